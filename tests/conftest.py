@@ -47,12 +47,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds --all, --rest, --share, --repeat and --update-golden."""
+    """Adds --all, --rest, --share, --isa, --repeat and --update-golden."""
     parser.addoption("--all", action="store_true", help="also run the long tests, which `make test` leaves out")
     parser.addoption("--rest", action="store_true", help="run only the long tests")
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing with them")
     parser.addoption(
         "--repeat", type=int, default=1, help="run each kernel test on cuda this often, with other numbers"
+    )
+    parser.addoption(
+        "--isa", metavar="NAME", help="hold host cpu to this instruction set, such as x86-64-v3, as MLXR_CPU_ARCH does"
     )
     parser.addoption(
         "--share", type=_share, default=(0, 1), metavar="I/N", help="run every N-th test from I on, of 0..N-1"
@@ -64,6 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     is_long = config.getoption("--all") or config.getoption("--rest")
     settings.register_profile("mlxr", derandomize=not is_long, deadline=None)
     settings.load_profile("mlxr")
+    if isa := config.getoption("--isa"):
+        os.environ["MLXR_CPU_ARCH"] = isa
 
 
 def _share(text: str) -> tuple[int, int]:

@@ -23,13 +23,20 @@ def golden() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def storyteller() -> Callable[[str, str], mlxr.Model]:
-    """A loaded storyteller, of three sequences at once, for a host and a kind of weights; each made once."""
+    """A loaded storyteller, of three sequences at once, for a host and a kind of weights; each made once.
+
+    `cpu-vnni`, say, is host cpu held to that instruction set.
+    """
     artifact = compile_spec(storyteller_spec(cache={"max_sequences": 3}, compute="exact")).artifact
     loaded: dict[tuple[str, str], mlxr.Model] = {}
 
     def load(host: str, weights: str) -> mlxr.Model:
         if (host, weights) not in loaded:
-            loaded[host, weights] = mlxr.load(artifact, WEIGHTS[weights], host=host, tokenizer=TOKENIZER)
+            name, _, isa = host.partition("-")
+            with pytest.MonkeyPatch.context() as environment:
+                if isa:
+                    environment.setenv("MLXR_CPU_ARCH", isa)
+                loaded[host, weights] = mlxr.load(artifact, WEIGHTS[weights], host=name, tokenizer=TOKENIZER)
         return loaded[host, weights]
 
     return load

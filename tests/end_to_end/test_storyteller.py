@@ -14,10 +14,12 @@ from mlxr.imported_model import import_model
 from mlxr.runtime.engine.sampling import Row, Sampler, sample_rows
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr_tests.few import few
+from mlxr_tests.instruction_sets import held_to
 from mlxr_tests.storyteller import BF16, GOLDEN, Q4_K_M, Q8_0, TOKENIZER, storyteller_spec
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not has_cuda(), reason="no NVIDIA GPU"))
-HOSTS = ("sim", CUDA, "cpu", "reference")
+CPUS = [pytest.param(f"cpu-{isa}", marks=marks) for isa, marks in held_to()]
+HOSTS = ("sim", CUDA, "cpu", *CPUS, "reference")
 Storyteller = Callable[[str, str], mlxr.Model]
 
 

@@ -1,13 +1,14 @@
 """Host cpu: the artifact's C program, compiled for this CPU.
 
-    processor      what this CPU is, and which of its features the compiler may use
-    toolchain      which C compilers there are, and how to call them
-    build          compiles the C text to a shared library, cached by content
-    library        calls the library through ctypes
-    memory         zeroed memory in large pages
-    logits_memory  memory for logits, reused from step to step
-    tensors        maps, converts or packs the weights for the program
-    host           the host itself
+    processor        what this CPU is, and which of its features the compiler may use
+    instruction_sets sets of instructions that the program can be held to, by name
+    toolchain        which C compilers there are, and how to call them
+    build            compiles the C text to a shared library, cached by content
+    library          calls the library through ctypes
+    memory           zeroed memory in large pages
+    logits_memory    memory for logits, reused from step to step
+    tensors          maps, converts or packs the weights for the program
+    host             the host itself
 
 Only `tensors` and `host` know what a plan is.
 """

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mlxr.compiler.errors import HostError
+from mlxr.runtime.hosts.cpu.instruction_sets import check_features, marker
 from mlxr.runtime.hosts.cpu.processor import processor_identity
 from mlxr.runtime.hosts.cpu.toolchain import INSTALL, Compiler, find_compilers, no_compiler
 from mlxr.runtime.hosts.library_cache import LibraryCache, digest
@@ -39,8 +40,15 @@ def load_library(text: str, name: str, tick: Tick | None = None) -> ctypes.CDLL:
         tick: called while a compiler runs.
 
     Raises:
-        HostError: there is no compiler, none can build the text, or the result cannot be loaded.
+        HostError: there is no compiler, none can build the text, the result cannot be loaded, or the user had
+            it compiled for a CPU that has more than this one.
     """
+    library = _load(text, name, tick)
+    check_features(library)
+    return library
+
+
+def _load(text: str, name: str, tick: Tick | None) -> ctypes.CDLL:
     compilers = find_compilers()
     if not compilers:
         raise no_compiler()
@@ -103,7 +111,7 @@ def _build(compiler: Compiler, text: str, name: str, folder: Path | None, tick: 
         HostError: no temporary folder can be made, or the library cannot be loaded.
     """
     key = _key(compiler, text)
-    marked = f'{text}\n__attribute__((used, visibility("default"))) const char mlxr_key[] = "{key}";\n'
+    marked = f'{text}\n__attribute__((used, visibility("default"))) const char mlxr_key[] = "{key}";\n{marker()}'
     command = compiler.build_command(_SOURCE, _OUTPUT)
     try:
         with tempfile.TemporaryDirectory(prefix="mlxr-cpu-") as outer:

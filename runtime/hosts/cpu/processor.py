@@ -26,6 +26,11 @@ _KEYS = (
     "cpu",
 )
 _SYSCTLS = ("machdep.cpu.brand_string", "machdep.cpu.features", "machdep.cpu.leaf7_features")
+# Linux's names of ARM features, with their bits of AT_HWCAP and AT_HWCAP2; macOS's, by which they are asked for.
+_AT_HWCAP, _AT_HWCAP2 = 16, 26
+_HWCAP = {"asimd": 1, "asimdhp": 10, "asimddp": 20, "sve": 22}
+_HWCAP2 = {"i8mm": 13, "bf16": 14}
+_APPLE = {"asimdhp": "FP16", "asimddp": "DotProd", "i8mm": "I8MM", "bf16": "BF16"}
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 _FIRST_BYTES = 1 << 16
 
@@ -46,9 +51,35 @@ def native_flags() -> tuple[str, ...]:
     """The flags that let a compiler use all features of this CPU that this process may use."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return ("-mcpu=native",)
-    if "amx_tile" in _cpuinfo().get("flags", "").split() and not _may_use_amx():
+    if "amx_tile" in _cpuinfo().get("flags", "").split() and "amx_tile" not in features():
         return ("-march=native", "-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16")
     return ("-march=native",)
+
+
+@functools.cache
+def features() -> frozenset[str]:
+    """What this CPU can do and this process may use, as /proc/cpuinfo names it; empty where no one says."""
+    if platform.machine() in ("aarch64", "arm64"):
+        return frozenset(_arm_features())
+    if sys.platform == "darwin":
+        words = " ".join(map(_sysctl, _SYSCTLS[1:])).lower()
+        return frozenset(words.replace("avx1.0", "avx").replace(".", "_").split())
+    found = set(_cpuinfo().get("flags", "").split())
+    if "amx_tile" in found and not _may_use_amx():
+        found -= {"amx_tile", "amx_int8", "amx_bf16"}
+    return frozenset(found)
+
+
+def _arm_features() -> list[str]:
+    """Of ARM, from the kernel: /proc/cpuinfo may be another machine's, as under qemu."""
+    if sys.platform == "darwin":
+        return ["asimd", *(name for name, key in _APPLE.items() if _has(f"hw.optional.arm.FEAT_{key}"))]
+    if sys.platform != "linux":
+        return []
+    ask = ctypes.CDLL(None).getauxval
+    ask.restype, ask.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+    words = ((ask(_AT_HWCAP), _HWCAP), (ask(_AT_HWCAP2), _HWCAP2))
+    return [name for word, bits in words for name, bit in bits.items() if word >> bit & 1]
 
 
 def _may_use_amx() -> bool:
@@ -79,3 +110,12 @@ def _sysctl(name: str) -> str:
     buffer = ctypes.create_string_buffer(size.value)
     failed = ctypes.CDLL(None).sysctlbyname(name.encode(), buffer, ctypes.byref(size), None, ctypes.c_size_t(0))
     return "" if failed else buffer.value.decode("utf-8", "replace")
+
+
+def _has(name: str) -> bool:
+    """Whether a number of the system's is there and not 0."""
+    size, value = ctypes.c_size_t(4), ctypes.c_int32()
+    failed = ctypes.CDLL(None).sysctlbyname(
+        name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0)
+    )
+    return not failed and bool(value.value)

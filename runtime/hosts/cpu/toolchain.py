@@ -5,7 +5,6 @@ compiler, so that a start with a cached library runs none. Whether a compiler wo
 """
 
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.hosts.cpu.processor import native_flags
+from mlxr.runtime.hosts.cpu.instruction_sets import machine_flags
 from mlxr.runtime.hosts.run_compiler import zig_executable
 
 INSTALL = "pip install 'mlxr[cpu]'"
@@ -77,21 +76,6 @@ def find_compilers() -> list[Compiler]:
         if compiler is not None:
             unique.setdefault(compiler.identity, compiler)
     return list(unique.values())
-
-
-def machine_flags(*, is_zig: bool = False) -> tuple[str, ...]:
-    """The flags that name the CPU: this one, or that of `$MLXR_CPU_ARCH`. Zig wants `_` where others want `-`.
-
-    Raises:
-        HostError: `$MLXR_CPU_ARCH` is not the name of a CPU.
-    """
-    arch = os.environ.get("MLXR_CPU_ARCH")
-    if not arch:
-        return native_flags()
-    if not re.fullmatch(r"[\w.+-]+", arch):
-        raise HostError(f"MLXR_CPU_ARCH={arch!r} is not the name of a CPU, such as x86-64-v3; correct or unset it")
-    option = native_flags()[0].partition("=")[0]
-    return (f"{option}={arch.replace('-', '_') if is_zig else arch}",)
 
 
 def user_flags() -> tuple[str, ...]:

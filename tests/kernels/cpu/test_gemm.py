@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.formats.weight_format import WeightFormat
-from mlxr_tests.c_harness import address, aligned, c_library, compilers, marches
+from mlxr_tests.c_harness import SHORT_MARCHES, address, aligned, c_library, compilers, marches
 from mlxr_tests.cpu_kernels import HEADERS
 from mlxr_tests.few import few
 from mlxr_tests.native_floats import float_rows, round_bf16, widen_bf16
@@ -33,7 +33,7 @@ void columns(int bf16, const uint8_t *w, int K, int valid, const uint8_t *rows, 
 """
 NO_AMX = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
 BUILDS = [(march, compiler, ()) for compiler in compilers() for march in marches()]
-CHOSEN = [build for build in BUILDS if build[1] == compilers()[0] or build[0] == "native"]
+CHOSEN = [b for b in BUILDS if b[0] in SHORT_MARCHES and (b[1] == compilers()[0] or b[0] == "native")]
 if "x86-64-v2" in marches():
     BUILDS.append(("native", compilers()[0], NO_AMX))
     CHOSEN.append(BUILDS[-1])

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.targets.scores import LOG2_E
-from mlxr_tests.c_harness import address, c_library, compilers, marches, text_of
+from mlxr_tests.c_harness import SHORT_MARCHES, address, c_library, compilers, marches, text_of
+from mlxr_tests.few import few
 
 HEADERS = ("common.h", "simd.h", "math.h")
 NAMES = ("exp", "silu", "gelu", "gelu_tanh", "relu", "relu2")
@@ -18,10 +19,11 @@ CODE = "".join(
     for name in NAMES + BOUNDED
 )
 BUILDS = [(march, compiler) for compiler in compilers() for march in marches()]
+CHOSEN = [build for build in BUILDS if build[0] in SHORT_MARCHES]
 INF, NAN = math.inf, math.nan
 
 
-@pytest.fixture(scope="module", params=BUILDS, ids=lambda build: f"{build[0]}-{build[1][-1]}")
+@pytest.fixture(scope="module", params=few(BUILDS, CHOSEN, whole=True), ids=lambda build: f"{build[0]}-{build[1][-1]}")
 def lib(request):
     return c_library(HEADERS, CODE, *request.param)
 

@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from mlxr_tests.c_harness import address, c_library, check_cross_compiles, compilers, marches
+from mlxr_tests.c_harness import SHORT_MARCHES, address, c_library, check_cross_compiles, compilers, marches
 from mlxr_tests.few import few
 
 HEADERS = ("common.h", "simd.h")
@@ -35,10 +35,11 @@ int32_t sum_i32(const int32_t *x) { return i32_sum(i32_load(x)); }
 int32_t greatest_i32(const int32_t *x) { return i32_greatest(i32_load(x)); }
 """
 BUILDS = [(march, compiler) for compiler in compilers() for march in marches()]
+CHOSEN = [build for build in BUILDS if build[0] in SHORT_MARCHES]
 ALL_16 = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
 
 
-@pytest.fixture(scope="module", params=BUILDS, ids=lambda build: f"{build[0]}-{build[1][-1]}")
+@pytest.fixture(scope="module", params=few(BUILDS, CHOSEN, whole=True), ids=lambda build: f"{build[0]}-{build[1][-1]}")
 def lib(request):
     library = c_library(HEADERS, CODE, *request.param)
     library.sum.restype = library.greatest.restype = ctypes.c_float

@@ -14,7 +14,6 @@ import fcntl
 import functools
 import importlib.util
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -26,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from mlxr.runtime.hosts.cpu.instruction_sets import instruction_sets, machine_flags
 from mlxr.runtime.hosts.cpu.processor import processor_identity
 from mlxr.runtime.hosts.library_cache import LibraryCache, digest
 from mlxr.runtime.hosts.run_compiler import zig_executable
@@ -37,16 +37,8 @@ FLAGS = (
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-pthread"),
 )
 
-# The flags in /proc/cpuinfo that each instruction set needs.
-_NEEDS = {
-    "x86-64-v2": {"ssse3", "sse4_2"},
-    "x86-64-v3": {"avx2", "fma", "f16c", "bmi2"},
-    "x86-64-v4": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
-    "native": set(),
-    "alderlake": {"avx2", "fma", "f16c", "bmi2", "avx_vnni", "gfni", "vaes", "movdiri"},
-}
-_USUAL = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "native")
-_X86 = platform.machine() in {"x86_64", "AMD64"}
+SHORT_MARCHES = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "neon", "native")
+"""Those that short tests of single functions try; the others add little that these do not have."""
 
 CC: tuple[str, ...] = ("cc",)
 ZIG: tuple[str, ...] = (sys.executable, "-m", "ziglang", "cc")
@@ -64,13 +56,16 @@ def _added_flags() -> list[str]:
     return os.environ.get("MLXR_CPU_CFLAGS", "").split()
 
 
-def marches(*more: str) -> list[str]:
-    """The values of -march that this machine can run: the usual ones, smallest first, then any of `more`."""
-    if not _X86:
-        return ["native"]
-    cpuinfo = Path("/proc/cpuinfo")
-    flags = set(cpuinfo.read_text(encoding="ascii").split()) if cpuinfo.exists() else set()
-    return [march for march in (*_USUAL, *more) if _NEEDS[march] <= flags]
+def marches() -> list[str]:
+    """The instruction sets that this machine can run, smallest first, then `native`: this CPU, or --isa's set."""
+    return [*(found.name for found in instruction_sets() if not found.missing), "native"]
+
+
+def march_flags(march: str, compiler: tuple[str, ...]) -> tuple[str, ...]:
+    """The flags of one of `marches()` for a compiler of `compilers()`."""
+    if march == "native":
+        return machine_flags(is_zig=compiler == ZIG)
+    return next(found for found in instruction_sets() if found.name == march).flags(is_zig=compiler == ZIG)
 
 
 def text_of(headers: Sequence[str], code: str) -> str:
@@ -119,9 +114,8 @@ def c_library(
 ) -> ctypes.CDLL:
     """A snippet's library. `compiler` is one of `compilers()`; None means the first."""
     command = compiler or compilers()[0]
-    if command == ZIG:
-        march = march.replace("-", "_")  # zig's own names of CPUs
-    path = compile_text(text_of(headers, code), "library.so", command, f"-march={march}", "-shared", *flags)
+    machine = march_flags(march, command)
+    path = compile_text(text_of(headers, code), "library.so", command, *machine, "-shared", *flags)
     return ctypes.CDLL(str(path))
 
 
