@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from mlxr.cli import main
-from mlxr_tests.storyteller import BF16, Q8_0
+from mlxr_tests.storyteller import ANSWER, BF16, PROMPT, Q8_0
 
 PLAIN = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -37,13 +37,13 @@ def chat(template: Path, *extra: str) -> list[str]:
 def test_each_line_of_standard_input_is_a_message(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, template: Path
 ) -> None:
-    lines = "Once upon a time\n\n  and then  \n/clear\nOnce upon a time\n/exit\nnever read\n"
+    lines = f"{PROMPT}\n\n  and then  \n/clear\n{PROMPT}\n/exit\nnever read\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     assert main(chat(template, "--max-tokens", "4", "--stats")) == 0
     shown = capsys.readouterr()
     answers = shown.out.splitlines()
     assert len(answers) == 3
-    assert answers[0] == answers[2] == " I was sitting in"
+    assert answers[0] == answers[2] == ANSWER
     read = [line for line in shown.err.splitlines() if "tokens read" in line]
     assert read[0].startswith("5 tokens read, 0 reused, 4 written in ")
     assert " reused" in read[1]
@@ -104,9 +104,9 @@ def test_an_answer_cut_by_the_context_says_so(
 def test_the_system_message_reaches_the_template(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, template: Path
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("time\n"))
-    assert main(chat(template, "--max-tokens", "4", "--system", "Once upon a ")) == 0
-    assert capsys.readouterr().out == " I was sitting in\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\n"))
+    assert main(chat(template, "--max-tokens", "4", "--system", PROMPT.removesuffix("a"))) == 0
+    assert capsys.readouterr().out == f"{ANSWER}\n"
 
 
 @pytest.mark.parametrize(
@@ -147,10 +147,10 @@ def test_a_hugging_face_folder_brings_its_template(
     for path in (BF16, BF16.with_name("config.json")):
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "chat_template.jinja").write_text(PLAIN)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("Once upon a time\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{PROMPT}\n"))
     options = ["--host", "reference", "--temperature", "0", "--max-tokens", "4"]
     assert main(["chat", str(tmp_path), *options]) == 0
-    assert capsys.readouterr().out == " I was sitting in\n"
+    assert capsys.readouterr().out == f"{ANSWER}\n"
 
 
 class Terminal:
@@ -205,8 +205,8 @@ def test_a_conversation_on_a_terminal(template: Path) -> None:
     terminal = Terminal(chat(template, "--context", "256", "--max-tokens", "100"))
     try:
         assert "storyteller on host reference; /clear starts over" in terminal.wait_for("> ")
-        terminal.type("Once upon a time\n")
-        terminal.wait_for("I was sitting in")
+        terminal.type(f"{PROMPT}\n")
+        terminal.wait_for(ANSWER)
         terminal.process.send_signal(signal.SIGINT)
         after = terminal.wait_for("\n> ")
         assert "Traceback" not in after

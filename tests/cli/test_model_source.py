@@ -13,7 +13,7 @@ from mlxr.compiler.errors import MlxrError, SpecError, WeightsError
 from mlxr.compiler.spec.change import Changes
 from mlxr.model_source import resolve_artifact
 from mlxr_tests.few import few
-from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, TOKENIZER
+from mlxr_tests.storyteller import ANSWER, BF16, GOLDEN, PROMPT, Q8_0, TOKENIZER
 
 TINY = GOLDEN / "tiny-Q4_K_M.gguf"
 
@@ -69,20 +69,10 @@ def test_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (artifact.spec.name, weights) == ("tiny-Q4_K_M", gguf / TINY.name)
     assert main(["run", str(both), "--prompt", "A"]) == 1
     assert "is not an artifact" in capsys.readouterr().err
-    arguments = [
-        "run",
-        str(hugging_face),
-        "--prompt",
-        "Once upon a time",
-        "--max-tokens",
-        "4",
-        "--host",
-        "reference",
-        "--temperature",
-        "0",
-    ]
+    arguments = ["run", str(hugging_face), "--host", "reference", "--prompt", PROMPT, "--max-tokens", "4"]
+    arguments += ["--temperature", "0"]
     assert main(arguments) == 0
-    assert capsys.readouterr().out == " I was sitting in\n"
+    assert capsys.readouterr().out == f"{ANSWER}\n"
 
 
 def test_compute_and_context_are_the_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from mlxr.cli import main
-from mlxr_tests.storyteller import BF16, TOKENIZER
+from mlxr_tests.storyteller import ANSWER, BF16, PROMPT, TOKENIZER
 
-TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %} time"
+TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %} a"
 
 
 def run(*options: str) -> list[str]:
@@ -28,22 +28,22 @@ def test_a_chat_template_is_applied_unless_the_prompt_is_to_be_raw(
 ) -> None:
     shown = []
     for options in (
-        ["--tokenizer", str(tokenizer), "--prompt", " a", "--system", "Once upon"],
-        ["--template", str(tokenizer.with_name("chat_template.jinja")), "--prompt", "Once upon a"],
-        ["--tokenizer", str(tokenizer), "--prompt", "Once upon a time", "--raw"],
-        ["--tokenizer", str(tokenizer), "--prompt", "Once upon a time"],
+        ["--tokenizer", str(tokenizer), "--prompt", " once", "--system", "There was"],
+        ["--template", str(tokenizer.with_name("chat_template.jinja")), "--prompt", "There was once"],
+        ["--tokenizer", str(tokenizer), "--prompt", PROMPT, "--raw"],
+        ["--tokenizer", str(tokenizer), "--prompt", PROMPT],
     ):
         assert main(run("--json", *options)) == 0
         told = json.loads(capsys.readouterr().out)
         shown.append((told["text"], told["prompt_tokens"]))
-    assert shown[:3] == [(" I was sitting in", 5)] * 3
+    assert shown[:3] == [(ANSWER, 5)] * 3
     assert shown[3][1] == 6
 
 
 def test_special_tokens_are_text_unless_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     counts = []
     for options in ([], ["--special"]):
-        assert main(run("--json", "--prompt", "Once upon a time</s>", *options)) == 0
+        assert main(run("--json", "--prompt", f"{PROMPT}</s>", *options)) == 0
         counts.append(json.loads(capsys.readouterr().out)["prompt_tokens"])
     assert counts[1] == 6 < counts[0]
 

@@ -12,7 +12,7 @@ import mlxr
 from mlxr.cli import main
 from mlxr.compiler.spec.load import parse_spec
 from mlxr.inspect.picture.draw import draw_graphs
-from mlxr_tests.storyteller import BF16, ROOT, TOKENIZER
+from mlxr_tests.storyteller import ANSWER, BF16, PROMPT, ROOT, TOKENIZER
 
 README = ROOT / "README.md"
 HELP = re.compile(r"<!-- help: mlxr (.*?) -->\n```\n(.*?)```\n<!-- end -->", re.DOTALL)
@@ -54,7 +54,7 @@ def test_the_python_in_the_readme_runs(
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
     monkeypatch.chdir(tmp_path)
     program = "".join(re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL))
-    assert folder.name in program
+    assert folder.name in program and PROMPT in program
     for text, short in [
         ("temperature=0.7)", "temperature=0.7), max_tokens=4"),
         ("max_tokens=64", "max_tokens=4"),
@@ -65,7 +65,7 @@ def test_the_python_in_the_readme_runs(
     names: dict[str, Any] = {}
     exec(compile(program, str(tmp_path / "readme.py"), "exec"), names)
     out = capsys.readouterr().out
-    assert out.startswith(" I was sitting in\n")
+    assert out.startswith(f"{ANSWER}\n")
     assert [message["role"] for message in names["talk"].messages] == ["system", "user", "assistant"]
     assert out.endswith(names["talk"].messages[-1]["content"]) and not out.endswith("\n")
 

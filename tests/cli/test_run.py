@@ -22,7 +22,7 @@ from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.metal import render
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.runtime.cache.tiers import block_tiers
-from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, ROOT, TOKENIZER, storyteller_spec
+from mlxr_tests.storyteller import ANSWER, BF16, GOLDEN, PROMPT, Q8_0, ROOT, TOKENIZER, storyteller_spec
 
 COMMAND = [sys.executable, "-m", "mlxr.cli"]
 
@@ -90,21 +90,11 @@ def test_the_bundled_model_runs_by_name_and_is_cached(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path))
-    arguments = [
-        "run",
-        "storyteller",
-        "--host",
-        "reference",
-        "--prompt",
-        "Once upon a time",
-        "--max-tokens",
-        "4",
-        "--temperature",
-        "0",
-    ]
+    arguments = ["run", "storyteller", "--host", "reference", "--prompt", PROMPT, "--max-tokens", "4"]
+    arguments += ["--temperature", "0"]
     assert main([*arguments, "--echo", "--stats"]) == 0
     shown = capsys.readouterr()
-    assert shown.out == "Once upon a time I was sitting in\n"
+    assert shown.out == f"{PROMPT}{ANSWER}\n"
     assert "host reference: 5 prompt tokens" in shown.err
     cached = list((tmp_path / "artifacts").iterdir())
     assert len(cached) == 1
@@ -121,9 +111,9 @@ def test_the_bundled_model_runs_by_name_and_is_cached(
 def test_the_prompt_may_come_from_standard_input(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("Once upon a time\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{PROMPT}\n"))
     assert main(["run", "storyteller", "--host", "reference", "--max-tokens", "4", "--temperature", "0"]) == 0
-    assert capsys.readouterr().out == " I was sitting in\n"
+    assert capsys.readouterr().out == f"{ANSWER}\n"
 
 
 def test_sampling_options_reach_the_sampler(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from mlxr.cli import main
 from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
-from mlxr_tests.storyteller import ROOT, TOKENIZER
+from mlxr_tests.storyteller import ANSWER, PROMPT, ROOT, TOKENIZER
 
 RUN = ["run", "storyteller", "--host", "reference", "--temperature", "0"]
 
@@ -37,9 +37,9 @@ def test_ids_and_json_and_special_tokens(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_prompt_may_be_in_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "prompt.txt"
-    path.write_text("Once upon a time\n")
+    path.write_text(f"{PROMPT}\n")
     assert main([*RUN, "--file", str(path), "--max-tokens", "4"]) == 0
-    assert capsys.readouterr().out == " I was sitting in\n"
+    assert capsys.readouterr().out == f"{ANSWER}\n"
 
 
 @pytest.mark.parametrize(
