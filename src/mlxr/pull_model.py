@@ -2,18 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mlxr.add_model import add_model
 from mlxr.compiler.errors import HubError, RegistryError
 from mlxr.compiler.spec.catalog import bundled_specs
+from mlxr.hub.best_file import Need
 from mlxr.hub.download import HubProgress
 from mlxr.hub.fetch import fetch
 from mlxr.hub.reference import hub_reference, is_in_a_folder
+from mlxr.planned_memory import planned_memory
 from mlxr.registry.file_status import HashProgress
 from mlxr.registry.names import check_name
 from mlxr.registry.records import NO_OPTIONS, LoadOptions, ModelRecord
 from mlxr.registry.registry import Registry, taken
+from mlxr.runtime.hosts.registry import AUTO
+from mlxr.runtime.hosts.select import resolve_host
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,8 @@ def pull_model(
     """Fetches a model that is not here yet, or newer files of one that is, and registers it.
 
     Args:
-        model: ORG/REPO, or ORG/REPO:FILE for one GGUF model of several, by any part of its name; ORG/REPO@REVISION is
-            that of a branch, a tag or a commit.
+        model: ORG/REPO, or ORG/REPO:FILE for one GGUF model of several, by any part of its name (else the best one that
+            fits into the memory that is free); ORG/REPO@REVISION is that of a branch, a tag or a commit.
         name: its name in the registry; None: `model` itself.
         options: how it is loaded; where none are given and it was pulled before, those of then hold.
         replaces: whether the name may be that of another model, which then leaves the registry.
@@ -65,10 +70,22 @@ def pull_model(
         raise RegistryError(taken(name, other.source))
     if pulled_before and other is not None and options == NO_OPTIONS:
         options = other.options
-    fetched = fetch(reference, announce=progress.announce, progress=progress.fetching)
+    known = [file.path.name for file in other.files] if pulled_before and other is not None else []
+    fetched = fetch(
+        reference, announce=progress.announce, progress=progress.fetching, plan=partial(_need, options), known=known
+    )
     return add_model(
         fetched.path, name, options=options, replaces=True, hashes=fetched.hashes, progress=progress.hashing
     )
+
+
+def _need(options: LoadOptions, path: Path | None) -> Need:
+    """What a GGUF model takes with these options for one sequence, and what is free."""
+    free = resolve_host(options.host or AUTO).load().free_memory()
+    if path is None:
+        return Need(None, free.free_bytes, free.owner)
+    planned = planned_memory(path, host=options.host or AUTO, threads=options.threads, changes=options.changes)
+    return Need(planned.least, free.free_bytes, free.owner)
 
 
 def pull_if_absent(model: str, progress: PullProgress) -> None:

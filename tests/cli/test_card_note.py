@@ -54,7 +54,7 @@ def test_commands_say_once_what_to_install(capsys: pytest.CaptureFixture[str], m
     note = "note: the CPU computes, though this machine has an NVIDIA card: "
     commands = (
         ["run", str(TINY), "--prompt", "A", "--max-tokens", "1", "--json"],
-        ["bench", str(TINY), "--prompt-tokens", "2", "--decode-tokens", "2", "--prompts", "2"],
+        ["bench", str(TINY), "--prompt-tokens", "2", "--decode-tokens", "2"],
         ["serve", "nothing-of-that-name"],
     )
     for command in commands:

@@ -14,7 +14,7 @@ def files(names: str) -> list[HubFile]:
 def chosen(reference: str, names: str) -> tuple[str, str]:
     found = hub_reference(reference)
     assert found is not None
-    choice = choose_files(found, files(names))
+    choice = choose_files(found, files(names), lambda models: models[min(models)])
     return " ".join(file.path for file in choice.files), choice.entry
 
 
@@ -33,6 +33,7 @@ CODE = "modeling_x.py pytorch_model.bin tokenizer.py README.md .gitattributes "
         ),
         ("o/r", "config.json weights.safetensors", "config.json weights.safetensors", ""),
         ("o/r", CODE + "a-Q8_0.gguf mmproj-f16.gguf imatrix.gguf", "a-Q8_0.gguf", "a-Q8_0.gguf"),
+        ("o/r", "b-Q8_0.gguf a-Q8_0.gguf a.mmproj-Q8_0.gguf mtp-a.gguf", "a-Q8_0.gguf", "a-Q8_0.gguf"),
         ("o/r:Q4_K_M", "a-Q4_K_M.gguf a-Q4_K_S.gguf", "a-Q4_K_M.gguf", "a-Q4_K_M.gguf"),
         ("o/r:q4_k_m", "a-Q4_K_M.gguf a-Q4_K_S.gguf", "a-Q4_K_M.gguf", "a-Q4_K_M.gguf"),
         ("o/r:Q4_0", "a-Q4_0.gguf a-Q4_0_4_4.gguf", "a-Q4_0.gguf", "a-Q4_0.gguf"),
@@ -53,7 +54,6 @@ def test_what_is_chosen(reference: str, names: str, expected: str, entry: str) -
 @pytest.mark.parametrize(
     ("reference", "names", "message"),
     [
-        ("o/r", "a-Q4_0.gguf a-Q8_0.gguf", r"(?s)o/r has 2 GGUF models: choose one, as o/r:Q4_0.*1.0 KiB  a-Q4_0.gguf"),
         ("o/r:Q4", "a-Q4_0.gguf a-Q4_1.gguf", "2 GGUF models match: name one of them further"),
         ("o/r:Q5", "a-Q4_0.gguf a-Q8_0.gguf", "no GGUF file of o/r has 'Q5' in its name\n .*a-Q4_0"),
         ("o/r:Q5", "config.json model.safetensors", "o/r has no GGUF files to choose from"),

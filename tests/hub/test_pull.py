@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from mlxr.cli import main
+from mlxr.hub.best_file import Need
 from mlxr.hub.fetch import fetch
 from mlxr.hub.reference import HubReference
 from mlxr.registry.registry import Registry
@@ -163,7 +164,8 @@ def test_two_that_fetch_the_same(hub: StandInHub) -> None:
     reference = HubReference("org/tiny")
 
     def get(_: int) -> Path:
-        return fetch(reference, announce=lambda text: None, progress=lambda *state: None).path
+        need = Need(None, 1, "nobody")
+        return fetch(reference, announce=lambda text: None, progress=lambda *state: None, plan=lambda path: need).path
 
     with ThreadPoolExecutor(4) as threads:
         paths = set(threads.map(get, range(4)))

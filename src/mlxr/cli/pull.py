@@ -9,8 +9,9 @@ from mlxr.cli.model_arguments import add_context_argument, add_load_arguments, t
 _ABOUT = (
     "Fetch a model from the hub, and give it a name, as mlxr add does. Only files that MLXR reads are fetched: weights "
     "as safetensors or GGUF, config.json, tokenizer and templates; never code, and no pickles. They go into "
-    "huggingface_hub's cache, and are checked by their hashes. A fetch that was interrupted goes on where it ended. "
-    "Where a token is needed, it is the one of `hf auth login` or HF_TOKEN."
+    "huggingface_hub's cache, and are checked by their hashes. Of several GGUF models it takes Q4_K_M if that fits "
+    "into the memory that is free, else another one, and says which and why. A fetch that was interrupted goes on "
+    "where it ended. Where a token is needed, it is the one of `hf auth login` or HF_TOKEN."
 )
 
 
@@ -21,7 +22,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "model",
         metavar="ORG/REPO[@REVISION][:FILE]",
         help="a repository; a branch, a tag or a commit of it (default: main); and which of its GGUF models, by any "
-        "part of its name, where it has several",
+        "part of its name, where it has several (default: the best one that fits)",
     )
     parser.add_argument("--name", metavar="NAME", help="its name here (default: what was given for it)")
     parser.add_argument("--replace", action="store_true", help="take the name from the model that has it")

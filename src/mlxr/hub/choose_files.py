@@ -1,7 +1,7 @@
 """Which files of a repository a model needs: one GGUF model, or safetensors with what describes them."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -14,6 +14,8 @@ from mlxr.hub.reference import HubReference
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PART = re.compile(r"(?P<stem>.*)-\d{5}-of-\d{5}\.gguf", re.IGNORECASE)
+_NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+"""In names of parts that see pictures, of what quantisers measured, and of what guesses tokens: llama.cpp's list."""
 _CODE = (".py", ".pyc", ".so", ".sh", ".js", ".ipynb")
 
 
@@ -32,6 +34,10 @@ class HubFile:
     digest: str
 
 
+GgufModels = Mapping[str, tuple[HubFile, ...]]
+"""GGUF models by the path of each, without the numbers of parts; each with its files in order."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """Files to fetch.
@@ -47,12 +53,19 @@ class Choice:
     index: HubFile | None = None
 
 
-def choose_files(reference: HubReference, files: Collection[HubFile]) -> Choice:
+def choose_files(
+    reference: HubReference, files: Collection[HubFile], best: Callable[[GgufModels], tuple[HubFile, ...]]
+) -> Choice:
     """The files of a model.
 
+    Args:
+        reference: the model.
+        files: those of its repository.
+        best: chooses one of several GGUF models of which the reference names none.
+
     Raises:
-        HubError: there is none that MLXR reads, or there are several and the reference does not say which; or it names
-            code or a pickle.
+        HubError: there is none that MLXR reads, or the reference names several, code or a pickle.
+        MlxrError: as `best`.
     """
     by_path = {file.path: file for file in sorted(files, key=lambda file: file.path) if _is_plain(file.path)}
     models = _gguf_models(list(by_path.values()))
@@ -63,10 +76,7 @@ def choose_files(reference: HubReference, files: Collection[HubFile]) -> Choice:
     if len(models) == 1:
         return _gguf(*models.values())
     if models:
-        raise HubError(
-            f"{reference.repo} has {len(models)} GGUF models: choose one, as {reference.repo}:"
-            f"{_short(next(iter(models)))}, by any part of its name{_listed(models)}"
-        )
+        return _gguf(best(models))
     raise HubError(f"{reference.repo}: {_nothing(by_path)}")
 
 
@@ -113,22 +123,19 @@ def _safetensors(reference: HubReference, by_path: Mapping[str, HubFile]) -> Cho
     return Choice((*describing, by_path[others[0]])) if others else None
 
 
-def _gguf_models(files: Sequence[HubFile]) -> dict[str, tuple[HubFile, ...]]:
-    """GGUF models by the path of each, without the numbers of parts; each with its files in order."""
+def _gguf_models(files: Sequence[HubFile]) -> GgufModels:
+    """The GGUF models among files."""
     models: dict[str, tuple[HubFile, ...]] = {}
     for file in files:
         name = PurePosixPath(file.path).name.lower()
-        # Parts of models that see pictures, and what quantisers measured, are not models.
-        if name.endswith(".gguf") and not name.startswith("mmproj") and "imatrix" not in name:
+        if name.endswith(".gguf") and not any(part in name for part in _NO_MODELS):
             part = _PART.fullmatch(file.path)
             key = f"{part['stem']}.gguf" if part else file.path
             models[key] = (*models.get(key, ()), file)
     return models
 
 
-def _named(
-    reference: HubReference, by_path: Mapping[str, HubFile], models: Mapping[str, tuple[HubFile, ...]]
-) -> Choice:
+def _named(reference: HubReference, by_path: Mapping[str, HubFile], models: GgufModels) -> Choice:
     wanted = reference.file or ""
     if wanted.lower().endswith(file_keys.PICKLE_ENDINGS):
         raise HubError(
@@ -157,14 +164,9 @@ def _gguf(files: tuple[HubFile, ...]) -> Choice:
     return Choice(files, files[0].path)
 
 
-def _listed(models: Mapping[str, tuple[HubFile, ...]]) -> str:
+def _listed(models: GgufModels) -> str:
     rows = [(key, sum(file.size_bytes for file in files)) for key, files in models.items()]
     return "".join(f"\n  {size(size_bytes):>10}  {key}" for key, size_bytes in sorted(rows, key=lambda row: row[1]))
-
-
-def _short(key: str) -> str:
-    """The last part of a GGUF file's name, by which people know the quantisation."""
-    return re.split(r"[-.]", PurePosixPath(key).stem)[-1] or key
 
 
 def _nothing(by_path: Mapping[str, HubFile]) -> str:

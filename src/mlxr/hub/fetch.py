@@ -3,7 +3,7 @@
 import importlib.util
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +12,11 @@ from mlxr.compiler.errors import HubError, SpecError
 from mlxr.compiler.importers.facts import find_architecture
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.text.plural import counted
-from mlxr.hub.choose_files import HubFile, choose_files, weights_of_index
+from mlxr.hub.best_file import Planner, best_file, fetched_before
+from mlxr.hub.choose_files import GgufModels, HubFile, choose_files, weights_of_index
 from mlxr.hub.download import HubProgress, bytes_here, download
 from mlxr.hub.errors import worded
+from mlxr.hub.file_start import hub_starts
 from mlxr.hub.reference import HubReference
 from mlxr.runtime.json_file import read_json, read_json_object
 
@@ -36,13 +38,22 @@ class FetchedModel:
     hashes: Mapping[Path, str]
 
 
-def fetch(reference: HubReference, *, announce: Callable[[str], None], progress: HubProgress) -> FetchedModel:
+def fetch(
+    reference: HubReference,
+    *,
+    announce: Callable[[str], None],
+    progress: HubProgress,
+    plan: Planner,
+    known: Collection[str] = (),
+) -> FetchedModel:
     """Fetches the files of a model that are not here yet, and checks all of them.
 
     Args:
         reference: the model.
         announce: called once with what will be fetched, before that begins.
         progress: called while files are fetched and checked.
+        plan: what a model takes, for the choice among several.
+        known: names of files that were fetched before: their model is chosen again.
 
     Raises:
         HubError: huggingface_hub is not installed, there is no such model, it may not be fetched, the hub cannot be
@@ -55,7 +66,13 @@ def fetch(reference: HubReference, *, announce: Callable[[str], None], progress:
         )
     with worded(reference.repo, reference.revision):
         commit, files = _list_files(reference)
-        choice = choose_files(reference, files)
+
+        def best(models: GgufModels) -> tuple[HubFile, ...]:
+            if (before := fetched_before(models, known)) is not None:
+                return before
+            return best_file(reference.repo, models, plan, hub_starts(reference.repo, commit), announce)
+
+        choice = choose_files(reference, files, best)
         paths: dict[HubFile, Path] = {}
 
         def get(wanted: Sequence[HubFile]) -> None:

@@ -142,10 +142,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(302, b"", headers | {"Location": f"{self.hub.address}/large{self.path}"})
             return
         content, status = self.hub.content.get(path, content), 200
-        if self.hub.ranges and (part := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")):
-            start = int(part[1])
-            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-            content, status = content[start:], 206
+        if self.hub.ranges and (part := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")):
+            start, end = int(part[1]), int(part[2] or len(content) - 1)
+            headers["Content-Range"] = f"bytes {start}-{min(end, len(content) - 1)}/{len(content)}"
+            content, status = content[start : end + 1], 206
         stops = self.hub.breaks.get(path) if self.command == "GET" else None
         self._send(status, content, headers, stops.pop(0) if stops else None)
 
