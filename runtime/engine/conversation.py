@@ -5,16 +5,19 @@ Each prompt begins with the messages before it, whose K and V the prefix cache s
 
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 
 from mlxr.compiler.errors import MlxrError, PromptTooLongError
 from mlxr.runtime.argument_types import expect
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.model import Model
+from mlxr.runtime.engine.reasoning import NO_REASONING, Reasoning
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.too_long import check_length, too_long
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.system_messages import Message
+from mlxr.runtime.tokenizer.thinking_form import ThinkingForm
 
 
 class Conversation:
@@ -27,18 +30,29 @@ class Conversation:
         completion: the completion of the last answer, also while it is being generated.
     """
 
-    def __init__(self, model: Model, template: ChatTemplate, system: str | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        template: ChatTemplate,
+        system: str | None = None,
+        *,
+        reasoning: Reasoning = NO_REASONING,
+    ) -> None:
         """Starts a conversation.
 
         Args:
             model: one that has a tokenizer.
             template: the model's chat template.
-            system: the system message; not every template takes one.
+            system: the system message. Where the template takes none, it becomes part of the first message.
+            reasoning: how the model thinks before it answers.
         """
         expect("model", model, Model, "a loaded Model")
         expect("template", template, ChatTemplate, "a ChatTemplate, as model.chat_template() gives it")
         expect("system", system, (str, type(None)), "text")
-        self._model, self._template = model, template
+        expect("reasoning", reasoning, Reasoning, "a Reasoning")
+        self._model, self._template, self._reasoning = model, template, reasoning
+        self._thinking: ThinkingForm | None = None
+        self._is_thinking_known = False
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self.messages = list(self._opening)
         self.completion: Completion | None = None
@@ -64,13 +78,13 @@ class Conversation:
         expect("text", text, str, "the message")
         context = self._model.artifact.plan.arena.context
         messages = [*self.messages, {"role": "user", "content": text}]
-        ids = self._tokens(messages)
+        prompt, ids = self._prompt(messages)
         if len(ids) >= context:
             raise too_long(
                 f"the conversation has {len(ids)} tokens with this message", context, "drop old turns, write less"
             )
         most = context if max_tokens is None else max_tokens
-        generation = self._model.start([ids], max_tokens=most, sampling=sampling)
+        generation = self._model.start([ids], max_tokens=most, sampling=self._limited(prompt, sampling))
         self._running, self.completion = generation, generation.completions[0]
         failed = False
         try:
@@ -106,7 +120,7 @@ class Conversation:
 
         def length(dropped: int) -> int:
             try:
-                return len(self._tokens([*self._without(dropped), {"role": "user", "content": text}]))
+                return len(self._prompt([*self._without(dropped), {"role": "user", "content": text}])[1])
             except PromptTooLongError:
                 return context
 
@@ -125,13 +139,22 @@ class Conversation:
     def _without(self, turns: int) -> list[dict[str, str]]:
         return [*self._opening, *self.messages[len(self._opening) + 2 * turns :]]
 
-    def _tokens(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of a conversation, up to where the next answer begins."""
+    def _limited(self, prompt: str, sampling: Sampling | None) -> Sampling | None:
+        """The options of an answer, with the limit on what is thought before it."""
+        if sampling is not None and (sampling.thought is not None or sampling.is_constrained):
+            return sampling
+        if not self._is_thinking_known:
+            self._thinking, self._is_thinking_known = self._reasoning.find_form(self._template), True
+        limit = self._reasoning.limit(self._template.text, self._thinking, prompt)
+        return sampling if limit is None else replace(sampling or Sampling(), thought=limit)
+
+    def _prompt(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
+        """The text of a conversation up to where the next answer begins, and its tokens."""
         tokenizer = self._model.require_tokenizer()
-        text = self._template.render(messages)
+        text = self._template.render(messages, **self._reasoning.variables_for(self._template.text))
         check_length(text, tokenizer, self._model.artifact.plan.arena.context)
         # The template itself writes the BOS, and the names of control tokens in its text mean these tokens.
-        return tokenizer.encode(text, add_special=False, parse_special=True)
+        return text, tokenizer.encode(text, add_special=False, parse_special=True)
 
     def clear(self) -> None:
         """Forgets all but the system message; an answer that is being generated ends."""

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from mlxr.runtime.engine.conversation import Conversation
     from mlxr.runtime.engine.generation import Generation
     from mlxr.runtime.engine.model import Model
-    from mlxr.runtime.engine.sampling import Sampling
+    from mlxr.runtime.engine.reasoning import Reasoning
+    from mlxr.runtime.engine.sampling import Sampling, ThoughtLimit
 
 __version__ = VERSION
 
@@ -83,10 +84,12 @@ __all__ = [
     "PromptTooLongError",
     "QueueFullError",
     "RankLostError",
+    "Reasoning",
     "RegistryError",
     "RequestError",
     "Sampling",
     "SpecError",
+    "ThoughtLimit",
     "TierSizes",
     "TokenizerError",
     "WeightsError",
@@ -109,7 +112,9 @@ _HOMES = {
     "Model": "mlxr.runtime.engine.model",
     "load": "mlxr.model_source",
     "TierSizes": "mlxr.runtime.cache.tiers.tier_sizes",
+    "Reasoning": "mlxr.runtime.engine.reasoning",
     "Sampling": "mlxr.runtime.engine.sampling",
+    "ThoughtLimit": "mlxr.runtime.engine.sampling",
 }
 
 

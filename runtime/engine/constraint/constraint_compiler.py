@@ -65,7 +65,7 @@ class ConstraintCompiler:
             RequestError: the grammar cannot be used, and why; or the model has no tokenizer or no end-of-sequence
                 token, or llguidance is not installed.
         """
-        if all(option is None for option in (sampling.json_schema, sampling.regex, sampling.choice, sampling.grammar)):
+        if not sampling.is_constrained:
             return None
         self._check_usable()
         assert self._tokenizer is not None, "checked"

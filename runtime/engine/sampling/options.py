@@ -114,6 +114,11 @@ class Sampling:
         """
         return cls(**given, left_open=frozenset(OF_MODELS) - given.keys())
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the text of the answer is constrained."""
+        return any(getattr(self, name) is not None for name in CONSTRAINTS)
+
     def __post_init__(self) -> None:
         """Checks every option."""
         self._check_filters()

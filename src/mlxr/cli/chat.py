@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
 from mlxr.cli.pull_progress import pull_absent
+from mlxr.cli.reasoning_options import add_reasoning_arguments, reasoning_of
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_line, sampling_of
 from mlxr.cli.speculation_options import add_speculation_arguments
 from mlxr.cli.streams import refuse_other_bytes_than_text, show_any_character, text_argument
@@ -33,7 +34,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_speculation_arguments(parser)
     add_tier_arguments(parser)
     parser.add_argument(
-        "--system", type=text_argument, metavar="TEXT", help="a system message to begin with, if the template takes one"
+        "--system",
+        type=text_argument,
+        metavar="TEXT",
+        help="a system message to begin with; where the template takes none, it becomes part of the first message",
     )
     parser.add_argument(
         "--template", type=Path, metavar="FILE", help="a Jinja2 chat template to use instead of the model's own"
@@ -46,6 +50,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         action="store_true",
         help="when the conversation becomes too long for the context, forget its oldest turns and say so",
     )
+    add_reasoning_arguments(parser)
     add_sampling_arguments(parser)
     parser.add_argument("--stats", action="store_true", help="show tokens read, reused and written after each answer")
     parser.set_defaults(run=run)
@@ -66,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             _enable_editing()
         if args.stats:
             print(sampling_line(model, sampling), file=sys.stderr)
-        with Conversation(model, template, args.system) as conversation:
+        with Conversation(model, template, args.system, reasoning=reasoning_of(args)) as conversation:
             return _converse(conversation, _Options(args.max_tokens, sampling, args.stats, args.drop_oldest))
 
 

@@ -3,15 +3,19 @@
 import argparse
 from pathlib import Path
 
+from mlxr.cli.reasoning_options import add_reasoning_arguments, reasoning_of, reasoning_option
 from mlxr.compiler.errors import ChatTemplateError, RequestError
 from mlxr.runtime.engine.model import Model
+from mlxr.runtime.engine.sampling import ThoughtLimit
 from mlxr.runtime.engine.too_long import check_length
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds them."""
     parser.add_argument(
-        "--system", metavar="TEXT", help="a system message before the prompt, if the chat template takes one"
+        "--system",
+        metavar="TEXT",
+        help="a system message before the prompt; where the chat template takes none, it becomes part of the prompt",
     )
     parser.add_argument(
         "--template", type=Path, metavar="FILE", help="a Jinja2 chat template to use instead of the model's own"
@@ -27,10 +31,11 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
         help="read special tokens that are spelled out in the prompt (<|im_start|>) as those tokens; otherwise they "
         "are plain text. With a chat template they are always read as tokens",
     )
+    add_reasoning_arguments(parser)
 
 
-def prompt_ids(model: Model, args: argparse.Namespace, prompt: str) -> list[int]:
-    """The tokens that the model gets for a prompt.
+def prompt_ids(model: Model, args: argparse.Namespace, prompt: str) -> tuple[list[int], ThoughtLimit | None]:
+    """The tokens that the model gets for a prompt, and the limit on what it thinks before it answers.
 
     Raises:
         RequestError: the options contradict each other, or the model has no tokenizer.
@@ -39,23 +44,28 @@ def prompt_ids(model: Model, args: argparse.Namespace, prompt: str) -> list[int]
     if args.raw and (args.system is not None or args.template is not None):
         option = "--template" if args.system is None else "--system"
         raise RequestError(f"{option} is for the chat template, which --raw leaves out: leave out one of the two")
-    tokenizer = model.require_tokenizer()
+    if args.raw and (given := reasoning_option(args)):
+        raise RequestError(f"{given} is for the chat template, which --raw leaves out: leave out one of the two")
+    tokenizer, reasoning = model.require_tokenizer(), reasoning_of(args)
     context = model.artifact.plan.arena.context
     if not args.raw:
         messages = [] if args.system is None else [{"role": "system", "content": args.system}]
         try:
             template = model.chat_template(args.template)
         except ChatTemplateError:
-            if args.system is not None:
+            if args.system is not None or reasoning_option(args):
                 raise
         else:
             try:
                 with template:
-                    text = template.render([*messages, {"role": "user", "content": prompt}])
+                    variables = reasoning.variables_for(template.text)
+                    text = template.render([*messages, {"role": "user", "content": prompt}], **variables)
+                    form = reasoning.find_form(template)
             except ChatTemplateError as error:
                 raise ChatTemplateError(f"{error}. --raw gives the model the prompt as it is") from error
             check_length(text, tokenizer, context)
             # The template writes what begins a text itself; control tokens spelled out in it are those tokens.
-            return tokenizer.encode(text, add_special=False, parse_special=True)
+            ids = tokenizer.encode(text, add_special=False, parse_special=True)
+            return ids, reasoning.limit(template.text, form, text)
     check_length(prompt, tokenizer, context)
-    return tokenizer.encode(prompt, parse_special=args.special)
+    return tokenizer.encode(prompt, parse_special=args.special), None

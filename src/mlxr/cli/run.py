@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
 from mlxr.cli.prompt_options import add_prompt_arguments, prompt_ids
@@ -62,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _generate(model: Model, args: argparse.Namespace, prompt: str, sampling: Sampling) -> int:
-    ids = prompt_ids(model, args, prompt)
+    ids, thought = prompt_ids(model, args, prompt)
+    sampling = replace(sampling, thought=thought)
     generation = model.start([ids], max_tokens=args.max_tokens, sampling=sampling, ignore_eos=args.ignore_eos)
     interrupted = False
     if args.echo and not args.json:

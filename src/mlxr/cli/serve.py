@@ -12,6 +12,7 @@ from mlxr.cli.card_note import tell_of_card
 from mlxr.cli.model_arguments import add_context_argument, add_host_arguments, changes_of
 from mlxr.cli.pull_progress import pull_absent
 from mlxr.cli.rank_options import add_rank_arguments, check_rank_arguments, refuse_split, run_again
+from mlxr.cli.reasoning_options import add_reasoning_arguments, reasoning_of
 from mlxr.cli.server_options import add_server_arguments, seconds
 from mlxr.cli.speculation_options import add_speculation_arguments
 from mlxr.cli.split_note import tell_beside
@@ -76,6 +77,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--max-waiting", type=int, default=1024, metavar="N", help="requests of a model that may wait (default: 1024)"
     )
     parser.add_argument("--template", type=Path, metavar="FILE", help="a Jinja2 chat template for all these models")
+    add_reasoning_arguments(parser.add_argument_group("reasoning: what holds for chat requests that say nothing else"))
     keys = parser.add_argument_group("who may ask")
     keys.add_argument(
         "--api-key-file", type=Path, metavar="FILE", help="a file of keys, one a line; one is then needed"
@@ -149,6 +151,7 @@ def run(args: argparse.Namespace) -> int:
         draft=args.draft,
         prompt_lookup=args.prompt_lookup,
         template=args.template,
+        reasoning=reasoning_of(args),
         weights=args.weights,
         control=args.control,
     )

@@ -13,11 +13,12 @@ import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.reasoning import Reasoning as Asked
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.server.anthropic.conversation import job_of as job_of_anthropic
 from mlxr.server.anthropic.messages_request import MessagesRequest
 from mlxr.server.chat.answer import Piece, answer
-from mlxr.server.chat.chat_format import ChatFormat, ThinkingDefaults
+from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Content, Reasoning
 from mlxr.server.errors import ApiError
@@ -58,7 +59,7 @@ async def _pieces(model: Served, job: ChatJob) -> list[Piece]:
 def told(engine: Engine, template: str, job: ChatJob, **defaults: Any) -> tuple[str, str, int]:
     """The reasoning and the text of an answer, and how many of its tokens say reasoning."""
     tokenizer = engine.model.require_tokenizer()
-    with closing(ChatFormat(ChatTemplate(template, "here"), tokenizer, None, ThinkingDefaults(**defaults))) as chat:
+    with closing(ChatFormat(ChatTemplate(template, "here"), tokenizer, None, Asked(**defaults))) as chat:
         pieces = asyncio.run(_pieces(Served(engine, chat), job))
     deltas = [delta for piece in pieces for delta in piece.deltas]
     texts = ["".join(d.text for d in deltas if isinstance(d, kind)) for kind in (Reasoning, Content)]

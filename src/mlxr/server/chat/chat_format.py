@@ -1,12 +1,12 @@
 """How one model is spoken to: from a `ChatJob` to a prompt, to options of the engine, and from its answer to deltas."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from mlxr.compiler.errors import ChatTemplateError, EngineError, RequestError
+from mlxr.runtime.engine.reasoning import NO_REASONING, Reasoning
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.too_long import check_length
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
@@ -25,22 +25,6 @@ _TAIL = 32
 _OF_TEMPLATE = ("messages", "add_generation_prompt", "tools", "xml_tools", "bos_token", "eos_token")
 
 
-@dataclass(frozen=True)
-class ThinkingDefaults:
-    """What holds for jobs that say nothing else.
-
-    Attributes:
-        variables: for the template: `enable_thinking` ...
-        budget: as `ChatJob.thinking_budget`.
-    """
-
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    budget: int | None = None
-
-
-NO_DEFAULTS = ThinkingDefaults()
-
-
 class ChatFormat:
     """The format of one model. Any number of tasks may use it; it owns the template."""
 
@@ -49,7 +33,7 @@ class ChatFormat:
         template: ChatTemplate,
         tokenizer: Tokenizer,
         context: int | None = None,
-        defaults: ThinkingDefaults = NO_DEFAULTS,
+        defaults: Reasoning = NO_REASONING,
     ) -> None:
         """Finds the family that the template belongs to.
 
@@ -112,15 +96,12 @@ class ChatFormat:
             RequestError: a constraint that cannot be combined with tools or reasoning.
         """
         sampling = job.sampling
-        is_constrained = any(
-            option is not None for option in (sampling.json_schema, sampling.regex, sampling.choice, sampling.grammar)
-        )
         family, beginning = self._family(job), self._beginning(job, prompt)
         thinks = family.may_think(beginning)
-        budget = self._form(job).budget(self._with_defaults(job))
+        budget = self._form(job).budget(self._reasoning(job))
         if thinks and budget is not None:
             sampling = replace(sampling, thought=family.thought_limit(budget, job, beginning))
-        if not (job.constrains_calls or (is_constrained and (thinks or job.uses_tools))):
+        if not (job.constrains_calls or (sampling.is_constrained and (thinks or job.uses_tools))):
             return sampling
         if sampling.grammar is not None and not job.must_call:
             if not thinks and not job.constrains_calls:
@@ -151,9 +132,12 @@ class ChatFormat:
     def _family(self, job: ChatJob) -> Family:
         return self._form(job).family
 
+    def _reasoning(self, job: ChatJob) -> Reasoning:
+        return Reasoning(job.variables, job.thinking_budget).over(self._defaults)
+
     def _with_defaults(self, job: ChatJob) -> ChatJob:
-        budget = self._defaults.budget if job.thinking_budget is None else job.thinking_budget
-        return replace(job, variables={**self._defaults.variables, **job.variables}, thinking_budget=budget)
+        reasoning = self._reasoning(job)
+        return replace(job, variables=reasoning.variables, thinking_budget=reasoning.budget)
 
     def _beginning(self, job: ChatJob, prompt: Sequence[int]) -> Beginning:
         pieces = []

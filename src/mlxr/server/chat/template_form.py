@@ -4,14 +4,15 @@ Here is the place for more that a template shows when it is rendered, such as th
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
 from mlxr.compiler.errors import ChatTemplateError, RequestError
+from mlxr.runtime.engine.reasoning import Reasoning
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.system_messages import Message
-from mlxr.runtime.tokenizer.template_names import has_switch, reads_variable
 from mlxr.runtime.tokenizer.thinking_form import find_thinking
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.chat.chat_job import ChatJob
@@ -19,8 +20,6 @@ from mlxr.server.chat.control_names import ControlNames
 from mlxr.server.chat.formats.registry import family_of
 from mlxr.server.chat.messages import with_text_arguments
 
-_BUDGET = "thinking_budget"
-"""What templates call the budget that tell the model of it."""
 _TOOL, _KEY, _RESULT = "mlxr_tool", "mlxr_key", "mlxr_result"
 _PROBE = (
     {"role": "user", "content": "x"},
@@ -73,11 +72,9 @@ class TemplateForm:
         """Whether the template leaves out what was called."""
         return self._argument_form is _Arguments.DROPPED
 
-    def budget(self, job: ChatJob) -> int | None:
-        """Most tokens of reasoning: none if it is switched off, and the template has no switch."""
-        if job.thinking_budget is None and job.variables.get("enable_thinking") is False:
-            return None if has_switch(self._template.program(self._needed)) else 0
-        return job.thinking_budget
+    def budget(self, reasoning: Reasoning) -> int | None:
+        """Most tokens of reasoning."""
+        return reasoning.budget_for(self._template.program(self._needed))
 
     def render(self, job: ChatJob) -> str:
         """The text of a job whose messages have been checked.
@@ -86,9 +83,9 @@ class TemplateForm:
             RequestError: the template leaves out tools, calls, or the end that is to be continued.
             ChatTemplateError: it refuses the messages, or fails.
         """
+        reasoning = Reasoning(job.variables, job.thinking_budget)
+        job = replace(job, variables=reasoning.variables_for(self._template.program(self._needed)))
         messages, variables = self.family.messages(job), self._needed | self.family.variables(job)
-        if job.thinking_budget is not None and reads_variable(self._template.program(variables), _BUDGET):
-            variables.setdefault(_BUDGET, job.thinking_budget)
         if has_calls(job):
             if self.drops_calls:
                 raise RequestError(

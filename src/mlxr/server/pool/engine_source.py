@@ -12,6 +12,7 @@ from mlxr.model_facts import ModelFacts, model_facts
 from mlxr.model_source import USUAL_SEQUENCES
 from mlxr.planned_memory import PlannedMemory, planned_memory
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
+from mlxr.runtime.engine.reasoning import NO_REASONING, Reasoning
 from mlxr.runtime.tokenizer.template_files import DEFAULT, NamedTemplates, read_template_file
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.errors import without_folders
@@ -32,6 +33,7 @@ class EngineSource:
         name: what requests call it.
         model: what MODEL means for commands.
         template: a Jinja2 file to use instead of the model's own chat template.
+        reasoning: holds for requests that say nothing else.
         weights: as for `mlxr.Engine`.
         control: as for `mlxr.Engine`.
         meters: measure the answers, by name. Copies (`replace`) share them: what a name had counted stays, whatever it
@@ -49,6 +51,7 @@ class EngineSource:
     draft: str | None = None
     prompt_lookup: bool = False
     template: Path | None = None
+    reasoning: Reasoning = NO_REASONING
     weights: str | None = None
     control: str | None = None
     meters: defaultdict[str, Meter] = field(default_factory=lambda: defaultdict(Meter), compare=False, repr=False)
@@ -125,7 +128,7 @@ class EngineSource:
         template.source = self.name  # its errors reach clients, which know the model by this name
         template.start()
         tokenizer = engine.model.require_tokenizer()
-        chat_format = ChatFormat(template, tokenizer, engine.model.artifact.plan.arena.context)
+        chat_format = ChatFormat(template, tokenizer, engine.model.artifact.plan.arena.context, self.reasoning)
         return LoadedModel(engine, chat_format, template=template.text)
 
     @property

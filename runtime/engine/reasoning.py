@@ -1,0 +1,76 @@
+"""What callers say of reasoning, whatever the model: variables for its chat template, and a budget of tokens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxr.compiler.errors import RequestError
+from mlxr.runtime.argument_types import whole_number
+from mlxr.runtime.engine.sampling import ThoughtLimit
+from mlxr.runtime.tokenizer.chat_template import ChatTemplate
+from mlxr.runtime.tokenizer.template_names import has_switch, reads_variable
+from mlxr.runtime.tokenizer.thinking_form import ThinkingForm, find_thinking
+
+_BUDGET = "thinking_budget"
+"""What templates call the budget that tell the model of it."""
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """How the model shall think before it answers.
+
+    Attributes:
+        variables: for the chat template: `enable_thinking`, `reasoning_effort` and others.
+        budget: most tokens of reasoning; 0: none; None: as many as the model wants.
+    """
+
+    variables: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    budget: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the budget."""
+        if self.budget is not None and whole_number("budget", self.budget) < 0:
+            raise RequestError(f"the budget is {self.budget}; expected 0 or more tokens of reasoning")
+
+    def over(self, other: "Reasoning") -> "Reasoning":
+        """This, and where it says nothing, the other."""
+        return Reasoning({**other.variables, **self.variables}, other.budget if self.budget is None else self.budget)
+
+    def budget_for(self, template_text: str) -> int | None:
+        """The budget with a template: 0 if reasoning is switched off, and the template has no switch."""
+        if self.budget is None and self.variables.get("enable_thinking") is False and not has_switch(template_text):
+            return 0
+        return self.budget
+
+    def variables_for(self, template_text: str) -> dict[str, Any]:
+        """The variables with a template, which may tell the model of its budget."""
+        variables = dict(self.variables)
+        if self.budget is not None and reads_variable(template_text, _BUDGET):
+            variables.setdefault(_BUDGET, self.budget)
+        return variables
+
+    def find_form(self, template: ChatTemplate) -> ThinkingForm | None:
+        """How a template writes thoughts, if that matters: if there is a budget with it.
+
+        Raises:
+            ChatTemplateError: the template took too long or too much.
+        """
+        return None if self.budget_for(template.text) is None else find_thinking(template)
+
+    def limit(self, template_text: str, form: ThinkingForm | None, prompt: str) -> ThoughtLimit | None:
+        """The limit on what comes before the answer to a prompt; None: there is none, or nothing can come.
+
+        Args:
+            template_text: the template.
+            form: what `find_form` found.
+            prompt: the text that it rendered.
+        """
+        budget, prompt = self.budget_for(template_text), prompt.rstrip()
+        if budget is None or form is None or prompt.endswith(form.end_marker):
+            return None
+        is_open = prompt.endswith(form.start_marker)
+        return ThoughtLimit(budget, form.opening.lstrip(), form.closing, form.end_marker, is_open)
+
+
+NO_REASONING = Reasoning()
+"""Nothing is said: the template and the model decide."""

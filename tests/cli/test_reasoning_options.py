@@ -1,0 +1,77 @@
+"""`--thinking`, `--thinking-budget` and `--chat-template-kwargs` of `mlxr run` and `mlxr chat`, and of a server."""
+
+import argparse
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlxr.cli import main
+from mlxr.cli.reasoning_options import add_reasoning_arguments, reasoning_of
+from mlxr.runtime.engine.reasoning import Reasoning
+
+THINKS = (
+    "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}"
+    "{% if enable_thinking is not false %}<think>\n{% endif %}{% endif %}{{ mood }}"
+)
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> list[str]:
+    """A template that opens a thought, unless it is told not to."""
+    path = tmp_path / "thinks.jinja"
+    path.write_text(THINKS)
+    return ["--template", str(path)]
+
+
+def written(capsys: pytest.CaptureFixture[str], template: list[str], *options: str) -> str:
+    arguments = ["--host", "reference", "--temperature", "0", "--max-tokens", "20", *template, *options]
+    assert main(["run", "storyteller", "--prompt", "Once upon a time", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_run_and_chat_close_a_thought_at_its_budget(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, template: list[str]
+) -> None:
+    free = written(capsys, template)
+    assert "</think>" not in free
+    some = written(capsys, template, "--thinking-budget", "3")
+    thought, _, answer = some.partition("\n</think>\n\n")
+    assert free.startswith(thought) and 1 <= len(thought.split()) <= 3 and answer.strip()
+    assert written(capsys, template, "--thinking-budget", "0").startswith("\n</think>\n\n")
+    off = written(capsys, template, "--no-thinking")
+    assert off == written(capsys, template, "--chat-template-kwargs", '{"enable_thinking": false}') != free
+    assert written(capsys, template, "--no-thinking", "--thinking-budget", "3") == off, "there is no thought to close"
+    assert written(capsys, template, "--no-thinking", "--chat-template-kwargs", '{"mood": " sad"}') != off
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Once upon a time\n"))
+    options = ["--host", "reference", "--temperature", "0", "--max-tokens", "20", *template, "--thinking-budget", "3"]
+    assert main(["chat", "storyteller", *options]) == 0
+    assert capsys.readouterr().out == some
+
+
+def test_what_is_refused(capsys: pytest.CaptureFixture[str], template: list[str]) -> None:
+    run = ["run", "storyteller", "--host", "reference", "--prompt", "x"]
+    assert main([*run, "--raw", "--thinking-budget", "3"]) == 1
+    assert "--thinking-budget is for the chat template, which --raw leaves out" in capsys.readouterr().err
+    for option, value, message in (
+        ("--thinking-budget", "-3", "is not a whole number of tokens"),
+        ("--chat-template-kwargs", "{", "is not JSON"),
+        ("--chat-template-kwargs", "[1]", "is not a JSON object"),
+        ("--chat-template-kwargs", '{"messages": []}', "messages is not a variable of the template's own"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*run, *template, f"{option}={value}"])
+        assert message in capsys.readouterr().err
+
+
+def test_what_they_say() -> None:
+    parser = argparse.ArgumentParser()
+    add_reasoning_arguments(parser)
+    assert reasoning_of(parser.parse_args([])) == Reasoning()
+    words = ["--no-thinking", "--thinking-budget", "9", "--chat-template-kwargs", json.dumps({"a": 1})]
+    server = reasoning_of(parser.parse_args(words))
+    assert server == Reasoning({"a": 1, "enable_thinking": False}, 9)
+    assert Reasoning({"enable_thinking": True}, 0).over(server) == Reasoning({"a": 1, "enable_thinking": True}, 0)
+    assert Reasoning().over(server) == server
