@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlxr.compiler.errors import SpecError
-from mlxr.compiler.importers.evaluate import Evaluation
+from mlxr.compiler.importers.evaluate import Evaluation, key_of
 from mlxr.compiler.importers.facts import Facts, find_architecture
 from mlxr.compiler.importers.imported import DEFAULTS, ImportOptions, choose_context, imported_spec
 from mlxr.compiler.importers.quantisation import check_quantisation, quantised_tensors
@@ -43,7 +43,7 @@ def spec_from_config(
     facts.get("model_type")
     _check_task(facts, options.output)
     check_quantisation(facts)
-    layers = facts.integer("num_hidden_layers")
+    layers = facts.integer(key_of(architecture.rules.set["num_layers"]))
     placed = Tensors(source, quantised_tensors(facts, tensors), architecture.family, "safetensors", layers)
     rows = placed.vocab_size
     if facts.integer("vocab_size", rows) != rows:
@@ -68,7 +68,8 @@ def _check_task(facts: Facts, output: Output) -> None:
         return
     headless = f"{facts.get('model_type')}model".replace("_", "").lower() if output == "hidden" else None
     if not isinstance(classes, list) or not all(
-        isinstance(c, str) and (c.endswith(_CLASS_ENDING) or c.lower() == headless) for c in classes
+        isinstance(c, str) and (c.endswith(_CLASS_ENDING) or c in facts.rules.classes or c.lower() == headless)
+        for c in classes
     ):
         raise facts.refuse("architectures", classes, f"a language model, [...{_CLASS_ENDING}]")
 

@@ -20,6 +20,8 @@ class ImportRules(Record):
     """What it calls the architecture."""
     only_with: str | None = None
     """A key that files of this family have, and files of another family with the same name do not."""
+    classes: tuple[str, ...] = ()
+    """What it calls its classes, if not as Hugging Face's do: config.json only."""
     set: dict[str, Expression] = Field(default_factory=dict)
     """For each property of the spec's model section, by its dotted path, the expression that gives it."""
     must_equal: dict[str, Expression] = Field(default_factory=dict)
@@ -47,6 +49,7 @@ class ImportRules(Record):
         return ImportRules(
             names=self.names,
             only_with=self.only_with,
+            classes=self.classes,
             set=base.set | self.set,
             must_equal=base.must_equal | self.must_equal,
             harmless=(*base.harmless, *self.harmless),

@@ -87,7 +87,7 @@ class MlxLm:
 
 def record(family: str, folder: Path) -> dict[str, Any]:
     """All changes of a family."""
-    reference = (MlxLm if family == "internlm2" else Transformers)(family, folder)
+    reference = (MlxLm if family in cases.OF_MLX_LM else Transformers)(family, folder)
     bases = {name: reference.logits(cases.base_config(family, name)) for name in cases.spellings(family)}
     rows = []
     for change in cases.changes(family, reference.own_keys):

@@ -97,7 +97,7 @@ def test_keys_do_what_they_do_in_the_reference(family: str) -> None:
         if str(change) in without:
             continue
         good = {"none": {"ignored"}, "changes": {"applied", "refused"}, "error": {"applied", "refused"}}[effect]
-        if effect == "none" and (change.key in REFUSED or family == "internlm2"):  # whose own code nobody ran
+        if effect == "none" and (change.key in REFUSED or family in cases.OF_MLX_LM):  # whose own code nobody ran
             good = {"ignored", "refused"}
         if (got := outcome(family, change)) not in good:
             wrong.append(f"{change} is {got}; in {RECORDED[family].reference}: {effect}")
@@ -132,6 +132,55 @@ def test_logits_are_those_of_the_reference(family: str, row: Row, tmp_path: Path
     (tmp_path / "config.json").write_text(json.dumps(config))
     got = logits_of(tmp_path, prompts(cases.VOCAB), "reference")[0][-1][: cases.NUM_LOGITS]
     assert np.linalg.norm(got - row.logits) < TOLERANCE * np.linalg.norm(row.logits)
+
+
+NAMES = {
+    "model.embed_tokens": "embedding.word_embeddings",
+    "lm_head": "output_layer",
+    "model.norm": "encoder.final_layernorm",
+    "self_attn.o_proj": "self_attention.dense",
+    "mlp.gate_up_proj": "mlp.dense_h_to_4h",
+    "mlp.down_proj": "mlp.dense_4h_to_h",
+}
+"""Tensors of transformers' folders of GLM, and of those with code of their own."""
+
+
+def test_chatglm_is_glm_in_another_layout(tmp_path: Path) -> None:
+    """Published folders of GLM 4 come in both, and transformers' own converter makes one of the other in this way."""
+    glm, held = cases.base_config("glm", "rope_theta"), cases.weights("glm", RECORDED["glm"].shapes)
+    numbers = {}
+    for name, value in held.items():
+        new = name.replace("model.layers", "encoder.layers")
+        for old, other in NAMES.items():
+            new = new.replace(old, other)
+        if not any(f"self_attn.{part}_proj" in name for part in "qkv"):
+            numbers[f"transformer.{new}"] = value
+    for layer in range(cases.NUM_LAYERS):
+        for end in ("weight", "bias"):
+            rows = [held[f"model.layers.{layer}.self_attn.{part}_proj.{end}"] for part in "qkv"]
+            numbers[f"transformer.encoder.layers.{layer}.self_attention.query_key_value.{end}"] = np.concatenate(rows)
+    config: Config = {
+        "model_type": "chatglm",
+        "architectures": ["ChatGLMModel"],
+        "num_layers": glm["num_hidden_layers"],
+        "hidden_size": glm["hidden_size"],
+        "num_attention_heads": glm["num_attention_heads"],
+        "multi_query_attention": True,
+        "multi_query_group_num": glm["num_key_value_heads"],
+        "kv_channels": glm["head_dim"],
+        "ffn_hidden_size": glm["intermediate_size"],
+        "padded_vocab_size": glm["vocab_size"],
+        "layernorm_epsilon": glm["rms_norm_eps"],
+        "rope_ratio": glm["rope_theta"] / 10000,
+        "seq_length": glm["max_position_embeddings"],
+        "add_qkv_bias": True,
+        "tie_word_embeddings": False,
+    }
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {name: mx.array(value) for name, value in numbers.items()})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    want = RECORDED["glm"].bases["rope_theta"]
+    got = logits_of(tmp_path, prompts(cases.VOCAB), "reference")[0][-1][: cases.NUM_LOGITS]
+    assert np.linalg.norm(got - want) < TOLERANCE * np.linalg.norm(want)
 
 
 def test_the_table_has_every_family() -> None:

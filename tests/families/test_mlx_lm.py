@@ -5,6 +5,7 @@ Where mlx-lm deviates from a model's definition, its config here is one for whic
 
 * gemma2: mlx-lm has no sliding window, so the window is as long as the context;
 * phi3: mlx-lm always takes LongRoPE's long factors, so the context is longer than the original one;
+* glm: mlx-lm rotates whole heads, so the config says so;
 * gpt_oss: mlx-lm's YaRN rounds its ramp to whole pairs, which the published config turns off by `truncate: false`;
 * starcoder2: mlx-lm's gelu is the exact one, so the config says `gelu` and not `gelu_pytorch_tanh`.
 """

@@ -64,6 +64,7 @@ FAMILIES: dict[str, Config] = {
     | _WINDOWS
     | {"tie_word_embeddings": True, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     "gemma3_text": _GEMMA | _WINDOWS | {"tie_word_embeddings": True, "rope_local_base_freq": 100.0},
+    "glm": {"attention_bias": True, "partial_rotary_factor": 0.5},
     "glm4": {"attention_bias": True, "partial_rotary_factor": 0.5},
     "gpt_oss": _WINDOWS | {"num_local_experts": 5, "num_experts_per_tok": 2, "rope_scaling": _YARN},
     "granite": {
@@ -73,6 +74,7 @@ FAMILIES: dict[str, Config] = {
         "residual_multiplier": 0.3,
     },
     "internlm2": {"bias": False, "head_dim": None},
+    "internlm3": {},
     "llama": {},
     "ministral3": {
         "rope_theta": None,
@@ -81,6 +83,7 @@ FAMILIES: dict[str, Config] = {
     "mistral": {"sliding_window": None},
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "olmo2": {"head_dim": None},
+    "olmo3": _WINDOWS | {"head_dim": None, "rope_theta": 500000.0},
     "olmoe": _EXPERTS | {"head_dim": None},
     "phi3": {"head_dim": None, "original_max_position_embeddings": 16},
     "qwen2": {"head_dim": None},
@@ -91,6 +94,9 @@ FAMILIES: dict[str, Config] = {
     "starcoder2": {"norm_epsilon": 1e-5, "rms_norm_eps": None, "head_dim": None, "tie_word_embeddings": True},
 }
 """The keys in which each family's base differs from the common base; null removes a key."""
+
+OF_MLX_LM = ("internlm2",)
+"""Families that transformers lacks, and mlx-lm has."""
 
 _ROPES: list[Config] = [
     {"rope_type": "linear", "factor": 4.0},
@@ -199,8 +205,8 @@ def base_config(family: str, spelling: str) -> Config:
     rope: Config = {"rope_theta": theta, "rope_type": "default"} | config.pop("rope_scaling", {})
     if (share := config.pop("partial_rotary_factor", None)) is not None:
         rope["partial_rotary_factor"] = share
-    if family == "gemma3_text":
-        local = config.pop("rope_local_base_freq")
+    if family in ("gemma3_text", "olmo3"):
+        local = config.pop("rope_local_base_freq", theta)
         rope = {"full_attention": rope, "sliding_attention": {"rope_theta": local, "rope_type": "default"}}
     return config | {"rope_parameters": rope}
 
@@ -212,7 +218,7 @@ def _copied(config: Config) -> Config:
 
 def spellings(family: str) -> list[str]:
     """The spellings of a family's bases."""
-    if family == "internlm2":  # neither its own code nor mlx-lm's knows rope_parameters
+    if family in OF_MLX_LM:  # neither their own code nor mlx-lm's knows rope_parameters
         return ["rope_theta"]
     return ["rope_parameters"] if "rope_parameters" in FAMILIES[family] else ["rope_theta", "rope_parameters"]
 

@@ -145,6 +145,9 @@ CONFIGS: dict[str, Config] = {
     },
     "exaone4, no window": _HEADS | {"rope_scaling": _LLAMA3, "sliding_window": None, "sliding_window_pattern": None},
     "exaone4, square": {"head_dim": 32, "rope_scaling": None, "sliding_window": None, "sliding_window_pattern": None},
+    "internlm3": {"head_dim": 32},
+    "olmo3": _HEADS | {"num_hidden_layers": 5, "sliding_window": WINDOW, "rope_scaling": _YARN, "rope_theta": 500000.0},
+    "glm": _HEADS | {"attention_bias": True, "partial_rotary_factor": 1.0},
     "glm4": _HEADS | {"attention_bias": True, "partial_rotary_factor": 0.5},
     "gpt_oss": _HEADS
     | _LAYERS

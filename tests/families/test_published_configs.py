@@ -1,0 +1,106 @@
+"""config.json of published models, key by key: all are imported without a flag, with the properties that they say.
+
+`data/published_configs.json` has facts: of each family the keys that all its models share, and of each model its own.
+Lists that repeat are shortened, and LongRoPE's factors are made up.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxr.compiler.importers.config import spec_from_config
+from mlxr.compiler.importers.rules import architectures
+from mlxr.compiler.importers.tensors import TensorFact
+from mlxr.compiler.spec.family import load_family
+from mlxr.compiler.spec.model import Model
+
+Config = dict[str, Any]
+PUBLISHED: dict[str, dict[str, Config]] = json.loads(
+    (Path(__file__).parents[1] / "data" / "published_configs.json").read_text()
+)
+FAMILIES = {one.name: one.family for one in architectures("config")}
+TIED = ("cohere", "gemma", "gemma2", "gemma3_text", "starcoder2")
+"""Families whose configs leave tie_word_embeddings out where it is true."""
+TENSORS = {
+    "attention.q_bias": ("add_qkv_bias", "attention_bias", "use_bias", "use_qkv_bias"),
+    "attention.q_norm": ("qk_layernorm",),
+    "mlp.up_bias": ("use_bias",),
+}
+"""Tensors by the keys that say that there are such."""
+
+
+def config_of(name: str) -> Config:
+    """The config of a model."""
+    family = next(models for models in PUBLISHED.values() if name in models)
+    config: Config = _whole(family["shared"] | family[name])
+    return config
+
+
+def _whole(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"repeat", "times"}:
+        return value["repeat"] * value["times"]
+    return {key: _whole(inner) for key, inner in value.items()}
+
+
+def imported(config: Config) -> Model:
+    """What the importer makes of it, beside the tensors from which it learns something."""
+    names = load_family(FAMILIES[config["model_type"]]).tensors
+    rows = config["vocab_size"] if "vocab_size" in config else config["padded_vocab_size"]
+    tensors = {}
+    for role in ("embedding", "output"):
+        if role == "embedding" or not config.get("tie_word_embeddings", config["model_type"] in TIED):
+            places = names[role]
+            assert places is not None
+            tensors[places.safetensors[0].tensor] = TensorFact((rows, config["hidden_size"]), "BF16")
+    for role, keys in TENSORS.items():
+        places = names.get(f"layers.{{i}}.{role}")
+        if places is not None and any(config.get(key) for key in keys):
+            name = places.safetensors[0].tensor.replace("{i}", "0").replace("{e}", "0")
+            tensors[name] = TensorFact((8,), "BF16")
+    return spec_from_config(config, tensors, "x", "config.json").model
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_published_configs_are_imported(family: str) -> None:
+    for name in PUBLISHED[family]:
+        if name == "shared":
+            continue
+        config = config_of(name)
+        model = imported(config)
+        attention = model.attention
+        said = (config["num_hidden_layers"], config["hidden_size"], config["num_attention_heads"])
+        assert (model.num_layers, model.hidden_size, attention.num_heads) == said, name
+        kv_heads = config.get("num_key_value_heads", config.get("multi_query_group_num"))
+        assert attention.num_kv_heads == kv_heads, name
+        ropes = [layer.rope for layer in model.layers if layer.rope is not None]
+        if "rope_theta" in config:
+            assert any(rope.theta == pytest.approx(config["rope_theta"], rel=1e-7) for rope in ropes), name
+        assert bool(config.get("rope_scaling", {})) >= any(rope.scaling.kind != "none" for rope in ropes) or (
+            "rope_parameters" in config
+        ), name
+
+
+def test_what_some_of_them_say() -> None:
+    """Properties that would be easy to lose, by the models' own code."""
+    mini = imported(config_of("Phi-4-mini-instruct"))
+    assert mini.rope is not None and mini.rope.scaling.kind == "longrope"
+    assert (mini.rotary_dim, len(mini.rope.scaling.short_factors)) == (96, 48)
+    assert mini.rope.scaling.attention_factor == pytest.approx(1.1902380714238083)
+    distill = imported(config_of("DeepSeek-R1-0528-Qwen3-8B"))
+    assert distill.rope is not None and distill.rope.scaling.kind == "yarn"
+    assert distill.rope.scaling.attention_factor is None  # transformers does not read attn_factor
+    assert imported(config_of("Qwen2.5-72B-Instruct")).layer_types == {}  # use_sliding_window is false
+    assert imported(config_of("starcoder2-3b")).norm.eps == 1e-5
+    exaone = imported(config_of("EXAONE-4.0-32B"))
+    assert [exaone.layer(i).attention.sliding_window for i in range(4)] == [4096, 4096, 4096, None]
+    assert [exaone.layer(i).rope is None for i in range(4)] == [False, False, False, True]
+    assert imported(config_of("EXAONE-4.0-1.2B")).layer(3).rope is not None
+    assert imported(config_of("gemma-2-27b-it")).attention.scale == 144**-0.5
+    assert imported(config_of("Mistral-7B-v0.1")).attention.sliding_window == 4096
+    assert imported(config_of("Mistral-7B-Instruct-v0.2")).attention.sliding_window is None
+    granite = imported(config_of("granite-3.1-8b-instruct"))
+    assert (granite.logit_scale, granite.residual_scale, granite.attention.scale) == (1 / 16, 0.22, 0.0078125)
