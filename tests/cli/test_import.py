@@ -67,7 +67,8 @@ def test_models_lists_every_family(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert [family["name"] for family in found["families"]] == list(known_families())
     names = {name for family in found["families"] for name in family["config"]}
-    assert {case.partition(",")[0] for case in CONFIGS} == names  # each is held against mlx-lm
+    # Each is held against mlx-lm, but for one that has none of its own and is held against transformers' glm.
+    assert {case.partition(",")[0] for case in CONFIGS} == names - {"chatglm"}
     assert "storyteller" in [spec["name"] for spec in found["specs"]]
     assert all(family["about"] for family in found["families"])
     assert main(["models"]) == 0
