@@ -12,8 +12,8 @@ from mlxr.compiler.spec.fields import AUTO, Output
 from mlxr.compiler.spec.load import parse_spec
 from mlxr.compiler.spec.model import ModelSpec
 
-DEFAULT_CONTEXT = 4096
-"""Context of an imported model whose own is longer, unless another is asked for: the whole cache is allocated."""
+LEAST_CONTEXT = 2048
+"""The fewest tokens of a sequence with which an imported model runs where memory lacks, unless it has fewer itself."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ImportOptions:
     """Choices that the files of a model leave open.
 
     Attributes:
-        context: longest sequence; None: the model's own, at most DEFAULT_CONTEXT or what is needed.
+        context: longest sequence; None: the model's own, or as much of that as memory has room for.
         needed_context: tokens that a sequence must be able to have.
         max_sequences: most sequences at once.
         compute: as in specs.
@@ -59,7 +59,7 @@ def choose_context(source: str, own: int, options: ImportOptions) -> int:
     wanted = max(options.context or 1, options.needed_context)
     if wanted > own and not options.force_context:
         raise ContextError(f"{source}: the model's own context is {own} tokens; {wanted} are asked for")
-    return max(options.context or min(own, DEFAULT_CONTEXT), wanted)
+    return max(options.context or own, wanted)
 
 
 def imported_spec(
@@ -83,6 +83,7 @@ def imported_spec(
         "cache": {
             "dtype": options.cache_dtype or AUTO,
             "max_sequences": options.max_sequences,
+            "least_context": _least_context(model["context"], options),
             "memory_budget": options.cache_memory,
         },
         "activation_dtype": options.activation_dtype or AUTO,
@@ -97,6 +98,11 @@ def imported_spec(
         return parse_spec(text, "imported spec")
     except SpecError as error:
         raise SpecError(f"{source}: no spec can be made of what it says:\n{error}") from error
+
+
+def _least_context(own: int, options: ImportOptions) -> int | None:
+    """As in specs: what is asked for is not less where memory lacks."""
+    return LEAST_CONTEXT if options.context is None and own > LEAST_CONTEXT else None
 
 
 def spec_name(name: str) -> str:

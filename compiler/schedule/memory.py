@@ -30,25 +30,28 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
         caches: the cache types of all targets. All targets get the same number of blocks, and none exceeds the budget.
 
     Raises:
-        BudgetError: the arena cannot hold even one sequence of full context.
+        BudgetError: the arena cannot hold even one sequence, of full context or of the least.
     """
-    cache, model = spec.cache, spec.model
-    per_sequence = -(-model.context // cache.block_size)
+    cache, model, context = spec.cache, spec.model, spec.model.context
+    per_sequence, least = -(-context // cache.block_size), -(-spec.least_context // cache.block_size)
     row_bytes = max(cache_row_bytes(dtype, model.attention.head_dim) for dtype in (DType(cache.dtype), *caches))
     block_bytes = 2 * model.num_layers * cache.block_size * model.attention.num_kv_heads * row_bytes
     most = per_sequence * cache.max_sequences
     if spec.output == "hidden":  # a prompt leaves when it is read: room for the longest, and for what two steps read
         chunk = chunk_tokens(spec, chunk_choice(spec, table))
         most = min(most, per_sequence + cache.max_sequences - 1 + -(-2 * chunk // cache.block_size))
-    blocks = cache.num_blocks or most
+    blocks = cache.num_blocks or min(most, spec.usual_blocks)
     if cache.memory_budget is not None:
         blocks = min(most, cache.memory_budget // block_bytes)
-    if blocks < per_sequence:
+    if blocks < least:
         limit = "cache.num_blocks" if cache.num_blocks else "cache.memory_budget"
         raise BudgetError(
-            f"{limit} gives {blocks} blocks of {cache.block_size} tokens, but one sequence of context {model.context} "
-            f"needs {per_sequence}; the largest context that fits is {blocks * cache.block_size}, with 1 sequence"
+            f"{limit} gives {blocks} blocks of {cache.block_size} tokens, but one sequence of context "
+            f"{spec.least_context} needs {least}; the largest context that fits is {blocks * cache.block_size}, with 1 "
+            "sequence"
         )
+    if blocks < per_sequence:
+        per_sequence, context = blocks, blocks * cache.block_size
     contiguous = cache.mode == "contiguous"
     arena = ArenaGeometry(
         layout=cache.layout,
@@ -61,10 +64,10 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
         dtype=DType(cache.dtype),
         max_blocks_per_sequence=per_sequence,
         max_sequences=cache.max_sequences,
-        context=model.context,
+        context=context,
     )
     chosen = arena_choice(spec, arena, table)
-    if chosen and model.context <= chosen.sizes["contiguous_context"]:
+    if chosen and context <= chosen.sizes["contiguous_context"]:
         arena = replace(arena, mode="contiguous")
     return arena
 

@@ -18,7 +18,7 @@ class Changes:
 
     Attributes:
         context: longest sequence; None: as the spec says, or the importer.
-        needed_context: of a model that is imported, at least this.
+        needed_context: if the spec lets memory decide, at least this.
         sequences: at least so many at once.
         compute: None: as the spec says.
         activation_dtype: element type of activations; None: as the spec says.
@@ -84,6 +84,7 @@ def changed(spec: ModelSpec, changes: Changes) -> ModelSpec:
     model, cache = spec.model, spec.cache
     if changes.context is not None:
         model = model.model_copy(update={"context": changes.context})
+        cache = cache.model_copy(update={"least_context": None})  # what is asked for is not less where memory lacks
     if changes.sequences > cache.max_sequences:
         cache = cache.model_copy(update={"max_sequences": changes.sequences})
     if changes.cache_dtype is not None:

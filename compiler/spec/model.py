@@ -59,6 +59,10 @@ __all__ = [
 ]
 
 
+USUAL_CONTEXT = 8192
+"""Tokens for which each of several sequences has room, where a model may run with less than its whole context."""
+
+
 class Cache(Record):
     """The paged KV arena."""
 
@@ -73,8 +77,12 @@ class Cache(Record):
     chosen for each target."""
     max_sequences: Annotated[int, Field(ge=1, le=65536, strict=True)] = 1
     """Sequences held at once."""
+    least_context: Count | None = None
+    """The fewest tokens of a sequence with which the model may run; null: model.context. With fewer, the memory that is
+    free when the model is loaded decides how many a sequence may have, up to model.context."""
     num_blocks: Count | None = None
-    """Blocks of the arena; default: enough for max_sequences of full context."""
+    """Blocks of the arena; default: enough for max_sequences of full context, or, with least_context, for one of full
+    context, and for max_sequences of 8192 tokens or of least_context."""
     memory_budget: SizeBytes | None = None
     """Most bytes for K and V together, instead of num_blocks."""
 
@@ -264,11 +272,29 @@ class ModelSpec(Record):
         """Every weight matrix by its canonical name: its rows (outputs) and columns (inputs)."""
         return matrix_shapes(self.model)
 
+    @property
+    def least_context(self) -> int:
+        """The fewest tokens of a sequence with which the model may run."""
+        return self.model.context if self.cache.least_context is None else self.cache.least_context
+
+    @property
+    def usual_blocks(self) -> int:
+        """Blocks of the arena, if nothing else says how many."""
+        cache, context = self.cache, self.model.context
+        each = max(self.least_context, min(context, USUAL_CONTEXT))
+        return max(-(-context // cache.block_size), cache.max_sequences * -(-each // cache.block_size))
+
     def _check_arena(self, wrong: Contradictions) -> None:
         cache, model = self.cache, self.model
-        blocks_of_one = -(-model.context // cache.block_size)
+        blocks_of_one = -(-self.least_context // cache.block_size)
+        if self.least_context > model.context:
+            wrong.add(
+                "cache.least_context",
+                f"least_context {cache.least_context} is more than context {model.context}",
+                "lower it, or leave it out",
+            )
         if cache.num_blocks is None and cache.memory_budget is None:
-            if cache.max_sequences * blocks_of_one * cache.block_size > INT32_MAX:
+            if self.usual_blocks * cache.block_size > INT32_MAX:
                 wrong.add(
                     "cache.max_sequences",
                     f"max_sequences {cache.max_sequences} of context {model.context} are more than "
@@ -278,8 +304,8 @@ class ModelSpec(Record):
         elif cache.num_blocks is not None and cache.mode == "contiguous" and cache.num_blocks < blocks_of_one:
             wrong.add(
                 "cache.num_blocks",
-                f"num_blocks {cache.num_blocks} x block_size {cache.block_size} is less than context {model.context}, "
-                "and a contiguous arena holds a whole sequence",
+                f"num_blocks {cache.num_blocks} x block_size {cache.block_size} is less than context "
+                f"{self.least_context}, and a contiguous arena holds a whole sequence",
                 f"use {blocks_of_one} blocks, or leave num_blocks out",
             )
         block_bytes = (

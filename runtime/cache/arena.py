@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import ArenaError
-from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
+from mlxr.runtime.mlx_arrays import MLX_DTYPES, Bits, as_bits
 
 
 class Arena:
@@ -31,6 +31,11 @@ class Arena:
             ArenaError: the arena does not fit in this machine's memory, or MLX refused to allocate it.
         """
         _check_memory(geometry)
+        self._allocate(geometry)
+        self.geometry = geometry
+        self.check_contiguous()
+
+    def _allocate(self, geometry: ArenaGeometry) -> None:
         try:
             self._k = mx.zeros(geometry.shape, dtype=MLX_DTYPES[str(geometry.dtype)])
             self._v = mx.zeros(geometry.shape, dtype=MLX_DTYPES[str(geometry.dtype)])
@@ -38,8 +43,6 @@ class Arena:
             mx.eval(self._k, self._v, self.token)
         except (RuntimeError, MemoryError, ValueError, OverflowError) as error:
             raise ArenaError(f"cannot allocate {_describe(geometry)}: {error}; {_FIX}") from error
-        self.geometry = geometry
-        self.check_contiguous()
 
     @property
     def k(self) -> mx.array:
@@ -51,12 +54,17 @@ class Arena:
         """Values: `geometry.shape`."""
         return self._v
 
+    def bits(self) -> tuple[Bits, Bits]:
+        """Views of K and V, `geometry.shape`, as unsigned integers, where the CPU shares their memory."""
+        return as_bits(self._k), as_bits(self._v)
+
     def addresses(self) -> tuple[int, int]:
         """The addresses of K and V in this process, which stay the same as long as the arena exists.
 
         Waits for pending work on the arrays. Copies nothing where the CPU shares the memory.
         """
-        return _address(self._k), _address(self._v)
+        k, v = (int(bits.__array_interface__["data"][0]) for bits in self.bits())
+        return k, v
 
     def check_contiguous(self) -> None:
         """Checks that K and V are whole and row-major, as kernels need them: MLX makes no contiguous copies for them.
@@ -68,11 +76,10 @@ class Arena:
         """
         if mx.cuda.is_available():
             return
-        for name, array in (("K", self._k), ("V", self._v)):
-            strides = as_bits(array).strides
-            if not as_bits(array).flags.c_contiguous or array.shape != self.geometry.shape:
+        for name, bits in zip("KV", self.bits(), strict=True):
+            if not bits.flags.c_contiguous or bits.shape != self.geometry.shape:
                 raise ArenaError(
-                    f"arena {name} has shape {array.shape} and byte strides {strides}, expected row-major "
+                    f"arena {name} has shape {bits.shape} and byte strides {bits.strides}, expected row-major "
                     f"{self.geometry.shape}; kernels would write into a temporary copy"
                 )
 
@@ -100,7 +107,3 @@ def _check_memory(geometry: ArenaGeometry) -> None:
     buffer_bytes = int(mx.device_info().get("max_buffer_length", memory_bytes))
     if geometry.size_bytes // 2 > buffer_bytes:
         raise ArenaError(f"{_describe(geometry)} exceeds the device's largest buffer of {buffer_bytes} bytes; {_FIX}")
-
-
-def _address(array: mx.array) -> int:
-    return int(as_bits(array).__array_interface__["data"][0])

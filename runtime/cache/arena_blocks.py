@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.runtime.cache.arena import Arena
-from mlxr.runtime.mlx_arrays import as_bits
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -49,8 +48,7 @@ def write_blocks(arena: Arena, block_ids: Sequence[int], data: Bytes) -> None:
 
 def _views(arena: Arena) -> Iterator[Bytes]:
     """K and V: views [blocks of the arena, layers, bytes]."""
-    for array in (arena.k, arena.v):
-        bits = as_bits(array)
+    for bits in arena.bits():
         assert bits.flags.writeable and bits.flags.c_contiguous, "a view of the arena must be the arena itself"
         rows = bits.reshape(*arena.geometry.shape[:2], -1).view(np.uint8)
         yield rows if arena.geometry.layout == "block" else rows.swapaxes(0, 1)

@@ -5,7 +5,9 @@ from typing import NamedTuple
 from mlxr.compiler.artifact import ArenaGeometry, Artifact, size
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.entry import HostEntry
-from mlxr.runtime.memory.fitting_arena import fitting_arena
+from mlxr.runtime.memory.context_limit import ContextLimit
+from mlxr.runtime.memory.fitting_arena import block_bytes, fitting_arena
+from mlxr.runtime.memory.footprint import Footprint
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
 from mlxr.runtime.weights.weight_file import WeightFile
 
@@ -14,11 +16,13 @@ class ChosenArena(NamedTuple):
     """The arena to allocate.
 
     Attributes:
-        geometry: the plan's, perhaps with fewer blocks.
+        geometry: the plan's, perhaps with another number of blocks and a shorter context.
+        limit: its context, and why it is that.
         notes: what people should know about memory, as in `Host.notes`.
     """
 
     geometry: ArenaGeometry
+    limit: ContextLimit
     notes: tuple[str, ...]
 
 
@@ -31,6 +35,7 @@ def choose_arena(
     tier_memory: int = 0,
     shrink: bool = False,
     most_bytes: int | None = None,
+    needed_context: int = 1,
 ) -> ChosenArena:
     """The arena to allocate for a model on a host; nothing is loaded yet.
 
@@ -42,6 +47,7 @@ def choose_arena(
         tier_memory: bytes of the machine's memory that the cache will use besides the arena.
         shrink: whether the arena may be smaller than the plan's, see `fitting_arena`.
         most_bytes: memory that the model may take, mapped weights included; None: what is free.
+        needed_context: tokens that a sequence must be able to have, where the spec leaves the context to memory.
 
     Raises:
         WeightsError: the weights are of another model.
@@ -59,18 +65,21 @@ def choose_arena(
                 f"{size(machine.free_bytes)} of {size(machine.total_bytes)} free now: make the tier smaller"
             )
         tier_memory = 0
+    target = entry.target_among(plan.targets)
     arena = fitting_arena(
-        artifact.spec.name,
-        plan,
-        entry.target_among(plan.targets),
+        artifact,
+        target,
         footprint,
         free,
         tier_bytes=tier_memory,
         shrink=shrink,
+        needed_context=needed_context,
     )
-    notes = []
-    planned = plan.programs[entry.target_among(plan.targets)].arena
-    if arena != planned:
+    notes, planned = [], plan.programs[target].arena
+    limit = _limit(artifact, arena, footprint, free)
+    if limit.is_cut:
+        notes.append(str(limit))
+    elif arena.num_blocks < planned.num_blocks:
         notes.append(
             f"the cache has room for {arena.num_blocks * arena.block_size} tokens, not for all of "
             f"{planned.num_blocks * planned.block_size}: {free.owner} has {size(free.free_bytes)} of memory free"
@@ -81,4 +90,21 @@ def choose_arena(
             f"{size(footprint.mapped_bytes)} of weights are mapped from their file, but only {size(left)} of memory "
             "are free for them: they will be read from the disk again and again; close other programs"
         )
-    return ChosenArena(arena, tuple(notes))
+    return ChosenArena(arena, limit, tuple(notes))
+
+
+def _limit(artifact: Artifact, arena: ArenaGeometry, footprint: Footprint, free: FreeMemory) -> ContextLimit:
+    """Why the arena has its context."""
+    spec, own, tokens = artifact.spec, artifact.spec.model.context, arena.context
+    if spec.cache.least_context is None:
+        return ContextLimit(tokens, own)
+    if tokens == own:
+        return ContextLimit(tokens, own, "all that the model has", "")
+    token = f"a token of the cache takes {size(block_bytes(arena) // arena.block_size)}"
+    smaller = "" if str(arena.dtype) == "q8" else ", with a smaller cache (--kv q8; in Python cache_dtype)"
+    if tokens == artifact.plan.arena.context:
+        why = f"{token}, and the cache was given {size(artifact.plan.arena.size_bytes)}"
+        return ContextLimit(tokens, own, why, f"give the cache more memory{smaller}")
+    weights = size(footprint.weights_bytes + footprint.mapped_bytes)
+    why = f"{free.owner} has {size(free.free_bytes)} of memory free, the weights take {weights}, and {token}"
+    return ContextLimit(tokens, own, why, f"load the model while more memory is free{smaller}")

@@ -76,14 +76,14 @@ class Conversation:
             MlxrError: the model failed. After any of these errors, the conversation has forgotten this message.
         """
         expect("text", text, str, "the message")
-        context = self._model.artifact.plan.arena.context
+        limit = self._model.limit
         messages = [*self.messages, {"role": "user", "content": text}]
         prompt, ids = self._prompt(messages)
-        if len(ids) >= context:
+        if len(ids) >= limit.tokens:
             raise too_long(
-                f"the conversation has {len(ids)} tokens with this message", context, "drop old turns, write less"
+                f"the conversation has {len(ids)} tokens with this message", limit, "drop old turns, write less"
             )
-        most = context if max_tokens is None else max_tokens
+        most = limit.tokens if max_tokens is None else max_tokens
         generation = self._model.start([ids], max_tokens=most, sampling=self._limited(prompt, sampling))
         self._running, self.completion = generation, generation.completions[0]
         failed = False
@@ -115,7 +115,8 @@ class Conversation:
             PromptTooLongError: the message does not fit even without the turns before it.
             ChatTemplateError: as in `ask`.
         """
-        context = self._model.artifact.plan.arena.context
+        limit = self._model.limit
+        context = limit.tokens
         room = min(max_tokens or context, max(1, context // 4))
 
         def length(dropped: int) -> int:
@@ -129,7 +130,7 @@ class Conversation:
         if turns == len(counts):
             turns -= 1
             if (alone := length(turns)) >= context:
-                raise too_long(f"the message alone has {alone} tokens", context, "write less")
+                raise too_long(f"the message alone has {alone} tokens", limit, "write less")
         return turns
 
     def drop_oldest(self, turns: int = 1) -> None:
@@ -152,7 +153,7 @@ class Conversation:
         """The text of a conversation up to where the next answer begins, and its tokens."""
         tokenizer = self._model.require_tokenizer()
         text = self._template.render(messages, **self._reasoning.variables_for(self._template.text))
-        check_length(text, tokenizer, self._model.artifact.plan.arena.context)
+        check_length(text, tokenizer, self._model.limit)
         # The template itself writes the BOS, and the names of control tokens in its text mean these tokens.
         return text, tokenizer.encode(text, add_special=False, parse_special=True)
 

@@ -1,17 +1,16 @@
 """A rank of a model that is split: how it takes part in loading, and, on all ranks but the first, in every step."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from mlxr.compiler.artifact import ArenaGeometry, Artifact
 from mlxr.compiler.errors import HostError, MlxrError
-from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.engine.choose_arena import choose_arena
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.select import check_host, make_host
-from mlxr.runtime.memory.fitting_arena import has_free_size
+from mlxr.runtime.memory.fitting_arena import has_free_size, of_blocks
 from mlxr.runtime.parallel.follower import Follower
 from mlxr.runtime.parallel.leader import Leader
 from mlxr.runtime.parallel.leader_host import LeaderHost
@@ -68,7 +67,7 @@ class _Rank:
         blocks = self.side.agree(geometry.num_blocks, same)
         if blocks != geometry.num_blocks and not has_free_size(geometry):
             raise HostError(f"a rank has room for {blocks} blocks, and this arena needs {geometry.num_blocks}")
-        return replace(geometry, num_blocks=blocks)
+        return of_blocks(geometry, blocks)
 
 
 @dataclass(frozen=True)
@@ -117,6 +116,7 @@ class FollowingRank(_Rank):
         threads: int | None = None,
         shrink_arena: bool = False,
         most_bytes: int | None = None,
+        needed_context: int = 1,
     ) -> None:
         """Loads this rank's part of the model, and runs the steps that rank 0 describes until that ends.
 
@@ -127,6 +127,7 @@ class FollowingRank(_Rank):
             threads: as for `Model`.
             shrink_arena: as for `Model`.
             most_bytes: as for `Model`.
+            needed_context: as for `Model`.
 
         Raises:
             MlxrError: this rank cannot load, or rank 0 refuses. Then all ranks end.
@@ -142,9 +143,10 @@ class FollowingRank(_Rank):
                 threads=threads,
                 shrink=shrink_arena,
                 most_bytes=self.most_bytes(entry, most_bytes),
+                needed_context=needed_context,
             )
             geometry = self.agree(chosen.geometry, file, entry)
-            runner = make_host(host, artifact, file, Arena(geometry), threads=threads)
+            runner = make_host(host, artifact, file, entry.load().make_arena(geometry), threads=threads)
         except MlxrError as error:
             self.side.give_up(str(error))
             raise

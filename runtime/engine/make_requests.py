@@ -14,6 +14,7 @@ from mlxr.runtime.engine.request import SECONDS_PER_PRIORITY, Listener, Request
 from mlxr.runtime.engine.sampling import Sampler, Sampling
 from mlxr.runtime.engine.thought import Thought
 from mlxr.runtime.engine.too_long import too_long
+from mlxr.runtime.memory.context_limit import ContextLimit
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 
 
@@ -58,7 +59,14 @@ TERMS = Terms()
 class RequestMaker:
     """Makes the requests of one model."""
 
-    def __init__(self, plan: Plan, arena: ArenaGeometry, tokenizer: Tokenizer | None, identity: Sequence[str]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        arena: ArenaGeometry,
+        tokenizer: Tokenizer | None,
+        identity: Sequence[str],
+        limit: ContextLimit | None = None,
+    ) -> None:
         """Keeps what all requests share.
 
         Args:
@@ -66,8 +74,10 @@ class RequestMaker:
             arena: its limits are those of a request.
             tokenizer: None: answers have no text.
             identity: what makes blocks of the cache differ between models: they go into every digest.
+            limit: of the arena's context; None: nothing is known of it but the number.
         """
         self._plan, self._arena, self._tokenizer = plan, arena, tokenizer
+        self._limit = limit or ContextLimit(arena.context, arena.context)
         self._identity = tuple(identity)
         self._eos_ids = frozenset() if tokenizer is None else frozenset(tokenizer.eos_ids)
         self._constraints = ConstraintCompiler(tokenizer, plan.vocab_size, self._eos_ids)
@@ -83,9 +93,9 @@ class RequestMaker:
             PromptTooLongError: it leaves no token of the context for the answer, or is longer than the context.
             RequestError: the arena cannot hold it even alone.
         """
-        arena = self._arena
-        if len(prompt) >= arena.context + (not answered):
-            raise too_long(f"the prompt has {len(prompt)} tokens", arena.context, answered=answered)
+        arena, limit = self._arena, self._limit
+        if len(prompt) >= limit.tokens + (not answered):
+            raise too_long(f"the prompt has {len(prompt)} tokens", limit, answered=answered)
         if len(prompt) > arena.num_blocks * arena.block_size:
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens, and the KV arena holds {arena.num_blocks * arena.block_size} in "
@@ -118,7 +128,7 @@ class RequestMaker:
             RequestError: an option that contradicts others or the model, or a constraint that cannot be used.
         """
         self.check(prompt, pooling is None)
-        context, most = self._arena.context, sampling.max_tokens
+        context, most = self._limit.tokens, sampling.max_tokens
         max_length = context if most is None else min(context, len(prompt) + most)
         if pooling is not None:
             max_length = len(prompt) + 1  # the last token is computed, too

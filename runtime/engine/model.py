@@ -14,13 +14,13 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError, RequestError
 from mlxr.runtime.argument_types import PATH, described, expect, whole_number
-from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.engine.choose_arena import choose_arena
 from mlxr.runtime.engine.completion import Completion, Event
+from mlxr.runtime.engine.context_line import context_line
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.default_pooling import default_pooling
 from mlxr.runtime.engine.default_sampling import DefaultSampling, default_sampling
@@ -60,6 +60,7 @@ class Model:
     Attributes:
         core: the loop that runs the steps of all generations.
         types: the element types of activations and cache on its host, each with its reason.
+        limit: of its context.
         ranks: the other ranks that execute parts of it; None: it is whole.
         default_sampling: how its own files say that tokens are chosen: for requests with `Sampling.of_model`.
     """
@@ -75,6 +76,7 @@ class Model:
         tiers: TierSizes = NO_TIERS,
         shrink_arena: bool = False,
         most_bytes: int | None = None,
+        needed_context: int = 1,
         progress: Progress | None = None,
         ranks: LeadingRank | None = None,
     ) -> None:
@@ -91,6 +93,7 @@ class Model:
             shrink_arena: whether the arena may have fewer blocks than the plan, if this machine lacks memory now; at
                 least a sequence of full context fits into it.
             most_bytes: memory that it may take, mapped weights included; None: what is free.
+            needed_context: tokens that a sequence must be able to have, where the spec leaves the context to memory.
             progress: called as loading proceeds.
             ranks: the other ranks that execute parts of the model, of which the artifact is rank 0's; None: it is
                 whole. The host closes them.
@@ -133,9 +136,13 @@ class Model:
             tier_memory=tiers.memory_bytes,
             shrink=shrink_arena,
             most_bytes=most_bytes if ranks is None else ranks.most_bytes(entry, most_bytes),
+            needed_context=needed_context,
         )
         geometry = chosen.geometry if ranks is None else ranks.agree(chosen.geometry, file, entry)
-        self.arena = Arena(geometry)
+        self.limit = chosen.limit
+        if geometry.context < chosen.limit.tokens:
+            self.limit = replace(chosen.limit, tokens=geometry.context, why="another rank has less memory free")
+        self.arena = entry.load().make_arena(geometry)
         self.pager = Pager.from_geometry(geometry, record_evictions=bool(tiers))
         self.host = make_host(host, artifact, file, self.arena, threads=threads, progress=progress)
         if ranks is not None:
@@ -146,7 +153,9 @@ class Model:
         self.core = EngineCore(self.host, self.pager, self._open_tiers(file, tiers))
         self.default_sampling: DefaultSampling = default_sampling(file, plan.vocab_size, tokenizer)
         self._file = file
-        self._maker = RequestMaker(plan, geometry, self.tokenizer, (artifact.spec.name, str(geometry.dtype)))
+        self._maker = RequestMaker(
+            plan, geometry, self.tokenizer, (artifact.spec.name, str(geometry.dtype)), self.limit
+        )
 
     def _open_tiers(self, file: WeightFile, sizes: TierSizes) -> BlockTiers | None:
         if not sizes:
@@ -164,6 +173,11 @@ class Model:
     def notes(self) -> tuple[str, ...]:
         """What this machine does otherwise than the plan asks, as messages for people."""
         return (*self._notes, *self.host.notes)
+
+    @property
+    def context_line(self) -> str:
+        """How long a sequence may be, why, and what the cache takes, for people."""
+        return context_line(self.limit, self.arena.geometry, self.host.takes_pages)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Text gets a BOS if its tokenizer says so; ids are taken as they are.
@@ -292,7 +306,7 @@ class Model:
             raise RequestError("no prompt was given; give at least one")
         for prompt in prompts:
             if isinstance(prompt, str):
-                check_length(prompt, self.require_tokenizer(), self.artifact.plan.arena.context, pooling is None)
+                check_length(prompt, self.require_tokenizer(), self.limit, pooling is None)
         ids = [self.encode(prompt) for prompt in prompts]
         sampling = self.default_sampling.completed(sampling)
         now, make = self.core.clock(), self._maker.make
@@ -387,8 +401,8 @@ class Model:
         self._check_output(None)
         ids = self.encode(tokens)
         plan = self.artifact.plan
-        if len(ids) > plan.arena.context:
-            raise RequestError(f"{len(ids)} tokens are more than the context of {plan.arena.context}")
+        if len(ids) > self.limit.tokens:
+            raise RequestError(f"{len(ids)} tokens are more than the context of {self.limit.tokens}")
         chunk = min(plan.max_tokens, plan.max_rows)
         seq_id = self.pager.add_sequence()
         try:
@@ -429,7 +443,7 @@ class Model:
     def __repr__(self) -> str:
         where = "closed" if self._closed else f"host {self.host.name}"
         arena = self.artifact.plan.arena
-        return f"<Model {self.artifact.spec.name}: {where}, context {arena.context} x {arena.max_sequences}>"
+        return f"<Model {self.artifact.spec.name}: {where}, context {self.limit.tokens} x {arena.max_sequences}>"
 
 
 def _list_of(prompts: Iterable[Prompt]) -> list[Prompt]:

@@ -32,14 +32,14 @@ def warm_up(host: Host, pager: Pager, progress: Progress | None = None) -> None:
         HostError: a step cannot be built, or fails.
     """
     plan, counted = host.plan, host.launches.copy()
-    sizes = prompt_sizes(plan, host.program)
-    contexts = decode_contexts(plan)
+    sizes = prompt_sizes(plan, host.program, pager.context)
+    contexts = decode_contexts(plan, pager.context)
     total = len(sizes) + len(contexts)
     # The largest first: shorter prompts are more frequent, and what MLX caches for them should be the newest.
     for done, tokens in enumerate(reversed(sizes)):
         if progress is not None:
             progress("steps", done, total)
-        if tokens == sizes[-1] and tokens < plan.arena.context:
+        if tokens == sizes[-1] and tokens < pager.context:
             _prompt(host, pager, tokens, "none")
         _prompt(host, pager, tokens, "last")
     for done, (sequences, context) in enumerate(contexts):
@@ -53,9 +53,9 @@ def warm_up(host: Host, pager: Pager, progress: Progress | None = None) -> None:
     host.launches.update(counted)
 
 
-def prompt_sizes(plan: Plan, program: Program) -> list[int]:
+def prompt_sizes(plan: Plan, program: Program, context: int) -> list[int]:
     """Lengths of prompts for which different things are built: all padded sizes, else one for each set of launches."""
-    most = min(plan.max_tokens, plan.arena.context)
+    most = min(plan.max_tokens, context)
     if plan.padded_sizes:
         # Padding may make the longest prompt longer than a prompt may be.
         sizes = {size for size in plan.padded_sizes if size < plan.padded_tokens(most)} | {most}
@@ -68,9 +68,9 @@ def prompt_sizes(plan: Plan, program: Program) -> list[int]:
     return sorted(sizes) or [most]
 
 
-def decode_contexts(plan: Plan) -> list[tuple[int, int]]:
+def decode_contexts(plan: Plan, context: int) -> list[tuple[int, int]]:
     """Decode steps with different launches, as (sequences, tokens of each): one and many, short and long contexts."""
-    context, whole = plan.arena.context, plan.whole_context
+    whole = plan.whole_context
     lengths = [1, *([whole + 1] if whole + 1 < context else [])]
     many = [(plan.arena.max_sequences, 1)] if plan.arena.max_sequences > 1 else []
     return [(1, length) for length in lengths if length < context] + many

@@ -2,52 +2,63 @@
 
 What must fit: weights that the host allocates, arena, activations, and the cache's tier in memory. Weights that stay
 mapped from their file need not, because the system can drop their pages and read them again; see `Footprint`.
+
+A spec with `cache.least_context` leaves the context to memory: a sequence may be as long as the arena has room for.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mlxr.compiler.artifact import ArenaGeometry, Plan, size
+from mlxr.compiler.artifact import ArenaGeometry, Artifact, size
 from mlxr.compiler.errors import HostError
+from mlxr.runtime.memory.context_limit import GOOD_CONTEXT
 from mlxr.runtime.memory.footprint import Footprint
 from mlxr.runtime.memory.free_memory import FreeMemory
 
 SHARE = 0.75
-"""Most of the free memory, after all else, that an arena takes which may be smaller than planned."""
+"""Most of the free memory, after all else, that an arena takes which may be smaller than planned, unless it needs more
+for a context of `GOOD_CONTEXT`."""
+_ROUND = 1024
+"""A context that memory decides is a multiple of this, if it is longer than a good one."""
 
 
 def fitting_arena(
-    name: str,
-    plan: Plan,
+    artifact: Artifact,
     target: str,
     footprint: Footprint,
     free: FreeMemory,
     *,
     tier_bytes: int = 0,
     shrink: bool = False,
+    needed_context: int = 1,
 ) -> ArenaGeometry:
-    """The arena to allocate: the plan's, or one of fewer blocks.
+    """The arena to allocate: the plan's, or one of another number of blocks, and perhaps of a shorter context.
 
     Args:
-        name: the model's name.
-        plan: its plan.
+        artifact: the compiled model.
         target: the target whose program runs.
         footprint: what it takes besides the arena.
         free: the memory that arena, weights and activations will be in.
         tier_bytes: what else will be used of that memory.
-        shrink: whether the arena may be smaller than the plan's, if it holds a sequence of full context. It then takes
-            at most `SHARE` of what is free, so that mapped weights and other programs keep some.
+        shrink: whether the arena may be smaller than the plan's, if it holds one sequence. It then takes at most
+            `SHARE` of what is free, so that mapped weights and other programs keep some. So does an arena whose context
+            is left to memory, which without `shrink` holds all sequences with the least context.
+        needed_context: tokens that a sequence must be able to have, where the context is left to memory.
 
     Raises:
         HostError: there is too little memory. The message says what needs how much, and what would fit.
     """
+    plan, spec = artifact.plan, artifact.spec
     arena = plan.programs[target].arena
     others = footprint.weights_bytes + footprint.activation_bytes + tier_bytes
-    if shrink and has_free_size(arena):
-        room = int(SHARE * (free.free_bytes - others - footprint.mapped_bytes))
-        blocks = max(arena.max_blocks_per_sequence, room // block_bytes(arena))
-        arena = replace(arena, num_blocks=min(arena.num_blocks, blocks))
-    if others + arena.size_bytes <= free.free_bytes:
+    left = free.free_bytes - others
+    if (shrink or spec.cache.least_context is not None) and has_free_size(arena):
+        room, share = (int(part) // block_bytes(arena) for part in (left, SHARE * (left - footprint.mapped_bytes)))
+        sequences = 1 if shrink else arena.max_sequences
+        least, good, most = _blocks(artifact, arena, needed_context, sequences)
+        blocks = min(most, max(share, min(room, good), least))
+        arena = replace(arena, num_blocks=blocks, context=_context(arena, blocks, needed_context))
+    if arena.size_bytes <= left:
         return arena
     needed = others + arena.size_bytes
     parts = (
@@ -58,26 +69,28 @@ def fitting_arena(
     )
     told = ", ".join(f"{part} {size(part_bytes)}" for part, part_bytes in parts if part_bytes)
     shrunk = arena.num_blocks < plan.arena.num_blocks
-    ways = list(_ways(plan, arena, max(0, free.free_bytes - others), shrunk=shrunk))
+    ways = list(_ways(artifact, arena, max(0, left), shrunk=shrunk))
     if needed - tier_bytes <= free.free_bytes:
         ways.append(f"a tier in memory of {size(free.free_bytes - needed + tier_bytes)}")
     fits = " or ".join(ways) if ways else "nothing: close other programs, or use smaller weight formats"
     raise HostError(
-        f"{name} needs {size(needed)} ({told}), but {free.owner} has {size(free.free_bytes)} of "
+        f"{spec.name} needs {size(needed)} ({told}), but {free.owner} has {size(free.free_bytes)} of "
         f"{size(free.total_bytes)} free now; the largest that fits: {fits}"
     )
 
 
 def has_free_size(arena: ArenaGeometry) -> bool:
     """Whether the arena may have another number of blocks than the plan says, because no kernel depends on it."""
-    return arena.mode == "paged" and arena.layout == "block"
+    return arena.layout == "block"
 
 
-def least_arena(arena: ArenaGeometry) -> ArenaGeometry:
-    """The smallest arena that may take its place: of one sequence of full context."""
+def least_arena(artifact: Artifact, target: str) -> ArenaGeometry:
+    """The smallest arena that may take the place of the plan's: of one sequence, of the least context."""
+    arena = artifact.plan.programs[target].arena
     if not has_free_size(arena):
         return arena
-    return replace(arena, num_blocks=min(arena.num_blocks, arena.max_blocks_per_sequence))
+    least, _, most = _blocks(artifact, arena, 1, 1)
+    return replace(arena, num_blocks=min(most, least))
 
 
 def block_bytes(arena: ArenaGeometry) -> int:
@@ -85,20 +98,46 @@ def block_bytes(arena: ArenaGeometry) -> int:
     return arena.size_bytes // arena.num_blocks
 
 
-def _ways(plan: Plan, arena: ArenaGeometry, room: int, *, shrunk: bool) -> Iterator[str]:
+def of_blocks(arena: ArenaGeometry, blocks: int) -> ArenaGeometry:
+    """The arena with fewer blocks, and as long a context as they have room for."""
+    return replace(arena, num_blocks=blocks, context=min(arena.context, blocks * arena.block_size))
+
+
+def _blocks(artifact: Artifact, arena: ArenaGeometry, needed: int, sequences: int) -> tuple[int, int, int]:
+    """How many blocks the arena must have, how many it should have whatever the share, and how many are enough."""
+    cache = artifact.spec.cache
+    least = arena.context if cache.least_context is None else min(cache.least_context, arena.context)
+    good = least if cache.least_context is None else min(max(least, GOOD_CONTEXT), arena.context)
+    is_sized = cache.num_blocks is not None or cache.memory_budget is not None
+    needed = 1 if is_sized else min(needed, arena.context)
+    must, should, enough = (sequences * -(-max(n, needed) // arena.block_size) for n in (least, good, needed))
+    most = arena.num_blocks if is_sized else max(arena.num_blocks, enough)
+    return min(must, most), min(should, most), most
+
+
+def _context(arena: ArenaGeometry, blocks: int, needed: int) -> int:
+    """The context of a sequence that so many blocks have room for."""
+    context = blocks * arena.block_size
+    if context >= arena.context:
+        return arena.context
+    return max(context - context % _ROUND, needed) if context > GOOD_CONTEXT else context
+
+
+def _ways(artifact: Artifact, arena: ArenaGeometry, room: int, *, shrunk: bool) -> Iterator[str]:
     """What fits into so many bytes for the arena: the longest context, the most sequences, the largest cache.
 
     Activations are counted as they are planned now. They need less with smaller dims.
     """
+    plan, cache = artifact.plan, artifact.spec.cache
     context, sequences = arena.context, arena.max_sequences
     blocks = min(room // block_bytes(arena), arena.num_blocks - 1)
-    most = blocks // arena.max_blocks_per_sequence
+    most = blocks // -(-context // arena.block_size)
     # The option counts the blocks of the target whose cache has the widest type.
-    cache = blocks * max(block_bytes(program.arena) for program in plan.programs.values())
-    if plan.arena.num_blocks != arena.max_blocks_per_sequence * sequences:  # its size was asked for
+    memory = blocks * max(block_bytes(program.arena) for program in plan.programs.values())
+    if cache.num_blocks is not None or cache.memory_budget is not None:
         shorter = "" if most else f" with context {blocks * arena.block_size}"
         if blocks:
-            yield f"a cache of {size(cache)}{shorter} (mlxr.Changes(cache_memory={cache}), cache.num_blocks {blocks})"
+            yield f"a cache of {size(memory)}{shorter} (mlxr.Changes(cache_memory={memory}), cache.num_blocks {blocks})"
         return
     for count in (1,) if shrunk else (sequences, 1):
         if longest := blocks // count * arena.block_size:
@@ -107,4 +146,4 @@ def _ways(plan: Plan, arena: ArenaGeometry, room: int, *, shrunk: bool) -> Itera
             break
     if most and sequences > 1:
         yield f"max_sequences {most} (mlxr.Changes(sequences={most}), cache.max_sequences) with context {context}"
-        yield f"a cache of {size(cache)} for {sequences} sequences (mlxr.Changes(cache_memory={cache}))"
+        yield f"a cache of {size(memory)} for {sequences} sequences (mlxr.Changes(cache_memory={memory}))"

@@ -34,6 +34,7 @@ def load_rank(
     threads: int | None = None,
     shrink_arena: bool = False,
     most_bytes: int | None = None,
+    needed_context: int = 1,
     **options: Any,
 ) -> Model:
     """Joins the other ranks, and loads this rank's part. Ranks but 0 end in here when rank 0 ends.
@@ -47,6 +48,7 @@ def load_rank(
         threads: as for `Model`.
         shrink_arena: as for `Model`.
         most_bytes: as for `Model`.
+        needed_context: as for `Model`.
         options: further ones of `Model`.
 
     Raises:
@@ -63,7 +65,8 @@ def load_rank(
     give_way_to_ranks()
     if rank:
         fill_input()
-    loading: dict[str, Any] = {"host": host, "threads": threads, "shrink_arena": shrink_arena, "most_bytes": most_bytes}
+    loading: dict[str, Any] = {"host": host, "threads": threads, "shrink_arena": shrink_arena}
+    loading |= {"most_bytes": most_bytes, "needed_context": needed_context}
 
     def connect(runner: Host) -> None:
         plan = runner.plan.rank

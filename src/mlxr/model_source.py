@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mlxr.artifact_cache import cached_artifact
 from mlxr.compiler.artifact import Artifact, Chip, load_artifact
-from mlxr.compiler.errors import ContextError, RequestError, WeightsError
+from mlxr.compiler.errors import RequestError, WeightsError
 from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.parallel.split_for import split_for
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
@@ -159,13 +159,12 @@ def load(
             tiers=tiers,
             shrink_arena=shrink_arena,
             most_bytes=most_bytes,
+            needed_context=changes.needed_context,
             progress=progress,
         )
         if prompt_lookup or draft is not None:
             try:
-                loaded.speculate(
-                    None if draft is None else _load_draft(draft, loaded.artifact, host, threads, progress)
-                )
+                loaded.speculate(None if draft is None else _load_draft(draft, loaded, host, threads, progress))
             except BaseException:
                 loaded.close()
                 raise
@@ -211,16 +210,11 @@ def _maker(artifact: Artifact, control: str | None, check: Callable[[], object] 
 
 
 def _load_draft(
-    model: "str | os.PathLike[str]", artifact: Artifact, host: str, threads: int | None, progress: "Progress | None"
+    model: "str | os.PathLike[str]", target: "Model", host: str, threads: int | None, progress: "Progress | None"
 ) -> "Model":
-    """Loads a draft model with as many sequences as the model, and with its context or all that its own allows."""
-    arena = artifact.plan.arena
-    changes = Changes(needed_context=arena.context, sequences=arena.max_sequences)
-    try:
-        return load(model, host=host, threads=threads, changes=changes, shrink_arena=True, ranks=1, progress=progress)
-    except ContextError:
-        changes = replace(changes, needed_context=1)
-        return load(model, host=host, threads=threads, changes=changes, shrink_arena=True, ranks=1, progress=progress)
+    """Loads a draft model with as many sequences as the model. Beyond its context, it guesses nothing."""
+    changes = Changes(sequences=target.artifact.plan.arena.max_sequences)
+    return load(model, host=host, threads=threads, changes=changes, shrink_arena=True, ranks=1, progress=progress)
 
 
 def chip_of(host: HostEntry) -> Chip | None:

@@ -1,18 +1,22 @@
-"""How much memory a model will take, by its plan, before anything is loaded."""
+"""How much memory a model will take, and how long its sequences may be, before anything is loaded."""
 
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import WeightsError
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.model_source import chip_of, resolve_artifact
 from mlxr.named_model import named_model
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
+from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.memory.fitting_arena import least_arena
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from mlxr.runtime.weights.weight_file import WeightFile
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class PlannedMemory:
 
     Attributes:
         full: with the arena that the plan has.
-        least: with an arena that holds one sequence of full context.
+        least: with an arena that holds one sequence, of full context or of the least.
     """
 
     full: int
@@ -42,6 +46,44 @@ def planned_memory(
     Raises:
         MlxrError: it cannot be found or compiled.
     """
+    artifact, file, entry, threads = _found(model, weights, host, threads, changes)
+    footprint = entry.load().footprint(artifact, file, threads)
+    target = entry.target_among(artifact.plan.targets)
+    arena = artifact.plan.programs[target].arena
+    others = footprint.weights_bytes + footprint.mapped_bytes + footprint.activation_bytes + tiers.memory_bytes
+    return PlannedMemory(others + arena.size_bytes, others + least_arena(artifact, target).size_bytes)
+
+
+def planned_context(
+    model: "str | os.PathLike[str]",
+    weights: "str | Path | None" = None,
+    *,
+    host: str = "auto",
+    threads: int | None = None,
+    changes: Changes = NO_CHANGES,
+    tiers: TierSizes = NO_TIERS,
+) -> str:
+    """How long a sequence could be if an engine loaded the model now, and why, for people; see `planned_memory`.
+
+    Raises:
+        MlxrError: it cannot be found, compiled or loaded.
+    """
+    from mlxr.runtime.engine.choose_arena import choose_arena  # noqa: PLC0415 (loads MLX)
+    from mlxr.runtime.engine.context_line import context_line  # noqa: PLC0415
+
+    artifact, file, entry, threads = _found(model, weights, host, threads, changes)
+    chosen = choose_arena(artifact, file, entry, threads=threads, tier_memory=tiers.memory_bytes, shrink=True)
+    return context_line(chosen.limit, chosen.geometry, entry.load().takes_pages)
+
+
+def _found(
+    model: "str | os.PathLike[str]",
+    weights: "str | Path | None",
+    host: str,
+    threads: int | None,
+    changes: Changes,
+) -> "tuple[Artifact, WeightFile, HostEntry, int | None]":
+    """The artifact, the weights, the host, and its threads."""
     from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
     from mlxr.runtime.weights.open_weights import open_weights  # noqa: PLC0415
 
@@ -52,7 +94,4 @@ def planned_memory(
     chosen = weights or own
     if not chosen:
         raise WeightsError(f"{artifact.spec.name} comes without weights: name a file or folder of them (--weights W)")
-    footprint = where.load().footprint(artifact, open_weights(chosen), threads)
-    arena = artifact.plan.programs[where.target_among(artifact.plan.targets)].arena
-    others = footprint.weights_bytes + footprint.mapped_bytes + footprint.activation_bytes + tiers.memory_bytes
-    return PlannedMemory(others + arena.size_bytes, others + least_arena(arena).size_bytes)
+    return artifact, open_weights(chosen), where, threads

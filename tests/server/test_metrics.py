@@ -27,6 +27,7 @@ class Gated:
         self._source = tiny_source("gated", tiers=TierSizes(1 << 20), changes=NO_CHANGES)
         self.name, self.meter = self._source.name, self._source.meter
         self.planned_memory, self.facts = self._source.planned_memory, self._source.facts
+        self.planned_context = self._source.planned_context
         self.gate = threading.Event()
 
     def load(self, progress: Progress, most_bytes: int | None = None) -> LoadedModel:

@@ -1,7 +1,7 @@
 """The `cpu` host: runs the artifact's C program, compiled for this CPU. One call runs a whole step.
 
 The program's threads live as long as the host. Weights are mapped from their file, or packed once into the program's
-layout. The arena is MLX arrays, as on the GPU; the program writes them in place. A step is complete when `step`
+layout. The arena's pages are taken as they are used; the program writes them in place. A step is complete when `step`
 returns.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import PHASES, Artifact
+from mlxr.compiler.artifact import PHASES, ArenaGeometry, Artifact
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
@@ -27,6 +27,7 @@ from mlxr.runtime.hosts.cpu.build import Tick, load_library
 from mlxr.runtime.hosts.cpu.exchange import Exchange
 from mlxr.runtime.hosts.cpu.library import CBatch, Library, OpenProgram
 from mlxr.runtime.hosts.cpu.logits_memory import LogitsMemory
+from mlxr.runtime.hosts.cpu.mapped_arena import MappedArena
 from mlxr.runtime.hosts.cpu.overlap import fewest_tokens
 from mlxr.runtime.hosts.cpu.tensors import TensorReader, bytes_by_place, place_tensors, read_from
 from mlxr.runtime.hosts.host import Host, Logits, Progress
@@ -48,6 +49,7 @@ class CpuHost(Host):
 
     name = "cpu"
     target: ClassVar[str] = "cpu"
+    takes_pages: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -117,6 +119,11 @@ class CpuHost(Host):
         own, mapped = bytes_by_place(program.library.tensors, read_from(file))
         scratch = program.library.thread_bytes * (num_threads(threads) - 1)  # the plan counts one thread
         return Footprint(own, mapped, program.memory.activation_bytes + scratch)
+
+    @classmethod
+    def make_arena(cls, geometry: ArenaGeometry) -> Arena:
+        """See `Host.make_arena`."""
+        return MappedArena(geometry)
 
     def use(self, collectives: Collectives) -> None:
         """See `Host.use`."""

@@ -1,4 +1,4 @@
-"""Memory for weights that are not mapped from a file: one block of zeros, in large pages where the system has them."""
+"""Memory of the system: a block of zeros whose pages are taken when they are touched, large ones where there are."""
 
 import contextlib
 import mmap
@@ -14,13 +14,14 @@ _LARGE_PAGE = 2 << 20
 ALIGNMENT = 64
 
 
-def reserve(size_bytes: int) -> npt.NDArray[np.uint8]:
+def reserve(size_bytes: int, what: str = "the weights") -> npt.NDArray[np.uint8]:
     """A block of zeros. Each page is allocated when it is first touched, near the thread that touches it.
 
     It is not NumPy's allocation, because it must begin at a large page and return to the system as a whole.
 
     Args:
         size_bytes: its size, which may be 0.
+        what: will be in it, for messages.
 
     Raises:
         HostError: there is not that much memory.
@@ -32,8 +33,8 @@ def reserve(size_bytes: int) -> npt.NDArray[np.uint8]:
         block = mmap.mmap(-1, size_bytes + _LARGE_PAGE, **options)
     except (OSError, ValueError, OverflowError) as error:
         raise HostError(
-            f"cpu: cannot get {size_bytes >> 20} MiB for the weights: {error}; close other programs, or compile the "
-            "spec with smaller weight formats"
+            f"cpu: cannot get {size_bytes >> 20} MiB for {what}: {error}; close other programs, or compile the spec "
+            "with smaller weight formats or a smaller cache"
         ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # this kernel has no large pages

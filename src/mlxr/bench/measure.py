@@ -149,9 +149,9 @@ def _check_fits(model: Model, work: Workload) -> None:
     plan = model.artifact.plan
     arena = plan.arena
     needed, option = work.needs(plan.max_tokens)
-    if needed > arena.context:
+    if needed > model.limit.tokens:
         raise RequestError(
-            f"{option}: a sequence would have {needed} tokens, the context is {arena.context}: ask for fewer, or "
+            f"{option}: a sequence would have {needed} tokens, the context is {model.limit.tokens}: ask for fewer, or "
             "compile the spec with a larger model.context"
         )
     if work.batch > arena.max_sequences:

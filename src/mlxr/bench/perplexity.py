@@ -62,10 +62,8 @@ def perplexity(
     prefix = [] if begin is None else [begin]
     length = window - len(prefix)
     step = length if stride is None else stride
-    if window > model.artifact.plan.arena.context:
-        raise RequestError(
-            f"a window of {window} tokens exceeds the model's context, {model.artifact.plan.arena.context}"
-        )
+    if window > model.limit.tokens:
+        raise RequestError(f"a window of {window} tokens exceeds the model's context, {model.limit.tokens}")
     if not 1 <= step <= length:
         raise RequestError(f"the stride is {step} tokens; expected 1 to {length}, so that windows leave no token out")
     if len(ids) + len(prefix) < 2:

@@ -1,6 +1,7 @@
 """The arguments that say which model to load, and where and how to run it."""
 
 import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
@@ -9,12 +10,12 @@ from mlxr.cli.card_note import tell_of_card
 from mlxr.cli.tier_options import tier_sizes
 from mlxr.compiler.command.type_options import add_type_arguments
 from mlxr.compiler.errors import ContextError, RequestError
-from mlxr.compiler.importers.imported import DEFAULT_CONTEXT
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.model_source import MODEL_HELP, load
 from mlxr.named_model import named_model
 from mlxr.progress_line import ProgressLine
 from mlxr.runtime.hosts.registry import AUTO, host_choices, hosts
+from mlxr.runtime.memory.context_limit import GOOD_CONTEXT
 
 if TYPE_CHECKING:
     from mlxr.runtime.engine.model import Model
@@ -78,8 +79,8 @@ def add_context_argument(parser: argparse.ArgumentParser, *, takes_specs: bool =
         "--context",
         type=int,
         metavar="N",
-        help=f"longest sequence in tokens (default: {default}the model's own limit, but at most {DEFAULT_CONTEXT}, "
-        "because memory for the whole cache is allocated at the start)",
+        help=f"longest sequence in tokens (default: {default}the model's own limit, or as much of it as memory that is "
+        "free now has room for)",
     )
     parser.add_argument(
         "--force-context",
@@ -132,6 +133,8 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model
     registered = named_model(args.model)
     host = args.host if registered is None else registered.options.place(args.host, None)[0]
     tell_of_card(host, model.host.name)
+    if model.limit.is_cut and model.limit.tokens < GOOD_CONTEXT:
+        print(f"note: {model.limit}", file=sys.stderr)
     return model
 
 

@@ -47,7 +47,6 @@ def prompt_ids(model: Model, args: argparse.Namespace, prompt: str) -> tuple[lis
     if args.raw and (given := reasoning_option(args)):
         raise RequestError(f"{given} is for the chat template, which --raw leaves out: leave out one of the two")
     tokenizer, reasoning = model.require_tokenizer(), reasoning_of(args)
-    context = model.artifact.plan.arena.context
     if not args.raw:
         messages = [] if args.system is None else [{"role": "system", "content": args.system}]
         try:
@@ -63,9 +62,9 @@ def prompt_ids(model: Model, args: argparse.Namespace, prompt: str) -> tuple[lis
                     form = reasoning.find_form(template)
             except ChatTemplateError as error:
                 raise ChatTemplateError(f"{error}. --raw gives the model the prompt as it is") from error
-            check_length(text, tokenizer, context)
+            check_length(text, tokenizer, model.limit)
             # The template writes what begins a text itself; control tokens spelled out in it are those tokens.
             ids = tokenizer.encode(text, add_special=False, parse_special=True)
             return ids, reasoning.limit(template.text, form, text)
-    check_length(prompt, tokenizer, context)
+    check_length(prompt, tokenizer, model.limit)
     return tokenizer.encode(prompt, parse_special=args.special), None

@@ -35,4 +35,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _models(told: dict[str, Any]) -> str:
-    return ", ".join(f"{model['name']} ({model['state']})" for model in told.get("models", []))
+    return ", ".join(f"{model['name']} ({_state(model)})" for model in told.get("models", []))
+
+
+def _state(model: dict[str, Any]) -> str:
+    context = model.get("context")
+    return model["state"] if context is None else f"{model['state']}, context {context:,}"

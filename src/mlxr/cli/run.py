@@ -83,13 +83,12 @@ def _generate(model: Model, args: argparse.Namespace, prompt: str, sampling: Sam
     else:
         print()
         if completion.finish_reason == "context":
-            context = f"the context of {model.artifact.plan.arena.context} tokens is full"
+            context = f"the context of {model.limit.tokens} tokens is full"
             print(f"note: the answer ends here because {context}; --context N gives it more room", file=sys.stderr)
     if args.stats:
         core = model.core.stats()
-        _print_stats(
-            stats, [sampling_line(model, sampling), str(model.types), speculation_line(core), cache_line(core)]
-        )
+        told = [sampling_line(model, sampling), str(model.types), model.context_line]
+        _print_stats(stats, [*told, speculation_line(core), cache_line(core)])
     return 130 if interrupted else 0
 
 
@@ -101,6 +100,7 @@ def _stats(model: Model, generation: Generation, completion: Completion) -> dict
         "prompt_tokens": completion.prompt_tokens,
         "host": model.host.name,
         "types": model.types.model_dump(mode="json"),
+        "context": {"tokens": model.limit.tokens, "own": model.limit.own, "why": model.limit.why},
         "launches": _launches(model),
         "notes": list(model.notes),
         "prefill_tokens_per_second": round(completion.prompt_tokens / prefill, 2) if prefill else None,
@@ -136,4 +136,5 @@ def _print_stats(stats: dict[str, object], lines: Sequence[str | None]) -> None:
     notes = stats["notes"]
     assert isinstance(notes, list), "made above"
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        if not any(line and note in line for line in lines):
+            print(f"note: {note}", file=sys.stderr)

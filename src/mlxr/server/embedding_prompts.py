@@ -81,12 +81,12 @@ def prompts_of(
                     ids, was_cut = tokenizer.encode_start(text, model.context)
                     cut += [i] if was_cut else []
                 else:
-                    check_length(text, tokenizer, model.context, answered=False, fix=fix)
+                    check_length(text, tokenizer, model.limit, answered=False, fix=fix)
                     ids = tokenizer.encode(text, add_special=add_special)
             else:
                 ids = text
             if len(ids) > model.context:
-                raise too_long(f"the text has {len(ids)} tokens", model.context, fix, answered=False)
+                raise too_long(f"the text has {len(ids)} tokens", model.limit, fix, answered=False)
         except PromptTooLongError as error:
             where = f"{field}[{i}]: " if len(texts) > 1 else ""
             raise ApiError(400, f"{where}{error}", code="context_length_exceeded", param=field) from error

@@ -236,15 +236,14 @@ def test_other_architectures_are_refused_with_those_that_are_supported(tiny: Fac
             spec_from_gguf(tiny[0] | {"general.architecture": name}, tiny[1], "x", "x.gguf")
 
 
-def test_the_context_is_bounded_unless_more_is_asked_for(tiny: Facts) -> None:
-    def context(**options: Any) -> int:
-        return imported(tiny, ImportOptions(**options), context_length=131072).model.context
+def test_the_context_is_the_models_own_if_memory_allows_and_no_other_is_asked_for(tiny: Facts) -> None:
+    def context(**options: Any) -> tuple[int, int | None]:
+        spec = imported(tiny, ImportOptions(**options), context_length=131072)
+        return spec.model.context, spec.cache.least_context
 
-    assert context() == 4096
-    assert context(context=100) == 100
-    assert context(needed_context=5000) == 5000
-    assert context(context=100, needed_context=50) == 100
-    assert imported(tiny).model.context == 512
+    assert context() == context(needed_context=5000) == (131072, 2048)
+    assert context(context=100) == context(context=100, needed_context=50) == (100, None)
+    assert imported(tiny).model.context == 512 and imported(tiny).cache.least_context is None
     with pytest.raises(SpecError, match="own context is 512 tokens; 513 are asked for"):
         imported(tiny, ImportOptions(context=513))
 

@@ -153,12 +153,16 @@ def test_steps_whose_last_part_makes_nothing_that_is_read(monkeypatch: pytest.Mo
 
 def test_what_is_built_at_load_covers_every_size_and_every_way_to_attend() -> None:
     plan = compiled(small_spec(model__context=100, prefill_chunk=64), Geometry.of(chunk_padding=16, partition=32)).plan
-    assert prompt_sizes(plan, plan.first) == [8, 16, 32, 48, 64]
-    assert decode_contexts(plan) == [(1, 1), (1, 33), (3, 1)]
+    assert prompt_sizes(plan, plan.first, plan.arena.context) == [8, 16, 32, 48, 64]
+    assert decode_contexts(plan, plan.arena.context) == [(1, 1), (1, 33), (3, 1)]
     short = compiled(small_spec(model__context=37, prefill_chunk=64), Geometry.of(chunk_padding=16)).plan
-    assert prompt_sizes(short, short.first) == [8, 16, 32, 37] and short.padded_tokens(37) == 48
+    assert prompt_sizes(short, short.first, short.arena.context) == [8, 16, 32, 37] and short.padded_tokens(37) == 48
     exact = compiled(small_spec(**HALF), Geometry.of(mlx_min_rows=20)).plan
-    assert not exact.padded_sizes and {2, 19, 20, 32} >= set(prompt_sizes(exact, exact.first)) >= {2, 20, 32}
+    assert not exact.padded_sizes and {2, 19, 20, 32} >= set(prompt_sizes(exact, exact.first, exact.arena.context)) >= {
+        2,
+        20,
+        32,
+    }
 
 
 def test_steps_for_mlxs_attention_are_not_filled_up() -> None:

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from mlxr.compiler.artifact import Artifact
-from mlxr.compiler.errors import HostError
+from mlxr.compiler.errors import BudgetError, HostError
 from mlxr.compiler.spec.change import Changes, changed
-from mlxr.runtime.memory.fitting_arena import SHARE, block_bytes, fitting_arena
+from mlxr.runtime.memory.fitting_arena import SHARE, block_bytes, fitting_arena, least_arena
 from mlxr.runtime.memory.footprint import Footprint
 from mlxr.runtime.memory.free_memory import FreeMemory
 from mlxr_tests.specs import compiled, small_spec
@@ -23,7 +23,7 @@ def needs(artifact: Artifact, mapped: int = 0) -> Footprint:
 
 def refusal(artifact: Artifact, free: int, **options: object) -> str:
     with pytest.raises(HostError) as error:
-        fitting_arena("small", artifact.plan, "metal", needs(artifact), FreeMemory(free, 1 << 30), **options)  # type: ignore[arg-type]
+        fitting_arena(artifact, "metal", needs(artifact), FreeMemory(free, 1 << 30), **options)  # type: ignore[arg-type]
     return str(error.value)
 
 
@@ -31,7 +31,7 @@ def test_exactly_enough_fits_and_one_byte_less_is_refused() -> None:
     artifact = compiled(small_spec(**WIDE))
     memory = artifact.plan.programs["metal"].memory
     free = FreeMemory(memory.total_bytes + 7, 1 << 30)
-    arena = fitting_arena("small", artifact.plan, "metal", needs(artifact), free, tier_bytes=7)
+    arena = fitting_arena(artifact, "metal", needs(artifact), free, tier_bytes=7)
     assert arena == artifact.plan.arena
     told = refusal(artifact, memory.total_bytes + 6, tier_bytes=7)
     for part in (
@@ -48,7 +48,7 @@ def test_mapped_weights_need_not_fit() -> None:
     artifact = compiled(small_spec(**WIDE))
     memory = artifact.plan.programs["metal"].memory
     free = FreeMemory(memory.total_bytes - 1000, 1 << 30)
-    fitting_arena("small", artifact.plan, "metal", needs(artifact, mapped=1000), free)
+    fitting_arena(artifact, "metal", needs(artifact, mapped=1000), free)
 
 
 @pytest.mark.parametrize("share", [0.8, 0.4, 0.2])
@@ -106,7 +106,7 @@ def test_an_arena_shrinks_to_a_share_of_what_is_free() -> None:
     block, rest = block_bytes(plan.arena), need.weights_bytes + need.activation_bytes + need.mapped_bytes
 
     def blocks(free: int) -> int:
-        return fitting_arena("small", plan, "metal", need, FreeMemory(free, free), shrink=True).num_blocks
+        return fitting_arena(artifact, "metal", need, FreeMemory(free, free), shrink=True).num_blocks
 
     assert blocks(rest + int(3072 * block / SHARE) + 1) == blocks(1 << 40) == 3072
     assert blocks(rest + int(2000 * block / SHARE) + 1) == 2000
@@ -115,10 +115,59 @@ def test_an_arena_shrinks_to_a_share_of_what_is_free() -> None:
     assert "an arena of 4096 tokens" in told and "the largest that fits: context 4092 (--context 4092" in told
 
 
-@pytest.mark.parametrize(
-    "change", [{"cache__layout": "layer"}, {"cache__max_sequences": 1, "cache__mode": "contiguous"}]
-)
-def test_an_arena_that_kernels_know_the_size_of_does_not_shrink(change: dict[str, object]) -> None:
-    artifact = compiled(small_spec(**WIDE | change))
+def test_an_arena_that_kernels_know_the_size_of_does_not_shrink() -> None:
+    artifact = compiled(small_spec(**WIDE | {"cache__layout": "layer"}))
     memory = artifact.plan.largest_memory
     assert "the largest that fits: context" in refusal(artifact, memory.total_bytes - 1, shrink=True)
+
+
+OWN = WIDE | {"model__context": 40960, "cache__least_context": 2048}
+"""A model that leaves its context to memory."""
+
+
+def chosen(artifact: Artifact, blocks: float, **options: object) -> tuple[int, int]:
+    """Context, and tokens of the arena, where so many blocks are free besides all else."""
+    need = needs(artifact)
+    rest = need.weights_bytes + need.activation_bytes
+    free = FreeMemory(rest + int(blocks * block_bytes(artifact.plan.arena)), 1 << 40)
+    arena = fitting_arena(artifact, "metal", need, free, **options)  # type: ignore[arg-type]
+    assert arena.max_blocks_per_sequence == 40960 // 4, "kernels know the length of a block table"
+    return arena.context, arena.num_blocks * arena.block_size
+
+
+def test_a_context_is_as_long_as_the_memory_that_is_free_allows() -> None:
+    artifact = compiled(small_spec(**OWN))
+    assert artifact.plan.arena.num_blocks * 4 == 40960, "the model's own context, or 3 sequences of 8192"
+    assert chosen(artifact, 10240 / SHARE + 1) == chosen(artifact, 1 << 20, shrink=True) == (40960, 40960)
+    assert chosen(artifact, 5121 / SHARE, shrink=True) == (20480, 20484), "a multiple of 1024"
+    assert chosen(artifact, 2048, shrink=True) == (8192, 8192), "8192 tokens may take more than the share"
+    assert chosen(artifact, 1024, shrink=True) == (4096, 4096), "or what there is, but no less than the least"
+    assert chosen(artifact, 512, shrink=True) == (2048, 2048)
+    with pytest.raises(HostError, match=r"an arena of 2048 tokens .* the largest that fits: context 2044 "):
+        chosen(artifact, 511, shrink=True)
+    assert chosen(artifact, 6144) == (24576, 24576), "each of 3 sequences may have 8192"
+    with pytest.raises(HostError, match=r"an arena of 6144 tokens"):
+        chosen(artifact, 3 * 512 - 1)
+    assert least_arena(artifact, "metal").num_blocks == 512
+
+
+def test_what_a_caller_needs_is_the_least() -> None:
+    artifact = compiled(small_spec(**OWN))
+    assert chosen(artifact, 1 << 20, needed_context=20001) == (40960, 3 * 20004), "of each of 3 sequences"
+    assert chosen(artifact, 5001, needed_context=20001, shrink=True) == (20001, 20004)
+    with pytest.raises(HostError, match=r"an arena of 60012 tokens"):
+        chosen(artifact, 3 * 5001 - 1, needed_context=20001)
+
+
+def test_a_context_that_was_asked_for_is_not_left_to_memory() -> None:
+    spec = small_spec(**OWN)
+    artifact = compiled(changed(spec, Changes(context=10000)))
+    assert artifact.spec.cache.least_context is None and artifact.plan.arena.num_blocks == 3 * 2500
+    assert "an arena of 30000 tokens" in refusal(artifact, 1 << 20)
+
+
+def test_a_cache_of_a_given_size_decides_the_context() -> None:
+    arena = compiled(small_spec(**OWN | {"cache__num_blocks": 1000})).plan.arena
+    assert (arena.context, arena.max_blocks_per_sequence, arena.num_blocks) == (4000, 1000, 1000)
+    with pytest.raises(BudgetError, match="gives 511 blocks of 4 tokens, but one sequence of context 2048 needs 512"):
+        compiled(small_spec(**OWN | {"cache__num_blocks": 511}))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlxr.compiler.errors import EngineError, PromptTooLongError, RequestError
+from mlxr.runtime.memory.context_limit import ContextLimit
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.chat.chat_job import ChatJob
@@ -127,7 +128,8 @@ TOKENIZER = byte_tokenizer()
 
 
 def prompt(template: str, job: ChatJob, context: int | None = None, tool_use: str | None = None) -> str:
-    with closing(ChatFormat(ChatTemplate(template, "here", tool_use=tool_use), TOKENIZER, context)) as chat:
+    limit = None if context is None else ContextLimit(context, context)
+    with closing(ChatFormat(ChatTemplate(template, "here", tool_use=tool_use), TOKENIZER, limit)) as chat:
         return TOKENIZER.decode(asyncio.run(chat.prompt(job)))
 
 

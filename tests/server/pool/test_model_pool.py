@@ -50,6 +50,9 @@ class Source:
     def planned_memory(self) -> PlannedMemory:
         return self.memory
 
+    def planned_context(self) -> str:
+        return "context 7"
+
     def load(self, progress: Progress, most_bytes: int | None = None) -> LoadedModel:
         self.most_bytes = most_bytes
         progress("weights", 1, 4)

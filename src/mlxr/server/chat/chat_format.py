@@ -9,6 +9,7 @@ from mlxr.compiler.errors import ChatTemplateError, EngineError, RequestError
 from mlxr.runtime.engine.reasoning import NO_REASONING, Reasoning
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.too_long import check_length
+from mlxr.runtime.memory.context_limit import ContextLimit
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.chat.answer_grammar import AnswerGrammar
@@ -32,7 +33,7 @@ class ChatFormat:
         self,
         template: ChatTemplate,
         tokenizer: Tokenizer,
-        context: int | None = None,
+        limit: ContextLimit | None = None,
         defaults: Reasoning = NO_REASONING,
     ) -> None:
         """Finds the family that the template belongs to.
@@ -40,11 +41,11 @@ class ChatFormat:
         Args:
             template: the model's; it is closed with this.
             tokenizer: the model's.
-            context: most tokens of a sequence, by which texts that are far too long are refused early.
+            limit: of the context, by which texts that are far too long are refused early.
             defaults: hold where a job says nothing else.
         """
         self._defaults = defaults
-        self._template, self._tokenizer, self._context = template, tokenizer, context
+        self._template, self._tokenizer, self._limit = template, tokenizer, limit
         self._plain = self._with_tools = TemplateForm(template, tokenizer, for_tools=False)
         if template.tool_use is not None:
             self._with_tools = TemplateForm(template, tokenizer, for_tools=True)
@@ -162,8 +163,8 @@ class ChatFormat:
         except (ChatTemplateError, RequestError) as error:
             raise type(error)(names.unmarked(str(error))) from error
         text = names.unmarked(marked)
-        if self._context is not None:
-            check_length(text, self._tokenizer, self._context)
+        if self._limit is not None:
+            check_length(text, self._tokenizer, self._limit)
         # The template itself writes the BOS, and the names of control tokens in its own text mean these tokens.
         if text == marked:
             return self._tokenizer.encode(text, add_special=False, parse_special=True)

@@ -150,6 +150,7 @@ class ModelState(Told):
     state: Literal["cold", "loading", "loaded", "unloading"]
     progress: str
     requests: int
+    context: int | None
     bytes: int
     pinned: bool
 

@@ -22,6 +22,7 @@ async def status(request: Request) -> dict[str, Any]:
             "state": model.state,
             "progress": model.progress,
             "requests": model.users,
+            "context": None if model.loaded is None else model.loaded.context,
             "bytes": model.planned_bytes if model.loaded is not None else 0,
             "pinned": model.pinned,
         }

@@ -76,7 +76,7 @@ def _pieces(model: LoadedModel, body: GenerateRequest, sampling: Sampling) -> As
 async def _continued(model: LoadedModel, prompt: str, sampling: Sampling, parse_special: bool) -> AsyncGenerator[Piece]:
     """The text that continues a prompt. In a raw one, the names of control tokens mean these tokens."""
     tokenizer = model.engine.model.require_tokenizer()
-    check_length(prompt, tokenizer, model.context)
+    check_length(prompt, tokenizer, model.limit)
     ids = await asyncio.to_thread(tokenizer.encode, prompt, parse_special=parse_special)
     async with aclosing(model.engine.generate(ids, sampling)) as events:
         async for event in events:

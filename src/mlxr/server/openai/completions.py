@@ -169,7 +169,7 @@ async def _encoded(model: LoadedModel, job: _Job) -> _Encoded:
 def _ids(model: LoadedModel, job: _Job, prompt: str | list[int]) -> list[int]:
     if isinstance(prompt, str):
         tokenizer = model.engine.model.require_tokenizer()
-        check_length(prompt, tokenizer, model.context)
+        check_length(prompt, tokenizer, model.limit)
         ids = tokenizer.encode(prompt, add_special=job.adds_special, parse_special=True)
         if ids:
             return ids

@@ -10,7 +10,7 @@ from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.engine import with_sequences
 from mlxr.model_facts import ModelFacts, model_facts
 from mlxr.model_source import USUAL_SEQUENCES
-from mlxr.planned_memory import PlannedMemory, planned_memory
+from mlxr.planned_memory import PlannedMemory, planned_context, planned_memory
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.engine.reasoning import NO_REASONING, Reasoning
 from mlxr.runtime.tokenizer.template_files import DEFAULT, NamedTemplates, read_template_file
@@ -89,6 +89,12 @@ class EngineSource:
         draft = planned_memory(self.draft, host=self.host, threads=self.threads)
         return PlannedMemory(own.full + draft.full, own.least + draft.least)
 
+    def planned_context(self) -> str:
+        """See `ModelSource`."""
+        return planned_context(
+            self.model, self.weights, host=self.host, threads=self.threads, changes=self._changes, tiers=self.tiers
+        )
+
     def load(self, progress: Progress, most_bytes: int | None = None) -> LoadedModel:
         """See `ModelSource`."""
         if most_bytes is not None and self.draft is not None:
@@ -109,6 +115,7 @@ class EngineSource:
             control=self.control,
             progress=progress,
         )
+        _LOG.info("%s is loaded: %s", self.name, engine.model.context_line)
         try:
             return self._with_format(engine)
         except BaseException:
@@ -128,7 +135,7 @@ class EngineSource:
         template.source = self.name  # its errors reach clients, which know the model by this name
         template.start()
         tokenizer = engine.model.require_tokenizer()
-        chat_format = ChatFormat(template, tokenizer, engine.model.artifact.plan.arena.context, self.reasoning)
+        chat_format = ChatFormat(template, tokenizer, engine.model.limit, self.reasoning)
         return LoadedModel(engine, chat_format, template=template.text)
 
     @property

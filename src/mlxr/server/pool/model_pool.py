@@ -77,6 +77,11 @@ class ModelPool:
         return list(self._models.values())
 
     @property
+    def fixed(self) -> list[ServedModel]:
+        """The models that the server was started with; not those of the catalog."""
+        return [self._models[name] for name in self._models if name in self._fixed]
+
+    @property
     def forms(self) -> list[ServedModel]:
         """All models, their forms that give embeddings, and models whose names mean others now, while they are used.
 

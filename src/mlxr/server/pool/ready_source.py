@@ -45,6 +45,10 @@ class ReadySource:
         """Nothing: it has its memory already."""
         return PlannedMemory(0, 0)
 
+    def planned_context(self) -> str:
+        """What it has."""
+        return self.loaded.engine.model.context_line
+
     def load(self, progress: Progress, most_bytes: int | None = None) -> LoadedModel:
         """The model.
 

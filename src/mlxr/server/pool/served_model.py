@@ -10,6 +10,7 @@ from mlxr.model_facts import ModelFacts
 from mlxr.planned_memory import PlannedMemory
 from mlxr.runtime.engine.default_sampling import DefaultSampling
 from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.memory.context_limit import ContextLimit
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.errors import ApiError
 from mlxr.server.metrics.meter import Meter
@@ -50,7 +51,12 @@ class LoadedModel:
     @property
     def context(self) -> int:
         """Most tokens of prompt and answer."""
-        return self.engine.model.artifact.plan.arena.context
+        return self.limit.tokens
+
+    @property
+    def limit(self) -> ContextLimit:
+        """Of its context."""
+        return self.engine.model.limit
 
     @property
     def default_sampling(self) -> DefaultSampling:
@@ -84,6 +90,13 @@ class ModelSource(Protocol):
 
         Raises:
             MlxrError: it cannot be found or compiled.
+        """
+
+    def planned_context(self) -> str:
+        """How long a sequence could be if it were loaded now, and why, for people. Slow: it may compile.
+
+        Raises:
+            MlxrError: it cannot be found, compiled or loaded.
         """
 
     def load(self, progress: Progress, most_bytes: int | None = None) -> LoadedModel:
