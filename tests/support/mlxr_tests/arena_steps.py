@@ -18,7 +18,6 @@ import numpy as np
 import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
-from mlxr.runtime.mlx_arrays import as_bits
 from mlxr_tests.storyteller import Q8_0, storyteller_spec
 
 NUM_STEPS = 200
@@ -33,16 +32,24 @@ def peak_rss_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
+def rss_bytes() -> int:
+    """The resident size of this process now; 0 where the system does not tell."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * resource.getpagesize() if statm.is_file() else 0
+
+
 def measure(host: str, make_copy: bool) -> dict[str, int | bool]:
     """Runs the steps and returns the figures."""
     # An arena of 384 MiB: far larger than everything else together.
+    before = rss_bytes()
     model = mlxr.load(compile_spec(storyteller_spec(cache={"num_blocks": 4096})).artifact, Q8_0, host=host)
     arena, plan, pager = model.arena, model.artifact.plan, model.pager
     seq_id = pager.add_sequence()
     model.host.read(model.host.step(Batch.build([BatchRequest(seq_id, [1, 403, 27], 0)], pager, plan.query_tile)))
     mx.eval(arena.token)
-    for array in (arena.k, arena.v):
-        as_bits(array)[...] |= 0  # pages that were never written are not resident
+    loaded = rss_bytes() - before
+    for bits in arena.bits():
+        bits[...] |= 0  # pages that were never written are not resident
     addresses, token, launched = arena.addresses(), int(arena.token[0]), sum(model.host.launches.values())
     gc.collect()
     mx.clear_cache()
@@ -53,12 +60,13 @@ def measure(host: str, make_copy: bool) -> dict[str, int | bool]:
         model.host.step(Batch.build([BatchRequest(seq_id, [i % 4000], 3 + i)], pager, plan.query_tile))
         for i in range(NUM_STEPS)
     ]
-    copy = np.array(as_bits(arena.k)) if make_copy else None
+    copy = np.array(arena.bits()[0]) if make_copy else None
     mx.eval(arena.token)
     del copy, queued
     return {
         "arena_bytes": arena.geometry.size_bytes,
         "num_layers": plan.num_layers,
+        "rss_of_one_step_bytes": loaded,
         "mlx_growth_bytes": mx.get_peak_memory() - active,
         "rss_growth_bytes": peak_rss_bytes() - rss,
         "is_in_place": arena.addresses() == addresses,
