@@ -6,6 +6,8 @@ The pager (`mlxr.runtime.cache.pager`) decides which sequence owns which block; 
 """
 
 import os
+from collections.abc import Sequence
+from typing import ClassVar
 
 import mlx.core as mx
 
@@ -17,12 +19,18 @@ from mlxr.runtime.mlx_arrays import MLX_DTYPES, Bits, as_bits
 class Arena:
     """K and V of every sequence, in blocks of tokens.
 
+    MLX's arrays are all in memory from the start. GPUs need that: Metal makes a whole buffer resident for each command
+    that has it, CUDA allocates it.
+
     Mutable state: `token`, which hosts replace, and the bytes of `k` and `v`, which kernels write.
 
     Attributes:
         token: u32[8], the output of the newest access. A host binds it in each access and replaces it with the result.
-        geometry: the arena of the plan.
+        geometry: the arena of the plan, perhaps with another number of blocks.
     """
+
+    takes_pages: ClassVar[bool] = False
+    """Whether its memory is taken page by page, as blocks are first used, and can be given back."""
 
     def __init__(self, geometry: ArenaGeometry) -> None:
         """Allocates K and V, filled with zeros: a masked lane multiplies what it reads by 0, and 0 * NaN is NaN.
@@ -65,6 +73,12 @@ class Arena:
         """
         k, v = (int(bits.__array_interface__["data"][0]) for bits in self.bits())
         return k, v
+
+    def give_back(self, block_ids: Sequence[int]) -> None:
+        """Gives the memory of blocks that hold nothing back to the system, where that is possible; then they are zero.
+
+        MLX's arrays keep their memory.
+        """
 
     def check_contiguous(self) -> None:
         """Checks that K and V are whole and row-major, as kernels need them: MLX makes no contiguous copies for them.

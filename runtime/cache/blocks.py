@@ -20,10 +20,15 @@ class BlockPool:
     Idle blocks are evicted when no block is free, the one first that has been idle for longest. A table that has a
     block has the blocks before it too, and releases them later. So a block is evicted before those that it follows.
 
+    A block that nobody has taken yet may not be in memory yet. It comes after the free ones that are; where memory is
+    scarce (`is_frugal`), after the idle ones too.
+
     Attributes:
         index: what blocks hold that can be found.
         idle: the idle blocks, in the order of eviction.
         record_evictions: whether full blocks that are evicted are added to `evicted`.
+        is_frugal: whether to evict idle blocks rather than take blocks that are not in memory yet.
+        num_taken: blocks that were taken since they were given back, or at all.
         version: counts the changes after which a block that was found may hold something else.
     """
 
@@ -34,7 +39,9 @@ class BlockPool:
         self.pins = [0] * num_blocks
         self.index = PrefixIndex()
         self.idle: OrderedDict[int, None] = OrderedDict()
-        self.record_evictions = False
+        self.record_evictions = self.is_frugal = False
+        self.num_taken = 0
+        self._was_taken = bytearray(num_blocks)
         self.evicted: list[CachedBlock] = []
         self.version = 0
 
@@ -49,14 +56,37 @@ class BlockPool:
         An evicted block keeps its content until the next step writes it.
         """
         assert self.num_free, "take() on an empty pool: the caller must check num_free first"
-        if self.free_blocks:
+        if self.free_blocks and not (self.is_frugal and self.idle and not self._was_taken[self.free_blocks[-1]]):
             block_id = self.free_blocks.pop()
+            if not self._was_taken[block_id]:
+                self._was_taken[block_id] = 1
+                self.num_taken += 1
         else:
             block_id, _ = self.idle.popitem(last=False)
             self.forget(block_id)
         self.references[block_id] = 1
         self.version += 1
         return block_id
+
+    def give_back(self, most: int) -> list[int]:
+        """Blocks that nobody uses and whose memory can be given back: free ones, then idle ones, which are forgotten.
+
+        They are zero when they are taken again, and come after all other free blocks.
+        """
+        given = [block_id for block_id in reversed(self.free_blocks) if self._was_taken[block_id]][:most]
+        kept = set(self.free_blocks).difference(given)
+        record, self.record_evictions = self.record_evictions, False  # what they hold is gone at once
+        while len(given) < most and self.idle:
+            block_id, _ = self.idle.popitem(last=False)
+            self.forget(block_id)
+            given.append(block_id)
+        self.record_evictions = record
+        self.free_blocks = sorted(given, reverse=True) + [block_id for block_id in self.free_blocks if block_id in kept]
+        for block_id in given:
+            self._was_taken[block_id] = 0
+        self.num_taken -= len(given)
+        self.version += 1
+        return given
 
     def share(self, block_id: int) -> None:
         """Adds a reference to a block that is in use or in the index."""

@@ -58,6 +58,7 @@ class Pager:
         contiguous: bool = False,
         context: int | None = None,
         record_evictions: bool = False,
+        short_tables: bool = False,
     ) -> None:
         """Makes a pager with all blocks free.
 
@@ -69,6 +70,7 @@ class Pager:
             contiguous: whether block i of the only sequence is arena block i, as kernels without a block table assume.
             context: most tokens of a sequence; None: as many as the longest table has room for.
             record_evictions: whether `take_evicted` tells which blocks the prefix cache gave up.
+            short_tables: whether `block_tables` leaves out columns that no sequence of a step uses.
 
         Raises:
             ArenaError: a size below 1, a context beyond the longest table, or several contiguous sequences.
@@ -93,6 +95,7 @@ class Pager:
         self._pool = BlockPool(num_blocks)
         self._pool.record_evictions = record_evictions
         self._tables = np.zeros((max_sequences, max_blocks_per_sequence), dtype=np.int32)
+        self._short_tables = short_tables
         self._free_rows = list(range(max_sequences - 1, -1, -1))
         self._prefixes: PrefixCache | KeptSequence
         if contiguous:
@@ -105,8 +108,10 @@ class Pager:
         self._copies = BlockCopies(self._pool)
 
     @classmethod
-    def from_geometry(cls, geometry: ArenaGeometry, *, record_evictions: bool = False) -> "Pager":
-        """The pager of a plan's arena."""
+    def from_geometry(
+        cls, geometry: ArenaGeometry, *, record_evictions: bool = False, short_tables: bool = False
+    ) -> "Pager":
+        """The pager of an arena."""
         return cls(
             geometry.num_blocks,
             geometry.block_size,
@@ -115,6 +120,7 @@ class Pager:
             contiguous=geometry.mode == "contiguous",
             context=geometry.context,
             record_evictions=record_evictions,
+            short_tables=short_tables,
         )
 
     @property
@@ -133,6 +139,16 @@ class Pager:
     def num_used(self) -> int:
         """Blocks that sequences or pending copies use."""
         return self.num_blocks - self._pool.num_free
+
+    @property
+    def num_untaken(self) -> int:
+        """Blocks that nobody has taken yet, or that were given back: they are not in memory."""
+        return self.num_blocks - self._pool.num_taken
+
+    def save_memory(self, is_low: bool, most: int) -> list[int]:
+        """At most so many blocks that nobody uses; what they hold is lost. While memory is low, more are taken last."""
+        self._pool.is_frugal = is_low
+        return self._pool.give_back(most) if most and not self.contiguous else []
 
     @property
     def num_shared(self) -> int:
@@ -166,9 +182,15 @@ class Pager:
         return list(self._get(seq_id).blocks)
 
     def block_tables(self, seq_ids: Sequence[int]) -> npt.NDArray[np.int32]:
-        """Blocks of several sequences: [sequences, max_blocks_per_sequence], int32; unused entries are 0."""
-        rows = self._one_each.rows_of(seq_ids)
-        return self._tables.take([self._get(i).row for i in seq_ids] if rows is None else rows, axis=0)
+        """Blocks of several sequences: [sequences, max_blocks_per_sequence], int32; unused entries are 0.
+
+        With `short_tables` there are as many columns as the longest of them uses: a step of a short sequence then costs
+        the same whatever the context is.
+        """
+        rows, tables = self._one_each.rows_of(seq_ids), self._tables
+        if self._short_tables:
+            tables = tables[:, : max(len(self._get(i).blocks) for i in seq_ids)]
+        return tables.take([self._get(i).row for i in seq_ids] if rows is None else rows, axis=0)
 
     def find_prefix(self, tokens: Sequence[int], hashes: BlockHashes, *, whole_blocks: bool = False) -> Prefix:
         """The longest start of a prompt whose K and V are in the arena, without the last token: its logits are wanted.

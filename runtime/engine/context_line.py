@@ -10,7 +10,7 @@ def context_line(limit: ContextLimit, arena: ArenaGeometry, takes_pages: bool) -
     Args:
         limit: of the context.
         arena: of the model.
-        takes_pages: as `Host.takes_pages` says.
+        takes_pages: as `Arena.takes_pages` says.
     """
     memory = size(arena.size_bytes)
     if takes_pages:

@@ -41,7 +41,7 @@ from mlxr.runtime.memory.memory_watch import MemoryWatch
 _LONGEST_WAIT = 0.1
 """Seconds that the thread waits at most when all requests wait for something other than a step."""
 _WATCH_SECONDS = 1.0
-"""Seconds between two looks at the machine's memory while there are no requests, but tiers."""
+"""Seconds between two looks at the machine's memory while there are no requests, but what could be given back."""
 
 
 class EngineCore:
@@ -131,6 +131,8 @@ class EngineCore:
         if self.clock() >= self._next_deadline:
             self._end_overdue()
         scarce_bytes = self._watch.poll()
+        if self._host.arena.takes_pages:
+            self._save_memory(scarce_bytes)
         if self._link is not None:
             self._link.is_paused = self._watch.is_low
             if scarce_bytes:
@@ -150,9 +152,16 @@ class EngineCore:
             raise
         return True
 
+    def _save_memory(self, scarce_bytes: int) -> None:
+        """Gives memory of the arena back that nobody uses, once the machine lacks it."""
+        most = -(-scarce_bytes // self._host.block_bytes)
+        if blocks := self._pager.save_memory(self._watch.is_low, most):
+            self._host.arena.give_back(blocks)
+
     def wait(self) -> None:
         """Waits after a step that was none, until another may be one; without requests, until `wake` is set."""
-        longest = None if self._link is None else _WATCH_SECONDS
+        caches = self._link is not None or (self._host.arena.takes_pages and self._pager.num_idle)
+        longest = _WATCH_SECONDS if caches else None
         if self.scheduler.running or self.scheduler.waiting:
             longest = max(0.0, min(_LONGEST_WAIT, self._next_deadline - self.clock()))
         self.wake.wait(longest)

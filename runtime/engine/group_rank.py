@@ -146,7 +146,7 @@ class FollowingRank(_Rank):
                 needed_context=needed_context,
             )
             geometry = self.agree(chosen.geometry, file, entry)
-            runner = make_host(host, artifact, file, entry.load().make_arena(geometry), threads=threads)
+            runner = make_host(host, artifact, file, entry.load().arena_type(geometry), threads=threads)
         except MlxrError as error:
             self.side.give_up(str(error))
             raise

@@ -142,8 +142,9 @@ class Model:
         self.limit = chosen.limit
         if geometry.context < chosen.limit.tokens:
             self.limit = replace(chosen.limit, tokens=geometry.context, why="another rank has less memory free")
-        self.arena = entry.load().make_arena(geometry)
-        self.pager = Pager.from_geometry(geometry, record_evictions=bool(tiers))
+        makes = entry.load()
+        self.arena = makes.arena_type(geometry)
+        self.pager = Pager.from_geometry(geometry, record_evictions=bool(tiers), short_tables=makes.short_tables)
         self.host = make_host(host, artifact, file, self.arena, threads=threads, progress=progress)
         if ranks is not None:
             self.host = ranks.lead(self.host)
@@ -177,7 +178,11 @@ class Model:
     @property
     def context_line(self) -> str:
         """How long a sequence may be, why, and what the cache takes, for people."""
-        return context_line(self.limit, self.arena.geometry, self.host.takes_pages)
+        return context_line(self.limit, self.arena.geometry, self.arena.takes_pages)
+
+    def unused_bytes(self) -> int:
+        """Bytes of the arena that are not in memory yet, and will be when more of it is used."""
+        return self.pager.num_untaken * self.host.block_bytes if self.arena.takes_pages else 0
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Text gets a BOS if its tokenizer says so; ids are taken as they are.

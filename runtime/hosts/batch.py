@@ -67,7 +67,7 @@ class Batch:
     context_lens: Int32Array
     """[seqs], tokens in the arena including this step's"""
     block_tables: Int32Array
-    """[seqs, max_blocks], unused entries 0"""
+    """[seqs, max_blocks], unused entries 0; of a pager with short tables, as many columns as are used"""
     logit_rows: Int32Array
     """[rows], indices into tokens, ascending"""
     query_tiles: Int32Array

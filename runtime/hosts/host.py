@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import ArenaGeometry, Artifact, debug_level
+from mlxr.compiler.artifact import Artifact, debug_level
 from mlxr.compiler.errors import HostError, RankLostError
 from mlxr.runtime.cache import arena_blocks
 from mlxr.runtime.cache.arena import Arena
@@ -49,9 +49,10 @@ class Host(ABC):
     """Whether it runs a part of a model, and exchanges only the greatest logits where `Batch.tops` allows it."""
     has_own_memory: ClassVar[bool] = False
     """Whether weights and arena are in memory of a GPU, and not in the machine's."""
-    takes_pages: ClassVar[bool] = False
-    """Whether the arena's memory is taken page by page, as blocks are first used, and not when it is made. GPUs need
-    all of a buffer: Metal makes it resident for each command, CUDA allocates it."""
+    short_tables: ClassVar[bool] = False
+    """Whether a step takes block tables of any width; else they are as wide as the plan says."""
+    arena_type: ClassVar[type[Arena]] = Arena
+    """The arena that its steps read and write."""
 
     def __init__(self, artifact: Artifact, arena: Arena) -> None:
         """Stores what all hosts need.
@@ -114,15 +115,6 @@ class Host(ABC):
     def free_memory(cls) -> FreeMemory:
         """What is free now of the memory that weights and arena will be in."""
         return MachineMemory().read()
-
-    @classmethod
-    def make_arena(cls, geometry: ArenaGeometry) -> Arena:
-        """The arena that the host's steps read and write.
-
-        Raises:
-            ArenaError: it does not fit into the memory of this machine.
-        """
-        return Arena(geometry)
 
     @abstractmethod
     def step(self, batch: Batch) -> Logits:

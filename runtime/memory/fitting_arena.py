@@ -84,12 +84,18 @@ def has_free_size(arena: ArenaGeometry) -> bool:
     return arena.layout == "block"
 
 
-def least_arena(artifact: Artifact, target: str) -> ArenaGeometry:
-    """The smallest arena that may take the place of the plan's: of one sequence, of the least context."""
+def least_arena(artifact: Artifact, target: str, tokens: int = 1) -> ArenaGeometry:
+    """The smallest arena that may take the place of the plan's: of one sequence, of the least context.
+
+    Args:
+        artifact: the compiled model.
+        target: the target whose program runs.
+        tokens: the context is at least this, where it is left to memory, or all that the model has.
+    """
     arena = artifact.plan.programs[target].arena
     if not has_free_size(arena):
         return arena
-    least, _, most = _blocks(artifact, arena, 1, 1)
+    least, _, most = _blocks(artifact, arena, tokens, 1)
     return replace(arena, num_blocks=min(most, least))
 
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from mlxr.runtime.weights.weight_file import WeightFile
 
 
+_GOOD_TOKENS = 32768
+"""Tokens of a sequence for which it is worth to unload other models, where the context is left to memory."""
+
+
 @dataclass(frozen=True)
 class PlannedMemory:
     """Bytes of memory of a model, mapped weights included.
@@ -26,10 +30,12 @@ class PlannedMemory:
     Attributes:
         full: with the arena that the plan has.
         least: with an arena that holds one sequence, of full context or of the least.
+        good: with one that is worth unloading other models for.
     """
 
     full: int
     least: int
+    good: int
 
 
 def planned_memory(
@@ -49,9 +55,12 @@ def planned_memory(
     artifact, file, entry, threads = _found(model, weights, host, threads, changes)
     footprint = entry.load().footprint(artifact, file, threads)
     target = entry.target_among(artifact.plan.targets)
-    arena = artifact.plan.programs[target].arena
+    full = artifact.plan.programs[target].arena.size_bytes
+    least, good = (least_arena(artifact, target, tokens).size_bytes for tokens in (1, _GOOD_TOKENS))
+    if artifact.spec.cache.least_context is None:
+        good = full
     others = footprint.weights_bytes + footprint.mapped_bytes + footprint.activation_bytes + tiers.memory_bytes
-    return PlannedMemory(others + arena.size_bytes, others + least_arena(artifact, target).size_bytes)
+    return PlannedMemory(others + full, others + least, others + good)
 
 
 def planned_context(
@@ -73,7 +82,7 @@ def planned_context(
 
     artifact, file, entry, threads = _found(model, weights, host, threads, changes)
     chosen = choose_arena(artifact, file, entry, threads=threads, tier_memory=tiers.memory_bytes, shrink=True)
-    return context_line(chosen.limit, chosen.geometry, entry.load().takes_pages)
+    return context_line(chosen.limit, chosen.geometry, entry.load().arena_type.takes_pages)
 
 
 def _found(

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import PHASES, ArenaGeometry, Artifact
+from mlxr.compiler.artifact import PHASES, Artifact
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
@@ -49,7 +49,8 @@ class CpuHost(Host):
 
     name = "cpu"
     target: ClassVar[str] = "cpu"
-    takes_pages: ClassVar[bool] = True
+    short_tables: ClassVar[bool] = True
+    arena_type: ClassVar[type[Arena]] = MappedArena
 
     def __init__(
         self,
@@ -119,11 +120,6 @@ class CpuHost(Host):
         own, mapped = bytes_by_place(program.library.tensors, read_from(file))
         scratch = program.library.thread_bytes * (num_threads(threads) - 1)  # the plan counts one thread
         return Footprint(own, mapped, program.memory.activation_bytes + scratch)
-
-    @classmethod
-    def make_arena(cls, geometry: ArenaGeometry) -> Arena:
-        """See `Host.make_arena`."""
-        return MappedArena(geometry)
 
     def use(self, collectives: Collectives) -> None:
         """See `Host.use`."""

@@ -17,7 +17,8 @@ ALIGNMENT = 64
 def reserve(size_bytes: int, what: str = "the weights") -> npt.NDArray[np.uint8]:
     """A block of zeros. Each page is allocated when it is first touched, near the thread that touches it.
 
-    It is not NumPy's allocation, because it must begin at a large page and return to the system as a whole.
+    It is not NumPy's allocation, because it must begin at a large page and return to the system as a whole, or page by
+    page (`give_back`).
 
     Args:
         size_bytes: its size, which may be 0.
@@ -42,6 +43,26 @@ def reserve(size_bytes: int, what: str = "the weights") -> npt.NDArray[np.uint8]
     whole = np.frombuffer(block, np.uint8)
     first = -whole.ctypes.data % _LARGE_PAGE
     return whole[first : first + size_bytes]
+
+
+def give_back(memory: npt.NDArray[np.uint8], first: int, stop: int) -> None:
+    """Gives whole pages of bytes `first` to `stop` of a reserved block back to the system; Linux fills them with zeros.
+
+    What they held is not needed any more. A system that cannot take them back keeps them.
+    """
+    owner: object = memory
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    block = owner.obj if isinstance(owner, memoryview) else owner
+    advice = getattr(mmap, "MADV_FREE" if sys.platform == "darwin" else "MADV_DONTNEED", None)
+    if advice is None or not isinstance(block, mmap.mmap):
+        return
+    begin = memory.ctypes.data - np.frombuffer(block, np.uint8).ctypes.data
+    first = -(-(begin + first) // mmap.PAGESIZE) * mmap.PAGESIZE
+    stop = (begin + stop) // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < stop:
+        with contextlib.suppress(OSError):
+            block.madvise(advice, first, stop - first)
 
 
 def aligned(size_bytes: int) -> int:

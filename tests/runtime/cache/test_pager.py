@@ -179,6 +179,15 @@ def test_truncate_refuses_other_lengths(length):
     assert state(pager) == before
 
 
+def test_short_tables_have_the_columns_that_the_longest_sequence_uses() -> None:
+    pager = Pager(9, 4, 1 << 13, 3, short_tables=True)
+    a, b = grown(pager, 6), grown(pager, 13)
+    assert pager.block_tables([b, a]).tolist() == [[2, 3, 4, 5], [0, 1, 0, 0]]
+    assert pager.block_tables([a]).tolist() == [[0, 1]]
+    pager.append(a, 3)
+    assert pager.block_tables([a]).tolist() == [[0, 1, 6]]
+
+
 def test_fork_refuses_tokens_that_are_not_written_yet():
     pager = make_pager()
     a = grown(pager, 4)

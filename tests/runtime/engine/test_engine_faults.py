@@ -213,6 +213,19 @@ def test_tiers_shrink_while_memory_is_scarce_and_work_again_afterwards(tmp_path:
         assert held(30) > 0
 
 
+def test_an_arena_gives_memory_back_while_it_is_scarce() -> None:
+    now, free = [0.0], [1 << 40]
+    with mlxr.load(TINY, host="cpu", threads=1, changes=TWO) as model:
+        model.core._watch = MemoryWatch(lambda: FreeMemory(free[0], 1 << 40), lambda: now[0])
+        whole = model.unused_bytes()
+        answer = model.generate([1, *range(20, 120)], max_tokens=4).token_ids
+        assert whole == model.arena.geometry.size_bytes > model.unused_bytes()
+        now[0], free[0] = 1.0, 1 << 30
+        assert not model.core.step() and model.unused_bytes() == whole
+        again = model.generate([1, *range(20, 120)], max_tokens=4)
+        assert again.token_ids == answer and again.cached_tokens == 0
+
+
 @pytest.fixture
 def always_worth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are fetched although this model computes them as fast."""

@@ -33,7 +33,7 @@ class Engine:
 
 class Source:
     def __init__(self, name: str, size: int = 4 * GB, least: int | None = None) -> None:
-        self.name, self.memory = name, PlannedMemory(size, size if least is None else least)
+        self.name, self.memory = name, PlannedMemory(size, size if least is None else least, size)
         self.engines: list[Engine] = []
         self.forms: list[Source] = []
         self.most_bytes: int | None = None

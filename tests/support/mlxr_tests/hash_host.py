@@ -101,7 +101,7 @@ class HashHost:
         )
         self.size = geometry.block_size
         self.slots = np.zeros(geometry.num_blocks * self.size, np.uint64)
-        self.arena = SimpleNamespace(token=mx.zeros((1,)), geometry=geometry)
+        self.arena = SimpleNamespace(token=mx.zeros((1,)), geometry=geometry, takes_pages=False)
         self.pipelines = pipelines
         self.faults: deque[str | None] = deque()
         self.failing: set[str] = set()

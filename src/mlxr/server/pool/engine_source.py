@@ -87,7 +87,7 @@ class EngineSource:
         if self.draft is None:
             return own
         draft = planned_memory(self.draft, host=self.host, threads=self.threads)
-        return PlannedMemory(own.full + draft.full, own.least + draft.least)
+        return PlannedMemory(own.full + draft.full, own.least + draft.least, own.good + draft.full)
 
     def planned_context(self) -> str:
         """See `ModelSource`."""
@@ -124,19 +124,19 @@ class EngineSource:
 
     def _with_format(self, engine: ServedEngine) -> LoadedModel:
         if self.changes.output == "hidden":
-            return LoadedModel(engine, None, "it was loaded for embeddings")
+            return LoadedModel(engine, None, "it was loaded for embeddings", unused=engine.model.unused_bytes)
         try:
             template = engine.model.chat_template(self.template)
         except MlxrError as error:
             if self.template is not None:
                 raise
             _LOG.info("%s cannot chat: %s", self.name, error)
-            return LoadedModel(engine, None, without_folders(error))
+            return LoadedModel(engine, None, without_folders(error), unused=engine.model.unused_bytes)
         template.source = self.name  # its errors reach clients, which know the model by this name
         template.start()
         tokenizer = engine.model.require_tokenizer()
         chat_format = ChatFormat(template, tokenizer, engine.model.limit, self.reasoning)
-        return LoadedModel(engine, chat_format, template=template.text)
+        return LoadedModel(engine, chat_format, template=template.text, unused=engine.model.unused_bytes)
 
     @property
     def _changes(self) -> Changes:

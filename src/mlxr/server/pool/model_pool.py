@@ -273,13 +273,13 @@ class ModelPool:
             idle = [model for model in self._all if model.is_idle]
             if room + sum(model.planned_bytes for model in idle) < memory.least:
                 raise self._no_room(wanted, memory.least, room)  # and none has gone in vain
-            if not idle:
+            if not idle or room >= memory.good:
                 return room  # its arena will be smaller
             await self._unload(min(idle, key=lambda model: model.last_used))
         return memory.full
 
     def _room(self) -> int:
-        free = self._free()
+        free = self._free() - sum(model.loaded.unused() for model in self._all if model.loaded is not None)
         if self._memory_bytes is None:
             return free
         used = sum(model.planned_bytes for model in self._all if model.state == "loaded")

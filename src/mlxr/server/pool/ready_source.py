@@ -43,7 +43,7 @@ class ReadySource:
 
     def planned_memory(self) -> PlannedMemory:
         """Nothing: it has its memory already."""
-        return PlannedMemory(0, 0)
+        return PlannedMemory(0, 0, 0)
 
     def planned_context(self) -> str:
         """What it has."""

@@ -29,12 +29,14 @@ class LoadedModel:
             model has no chat template.
         no_format: why there is none.
         template: the text of the chat template; empty: there is none.
+        unused: tells the bytes that it may still take of memory that is free now.
     """
 
     engine: Engine
     chat_format: ChatFormat | None
     no_format: str = ""
     template: str = ""
+    unused: Callable[[], int] = field(default=lambda: 0, repr=False)
 
     @property
     def format(self) -> ChatFormat:

@@ -1,5 +1,6 @@
 """The arena of host cpu: the same bytes at the same places as an arena of MLX arrays."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -39,3 +40,18 @@ def test_memory_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("mlxr.runtime.hosts.cpu.memory.mmap.mmap", refuse)
     with pytest.raises(ArenaError, match=r"for the KV arena: .*Cannot allocate memory; .*a smaller cache"):
         MappedArena(GEOMETRY)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what pages hold that were given back")
+def test_memory_that_is_given_back_is_zero_and_nothing_else_is() -> None:
+    arena = MappedArena(replace(GEOMETRY, num_layers=8, block_size=8))  # blocks of 4 pages
+    for bits in arena.bits():
+        bits[...] = 1
+    arena.give_back([4, 2, 1])
+    for bits in arena.bits():
+        assert [bool(block.any()) for block in bits] == [True, False, False, True, False, True, True]
+        assert bits.sum() == 4 * bits[0].size
+    layers = MappedArena(replace(GEOMETRY, layout="layer"))
+    layers.bits()[0][...] = 1
+    layers.give_back([0, 1])
+    assert layers.bits()[0].all(), "blocks of all layers have no pages of their own"
