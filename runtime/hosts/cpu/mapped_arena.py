@@ -50,7 +50,7 @@ class MappedArena(Arena):
     @property
     def k(self) -> mx.array:
         """There is no such array."""
-        raise NotImplementedError("the arena of host cpu is no MLX array: ask bits()")
+        raise NotImplementedError("host cpu has the arena outside of MLX: ask bits()")
 
     v = k
 
