@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from mlxr.runtime.weights.weight_file import WeightFile
 
 
-_GOOD_TOKENS = 32768
-"""Tokens of a sequence for which it is worth to unload other models, where the context is left to memory."""
+_GOOD_TOKENS = 16384
+"""Tokens of a sequence that a model should have room for, where the context is left to memory."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class PlannedMemory:
     Attributes:
         full: with the arena that the plan has.
         least: with an arena that holds one sequence, of full context or of the least.
-        good: with one that is worth unloading other models for.
+        good: with one that a user will find long enough, for one sequence: worth unloading other models.
     """
 
     full: int

@@ -80,12 +80,12 @@ def pull_model(
 
 
 def _need(options: LoadOptions, path: Path | None) -> Need:
-    """What a GGUF model takes with these options for one sequence, and what is free."""
+    """What a GGUF model takes with these options for one sequence of a good length, and what is free."""
     free = resolve_host(options.host or AUTO).load().free_memory()
     if path is None:
         return Need(None, free.free_bytes, free.owner)
     planned = planned_memory(path, host=options.host or AUTO, threads=options.threads, changes=options.changes)
-    return Need(planned.least, free.free_bytes, free.owner)
+    return Need(planned.good, free.free_bytes, free.owner)
 
 
 def pull_if_absent(model: str, progress: PullProgress) -> None:
