@@ -96,6 +96,7 @@ def test_the_bundled_model_runs_by_name_and_is_cached(
     shown = capsys.readouterr()
     assert shown.out == f"{PROMPT}{ANSWER}\n"
     assert "host reference: 5 prompt tokens" in shown.err
+    assert "\n  context 1,024, as the model was compiled; the cache takes " in shown.err
     cached = list((tmp_path / "artifacts").iterdir())
     assert len(cached) == 1
     assert cached[0].name.startswith("storyteller-")

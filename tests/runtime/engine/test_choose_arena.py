@@ -49,6 +49,36 @@ def test_a_shrunk_arena_runs_the_same_program(monkeypatch: pytest.MonkeyPatch) -
             small.pager.check_integrity()
 
 
+def test_a_context_that_memory_decides_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = tiny_spec()
+    own = spec.model_copy(
+        update={
+            "model": spec.model.model_copy(update={"context": 40960}),
+            "cache": spec.cache.model_copy(update={"least_context": 64}),
+        }
+    )
+    beyond = mlxr.Changes(force_context=True)
+    with mlxr.load(own, TINY, host="reference", changes=beyond) as model:
+        assert str(model.limit) == "context 40,960, all that the model has" and not model.notes
+        with pytest.raises(mlxr.PromptTooLongError, match=r"the context is 40960, and .*: shorten the prompt$"):
+            model.generate([1] * 40960)
+        needs = ReferenceHost.footprint(model.artifact, open_weights(TINY))
+        block = model.host.block_bytes
+    rest = needs.weights_bytes + needs.activation_bytes + needs.mapped_bytes
+    with_free(monkeypatch, rest + 800 * block)  # room for 12,800 tokens: three quarters are 9,600
+    with mlxr.load(own, TINY, host="reference", changes=beyond) as model:
+        assert model.pager.context == model.limit.tokens == 9216 and model.artifact.plan.arena.context == 40960
+        assert model.notes == (str(model.limit),)
+        assert "context 9,216 of the model's own 40,960: this machine has " in model.context_line
+        wanted = (
+            r"has 9216 tokens; the context is 9216 of the model's own 40960 \(this machine has .* of memory free.*\)"
+            r", and .*: shorten the prompt, or load the model while more memory is free, with a smaller cache \(--kv q8"
+        )
+        with pytest.raises(mlxr.PromptTooLongError, match=wanted):
+            model.generate([1] * 9216)
+        assert model.generate([1] * 9, max_tokens=2).finish_reason == "length"
+
+
 def test_the_memory_of_the_cache_can_be_asked_for() -> None:
     with mlxr.load(TINY, host="reference", changes=mlxr.Changes(sequences=8, cache_memory="2MiB")) as model:
         assert (2 << 20) * 0.4 < model.arena.geometry.size_bytes <= 2 << 20, "cpu's f32 may be wider than this host's"

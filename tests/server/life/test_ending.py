@@ -31,6 +31,7 @@ def test_three_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setenv("MLXR_DATA_DIR", str(tmp_path / "data"))
     options = (*SLOW, "--kv-disk", "1GiB")
     with serve_process(tmp_path, *options) as first, ExitStack() as stack:
+        assert "with context 512, as the model was compiled; the cache takes " in first.first_line
         chunks = begin(first, stack, "/v1/completions", prompt=PROMPT, max_tokens=100, ignore_eos=True).iter_lines()
         next(chunks)
         assert first.http.get("/ready").status_code == 200

@@ -28,6 +28,7 @@ class ServeProcess:
     Attributes:
         url: where it listens.
         http: a client.
+        first_line: that it printed.
     """
 
     def __init__(self, folder: Path, *options: str) -> None:
@@ -48,7 +49,8 @@ class ServeProcess:
             )
         wait_for(lambda: "serving" in self._said(begin) or self._process.poll() is not None)
         assert self._process.poll() is None, self._said(begin)
-        self.url = self._said(begin).split(" at ")[1].split()[0]
+        self.first_line = next(line for line in self._said(begin).splitlines() if line.startswith("serving"))
+        self.url = self.first_line.split(" at ")[1].split()[0]
         self.http = httpx.Client(base_url=self.url, timeout=60)
 
     def _said(self, begin: int = 0) -> str:
