@@ -93,9 +93,11 @@ def texts(control: Sequence[str], count: int = 200) -> list[str]:
 
 
 class Reference:
-    """A tokenizer that others use: ids of a text, and a text of ids."""
+    """A tokenizer that others use: ids of a text (None: it does not do that), and a text of ids."""
 
-    def __init__(self, encode: Callable[[str, bool, bool], list[int]], decode: Callable[[list[int]], str]) -> None:
+    def __init__(
+        self, encode: Callable[[str, bool, bool], list[int] | None], decode: Callable[[list[int]], str]
+    ) -> None:
         self.encode, self.decode = encode, decode
 
 
@@ -151,11 +153,16 @@ def library_reference(path: Path) -> Reference:
 
 
 def sentencepiece_reference(path: Path) -> Reference:
-    """By sentencepiece, which never reads names of control tokens, and adds nothing around a text."""
+    """By sentencepiece, which never reads names of control tokens; BOS and EOS are a choice of its caller."""
     import sentencepiece
 
     model = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    return Reference(lambda text, special, around: list(model.encode(text)), model.decode)
+    has_bos = model.bos_id() >= 0
+
+    def encode(text: str, special: bool, around: bool) -> list[int] | None:
+        return None if special and not around else list(model.encode(text, add_bos=around and has_bos))
+
+    return Reference(encode, model.decode)
 
 
 def transformers_reference(path: Path) -> Reference:
@@ -235,6 +242,7 @@ def _compare(
 ) -> tuple[list[int], dict[str, list[tuple[str, Any, Any]]]]:
     counts = dict.fromkeys(_COLUMNS, 0)
     differences: dict[str, list[tuple[str, Any, Any]]] = {column: [] for column in _COLUMNS}
+    parses = reference.encode("", True, False) is not None
     for text in sample:
         plain = tokenizer.encode(text, add_special=False)
         decoder = tokenizer.stream_decoder()
@@ -242,8 +250,8 @@ def _compare(
         back = reference.decode(plain)
         pairs = {
             "plain": (reference.encode(text, False, False), plain),
-            "special": (reference.encode(text, True, False), tokenizer.encode(text, False, True)),
-            "around": (reference.encode(text, True, True), tokenizer.encode(text, True, True)),
+            "special": (reference.encode(text, parses, False), tokenizer.encode(text, False, parses)),
+            "around": (reference.encode(text, parses, True), tokenizer.encode(text, True, parses)),
             "round trip": (back if decoded != text else text, decoded),
             "streamed": (decoded, "".join([*map(decoder.push, plain), decoder.flush()])),
         }

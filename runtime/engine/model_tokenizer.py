@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mlxr.compiler.errors import RequestError, TokenizerError
+from mlxr.compiler.errors import NoTokenizerError, RequestError, TokenizerError
 from mlxr.runtime.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
@@ -41,10 +41,7 @@ class ModelTokenizer:
                 raise
             self._error = error
             return
-        if loaded.required_size > vocab_size:
-            raise TokenizerError(
-                f"the tokenizer has {loaded.required_size} tokens, the model {vocab_size}; it belongs to another model"
-            )
+        _check_size(loaded, vocab_size)
         self.tokenizer = loaded
 
     def require(self) -> Tokenizer:
@@ -56,3 +53,32 @@ class ModelTokenizer:
         if self.tokenizer is None:
             raise RequestError(f"text needs a tokenizer: {self._error}")
         return self.tokenizer
+
+
+def check_tokenizer(weights: str | Path, tokenizer: str | Path | None, vocab_size: int | None = None) -> None:
+    """Checks the tokenizer that belongs to a model, before anything else of the model is loaded.
+
+    A model may come without one: then there is nothing to check.
+
+    Args:
+        weights: where they are.
+        tokenizer: the file or folder that the user names; None: the tokenizer in the weights, or beside them.
+        vocab_size: ids of the model, if they are known.
+
+    Raises:
+        TokenizerError: it is corrupt, not supported, or has more tokens than the model.
+        WeightsError: the .gguf file that contains it is corrupt.
+    """
+    try:
+        loaded = load_tokenizer(tokenizer or weights)
+    except NoTokenizerError:
+        return
+    if vocab_size is not None:
+        _check_size(loaded, vocab_size)
+
+
+def _check_size(tokenizer: Tokenizer, vocab_size: int) -> None:
+    if tokenizer.required_size > vocab_size:
+        raise TokenizerError(
+            f"the tokenizer has {tokenizer.required_size} tokens, the model {vocab_size}; it belongs to another model"
+        )

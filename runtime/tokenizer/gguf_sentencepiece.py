@@ -25,13 +25,12 @@ from mlxr.runtime.tokenizer.gguf_vocabulary import (
     read_flag,
     read_vocabulary,
 )
-from mlxr.runtime.tokenizer.model_proto import BPE, UNIGRAM, Piece, write_model_proto
+from mlxr.runtime.tokenizer.model_proto import BPE, NO_PIECE, UNIGRAM, Piece, write_model_proto
 from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
 from mlxr.runtime.tokenizer.token_names import TokenNames
 
 _MAX_SCORE = 3e38  # the range of float32, which a model file uses
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in pieces
-_NO_PIECE = "\U0010ffff"
 
 
 @dataclass(frozen=True)
@@ -74,11 +73,11 @@ def sentencepiece_from_gguf(metadata: Mapping[str, Any], source: str) -> Sentenc
     unknown_id = _unknown_id(vocabulary)
     if unknown_id is None:  # sentencepiece wants one
         unknown_id = len(pieces)
-        pieces.append(Piece(_NO_PIECE, 0, UNKNOWN))
+        pieces.append(Piece(NO_PIECE, 0, UNKNOWN))
     else:
         pieces[unknown_id] = pieces[unknown_id]._replace(kind=UNKNOWN)
     if kind.worst_score is not None:
-        pieces.append(Piece(f"{_NO_PIECE}{len(pieces)}", kind.worst_score, NORMAL))
+        pieces.append(Piece(f"{NO_PIECE}{len(pieces)}", kind.worst_score, NORMAL))
     special = vocabulary.special
     proto = write_model_proto(
         pieces,
@@ -141,7 +140,7 @@ def _pieces(vocabulary: Vocabulary, scores: list[float]) -> list[Piece]:
     pieces = [Piece(*row) for row in zip(texts, scores, vocabulary.kinds, strict=True)]
     for token_id, piece in enumerate(pieces):
         if taken.get(piece.text, token_id) != token_id:  # the token with real spaces comes first
-            pieces[token_id] = Piece(f"{_NO_PIECE}{token_id}", 0, UNUSED)
+            pieces[token_id] = Piece(f"{NO_PIECE}{token_id}", 0, UNUSED)
         elif piece.kind == UNKNOWN:
             pieces[token_id] = piece._replace(kind=CONTROL)
         elif piece.kind == BYTE and not (len(piece.text) == 6 and piece.text.startswith("<0x")):

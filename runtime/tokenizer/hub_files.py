@@ -1,7 +1,9 @@
 """Reads what the small JSON files of a Hugging Face model say about its tokenizer.
 
 tokenizer_config.json     bos_token, eos_token, add_bos_token, add_eos_token
-special_tokens_map.json   bos_token, eos_token, where tokenizer_config.json lacks them
+                          added_tokens_decoder, tokenizer_class
+special_tokens_map.json   bos_token, eos_token, where tokenizer_config.json lacks them; which added tokens are special
+added_tokens.json         added tokens, where tokenizer_config.json lacks them
 generation_config.json    eos_token_id: one id or several that end an answer
 config.json               eos_token_id, likewise
 """
@@ -19,6 +21,23 @@ _MAX_JSON_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
+class AddedName:
+    """A token that was added to a vocabulary.
+
+    Attributes:
+        text: its spelling.
+        special: whether it is a control token.
+        lstrip: whether white space before it is left out.
+        rstrip: likewise, after it.
+    """
+
+    text: str
+    special: bool
+    lstrip: bool = False
+    rstrip: bool = False
+
+
+@dataclass(frozen=True)
 class NamedTokens:
     """Special tokens that the files name; None for those that they do not.
 
@@ -28,7 +47,10 @@ class NamedTokens:
         end_ids: ids that end an answer, each with the file that names it.
         add_bos: whether the BOS is added to a text.
         add_eos: whether the EOS is added to a text.
-        added: by id, tokens that a sentencepiece model lacks: their text, and whether they are control tokens.
+        added: by id, tokens that the vocabulary's own file lacks, or names otherwise.
+        unknown: the token for text that has no other.
+        kind: the name of the class that reads the tokenizer in transformers; `None` if no file says it.
+        settings: what tokenizer_config.json says.
     """
 
     bos: str | None
@@ -36,7 +58,10 @@ class NamedTokens:
     end_ids: Mapping[int, str]
     add_bos: bool | None
     add_eos: bool | None
-    added: Mapping[int, tuple[str, bool]]
+    added: Mapping[int, AddedName]
+    unknown: str | None
+    kind: str | None
+    settings: Mapping[str, Any]
 
 
 def read_named_tokens(folder: Path) -> NamedTokens:
@@ -60,7 +85,10 @@ def read_named_tokens(folder: Path) -> NamedTokens:
         },
         add_bos=_flag(config, "add_bos_token", path),
         add_eos=_flag(config, "add_eos_token", path),
-        added=_added(config, path),
+        added=_added_beside(folder, names) | _added(config, path),
+        unknown=_token(names, "unk_token", path),
+        kind=_text(config, "tokenizer_class", path),
+        settings=config,
     )
 
 
@@ -96,11 +124,38 @@ def _end_ids(path: Path) -> list[int]:
     return [token_id for token_id in values if type(token_id) is int and token_id >= 0]
 
 
-def _added(config: Mapping[str, Any], path: Path) -> dict[int, tuple[str, bool]]:
+def _text(config: Mapping[str, Any], key: str, path: Path) -> str | None:
+    value = config.get(key)
+    if value is not None and not isinstance(value, str):
+        raise TokenizerError(f"{path}: `{key}` is {value!r:.60}, expected a name")
+    return value
+
+
+def _added(config: Mapping[str, Any], path: Path) -> dict[int, AddedName]:
     entries = config.get("added_tokens_decoder", {})
     added = {}
     for key, entry in entries.items() if isinstance(entries, dict) else [("?", None)]:
         if not (key.isdecimal() and isinstance(entry, dict) and isinstance(entry.get("content"), str)):
             raise TokenizerError(f"{path}: `added_tokens_decoder` has the entry {key!r:.20}: {entry!r:.60}")
-        added[int(key)] = (entry["content"], bool(entry.get("special")))
+        flags = (bool(entry.get(flag)) for flag in ("special", "lstrip", "rstrip"))
+        added[int(key)] = AddedName(entry["content"], *flags)
     return added
+
+
+def _added_beside(folder: Path, names: Mapping[str, Any]) -> dict[int, AddedName]:
+    """The tokens of added_tokens.json; special are those that have a role."""
+    path = folder / "added_tokens.json"
+    added = _read_json(path)
+    special = {text for value in names.values() for text in _contents(value)}
+    for text, token_id in added.items():
+        if type(token_id) is not int or token_id < 0:
+            raise TokenizerError(f"{path}: the id of {text!r:.40} is {token_id!r:.20}, expected a number")
+    return {token_id: AddedName(text, text in special) for text, token_id in added.items()}
+
+
+def _contents(value: Any) -> list[str]:
+    """The spellings of the tokens in a value of special_tokens_map.json."""
+    if isinstance(value, list):
+        return [text for each in value for text in _contents(each)]
+    content = value.get("content") if isinstance(value, dict) else value
+    return [content] if isinstance(content, str) else []

@@ -3,16 +3,21 @@
 from pathlib import Path
 
 from mlxr.compiler.artifact import file_keys
-from mlxr.compiler.errors import TokenizerError
+from mlxr.compiler.errors import NoTokenizerError, TokenizerError
 from mlxr.runtime.tokenizer.gguf_tokenizer import tokenizer_from_gguf
-from mlxr.runtime.tokenizer.gguf_vocabulary import CONTROL, USER_DEFINED, has_vocabulary
-from mlxr.runtime.tokenizer.hub_files import NamedTokens, read_named_tokens
+from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary
+from mlxr.runtime.tokenizer.hub_files import read_named_tokens
 from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
 from mlxr.runtime.weights import gguf_metadata
 from mlxr.runtime.weights.gguf_parts import only_model
 
+# ruff: noqa: PLC0415 (each kind needs one of two libraries)
+
 JSON_NAME = "tokenizer.json"
 MODEL_NAME = "tokenizer.model"
+_MODEL_NAMES = (MODEL_NAME, "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model")
+_VOCAB_NAME, _MERGES_NAME, _WORDS_NAME = "vocab.json", "merges.txt", "vocab.txt"
+_NAMES = (JSON_NAME, *_MODEL_NAMES, _VOCAB_NAME, _WORDS_NAME)
 _MAX_BYTES = {JSON_NAME: 256 << 20, MODEL_NAME: 64 << 20}  # the largest vocabularies take about 35 and 5 MiB
 _WEIGHT_SUFFIXES = (".safetensors", ".json")
 
@@ -22,11 +27,13 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     Args:
         path: a tokenizer.json; a sentencepiece model file; a .gguf file, whose own vocabulary is used if it has one; or
-            a folder or another weight file: then the `tokenizer.json`, or else the `tokenizer.model`, in it or beside
-            it (in a folder without either, its only .gguf file). JSON files beside it may name the special tokens.
+            a folder or another weight file: then the `tokenizer.json`, or else the `tokenizer.model`, `vocab.json`
+            with `merges.txt`, or `vocab.txt`, in it or beside it (in a folder without any, its only .gguf file). JSON
+            files beside it may name the special tokens.
 
     Raises:
-        TokenizerError: there is none, or it is corrupt or of a kind that is not supported.
+        NoTokenizerError: a folder or weights come without one.
+        TokenizerError: it is missing, corrupt or of a kind that is not supported.
         WeightsError: the .gguf file that should contain it is corrupt.
     """
     path = Path(path)
@@ -39,8 +46,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             )
         if _is_gguf(path):
             return _load_from_gguf(path)
-        if path.name == JSON_NAME or (path.suffix.lower() == ".json" and not (_beside(path) or _is_index(path))):
+        if path.name == JSON_NAME or _is_json_tokenizer(path):
             return _load_json(path)
+        if path.name in (_VOCAB_NAME, _WORDS_NAME):
+            return _load(path)
         if path.suffix.lower() in _WEIGHT_SUFFIXES:
             return _load_from_folder(path.parent)
         return _load_model(path)
@@ -54,7 +63,7 @@ def _load_from_gguf(path: Path) -> Tokenizer:
         return tokenizer_from_gguf(metadata, str(path))
     beside = _beside(path)
     if beside is None:
-        raise TokenizerError(f"{path}: holds no vocabulary, and there is no {JSON_NAME} or {MODEL_NAME} beside it")
+        raise NoTokenizerError(f"{path}: holds no vocabulary, and there is no {JSON_NAME} or {MODEL_NAME} beside it")
     return _load(beside)
 
 
@@ -65,25 +74,35 @@ def _load_from_folder(folder: Path) -> Tokenizer:
     gguf_files = [file for file in folder.glob("*.gguf") if file.is_file()]
     if (file := only_model(gguf_files)) is not None:
         return _load_from_gguf(file)
-    raise TokenizerError(
+    raise NoTokenizerError(
         f"{folder}: holds no {JSON_NAME}, no {MODEL_NAME} and no single .gguf model; put the model's own there"
     )
 
 
 def _beside(path: Path) -> Path | None:
     """The tokenizer's file in the same folder. The JSON has added tokens that a sentencepiece file lacks."""
-    files = (path.parent / name for name in (JSON_NAME, MODEL_NAME))
-    return next((file for file in files if file.is_file()), None)
+    files = (path.parent / name for name in _NAMES)
+    return next((file for file in files if file.is_file() and _is_whole(file)), None)
+
+
+def _is_whole(file: Path) -> bool:
+    return file.name != _VOCAB_NAME or file.with_name(_MERGES_NAME).is_file()
 
 
 def _load(path: Path) -> Tokenizer:
-    return _load_json(path) if path.name == JSON_NAME else _load_model(path)
+    if path.name == JSON_NAME:
+        return _load_json(path)
+    if path.name not in (_VOCAB_NAME, _WORDS_NAME):
+        return _load_model(path)
+    from mlxr.runtime.tokenizer.vocabulary_files import load_byte_level, load_wordpiece
+
+    return load_wordpiece(path) if path.name == _WORDS_NAME else load_byte_level(path, path.with_name(_MERGES_NAME))
 
 
 def _load_json(path: Path) -> Tokenizer:
-    import tokenizers  # noqa: PLC0415 (one of several kinds)
+    import tokenizers
 
-    from mlxr.runtime.tokenizer.library_tokenizer import LibraryTokenizer, library_errors  # noqa: PLC0415
+    from mlxr.runtime.tokenizer.library_tokenizer import LibraryTokenizer, library_errors
 
     _check_size(path, JSON_NAME)
     with library_errors(str(path)):
@@ -100,40 +119,10 @@ def _load_json(path: Path) -> Tokenizer:
 
 
 def _load_model(path: Path) -> Tokenizer:
-    from mlxr.runtime.tokenizer.model_proto import Piece, write_pieces  # noqa: PLC0415 (one of several kinds)
-    from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer  # noqa: PLC0415
+    from mlxr.runtime.tokenizer.sentencepiece_files import load_sentencepiece
 
     _check_size(path, MODEL_NAME)
-    proto = path.read_bytes()
-    tokenizer = SentencepieceTokenizer(proto, str(path))
-    named = read_named_tokens(path.parent)
-    if named == NamedTokens(None, None, {}, None, None, {}):
-        return tokenizer
-    own = tokenizer.vocab_size
-    pieces = [Piece(text, 0, CONTROL if control else USER_DEFINED) for text, control in _beyond(named, own, path)]
-    if pieces:
-        proto += write_pieces(pieces)  # serialised messages, joined, are one message with all elements
-        tokenizer = SentencepieceTokenizer(proto, str(path))
-    ids = {tokenizer.token_text(token_id): token_id for token_id in range(tokenizer.vocab_size)}
-    special = SpecialTokens(
-        ids.get(named.bos) if named.bos is not None else None,
-        ids.get(named.eos) if named.eos is not None else None,
-        named.end_ids,
-        named.add_bos,
-        named.add_eos,
-    )
-    return SentencepieceTokenizer(proto, str(path), special, own)
-
-
-def _beyond(named: NamedTokens, size: int, path: Path) -> list[tuple[str, bool]]:
-    """The added tokens that a sentencepiece model of `size` pieces lacks, in the order of their ids."""
-    beyond = sorted(token_id for token_id in named.added if token_id >= size)
-    if beyond != list(range(size, size + len(beyond))):
-        raise TokenizerError(
-            f"{path.with_name('tokenizer_config.json')}: adds tokens {beyond[:4]} ... to the {size} of {path.name}; "
-            f"expected them without a gap. With a {JSON_NAME} beside it, it works"
-        )
-    return [named.added[token_id] for token_id in beyond]
+    return load_sentencepiece(path)
 
 
 def _check_size(path: Path, kind: str) -> None:
@@ -142,8 +131,9 @@ def _check_size(path: Path, kind: str) -> None:
         raise TokenizerError(f"{path}: {size_bytes} bytes is too large for a {kind}")
 
 
-def _is_index(path: Path) -> bool:
-    return path.name.endswith(".safetensors.index.json")
+def _is_json_tokenizer(path: Path) -> bool:
+    is_weights = path.name.endswith(".safetensors.index.json") or path.name == _VOCAB_NAME
+    return path.suffix.lower() == ".json" and not is_weights and _beside(path) is None
 
 
 def _is_gguf(path: Path) -> bool:

@@ -1,18 +1,23 @@
 """Writes a sentencepiece model file (a serialised ModelProto) from a vocabulary.
 
-Only the few fields that encoding and decoding read are written. A dozen lines do this; generated classes would need the
-protobuf package.
+Only the few fields that encoding and decoding read are written. A few dozen lines do this; generated classes would need
+the protobuf package.
 
 Source: sentencepiece_model.proto for the field numbers, https://protobuf.dev/programming-guides/encoding for the wire.
 """
 
 import functools
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
+
+from mlxr.runtime.tokenizer.proto_fields import proto_fields
 
 _VARINT, _BYTES, _FIXED32 = 0, 2, 5
 UNIGRAM, BPE = 1, 2
+_PIECES, _UNUSED = 1, 5
+NO_PIECE = "\U0010ffff"
+"""What pieces begin with that no text has."""
 _ONE_BYTE = [bytes([value]) for value in range(0x80)]
 
 
@@ -61,6 +66,41 @@ def write_pieces(pieces: Iterable[Piece]) -> bytes:
     return b"".join(_message(1, _piece(piece)) for piece in pieces)
 
 
+def changed_pieces(proto: bytes, changes: Mapping[int, Piece]) -> bytes:
+    """A serialised model with other pieces at some of its ids; ids beyond its own are added, without a gap.
+
+    Args:
+        proto: the model, which has been parsed before and so is complete.
+        changes: the pieces by id. One that is there keeps its score.
+    """
+    result, token_id = bytearray(), 0
+    for field in proto_fields(proto):
+        change = None
+        if field.number == _PIECES and isinstance(field.value, bytes):
+            change, token_id = changes.get(token_id), token_id + 1
+        if change is None or not isinstance(field.value, bytes):
+            result += proto[field.begin : field.end]
+        else:
+            result += write_pieces([change._replace(score=_score(field.value))])
+    beyond = range(token_id, max(changes, default=-1) + 1)
+    return bytes(result) + write_pieces(changes.get(i) or Piece(f"{NO_PIECE}{i}", 0, _UNUSED) for i in beyond)
+
+
+def piece_kinds(proto: bytes) -> list[int]:
+    """The kinds of a model's pieces."""
+    kinds = []
+    for field in proto_fields(proto):
+        if field.number == _PIECES and isinstance(field.value, bytes):
+            own = [inner.value for inner in proto_fields(field.value) if inner.number == 3]
+            kinds.append(int(own[-1]) if own else 1)
+    return kinds
+
+
+def _score(piece: bytes) -> float:
+    packed = next((field.value for field in proto_fields(piece) if field.number == 2), b"")
+    return float(struct.unpack("<f", packed)[0]) if isinstance(packed, bytes) and len(packed) == 4 else 0.0
+
+
 def _piece(piece: Piece) -> bytes:
     return _text(1, piece.text) + _tag(2, _FIXED32) + struct.pack("<f", piece.score) + _integer(3, piece.kind)
 
@@ -91,3 +131,7 @@ def _varint(value: int) -> bytes:
         value >>= 7
     groups.append(value)
     return bytes(groups)
+
+
+WITHOUT_PREFIX = _message(3, _integer(3, 0))
+"""Appended to a model, it is one that puts no space before a text: of what is there twice, the last counts."""

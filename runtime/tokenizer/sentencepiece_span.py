@@ -1,7 +1,6 @@
 """Finds how much text a token of a sentencepiece model can stand for, from the normalizer in the serialised model."""
 
-from collections.abc import Iterable
-
+from mlxr.runtime.tokenizer.proto_fields import proto_fields
 from mlxr.runtime.tokenizer.token_span import TokenSpan
 
 
@@ -25,35 +24,9 @@ def _normalizer(proto: bytes) -> tuple[bool, bool]:
     Source: sentencepiece_model.proto: ModelProto.normalizer_spec = 3, of whose fields 2 is the table and 4 the flag.
     """
     rewrites, drops = False, True
-    for field, value in _fields(proto):
-        if field == 3 and isinstance(value, bytes):
-            for inner, setting in _fields(value):
-                rewrites |= inner == 2 and bool(setting)
-                drops = bool(setting) if inner == 4 else drops
+    for field in proto_fields(proto):
+        if field.number == 3 and isinstance(field.value, bytes):
+            for inner in proto_fields(field.value):
+                rewrites |= inner.number == 2 and bool(inner.value)
+                drops = bool(inner.value) if inner.number == 4 else drops
     return rewrites, drops
-
-
-def _fields(message: bytes) -> Iterable[tuple[int, int | bytes]]:
-    """The fields of a protobuf message, which has been parsed before and so is complete."""
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = message[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while at < len(message):
-        tag = varint()
-        wire = tag & 7
-        if wire == 0:
-            yield tag >> 3, varint()
-            continue
-        size = varint() if wire == 2 else {1: 8, 5: 4}[wire]
-        yield tag >> 3, message[at : at + size]
-        at += size

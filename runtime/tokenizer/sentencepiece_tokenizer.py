@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from sentencepiece import SentencePieceProcessor
 
 from mlxr.compiler.errors import TokenizerError
+from mlxr.runtime.tokenizer.model_proto import NO_PIECE, WITHOUT_PREFIX
 from mlxr.runtime.tokenizer.sentencepiece_span import sentencepiece_span
 from mlxr.runtime.tokenizer.sentencepiece_stream import SentencepieceStreamDecoder
 from mlxr.runtime.tokenizer.token_names import TokenNames
@@ -30,6 +31,7 @@ class SentencepieceTokenizer(Tokenizer):
         names: TokenNames | None = None,
         spellings: Sequence[str] | None = None,
         escapes_spaces: bool = True,
+        prefixes_once: bool = False,
     ) -> None:
         """Makes the tokenizer of a serialised sentencepiece ModelProto.
 
@@ -44,11 +46,13 @@ class SentencepieceTokenizer(Tokenizer):
             spellings: of all tokens, where the model has others; the model may have more tokens, which text never
                 becomes.
             escapes_spaces: whether U+2581 stands for a space in pieces.
+            prefixes_once: whether a model that puts a space before a text puts none before the text after a control
+                token.
 
         Raises:
             TokenizerError: the model is corrupt, or an id is outside its vocabulary.
         """
-        self._model = SentencePieceProcessor()
+        self._model = self._inner = SentencePieceProcessor()
         self._space = _SPACE if escapes_spaces else " "
         try:
             self._model.LoadFromSerializedProto(proto)
@@ -68,6 +72,9 @@ class SentencepieceTokenizer(Tokenizer):
             {piece: i for i, piece in enumerate(self._pieces) if self._model.is_control(i)}, {}
         )
         self._hidden = frozenset(self._names.control.values())
+        if prefixes_once:
+            self._inner = SentencePieceProcessor()
+            self._inner.LoadFromSerializedProto(proto + WITHOUT_PREFIX)
         self.texts: list[str | None] = [None] * size
         """What `text_of` has returned so far, by token."""
         super().__init__(source, size, required_size)
@@ -88,17 +95,17 @@ class SentencepieceTokenizer(Tokenizer):
         return self._ids(self._names.split(text, parse_special))
 
     def _encode_parts(self, parts: Sequence[str]) -> list[int]:
-        ids: list[int] = []
+        flat: list[str | int] = []
         for part in self._names.joined(parts, self._names.control):
-            ids += [part] if isinstance(part, int) else self._encode(part, parse_special=False)
-        return ids
+            flat += [part] if isinstance(part, int) else self._names.split(part, parse_special=False)
+        return self._ids(flat)
 
     def _ids(self, parts: Sequence[str | int]) -> list[int]:
         ids: list[int] = []
-        # Each text between tokens is encoded by itself, with a space before it if the model adds one to a text: the
+        # Each text between tokens is encoded by itself, with a space before it if the model adds one to a text: most
         # models that use such files were trained like this.
-        for part in parts:
-            ids += [part] if isinstance(part, int) else self._model.encode(part)
+        for index, part in enumerate(parts):
+            ids += [part] if isinstance(part, int) else (self._inner if index else self._model).encode(part)
         return ids
 
     @property
@@ -142,6 +149,8 @@ class SentencepieceTokenizer(Tokenizer):
     def text_of(self, token_id: int) -> str:
         """The text of a token that is neither control, unknown nor byte, anywhere but at the start of a text."""
         text = self._pieces[token_id].replace(self._space, " ")
+        if text.startswith(NO_PIECE):
+            text = ""
         if not text.isascii():  # bytes of GGUF files that are not UTF-8
             text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         self.texts[token_id] = text

@@ -25,6 +25,7 @@ from mlxr.registry.file_status import HashProgress, recorded
 from mlxr.registry.names import check_name
 from mlxr.registry.records import NO_OPTIONS, ArtifactRecord, Kind, LoadOptions, ModelRecord
 from mlxr.registry.registry import Registry, taken
+from mlxr.runtime.engine.model_tokenizer import check_tokenizer
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.hosts.registry import AUTO
 from mlxr.runtime.hosts.select import resolve_host
@@ -84,10 +85,12 @@ def add_model(
         else:
             spec, own = resolve_spec(os.fspath(path), compiled_for)
             _refuse_ranks(spec)
-            artifact = cached_artifact(spec, chip)
+            artifact = None
         weights = options.weights or own
         if weights is None:
             raise WeightsError(f"{source} comes without weights: name a file or folder of them (--weights W)")
+        check_tokenizer(weights, options.tokenizer, spec.model.vocab_size)
+        artifact = artifact or cached_artifact(spec, chip)
         if options.weights is not None or kind in ("artifact", "spec"):
             check_spec(spec, weights, options.changes.accepted_keys, options.changes.force_context)
         paths = _files(path, kind, weights, options.tokenizer)

@@ -221,3 +221,19 @@ def test_a_registry_that_cannot_be_written_does_not_stop_a_run(
     told = capsys.readouterr().err
     assert "read-only: no such file, and no bundled model of that name; whether it is registered cannot be" in told
     assert "the registry is damaged" in told
+
+
+@pytest.mark.parametrize("command", [["add"], ["serve", "--port", "0"]])
+def test_a_tokenizer_that_is_refused_is_told_before_anything_is_compiled(
+    tiny: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tiny.read_bytes()
+    kind = b"tokenizer.ggml.model" + bytes([8, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0])
+    assert data.count(kind + b"llama") == 1
+    tiny.write_bytes(data.replace(kind + b"llama", kind + b"other"))
+    compiled: list[object] = []
+    monkeypatch.setattr("mlxr.add_model.cached_artifact", lambda *spec: compiled.append(spec))
+    assert main([command[0], str(tiny), *command[1:]]) == 1
+    assert "its tokenizer is of the kind 'other', which is not supported" in capsys.readouterr().err
+    assert not compiled
+    assert not Registry().names()

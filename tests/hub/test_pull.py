@@ -80,6 +80,18 @@ def test_a_model_is_fetched_once_and_runs_by_its_name(hub: StandInHub, capsys: p
     assert newer.source.exists()
 
 
+def test_a_tokenizer_that_is_refused_is_told_before_weights_are_fetched(
+    hub: StandInHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.repos["org/odd"] = {
+        "config.json": json.dumps(config_of("qwen3")).encode(),
+        "tokenizer.json": b'{"version": "9.0"}',
+        "model.safetensors": bytes(1 << 20),
+    }
+    assert "tokenizer.json: corrupt, or not of a kind that is known" in refused("pull org/odd", capsys)
+    assert {name.split()[0] for name in hub.fetched()} == {"config.json", "tokenizer.json"}
+
+
 def test_a_folder_comes_without_code(hub: StandInHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = config_of("qwen3")
     folder = save_folder(build_model(config), config, tmp_path / "made")

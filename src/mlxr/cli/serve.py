@@ -107,7 +107,9 @@ def run(args: argparse.Namespace) -> int:
         if importlib.util.find_spec(module) is None:
             raise RequestError(f"{module} is not installed, which the server needs: pip install 'mlxr[serve]'")
     from mlxr.engine import with_sequences  # noqa: PLC0415 (loads MLX)
-    from mlxr.named_model import named_model  # noqa: PLC0415 (slow to import: not for the help)
+    from mlxr.imported_model import is_model_file  # noqa: PLC0415 (slow to import: not for the help)
+    from mlxr.named_model import named_model  # noqa: PLC0415
+    from mlxr.runtime.engine.model_tokenizer import check_tokenizer  # noqa: PLC0415
     from mlxr.runtime.parallel.launch import read_launch  # noqa: PLC0415
     from mlxr.server.log_output import LogOutput  # noqa: PLC0415 (needs the packages above)
     from mlxr.server.pool.engine_source import EngineSource  # noqa: PLC0415
@@ -135,7 +137,9 @@ def run(args: argparse.Namespace) -> int:
     named = _all_names(args)
     for model in (*named.values(), *filter(None, [args.draft])):
         pull_absent(model)
-        named_model(model)  # so that a wrong name is told now, not to the first client
+        registered = named_model(model)  # so that a wrong name is told now, not to the first client
+        if registered is None and is_model_file(Path(model)):  # a registered one was checked by `mlxr add`
+            check_tokenizer(args.weights or model, None)
         if args.distributed is None or model == args.draft:
             refuse_split(model)
     changes, tiers = changes_of(args), tier_sizes(args)

@@ -4,11 +4,12 @@ import importlib.util
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlxr.compiler.artifact import file_keys
-from mlxr.compiler.errors import HubError, SpecError
+from mlxr.compiler.errors import HubError, NoTokenizerError, SpecError
 from mlxr.compiler.importers.facts import find_architecture
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.text.plural import counted
@@ -19,6 +20,7 @@ from mlxr.hub.errors import worded
 from mlxr.hub.file_start import hub_starts
 from mlxr.hub.reference import HubReference
 from mlxr.runtime.json_file import read_json, read_json_object
+from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -59,6 +61,7 @@ def fetch(
         HubError: huggingface_hub is not installed, there is no such model, it may not be fetched, the hub cannot be
             reached, a file arrives damaged, or there is no room.
         SpecError: the model's config.json is of an architecture that MLXR does not know.
+        TokenizerError: its tokenizer is not supported.
     """
     if importlib.util.find_spec("huggingface_hub") is None:
         raise HubError(
@@ -79,10 +82,11 @@ def fetch(
             paths.update((file, download(reference.repo, commit, file, progress)) for file in wanted)
 
         # The small files first: one says what others there are, one whether the model can run at all.
-        first = [file for file in choice.files if file in (choice.index,) or file.path == file_keys.CONFIG_FILE]
+        first = [file for file in choice.files if file == choice.index or file.path in file_keys.DESCRIBING_FILES]
         first_here = _check_room(reference.repo, first)
         get(first)
         _check_architecture(paths)
+        _check_tokenizer(paths)
         wanted = choice.files
         if choice.index is not None:
             index = read_json(paths[choice.index], _INDEX_BYTES, HubError)
@@ -132,6 +136,14 @@ def _check_room(repo: str, files: Sequence[HubFile]) -> int:
             "room, or set HF_HUB_CACHE to a folder on another disk"
         )
     return here
+
+
+def _check_tokenizer(paths: Mapping[HubFile, Path]) -> None:
+    """Refuses a tokenizer that is not supported before large files are fetched; one in a GGUF file is in that."""
+    for file, path in paths.items():
+        if file.path == file_keys.CONFIG_FILE:
+            with suppress(NoTokenizerError):
+                load_tokenizer(path.parent)
 
 
 def _check_architecture(paths: Mapping[HubFile, Path]) -> None:

@@ -109,10 +109,42 @@ def test_tokens_that_tokenizer_config_adds(folder):
     assert tokenizer.decode(tokenizer.encode("a<tool>b")) == "a<tool>b"
 
 
-def test_added_tokens_with_a_gap_are_refused(folder):
+def test_added_tokens_with_a_gap(folder):
+    plain = load_tokenizer(folder).encode(LANGUAGES)
     (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added("<x>", start=1300)}))
-    with pytest.raises(TokenizerError, match=r"adds tokens \[1300\] \.\.\. to the 1200 of tokenizer\.model"):
+    tokenizer = load_tokenizer(folder)
+    assert (tokenizer.vocab_size, tokenizer.required_size) == (1301, 1200)
+    assert tokenizer.encode("<x>", parse_special=True) == [1, 1300]
+    assert tokenizer.encode(LANGUAGES) == plain
+    assert tokenizer.decode(range(3, 1301)) == load_tokenizer(folder / "tokenizer.model").decode(range(3, 1200))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added("<x>", start=1 << 30)}))
+    with pytest.raises(TokenizerError, match=r"adds a token of the id 1073741824 to the 1200 of tokenizer\.model"):
         load_tokenizer(folder)
+
+
+def test_tokens_of_added_tokens_json_and_pieces_with_another_name(folder):
+    """InternLM 2 gives unused pieces the names of its chat tokens."""
+    unused = load_tokenizer(folder).token_text(1150)
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"added_tokens_decoder": added("<|im_start|>", start=1150)})
+    )
+    (folder / "added_tokens.json").write_text(json.dumps({"<|user|>": 1200, "<tool>": 1201}))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": ["<|user|>"]}))
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.encode("<|im_start|><|user|>", add_special=False, parse_special=True) == [1150, 1200]
+    assert 1150 not in tokenizer.encode(f"{unused}<|im_start|><|user|>".replace("▁", " "))
+    assert 1201 in tokenizer.encode("a<tool>")
+    assert [tokenizer.is_control(token_id) for token_id in (1150, 1200, 1201)] == [True, True, False]
+
+
+def test_text_after_control_tokens_without_legacy_behaviour(folder):
+    """As `LlamaTokenizer(legacy=False)`: a space is put before the text, and not before the text after a token."""
+    text, model = "one<s>two", sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    assert load_tokenizer(folder).encode(text, False, True) == [*model.encode("one"), 1, *model.encode("two")]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"legacy": False}))
+    ids = load_tokenizer(folder).encode(text, False, True)
+    assert ids[: len(model.encode("one")) + 1] == [*model.encode("one"), 1]
+    assert load_tokenizer(folder).decode(ids) == "onetwo"
 
 
 def test_flags_and_ends_of_the_files_beside(folder):
