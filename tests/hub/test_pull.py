@@ -92,6 +92,16 @@ def test_a_tokenizer_that_is_refused_is_told_before_weights_are_fetched(
     assert {name.split()[0] for name in hub.fetched()} == {"config.json", "tokenizer.json"}
 
 
+def test_a_gguf_file_whose_tokenizer_is_refused_is_not_fetched_whole(
+    hub: StandInHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mlxr.hub.fetch._WORTH_A_LOOK", 1 << 20)
+    kind = b"tokenizer.ggml.model" + bytes([8, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0])
+    hub.repos["org/odd"] = {"odd-Q8_0.gguf": TINY.read_bytes().replace(kind + b"llama", kind + b"other")}
+    assert "its tokenizer is of the kind 'other', which is not supported" in refused("pull org/odd", capsys)
+    assert not list(Path(constants.HF_HUB_CACHE).rglob("*.gguf"))
+
+
 def test_a_folder_comes_without_code(hub: StandInHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = config_of("qwen3")
     folder = save_folder(build_model(config), config, tmp_path / "made")

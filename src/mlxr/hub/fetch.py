@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import HubError, NoTokenizerError, SpecError
@@ -17,13 +18,15 @@ from mlxr.hub.best_file import Planner, best_file, fetched_before
 from mlxr.hub.choose_files import GgufModels, HubFile, choose_files, weights_of_index
 from mlxr.hub.download import HubProgress, bytes_here, download
 from mlxr.hub.errors import worded
-from mlxr.hub.file_start import hub_starts
+from mlxr.hub.file_start import StartReader, hub_starts, write_starts
 from mlxr.hub.reference import HubReference
 from mlxr.runtime.json_file import read_json, read_json_object
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_WORTH_A_LOOK = 256 << 20
+"""Bytes of a GGUF model from which on its first few MiB are fetched twice, to know whether the others are wanted."""
 _INDEX_BYTES = 64 << 20
 
 
@@ -87,6 +90,9 @@ def fetch(
         get(first)
         _check_architecture(paths)
         _check_tokenizer(paths)
+        if choice.entry is not None:
+            parts = [file for file in choice.files if file.path.lower().endswith(".gguf")]
+            _check_gguf_tokenizer(reference.repo, parts, hub_starts(reference.repo, commit))
         wanted = choice.files
         if choice.index is not None:
             index = read_json(paths[choice.index], _INDEX_BYTES, HubError)
@@ -139,11 +145,23 @@ def _check_room(repo: str, files: Sequence[HubFile]) -> int:
 
 
 def _check_tokenizer(paths: Mapping[HubFile, Path]) -> None:
-    """Refuses a tokenizer that is not supported before large files are fetched; one in a GGUF file is in that."""
+    """Refuses a tokenizer that is not supported before large files are fetched."""
     for file, path in paths.items():
         if file.path == file_keys.CONFIG_FILE:
             with suppress(NoTokenizerError):
                 load_tokenizer(path.parent)
+
+
+def _check_gguf_tokenizer(repo: str, files: Sequence[HubFile], start_of: StartReader) -> None:
+    """Likewise, one in a GGUF file, of which the first bytes are read for that."""
+    size_bytes = sum(file.size_bytes for file in files)
+    if size_bytes < _WORTH_A_LOOK or sum(bytes_here(repo, file) for file in files) == size_bytes:
+        return
+    with TemporaryDirectory(prefix="mlxr-") as folder:
+        path = write_starts(files[:1], Path(folder), start_of)
+        if path is not None:
+            with suppress(NoTokenizerError):
+                load_tokenizer(path)
 
 
 def _check_architecture(paths: Mapping[HubFile, Path]) -> None:
