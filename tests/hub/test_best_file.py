@@ -1,10 +1,8 @@
 """Which of several GGUF models is fetched if nobody says: by the plan of its first bytes."""
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gguf import GGUFReader, GGUFWriter
@@ -16,10 +14,9 @@ from mlxr.hub.best_file import Need, best_file
 from mlxr.hub.choose_files import HubFile
 from mlxr.planned_memory import planned_memory
 from mlxr.registry.registry import Registry
-from mlxr_tests.stand_in_hub import StandInHub, serving
+from mlxr_tests.stand_in_hub import StandInHub, the_hub
 from mlxr_tests.storyteller import TINY
 
-constants: Any = pytest.importorskip("huggingface_hub.constants")
 # Of bartowski/Meta-Llama-3.1-8B-Instruct-GGUF, sizes in bytes as the hub lists them, rounded.
 LLAMA = {
     "F32/L-F32-00001-of-00002.gguf": 20 << 30, "F32/L-F32-00002-of-00002.gguf": 12 << 30, "L-Q8_0.gguf": 8540 << 20,
@@ -86,17 +83,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]
     other = tmp_path / "other.gguf"
     copy_with_new_metadata(GGUFReader(TINY), GGUFWriter(other, "llama"), {"general.description": _text("x")}, [])
     files = {"m-Q8_0.gguf": TINY.read_bytes(), "m-Q4_K_M.gguf": other.read_bytes(), "mmproj-m-f16.gguf": b"GGUF"}
-    hub = StandInHub({"org/m": files})
-    monkeypatch.setenv("MLXR_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr("mlxr.add_model.prepare", lambda host, artifact: None)  # it takes seconds
-    with serving(hub):
-        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
-        template = f"{hub.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    with the_hub(StandInHub({"org/m": files}), tmp_path, monkeypatch) as hub:
         yield hub
-    shutil.rmtree(tmp_path / "hub", ignore_errors=True)
 
 
 def _text(value: str) -> MetadataDetails:

@@ -20,7 +20,7 @@ from mlxr.hub.fetch import fetch
 from mlxr.hub.reference import HubReference
 from mlxr.registry.registry import Registry
 from mlxr_tests.family_models import build_model, config_of, save_folder
-from mlxr_tests.stand_in_hub import TOKEN, StandInHub, serving
+from mlxr_tests.stand_in_hub import TOKEN, StandInHub, the_hub
 from mlxr_tests.storyteller import ROOT, TINY
 
 constants: Any = pytest.importorskip("huggingface_hub.constants")
@@ -32,22 +32,9 @@ RUN = ["--temperature", "0", "--prompt", "Once", "--max-tokens", "3", "--host", 
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]:
     """A hub with one GGUF model; registry, cache and huggingface_hub's cache are empty."""
     hub = StandInHub({"org/tiny": {"tiny-Q8_0.gguf": TINY.read_bytes(), "README.md": b"# Tiny", "run.py": b"1 / 0"}})
-    monkeypatch.setenv("MLXR_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("mlxr.add_model.prepare", lambda host, artifact: None)  # it takes seconds
     monkeypatch.chdir(tmp_path)
-    with serving(hub):
-        # Read from the environment when huggingface_hub is imported.
-        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
-        template = f"{hub.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 14)
-        monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
+    with the_hub(hub, tmp_path, monkeypatch):
         yield hub
 
 

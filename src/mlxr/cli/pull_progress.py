@@ -11,6 +11,7 @@ from mlxr.hub.reference import hub_reference
 from mlxr.progress_line import ProgressLine
 
 if TYPE_CHECKING:
+    from mlxr.hub.choose_files import HubFile
     from mlxr.pull_model import PullProgress
 
 
@@ -24,8 +25,8 @@ def pull_progress() -> "Iterator[PullProgress]":
         def announce(text: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
-        def fetching(what: str, path: str, done: int, total: int) -> None:
-            line.show(f"{what} {path} {100 * done // max(1, total)} % of {size(total)}")
+        def fetching(what: str, file: "HubFile", done: int) -> None:
+            line.show(f"{what} {file.path} {100 * done // max(1, file.size_bytes)} % of {size(file.size_bytes)}")
 
         def hashing(path: Path, done: int, total: int) -> None:
             line.show(f"hashing {path.name} {100 * done // max(1, total)} %")

@@ -82,6 +82,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     keys.add_argument(
         "--api-key-file", type=Path, metavar="FILE", help="a file of keys, one a line; one is then needed"
     )
+    keys.add_argument(
+        "--allow-pull",
+        action="store_true",
+        help="let whoever may ask have models fetched from the hub (/api/pull, and the page), onto this machine's disk",
+    )
     keys.add_argument("--allow-open", action="store_true", help="listen beyond this machine without a key")
     keys.add_argument(
         "--allow-origin", action="append", default=[], metavar="URL", help="let this site's pages use the server"
@@ -131,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
         header_seconds=args.header_time,
         grace_seconds=args.grace,
         log_text=args.log_text,
+        allow_pull=args.allow_pull,
         traces_endpoint=args.otlp_traces_endpoint,
     )
     tell_of_card(args.host)
@@ -175,12 +181,12 @@ def run(args: argparse.Namespace) -> int:
         ready = ReadySource(source, source.load(lambda *_: None))
         tell_beside(ready.loaded.engine.model, args.link)
         sources = [ready]
-    catalog = None if named else RegistryCatalog(options)
-    if catalog is not None and not catalog.versions():
+    catalog = None if named and not args.allow_pull else RegistryCatalog(options, only=set() if named else None)
+    if not named and catalog is not None and not (catalog.versions() or args.allow_pull):
         raise RequestError(
             "no model was given, and none is registered; for example: mlxr serve storyteller, or mlxr add ./model.gguf"
         )
-    names = named if catalog is None else catalog.versions()
+    names = named or ({} if catalog is None else catalog.versions())
     for name in args.pin:
         if name not in names:
             raise RequestError(f"--pin {name}: no model of that name is served; there are {', '.join(names)}")

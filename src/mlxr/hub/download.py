@@ -21,8 +21,11 @@ from mlxr.compiler.errors import HubError
 from mlxr.compiler.version import VERSION
 from mlxr.hub.choose_files import HubFile
 
-HubProgress = Callable[[str, str, int, int], None]
-"""Called with what is done (`fetching`, `checking`), a file's path, how many of its bytes are done, and its bytes."""
+HubProgress = Callable[[str, HubFile, int], None]
+"""Called with what is done (`fetching`, `checking`), a file, and how many of its bytes are done.
+
+What it raises ends the fetch, which can go on later.
+"""
 
 _PIECE_BYTES = 1 << 22
 _SHA256_DIGITS = 64
@@ -106,7 +109,7 @@ def _fetch(repo: str, commit: str, file: HubFile, blob: Path, progress: HubProgr
             stream.truncate(0)
             stream.seek(0)
         done = stream.tell()
-        bar: Any = partial(_Bar, lambda size_bytes: progress("fetching", file.path, size_bytes, file.size_bytes))
+        bar: Any = partial(_Bar, lambda size_bytes: progress("fetching", file, size_bytes))
         http_get(url, stream, resume_size=done, headers=headers, expected_size=file.size_bytes, tqdm_class=bar)
         stream.flush()
         os.fsync(stream.fileno())
@@ -169,7 +172,7 @@ def _digest(path: Path, file: HubFile, progress: HubProgress) -> str:
         while piece := stream.read(_PIECE_BYTES):
             digest.update(piece)
             done += len(piece)
-            progress("checking", file.path, done, file.size_bytes)
+            progress("checking", file, done)
     return digest.hexdigest()
 
 

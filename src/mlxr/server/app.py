@@ -30,6 +30,7 @@ from mlxr.server.ollama import routers as ollama
 from mlxr.server.openai import chat, completions, embeddings, models, responses
 from mlxr.server.page import router as page
 from mlxr.server.pool.model_pool import ModelPool
+from mlxr.server.pool.pulls import Pulls
 from mlxr.server.request_log import REQUEST_ID_HEADERS, RequestLog
 from mlxr.server.request_spans import RequestSpans
 from mlxr.server.security import Guard
@@ -73,15 +74,16 @@ def make_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
         try:
             yield
         finally:
+            await pulls.close()
             await pool.close()
             metrics.close()
             if spans is not None:
                 await asyncio.to_thread(spans.close)
 
-    metrics = ServerMetrics(pool)
+    metrics, pulls = ServerMetrics(pool), Pulls(pool)
     spans = RequestSpans(settings.traces_endpoint) if settings.traces_endpoint else None
     app = FastAPI(title="MLXR", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.server = ServerState(pool, settings, metrics)
+    app.state.server = ServerState(pool, settings, metrics, pulls)
     for router in ROUTERS:
         paths = [route.path for route in router.routes if isinstance(route, APIRoute)]
         app.include_router(router, responses=errors(paths[-1]))

@@ -25,6 +25,7 @@ class ServerSettings:
         load_seconds: how long a request waits for a model that is being loaded.
         grace_seconds: how long streams may go on after the server was told to stop.
         log_text: whether the log has what users write and get.
+        allow_pull: whether clients may have models fetched from the hub.
         traces_endpoint: URL of a collector that gets OpenTelemetry's spans; empty: there is none.
     """
 
@@ -43,6 +44,7 @@ class ServerSettings:
     load_seconds: float = 600.0
     grace_seconds: float = 30.0
     log_text: bool = False
+    allow_pull: bool = False
     traces_endpoint: str = ""
 
     def __post_init__(self) -> None:

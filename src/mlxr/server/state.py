@@ -7,6 +7,7 @@ from starlette.requests import Request
 
 from mlxr.server.metrics.server_metrics import ServerMetrics
 from mlxr.server.pool.model_pool import ModelPool
+from mlxr.server.pool.pulls import Pulls
 from mlxr.server.settings import ServerSettings
 
 
@@ -18,11 +19,13 @@ class ServerState:
         pool: the models.
         settings: limits and times.
         metrics: what /metrics tells.
+        pulls: models that are being fetched.
     """
 
     pool: ModelPool
     settings: ServerSettings
     metrics: ServerMetrics
+    pulls: Pulls
 
     @staticmethod
     def of(request: Request) -> "ServerState":

@@ -17,6 +17,7 @@ from mlxr.server.life.graceful_server import GracefulServer
 from mlxr.server.pool.engine_source import EngineSource
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.settings import ServerSettings
+from mlxr.server.state import ServerState
 from mlxr_tests.storyteller import TINY
 
 EXACT = Changes(compute="exact", cache_dtype="f32")
@@ -62,7 +63,9 @@ class RunningServer:
         async def main() -> None:
             self.loop = asyncio.get_running_loop()
             self.pool = make_pool()
-            self._server = GracefulServer(make_app(self.pool, settings), self.pool, settings)
+            app = make_app(self.pool, settings)
+            self.state: ServerState = app.state.server
+            self._server = GracefulServer(app, self.pool, settings)
             started.set()
             await self._server.serve([self._listener])
 

@@ -7,12 +7,15 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import pytest
 
 LARGE = 4096
 """Files from so many bytes on are in Git LFS: they have a SHA-256, and come from another address."""
@@ -31,6 +34,7 @@ class StandInHub:
         content: by path, what is sent instead of the file.
         ranges: whether it sends parts of files.
         status: by repository, a status to answer all with.
+        held: by path, what must be set before more than the first half of its content is sent.
         asked: method, path and Range of each request.
     """
 
@@ -41,6 +45,7 @@ class StandInHub:
     content: dict[str, bytes] = field(default_factory=dict)
     ranges: bool = True
     status: dict[str, int] = field(default_factory=dict)
+    held: dict[str, Event] = field(default_factory=dict)
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
     address: str = ""
 
@@ -72,6 +77,27 @@ def serving(hub: StandInHub) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def the_hub(hub: StandInHub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]:
+    """Runs the server, and has huggingface_hub and MLXR use it, with registry and caches in a folder."""
+    constants: Any = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setenv("MLXR_DATA_DIR", str(folder / "data"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("mlxr.add_model.prepare", lambda host, artifact: None)  # it takes seconds
+    with serving(hub):
+        # Read from the environment when huggingface_hub is imported.
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        template = f"{hub.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))
+        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 14)
+        monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
+        yield hub
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -147,15 +173,23 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {start}-{min(end, len(content) - 1)}/{len(content)}"
             content, status = content[start : end + 1], 206
         stops = self.hub.breaks.get(path) if self.command == "GET" else None
-        self._send(status, content, headers, stops.pop(0) if stops else None)
+        held = self.hub.held.get(path)
+        self._send(status, content, headers, stops.pop(0) if stops else None, held)
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str], stop: int | None = None) -> None:
+    def _send(
+        self, status: int, body: bytes, headers: dict[str, str], stop: int | None = None, held: Event | None = None
+    ) -> None:
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body[:stop])
+            half = len(body) // 2 if held is not None else 0
+            with suppress(ConnectionError):  # the client may leave
+                self.wfile.write(body[:half])
+                if held is not None:
+                    held.wait(30)
+                self.wfile.write(body[half:stop])
         if stop is not None:
             self.close_connection = True
 

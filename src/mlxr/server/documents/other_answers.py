@@ -143,6 +143,15 @@ class OllamaShow(Told):
     modified_at: str
 
 
+class OllamaPull(Told):
+    """Of /api/pull."""
+
+    status: str
+    digest: str | None = None
+    total: int | None = None
+    completed: int | None = None
+
+
 class ModelState(Told):
     """A model and whether it is loaded."""
 

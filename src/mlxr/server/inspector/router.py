@@ -30,6 +30,12 @@ router = APIRouter(prefix="/inspector", tags=["Inspector"])
 _Chip = Annotated[str, Query(description="the chip that times are predicted for; empty: the artifact's own")]
 
 
+class ServerView(Record):
+    """What the server allows: whether it fetches models from the hub."""
+
+    allow_pull: bool
+
+
 class ChipView(Record):
     """A chip that times can be predicted for: its name, and its title for people."""
 
@@ -41,6 +47,12 @@ class ChipView(Record):
 async def models(request: Request) -> list[ModelView]:
     """All models, with how far their loading is; their forms that give embeddings while they are loaded."""
     return [model_view(model) for model in ServerState.of(request).pool.listed]
+
+
+@router.get("/server")
+async def server(request: Request) -> ServerView:
+    """What the server allows."""
+    return ServerView(allow_pull=ServerState.of(request).settings.allow_pull)
 
 
 @router.post("/load")

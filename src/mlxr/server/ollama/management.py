@@ -1,4 +1,4 @@
-"""What Ollama's API does with models' files: the server does not, and says which command does."""
+"""What Ollama's API does with models' files, but for fetching: the server does not, and says which command does."""
 
 from fastapi import APIRouter
 
@@ -11,12 +11,6 @@ _ADD = "register a model's file with 'mlxr add FILE --name NAME' and start the s
 
 def _refused(path: str, what: str) -> ApiError:
     return ApiError(501, f"{path} is not served: {what}", "server_error", "not_implemented")
-
-
-@router.post("/api/pull", tags=["Ollama"])
-async def pull() -> None:
-    """Refused."""
-    raise _refused("/api/pull", "fetch the model with 'mlxr pull ORG/REPO' and start the server with it")
 
 
 @router.post("/api/push", tags=["Ollama"])

@@ -196,6 +196,12 @@ class ModelPool:
                     await self._unload(model)
         return all(model.state == "cold" for model in forms)
 
+    def admit(self, name: str) -> None:
+        """Serves a model that the catalog has just got."""
+        if self._catalog is not None:
+            self._catalog.admit(name)
+            self._look()
+
     def _look(self) -> None:
         """Takes models that the catalog has got, and drops those that it has lost and that nobody has loaded.
 

@@ -18,10 +18,12 @@ class RegistryCatalog:
     Attributes:
         options: of every model: a source of any name.
         registry: where the names are.
+        only: names of which others are not served; None: all are served.
     """
 
     options: EngineSource
     registry: Registry = field(default_factory=Registry)
+    only: set[str] | None = None
     _versions: Mapping[str, object] = field(default_factory=dict)
     _read: float = float("-inf")
 
@@ -33,9 +35,19 @@ class RegistryCatalog:
         """
         if time.monotonic() - self._read > _FRESH_SECONDS:
             models = self.registry.models()
-            self._versions = {model.name: (model.source, model.spec_hash, model.added) for model in models}
+            self._versions = {
+                model.name: (model.source, model.spec_hash, model.added)
+                for model in models
+                if self.only is None or model.name in self.only
+            }
             self._read = time.monotonic()
         return self._versions
+
+    def admit(self, name: str) -> None:
+        """See `Catalog`."""
+        if self.only is not None:
+            self.only.add(name)
+        self._read = float("-inf")
 
     def source(self, name: str) -> ModelSource:
         """See `Catalog`."""

@@ -122,6 +122,9 @@ class Catalog(Protocol):
     def source(self, name: str) -> ModelSource:
         """Where one of them comes from."""
 
+    def admit(self, name: str) -> None:
+        """A model of this name has just come: it is served from now on."""
+
 
 @dataclass(eq=False)
 class ServedModel:

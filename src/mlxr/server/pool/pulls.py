@@ -1,0 +1,151 @@
+"""Models that are being fetched from the hub while the server runs.
+
+A model is fetched once, however many clients ask for it, and for as long as one of them still waits: what was fetched
+stays, and whoever asks again goes on from there.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlxr.compiler.errors import HubError
+from mlxr.hub.choose_files import HubFile
+from mlxr.pull_model import PullProgress, pull_model
+from mlxr.server.pool.model_pool import ModelPool
+
+_TELL_SECONDS = 0.1
+"""How often clients are told how far a file is."""
+
+
+@dataclass(frozen=True)
+class PullStep:
+    """What is being done for a model.
+
+    Attributes:
+        what: for people.
+        file: the file that is fetched or checked; None: none is.
+        done: how many of its bytes are.
+    """
+
+    what: str
+    file: HubFile | None = None
+    done: int = 0
+
+
+@dataclass(eq=False)
+class _Pull:
+    """A model that is being fetched.
+
+    Attributes:
+        steps: what was and is done; of a file's fetch the last state.
+        changed: set at the next change; another one is in its place then.
+        followers: how many do.
+        is_given_up: whether nobody waits for it any more.
+        task: fetches it.
+    """
+
+    steps: list[PullStep] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    followers: int = 0
+    is_given_up: bool = False
+    task: "asyncio.Task[None] | None" = None
+
+    def add(self, step: PullStep) -> None:
+        """Adds a step, or replaces the last one if that is of the same file."""
+        if step.file is not None and self.steps and self.steps[-1].what == step.what:
+            self.steps[-1] = step
+        else:
+            self.steps.append(step)
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class Pulls:
+    """The fetches of one server. Its event loop owns them; each runs in a thread."""
+
+    def __init__(self, pool: ModelPool) -> None:
+        """Fetches nothing yet.
+
+        Args:
+            pool: serves what was fetched.
+        """
+        self._pool = pool
+        self._running: dict[str, _Pull] = {}
+
+    async def follow(self, name: str) -> AsyncGenerator[PullStep]:
+        """Fetches a model, or joins who does, and tells what is done until it is here. Leaving it is giving up.
+
+        Args:
+            name: ORG/REPO, with a revision or a file; it is served under this name then.
+
+        Raises:
+            MlxrError: as `pull_model`.
+        """
+        pull = self._running.get(name)
+        if pull is None or pull.is_given_up:
+            before = None if pull is None else pull.task
+            pull = self._running[name] = _Pull()
+            pull.task = asyncio.create_task(self._run(name, pull, before))
+            pull.task.add_done_callback(_noticed)
+        pull.followers += 1
+        task, at, told = pull.task, 0, None
+        assert task is not None, "it was made with its task"
+        try:
+            while True:
+                changed, has_ended = pull.changed, task.done()
+                while at < len(pull.steps):
+                    if pull.steps[at] is not told:
+                        yield (told := pull.steps[at])
+                    if at + 1 == len(pull.steps):
+                        break
+                    at += 1
+                if has_ended:
+                    task.result()
+                    return
+                changing = asyncio.ensure_future(changed.wait())
+                await asyncio.wait({task, changing}, return_when=asyncio.FIRST_COMPLETED)
+                changing.cancel()
+                if not task.done():
+                    await asyncio.sleep(_TELL_SECONDS)
+        finally:
+            pull.followers -= 1
+            pull.is_given_up = pull.followers == 0
+
+    async def close(self) -> None:
+        """Gives all of them up, and waits until they have ended."""
+        pulls = list(self._running.values())
+        for pull in pulls:
+            pull.is_given_up = True
+        await asyncio.gather(*(pull.task for pull in pulls if pull.task is not None), return_exceptions=True)
+
+    async def _run(self, name: str, pull: _Pull, before: "asyncio.Task[None] | None") -> None:
+        if before is not None:
+            await asyncio.wait({before})  # it was given up, and ends soon
+        loop = asyncio.get_running_loop()
+
+        def add(step: PullStep) -> None:
+            if pull.is_given_up:
+                raise HubError(f"{name}: nobody waits for it any more; what was fetched is kept")
+            loop.call_soon_threadsafe(pull.add, step)
+
+        def hashing(path: Path, done: int, total: int) -> None:
+            pass  # small files, or such whose hash is known
+
+        progress = PullProgress(
+            announce=lambda text: add(PullStep(text)),
+            fetching=lambda what, file, done: add(PullStep(f"{what} {file.path}", file, done)),
+            hashing=hashing,
+        )
+        try:
+            await asyncio.to_thread(pull_model, name, progress=progress)
+            self._pool.admit(name)
+        finally:
+            if self._running.get(name) is pull:
+                del self._running[name]
+
+
+def _noticed(fetch: "asyncio.Task[None]") -> None:
+    """Takes the error of a fetch for which nobody waits any more."""
+    if not fetch.cancelled():
+        fetch.exception()
