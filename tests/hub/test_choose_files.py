@@ -27,8 +27,10 @@ CODE = "modeling_x.py pytorch_model.bin tokenizer.py README.md .gitattributes "
         ("o/r", CODE + "config.json model.safetensors a.gguf", "config.json model.safetensors", ""),
         (
             "o/r",
-            "tokenizer.json config.json consolidated.safetensors model.safetensors.index.json chat_template.jinja",
-            "config.json tokenizer.json chat_template.jinja model.safetensors.index.json",
+            "tokenizer.json config.json consolidated.safetensors model.safetensors.index.json chat_template.jinja "
+            "additional_chat_templates/tool_use.jinja",
+            "config.json tokenizer.json chat_template.jinja additional_chat_templates/tool_use.jinja "
+            "model.safetensors.index.json",
             "",
         ),
         ("o/r", "config.json weights.safetensors", "config.json weights.safetensors", ""),

@@ -19,7 +19,7 @@ SPLITS: dict[str, dict[str, Any]] = {"tensor 2": {"tensor": 2}, "2 stages": {"pi
 
 @pytest.mark.parametrize("split", few(SPLITS, ["tensor 2"]))
 def test_answers_are_those_of_one_rank(split: str, tmp_path: Path) -> None:
-    """A schema, seeds, a cached prompt, an arena that is too small, guesses from the text."""
+    """A schema, seeds, a cached prompt, an arena that is too small, guesses from the text, a thought that is cut."""
     cache = {"dtype": "f32", "mode": "paged", "block_size": 16, "max_sequences": 4, "num_blocks": 34}
     spec = tiny_spec(cache=cache, compute="exact")
     parallel = Parallel(**SPLITS[split])

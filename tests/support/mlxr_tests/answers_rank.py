@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mlxr import Engine, Sampling
+from mlxr import Engine, Sampling, ThoughtLimit
 from mlxr.compiler.spec.load import load_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr_tests.storyteller import TINY
@@ -43,6 +43,12 @@ def answers(spec: ModelSpec) -> dict[str, Any]:
         found["cached tokens"] = again.cached_tokens
         ask("many", [LONG + f" {word}" for word in ("One", "She", "They", "It")], max_tokens=90, ignore_eos=True)
         ask("repeated", ["The cat sat. The dog ran. " * 4], max_tokens=60, ignore_eos=True)
+        ask(
+            "thought",
+            [LONG],
+            max_tokens=24,
+            thought=ThoughtLimit(3, "<think>", "\n</think>\n", "</think>", is_open=True),
+        )
         stats = engine.stats()
         found["counters"] = {"preemptions": stats.preemptions, "draft_tokens": stats.draft_tokens}
     return found

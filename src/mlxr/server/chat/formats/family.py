@@ -61,8 +61,11 @@ class Family(ABC):
 
     @property
     def spoken(self) -> tuple[str, ...]:
-        """See the class: clients send thinking back that was not told apart."""
-        return self.thinking
+        """See the class: clients send thinking back that was not told apart.
+
+        Markers with others after them may end messages, too; those are never what an assistant says.
+        """
+        return () if self.after_thinking else self.thinking
 
     @staticmethod
     @abstractmethod
