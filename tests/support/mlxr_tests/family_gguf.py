@@ -3,6 +3,7 @@
 The metadata are written by hand here, key by key, so that they test the importer.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "attention.temperature_scale": 0.3,
         },
     ),
+    "mistral3, no temperature": ("mistral", "mistral3", {}),
     "mixtral": ("mixtral", "llama", _EXPERTS),
     "qwen2": ("qwen2", "qwen2", {}),
     "qwen3": ("qwen3", "qwen3", {}),
@@ -61,14 +63,48 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "gemma3",
         {"attention.sliding_window": WINDOW, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
     ),
+    "gemma3_text, no window": ("gemma3_text, seven layers", "gemma3", {}),
     "phi3": ("phi3", "phi3", {"rope.scaling.attn_factor": 1.25, "rope.scaling.original_context_length": 16}),
     "phi3, partial": ("phi3, partial", "phi3", {"rope.dimension_count": 24, "attention.sliding_window": 64}),
     "olmo2": ("olmo2, square", "olmo2", {}),
+    "olmo3": (
+        "olmo3, square",
+        "olmo2",
+        {
+            "attention.sliding_window": WINDOW,
+            "attention.sliding_window_pattern": [True, False, True, True, False],
+            "rope.freq_base_swa": 500000.0,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 16,
+            "rope.scaling.yarn_attn_factor": 1.1386,
+            "rope.scaling.yarn_beta_fast": 32.0,
+            "rope.scaling.yarn_beta_slow": 1.0,
+        },
+    ),
     "smollm3": ("smollm3", "smollm3", {}),
     "granite": (
         "granite",
         "granite",
         {"attention.scale": 0.05, "embedding_scale": 3.0, "residual_scale": 0.3, "logit_scale": 4.0},
+    ),
+    # Granite 4 is written with keys of what it does not have.
+    "granite, no positions": (
+        "granite",
+        "granite",
+        {
+            "attention.scale": 0.05,
+            "embedding_scale": 3.0,
+            "residual_scale": 0.3,
+            "logit_scale": 4.0,
+            "attention.head_count_kv": [2, 2],
+            "expert_count": 0,
+            "expert_used_count": 0,
+            "expert_shared_feed_forward_length": 88,
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": 256,
+            "rope.scaling.finetuned": False,
+        },
     ),
     "cohere": ("cohere", "command-r", _LAYER_NORM | {"logit_scale": 0.25}),
     "starcoder2": ("starcoder2", "starcoder2", _LAYER_NORM),
@@ -84,6 +120,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "internlm2": ("internlm2", "internlm2", {}),
     "exaone4": ("exaone4, square", "exaone4", {}),
+    "glm": ("glm", "chatglm", {"rope.dimension_count": 16}),
+    "glm, joined": ("glm", "chatglm", {"rope.dimension_count": 16}),
     "glm4": ("glm4", "glm4", {"rope.dimension_count": 16}),
     "gpt_oss": (
         "gpt_oss",
@@ -111,7 +149,8 @@ def write_gguf(case: str, folder: Path) -> Path:
     for key, value in _metadata(config, extra).items():
         _add(writer, f"{architecture}.{key}", value)
     writer.add_tokenizer_model("no_vocab")
-    for name, array in _tensors(hf, config).items():
+    tensors = _tensors(hf, config)
+    for name, array in (_joined(tensors) if case == "glm, joined" else tensors).items():
         writer.add_tensor(name, array)
     if case == "phi3":
         for kind, factors in (("long", "long_factor"), ("short", "short_factor")):
@@ -124,6 +163,15 @@ def write_gguf(case: str, folder: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _joined(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Queries, keys and values as one tensor, as in files that were made of folders that have them so."""
+    joined: dict[str, Any] = {}
+    for name, array in tensors.items():
+        new = re.sub(r"attn_[qkv]\.", "attn_qkv.", name)
+        joined[new] = np.concatenate([joined[new], array]) if new in joined else array
+    return joined
 
 
 def _metadata(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
@@ -153,6 +201,8 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_uint32(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
     else:
         writer.add_string(key, value)
 

@@ -147,7 +147,14 @@ CONFIGS: dict[str, Config] = {
     "exaone4, square": {"head_dim": 32, "rope_scaling": None, "sliding_window": None, "sliding_window_pattern": None},
     "internlm3": {"head_dim": 32},
     "olmo3": _HEADS | {"num_hidden_layers": 5, "sliding_window": WINDOW, "rope_scaling": _YARN, "rope_theta": 500000.0},
-    "glm": _HEADS | {"attention_bias": True, "partial_rotary_factor": 1.0},
+    "olmo3, square": {
+        "num_hidden_layers": 5,
+        "sliding_window": WINDOW,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "full")],
+        "rope_scaling": _YARN,
+        "rope_theta": 500000.0,
+    },
+    "glm": {"head_dim": 32, "attention_bias": True, "partial_rotary_factor": 1.0},
     "glm4": _HEADS | {"attention_bias": True, "partial_rotary_factor": 0.5},
     "gpt_oss": _HEADS
     | _LAYERS
