@@ -9,13 +9,14 @@ from mlxr.cli.shown_model import as_json, files_as_json, moment
 from mlxr.cli.table import print_table
 from mlxr.compiler.errors import MlxrError, RegistryError
 from mlxr.compiler.text.byte_sizes import size
-from mlxr.model_facts import model_facts
+from mlxr.model_facts import ModelFacts, model_facts
 from mlxr.progress_line import ProgressLine
 from mlxr.registry.file_status import status_of
 from mlxr.registry.names import close_names
 from mlxr.registry.records import ArtifactRecord
 from mlxr.registry.registry import Registry
-from mlxr.runtime.engine.default_sampling import DefaultSampling
+
+_UNKNOWN = "not known: its files cannot be read"
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -23,8 +24,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "show",
         help="show a registered model",
-        description="Show what the registry says of a model: its files with sizes and hashes, its options, how "
-        "its tokens are chosen, and what it was compiled to. Exits with 1 if a file changed or is missing.",
+        description="Show what the registry says of a model: its files with sizes and hashes, its options, its "
+        "context, how its tokens are chosen, and what it was compiled to. Exits with 1 if a file changed or is "
+        "missing.",
     )
     parser.add_argument("name", metavar="NAME", help="a name that mlxr list shows")
     parser.add_argument(
@@ -49,13 +51,15 @@ def run(args: argparse.Namespace) -> int:
 
         status = status_of(model.files, verify=args.verify, progress=tell)
     artifacts = registry.artifacts(model.spec_hash)
-    sampling = _sampling(model.name)
+    facts = _facts(model.name)
+    sampling = None if facts is None else facts.sampling
     code = 0 if status.state == "ok" else 1
     shown = as_json(model, status)
     if args.json:
         rows = [asdict(artifact) | {"folder": str(artifact.folder)} for artifact in artifacts]
         shown["sampling"] = None if sampling is None else dict(sampling.options)
         shown |= {"sampling_source": "" if sampling is None else sampling.source}
+        shown["context"] = None if facts is None else facts.context
         shown |= {"verified": args.verify, "files": files_as_json(model), "artifacts": rows}
         print(json.dumps(shown, indent=1))
         return code
@@ -69,7 +73,11 @@ def run(args: argparse.Namespace) -> int:
         ("last used", moment(model.last_used)),
         ("options", ", ".join(f"{key} {value}" for key, value in options.items()) or "none"),
         ("template", "its own" if model.options.template is None else "given with mlxr add"),
-        ("sampling", "not known: its files cannot be read" if sampling is None else str(sampling)),
+        (
+            "context",
+            _UNKNOWN if facts is None else f"up to {facts.context:,} tokens, as far as memory has room for them",
+        ),
+        ("sampling", _UNKNOWN if sampling is None else str(sampling)),
         *(("note", note) for note in (() if sampling is None else sampling.notes)),
         ("spec", model.spec_hash),
         *(("compiled", _place(artifact)) for artifact in artifacts),
@@ -82,10 +90,10 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _sampling(name: str) -> DefaultSampling | None:
-    """How the model's own files say that tokens are chosen; None if they cannot be read."""
+def _facts(name: str) -> ModelFacts | None:
+    """What the model's own files say of it; None if they cannot be read."""
     try:
-        return model_facts(name).sampling
+        return model_facts(name)
     except MlxrError:
         return None
 

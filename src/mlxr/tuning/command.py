@@ -39,6 +39,7 @@ def tune(args: argparse.Namespace) -> int:
             StepTimes(host.name),
             step_kernels=host.has_step_kernels,
             candidates=CANDIDATES,
+            context=context,
         )
         tuning = tuner.tune(context)
     about = {

@@ -21,6 +21,7 @@ from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.binding import batch_arrays, batch_dims, shape_of
 from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, kernel_input
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
+from mlxr.tuning.tried_arena import tried_arena
 
 Input = Callable[[int], mx.array]
 """An input of a launch, by turn."""
@@ -64,18 +65,19 @@ def _batch(artifact: Artifact, sequences: int, context: int, new: int, rows: Lit
 class RandomInputs:
     """Inputs of an artifact's launches; artifacts that differ in geometry alone share all of them."""
 
-    def __init__(self, artifact: Artifact, cache_bytes: int) -> None:
+    def __init__(self, artifact: Artifact, cache_bytes: int, context: int = 1) -> None:
         """Allocates the arena.
 
         Args:
             artifact: whose launches are to be timed.
             cache_bytes: what the GPU's last cache holds.
+            context: most tokens of a sequence in a batch; see `tried_arena`.
 
         Raises:
             ArenaError: the arena does not fit into this machine's memory.
         """
         self._cache_bytes = cache_bytes
-        self._arena = Arena(artifact.plan.arena)
+        self._arena = Arena(tried_arena(artifact.plan, context))
         self._layer_buffers = {layer_buffer(layer) for layer in range(artifact.plan.num_layers)}
         self._layers = [mx.array([i] + [0] * 7, dtype=mx.uint32) for i in range(artifact.plan.num_layers)]
         self._weights = {weight.name: weight for weight in artifact.plan.weights}

@@ -54,6 +54,7 @@ class Tuner:
         step_times: StepTimes | None = None,
         step_kernels: bool = False,
         candidates: Candidates = CANDIDATES,
+        context: int = 1,
     ) -> None:
         """Allocates the arena.
 
@@ -67,12 +68,13 @@ class Tuner:
             step_times: times whole steps; None: they are left alone.
             step_kernels: whether the host can run a step as one kernel.
             candidates: what to try of each size.
+            context: most tokens of a sequence in decode.
 
         Raises:
             ArenaError: the arena does not fit into this machine's memory.
         """
         cache_mib = chip.figures.cache_mib.value if chip.figures else _DEFAULT_CACHE_MIB
-        inputs = RandomInputs(artifact, round(cache_mib * 2**20))
+        inputs = RandomInputs(artifact, round(cache_mib * 2**20), context)
         measurement = Measurement(make_kernels, stopwatch, inputs)
         self._bench = Workbench(TrialArtifacts(artifact, chip), measurement, candidates, device, tell)
         self._variants = candidates.variants_of(chip.geometry)

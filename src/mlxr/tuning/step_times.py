@@ -19,6 +19,7 @@ from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.mlx.bindable import bindable
 from mlxr.runtime.hosts.select import array_host
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
+from mlxr.tuning.tried_arena import tried_arena
 
 _STD = 0.02
 _FAILURES = (HostError, ArenaError, RuntimeError)
@@ -63,7 +64,7 @@ class StepTimes:
         """
         gc.collect()  # hosts of an earlier call hold themselves, and with them all weights
         try:
-            _check_memory(artifacts)
+            _check_memory(artifacts, context + self._steps)
             weights, arenas = _random_weights(artifacts[0]), dict[ArenaGeometry, Arena]()
         except (HostError, RuntimeError) as error:
             return [HostError(f"no memory for whole steps: {error}")] * len(artifacts)
@@ -73,12 +74,12 @@ class StepTimes:
         for number, artifact in enumerate(artifacts):
             times.append(0.0)
             try:
-                geometry = artifact.plan.arena
+                geometry = tried_arena(artifact.plan, context + steps)
                 arenas[geometry] = arenas.get(geometry) or Arena(geometry)
                 host = array_host(self._host)(artifact, weights, arenas[geometry])
                 if host.notes:
                     raise HostError("; ".join(host.notes))
-                running[number] = Sequences(_Loaded(artifact, host, Pager.from_geometry(artifact.plan.arena)), 1)
+                running[number] = Sequences(_Loaded(artifact, host, Pager.from_geometry(geometry)), 1)
                 running[number].restart(context)
                 running[number].decode(steps)
             except _FAILURES as error:
@@ -98,10 +99,10 @@ class StepTimes:
         return times
 
 
-def _check_memory(artifacts: Sequence[Artifact]) -> None:
+def _check_memory(artifacts: Sequence[Artifact], context: int) -> None:
     """MLX does not report memory that there is not everywhere: the machine would swap, or the process die."""
     weights = sum(weight.layout.size_bytes for weight in artifacts[0].plan.weights)
-    arenas = sum(geometry.size_bytes for geometry in {artifact.plan.arena for artifact in artifacts})
+    arenas = sum(geometry.size_bytes for geometry in {tried_arena(artifact.plan, context) for artifact in artifacts})
     used, memory = mx.get_active_memory(), device_memory_bytes()
     if weights + arenas + used > memory:
         raise HostError(
