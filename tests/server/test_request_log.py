@@ -93,6 +93,24 @@ def test_clients_find_the_line_of_a_request_by_its_name(server: RunningServer, l
         assert (line["request_id"] == given) == taken
 
 
+def test_an_answer_says_what_of_its_schema_is_not_enforced(server: RunningServer, lines: Lines) -> None:
+    schema = {"type": "object", "properties": {"ü": {"items": {"type": "string"}, "uniqueItems": True}}}
+
+    def ask(**others: object) -> Any:
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **others}}
+        body = {"model": "tiny", "prompt": "a", "max_tokens": 2, "response_format": form}
+        return server.http.post("/v1/completions", json=body)
+
+    told = ask().headers["x-mlxr-not-enforced"]
+    assert told == r"response_format.json_schema.schema: uniqueItems (#/properties/\u00fc)"
+    refused = ask(strict=True)
+    assert refused.status_code == 400 and "x-mlxr-not-enforced" not in refused.headers
+    assert "keywords that cannot be enforced: uniqueItems (#/properties/ü)" in refused.json()["error"]["message"]
+    del schema["properties"]["ü"]["uniqueItems"]
+    for others in ({}, {"strict": True}):
+        assert ask(**others).status_code == 200 and "x-mlxr-not-enforced" not in ask(**others).headers
+
+
 def test_what_is_refused_and_who_leaves(server: RunningServer, lines: Lines) -> None:
     server.http.post("/v1/completions", json={"model": "tiny", "prompt": SECRET, SECRET: 1})
     (line,) = lines.take()

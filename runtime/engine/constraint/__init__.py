@@ -6,5 +6,6 @@ llguidance.
 
 from mlxr.runtime.engine.constraint.constraint import Constraint
 from mlxr.runtime.engine.constraint.constraint_compiler import ConstraintCompiler
+from mlxr.runtime.engine.constraint.grammar import unenforced
 
-__all__ = ["Constraint", "ConstraintCompiler"]
+__all__ = ["Constraint", "ConstraintCompiler", "unenforced"]

@@ -4,6 +4,7 @@ A grammar comes from a user who may be hostile. So it is tried in a process of i
 time and memory are limited; llguidance's own limits then bound the work for each mask.
 """
 
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -25,6 +26,7 @@ from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+LOG = logging.getLogger(__name__)
 MOST_BYTES = 1 << 30
 CPU_SECONDS = 2.0
 _WALL_SECONDS = 20.0
@@ -116,6 +118,8 @@ class ConstraintCompiler:
         matcher = self._grammars.get(grammar.text)
         if matcher is None:
             self._try(grammar)
+            if grammar.left_out:
+                LOG.warning("%s: not enforced: %s", grammar.option, "; ".join(grammar.left_out))
             matcher = self._grammars[grammar.text] = self._compile(grammar)
             if len(self._grammars) > _MOST_GRAMMARS:
                 self._grammars.popitem(last=False)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.constraint.gbnf import gbnf_to_lark, is_gbnf
 from mlxr.runtime.engine.constraint.grammar_tokens import GrammarTokens
+from mlxr.runtime.engine.constraint.schema_rewrite import rewrite_schema
 from mlxr.runtime.engine.sampling import Sampling
 
 MOST_CHARACTERS = 1 << 20
@@ -33,11 +34,13 @@ class Grammar:
         option: the option of `Sampling` that it comes from, for messages.
         text: the grammar as llguidance reads it.
         trial: the same for a vocabulary of bytes, which has other control tokens.
+        left_out: what of a schema it does not enforce.
     """
 
     option: str
     text: str
     trial: str
+    left_out: tuple[str, ...] = ()
 
 
 def grammar_of(sampling: Sampling, tokens: GrammarTokens) -> Grammar | None:
@@ -51,8 +54,8 @@ def grammar_of(sampling: Sampling, tokens: GrammarTokens) -> Grammar | None:
         RequestError: it is too long, or not JSON, or has a part that is not supported.
     """
     if sampling.json_schema is not None:
-        text = f'{{"grammars":[{{"json_schema":{lark_schema(sampling.json_schema)}}}]}}'
-        return Grammar("json_schema", text, text)
+        text = f'{{"grammars":[{{"json_schema":{lark_schema(sampling.json_schema, strict=sampling.strict)}}}]}}'
+        return Grammar("json_schema", text, text, tuple(unenforced(sampling.json_schema)))
     if sampling.regex is not None:
         text = _of_regex(_bounded("regex", sampling.regex))
         return Grammar("regex", text, text)
@@ -65,16 +68,42 @@ def grammar_of(sampling: Sampling, tokens: GrammarTokens) -> Grammar | None:
     return None
 
 
-def lark_schema(schema: Mapping[str, object] | str | bool, *, lenient: bool = False) -> str:
+def lark_schema(schema: Mapping[str, object] | str | bool, *, strict: bool = False) -> str:
     """A JSON schema as the text that follows `%json` in Lark, with our rules of white space.
 
     Args:
         schema: a dict, its text, or True for any JSON.
-        lenient: whether keywords that are not supported are ignored; else the grammar is refused later.
+        strict: whether a schema with keywords that cannot be enforced is refused; else they are left out.
+
+    Raises:
+        RequestError: it is too long, or not JSON, or has a key of llguidance's own, or cannot be enforced.
+    """
+    parsed, left_out = _enforceable(schema)
+    if left_out and strict:
+        raise RequestError(
+            f"json_schema has keywords that cannot be enforced: {'; '.join(left_out)}: leave them out, or do not "
+            "set strict, and check the answer"
+        )
+    try:
+        text = json.dumps({**parsed, _OWN_KEY: _JSON_OPTIONS}, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"json_schema is not JSON: {_reason(error)}") from error
+    return _bounded("json_schema", text)
+
+
+def unenforced(schema: Mapping[str, object] | str | bool) -> list[str]:
+    """What of a JSON schema is not enforced unless it must be strict: `uniqueItems (#/properties/tags)`.
+
+    Args:
+        schema: a dict, its text, or True for any JSON.
 
     Raises:
         RequestError: it is too long, or not JSON, or has a key of llguidance's own.
     """
+    return _enforceable(schema)[1]
+
+
+def _enforceable(schema: Mapping[str, object] | str | bool) -> tuple[dict[str, object], list[str]]:
     if isinstance(schema, str):
         try:
             parsed = json.loads(_bounded("json_schema", schema))
@@ -89,10 +118,9 @@ def lark_schema(schema: Mapping[str, object] | str | bool, *, lenient: bool = Fa
     if _OWN_KEY in parsed:
         raise RequestError(f"json_schema has the key {_OWN_KEY}, which is not supported: leave it out")
     try:
-        text = json.dumps({**parsed, _OWN_KEY: _JSON_OPTIONS | {"lenient": lenient}}, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"json_schema is not JSON: {_reason(error)}") from error
-    return _bounded("json_schema", text)
+        return rewrite_schema(dict(parsed))
+    except RecursionError as error:
+        raise RequestError("json_schema is nested too deeply") from error
 
 
 def _of_regex(pattern: str) -> str:

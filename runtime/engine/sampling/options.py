@@ -93,6 +93,8 @@ class Sampling:
     """Whether the answer continues after an end-of-sequence token."""
     json_schema: dict[str, object] | str | bool | None = field(default=None, hash=False)
     """The answer is JSON of this schema: a dict, or its text; True: any JSON."""
+    strict: bool = False
+    """Whether a schema with keywords that cannot be enforced is refused; else these are left out, and logged."""
     regex: str | None = None
     """The answer matches this regular expression as a whole."""
     choice: Sequence[str] | None = None
@@ -184,6 +186,7 @@ class Sampling:
 
     def _check_constraint(self) -> None:
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        _check_bool("strict", self.strict)
         if len(given) > 1:
             raise RequestError(f"{' and '.join(given)} are given; an answer follows one of them: drop the others")
         if not isinstance(self.json_schema, dict | str | bool | None):

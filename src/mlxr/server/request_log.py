@@ -24,8 +24,13 @@ _GONE = 499
 _TRACE = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
 _MOST_PATH = 200
+_MOST_HEADER = 2000
+_FIRST_ERROR = 400
 REQUEST_ID_HEADERS = ("x-request-id", "request-id")
 """Where clients look for the name of a request, which they tell with errors: OpenAI's, and Anthropic's."""
+
+NOT_ENFORCED_HEADER = "x-mlxr-not-enforced"
+"""Where an answer says which keywords of the request's schemas it may violate."""
 
 
 class RequestLog:
@@ -64,7 +69,7 @@ class RequestLog:
             nonlocal has_ended
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), *request_id]}
+                message = {**message, "headers": [*message.get("headers", ()), *request_id, *_not_enforced(record)]}
             elif not message.get("more_body"):
                 has_ended = True
             await send(message)
@@ -89,6 +94,14 @@ class RequestLog:
                 LOG.log(level, "%s", "request", extra={"fields": fields_of(record)})
             if self._spans is not None and level > logging.DEBUG:
                 self._spans.add(record, route, scope["headers"])
+
+
+def _not_enforced(record: RequestRecord) -> list[tuple[bytes, bytes]]:
+    """The header that says what of the request's schemas the answer may violate."""
+    if not record.not_enforced or record.status >= _FIRST_ERROR:
+        return []
+    text = json.dumps("; ".join(record.not_enforced))[1:-1]  # no sign that a header may not have
+    return [(NOT_ENFORCED_HEADER.encode(), text[:_MOST_HEADER].encode("ascii"))]
 
 
 def _route(scope: Scope) -> str:

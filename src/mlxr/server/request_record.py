@@ -1,10 +1,13 @@
 """What is known of one HTTP request, for its line in the log."""
 
 import time
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from mlxr.runtime.engine.completion import Completion
+from mlxr.runtime.engine.constraint import unenforced
 from mlxr.server.errors import ApiError
 
 
@@ -29,6 +32,7 @@ class RequestRecord:
         error: the code of the error that the client was told, in a stream too; empty: none.
         error_message: what it was told, which may quote the request.
         client_gone: whether the client went before the end.
+        not_enforced: what of the request's schemas the answer may violate.
         body: of the request, if texts are kept.
         answers: their texts, if texts are kept.
     """
@@ -49,6 +53,7 @@ class RequestRecord:
     error: str = ""
     error_message: str = ""
     client_gone: bool = False
+    not_enforced: list[str] = field(default_factory=list)
     body: bytearray = field(default_factory=bytearray)
     answers: list[str] = field(default_factory=list)
 
@@ -72,6 +77,20 @@ def note_error(error: ApiError) -> None:
     """Adds an error to the record of the request that the current task works on."""
     if (record := RECORD.get()) is not None:
         record.error, record.error_message = error.code or error.kind, error.message
+
+
+def note_unenforced(name: str, schema: Mapping[str, Any] | str | bool) -> None:
+    """Adds what of a schema will not be enforced to the record of the request that the current task works on.
+
+    Args:
+        name: of the schema.
+        schema: as a dict, or as text; true: any JSON.
+
+    Raises:
+        RequestError: it cannot be read.
+    """
+    if (record := RECORD.get()) is not None:
+        record.not_enforced += [f"{name}: {what}" for what in unenforced(schema)]
 
 
 RECORD: ContextVar[RequestRecord | None] = ContextVar("request", default=None)

@@ -53,20 +53,20 @@ class AnswerGrammar:
             return self.add(rule, f"{ANYTHING} {self.marker(name)}")
         return self.add(rule, f"{ANYTHING} {self.text(name)}", "[lazy]")
 
-    def schema(self, rule: str, schema: Any, *, lenient: bool = False) -> str:
+    def schema(self, rule: str, schema: Any, *, strict: bool = False) -> str:
         """JSON of a schema.
 
         Args:
             rule: a name for it.
             schema: a dict.
-            lenient: whether keywords that are not supported are ignored; else the grammar is refused.
+            strict: whether a schema with keywords that cannot be enforced is refused.
         """
-        return self.add(rule, f"%json {lark_schema(schema, lenient=lenient)}")
+        return self.add(rule, f"%json {lark_schema(schema, strict=strict)}")
 
     def answer(self, sampling: Sampling) -> str | None:
         """What the request's own constraint allows; None if it has none, or one that cannot be a part of others."""
         if sampling.json_schema is not None:
-            return self.add("answer", f"%json {lark_schema(sampling.json_schema)}")
+            return self.add("answer", f"%json {lark_schema(sampling.json_schema, strict=sampling.strict)}")
         if sampling.regex is not None:
             pattern = _SLASH.sub(lambda sign: r"\/" if sign[0] == "/" else sign[0], sampling.regex).replace("\n", r"\n")
             return self.add("answer", f"/{pattern}/" if pattern else '""')

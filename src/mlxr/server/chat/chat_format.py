@@ -20,6 +20,7 @@ from mlxr.server.chat.control_names import ControlNames
 from mlxr.server.chat.formats.family import Beginning, Family
 from mlxr.server.chat.messages import checked_messages, plain_tools
 from mlxr.server.chat.template_form import TemplateForm, has_calls
+from mlxr.server.request_record import note_unenforced
 
 _TAIL = 32
 """Tokens at the end of a prompt that may open or close the model's thinking."""
@@ -111,6 +112,10 @@ class ChatFormat:
                 "grammar cannot be combined with tools, or with a model that thinks first: use json_schema, regex or "
                 "choice, tool_choice none, or switch reasoning off"
             )
+        if job.constrains_calls:
+            for tool in job.tools:
+                if not tool["function"].get("strict"):
+                    note_unenforced(f"tool {tool['function']['name']}", tool["function"].get("parameters") or {})
         grammar = AnswerGrammar(self._tokenizer.control_tokens)
         start = family.start(grammar, job, beginning)
         return replace(sampling, json_schema=None, regex=None, choice=None, grammar=grammar.written(start))

@@ -152,8 +152,8 @@ def sampling_of(
     if options.seed is not None and options.seed != -1:  # -1: a new one each time
         given["seed"] = seed_of(options.seed, "options.seed")
     if form:
-        check_schema("format", form)
         given["json_schema"] = ANY_OBJECT if form == "json" else form
+        check_schema("format", given["json_schema"])
     options_given = {name: value for name, value in given.items() if value is not None}
     return Sampling.of_model(**({"max_tokens": None} | options_given))
 

@@ -189,12 +189,14 @@ def _sampling(request: ResponsesRequest) -> Sampling:
         "json_schema": _schema(request.text.format if request.text is not None else None),
     }
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if request.text is not None and isinstance(request.text.format, SchemaFormat):
+        options["strict"] = bool(request.text.format.strict)
     return Sampling.of_model(max_tokens=request.max_output_tokens, **options)
 
 
 def _schema(form: TextFormat | JsonFormat | SchemaFormat | None) -> dict[str, Any] | None:
     if isinstance(form, SchemaFormat):
-        check_schema("text.format.schema", form.schema_)
+        check_schema("text.format.schema", form.schema_, strict=bool(form.strict))
         return form.schema_
     return ANY_OBJECT if isinstance(form, JsonFormat) else None
 

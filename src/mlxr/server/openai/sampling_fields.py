@@ -8,6 +8,7 @@ from pydantic import Field
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect
+from mlxr.server.request_record import note_unenforced
 
 Stop = str | Annotated[list[str], Field(max_length=64)] | None
 _MOST_SCHEMA = 1 << 20
@@ -143,6 +144,9 @@ def sampling_of(fields: SamplingFields, **others: Any) -> Sampling:
     ):
         raise ApiError(400, "the answer can follow one of response_format, guided_* and structured_outputs only")
     options = {name: value for name, value in (given | constraints).items() if value is not None}
+    form = getattr(fields, "response_format", None)
+    if form is not None and form.json_schema is not None and form.json_schema.strict:
+        options["strict"] = True
     return Sampling.of_model(**({"max_tokens": None} | options))
 
 
@@ -182,7 +186,7 @@ def response_schema(response_format: "ResponseFormat | None") -> dict[str, Any] 
     schema = response_format.json_schema.schema_
     if schema is None:
         return True
-    check_schema("response_format.json_schema.schema", schema)
+    check_schema("response_format.json_schema.schema", schema, strict=bool(response_format.json_schema.strict))
     return schema
 
 
@@ -222,19 +226,23 @@ def _constraints(fields: SamplingFields) -> dict[str, Any]:
     return dict(given.values())
 
 
-def check_schema(name: str, schema: Any) -> None:
-    """Refuses a schema that is too long.
+def check_schema(name: str, schema: Any, *, strict: bool = False) -> None:
+    """Refuses a schema that is too long, and notes what of it will not be enforced.
 
     Args:
         name: of the field.
-        schema: as a dict, or as text.
+        schema: as a dict, or as text; None: there is none.
+        strict: whether it will be refused instead.
 
     Raises:
-        ApiError: it is.
+        ApiError: it is too long.
+        RequestError: it cannot be read.
     """
     text = schema if isinstance(schema, str) else json.dumps(schema)
     if len(text) > _MOST_SCHEMA:
         raise bad_field(name, f"{name} has {len(text)} characters, more than the {_MOST_SCHEMA} that a schema may have")
+    if schema is not None and not strict:
+        note_unenforced(name, schema)
 
 
 def _biases(biases: dict[str, float]) -> dict[int, float]:

@@ -128,8 +128,8 @@ def test_limits_cut_a_constrained_answer(model: Model) -> None:
 
 def test_what_cannot_be_compiled_is_refused_before_anything_is_read(model: Model) -> None:
     before = model.core.stats()
-    with pytest.raises(RequestError, match="Unimplemented keys"):
-        model.start(["Once", "Then"], sampling=Sampling(json_schema={"uniqueItems": True}))
+    with pytest.raises(RequestError, match="cannot be enforced: uniqueItems"):
+        model.start(["Once", "Then"], sampling=Sampling(json_schema={"uniqueItems": True}, strict=True))
     assert model.core.stats() == before
 
 

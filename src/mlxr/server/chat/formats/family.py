@@ -171,7 +171,7 @@ class Family(ABC):
             function = tool["function"]
             if job.chosen_tool in (None, function["name"]):
                 schema = {"type": "object", **(function.get("parameters") or {})}
-                rule = grammar.schema(f"arguments_{number}", schema, lenient=not function.get("strict"))
+                rule = grammar.schema(f"arguments_{number}", schema, strict=bool(function.get("strict")))
                 rules.append((function["name"], rule))
         return rules
 

@@ -114,7 +114,7 @@ def _call(grammar: AnswerGrammar, rule: str, function: dict[str, Any], line_end:
             )
         else:
             merged = {**definitions, **schema} if isinstance(schema, dict) else schema
-            value = f"{grammar.schema(name, merged, lenient=not function.get('strict'))} {grammar.marker(_VALUE_END)}"
+            value = f"{grammar.schema(name, merged, strict=bool(function.get('strict')))} {grammar.marker(_VALUE_END)}"
         head = f"{grammar.marker(_KEY)} {grammar.text(key)} {grammar.marker(_KEY_END)} {end_of_line}"
         argument = f"{head} {grammar.marker(_VALUE)} {value} {end_of_line}"
         parts.append(argument if key in required else f"({argument})?")
