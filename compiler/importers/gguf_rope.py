@@ -73,8 +73,9 @@ class GgufRope:
             "kind": "yarn",
             "factor": factor,
             "original_context": original or facts.integer("context_length"),
-            "beta_fast": facts.number("rope.scaling.yarn_beta_fast", 32.0),
-            "beta_slow": facts.number("rope.scaling.yarn_beta_slow", 1.0),
+            # Ollama's own files call them beta_fast and beta_slow.
+            "beta_fast": facts.number("rope.scaling.yarn_beta_fast", facts.number("rope.scaling.beta_fast", 32.0)),
+            "beta_slow": facts.number("rope.scaling.yarn_beta_slow", facts.number("rope.scaling.beta_slow", 1.0)),
             "attention_factor": attention * usual / taken_back,
             "truncate": True,
         }

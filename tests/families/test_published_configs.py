@@ -1,7 +1,8 @@
-"""config.json of published models, key by key: all are imported without a flag, with the properties that they say.
+"""config.json and GGUF metadata of published models, key by key: all are imported without a flag, as they say.
 
 `data/published_configs.json` has facts: of each family the keys that all its models share, and of each model its own.
-Lists that repeat are shortened, and LongRoPE's factors are made up.
+Lists that repeat are shortened, and LongRoPE's factors are made up. `data/gguf_metadata.json` has what llama.cpp's
+converter of 2026-11 wrote for such configs with smaller sizes, and what some other converters write.
 """
 
 import json
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from mlxr.compiler.importers.config import spec_from_config
+from mlxr.compiler.importers.gguf import FACTOR_TENSORS, spec_from_gguf
 from mlxr.compiler.importers.rules import architectures
 from mlxr.compiler.importers.tensors import TensorFact
 from mlxr.compiler.spec.family import load_family
@@ -19,6 +21,9 @@ from mlxr.compiler.spec.model import Model
 Config = dict[str, Any]
 PUBLISHED: dict[str, dict[str, Config]] = json.loads(
     (Path(__file__).parents[1] / "data" / "published_configs.json").read_text()
+)
+METADATA: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parents[1] / "data" / "gguf_metadata.json").read_text()
 )
 FAMILIES = {one.name: one.family for one in architectures("config")}
 TIED = ("cohere", "gemma", "gemma2", "gemma3_text", "starcoder2")
@@ -104,3 +109,41 @@ def test_what_some_of_them_say() -> None:
     assert imported(config_of("Mistral-7B-Instruct-v0.2")).attention.sliding_window is None
     granite = imported(config_of("granite-3.1-8b-instruct"))
     assert (granite.logit_scale, granite.residual_scale, granite.attention.scale) == (1 / 16, 0.22, 0.0078125)
+
+
+def from_metadata(name: str) -> Model:
+    """What the importer makes of GGUF metadata, beside the tensors from which it learns something."""
+    architecture, keys = METADATA[name]["architecture"], METADATA[name]["keys"]
+    metadata = {f"{architecture}.{key}": value for key, value in keys.items()} | {"general.architecture": architecture}
+    tensors = {held: TensorFact((8,), "F32") for held in METADATA[name]["tensors"]}
+    tensors["token_embd.weight"] = TensorFact((keys.get("vocab_size", 320), keys["embedding_length"]), "F16")
+    heads = keys.get("attention.key_length", keys["embedding_length"] // keys["attention.head_count"])
+    pairs = keys.get("rope.dimension_count", heads) // 2
+    factors = {held: [1.0] * (pairs - 1) + [8.0] for held in tensors if held in FACTOR_TENSORS}
+    return spec_from_gguf(metadata, tensors, "x", "x.gguf", factors=factors).model
+
+
+def test_metadata_of_converters_are_imported() -> None:
+    for name, entry in METADATA.items():
+        model, keys = from_metadata(name), entry["keys"]
+        assert (model.num_layers, model.hidden_size) == (keys["block_count"], keys["embedding_length"]), name
+        window = keys.get("attention.sliding_window") or None
+        pattern = keys.get("attention.sliding_window_pattern")
+        windows = [layer.attention.sliding_window for layer in model.layers]
+        assert set(windows) <= {window, None}, name
+        if pattern and window:
+            assert windows == [window if slides else None for slides in pattern], name
+        assert (model.attention.temperature is None) == ("attention.temperature_scale" not in keys), name
+
+
+def test_what_some_of_the_metadata_say() -> None:
+    olmo = from_metadata("Olmo-3-7B-Instruct")
+    ropes = [layer.rope for layer in olmo.layers[:4]]
+    assert [rope.scaling.kind for rope in ropes if rope is not None] == ["none", "none", "none", "yarn"]
+    exaone = from_metadata("EXAONE-4.0-32B")
+    assert [exaone.layer(i).rope is None for i in range(4)] == [False, False, False, True]
+    granite = from_metadata("granite-4.0-micro")
+    assert granite.rope is not None and granite.mlp.experts is None
+    gemma = from_metadata("gemma-3-1b-it, by Ollama")
+    thetas = [layer.rope.theta for layer in gemma.layers if layer.rope is not None]
+    assert thetas[4:6] == [1e4, 1e6]
