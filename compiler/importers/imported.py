@@ -1,10 +1,12 @@
 """Makes a validated spec from the sections that an importer read and the choices that a file leaves open."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import yaml
+from pydantic import ValidationError
 
 from mlxr.compiler.errors import ContextError, SpecError
 from mlxr.compiler.spec.document import interpret
@@ -93,7 +95,9 @@ def imported_spec(
         "output": options.output,
         "prefill_chunk": None,
     }
-    text = yaml.safe_dump(data, sort_keys=False, width=1000)
+    with suppress(ValidationError):
+        return ModelSpec.model_validate(data)
+    text = yaml.safe_dump(data, sort_keys=False, width=1000)  # which messages show
     try:
         return parse_spec(text, "imported spec")
     except SpecError as error:

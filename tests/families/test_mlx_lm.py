@@ -22,11 +22,14 @@ TOLERANCE = 1e-4
 
 
 ON_CPU = ["gemma2"]
+ELSEWHERE = ["glm", "internlm3", "olmo3, square"]
+"""Cases whose parts other cases have too: long ones."""
 CASES = [(case, host) for case in CONFIGS for host in ("reference", "cpu")]
 
 
 @pytest.mark.parametrize(
-    ("case", "host"), few(CASES, [(case, host) for case, host in CASES if host == "reference" or case in ON_CPU])
+    ("case", "host"),
+    few(CASES, [(c, host) for c, host in CASES if (host == "reference" and c not in ELSEWHERE) or c in ON_CPU]),
 )
 def test_logits_are_those_of_mlx_lm(case: str, host: str, tmp_path: Path) -> None:
     config = config_of(case)
