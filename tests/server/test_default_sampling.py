@@ -61,7 +61,10 @@ def test_each_api_samples_as_the_file_says(server: RunningServer, api: Api, mode
         assert api.answer(told.text.splitlines(), stream=False).text == expected
 
 
-def test_it_is_told(server: RunningServer, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_told(
+    server: RunningServer, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLXR_DATA_DIR", str(file.parent / "data"))
     server.http.post("/v1/completions", json={"model": "own", "prompt": "A", "max_tokens": 1})
     (view,) = server.http.get("/inspector/models").json()
     assert view["sampling"] == MEANT and view["sampling_source"] == "general.sampling.* of the GGUF file"
@@ -79,7 +82,7 @@ def test_it_is_told(server: RunningServer, file: Path, capsys: pytest.CaptureFix
     assert main([*run, "--json", "--temperature", "0"]) == 0
     told = json.loads(capsys.readouterr().out)["sampling"]
     assert told["temperature"] == 0 and told["model"] == MEANT
-    main(["add", str(file), "--name", "own", "--host", "cpu"])
+    assert main(["add", str(file), "--name", "own", "--host", "cpu"]) == 0
     capsys.readouterr()
     main(["show", "own", "--json"])
     assert json.loads(capsys.readouterr().out)["sampling"] == MEANT

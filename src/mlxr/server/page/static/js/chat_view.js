@@ -6,7 +6,7 @@ import { conversationList } from "./conversation_list.js";
 import { button, element } from "./element.js";
 import { MessageView } from "./message_view.js";
 import { choose, chosen, onChange } from "./models.js";
-import { settingsView } from "./settings_view.js";
+import { settingsView, showDefaults } from "./settings_view.js";
 import * as storage from "./storage.js";
 
 const SHOW_MS = 60; // between two pictures of a growing answer
@@ -246,6 +246,7 @@ export class ChatView {
     if (this.settingsOf === conversation) return;
     this.settingsOf = conversation;
     this.settings.replaceChildren(this.#head("Settings"), settingsView(conversation, () => { this.#changed(conversation); this.#modelChanged(); }));
+    showDefaults(this.settings, chosen());
   }
 
   #showList() {
@@ -271,6 +272,7 @@ export class ChatView {
   }
 
   #modelChanged() {
+    showDefaults(this.settings, chosen());
     if (this.isText !== this.wasText && !this.log.querySelector(".edit")) this.#show(); else this.#showComposer();
   }
 

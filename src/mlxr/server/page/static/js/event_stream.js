@@ -1,4 +1,4 @@
-// Server-sent events, as far as this server's streams use them.
+// Server-sent events, as far as this server's streams use them, and lines of JSON.
 
 /**
  * The events of a text in pieces, cut anywhere.
@@ -28,6 +28,16 @@ export async function* parse(pieces) {
 /** The events of a response. Leaving the loop ends the request. */
 export async function* events(response) {
   yield* parse(texts(response.body));
+}
+
+/** The objects of a response with one in JSON on each line. Leaving the loop ends the request. */
+export async function* records(response) {
+  let rest = "";
+  for await (const piece of texts(response.body)) {
+    const lines = (rest + piece).split("\n");
+    rest = lines.pop();
+    for (const line of lines) if (line) yield JSON.parse(line);
+  }
 }
 
 async function* texts(stream) {

@@ -8,7 +8,7 @@ import { events } from "./event_stream.js";
 export const NUMBERS = [
   ["temperature", 0, 2, 0.05, "0 takes the likeliest token; 1 is the model's own spread"],
   ["top_p", 0, 1, 0.01, "only the likeliest tokens that together have this probability"],
-  ["top_k", 1, null, 1, "only so many of the likeliest tokens"],
+  ["top_k", 0, null, 1, "only so many of the likeliest tokens; 0: all"],
   ["min_p", 0, 1, 0.01, "only tokens this likely, relative to the likeliest"],
   ["repetition_penalty", 0.01, 2, 0.01, "above 1: tokens that came before get less likely"],
   ["frequency_penalty", -2, 2, 0.1, "by how often a token came in the answer"],

@@ -1,10 +1,11 @@
 // Starts the page: its parts, the theme, the key.
 
-import { hasKey, setKeyDialog } from "./api.js";
+import { getJson, hasKey, setKeyDialog } from "./api.js";
 import { ChatView } from "./chat_view.js";
 import { InspectorView } from "./inspector/inspector_view.js";
 import { askForKey } from "./key_dialog.js";
 import * as models from "./models.js";
+import { startPulling } from "./pull_dialog.js";
 import { startTheme } from "./theme.js";
 
 const PARTS = ["chat", "inspector"];
@@ -18,6 +19,8 @@ const inspector = new InspectorView(document.getElementById("inspector"));
 addEventListener("hashchange", route);
 route();
 await models.start();
+const { allow_pull: allowsPull = false } = await getJson("/inspector/server").catch(() => ({}));
+startPulling(document.getElementById("pull"), allowsPull);
 await new ChatView(document.getElementById("chat")).start();
 
 function route() {

@@ -42,6 +42,12 @@ export function choose(name) {
   chosenAnew();
 }
 
+/** Shows and chooses a model that the server has just got. */
+export async function arrived(name) {
+  await refresh();
+  choose(name);
+}
+
 /** Loads a model, and returns when it is loaded. */
 export async function load(name, signal = undefined) {
   return watching(async () => {
