@@ -34,6 +34,7 @@ _LIMITS = {"max_lexer_states": 100_000, "verbose_errors": False}
 """llguidance's limits where they are not its defaults. A state takes 1 to 2 kB; a text of at most 5,000 characters
 makes up to 30,000 states, other schemas seldom 1,000."""
 _MOST_GRAMMARS = 32
+_MOST_TOLD = 1000
 _MOST_WORKERS = 2
 
 
@@ -54,6 +55,7 @@ class ConstraintCompiler:
         self._vocabulary: LLTokenizer | None = None
         self._wrapper: Vocabulary | None = None
         self._grammars: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._told: set[tuple[str, ...]] = set()
         self._process: LimitedProcess | None = None
         self._executor = ThreadPoolExecutor(min(_MOST_WORKERS, os.cpu_count() or 1), "mlxr-masks")
 
@@ -75,6 +77,7 @@ class ConstraintCompiler:
         assert grammar is not None, "an option is given"
         with self._lock:
             matcher = self._matcher(grammar).deep_copy()
+            self._tell(grammar)
         num_words = -(-self._vocab_size // 32)
         return Constraint(grammar.option, matcher, partial(self._renew, grammar), num_words, self._executor)
 
@@ -118,13 +121,19 @@ class ConstraintCompiler:
         matcher = self._grammars.get(grammar.text)
         if matcher is None:
             self._try(grammar)
-            if grammar.left_out:
-                LOG.warning("%s: not enforced: %s", grammar.option, "; ".join(grammar.left_out))
             matcher = self._grammars[grammar.text] = self._compile(grammar)
             if len(self._grammars) > _MOST_GRAMMARS:
                 self._grammars.popitem(last=False)
         self._grammars.move_to_end(grammar.text)
         return matcher
+
+    def _tell(self, grammar: Grammar) -> None:
+        """Logs what of a schema is not enforced, once. The lock must be held."""
+        if grammar.left_out and grammar.left_out not in self._told:
+            if len(self._told) >= _MOST_TOLD:
+                self._told.clear()
+            self._told.add(grammar.left_out)
+            LOG.warning("%s: not enforced: %s", grammar.option, "; ".join(grammar.left_out))
 
     def _renew(self, grammar: Grammar) -> "LLMatcher":
         """A matcher that shares nothing with others, in place of one that has failed, as its copies will."""

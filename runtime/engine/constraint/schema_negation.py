@@ -31,6 +31,7 @@ _BOUNDS = {
     "minProperties": ("object", "maxProperties", -1),
     "maxProperties": ("object", "minProperties", 1),
 }
+_MOST_TEXT, _LONGEST_TEXT = 5_000, 200
 _MOST_STEPS = 20_000
 
 
@@ -156,6 +157,8 @@ def _other_values(values: list[Any]) -> list[Any]:
     if any(isinstance(value, list | dict) for value in values):
         raise UnknownError
     texts = sorted({value for value in values if isinstance(value, str)})
+    if sum(map(len, texts)) > _MOST_TEXT or max(map(len, texts), default=0) > _LONGEST_TEXT:
+        raise UnknownError
     numbers = sorted({value for value in values if isinstance(value, int | float) and not isinstance(value, bool)})
     options: list[Any] = [{"const": truth} for truth in (True, False) if not any(value is truth for value in values)]
     options.append({"type": ["array", "object"] if None in values else ["null", "array", "object"]})

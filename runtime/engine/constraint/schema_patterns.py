@@ -55,6 +55,7 @@ def no_text_of(texts: Sequence[str]) -> str:
 
 def _never(inner: str) -> str | None:
     """An expression of the texts that do not begin as `inner` says."""
+    inner = inner.removeprefix("^")
     options = _split(inner)
     if options is None:
         return None
@@ -66,6 +67,9 @@ def _never(inner: str) -> str | None:
         if not any(option.endswith("$") for option in options):
             return f"^(?:{_others(sorted(set(texts)), '', whole=False)})$"
         return None
+    if len(options) == 1 and inner.endswith(("*$", "+$")) and _ONE_SIGN.fullmatch(sign := inner[:-2]):
+        nothing = "?" if inner.endswith("+$") else ""
+        return f"^(?:{sign}*{_opposite(sign)}{_ANY}){nothing}$"
     if len(options) == 1:
         anywhere = re.fullmatch(r"\.\*(.+?)(?:\.\*)?", inner, re.DOTALL)
         sign = anywhere[1] if anywhere else inner

@@ -1,9 +1,11 @@
 """Cases of other projects' tests, read from their sources, and what MLXR's constraints say to them."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.constraint import Constraint, ConstraintCompiler
@@ -27,7 +29,7 @@ class Case:
     """A grammar or a schema of another project, and answers that follow it or do not."""
 
     option: str
-    source: str
+    source: Any
     right: tuple[Answer, ...] = ()
     wrong: tuple[Answer, ...] = ()
     is_refused: bool = False
@@ -58,6 +60,36 @@ def llama_cpp_cases(folder: Path) -> list[Case]:
     for path in sorted((folder / "grammars").glob("*.gbnf")):
         cases.append(Case("grammar", path.read_text()))
     return [case for case in cases if case.source]
+
+
+def schema_suite_cases(folder: Path) -> Iterator[Case]:
+    """The cases of JSON-Schema-Test-Suite: schemas with values that are valid or not.
+
+    Args:
+        folder: of one draft, `tests/draft2020-12`.
+    """
+    for path in sorted(folder.glob("*.json")):
+        for case in json.loads(path.read_text()):
+            yield _valued(case["schema"], case["tests"])
+
+
+def mask_bench_cases(folder: Path) -> Iterator[Case]:
+    """The cases of MaskBench, whose schemas are those of JSONSchemaBench and others.
+
+    Args:
+        folder: `maskbench/data` of the repository jsonschemabench.
+    """
+    for path in sorted(folder.glob("*.json")):
+        case = json.loads(path.read_text())
+        yield _valued(case["schema"], case["tests"])
+
+
+def _valued(schema: Any, tests: list[dict[str, Any]]) -> Case:
+    texts = {
+        valid: tuple((json.dumps(test["data"], ensure_ascii=False),) for test in tests if test["valid"] == valid)
+        for valid in (True, False)
+    }
+    return Case("json_schema", schema, texts[True], texts[False])
 
 
 def _judged(path: Path) -> Iterator[Case]:
@@ -121,9 +153,9 @@ class Judge:
         tokenizer = tokenizer or ByteTokenizer(longer=[f"~{number}~" for number in range(1000)])
         self._compiler = ConstraintCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
 
-    def constraint(self, option: str, source: object) -> Constraint:
+    def constraint(self, option: str, source: object, *, strict: bool = False) -> Constraint:
         """The constraint; raises RequestError if it is refused."""
-        constraint = self._compiler.compile(Sampling(**{option: source}))
+        constraint = self._compiler.compile(Sampling(**{option: source, "strict": strict}))
         assert constraint is not None
         return constraint
 
