@@ -9,6 +9,16 @@ GENERATION_FILE = "generation_config.json"
 """The file of a Hugging Face folder that says how answers are generated: sampling, and the tokens that end them."""
 ST_MODULES, ST_POOLING = "modules.json", "1_Pooling/config.json"
 """The files in which sentence-transformers says how a model makes embeddings."""
+OLDER_VOCABULARIES = (
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "added_tokens.json",
+)
+"""Files of a tokenizer that are read where there is no tokenizer.json."""
 DESCRIBING_FILES = (
     CONFIG_FILE,
     GENERATION_FILE,
@@ -16,6 +26,7 @@ DESCRIBING_FILES = (
     "tokenizer.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    *OLDER_VOCABULARIES,
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/tool_use.jinja",

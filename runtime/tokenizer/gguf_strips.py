@@ -18,7 +18,10 @@ def stripping_names(metadata: Mapping[str, Any], names: Iterable[str]) -> tuple[
     name = str(metadata.get("general.name", "")).lower()
     architecture, pre = metadata.get(file_keys.ARCHITECTURE), metadata.get(f"{PREFIX}pre", "")
     kind = metadata.get(f"{PREFIX}model")
-    if pre in ("jina-v2-de", "jina-v2-es", "jina-v2-code") or architecture in ("nomic-bert-moe", "jina-bert-v3"):
+    if pre in ("roberta-bpe", "jina-v2-de", "jina-v2-es", "jina-v2-code") or architecture in (
+        "nomic-bert-moe",
+        "jina-bert-v3",
+    ):
         return frozenset({"<mask>"}.intersection(names)), frozenset()
     if kind == "llama" and (architecture == "phi3" or "phi-3" in name or "phi3" in name):
         return frozenset(), frozenset(names).difference(_KEEPS_WHITE_SPACE)

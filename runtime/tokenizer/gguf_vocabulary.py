@@ -115,6 +115,8 @@ def read_vocabulary(
 
 
 def _spellings(tokens: list[str]) -> list[str]:
+    if "" not in tokens and _is_unicode("".join(tokens)) and len({*tokens}) == len(tokens):
+        return tokens  # nearly always; to look at each takes long
     seen: set[str] = set()
     spellings = []
     for token_id, token in enumerate(tokens):
@@ -125,7 +127,11 @@ def _spellings(tokens: list[str]) -> list[str]:
 
 
 def _is_unicode(token: str) -> bool:
-    return token.isascii() or not any("\ud800" <= character <= "\udfff" for character in token)
+    try:
+        token.encode("utf-8")
+    except UnicodeEncodeError:  # bytes of the file that are not UTF-8
+        return False
+    return True
 
 
 def _kinds(metadata: Mapping[str, Any], spellings: list[str], source: str) -> list[int]:

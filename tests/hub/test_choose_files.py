@@ -34,6 +34,18 @@ CODE = "modeling_x.py pytorch_model.bin tokenizer.py README.md .gitattributes "
             "",
         ),
         ("o/r", "config.json weights.safetensors", "config.json weights.safetensors", ""),
+        (
+            "o/r",
+            "config.json merges.txt model.safetensors spiece.model vocab.json vocab.txt",
+            "config.json spiece.model vocab.json merges.txt vocab.txt model.safetensors",
+            "",
+        ),
+        (
+            "o/r",
+            "config.json merges.txt model.safetensors tokenizer.json vocab.json",
+            "config.json tokenizer.json model.safetensors",
+            "",
+        ),
         ("o/r", CODE + "a-Q8_0.gguf mmproj-f16.gguf imatrix.gguf", "a-Q8_0.gguf", "a-Q8_0.gguf"),
         ("o/r", "b-Q8_0.gguf a-Q8_0.gguf a.mmproj-Q8_0.gguf mtp-a.gguf", "a-Q8_0.gguf", "a-Q8_0.gguf"),
         ("o/r:Q4_K_M", "a-Q4_K_M.gguf a-Q4_K_S.gguf", "a-Q4_K_M.gguf", "a-Q4_K_M.gguf"),

@@ -109,7 +109,8 @@ def _is_plain(path: str) -> bool:
 
 
 def _safetensors(reference: HubReference, by_path: Mapping[str, HubFile]) -> Choice | None:
-    describing = tuple(by_path[name] for name in file_keys.DESCRIBING_FILES if name in by_path)
+    needless = file_keys.OLDER_VOCABULARIES if "tokenizer.json" in by_path else ()
+    describing = tuple(by_path[name] for name in file_keys.DESCRIBING_FILES if name in by_path and name not in needless)
     if _SINGLE in by_path:
         return Choice((*describing, by_path[_SINGLE]))
     if INDEX in by_path:
