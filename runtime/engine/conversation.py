@@ -146,13 +146,13 @@ class Conversation:
             return sampling
         if not self._is_thinking_known:
             self._thinking, self._is_thinking_known = self._reasoning.find_form(self._template), True
-        limit = self._reasoning.limit(self._template.text, self._thinking, prompt)
+        limit = self._reasoning.limit(self._template, self._thinking, prompt)
         return sampling if limit is None else replace(sampling or Sampling(), thought=limit)
 
     def _prompt(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
         """The text of a conversation up to where the next answer begins, and its tokens."""
         tokenizer = self._model.require_tokenizer()
-        text = self._template.render(messages, **self._reasoning.variables_for(self._template.text))
+        text = self._template.render(messages, **self._reasoning.variables_for(self._template))
         check_length(text, tokenizer, self._model.limit)
         # The template itself writes the BOS, and the names of control tokens in its text mean these tokens.
         return text, tokenizer.encode(text, add_special=False, parse_special=True)

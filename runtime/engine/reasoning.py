@@ -8,11 +8,8 @@ from mlxr.compiler.errors import RequestError
 from mlxr.runtime.argument_types import whole_number
 from mlxr.runtime.engine.sampling import ThoughtLimit
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
-from mlxr.runtime.tokenizer.template_names import has_switch, reads_variable
+from mlxr.runtime.tokenizer.template_names import ReadNames
 from mlxr.runtime.tokenizer.thinking_form import ThinkingForm, find_thinking
-
-_BUDGET = "thinking_budget"
-"""What templates call the budget that tell the model of it."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +33,19 @@ class Reasoning:
         """This, and where it says nothing, the other."""
         return Reasoning({**other.variables, **self.variables}, other.budget if self.budget is None else self.budget)
 
-    def budget_for(self, template_text: str) -> int | None:
+    def budget_for(self, names: ReadNames) -> int | None:
         """The budget with a template: 0 if reasoning is switched off, and the template has no switch."""
-        if self.budget is None and self.variables.get("enable_thinking") is False and not has_switch(template_text):
+        if self.budget is None and self.variables.get("enable_thinking") is False and not names.has_switch:
             return 0
         return self.budget
 
-    def variables_for(self, template_text: str) -> dict[str, Any]:
-        """The variables with a template, which may tell the model of its budget."""
-        variables = dict(self.variables)
-        if self.budget is not None and reads_variable(template_text, _BUDGET):
-            variables.setdefault(_BUDGET, self.budget)
-        return variables
+    def variables_for(self, template: ChatTemplate) -> dict[str, Any]:
+        """The variables with a template, which may tell the model of its budget.
+
+        Raises:
+            ChatTemplateError: the template took too long or too much.
+        """
+        return template.names({}).with_budget(self.variables, self.budget)
 
     def find_form(self, template: ChatTemplate) -> ThinkingForm | None:
         """How a template writes thoughts, if that matters: if there is a budget with it.
@@ -55,17 +53,17 @@ class Reasoning:
         Raises:
             ChatTemplateError: the template took too long or too much.
         """
-        return None if self.budget_for(template.text) is None else find_thinking(template)
+        return None if self.budget_for(template.names({})) is None else find_thinking(template)
 
-    def limit(self, template_text: str, form: ThinkingForm | None, prompt: str) -> ThoughtLimit | None:
+    def limit(self, template: ChatTemplate, form: ThinkingForm | None, prompt: str) -> ThoughtLimit | None:
         """The limit on what comes before the answer to a prompt; None: there is none, or nothing can come.
 
         Args:
-            template_text: the template.
+            template: the template.
             form: what `find_form` found.
             prompt: the text that it rendered.
         """
-        budget, prompt = self.budget_for(template_text), prompt.rstrip()
+        budget, prompt = self.budget_for(template.names({})), prompt.rstrip()
         if budget is None or form is None or prompt.endswith(form.end_marker):
             return None
         is_open = prompt.endswith(form.start_marker)

@@ -12,7 +12,7 @@ from mlxr.compiler.errors import ChatTemplateError
 from mlxr.runtime.limited_process import LimitedProcess, ProcessEndedError
 from mlxr.runtime.tokenizer import template_worker
 from mlxr.runtime.tokenizer.system_messages import ROLES, Message, render_all
-from mlxr.runtime.tokenizer.template_names import with_own_names
+from mlxr.runtime.tokenizer.template_names import ASKED, ReadNames
 
 MOST_BYTES = 512 << 20
 MOST_CHARACTERS = 4 << 20
@@ -45,6 +45,7 @@ class ChatTemplate:
         """
         self.text, self.tool_use, self.source = text, tool_use, source
         self._tokens = dict(tokens or {})
+        self._names: dict[str, ReadNames] = {}
         self._process: LimitedProcess | None = None
 
     def start(self) -> None:
@@ -71,7 +72,8 @@ class ChatTemplate:
             ChatTemplateError: the template is faulty, refuses the conversation, leaves out a system message wherever
                 it stands, takes too long, too much memory, or writes too much text.
         """
-        messages, variables = with_own_names(self.program(variables), messages, variables)
+        names = self.names(variables)
+        messages, variables = names.messages(messages), names.values(variables)
         if not any(message.get("role") in ROLES for message in messages):
             return self.render_as_is(messages, add_generation_prompt, **variables)
 
@@ -88,6 +90,18 @@ class ChatTemplate:
     def program(self, variables: Mapping[str, Any]) -> str:
         """The text of the template that is rendered with these variables."""
         return self.text if self.tool_use is None or variables.get("tools") is None else self.tool_use
+
+    def names(self, variables: Mapping[str, Any]) -> ReadNames:
+        """Which names of reasoning and tools `program` reads; none, if it is faulty, which `render` tells.
+
+        Raises:
+            ChatTemplateError: it takes too long or too much memory.
+        """
+        program = self.program(variables)
+        if program not in self._names:
+            answer = self._ask({"template": program, "names": ASKED})
+            self._names[program] = ReadNames(answer.get("keys", ()), answer.get("variables", ()))
+        return self._names[program]
 
     def render_as_is(self, messages: Sequence[Message], /, add_generation_prompt: bool = True, **variables: Any) -> str:
         """What the template makes of a conversation, as transformers' `apply_chat_template`; see `render`.
@@ -110,22 +124,29 @@ class ChatTemplate:
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]) -> str:
         known = {"tools": None, "documents": None} | self._tokens | dict(variables)
         known |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
-        self.start()
-        assert self._process is not None, "started above"
         most = MOST_CHARACTERS + 2 * _characters([list(messages), variables])
-        question = {"template": self.program(known), "variables": known, "most_characters": most}
-        try:
-            answer = self._process.ask(question, WALL_SECONDS)
-        except BaseException as error:
-            self._process = None  # it has ended
-            if isinstance(error, ProcessEndedError):
-                raise ChatTemplateError(f"chat template of {self.source}: it {error}; it was stopped") from error
-            raise
+        answer = self._ask({"template": self.program(known), "variables": known, "most_characters": most})
         if "text" in answer:
             rendered: str = answer["text"]
             return rendered
         where = f", line {answer['line']}" if answer["line"] else ""
         raise ChatTemplateError(f"chat template of {self.source}{where}: {answer['error']}")
+
+    def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """What the process answers.
+
+        Raises:
+            ChatTemplateError: it took too long or too much memory, or cannot start.
+        """
+        self.start()
+        assert self._process is not None, "started above"
+        try:
+            return self._process.ask(question, WALL_SECONDS)
+        except BaseException as error:
+            self._process = None  # it has ended
+            if isinstance(error, ProcessEndedError):
+                raise ChatTemplateError(f"chat template of {self.source}: it {error}; it was stopped") from error
+            raise
 
     def close(self) -> None:
         """Ends the process. Rendering again starts a new one."""

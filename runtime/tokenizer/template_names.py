@@ -1,57 +1,67 @@
 """What templates call the same things: a message's reasoning, variables that switch reasoning on and off, and tools.
 
-Templates have no common names for these. Which ones a template reads is found in its text.
+Templates have no common names for these. `template_worker` finds which ones a template reads.
 """
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 _REASONING = ("reasoning_content", "reasoning", "thinking", "thought")
 """The keys under which templates look for the reasoning of a message."""
 _SWITCH, _OTHER_SWITCH = "enable_thinking", "thinking"
-_EFFORTS = ("reasoning_effort", "reasoning_strength")
+_EFFORT, _OTHER_EFFORT = "reasoning_effort", "reasoning_strength"
+_BUDGET = "thinking_budget"
+_FUNCTIONS, _DATE = "functions", "datetime"
+ASKED = tuple({*_REASONING, _SWITCH, _OTHER_SWITCH, _OTHER_EFFORT, _BUDGET, _FUNCTIONS})
+"""The names that matter."""
 
 
-def with_own_names(
-    template_text: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
-) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
-    """Messages and variables, which also have the names that a template reads.
+@dataclass(frozen=True)
+class ReadNames:
+    """Which of `ASKED` a template reads.
 
-    Args:
-        template_text: the template.
-        messages: their reasoning is `reasoning_content`.
-        variables: `enable_thinking` switches reasoning, `reasoning_effort` says how much of it is wanted.
+    Attributes:
+        keys: of messages: `message.NAME`, `message['NAME']`, `message.get('NAME')`.
+        variables: by themselves.
     """
-    key = next((name for name in _REASONING if reads_key(template_text, name)), _REASONING[0])
-    named = [
-        {**message, key: message[_REASONING[0]]} if message.get(_REASONING[0]) and key not in message else message
-        for message in messages
-    ]
-    known = dict(variables)
-    if _SWITCH in known and _SWITCH not in template_text and reads_variable(template_text, _OTHER_SWITCH):
-        known.setdefault(_OTHER_SWITCH, known[_SWITCH])
-    if _EFFORTS[0] in known and reads_variable(template_text, _EFFORTS[1]):
-        known.setdefault(_EFFORTS[1], known[_EFFORTS[0]])
-    if known.get("functions") is None and reads_variable(template_text, "functions"):  # FireFunction's name of tools
-        known["functions"] = json.dumps(known.get("tools") or [], indent=2, ensure_ascii=False)
-        known.setdefault("datetime", datetime.now().strftime("%b %d %Y"))
-    return named, known
 
+    keys: Collection[str] = ()
+    variables: Collection[str] = ()
 
-def has_switch(template_text: str) -> bool:
-    """Whether a template lets reasoning be switched off."""
-    return _SWITCH in template_text or reads_variable(template_text, _OTHER_SWITCH)
+    @property
+    def has_switch(self) -> bool:
+        """Whether reasoning can be switched off."""
+        return _SWITCH in self.variables or _OTHER_SWITCH in self.variables
 
+    @property
+    def has_budget(self) -> bool:
+        """Whether the template tells the model how much it may think."""
+        return _BUDGET in self.variables
 
-def reads_key(template_text: str, name: str) -> bool:
-    """Whether a template asks messages for a key: `message.NAME`, `message['NAME']`, `message.get('NAME')`."""
-    return re.search(rf"""\.{name}\b|(?:\[|\.get\()\s*(['"]){name}\1""", template_text) is not None
+    def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The messages, whose `reasoning_content` also has the name that the template reads."""
+        key = next((name for name in _REASONING if name in self.keys), _REASONING[0])
+        return [
+            {**message, key: message[_REASONING[0]]} if message.get(_REASONING[0]) and key not in message else message
+            for message in messages
+        ]
 
+    def values(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """The variables, also by the names that the template reads."""
+        known = dict(variables)
+        if _SWITCH in known and _SWITCH not in self.variables and _OTHER_SWITCH in self.variables:
+            known.setdefault(_OTHER_SWITCH, known[_SWITCH])
+        if _EFFORT in known and _OTHER_EFFORT in self.variables:
+            known.setdefault(_OTHER_EFFORT, known[_EFFORT])
+        if known.get(_FUNCTIONS) is None and _FUNCTIONS in self.variables:  # FireFunction's name of tools
+            known[_FUNCTIONS] = json.dumps(known.get("tools") or [], indent=2, ensure_ascii=False)
+            known.setdefault(_DATE, datetime.now().strftime("%b %d %Y"))
+        return known
 
-def reads_variable(template_text: str, name: str) -> bool:
-    """Whether a template has a variable of this name."""
-    strings = r"""(?:[^%}'"]|'[^']*'|"[^"]*")*?"""
-    return re.search(rf"""\{{[%{{]{strings}(?<![\w.'"]){name}\b(?!['"])""", template_text) is not None
+    def with_budget(self, variables: Mapping[str, Any], budget: int | None) -> dict[str, Any]:
+        """The variables, with the budget if the template reads it."""
+        told = {_BUDGET: budget} if self.has_budget and budget is not None else {}
+        return {**told, **variables}

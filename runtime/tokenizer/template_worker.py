@@ -3,12 +3,13 @@
 A template is a program that cannot be trusted. Jinja2's sandbox keeps it away from Python's internals. It does not keep
 it from running for ever or from filling the memory: the limits of the process do. Its output is limited too.
 
-Question: `{"template", "variables", "most_characters"}`; answer: `{"text"}`, or `{"error", "line"}`.
+Question: `{"template", "variables", "most_characters"}`; answer: `{"text"}`, or `{"error", "line"}`. Another question:
+`{"template", "names"}`; answer: which of the names it reads, as `{"keys"}` of something and as `{"variables"}`.
 """
 
 import json
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -96,12 +97,29 @@ class _Rendering:
         return "".join(pieces)
 
 
+def read_names(template: str, names: Collection[str]) -> dict[str, Any]:
+    """Which of some names a template reads."""
+    keys: set[object] = set()
+    variables: set[str] = set()
+    for node in make_environment().parse(template).find_all((nodes.Name, nodes.Getattr, nodes.Getitem, nodes.Call)):
+        match node:
+            case nodes.Name(name=name, ctx="load"):
+                variables.add(name)
+            case nodes.Getattr(attr=key) | nodes.Getitem(arg=nodes.Const(value=key)):
+                keys.add(key)
+            case nodes.Call(node=nodes.Getattr(attr="get"), args=[nodes.Const(value=key), *_]):
+                keys.add(key)
+    return {"keys": [name for name in names if name in keys], "variables": [n for n in names if n in variables]}
+
+
 def answerer() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     """The function that answers questions."""
     rendering = _Rendering()
 
     def answer(question: Mapping[str, Any]) -> dict[str, Any]:
         try:
+            if "names" in question:
+                return read_names(question["template"], question["names"])
             text = rendering.render(question["template"], question["variables"], question["most_characters"])
             text.encode("utf-8")
             return {"text": text}

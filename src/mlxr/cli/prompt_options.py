@@ -57,14 +57,13 @@ def prompt_ids(model: Model, args: argparse.Namespace, prompt: str) -> tuple[lis
         else:
             try:
                 with template:
-                    variables = reasoning.variables_for(template.text)
+                    variables = reasoning.variables_for(template)
                     text = template.render([*messages, {"role": "user", "content": prompt}], **variables)
-                    form = reasoning.find_form(template)
+                    thought = reasoning.limit(template, reasoning.find_form(template), text)
             except ChatTemplateError as error:
                 raise ChatTemplateError(f"{error}. --raw gives the model the prompt as it is") from error
             check_length(text, tokenizer, model.limit)
             # The template writes what begins a text itself; control tokens spelled out in it are those tokens.
-            ids = tokenizer.encode(text, add_special=False, parse_special=True)
-            return ids, reasoning.limit(template.text, form, text)
+            return tokenizer.encode(text, add_special=False, parse_special=True), thought
     check_length(prompt, tokenizer, model.limit)
     return tokenizer.encode(prompt, parse_special=args.special), None

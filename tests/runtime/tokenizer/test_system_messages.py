@@ -85,3 +85,11 @@ def test_what_llama_cpp_renders_and_python_would_not(process):
     assert process.render([U]) == ".", "a template for tools, without any"
     process.text = "{{ messages | map(attribute='role') | tojson }}"
     assert process.render([U]) == '["user"]'
+
+
+def test_names_are_found_soon_in_any_text(process):
+    for text in ("{{ '" * 200_000, "{{ " * 200_000, "{{ thinking"):
+        process.text = text
+        assert not process.names({}).has_switch, "it is faulty, which rendering tells"
+        with pytest.raises(ChatTemplateError):
+            process.render([U])

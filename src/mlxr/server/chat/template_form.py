@@ -13,6 +13,7 @@ from mlxr.runtime.engine.reasoning import Reasoning
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.system_messages import Message
+from mlxr.runtime.tokenizer.template_names import ReadNames
 from mlxr.runtime.tokenizer.thinking_form import find_thinking
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.chat.chat_job import ChatJob
@@ -53,6 +54,7 @@ class TemplateForm:
         self.family = family_of(template.program(self._needed))
         self._tokenizer = tokenizer
         self._names: ControlNames | None = None
+        self._read_names = ReadNames()
         self._arguments: _Arguments | None = None
 
     @property
@@ -63,6 +65,7 @@ class TemplateForm:
             ChatTemplateError: the template takes too long or too much.
         """
         if self._names is None:
+            self._read_names = self._template.names(self._needed)
             self.family.learn(find_thinking(self._template, self._needed))
             self._names = ControlNames(self._tokenizer.control_tokens, self.family.spoken)
         return self._names
@@ -74,7 +77,7 @@ class TemplateForm:
 
     def budget(self, reasoning: Reasoning) -> int | None:
         """Most tokens of reasoning."""
-        return reasoning.budget_for(self._template.program(self._needed))
+        return reasoning.budget_for(self._read_names)
 
     def render(self, job: ChatJob) -> str:
         """The text of a job whose messages have been checked.
@@ -83,8 +86,8 @@ class TemplateForm:
             RequestError: the template leaves out tools, calls, or the end that is to be continued.
             ChatTemplateError: it refuses the messages, or fails.
         """
-        reasoning = Reasoning(job.variables, job.thinking_budget)
-        job = replace(job, variables=reasoning.variables_for(self._template.program(self._needed)))
+        names = self._template.names(self._needed)
+        job = replace(job, variables=names.with_budget(job.variables, job.thinking_budget))
         messages, variables = self.family.messages(job), self._needed | self.family.variables(job)
         if has_calls(job):
             if self.drops_calls:
