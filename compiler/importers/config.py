@@ -57,6 +57,9 @@ def spec_from_config(
     if not isinstance(own, int):
         raise facts.missing("max_position_embeddings")
     model["context"] = choose_context(source, own, options)
+    window = config.get("sliding_window")
+    if isinstance(window, int) and window >= own:
+        facts.get("sliding_window")  # hides nothing, whether the family's code has windows or not
     facts.check_all_read()
     return imported_spec(source, name, model, placed.formats(tied or options.output == "hidden"), options)
 

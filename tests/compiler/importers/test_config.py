@@ -104,7 +104,7 @@ def test_an_output_beside_tied_embeddings_is_the_same_matrix(storyteller_config:
         ),
         ({"rope_scaling": 3}, "rope_scaling is 3; expected a section"),
         ({"attention_bias": True}, "attention_bias is true; expected false, as the rest of the file has it"),
-        ({"sliding_window": 4096}, "'sliding_window' = 4096: not supported"),
+        ({"sliding_window": 512}, "'sliding_window' = 512: not supported"),
         ({"model_type": "lama"}, r'model_type is "lama"; that is not supported.*did the file mean "llama"'),
         ({"model_type": None}, "model_type is missing"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "expected a language model"),
@@ -143,6 +143,7 @@ def test_keys_that_say_nothing_of_the_model_are_no_matter(storyteller_config: Fa
     """transformers reads a few keys of llama, and ignores any other, also in the section of RoPE."""
     keys = {"auto_map": {}, "license": "mit", "logit_scale": 0.0625, "new_trick": [1], "mlp_only_layers": [1]}
     assert imported(storyteller_config, **keys) == imported(storyteller_config)
+    assert imported(storyteller_config, sliding_window=1024) == imported(storyteller_config)  # the whole context
     scaled = imported(storyteller_config, rope_scaling=LLAMA3)
     assert imported(storyteller_config, rope_scaling=LLAMA3 | {"attention_factor": 2.0, "mrope_section": [1]}) == scaled
 
