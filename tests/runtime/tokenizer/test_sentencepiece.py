@@ -69,13 +69,12 @@ def test_streams_are_the_decoded_text(both):
 def test_ids_with_control_tokens_are_those_of_llama_cpp(both, tmp_path, request):
     if "squeezing" in request.node.name:
         pytest.skip("llama.cpp does not squeeze spaces in this kind of vocabulary")
-    llama_cpp = pytest.importorskip("llama_cpp")
+    llama_cpp = pytest.importorskip("mlxr_tests.llama_cpp", exc_type=ImportError)
     _, _, ours, metadata = both
-    theirs = llama_cpp.Llama(str(write_gguf(tmp_path / "x.gguf", metadata)), vocab_only=True, verbose=False)
+    theirs = llama_cpp.llama_cpp_ids(write_gguf(tmp_path / "x.gguf", metadata))
     for text in ["<s>[INST] Hi! [/INST] Hello.</s><s>[INST] x [/INST]", "</s>", " <s> ", *random_texts(300, seed=9)]:
         if "\0" not in text:
-            expected = theirs.tokenize(text.encode(), add_bos=False, special=True)
-            assert ours.encode(text, add_special=False, parse_special=True) == expected, text
+            assert ours.encode(text, add_special=False, parse_special=True) == theirs(text, True), text
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
 """llama.cpp's logits for a GGUF file, in f32, through llama-cpp-python."""
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import llama_cpp as api
 import numpy as np
 import numpy.typing as npt
+
+_SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
 
 
 def llama_cpp_logits(path: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -43,3 +46,25 @@ def llama_cpp_logits(path: Path, tokens: Sequence[int]) -> npt.NDArray[np.float3
     api.llama_free(context)
     api.llama_model_free(model)
     return result
+
+
+def llama_cpp_ids(path: Path) -> Callable[[str, bool], list[int]]:
+    """What llama.cpp makes of a text, and whether names of control tokens in it are these, by a file's vocabulary.
+
+    Raises:
+        ValueError: llama.cpp does not load it.
+    """
+    api.llama_log_set(_SILENT, ctypes.c_void_p(0))
+    options = api.llama_model_default_params()
+    options.vocab_only = True  # api.Llama makes a context all the same, for which there is no model
+    model = api.llama_model_load_from_file(str(path).encode(), options)
+    if not model:
+        raise ValueError(f"{path}: llama.cpp does not load it")
+    vocab = api.llama_model_get_vocab(model)
+
+    def encode(text: str, special: bool) -> list[int]:
+        data = text.encode()
+        ids = (ctypes.c_int32 * (2 * len(data) + 16))()
+        return list(ids[: api.llama_tokenize(vocab, data, len(data), ids, len(ids), False, special)])
+
+    return encode
