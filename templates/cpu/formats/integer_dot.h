@@ -106,6 +106,37 @@ MLXR_INLINE i8v look_up(const int8_t table[16], i8v index) {
 // Signed weights as dot_bytes wants them.
 MLXR_INLINE i8v signed_weights(i8v w) { return MLXR_SIGNED_BY_128 ? w ^ (int8_t)-128 : w; }
 
+#if !MLXR_WORDS
+// The same as dot_groups for pairs of activation rows, where one instruction multiplies two of them with two rows of
+// weights; returns how many rows that were.
+MLXR_INLINE int dot_two_rows(const i8v w[8], int apart, const int8_t *const x[8], int m, i32v sums[8][2]) {
+#if defined(MLXR_NEON) && defined(__ARM_FEATURE_MATMUL_INT8)
+    int32x4_t weights[8];  // of 8 columns in [2 g] rows 0 and 1, in [2 g + 1] rows 2 and 3
+    MLXR_UNROLL for (int g = 0; g < 8; g += 2) {
+        weights[g] = vzip1q_s32((int32x4_t)w[g], (int32x4_t)w[g + 1]);
+        weights[g + 1] = vzip2q_s32((int32x4_t)w[g], (int32x4_t)w[g + 1]);
+    }
+    MLXR_UNROLL for (int i = 0; i + 1 < m; i += 2) {
+        MLXR_UNROLL for (int half = 0; half < 1 + (apart != 0); half++) {
+            const int from = apart ? 4 * half : 0, to = apart ? from + 4 : 8;
+            int32x4_t *one = (int32x4_t *)&sums[i][half], *two = (int32x4_t *)&sums[i + 1][half];
+            int32x4_t low = vzip1q_s32(*one, *two), high = vzip2q_s32(*one, *two);
+            MLXR_UNROLL for (int g = from; g < to; g += 2) {
+                int8x16_t both = vcombine_s8(vld1_s8(x[i] + 4 * g), vld1_s8(x[i + 1] + 4 * g));
+                low = vmmlaq_s32(low, (int8x16_t)weights[g], both);
+                high = vmmlaq_s32(high, (int8x16_t)weights[g + 1], both);
+            }
+            *one = vuzp1q_s32(low, high);
+            *two = vuzp2q_s32(low, high);
+        }
+    }
+    return m & ~1;
+#else
+    return 0;
+#endif
+}
+#endif
+
 // 32 columns times those of m rows of activations, the weights in 8 groups of so many bits (8: signed), added to
 // sums[i][0], or to sums[i][g / 4] if the halves are apart.
 MLXR_INLINE void dot_groups(const i8v w[8], int bits, int apart, const int8_t *const x[8], int m, i32v sums[8][2]) {
@@ -123,11 +154,12 @@ MLXR_INLINE void dot_groups(const i8v w[8], int bits, int apart, const int8_t *c
         }
     }
 #else
+    const int first = dot_two_rows(w, apart, x, m, sums);
     // By group: neighbouring instructions do not wait for each other.
     MLXR_UNROLL for (int j = 0; j < 8; j++) {
         int g = j / 2 + 4 * (j % 2);  // as nibbles are unpacked
         i8v weights = bits == 8 ? signed_weights(w[g]) : w[g];
-        MLXR_UNROLL for (int i = 0; i < m; i++) {
+        MLXR_UNROLL for (int i = first; i < m; i++) {
             i32v *sum = &sums[i][apart ? g / 4 : 0];
             *sum = dot_bytes(*sum, weights, broadcast4(x[i] + 4 * g));
         }
