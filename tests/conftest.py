@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -96,6 +97,22 @@ def _keep(config: pytest.Config, items: list[pytest.Item], selected: list[pytest
 
 
 SLOW_S = 5.0
+_cpu: Counter[str] = Counter()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Counts the CPU time of this process and of the programs that it started."""
+    for name, who in (("tests", resource.RUSAGE_SELF), ("programs that they start", resource.RUSAGE_CHILDREN)):
+        used = resource.getrusage(who)
+        _cpu[name] += used.ru_utime + used.ru_stime
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["cpu"] = dict(_cpu)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Adds the CPU time of a worker of pytest-xdist."""
+    _cpu.update(getattr(node, "workeroutput", {}).get("cpu", {}))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -105,7 +122,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 spent[report.nodeid] += report.duration
-    terminalreporter.write_line(f"{sum(spent.values()):.0f} s of tests")
+    cpu = ", ".join(f"{seconds:.0f} s in {name}" for name, seconds in _cpu.items())
+    terminalreporter.write_line(f"{sum(spent.values()):.0f} s of tests; of CPU time {cpu}")
     if not (config.getoption("--all") or config.getoption("--rest")):
         for test, seconds in spent.most_common(20):
             if seconds > SLOW_S:

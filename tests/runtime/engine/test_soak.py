@@ -200,7 +200,11 @@ def test_an_engine_in_use(seconds: float, tmp_path: Path) -> None:
     assert (stats.running, stats.waiting, stats.blocks_free) == (0, 0, 14)
     engine.model.pager.check_integrity()
     assert engine.health() is None
-    assert holdings() == before and pooled() <= pooled_before + 4 + 2
+    end = time.monotonic() + 30
+    while (now := holdings()) > before or now[1] > before[1]:  # threads that end may need a while on a busy machine
+        assert time.monotonic() < end, threading.enumerate()
+        time.sleep(0.05)
+    assert pooled() <= pooled_before + 4 + 2
     assert resident_bytes() - bytes_before < 24 << 20
     told = (
         f"{callers.finished} finished, {callers.left} left, {callers.failed} failed, {callers.overdue} overdue: {stats}"
