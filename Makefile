@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := .venv-clients
 
-.PHONY: demo serve test test-all test-clients test-real test-rest check check-types check-imports check-style check-sizes format bench clean fuzz
+.PHONY: demo serve test test-all test-arm test-clients test-real test-rest check check-types check-imports check-style check-sizes format bench clean fuzz
 
 TESTS := $(BIN)/python -m pytest -n auto --dist worksteal
 SHARE ?= 0/1
@@ -30,7 +30,7 @@ test: $(STAMP) check
 # Every test; and a share of those that `make test` leaves out: make test-rest SHARE=0/4.
 test-all: $(STAMP) check
 	$(TESTS) --all
-	@$(MAKE) --no-print-directory test-clients
+	@$(MAKE) --no-print-directory test-clients test-arm
 
 # What lm-eval, langchain and others need is much: it has an environment of its own.
 test-clients: $(CLIENTS)/.installed
@@ -40,6 +40,11 @@ test-clients: $(CLIENTS)/.installed
 test-real: $(STAMP)
 	PYTHONPATH=tests/support $(BIN)/python -m mlxr_tests.real_files
 	$(BIN)/python -m pytest -rs tests/real
+
+# Host cpu's ARM code, in an aarch64 Python under qemu-user; where there is no qemu, a line says so. ARM=... gives other
+# tests, or options of pytest.
+test-arm: $(STAMP)
+	$(BIN)/python tests/on_arm.py $(ARM)
 
 test-rest: $(STAMP)
 	$(TESTS) --rest --share $(SHARE)
