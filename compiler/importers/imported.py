@@ -1,6 +1,7 @@
 """Makes a validated spec from the sections that an importer read and the choices that a file leaves open."""
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,7 +25,8 @@ class ImportOptions:
 
     Attributes:
         context: longest sequence; None: the model's own, or as much of that as memory has room for.
-        needed_context: tokens that a sequence must be able to have.
+        needed_context: tokens that a sequence must be able to have. If it is more than 1, the caller knows how long its
+            sequences are, and LongRoPE's factors for short contexts are taken where these are short.
         max_sequences: most sequences at once.
         compute: as in specs.
         activation_dtype: element type of activations; None: chosen for each target.
@@ -79,6 +81,8 @@ def imported_spec(
     Raises:
         SpecError: the dimensions contradict each other, or are more than a spec may say.
     """
+    if options.context is None and options.needed_context > 1:
+        model = model | {"context": _of_short_factors(model, options.needed_context)}
     data = {
         "name": spec_name(name),
         "model": model,
@@ -102,6 +106,17 @@ def imported_spec(
         return parse_spec(text, "imported spec")
     except SpecError as error:
         raise SpecError(f"{source}: no spec can be made of what it says:\n{error}") from error
+
+
+def _of_short_factors(model: Mapping[str, Any], needed: int) -> int:
+    """The model's context, or the longest with which LongRoPE has its factors for short contexts, if that is enough."""
+    context: int = model["context"]
+    for part in (model, *(model.get("layer_types") or {}).values()):
+        scaling = (part.get("rope") or {}).get("scaling") or {}
+        differs = scaling.get("kind") == "longrope" and scaling["short_factors"] != scaling["long_factors"]
+        if differs and needed <= scaling["original_context"]:
+            context = min(context, scaling["original_context"])
+    return context
 
 
 def _least_context(own: int, options: ImportOptions) -> int | None:

@@ -184,6 +184,20 @@ def test_llama_3_scaling_is_recognised_by_its_divisors(tiny: Facts) -> None:
             spec_from_gguf(metadata, tensors, "l3", "l3.gguf", factors={"rope_freqs.weight": wrong})
 
 
+def test_sequences_that_are_known_to_be_short_get_the_factors_for_short_contexts(tiny: Facts) -> None:
+    """As transformers chooses them; a model for prompts of any length is compiled with those for long ones."""
+    names = {"rope_factors_long.weight": [4.0] * 32, "rope_factors_short.weight": [1.5] * 32}
+    tensors = tiny[1] | {name: TensorFact((32,), "F32") for name in names}
+    metadata = tiny[0] | {"llama.context_length": 131072, "llama.rope.scaling.original_context_length": 4096}
+
+    def context(factors: dict[str, list[float]], **options: int) -> int:
+        return spec_from_gguf(metadata, tensors, "phi", "x", ImportOptions(**options), factors).model.context
+
+    assert context(names) == context(names, needed_context=4097) == 131072
+    assert context(names, needed_context=512) == 4096 and context(names, context=600, needed_context=512) == 600
+    assert context(dict.fromkeys(names, [1.5] * 32), needed_context=512) == 131072, "the factors are the same"
+
+
 def test_other_divisors_than_llama_3s_are_taken_as_they_are(tiny: Facts) -> None:
     tensors = tiny[1] | {"rope_freqs.weight": TensorFact((32,), "F32")}
     scaling = Llama3Scaling(kind="llama3", factor=4.0, high_freq_factor=2.0, original_context=4096)
