@@ -13,6 +13,7 @@ OLDER_VOCABULARIES = (
     "spiece.model",
     "sentencepiece.bpe.model",
     "sentencepiece.model",
+    "tekken.json",
     "vocab.json",
     "merges.txt",
     "vocab.txt",

@@ -16,8 +16,9 @@ from mlxr.runtime.weights.gguf_parts import only_model
 JSON_NAME = "tokenizer.json"
 MODEL_NAME = "tokenizer.model"
 _MODEL_NAMES = (MODEL_NAME, "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model")
+_TEKKEN_NAME = "tekken.json"
 _VOCAB_NAME, _MERGES_NAME, _WORDS_NAME = "vocab.json", "merges.txt", "vocab.txt"
-_NAMES = (JSON_NAME, *_MODEL_NAMES, _VOCAB_NAME, _WORDS_NAME)
+_NAMES = (JSON_NAME, *_MODEL_NAMES, _TEKKEN_NAME, _VOCAB_NAME, _WORDS_NAME)
 _MAX_BYTES = {JSON_NAME: 256 << 20, MODEL_NAME: 64 << 20}  # the largest vocabularies take about 35 and 5 MiB
 _WEIGHT_SUFFIXES = (".safetensors", ".json")
 
@@ -48,7 +49,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             return _load_from_gguf(path)
         if path.name == JSON_NAME or _is_json_tokenizer(path):
             return _load_json(path)
-        if path.name in (_VOCAB_NAME, _WORDS_NAME):
+        if path.name in (_TEKKEN_NAME, _VOCAB_NAME, _WORDS_NAME):
             return _load(path)
         if path.suffix.lower() in _WEIGHT_SUFFIXES:
             return _load_from_folder(path.parent)
@@ -92,6 +93,10 @@ def _is_whole(file: Path) -> bool:
 def _load(path: Path) -> Tokenizer:
     if path.name == JSON_NAME:
         return _load_json(path)
+    if path.name == _TEKKEN_NAME:
+        from mlxr.runtime.tokenizer.tekken_file import load_tekken
+
+        return load_tekken(path)
     if path.name not in (_VOCAB_NAME, _WORDS_NAME):
         return _load_model(path)
     from mlxr.runtime.tokenizer.vocabulary_files import load_byte_level, load_wordpiece
@@ -132,7 +137,7 @@ def _check_size(path: Path, kind: str) -> None:
 
 
 def _is_json_tokenizer(path: Path) -> bool:
-    is_weights = path.name.endswith(".safetensors.index.json") or path.name == _VOCAB_NAME
+    is_weights = path.name.endswith(".safetensors.index.json") or path.name in (_VOCAB_NAME, _TEKKEN_NAME)
     return path.suffix.lower() == ".json" and not is_weights and _beside(path) is None
 
 
