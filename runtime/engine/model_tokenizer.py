@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import NoTokenizerError, RequestError, TokenizerError
+from mlxr.runtime.tokenizer.end_tokens import end_tokens
 from mlxr.runtime.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
@@ -42,6 +44,8 @@ class ModelTokenizer:
             self._error = error
             return
         _check_size(loaded, vocab_size)
+        if tokenizer is not None and file.format == "gguf":
+            loaded.add_ends(_ends(file, loaded))
         self.tokenizer = loaded
 
     def require(self) -> Tokenizer:
@@ -53,6 +57,12 @@ class ModelTokenizer:
         if self.tokenizer is None:
             raise RequestError(f"text needs a tokenizer: {self._error}")
         return self.tokenizer
+
+
+def _ends(file: WeightFile, tokenizer: Tokenizer) -> list[int]:
+    """Ids that end answers of a GGUF model whose tokenizer is elsewhere: those that it has, and those known by name."""
+    named = [file.metadata.get(f"{file_keys.TOKENIZER}{name}_token_id") for name in ("eos", "eot", "eom")]
+    return [*(token_id for token_id in named if type(token_id) is int), *end_tokens(tokenizer.control_tokens)]
 
 
 def check_tokenizer(weights: str | Path, tokenizer: str | Path | None, vocab_size: int | None = None) -> None:

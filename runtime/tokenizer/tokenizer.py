@@ -7,7 +7,7 @@ TokenizerErrors is raised.
 import functools
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mlxr.compiler.errors import TokenizerError
@@ -68,6 +68,10 @@ class Tokenizer(ABC):
         self.eos_id = None if eos_id is None else self.check_id(eos_id)
         ends = [token_id for token_id in end_ids if 0 <= token_id < self.vocab_size]
         self.eos_ids = frozenset(ends if self.eos_id is None else [self.eos_id, *ends])
+
+    def add_ends(self, ids: Iterable[int]) -> None:
+        """Has further ids end answers, before anything uses it; those outside the vocabulary are left out."""
+        self.eos_ids |= {token_id for token_id in ids if 0 <= token_id < self.vocab_size}
 
     def _set_added(self, before: Sequence[int], after: Sequence[int]) -> None:
         """Sets what `encode` puts before and after a text."""

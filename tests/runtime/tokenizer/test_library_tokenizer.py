@@ -7,7 +7,9 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from mlxr.compiler.errors import TokenizerError
+from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
 from mlxr.runtime.tokenizer import load_tokenizer
+from mlxr.runtime.weights.weight_file import WeightFile
 from mlxr_tests.vocabularies import (
     LANGUAGES,
     WORDS,
@@ -264,3 +266,17 @@ def test_a_tokenizer_json_comes_before_a_sentencepiece_model(tmp_path, bytes_tok
     (tmp_path / "tokenizer.json").rename(other)
     (tmp_path / "tokenizer.model").unlink()
     assert load_tokenizer(other).source == str(other)
+
+
+def test_a_gguf_model_ends_where_it_says_whatever_its_tokenizer(tmp_path, bytes_tokenizer):
+    """The folder of --tokenizer may name fewer ids than the model's own file."""
+    folder = save(tmp_path, bytes_tokenizer, tokenizer_config={"eos_token": "<|im_start|>"})
+    assert load_tokenizer(folder).eos_ids == {1}
+    metadata = {
+        "tokenizer.ggml.eos_token_id": 0,
+        "tokenizer.ggml.eot_token_id": 7,
+        "tokenizer.ggml.eom_token_id": 10**6,
+    }
+    file = WeightFile(tmp_path / "m.gguf", "gguf", {}, metadata)
+    tokenizer = ModelTokenizer(file, tmp_path / "m.gguf", folder, 10**6).require()
+    assert tokenizer.eos_ids == {0, 1, 7, 2}, "2 is <|im_end|>, which llama.cpp knows by its name"

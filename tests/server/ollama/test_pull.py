@@ -1,6 +1,7 @@
 """/api/pull, as Ollama's own client sees it, from a server that speaks the hub's protocol."""
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -121,6 +122,23 @@ def test_without_the_option_it_is_refused(hub: StandInHub) -> None:
         assert told.status_code == 403 and "start it with --allow-pull" in told.json()["error"]
         assert server.http.get("/inspector/server").json() == {"allow_pull": False}
     assert not hub.asked
+
+
+def test_broken_connections_and_full_disks_are_told_and_the_next_pull_goes_on(
+    hub: StandInHub, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.breaks[NAME] = [100_000, *[0] * 9]
+    with pytest.raises(ollama.ResponseError, match="What was fetched is kept"):
+        list(ollama.Client(host=server.url).pull("org/tiny", stream=True))
+    hub.breaks.clear()
+    full = shutil._ntuple_diskusage(1 << 30, 1 << 30, 0)  # type: ignore[attr-defined]
+    with monkeypatch.context() as patched:
+        patched.setattr("mlxr.hub.fetch.shutil.disk_usage", lambda path: full)
+        with pytest.raises(ollama.ResponseError, match="are to be fetched, and 0 B are free"):
+            ollama.Client(host=server.url).pull("org/tiny")
+    hub.asked.clear()
+    assert ollama.Client(host=server.url, timeout=60).pull("org/tiny").status == "success"
+    assert all(" bytes=98304-" in part for part in hub.fetched()) and names(server) == ["own", "org/tiny"]
 
 
 def test_names_that_are_not_on_the_hub(server: RunningServer) -> None:
