@@ -13,6 +13,7 @@ from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer.gguf_strips import stripping_names
 from mlxr.runtime.tokenizer.gguf_vocabulary import (
     BYTE,
+    BYTE_TOKEN,
     CONTROL,
     NORMAL,
     PREFIX,
@@ -78,6 +79,7 @@ def sentencepiece_from_gguf(metadata: Mapping[str, Any], source: str) -> Sentenc
         pieces[unknown_id] = pieces[unknown_id]._replace(kind=UNKNOWN)
     if kind.worst_score is not None:
         pieces.append(Piece(f"{NO_PIECE}{len(pieces)}", kind.worst_score, NORMAL))
+    pieces += _missing_bytes(pieces)
     special = vocabulary.special
     proto = write_model_proto(
         pieces,
@@ -86,7 +88,7 @@ def sentencepiece_from_gguf(metadata: Mapping[str, Any], source: str) -> Sentenc
             _control_piece(vocabulary, special.bos_id),
             _control_piece(vocabulary, special.eos_id),
         ),
-        byte_fallback=sum(piece.kind == BYTE for piece in pieces) == 256,
+        byte_fallback=any(piece.kind == BYTE for piece in pieces),
         add_dummy_prefix=adds_space,
         remove_extra_whitespaces=bool(read_flag(metadata, "remove_extra_whitespaces", False, source)),
         model_type=kind.model_type,
@@ -138,14 +140,25 @@ def _pieces(vocabulary: Vocabulary, scores: list[float]) -> list[Piece]:
         texts[token_id] = texts[token_id].replace(" ", _SPACE)
     taken = {texts[token_id]: token_id for token_id in reversed(user_defined)}
     pieces = [Piece(*row) for row in zip(texts, scores, vocabulary.kinds, strict=True)]
+    has_bytes = BYTE in vocabulary.kinds
     for token_id, piece in enumerate(pieces):
-        if taken.get(piece.text, token_id) != token_id:  # the token with real spaces comes first
+        if has_bytes and len(piece.text) == 6 and BYTE_TOKEN.fullmatch(piece.text):
+            pieces[token_id] = piece._replace(kind=BYTE)
+        elif taken.get(piece.text, token_id) != token_id or "\0" in piece.text:
+            # The token with real spaces comes first; and sentencepiece takes no piece with a zero.
             pieces[token_id] = Piece(f"{NO_PIECE}{token_id}", 0, UNUSED)
         elif piece.kind == UNKNOWN:
             pieces[token_id] = piece._replace(kind=CONTROL)
-        elif piece.kind == BYTE and not (len(piece.text) == 6 and piece.text.startswith("<0x")):
+        elif piece.kind == BYTE:
             pieces[token_id] = piece._replace(kind=NORMAL)
     return pieces
+
+
+def _missing_bytes(pieces: list[Piece]) -> list[Piece]:
+    """The bytes that a vocabulary lacks, if it has others: sentencepiece wants all of them."""
+    there = {piece.text for piece in pieces if piece.kind == BYTE}
+    names = [f"<0x{byte:02X}>" for byte in range(256)] if there else []
+    return [Piece(name, 0, BYTE) for name in names if name not in there]
 
 
 def _unknown_id(vocabulary: Vocabulary) -> int | None:

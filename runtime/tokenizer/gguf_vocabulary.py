@@ -25,7 +25,7 @@ _END_KEYS = (  # other tokens that end an answer
     "fim_rep_token_id",
     "fim_sep_token_id",
 )
-_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 _PRIVATE = "\U0010fffd"  # in no text that means something
 
 
@@ -142,7 +142,7 @@ def _kinds(metadata: Mapping[str, Any], spellings: list[str], source: str) -> li
     else:
         kinds = [NORMAL] * len(spellings)
     if BYTE not in kinds:
-        named = [i for i, spelling in enumerate(spellings) if len(spelling) == 6 and _BYTE_TOKEN.fullmatch(spelling)]
+        named = [i for i, spelling in enumerate(spellings) if len(spelling) == 6 and BYTE_TOKEN.fullmatch(spelling)]
         if len(named) == 256:
             for token_id in named:
                 kinds[token_id] = BYTE

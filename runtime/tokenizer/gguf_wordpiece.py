@@ -12,10 +12,10 @@ from tokenizers import Tokenizer as Library
 from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer.gguf_vocabulary import (
     CONTROL,
-    PREFIX,
     UNKNOWN,
     USER_DEFINED,
     Vocabulary,
+    read_column,
     read_flag,
     read_id,
     read_vocabulary,
@@ -37,7 +37,7 @@ def wordpiece_from_gguf(metadata: Mapping[str, Any], source: str) -> LibraryToke
     Raises:
         TokenizerError: the vocabulary is malformed.
     """
-    size = len(metadata.get(f"{PREFIX}tokens") or [])
+    size = len(read_column(metadata, "tokens", str, source))
     begins = read_id(metadata, "cls_token_id", size, None, source)
     vocabulary = read_vocabulary(metadata, source, bos_id=_CLS if begins is None else begins, unknown_id=_UNKNOWN)
     cls_id = vocabulary.special.bos_id if begins is None else begins

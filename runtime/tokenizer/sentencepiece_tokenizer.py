@@ -43,8 +43,8 @@ class SentencepieceTokenizer(Tokenizer):
             required_size: how many ids a model with this tokenizer must have; by default all.
             names: the tokens that are found by their names, and so those without text; by default the control tokens of
                 the model.
-            spellings: of all tokens, where the model has others; the model may have more tokens, which text never
-                becomes.
+            spellings: of all tokens, where the model has others; the model may have more tokens, in whose place text
+                has the unknown one.
             escapes_spaces: whether U+2581 stands for a space in pieces.
             prefixes_once: whether a model that puts a space before a text puts none before the text after a control
                 token.
@@ -68,6 +68,7 @@ class SentencepieceTokenizer(Tokenizer):
             ) from error
         self._pieces = pieces if spellings is None else [*spellings]
         size = len(self._pieces)
+        self._has_more = size < len(pieces)
         self._names = names or TokenNames(
             {piece: i for i, piece in enumerate(self._pieces) if self._model.is_control(i)}, {}
         )
@@ -106,6 +107,9 @@ class SentencepieceTokenizer(Tokenizer):
         # models that use such files were trained like this.
         for index, part in enumerate(parts):
             ids += [part] if isinstance(part, int) else (self._inner if index else self._model).encode(part)
+        if self._has_more:
+            unknown = [i for i in (self._model.unk_id(),) if i < self.vocab_size]
+            ids = [own for i in ids for own in ([i] if i < self.vocab_size else unknown)]
         return ids
 
     @property

@@ -143,6 +143,16 @@ def test_what_is_odd_and_leaves_the_ids_alone(metadata):
     assert tokenizer.decode(range(1, 640)).startswith("\0\1")
 
 
+def test_a_byte_without_a_token():
+    """The others are found; in its place is the unknown token."""
+    tokens, types = [*TOKENS], [*TYPES]
+    tokens[3 + 0xE6], types[3 + 0xE6] = "nothing", 1
+    tokenizer = tokenizer_from_gguf(changed(tokens=tokens, token_type=types), "tiny")
+    ids = [0 if byte == 0xE6 else 3 + byte for byte in "▁a漢".encode()]
+    assert tokenizer.encode("a漢", add_special=False) == ids
+    assert tokenizer.decode(ids[3:]) == "a\ufffd\ufffd"
+
+
 def test_user_defined_tokens_with_real_spaces_are_found():
     """Converters write U+2581 of such tokens as spaces."""
     tokens, types = [*TOKENS], [*TYPES]
