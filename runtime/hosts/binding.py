@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import BATCH_DIMS, BatchDim, Launch, PhaseName, Plan
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.batch import Batch, Int32Array
 
 Dims = Mapping[BatchDim, int]
 BatchArrays = Mapping[str, npt.NDArray[np.int32] | npt.NDArray[np.uint32] | mx.array]
@@ -41,19 +41,34 @@ def batch_dims(batch: Batch) -> Dims:
     }
 
 
-def batch_arrays(batch: Batch) -> BatchArrays:
-    """A batch's metadata by the plan's buffer names, in its exact sizes; the token ids may be on the device."""
+def batch_arrays(batch: Batch, columns: int | None = None) -> BatchArrays:
+    """A batch's metadata by the plan's buffer names; the token ids may be on the device.
+
+    Args:
+        batch: the step.
+        columns: of the block tables, as kernels get them; None: as many as the batch has. All else has its exact size.
+    """
     return {
         "token_ids": batch.tokens,
         "positions": batch.positions,
         "slots": batch.slots,
         "query_start": batch.query_start,
         "context_lens": batch.context_lens,
-        "block_tables": batch.block_tables,
+        "block_tables": _tables(batch.block_tables, columns),
         "logit_rows": batch.logit_rows,
         "query_tiles": batch.query_tiles,
         "dims": batch.dims,
     }
+
+
+def _tables(tables: Int32Array, columns: int | None) -> Int32Array:
+    """Block tables as kernels read them: the number of columns, then the rows: [1 + seqs * columns]."""
+    seqs, width = tables.shape
+    columns = width if columns is None else columns
+    numbers = np.zeros(1 + seqs * columns, np.int32)
+    numbers[0] = columns
+    numbers[1:].reshape(seqs, columns)[:, :width] = tables
+    return numbers
 
 
 def grid_of(launch: Launch, dims: Dims) -> tuple[int, int, int] | None:

@@ -180,7 +180,7 @@ MISTAKES = [
     Mistake("attend", "valid[u] ? exp2(score[u] - largest) : 0.0f", "exp2(score[u] - largest)", ATTEND, parts=THREE),
     Mistake("attend", "position + 1 - 5u", "position - 5u", ATTEND, WINDOW, THREE),
     Mistake("attend", "position + 1 - 5u", "position + 2 - 5u", ATTEND, WINDOW, THREE),
-    Mistake("attend", "block_tables[(ulong)(sequence) * 10u + ", "block_tables[", ATTEND, parts=THREE),
+    Mistake("attend", "(ulong)(sequence) * (uint)block_tables[0]", "0", ATTEND, parts=THREE),
     Mistake("attend", "slot % 4u", "0u", ATTEND, parts=THREE),
     Mistake("attend", "total[g] *= keep;", "", ATTEND, parts=THREE),
     Mistake("attend", "token[thread_index_in_threadgroup] + 1", "token[thread_index_in_threadgroup]", ATTEND),

@@ -209,7 +209,8 @@ class CudaHost(MlxHost):
             return self._decode(phase, dims, arrays, others)
         packed = Packed.of(arrays)
         uploaded = packed.upload()
-        key = (*self._prefill_key(phase, dims), *(place.start for place in packed.places.values()), len(others))
+        places = (*(place.start for place in packed.places.values()), len(packed.numbers))
+        key = (*self._prefill_key(phase, dims), *places, len(others))
         parts = self._prefills.get(key)
         if parts is None:
             # Padded steps have few sizes. The first step of another size is not traced: it may be the only one.
@@ -248,6 +249,7 @@ class CudaHost(MlxHost):
         (moving, moved), (steady, stayed) = self._inputs.bind(arrays)
         key = (
             phase.name,
+            len(steady.numbers),
             *(dims["tokens"], dims["seqs"], dims["rows"], self.launcher.tops),
             *(dims[dim] for dim in self._grid_dims),
             *self.launcher.choice(phase, dims),

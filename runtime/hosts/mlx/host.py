@@ -32,7 +32,7 @@ from mlxr.runtime.hosts.collectives import EXACT_IDS, Collectives
 from mlxr.runtime.hosts.host import ArrayHost, Logits, Progress
 from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, kernel_input, of_shape
 from mlxr.runtime.hosts.mlx.launcher import Arrays, Launcher, MlxKernel
-from mlxr.runtime.hosts.mlx.padding import padded_batch
+from mlxr.runtime.hosts.mlx.padding import padded_batch, table_columns
 from mlxr.runtime.mlx_arrays import MLX_DTYPES, start_computing
 from mlxr.runtime.weights.weight_file import WeightFile
 
@@ -46,6 +46,7 @@ class MlxHost(ArrayHost):
     target: ClassVar[str] = "metal"
     pipelines = True
     builds_late = True
+    short_tables = True
     has_step_kernels: ClassVar[bool] = False
     """Whether the host can run a whole decode step as one kernel, if the plan asks for that."""
 
@@ -129,7 +130,8 @@ class MlxHost(ArrayHost):
         if phase.name == "prefill":
             batch = padded_batch(batch, self.plan)
         dims, self.launcher.tops = batch_dims(batch), self._tops(phase, batch)
-        arrays = {name: array for name, array in batch_arrays(batch).items() if name in self._read[phase.name]}
+        arrays = batch_arrays(batch, table_columns(batch, self.plan.arena.max_blocks_per_sequence))
+        arrays = {name: array for name, array in arrays.items() if name in self._read[phase.name]}
         logits, self.arena.token = self.launch_step(phase, dims, arrays)
         if not dims["rows"]:
             with self.failures():

@@ -12,6 +12,8 @@ import numpy as np
 from mlxr.compiler.artifact import Plan
 from mlxr.runtime.hosts.batch import Batch
 
+_COLUMNS = 256
+"""Fewest columns of block tables: of 4,096 tokens in blocks of 16."""
 NO_SLOT = -1
 """The slot of a token whose keys and values are not stored."""
 
@@ -37,6 +39,17 @@ def padded_batch(batch: Batch, plan: Plan) -> Batch:
         slots=_more(batch.slots, more, NO_SLOT),
         query_tiles=np.concatenate([batch.query_tiles, added]).astype(np.int32),
     )
+
+
+def table_columns(batch: Batch, most: int) -> int:
+    """How many columns block tables have on the device: one of few numbers, since each makes a trace.
+
+    They grow with the longest sequence and not with the model's context, because they are uploaded.
+    """
+    columns = _COLUMNS
+    while columns < batch.block_tables.shape[1]:
+        columns *= 4
+    return min(columns, most)
 
 
 def _more(numbers: np.ndarray, count: int, value: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-// attend_many_mma_07694e46
+// attend_many_mma_e742fef0
 // small spec of a test
 //
 // Decode by matrix instructions: RoPE, cache write and attention of one new token of each sequence, in one launch.
@@ -12,7 +12,7 @@
 //   qkv        [seqs, 512] bf16: 4 query, 2 key, 2 value heads of 64
 //   positions  [seqs] i32, of the new tokens
 //   slots      [seqs] i32: block * 16 + offset, of the new tokens
-//   block_tables  [seqs, 3] i32
+//   block_tables  [1 + seqs * columns] i32: the columns, then the blocks of each sequence
 //   k_arena, v_arena  [12, 2, 16, 2, 64] bf16, the new token's slot written in place
 //   layer      [8] u32: the layer first
 //   token, token_out  [8] u32
@@ -99,7 +99,7 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_many_mma_07694e46(
+[[kernel]] void attend_many_mma_e742fef0(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -121,6 +121,7 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
   const uint first_head = kv_head * 2u;
   const uint sequence = threadgroup_position_in_grid.y;
   const uint position = (uint)positions[sequence];
+  const device int* table = block_tables + 1 + (ulong)(sequence) * (uint)block_tables[0];
   const bool owner = true;
   const uint begin = 0u;
   const uint end = position;
@@ -134,7 +135,7 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
 #pragma unroll
     for (uint j = 0; j < 2; j++) {
       const uint at = min(first + 8 * j + group, end - 1);
-      const ulong row = arena_row((uint)block_tables[(ulong)(sequence) * 3u + (first) / 16u], layer[0], at % 16u) + kv_head * 64u;
+      const ulong row = arena_row((uint)table[(first) / 16u], layer[0], at % 16u) + kv_head * 64u;
 #pragma unroll
       for (uint c = 0; c < 2u; c++) {
         key[j][c] = *(const device uint4*)(k_arena + row + c * 32 + quad * 8);
@@ -143,7 +144,7 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
 #pragma unroll
     for (uint j = 0; j < 4; j++) {
       const uint at = min(first + j / 2 * 8 + 2 * quad + j % 2, end - 1);
-      const ulong row = arena_row((uint)block_tables[(ulong)(sequence) * 3u + (first) / 16u], layer[0], at % 16u) + kv_head * 64u;
+      const ulong row = arena_row((uint)table[(first) / 16u], layer[0], at % 16u) + kv_head * 64u;
 #pragma unroll
       for (uint d = 0; d < 1u; d++) {
         value[j][d] = *(const device uint4*)(v_arena + row + d * 64 + group * 8);
@@ -210,7 +211,7 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
 #pragma unroll
     for (uint j = 0; j < 2; j++) {
       const uint at = min(next + 8 * j + group, end - 1);
-      const ulong row = arena_row((uint)block_tables[(ulong)(sequence) * 3u + (next) / 16u], layer[0], at % 16u) + kv_head * 64u;
+      const ulong row = arena_row((uint)table[(next) / 16u], layer[0], at % 16u) + kv_head * 64u;
 #pragma unroll
       for (uint c = 0; c < 2u; c++) {
         key[j][c] = *(const device uint4*)(k_arena + row + c * 32 + quad * 8);
@@ -269,7 +270,7 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
 #pragma unroll
     for (uint j = 0; j < 4; j++) {
       const uint at = min(next + j / 2 * 8 + 2 * quad + j % 2, end - 1);
-      const ulong row = arena_row((uint)block_tables[(ulong)(sequence) * 3u + (next) / 16u], layer[0], at % 16u) + kv_head * 64u;
+      const ulong row = arena_row((uint)table[(next) / 16u], layer[0], at % 16u) + kv_head * 64u;
 #pragma unroll
       for (uint d = 0; d < 1u; d++) {
         value[j][d] = *(const device uint4*)(v_arena + row + d * 64 + group * 8);

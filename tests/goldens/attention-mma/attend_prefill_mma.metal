@@ -1,4 +1,4 @@
-// attend_prefill_mma_2364e997
+// attend_prefill_mma_183011bf
 // small spec of a test
 //
 // Prefill by matrix instructions: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
@@ -13,7 +13,7 @@
 //   query_tiles  [tiles, 2] i32: sequence, first token; or -1 - n, first of n padding tokens, whose rows become 0
 //   positions  [tokens] i32
 //   query_start  [seqs + 1] i32: first token of each sequence
-//   block_tables  [seqs, 3] i32
+//   block_tables  [1 + seqs * columns] i32: the columns, then the blocks of each sequence
 //   k_arena, v_arena  [12, 2, 16, 2, 64] bf16
 //   layer      [8] u32: the layer first
 //   token, token_out  [8] u32
@@ -103,7 +103,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_prefill_mma_2364e997(
+[[kernel]] void attend_prefill_mma_183011bf(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* query_tiles [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],
@@ -134,6 +134,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     return;
   }
   const uint sequence = (uint)query_tiles[2 * threadgroup_position_in_grid.y];
+  const device int* table = block_tables + 1 + (ulong)(sequence) * (uint)block_tables[0];
   const uint num_tokens = min(32u, (uint)query_start[sequence + 1] - first_token);
   const uint first_position = (uint)positions[first_token];
   const uint end = first_position + num_tokens;
@@ -146,7 +147,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     for (uint n = 0; n < 4u; n++) {
       const uint i = thread_index_in_threadgroup + n * 128u;
       const uint at = min(begin + i / 8u, end - 1);
-      const ulong row = arena_row((uint)block_tables[(ulong)(sequence) * 3u + (at) / 16u], layer[0], at % 16u) + kv_head * 64u;
+      const ulong row = arena_row((uint)table[(at) / 16u], layer[0], at % 16u) + kv_head * 64u;
       next_k[n] = ((const device uint4*)(k_arena + row))[i % 8u];
       next_v[n] = ((const device uint4*)(v_arena + row))[i % 8u];
     }
@@ -210,7 +211,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     for (uint n = 0; n < 4u; n++) {
       const uint i = thread_index_in_threadgroup + n * 128u;
       const uint at = min(first + 64u + i / 8u, end - 1);
-      const ulong row = arena_row((uint)block_tables[(ulong)(sequence) * 3u + (at) / 16u], layer[0], at % 16u) + kv_head * 64u;
+      const ulong row = arena_row((uint)table[(at) / 16u], layer[0], at % 16u) + kv_head * 64u;
       next_k[n] = ((const device uint4*)(k_arena + row))[i % 8u];
       next_v[n] = ((const device uint4*)(v_arena + row))[i % 8u];
     }

@@ -1,4 +1,4 @@
-// attention_inputs_6bace79d
+// attention_inputs_c9db9c47
 // small spec of a test
 //
 // The inputs of MLX's attention, for the batch's only sequence: its queries rotated, and K and V of its
@@ -9,7 +9,7 @@
 //   qkv        [tokens, 384] bf16: 8 query, 2 key, 2 value heads of 32
 //   positions  [tokens] i32
 //   context_lens  [seqs] i32: the context first
-//   block_tables  [seqs, 16] i32
+//   block_tables  [1 + seqs * columns] i32: the columns, then the blocks of each sequence
 //   layer      [8] u32: the layer first
 //   k_arena, v_arena  [32, 1, 4, 2, 32] bf16
 //   token, token_out  [8] u32
@@ -60,7 +60,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   return (((ulong)block * 1u + layer) * 4u + offset) * 64u;
 }
 // ---- kernel
-[[kernel]] void attention_inputs_6bace79d(
+[[kernel]] void attention_inputs_c9db9c47(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* context_lens [[buffer(2)]],
@@ -77,6 +77,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint first = threadgroup_position_in_grid.x * 64u;
   const uint context = (uint)context_lens[0];
+  const device int* table = block_tables + 1 + (ulong)(0u) * (uint)block_tables[0];
   if (threadgroup_position_in_grid.y == 0) {
     const uint count = min(64u, context - first);
 #pragma unroll 4
@@ -84,7 +85,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       const uint position = first + i / 16u;
       const uint chunk = i % 8u;
       const bool is_key = i / 8u % 2u == 0u;
-      const ulong row = arena_row((uint)block_tables[(ulong)(0u) * 16u + (position) / 4u], layer[0], position % 4u);
+      const ulong row = arena_row((uint)table[(position) / 4u], layer[0], position % 4u);
       const device uint4* source = (const device uint4*)((is_key ? k_arena : v_arena) + row);
       device uint4* target = (device uint4*)(is_key ? keys : values);
       target[((ulong)(chunk / 4u) * context + position) * 4u + chunk % 4u] = source[chunk];

@@ -1,4 +1,4 @@
-// attend_prefill_77b1cdc6
+// attend_prefill_9e5ccdf5
 // small spec of a test
 //
 // Prefill: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
@@ -11,7 +11,7 @@
 //   query_tiles  [tiles, 2] i32: sequence, first token; or -1 - n, first of n padding tokens, whose rows become 0
 //   positions  [tokens] i32
 //   query_start  [seqs + 1] i32: first token of each sequence
-//   block_tables  [seqs, 3] i32
+//   block_tables  [1 + seqs * columns] i32: the columns, then the blocks of each sequence
 //   k_arena, v_arena  [6, 1, 16, 1, 32] bf16
 //   layer      [8] u32: the layer first
 //   token, token_out  [8] u32
@@ -67,7 +67,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_prefill_77b1cdc6(
+[[kernel]] void attend_prefill_9e5ccdf5(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* query_tiles [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],
@@ -97,6 +97,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     return;
   }
   const uint sequence = (uint)query_tiles[2 * threadgroup_position_in_grid.y];
+  const device int* table = block_tables + 1 + (ulong)(sequence) * (uint)block_tables[0];
   const uint num_tokens = min(16u, (uint)query_start[sequence + 1] - first_token);
   const uint first_position = (uint)positions[first_token];
 
@@ -144,7 +145,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       const uint chunk = i % 4u;
       // Keys past the end repeat the last one; their weight is zero.
       const uint at = min(first_key + key, end - 1);
-      const ulong row = arena_row((uint)block_tables[(ulong)(sequence) * 3u + (at) / 16u], layer[0], at % 16u) + kv_head * 32u;
+      const ulong row = arena_row((uint)table[(at) / 16u], layer[0], at % 16u) + kv_head * 32u;
       k_tile[key * 5u + chunk] = ((const device uint4*)(k_arena + row))[chunk];
       v_tile[key * 5u + chunk] = ((const device uint4*)(v_arena + row))[chunk];
     }

@@ -1,4 +1,4 @@
-// attend_partition_e111f1f0
+// attend_partition_6cc1af0e
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token of each sequence, in one launch, by partitions of the context.
@@ -15,7 +15,7 @@
 //   qkv        [seqs, 400] f32: 6 query, 2 key, 2 value heads of 40
 //   positions  [seqs] i32, of the new tokens
 //   slots      [seqs] i32: block * 1 + offset, of the new tokens
-//   block_tables  [seqs, 40] i32
+//   block_tables  [1 + seqs * columns] i32: the columns, then the blocks of each sequence
 //   k_arena, v_arena  [80, 1, 1, 2, 44] q8, the new token's slot written in place
 //     a row: 40 int8 numbers and their f32 scale; number * scale is the element
 //   layer      [8] u32: the layer first
@@ -72,7 +72,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_partition_e111f1f0(
+[[kernel]] void attend_partition_6cc1af0e(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -94,6 +94,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint first_head = threadgroup_position_in_grid.x * 3u;
   const uint sequence = threadgroup_position_in_grid.y;
   const uint position = (uint)positions[sequence];
+  const device int* table = block_tables + 1 + (ulong)(sequence) * (uint)block_tables[0];
   const device float* input = qkv + (ulong)sequence * 400u;
   const uint partition = threadgroup_position_in_grid.z;
   const uint start = (position + 1 > 9u ? position + 1 - 9u : 0u);
@@ -223,7 +224,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       const uint wanted = first + u * 128u + key_in_group;
       valid[u] = wanted < end;
       const uint at = valid[u] ? wanted : first;
-      const ulong row = arena_row((uint)block_tables[(ulong)(sequence) * 40u + (at) / 1u], layer[0], at % 1u) + kv_head * 44u;
+      const ulong row = arena_row((uint)table[(at) / 1u], layer[0], at % 1u) + kv_head * 44u;
 #pragma unroll
       for (uint i = 0; i < 5u; i += 1u) {
         load_q8_4(k_arena + row + base[i], key[u] + i);

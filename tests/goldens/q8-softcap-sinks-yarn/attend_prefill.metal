@@ -1,4 +1,4 @@
-// attend_prefill_bf6600cc
+// attend_prefill_4cfbd344
 // small spec of a test
 //
 // Prefill: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
@@ -11,7 +11,7 @@
 //   query_tiles  [tiles, 2] i32: sequence, first token; or -1 - n, first of n padding tokens, whose rows become 0
 //   positions  [tokens] i32
 //   query_start  [seqs + 1] i32: first token of each sequence
-//   block_tables  [seqs, 40] i32
+//   block_tables  [1 + seqs * columns] i32: the columns, then the blocks of each sequence
 //   k_arena, v_arena  [80, 1, 1, 2, 44] q8
 //     a row: 40 int8 numbers and their f32 scale; number * scale is the element
 //   layer      [8] u32: the layer first
@@ -62,7 +62,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_prefill_bf6600cc(
+[[kernel]] void attend_prefill_4cfbd344(
   const device float* qkv [[buffer(0)]],
   const device int32_t* query_tiles [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],
@@ -93,6 +93,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     return;
   }
   const uint sequence = (uint)query_tiles[2 * threadgroup_position_in_grid.y];
+  const device int* table = block_tables + 1 + (ulong)(sequence) * (uint)block_tables[0];
   const uint num_tokens = min(10u, (uint)query_start[sequence + 1] - first_token);
   const uint first_position = (uint)positions[first_token];
 
@@ -143,7 +144,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       const uint chunk = i % 11u;
       // Keys past the end repeat the last one; their weight is zero.
       const uint at = min(first_key + key, end - 1);
-      const ulong row = arena_row((uint)block_tables[(ulong)(sequence) * 40u + (at) / 1u], layer[0], at % 1u) + kv_head * 44u;
+      const ulong row = arena_row((uint)table[(at) / 1u], layer[0], at % 1u) + kv_head * 44u;
       k_tile[key * 11u + chunk] = ((const device uint*)(k_arena + row))[chunk];
       v_tile[key * 11u + chunk] = ((const device uint*)(v_arena + row))[chunk];
     }

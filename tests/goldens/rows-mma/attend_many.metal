@@ -1,4 +1,4 @@
-// attend_many_246f3b53
+// attend_many_f0ebf7d7
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token of each sequence, in one launch.
@@ -12,7 +12,7 @@
 //   qkv        [seqs, 384] bf16: 8 query, 2 key, 2 value heads of 32
 //   positions  [seqs] i32, of the new tokens
 //   slots      [seqs] i32: block * 16 + offset, of the new tokens
-//   block_tables  [seqs, 4] i32
+//   block_tables  [1 + seqs * columns] i32: the columns, then the blocks of each sequence
 //   k_arena, v_arena  [16, 1, 16, 2, 32] bf16, the new token's slot written in place
 //   layer      [8] u32: the layer first
 //   token, token_out  [8] u32
@@ -68,7 +68,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_many_246f3b53(
+[[kernel]] void attend_many_f0ebf7d7(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -89,6 +89,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint first_head = threadgroup_position_in_grid.x * 4u;
   const uint sequence = threadgroup_position_in_grid.y;
   const uint position = (uint)positions[sequence];
+  const device int* table = block_tables + 1 + (ulong)(sequence) * (uint)block_tables[0];
   const device bfloat16_t* input = qkv + (ulong)sequence * 384u;
   const uint key_in_group = lane / 4u;
   const uint part = lane % 4u;
@@ -182,7 +183,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       const uint wanted = first + u * 64u + key_in_group;
       valid[u] = wanted < end;
       const uint at = valid[u] ? wanted : first;
-      const ulong row = arena_row((uint)block_tables[(ulong)(sequence) * 4u + (at) / 16u], layer[0], at % 16u) + kv_head * 32u;
+      const ulong row = arena_row((uint)table[(at) / 16u], layer[0], at % 16u) + kv_head * 32u;
 #pragma unroll
       for (uint i = 0; i < 2u; i += 2u) {
         load_bf16_8(k_arena + row + base[i], key[u] + i);
