@@ -92,7 +92,7 @@ $(VENV)/.serve: pyproject.toml $(BIN)/python
 	@touch $@ $(VENV)/.demo
 
 $(STAMP): pyproject.toml $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[dev]"
 	@touch $@ $(VENV)/.demo $(VENV)/.serve
 
 $(CLIENTS)/.installed: pyproject.toml $(BIN)/python

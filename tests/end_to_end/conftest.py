@@ -13,6 +13,13 @@ from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, TOKENIZER, storyteller_sp
 WEIGHTS = {"bf16": BF16, "q8_0": Q8_0}
 
 
+@pytest.fixture(autouse=True)
+def _compiled_as_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the hosts' own flags; other short tests optimise less."""
+    for variable in ("MLXR_CPU_CFLAGS", "MLXR_SIM_CFLAGS"):
+        monkeypatch.delenv(variable, raising=False)
+
+
 @pytest.fixture(scope="session")
 def golden() -> list[dict[str, Any]]:
     """Three prompts with the tokens that fp32 arithmetic gives."""

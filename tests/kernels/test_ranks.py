@@ -99,8 +99,7 @@ def check(
 
 
 ON_CPU = itertools.product(ALL_SPECS, SPLITS)
-SHORT_ON_CPU = [("gpt-oss-like", "2 x 2"), ("scales", "tensor 2"), ("experts-scaled-residual", "tensor 2")]
-SHORT_ON_CPU += [("olmo-like", "tensor 2")]
+SHORT_ON_CPU = [("gpt-oss-like", "2 x 2"), ("olmo-like", "tensor 2")]
 
 
 @pytest.mark.parametrize(("name", "parallel"), few(ON_CPU, SHORT_ON_CPU))
@@ -167,10 +166,10 @@ def test_three_uneven_stages(tmp_path: Path) -> None:
     ("transport", "parallel", "threads"),
     [
         ("memory", {"tensor": 3}, 2),
-        ("sockets", {"tensor": 2}, 1),
-        ("sockets", {"tensor": 3}, 1),
+        pytest.param("sockets", {"tensor": 2}, 1, marks=pytest.mark.long),
+        pytest.param("sockets", {"tensor": 3}, 1, marks=pytest.mark.long),
         ("sockets", {"tensor": 2, "pipeline": 2}, 2),
-        ("calls", {"tensor": 2, "pipeline": 2}, 1),
+        pytest.param("calls", {"tensor": 2, "pipeline": 2}, 1, marks=pytest.mark.long),
     ],
 )
 def test_programs_exchange_by_themselves(

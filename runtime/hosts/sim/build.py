@@ -25,9 +25,9 @@ from mlxr.runtime.hosts.sim.signature import Signature, without_comments
 from mlxr.runtime.hosts.sim.toolchain import (
     KERNEL_FLAGS,
     NO_PASSES,
-    OBJECT_FLAGS,
     RUNTIME_FLAGS,
     find_toolchain,
+    object_flags,
     private_checks,
 )
 
@@ -162,7 +162,7 @@ def build_kernel(text: str, signature: Signature) -> Path:
         ir = instrument((work / "kernel.ll").read_text("utf-8"), source)
         (work / "checked.ll").write_text(ir, "utf-8")
         passes = NO_PASSES if len(ir) > _LARGE_IR else ()
-        command = [*toolchain.clang, *OBJECT_FLAGS, *passes, *toolchain.machine, "-c"]
+        command = [*toolchain.clang, *object_flags(), *passes, *toolchain.machine, "-c"]
         _run([*command, "checked.ll", "-o", "kernel.o"], work, what)
         _require_stack(work / "kernel.su", what)
         _link(work, what)
@@ -208,7 +208,7 @@ def _kernel_path(text: str, signature: Signature) -> Path:
         toolchain.identity,
         *toolchain.cc,
         *KERNEL_FLAGS,
-        *OBJECT_FLAGS,
+        *object_flags(),
         *NO_PASSES,
         *RUNTIME_FLAGS,
         *(own_source(name) for name in _SOURCES),

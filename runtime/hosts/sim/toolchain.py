@@ -8,6 +8,7 @@ import functools
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -60,6 +61,21 @@ KERNEL_FLAGS = (
 )
 # From instrumented LLVM IR to an object.
 OBJECT_FLAGS = (*_COMMON, "-fstack-usage", "-x", "ir")
+
+
+def object_flags() -> tuple[str, ...]:
+    """The flags that make an object of IR: ours and those of `$MLXR_SIM_CFLAGS`. `-O0` compiles quickly, runs slowly.
+
+    Raises:
+        HostError: the quotes of `$MLXR_SIM_CFLAGS` are unbalanced.
+    """
+    more = os.environ.get("MLXR_SIM_CFLAGS", "")
+    try:
+        return (*OBJECT_FLAGS, *shlex.split(more))
+    except ValueError as error:
+        raise HostError(f"MLXR_SIM_CFLAGS={more!r} is not a command line ({error}); correct or unset it") from error
+
+
 NO_PASSES = ("-Xclang", "-disable-llvm-passes")
 """The flags that compile IR without optimising it."""
 # Accesses through pointers to private arrays, where the compiler knows the array; see instrument.py.

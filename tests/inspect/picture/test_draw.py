@@ -145,6 +145,7 @@ def test_names_are_escaped() -> None:
     assert root.findtext(f"{SVG}title") == 'a<b>&"c: the op graph before and after fusion'
 
 
+@pytest.mark.long
 def test_same_bytes_for_any_hash_seed() -> None:
     script = (
         "import hashlib, json; from mlxr.compiler.driver import compile_spec;"

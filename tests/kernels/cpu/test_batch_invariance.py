@@ -32,7 +32,7 @@ CASES = {
     }
     | STEADY,
 }
-SHORT = ["exact-mixed-floats", "exact-q4_k_m", "exact-gpt-oss-like", "steady-quantised-gemma", "steady-deepseek-like"]
+SHORT = ["exact-q4_k_m", "exact-gpt-oss-like", "steady-quantised-gemma"]
 LEAST = [(name, march) for march in marches() if march != "native" for name in SHORT]
 
 

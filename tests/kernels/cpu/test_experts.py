@@ -169,7 +169,8 @@ def test_text_of_a_kernel():
     assert ".count = 5," in text and ".top_k = 2," in text and "w0       [5, 61, 72] f32" in text
 
 
-@pytest.mark.parametrize("cpu", few(["generic", "apple_m1"], ["apple_m1"]))
+@pytest.mark.long
+@pytest.mark.parametrize("cpu", ["generic", "apple_m1"])
 def test_compiles_for_arm(cpu):
     kernels = [case for case in CASES if not any(segment.format.is_quantised for segment in case.segments)]
     used = ", ".join(f"kernel_{index}" for index in range(len(kernels)))

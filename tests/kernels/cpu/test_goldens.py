@@ -66,6 +66,7 @@ def test_no_golden_is_left_over() -> None:
     assert {path.name for path in GOLDENS.iterdir()} == set(NAMES + FAMILIES)
 
 
+@pytest.mark.long
 def test_same_bytes_for_any_hash_seed_and_folder(tmp_path: Path) -> None:
     digests = set()
     for seed, folder in (("0", ROOT), ("4242", tmp_path)):

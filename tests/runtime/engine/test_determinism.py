@@ -19,7 +19,7 @@ GREEDY = mlxr.Sampling(temperature=0.0, max_tokens=24, ignore_eos=True)
     ("host", "options", "params"),
     [
         ("cpu", {"compute": "exact"}, PARAMS),
-        ("cpu", {"deterministic": True}, PARAMS),
+        pytest.param("cpu", {"deterministic": True}, PARAMS, marks=pytest.mark.long),
         ("sim", {}, PARAMS),
         pytest.param(
             "cuda", {"deterministic": True}, GREEDY, marks=pytest.mark.skipif(not has_cuda(), reason="no NVIDIA GPU")

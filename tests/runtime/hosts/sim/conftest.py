@@ -22,6 +22,12 @@ SIGNATURE = """[[kernel]] void planted(
 """
 
 
+@pytest.fixture(autouse=True)
+def _compiled_as_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the host's own flags."""
+    monkeypatch.delenv("MLXR_SIM_CFLAGS", raising=False)
+
+
 def metal_text(body: str, *, head: str = "", input: str = "float", output: str = "float") -> str:
     """A standalone kernel named `planted` with this body, which begins on line 13."""
     start = f"#include <metal_stdlib>\nusing namespace metal;\n{head}\n\n"
