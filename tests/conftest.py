@@ -136,6 +136,18 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"this was share {share} of the long tests; again: make test-rest SHARE={share}")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _two_cpus() -> Iterator[None]:
+    """Lets tests ask for two threads on a machine with one CPU, where users are refused them."""
+    from mlxr.runtime import threads
+
+    real, root = threads.usable_cpus, threads._ROOT
+    with pytest.MonkeyPatch.context() as patch:
+        if real() < 2:
+            patch.setattr(threads, "usable_cpus", lambda of=root: 2 if of is root else real(of))
+        yield
+
+
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether to write golden files."""

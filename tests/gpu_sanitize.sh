@@ -50,7 +50,7 @@ tests="$(grep -ohE '[0-9]+ (passed|failed|skipped|error)' "$logs"/*.total |
   awk '{n[$2] += $1} END {print n["passed"] + 0, "passed,", n["failed"] + n["error"], "failed,", n["skipped"] + 0, "skipped"}')"
 echo "$tool: $clean of $processes processes without a finding, $cut did not end by themselves; tests: $tests"
 if grep -qsE "$finding" "$logs"/*.log; then
-  cat $(grep -lE "$finding" "$logs"/*.log)
+  grep -lZE "$finding" "$logs"/*.log | xargs -0 cat
   exit 9
 fi
 worst="$(cat "$logs"/*.status | grep -vx 5 | sort -n | tail -n 1)" # 5: there were fewer tests than processes

@@ -4,7 +4,7 @@ import importlib.util
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 TIMEOUT_S = 600.0
@@ -22,6 +22,19 @@ def zig_executable() -> str | None:
         if zig.is_file():
             return str(zig)
     return None
+
+
+def _zig_keeps_files(environment: Mapping[str, str]) -> bool:
+    """Whether zig has a folder for its own files, or may make it."""
+    if "ZIG_GLOBAL_CACHE_DIR" in environment:
+        return True
+    home = environment.get("HOME")
+    caches = environment.get("XDG_CACHE_HOME") or (home and str(Path(home) / ".cache"))
+    if not caches:
+        return False
+    folder = Path(caches, "zig").absolute()
+    first = next(path for path in (folder, *folder.parents) if path.exists())
+    return first.is_dir() and os.access(first, os.W_OK)
 
 
 def run_compiler(
@@ -45,7 +58,7 @@ def run_compiler(
         None if it succeeded, else what it printed to standard error, or how it ended.
     """
     environment = dict(os.environ)
-    if not environment.keys() & {"HOME", "XDG_CACHE_HOME", "ZIG_GLOBAL_CACHE_DIR"}:
+    if not _zig_keeps_files(environment):
         environment["ZIG_GLOBAL_CACHE_DIR"] = str(folder.parent / "zig")  # zig has no other place for its own files
     try:
         process = subprocess.Popen(

@@ -164,7 +164,7 @@ def test_a_program_that_cannot_be_started(cache, only) -> None:
 
 def test_a_compiler_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    script = f"sleep 600 & echo $! > {pid}; wait"
+    script = f"sleep 600 & echo $! > '{pid}'; wait"
     ticks: list[float] = []
     started = time.monotonic()
     said = run_compiler(["sh", "-c", script], tmp_path, timeout_s=1.2, tick=ticks.append)
@@ -177,6 +177,26 @@ def test_a_compiler_that_hangs_is_killed_with_its_children(tmp_path: Path) -> No
         time.sleep(0.05)
     else:
         pytest.fail("the compiler's child still runs")
+
+
+def test_zig_keeps_its_files_where_it_can(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Beside the working folder, if the user's folder cannot be made."""
+    work, home = tmp_path / "build", tmp_path / "home"
+    work.mkdir()
+    for name in ("XDG_CACHE_HOME", "ZIG_GLOBAL_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def told() -> str | None:
+        return run_compiler(["sh", "-c", 'echo "zig: $ZIG_GLOBAL_CACHE_DIR" >&2; exit 1'], work)
+
+    monkeypatch.setenv("HOME", str(home))
+    assert told() == "zig:"
+    home.write_text("no folder")
+    assert told() == f"zig: {tmp_path / 'zig'}"
+    monkeypatch.delenv("HOME")
+    assert told() == f"zig: {tmp_path / 'zig'}"
+    monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", "/elsewhere")
+    assert told() == "zig: /elsewhere"
 
 
 def test_an_interrupt_ends_the_compiler(tmp_path: Path) -> None:
@@ -333,6 +353,6 @@ def test_identities_follow_the_program(only, tmp_path: Path, monkeypatch: pytest
     after = toolchain.find_compilers()
     assert before[0].command == after[0].command and before[0].identity != after[0].identity
     wrapper = only("wrap", 'exec "$@"')
-    monkeypatch.setenv("CC", f"{wrapper} cc")
+    monkeypatch.setenv("CC", f"'{wrapper}' cc")
     chosen = toolchain.find_compilers()[0]
     assert chosen.is_chosen and after[0].identity in chosen.identity
