@@ -69,4 +69,5 @@ def _said(path: Path, begin: int) -> str:
     with path.open("rb") as stream:
         stream.seek(begin)
         text = stream.read(_MOST_SHOWN).decode(errors="replace").strip()
-    return text.removeprefix("error: ") or f"it said nothing; see {path}"
+    before, error, after = text.rpartition("error: ")  # what it said while all was well is not why it ended
+    return (after if error and (not before or before.endswith("\n")) else text) or f"it said nothing; see {path}"
