@@ -106,6 +106,8 @@ _cpu: Counter[str] = Counter()
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Counts the CPU time of this process and of the programs that it started."""
     for name, who in (("tests", resource.RUSAGE_SELF), ("programs that they start", resource.RUSAGE_CHILDREN)):
+        if who == resource.RUSAGE_CHILDREN and session.config.getoption("numprocesses", None):
+            continue  # its children are the workers, which tell of themselves
         used = resource.getrusage(who)
         _cpu[name] += used.ru_utime + used.ru_stime
     if hasattr(session.config, "workeroutput"):
