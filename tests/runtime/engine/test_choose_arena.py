@@ -36,8 +36,7 @@ def test_a_shrunk_arena_runs_the_same_program(monkeypatch: pytest.MonkeyPatch) -
             needs = model.host.footprint(model.artifact, open_weights(TINY))
             arena_bytes = model.arena.geometry.size_bytes
             model.pager.append(seq_id := model.pager.add_sequence(), 1)
-            columns = 1 if host == "cpu" else 512 // 16  # kernels for GPUs know the width of a block table
-            assert model.pager.block_tables([seq_id]).shape == (1, columns)
+            assert model.pager.block_tables([seq_id]).shape == (1, 1), "as many columns as are used"
         free = needs.weights_bytes + needs.activation_bytes + arena_bytes // 4
         with monkeypatch.context() as patch:
             with_free(patch, free)
