@@ -6,7 +6,9 @@ stays, and whoever asks again goes on from there.
 
 import asyncio
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from mlxr.compiler.errors import HubError
@@ -16,6 +18,8 @@ from mlxr.server.pool.model_pool import ModelPool
 
 _TELL_SECONDS = 0.1
 """How often clients are told how far a file is."""
+_AT_ONCE = 4
+"""Models that are fetched at a time; others wait their turn."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,8 @@ class Pulls:
         """
         self._pool = pool
         self._running: dict[str, _Pull] = {}
+        # Threads of its own: a fetch takes minutes, and answers need the event loop's.
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "mlxr-pull")
 
     async def follow(self, name: str) -> AsyncGenerator[PullStep]:
         """Fetches a model, or joins who does, and tells what is done until it is here. Leaving it is giving up.
@@ -117,6 +123,7 @@ class Pulls:
         pulls = list(self._running.values())
         for pull in pulls:
             pull.is_given_up = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.gather(*(pull.task for pull in pulls if pull.task is not None), return_exceptions=True)
 
     async def _run(self, name: str, pull: _Pull, before: "asyncio.Task[None] | None") -> None:
@@ -138,7 +145,7 @@ class Pulls:
             hashing=hashing,
         )
         try:
-            await asyncio.to_thread(pull_model, name, progress=progress)
+            await loop.run_in_executor(self._threads, partial(pull_model, name, progress=progress))
             self._pool.admit(name)
         finally:
             if self._running.get(name) is pull:
