@@ -69,6 +69,16 @@ def test_a_registered_model_runs_by_its_name_without_compiling(
         assert main([command[0], "org/tiny:q8", *command[1:]]) == 0
 
 
+def test_a_model_that_is_not_registered_is_shown(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(tiny)]) == 0
+    shown = capsys.readouterr().out
+    assert "family     llama, 2 layers" in shown and "Q8_0" in shown and "up to 512 tokens" in shown
+    assert main(["show", str(tiny), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["context"], facts["quantization"], facts["templates"]) == (512, "Q8_0", [])
+    assert facts["size_bytes"] == tiny.stat().st_size
+
+
 def test_paths_are_kept_as_people_write_them(tiny: Path, answer: Callable[..., Any], tmp_path: Path) -> None:
     """Links stay, and so does `..` where a link comes before it, because it means another folder there."""
     (tmp_path / "deep" / "er").mkdir(parents=True)

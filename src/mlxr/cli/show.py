@@ -1,4 +1,4 @@
-"""`mlxr show`: shows a registered model."""
+"""`mlxr show`: shows a model, registered or not."""
 
 import argparse
 import json
@@ -23,12 +23,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Adds the command."""
     parser = commands.add_parser(
         "show",
-        help="show a registered model",
-        description="Show what the registry says of a model: its files with sizes and hashes, its options, its "
-        "context, how its tokens are chosen, and what it was compiled to. Exits with 1 if a file changed or is "
-        "missing.",
+        help="show what a model is",
+        description="Show what a model's files say of it: its size, its context, how its tokens are chosen. Of a "
+        "registered model, show its files with sizes and hashes, its options, and what it was compiled to, too; the "
+        "exit code is 1 if a file changed or is missing.",
     )
-    parser.add_argument("name", metavar="NAME", help="a name that mlxr list shows")
+    parser.add_argument(
+        "name", metavar="MODEL", help="a name that mlxr list shows, a .gguf file, or a Hugging Face folder"
+    )
     parser.add_argument(
         "--verify", action="store_true", help="read all files and compare their hashes, not only sizes and times"
     )
@@ -40,6 +42,9 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     registry = Registry()
     model = registry.get(args.name)
+    if model is None and Path(args.name).exists():
+        _show_files(args.name, as_text=not args.json)
+        return 0
     if model is None:
         close = close_names(args.name, registry.names())
         hint = f"; did you mean {' or '.join(close)}?" if close else "; mlxr list shows the names"
@@ -73,21 +78,47 @@ def run(args: argparse.Namespace) -> int:
         ("last used", moment(model.last_used)),
         ("options", ", ".join(f"{key} {value}" for key, value in options.items()) or "none"),
         ("template", "its own" if model.options.template is None else "given with mlxr add"),
-        (
-            "context",
-            _UNKNOWN if facts is None else f"up to {facts.context:,} tokens, as far as memory has room for them",
-        ),
+        ("context", _UNKNOWN if facts is None else _context(facts)),
         ("sampling", _UNKNOWN if sampling is None else str(sampling)),
         *(("note", note) for note in (() if sampling is None else sampling.notes)),
         ("spec", model.spec_hash),
         *(("compiled", _place(artifact)) for artifact in artifacts),
     ]
-    for key, value in lines:
-        print(f"{key:<10} {value}")
+    _print(lines)
     print()
     files = [(str(file.path), size(file.size_bytes), file.sha256) for file in model.files]
     print_table([("file", "size", "SHA-256"), *files])
     return code
+
+
+def _show_files(name: str, *, as_text: bool) -> None:
+    """Shows a model that is not registered."""
+    facts = model_facts(name)
+    templates = [] if facts.templates is None else list(facts.templates.by_name)
+    if not as_text:
+        shown = {key: value for key, value in vars(facts).items() if key not in ("templates", "sampling")}
+        sampling = {"sampling": dict(facts.sampling.options), "sampling_source": facts.sampling.source}
+        print(json.dumps(shown | sampling | {"templates": templates}, indent=1))
+        return
+    lines = [
+        ("source", name),
+        ("family", f"{facts.family}, {facts.num_layers} layers, a vocabulary of {facts.vocab_size:,} tokens"),
+        ("weights", f"{facts.num_parameters:,} numbers, {facts.quantization}, {size(facts.size_bytes)}"),
+        ("template", ", ".join(templates) or "none: it continues texts"),
+        ("context", _context(facts)),
+        ("sampling", str(facts.sampling)),
+        *(("note", note) for note in facts.sampling.notes),
+    ]
+    _print(lines)
+
+
+def _print(lines: list[tuple[str, str]]) -> None:
+    for key, value in lines:
+        print(f"{key:<10} {value}")
+
+
+def _context(facts: ModelFacts) -> str:
+    return f"up to {facts.context:,} tokens, as far as memory has room for them"
 
 
 def _facts(name: str) -> ModelFacts | None:
