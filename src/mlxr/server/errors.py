@@ -7,6 +7,7 @@ from typing import Any
 from mlxr.compiler.errors import (
     ChatTemplateError,
     EngineError,
+    HubError,
     MlxrError,
     PromptTooLongError,
     QueueFullError,
@@ -70,6 +71,8 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(400, text, code="invalid_value")
     if isinstance(error, EngineError | RankLostError):
         return ApiError(503, text, "server_error", "engine_unavailable", headers={"Retry-After": "1"})
+    if isinstance(error, HubError):
+        return ApiError(502, text, "server_error", "hub_failed")
     if isinstance(error, MlxrError):
         return ApiError(500, text, "server_error", "model_failed")
     return ApiError(500, "the server failed on this request; its log says why", "server_error", "internal_error")

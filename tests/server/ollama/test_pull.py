@@ -72,18 +72,20 @@ def test_errors_are_told_in_the_stream(server: RunningServer, model: str, messag
     client = ollama.Client(host=server.url, timeout=60)
     with pytest.raises(ollama.ResponseError, match=message):
         list(client.pull(model, stream=True))
-    with pytest.raises(ollama.ResponseError, match=message):
+    with pytest.raises(ollama.ResponseError, match=message) as raised:
         client.pull(model)
+    assert raised.value.status_code == 502
     assert names(server) == ["own"]
 
 
 def test_a_fetch_is_shared_and_goes_on_after_all_have_left(hub: StandInHub, server: RunningServer) -> None:
     gate = hub.held[NAME] = threading.Event()
 
-    def begun(response: httpx.Response) -> None:
-        for line in response.iter_lines():
+    def begun(response: httpx.Response) -> Iterator[str]:
+        lines = response.iter_lines()
+        for line in lines:
             if json.loads(line).get("completed"):
-                return
+                return lines  # the client leaves when nobody has them any more
         raise AssertionError("it ended before it began")
 
     def ask() -> Any:
@@ -95,9 +97,10 @@ def test_a_fetch_is_shared_and_goes_on_after_all_have_left(hub: StandInHub, serv
         )
 
     with ask() as first:
-        begun(first)
+        lines = begun(first)
         with ask() as second:
             begun(second)
+    del lines
     until = time.monotonic() + 20
     gate.set()  # its thread sees at the next bytes that all have left
     while server.do(lambda: bool(server.state.pulls._running)):
@@ -141,7 +144,11 @@ def test_broken_connections_and_full_disks_are_told_and_the_next_pull_goes_on(
     assert all(" bytes=98304-" in part for part in hub.fetched()) and names(server) == ["own", "org/tiny"]
 
 
-def test_names_that_are_not_on_the_hub(server: RunningServer) -> None:
+def test_names_that_are_not_on_the_hub(hub: StandInHub, server: RunningServer) -> None:
     told = server.http.post("/api/pull", json={"name": "llama3.2"})
     assert told.status_code == 400 and "expected ORG/REPO" in told.json()["error"]
+    for name in ("org/tiny:../../secret.gguf", "org/tiny@main/../../../api/whoami"):
+        told = server.http.post("/api/pull", json={"name": name})
+        assert told.status_code == 400 and "cannot be the name of a model" in told.json()["error"]
+    assert not hub.asked
     assert server.http.post("/api/pull", json={}).status_code == 400

@@ -8,7 +8,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from mlxr.compiler.errors import RegistryError
 from mlxr.hub.reference import hub_reference
+from mlxr.registry.names import check_name
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import OllamaPull
 from mlxr.server.errors import ApiError, bad_field, ollama_body
@@ -22,7 +24,12 @@ from mlxr.server.state import ServerState
 router = APIRouter(route_class=JsonRoute)
 
 
-_ANSWERS = answers(OllamaPull, "application/x-ndjson", status_403="the server fetches no models")
+_ANSWERS = answers(
+    OllamaPull,
+    "application/x-ndjson",
+    status_403="the server fetches no models",
+    status_502="the hub has no such model, does not give it, or cannot be reached",
+)
 
 
 class PullRequest(ApiModel):
@@ -56,6 +63,10 @@ async def pull(body: PullRequest, request: Request) -> Response:
         raise bad_field(
             "model", f"model is {asked!r:.80}, and models come from huggingface.co: expected ORG/REPO or ORG/REPO:FILE"
         )
+    try:
+        check_name(name)
+    except RegistryError as error:
+        raise bad_field("model", str(error)) from error
     if body.stream is not False:
         return Stream(
             _lines(state.pulls, name),
