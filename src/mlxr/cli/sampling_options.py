@@ -68,7 +68,7 @@ def sampling_line(model: Model, sampling: Sampling) -> str:
     """How tokens are chosen, and who says so, for people."""
     own = model.default_sampling
     chosen = own.completed(sampling)
-    line = f"sampling: {told({name: getattr(chosen, name) for name in OF_MODELS})}; the model's own: {own}"
+    line = f"sampling: {told({name: getattr(chosen, name) for name in OF_MODELS})}; by default: {own}"
     return "\n".join([line, *(f"note: {note}" for note in own.notes)])
 
 
