@@ -138,6 +138,17 @@ def test_sampling_options_reach_the_sampler(capsys: pytest.CaptureFixture[str]) 
     assert top_k == top_p == min_p == greedy != same
 
 
+def test_stats_tell_what_chose_the_tokens(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for path in (BF16, BF16.parent / "config.json"):
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "num_beams": 4}')
+    arguments = ["run", str(tmp_path), "--host", "reference", "--prompt", "The", "--raw", "--max-tokens", "1"]
+    assert main([*arguments, "--tokenizer", str(TOKENIZER), "--top-k", "9", "--stats"]) == 0
+    told = capsys.readouterr().err
+    own = "temperature 0.6, top-k 20 (generation_config.json)"
+    assert f"sampling: temperature 0.6, top-k 9; by default: {own}\n" in told and "asks for num_beams 4" in told
+
+
 def test_logits_are_written_as_npy(tmp_path: Path, artifact: Path) -> None:
     path = tmp_path / "logits.npy"
     ids = json.loads((GOLDEN / "storyteller-golden.json").read_text())[1]["ids"]
