@@ -71,12 +71,13 @@ def test_options_that_cannot_be_heeded_are_refused(
 
 def test_a_key_is_accepted_by_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / BF16.name).symlink_to(BF16)
-    config = json.loads(BF16.with_name("config.json").read_text()) | {"new_trick": 1}
+    config = json.loads(BF16.with_name("config.json").read_text()) | {"partial_rotary_factor": 0.5}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main(["import", str(tmp_path)]) == 1
-    assert "'new_trick' = 1: not supported, and it may change what the model computes" in capsys.readouterr().err
+    told = "'partial_rotary_factor' = 0.5: not supported, and it may change what the model computes"
+    assert told in capsys.readouterr().err
     for command in ("import", "inspect"):
-        assert main([command, str(tmp_path), "--accept-key", "new_trick"]) == 0
+        assert main([command, str(tmp_path), "--accept-key", "partial_rotary_factor"]) == 0
     shutil.copy(TOKENIZER, tmp_path)
-    options = ["--host", "reference", "--max-tokens", "1", "--prompt", "A", "--accept-key", "new_trick"]
+    options = ["--host", "reference", "--max-tokens", "1", "--prompt", "A", "--accept-key", "partial_rotary_factor"]
     assert main(["run", str(tmp_path), *options]) == 0

@@ -257,7 +257,7 @@ class _Parser:
             self._at += 2 + len(digits)
             return int(digits, 16)
         if escape not in _ESCAPES or not escape:
-            raise self._error(f"\\{escape} is no escape of GBNF")
+            raise self._error(f"\\{escape} is not an escape of GBNF")
         self._at += 2
         return ord(_ESCAPES[escape])
 

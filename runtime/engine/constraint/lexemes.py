@@ -157,7 +157,7 @@ class Lexemes:
         after = _Following(self).after
         lexemes = list(after)
         if len(lexemes) ** 2 > _MOST_PAIRS:
-            raise RequestError(f"grammar: the GBNF has {len(lexemes)} parts that are no regular expression: too many")
+            raise RequestError(f"grammar: the GBNF has {len(lexemes)} parts that are not regular expressions: too many")
         facts = {lexeme: self.facts(lexeme) for lexeme in lexemes}
         found = set()
         for longer in lexemes:

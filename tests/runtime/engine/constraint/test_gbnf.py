@@ -95,7 +95,7 @@ REFUSED = [
     ('root ::= "a"{,2}', "line 1, column 14, before ',2}': expected a number"),
     ('root ::= "a"{2', "line 1, column 15, before 'the end': expected }"),
     ("root ::= * [a]", r"nothing stands before \* that could be repeated"),
-    (r'root ::= "\q"', r"\\q is no escape of GBNF"),
+    (r'root ::= "\q"', r"\\q is not an escape of GBNF"),
     (r'root ::= "\x4"', r"expected 2 hexadecimal digits after \\x"),
     ("root ::= [a-", "has no end"),
     ("root ::= (a\na ::= b", r"line 2, column 3, .*expected \)"),
