@@ -89,7 +89,7 @@ def _contexts(sources: Iterable[ModelSource]) -> dict[str, str]:
     """How long sequences may be, by the names of models. Whoever asks for one that has none is told why."""
     contexts = {}
     for source in sources:
-        with suppress(MlxrError):
+        with suppress(MlxrError, OSError):
             contexts[source.name] = source.planned_context()
     return contexts
 
