@@ -15,10 +15,10 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.warm_up import decode_contexts, prompt_sizes, warm_up
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
-from mlxr.runtime.hosts.binding import batch_dims
+from mlxr.runtime.hosts.binding import batch_arrays, batch_dims
 from mlxr.runtime.hosts.cuda import device
 from mlxr.runtime.hosts.cuda.host import CudaHost
-from mlxr.runtime.hosts.mlx.padding import NO_SLOT, padded_batch
+from mlxr.runtime.hosts.mlx.padding import NO_SLOT, padded_batch, table_columns
 from mlxr_tests.arenas import nan_arena
 from mlxr_tests.fake_card import SimLauncher, Sums, use_card
 from mlxr_tests.format_planes import random_buffers
@@ -170,3 +170,15 @@ def test_steps_for_mlxs_attention_are_not_filled_up() -> None:
     spec = small_spec(**HALF, model__attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 32})
     plan = compiled(spec, Geometry.of(chunk_padding=8, mlx_min_tokens=8, mlx_min_rows=0)).plan
     assert plan.padded_sizes == () and plan.padded_tokens(5) == 5
+
+
+@pytest.mark.parametrize(("length", "columns"), [(20, 256), (16 * 256, 256), (16 * 256 + 1, 1024), (16 * 2000, 2048)])
+def test_block_tables_have_one_of_few_widths_and_begin_with_it(length: int, columns: int) -> None:
+    """At least 256 columns, then 4 times as many, and never more than the plan's; so traces are few, uploads short."""
+    pager = Pager(2048, 16, 2048, 1, short_tables=True)
+    batch = Batch.build([BatchRequest(pager.add_sequence(), [1] * length, 0)], pager, 32)
+    assert table_columns(batch, 2048) == columns
+    numbers = batch_arrays(batch, columns)["block_tables"]
+    used = -(-length // 16)
+    assert numbers.shape == (1 + columns,) and numbers[0] == columns
+    assert numbers[1 : 1 + used].tolist() == batch.block_tables[0, :used].tolist() and not any(numbers[1 + used :])
