@@ -78,7 +78,7 @@ def test_it_is_told(
     run = ["run", str(file), "--host", "cpu", "--prompt", "A", "--max-tokens", "2", "--seed", "1"]
     assert main([*run, "--stats", "--top-k", "9"]) == 0
     line = next(line for line in capsys.readouterr().err.splitlines() if "sampling" in line)
-    assert "temperature 1.5, top-k 9, repetition-penalty 1.25, repetition-range 5; the model's own:" in line
+    assert "temperature 1.5, top-k 9, repetition-penalty 1.25, repetition-range 5; by default:" in line
     assert main([*run, "--json", "--temperature", "0"]) == 0
     told = json.loads(capsys.readouterr().out)["sampling"]
     assert told["temperature"] == 0 and told["model"] == MEANT

@@ -32,7 +32,7 @@ COMMANDS = {
     "add": ("add", "give a model a name"),
     "pull": ("pull", "fetch a model from the hub"),
     "list": ("list_models", "list the registered models"),
-    "show": ("show", "show a registered model"),
+    "show": ("show", "show what a model is"),
     "remove": ("remove", "take a model's name out of the registry"),
     "models": ("models", "list the families and bundled specs"),
     "cache": ("cache", "list or clear what MLXR keeps on disk"),
