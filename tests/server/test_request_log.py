@@ -111,6 +111,37 @@ def test_an_answer_says_what_of_its_schema_is_not_enforced(server: RunningServer
         assert ask(**others).status_code == 200 and "x-mlxr-not-enforced" not in ask(**others).headers
 
 
+def test_an_answer_says_what_was_passed_over(server: RunningServer, lines: Lines) -> None:
+    told = ["metadata", "prompt_cache_key", "service_tier"]
+    warnings = [f"{name} is without effect: this server has no such service" for name in told]
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    chat: Any = {"model": "tiny", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 2}
+    chat |= {"metadata": {"a": SECRET}, "prompt_cache_key": SECRET, "service_tier": "flex", "store": False}
+    raw = client.chat.completions.with_raw_response.create(**chat)
+    whole = raw.parse().to_dict()
+    assert sorted(whole["warnings"]) == warnings and raw.headers["x-mlxr-warnings"] == "; ".join(whole["warnings"])
+    first, *others = [chunk.to_dict() for chunk in client.chat.completions.create(**chat, stream=True)]
+    assert sorted(first["warnings"]) == warnings and not any("warnings" in chunk for chunk in others)
+    text: Any = {"model": "tiny", "prompt": SECRET, "max_tokens": 2, "extra_body": {"metadata": {"a": "b"}}}
+    assert client.completions.create(**text, stream=False).to_dict()["warnings"] == warnings[:1]
+    first, *others = [chunk.to_dict() for chunk in client.completions.create(**text, stream=True)]
+    assert first["warnings"] == warnings[:1] and not any("warnings" in chunk for chunk in others)
+    ask: Any = {"model": "tiny", "input": SECRET, "max_output_tokens": 20, "service_tier": "flex"}
+    assert client.responses.create(**ask).to_dict()["warnings"] == warnings[2:]
+    events = list(client.responses.create(**ask, stream=True))
+    assert [event.response.to_dict()["warnings"] for event in events if hasattr(event, "response")] == [
+        warnings[2:]
+    ] * 3
+    assert [sorted(line["warnings"]) for line in lines.take(6)] == [warnings] * 2 + [warnings[:1]] * 2 + [
+        warnings[2:]
+    ] * 2
+    plain = server.http.post(
+        "/v1/completions", json={"model": "tiny", "prompt": "a", "metadata": None, "service_tier": "auto"}
+    )
+    (line,) = lines.take()
+    assert "x-mlxr-warnings" not in plain.headers and "warnings" not in plain.json().keys() | line.keys()
+
+
 def test_what_is_refused_and_who_leaves(server: RunningServer, lines: Lines) -> None:
     server.http.post("/v1/completions", json={"model": "tiny", "prompt": SECRET, SECRET: 1})
     (line,) = lines.take()

@@ -31,7 +31,7 @@ from mlxr.server.openai import chat, completions, embeddings, models, responses
 from mlxr.server.page import router as page
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.pool.pulls import Pulls
-from mlxr.server.request_log import REQUEST_ID_HEADERS, RequestLog
+from mlxr.server.request_log import NOT_ENFORCED_HEADER, REQUEST_ID_HEADERS, WARNINGS_HEADER, RequestLog
 from mlxr.server.request_spans import RequestSpans
 from mlxr.server.security import Guard
 from mlxr.server.settings import ServerSettings
@@ -98,7 +98,7 @@ def make_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
         allow_origins=list(settings.origins),
         allow_methods=["*"],
         allow_headers=["*"],
-        expose_headers=[*REQUEST_ID_HEADERS, "retry-after"],
+        expose_headers=[*REQUEST_ID_HEADERS, NOT_ENFORCED_HEADER, WARNINGS_HEADER, "retry-after"],
     )
     app.add_middleware(RequestLog, counts=metrics.http_requests, keeps_text=settings.log_text, spans=spans)
     return app

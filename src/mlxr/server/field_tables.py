@@ -23,7 +23,7 @@ def request_models() -> dict[str, type[ApiModel]]:
 
 def field_table(model: type[ApiModel]) -> str:
     """A table in Markdown: what is implemented, what is without effect, and each field that is refused."""
-    by_class: dict[str, list[str]] = {"implemented": [], "without effect": []}
+    by_class: dict[str, list[str]] = {"implemented": [], "without effect": [], "without effect, with a warning": []}
     for name, kind in dict(_fields(model, "")).items():
         by_class[kind].append(f"`{name}`")
     rows = [f"| {kind} | {', '.join(names)} |" for kind, names in by_class.items() if names]

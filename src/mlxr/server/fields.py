@@ -3,14 +3,19 @@
 A request is a pydantic model that forbids what it does not declare. A declared field is implemented, unless it is
 marked as without effect. Fields that clients know and that are not served are in the model's `refused`, each with what
 to do instead.
+
+What would change the answer's text and cannot be done is refused. What speaks to a service that this server is not
+(storage, metadata, hints for caches, tools that the service runs) passes, with a warning: `NotServed` for fields,
+`note_left_out` for tools.
 """
 
 import re
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, ValidationError, model_validator
 
 from mlxr.server.errors import ApiError
+from mlxr.server.request_record import note_warning
 
 
 class _WithoutEffect:
@@ -21,6 +26,16 @@ WithoutEffect = Annotated[Any, _WithoutEffect()]
 """The type of a field that is accepted and changes nothing."""
 
 
+class _NotServed(_WithoutEffect):
+    """Marks a field that is accepted and changes nothing, with a warning."""
+
+
+NotServed = Annotated[Any, _NotServed()]
+"""The type of a field for a service that this server is not: it is accepted, changes nothing, and a warning says so."""
+_ASKS_NOTHING: tuple[Any, ...] = (None, False, "", "auto", "default", [], {})
+"""Values of such fields that ask the service for nothing."""
+
+
 class ApiModel(BaseModel):
     """A request, or a part of one: nothing that it does not declare is accepted, and no value is converted."""
 
@@ -28,6 +43,24 @@ class ApiModel(BaseModel):
 
     refused: ClassVar[dict[str, str]] = {}
     """Fields that are known and not served, each with what to do instead; in a part of a list: `tools[].name`."""
+
+    _not_served: ClassVar[dict[str, str]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Finds the fields of which requests are warned."""
+        cls._not_served = {
+            name: info.alias or name
+            for name, info in cls.model_fields.items()
+            if any(isinstance(mark, _NotServed) for mark in info.metadata)
+        }
+
+    @model_validator(mode="after")
+    def _warned(self) -> Self:
+        for name, told in self._not_served.items():
+            if getattr(self, name) not in _ASKS_NOTHING:
+                note_warning(f"{told} is without effect: this server has no such service")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -85,11 +118,12 @@ def _type_of(value: object) -> Any:
 
 
 def classes(model: type[ApiModel]) -> dict[str, str]:
-    """Each field's class: `implemented`, `without effect`, or `refused`."""
+    """Each field's class: `implemented`, `without effect`, `without effect, with a warning`, or `refused`."""
     table = {}
     for name, info in model.model_fields.items():
         marked = any(isinstance(mark, _WithoutEffect) for mark in info.metadata)
-        table[info.alias or name] = "without effect" if marked else "implemented"
+        warned = ", with a warning" if name in model._not_served else ""
+        table[info.alias or name] = f"without effect{warned}" if marked else "implemented"
     return table | dict.fromkeys(model.refused, "refused")
 
 

@@ -32,6 +32,9 @@ REQUEST_ID_HEADERS = ("x-request-id", "request-id")
 NOT_ENFORCED_HEADER = "x-mlxr-not-enforced"
 """Where an answer says which keywords of the request's schemas it may violate."""
 
+WARNINGS_HEADER = "x-mlxr-warnings"
+"""Where an answer says what of its request was passed over, as its field `warnings` does."""
+
 
 class RequestLog:
     """Stands around everything else, so that it sees also what is refused."""
@@ -69,7 +72,7 @@ class RequestLog:
             nonlocal has_ended
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), *request_id, *_not_enforced(record)]}
+                message = {**message, "headers": [*message.get("headers", ()), *request_id, *_told(record)]}
             elif not message.get("more_body"):
                 has_ended = True
             await send(message)
@@ -96,12 +99,16 @@ class RequestLog:
                 self._spans.add(record, route, scope["headers"])
 
 
-def _not_enforced(record: RequestRecord) -> list[tuple[bytes, bytes]]:
-    """The header that says what of the request's schemas the answer may violate."""
-    if not record.not_enforced or record.status >= _FIRST_ERROR:
+def _told(record: RequestRecord) -> list[tuple[bytes, bytes]]:
+    """The headers that say what of the request's schemas the answer may violate, and what was passed over."""
+    if record.status >= _FIRST_ERROR:
         return []
-    text = json.dumps("; ".join(record.not_enforced))[1:-1]  # no sign that a header may not have
-    return [(NOT_ENFORCED_HEADER.encode(), text[:_MOST_HEADER].encode("ascii"))]
+    headers = []
+    for name, notes in ((NOT_ENFORCED_HEADER, record.not_enforced), (WARNINGS_HEADER, record.warnings)):
+        if notes:
+            text = json.dumps("; ".join(notes))[1:-1]  # no sign that a header may not have
+            headers.append((name.encode(), text[:_MOST_HEADER].encode("ascii")))
+    return headers
 
 
 def _route(scope: Scope) -> str:
@@ -149,6 +156,8 @@ def fields_of(record: RequestRecord) -> dict[str, Any]:
         }
     if record.error:
         fields["error"] = record.error
+    if record.warnings:
+        fields["warnings"] = record.warnings
     if record.client_gone:
         fields["client_gone"] = True
     if record.trace_id:

@@ -33,6 +33,7 @@ class RequestRecord:
         error_message: what it was told, which may quote the request.
         client_gone: whether the client went before the end.
         not_enforced: what of the request's schemas the answer may violate.
+        warnings: what the request asks of a service that this server is not, and what else passed without effect.
         body: of the request, if texts are kept.
         answers: their texts, if texts are kept.
     """
@@ -54,6 +55,7 @@ class RequestRecord:
     error_message: str = ""
     client_gone: bool = False
     not_enforced: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     body: bytearray = field(default_factory=bytearray)
     answers: list[str] = field(default_factory=list)
 
@@ -91,6 +93,38 @@ def note_unenforced(name: str, schema: Mapping[str, Any] | str | bool) -> None:
     """
     if (record := RECORD.get()) is not None:
         record.not_enforced += [f"{name}: {what}" for what in unenforced(schema)]
+
+
+def note_warning(text: str) -> None:
+    """Adds a warning to the request that the current task works on: its answer, a header and the log tell it, once.
+
+    A request asks for something that this server passes over, and the answer's text is the same without it. What would
+    change the text is refused instead.
+
+    Args:
+        text: what it is, by the field's name, and what becomes of it; without texts of users.
+    """
+    if (record := RECORD.get()) is not None and text not in record.warnings:
+        record.warnings.append(text)
+
+
+def note_left_out(place: str, kind: str) -> None:
+    """Warns that a tool is left out, since the service that would run it is not here.
+
+    Args:
+        place: of the tool, as `tools[2]`.
+        kind: its type, which is known to be such a service's.
+    """
+    note_warning(f"{place} is left out: {kind} is run by a service, which this server does not have")
+
+
+def noted_warnings() -> dict[str, list[str]]:
+    """The answer's field `warnings`; nothing if there are none. All APIs have it at the top of an answer.
+
+    In streams, it is in the first object that is sent: by then everything has been noted.
+    """
+    record = RECORD.get()
+    return {} if record is None or not record.warnings else {"warnings": list(record.warnings)}
 
 
 RECORD: ContextVar[RequestRecord | None] = ContextVar("request", default=None)

@@ -92,6 +92,7 @@ class ChatCompletion(Told):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
+    warnings: list[str] | None = None
 
 
 class TextLogprobs(Told):
@@ -122,6 +123,7 @@ class TextCompletion(Told):
     choices: list[TextChoice]
     usage: Usage
     system_fingerprint: str
+    warnings: list[str] | None = None
 
 
 class ModelRecord(Told):
@@ -184,6 +186,7 @@ class Response(Told):
     truncation: str
     usage: ResponseUsage | None
     user: Any
+    warnings: list[str] | None = None
 
 
 class Tokens(Told):

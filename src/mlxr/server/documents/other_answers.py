@@ -26,6 +26,7 @@ class WholeMessage(Told):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
     stop_sequence: str | None
     usage: MessageUsage
+    warnings: list[str] | None = None
 
 
 class TokenCount(Told):
@@ -49,6 +50,7 @@ class OllamaRecord(Told):
     prompt_eval_duration: int | None = None
     eval_count: int | None = None
     eval_duration: int | None = None
+    warnings: list[str] | None = None
 
 
 class OllamaMessage(Told):

@@ -19,10 +19,11 @@ from mlxr.server.documents.answers import answers
 from mlxr.server.documents.openai_answers import ChatCompletion
 from mlxr.server.errors import openai_body
 from mlxr.server.openai.chat_request import ChatRequest, job_of
-from mlxr.server.openai.json_text import dumped
+from mlxr.server.openai.json_text import dumped, dumped_fields
 from mlxr.server.openai.logprobs import chat_logprobs
 from mlxr.server.openai.running_usage import RunningUsage
 from mlxr.server.pool.served_model import LoadedModel
+from mlxr.server.request_record import noted_warnings
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState
 
@@ -105,6 +106,7 @@ async def _whole(state: ServerState, body: ChatRequest, job: ChatJob) -> dict[st
             "choices": [each.choice(i, model, job, body.shows_reasoning) for i, each in enumerate(answers)],
             "usage": usage([each.usage for each in answers], sum(each.reasoning_tokens for each in answers)),
             "system_fingerprint": FINGERPRINT,
+            **noted_warnings(),
         }
 
 
@@ -119,9 +121,9 @@ async def _stream(state: ServerState, body: ChatRequest, job: ChatJob) -> AsyncG
     usage_field = '"usage":null,' if body.wants_usage else ""
     wants_logprobs = job.sampling.logprobs is not None
 
-    def chunk(index: int, delta: str, logprobs: str = "null", reason: str = "null") -> bytes:
+    def chunk(index: int, delta: str, logprobs: str = "null", reason: str = "null", first: str = "") -> bytes:
         return (
-            f'{head}{usage_field}"choices":[{{"index":{index},"delta":{delta},"logprobs":{logprobs},'
+            f'{head}{first}{usage_field}"choices":[{{"index":{index},"delta":{delta},"logprobs":{logprobs},'
             f'"finish_reason":{reason}}}]}}\n\n'
         ).encode()
 
@@ -137,8 +139,9 @@ async def _stream(state: ServerState, body: ChatRequest, job: ChatJob) -> AsyncG
             if running is not None:
                 usage_field = running.field(index, event)
             if index not in begun:
+                first = "" if begun else dumped_fields(noted_warnings())
                 begun.add(index)
-                yield chunk(index, '{"role":"assistant","content":"","refusal":null}')
+                yield chunk(index, '{"role":"assistant","content":"","refusal":null}', first=first)
             logprobs = "null"
             if wants_logprobs and event.logprob is not None:
                 logprobs = dumped(chat_logprobs(model.engine.model.tokenizer, [event.logprob]))

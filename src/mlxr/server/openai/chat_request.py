@@ -6,7 +6,7 @@ from pydantic import Field
 
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import ApiError, bad_field
-from mlxr.server.fields import ApiModel, WithoutEffect, known_types
+from mlxr.server.fields import ApiModel, NotServed, WithoutEffect, known_types
 from mlxr.server.openai.reasoning_fields import ReasoningFields
 from mlxr.server.openai.sampling_fields import ResponseFormat, SamplingFields, response_schema, sampling_of
 
@@ -112,7 +112,7 @@ class ChatRequest(SamplingFields, ReasoningFields):
     response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = None
     verbosity: WithoutEffect = None
-    prompt_cache_options: WithoutEffect = None
+    prompt_cache_options: NotServed = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     """vLLM's: whether an answer is begun; only where the last message is continued, none is."""

@@ -21,11 +21,12 @@ from mlxr.server.documents.openai_answers import TextCompletion
 from mlxr.server.errors import bad_field, openai_body
 from mlxr.server.merged import merged
 from mlxr.server.openai.chat import FINGERPRINT, new_id, plain_reason, usage
-from mlxr.server.openai.json_text import dumped
+from mlxr.server.openai.json_text import dumped, dumped_fields
 from mlxr.server.openai.logprobs import completion_logprobs
 from mlxr.server.openai.running_usage import RunningUsage
 from mlxr.server.openai.sampling_fields import ResponseFormat, SamplingFields, Terms, response_schema, sampling_of
 from mlxr.server.pool.served_model import LoadedModel
+from mlxr.server.request_record import noted_warnings
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState
 
@@ -199,6 +200,7 @@ async def _whole(state: ServerState, body: CompletionRequest, asked: _Job) -> di
             "choices": [_choice(i, model, job, text) for i, text in enumerate(texts)],
             "usage": _usage(job, texts),
             "system_fingerprint": FINGERPRINT,
+            **noted_warnings(),
         }
 
 
@@ -251,9 +253,14 @@ async def _stream(state: ServerState, body: CompletionRequest, asked: _Job) -> A
         if body.wants_running_usage and job.most:
             running = RunningUsage([len(prompt) for prompt in job.ids for _ in range(job.sampling.n)])
 
+        has_begun = False
+
         def chunk(index: int, text: str, logprobs: str = "null", reason: str = "null") -> bytes:
+            nonlocal has_begun
+            first = "" if has_begun else dumped_fields(noted_warnings())
+            has_begun = True
             return (
-                f'{head}{usage_field}"choices":[{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs},'
+                f'{head}{first}{usage_field}"choices":[{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs},'
                 f'"finish_reason":{reason}}}]}}\n\n'
             ).encode()
 

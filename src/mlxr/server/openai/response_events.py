@@ -11,6 +11,7 @@ from mlxr.server.chat.answer import Piece
 from mlxr.server.errors import ApiError
 from mlxr.server.openai.json_text import dumped
 from mlxr.server.openai.responses_request import ResponsesRequest
+from mlxr.server.request_record import noted_warnings
 
 _PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 _EVENTS = {"reasoning": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}
@@ -136,6 +137,7 @@ class GrowingResponse:
             "truncation": "disabled",
             "usage": None if self._completion is None else _usage(self._completion, self._blocks.num_reasoning),
             "user": asked["user"],
+            **noted_warnings(),
         }
 
     def _event(self, name: str, **fields: Any) -> bytes:

@@ -7,7 +7,7 @@ from pydantic import Field, Tag
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import bad_field
-from mlxr.server.fields import BY_TYPE, TEXT_OR_LIST, ApiModel, WithoutEffect, known_types
+from mlxr.server.fields import BY_TYPE, TEXT_OR_LIST, ApiModel, NotServed, WithoutEffect, known_types
 from mlxr.server.openai.reasoning_fields import Effort
 from mlxr.server.openai.responses_items import Item, told_items
 from mlxr.server.openai.sampling_fields import ANY_OBJECT, all_of, check_schema, seed_of, share_of
@@ -139,13 +139,14 @@ class ResponsesRequest(ApiModel):
     metadata: WithoutEffect = None
     max_tool_calls: WithoutEffect = None
     """Counts calls of tools that a server has."""
-    service_tier: WithoutEffect = None
+    service_tier: NotServed = None
     user: WithoutEffect = None
     safety_identifier: WithoutEffect = None
-    prompt_cache_key: WithoutEffect = None
-    prompt_cache_options: WithoutEffect = None
-    prompt_cache_retention: WithoutEffect = None
-    access_programs: WithoutEffect = None
+    prompt_cache_key: NotServed = None
+    prompt_cache_options: NotServed = None
+    prompt_cache_retention: NotServed = None
+    access_programs: NotServed = None
+    client_metadata: NotServed = None
 
 
 def job_of(request: ResponsesRequest) -> ChatJob:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.errors import ApiError, bad_field
-from mlxr.server.fields import ApiModel, WithoutEffect
+from mlxr.server.fields import ApiModel, NotServed, WithoutEffect
 from mlxr.server.request_record import note_unenforced
 
 Stop = str | Annotated[list[str], Field(max_length=64)] | None
@@ -60,11 +60,11 @@ class SamplingFields(ApiModel):
     temperature: float | None = None
     top_p: float | None = None
     user: WithoutEffect = None
-    store: WithoutEffect = None
-    metadata: WithoutEffect = None
-    service_tier: WithoutEffect = None
-    prompt_cache_key: WithoutEffect = None
-    prompt_cache_retention: WithoutEffect = None
+    store: NotServed = None
+    metadata: NotServed = None
+    service_tier: NotServed = None
+    prompt_cache_key: NotServed = None
+    prompt_cache_retention: NotServed = None
     safety_identifier: WithoutEffect = None
 
     top_k: int | None = None
