@@ -13,7 +13,7 @@ from mlxr.runtime.engine.sampling import Sampling
 from mlxr_tests.byte_tokenizer import END, ByteTokenizer, ids_of
 from mlxr_tests.constrained import tokens_of
 
-_CPP_TOKEN = re.compile(
+CPP_TOKEN = re.compile(
     r'(?P<space>\s+|//[^\n]*|/\*.*?\*/)|R"(?P<fence>[^()\\ ]{0,16})\((?P<raw>.*?)\)(?P=fence)"'
     r'|"(?P<text>(?:\\.|[^"\\])*)"|(?P<name>[A-Za-z_]\w*)|(?P<number>\d+)|(?P<sign>.)',
     re.DOTALL,
@@ -110,7 +110,7 @@ def _joined(argument: list[object]) -> str:
 
 def _calls(path: Path, name: str) -> Iterator[list[list[object]]]:
     """The arguments of all calls of a function: each a list of texts, ids, and lists of arguments in braces."""
-    tokens = [match for match in _CPP_TOKEN.finditer(path.read_text()) if match["space"] is None]
+    tokens = [match for match in CPP_TOKEN.finditer(path.read_text()) if match["space"] is None]
     for at, token in enumerate(tokens[:-1]):
         if token["name"] == name and tokens[at + 1]["sign"] == "(":
             yield _arguments(tokens, at + 2)[0]

