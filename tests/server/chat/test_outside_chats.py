@@ -15,6 +15,7 @@ static common_chat_tool a_tool{ "f", "does it", R"({"type": "object", "propertie
 const common_chat_msg message_user{ "user", "Hi", {}, {}, "", "", "" };
 static common_chat_msg said(const std::string & text) {
     common_chat_msg m;
+    m.role = "assistant";
     m.content = text;
     return m;
 }
