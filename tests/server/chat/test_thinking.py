@@ -97,6 +97,17 @@ def test_a_schema_holds_for_what_follows(engine: Engine, budget: int) -> None:
     assert bool(thought) == bool(budget) and json.loads(text)["a"] in (1, 2)
 
 
+def test_the_log_says_once_that_a_template_knows_no_reasoning(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    for template, times in ((plain, 1), (OWN, 0), (plain + "{{ thinking_budget }}", 0)):
+        caplog.clear()
+        with closing(ChatFormat(ChatTemplate(template, "m"), engine.model.require_tokenizer())) as chat:
+            for job in (ChatJob(USER, SAMPLING), *2 * [ChatJob(USER, SAMPLING, thinking_budget=7)]):
+                assert asyncio.run(chat.prompt(job))
+        told = [record.getMessage() for record in caplog.records]
+        assert told == times * ["m: a budget of reasoning has no effect: the chat template knows no reasoning"]
+
+
 def test_a_template_is_told_its_budget(engine: Engine) -> None:
     with closing(ChatFormat(ChatTemplate("{{ thinking_budget }}", "here"), engine.model.require_tokenizer())) as chat:
         assert chat._plain.render(ChatJob(USER, SAMPLING, thinking_budget=7)) == "7"
