@@ -7,11 +7,14 @@ from typing import Any
 from mlxr.compiler.errors import (
     ChatTemplateError,
     EngineError,
+    HostError,
     HubError,
     MlxrError,
+    NameTakenError,
     PromptTooLongError,
     QueueFullError,
     RankLostError,
+    RegistryError,
     RequestError,
     TokenizerError,
 )
@@ -76,6 +79,25 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, MlxrError):
         return ApiError(500, text, "server_error", "model_failed")
     return ApiError(500, "the server failed on this request; its log says why", "server_error", "internal_error")
+
+
+def pull_error(name: str, error: MlxrError) -> ApiError:
+    """What a client is told of a model that was not fetched: the request is right, so that it says why.
+
+    Args:
+        name: of the model.
+        error: as `pull_model` raises it.
+    """
+    if isinstance(error, NameTakenError):
+        message = f"{name!r} is the name of another model here: 'mlxr remove' that one first"
+        return ApiError(409, message, code="name_taken", param="model")
+    if isinstance(error, RegistryError):
+        message = f"{name} was fetched, and cannot be registered: {without_folders(error)}"
+        return ApiError(500, message, "server_error", "registry_failed")
+    if isinstance(error, HubError | HostError):
+        return api_error(error)
+    message = f"{name} is not a model that this server can run: {without_folders(error)}"
+    return ApiError(422, message, code="model_not_supported", param="model")
 
 
 def openai_body(error: ApiError) -> dict[str, Any]:
