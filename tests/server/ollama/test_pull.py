@@ -83,7 +83,7 @@ def test_errors_are_told_in_the_stream(server: RunningServer, model: str, messag
 
 def test_models_that_cannot_be_served_are_no_fault_of_the_server(hub: StandInHub, server: RunningServer) -> None:
     hub.repos["org/odd"] = {"config.json": b'{"model_type": "octopus"}', "model.safetensors": bytes(64)}
-    Registry().add(ModelRecord("org/tiny", TINY.with_name("other.gguf"), "gguf", "0"))
+    Registry().add(ModelRecord("org/tiny", TINY.with_name("other.gguf"), "gguf", "0"), "a spec")
     for model, status, message in (
         ("org/odd", 422, "org/odd is not a model that this server can run: config.json:"),
         ("org/tiny", 409, "'org/tiny' is the name of another model here: 'mlxr remove' that one first"),
