@@ -116,11 +116,18 @@ _ANTHROPIC = {
 }
 
 
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""By this Anthropic's SDKs know to go on without a thread: they send the whole conversation from then on."""
+
+
 def anthropic_body(error: ApiError) -> dict[str, Any]:
     """Anthropic's form. Its clients know a prompt that is too long by the first words, and then make it shorter."""
     start = "prompt is too long: " if error.code == "context_length_exceeded" else ""
     kind = _ANTHROPIC.get(error.status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": f"{start}{error.message}"}}
+    told: dict[str, Any] = {"type": kind, "message": f"{start}{error.message}"}
+    if error.code == "unsupported_field" and error.param == "thread":
+        told["details"] = _NO_THREADS
+    return {"type": "error", "error": told}
 
 
 def ollama_body(error: ApiError) -> dict[str, Any]:
