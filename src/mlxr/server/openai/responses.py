@@ -14,7 +14,7 @@ from mlxr.server.documents.openai_answers import Response as WholeResponse
 from mlxr.server.errors import ApiError
 from mlxr.server.escaped_json import EscapedJson
 from mlxr.server.openai.response_events import GrowingResponse
-from mlxr.server.openai.responses_request import ResponsesRequest, job_of
+from mlxr.server.openai.responses_request import ResponsesRequest, job_of, toolkit_of
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState
 
@@ -26,7 +26,8 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     """Answers a conversation."""
     state = ServerState.of(request)
     state.pool.find(body.model)
-    job, growing = job_of(body), GrowingResponse(body)
+    kit = toolkit_of(body)
+    job, growing = job_of(body, kit), GrowingResponse(body, kit)
     events = _events(state, body, job, growing)
     if body.stream:
         return Stream(
