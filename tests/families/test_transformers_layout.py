@@ -1,5 +1,6 @@
 """Folders as transformers saves them, where it lays tensors out in its own way and mlx-lm does not keep that."""
 
+import json
 from pathlib import Path
 
 import mlx.core as mx
@@ -8,7 +9,7 @@ import pytest
 from mlx.utils import tree_map
 
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.errors import WeightsError
+from mlxr.compiler.errors import SpecError, WeightsError
 from mlxr.compiler.parallel.slice_source import slice_source
 from mlxr.imported_model import import_model
 from mlxr.runtime.weights.mapped_weights import MappedWeights
@@ -36,6 +37,31 @@ def as_transformers(folder: Path) -> dict[str, mx.array]:
     (folder / "model.safetensors.index.json").unlink(missing_ok=True)
     mx.save_safetensors(str(path), {name: mx.contiguous(array) for name, array in tensors.items()})
     return tensors
+
+
+@pytest.mark.parametrize("positions", ["rope", "nope"])
+def test_granite_4_with_one_block(tmp_path: Path, positions: str) -> None:
+    config = config_of("granitemoehybrid") | {"position_embedding_type": positions}
+    model, tokens = build_model(config), prompts(config["vocab_size"])
+    path = save_folder(model, config, tmp_path / "model") / "model.safetensors"
+    tensors = mx.load(str(path))
+    for name in [name for name in tensors if ".mlp." in name]:
+        array = tensors.pop(name)
+        if ".gate_proj." in name:  # gate and up are one matrix, see GraniteMoeHybridMLP
+            up = mx.load(str(path))[name.replace("gate_proj", "up_proj")]
+            tensors[name.replace("mlp.gate_proj", "shared_mlp.input_linear")] = mx.concatenate([array, up])
+        elif ".down_proj." in name:
+            tensors[name.replace("mlp.down_proj", "shared_mlp.output_linear")] = array
+    mx.save_safetensors(str(path), tensors)
+    (path.parent / "model.safetensors.index.json").unlink(missing_ok=True)
+    assert relative_error(logits_of(path.parent, tokens, "reference"), mlx_lm_logits(model, tokens)) < 1e-4
+    for key, value, message in (
+        ("layer_types", ["mamba", "attention"], 'layer_types is "mamba"'),
+        ("num_local_experts", 4, "num_local_experts is 4; expected 0"),
+    ):
+        (path.parent / "config.json").write_text(json.dumps(config | {key: value}))
+        with pytest.raises(SpecError, match=message):
+            logits_of(path.parent, tokens, "reference")
 
 
 @pytest.fixture(scope="module")
