@@ -138,6 +138,8 @@ def run(args: argparse.Namespace) -> int:
         log_text=args.log_text,
         allow_pull=args.allow_pull,
         traces_endpoint=args.otlp_traces_endpoint,
+        responses_bytes=args.keep_responses,
+        responses_file=args.responses_file,
     )
     tell_of_card(args.host)
     named = _all_names(args)

@@ -26,6 +26,7 @@ class GrowingResponse:
 
     Attributes:
         has_begun: whether its first events have been written.
+        is_kept: whether others may go on from it.
     """
 
     def __init__(self, request: ResponsesRequest, kit: ToolKit) -> None:
@@ -41,7 +42,7 @@ class GrowingResponse:
         self._created, self._number = int(time.time()), 0
         self._blocks = Blocks()
         self._completion: Completion | None = None
-        self.has_begun = False
+        self.has_begun = self.is_kept = False
 
     def begin(self) -> Iterator[bytes]:
         """The first events."""
@@ -50,15 +51,17 @@ class GrowingResponse:
             yield self._event(f"response.{name}", response=self._response("in_progress"))
 
     def add(self, piece: Piece) -> Iterator[bytes]:
-        """The events of a token; with the last one, those of the end."""
+        """The events of a token; `last` follows those of the last one."""
         changes = list(self._blocks.add(piece.deltas))
         if piece.event.finish_reason is not None:
             self._completion = piece.event.completion
             changes += self._blocks.end()
         for change in changes:
             yield from self._changed(change)
-        if piece.event.finish_reason is not None:
-            yield self._event(f"response.{self._status}", response=self.whole())
+
+    def last(self) -> bytes:
+        """The event of the end."""
+        return self._event(f"response.{self._status}", response=self.whole())
 
     def failed(self, error: ApiError) -> bytes:
         """The event of an error that ends the stream."""
@@ -152,9 +155,9 @@ class GrowingResponse:
             "model": asked["model"],
             "output": self._items() if status != "in_progress" else [],
             "parallel_tool_calls": asked["parallel_tool_calls"] is not False,
-            "previous_response_id": None,
+            "previous_response_id": asked["previous_response_id"],
             "reasoning": {"effort": reasoning.get("effort"), "summary": None},
-            "store": False,
+            "store": self.is_kept,
             "temperature": 1.0 if asked["temperature"] is None else asked["temperature"],
             "text": {"format": text.get("format") or {"type": "text"}},
             "tool_choice": asked["tool_choice"] or "auto",

@@ -77,6 +77,13 @@ class ToolsItem(ApiModel):
     id: WithoutEffect = None
 
 
+class ReferenceItem(ApiModel):
+    """An item of a response that is kept, by its name."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
 class HostedItem(ApiModel):
     """What a service did with a tool of its own."""
 
@@ -101,6 +108,7 @@ _TYPES = (
     "tool_search_call",
     "tool_search_output",
     "additional_tools",
+    "item_reference",
 )
 
 
@@ -128,7 +136,7 @@ def _known(item: Any) -> Any:
     if not isinstance(item, dict):
         raise ValueError("expected an object with the type message or another one")
     if item.get("type") is None:
-        item = item | {"type": "message"}
+        item = item | {"type": "item_reference" if item.keys() - {"type"} == {"id"} else "message"}
     kind = item["type"]
     if kind in _TYPES or _is_hosted(item):
         return item
@@ -152,6 +160,7 @@ Item = Annotated[
     | Annotated[SearchCallItem, Tag("[tool_search_call]")]
     | Annotated[SearchOutputItem, Tag("[tool_search_output]")]
     | Annotated[ToolsItem, Tag("[additional_tools]")]
+    | Annotated[ReferenceItem, Tag("[item_reference]")]
     | Annotated[HostedItem, Tag("[hosted]")],
     Discriminator(_branch),
     BeforeValidator(_known),
@@ -179,7 +188,7 @@ def told_items(items: Sequence[Item]) -> list[dict[str, Any]]:
                     note_warning(f"input[{place}] is left out: it is reasoning that another service has encrypted")
             case HostedItem():
                 note_warning(f"input[{place}] is left out: {item.type} is for the service that wrote it")
-            case ToolsItem():
+            case ToolsItem() | ReferenceItem():
                 pass
             case LocalShellOutputItem():
                 call_id = item.call_id or shells.get(item.id, item.id or "")
@@ -196,6 +205,18 @@ def told_items(items: Sequence[Item]) -> list[dict[str, Any]]:
                 function = {"name": name, "arguments": arguments}
                 last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
     return told
+
+
+def listed_items(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Items as lists of them have them: each with a name, and messages with their parts."""
+    listed = []
+    for number, item in enumerate(items):
+        told = {"id": f"item_{number}", "status": "completed"} | {k: v for k, v in item.items() if v is not None}
+        if item["type"] == "message" and isinstance(item["content"], str):
+            kind = "output_text" if item["role"] == "assistant" else "input_text"
+            told["content"] = [{"type": kind, "text": item["content"]}]
+        listed.append(told)
+    return listed
 
 
 def sealed_reasoning(text: str) -> str:

@@ -1,5 +1,6 @@
 """The body of /v1/responses, and the conversation that it asks about."""
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -108,18 +109,13 @@ class StreamOptions(ApiModel):
     include_obfuscation: WithoutEffect = None
 
 
-class ResponsesRequest(ApiModel):
-    """The body of /v1/responses."""
+class Conversation(ApiModel):
+    """What is asked: the body of /v1/responses/input_tokens."""
 
     refused: ClassVar[dict[str, str]] = {
-        "previous_response_id": "this server keeps no responses, send the whole conversation as input",
-        "conversation": "this server keeps no conversations, send the whole one as input",
+        "conversation": "this server keeps no conversations, but responses: use previous_response_id",
         "prompt": "this server keeps no prompts, send the text as instructions and input",
-        "top_logprobs": "ask /v1/chat/completions for log probabilities",
-        "stop": "ask /v1/chat/completions for stop texts",
-        "moderation": "there is no moderation",
-        "background_options": "ask for a stream",
-        "image": "this server takes text only",
+        "personality": "say it in instructions",
     }
 
     model: str
@@ -128,6 +124,7 @@ class ResponsesRequest(ApiModel):
         TEXT_OR_LIST,
     ]
     instructions: str | None = None
+    previous_response_id: str | None = None
     tools: list[Tool] | None = Field(None, max_length=1024)
     tool_choice: (
         Annotated[
@@ -139,6 +136,21 @@ class ResponsesRequest(ApiModel):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """No conversation is ever cut: one that is too long is refused."""
+
+
+class ResponsesRequest(Conversation):
+    """The body of /v1/responses."""
+
+    refused: ClassVar[dict[str, str]] = Conversation.refused | {
+        "top_logprobs": "ask /v1/chat/completions for log probabilities",
+        "stop": "ask /v1/chat/completions for stop texts",
+        "moderation": "there is no moderation",
+        "background_options": "ask for a stream",
+        "image": "this server takes text only",
+    }
+
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = None
     top_p: float | None = None
@@ -152,12 +164,10 @@ class ResponsesRequest(ApiModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     background: Literal[False] | None = None
-    truncation: Literal["auto", "disabled"] | None = None
-    """No conversation is ever cut: one that is too long is refused."""
     include: list[str] | None = None
-    store: WithoutEffect = None
-    """Responses are never kept."""
+    store: bool | None = None
     metadata: WithoutEffect = None
+    """It is told back, and kept with the response."""
     context_management: NotServed = None
     max_tool_calls: WithoutEffect = None
     """Counts calls of tools that a server has."""
@@ -176,7 +186,7 @@ class ResponsesRequest(ApiModel):
         return _REASONING in (self.include or ())
 
 
-def toolkit_of(request: ResponsesRequest) -> ToolKit:
+def toolkit_of(request: Conversation) -> ToolKit:
     """The tools that the model is told of: those of the request, and those that came with items."""
     tools = [*client_tools(request.tools or (), "tools")]
     for place, item in enumerate(() if isinstance(request.input, str) else request.input):
@@ -205,6 +215,19 @@ def job_of(request: ResponsesRequest, kit: ToolKit) -> ChatJob:
             note_warning("include is without effect on what services write: this server has no such service")
         elif name != _REASONING:
             raise bad_field("include", f"include has {name!r:.80}, which this server does not have: leave it out")
+    return replace(conversation_of(request, kit), sampling=_sampling(request))
+
+
+def conversation_of(request: Conversation, kit: ToolKit) -> ChatJob:
+    """The same without options of sampling.
+
+    Args:
+        request: the body.
+        kit: its tools.
+
+    Raises:
+        ApiError: fields that contradict each other.
+    """
     items = (
         [{"role": "user", "content": request.input}] if isinstance(request.input, str) else told_items(request.input)
     )
@@ -212,7 +235,7 @@ def job_of(request: ResponsesRequest, kit: ToolKit) -> ChatJob:
     budget = None if request.reasoning is None else request.reasoning.max_tokens
     return ChatJob(
         messages=(*first, *items),
-        sampling=_sampling(request),
+        sampling=Sampling(),
         tools=kit.functions(),
         tool_choice=_choice(request, kit),
         parallel_tool_calls=request.parallel_tool_calls is not False,
@@ -245,7 +268,7 @@ def _schema(form: TextFormat | JsonFormat | SchemaFormat | None) -> dict[str, An
     return ANY_OBJECT if isinstance(form, JsonFormat) else None
 
 
-def _choice(request: ResponsesRequest, kit: ToolKit) -> str:
+def _choice(request: Conversation, kit: ToolKit) -> str:
     choice = request.tool_choice
     if isinstance(choice, AllowedTools):
         return choice.mode
@@ -262,6 +285,6 @@ def _named(kit: ToolKit, named: ToolName) -> ClientTool:
     return kit.named(named.type, named.name or named.type, named.namespace or "")
 
 
-def _variables(request: ResponsesRequest) -> dict[str, Any]:
+def _variables(request: Conversation) -> dict[str, Any]:
     effort = None if request.reasoning is None else request.reasoning.effort
     return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
