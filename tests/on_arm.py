@@ -37,8 +37,7 @@ PLATFORMS = [f"manylinux_2_{minor}_aarch64" for minor in (17, 24, 26, 27, 28, 31
 KERNELS = tuple(
     f"tests/kernels/cpu/test_{name}.py"
     for name in (
-        *("cache", "projection", "experts", "families", "float_rows", "gemm", "hosts", "rows"),
-        *("batch_invariance", "instruction_sets"),
+        *("cache", "projection", "experts", "families", "float_rows", "gemm", "hosts", "rows", "instruction_sets"),
     )
 )
 FUNCTIONS = tuple(f"tests/kernels/cpu/test_{name}.py" for name in ("simd", "math", "formats"))
