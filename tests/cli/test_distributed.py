@@ -160,7 +160,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", few(COMMANDS, ["perplexity"]))
+@pytest.mark.parametrize("command", few(COMMANDS, ["logits"]))
 def test_other_commands(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They end on all ranks, and give what they give on one."""
     file = tmp_path / "logits.npy"
