@@ -127,7 +127,7 @@ class TextCompletion(Told):
 
 
 class ModelRecord(Told):
-    """A model; how long its sequences may be is known once it is loaded."""
+    """A model. How long its sequences may be is what its files say until it is loaded: memory may allow less."""
 
     id: str
     object: Literal["model"]
