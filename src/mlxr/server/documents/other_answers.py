@@ -33,7 +33,6 @@ class TokenCount(Told):
     """Of /v1/messages/count_tokens."""
 
     input_tokens: int
-    warnings: list[str] | None = None
 
 
 class OllamaRecord(Told):
@@ -163,7 +162,6 @@ class ModelState(Told):
     progress: str
     requests: int
     context: int | None
-    memory: str | None
     bytes: int
     pinned: bool
 
