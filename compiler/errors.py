@@ -19,7 +19,8 @@
       RequestError            a request that cannot be served (too many sequences, bad sampling option)
         PromptTooLongError    a prompt that leaves no token of the context for the answer
         QueueFullError        too many requests wait already
-      RegistryError           a registry that cannot be read or written, or a name that it lacks, or has already
+      RegistryError           a registry that cannot be read or written, or a name that it lacks
+        NameTakenError        a name that it has already, for another model
       HubError                a model that cannot be fetched from the hub
       EngineError             an engine that was closed, or that can no longer run
 
@@ -108,7 +109,11 @@ class EngineError(MlxrError):
 
 
 class RegistryError(MlxrError):
-    """A registry that cannot be read or written, or a name that it does not have, or has already."""
+    """A registry that cannot be read or written, or a name that it does not have."""
+
+
+class NameTakenError(RegistryError):
+    """A name that the registry has already, for another model."""
 
 
 class HubError(MlxrError):

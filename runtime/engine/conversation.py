@@ -5,14 +5,13 @@ Each prompt begins with the messages before it, whose K and V the prefix cache s
 
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
-from dataclasses import replace
 
 from mlxr.compiler.errors import MlxrError, PromptTooLongError
 from mlxr.runtime.argument_types import expect
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.model import Model
-from mlxr.runtime.engine.reasoning import NO_REASONING, Reasoning
+from mlxr.runtime.engine.reasoning import NO_REASONING, Reasoning, with_limit
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.too_long import check_length, too_long
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
@@ -73,6 +72,7 @@ class Conversation:
             TypeError: an argument of a wrong type.
             ChatTemplateError: the template is faulty or refuses the conversation.
             PromptTooLongError: the conversation has become longer than the context: `drop_oldest` makes room.
+            RequestError: a budget of reasoning and a constraint of the answer, which contradict each other.
             MlxrError: the model failed. After any of these errors, the conversation has forgotten this message.
         """
         expect("text", text, str, "the message")
@@ -142,12 +142,12 @@ class Conversation:
 
     def _limited(self, prompt: str, sampling: Sampling | None) -> Sampling | None:
         """The options of an answer, with the limit on what is thought before it."""
-        if sampling is not None and (sampling.thought is not None or sampling.is_constrained):
+        if sampling is not None and sampling.thought is not None:
             return sampling
         if not self._is_thinking_known:
             self._thinking, self._is_thinking_known = self._reasoning.find_form(self._template), True
         limit = self._reasoning.limit(self._template, self._thinking, prompt)
-        return sampling if limit is None else replace(sampling or Sampling(), thought=limit)
+        return sampling if limit is None else with_limit(sampling or Sampling(), limit)
 
     def _prompt(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
         """The text of a conversation up to where the next answer begins, and its tokens."""

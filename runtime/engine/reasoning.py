@@ -1,15 +1,18 @@
 """What callers say of reasoning, whatever the model: variables for its chat template, and a budget of tokens."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.argument_types import whole_number
-from mlxr.runtime.engine.sampling import ThoughtLimit
+from mlxr.runtime.engine.sampling import Sampling, ThoughtLimit
+from mlxr.runtime.engine.sampling.options import CONSTRAINTS
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.template_names import ReadNames
 from mlxr.runtime.tokenizer.thinking_form import ThinkingForm, find_thinking
+
+_SWITCH = "enable_thinking"
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Reasoning:
 
     def budget_for(self, names: ReadNames) -> int | None:
         """The budget with a template: 0 if reasoning is switched off, and the template has no switch."""
-        if self.budget is None and self.variables.get("enable_thinking") is False and not names.has_switch:
+        if self.budget is None and self.variables.get(_SWITCH) is False and not names.has_switch:
             return 0
         return self.budget
 
@@ -68,6 +71,42 @@ class Reasoning:
             return None
         is_open = prompt.endswith(form.start_marker)
         return ThoughtLimit(budget, form.opening.lstrip(), form.closing, form.end_marker, is_open)
+
+    def without_effect(self, names: ReadNames, has_thoughts: bool) -> str:
+        """What of it has no effect with a template, for people; empty: nothing.
+
+        Args:
+            names: those that the template reads.
+            has_thoughts: whether it writes thoughts.
+        """
+        parts = []
+        if self.budget is not None and not (has_thoughts or names.has_budget):
+            parts.append("a budget of reasoning")
+        if _SWITCH in self.variables and not (has_thoughts or names.has_switch):
+            parts.append("switching reasoning on or off")
+        if not parts:
+            return ""
+        has = "have" if len(parts) > 1 else "has"
+        return f"{' and '.join(parts)} {has} no effect: the chat template knows no reasoning"
+
+
+def with_limit(sampling: Sampling, limit: ThoughtLimit | None) -> Sampling:
+    """The options of an answer with the limit on what is thought before it.
+
+    A constraint holds from the first token on, so that nothing can be thought before it.
+
+    Raises:
+        RequestError: both are given, and the limit lets the model think, or the prompt has begun a thought.
+    """
+    if limit is None or (sampling.is_constrained and limit.tokens == 0 and not limit.is_open):
+        return sampling
+    if sampling.is_constrained:
+        name = next(name for name in CONSTRAINTS if getattr(sampling, name) is not None)
+        raise RequestError(
+            f"a budget of reasoning cannot be combined with {name} here, which holds from the first token of an answer "
+            "on: leave one of the two out, or ask a server (mlxr serve), where it holds after the reasoning"
+        )
+    return replace(sampling, thought=limit)
 
 
 NO_REASONING = Reasoning()

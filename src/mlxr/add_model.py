@@ -12,7 +12,7 @@ from mlxr.artifact_cache import cache_entry, cached_artifact
 from mlxr.compare_spec import check_spec
 from mlxr.compiler.artifact import Artifact, Chip, file_keys, is_artifact
 from mlxr.compiler.artifact.manifest import MANIFEST
-from mlxr.compiler.errors import MlxrError, RegistryError, WeightsError
+from mlxr.compiler.errors import MlxrError, NameTakenError, RegistryError, WeightsError
 from mlxr.compiler.spec.catalog import bundled_specs
 from mlxr.compiler.spec.change import Changes
 from mlxr.compiler.spec.load import dump_spec
@@ -66,7 +66,7 @@ def add_model(
     name = _default_name(path) if name is None else name
     check_name(name)
     if not replaces and (other := registry.get(name)) is not None:
-        raise RegistryError(taken(name, other.source))
+        raise NameTakenError(taken(name, other.source))
     options = replace(
         options,
         weights=options.weights and _plain(options.weights),

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from mlxr.add_model import add_model
-from mlxr.compiler.errors import HubError, RegistryError
+from mlxr.compiler.errors import HubError, NameTakenError
 from mlxr.compiler.spec.catalog import bundled_specs
 from mlxr.hub.best_file import Need
 from mlxr.hub.download import HubProgress
@@ -67,7 +67,7 @@ def pull_model(
     other = Registry().get(name)
     pulled_before = other is not None and f"models--{reference.repo.replace('/', '--')}" in other.source.parts
     if other is not None and not (replaces or pulled_before):
-        raise RegistryError(taken(name, other.source))
+        raise NameTakenError(taken(name, other.source))
     if pulled_before and other is not None and options == NO_OPTIONS:
         options = other.options
     known = [file.path.name for file in other.files] if pulled_before and other is not None else []

@@ -18,6 +18,8 @@ THINKS = (
     "{% if enable_thinking is not false %}<think>\n{% endif %}{% endif %}{{ mood }}"
 )
 
+WHY = ": the chat template knows no reasoning"
+
 
 @pytest.fixture
 def template(tmp_path: Path) -> list[str]:
@@ -49,6 +51,30 @@ def test_run_and_chat_close_a_thought_at_its_budget(
     options = ["--host", "reference", "--temperature", "0", "--max-tokens", "20", *template, "--thinking-budget", "3"]
     assert main(["chat", str(TINY), *options]) == 0
     assert capsys.readouterr().out == some
+
+
+def test_what_has_no_effect_is_told_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, template: list[str]
+) -> None:
+    (tmp_path / "plain.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    plain = ["--template", str(tmp_path / "plain.jinja")]
+    budget, run = ["--thinking-budget", "3"], ["run", str(TINY), "--host", "reference", "--max-tokens", "1"]
+    for options, told in (
+        ([*plain, *budget], "a budget of reasoning has"),
+        ([*plain, "--thinking"], "switching reasoning on or off has"),
+        ([*plain, "--no-thinking", *budget], "a budget of reasoning and switching reasoning on or off have"),
+        ([*template, "--no-thinking", *budget], ""),
+        (plain, ""),
+    ):
+        assert main([*run, "--prompt", "Once", *options]) == 0
+        assert without_effect(capsys) == ([f"note: {told} no effect{WHY}"] if told else [])
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Once\nOnce\n"))
+    assert main(["chat", str(TINY), "--host", "reference", "--max-tokens", "1", *plain, *budget]) == 0
+    assert without_effect(capsys) == [f"note: a budget of reasoning has no effect{WHY}"]
+
+
+def without_effect(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line for line in capsys.readouterr().err.splitlines() if "no effect" in line]
 
 
 def test_what_is_refused(capsys: pytest.CaptureFixture[str], template: list[str]) -> None:

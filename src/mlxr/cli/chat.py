@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
 from mlxr.cli.pull_progress import pull_absent
-from mlxr.cli.reasoning_options import add_reasoning_arguments, reasoning_of
+from mlxr.cli.reasoning_options import add_reasoning_arguments, reasoning_of, tell_without_effect
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_line, sampling_of
 from mlxr.cli.speculation_options import add_speculation_arguments
 from mlxr.cli.streams import refuse_other_bytes_than_text, show_any_character, text_argument
@@ -58,7 +58,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    sampling = sampling_of(args)
+    sampling, reasoning = sampling_of(args), reasoning_of(args)
     if args.max_tokens is not None and args.max_tokens < 1:
         raise RequestError(f"--max-tokens is {args.max_tokens}; expected at least 1")
     show_any_character()
@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
             _enable_editing()
         if args.stats:
             print(sampling_line(model, sampling), file=sys.stderr)
-        with Conversation(model, template, args.system, reasoning=reasoning_of(args)) as conversation:
+        tell_without_effect(reasoning, template)
+        with Conversation(model, template, args.system, reasoning=reasoning) as conversation:
             return _converse(conversation, _Options(args.max_tokens, sampling, args.stats, args.drop_oldest))
 
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mlxr.cli.reasoning_options import add_reasoning_arguments, reasoning_of, reasoning_option
+from mlxr.cli.reasoning_options import add_reasoning_arguments, reasoning_of, reasoning_option, tell_without_effect
 from mlxr.compiler.errors import ChatTemplateError, RequestError
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.sampling import ThoughtLimit
@@ -60,6 +60,7 @@ def prompt_ids(model: Model, args: argparse.Namespace, prompt: str) -> tuple[lis
                     variables = reasoning.variables_for(template)
                     text = template.render([*messages, {"role": "user", "content": prompt}], **variables)
                     thought = reasoning.limit(template, reasoning.find_form(template), text)
+                    tell_without_effect(reasoning, template)
             except ChatTemplateError as error:
                 raise ChatTemplateError(f"{error}. --raw gives the model the prompt as it is") from error
             check_length(text, tokenizer, model.limit)

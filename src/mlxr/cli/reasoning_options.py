@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mlxr.runtime.engine.reasoning import Reasoning
+    from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 
 
 def add_reasoning_arguments(parser: "argparse._ActionsContainer") -> None:
@@ -37,6 +39,21 @@ def reasoning_of(args: argparse.Namespace) -> "Reasoning":
 
     switch = {} if args.thinking is None else {"enable_thinking": args.thinking}
     return Reasoning({**args.chat_template_kwargs, **switch}, args.thinking_budget)
+
+
+def tell_without_effect(reasoning: "Reasoning", template: "ChatTemplate") -> None:
+    """Says on standard error what of it has no effect with a template.
+
+    Raises:
+        ChatTemplateError: the template took too long or too much.
+    """
+    from mlxr.runtime.tokenizer.thinking_form import find_thinking  # noqa: PLC0415
+
+    names = template.names({})
+    if not reasoning.without_effect(names, has_thoughts=False):
+        return  # the rule, and then nothing need be rendered to see how thoughts are written
+    if told := reasoning.without_effect(names, find_thinking(template) is not None):
+        print(f"note: {told}", file=sys.stderr)
 
 
 def reasoning_option(args: argparse.Namespace) -> str | None:

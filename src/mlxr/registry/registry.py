@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mlxr.compiler.errors import RegistryError
+from mlxr.compiler.errors import NameTakenError, RegistryError
 from mlxr.compiler.spec.change import Changes
 from mlxr.registry.data_folder import data_folder
 from mlxr.registry.database import reading, writing
@@ -38,13 +38,13 @@ class Registry:
         """Registers a model, with the text of its spec, and the artifacts that the cache has of it.
 
         Raises:
-            RegistryError: the name is taken, and `replace` is False.
+            NameTakenError: the name is taken, and `replace` is False.
         """
         with writing(self.path) as db:
             if replace:
                 db.execute("DELETE FROM models WHERE name = ?", (model.name,))
             elif row := db.execute("SELECT source FROM models WHERE name = ?", (model.name,)).fetchone():
-                raise RegistryError(taken(model.name, _path(row["source"])))
+                raise NameTakenError(taken(model.name, _path(row["source"])))
             db.execute("INSERT OR IGNORE INTO specs VALUES (?, ?)", (model.spec_hash, spec))
             template = model.options.template
             digest = None if template is None else hashlib.sha256(template.encode()).hexdigest()

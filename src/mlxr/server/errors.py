@@ -7,11 +7,14 @@ from typing import Any
 from mlxr.compiler.errors import (
     ChatTemplateError,
     EngineError,
+    HostError,
     HubError,
     MlxrError,
+    NameTakenError,
     PromptTooLongError,
     QueueFullError,
     RankLostError,
+    RegistryError,
     RequestError,
     TokenizerError,
 )
@@ -78,6 +81,25 @@ def api_error(error: BaseException) -> ApiError:
     return ApiError(500, "the server failed on this request; its log says why", "server_error", "internal_error")
 
 
+def pull_error(name: str, error: MlxrError) -> ApiError:
+    """What a client is told of a model that was not fetched: the request is right, so that it says why.
+
+    Args:
+        name: of the model.
+        error: as `pull_model` raises it.
+    """
+    if isinstance(error, NameTakenError):
+        message = f"{name!r} is the name of another model here: 'mlxr remove' that one first"
+        return ApiError(409, message, code="name_taken", param="model")
+    if isinstance(error, RegistryError):
+        message = f"{name} was fetched, and cannot be registered: {without_folders(error)}"
+        return ApiError(500, message, "server_error", "registry_failed")
+    if isinstance(error, HubError | HostError):
+        return api_error(error)
+    message = f"{name} is not a model that this server can run: {without_folders(error)}"
+    return ApiError(422, message, code="model_not_supported", param="model")
+
+
 def openai_body(error: ApiError) -> dict[str, Any]:
     """OpenAI's form."""
     return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
@@ -94,11 +116,18 @@ _ANTHROPIC = {
 }
 
 
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""By this Anthropic's SDKs know to go on without a thread: they send the whole conversation from then on."""
+
+
 def anthropic_body(error: ApiError) -> dict[str, Any]:
     """Anthropic's form. Its clients know a prompt that is too long by the first words, and then make it shorter."""
     start = "prompt is too long: " if error.code == "context_length_exceeded" else ""
     kind = _ANTHROPIC.get(error.status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": f"{start}{error.message}"}}
+    told: dict[str, Any] = {"type": kind, "message": f"{start}{error.message}"}
+    if error.code == "unsupported_field" and error.param == "thread":
+        told["details"] = _NO_THREADS
+    return {"type": "error", "error": told}
 
 
 def ollama_body(error: ApiError) -> dict[str, Any]:

@@ -4,26 +4,22 @@ import asyncio
 import resource
 import secrets
 import socket
-import sys
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import replace
 
 import uvloop
 
-from mlxr.compiler.errors import HostError, MlxrError
+from mlxr.compiler.errors import HostError
 from mlxr.server.app import make_app
+from mlxr.server.first_lines import tell_first_lines
 from mlxr.server.life.graceful_server import GracefulServer
 from mlxr.server.life.state_file import StateFile
 from mlxr.server.log_output import LogOutput
 from mlxr.server.pool.model_pool import ModelPool
-from mlxr.server.pool.served_model import ModelSource
 from mlxr.server.settings import ServerSettings
 
 _OTHER_FILES = 512
 """Files that may be open besides connections."""
-_PLAN_SECONDS = 10.0
-"""How long the first line waits for the contexts of models that are not compiled yet."""
 
 
 def run_server(make_pool: Callable[[], ModelPool], settings: ServerSettings, log: LogOutput | None = None) -> int:
@@ -60,7 +56,7 @@ async def _serve(make_pool: Callable[[], ModelPool], settings: ServerSettings, l
 
     def started() -> None:
         state.write()
-        telling.append(asyncio.create_task(_tell(pool, state.url)))
+        telling.append(asyncio.create_task(tell_first_lines(pool, state.url)))
 
     server = GracefulServer(make_app(pool, settings), pool, settings, started=started)
     try:
@@ -68,30 +64,6 @@ async def _serve(make_pool: Callable[[], ModelPool], settings: ServerSettings, l
     finally:
         state.remove()
     return 0 if server.started else 1
-
-
-async def _tell(pool: ModelPool, url: str) -> None:
-    """Says what is served, where, and how long prompts may be: as soon as that is known, or after some seconds."""
-    planning = asyncio.create_task(asyncio.to_thread(_contexts, [model.source for model in pool.fixed]))
-    done, _ = await asyncio.wait({planning}, timeout=_PLAN_SECONDS)
-    contexts = planning.result() if done else {}
-    names = ", ".join(model.name for model in pool.models)
-    if len(pool.models) == 1 and len(contexts) == 1:
-        print(f"serving {names} at {url} with {next(iter(contexts.values()))}", file=sys.stderr)
-    else:
-        print(f"serving {names} at {url}", file=sys.stderr)
-        for name, context in contexts.items():
-            print(f"{name} has {context}", file=sys.stderr)
-    print(f"open that in a browser, or point OpenAI's clients at {url}/v1", file=sys.stderr, flush=True)
-
-
-def _contexts(sources: Iterable[ModelSource]) -> dict[str, str]:
-    """How long sequences may be, by the names of models. Whoever asks for one that has none is told why."""
-    contexts = {}
-    for source in sources:
-        with suppress(MlxrError, OSError):
-            contexts[source.name] = source.planned_context()
-    return contexts
 
 
 def _allow_files(count: int) -> None:

@@ -13,7 +13,10 @@ from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.conversation import Conversation
 from mlxr.runtime.engine.make_requests import Terms
 from mlxr.runtime.engine.model import Model
+from mlxr.runtime.engine.reasoning import Reasoning
 from mlxr.runtime.engine.request import Request
+from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr_tests.storyteller import BF16, Q8_0, storyteller_spec
 
 TEMPLATE = """\
@@ -133,6 +136,27 @@ def test_a_conversation_reuses_the_arena_and_remembers(model: Model, tmp_path: P
             list(talk.ask("word " * 200))
         assert talk.messages == before
         talk.close()
+
+
+def test_a_budget_beside_a_constraint_holds_or_is_refused(model: Model) -> None:
+    thinks = TEMPLATE + "<think>{{ '</think>' if enable_thinking is false else '' }}"
+    choice = Sampling(choice=["yes", "no"], max_tokens=8)
+    for text, reasoning, refused in (
+        (thinks, Reasoning(budget=3), True),
+        (thinks, Reasoning(budget=0), True),  # the prompt has begun a thought
+        (thinks, Reasoning({"enable_thinking": False}), False),
+        (thinks, Reasoning({"enable_thinking": False}, 3), False),  # and here has ended it
+        (thinks, Reasoning(), False),
+        (TEMPLATE, Reasoning(budget=3), False),  # it knows no reasoning
+    ):
+        with ChatTemplate(text, "here") as template:
+            talk = Conversation(model, template, reasoning=reasoning)
+            if refused:
+                with pytest.raises(RequestError, match="budget of reasoning cannot be combined with choice"):
+                    list(talk.ask("Is it?", sampling=choice))
+                assert talk.messages == []
+            else:
+                assert "".join(talk.ask("Is it?", sampling=choice)) in ("yes", "no")
 
 
 def test_leaving_a_conversation_frees_its_sequence_at_once(model: Model, tmp_path: Path) -> None:

@@ -147,6 +147,24 @@ DIFFERENT = {
 } | dict.fromkeys(("gpt-4o", "kanana2", "kimi-k2", "llama4", "minimax-m2", "talkie", "tekken"), has_marks)
 
 
+COMPOSED = {"qwen2", "deepseek-r1-qwen", "f2llmv2", "mpt", "olmo", "modern-bert", "command-r"}
+"""Names of which the model's own tokenizer.json has the normalizer NFC. llama.cpp has none for any."""
+NOT_COMPOSED = {
+    # What llama.cpp's models/ggml-vocab-qwen35.gguf.out expects is two tokens for this letter and its accent, though
+    # transformers' class for Qwen 3.5 composes them.
+    "qwen35",
+    *("llama-bpe", "gpt-2", "gpt-4o", "tekken", "smollm", "falcon", "deepseek-v3"),
+}
+
+
+def test_characters_are_composed_where_the_models_own_files_do_that():
+    library = byte_level(WORDS["gpt-2"])
+    for name in sorted(COMPOSED | NOT_COMPOSED):
+        tokenizer = tokenizer_from_gguf(metadata_of(library, name, add_bos_token=False), "x.gguf")
+        assert tokenizer.decode(tokenizer.encode("re\u0301sume")) == ("résume" if name in COMPOSED else "re\u0301sume")
+    assert {name for name, pre in PRE_TOKENIZERS.items() if pre.composed} == COMPOSED
+
+
 def test_every_name_gives_the_ids_of_llama_cpp(tmp_path):
     """Control characters and unassigned ones are left out: llama.cpp's tables of Unicode are older."""
     llama_cpp = pytest.importorskip("mlxr_tests.llama_cpp", exc_type=ImportError)

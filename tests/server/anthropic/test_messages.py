@@ -16,6 +16,7 @@ from mlxr_tests.running_server import EXACT, RunningServer
 from mlxr_tests.scripted_answer import scripted_answer
 from mlxr_tests.storyteller import TINY
 
+IMAGE: dict[str, Any] = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 HELLO: list[Any] = [{"role": "user", "content": "Hello there"}]
 RENDERED = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello there<|im_end|>\n<|im_start|>assistant\n"
 ASK: dict[str, Any] = {"model": "tiny", "system": "Be brief.", "messages": HELLO, "max_tokens": 12}
@@ -191,7 +192,7 @@ def test_conversations_keep_their_order_and_parts() -> None:
     ("changes", "message"),
     [
         ({"colour": "red"}, "colour is not a field that is supported"),
-        ({"container": "c"}, "container is not supported: there are no containers"),
+        ({"compaction": {"type": "auto"}}, "compaction is not supported: make the conversation shorter"),
         ({"max_tokens": 0}, "max_tokens: input should be greater than or equal to 1"),
         ({"messages": []}, "messages: list should have at least 1 item"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role: input should be 'user'"),
@@ -207,10 +208,18 @@ def test_conversations_keep_their_order_and_parts() -> None:
             {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
             "messages[0].content[0] is a thinking, which belongs into messages of the role assistant",
         ),
-        ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools[0]: type is 'web_search_20250305'"),
+        ({"tools": [{"type": "bash_20990101", "name": "bash"}]}, "tools[0]: type is 'bash_20990101'"),
         (
-            {"tools": [{"name": "f", "input_schema": {}, "defer_loading": True}]},
-            "tools[0].defer_loading is not supported: give only the tools",
+            {"tools": [{"type": "web_search_20250305", "name": "w"}], "tool_choice": {"type": "any"}},
+            "tool_choice wants a call, and none of these tools can be called here",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}]}
+                ]
+            },
+            "messages[0].content[0].content[0]: type is 'image', which is not supported here",
         ),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         ({"tool_choice": {"type": "some"}}, "tool_choice: type is 'some'"),

@@ -24,7 +24,7 @@ from mlxr.server.chat.delta import Content, Reasoning
 from mlxr.server.errors import ApiError
 from mlxr.server.ollama.chat import ChatRequest as OllamaRequest
 from mlxr.server.openai.chat_request import ChatRequest, job_of
-from mlxr.server.openai.responses_request import ResponsesRequest
+from mlxr.server.openai.responses_request import ResponsesRequest, toolkit_of
 from mlxr.server.openai.responses_request import job_of as job_of_response
 from mlxr_tests.storyteller import TINY, tiny_spec
 
@@ -97,6 +97,17 @@ def test_a_schema_holds_for_what_follows(engine: Engine, budget: int) -> None:
     assert bool(thought) == bool(budget) and json.loads(text)["a"] in (1, 2)
 
 
+def test_the_log_says_once_that_a_template_knows_no_reasoning(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    for template, times in ((plain, 1), (OWN, 0), (plain + "{{ thinking_budget }}", 0)):
+        caplog.clear()
+        with closing(ChatFormat(ChatTemplate(template, "m"), engine.model.require_tokenizer())) as chat:
+            for job in (ChatJob(USER, SAMPLING), *2 * [ChatJob(USER, SAMPLING, thinking_budget=7)]):
+                assert asyncio.run(chat.prompt(job))
+        told = [record.getMessage() for record in caplog.records]
+        assert told == times * ["m: a budget of reasoning has no effect: the chat template knows no reasoning"]
+
+
 def test_a_template_is_told_its_budget(engine: Engine) -> None:
     with closing(ChatFormat(ChatTemplate("{{ thinking_budget }}", "here"), engine.model.require_tokenizer())) as chat:
         assert chat._plain.render(ChatJob(USER, SAMPLING, thinking_budget=7)) == "7"
@@ -135,7 +146,7 @@ def test_names_of_openais_api_and_of_other_servers(
 
 def test_other_apis_and_what_is_refused() -> None:
     response = ResponsesRequest.model_validate({"model": "m", "input": "Hi", "reasoning": {"max_tokens": 9}})
-    assert job_of_response(response).thinking_budget == 9
+    assert job_of_response(response, toolkit_of(response)).thinking_budget == 9
     thinking = {"max_tokens": 5, "thinking": {"type": "enabled", "budget_tokens": 9}}
     assert job_of_anthropic(MessagesRequest.model_validate(ASK | thinking)).thinking_budget == 9
     assert OllamaRequest.model_validate(ASK | {"think": 9}).thinking_budget == 9

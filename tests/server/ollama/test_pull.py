@@ -12,7 +12,10 @@ import httpx
 import ollama
 import pytest
 
+from mlxr.compiler.errors import RegistryError
+from mlxr.registry.records import ModelRecord
 from mlxr.registry.registry import Registry
+from mlxr.server.errors import pull_error
 from mlxr.server.pool import registry_catalog
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.pool.registry_catalog import RegistryCatalog
@@ -76,6 +79,19 @@ def test_errors_are_told_in_the_stream(server: RunningServer, model: str, messag
         client.pull(model)
     assert raised.value.status_code == 502
     assert names(server) == ["own"]
+
+
+def test_models_that_cannot_be_served_are_no_fault_of_the_server(hub: StandInHub, server: RunningServer) -> None:
+    hub.repos["org/odd"] = {"config.json": b'{"model_type": "octopus"}', "model.safetensors": bytes(64)}
+    Registry().add(ModelRecord("org/tiny", TINY.with_name("other.gguf"), "gguf", "0"), "a spec")
+    for model, status, message in (
+        ("org/odd", 422, "org/odd is not a model that this server can run: config.json:"),
+        ("org/tiny", 409, "'org/tiny' is the name of another model here: 'mlxr remove' that one first"),
+    ):
+        told = server.http.post("/api/pull", json={"model": model, "stream": False})
+        assert told.status_code == status and told.json()["error"].startswith(message), told.text
+    broken = pull_error("org/x", RegistryError("/a/models.db: the disk is full"))
+    assert (broken.status, broken.code) == (500, "registry_failed") and "models.db: the disk is full" in broken.message
 
 
 def test_a_fetch_is_shared_and_goes_on_after_all_have_left(hub: StandInHub, server: RunningServer) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -41,3 +42,34 @@ def test_many_fetches_leave_the_event_loops_threads_free(monkeypatch: pytest.Mon
             await fetches.close()
 
     assert asyncio.run(use()) == 7
+
+
+def test_whoever_comes_to_a_stalled_fetch_that_all_have_left_joins_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the hub, which may take until its time limit: it has not seen yet that it was given up."""
+    gate, calls = threading.Event(), []
+
+    def fetch(name: str, *, progress: Any) -> None:
+        calls.append(name)
+        progress.announce("fetching")
+        assert gate.wait(60)
+        progress.announce("fetched")
+
+    monkeypatch.setattr(pulls, "pull_model", fetch)
+
+    async def first_step(fetches: Pulls) -> str:
+        async with aclosing(fetches.follow("org/a")) as steps:
+            return (await anext(steps)).what
+
+    async def use() -> list[str]:
+        fetches = Pulls(ModelPool([]))
+        assert await first_step(fetches) == "fetching"
+        assert await asyncio.wait_for(first_step(fetches), 20) == "fetching", "at once, from the one that stalls"
+        async with aclosing(fetches.follow("org/a")) as steps:
+            told = []
+            async for step in steps:
+                told.append(step.what)
+                gate.set()
+        await fetches.close()
+        return told
+
+    assert asyncio.run(use()) == ["fetching", "fetched"] and calls == ["org/a"]

@@ -4,12 +4,15 @@ from typing import Any
 
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.anthropic.content import (
+    DocumentBlock,
     Message,
     RedactedThinkingBlock,
+    SearchResultBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
+    block_text,
     text_of,
 )
 from mlxr.server.anthropic.messages_request import (
@@ -20,6 +23,7 @@ from mlxr.server.anthropic.messages_request import (
     NoChoice,
     ThinkingOff,
 )
+from mlxr.server.anthropic.tools import given_tools
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import bad_field
 from mlxr.server.openai.sampling_fields import check_schema, seed_of, share_of
@@ -32,17 +36,11 @@ def job_of(request: Conversation) -> ChatJob:
         ApiError: fields that contradict each other.
         RequestError: a value outside its range.
     """
-    tools = tuple(
-        {
-            "type": "function",
-            "function": {"name": tool.name, "parameters": tool.input_schema}
-            | ({} if tool.description is None else {"description": tool.description})
-            | ({} if tool.strict is None else {"strict": tool.strict}),
-        }
-        for tool in request.tools or ()
-    )
+    tools = tuple(given_tools(request.tools or (), request.messages))
     choice = request.tool_choice
-    if choice is not None and not isinstance(choice, NoChoice) and not tools:
+    if isinstance(choice, NamedChoice | AnyChoice) and request.tools and not tools:
+        raise bad_field("tool_choice", "tool_choice wants a call, and none of these tools can be called here")
+    if choice is not None and not isinstance(choice, NoChoice) and not request.tools:
         raise bad_field("tool_choice", "tool_choice needs tools: give tools, or leave it out")
     messages = _messages(request)
     return ChatJob(
@@ -63,7 +61,9 @@ def hides_thinking(request: Conversation) -> bool:
 
 
 def _sampling(request: Conversation) -> Sampling:
-    output_format = None if request.output_config is None else request.output_config.format
+    output_format = request.output_format
+    if request.output_config is not None and request.output_config.format is not None:
+        output_format = request.output_config.format
     schema = None if output_format is None else output_format.schema_
     check_schema("output_config.format.schema", schema)
     if not isinstance(request, MessagesRequest):
@@ -129,8 +129,8 @@ def _parts(place: str, message: Message) -> list[dict[str, Any]]:
         if own is None:
             own = {"role": message.role, "content": ""}
             parts.append(own)
-        if isinstance(block, TextBlock):
-            _join(own, {"content": block.text})
+        if isinstance(block, TextBlock | DocumentBlock | SearchResultBlock):
+            _join(own, {"content": block_text(block)})
             continue
         _check_role(f"{place}[{i}]", block.type, message.role, "assistant")
         if isinstance(block, ToolUseBlock):

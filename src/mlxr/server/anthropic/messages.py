@@ -18,6 +18,7 @@ from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import TokenCount, WholeMessage
 from mlxr.server.errors import anthropic_body
 from mlxr.server.openai.json_text import dumped
+from mlxr.server.request_record import noted_warnings
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState
 
@@ -42,13 +43,13 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
 
 
 @router.post("/v1/messages/count_tokens", tags=["Anthropic"], response_model=None, responses=answers(TokenCount))
-async def count_tokens(body: Conversation, request: Request) -> dict[str, int]:
+async def count_tokens(body: Conversation, request: Request) -> dict[str, Any]:
     """How many tokens a conversation has, up to where the answer begins."""
     state = ServerState.of(request)
     state.pool.find(body.model)
     job = job_of(body)
     async with state.pool.use(body.model) as model:
-        return {"input_tokens": len(await model.format.prompt(job))}
+        return {"input_tokens": len(await model.format.prompt(job)), **noted_warnings()}
 
 
 async def _whole(state: ServerState, body: MessagesRequest, job: ChatJob) -> dict[str, Any]:
@@ -64,6 +65,7 @@ async def _whole(state: ServerState, body: MessagesRequest, job: ChatJob) -> dic
         "content": [_block(block, hidden) for block in blocks.all],
         **_end(last),
         "usage": _usage(_completion(last), blocks.num_reasoning),
+        **noted_warnings(),
     }
 
 
@@ -75,7 +77,7 @@ async def _stream(state: ServerState, body: MessagesRequest, job: ChatJob) -> As
             async for piece in pieces:
                 if last is None:
                     usage = _usage(Completion(len(prompt), cached_tokens=piece.event.cached_tokens), 0)
-                    message = _message(body.model) | {"content": [], "usage": usage}
+                    message = _message(body.model) | {"content": [], "usage": usage} | noted_warnings()
                     yield _event("message_start", {"type": "message_start", "message": message})
                 for change in blocks.add(piece.deltas):
                     yield _changed(change, hidden)

@@ -5,21 +5,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, Tag
 
 from mlxr.server.anthropic.content import Message, Texts
-from mlxr.server.fields import BY_TYPE, TEXT_OR_LIST, ApiModel, WithoutEffect, known_types
+from mlxr.server.anthropic.tools import AnyTool
+from mlxr.server.fields import BY_TYPE, TEXT_OR_LIST, ApiModel, NotServed, WithoutEffect, known_types
 
 _MOST_TOOLS = 1024
-
-
-class Tool(ApiModel):
-    """A tool that the model may call."""
-
-    type: Literal["custom"] | None = None
-    name: str = Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.\-]+$")
-    description: str | None = None
-    input_schema: dict[str, Any]
-    strict: bool | None = None
-    cache_control: WithoutEffect = None
-    eager_input_streaming: WithoutEffect = None
 
 
 class AutoChoice(ApiModel):
@@ -65,7 +54,7 @@ class ThinkingOn(ApiModel):
 
     type: Literal["enabled"]
     budget_tokens: int | None = Field(None, ge=0)
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
     block_binding: WithoutEffect = None
 
 
@@ -73,7 +62,7 @@ class ThinkingAdaptive(ApiModel):
     """The model decides how much it thinks."""
 
     type: Literal["adaptive"]
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
     block_binding: WithoutEffect = None
 
 
@@ -104,50 +93,38 @@ class OutputConfig(ApiModel):
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
+    task_budget: NotServed = None
 
 
 class Conversation(ApiModel):
     """What is asked: the body of /v1/messages/count_tokens."""
 
     refused: ClassVar[dict[str, str]] = {
-        "container": "there are no containers",
-        "mcp_servers": "let the client call the MCP server, and give its tools as tools",
-        "output_format": "use output_config.format",
-        "fallbacks": "ask for another model when this one fails",
         "thread": "send the whole conversation as messages",
         "compaction": "make the conversation shorter before you send it",
-        "output_config.task_budget": "use max_tokens",
-        "tools[].defer_loading": "give only the tools that the model shall know",
-        "tools[].input_examples": "put the examples into the description",
-        "tools[].allowed_callers": "only the model itself calls tools here",
     }
 
     model: str
     messages: list[Message] = Field(min_length=1)
     system: Annotated[Texts, TEXT_OR_LIST] | None = None
-    tools: (
-        list[
-            Annotated[
-                Tool,
-                known_types(
-                    "custom",
-                    instead="this server has no tools of its own, give a name and an input_schema",
-                    default="custom",
-                ),
-            ]
-        ]
-        | None
-    ) = Field(None, max_length=_MOST_TOOLS)
+    tools: list[AnyTool] | None = Field(None, max_length=_MOST_TOOLS)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """What `output_config.format` was called before."""
     cache_control: WithoutEffect = None
-    context_management: WithoutEffect = None
+    """Prompts are cached here without being told."""
+    context_management: NotServed = None
     """Its edits make long conversations shorter; here nothing is cut, and what does not fit is refused."""
-    speed: WithoutEffect = None
-    betas: WithoutEffect = None
-    user_profile_id: WithoutEffect = None
-    workspace_id: WithoutEffect = None
+    speed: NotServed = None
+    betas: NotServed = None
+    user_profile_id: NotServed = None
+    workspace_id: NotServed = None
+    billing_policy: NotServed = None
+    container: NotServed = None
+    mcp_servers: NotServed = None
+    fallbacks: NotServed = None
 
 
 class MessagesRequest(Conversation):
@@ -161,7 +138,8 @@ class MessagesRequest(Conversation):
     seed: int | None = None
     """Not of Anthropic's API: the same seed gives the same answer."""
     stream: bool | None = None
-    metadata: WithoutEffect = None
-    service_tier: WithoutEffect = None
-    inference_geo: WithoutEffect = None
-    diagnostics: WithoutEffect = None
+    metadata: NotServed = None
+    service_tier: NotServed = None
+    inference_geo: NotServed = None
+    diagnostics: NotServed = None
+    fallback_credit_token: NotServed = None

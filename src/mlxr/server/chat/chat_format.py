@@ -1,6 +1,7 @@
 """How one model is spoken to: from a `ChatJob` to a prompt, to options of the engine, and from its answer to deltas."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,6 +23,7 @@ from mlxr.server.chat.messages import checked_messages, plain_tools
 from mlxr.server.chat.template_form import TemplateForm, has_calls
 from mlxr.server.request_record import note_unenforced
 
+_LOG = logging.getLogger("mlxr.server")
 _TAIL = 32
 """Tokens at the end of a prompt that may open or close the model's thinking."""
 _OF_TEMPLATE = ("messages", "add_generation_prompt", "tools", "xml_tools", "bos_token", "eos_token")
@@ -51,6 +53,7 @@ class ChatFormat:
         if template.tool_use is not None:
             self._with_tools = TemplateForm(template, tokenizer, for_tools=True)
         self._is_closed = False
+        self._told: set[str] = set()  # what was logged, so that it is logged once
         # A template's process serves one at a time: so does this thread.
         self._thread = ThreadPoolExecutor(1, "mlxr-template")
 
@@ -162,6 +165,7 @@ class ChatFormat:
             if has_calls(job) and form.drops_calls:
                 form = self._with_tools  # what was called must be told, whether or not more may be
                 names = form.names
+            self._tell(form.without_effect(self._reasoning(job)))
             marked = form.render(_marked(job, names))
         except RecursionError as error:
             raise RequestError("messages or tools are nested too deeply: write them flatter") from error
@@ -174,6 +178,11 @@ class ChatFormat:
         if text == marked:
             return self._tokenizer.encode(text, add_special=False, parse_special=True)
         return self._tokenizer.encode_parts(names.split(marked))
+
+    def _tell(self, note: str) -> None:
+        if note and note not in self._told:
+            self._told.add(note)
+            _LOG.warning("%s: %s", self._template.source, note)
 
     def _checked(self, job: ChatJob) -> ChatJob:
         """The job with messages in one form.

@@ -18,6 +18,7 @@ from mlxr.runtime.tokenizer.thinking_form import find_thinking
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.control_names import ControlNames
+from mlxr.server.chat.formats.family import Beginning
 from mlxr.server.chat.formats.registry import family_of
 from mlxr.server.chat.messages import with_text_arguments
 
@@ -78,6 +79,10 @@ class TemplateForm:
     def budget(self, reasoning: Reasoning) -> int | None:
         """Most tokens of reasoning."""
         return reasoning.budget_for(self._read_names)
+
+    def without_effect(self, reasoning: Reasoning) -> str:
+        """What of it has no effect with this template; empty: nothing."""
+        return reasoning.without_effect(self._read_names, self.family.may_think(Beginning.OPEN))
 
     def render(self, job: ChatJob) -> str:
         """The text of a job whose messages have been checked.

@@ -33,6 +33,7 @@ class TokenCount(Told):
     """Of /v1/messages/count_tokens."""
 
     input_tokens: int
+    warnings: list[str] | None = None
 
 
 class OllamaRecord(Told):
@@ -162,6 +163,7 @@ class ModelState(Told):
     progress: str
     requests: int
     context: int | None
+    memory: str | None
     bytes: int
     pinned: bool
 

@@ -28,6 +28,8 @@ _ANSWERS = answers(
     OllamaPull,
     "application/x-ndjson",
     status_403="the server fetches no models",
+    status_409="the name is that of another model here",
+    status_422="the model is not supported",
     status_502="the hub has no such model, does not give it, or cannot be reached",
 )
 

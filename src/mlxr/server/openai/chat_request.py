@@ -98,7 +98,6 @@ class ChatRequest(SamplingFields, ReasoningFields):
         "audio": "there is no speech",
         "prediction": "start the server with --prompt-lookup",
         "web_search_options": "there is no search",
-        "best_of": "ask for n answers",
         "moderation": "there is no moderation",
     }
 

@@ -5,15 +5,17 @@ stays, and whoever asks again goes on from there.
 """
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from mlxr.compiler.errors import HubError
+from mlxr.compiler.errors import HubError, MlxrError
 from mlxr.hub.choose_files import HubFile
 from mlxr.pull_model import PullProgress, pull_model
+from mlxr.server.errors import pull_error
 from mlxr.server.pool.model_pool import ModelPool
 
 _TELL_SECONDS = 0.1
@@ -45,15 +47,34 @@ class _Pull:
         steps: what was and is done; of a file's fetch the last state.
         changed: set at the next change; another one is in its place then.
         followers: how many do.
-        is_given_up: whether nobody waits for it any more.
+        is_ending: whether it has seen that it was given up.
         task: fetches it.
     """
 
     steps: list[PullStep] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     followers: int = 0
-    is_given_up: bool = False
+    is_ending: bool = False
     task: "asyncio.Task[None] | None" = None
+    _is_given_up: bool = False
+    _giving_up: threading.Lock = field(default_factory=threading.Lock)
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more: it ends with its next step, which may be seconds away."""
+        with self._giving_up:
+            self._is_given_up = True
+
+    def take_up(self) -> bool:
+        """Somebody waits for it again; returns whether it still goes on."""
+        with self._giving_up:
+            self._is_given_up = self.is_ending
+        return not self.is_ending
+
+    def ends_now(self) -> bool:
+        """Asked by its thread at each step: whether it is to end."""
+        with self._giving_up:
+            self.is_ending = self._is_given_up
+        return self.is_ending
 
     def add(self, step: PullStep) -> None:
         """Adds a step, or replaces the last one if that is of the same file."""
@@ -86,10 +107,10 @@ class Pulls:
             name: ORG/REPO, with a revision or a file; it is served under this name then.
 
         Raises:
-            MlxrError: as `pull_model`.
+            ApiError: `pull_model` failed.
         """
         pull = self._running.get(name)
-        if pull is None or pull.is_given_up:
+        if pull is None or not pull.take_up():
             before = None if pull is None else pull.task
             pull = self._running[name] = _Pull()
             pull.task = asyncio.create_task(self._run(name, pull, before))
@@ -107,7 +128,10 @@ class Pulls:
                         break
                     at += 1
                 if has_ended:
-                    task.result()
+                    try:
+                        task.result()
+                    except MlxrError as error:
+                        raise pull_error(name, error) from error
                     return
                 changing = asyncio.ensure_future(changed.wait())
                 await asyncio.wait({task, changing}, return_when=asyncio.FIRST_COMPLETED)
@@ -116,23 +140,24 @@ class Pulls:
                     await asyncio.sleep(_TELL_SECONDS)
         finally:
             pull.followers -= 1
-            pull.is_given_up = pull.followers == 0
+            if pull.followers == 0:
+                pull.give_up()
 
     async def close(self) -> None:
         """Gives all of them up, and waits until they have ended."""
         pulls = list(self._running.values())
         for pull in pulls:
-            pull.is_given_up = True
+            pull.give_up()
         self._threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.gather(*(pull.task for pull in pulls if pull.task is not None), return_exceptions=True)
 
     async def _run(self, name: str, pull: _Pull, before: "asyncio.Task[None] | None") -> None:
         if before is not None:
-            await asyncio.wait({before})  # it was given up, and ends soon
+            await asyncio.wait({before})  # it was given up, has seen that, and ends
         loop = asyncio.get_running_loop()
 
         def add(step: PullStep) -> None:
-            if pull.is_given_up:
+            if pull.ends_now():
                 raise HubError(f"{name}: nobody waits for it any more; what was fetched is kept")
             loop.call_soon_threadsafe(pull.add, step)
 
