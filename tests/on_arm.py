@@ -66,7 +66,7 @@ exec @COMPILER@ cc -target aarch64-linux-gnu.2.34 -fno-sanitize=undefined -fno-s
 GCC = """#!/bin/sh
 for word do
     shift
-    case $word in -mcpu=native) word=-march=armv8-a@EXTENSIONS@ ;; esac
+    case $word in -mcpu=native) word=-march=@BASE@@EXTENSIONS@ ;; esac
     set -- "$@" "$word"
 done
 exec @COMPILER@ "$@"
@@ -167,7 +167,9 @@ def write_compiler(path: Path, features: Sequence[str]) -> None:
     if compiler is None:
         raise MissingError(f"there is no {gcc}" if gcc else "the ziglang wheel is not installed")
     native = "".join(f"+{names[feature]}" for feature in sorted(names.keys() & features))
-    write_script(path, text.replace("@EXTENSIONS@", native).replace("@COMPILER@", shlex.quote(compiler)))
+    base = "armv8.2-a" if native else "armv8-a"
+    text = text.replace("@BASE@", base).replace("@EXTENSIONS@", native)
+    write_script(path, text.replace("@COMPILER@", shlex.quote(compiler)))
 
 
 def write_script(path: Path, text: str) -> None:
