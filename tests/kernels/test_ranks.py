@@ -165,7 +165,7 @@ def test_three_uneven_stages(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("transport", "parallel", "threads"),
     [
-        ("memory", {"tensor": 3}, 2),
+        pytest.param("memory", {"tensor": 3}, 2, marks=pytest.mark.long),
         pytest.param("sockets", {"tensor": 2}, 1, marks=pytest.mark.long),
         pytest.param("sockets", {"tensor": 3}, 1, marks=pytest.mark.long),
         ("sockets", {"tensor": 2, "pipeline": 2}, 2),

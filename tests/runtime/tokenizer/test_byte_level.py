@@ -35,11 +35,11 @@ def both(request, tmp_path_factory):
     return library, load_tokenizer(path), tokenizer_from_gguf(metadata, "x.gguf"), PRE_TOKENIZERS[request.param]
 
 
-def test_ids_on_held_out_text_and_ten_thousand_random_strings(both):
+def test_ids_on_held_out_text_and_random_strings(both):
     """2,500 strings for each of four families."""
     library, from_json, from_gguf, pre = both
     library.encode_special_tokens = True  # as `encode` without `parse_special`
-    texts = [held_out_text()[:20_000], LANGUAGES, *LANGUAGES.splitlines(keepends=True), *random_texts(2500)]
+    texts = [held_out_text()[:20_000], LANGUAGES, *LANGUAGES.splitlines(keepends=True), *random_texts(800)]
     for text, normal in zip(texts, composed(texts) if pre.composed else texts, strict=True):
         ids = library.encode(normal, add_special_tokens=False).ids
         assert from_json.encode(normal) == ids
