@@ -1,5 +1,6 @@
 """`mlxr launch`: agents get what they need for one process, servers that it starts end with them, others stay."""
 
+import argparse
 import json
 import os
 import shlex
@@ -7,14 +8,25 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from mlxr.cli import main
-from mlxr.cli.agents import AGENTS
+from mlxr.cli import launch, main
+from mlxr.cli.agents import AGENTS, Served
+from mlxr.server.anthropic import messages
+from mlxr.server.chat.answer import Piece
+from mlxr.server.chat.delta import Content, Delta, ToolArguments, ToolStart
+from mlxr.server.life.control import AnswerError
 from mlxr.server.life.state_file import running_servers
+from mlxr.server.openai import chat, responses
+from mlxr.server.pool.engine_source import EngineSource
+from mlxr.server.pool.model_pool import ModelPool
+from mlxr_tests.running_server import running_server
+from mlxr_tests.scripted_answer import answering
 from mlxr_tests.storyteller import ROOT, TINY
 from mlxr_tests.talker import CONTEXT, write_talker
 
@@ -139,6 +151,98 @@ def test_a_server_that_runs_is_used_and_stays(folder: Path, talker: Path, capfd:
         assert "a server that goes on: context 2,048" in said and "note: what coding agents say of themselves" in said
     finally:
         assert main(["stop", "--all"]) == 0
+
+
+def test_without_room_for_the_context_memory_decides(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started, ended = [], []
+
+    def start_shared(arguments: list[str]) -> str:
+        started.append(arguments)
+        return f"server {len(started)}"
+
+    @contextmanager
+    def using(state: str) -> Iterator[None]:
+        yield
+        ended.append(state)
+
+    def load(state: str, name: str, context: int | None) -> None:
+        if "--context" in started[-1]:
+            raise AnswerError("it takes 9 GiB of memory", 503)
+
+    for name, stand_in in {"start_shared": start_shared, "using": using, "_load": load}.items():
+        monkeypatch.setattr(launch, name, stand_in)
+    args = argparse.Namespace(context=None, port=None, host="auto", kv="q8")
+    with ExitStack() as stack:
+        assert cast(Any, launch._started(args, "m.gguf", "m", 65536, stack)) == "server 2"
+        assert ended == ["server 1"], "the second one goes on"
+    rest = ["m.gguf", "--port", "0", "--keep-alive", "forever"]
+    assert started == [[*rest, "--context", "65536", "--kv", "q8"], [*rest, "--kv", "q8"]]
+    assert "note: no room for a context of 65,536: it takes 9 GiB of memory" in capsys.readouterr().err
+    args.context = 65536
+    with ExitStack() as stack, pytest.raises(AnswerError):
+        launch._started(args, "m.gguf", "m", 65536, stack)
+
+
+CALLS = {
+    "claude": (
+        ("ToolSearch", {"query": "select:WebFetch", "max_results": 1}),
+        ("Bash", {"command": "echo $((6 * 7))"}),
+    ),
+    "codex": (("exec_command", {"cmd": "echo $((6 * 7))"}),),
+    "opencode": (("bash", {"command": "echo $((6 * 7))", "description": "x"}),),
+    "qwen": (("run_shell_command", {"command": "echo $((6 * 7))", "is_background": False}),),
+}
+"""What an agent is told to call, one after the other."""
+ALLOWED = {
+    "claude": ["-p", "--allowedTools", "Bash", "--", "Say hi"],
+    "codex": ["exec", "--skip-git-repo-check", "-s", "danger-full-access", "Say hi"],
+    "opencode": ["run", "Say hi"],
+    "qwen": ["--yolo", "-p", "Say hi"],
+}
+"""How it runs these without asking."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CALLS)
+def test_real_agents_call_tools(tmp_path: Path, talker: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A script in the model's place calls tools of each agent that is installed; their results come back to it."""
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not installed: {AGENTS[name].install}")
+    results: list[str] = []
+
+    async def scripted(model: Any, job: Any, **options: Any) -> AsyncGenerator[Piece]:
+        called = [call["function"]["name"] for message in job.messages for call in message.get("tool_calls", ())]
+        results[:] = [message["content"] for message in job.messages if message["role"] == "tool"]
+        script: list[list[Delta]] = [[Content("All is done.")]]
+        for tool, arguments in CALLS[name]:
+            if tool in job.tool_names and tool not in called:
+                call = f"call_{len(called)}"
+                script = [
+                    [Content("I call it.")],
+                    [ToolStart(0, call, tool)],
+                    [ToolArguments(0, json.dumps(arguments))],
+                ]
+                break
+        async for piece in answering(script)(model, job, **options):
+            yield piece
+
+    for api in (messages, chat, responses):
+        monkeypatch.setattr(api, "answer", scripted)
+    for folder in ("work", "home", "files"):
+        (tmp_path / folder).mkdir()
+    with running_server(lambda: ModelPool([EngineSource("talker", str(talker), host="cpu")])) as server:
+        start = AGENTS[name].start(Served(server.url, "none", "talker", CONTEXT), tmp_path / "files")
+        for file, text in start.files.items():
+            (tmp_path / "files" / file).write_text(text)
+        environment = launch._environment(start.variables) | {"HOME": str(tmp_path / "home"), "IS_SANDBOX": "1"}
+        words = [name, *start.arguments, *ALLOWED[name]]
+        options: dict[str, Any] = {"env": environment, "cwd": tmp_path / "work", "stdin": subprocess.DEVNULL}
+        told = subprocess.run(words, check=True, timeout=300, capture_output=True, text=True, **options)
+    assert "All is done." in told.stdout, told
+    assert len(results) == len(CALLS[name]) and "42" in results[-1]
+    assert name != "claude" or results[0] == "WebFetch is among the tools now."
 
 
 @pytest.mark.long

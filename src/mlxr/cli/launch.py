@@ -179,7 +179,10 @@ def _load(state: StateFile, name: str, context: int | None) -> None:
     """Has a server load a model that can chat, if it has not."""
     if ask(state, "/api/show", {"model": name}, _LOAD_SECONDS).get("capabilities") == ["completion"]:
         raise RequestError(f"{name} has no chat template: an agent needs a model that was made to chat")
-    print(f"loading {name} ...", file=sys.stderr, flush=True)
+    models: list[dict[str, Any]] = status_of(state).get("models", [])
+    has = next((model["context"] for model in models if model["name"] == name), None)
+    if has is None or has < (context or 0):
+        print(f"loading {name} ...", file=sys.stderr, flush=True)
     options = {} if context is None else {"options": {"num_ctx": context}}
     told = ask(state, "/api/generate", {"model": name} | options, _LOAD_SECONDS)
     for warning in told.get("warnings", []):
