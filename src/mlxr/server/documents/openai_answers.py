@@ -34,12 +34,20 @@ class Function(Told):
     arguments: str
 
 
+class Custom(Told):
+    """What is called; the input is free text."""
+
+    name: str
+    input: str
+
+
 class ToolCall(Told):
     """A call of a tool."""
 
     id: str
-    type: Literal["function"]
-    function: Function
+    type: Literal["function", "custom"]
+    function: Function | None = None
+    custom: Custom | None = None
 
 
 class TopToken(Told):

@@ -82,6 +82,11 @@ class ToolKit:
         self.tools = list({tool.called + repr(tool.function): tool for tool in tools}.values())
         self._by_name = {tool.called: tool for tool in self.tools}
 
+    @property
+    def has_custom(self) -> bool:
+        """Whether there are custom tools."""
+        return any(tool.kind == "custom" for tool in self.tools)
+
     def find(self, called: str) -> ClientTool:
         """The tool that a model calls; of a name that none has, a function."""
         return self._by_name.get(called) or ClientTool("function", called, {})

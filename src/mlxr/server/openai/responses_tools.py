@@ -21,7 +21,8 @@ _OWN: tuple[Kind, ...] = ("local_shell", "apply_patch")
 _CLIENT = ("function", "custom", "namespace", "shell", "tool_search", *_OWN)
 
 
-def _at_once(value: bool | None) -> bool | None:
+def at_once(value: bool | None) -> bool | None:
+    """Refuses tools that the model shall not know before they are searched for."""
     if value:
         raise ValueError("it is true, and this server searches no tools: give only those that the model shall know")
     return value
@@ -44,7 +45,7 @@ class _Offered(ApiModel):
 
     name: str = Field(min_length=1, max_length=128, pattern=_NAME)
     description: str | None = None
-    defer_loading: Annotated[bool | None, AfterValidator(_at_once)] = None
+    defer_loading: Annotated[bool | None, AfterValidator(at_once)] = None
     allowed_callers: Annotated[list[str] | None, AfterValidator(_direct)] = None
     async_: Annotated[bool | None, AfterValidator(_waited_for)] = Field(None, alias="async")
 
@@ -152,12 +153,13 @@ def _branch(tool: Any) -> str:
     if isinstance(tool, ApiModel):
         tool = tool.model_dump()
     kind = tool.get("type")
-    if _is_hosted(tool):
+    if is_hosted(tool):
         return "[hosted]"
     return "[own]" if kind in _OWN else f"[{kind}]"
 
 
-def _is_hosted(tool: dict[str, Any]) -> bool:
+def is_hosted(tool: dict[str, Any]) -> bool:
+    """Whether a service runs a tool."""
     environment = tool.get("environment")
     place = environment.get("type") if isinstance(environment, dict) else None
     match tool.get("type"):
@@ -175,7 +177,7 @@ def _known(tool: Any) -> Any:
     if not isinstance(tool, dict):
         raise ValueError(f"expected an object with the type {' or '.join(_CLIENT)}")
     kind = tool.get("type")
-    if kind in _CLIENT or _is_hosted(tool):
+    if kind in _CLIENT or is_hosted(tool):
         return tool
     what = "screens are images, and this server takes text only" if "computer" in str(kind) else "use one of these"
     raise ValueError(f"type is {kind!r:.60}, which is not supported here, but {', '.join(_CLIENT)}: {what}")
