@@ -13,6 +13,7 @@ from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr_tests.chat_formats import a_job, byte_tokenizer
+from mlxr_tests.small_templates import TEMPLATES
 
 CALLS = [
     {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Róme"}'}},
@@ -25,30 +26,13 @@ MESSAGES = (
     {"role": "tool", "tool_call_id": "call_1", "content": "sun"},
 )
 NAMES = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
-QWEN = (
+TINY = (
     NAMES
     + """\
 {%- for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}
 {{- m.content }}
 {%- for c in m.tool_calls %}<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson
 }}}</tool_call>{% endfor %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
-)
-LLAMA = (
-    NAMES
-    + """\
-{%- for m in messages %}<|start_header_id|>{{ m.role }}|{% if 'tool_calls' in m %}
-{%- if m.tool_calls | length != 1 %}{{ raise_exception('only one') }}{% endif %}
-{%- set c = m.tool_calls[0].function %}{"name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}
-{%- elif m.role == 'tool' %}ipython {{ m.content }}{% else %}{{ m.content | trim }}{% endif %}{% endfor %}"""
-)
-MISTRAL = (
-    NAMES
-    + """\
-{%- for m in messages %}{% if m.tool_calls is defined %}[TOOL_CALLS][
-{%- for c in m.tool_calls %}{% if c.id | length != 9 %}{{ raise_exception('length 9!') }}{% endif %}
-{{- c.function | tojson }}{% endfor %}]
-{%- elif m.role == 'tool' %}{% if m.tool_call_id | length != 9 %}{{ raise_exception('length 9!') }}{% endif %}
-{{- '[TOOL_RESULTS]' + m.content }}{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}"""
 )
 OLD_MISTRAL = (
     NAMES
@@ -57,50 +41,50 @@ OLD_MISTRAL = (
 {%- elif message['role'] == 'tool_results' %}{{ '[TOOL_RESULTS]' + message['content'] }}
 {%- elif message['role'] in ('user', 'assistant') %}{{ message['content'] }} {% endif %}{% endfor %}"""
 )
-HARMONY = (
-    NAMES
-    + """\
-{%- for m in messages %}<|start|>{{ m.role }}{% if 'tool_calls' in m %}
-{%- if m.content and m.thinking %}{{ raise_exception('not both') }}{% endif %}
-{%- if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}{% endif %}
-{{- ' to=functions.' + m.tool_calls[0].function.name }}<|message|>{{ m.tool_calls[0].function.arguments | tojson }}
-{%- else %}<|message|>{{ m.content }}{% endif %}{% endfor %}"""
-)
-GLM = (
-    NAMES
-    + """\
-{%- for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls %}<tool_call>{{ c.function.name }}
-{%- for k, v in c.function.arguments.items() %}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>{% endfor %}
-</tool_call>{% endfor %}{% endfor %}"""
-)
-SMOLLM = """\
-{%- for tool in xml_tools or [] %}{{ tool.name }} {% endfor %}
-{%- for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"""
-TEXT = QWEN.replace("c.function.arguments | tojson", "'' + c.function.arguments")
+TEXT = TINY.replace("c.function.arguments | tojson", "'' + c.function.arguments")
 HEAD = "get_weather time "
 FIRST, SECOND = '{"name": "get_weather", "arguments": {"city": "Róme"}}', '{"name": "time", "arguments": {}}'
+HERMES = f"{HEAD}<user>Hi<assistant><think>hm</think>Well<tool_call>{FIRST}</tool_call><tool_call>{SECOND}</tool_call>"
+
+
+def chatml(*turns: str) -> str:
+    """A prompt with turns that begin with their roles."""
+    return HEAD + "".join(f"<|im_start|>{turn}<|im_end|>\n" for turn in turns) + "<|im_start|>assistant\n"
+
+
 EXPECTED = {
+    "tiny": (TINY, f"{HERMES}<tool>noon<tool>sun<assistant>"),
+    "arguments as text": (TEXT, f"{HERMES}<tool>noon<tool>sun<assistant>"),
     "qwen": (
-        QWEN,
-        f"{HEAD}<user>Hi<assistant><think>hm</think>Well<tool_call>{FIRST}</tool_call><tool_call>{SECOND}</tool_call>"
-        "<tool>noon<tool>sun<assistant>",
-    ),
-    "arguments as text": (
-        TEXT,
-        f"{HEAD}<user>Hi<assistant><think>hm</think>Well<tool_call>{FIRST}</tool_call><tool_call>{SECOND}</tool_call>"
-        "<tool>noon<tool>sun<assistant>",
+        TEMPLATES["qwen"],
+        chatml(
+            "user\nHi",
+            f"assistant\n<think>\nhm\n</think>\n\nWell<tool_call>\n{FIRST}\n</tool_call>"
+            f"<tool_call>\n{SECOND}\n</tool_call>",
+            "tool\nnoon",
+            "tool\nsun",
+        ),
     ),
     "llama": (
-        LLAMA,
-        f"{HEAD}<|start_header_id|>user|Hi<|start_header_id|>assistant|Well<|start_header_id|>assistant|"
-        + FIRST.replace("arguments", "parameters")
-        + "<|start_header_id|>tool|ipython sun<|start_header_id|>assistant|"
-        + SECOND.replace("arguments", "parameters")
-        + "<|start_header_id|>tool|ipython noon",
+        TEMPLATES["llama"],
+        HEAD
+        + "".join(
+            f"<|start_header_id|>{role}<|end_header_id|>\n\n{text}<|eot_id|>"
+            for role, text in (
+                ("user", "Hi"),
+                ("assistant", "Well"),
+                ("assistant", FIRST.replace("arguments", "parameters")),
+                ("tool", "sun"),
+                ("assistant", SECOND.replace("arguments", "parameters")),
+                ("tool", "noon"),
+            )
+        )
+        + "<|start_header_id|>assistant<|end_header_id|>\n\n",
     ),
-    "mistral": (
-        MISTRAL,
-        f"{HEAD}[INST]Hi[/INST][TOOL_CALLS][{FIRST}{SECOND}][TOOL_RESULTS]noon[TOOL_RESULTS]sun",
+    "mistral list": (
+        TEMPLATES["mistral list"],
+        f"{HEAD}[INST]Hi[/INST][THINK]hm[/THINK]Well[TOOL_CALLS][{FIRST}, {SECOND}]</s>[TOOL_RESULTS]noon"
+        "[/TOOL_RESULTS][TOOL_RESULTS]sun[/TOOL_RESULTS]",
     ),
     "old mistral": (
         OLD_MISTRAL,
@@ -108,20 +92,21 @@ EXPECTED = {
         '[TOOL_RESULTS]{"content": "noon", "call_id": "ID2"}[TOOL_RESULTS]{"content": "sun", "call_id": "ID1"}',
     ),
     "harmony": (
-        HARMONY,
-        f"{HEAD}<|start|>user<|message|>Hi<|start|>assistant<|channel|>analysis<|message|>hm\n\nWell"
-        ' to=functions.get_weather<|message|>{"city": "Róme"}<|start|>tool<|message|>sun<|start|>assistant'
-        " to=functions.time<|message|>{}<|start|>tool<|message|>noon",
+        TEMPLATES["harmony"],
+        f"{HEAD}<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>analysis<|message|>hm\n\nWell<|end|>"
+        '<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{"city": "Róme"}<|call|>'
+        "<|start|>tool<|message|>sun<|end|><|start|>assistant to=functions.time<|channel|>commentary json<|message|>{}"
+        "<|call|><|start|>tool<|message|>noon<|end|><|start|>assistant",
     ),
     "glm": (
-        GLM,
-        f"{HEAD}<|user|>Hi<|assistant|>Well<tool_call>get_weather<arg_key>city</arg_key><arg_value>Róme</arg_value>"
-        "</tool_call><tool_call>time</tool_call><|tool|>noon<|tool|>sun",
-    ),
-    "smollm3": (
-        SMOLLM,
-        f"{HEAD}<user>Hi<assistant>Well\n<tool_call>\n{FIRST}\n</tool_call>\n<tool_call>\n"
-        f"{SECOND}\n</tool_call><tool>noon<tool>sun",
+        TEMPLATES["glm"],
+        chatml(
+            "user\nHi",
+            "assistant\n<think>hm</think>\nWell<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Róme"
+            "</arg_value>\n</tool_call><tool_call>time\n</tool_call>",
+            "tool\nnoon",
+            "tool\nsun",
+        ),
     ),
 }
 TOKENIZER = byte_tokenizer()
@@ -147,19 +132,24 @@ def test_tools_calls_and_results_are_written_as_the_family_does(name: str) -> No
 
 def test_the_last_message_is_continued_where_its_text_ends() -> None:
     end = {"role": "assistant", "content": "It is "}
-    assert prompt(QWEN, a_job(messages=(MESSAGES[0], end), continue_final=True)) == f"{HEAD}<user>Hi<assistant>It is "
-    trimmed = prompt(LLAMA, a_job(messages=(MESSAGES[0], end), continue_final=True))
-    assert trimmed.endswith("assistant|It is")
+    assert prompt(TINY, a_job(messages=(MESSAGES[0], end), continue_final=True)) == f"{HEAD}<user>Hi<assistant>It is "
+    trimmed = prompt(TEMPLATES["llama"], a_job(messages=(MESSAGES[0], end), continue_final=True))
+    assert trimmed.endswith("assistant<|end_header_id|>\n\nIt is")
+    thought = {"role": "assistant", "content": "", "reasoning_content": "It is "}
+    within = prompt(TEMPLATES["qwen"], a_job(messages=(MESSAGES[0], thought), continue_final=True))
+    assert within.endswith("Hi<|im_end|>\n<|im_start|>assistant\n<think>\nIt is ")
+    with pytest.raises(RequestError, match="reasoning cannot be continued: the chat template begins no thought"):
+        prompt(TEMPLATES["llama"], a_job(messages=(MESSAGES[0], thought), continue_final=True))
     with pytest.raises(RequestError, match="the chat template changes its text"):
-        prompt(QWEN.replace("m.content", "m.content | upper"), a_job(messages=(MESSAGES[0], end), continue_final=True))
+        prompt(TINY.replace("m.content", "m.content | upper"), a_job(messages=(MESSAGES[0], end), continue_final=True))
 
 
 def test_instructions_get_the_role_that_the_template_knows() -> None:
     first, second = ({"role": "developer", "content": text} for text in ("Be brief.", "Be kind."))
     messages = (first, second, MESSAGES[0])
-    assert prompt(QWEN, a_job(messages=messages)).startswith(f"{HEAD}<system>Be brief.<system>Be kind.<user>")
-    assert "<|start|>developer<|message|>Be brief.\n\nBe kind.<|start|>user" in prompt(
-        HARMONY, a_job(messages=messages)
+    assert prompt(TINY, a_job(messages=messages)).startswith(f"{HEAD}<system>Be brief.<system>Be kind.<user>")
+    assert "<|start|>developer<|message|>Be brief.\n\nBe kind.<|end|><|start|>user" in prompt(
+        TEMPLATES["harmony"], a_job(messages=messages)
     )
 
 
@@ -168,7 +158,7 @@ def test_a_line_that_changes_with_each_request_is_no_part_of_the_prompt(role: st
     line, user = "x-anthropic-billing-header: cc_version=2; cch=7f;", {"role": "user", "content": "Hi"}
 
     def written(*messages: dict[str, Any]) -> str:
-        return prompt(QWEN, a_job(messages=messages, tools=()))
+        return prompt(TINY, a_job(messages=messages, tools=()))
 
     rules = {"role": role, "content": "Be brief.\nBe kind."}
     parts = [{"type": "text", "text": text} for text in (line, "Be brief.", "Be kind.")]
@@ -180,21 +170,37 @@ def test_a_line_that_changes_with_each_request_is_no_part_of_the_prompt(role: st
 
 def test_a_template_for_tools_has_a_family_of_its_own() -> None:
     plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    for_tools = QWEN.replace("tools or []", "tools")  # as Hermes, which fails without tools
+    for_tools = TINY.replace("tools or []", "tools")  # as Hermes, which fails without tools
     with_tools = prompt(plain, a_job(messages=MESSAGES), tool_use=for_tools)
-    assert with_tools == EXPECTED["qwen"][1]
+    assert with_tools == EXPECTED["tiny"][1]
     assert prompt(plain, a_job(messages=MESSAGES[:1], tool_choice="none"), tool_use=for_tools) == "[user]Hi"
     told = prompt(plain, a_job(messages=MESSAGES, tools=()), tool_use=for_tools)
     assert told == with_tools.removeprefix(HEAD), "what was called is told, though nothing may be"
     with closing(ChatFormat(ChatTemplate(plain, "here", tool_use=for_tools), TOKENIZER)) as chat:
-        assert (chat.family, chat.takes_tools) == ("Hermes", True)
+        assert (chat.family, chat.takes_tools) == ("a JSON object, '<tool_call>'", True)
 
 
 def test_a_format_that_was_closed_says_so() -> None:
-    chat = ChatFormat(ChatTemplate(QWEN, "here"), TOKENIZER)
+    chat = ChatFormat(ChatTemplate(TINY, "here"), TOKENIZER)
     chat.close()
     with pytest.raises(EngineError, match="the model has been unloaded"):
         asyncio.run(chat.prompt(a_job()))
+
+
+def test_a_template_without_calls_gets_an_instruction_and_texts() -> None:
+    turns = (
+        "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}"
+        "{{ raise_exception('unknown role') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    )
+    rules = {"role": "system", "content": "Be brief."}
+    text = prompt(turns, a_job(messages=(rules, *MESSAGES)))
+    head, _, told = text.partition("[user]")
+    assert head.startswith("[system]Be brief.\n\nYou may call") and '"description": "Weather of a city"' in head
+    assert told == (
+        f"Hi[assistant]Well\n<tool_call>\n{FIRST}\n</tool_call>\n<tool_call>\n{SECOND}\n</tool_call>[user]"
+        "<tool_response>\nnoon\n</tool_response>\n<tool_response>\nsun\n</tool_response>[assistant]"
+    )
+    assert "You may call" not in prompt(turns, a_job(messages=MESSAGES, tool_choice="none"))
 
 
 def test_variables_reach_the_template() -> None:
@@ -205,39 +211,33 @@ def test_variables_reach_the_template() -> None:
 CALL = {"role": "assistant", "tool_calls": CALLS}
 DEEP = {"name": "f", "arguments": reduce(lambda inner, _: {"a": inner}, range(5000), {})}
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "nested too deeply": (QWEN, {"messages": ({**CALL, "tool_calls": [{"id": "a", "function": DEEP}]},)}),
+    "nested too deeply": (TINY, {"messages": ({**CALL, "tool_calls": [{"id": "a", "function": DEEP}]},)}),
     r"messages\[0\].tool_call_id is \[\], and no call": (
-        QWEN,
+        TINY,
         {"messages": ({"role": "tool", "tool_call_id": [], "content": ""},)},
     ),
     r"messages\[0\].reasoning_content is 3": (
-        QWEN,
+        TINY,
         {"messages": ({"role": "assistant", "content": "", "reasoning_content": 3},)},
     ),
-    "messages is empty": (QWEN, {"messages": ()}),
-    r"messages\[0\].role is 'bot'; expected one of system": (QWEN, {"messages": ({"role": "bot", "content": ""},)}),
+    "messages is empty": (TINY, {"messages": ()}),
+    r"messages\[0\].role is 'bot'; expected one of system": (TINY, {"messages": ({"role": "bot", "content": ""},)}),
     r"messages\[0\].content\[0\] is of type 'image_url', and this model reads text alone": (
-        QWEN,
+        TINY,
         {"messages": ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]},)},
     ),
     r"messages\[1\].tool_call_id is 'x', and no call": (
-        QWEN,
+        TINY,
         {"messages": (CALL, {"role": "tool", "tool_call_id": "x", "content": ""})},
     ),
     r"tool_calls\[0\].function.arguments is not JSON": (
-        QWEN,
+        TINY,
         {"messages": ({**CALL, "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}]},)},
     ),
-    r"tool_calls\[0\].id is None": (QWEN, {"messages": ({**CALL, "tool_calls": [{"function": {"name": "f"}}]},)}),
-    "only assistant messages call tools": (QWEN, {"messages": ({**CALL, "role": "user"},)}),
-    "tools are given, and the chat template of here has no form of tool calls": ("{{ messages }}", {}),
-    "tools are given, and the chat template of here leaves them out": (QWEN.replace("tools", "gadgets"), {}),
-    "messages have tool calls, which the chat template of here leaves out": (
-        QWEN.replace("tool_calls", "uses"),
-        {"messages": MESSAGES, "tools": ()},
-    ),
-    "it must be the assistant's, and have text": (QWEN, {"continue_final": True}),
-    "messages is not a variable of the template's own": (QWEN, {"variables": {"messages": []}}),
+    r"tool_calls\[0\].id is None": (TINY, {"messages": ({**CALL, "tool_calls": [{"function": {"name": "f"}}]},)}),
+    "only assistant messages call tools": (TINY, {"messages": ({**CALL, "role": "user"},)}),
+    "it must be the assistant's, and have text": (TINY, {"continue_final": True}),
+    "messages is not a variable of the template's own": (TINY, {"variables": {"messages": []}}),
 }
 
 
@@ -270,4 +270,4 @@ def test_two_tools_of_one_name_and_texts_far_too_long_are_refused() -> None:
     with pytest.raises(RequestError, match="which another tool has"):
         a_job(tools=(tool, tool))
     with pytest.raises(PromptTooLongError):
-        prompt(QWEN, a_job(messages=({"role": "user", "content": "x" * 100_000},)), context=100)
+        prompt(TINY, a_job(messages=({"role": "user", "content": "x" * 100_000},)), context=100)

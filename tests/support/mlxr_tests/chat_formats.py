@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import cache
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.library_tokenizer import LibraryTokenizer
 from mlxr.runtime.tokenizer.tokenizer import SpecialTokens
 from mlxr.server.chat.answer_parser import AnswerParser, joined
@@ -15,6 +18,8 @@ from mlxr.server.chat.answer_reader import AnswerReader
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Delta, ToolStart
 from mlxr.server.chat.formats.family import Beginning, Family
+from mlxr.server.chat.formats.registry import family_of
+from mlxr_tests.small_templates import CONTROL, TEMPLATES
 
 WEATHER = {
     "type": "function",
@@ -30,17 +35,6 @@ WEATHER = {
     },
 }
 TIME = {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}}}
-
-_XML = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-CONTROL_OF = {
-    "Hermes": _XML,
-    "SmolLM3": _XML,
-    "Llama3": ("<|python_tag|>", "<|eot_id|>"),
-    "Mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
-    "Harmony": ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"),
-    "Glm": (*_XML, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-}
-"""The control tokens of families, by their names."""
 
 
 def byte_tokenizer(control: Sequence[str] = ()) -> LibraryTokenizer:
@@ -94,6 +88,14 @@ def cuts(answer: str, control: Sequence[str]) -> Iterator[list[str]]:
         if part not in control:
             for at in range(1, len(part)):
                 yield [*parts[:number], part[:at], part[at:], *parts[number + 1 :]]
+
+
+@cache
+def family(name: str, tokens: bool) -> Family:
+    """The family of a small template, whose markers are control tokens or text."""
+    tokenizer = byte_tokenizer(CONTROL[name] if tokens else ())
+    with closing(ChatTemplate(TEMPLATES[name], "here")) as template:
+        return family_of(template, {}, tokenizer.control_tokens)
 
 
 def parsed(

@@ -7,6 +7,7 @@ from typing import Any
 
 from mlxr.runtime.engine.constraint.grammar import lark_schema
 from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.tokenizer.names_pattern import names_pattern
 from mlxr.runtime.tokenizer.thinking_form import MARKER
 
 ANYTHING = r"/(.|\n)*/"
@@ -23,6 +24,7 @@ class AnswerGrammar:
             control: ids of the model's control tokens by their names.
         """
         self._control = control
+        self._pattern = names_pattern([name for name in control if len(name) > 1])
         self._rules: dict[str, str] = {}
 
     def add(self, name: str, body: str, options: str = "") -> str:
@@ -41,6 +43,33 @@ class AnswerGrammar:
     def text(self, text: str) -> str:
         """Exactly this text."""
         return json.dumps(text, ensure_ascii=False)
+
+    def literal(self, text: str) -> str:
+        """Exactly this text, in which names of control tokens are these tokens."""
+        return " ".join(self.marker(part) for part in self._pattern.split(text) if part)
+
+    def up_to(self, rule: str, text: str) -> str:
+        """Any text up to another one, and that, in which names of control tokens are these tokens.
+
+        Args:
+            rule: a name for it.
+            text: not empty.
+        """
+        first, *rest = [part for part in self._pattern.split(text) if part]
+        return f"{self.until(rule, first)} {self.literal(''.join(rest))}".strip()
+
+    def without(self, rule: str, text: str) -> str:
+        """Any text that does not have another one.
+
+        Args:
+            rule: a name for it, in capitals.
+            text: not empty. Control tokens are never part of a text.
+        """
+        first = next(part for part in self._pattern.split(text) if part)
+        if first in self._control:
+            return self.add(rule, ANYTHING)
+        escaped = re.sub(r"[.+*?()|\[\]{}^$/\\]", lambda sign: "\\" + sign[0], first).replace("\n", "\\n")
+        return self.add(rule, f"{ANYTHING} & ~/(.|\\n)*{escaped}(.|\\n)*/")
 
     def until(self, rule: str, name: str) -> str:
         """Any text up to a marker, and the marker.

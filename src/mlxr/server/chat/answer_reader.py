@@ -9,12 +9,13 @@ has: so text that only spells such a name is not taken for the token.
 
 import re
 import secrets
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import TypeVar
 
 from mlxr.runtime.tokenizer.thinking_form import MARKER
 from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
 from mlxr.server.chat.json_value import JsonValue
+from mlxr.server.chat.loose_value import LooseScan
 
 _T = TypeVar("_T")
 Part = Generator[None, None, _T]
@@ -43,6 +44,8 @@ class AnswerReader:
     Attributes:
         ended: whether no more text comes.
         num_calls: how many tool calls have begun.
+        last_marker: the last marker that was found among several, as it came.
+        last_space: the white space before it, which was dropped.
     """
 
     def __init__(self, control: Collection[str] = ()) -> None:
@@ -57,6 +60,7 @@ class AnswerReader:
         self._deltas: list[Delta] = []
         self.ended = False
         self.num_calls = 0
+        self.last_marker = self.last_space = ""
 
     # What comes and goes.
 
@@ -75,6 +79,10 @@ class AnswerReader:
             text = _CONTROL.sub("", text)
         if text:
             self._deltas.append(kind(text))
+
+    def emit_named(self, kind: TextKind, marker: str) -> None:
+        """Adds a marker as text, control tokens in it by their names."""
+        self.emit(kind, named(marker))
 
     def start_call(self, name: str) -> None:
         """Begins a tool call."""
@@ -127,7 +135,7 @@ class AnswerReader:
         """Puts text back that has just been read."""
         self._buffer = text + self._buffer
 
-    def text_until(self, kind: TextKind, names: Sequence[str], *, exact: bool = False) -> Part[str | None]:
+    def text_until(self, kind: TextKind, names: "Sequence[str] | Markers", *, exact: bool = False) -> Part[str | None]:
         """Emits text up to the first of some markers, which is read too.
 
         Args:
@@ -140,21 +148,91 @@ class AnswerReader:
         """
         return (yield from self.each_until(lambda text: self.emit(kind, text), names, exact=exact))
 
-    def each_until(self, use: Callable[[str], None], names: Sequence[str], *, exact: bool = False) -> Part[str | None]:
+    def each_until(
+        self, use: Callable[[str], None], names: "Sequence[str] | Markers", *, exact: bool = False
+    ) -> Part[str | None]:
         """As `text_until`, calling a function with each piece of the text."""
+        markers = names if isinstance(names, Markers) else Markers({self.marker(name): name for name in names})
         space = "" if exact else _SPACE
-        markers = {self.marker(name): name for name in names}
-        pattern = re.compile("|".join(re.escape(marker) for marker in sorted(markers, key=len, reverse=True)))
         while True:
-            match = pattern.search(self._buffer)
-            if match is not None:
+            match = markers.pattern.search(self._buffer)
+            if match is not None and not self.ended and markers.may_be_longer(self._buffer, match):
                 use(self._take(match.start()).rstrip(space))
+                yield
+                continue
+            if match is not None:
+                before = self._take(match.start())
+                text = before.rstrip(space)
+                use(text)
                 self._take(len(match[0]))
-                return markers[match[0]]
-            use(self._take(len(self._buffer) if self.ended else self._num_certain(markers, space)))
+                self.last_marker, self.last_space = match[0], before[len(text) :]
+                return markers.names[match[0]]
+            use(self._take(len(self._buffer) if self.ended else markers.num_certain(self._buffer, space)))
             if self.ended:
                 return None
             yield
+
+    def first_of(self, markers: "Markers") -> Part[str | None]:
+        """The name of the marker that comes next, perhaps after white space: then both are read, else nothing."""
+        while True:
+            text = self._buffer.lstrip(_SPACE)
+            match = markers.pattern.match(text)
+            is_open = match is None or markers.may_be_longer(text, match)
+            if is_open and not self.ended and markers.may_begin(text):
+                yield
+                continue
+            if match is None:
+                return None
+            self.last_marker, self.last_space = match[0], self._take(len(self._buffer) - len(text))
+            self._take(match.end())
+            return markers.names[match[0]]
+
+    def next_is(self, chunks: Sequence[str]) -> Part[bool]:
+        """Whether texts come next, between which there may be white space: then all are read, else nothing."""
+        while True:
+            at, is_open = 0, False
+            for chunk in chunks:
+                at = _after_space(self._buffer, at)
+                if self._buffer.startswith(chunk, at):
+                    at += len(chunk)
+                    continue
+                if self.ended or not chunk.startswith(self._buffer[at:]):
+                    return False
+                is_open = True
+                break
+            if not is_open:
+                self._take(at)
+                return True
+            yield
+
+    def one_space(self, text: str) -> Reading:
+        """Drops white space if it comes next."""
+        while not self.ended and len(self._buffer) < len(text) and text.startswith(self._buffer):
+            yield
+        if self._buffer.startswith(text):
+            self._take(len(text))
+
+    def peek(self) -> str:
+        """What has come and has not been read."""
+        return self._buffer
+
+    def take(self, length: int) -> str:
+        """Reads some of what has come."""
+        return self._take(length)
+
+    def position(self) -> int:
+        """The place up to which has been read, for `back_to`; `mark` ends its use."""
+        return len(self._taken)
+
+    def back_to(self, position: int) -> None:
+        """Puts back all that has been read since a place. Nothing may have been emitted since then."""
+        again = "".join(self._taken[position:])
+        del self._taken[position:]
+        self._buffer = again + self._buffer
+
+    def raw_since_mark(self) -> str:
+        """What has been read since `mark`, exactly as it came."""
+        return "".join(self._taken)
 
     def skip_space(self) -> Reading:
         """Drops white space up to the next other text."""
@@ -199,17 +277,62 @@ class AnswerReader:
                 return value.is_complete
             yield
 
+    def loose_value(self, scan: LooseScan, use: Callable[[str], None]) -> Part[bool]:
+        """Reads a value whose end is found by a scan, calling a function with each piece of it.
+
+        Returns:
+            Whether its end was found.
+        """
+        while True:
+            use(self._take(scan.feed(self._buffer, is_last=self.ended)))
+            if scan.has_ended or self.ended:
+                return scan.has_ended
+            yield
+
     def _take(self, length: int) -> str:
         text, self._buffer = self._buffer[:length], self._buffer[length:]
         if text:
             self._taken.append(text)
         return text
 
-    def _num_certain(self, markers: Collection[str], space: str) -> int:
+
+class Markers:
+    """Texts to look for, by one expression.
+
+    Attributes:
+        names: what is told when one is found, by the texts.
+        pattern: finds the first one, of those at the same place the longest.
+    """
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        """Prepares the search; of no texts, nothing is ever found."""
+        self.names = dict(names)
+        ordered = sorted(self.names, key=len, reverse=True)
+        self.pattern = re.compile("|".join(map(re.escape, ordered)) or "(?!)")
+        self._beginnings = {name[:size] for name in ordered for size in range(1, len(name))}
+        self._longer = {name for name in ordered if name in self._beginnings}
+        self._most = max(map(len, ordered), default=1) - 1
+        self._first = re.compile(f"[{re.escape(''.join({name[0] for name in ordered}))}]" if ordered else "(?!)")
+
+    def may_begin(self, text: str) -> bool:
+        """Whether all of a text may be the beginning of a marker."""
+        return not text or text in self._beginnings
+
+    def may_be_longer(self, text: str, match: "re.Match[str]") -> bool:
+        """Whether what was found may turn out to be the beginning of a longer marker, once more text has come."""
+        return match[0] in self._longer and text[match.start() :] in self._beginnings
+
+    def num_certain(self, text: str, space: str) -> int:
         """How many characters can be neither a marker's beginning nor white space before one."""
-        text = self._buffer
-        longest = max(map(len, markers))
-        for start in range(max(0, len(text) - longest + 1), len(text)):
-            if any(marker.startswith(text[start:]) for marker in markers):
-                return len(text[:start].rstrip(space))
-        return len(text.rstrip(space))
+        at = max(0, len(text) - self._most)
+        while (match := self._first.search(text, at)) is not None:
+            if text[match.start() :] in self._beginnings:
+                return len(text[: match.start()].rstrip(space)) if space else match.start()
+            at = match.end()
+        return len(text.rstrip(space)) if space else len(text)
+
+
+def _after_space(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _SPACE:
+        at += 1
+    return at

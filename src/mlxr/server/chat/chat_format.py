@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,6 +20,8 @@ from mlxr.server.chat.answer_reader import AnswerReader
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.control_names import ControlNames
 from mlxr.server.chat.formats.family import Beginning, Family
+from mlxr.server.chat.formats.registry import form_name
+from mlxr.server.chat.learned.answer_form import AnswerForm, Origin
 from mlxr.server.chat.messages import checked_messages, plain_tools
 from mlxr.server.chat.template_form import TemplateForm, has_calls
 from mlxr.server.request_record import note_unenforced
@@ -55,22 +58,36 @@ class ChatFormat:
         self._is_closed = False
         self._told: set[str] = set()  # what was logged, so that it is logged once
         # A template's process serves one at a time: so does this thread.
-        self._thread = ThreadPoolExecutor(1, "mlxr-template")
+        self._thread = ThreadPoolExecutor(1, "mlxr-template", initializer=self._began)
+        self._thread_id = 0
+
+    @property
+    def form(self) -> AnswerForm:
+        """How the model writes answers where tools are given; the first time, its template is rendered for that.
+
+        Raises:
+            ChatTemplateError: the template takes too long or too much.
+            EngineError: this has been closed.
+        """
+        return self._learned(self._with_tools).form
 
     @property
     def family(self) -> str:
-        """The name of the family that its tool calls are of: `Hermes`, `Llama3` ...; `Plain` if it is not known."""
-        return type(self._with_tools.family).__name__
+        """The form in a few words."""
+        return form_name(self._learned(self._with_tools))
 
     @property
     def takes_tools(self) -> bool:
-        """Whether its tool calls are understood."""
-        return self._with_tools.family.takes_tools
+        """Whether the template has a form of calls; else the system message asks for one."""
+        return self.form.origin is not Origin.OURS
 
     @property
     def thinks(self) -> bool:
-        """Whether its template speaks of reasoning."""
-        return self._plain.family.thinks
+        """Whether its template knows of reasoning."""
+        return self._learned(self._plain).thinks
+
+    def _began(self) -> None:
+        self._thread_id = threading.get_ident()
 
     async def prompt(self, job: ChatJob) -> list[int]:
         """The tokens that an answer continues.
@@ -139,7 +156,18 @@ class ChatFormat:
         return self._with_tools if job.uses_tools else self._plain
 
     def _family(self, job: ChatJob) -> Family:
-        return self._form(job).family
+        return self._learned(self._form(job))
+
+    def _learned(self, form: TemplateForm) -> Family:
+        """The family of a template, which its own thread must find."""
+        if form.is_learned or threading.get_ident() == self._thread_id:
+            return form.family
+        try:
+            return self._thread.submit(lambda: form.family).result()
+        except RuntimeError as error:
+            if self._is_closed:
+                raise EngineError("the model has been unloaded: ask again") from error
+            raise
 
     def _reasoning(self, job: ChatJob) -> Reasoning:
         return Reasoning(job.variables, job.thinking_budget).over(self._defaults)
@@ -162,9 +190,14 @@ class ChatFormat:
         names = form.names
         try:
             job = self._with_defaults(self._checked(job))
-            if has_calls(job) and form.drops_calls:
+            if form is self._plain is not self._with_tools and has_calls(job) and form.drops_calls:
                 form = self._with_tools  # what was called must be told, whether or not more may be
                 names = form.names
+            if job.uses_tools and not form.family.form.messages.tools:
+                self._tell(
+                    "the chat template does not tell the model of tools: the system message does, and asks for calls "
+                    f"as {form_name(form.family)}"
+                )
             self._tell(form.without_effect(self._reasoning(job)))
             marked = form.render(_marked(job, names))
         except RecursionError as error:
@@ -194,12 +227,9 @@ class ChatFormat:
         for message in messages:
             if message["role"] == "developer" and not self._family(job).has_developer:
                 message["role"] = "system"
-        if job.uses_tools and not self._family(job).takes_tools:
-            raise RequestError(
-                f"tools are given, and the chat template of {self._template.source} has no form of tool calls that is "
-                "known: use another model, or leave tools out"
-            )
-        if job.continue_final and (messages[-1]["role"] != "assistant" or not messages[-1]["content"].strip()):
+        last = messages[-1]
+        has_text = bool(last["content"].strip() or last.get("reasoning_content"))
+        if job.continue_final and (last["role"] != "assistant" or not has_text):
             raise RequestError("the last message is to be continued: it must be the assistant's, and have text")
         for name in _OF_TEMPLATE:
             if name in job.variables:

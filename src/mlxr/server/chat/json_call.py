@@ -6,9 +6,11 @@ from enum import Enum, auto
 from typing import Any
 
 from mlxr.server.chat.answer_reader import AnswerReader, Part
+from mlxr.server.chat.learned.answer_form import ObjectKeys
 
 _ARGUMENTS = ("arguments", "parameters")
-_KEYS = ("name", "type", "id", *_ARGUMENTS)
+_BESIDE = ("type", "id", "index", "tool_call_id", "call_id")
+_AROUND = ("function",)
 
 
 class CallState(Enum):
@@ -25,32 +27,47 @@ class CallState(Enum):
     BROKEN = auto()
 
 
-def read_json_call(reader: AnswerReader, names: Collection[str] | None = None) -> Part[CallState]:
+def read_json_call(
+    reader: AnswerReader, names: Collection[str] | None = None, keys: ObjectKeys | None = None
+) -> Part[CallState]:
     """Reads a call whose `{` has been read.
 
     Args:
         reader: of the answer.
         names: of the tools, where other JSON than calls may come; None where there must be a call.
+        keys: by which the model tells calls; the usual ones are understood, too.
     """
+    of_name, of_arguments, around, beside = _known(keys)
     name: str | None = None
     early: str | None = None
     has_begun = False
+    depth = 0
     while True:
         sign = yield from reader.next_sign()
         if sign in (",", "}"):
             reader.take_sign()
-            if sign == ",":
-                continue
-            break
+            if sign == "}":
+                depth -= 1
+            if depth < 0:
+                break
+            continue
         key = (yield from _value(reader)) if sign == '"' else None
         if key is None or (yield from reader.next_sign()) != ":":
             return CallState.BROKEN if has_begun else CallState.NO_CALL
         reader.take_sign()
         key = _loaded(key)
-        if names is not None and key not in _KEYS:
-            return CallState.NO_CALL
         sign = yield from reader.next_sign()
-        if key in _ARGUMENTS and sign == "{" and name is not None and not has_begun:
+        if not of_name and name is None and sign == "{":  # the name is the key
+            name, key = key, of_arguments[0]
+            if names is not None and name not in names:
+                return CallState.NO_CALL
+        if not has_begun and key not in (*of_name, *of_arguments, *around, *beside):
+            return CallState.NO_CALL
+        if key in around and sign == "{" and name is None:
+            reader.take_sign()
+            depth += 1
+            continue
+        if key in of_arguments and sign == "{" and name is not None and not has_begun:
             reader.start_call(name)
             has_begun = True
             if not (yield from reader.json_value(reader.emit_arguments)):
@@ -59,12 +76,12 @@ def read_json_call(reader: AnswerReader, names: Collection[str] | None = None) -
         value = yield from _value(reader)
         if value is None:
             return CallState.BROKEN if has_begun else CallState.NO_CALL
-        if key == "name":
+        if key in of_name:
             loaded = _loaded(value)
             if not isinstance(loaded, str) or not loaded or (names is not None and loaded not in names):
                 return CallState.NO_CALL
             name = loaded
-        elif key in _ARGUMENTS:
+        elif key in of_arguments:
             early = value
     if name is None:
         return CallState.NO_CALL
@@ -72,6 +89,15 @@ def read_json_call(reader: AnswerReader, names: Collection[str] | None = None) -
         reader.start_call(name)
         reader.emit_arguments(as_object(early))
     return CallState.COMPLETE
+
+
+def _known(keys: ObjectKeys | None) -> tuple[tuple[str, ...], ...]:
+    """The keys of names, of arguments, of objects around them, and of what is beside them."""
+    if keys is None:
+        return ("name",), _ARGUMENTS, _AROUND, _BESIDE
+    if keys.name is None:
+        return (), ("",), keys.around, ()
+    return (keys.name, "name"), (keys.arguments, *_ARGUMENTS), (*keys.around, *_AROUND), (*keys.beside, *_BESIDE)
 
 
 def as_object(arguments: str | None) -> str:

@@ -114,6 +114,20 @@ def plain_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...
     return tuple(plain)
 
 
+def described_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """The same tools, in which each parameter has a description, if only an empty one."""
+    described = []
+    for tool in tools:
+        function = tool["function"]
+        parameters = function["parameters"]
+        properties = {
+            key: {"description": "", **schema} if isinstance(schema, Mapping) else schema
+            for key, schema in (parameters.get("properties") or {}).items()
+        }
+        described.append({**tool, "function": {**function, "parameters": {**parameters, "properties": properties}}})
+    return tuple(described)
+
+
 def with_text_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The same messages with the arguments of calls as JSON text, which some templates expect."""
     changed = []

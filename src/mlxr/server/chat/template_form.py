@@ -1,49 +1,28 @@
-"""What is known of one template of a model: its family, and what rendering a marked conversation shows of it.
-
-Here is the place for more that a template shows when it is rendered, such as the form of its tool calls.
-"""
+"""One template of a model: how it is rendered, and the form of answers that was learned from it."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
-from enum import Enum, auto
 from typing import Any
 
 from mlxr.compiler.errors import ChatTemplateError, RequestError
 from mlxr.runtime.engine.reasoning import Reasoning
-from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.system_messages import Message
 from mlxr.runtime.tokenizer.template_names import ReadNames
-from mlxr.runtime.tokenizer.thinking_form import find_thinking
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.control_names import ControlNames
-from mlxr.server.chat.formats.family import Beginning
+from mlxr.server.chat.formats.family import Beginning, Family
 from mlxr.server.chat.formats.registry import family_of
-from mlxr.server.chat.messages import with_text_arguments
-
-_TOOL, _KEY, _RESULT = "mlxr_tool", "mlxr_key", "mlxr_result"
-_PROBE = (
-    {"role": "user", "content": "x"},
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "123456789", "type": "function", "function": {"name": _TOOL, "arguments": {_KEY: "x"}}}],
-    },
-    {"role": "tool", "content": _RESULT, "tool_call_id": "123456789", "name": _TOOL},
-)
-"""A conversation that shows what a template does with calls."""
+from mlxr.server.chat.messages import described_tools
 
 
 class TemplateForm:
-    """One template: a model may have another one for conversations with tools.
-
-    Attributes:
-        family: how answers are written.
-    """
+    """One template: a model may have another one for conversations with tools."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, *, for_tools: bool) -> None:
-        """Finds the family; nothing is rendered yet.
+        """Takes the template; nothing is rendered yet.
 
         Args:
             template: the model's; only one thread may use it at a time.
@@ -52,29 +31,57 @@ class TemplateForm:
         """
         self._template = template
         self._needed: dict[str, Any] = {"tools": []} if for_tools else {}
-        self.family = family_of(template.program(self._needed))
         self._tokenizer = tokenizer
+        self._family: Family | None = None
         self._names: ControlNames | None = None
         self._read_names = ReadNames()
-        self._arguments: _Arguments | None = None
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether `family` is there without rendering anything."""
+        return self._family is not None
+
+    @property
+    def family(self) -> Family:
+        """How answers are written. The first time, that is learned by rendering the template.
+
+        Raises:
+            ChatTemplateError: the template takes too long or too much.
+        """
+        if self._family is None:
+            tokenizer = self._tokenizer
+            ends = [tokenizer.token_text(token) for token in sorted(tokenizer.eos_ids)]
+            has_tools = self._template.tool_use is None or "tools" in self._needed
+            self._family = family_of(self._template, self._needed, tokenizer.control_tokens, ends, has_tools=has_tools)
+        return self._family
 
     @property
     def names(self) -> ControlNames:
-        """The control tokens of its prompts. The first time, it is found out how the template writes thoughts.
+        """The control tokens of its prompts.
 
         Raises:
             ChatTemplateError: the template takes too long or too much.
         """
         if self._names is None:
             self._read_names = self._template.names(self._needed)
-            self.family.learn(find_thinking(self._template, self._needed))
             self._names = ControlNames(self._tokenizer.control_tokens, self.family.spoken)
         return self._names
+
+    def _continued_thought(self, job: ChatJob, variables: dict[str, Any]) -> str:
+        """A prompt that ends within a thought."""
+        family, thought = self.family, str(job.messages[-1]["reasoning_content"])
+        text = self._template.render(family.messages(replace(job, messages=job.messages[:-1])), **variables)
+        opening, closing = family.thinking
+        if not family.thinks or text.rstrip().endswith(closing):
+            raise RequestError("the last message's reasoning cannot be continued: the chat template begins no thought")
+        if text.rstrip().endswith(opening):
+            return text + thought
+        return text + (family.form.thought.opening if family.form.thought else opening) + thought
 
     @property
     def drops_calls(self) -> bool:
         """Whether the template leaves out what was called."""
-        return self._argument_form is _Arguments.DROPPED
+        return self.family.form.messages.has_calls_as_text
 
     def budget(self, reasoning: Reasoning) -> int | None:
         """Most tokens of reasoning."""
@@ -88,66 +95,52 @@ class TemplateForm:
         """The text of a job whose messages have been checked.
 
         Raises:
-            RequestError: the template leaves out tools, calls, or the end that is to be continued.
+            RequestError: the template leaves out tools, or the end that is to be continued.
             ChatTemplateError: it refuses the messages, or fails.
         """
         names = self._template.names(self._needed)
         job = replace(job, variables=names.with_budget(job.variables, job.thinking_budget))
-        messages, variables = self.family.messages(job), self._needed | self.family.variables(job)
-        if has_calls(job):
-            if self.drops_calls:
-                raise RequestError(
-                    f"messages have tool calls, which the chat template of {self._template.source} leaves out: use "
-                    "another model or template"
-                )
-            if self._argument_form is _Arguments.TEXT:
-                messages = with_text_arguments(messages)
-        text = self._text(job, messages, variables)
-        if job.uses_tools and not any(name in text for name in job.tool_names):
+        text = self._first_text(job)
+        tells_tools = not self.family.form.messages.tools or any(name in text for name in job.tool_names)
+        if job.uses_tools and not tells_tools:
             raise RequestError(
                 f"tools are given, and the chat template of {self._template.source} leaves them out: use another model "
                 "or template, or leave tools out"
             )
         return text
 
+    def _first_text(self, job: ChatJob) -> str:
+        """What the template makes of the first form of messages and tools that it takes."""
+        failure: ChatTemplateError | None = None
+        for adapted in self.family.adapted_jobs(job):
+            try:
+                return self._text(job, adapted, self._needed | self.family.variables(job))
+            except ChatTemplateError as error:
+                if error.__cause__ is not None:  # it took too long or too much
+                    raise
+                failure = failure or error
+        if job.uses_tools and (described := described_tools(job.tools)) != job.tools:
+            with suppress(ChatTemplateError):  # some templates read a description that is not there
+                return self._first_text(replace(job, tools=described))
+        assert failure is not None, "there is at least one form"
+        raise failure
+
     def _text(self, job: ChatJob, messages: Sequence[Message], variables: dict[str, Any]) -> str:
         if not job.continue_final:
             return self._template.render(messages, **variables)
+        if not job.messages[-1]["content"].strip():
+            return self._continued_thought(job, variables)
         # As transformers does: all that the template writes after the last message is cut off.
-        text, last = self._template.render(messages, add_generation_prompt=False, **variables), messages[-1]["content"]
+        text, last = (
+            self._template.render(messages, add_generation_prompt=False, **variables),
+            job.messages[-1]["content"],
+        )
         for content in (last, last.strip()):
             if (position := text.rfind(content)) >= 0:
                 return text[: position + len(content)]
         raise RequestError("the last message cannot be continued: the chat template changes its text")
 
-    @property
-    def _argument_form(self) -> "_Arguments":
-        """In which form the template takes the arguments of calls, by trying."""
-        if self._arguments is None:
-            self._arguments = self._find_argument_form()
-        return self._arguments
-
-    def _find_argument_form(self) -> "_Arguments":
-        messages = self.family.messages(ChatJob(_PROBE, Sampling()))
-        for form in (_Arguments.DICTS, _Arguments.TEXT):
-            tried = messages if form is _Arguments.DICTS else with_text_arguments(messages)
-            try:
-                text = self._template.render(tried, **self._needed)
-            except ChatTemplateError:
-                continue
-            if f"'{_KEY}'" not in text:  # Python's form of a dict
-                return form if all(part in text for part in (_TOOL, _KEY, _RESULT)) else _Arguments.DROPPED
-        return _Arguments.DICTS  # then the template says itself what it wants
-
 
 def has_calls(job: ChatJob) -> bool:
     """Whether tools were called before."""
     return any(message["role"] == "tool" or "tool_calls" in message for message in job.messages)
-
-
-class _Arguments(Enum):
-    """What a template does with the arguments of calls."""
-
-    DICTS = auto()
-    TEXT = auto()
-    DROPPED = auto()

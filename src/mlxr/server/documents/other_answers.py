@@ -163,7 +163,6 @@ class ModelState(Told):
     progress: str
     requests: int
     context: int | None
-    memory: str | None
     bytes: int
     pinned: bool
 

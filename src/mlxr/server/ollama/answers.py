@@ -15,12 +15,11 @@ from mlxr.server.errors import ollama_body
 from mlxr.server.ollama.keep_alive import KeepAlive, seconds_of
 from mlxr.server.ollama.loading import loaded_or_unloaded
 from mlxr.server.ollama.names import own_name
-from mlxr.server.ollama.options import Options, context_of
+from mlxr.server.ollama.options import Options
 from mlxr.server.ollama.times import written
 from mlxr.server.openai.json_text import dumped
 from mlxr.server.openai.logprobs import chat_logprobs
 from mlxr.server.pool.served_model import LoadedModel
-from mlxr.server.request_record import noted_warnings
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState
 
@@ -85,23 +84,22 @@ async def answered(request: Request, ask: Ask, stream: bool | None) -> Response:
 
 async def loaded_or_not(ask: Ask) -> Response:
     """The response to a request without a prompt: it loads the model, or unloads it if `keep_alive` is 0."""
-    reason = await loaded_or_unloaded(ask.state.pool, ask.model, ask.keep_alive, context=context_of(ask.options))
-    return JSONResponse(ask.head | ask.shown(Part()) | {"done": True, "done_reason": reason} | noted_warnings())
+    reason = await loaded_or_unloaded(ask.state.pool, ask.model, ask.keep_alive)
+    return JSONResponse(ask.head | ask.shown(Part()) | {"done": True, "done_reason": reason})
 
 
 async def _whole(ask: Ask, name: str) -> dict[str, Any]:
     whole, times = Part(), _Times()
     async for part in _parts(ask, name, times):
         whole.add(part)
-    return _record(ask, whole) | times.numbers() | noted_warnings()
+    return _record(ask, whole) | times.numbers()
 
 
 async def _lines(ask: Ask, name: str) -> AsyncGenerator[bytes]:
-    times, is_first = _Times(), True
+    times = _Times()
     async for part in _parts(ask, name, times):
-        yield _line(_record(ask, part) | {"done": False} | (noted_warnings() if is_first else {}))
-        is_first = False
-    yield _line(_record(ask, Part()) | times.numbers() | (noted_warnings() if is_first else {}))
+        yield _line(_record(ask, part) | {"done": False})
+    yield _line(_record(ask, Part()) | times.numbers())
 
 
 def _record(ask: Ask, part: Part) -> dict[str, Any]:
@@ -134,9 +132,10 @@ class _Times:
 async def _parts(ask: Ask, name: str, times: _Times) -> AsyncGenerator[Part]:
     """The parts that have something in them."""
     blocks = Blocks()
-    context = context_of(ask.options)
-    async with ask.state.pool.use(name, seconds_of(ask.keep_alive), context=context) as model:
+    async with ask.state.pool.use(name, seconds_of(ask.keep_alive)) as model:
         times.loaded = time.perf_counter_ns()
+        if ask.options is not None:
+            ask.options.check_context(model.context)
         async with aclosing(ask.pieces(model)) as pieces:
             async for piece in pieces:
                 times.last = time.perf_counter_ns()

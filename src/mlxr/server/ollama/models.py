@@ -12,7 +12,8 @@ from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.version import VERSION
 from mlxr.model_facts import ModelFacts
 from mlxr.runtime.engine.default_sampling import DefaultSampling
-from mlxr.server.chat.formats.registry import family_of
+from mlxr.server.chat.learned.answer_form import Origin
+from mlxr.server.chat.model_forms import family_of_templates
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import LoadedOllamaModels, OllamaModels, OllamaShow
 from mlxr.server.errors import bad_field
@@ -92,7 +93,7 @@ async def show(body: ShowRequest, request: Request) -> dict[str, Any]:
             f"{facts.family}.block_count": facts.num_layers,
             f"{facts.family}.vocab_size": facts.vocab_size,
         },
-        "capabilities": _capabilities(facts),
+        "capabilities": await asyncio.to_thread(_capabilities, facts),
         "modified_at": written(model.created),
     }
 
@@ -111,8 +112,11 @@ def parameters(sampling: DefaultSampling) -> list[str]:
 def _capabilities(facts: ModelFacts) -> list[str]:
     if facts.templates is None:
         return ["completion"]
-    family, with_tools = family_of(facts.templates.text), family_of(facts.templates.tool_use or facts.templates.text)
-    return ["completion", *(["tools"] if with_tools.takes_tools else []), *(["thinking"] if family.thinks else [])]
+    family = family_of_templates(facts.templates)
+    if family is None:
+        return ["completion"]
+    has_tools = family.form.origin is not Origin.OURS
+    return ["completion", *(["tools"] if has_tools else []), *(["thinking"] if family.thinks else [])]
 
 
 def _facts(model: ServedModel) -> ModelFacts | None:

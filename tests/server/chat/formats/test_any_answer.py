@@ -5,23 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
-from mlxr.server.chat.formats.family import Beginning, Family
-from mlxr.server.chat.formats.glm import Glm
-from mlxr.server.chat.formats.harmony import Harmony
-from mlxr.server.chat.formats.hermes import Hermes
-from mlxr.server.chat.formats.llama3 import Llama3
-from mlxr.server.chat.formats.mistral import Mistral
-from mlxr.server.chat.formats.plain import Plain
-from mlxr_tests.chat_formats import CONTROL_OF, a_job, byte_tokenizer, parsed
+from mlxr.server.chat.formats.family import Beginning
+from mlxr_tests.chat_formats import a_job, byte_tokenizer, family, parsed
+from mlxr_tests.small_templates import CONTROL, TEMPLATES
 
-FAMILIES = {
-    "Plain": Plain(""),
-    "Hermes": Hermes("<think> <tool_call>"),
-    "Llama3": Llama3(""),
-    "Mistral": Mistral("[TOOL_CALLS] [THINK]"),
-    "Harmony": Harmony(""),
-    "Glm": Glm("<think>"),
-}
 WORDS = [
     "w1",
     "w2 ",
@@ -45,7 +32,7 @@ WORDS += ['{"name": "get_weather", "arguments": {"a": "w4"}}', '"time"', "to=fun
 
 
 def pieces_of(name: str) -> st.SearchStrategy[list[str]]:
-    markers = CONTROL_OF.get(name, ())
+    markers = CONTROL[name]
     return st.lists(st.sampled_from([*WORDS, *markers * 3]), max_size=14)
 
 
@@ -61,19 +48,19 @@ def words_in(deltas: list[Delta]) -> str:
 
 
 @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", TEMPLATES)
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), reasoning=st.booleans(), beginning=st.sampled_from(Beginning))
 def test_any_answer(name: str, tokens: bool, data: st.DataObject, reasoning: bool, beginning: Beginning) -> None:
-    family: Family = FAMILIES[name]
+    form = family(name, tokens)
     tokenizer = TOKENIZERS[name, tokens]
     pieces = data.draw(pieces_of(name))
     job = a_job(reasoning=reasoning)
     control = tokenizer.control_tokens
-    whole = parsed(family, tokenizer, merged(pieces, control), job, beginning)
+    whole = parsed(form, tokenizer, merged(pieces, control), job, beginning)
     small = [letter for piece in pieces for letter in ([piece] if piece in control else piece)]
-    assert parsed(family, tokenizer, small, job, beginning) == whole
-    if name != "Harmony" and "[CALL_ID]" not in pieces:  # headers and ids are no text
+    assert parsed(form, tokenizer, small, job, beginning) == whole
+    if name not in ("harmony", "kimi") and "[CALL_ID]" not in pieces:  # headers and ids are no text
         told = words_in(whole)
         for word in ("w1", "w2", "w3", "w4"):
             assert told.count(word) == "".join(pieces).count(word), told
@@ -91,7 +78,5 @@ def merged(pieces: list[str], control: dict[str, int]) -> list[str]:
 
 
 TOKENIZERS = {
-    (name, tokens): byte_tokenizer(CONTROL_OF.get(name, ()) if tokens else ())
-    for name in FAMILIES
-    for tokens in (True, False)
+    (name, tokens): byte_tokenizer(CONTROL[name] if tokens else ()) for name in TEMPLATES for tokens in (True, False)
 }

@@ -1,17 +1,16 @@
 """What a family of models is to the chat layer: how its templates want messages, and how its answers are written."""
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from typing import Any, ClassVar
 
 from mlxr.runtime.engine.sampling import ThoughtLimit
-from mlxr.runtime.tokenizer.thinking_form import ThinkingForm
 from mlxr.server.chat.answer_grammar import ANYTHING, AnswerGrammar
 from mlxr.server.chat.answer_reader import AnswerReader, Reading
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Content, Reasoning
+from mlxr.server.chat.learned.answer_form import AnswerForm
 
 
 class Beginning(Enum):
@@ -28,11 +27,11 @@ class Beginning(Enum):
     ANSWERING = auto()
 
 
-class Family(ABC):
+class Family:
     """A family. The defaults are those of most: thinking between two markers, then text and calls.
 
     Attributes:
-        takes_tools: whether its calls are understood.
+        form: what was learned from the template.
         has_developer: whether templates know the role `developer`; else such messages get the role `system`.
         thinking: the markers around what the model writes for itself.
         after_thinking: what stands between the second one and the answer besides white space, often nothing.
@@ -40,24 +39,19 @@ class Family(ABC):
         thinks: whether the template speaks of them.
     """
 
-    takes_tools: ClassVar[bool] = True
     has_developer: ClassVar[bool] = False
     thinking: tuple[str, str] = ("<think>", "</think>")
     after_thinking = ""
 
-    def __init__(self, template_text: str) -> None:
-        """A family's format for one template."""
-        self._template_text = template_text
-        self.thinks = any(marker in template_text for marker in self.thinking)
-        self._closing = f"\n{self.thinking[1]}\n\n"
-        self._opening = f"{self.thinking[0]}\n"
-
-    def learn(self, form: ThinkingForm | None) -> None:
-        """Takes over how the template writes thoughts, as far as that was found out."""
-        if form is not None:
-            self.thinking, self.thinks = (form.start_marker, form.end_marker), True
-            self.after_thinking = form.closing.partition(form.end_marker)[2].strip()
-            self._opening, self._closing = form.opening.lstrip(), form.closing
+    def __init__(self, form: AnswerForm) -> None:
+        """A family's format for one template, with what was learned from it."""
+        self.form = form
+        thought = form.thought
+        self.thinks = thought is not None
+        if thought is not None:
+            self.thinking = thought.opening.strip(), thought.end_marker
+            self.after_thinking = thought.closing.partition(thought.end_marker)[2].strip()
+            self._opening, self._closing = thought.opening.lstrip(), thought.closing
 
     @property
     def spoken(self) -> tuple[str, ...]:
@@ -67,16 +61,15 @@ class Family(ABC):
         """
         return () if self.after_thinking else self.thinking
 
-    @staticmethod
-    @abstractmethod
-    def matches(template_text: str) -> bool:
-        """Whether a template is of this family."""
-
     # Prompts.
 
     def messages(self, job: ChatJob) -> Sequence[dict[str, Any]]:
         """The messages in the form that the template expects; they have been checked, and their roles are its own."""
         return job.messages
+
+    def adapted_jobs(self, job: ChatJob) -> Iterator[Sequence[dict[str, Any]]]:
+        """The messages in the forms that the template may expect, the likeliest first."""
+        yield self.messages(job)
 
     def variables(self, job: ChatJob) -> dict[str, Any]:
         """What the template is given besides messages."""
@@ -91,7 +84,8 @@ class Family(ABC):
         """
         opening, closing = self.thinking
         if job.continue_final:
-            content = str(job.messages[-1]["content"])
+            if not (content := str(job.messages[-1]["content"])).strip():
+                return Beginning.THINKING  # its thought is continued
             is_open = content.rfind(opening) > content.rfind(closing)
             return Beginning.THINKING if is_open else Beginning.ANSWERING
         prompt = prompt.rstrip()

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.sampling import ThoughtLimit
-from mlxr.runtime.tokenizer.thinking_form import ThinkingForm
 from mlxr.server.chat.answer_grammar import ANYTHING, AnswerGrammar
 from mlxr.server.chat.answer_reader import AnswerReader, Reading
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Content, Reasoning
 from mlxr.server.chat.formats.family import Beginning, Family
+from mlxr.server.chat.learned.answer_form import AnswerForm
 from mlxr.server.chat.split_messages import one_call_each
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
@@ -37,9 +37,9 @@ class Harmony(Family):
         return ()
 
     @staticmethod
-    def matches(template_text: str) -> bool:
-        """Whether it has channels."""
-        return _CHANNEL in template_text and _MESSAGE in template_text
+    def matches(form: AnswerForm) -> bool:
+        """Whether the template writes answers into a channel."""
+        return f"{_CHANNEL}final{_MESSAGE}" in form.content_start
 
     def messages(self, job: ChatJob) -> Sequence[dict[str, Any]]:
         """See `Family`."""
@@ -50,13 +50,10 @@ class Harmony(Family):
             messages[:count] = [{"role": "developer", "content": joined}]
         return [adapted for message in one_call_each(messages) for adapted in _adapted(message)]
 
-    def __init__(self, template_text: str) -> None:
+    def __init__(self, form: AnswerForm) -> None:
         """See `Family`."""
-        super().__init__(template_text)
-        self.thinks = True
-
-    def learn(self, form: ThinkingForm | None) -> None:
-        """See `Family`. Its channels are known."""
+        super().__init__(form)
+        self.thinks, self.thinking = True, type(self).thinking
 
     def thought_limit(self, tokens: int, job: ChatJob, beginning: Beginning) -> ThoughtLimit:
         """See `Family`. Where tools may be called, the model chooses the channel that follows its first thought."""
@@ -70,12 +67,12 @@ class Harmony(Family):
     def beginning(self, prompt: str, job: ChatJob) -> Beginning:
         """See `Family`."""
         del prompt
-        return Beginning.ANSWERING if job.continue_final else Beginning.OPEN
+        return super().beginning("", job) if job.continue_final else Beginning.OPEN
 
     def read(self, reader: AnswerReader, job: ChatJob, beginning: Beginning) -> Reading:
         """See `Family`."""
-        is_body = beginning is Beginning.ANSWERING
-        header, before = f"{_CHANNEL}final", ""
+        is_body = beginning is not Beginning.OPEN
+        header, before = f"{_CHANNEL}{'analysis' if beginning is Beginning.THINKING else 'final'}", ""
         while True:
             if not is_body:
                 reader.mark()
@@ -84,14 +81,14 @@ class Harmony(Family):
                     return
                 header = reader.since_mark()
             is_body = False
-            channel, recipient = _CHANNEL_NAME.search(header), _RECIPIENT.search(header.replace(_CHANNEL, " "))
+            channel, recipient = _CHANNEL_NAME.findall(header)[-1:], _RECIPIENT.search(header.replace(_CHANNEL, " "))
             if recipient and recipient[1] not in _PEOPLE and job.uses_tools:
                 reader.start_call(recipient[1].removeprefix("functions."))
                 if (yield from reader.next_sign()) == "{":
                     yield from reader.json_value(reader.emit_arguments)
                 end = yield from reader.each_until(reader.emit_arguments, [*_ENDS, _START])
             else:
-                kind = Reasoning if job.reasoning and channel and channel[1] == "analysis" else Content
+                kind = Reasoning if job.reasoning and channel == ["analysis"] else Content
                 if before == kind.__name__:
                     reader.emit(kind, "\n")
                 before = kind.__name__
@@ -101,7 +98,7 @@ class Harmony(Family):
 
     def start(self, grammar: AnswerGrammar, job: ChatJob, beginning: Beginning) -> str:
         """See `Family`."""
-        if beginning is Beginning.ANSWERING:
+        if beginning is not Beginning.OPEN:
             answer = grammar.answer(job.sampling)
             if answer is None or job.uses_tools:
                 raise RequestError("continue_final with gpt-oss takes no tools: leave them out, or end with a question")

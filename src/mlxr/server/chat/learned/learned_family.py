@@ -1,0 +1,123 @@
+"""A family whose form was learned from its template: all that `Family` asks for comes from an `AnswerForm`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mlxr.server.chat.answer_grammar import ANYTHING, AnswerGrammar
+from mlxr.server.chat.answer_reader import AnswerReader, Reading
+from mlxr.server.chat.chat_job import ChatJob
+from mlxr.server.chat.formats.family import Beginning, Family
+from mlxr.server.chat.learned.adapt_messages import adapted, json_text, tool_variables
+from mlxr.server.chat.learned.answer_form import AnswerForm, MessageForm, Slot
+from mlxr.server.chat.learned.lexemes import chunks
+from mlxr.server.chat.learned.read_answer import FormReader
+from mlxr.server.chat.learned.spelled_form import SpelledForm
+from mlxr.server.chat.learned.write_calls import written_calls
+from mlxr.server.chat.learned.write_grammar import CallGrammar
+
+
+class Learned(Family):
+    """A family that is described by a form."""
+
+    def __init__(self, form: AnswerForm, control: Mapping[str, int]) -> None:
+        """Prepares all that readers need.
+
+        Args:
+            form: of the template.
+            control: ids of the model's control tokens by their names.
+        """
+        super().__init__(form)
+        self._spelled = SpelledForm(form, control)
+
+    @property
+    def spoken(self) -> tuple[str, ...]:
+        """See `Family`."""
+        return super().spoken if self.thinks else ()
+
+    # Prompts.
+
+    def adapted_jobs(self, job: ChatJob) -> Iterator[Sequence[dict[str, Any]]]:
+        """See `Family`. Some templates take no text beside calls, nor in a message of its own."""
+        yield self.messages(job)
+        if self.form.messages.is_text_apart:
+            yield self._adapted(job, replace(self.form.messages, is_text_apart=False))
+
+    def messages(self, job: ChatJob) -> Sequence[dict[str, Any]]:
+        """See `Family`."""
+        return self._adapted(job, self.form.messages)
+
+    def _adapted(self, job: ChatJob, form: MessageForm) -> list[dict[str, Any]]:
+        messages = adapted(job.messages, form, lambda message: written_calls(self.form.calls, message))
+        if not self.form.messages.tools and job.uses_tools:
+            text = instruction(job.tools, self.form)
+            if messages[0]["role"] == "system":
+                messages[0] = messages[0] | {"content": f"{messages[0]['content']}\n\n{text}"}
+            else:
+                messages.insert(0, {"role": "system", "content": text})
+        return messages
+
+    def variables(self, job: ChatJob) -> dict[str, Any]:
+        """See `Family`."""
+        return dict(job.variables) | (tool_variables(job.tools, self.form.messages) if job.uses_tools else {})
+
+    def beginning(self, prompt: str, job: ChatJob) -> Beginning:
+        """See `Family`."""
+        return super().beginning(prompt, job) if self.thinks else Beginning.ANSWERING
+
+    # Answers.
+
+    def read(self, reader: AnswerReader, job: ChatJob, beginning: Beginning) -> Reading:
+        """See `Family`."""
+        if self.form.lead and not job.continue_final:
+            reader.put_back(self._spelled.spell.text(self.form.lead))
+        yield from FormReader(self._spelled, reader, job, beginning).read()
+
+    # Grammars.
+
+    def calls(self, grammar: AnswerGrammar, job: ChatJob) -> tuple[str, str]:
+        """See `Family`."""
+        return CallGrammar(self.form, grammar, job).calls()
+
+    def start(self, grammar: AnswerGrammar, job: ChatJob, beginning: Beginning) -> str:
+        """See `Family`. Text is begun as the form has it."""
+        form = self.form
+        answer = None if job.must_call else grammar.answer(job.sampling)
+        if answer is not None and form.content_start.strip():
+            answer = f"{grammar.literal(form.content_start.removeprefix(form.lead).lstrip())} {answer}"
+        options = []
+        if job.uses_tools:
+            lead, calls = self.calls(grammar, job)
+            options.append(f"{grammar.literal(lead.removeprefix(form.lead))} {calls}")
+            if answer is None and not job.must_call:
+                options += self._free(grammar, lead, calls)
+        if answer is not None:
+            options.append(answer)
+        return f"{self._thinking_rule(grammar, beginning)} ({' | '.join(options)})"
+
+    def _free(self, grammar: AnswerGrammar, lead: str, calls: str) -> list[str]:
+        """Any text, in which calls begin only as they should."""
+        if self._spelled.is_bare:  # nothing comes before a call
+            first = self.form.calls.body[0]
+            if not isinstance(first, str) or not first.startswith("{"):
+                return [grammar.add("TEXT", ANYTHING)]
+            return [grammar.add("TEXT", r'/(.|\n)*/ & ~/\s*(<\|python_tag\|>|\{\s*")(.|\n)*/')]
+        marker = chunks(lead)[0]
+        rest = grammar.literal(lead.lstrip().removeprefix(marker))
+        return [f"{grammar.up_to('lead', marker)} {rest} {calls}", grammar.without("TEXT", marker)]
+
+
+def instruction(tools: Sequence[Mapping[str, Any]], form: AnswerForm) -> str:
+    """What the system message says of tools where the template has no place for them."""
+    described = "\n".join(json_text(tool["function"]) for tool in tools)
+    calls = form.calls
+    shown = "".join(
+        part if isinstance(part, str) else {Slot.NAME: "NAME", Slot.ARGUMENTS: "{ARGUMENTS}"}.get(part, "")
+        for part in calls.body
+    )
+    return (
+        "You may call these functions, of which each line describes one by a JSON schema:\n"
+        f"<tools>\n{described}\n</tools>\n"
+        "To call one, write its name and its arguments as a JSON object, and nothing after it:\n"
+        f"{calls.start}{shown}{calls.end}"
+    )

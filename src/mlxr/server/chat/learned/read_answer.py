@@ -1,0 +1,134 @@
+"""Reads an answer whose form was learned: thoughts, text and calls, in any order."""
+
+from mlxr.server.chat.answer_reader import AnswerReader, Part, Reading, TextKind
+from mlxr.server.chat.chat_job import ChatJob
+from mlxr.server.chat.delta import Content, Reasoning
+from mlxr.server.chat.formats.family import Beginning
+from mlxr.server.chat.learned.python_tag import TAG, read_tagged
+from mlxr.server.chat.learned.read_call import CallReader
+from mlxr.server.chat.learned.spelled_form import CALL, CONTENT, THOUGHT, THOUGHT_END, SpelledForm
+
+_MOST_AGAIN = 4096
+"""Characters that are read again where they were no call; in more, no call is looked for within."""
+
+
+class FormReader:
+    """Reads one answer."""
+
+    def __init__(self, form: SpelledForm, reader: AnswerReader, job: ChatJob, beginning: Beginning) -> None:
+        """Starts before an answer.
+
+        Args:
+            form: the model's.
+            reader: gets the answer's text.
+            job: what was asked.
+            beginning: where the answer begins.
+        """
+        self._form, self._reader, self._job, self._beginning = form, reader, job, beginning
+        self._uses_tools = job.uses_tools
+        self._calls = CallReader(form, reader, job)
+
+    def read(self) -> Reading:
+        """Reads all of it."""
+        reader, form = self._reader, self._form
+        if self._beginning is Beginning.THINKING and form.form.thought is not None:
+            yield from self._think(is_opened=True)
+        is_fresh = not self._job.continue_final or self._beginning is Beginning.THINKING
+        while True:
+            if is_fresh:
+                kind = yield from self._fresh()
+                if kind is None and reader.ended and not reader.peek():
+                    return
+            else:
+                kind = None
+            if kind is None:
+                markers = form.within_tools if self._uses_tools else form.within_text
+                kind = yield from reader.text_until(Content, markers)
+                if kind is None:
+                    return
+            is_fresh = yield from self._handle(kind)
+
+    def _fresh(self) -> Part[str | None]:
+        """What comes where no text has begun; None if it is text."""
+        form, reader = self._form, self._reader
+        markers = form.fresh_tools if self._uses_tools else form.fresh_text
+        while True:
+            reader.mark()
+            found = yield from reader.first_of(markers)
+            if found is not None or not (self._uses_tools and form.is_bare):
+                return found
+            if not (yield from self._calls.read_bare()):
+                return None
+            yield from self._skip_between()
+
+    def _skip_between(self) -> Reading:
+        """White space after a call, and what some models write between calls that nothing else tells apart."""
+        yield from self._reader.skip_space()
+        if self._form.is_bare and (yield from self._reader.next_sign()) == ";":
+            self._reader.take_sign()
+
+    def _handle(self, kind: str) -> Part[bool]:
+        """Reads what a marker begins; whether no text has begun after it."""
+        reader = self._reader
+        if kind == CALL:
+            return (yield from self._call(Content))
+        if kind == TAG:
+            yield from read_tagged(reader, self._job)
+        elif kind == THOUGHT:
+            yield from self._think(is_opened=False)
+        elif kind == CONTENT:
+            return False
+        elif kind == THOUGHT_END and not self._job.reasoning:
+            reader.emit(Content, self._form.form.thought.end_marker)  # type: ignore[union-attr]
+            return False
+        return True
+
+    def _call(self, kind: TextKind) -> Part[bool]:
+        """Reads calls whose first marker has been read; if there is none, the marker is text."""
+        reader = self._reader
+        marker = reader.last_marker
+        reader.mark()
+        space = reader.last_space
+        if (yield from self._calls.read(self._form.triggers[marker])):
+            yield from self._skip_between()
+            return True
+        again = reader.raw_since_mark()
+        reader.emit_named(kind, space + marker)
+        if len(again) <= _MOST_AGAIN:
+            reader.put_back(again)
+        else:
+            reader.emit(kind, again)
+        return False
+
+    def _think(self, *, is_opened: bool) -> Reading:
+        """Reads a thought whose beginning has been read, here or in the prompt."""
+        form, reader, reasoning = self._form, self._reader, self._job.reasoning
+        kind: TextKind = Reasoning if reasoning else Content
+        thought = form.form.thought
+        assert thought is not None, "a form with thoughts"
+        if is_opened and reasoning:  # some models open it once more
+            yield from reader.next_is([form.thought_start])
+        elif not is_opened and not reasoning:
+            reader.emit(Content, thought.opening.strip())
+        if reasoning:
+            yield from reader.skip_space()
+        # Where the prompt has begun the thought, a call ends it: some models do not write its end then.
+        markers = form.thinking_text
+        if self._uses_tools:
+            markers = form.thinking_tools if is_opened else form.thinking_told
+        while True:
+            found = yield from reader.text_until(kind, markers, exact=not reasoning)
+            if found != CALL:
+                break
+            if (yield from self._call(kind)):
+                return
+        if found is None or found == CONTENT:
+            return
+        if not reasoning:
+            reader.emit(Content, thought.end_marker)
+            return
+        rest, header = thought.closing.partition(thought.end_marker)[2].strip(), form.form.header.strip()
+        is_text = bool(rest) and (yield from reader.next_is(form.spell.chunks(rest)))
+        if not is_text and header and rest.startswith(header):  # calls follow
+            yield from reader.next_is(form.spell.chunks(header))
+        yield from reader.skip_space()

@@ -1,0 +1,231 @@
+"""Reads arguments that are written one by one, and tells them as one JSON object."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mlxr.server.chat.answer_reader import AnswerReader, Markers, Part, Reading
+from mlxr.server.chat.chat_job import ChatJob
+from mlxr.server.chat.learned.answer_form import ArgumentForm, Slot
+from mlxr.server.chat.learned.nested_tags import nested
+from mlxr.server.chat.learned.spelled_form import SpelledForm
+from mlxr.server.chat.loose_value import LooseScan, as_json
+
+_MOST = 256
+"""Characters of an argument's name."""
+_VERBATIM, _VERBATIM_END = "<![CDATA[", "]]>"
+"""XML's way to write text that has markers: some models know it."""
+
+
+class ArgumentReader:
+    """Reads the arguments of one answer's calls."""
+
+    def __init__(self, form: SpelledForm, reader: AnswerReader, job: ChatJob) -> None:
+        """Takes the form, and what was asked."""
+        self._reader, self._job = reader, job
+        spell, calls = form.spell, form.form.calls
+        argument = calls.argument
+        assert argument is not None, "calls with arguments one by one"
+        self._argument: ArgumentForm = argument
+        self._start, self._between = spell.chunks(argument.start), spell.chunks(argument.between)
+        self._call_end = form.call_end()
+        kinds: dict[str, list[str]] = {}
+        for kind, text in argument.middles:
+            kinds.setdefault(text, []).append(kind)
+        self._middles = [(spell.chunks(text), text, kinds[text]) for text in sorted(kinds, key=len, reverse=True)]
+        self._end = argument.end
+        self._spell = spell
+        self._quote = None
+        if argument.quote is not None:
+            self._quote = spell.text(argument.quote[0]), spell.text(argument.quote[1])
+        self._is_line = not "".join(map(str, argument.end)).strip() and bool(argument.end)
+
+    def read(self, name: str) -> Reading:
+        """Reads the arguments of a call of a tool, up to the call's end, which stays."""
+        reader, schemas = self._reader, schemas_of(self._job, name)
+        reader.emit_arguments("{")
+        is_first = True
+        while True:
+            if (yield from self._has_ended()):
+                break
+            if not is_first and self._between:
+                yield from reader.next_is(self._between)
+            if self._start and not (yield from reader.next_is(self._start)):
+                if not (yield from self._skip_to_start()):
+                    if reader.ended and not reader.peek():
+                        return
+                    break
+                continue
+            key = yield from self._key()
+            if key is None:
+                if reader.ended and not reader.peek().strip():
+                    return
+                break
+            reader.emit_arguments(f"{'' if is_first else ', '}{json.dumps(key, ensure_ascii=False)}: ")
+            is_first = False
+            if not (yield from self._value(key, schemas.get(key))):
+                return
+        reader.emit_arguments("}")
+
+    def _has_ended(self) -> Part[bool]:
+        """Whether the end of the call comes next, which stays."""
+        reader = self._reader
+        yield from reader.skip_space()
+        if not self._call_end:
+            return reader.ended and not reader.peek()
+        kept = reader.position()
+        if (yield from reader.next_is(self._call_end[:1])):
+            reader.back_to(kept)
+            return True
+        return reader.ended and not reader.peek()
+
+    def _skip_to_start(self) -> Part[bool]:
+        """What is neither an argument nor the end is told as it comes; whether there is an argument after it."""
+        reader = self._reader
+        begin = self._start[0]
+        if reader.peek().startswith(begin):  # it goes on as no argument does
+            reader.emit_arguments(reader.take(len(begin)))
+        ends = {end: end for end in (begin, *self._call_end[:1])}
+        found = yield from reader.each_until(reader.emit_arguments, Markers(ends))
+        if found is not None:
+            reader.put_back(found)
+        return found == begin
+
+    def _key(self) -> Part[str | None]:
+        """The name of an argument and what follows it; None if there is none."""
+        reader = self._reader
+        firsts = {chunks[0]: chunks[0] for chunks, _, _ in self._middles if chunks}
+        stops = Markers(firsts | {end: "" for end in self._call_end[:1]} | {"\n\n": ""})
+        pieces: list[str] = []
+        kept = reader.position()
+        found = yield from reader.each_until(pieces.append, stops)
+        key = "".join(pieces).strip().strip("\"'" if not self._start else "")
+        if not found or not key or len(key) > _MOST or "\n" in key:
+            reader.back_to(kept)
+            return None
+        reader.put_back(found)
+        for chunks, text, kinds in self._middles:
+            if (yield from reader.next_is(chunks)):
+                self._kinds, self._middle = kinds, text
+                return key
+        yield from reader.next_is([found])
+        self._kinds, self._middle = self._middles[-1][2], self._middles[-1][1]
+        return key
+
+    def _value(self, key: str, schema: Any) -> Part[bool]:
+        """Reads a value and its end; whether it has one. Text is told as it comes, other values when they are whole."""
+        if self._quote is not None:
+            return (yield from self._loose())
+        reader = self._reader
+        end = "".join(key if part is Slot.KEY else self._spell.text(str(part)) for part in self._end)
+        before, after = _space_after(self._middle), end[: len(end) - len(end.lstrip())]
+        markers = self._end_markers(end, after)
+        if before:
+            yield from reader.one_space(before)
+        is_text = (len(self._kinds) < 6 and self._kinds == ["string"]) or (
+            "string" in self._kinds and is_text_schema(schema)
+        )
+        if is_text and (yield from reader.next_is([_VERBATIM])):
+            reader.emit_arguments('"')
+            yield from reader.each_until(self._emit_text, Markers({_VERBATIM_END: _VERBATIM_END}), exact=True)
+            found = yield from reader.each_until(lambda text: None, markers)
+            reader.emit_arguments('"')
+        elif is_text:
+            reader.emit_arguments('"')
+            found = yield from reader.each_until(self._emit_text, markers, exact=True)
+            if found is not None:
+                reader.emit_arguments('"')
+        else:
+            pieces: list[str] = []
+            found = yield from reader.each_until(pieces.append, markers, exact=True)
+            reader.emit_arguments(self._decoded("".join(pieces), schema))
+        if found == "stop":
+            reader.put_back(reader.last_marker)
+        return found is not None
+
+    def _end_markers(self, end: str, after: str) -> Markers:
+        if not end.strip():
+            stops = {text: "stop" for text in (*self._between[:1], *self._call_end[:1])}
+            return Markers(({end: "end"} if end else {}) | stops)
+        bare = end.strip()
+        return Markers({after + bare: "end", bare: "end"})
+
+    def _emit_text(self, text: str) -> None:
+        self._reader.emit_arguments(escaped(text))
+
+    def _decoded(self, text: str, schema: Any) -> str:
+        argument = self._argument
+        if argument.item is not None and text.lstrip().startswith(argument.start):
+            return json.dumps(nested(text, argument), ensure_ascii=False)
+        is_sure = isinstance(schema, Mapping) and "string" not in types_of(schema)
+        value = as_json(text) if is_sure or argument.has_python else _plain_json(text)
+        if value is not None and (value[:1] != '"' or is_sure or not is_open(schema)):
+            return value
+        return f'"{escaped(text)}"'
+
+    def _loose(self) -> Part[bool]:
+        """Reads a value whose strings are quoted."""
+        reader = self._reader
+        pieces: list[str] = []
+        yield from reader.skip_space()
+        ends = [*self._spell.chunks("".join(map(str, self._end)))[:1], *self._between[:1], *self._call_end[:1]]
+        has_end = yield from reader.loose_value(LooseScan(self._quote, tuple(ends)), pieces.append)
+        text = "".join(pieces)
+        value = as_json(text, self._quote)
+        reader.emit_arguments(value if value is not None else json.dumps(text.strip(), ensure_ascii=False))
+        for chunk in self._spell.chunks("".join(map(str, self._end))):
+            yield from reader.next_is([chunk])
+        return has_end
+
+
+def schemas_of(job: ChatJob, name: str) -> Mapping[str, Any]:
+    """The schemas of a tool's arguments, as far as they are known."""
+    for tool in job.tools:
+        if tool["function"]["name"] == name:
+            properties = (tool["function"].get("parameters") or {}).get("properties")
+            return properties if isinstance(properties, dict) else {}
+    return {}
+
+
+def types_of(schema: Any) -> set[str]:
+    """The types that a schema allows, as far as it names them; all that it may be if it does not."""
+    if not isinstance(schema, Mapping):
+        return {"string", "any"}
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            return set().union(*(types_of(part) for part in schema[key]))
+    if "enum" in schema and isinstance(schema["enum"], list) and "type" not in schema:
+        return {"string" if isinstance(value, str) else "other" for value in schema["enum"]}
+    if "const" in schema and "type" not in schema:
+        return {"string" if isinstance(schema["const"], str) else "other"}
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return {kind}
+    return set(kind) if isinstance(kind, list) else {"string", "any"}
+
+
+def is_text_schema(schema: Any) -> bool:
+    """Whether a value can only be text."""
+    return types_of(schema) == {"string"}
+
+
+def is_open(schema: Any) -> bool:
+    """Whether a value may be text or something else."""
+    return "string" in types_of(schema) and isinstance(schema, Mapping)
+
+
+def escaped(text: str) -> str:
+    """A text as it stands in a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _plain_json(text: str) -> str | None:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return text.strip()
+
+
+def _space_after(text: str) -> str:
+    return text[len(text.rstrip()) :]

@@ -1,0 +1,199 @@
+"""Reads calls in a form that was learned; what turns out to be none is left to whoever asked."""
+
+import re
+
+from mlxr.server.chat.answer_reader import AnswerReader, Markers, Part, Reading
+from mlxr.server.chat.chat_job import ChatJob
+from mlxr.server.chat.json_call import CallState, read_json_call
+from mlxr.server.chat.learned.answer_form import Slot, Style
+from mlxr.server.chat.learned.read_arguments import ArgumentReader
+from mlxr.server.chat.learned.spelled_form import SpelledForm, Trigger
+from mlxr.server.chat.loose_value import LooseScan, as_json
+
+_NAME = re.compile(r"[^\s<>{}()\[\]\"',\ud800]*")
+_MOST = 128
+"""Characters of a name or an id."""
+
+
+class CallReader:
+    """Reads the calls of one answer."""
+
+    def __init__(self, form: SpelledForm, reader: AnswerReader, job: ChatJob) -> None:
+        """Takes the form, and what was asked."""
+        self._form, self._reader, self._job = form, reader, job
+        self._calls = form.form.calls
+        spell = form.spell
+        self._end, self._between = spell.chunks(self._calls.end), spell.chunks(self._calls.between)
+        self._section_end = form.of_section(self._calls.section_end)
+        self._names = job.tool_names if form.is_bare or form.is_plain else None
+        if self._calls.argument is not None:
+            self._arguments = ArgumentReader(form, reader, job)
+
+    def read(self, trigger: Trigger) -> Part[bool]:
+        """Reads calls whose first marker has been read; whether there is one.
+
+        Args:
+            trigger: what the marker begins.
+        """
+        reader, form, in_section = self._reader, self._form, trigger.in_section
+        if not (yield from reader.next_is(trigger.rest)):
+            return False
+        if in_section and form.start and not (yield from reader.next_is(form.start)):
+            return False
+        if not (yield from self._one()):
+            return False
+        while True:
+            yield from self._read_end()
+            if not in_section:
+                return True
+            kept = reader.position()
+            if self._section_end and (yield from reader.next_is(self._section_end)):
+                return True
+            has_between = bool(self._between) and (yield from reader.next_is(self._between))
+            if form.start:
+                begins = yield from reader.next_is(form.start)
+            else:
+                begins = has_between or not self._between
+            if not begins or not (yield from self._one()):
+                reader.back_to(kept)
+                yield from self._rest_of_section()
+                return True
+
+    def read_bare(self) -> Part[bool]:
+        """Reads a call that nothing announces; whether there is one. If not, nothing is read."""
+        reader = self._reader
+        kept = reader.position()
+        if (yield from self._one()):
+            yield from self._read_end()
+            return True
+        reader.back_to(kept)
+        return False
+
+    def _rest_of_section(self) -> Reading:
+        """The end of a section after which something else comes than a call."""
+        for chunk in self._section_end:
+            yield from self._reader.next_is([chunk])
+
+    def _read_end(self) -> Reading:
+        """The end of a call, of which models leave out parts."""
+        for chunk in self._end:
+            yield from self._reader.next_is([chunk])
+
+    def _one(self) -> Part[bool]:
+        """Reads a call after what begins it; whether it is one."""
+        if self._calls.style is Style.OBJECT:
+            return (yield from self._object())
+        return (yield from self._named())
+
+    def _object(self) -> Part[bool]:
+        reader, keys = self._reader, self._calls.keys
+        if not (yield from reader.begins_with("{")):
+            return False
+        state = yield from read_json_call(reader, self._names, keys)
+        if state is CallState.BROKEN:
+            yield from self._broken()
+        while state is CallState.COMPLETE and not self._form.is_bare:
+            # Some models write several objects between the same markers.
+            kept = reader.position()
+            if not (yield from reader.next_is(["{"])):
+                break
+            state = yield from read_json_call(reader, self._names, keys)
+            if state is CallState.NO_CALL:
+                reader.back_to(kept)
+            elif state is CallState.BROKEN:
+                yield from self._broken()
+            if state is not CallState.COMPLETE:
+                return True
+        return state is not CallState.NO_CALL
+
+    def _broken(self) -> Reading:
+        """Arguments that are no JSON are told as they came, up to the end of the call."""
+        reader = self._reader
+        end = (self._end or self._section_end)[:1]
+        if not end:
+            yield from reader.rest_as(reader.emit_arguments)
+            return
+        if (yield from reader.each_until(reader.emit_arguments, Markers({end[0]: end[0]}))) is not None:
+            reader.put_back(end[0])
+
+    def _named(self) -> Part[bool]:
+        reader, body = self._reader, self._calls.body
+        place = 1 if body and isinstance(body[0], str) else 0
+        name: str | None = None
+        while place < len(body):
+            part = body[place]
+            if part is Slot.ARGUMENTS:
+                break
+            if isinstance(part, str):
+                chunks = self._form.spell.chunks(part)
+                after = body[place + 2] if place + 2 < len(body) else None
+                if not (yield from reader.next_is(chunks)):
+                    # An id with what announces it may be missing, and so may what announces the arguments.
+                    if body[place + 1] in (Slot.ID, Slot.NUMBER) and isinstance(after, str):
+                        place += 2
+                        chunks = self._form.spell.chunks(after)
+                        if (yield from reader.next_is(chunks)):
+                            place += 1
+                            continue
+                    if self._calls.style is not Style.NAMED or (yield from reader.next_sign()) != "{":
+                        return False
+            else:
+                word = yield from self._word(self._form.after(place))
+                if word is None:
+                    return False
+                if part is Slot.NAME:
+                    name = name or word
+            place += 1
+        if name is None or (self._names is not None and name not in self._names):
+            return False
+        return (yield from self._read_arguments(name))
+
+    def _word(self, stops: list[str]) -> Part[str | None]:
+        """A name or an id, before one of some texts; None if there is none."""
+        reader = self._reader
+        yield from reader.skip_space()
+        while True:
+            text = reader.peek()
+            match = _NAME.match(text)
+            assert match is not None, "it may be empty"
+            word = match[0]
+            inner = [at for stop in stops if (at := word.find(stop)) > 0]
+            if inner:
+                word = word[: min(inner)]
+            elif match.end() == len(text) and not reader.ended and len(word) <= _MOST:
+                yield
+                continue
+            rest = text[len(word) :].lstrip()
+            if not word or len(word) > _MOST:
+                return None
+            if any(rest.startswith(stop) for stop in stops):
+                reader.take(len(word))
+                return word
+            if reader.ended or not any(stop.startswith(rest) for stop in stops):
+                return None
+            yield
+
+    def _read_arguments(self, name: str) -> Part[bool]:
+        reader = self._reader
+        if self._calls.argument is not None:
+            reader.start_call(name)
+            yield from self._arguments.read(name)
+            return True
+        if self._form.is_bare and (yield from reader.next_sign()) != "{":
+            return False
+        reader.start_call(name)
+        if (yield from reader.next_sign()) != "{":
+            return True
+        if self._calls.has_python:
+            yield from self._python()
+        elif not (yield from reader.json_value(reader.emit_arguments)):
+            yield from self._broken()
+        return True
+
+    def _python(self) -> Reading:
+        """Arguments that are a dict of Python: they are told when they are whole."""
+        reader = self._reader
+        pieces: list[str] = []
+        yield from reader.loose_value(LooseScan(None, ("}",)), pieces.append)
+        text = "".join(pieces)
+        reader.emit_arguments(as_json(text) or text)

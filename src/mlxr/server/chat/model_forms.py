@@ -1,0 +1,26 @@
+"""The forms of answers of a model that is not loaded, from its templates alone: what lists of models tell."""
+
+from contextlib import closing
+from functools import lru_cache
+
+from mlxr.compiler.errors import ChatTemplateError
+from mlxr.runtime.tokenizer.chat_template import ChatTemplate
+from mlxr.runtime.tokenizer.template_files import NamedTemplates
+from mlxr.server.chat.formats.family import Family
+from mlxr.server.chat.formats.registry import family_of
+
+_KEPT = 64
+
+
+def family_of_templates(templates: NamedTemplates) -> Family | None:
+    """The family of a model's answers where tools are given; None if its template is faulty. Slow the first time."""
+    return _family(templates.text, templates.tool_use)
+
+
+@lru_cache(_KEPT)
+def _family(text: str, tool_use: str | None) -> Family | None:
+    with closing(ChatTemplate(text, "the model", {"bos_token": "", "eos_token": ""}, tool_use=tool_use)) as template:
+        try:
+            return family_of(template, {} if tool_use is None else {"tools": []}, {})
+        except ChatTemplateError:
+            return None
