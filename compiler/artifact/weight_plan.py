@@ -49,6 +49,8 @@ class Recipe:
     """The first number for `{e}`."""
     columns: Columns | None = None
     """The columns to take; None: all."""
+    is_transposed: bool = False
+    """Whether the last two dimensions of each tensor change places before that; only of floats."""
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -45,7 +45,13 @@ def dimensions(model: Model, mlp: Mlp) -> dict[str, int]:
 
 def _recipes(entries: Sequence[FileTensor], numbers: dict[str, int], layout: str | None) -> tuple[Recipe, ...]:
     return tuple(
-        Recipe(entry.tensor, evaluate_size(entry.stack, numbers), _rows(entry.rows, numbers, layout), entry.add)
+        Recipe(
+            entry.tensor,
+            evaluate_size(entry.stack, numbers),
+            _rows(entry.rows, numbers, layout),
+            entry.add,
+            is_transposed=entry.transposed,
+        )
         for entry in entries
     )
 

@@ -59,6 +59,9 @@ class FileTensor(Record):
     """How many tensors follow one another, for `{e}` in the name."""
     rows: Selection | None = None
     """Which rows, of each; null for all as they are."""
+    transposed: bool = False
+    """Whether files hold its columns as rows, as `x @ W` has it and not `x @ W.T`: the last two dimensions change
+    places before rows are selected. Only of floats."""
     add: Annotated[float, Field(strict=True)] = 0.0
     """Added to every number: 1 for norms that files hold as their distance from 1."""
 
@@ -71,7 +74,7 @@ def _as_alternatives(value: Any) -> Any:
 Alternatives = Annotated[
     tuple[FileTensor, ...],
     BeforeValidator(_as_alternatives),
-    WithJsonSchema({"type": "string", "description": "a name, or sections of tensor, stack, rows and add"}),
+    WithJsonSchema({"type": "string", "description": "a name, or sections of tensor, stack, rows, transposed and add"}),
 ]
 """Several ways in which files hold a tensor; in a family file also one name or one section."""
 

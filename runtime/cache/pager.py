@@ -20,19 +20,19 @@ grows again. Only settled tokens can be shared. So copies are independent: no bl
 `check_integrity` states the invariants.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import ArenaGeometry
-from mlxr.compiler.errors import ArenaError, ArenaFullError
+from mlxr.compiler.errors import ArenaError
 from mlxr.runtime.cache.block_copies import BlockCopies
 from mlxr.runtime.cache.block_hashes import BlockHashes
 from mlxr.runtime.cache.block_sequence import BlockSequence
 from mlxr.runtime.cache.block_states import block_states
 from mlxr.runtime.cache.blocks import BlockPool
+from mlxr.runtime.cache.growth import Growth
 from mlxr.runtime.cache.integrity import check_blocks, check_index, check_open_sequences, check_sequence, equal
 from mlxr.runtime.cache.kept_sequence import KeptSequence
 from mlxr.runtime.cache.one_token_each import OneTokenEach
@@ -58,7 +58,6 @@ class Pager:
         contiguous: bool = False,
         context: int | None = None,
         record_evictions: bool = False,
-        short_tables: bool = False,
     ) -> None:
         """Makes a pager with all blocks free.
 
@@ -70,7 +69,6 @@ class Pager:
             contiguous: whether block i of the only sequence is arena block i, as kernels without a block table assume.
             context: most tokens of a sequence; None: as many as the longest table has room for.
             record_evictions: whether `take_evicted` tells which blocks the prefix cache gave up.
-            short_tables: whether `block_tables` leaves out columns that no sequence of a step uses.
 
         Raises:
             ArenaError: a size below 1, a context beyond the longest table, or several contiguous sequences.
@@ -95,7 +93,6 @@ class Pager:
         self._pool = BlockPool(num_blocks)
         self._pool.record_evictions = record_evictions
         self._tables = np.zeros((max_sequences, max_blocks_per_sequence), dtype=np.int32)
-        self._short_tables = short_tables
         self._free_rows = list(range(max_sequences - 1, -1, -1))
         self._prefixes: PrefixCache | KeptSequence
         if contiguous:
@@ -103,14 +100,13 @@ class Pager:
         else:
             self._prefixes = PrefixCache(self._pool, block_size, self._tables)
         self._sequences: dict[int, BlockSequence] = {}
-        self._one_each = OneTokenEach(self._sequences, self._pool, self._tables, block_size, self._take_block)
-        self._next_id = 0
         self._copies = BlockCopies(self._pool)
+        self._growth = Growth(self._get, self._pool, self._tables, self._copies, block_size, self.context)
+        self._one_each = OneTokenEach(self._sequences, self._pool, self._tables, block_size, self._growth.take_block)
+        self._next_id = 0
 
     @classmethod
-    def from_geometry(
-        cls, geometry: ArenaGeometry, *, record_evictions: bool = False, short_tables: bool = False
-    ) -> "Pager":
+    def from_geometry(cls, geometry: ArenaGeometry, *, record_evictions: bool = False) -> "Pager":
         """The pager of an arena."""
         return cls(
             geometry.num_blocks,
@@ -120,7 +116,6 @@ class Pager:
             contiguous=geometry.mode == "contiguous",
             context=geometry.context,
             record_evictions=record_evictions,
-            short_tables=short_tables,
         )
 
     @property
@@ -182,14 +177,12 @@ class Pager:
         return list(self._get(seq_id).blocks)
 
     def block_tables(self, seq_ids: Sequence[int]) -> npt.NDArray[np.int32]:
-        """Blocks of several sequences: [sequences, max_blocks_per_sequence], int32; unused entries are 0.
+        """Blocks of several sequences: [sequences, blocks of the longest], int32; unused entries are 0.
 
-        With `short_tables` there are as many columns as the longest of them uses: a step of a short sequence then costs
-        the same whatever the context is.
+        There are no columns that none of them uses: a step of short sequences costs the same whatever the context is.
         """
-        rows, tables = self._one_each.rows_of(seq_ids), self._tables
-        if self._short_tables:
-            tables = tables[:, : max(len(self._get(i).blocks) for i in seq_ids)]
+        tables = self._tables[:, : max((len(self._get(i).blocks) for i in seq_ids), default=0)]
+        rows = self._one_each.rows_of(seq_ids)
         return tables.take([self._get(i).row for i in seq_ids] if rows is None else rows, axis=0)
 
     def find_prefix(self, tokens: Sequence[int], hashes: BlockHashes, *, whole_blocks: bool = False) -> Prefix:
@@ -290,26 +283,7 @@ class Pager:
         Raises:
             ArenaError: unknown or repeated sequence, no tokens, or a sequence beyond the context.
         """
-        needed, size, references = 0, self.block_size, self._pool.references  # local: every step calls this twice
-        left: Counter[int] = Counter()  # references that earlier sequences of this call will have released
-        seen: set[int] = set()
-        for seq_id, num_tokens in growths:
-            sequence = self._sequences.get(seq_id) or self._get(seq_id)
-            if num_tokens < 1 or seq_id in seen:
-                what = f"{num_tokens} tokens" if num_tokens < 1 else "tokens twice"
-                raise ArenaError(f"cannot append {what} to sequence {seq_id}, expected at least 1 token, and once")
-            seen.add(seq_id)
-            if sequence.length + num_tokens > self.context:
-                raise ArenaError(
-                    f"sequence {seq_id} has {sequence.length} tokens, {num_tokens} more exceed the context of "
-                    f"{self.context}; truncate it, or compile the spec with a larger model.context"
-                )
-            needed -= (-sequence.length - num_tokens) // size + len(sequence.blocks)
-            last = sequence.blocks[-1] if sequence.length % size else None
-            if last is not None and references[last] > 1 and references[last] - left[last] > 1:
-                needed += 1
-                left[last] += 1
-        return needed
+        return self._growth.blocks_needed(growths)
 
     def append_all(self, growths: Sequence[tuple[int, int]]) -> list[list[int]]:
         """Grows several sequences, all or none, and returns the slot of every new token.
@@ -321,31 +295,7 @@ class Pager:
             ArenaFullError: not enough free blocks; nothing has changed.
             ArenaError: unknown or repeated sequence, no tokens, or a sequence beyond the context; nothing has changed.
         """
-        needed = self.num_blocks_needed(growths)
-        spare = self._pool.num_free - needed
-        if spare < 0:
-            raise ArenaFullError(
-                f"appending {sum(n for _, n in growths)} tokens to {len(growths)} sequence(s) needs {needed} blocks of "
-                f"{self.block_size} tokens, {self._pool.num_free} of {self.num_blocks} are free; free or truncate a "
-                "sequence, or compile the spec with a larger cache.num_blocks or cache.memory_budget"
-            )
-        pool, cached, size = self._pool, self._pool.index.cached, self.block_size
-        sequences, references = self._sequences, pool.references
-        slots: list[list[int]] = []
-        for seq_id, num_tokens in growths:  # each statement here runs for each sequence of each step
-            sequence = sequences[seq_id]
-            if offset := sequence.length % size:
-                last = sequence.blocks[-1]
-                if references[last] > 1:
-                    self._own_last_block(sequence)
-                elif last in cached and len(cached[last].tokens) > offset:
-                    if spare:
-                        spare -= 1
-                        self._own_last_block(sequence)
-                    else:  # nobody else needs it: rather forget what it holds than fail
-                        pool.forget(last)
-            slots.append(self._grow(sequence, num_tokens))
-        return slots
+        return self._growth.append_all(growths)
 
     def append_one_each(self, seq_ids: Sequence[int], lengths: list[int]) -> list[int] | None:
         """`append_all` of one token for each sequence, in less time, where that is plain.
@@ -475,25 +425,3 @@ class Pager:
     def _share(self, sequence: BlockSequence, prefix: Prefix) -> None:
         self._prefixes.share(sequence, prefix)
         self._tables[sequence.row, : len(sequence.blocks)] = sequence.blocks
-
-    def _grow(self, sequence: BlockSequence, num_tokens: int) -> list[int]:
-        size, blocks = self.block_size, sequence.blocks
-        start, stop = sequence.length, sequence.length + num_tokens
-        sequence.length = stop
-        while len(blocks) * size < stop:
-            self._take_block(sequence)
-        slots: list[int] = []
-        for i in range(start // size, len(blocks)):
-            first = blocks[i] * size
-            slots += range(first + max(0, start - i * size), first + min(size, stop - i * size))
-        return slots
-
-    def _take_block(self, sequence: BlockSequence) -> int:
-        self._tables[sequence.row, len(sequence.blocks)] = block_id = self._pool.take()
-        sequence.blocks.append(block_id)
-        return block_id
-
-    def _own_last_block(self, sequence: BlockSequence) -> None:
-        own = self._copies.add(sequence.blocks[-1])
-        sequence.blocks[-1] = self._tables[sequence.row, len(sequence.blocks) - 1] = own
-        sequence.settled = sequence.length - sequence.length % self.block_size

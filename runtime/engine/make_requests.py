@@ -132,7 +132,8 @@ class RequestMaker:
         max_length = context if most is None else min(context, len(prompt) + most)
         if pooling is not None:
             max_length = len(prompt) + 1  # the last token is computed, too
-        stop_ids = frozenset() if sampling.ignore_eos else self._eos_ids
+        ends = self._eos_ids.union(sampling.stop_tokens)
+        stop_ids = frozenset(sampling.stop_tokens) if sampling.ignore_eos else ends
         sampling.check_vocabulary(self._plan.vocab_size)
         if sampling.stop and self._tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and the model has none: leave stop out")
@@ -148,7 +149,7 @@ class RequestMaker:
                     tokens=list(prompt),
                     max_length=max_length,
                     stop_ids=stop_ids,
-                    sampler=Sampler(sampling, sample, prompt, self._eos_ids, self._tokenizer),
+                    sampler=Sampler(sampling, sample, prompt, ends, self._tokenizer),
                     text=AnswerText(self._tokenizer, prompt, sampling),
                     hashes=BlockHashes(root, self._arena.block_size),
                     completion=Completion(len(prompt)),

@@ -142,9 +142,8 @@ class Model:
         self.limit = chosen.limit
         if geometry.context < chosen.limit.tokens:
             self.limit = replace(chosen.limit, tokens=geometry.context, why="another rank has less memory free")
-        makes = entry.load()
-        self.arena = makes.arena_type(geometry)
-        self.pager = Pager.from_geometry(geometry, record_evictions=bool(tiers), short_tables=makes.short_tables)
+        self.arena = entry.load().arena_type(geometry)
+        self.pager = Pager.from_geometry(geometry, record_evictions=bool(tiers))
         self.host = make_host(host, artifact, file, self.arena, threads=threads, progress=progress)
         if ranks is not None:
             self.host = ranks.lead(self.host)

@@ -49,8 +49,6 @@ class Host(ABC):
     """Whether it runs a part of a model, and exchanges only the greatest logits where `Batch.tops` allows it."""
     has_own_memory: ClassVar[bool] = False
     """Whether weights and arena are in memory of a GPU, and not in the machine's."""
-    short_tables: ClassVar[bool] = False
-    """Whether a step takes block tables of any width; else they are as wide as the plan says."""
     arena_type: ClassVar[type[Arena]] = Arena
     """The arena that its steps read and write."""
 

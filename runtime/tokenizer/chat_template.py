@@ -11,7 +11,7 @@ from typing import Any
 from mlxr.compiler.errors import ChatTemplateError
 from mlxr.runtime.limited_process import LimitedProcess, ProcessEndedError
 from mlxr.runtime.tokenizer import template_worker
-from mlxr.runtime.tokenizer.system_messages import ROLES, Message, render_all
+from mlxr.runtime.tokenizer.system_messages import ROLES, Message, joined_turns, render_all
 from mlxr.runtime.tokenizer.template_names import ASKED, ReadNames
 
 MOST_BYTES = 512 << 20
@@ -61,7 +61,8 @@ class ChatTemplate:
         """The text of a conversation, in which no system message is lost, and what is named as the template names it.
 
         System messages that the template refuses or leaves out become part of messages of the user
-        (`system_messages`); reasoning and its switches also get the names that it reads (`template_names`).
+        (`system_messages`), and neighbouring messages of the user one message where the template refuses them;
+        reasoning and its switches also get the names that it reads (`template_names`).
 
         Args:
             messages: in order.
@@ -74,12 +75,21 @@ class ChatTemplate:
         """
         names = self.names(variables)
         messages, variables = names.messages(messages), names.values(variables)
-        if not any(message.get("role") in ROLES for message in messages):
-            return self.render_as_is(messages, add_generation_prompt, **variables)
 
         def render(adapted: Sequence[Message]) -> str:
-            return self.render_as_is(adapted, add_generation_prompt, **variables)
+            try:
+                return self.render_as_is(adapted, add_generation_prompt, **variables)
+            except ChatTemplateError as error:
+                joined = joined_turns(adapted)
+                if error.__cause__ is not None or joined == list(adapted):
+                    raise
+                try:
+                    return self.render_as_is(joined, add_generation_prompt, **variables)
+                except ChatTemplateError:
+                    raise error from None
 
+        if not any(message.get("role") in ROLES for message in messages):
+            return render(messages)
         text = render_all(render, messages, json.dumps(variables, ensure_ascii=False))
         if text is None:
             raise ChatTemplateError(

@@ -47,6 +47,17 @@ def render_all(render: Render, messages: Sequence[Message], beside: str = "") ->
     return None
 
 
+def joined_turns(messages: Sequence[Message]) -> list[Message]:
+    """The same conversation in which no message of the user follows another: agents send several in a row."""
+    joined: list[Message] = []
+    for message in messages:
+        if joined and message.get("role") == "user" == joined[-1].get("role"):
+            joined[-1] = _joined(joined[-1], _text(message), before=False)
+        else:
+            joined.append(message)
+    return joined
+
+
 def _has_all(text: str, messages: Sequence[Message], beside: str) -> bool:
     """Whether a text certainly has all system messages: their words, more often than the others have them."""
     for i, content in _contents(messages):

@@ -4,6 +4,7 @@ The meaning of the bits in planes follows from the shapes of their tensors and t
 """
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 from mlxr.compiler.artifact import Recipe, TensorSource, plane_format, plane_names
@@ -75,7 +76,8 @@ def _checked_pieces(file: WeightFile, recipe: Recipe, part: TensorSource) -> lis
     needed = _rows_needed(recipe, part)
     pieces: list[_Piece] = []
     for name in recipe.tensors:
-        pieces.append(piece := _find_piece(file, name, columns))
+        piece = _find_piece(file, name, columns)
+        pieces.append(piece := _turned(piece) if recipe.is_transposed else piece)
         if _types(piece) != _types(pieces[0]):
             raise _FaultError(
                 f"is {piece.format} in {quoted(name)}, and {pieces[0].format} in {quoted(recipe.tensors[0])}"
@@ -122,6 +124,17 @@ def _find_piece(file: WeightFile, name: str, columns: int) -> _Piece:
     if tensor.element_type.is_readable and tensor.element_type.is_float:
         return _Piece(tensor.type.lower(), (tensor,))
     raise _FaultError(f"is of type {tensor.type}, which cannot be read as weights")
+
+
+def _turned(piece: _Piece) -> _Piece:
+    """The tensor as it is once its last two dimensions have changed places."""
+    tensor = piece.planes[0]
+    if len(tensor.shape) < 2 or len(piece.planes) > 1 or tensor.element_type.block_elements > 1:
+        raise _FaultError(
+            f"is {piece.format} of {list(tensor.shape)}, expected a matrix of floats, as it is transposed"
+        )
+    *outer, columns, rows = tensor.shape
+    return _Piece(piece.format, (replace(tensor, shape=(*outer, rows, columns)),))
 
 
 def _find_planes(numbers: StoredTensor, scales: StoredTensor, biases: StoredTensor | None, columns: int) -> _Piece:

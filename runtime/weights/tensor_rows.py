@@ -90,7 +90,8 @@ class TensorRows:
     def is_plain(self) -> bool:
         """Whether the rows can be used in place: adjacent whole rows of one tensor, in order, and nothing is added."""
         adjacent = self.recipe.rows is None or _are_adjacent(self.recipe.rows)
-        return len(self.pieces) == 1 and adjacent and self.recipe.columns is None and not self.recipe.add
+        has_rows = adjacent and self.recipe.columns is None and not self.recipe.is_transposed
+        return len(self.pieces) == 1 and has_rows and not self.is_changed
 
     @property
     def is_changed(self) -> bool:
@@ -138,6 +139,8 @@ class TensorRows:
 
     def forget(self, first: int, last: int) -> None:
         """Says that rows [first, last) are not needed soon; they can still be read."""
+        if self.recipe.is_transposed:
+            return  # each of them lies all over the file's tensor
         for span in self._spans(first, last):
             rows = self._file_rows(span)
             low, high = (rows.start, rows.stop) if isinstance(rows, slice) else (int(rows.min()), int(rows.max()) + 1)
@@ -164,6 +167,8 @@ class TensorRows:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def _rows_of(self, plane: int, span: _Span) -> Bytes:
+        if self.recipe.is_transposed:
+            return self._columns_as_rows(self.pieces[span.piece][plane], span)
         sizes = (self.file_columns, *self._whole_blocks())
         size, start, stop = (row_bytes(self.format, self.planes, plane, columns) for columns in sizes)
         # Columns are cut before rows are gathered, so that no other bytes are touched.
@@ -171,6 +176,20 @@ class TensorRows:
         rows = np.ascontiguousarray(rows[self._file_rows(span)])
         self.source.count(rows.nbytes)
         return rows
+
+    def _columns_as_rows(self, tensor: StoredTensor, span: _Span) -> Bytes:
+        """Rows of a tensor whose last two dimensions have changed places, so that files have them as columns."""
+        num_rows, num_columns = tensor.shape[-2:]
+        start, stop = self._whole_blocks()
+        unit = np.dtype(f"u{tensor.element_type.block_bytes}")
+        matrices = self.source.rows(tensor).reshape(-1).view(unit).reshape(-1, num_columns, num_rows)[:, start:stop]
+        places = np.arange(tensor.num_elements // num_columns)[self._file_rows(span)]
+        rows = np.empty((len(places), stop - start), unit)
+        for matrix in np.unique(places // num_rows):
+            own = places // num_rows == matrix
+            rows[own] = matrices[matrix][:, places[own] % num_rows].T
+        self.source.count(rows.nbytes)
+        return rows.view(np.uint8)
 
     def _whole_blocks(self) -> tuple[int, int]:
         """The columns [start, stop) of all blocks that have columns of this tensor."""

@@ -26,12 +26,12 @@ MLXR_INLINE void f32_transpose(f32v *r) {
         r[i + 4] = (f32v)_mm256_permute2f128_ps(t[i], t[i + 4], 0x31);
     }
 #else
-    f32v a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
-    f32v c = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
-    r[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
-    r[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
-    r[2] = __builtin_shufflevector(c, d, 0, 1, 4, 5);
-    r[3] = __builtin_shufflevector(c, d, 2, 3, 6, 7);
+    f32v a = MLXR_FOUR_OF(r[0], r[1], 0, 4, 1, 5), b = MLXR_FOUR_OF(r[2], r[3], 0, 4, 1, 5);
+    f32v c = MLXR_FOUR_OF(r[0], r[1], 2, 6, 3, 7), d = MLXR_FOUR_OF(r[2], r[3], 2, 6, 3, 7);
+    r[0] = MLXR_FOUR_OF(a, b, 0, 1, 4, 5);
+    r[1] = MLXR_FOUR_OF(a, b, 2, 3, 6, 7);
+    r[2] = MLXR_FOUR_OF(c, d, 0, 1, 4, 5);
+    r[3] = MLXR_FOUR_OF(c, d, 2, 3, 6, 7);
 #endif
 }
 

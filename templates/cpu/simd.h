@@ -35,6 +35,13 @@
 #define MLXR_PRAGMA(text) _Pragma(#text)
 #define MLXR_UNROLL MLXR_PRAGMA(GCC unroll 64)
 
+// The four lanes of a and b that the numbers name, 0..3 of a and 4..7 of b. GCC before 12 knows this by another name.
+#if defined(__clang__) || __GNUC__ >= 12
+#define MLXR_FOUR_OF(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define MLXR_FOUR_OF(a, b, ...) __builtin_shuffle(a, b, (i32v){__VA_ARGS__})
+#endif
+
 typedef float f32v __attribute__((vector_size(4 * MLXR_LANES)));
 typedef int32_t i32v __attribute__((vector_size(4 * MLXR_LANES)));
 typedef uint32_t u32v __attribute__((vector_size(4 * MLXR_LANES)));
@@ -153,9 +160,9 @@ MLXR_INLINE f32v f32_sums(const f32v *a) {
     return (f32v)_mm256_add_ps(_mm256_permute2f128_ps(halves[0], halves[1], 0x20),
                                _mm256_permute2f128_ps(halves[0], halves[1], 0x31));
 #else
-    f32v x = __builtin_shufflevector(a[0], a[1], 0, 4, 1, 5) + __builtin_shufflevector(a[0], a[1], 2, 6, 3, 7);
-    f32v y = __builtin_shufflevector(a[2], a[3], 0, 4, 1, 5) + __builtin_shufflevector(a[2], a[3], 2, 6, 3, 7);
-    return __builtin_shufflevector(x, y, 0, 1, 4, 5) + __builtin_shufflevector(x, y, 2, 3, 6, 7);
+    f32v x = MLXR_FOUR_OF(a[0], a[1], 0, 4, 1, 5) + MLXR_FOUR_OF(a[0], a[1], 2, 6, 3, 7);
+    f32v y = MLXR_FOUR_OF(a[2], a[3], 0, 4, 1, 5) + MLXR_FOUR_OF(a[2], a[3], 2, 6, 3, 7);
+    return MLXR_FOUR_OF(x, y, 0, 1, 4, 5) + MLXR_FOUR_OF(x, y, 2, 3, 6, 7);
 #endif
 }
 

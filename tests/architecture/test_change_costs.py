@@ -117,6 +117,7 @@ def _sym4(planes: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.float32]:
 """
 
 
+@pytest.mark.long
 def test_a_plane_format(tree: ChangedTree) -> None:
     tree.add(CHANGES / "plane_format")
     line = '    SYM4 = "sym4", 32, (Plane("weight", 16), Plane("scales", 2, DType.F16)), "sym4"\n'

@@ -33,12 +33,14 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The tiny model's artifact over two ranks."""
     spec, _ = resolve_spec(str(TINY))
     folder = tmp_path_factory.mktemp("artifact") / "tiny"
-    compile_spec(spec.model_copy(update={"parallel": Parallel(tensor=2)})).artifact.write(folder)
+    # In exact arithmetic: logits of this model lie so near to each other that ranks of fast steps may choose others.
+    split = spec.model_copy(update={"parallel": Parallel(tensor=2), "compute": "exact"})
+    compile_spec(split).artifact.write(folder)
     return str(folder)
 
 
 def test_run(split: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", str(TINY), *HOST, *PROMPT]) == 0
+    assert main(["run", str(TINY), *HOST, *PROMPT, "--compute", "exact"]) == 0
     whole = capfd.readouterr().out
     first, second = run_ranks(2, ["-m", "mlxr.cli", "run", split, "--weights", str(TINY), *HOST, *PROMPT])
     assert (first.code, first.stdout) == (0, whole), first
@@ -110,9 +112,10 @@ def test_what_is_not_compiled_yet_is_split_over_all_ranks(
 
 @pytest.mark.long
 def test_run_without_an_artifact_and_with_a_draft(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", str(TINY), *HOST, *PROMPT]) == 0
+    exact = [*HOST, *PROMPT, "--compute", "exact"]
+    assert main(["run", str(TINY), *exact]) == 0
     whole = capfd.readouterr().out
-    ranks = run_ranks(2, ["-m", "mlxr.cli", "run", str(TINY), "--draft", str(TINY), *HOST, *PROMPT])
+    ranks = run_ranks(2, ["-m", "mlxr.cli", "run", str(TINY), "--draft", str(TINY), *exact])
     assert [(rank.code, rank.stdout) for rank in ranks] == [(0, whole), (0, "")], ranks
 
 
@@ -157,7 +160,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", few(COMMANDS, ["perplexity"]))
+@pytest.mark.parametrize("command", few(COMMANDS, ["logits"]))
 def test_other_commands(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They end on all ranks, and give what they give on one."""
     file = tmp_path / "logits.npy"

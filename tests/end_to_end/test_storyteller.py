@@ -27,7 +27,14 @@ def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.parametrize("host", [pytest.param("sim", marks=pytest.mark.long), *HOSTS[1:]])
+@pytest.mark.parametrize(
+    "host",
+    [
+        pytest.param("sim", marks=pytest.mark.long),
+        *(CUDA, "cpu", "reference"),
+        *(pytest.param(*cpu.values, marks=[*cpu.marks, pytest.mark.long]) for cpu in CPUS),
+    ],
+)
 @pytest.mark.parametrize("weights", few(["bf16", "q8_0"], ["q8_0"]))
 def test_greedy_tokens_are_the_recorded_ones(
     storyteller: Storyteller, golden: list[dict[str, Any]], host: str, weights: str

@@ -108,7 +108,7 @@ APPLIED = [
     (family, row)
     for family, held in RECORDED.items()
     for row in [*(Row(Change(base, "", None), "", logits) for base, logits in held.bases.items()), *held.rows]
-    if row.effect in ("", "changes") and family != "gpt_oss"  # whose float experts transformers lays out in its own way
+    if row.effect in ("", "changes")
 ]
 SHORT = {
     "gemma": {"hidden_act": "silu"},

@@ -51,6 +51,8 @@ def imported(config: Config) -> Model:
 def default_config(kind: str) -> Config:
     """All keys, with transformers' own defaults."""
     config: Config = json.loads(CONFIG_MAPPING[kind]().to_json_string(use_diff=False))
+    if kind == "granitemoehybrid":  # whose defaults have Mamba layers and experts
+        config |= {"layer_types": ["attention"] * config["num_hidden_layers"], "num_local_experts": 0}
     return {**config, "model_type": kind, "architectures": None}
 
 

@@ -34,6 +34,7 @@ CODE = "modeling_x.py pytorch_model.bin tokenizer.py README.md .gitattributes "
             "",
         ),
         ("o/r", "config.json weights.safetensors", "config.json weights.safetensors", ""),
+        ("o/r:safetensors", "config.json model.safetensors a.gguf", "config.json model.safetensors", ""),
         (
             "o/r",
             "config.json merges.txt model.safetensors spiece.model vocab.json vocab.txt",

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from mlxr.cli import main
+from mlxr.compiler.errors import HubError
 from mlxr.hub.best_file import Need
 from mlxr.hub.fetch import fetch
-from mlxr.hub.reference import HubReference
+from mlxr.hub.reference import HubReference, hub_reference
+from mlxr.planned_memory import planned_memory
 from mlxr.registry.registry import Registry
 from mlxr_tests.family_models import build_model, config_of, save_folder
 from mlxr_tests.stand_in_hub import TOKEN, StandInHub, the_hub
@@ -121,6 +123,37 @@ def test_a_folder_comes_without_code(hub: StandInHub, tmp_path: Path, capsys: py
     assert main(["pull", "org/other"]) == 1
     assert 'model_type is "unknown"; that is not supported' in capsys.readouterr().err
     assert hub.fetched()[-1] == "config.json", "nothing large was fetched for a model that cannot run"
+
+
+def test_a_folder_that_takes_too_much_memory_is_not_fetched(
+    hub: StandInHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("mlxr.hub.fetch._WORTH_A_LOOK", 1)
+    config = config_of("qwen3")
+    folder = save_folder(build_model(config), config, tmp_path / "made")
+    hub.repos["org/folder"] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    free = 1
+    planned: list[int | None] = []
+
+    def plan(path: Path | None) -> Need:
+        planned.append(None if path is None else planned_memory(path, host="cpu").good)
+        return Need(planned[-1], free, "this machine")
+
+    def get(name: str) -> Path:
+        reference = hub_reference(name)
+        assert reference is not None
+        return fetch(reference, announce=lambda text: None, progress=lambda *state: None, plan=plan).path
+
+    with pytest.raises(HubError, match=r"by its plan it takes .* has 1 B free: .* all the same, as org/folder:safet"):
+        get("org/folder")
+    whole = [name for name in hub.fetched() if name.startswith("model.safetensors") and "index" not in name]
+    assert whole and all(" bytes=0-" in name for name in whole) and not list((tmp_path / "hub").rglob("*.safetensors"))
+    free = planned[0] or 0
+    there, size_bytes = get("org/folder"), (folder / "model.safetensors").stat().st_size
+    assert planned == 2 * [planned_memory(there, host="cpu").good] and free > size_bytes
+    shutil.rmtree(tmp_path / "hub")
+    free = 1
+    assert (get("org/folder:safetensors") / "model.safetensors").stat().st_size == size_bytes
 
 
 def test_a_connection_that_breaks(hub: StandInHub, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

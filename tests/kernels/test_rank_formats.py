@@ -38,7 +38,7 @@ AFFINE = [
     *("affine2_g32_f16", "affine3_g64_bf16", "affine4_g64_f32", "affine5_g32_bf16", "affine6_g64_f32"),
     *("affine8_g128_f16", "affine4_g128_f16", "affine2_g128_bf16", "affine8_g32_f32"),
 ]
-SHORT = ["q4_0", "q6_k", "affine3_g64_bf16"]
+SHORT = ["q6_k", "affine3_g64_bf16"]
 STORED = {None: mx.uint32, "u8": mx.uint8, "f16": mx.float16, "bf16": mx.bfloat16, "f32": mx.float32}
 """MLX's types of the planes of a format."""
 

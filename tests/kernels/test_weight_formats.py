@@ -65,7 +65,10 @@ def test_embedding_rows_of_ranks_add_up(format):
     assert (sum(rows) == np.concatenate([bench.numbers for bench in ranks])[ids] * np.float32(0.37)).all()
 
 
-@pytest.mark.parametrize(("format", "activation"), few_of(FORMATS, ["f16", "bf16"]))
+@pytest.mark.parametrize(
+    ("format", "activation"),
+    few([(f, a) for f in FORMATS for a in ("f16", "bf16")], [(f, "bf16") for f in SHORT[::2]] + [("q4_k", "f16")]),
+)
 def test_unpacked_numbers_are_those_of_the_definition_rounded(format, activation):
     """77 rows do not fill the last threadgroup."""
     bench = MatrixBench([(format, 77)], columns_of(format), seed=6, activation=activation)

@@ -1,5 +1,6 @@
 """Renders kernel contexts into Metal text: the standalone file, and the header and body that MLX takes."""
 
+import functools
 import hashlib
 from dataclasses import dataclass
 
@@ -69,6 +70,7 @@ def render(kernel: MetalKernel, origin: Provenance) -> KernelSource:
         raise PlanError(f"template {where} cannot be rendered: {error.message}") from error
 
 
+@functools.lru_cache(maxsize=1024)  # tuning, and plans of several targets, ask for the same kernels again
 def _render(kernel: MetalKernel, origin: Provenance) -> KernelSource:
     template = environment().get_template(f"metal/{kernel.template}")
     values: dict[str, object] = {

@@ -1,7 +1,7 @@
 """Regular expressions of schemas without look-around, and what texts are not."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 _ANY = r"[\s\S]*"
 _WORD = re.compile(r"(?:[A-Za-z0-9 _@#%&=:;,'\"<>!/~`-]|\\[^A-Za-z0-9])*")
@@ -108,15 +108,9 @@ def _split(inner: str) -> list[str] | None:
     if group and _end_of_group(inner) == len(inner) - len(group[2]):
         inside = _split(group[1])
         return None if inside is None else [option + group[2] for option in inside]
-    parts, depth, in_class, last = [], 0, False, 0
-    for sign in re.finditer(r"\\.|.", inner, re.DOTALL):
-        if in_class:
-            in_class = sign[0] != "]"
-        elif sign[0] == "[":
-            in_class = True
-        elif sign[0] in "()":
-            depth += 1 if sign[0] == "(" else -1
-        elif sign[0] == "|" and depth == 0:
+    parts, last = [], 0
+    for sign, depth in _outside_classes(inner):
+        if sign[0] == "|" and depth == 0:
             parts.append(inner[last : sign.start()])
             last = sign.end()
     return [*parts, inner[last:]]
@@ -124,29 +118,21 @@ def _split(inner: str) -> list[str] | None:
 
 def _has_choice(pattern: str) -> bool:
     """Whether an expression has alternatives outside brackets."""
-    depth, in_class = 0, False
-    for sign in re.finditer(r"\\.|.", pattern, re.DOTALL):
-        if in_class:
-            in_class = sign[0] != "]"
-        elif sign[0] == "[":
-            in_class = True
-        elif sign[0] in "()":
-            depth += 1 if sign[0] == "(" else -1
-        elif sign[0] == "|" and depth == 0:
-            return True
-    return False
+    return any(sign[0] == "|" and depth == 0 for sign, depth in _outside_classes(pattern))
 
 
 def _end_of_group(pattern: str) -> int | None:
     """Where the group ends that begins an expression."""
+    return next((sign.end() for sign, depth in _outside_classes(pattern) if sign[0] in ("(", ")") and depth == 0), None)
+
+
+def _outside_classes(pattern: str) -> Iterator[tuple[re.Match[str], int]]:
+    """The signs of an expression that are not in a class, each with the groups that are open after it."""
     depth, in_class = 0, False
     for sign in re.finditer(r"\\.|.", pattern, re.DOTALL):
         if in_class:
             in_class = sign[0] != "]"
-        elif sign[0] == "[":
-            in_class = True
-        elif sign[0] in "()":
-            depth += 1 if sign[0] == "(" else -1
-            if depth == 0:
-                return sign.end()
-    return None
+            continue
+        in_class = sign[0] == "["
+        depth += {"(": 1, ")": -1}.get(sign[0], 0)
+        yield sign, depth

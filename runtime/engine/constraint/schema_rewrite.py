@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable
 from itertools import combinations, permutations
 from typing import Any
-from urllib.parse import unquote
 
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.constraint.schema_negation import (
@@ -21,6 +20,7 @@ from mlxr.runtime.engine.constraint.schema_negation import (
     pairs,
 )
 from mlxr.runtime.engine.constraint.schema_patterns import no_text_of, without_looks
+from mlxr.runtime.engine.constraint.schema_references import LISTS_OF_SCHEMAS, SCHEMAS_BY_NAME, References
 
 _ENFORCED_FORMATS = frozenset(
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
@@ -32,8 +32,6 @@ _FORMAT_PATTERNS = {
     "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$",
     "uri-reference": f"^{_URI_PART}(?:#{_URI_PART})?$",
 }
-_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS_OF_SCHEMAS = ("allOf", "anyOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "additionalItems")
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _WITHOUT_EFFECT = ("minContains", "maxContains", "then", "else", "$recursiveAnchor", "nullable")
@@ -59,31 +57,30 @@ def rewrite_schema(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """
     rewriter = _Rewriter(schema)
     rewritten = rewriter.rewrite(schema, "#")
-    if rewriter.moved:
-        rewritten["$defs"] = {**(rewritten.get("$defs") or {}), **rewriter.finish()}
+    if moved := rewriter.finish():
+        rewritten["$defs"] = {**(rewritten.get("$defs") or {}), **moved}
     return rewritten, list(dict.fromkeys(rewriter.left_out))
 
 
 class _Rewriter:
-    """Attributes: left_out: keywords and where they stand; moved: new names of schemas by their old places."""
+    """Attributes: left_out: keywords and where they stand."""
 
     def __init__(self, root: dict[str, Any]) -> None:
-        self._root = root
         self._is_old = re.search(r"draft-0[3467]", str(root.get("$schema"))) is not None
         self._is_draft_4 = re.search(r"draft-0[34]", str(root.get("$schema"))) is not None
-        self._has_resources = any(_resources(part) for part in root.values())
-        self._scope = Scope(self._resolve)
+        self._references = References(root)
+        self._scope = Scope(self._references.resolve)
         self._num_written = 0
         self.left_out: list[str] = []
-        self.moved: dict[str, str] = {}
 
     def finish(self) -> dict[str, Any]:
         """The schemas that references need and that no longer stand where they were."""
         made: dict[str, Any] = {}
-        while len(made) < len(self.moved):
-            for place, name in list(self.moved.items()):
+        moved = self._references.moved
+        while len(made) < len(moved):
+            for place, name in list(moved.items()):
                 if name not in made:
-                    made[name] = self.rewrite(self._resolve(place), place)
+                    made[name] = self.rewrite(self._references.resolve(place), place)
         return made
 
     def rewrite(self, schema: Any, place: str) -> Any:
@@ -123,7 +120,7 @@ class _Rewriter:
         inner = f"{place}/{key}"
         if isinstance(value, str) and key in _NAMES:
             self._rewrite_name(key, value, place, written)
-        elif key in _SCHEMAS_BY_NAME and isinstance(value, dict):
+        elif key in SCHEMAS_BY_NAME and isinstance(value, dict):
             written[key] = {name: self.rewrite(part, f"{inner}/{name}") for name, part in value.items()}
         elif key == "prefixItems" and isinstance(value, dict):  # which some writers, and llama.cpp, mean as `items`
             added.append(self.rewrite({"items": value}, inner))
@@ -133,7 +130,7 @@ class _Rewriter:
                 written["items"] = self.rewrite(schema["additionalItems"], f"{place}/additionalItems")
         elif key == "additionalItems":
             pass  # it means nothing beside an `items` that is a schema
-        elif key in _LISTS_OF_SCHEMAS and isinstance(value, list):
+        elif key in LISTS_OF_SCHEMAS and isinstance(value, list):
             parts = [self.rewrite(part, f"{inner}/{number}") for number, part in enumerate(value)]
             written[key] = [*(written.get(key) or []), *parts]
         elif key in _SCHEMAS:
@@ -165,7 +162,7 @@ class _Rewriter:
     def _rewrite_name(self, key: str, value: str, place: str, written: dict[str, Any]) -> None:
         """Writes a keyword that names a schema or refers to one. What is written is of draft 2020-12."""
         if key in ("$ref", "$dynamicRef", "$recursiveRef"):
-            written["$ref"] = self._reference(value)
+            written["$ref"] = self._references.now(value)
             if key != "$ref":
                 self.left_out.append(f"{key} ({place}), which is taken as $ref")
         elif key == "$dynamicAnchor":
@@ -240,7 +237,8 @@ class _Rewriter:
         if value is False:
             return [{"maxProperties": 0}]
         if isinstance(value, dict) and isinstance(value.get("$ref"), str):
-            value = {**self._resolve(value["$ref"]), **{key: part for key, part in value.items() if key != "$ref"}}
+            beside = {key: part for key, part in value.items() if key != "$ref"}
+            value = {**self._references.resolve(value["$ref"]), **beside}
         if not isinstance(value, dict):
             return []
         patterns = []
@@ -294,7 +292,7 @@ class _Rewriter:
             return []
         items = schema.get("items")
         if isinstance(items, dict) and isinstance(items.get("$ref"), str):
-            items = self._resolve(items["$ref"])
+            items = self._references.resolve(items["$ref"])
         values: list[Any] | None = None
         if isinstance(items, dict):
             if isinstance(items.get("enum"), list):
@@ -391,7 +389,7 @@ class _Rewriter:
         for part in schema.get("allOf") or []:
             self._known(part, names, patterns, choices, depth + 1)
         if "$ref" in schema:
-            self._known(self._resolve(schema["$ref"]), names, patterns, choices, depth + 1)
+            self._known(self._references.resolve(schema["$ref"]), names, patterns, choices, depth + 1)
         for key in ("anyOf", "oneOf"):
             if key in schema:
                 choices.append([(option, option) for option in schema[key]])
@@ -417,40 +415,6 @@ class _Rewriter:
     def _negated(self, schema: Any) -> Any:
         return negated(schema, self._scope)
 
-    def _reference(self, reference: str) -> str:
-        """A reference to where the schema stands now."""
-        if not reference.startswith("#/") or self._stays(reference.split("/")[1:]):
-            return reference
-        try:
-            self._resolve(reference)
-        except UnknownError:
-            return reference
-        name = self.moved.setdefault(reference, f"moved-{len(self.moved)}")
-        return f"#/$defs/{name}"
-
-    def _stays(self, path: list[str]) -> bool:
-        """Whether the schema at a place of the root is rewritten there."""
-        while path:
-            key = path.pop(0)
-            if key in _SCHEMAS_BY_NAME or (key in _LISTS_OF_SCHEMAS and key != "prefixItems"):
-                path = path[1:]
-            elif key != "additionalProperties":
-                return False
-        return True
-
-    def _resolve(self, reference: str) -> Any:
-        """The schema at a place of the root; raises UnknownError for other references."""
-        found: Any = self._root
-        if self._has_resources or (reference != "#" and not reference.startswith("#/")):
-            raise UnknownError
-        for part in reference.split("/")[1:]:
-            name = unquote(part).replace("~1", "/").replace("~0", "~")
-            try:
-                found = found[int(name)] if isinstance(found, list) else found[name]
-            except (KeyError, IndexError, ValueError, TypeError) as error:
-                raise UnknownError from error
-        return found
-
 
 _NO_ARRAY = ("null", "boolean", "number", "string", "object")
 _RULES = {
@@ -468,14 +432,6 @@ _RULES = {
     "unevaluatedProperties": "unevaluated_properties",
     "unevaluatedItems": "unevaluated_items",
 }
-
-
-def _resources(schema: Any) -> bool:
-    """Whether a part of a schema has a name of its own, so that references in it start there."""
-    if isinstance(schema, dict):
-        name = schema.get("$id", schema.get("id"))
-        return (isinstance(name, str) and not name.startswith("#")) or any(map(_resources, schema.values()))
-    return isinstance(schema, list) and any(map(_resources, schema))
 
 
 def _few(sets: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -83,12 +83,14 @@ class Sampling:
     """Texts that end the answer where they begin."""
     include_stop: bool = False
     """Whether the text that ended the answer belongs to it."""
+    stop_tokens: Sequence[int] = ()
+    """Token ids that end the answer, as end-of-sequence tokens do."""
     n: int = 1
     """How many answers to the prompt, each with random numbers of its own."""
     max_tokens: int | None = 128
     """Most tokens of the answer; None: until the context ends."""
     min_tokens: int = 0
-    """No end-of-sequence token and no stop text ends the answer before it has this many tokens."""
+    """No end-of-sequence token, stop token or stop text ends the answer before it has this many tokens."""
     ignore_eos: bool = False
     """Whether the answer continues after an end-of-sequence token."""
     json_schema: dict[str, object] | str | bool | None = field(default=None, hash=False)
@@ -136,11 +138,12 @@ class Sampling:
         """Checks what depends on the model.
 
         Raises:
-            RequestError: `logit_bias` names an id outside the vocabulary.
+            RequestError: `logit_bias` or `stop_tokens` name an id outside the vocabulary.
         """
-        for token in self.logit_bias:
-            if token >= vocab_size:
-                raise RequestError(f"logit_bias has token id {token}, outside the vocabulary of {vocab_size}")
+        for name, tokens in (("logit_bias", self.logit_bias), ("stop_tokens", self.stop_tokens)):
+            for token in tokens:
+                if token >= vocab_size:
+                    raise RequestError(f"{name} has token id {token}, outside the vocabulary of {vocab_size}")
 
     @property
     def is_greedy(self) -> bool:
@@ -175,6 +178,11 @@ class Sampling:
 
     def _check_end(self) -> None:
         object.__setattr__(self, "stop", _texts("stop", self.stop))
+        if not isinstance(self.stop_tokens, Iterable) or isinstance(self.stop_tokens, str | bytes | Mapping):
+            raise TypeError(f"stop_tokens is {described(self.stop_tokens)}; expected a list of token ids")
+        object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))
+        for token in self.stop_tokens:
+            _check_whole("a token of stop_tokens", token, 0, _MOST, "a token id")
         _check_bool("include_stop", self.include_stop)
         _check_bool("ignore_eos", self.ignore_eos)
         _check_whole("n", self.n, 1, _MOST, "a whole number of at least 1")

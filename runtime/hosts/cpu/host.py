@@ -49,7 +49,6 @@ class CpuHost(Host):
 
     name = "cpu"
     target: ClassVar[str] = "cpu"
-    short_tables: ClassVar[bool] = True
     arena_type: ClassVar[type[Arena]] = MappedArena
 
     def __init__(

@@ -46,7 +46,6 @@ class MlxHost(ArrayHost):
     target: ClassVar[str] = "metal"
     pipelines = True
     builds_late = True
-    short_tables = True
     has_step_kernels: ClassVar[bool] = False
     """Whether the host can run a whole decode step as one kernel, if the plan asks for that."""
 

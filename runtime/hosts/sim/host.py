@@ -46,7 +46,6 @@ class SimHost(ArrayHost):
 
     name = "sim"
     target: ClassVar[str] = "metal"
-    short_tables = True
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ COMMANDS = {
     "run": ("run", "generate text"),
     "chat": ("chat", "converse with a model"),
     "serve": ("serve", "serve models to clients of OpenAI, Anthropic and Ollama"),
+    "launch": ("launch", "start a coding agent that uses a model here"),
     "ps": ("ps", "list the running servers"),
     "stop": ("stop", "end a running server"),
     "service": ("service", "let the system start the server, and keep it running"),
@@ -39,6 +40,9 @@ COMMANDS = {
 }
 """Each command's module here, which is imported when the command is given, and its line in the help."""
 
+_PASSING = {"launch"}
+"""Commands that pass on what follows `--`, options included."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
@@ -59,7 +63,8 @@ def _main(argv: list[str]) -> int:
             importlib.import_module(f"mlxr.cli.{module}").add_parser(commands)
         else:
             commands.add_parser(name, help=line)
-    args: argparse.Namespace = parser.parse_args(argv, argparse.Namespace(argv=argv))
+    own, passed = _split(argv) if chosen in _PASSING else (argv, [])
+    args: argparse.Namespace = parser.parse_args(own, argparse.Namespace(argv=argv, passed=passed))
     from mlxr.runtime.parallel.launch import naming_rank  # noqa: PLC0415 (not for the help)
     from mlxr.runtime.parallel.launcher_process import fill_input  # noqa: PLC0415
     from mlxr.runtime.parallel.launcher_watch import watch_launcher  # noqa: PLC0415
@@ -71,3 +76,9 @@ def _main(argv: list[str]) -> int:
     with naming_rank():
         code: int = args.run(args)
     return code
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The words before and after `--`."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    return argv[:end], argv[end + 1 :]

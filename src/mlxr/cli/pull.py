@@ -10,7 +10,8 @@ _ABOUT = (
     "Fetch a model from the hub, and give it a name, as mlxr add does. Only files that MLXR reads are fetched: weights "
     "as safetensors or GGUF, config.json, tokenizer and templates; never code, and no pickles. They go into "
     "huggingface_hub's cache, and are checked by their hashes. Of several GGUF models it takes Q4_K_M if that fits "
-    "into the memory that is free, else another one, and says which and why. A fetch that was interrupted goes on "
+    "into the memory that is free, else another one, and says which and why; safetensors that do not fit are refused, "
+    "unless FILE is safetensors. A fetch that was interrupted goes on "
     "where it ended. Where a token is needed, it is the one of `hf auth login` or HF_TOKEN."
 )
 

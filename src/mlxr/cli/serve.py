@@ -138,6 +138,8 @@ def run(args: argparse.Namespace) -> int:
         log_text=args.log_text,
         allow_pull=args.allow_pull,
         traces_endpoint=args.otlp_traces_endpoint,
+        responses_bytes=args.keep_responses,
+        responses_file=args.responses_file,
     )
     tell_of_card(args.host)
     named = _all_names(args)
@@ -224,14 +226,15 @@ def _all_names(args: argparse.Namespace) -> dict[str, str]:
     """Each served model's name, and what MODEL it is."""
     named: dict[str, str] = {}
     models = args.models if args.distributed is None else [args.distributed]
-    for name, model in [*((_name_of(model), model) for model in models), *args.named]:
+    for name, model in [*((served_name(model), model) for model in models), *args.named]:
         if name in named:
             raise RequestError(f"two models are named {name!r}: give one another name, with --model NAME=MODEL")
         named[name] = model
     return named
 
 
-def _name_of(model: str) -> str:
+def served_name(model: str) -> str:
+    """The name by which `mlxr serve` serves MODEL."""
     path = Path(model)
     if not path.exists():
         return model  # a bundled or registered name, which may have slashes

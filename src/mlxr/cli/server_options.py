@@ -37,6 +37,20 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="how long a client may take to send the head of a request (default: 10s)",
     )
+    kept = parser.add_argument_group("responses of /v1/responses that others may go on from (previous_response_id)")
+    kept.add_argument(
+        "--keep-responses",
+        type=size_argument,
+        default=64 << 20,
+        metavar="SIZE",
+        help="keep so much of them, those used last; 0: none (default: 64MiB)",
+    )
+    kept.add_argument(
+        "--responses-file",
+        type=Path,
+        metavar="FILE",
+        help="keep them in this SQLite file, with their texts (default: in memory, until the server ends)",
+    )
     log = parser.add_argument_group("log: a line of JSON for each request, without its text")
     log.add_argument("--log-file", type=Path, metavar="FILE", help="add to this file (default: standard error)")
     log.add_argument(

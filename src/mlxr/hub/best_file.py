@@ -45,9 +45,18 @@ class Need:
     free_bytes: int
     owner: str
 
+    def of(self, size_bytes: int) -> int:
+        """Bytes that a model takes whose files have so many."""
+        return self.needed_bytes or int(_MARGIN * size_bytes)
+
+    @property
+    def source(self) -> str:
+        """From what this is known, for people."""
+        return "by its plan" if self.needed_bytes is not None else "by the size of its files"
+
 
 Planner = Callable[[Path | None], Need]
-"""What the model in a GGUF file takes by its plan; of None, only what is free. Raises MlxrErrors."""
+"""What the model in a GGUF file or a folder takes by its plan; of None, only what is free. Raises MlxrErrors."""
 
 
 def best_file(
@@ -89,7 +98,7 @@ def best_file(
             refusal = refusal or error
             tried.append(f"{_name(key)} is not supported")
             continue
-        needed = need.needed_bytes or int(_MARGIN * size_bytes)
+        needed = need.of(size_bytes)
         if needed <= need.free_bytes:
             announce(_why(repo, key, len(models), needed, need, tried))
             return models[key]
@@ -113,10 +122,9 @@ def _need(files: Sequence[HubFile], plan: Planner, start_of: StartReader) -> Nee
 
 def _why(repo: str, key: str, count: int, needed: int, need: Need, tried: Sequence[str]) -> str:
     """What is told of a choice."""
-    planned = "by its plan" if need.needed_bytes is not None else "by the size of its files"
     usual = ", the usual one" if _tag(key) == _USUAL else ""
     return (
-        f"of the {counted(count, 'GGUF model')} of {repo}: {PurePosixPath(key).name}{usual}; {planned} it takes "
+        f"of the {counted(count, 'GGUF model')} of {repo}: {PurePosixPath(key).name}{usual}; {need.source} it takes "
         f"{size(needed)} of the {size(need.free_bytes)} that {need.owner} has free"
         + (f" ({', '.join(tried)})" if tried else "")
     )

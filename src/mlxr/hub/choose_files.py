@@ -138,6 +138,9 @@ def _gguf_models(files: Sequence[HubFile]) -> GgufModels:
 
 def _named(reference: HubReference, by_path: Mapping[str, HubFile], models: GgufModels) -> Choice:
     wanted = reference.file or ""
+    is_folder = wanted.lower() == "safetensors" and file_keys.CONFIG_FILE in by_path
+    if is_folder and (choice := _safetensors(reference, by_path)) is not None:
+        return choice
     if wanted.lower().endswith(file_keys.PICKLE_ENDINGS):
         raise HubError(
             f"{reference}: refused: a {PurePosixPath(wanted).suffix} file is a pickle, which can run code when read"

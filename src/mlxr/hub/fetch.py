@@ -18,7 +18,7 @@ from mlxr.hub.best_file import Planner, best_file, fetched_before
 from mlxr.hub.choose_files import GgufModels, HubFile, choose_files, weights_of_index
 from mlxr.hub.download import HubProgress, bytes_here, download
 from mlxr.hub.errors import worded
-from mlxr.hub.file_start import StartReader, hub_starts, write_starts
+from mlxr.hub.file_start import StartReader, hub_starts, write_safetensors_starts, write_starts
 from mlxr.hub.reference import HubReference
 from mlxr.runtime.json_file import read_json, read_json_object
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
@@ -57,7 +57,7 @@ def fetch(
         reference: the model.
         announce: called once with what will be fetched, before that begins.
         progress: called while files are fetched and checked.
-        plan: what a model takes, for the choice among several.
+        plan: what a model takes, for the choice among several, and before a folder is fetched that may not fit.
         known: names of files that were fetched before: their model is chosen again.
 
     Raises:
@@ -97,6 +97,9 @@ def fetch(
         if choice.index is not None:
             index = read_json(paths[choice.index], _INDEX_BYTES, HubError)
             wanted += weights_of_index(reference, index, files)
+        if not choice.entry and reference.file is None:
+            weights = [file for file in wanted if file not in paths]
+            _check_memory(reference.repo, commit, paths, weights, plan, hub_starts(reference.repo, commit))
         here = _check_room(reference.repo, wanted) - sum(file.size_bytes for file in first) + first_here
         total = sum(file.size_bytes for file in wanted)
         already = f", {size(here)} of it here already" if here else ""
@@ -162,6 +165,47 @@ def _check_gguf_tokenizer(repo: str, files: Sequence[HubFile], start_of: StartRe
         if path is not None:
             with suppress(NoTokenizerError):
                 load_tokenizer(path)
+
+
+def _check_memory(
+    repo: str,
+    commit: str,
+    described: Mapping[HubFile, Path],
+    weights: Sequence[HubFile],
+    plan: Planner,
+    start_of: StartReader,
+) -> None:
+    """Refuses a folder that takes more memory than is free, by the headers of its weights, before they are fetched.
+
+    Args:
+        repo: the repository.
+        commit: of it.
+        described: the files that are here, which describe the model.
+        weights: its weights.
+        plan: what a model takes.
+        start_of: reads the first bytes of a file.
+
+    Raises:
+        HubError: it does not fit.
+        MlxrError: it is not supported.
+    """
+    size_bytes = sum(file.size_bytes for file in weights)
+    if size_bytes < _WORTH_A_LOOK or sum(bytes_here(repo, file) for file in weights) == size_bytes:
+        return
+    with TemporaryDirectory(prefix="mlxr-") as temporary:
+        # Named as in the cache, so that what is compiled now is what will be loaded.
+        folder = Path(temporary, f"models--{repo.replace('/', '--')}", "snapshots", commit)
+        folder.mkdir(parents=True)
+        for file, path in described.items():
+            (folder / file.path).parent.mkdir(exist_ok=True)
+            (folder / file.path).symlink_to(path)
+        need = plan(folder if write_safetensors_starts(weights, folder, start_of) else None)
+    if (needed := need.of(size_bytes)) > need.free_bytes:
+        raise HubError(
+            f"{repo}: {need.source} it takes {size(needed)} of memory, and {need.owner} has {size(need.free_bytes)} "
+            f"free: close other programs, look for a repository that has it with fewer bits (such as GGUF files), or "
+            f"fetch it all the same, as {repo}:safetensors"
+        )
 
 
 def _check_architecture(paths: Mapping[HubFile, Path]) -> None:

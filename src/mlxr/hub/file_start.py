@@ -1,4 +1,4 @@
-"""The first bytes of GGUF files on the hub, in which a model describes itself, as files that are otherwise empty."""
+"""The first bytes of weight files on the hub, in which a model describes itself, as files that are otherwise empty."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from mlxr.compiler.importers.gguf import FACTOR_TENSORS
 from mlxr.compiler.version import VERSION
 from mlxr.hub.choose_files import HubFile
 from mlxr.runtime.weights.gguf_header import GgufHeader, read_gguf_header
+from mlxr.runtime.weights.safetensors_header import MAX_HEADER_BYTES
 
 StartReader = Callable[[HubFile, int, int], bytes | None]
 """Bytes of a file on the hub, from one place to another; fewer if it ends before; None: the hub sends no parts."""
@@ -18,8 +19,35 @@ _FIRST, _MOST = 1 << 22, 1 << 28
 """Bytes that are asked for at first (a vocabulary takes 2 to 10 MiB), and at most."""
 
 
+def write_safetensors_starts(files: Sequence[HubFile], folder: Path, start_of: StartReader) -> bool:
+    """Writes safetensors files into a folder, as long as they are, with their headers.
+
+    Args:
+        files: them.
+        folder: where to.
+        start_of: reads first bytes.
+
+    Returns:
+        Whether the hub sends parts of files, and they have headers.
+    """
+    for file in files:
+        start = start_of(file, 0, _FIRST)
+        if start is None or len(start) < 8:
+            return False
+        end = 8 + int.from_bytes(start[:8], "little")
+        if end > min(file.size_bytes, MAX_HEADER_BYTES):
+            return False
+        if end > len(start):
+            start += start_of(file, len(start), end) or b""
+        path = folder / file.path
+        path.write_bytes(start[:end])
+        with path.open("r+b") as stream:
+            stream.truncate(file.size_bytes)  # no disk holds what was not written
+    return True
+
+
 def write_starts(files: Sequence[HubFile], folder: Path, start_of: StartReader) -> Path | None:
-    """Writes a file for each part of a model: as long as it, with the bytes in which it describes itself.
+    """Writes a file for each part of a GGUF model: as long as it, with the bytes in which it describes itself.
 
     Args:
         files: its parts, in order.

@@ -28,6 +28,7 @@ from mlxr.server.metrics import scrape
 from mlxr.server.metrics.server_metrics import ServerMetrics
 from mlxr.server.ollama import routers as ollama
 from mlxr.server.openai import chat, completions, embeddings, models, responses
+from mlxr.server.openai.kept_responses import KeptResponses
 from mlxr.server.page import router as page
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.pool.pulls import Pulls
@@ -64,7 +65,7 @@ def make_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
         settings: limits, keys and times.
 
     Raises:
-        RequestError: spans are wanted, and OpenTelemetry is not installed.
+        RequestError: spans are wanted, and OpenTelemetry is not installed; or the file of responses cannot be used.
     """
 
     @asynccontextmanager
@@ -77,13 +78,15 @@ def make_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
             await pulls.close()
             await pool.close()
             metrics.close()
+            kept.close()
             if spans is not None:
                 await asyncio.to_thread(spans.close)
 
     metrics, pulls = ServerMetrics(pool), Pulls(pool)
+    kept = KeptResponses(settings.responses_bytes, settings.responses_file)
     spans = RequestSpans(settings.traces_endpoint) if settings.traces_endpoint else None
     app = FastAPI(title="MLXR", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.server = ServerState(pool, settings, metrics, pulls)
+    app.state.server = ServerState(pool, settings, metrics, pulls, kept)
     for router in ROUTERS:
         paths = [route.path for route in router.routes if isinstance(route, APIRoute)]
         app.include_router(router, responses=errors(paths[-1]))

@@ -73,7 +73,7 @@ class ApiModel(BaseModel):
 
 TEXT_OR_LIST = Discriminator(lambda value: "str" if isinstance(value, str) else "[list]")
 """For `Annotated[str, Tag("str")] | Annotated[list[...], Tag("[list]")]`: errors tell of the branch that is meant."""
-BY_TYPE = Discriminator(lambda value: f"[{_type_of(value)}]")
+BY_TYPE = Discriminator(lambda value: f"[{type_of(value)}]")
 """For branches that are told apart by their `type`; the tag of `text` is `[text]`."""
 
 
@@ -91,7 +91,7 @@ def known_types(*types: str, instead: str, default: str = "") -> BeforeValidator
             raise ValueError(f"expected an object with the type {' or '.join(types)}")
         if default and isinstance(value, dict) and value.get("type") is None:
             value = value | {"type": default}
-        kind = _type_of(value)
+        kind = type_of(value)
         if kind not in types:
             raise ValueError(f"type is {kind!r:.60}, which is not supported here, but {', '.join(types)}: {instead}")
         return value
@@ -113,7 +113,8 @@ def _without_null(value: Any, place: str) -> Any:
     return value | {name: _without_null(part, rest)}
 
 
-def _type_of(value: object) -> Any:
+def type_of(value: object) -> Any:
+    """The `type` of an object as JSON, or read."""
     return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 

@@ -89,9 +89,7 @@ class Guard:
             self._check_key(headers, scope["path"])
 
     def _check_key(self, headers: Sequence[tuple[bytes, bytes]], path: str) -> None:
-        scheme, _, token = _header(headers, b"authorization").partition(" ")
-        given = _header(headers, b"x-api-key") or (token if scheme.lower() == "bearer" else "")
-        key = given.strip().encode("latin-1")  # the bytes that were sent
+        key = key_of(headers).encode("latin-1")  # the bytes that were sent
         matches = [hmac.compare_digest(key, known) for known in self._keys]  # all of them: no early end
         if any(matches):
             return
@@ -117,6 +115,12 @@ class Guard:
 
     def _is_own(self, origin: str, host: str) -> bool:
         return origin in self._origins or "*" in self._origins or _place_of(origin) == host.lower()
+
+
+def key_of(headers: Sequence[tuple[bytes, bytes]]) -> str:
+    """The key that a request gives; empty if it gives none."""
+    scheme, _, token = _header(headers, b"authorization").partition(" ")
+    return (_header(headers, b"x-api-key") or (token if scheme.lower() == "bearer" else "")).strip()
 
 
 def _header(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> str:

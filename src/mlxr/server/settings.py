@@ -1,6 +1,7 @@
 """What the server allows, and for how long it waits."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from mlxr.compiler.errors import RequestError
 
@@ -27,6 +28,8 @@ class ServerSettings:
         log_text: whether the log has what users write and get.
         allow_pull: whether clients may have models fetched from the hub.
         traces_endpoint: URL of a collector that gets OpenTelemetry's spans; empty: there is none.
+        responses_bytes: most bytes of responses that are kept for requests that go on from them; 0: none is.
+        responses_file: where they are kept; None: in memory.
     """
 
     address: str = "127.0.0.1"
@@ -46,6 +49,8 @@ class ServerSettings:
     log_text: bool = False
     allow_pull: bool = False
     traces_endpoint: str = ""
+    responses_bytes: int = 64 << 20
+    responses_file: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuses an address that other machines reach, if nobody needs a key there."""

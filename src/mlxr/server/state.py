@@ -6,6 +6,7 @@ from typing import cast
 from starlette.requests import Request
 
 from mlxr.server.metrics.server_metrics import ServerMetrics
+from mlxr.server.openai.kept_responses import KeptResponses
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.pool.pulls import Pulls
 from mlxr.server.settings import ServerSettings
@@ -20,12 +21,14 @@ class ServerState:
         settings: limits and times.
         metrics: what /metrics tells.
         pulls: models that are being fetched.
+        responses: those that are kept.
     """
 
     pool: ModelPool
     settings: ServerSettings
     metrics: ServerMetrics
     pulls: Pulls
+    responses: KeptResponses
 
     @staticmethod
     def of(request: Request) -> "ServerState":

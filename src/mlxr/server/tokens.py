@@ -16,7 +16,8 @@ from mlxr.server.documents.answers import answers
 from mlxr.server.documents.openai_answers import Text, TokenizerInfo, Tokens
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.fields import ApiModel
-from mlxr.server.openai.chat_request import Message, Tool, told_message
+from mlxr.server.openai.chat_request import Message, told_message
+from mlxr.server.openai.chat_tools import Tool, kit_of
 from mlxr.server.pool.served_model import LoadedModel
 from mlxr.server.state import ServerState
 
@@ -66,11 +67,10 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
                 ids = await asyncio.to_thread(tokenizer.encode, body.prompt, add_special=special, parse_special=True)
         else:
             messages = tuple(told_message(i, message) for i, message in enumerate(body.messages or ()))
-            tools = tuple(tool.model_dump(exclude_none=True) for tool in body.tools or ())
             job = ChatJob(
                 messages,
                 Sampling(),
-                tools,
+                kit_of(body.tools).functions(),
                 variables=body.chat_template_kwargs or {},
                 continue_final=bool(body.continue_final_message),
             )

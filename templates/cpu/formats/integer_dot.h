@@ -116,18 +116,19 @@ MLXR_INLINE int dot_two_rows(const i8v w[8], int apart, const int8_t *const x[8]
         weights[g] = vzip1q_s32((int32x4_t)w[g], (int32x4_t)w[g + 1]);
         weights[g + 1] = vzip2q_s32((int32x4_t)w[g], (int32x4_t)w[g + 1]);
     }
+    const int halves = apart ? 2 : 1;  // (GCC unrolls no loop whose condition has another one)
     MLXR_UNROLL for (int i = 0; i + 1 < m; i += 2) {
-        MLXR_UNROLL for (int half = 0; half < 1 + (apart != 0); half++) {
+        MLXR_UNROLL for (int half = 0; half < halves; half++) {
             const int from = apart ? 4 * half : 0, to = apart ? from + 4 : 8;
-            int32x4_t *one = (int32x4_t *)&sums[i][half], *two = (int32x4_t *)&sums[i + 1][half];
-            int32x4_t low = vzip1q_s32(*one, *two), high = vzip2q_s32(*one, *two);
+            const int32x4_t one = (int32x4_t)sums[i][half], two = (int32x4_t)sums[i + 1][half];
+            int32x4_t low = vzip1q_s32(one, two), high = vzip2q_s32(one, two);
             MLXR_UNROLL for (int g = from; g < to; g += 2) {
                 int8x16_t both = vcombine_s8(vld1_s8(x[i] + 4 * g), vld1_s8(x[i + 1] + 4 * g));
                 low = vmmlaq_s32(low, (int8x16_t)weights[g], both);
                 high = vmmlaq_s32(high, (int8x16_t)weights[g + 1], both);
             }
-            *one = vuzp1q_s32(low, high);
-            *two = vuzp2q_s32(low, high);
+            sums[i][half] = (i32v)vuzp1q_s32(low, high);
+            sums[i + 1][half] = (i32v)vuzp2q_s32(low, high);
         }
     }
     return m & ~1;

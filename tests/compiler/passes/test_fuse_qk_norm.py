@@ -12,6 +12,7 @@ from mlxr.compiler.passes.fuse_qk_norm import FuseQkNorm
 from mlxr.compiler.passes.merge_qkv import MergeQkv
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.memory import arena_geometry
+from mlxr_tests.few import few_of
 from mlxr_tests.graphs import check_same_numbers, check_silent, edited, fires, kinds, only, returning, source_graph
 from mlxr_tests.specs import small_spec
 
@@ -31,9 +32,9 @@ def merged(scope: str, **changes: Any) -> OpGraph:
     return fires(MergeQkv(), source_graph(small_spec(model__num_layers=1, model__attention__qk_norm=norm, **changes)))
 
 
-@pytest.mark.parametrize("scope", ["head", "heads", "all"])
-@pytest.mark.parametrize("kind", ["rms", "layer", "layer with bias"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "kind", "scope"), few_of(VARIANTS, ["rms", "layer", "layer with bias"], ["head", "heads", "all"])
+)
 def test_rule_1(variant: str, kind: str, scope: str) -> None:
     norm = {"scope": scope, "kind": kind.partition(" ")[0], "bias": kind == "layer with bias", "eps": 0.25}
     spec = small_spec(**VARIANTS[variant], model__attention__qk_norm=norm)

@@ -1,11 +1,13 @@
 """Conversions of templates/cpu/simd.h against NumPy's, at every instruction set this machine has, by every compiler."""
 
 import ctypes
+import subprocess
 
 import numpy as np
 import pytest
 
-from mlxr_tests.c_harness import SHORT_MARCHES, address, c_library, check_cross_compiles, compilers, marches
+from mlxr_tests.c_harness import CC, SHORT_MARCHES, address, c_library, check_cross_compiles, compilers, marches
+from mlxr_tests.cpu_kernels import HEADERS as ALL_HEADERS
 from mlxr_tests.few import few
 
 HEADERS = ("common.h", "simd.h")
@@ -143,6 +145,29 @@ def test_magnitudes(lib):
     out = np.zeros(16, np.float32)
     lib.magnitude(address(x), address(out), 16)
     assert np.array_equal(out.view(np.uint32), np.abs(x).view(np.uint32))
+
+
+def test_a_gcc_that_has_no_shufflevector() -> None:
+    """GCC 11 of Ubuntu 22.04, as this GCC plays it, with four lanes, as on ARM."""
+    march = marches()[0]
+    if compilers()[0] != CC or "clang" in subprocess.check_output(["cc", "--version"], text=True):
+        pytest.skip("cc is not GCC")
+    old = ("-Wno-builtin-macro-redefined", "-U__GNUC__", "-D__GNUC__=11", "-D__builtin_shufflevector=gcc_11_has_none")
+    code = """
+        int lanes(void) { return MLXR_LANES; }
+        void turn(float *x) {
+            f32v rows[MLXR_LANES];
+            for (int i = 0; i < MLXR_LANES; i++) rows[i] = f32_load(x + MLXR_LANES * i);
+            f32_store(x + MLXR_LANES * MLXR_LANES, f32_sums(rows));
+            f32_transpose(rows);
+            for (int i = 0; i < MLXR_LANES; i++) f32_store(x + MLXR_LANES * i, rows[i]);
+        }"""
+    library = c_library(ALL_HEADERS, code, march, CC, old)
+    assert library.lanes() == 4
+    rows = np.arange(20, dtype=np.float32)
+    library.turn(address(rows))
+    before = np.arange(16, dtype=np.float32).reshape(4, 4)
+    assert np.array_equal(rows, [*before.T.ravel(), *before.sum(axis=1)])
 
 
 @pytest.mark.parametrize("cpu", few(["generic", "apple_m1"], ["apple_m1"]))

@@ -81,7 +81,7 @@ def test_one_token_each_notices_what_has_changed_since_the_last_time():
     assert pager.append_one_each([a, b], [5, 5]) is None
     pager.free(fork)
     assert pager.append_one_each([a, b], [5, 5]) == [4 * 2 + 1, 4 * 3 + 1]
-    assert pager.block_tables([a, b]).tolist() == [[0, 2, 0, 0, 0], [1, 3, 0, 0, 0]]
+    assert pager.block_tables([a, b]).tolist() == [[0, 2], [1, 3]]
     pager.free(b)
     assert pager.append_one_each([a, b], [6, 0]) is None
     with pytest.raises(ArenaError, match=f"unknown sequence {b}"):
@@ -179,8 +179,8 @@ def test_truncate_refuses_other_lengths(length):
     assert state(pager) == before
 
 
-def test_short_tables_have_the_columns_that_the_longest_sequence_uses() -> None:
-    pager = Pager(9, 4, 1 << 13, 3, short_tables=True)
+def test_tables_have_the_columns_that_the_longest_sequence_uses() -> None:
+    pager = Pager(9, 4, 1 << 13, 3)
     a, b = grown(pager, 6), grown(pager, 13)
     assert pager.block_tables([b, a]).tolist() == [[2, 3, 4, 5], [0, 1, 0, 0]]
     assert pager.block_tables([a]).tolist() == [[0, 1]]

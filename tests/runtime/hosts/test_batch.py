@@ -52,7 +52,7 @@ def test_decode_and_prefill_mixed():
     assert batch.slots.tolist() == [10, 12, 13, 14, 15, 16, 20, 21, 22]
     assert batch.query_start.tolist() == [0, 1, 6, 9]
     assert batch.context_lens.tolist() == [7, 5, 7]
-    assert batch.block_tables.tolist() == [[1, 2, 0], [3, 4, 0], [0, 5, 0]]
+    assert batch.block_tables.tolist() == [[1, 2], [3, 4], [0, 5]]
     assert batch.logit_rows.tolist() == [0, 1, 2, 3, 4, 5]
     assert batch.query_tiles.tolist() == [[0, 0], [1, 1], [1, 3], [1, 5], [2, 6], [2, 8]]
     assert (batch.num_tokens, batch.num_seqs, batch.num_rows, batch.num_tiles) == (9, 3, 6, 6)
@@ -90,7 +90,7 @@ def test_a_fork_reaches_the_tables_after_its_copy():
     b = pager.fork(a)
     batch = Batch.build([BatchRequest(b, [1], 6), BatchRequest(a, [2], 6)], pager, query_tile=8)
     assert pager.take_copies() == [(1, 2)]
-    assert batch.block_tables.tolist() == [[0, 2, 0], [0, 1, 0]] and batch.slots.tolist() == [10, 6]
+    assert batch.block_tables.tolist() == [[0, 2], [0, 1]] and batch.slots.tolist() == [10, 6]
 
 
 def test_padded_adds_rows_up_to_eight_elements():

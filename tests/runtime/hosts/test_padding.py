@@ -175,7 +175,7 @@ def test_steps_for_mlxs_attention_are_not_filled_up() -> None:
 @pytest.mark.parametrize(("length", "columns"), [(20, 256), (16 * 256, 256), (16 * 256 + 1, 1024), (16 * 2000, 2048)])
 def test_block_tables_have_one_of_few_widths_and_begin_with_it(length: int, columns: int) -> None:
     """At least 256 columns, then 4 times as many, and never more than the plan's; so traces are few, uploads short."""
-    pager = Pager(2048, 16, 2048, 1, short_tables=True)
+    pager = Pager(2048, 16, 2048, 1)
     batch = Batch.build([BatchRequest(pager.add_sequence(), [1] * length, 0)], pager, 32)
     assert table_columns(batch, 2048) == columns
     numbers = batch_arrays(batch, columns)["block_tables"]

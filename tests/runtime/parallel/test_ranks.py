@@ -39,7 +39,7 @@ def ends(rank: Rank, seconds: float = 60) -> tuple[int, str, str]:
     ("count", "tiers", "pipelines"),
     few(
         [(2, True, False), (2, False, False), (3, True, False), (2, True, True), (3, False, True)],
-        [(2, True, False), (2, True, True)],
+        [(2, True, True)],
     ),
 )
 def test_answers_are_those_of_one_rank(count: int, tiers: bool, pipelines: bool, tmp_path: Path) -> None:

@@ -35,11 +35,11 @@ def both(request, tmp_path_factory):
     return library, load_tokenizer(path), tokenizer_from_gguf(metadata, "x.gguf"), PRE_TOKENIZERS[request.param]
 
 
-def test_ids_on_held_out_text_and_ten_thousand_random_strings(both):
+def test_ids_on_held_out_text_and_random_strings(both):
     """2,500 strings for each of four families."""
     library, from_json, from_gguf, pre = both
     library.encode_special_tokens = True  # as `encode` without `parse_special`
-    texts = [held_out_text()[:20_000], LANGUAGES, *LANGUAGES.splitlines(keepends=True), *random_texts(2500)]
+    texts = [held_out_text()[:20_000], LANGUAGES, *LANGUAGES.splitlines(keepends=True), *random_texts(800)]
     for text, normal in zip(texts, composed(texts) if pre.composed else texts, strict=True):
         ids = library.encode(normal, add_special_tokens=False).ids
         assert from_json.encode(normal) == ids
@@ -145,6 +145,24 @@ DIFFERENT = {
     "cohere2moe": re.compile(r"\d").search,
     "afmoe": re.compile(r"\d").search,
 } | dict.fromkeys(("gpt-4o", "kanana2", "kimi-k2", "llama4", "minimax-m2", "talkie", "tekken"), has_marks)
+
+
+COMPOSED = {"qwen2", "deepseek-r1-qwen", "f2llmv2", "mpt", "olmo", "modern-bert", "command-r"}
+"""Names of which the model's own tokenizer.json has the normalizer NFC. llama.cpp has none for any."""
+NOT_COMPOSED = {
+    # What llama.cpp's models/ggml-vocab-qwen35.gguf.out expects is two tokens for this letter and its accent, though
+    # transformers' class for Qwen 3.5 composes them.
+    "qwen35",
+    *("llama-bpe", "gpt-2", "gpt-4o", "tekken", "smollm", "falcon", "deepseek-v3"),
+}
+
+
+def test_characters_are_composed_where_the_models_own_files_do_that():
+    library = byte_level(WORDS["gpt-2"])
+    for name in sorted(COMPOSED | NOT_COMPOSED):
+        tokenizer = tokenizer_from_gguf(metadata_of(library, name, add_bos_token=False), "x.gguf")
+        assert tokenizer.decode(tokenizer.encode("re\u0301sume")) == ("résume" if name in COMPOSED else "re\u0301sume")
+    assert {name for name, pre in PRE_TOKENIZERS.items() if pre.composed} == COMPOSED
 
 
 def test_every_name_gives_the_ids_of_llama_cpp(tmp_path):

@@ -45,10 +45,9 @@ def both(request, tmp_path_factory):
     return theirs, load_tokenizer(path), tokenizer_from_gguf(metadata, "x.gguf"), metadata
 
 
-def test_ids_on_held_out_text_and_ten_thousand_random_strings(both):
-    """3,400 strings for each of three kinds."""
+def test_ids_on_held_out_text_and_random_strings(both):
     theirs, from_model, from_gguf, _ = both
-    for text in [held_out_text()[:20_000], LANGUAGES, *random_texts(3400, seed=7)]:
+    for text in [held_out_text()[:20_000], LANGUAGES, *random_texts(1000, seed=7)]:
         ids = theirs.encode(text)
         assert from_model.encode(text) == [1, *ids]
         assert from_gguf.encode(text) == [1, *ids]

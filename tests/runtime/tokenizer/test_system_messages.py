@@ -28,6 +28,9 @@ CASES = [
     ("refuses", [S, U, A, U], f"{MERGED}<assistant>Ho<user>Hi"),
     ("refuses", [S, U, A, LATER, U], f"{MERGED}<assistant>Ho<user>Be kind.\nHi"),
     ("refuses", [S], "<user>Be brief."),
+    ("refuses", [U, U, U, A, U], "<user>Hi\nHi\nHi<assistant>Ho<user>Hi"),
+    ("refuses", [S, U, LATER, U], "<user>Be brief.\nHi\nBe kind.\nHi"),
+    ("all", [U, U], "<user>Hi<user>Hi"),
     ("leaves out", [S, U], MERGED),
     ("leaves out", [U, A, LATER], "<user>Hi<assistant>Ho<user>Be kind."),
     ("leaves out", [U, LATER, A, U], "<user>Hi\nBe kind.<assistant>Ho<user>Hi"),
@@ -55,7 +58,9 @@ def test_each_system_message_is_in_the_text_once(process, name, messages, expect
 def test_other_faults_are_told_as_they_are(process):
     process.text = TEMPLATES["refuses"]
     with pytest.raises(ChatTemplateError, match="refuses this conversation: alternate"):
-        process.render([S, U, U])
+        process.render([S, U, A, A])
+    with pytest.raises(ChatTemplateError, match="refuses this conversation: alternate"):
+        process.render([A, U, U])
     process.text = "{{ bos_token }}"
     with pytest.raises(ChatTemplateError, match="it leaves out a system message: put its text into one of the user"):
         process.render([S, U])

@@ -73,6 +73,20 @@ def test_streams_are_the_same_answer_in_pieces(server: RunningServer, client: an
     assert events == ["message_start", "content_block_start", "content_block_stop", "message_delta", "message_stop"]
 
 
+def test_a_prompt_may_be_read_for_the_cache_alone(client: anthropic.Anthropic) -> None:
+    text = "A prompt that nobody else sends, and that is longer than a block. " * 2
+    body: dict[str, Any] = ASK | {"messages": [{"role": "user", "content": text}]}
+    for stream in (False, True):
+        if stream:
+            with client.messages.stream(**(body | {"max_tokens": 0})) as events:
+                told = events.get_final_message()
+        else:
+            told = client.messages.create(**(body | {"max_tokens": 0}))
+        assert (told.content, told.stop_reason, told.usage.output_tokens) == ([], "max_tokens", 0)
+    usage = client.messages.create(**body).usage
+    assert usage.output_tokens == 12 and (usage.cache_read_input_tokens or 0) > usage.input_tokens
+
+
 def test_the_stop_sequence_is_told(client: anthropic.Anthropic) -> None:
     text = client.messages.create(**ASK, extra_body={"temperature": 0}).content[0]
     assert isinstance(text, anthropic.types.TextBlock)
@@ -193,7 +207,7 @@ def test_conversations_keep_their_order_and_parts() -> None:
     [
         ({"colour": "red"}, "colour is not a field that is supported"),
         ({"compaction": {"type": "auto"}}, "compaction is not supported: make the conversation shorter"),
-        ({"max_tokens": 0}, "max_tokens: input should be greater than or equal to 1"),
+        ({"max_tokens": -1}, "max_tokens: input should be greater than or equal to 0"),
         ({"messages": []}, "messages: list should have at least 1 item"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role: input should be 'user'"),
         (

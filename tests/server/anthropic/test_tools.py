@@ -79,6 +79,26 @@ def test_tools_that_are_deferred_are_told_when_a_result_refers_to_them() -> None
     assert told.tool_names == ("later",) and len(warnings) == 2
 
 
+def test_messages_add_and_remove_tools() -> None:
+    def change(kind: str, **tool: Any) -> dict[str, Any]:
+        return {"role": "user", "content": [{"type": kind, "tool": tool}]}
+
+    new = {"name": "new", "input_schema": {"type": "object"}}
+    asked = {"role": "user", "content": "x"}
+    added = change("tool_addition", type="tool_definition", definition=new)
+    found = change("tool_addition", type="tool_reference", name="later")
+    removed = change("tool_removal", type="tool_reference", name="own")
+    back = change("tool_addition", type="tool_reference", name="own")
+    told, warnings = job([OWN, LATER], [asked, added])
+    assert told.tool_names == ("own", "new") and told.messages == (asked,) and not warnings
+    assert job([OWN, LATER], [asked, added, found])[0].tool_names == ("own", "new", "later")
+    assert job([OWN, LATER], [asked, found, removed])[0].tool_names == ("later",)
+    assert job([OWN, LATER], [asked, found, removed, back])[0].tool_names == ("later", "own")
+    hosted = {"type": "web_fetch_20250910", "name": "web_fetch"}
+    told, warnings = job([OWN], [asked, change("tool_addition", type="tool_definition", definition=hosted)])
+    assert told.tool_names == ("own",) and warnings[0].startswith("messages[1].content[0].tool.definition is left out")
+
+
 def test_fields_for_the_service_pass_with_a_warning() -> None:
     fields: dict[str, Any] = {
         "container": "c",

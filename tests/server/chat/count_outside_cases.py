@@ -15,48 +15,11 @@ is not compared, nor arguments that are cut off, as in llama.cpp's own test.
 
 import argparse
 import sys
-from collections import Counter
 from pathlib import Path
 
-from mlxr.compiler.errors import MlxrError
-from mlxr.runtime.engine.sampling import Sampling
-from mlxr.server.chat.chat_job import ChatJob
-from mlxr_tests.chat_formats import TIME, WEATHER
-from mlxr_tests.judged_chats import CaseJudge
-from mlxr_tests.outside_chats import ChatCase, chat_cases
-from mlxr_tests.prompt_shapes import SHAPES, missing
+from mlxr_tests.counted_chats import TESTS, counted, sums, table
+from mlxr_tests.prompt_shapes import SHAPES
 from mlxr_tests.real_files import LLAMA_CPP_CHATS
-
-
-class Row:
-    """What is counted for a template."""
-
-    def __init__(self, name: str, text: str, cases: list[ChatCase], num_cuts: int) -> None:
-        self.name, self.num_cases, self.told = name, len(cases), []
-        self.right = Counter[str]()
-        self.rendered = 0
-        judge = CaseJudge(text, num_cuts)
-        try:
-            model = judge.models["tokens"]
-            self.form, self.is_known = model.format.family, model.format.takes_tools
-            for shape, messages in SHAPES.items():
-                try:
-                    text = model.text(model.prompt(ChatJob(messages, Sampling(), tools=(WEATHER, TIME))))
-                    told = missing(text, messages)
-                except MlxrError as error:
-                    told = str(error)
-                self.rendered += not told
-                if told:
-                    self.told.append(f"prompt {shape}: {told}")
-            for case in cases:
-                wrong = {way: told for way in judge.models if (told := judge.judge(case, way))}
-                self.right.update(way for way in judge.models if way not in wrong)
-                self.right["both"] += not wrong
-                for told in sorted(set(wrong.values())):
-                    ways = " and ".join(way for way in wrong if wrong[way] == told)
-                    self.told.append(f"as {ways}: {case.answer!r}\n    {told}")
-        finally:
-            judge.close()
 
 
 def main() -> int:
@@ -68,37 +31,21 @@ def main() -> int:
     parser.add_argument("--markdown", action="store_true", help="print the table of docs/CHAT.md")
     parser.add_argument("--verbose", action="store_true", help="list what comes out otherwise")
     arguments = parser.parse_args()
-    if not (arguments.folder / "tests/test-chat.cpp").is_file():
-        print(f"{arguments.folder} has no tests/test-chat.cpp: give llama.cpp's folder, or run make test-real")
+    if not (arguments.folder / TESTS).is_file():
+        print(f"{arguments.folder} has no {TESTS}: give llama.cpp's folder, or run make test-real")
         return 1
-    cases = chat_cases(arguments.folder)
     rows = []
-    for path in sorted((arguments.folder / "models/templates").glob("*.jinja"), key=lambda path: path.name.lower()):
-        if arguments.only.lower() in path.name.lower():
-            of_it = [case for case in cases if case.template == path.name]
-            row = Row(path.stem, path.read_text(), of_it, arguments.cuts)
-            rows.append(row)
-            if not arguments.markdown:
-                print(
-                    f"{row.name}: {row.form}{'' if row.is_known else ', no calls'}; prompts {row.rendered} of "
-                    f"{len(SHAPES)}; cases {row.right['both']} of {row.num_cases}"
-                    + (f" (tokens {row.right['tokens']}, text {row.right['text']})" if row.num_cases else "")
-                )
-                for told in row.told if arguments.verbose else ():
-                    print(f"  {told}")
-    if arguments.markdown:
-        print("| template | form | prompts | cases |\n|---|---|---|---|")
-        for row in rows:
-            num = f"{row.right['both']} of {row.num_cases}" if row.num_cases else ""
-            print(f"| {row.name} | {row.form} | {row.rendered} of {len(SHAPES)} | {num} |")
-        print()
-    known = [row for row in rows if row.is_known]
-    print(
-        f"forms known: {len(known)} of {len(rows)}; prompts {sum(row.rendered for row in rows)} of "
-        f"{len(rows) * len(SHAPES)}; cases {sum(row.right['both'] for row in rows)} of "
-        f"{sum(row.num_cases for row in rows)} (of known forms {sum(row.right['both'] for row in known)} of "
-        f"{sum(row.num_cases for row in known)})"
-    )
+    for row in counted(arguments.folder, arguments.cuts, arguments.only):
+        rows.append(row)
+        if arguments.markdown:
+            continue
+        each = f" (tokens {row.right['tokens']}, text {row.right['text']})" if row.num_cases else ""
+        known = "" if row.is_known else ", no calls"
+        prompts, cases = f"{row.rendered} of {len(SHAPES)}", f"{row.right['both']} of {row.num_cases}"
+        print(f"{row.name}: {row.form}{known}; prompts {prompts}; cases {cases}{each}", flush=True)
+        for told in row.told if arguments.verbose else ():
+            print(f"  {told}")
+    print(table(rows) if arguments.markdown else sums(rows))
     return 0
 
 

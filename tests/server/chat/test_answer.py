@@ -35,7 +35,9 @@ class Served:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    artifact = compile_spec(storyteller_spec(model={"context": 512}, cache={"max_sequences": 4})).artifact
+    artifact = compile_spec(
+        storyteller_spec(model={"context": 512}, cache={"max_sequences": 4}, compute="exact")
+    ).artifact
     with Engine(lambda: mlxr.load(artifact, Q8_0, host="cpu")) as loaded:
         yield loaded
 

@@ -24,7 +24,7 @@ from mlxr.server.chat.delta import Content, Reasoning
 from mlxr.server.errors import ApiError
 from mlxr.server.ollama.chat import ChatRequest as OllamaRequest
 from mlxr.server.openai.chat_request import ChatRequest, job_of
-from mlxr.server.openai.responses_request import ResponsesRequest
+from mlxr.server.openai.responses_request import ResponsesRequest, toolkit_of
 from mlxr.server.openai.responses_request import job_of as job_of_response
 from mlxr_tests.storyteller import TINY, tiny_spec
 
@@ -146,7 +146,7 @@ def test_names_of_openais_api_and_of_other_servers(
 
 def test_other_apis_and_what_is_refused() -> None:
     response = ResponsesRequest.model_validate({"model": "m", "input": "Hi", "reasoning": {"max_tokens": 9}})
-    assert job_of_response(response).thinking_budget == 9
+    assert job_of_response(response, toolkit_of(response)).thinking_budget == 9
     thinking = {"max_tokens": 5, "thinking": {"type": "enabled", "budget_tokens": 9}}
     assert job_of_anthropic(MessagesRequest.model_validate(ASK | thinking)).thinking_budget == 9
     assert OllamaRequest.model_validate(ASK | {"think": 9}).thinking_budget == 9

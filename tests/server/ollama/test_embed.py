@@ -67,7 +67,7 @@ def test_without_a_text_the_model_is_loaded_or_unloaded(client: ollama.Client, s
         ({"input": 5}, "input"),
         ({"input": ["a"] * 2049}, "input has 2049 texts; this server takes 2048 at once"),
         ({"input": "a", "dimensions": 100_000}, "dimensions is 100000; this model's embeddings have"),
-        ({"input": "a", "options": {"num_ctx": 4096}}, "options.num_ctx is 4096, and the model was loaded with"),
+        ({"input": "a", "options": {"num_ctx": -1}}, "options.num_ctx: input should be greater than or equal to 0"),
         ({"input": "a", "options": {"colour": 1}}, "options.colour is not a field that is supported"),
         ({"input": "a", "prompt": "b"}, "prompt is not a field that is supported"),
         ({"input": "a", "keep_alive": "soon"}, "keep_alive is 'soon'; expected seconds"),

@@ -10,7 +10,11 @@ import pytest
 
 import mlxr
 from mlxr.runtime.engine.default_sampling import USUAL
+from mlxr.server.chat.delta import Delta, ToolArguments, ToolStart
+from mlxr.server.openai import chat
+from mlxr.server.openai.chat_request import ChatRequest, job_of
 from mlxr_tests.running_server import EXACT, RunningServer
+from mlxr_tests.scripted_answer import answering
 from mlxr_tests.storyteller import TINY
 
 HELLO: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello there"}]
@@ -97,6 +101,18 @@ def test_json_of_a_schema(client: openai.OpenAI) -> None:
         ("tool_choice", "required", "tool_choice needs tools"),
         ("messages", [], "messages: list should have at least 1 item"),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "takes text only"),
+        (
+            "messages",
+            [*HELLO, {"role": "tool", "tool_call_id": "c", "content": [{"type": "image_url", "image_url": {}}]}],
+            "messages[2].content[0]: type is 'image_url'",
+        ),
+        (
+            "messages",
+            [{"role": "assistant", "tool_calls": [{"id": "c"}]}],
+            "messages[0].tool_calls[0].function is missing",
+        ),
+        ("tools", [{"type": "computer"}], "tools[0]: type is 'computer'"),
+        ("tools", [{"type": "function", "function": {"name": "f"}, "defer_loading": True}], "tools[0].defer_loading"),
         ("response_format", {"type": "json_schema"}, "response_format.json_schema is missing"),
         ("logit_bias", {"x": 1}, "expected token ids"),
         ("stream_options", {"include_usage": True}, "stream_options is for streams"),
@@ -142,3 +158,61 @@ def test_a_client_that_goes_cancels_its_request(client: openai.OpenAI, server: R
         assert time.monotonic() < end, "the answer goes on without its client"
         time.sleep(0.01)
     assert stats.generated_tokens - before < 3 * 400
+
+
+PROGRAM = 'text("a\\n"); // é🙂'
+CUSTOM: list[Any] = [
+    {"type": "custom", "custom": {"name": "exec", "description": "Runs a program."}},
+    {"type": "function", "function": {"name": "wait", "parameters": {"type": "object", "properties": {}}}},
+    {"type": "web_search"},
+]
+
+
+def test_custom_tools_and_those_of_services(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [("exec", json.dumps({"input": PROGRAM})), ("wait", '{"a": 1}'), ("exec", "no JSON")]
+    script: list[list[Delta]] = []
+    for number, (name, arguments) in enumerate(calls):
+        script.append([ToolStart(number, f"call_{number}", name)])
+        script += [[ToolArguments(number, sign)] for sign in arguments]
+    monkeypatch.setattr(chat, "answer", answering(script))
+    body: dict[str, Any] = {"model": "tools", "messages": HELLO, "tools": CUSTOM, "metadata": {"a": "b"}}
+    whole = client.chat.completions.create(**body)
+    told = [call.to_dict() for call in whole.choices[0].message.tool_calls or ()]
+    assert told == [
+        {"id": "call_0", "type": "custom", "custom": {"name": "exec", "input": PROGRAM}},
+        {"id": "call_1", "type": "function", "function": {"name": "wait", "arguments": '{"a": 1}'}},
+        {"id": "call_2", "type": "custom", "custom": {"name": "exec", "input": "no JSON"}},
+    ]
+    assert whole.choices[0].finish_reason == "tool_calls" and whole.to_dict()["warnings"] == [
+        "metadata is without effect: this server has no such service",
+        "tools[2] is left out: web_search is run by a service, which this server does not have",
+    ]
+    inputs: dict[int, str] = {}
+    for part in client.chat.completions.create(**body, stream=True):
+        for call in part.choices[0].delta.tool_calls or ():
+            more = call.to_dict().get("custom") or call.to_dict()["function"]
+            inputs[call.index] = inputs.get(call.index, "") + str(more.get("input", more.get("arguments")))
+    assert inputs == {0: PROGRAM, 1: '{"a": 1}', 2: "no JSON"}
+    message: Any = {"role": "assistant", "content": None, "tool_calls": told[:2]}
+    results: list[Any] = [{"role": "tool", "tool_call_id": f"call_{i}", "content": "done"} for i in range(2)]
+    request = ChatRequest.model_validate({**body, "messages": [*HELLO, message, *results]})
+    first, second = job_of(request).messages[2]["tool_calls"]
+    assert first["function"] == {"name": "exec", "arguments": {"input": PROGRAM}} and first["id"] == "call_0"
+    assert second["function"] == {"name": "wait", "arguments": '{"a": 1}'}
+    assert [tool["function"]["name"] for tool in job_of(request).tools] == ["exec", "wait"]
+
+
+def test_a_custom_tool_must_be_called(client: openai.OpenAI) -> None:
+    grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "ab?"}}
+    tools: Any = [{"type": "custom", "custom": {"name": "exec", "format": grammar}}]
+    told = client.chat.completions.create(
+        model="tools",
+        messages=HELLO,
+        tools=tools,
+        tool_choice={"type": "custom", "custom": {"name": "exec"}},
+        seed=1,
+        max_tokens=150,
+        reasoning_effort="none",
+    )
+    (call,) = told.choices[0].message.tool_calls or ()
+    assert call.type == "custom" and call.custom.input in ("a", "ab")

@@ -31,6 +31,19 @@ def test_texts_and_ids_get_what_the_library_gives(server: RunningServer) -> None
     assert told["usage"]["prompt_tokens"] == sum(map(len, ids)) and told["usage"]["completion_tokens"] == 24
 
 
+def test_tokens_end_an_answer(server: RunningServer) -> None:
+    with mlxr.load(TINY, host="cpu", threads=1, changes=EXACT) as model:
+        expected = model.generate(TEXTS[0], max_tokens=8)
+    ids = list(expected.token_ids)
+    end = next(i for i in range(1, 8) if ids[i] not in ids[:i])
+    told = ask(server, prompt=TEXTS[0], max_tokens=8, stop_token_ids=[ids[end]], best_of=1)
+    (choice,) = told["choices"]
+    assert expected.text.startswith(choice["text"]) and len(choice["text"]) < len(expected.text)
+    assert choice["finish_reason"] == "stop" and told["usage"]["completion_tokens"] == end + 1
+    told = ask(server, prompt=TEXTS[0], max_tokens=8, stop_token_ids=[ids[end]], min_tokens=8, ignore_eos=True)
+    assert told["usage"]["completion_tokens"] == 8
+
+
 def test_names_of_control_tokens_in_a_prompt_are_these_tokens(server: RunningServer) -> None:
     """Clients that write conversations themselves count on it. The prompt comes back as it was."""
     with mlxr.load(TINY, host="cpu", threads=1, changes=EXACT) as model:
@@ -72,6 +85,8 @@ def test_log_probabilities_of_a_prompt(server: RunningServer) -> None:
         ({"prompt": [99999]}, "token id 99999 is outside the vocabulary"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens is 0, which needs echo"),
         ({"prompt": "x", "suffix": "y"}, "suffix is not supported"),
+        ({"prompt": "x", "best_of": 3, "n": 2}, "best_of is 3, and n is 2: ask for n answers and choose"),
+        ({"prompt": "x", "stop_token_ids": [1 << 20]}, "stop_tokens has token id 1048576, outside the vocabulary"),
         ({"prompt": {"a": 1}}, "prompt: input should be"),
         ({"prompt": "x", "stop": 3}, "stop: input should be"),
         ({"prompt": "x", "seed": 10**400}, "seed is too large: expected a whole number of at most 64 bits"),

@@ -10,7 +10,7 @@ import pytest
 import mlxr
 from mlxr.runtime.engine.default_sampling import USUAL
 from mlxr.server.openai import responses
-from mlxr.server.openai.responses_request import ResponsesRequest, job_of
+from mlxr.server.openai.responses_request import ResponsesRequest, job_of, toolkit_of
 from mlxr_tests.running_server import EXACT, RunningServer
 from mlxr_tests.scripted_answer import scripted_answer
 from mlxr_tests.storyteller import TINY
@@ -45,7 +45,8 @@ def test_guidellm_asks_for_answers_of_a_length(client: openai.OpenAI) -> None:
     more = {"ignore_eos": True, "stop": None}
     told = client.responses.create(**ASK, extra_body=more)
     assert told.usage is not None and told.usage.output_tokens == 12
-    assert job_of(ResponsesRequest(**ASK, **more)).sampling.ignore_eos
+    request = ResponsesRequest(**ASK, **more)
+    assert job_of(request, toolkit_of(request)).sampling.ignore_eos
 
 
 def test_streams_are_the_same_answer_in_events(client: openai.OpenAI) -> None:
@@ -129,7 +130,8 @@ def test_what_one_turn_thought_said_and_called_is_one_message() -> None:
         {"role": "assistant", "content": "Done"},
         {"role": "assistant", "content": "Really"},
     ]
-    job = job_of(ResponsesRequest.model_validate({"model": "m", "input": items}))
+    request = ResponsesRequest.model_validate({"model": "m", "input": items})
+    job = job_of(request, toolkit_of(request))
     calls = [
         {"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}}
         for call_id, name in (("c1", "f"), ("c2", "g"))
@@ -149,17 +151,17 @@ def test_what_one_turn_thought_said_and_called_is_one_message() -> None:
     ("changes", "message"),
     [
         ({"colour": "red"}, "colour is not a field that is supported"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id is not supported: this server keeps no responses"),
+        ({"conversation": "conv_1"}, "conversation is not supported: this server keeps no conversations"),
         ({"input": []}, "input: list should have at least 1 item"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]: type is 'item_reference'"),
+        ({"input": [{"type": "computer_call"}]}, "input[0]: type is 'computer_call'"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "input[0].content[0]: type is 'input_image'",
         ),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]: type is 'web_search'"),
+        ({"tools": [{"type": "computer"}]}, "tools[0]: type is 'computer'"),
         ({"tool_choice": "required"}, "tool_choice needs tools"),
         ({"background": True}, "background: input should be False"),
-        ({"truncation": "auto"}, "truncation: input should be 'disabled'"),
+        ({"truncation": "middle"}, "truncation: input should be 'auto' or 'disabled'"),
         ({"include": ["message.output_text.logprobs"]}, "include has 'message.output_text.logprobs'"),
         ({"text": {"format": {"type": "xml"}}}, "text.format: type is 'xml'"),
         ({"max_output_tokens": 0}, "max_output_tokens: input should be greater than or equal to 1"),
@@ -176,10 +178,3 @@ def test_what_is_told_back_may_be_no_unicode(server: RunningServer) -> None:
     body = json.dumps(ASK | {"user": "\ud800"})
     answer = server.http.post("/v1/responses", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 200 and "\\ud800" in answer.text
-
-
-def test_nothing_is_kept(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="this server keeps none"):
-        client.responses.retrieve("resp_1")
-    with pytest.raises(openai.NotFoundError, match="this server keeps none"):
-        client.responses.delete("resp_1")

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -91,6 +92,25 @@ def test_requests_for_a_cold_model_load_it_once() -> None:
         assert len(a.engines) == 1 and pool.find("a").users == 0
         await pool.close()
         assert a.engines[0].is_closed
+
+    run(test)
+
+
+def test_what_a_loaded_model_may_still_take_is_not_free() -> None:
+    async def test() -> None:
+        sources = [Source("a", 4 * GB), Source("b", 5 * GB)]
+        pool = ModelPool(sources, free=lambda: 9 * GB)
+        await use(pool, "a")
+        untaken = 3 * GB
+        pool.find("a").loaded = replace(pool.find("a").loaded or pytest.fail(), unused=lambda: untaken)
+        async with pool.use("a"):
+            await use(pool, "b")
+            assert await pool.unload("b")
+            untaken = 5 * GB
+            with pytest.raises(ApiError, match=r"b takes 5\.0 GiB"):
+                await use(pool, "b")
+        await use(pool, "b")
+        assert not sources[0].is_loaded, "now nobody uses a"
 
     run(test)
 

@@ -1,6 +1,6 @@
 """An answer with all that there can be in one, in the place of a model's: what each API makes of it."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from mlxr.runtime.engine.completion import Completion, Event
@@ -19,10 +19,19 @@ SCRIPT: Sequence[Sequence[Delta]] = (
 )
 
 
-async def scripted_answer(model: Any, job: Any, **options: Any) -> AsyncGenerator[Piece]:
-    """Takes the place of `mlxr.server.chat.answer.answer`."""
-    completion = Completion(10, cached_tokens=4, token_ids=[1] * len(SCRIPT), finish_reason="stop")
-    for number, deltas in enumerate(SCRIPT):
-        last = number == len(SCRIPT) - 1
-        event = Event(0, 1, "", "stop" if last else None, None, completion if last else None)
-        yield Piece(0, list(deltas), event, any(isinstance(delta, ToolStart) for delta in deltas) or number > 3)
+def answering(script: Sequence[Sequence[Delta]]) -> Callable[..., AsyncGenerator[Piece]]:
+    """What takes the place of `mlxr.server.chat.answer.answer`, and says this."""
+
+    async def answer(model: Any, job: Any, **options: Any) -> AsyncGenerator[Piece]:
+        completion = Completion(10, cached_tokens=4, token_ids=[1] * len(script), finish_reason="stop")
+        has_called = False
+        for number, deltas in enumerate(script):
+            last = number == len(script) - 1
+            event = Event(0, 1, "", "stop" if last else None, None, completion if last else None)
+            has_called |= any(isinstance(delta, ToolStart) for delta in deltas)
+            yield Piece(0, list(deltas), event, has_called)
+
+    return answer
+
+
+scripted_answer = answering(SCRIPT)

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
+from mlxr.server.anthropic.tools import ToolAddition, ToolRemoval
 from mlxr.server.fields import BY_TYPE, TEXT_OR_LIST, ApiModel, WithoutEffect, known_types
 
 _TEXT_ONLY = "this server takes text only"
@@ -140,7 +141,9 @@ Block = Annotated[
     | Annotated[ThinkingBlock, Tag("[thinking]")]
     | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
     | Annotated[ToolUseBlock, Tag("[tool_use]")]
-    | Annotated[ToolResultBlock, Tag("[tool_result]")],
+    | Annotated[ToolResultBlock, Tag("[tool_result]")]
+    | Annotated[ToolAddition, Tag("[tool_addition]")]
+    | Annotated[ToolRemoval, Tag("[tool_removal]")],
     BY_TYPE,
     known_types(
         "text",
@@ -150,6 +153,8 @@ Block = Annotated[
         "redacted_thinking",
         "tool_use",
         "tool_result",
+        "tool_addition",
+        "tool_removal",
         instead=_TEXT_ONLY,
     ),
 ]

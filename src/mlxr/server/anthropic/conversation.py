@@ -15,6 +15,7 @@ from mlxr.server.anthropic.content import (
     block_text,
     text_of,
 )
+from mlxr.server.anthropic.given_tools import given_tools
 from mlxr.server.anthropic.messages_request import (
     AnyChoice,
     Conversation,
@@ -23,7 +24,7 @@ from mlxr.server.anthropic.messages_request import (
     NoChoice,
     ThinkingOff,
 )
-from mlxr.server.anthropic.tools import given_tools
+from mlxr.server.anthropic.tools import ToolAddition, ToolRemoval
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import bad_field
 from mlxr.server.openai.sampling_fields import check_schema, seed_of, share_of
@@ -77,7 +78,7 @@ def _sampling(request: Conversation) -> Sampling:
         "temperature": request.temperature,
     }
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return Sampling.of_model(max_tokens=request.max_tokens, **options)
+    return Sampling.of_model(max_tokens=max(1, request.max_tokens), **options)
 
 
 def _choice(choice: object) -> str:
@@ -107,6 +108,8 @@ def _messages(request: Conversation) -> tuple[dict[str, Any], ...]:
                 _join(told[-1], part)  # Anthropic's API makes one turn of those that follow each other
             else:
                 told.append(part)
+    if not told:
+        raise bad_field("messages", "messages say nothing: give text")
     if told[-1].get("tool_calls"):
         raise bad_field("messages", "the last message calls a tool: send the tool_result in a user message after it")
     return tuple(told)
@@ -119,6 +122,8 @@ def _parts(place: str, message: Message) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
     own: dict[str, Any] | None = None
     for i, block in enumerate(message.content):
+        if isinstance(block, ToolAddition | ToolRemoval):
+            continue  # see `given_tools`
         if isinstance(block, ToolResultBlock):
             _check_role(f"{place}[{i}]", block.type, message.role, "user")
             content = text_of(block.content)
@@ -140,7 +145,7 @@ def _parts(place: str, message: Message) -> list[dict[str, Any]]:
             _join(own, {"reasoning_content": block.thinking})
         else:
             assert isinstance(block, RedactedThinkingBlock), "there are no other blocks"
-    if not parts:
+    if not message.content:
         raise bad_field(place, f"{place} is empty: give text, or leave the message out")
     return parts
 

@@ -14,6 +14,7 @@ from mlxr.server.anthropic.messages_request import Conversation, MessagesRequest
 from mlxr.server.blocks import Block, Blocks, Change, arguments_of
 from mlxr.server.chat.answer import Piece, answer
 from mlxr.server.chat.chat_job import ChatJob
+from mlxr.server.chat.delta import Delta
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import TokenCount, WholeMessage
 from mlxr.server.errors import anthropic_body
@@ -56,15 +57,15 @@ async def _whole(state: ServerState, body: MessagesRequest, job: ChatJob) -> dic
     blocks, last = Blocks(), None
     async with state.pool.use(body.model) as model, aclosing(answer(model, job)) as pieces:
         async for piece in pieces:
-            for _ in blocks.add(piece.deltas):
+            for _ in blocks.add(_wanted(body, piece)):
                 pass
             last = piece
     assert last is not None, "an answer has a last event"
     hidden = hides_thinking(body)
     return _message(body.model) | {
         "content": [_block(block, hidden) for block in blocks.all],
-        **_end(last),
-        "usage": _usage(_completion(last), blocks.num_reasoning),
+        **_end(body, last),
+        "usage": _usage(_completion(last), blocks.num_reasoning, body.max_tokens),
         **noted_warnings(),
     }
 
@@ -76,16 +77,16 @@ async def _stream(state: ServerState, body: MessagesRequest, job: ChatJob) -> As
         async with aclosing(answer(model, job, prompt=prompt)) as pieces:
             async for piece in pieces:
                 if last is None:
-                    usage = _usage(Completion(len(prompt), cached_tokens=piece.event.cached_tokens), 0)
+                    usage = _usage(Completion(len(prompt), cached_tokens=piece.event.cached_tokens), 0, 0)
                     message = _message(body.model) | {"content": [], "usage": usage} | noted_warnings()
                     yield _event("message_start", {"type": "message_start", "message": message})
-                for change in blocks.add(piece.deltas):
+                for change in blocks.add(_wanted(body, piece)):
                     yield _changed(change, hidden)
                 last = piece
     assert last is not None, "an answer has a last event"
     for change in blocks.end():
         yield _changed(change, hidden)
-    end = {"delta": _end(last), "usage": _usage(_completion(last), blocks.num_reasoning)}
+    end = {"delta": _end(body, last), "usage": _usage(_completion(last), blocks.num_reasoning, body.max_tokens)}
     yield _event("message_delta", {"type": "message_delta"} | end)
     yield _event("message_stop", {"type": "message_stop"})
 
@@ -137,7 +138,9 @@ def _completion(piece: Piece) -> Completion:
     return piece.event.completion
 
 
-def _end(piece: Piece) -> dict[str, Any]:
+def _end(body: MessagesRequest, piece: Piece) -> dict[str, Any]:
+    if not body.max_tokens:
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
     stop_text = _completion(piece).stop_text
     return {"stop_reason": _stop_reason(piece, stop_text), "stop_sequence": stop_text}
 
@@ -152,12 +155,17 @@ def _stop_reason(piece: Piece, stop_text: str | None) -> str:
     return "tool_use" if piece.has_tool_calls else "end_turn"
 
 
-def _usage(completion: Completion, num_reasoning: int) -> dict[str, Any]:
+def _wanted(body: MessagesRequest, piece: Piece) -> list[Delta]:
+    """What of a piece is told: nothing, if the prompt was only to be read."""
+    return piece.deltas if body.max_tokens else []
+
+
+def _usage(completion: Completion, num_reasoning: int, most: int) -> dict[str, Any]:
     return {
         "input_tokens": completion.prompt_tokens - completion.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": completion.cached_tokens,
-        "output_tokens": len(completion.token_ids),
+        "output_tokens": min(len(completion.token_ids), most),
         "output_tokens_details": {"thinking_tokens": num_reasoning},
     }
 

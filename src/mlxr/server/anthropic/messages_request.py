@@ -130,7 +130,8 @@ class Conversation(ApiModel):
 class MessagesRequest(Conversation):
     """The body of /v1/messages."""
 
-    max_tokens: int = Field(ge=1)
+    max_tokens: int = Field(ge=0)
+    """0: the prompt is read, so that the prefix cache has it, and the answer is empty."""
     stop_sequences: list[str] | None = Field(None, max_length=64)
     temperature: float | None = None
     top_k: int | None = None

@@ -1,20 +1,17 @@
 """Tools of Anthropic's API: a client's own, those that clients name by a type alone, and those that a service runs."""
 
-import json
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from mlxr.server.anthropic.content import Message, ToolReferenceBlock, ToolResultBlock, ToolUseBlock
 from mlxr.server.anthropic.known_tools import KNOWN_TOOLS
-from mlxr.server.fields import ApiModel, WithoutEffect, known_types
-from mlxr.server.request_record import note_left_out, note_warning
+from mlxr.server.fields import BY_TYPE, ApiModel, WithoutEffect, known_types
 
-_SEARCHES = "tool_search_tool_"
-_HOSTED = ("web_search_", "web_fetch_", "code_execution_", "advisor_", "mcp_toolset", _SEARCHES)
+SEARCHES = "tool_search_tool_"
+"""How types of tools begin that find other tools."""
+_HOSTED = ("web_search_", "web_fetch_", "code_execution_", "advisor_", "mcp_toolset", SEARCHES)
 """How types of tools begin that Anthropic's own service runs."""
-_SEEING = ("computer_", "browser_toolset_")
+SEEING = ("computer_", "browser_toolset_")
 """How types of tools begin whose results are images."""
 _INSTEAD = "this server has no tools of its own, give a name and an input_schema"
 
@@ -60,7 +57,7 @@ class HostedTool(ApiModel):
 def _kind(value: object) -> str:
     """Which of these a tool is, as the tag of its class."""
     told = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    if isinstance(told, str) and told.startswith(_HOSTED + _SEEING):
+    if isinstance(told, str) and told.startswith(_HOSTED + SEEING):
         return "[hosted]"
     return "[known]" if isinstance(told, str) and told in KNOWN_TOOLS else "[custom]"
 
@@ -74,65 +71,35 @@ AnyTool = Annotated[
 """A tool of a request."""
 
 
-def given_tools(tools: Sequence[Tool | KnownTool | HostedTool], messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The tools that the model is told of, in OpenAI's form. Warns of what is left out.
+class ToolReference(ApiModel):
+    """A tool by the name that the model calls."""
 
-    Args:
-        tools: of the request.
-        messages: those whose tools are called, or referred to, are told though they are deferred. They come last, so
-            that what comes before them stays in the prefix cache.
-    """
-    first: list[dict[str, Any]] = []
-    later: list[dict[str, Any]] = []
-    wanted = _mentioned(messages)
-    is_searched = any(isinstance(tool, HostedTool) and tool.type.startswith(_SEARCHES) for tool in tools)
-    for place, tool in enumerate(tools):
-        where = f"tools[{place}]"
-        if isinstance(tool, HostedTool):
-            _leave_out(where, tool.type)
-            continue
-        if tool.allowed_callers and "direct" not in tool.allowed_callers:
-            note_warning(f"{where}.allowed_callers is without effect: the model itself calls all tools here")
-        if not tool.defer_loading:
-            first.append(_told(tool))
-        elif is_searched:
-            note_warning(f"{where}.defer_loading is without effect: nothing searches tools here, so it is told at once")
-            first.append(_told(tool))
-        elif tool.name in wanted:
-            later.append(_told(tool))
-    return first + later
+    type: Literal["tool_reference"]
+    name: str
 
 
-def _leave_out(where: str, kind: str) -> None:
-    if kind.startswith(_SEEING):
-        note_warning(f"{where} is left out: {kind} answers with images, and this server takes text only")
-    else:
-        note_left_out(where, kind)
+class ToolDefinition(ApiModel):
+    """A tool that the request's `tools` do not have."""
+
+    type: Literal["tool_definition"]
+    definition: AnyTool
 
 
-def _mentioned(messages: Sequence[Message]) -> set[str]:
-    """The names of the tools that were called, or found by a search of the client's."""
-    names = set()
-    for message in messages:
-        for block in message.content if isinstance(message.content, list) else ():
-            if isinstance(block, ToolUseBlock):
-                names.add(block.name)
-            elif isinstance(block, ToolResultBlock) and isinstance(block.content, list):
-                names |= {part.tool_name for part in block.content if isinstance(part, ToolReferenceBlock)}
-    return names
+class ToolAddition(ApiModel):
+    """The model is told of a tool from now on."""
+
+    type: Literal["tool_addition"]
+    tool: Annotated[
+        Annotated[ToolReference, Tag("[tool_reference]")] | Annotated[ToolDefinition, Tag("[tool_definition]")],
+        BY_TYPE,
+        known_types("tool_reference", "tool_definition", instead=_INSTEAD),
+    ]
+    cache_control: WithoutEffect = None
 
 
-def _told(tool: Tool | KnownTool) -> dict[str, Any]:
-    if isinstance(tool, Tool):
-        description, schema = tool.description, tool.input_schema
-    else:
-        description, schema = KNOWN_TOOLS[tool.type]
-    if tool.input_examples:
-        examples = "\n".join(json.dumps(example, ensure_ascii=False) for example in tool.input_examples)
-        description = f"{description or ''}\n\nExamples of its input:\n{examples}".lstrip()
-    function: dict[str, Any] = {"name": tool.name, "parameters": schema}
-    if description is not None:
-        function["description"] = description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}
+class ToolRemoval(ApiModel):
+    """The model may no longer call a tool."""
+
+    type: Literal["tool_removal"]
+    tool: Annotated[ToolReference, known_types("tool_reference", instead="only the client's own tools are here")]
+    cache_control: WithoutEffect = None

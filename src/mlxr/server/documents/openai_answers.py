@@ -34,12 +34,20 @@ class Function(Told):
     arguments: str
 
 
+class Custom(Told):
+    """What is called; the input is free text."""
+
+    name: str
+    input: str
+
+
 class ToolCall(Told):
     """A call of a tool."""
 
     id: str
-    type: Literal["function"]
-    function: Function
+    type: Literal["function", "custom"]
+    function: Function | None = None
+    custom: Custom | None = None
 
 
 class TopToken(Told):
@@ -127,7 +135,7 @@ class TextCompletion(Told):
 
 
 class ModelRecord(Told):
-    """A model; how long its sequences may be is known once it is loaded."""
+    """A model. How long its sequences may be is what its files say until it is loaded: memory may allow less."""
 
     id: str
     object: Literal["model"]
@@ -175,7 +183,7 @@ class Response(Told):
     model: str
     output: list[dict[str, Any]]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     reasoning: dict[str, str | None]
     store: bool
     temperature: float
@@ -187,6 +195,31 @@ class Response(Told):
     usage: ResponseUsage | None
     user: Any
     warnings: list[str] | None = None
+
+
+class ResponseItems(Told):
+    """Of /v1/responses/ID/input_items."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class DeletedResponse(Told):
+    """Of DELETE /v1/responses/ID."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputTokens(Told):
+    """Of /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class Tokens(Told):

@@ -163,6 +163,7 @@ class ModelState(Told):
     progress: str
     requests: int
     context: int | None
+    memory: str | None
     bytes: int
     pinned: bool
 

@@ -23,6 +23,7 @@ async def status(request: Request) -> dict[str, Any]:
             "progress": model.progress,
             "requests": model.users,
             "context": None if model.loaded is None else model.loaded.context,
+            "memory": None if model.loaded is None else model.loaded.engine.model.context_line,
             "bytes": model.planned_bytes if model.loaded is not None else 0,
             "pinned": model.pinned,
         }

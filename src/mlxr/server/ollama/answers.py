@@ -15,11 +15,12 @@ from mlxr.server.errors import ollama_body
 from mlxr.server.ollama.keep_alive import KeepAlive, seconds_of
 from mlxr.server.ollama.loading import loaded_or_unloaded
 from mlxr.server.ollama.names import own_name
-from mlxr.server.ollama.options import Options
+from mlxr.server.ollama.options import Options, context_of
 from mlxr.server.ollama.times import written
 from mlxr.server.openai.json_text import dumped
 from mlxr.server.openai.logprobs import chat_logprobs
 from mlxr.server.pool.served_model import LoadedModel
+from mlxr.server.request_record import noted_warnings
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState
 
@@ -84,22 +85,23 @@ async def answered(request: Request, ask: Ask, stream: bool | None) -> Response:
 
 async def loaded_or_not(ask: Ask) -> Response:
     """The response to a request without a prompt: it loads the model, or unloads it if `keep_alive` is 0."""
-    reason = await loaded_or_unloaded(ask.state.pool, ask.model, ask.keep_alive)
-    return JSONResponse(ask.head | ask.shown(Part()) | {"done": True, "done_reason": reason})
+    reason = await loaded_or_unloaded(ask.state.pool, ask.model, ask.keep_alive, context=context_of(ask.options))
+    return JSONResponse(ask.head | ask.shown(Part()) | {"done": True, "done_reason": reason} | noted_warnings())
 
 
 async def _whole(ask: Ask, name: str) -> dict[str, Any]:
     whole, times = Part(), _Times()
     async for part in _parts(ask, name, times):
         whole.add(part)
-    return _record(ask, whole) | times.numbers()
+    return _record(ask, whole) | times.numbers() | noted_warnings()
 
 
 async def _lines(ask: Ask, name: str) -> AsyncGenerator[bytes]:
-    times = _Times()
+    times, is_first = _Times(), True
     async for part in _parts(ask, name, times):
-        yield _line(_record(ask, part) | {"done": False})
-    yield _line(_record(ask, Part()) | times.numbers())
+        yield _line(_record(ask, part) | {"done": False} | (noted_warnings() if is_first else {}))
+        is_first = False
+    yield _line(_record(ask, Part()) | times.numbers() | (noted_warnings() if is_first else {}))
 
 
 def _record(ask: Ask, part: Part) -> dict[str, Any]:
@@ -132,10 +134,9 @@ class _Times:
 async def _parts(ask: Ask, name: str, times: _Times) -> AsyncGenerator[Part]:
     """The parts that have something in them."""
     blocks = Blocks()
-    async with ask.state.pool.use(name, seconds_of(ask.keep_alive)) as model:
+    context = context_of(ask.options)
+    async with ask.state.pool.use(name, seconds_of(ask.keep_alive), context=context) as model:
         times.loaded = time.perf_counter_ns()
-        if ask.options is not None:
-            ask.options.check_context(model.context)
         async with aclosing(ask.pieces(model)) as pieces:
             async for piece in pieces:
                 times.last = time.perf_counter_ns()

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
 from mlxr.server.chat.answer import answer
@@ -16,10 +16,20 @@ from mlxr.server.ollama.answers import Ask, Part, answered, loaded_or_not
 from mlxr.server.ollama.json_route import JsonRoute
 from mlxr.server.ollama.keep_alive import KeepAlive
 from mlxr.server.ollama.options import Options, sampling_of
+from mlxr.server.request_record import note_warning
 from mlxr.server.state import ServerState
 
 router = APIRouter(route_class=JsonRoute)
-Think = bool | Literal["low", "medium", "high", "max"] | Annotated[int, Field(ge=0)] | None
+_LEVELS = ("low", "medium", "high", "max")
+
+
+def _thought(value: object) -> object:
+    if value is None or value in _LEVELS or (isinstance(value, int) and value >= 0):
+        return value
+    raise ValueError(f"{value!r:.60} is none of true, false, {', '.join(_LEVELS)}, and no number of tokens from 0")
+
+
+Think = Annotated[bool | Literal["low", "medium", "high", "max"] | int | None, BeforeValidator(_thought)]
 """A number is ours: most tokens of reasoning."""
 Format = Literal["", "json"] | dict[str, Any] | None
 
@@ -81,14 +91,12 @@ class Common(ApiModel):
     shift: bool | None = None
 
     def check(self) -> None:
-        """Refuses what would cut a prompt.
-
-        Raises:
-            ApiError: it is asked for.
-        """
+        """Warns where a prompt might be cut: here one that is too long is refused."""
         for name in ("truncate", "shift"):
             if getattr(self, name):
-                raise bad_field(name, f"{name} is true, and this server never cuts a prompt: leave it out")
+                note_warning(
+                    f"{name} is without effect: this server never cuts a prompt, but refuses one that is too long"
+                )
 
     @property
     def thinking_budget(self) -> int | None:
@@ -121,7 +129,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     body.check()
     job = _job(body) if body.messages else None
     if job is None:
-        return await loaded_or_not(Ask(state, body.model, body.keep_alive, None, _no_pieces, _shown))
+        return await loaded_or_not(Ask(state, body.model, body.keep_alive, body.options, _no_pieces, _shown))
     ask = Ask(state, body.model, body.keep_alive, body.options, lambda model: answer(model, job), _shown)
     return await answered(request, ask, body.stream)
 

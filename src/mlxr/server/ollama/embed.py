@@ -17,8 +17,9 @@ from mlxr.server.ollama.json_route import JsonRoute
 from mlxr.server.ollama.keep_alive import KeepAlive, seconds_of
 from mlxr.server.ollama.loading import loaded_or_unloaded
 from mlxr.server.ollama.names import own_name
-from mlxr.server.ollama.options import EmbedOptions
+from mlxr.server.ollama.options import EmbedOptions, context_of
 from mlxr.server.openai.json_text import dumped
+from mlxr.server.request_record import noted_warnings
 from mlxr.server.sse import unless_gone
 from mlxr.server.state import ServerState
 
@@ -52,14 +53,14 @@ async def embed_texts(body: EmbedRequest, request: Request) -> Response:
     """The embeddings of texts, of length 1; without a text it loads the model, or unloads it if keep_alive is 0."""
     state, given = ServerState.of(request), body.input
     if not given:
-        await loaded_or_unloaded(state.pool, body.model, body.keep_alive, embeds=True)
+        await loaded_or_unloaded(state.pool, body.model, body.keep_alive, embeds=True, context=context_of(body.options))
         return _response(dumped({"model": body.model, "embeddings": []}))
     texts = [given] if isinstance(given, str) else given
     check_texts(texts, state.settings.most_inputs, is_list=isinstance(given, list))
     options: dict[str, Any] = {"cuts": bool(body.truncate), "fix": "shorten it, or set truncate"}
     work = _embedded(state, body, texts, dimensions=body.dimensions, **options)
     told, numbers = await unless_gone(request, work)
-    head = dumped({"model": body.model} | numbers)
+    head = dumped({"model": body.model} | numbers | noted_warnings())
     return _response(f'{head[:-1]},"embeddings":[{",".join(told)}]}}')
 
 
@@ -68,7 +69,7 @@ async def embed_prompt(body: EmbeddingsRequest, request: Request) -> Response:
     """The embedding of a text, of any length; without a text it loads the model, or unloads it if keep_alive is 0."""
     state = ServerState.of(request)
     if not body.prompt:
-        await loaded_or_unloaded(state.pool, body.model, body.keep_alive, embeds=True)
+        await loaded_or_unloaded(state.pool, body.model, body.keep_alive, embeds=True, context=context_of(body.options))
         return _response('{"embedding":[]}')
     (told,), _ = await unless_gone(request, _embedded(state, body, [body.prompt], "prompt", normalize=False))
     return _response(f'{{"embedding":{told}}}')
@@ -87,10 +88,9 @@ async def _embedded(
 ) -> tuple[list[str], dict[str, Any]]:
     """The JSON text of each vector, and the answer's numbers; durations are in nanoseconds."""
     asked, name = time.perf_counter_ns(), own_name(state.pool, body.model)
-    async with state.pool.use(name, seconds_of(body.keep_alive), embeds=True) as model:
+    context = context_of(body.options)
+    async with state.pool.use(name, seconds_of(body.keep_alive), embeds=True, context=context) as model:
         loaded = time.perf_counter_ns()
-        if body.options is not None:
-            body.options.check_context(model.context)
         prompts = await asyncio.to_thread(prompts_of, model, texts, field, cuts=cuts, fix=fix)
         vectors = await embed(model, prompts.ids, dimensions=dimensions, normalize=normalize)
     numbers: dict[str, Any] = {

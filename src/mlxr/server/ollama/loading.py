@@ -9,7 +9,7 @@ from mlxr.server.pool.model_pool import ModelPool
 
 
 async def loaded_or_unloaded(
-    pool: ModelPool, model: str, keep_alive: KeepAlive, *, embeds: bool = False
+    pool: ModelPool, model: str, keep_alive: KeepAlive, *, embeds: bool = False, context: int | None = None
 ) -> Literal["load", "unload"]:
     """Loads a model, or unloads all forms of it if `keep_alive` is 0; returns what was done.
 
@@ -18,6 +18,7 @@ async def loaded_or_unloaded(
         model: as the client names it.
         keep_alive: of the request.
         embeds: whether the form is to be loaded that gives embeddings.
+        context: that the client counts on; see `ModelPool.use`.
 
     Raises:
         ApiError: there is no such model, it cannot be loaded, or it is pinned and should go.
@@ -29,5 +30,5 @@ async def loaded_or_unloaded(
         pool.find(name).keep_alive = 0.0  # if others use it still, it goes when they have ended
         await pool.unload(name)
         return "unload"
-    async with pool.use(name, seconds, embeds=embeds):
+    async with pool.use(name, seconds, embeds=embeds, context=context):
         return "load"

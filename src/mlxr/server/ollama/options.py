@@ -18,21 +18,16 @@ _USUAL_RANGE = 64
 _INSTEAD = {
     "options.mirostat": "use temperature with top_p or min_p; 0 (off) is taken",
     "options.tfs_z": "use min_p; 1 (off) is taken",
-    "options.penalize_newline": "line breaks are penalised as all tokens are; true is taken",
+    "options.penalize_newline": "line breaks are penalised as all tokens are; leave it out, or the penalties",
 }
-"""Options of which only the values below are served, each with what to do instead."""
-_TAKEN: dict[str, tuple[Any, ...]] = {
-    "mirostat": (0,),
-    "tfs_z": (1,),
-    "penalize_newline": (True,),
-}
+"""Options that can only be off, each with what to do instead."""
 
 
 class LoadOptions(ApiModel):
     """Options of how a model is loaded, which is the server's affair, not a request's."""
 
-    num_ctx: int | None = None
-    """Longest context that the client counts on. More than the model has is refused; less changes nothing."""
+    num_ctx: int | None = Field(default=None, ge=0)
+    """Longest context that the client counts on; 0: what the model was loaded with. See `ModelPool.use`."""
 
     num_keep: WithoutEffect = None
     numa: WithoutEffect = None
@@ -47,22 +42,6 @@ class LoadOptions(ApiModel):
     use_mlock: WithoutEffect = None
     embedding_only: WithoutEffect = None
     num_thread: WithoutEffect = None
-
-    def check_context(self, context: int) -> None:
-        """Refuses a context that the model does not have.
-
-        Args:
-            context: most tokens of prompt and answer.
-
-        Raises:
-            ApiError: `num_ctx` is greater.
-        """
-        if self.num_ctx is not None and self.num_ctx > context:
-            raise bad_field(
-                "options.num_ctx",
-                f"options.num_ctx is {self.num_ctx}, and the model was loaded with a context of {context}: leave it "
-                f"out, or start the server with --context {self.num_ctx}",
-            )
 
 
 class Options(LoadOptions):
@@ -109,6 +88,11 @@ class EmbedOptions(LoadOptions):
     penalize_newline: WithoutEffect = None
 
 
+def context_of(options: LoadOptions | None) -> int | None:
+    """The context that a request counts on; None: it does not say."""
+    return (options.num_ctx or None) if options is not None else None
+
+
 def sampling_of(
     options: Options | None, form: Any = None, logprobs: bool | None = None, top_logprobs: int | None = None
 ) -> Sampling:
@@ -125,11 +109,15 @@ def sampling_of(
         RequestError: a value outside its range.
     """
     options = options or Options()
-    for name, taken in _TAKEN.items():
-        value = getattr(options, name)
-        if value is not None and value not in taken:
+    penalties = (options.repeat_penalty or 1) - 1, options.presence_penalty, options.frequency_penalty
+    for name, is_on in (
+        ("mirostat", bool(options.mirostat)),
+        ("tfs_z", options.tfs_z is not None and options.tfs_z < 1),
+        ("penalize_newline", options.penalize_newline is False and any(penalties)),
+    ):
+        if is_on:
             place = f"options.{name}"
-            message = f"{place} is {value}, which is not supported: {_INSTEAD[place]}"
+            message = f"{place} is {getattr(options, name)}, which is not supported: {_INSTEAD[place]}"
             raise ApiError(400, message, param=place, code="unsupported_field")
     if top_logprobs is not None and not (logprobs and 0 <= top_logprobs <= _MOST_TOP):
         raise bad_field("top_logprobs", f"top_logprobs is {top_logprobs}; expected 0 to {_MOST_TOP}, with logprobs")

@@ -19,6 +19,8 @@ from mlxr.server.documents.answers import answers
 from mlxr.server.documents.openai_answers import ChatCompletion
 from mlxr.server.errors import openai_body
 from mlxr.server.openai.chat_request import ChatRequest, job_of
+from mlxr.server.openai.chat_tools import CustomDeltas, kit_of, whole_call
+from mlxr.server.openai.client_tool import ToolKit
 from mlxr.server.openai.json_text import dumped, dumped_fields
 from mlxr.server.openai.logprobs import chat_logprobs
 from mlxr.server.openai.running_usage import RunningUsage
@@ -52,10 +54,11 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 class _Answer:
     """One answer as it grows."""
 
-    def __init__(self) -> None:
+    def __init__(self, kit: ToolKit) -> None:
+        self._kit = kit
         self.content: list[str] = []
         self.reasoning: list[str] = []
-        self.calls: list[dict[str, Any]] = []
+        self.calls: list[tuple[str, str, list[str]]] = []
         self.logprobs: list[TokenLogprob] = []
         self.reasoning_tokens = 0
         self.finish_reason = "stop"
@@ -69,9 +72,9 @@ class _Answer:
                 case Reasoning(text):
                     self.reasoning.append(text)
                 case ToolStart(_, call_id, name):
-                    self.calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}})
+                    self.calls.append((call_id, name, []))
                 case ToolArguments(index, text):
-                    self.calls[index]["function"]["arguments"] += text
+                    self.calls[index][2].append(text)
         self.reasoning_tokens += is_reasoning(piece.deltas)
         if piece.event.logprob is not None:
             self.logprobs.append(piece.event.logprob)
@@ -85,7 +88,9 @@ class _Answer:
         if self.reasoning and shows_reasoning:
             message["reasoning_content"] = "".join(self.reasoning)
         if self.calls:
-            message["tool_calls"] = self.calls
+            message["tool_calls"] = [
+                whole_call(self._kit, call_id, name, "".join(arguments)) for call_id, name, arguments in self.calls
+            ]
             message["content"] = content or None
         wanted = job.sampling.logprobs is not None
         logprobs = chat_logprobs(model.engine.model.tokenizer, self.logprobs) if wanted else None
@@ -93,7 +98,7 @@ class _Answer:
 
 
 async def _whole(state: ServerState, body: ChatRequest, job: ChatJob) -> dict[str, Any]:
-    created, answers = int(time.time()), [_Answer() for _ in range(job.sampling.n)]
+    created, answers = int(time.time()), [_Answer(kit_of(body.tools)) for _ in range(job.sampling.n)]
     async with state.pool.use(body.model) as model:
         async with aclosing(answer(model, job, **body.terms())) as pieces:
             async for piece in pieces:
@@ -120,6 +125,8 @@ async def _stream(state: ServerState, body: ChatRequest, job: ChatJob) -> AsyncG
     )
     usage_field = '"usage":null,' if body.wants_usage else ""
     wants_logprobs = job.sampling.logprobs is not None
+    kit = kit_of(body.tools)
+    customs = [CustomDeltas(kit) for _ in range(job.sampling.n)] if kit.has_custom else []
 
     def chunk(index: int, delta: str, logprobs: str = "null", reason: str = "null", first: str = "") -> bytes:
         return (
@@ -151,10 +158,13 @@ async def _stream(state: ServerState, body: ChatRequest, job: ChatJob) -> AsyncG
             if not deltas and logprobs != "null":
                 yield chunk(index, '{"content":""}', logprobs)
             for delta in deltas:
-                yield chunk(index, _delta(delta), logprobs)
+                own = customs[index].shown(delta) if customs else None
+                yield chunk(index, _delta(delta) if own is None else dumped(own), logprobs)
                 logprobs = "null"
             reasoning_tokens += is_reasoning(piece.deltas)
             if event.finish_reason:
+                for rest in customs[index].rest() if customs else ():
+                    yield chunk(index, dumped(rest))
                 usages.append(_usage_of(event))
                 yield chunk(index, "{}", reason=quoted(finish_reason(piece)))
     if body.wants_usage:

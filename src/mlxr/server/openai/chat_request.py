@@ -7,6 +7,8 @@ from pydantic import Field
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.fields import ApiModel, NotServed, WithoutEffect, known_types
+from mlxr.server.openai.chat_tools import Tool, ToolCall, kit_of
+from mlxr.server.openai.client_tool import ToolKit
 from mlxr.server.openai.reasoning_fields import ReasoningFields
 from mlxr.server.openai.sampling_fields import ResponseFormat, SamplingFields, response_schema, sampling_of
 
@@ -28,22 +30,6 @@ _TextPart = Annotated[
 ]
 
 
-class CalledFunction(ApiModel):
-    """A function that the assistant has called."""
-
-    name: str
-    arguments: str | dict[str, Any] | None = None
-
-
-class ToolCall(ApiModel):
-    """A call of a tool by the assistant."""
-
-    id: str | None = None
-    type: Literal["function"] | None = None
-    function: CalledFunction
-    index: WithoutEffect = None
-
-
 class Message(ApiModel):
     """A message of a conversation."""
 
@@ -60,22 +46,6 @@ class Message(ApiModel):
     function_call: None = None
 
 
-class Function(ApiModel):
-    """A function that the model may call."""
-
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.\-]+$")
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(ApiModel):
-    """A tool that the model may call."""
-
-    type: Literal["function"]
-    function: Function
-
-
 class ToolName(ApiModel):
     """The name of a tool."""
 
@@ -85,8 +55,9 @@ class ToolName(ApiModel):
 class ToolChoice(ApiModel):
     """The one tool that the model must call."""
 
-    type: Literal["function"]
-    function: ToolName
+    type: Literal["function", "custom"]
+    function: ToolName | None = None
+    custom: ToolName | None = None
 
 
 class ChatRequest(SamplingFields, ReasoningFields):
@@ -96,9 +67,6 @@ class ChatRequest(SamplingFields, ReasoningFields):
         "functions": "use tools",
         "function_call": "use tool_choice",
         "audio": "there is no speech",
-        "prediction": "start the server with --prompt-lookup",
-        "web_search_options": "there is no search",
-        "best_of": "ask for n answers",
         "moderation": "there is no moderation",
     }
 
@@ -112,6 +80,9 @@ class ChatRequest(SamplingFields, ReasoningFields):
     response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = None
     verbosity: WithoutEffect = None
+    web_search_options: NotServed = None
+    prediction: NotServed = None
+    """A guess of the answer, which would make it come faster; the text is the same without."""
     prompt_cache_options: NotServed = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
@@ -146,12 +117,12 @@ def job_of(request: ChatRequest) -> ChatJob:
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         json_schema=response_schema(request.response_format),
     )
-    tools = tuple(tool.model_dump(exclude_none=True) for tool in request.tools or ())
+    kit = kit_of(request.tools)
     return ChatJob(
         messages=tuple(told_message(i, message) for i, message in enumerate(request.messages)),
         sampling=sampling,
-        tools=tools,
-        tool_choice=_choice(request, [tool["function"]["name"] for tool in tools]),
+        tools=kit.functions(),
+        tool_choice=_choice(request, kit),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         variables=request.variables,
         thinking_budget=request.budget,
@@ -175,6 +146,9 @@ def told_message(place: int, message: Message) -> dict[str, Any]:
         told.pop(name, None)
     if message.reasoning_content is None and message.reasoning is not None:
         told["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        calls = enumerate(message.tool_calls)
+        told["tool_calls"] = [call.told(f"messages[{place}].tool_calls[{number}]") for number, call in calls]
     if message.refusal and not told["content"]:
         told["content"] = message.refusal
     return told
@@ -197,14 +171,18 @@ def text_of(place: str, content: str | list[Part] | None) -> str:
     return "\n".join(texts) if len(texts) > 1 else "".join(texts)
 
 
-def _choice(request: ChatRequest, names: list[str]) -> str:
-    choice = request.tool_choice
-    if choice is None:
+def _choice(request: ChatRequest, kit: ToolKit) -> str:
+    choice, names = request.tool_choice, [tool.name for tool in kit.tools]
+    if choice is None or (choice == "auto" and not names and request.tools):
         return "auto" if names else "none"
     if choice != "none" and not names:
-        raise bad_field("tool_choice", "tool_choice needs tools: give tools, or leave it out")
+        raise bad_field("tool_choice", "tool_choice needs tools that the client runs: give some, or leave it out")
     if isinstance(choice, str):
         return choice
-    if choice.function.name not in names:
-        raise bad_field("tool_choice", f"tool_choice names {choice.function.name!r}; tools has {', '.join(names)}")
-    return f"function:{choice.function.name}"
+    named = choice.custom if choice.type == "custom" else choice.function
+    if named is None:
+        name = f"tool_choice.{choice.type}"
+        raise ApiError(400, f"{name} is missing: it is required", param=name, code="missing_field")
+    if named.name not in names:
+        raise bad_field("tool_choice", f"tool_choice names {named.name!r:.80}; tools has {', '.join(names)}")
+    return f"function:{named.name}"

@@ -56,7 +56,6 @@ class CompletionRequest(SamplingFields):
     """The body of /v1/completions."""
 
     refused: ClassVar[dict[str, str]] = {
-        "best_of": "ask for n answers and choose",
         "suffix": "put the whole prompt of a model for code into prompt",
         "prompt_embeds": "give text or token ids",
     }

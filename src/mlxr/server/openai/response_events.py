@@ -9,12 +9,15 @@ from mlxr.runtime.engine.completion import Completion
 from mlxr.server.blocks import Block, Blocks, Change
 from mlxr.server.chat.answer import Piece
 from mlxr.server.errors import ApiError
+from mlxr.server.openai.client_tool import ToolKit
+from mlxr.server.openai.growing_call import GrowingCall
 from mlxr.server.openai.json_text import dumped
+from mlxr.server.openai.responses_items import sealed_reasoning
 from mlxr.server.openai.responses_request import ResponsesRequest
 from mlxr.server.request_record import noted_warnings
 
-_PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
-_EVENTS = {"reasoning": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}
+_PREFIXES = {"reasoning": "rs", "text": "msg"}
+_EVENTS = {"reasoning": "reasoning_text", "text": "output_text"}
 _CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
 
@@ -23,16 +26,23 @@ class GrowingResponse:
 
     Attributes:
         has_begun: whether its first events have been written.
+        is_kept: whether others may go on from it.
     """
 
-    def __init__(self, request: ResponsesRequest) -> None:
-        """Starts before the answer."""
-        self._request = request
+    def __init__(self, request: ResponsesRequest, kit: ToolKit) -> None:
+        """Starts before the answer.
+
+        Args:
+            request: what is asked.
+            kit: its tools.
+        """
+        self._request, self._kit = request, kit
+        self._calls: dict[int, GrowingCall] = {}
         self._unique = uuid4().hex
         self._created, self._number = int(time.time()), 0
         self._blocks = Blocks()
         self._completion: Completion | None = None
-        self.has_begun = False
+        self.has_begun = self.is_kept = False
 
     def begin(self) -> Iterator[bytes]:
         """The first events."""
@@ -41,15 +51,17 @@ class GrowingResponse:
             yield self._event(f"response.{name}", response=self._response("in_progress"))
 
     def add(self, piece: Piece) -> Iterator[bytes]:
-        """The events of a token; with the last one, those of the end."""
+        """The events of a token; `last` follows those of the last one."""
         changes = list(self._blocks.add(piece.deltas))
         if piece.event.finish_reason is not None:
             self._completion = piece.event.completion
             changes += self._blocks.end()
         for change in changes:
             yield from self._changed(change)
-        if piece.event.finish_reason is not None:
-            yield self._event(f"response.{self._status}", response=self.whole())
+
+    def last(self) -> bytes:
+        """The event of the end."""
+        return self._event(f"response.{self._status}", response=self.whole())
 
     def failed(self, error: ApiError) -> bytes:
         """The event of an error that ends the stream."""
@@ -70,41 +82,58 @@ class GrowingResponse:
     def _changed(self, change: Change) -> Iterator[bytes]:
         block = change.block
         place: dict[str, Any] = {"output_index": block.index}
-        part = {"item_id": self._id(block), **place, "content_index": 0}
-        text_place = place | {"item_id": part["item_id"]} if block.kind == "call" else part
+        if change.kind == "begin":
+            item = self._item(block, "in_progress", is_empty=True)
+            yield self._event("response.output_item.added", **place, item=item)
+        if block.kind == "call":
+            call, place["item_id"] = self._call(block), self._id(block)
+            events = {"begin": (), "grow": call.grow(change.text), "end": call.end()}[change.kind]
+            for name, fields in events:
+                yield self._event(f"response.{name}", **place, **fields)
+        else:
+            yield from self._text_changed(change)
+        if change.kind == "end":
+            item = self._item(block, self._status_of(block))
+            yield self._event("response.output_item.done", output_index=block.index, item=item)
+
+    def _text_changed(self, change: Change) -> Iterator[bytes]:
+        block = change.block
+        part = {"item_id": self._id(block), "output_index": block.index, "content_index": 0}
         more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
         name = f"response.{_EVENTS[block.kind]}"
         match change.kind:
             case "begin":
-                empty = Block(block.index, block.kind, block.call_id, block.name)
-                item = self._item(empty, "in_progress") | ({} if block.kind == "call" else {"content": []})
-                yield self._event("response.output_item.added", **place, item=item)
-                if block.kind != "call":
-                    yield self._event("response.content_part.added", **part, part=_part(empty))
+                empty = Block(block.index, block.kind)
+                yield self._event("response.content_part.added", **part, part=_part(empty))
             case "grow":
-                yield self._event(f"{name}.delta", **text_place, delta=change.text, **more)
+                yield self._event(f"{name}.delta", **part, delta=change.text, **more)
             case "end":
-                key = "arguments" if block.kind == "call" else "text"
-                yield self._event(f"{name}.done", **text_place, **{key: block.text}, **more)
-                if block.kind != "call":
-                    yield self._event("response.content_part.done", **part, part=_part(block))
-                yield self._event("response.output_item.done", **place, item=self._item(block, self._status_of(block)))
+                yield self._event(f"{name}.done", **part, text=block.text, **more)
+                yield self._event("response.content_part.done", **part, part=_part(block))
+
+    def _call(self, block: Block) -> GrowingCall:
+        if block.index not in self._calls:
+            self._calls[block.index] = GrowingCall(block, self._kit.find(block.name))
+        return self._calls[block.index]
 
     def _id(self, block: Block) -> str:
-        return f"{_PREFIXES[block.kind]}_{self._unique}{block.index}"
+        prefix = self._call(block).prefix if block.kind == "call" else _PREFIXES[block.kind]
+        return f"{prefix}_{self._unique}{block.index}"
 
     def _status_of(self, block: Block) -> str:
         is_last = block.index == len(self._blocks.all) - 1
         return "incomplete" if is_last and self._status == "incomplete" else "completed"
 
-    def _item(self, block: Block, status: str) -> dict[str, Any]:
+    def _item(self, block: Block, status: str, *, is_empty: bool = False) -> dict[str, Any]:
         item: dict[str, Any] = {"id": self._id(block), "status": status}
         if block.kind == "call":
-            call = {"call_id": block.call_id, "name": block.name, "arguments": block.text}
-            return item | {"type": "function_call"} | call
+            return item | self._call(block).item(is_empty=is_empty)
+        content = [] if is_empty else [_part(block)]
         if block.kind == "reasoning":
-            return item | {"type": "reasoning", "summary": [], "content": [_part(block)]}
-        return item | {"type": "message", "role": "assistant", "content": [_part(block)]}
+            sealed = self._request.wants_sealed_reasoning and not is_empty
+            more = {"encrypted_content": sealed_reasoning(block.text)} if sealed else {}
+            return item | {"type": "reasoning", "summary": [], "content": content} | more
+        return item | {"type": "message", "role": "assistant", "content": content}
 
     def _items(self) -> Iterable[dict[str, Any]]:
         return [self._item(block, self._status_of(block)) for block in self._blocks.all]
@@ -126,9 +155,9 @@ class GrowingResponse:
             "model": asked["model"],
             "output": self._items() if status != "in_progress" else [],
             "parallel_tool_calls": asked["parallel_tool_calls"] is not False,
-            "previous_response_id": None,
+            "previous_response_id": asked["previous_response_id"],
             "reasoning": {"effort": reasoning.get("effort"), "summary": None},
-            "store": False,
+            "store": self.is_kept,
             "temperature": 1.0 if asked["temperature"] is None else asked["temperature"],
             "text": {"format": text.get("format") or {"type": "text"}},
             "tool_choice": asked["tool_choice"] or "auto",

@@ -1,36 +1,56 @@
 """The body of /v1/responses, and the conversation that it asks about."""
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import bad_field
-from mlxr.server.fields import BY_TYPE, TEXT_OR_LIST, ApiModel, NotServed, WithoutEffect, known_types
+from mlxr.server.fields import BY_TYPE, TEXT_OR_LIST, ApiModel, NotServed, WithoutEffect, known_types, type_of
+from mlxr.server.openai.client_tool import ClientTool, ToolKit
 from mlxr.server.openai.reasoning_fields import Effort
-from mlxr.server.openai.responses_items import Item, told_items
+from mlxr.server.openai.responses_calls import SearchOutputItem
+from mlxr.server.openai.responses_items import Item, ToolsItem, told_items
+from mlxr.server.openai.responses_tools import Tool, client_tools
 from mlxr.server.openai.sampling_fields import ANY_OBJECT, all_of, check_schema, seed_of, share_of
+from mlxr.server.request_record import note_warning
 
-_INCLUDED = frozenset({"reasoning.encrypted_content"})
-"""Reasoning is told as text, which clients may send back: there is nothing to encrypt."""
+_NOT_RUN = "this server runs no tools of its own"
+_NAMED = ("function", "custom", "local_shell", "shell", "apply_patch", "tool_search")
+_REASONING = "reasoning.encrypted_content"
+_OF_SERVICES = (
+    "web_search_call.",
+    "file_search_call.",
+    "code_interpreter_call.",
+    "computer_call_output.",
+    "message.input_image.",
+)
+"""How `include` names parts of items that this server never writes."""
 
 
-class FunctionTool(ApiModel):
-    """A function that the model may call."""
+class ToolName(ApiModel):
+    """A tool by its type, and by its name if it has one."""
 
-    type: Literal["function"]
-    name: str = Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.\-]+$")
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    type: Literal["function", "custom", "local_shell", "shell", "apply_patch", "tool_search"]
+    name: str | None = None
+    namespace: str | None = None
 
 
-class ToolChoice(ApiModel):
-    """The one function that the model must call."""
+class AllowedTools(ApiModel):
+    """The tools that may be called this time; the others are not told to the model."""
 
-    type: Literal["function"]
-    name: str
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[Annotated[ToolName, known_types(*_NAMED, instead=_NOT_RUN)]]
+
+
+ToolChoice = Annotated[
+    Annotated[ToolName, Tag("[tool]")] | Annotated[AllowedTools, Tag("[allowed_tools]")],
+    Discriminator(lambda choice: "[allowed_tools]" if type_of(choice) == "allowed_tools" else "[tool]"),
+    known_types(*_NAMED, "allowed_tools", instead=_NOT_RUN),
+]
 
 
 class TextFormat(ApiModel):
@@ -75,8 +95,8 @@ class ReasoningConfig(ApiModel):
     """How much the model thinks, if its chat template knows of that."""
 
     effort: Effort | None = None
-    max_tokens: int | None = Field(None, ge=0)
-    """Not of OpenAI's API: most tokens of reasoning, after which the answer begins."""
+    max_tokens: int | None = Field(None, ge=-1)
+    """Not of OpenAI's API: most tokens of reasoning, after which the answer begins; -1: as many as the model wants."""
     summary: WithoutEffect = None
     generate_summary: WithoutEffect = None
     context: WithoutEffect = None
@@ -89,21 +109,13 @@ class StreamOptions(ApiModel):
     include_obfuscation: WithoutEffect = None
 
 
-class ResponsesRequest(ApiModel):
-    """The body of /v1/responses."""
+class Conversation(ApiModel):
+    """What is asked: the body of /v1/responses/input_tokens."""
 
     refused: ClassVar[dict[str, str]] = {
-        "previous_response_id": "this server keeps no responses, send the whole conversation as input",
-        "conversation": "this server keeps no conversations, send the whole one as input",
+        "conversation": "this server keeps no conversations, but responses: use previous_response_id",
         "prompt": "this server keeps no prompts, send the text as instructions and input",
-        "top_logprobs": "ask /v1/chat/completions for log probabilities",
-        "stop": "ask /v1/chat/completions for stop texts",
-        "context_management": "make the conversation shorter before you send it",
-        "moderation": "there is no moderation",
-        "background_options": "ask for a stream",
-        "image": "this server takes text only",
-        "tools[].defer_loading": "give only the tools that the model shall know",
-        "tools[].allowed_callers": "only the model itself calls tools here",
+        "personality": "say it in instructions",
     }
 
     model: str
@@ -112,13 +124,33 @@ class ResponsesRequest(ApiModel):
         TEXT_OR_LIST,
     ]
     instructions: str | None = None
-    tools: (
-        list[Annotated[FunctionTool, known_types("function", instead="this server has no tools of its own")]] | None
-    ) = Field(None, max_length=1024)
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    previous_response_id: str | None = None
+    tools: list[Tool] | None = Field(None, max_length=1024)
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("literal")] | Annotated[ToolChoice, Tag("[object]")],
+            Discriminator(lambda choice: "literal" if isinstance(choice, str) else "[object]"),
+        ]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """No conversation is ever cut: one that is too long is refused."""
+
+
+class ResponsesRequest(Conversation):
+    """The body of /v1/responses."""
+
+    refused: ClassVar[dict[str, str]] = Conversation.refused | {
+        "top_logprobs": "ask /v1/chat/completions for log probabilities",
+        "stop": "ask /v1/chat/completions for stop texts",
+        "moderation": "there is no moderation",
+        "background_options": "ask for a stream",
+        "image": "this server takes text only",
+    }
+
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = None
     top_p: float | None = None
@@ -132,11 +164,11 @@ class ResponsesRequest(ApiModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     background: Literal[False] | None = None
-    truncation: Literal["disabled"] | None = None
     include: list[str] | None = None
-    store: WithoutEffect = None
-    """Responses are never kept."""
+    store: bool | None = None
     metadata: WithoutEffect = None
+    """It is told back, and kept with the response."""
+    context_management: NotServed = None
     max_tool_calls: WithoutEffect = None
     """Counts calls of tools that a server has."""
     service_tier: NotServed = None
@@ -148,33 +180,67 @@ class ResponsesRequest(ApiModel):
     access_programs: NotServed = None
     client_metadata: NotServed = None
 
+    @property
+    def wants_sealed_reasoning(self) -> bool:
+        """Whether reasoning is told as clients send it back who keep only `encrypted_content`."""
+        return _REASONING in (self.include or ())
 
-def job_of(request: ResponsesRequest) -> ChatJob:
+
+def toolkit_of(request: Conversation) -> ToolKit:
+    """The tools that the model is told of: those of the request, and those that came with items."""
+    tools = [*client_tools(request.tools or (), "tools")]
+    for place, item in enumerate(() if isinstance(request.input, str) else request.input):
+        if isinstance(item, ToolsItem | SearchOutputItem):
+            tools += client_tools(item.tools, f"input[{place}].tools")
+    choice = request.tool_choice
+    kit = ToolKit(tools)
+    if isinstance(choice, AllowedTools):
+        return ToolKit(_named(kit, each) for each in choice.tools)
+    return kit
+
+
+def job_of(request: ResponsesRequest, kit: ToolKit) -> ChatJob:
     """The conversation of a request.
+
+    Args:
+        request: the body.
+        kit: its tools.
 
     Raises:
         ApiError: fields that contradict each other, or values that are not served.
         RequestError: a value outside its range.
     """
     for name in request.include or ():
-        if name not in _INCLUDED:
+        if name.startswith(_OF_SERVICES):
+            note_warning("include is without effect on what services write: this server has no such service")
+        elif name != _REASONING:
             raise bad_field("include", f"include has {name!r:.80}, which this server does not have: leave it out")
+    return replace(conversation_of(request, kit), sampling=_sampling(request))
+
+
+def conversation_of(request: Conversation, kit: ToolKit) -> ChatJob:
+    """The same without options of sampling.
+
+    Args:
+        request: the body.
+        kit: its tools.
+
+    Raises:
+        ApiError: fields that contradict each other.
+    """
     items = (
         [{"role": "user", "content": request.input}] if isinstance(request.input, str) else told_items(request.input)
     )
     first = [{"role": "system", "content": request.instructions}] if request.instructions else []
-    tools = tuple(
-        {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
-        for tool in request.tools or ()
-    )
+    budget = None if request.reasoning is None else request.reasoning.max_tokens
     return ChatJob(
         messages=(*first, *items),
-        sampling=_sampling(request),
-        tools=tools,
-        tool_choice=_choice(request),
+        sampling=Sampling(),
+        tools=kit.functions(),
+        tool_choice=_choice(request, kit),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         variables=_variables(request),
-        thinking_budget=None if request.reasoning is None else request.reasoning.max_tokens,
+        thinking_budget=None if budget == -1 else budget,
     )
 
 
@@ -202,17 +268,23 @@ def _schema(form: TextFormat | JsonFormat | SchemaFormat | None) -> dict[str, An
     return ANY_OBJECT if isinstance(form, JsonFormat) else None
 
 
-def _choice(request: ResponsesRequest) -> str:
+def _choice(request: Conversation, kit: ToolKit) -> str:
     choice = request.tool_choice
-    if not request.tools:
+    if isinstance(choice, AllowedTools):
+        return choice.mode
+    if not kit.tools:
         if choice not in (None, "none", "auto"):
-            raise bad_field("tool_choice", "tool_choice needs tools: give tools, or leave it out")
+            raise bad_field("tool_choice", "tool_choice needs tools that the client runs: give some, or leave it out")
         return "none"
-    if isinstance(choice, ToolChoice):
-        return f"function:{choice.name}"
+    if isinstance(choice, ToolName):
+        return f"function:{_named(kit, choice).called}"
     return choice or "auto"
 
 
-def _variables(request: ResponsesRequest) -> dict[str, Any]:
+def _named(kit: ToolKit, named: ToolName) -> ClientTool:
+    return kit.named(named.type, named.name or named.type, named.namespace or "")
+
+
+def _variables(request: Conversation) -> dict[str, Any]:
     effort = None if request.reasoning is None else request.reasoning.effort
     return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}

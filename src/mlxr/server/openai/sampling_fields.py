@@ -73,6 +73,9 @@ class SamplingFields(ApiModel):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = Field(None, max_length=1024)
+    best_of: int | None = None
+    """How many candidates there are for the answers: as many as `n`, so that there is nothing to choose."""
     include_stop_str_in_output: bool | None = None
     dry_multiplier: float | None = None
     dry_base: float | None = None
@@ -122,12 +125,18 @@ def sampling_of(fields: SamplingFields, **others: Any) -> Sampling:
         raise bad_field("stream_options", "stream_options is for streams: set stream, or leave it out")
     if fields.wants_running_usage and not fields.wants_usage:
         raise bad_field("stream_options", "stream_options.continuous_usage_stats needs include_usage: set that as well")
+    if fields.best_of not in (None, fields.n or 1):
+        message = (
+            f"best_of is {fields.best_of}, and n is {fields.n or 1}: ask for n answers and choose, or leave it out"
+        )
+        raise ApiError(400, message, param="best_of", code="unsupported_field")
     given: dict[str, Any] = {
         "temperature": fields.temperature,
         "max_tokens": fields.max_tokens,
         "n": fields.n,
         "seed": seed_of(fields.seed),
         "stop": [fields.stop] if isinstance(fields.stop, str) else fields.stop,
+        "stop_tokens": fields.stop_token_ids or None,
         "include_stop": fields.include_stop_str_in_output,
         "logit_bias": None if fields.logit_bias is None else _biases(fields.logit_bias),
     }

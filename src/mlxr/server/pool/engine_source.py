@@ -10,6 +10,7 @@ from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.engine import with_sequences
 from mlxr.model_facts import ModelFacts, model_facts
 from mlxr.model_source import USUAL_SEQUENCES
+from mlxr.named_model import named_model
 from mlxr.planned_memory import PlannedMemory, planned_context, planned_memory
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.engine.reasoning import NO_REASONING, Reasoning
@@ -60,6 +61,25 @@ class EngineSource:
     def meter(self) -> Meter:
         """See `ModelSource`."""
         return self.meters[self.name]
+
+    @property
+    def set_context(self) -> int | None:
+        """See `ModelSource`."""
+        if self.changes.context is not None or (registered := named_model(self.model)) is None:
+            return self.changes.context
+        return registered.options.changes.context
+
+    def longest_context(self) -> int:
+        """See `ModelSource`."""
+        registered = named_model(self.model)
+        model = self.model if registered is None else str(registered.source)
+        weights = self.weights if registered is None or self.weights is not None else _text(registered.options.weights)
+        facts = model_facts(model, replace(self.changes, context=None, output=None), weights)
+        return max(facts.context, self.set_context or 0)
+
+    def with_context(self, tokens: int) -> "EngineSource":
+        """See `ModelSource`."""
+        return replace(self, changes=replace(self.changes, context=tokens))
 
     def for_embeddings(self) -> "EngineSource":
         """See `ModelSource`. What speeds up generation is left out; more prompts are read in a step."""
@@ -142,3 +162,7 @@ class EngineSource:
     def _changes(self) -> Changes:
         """As `mlxr.Engine` changes the spec."""
         return with_sequences(self.changes, self.max_sequences)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -16,10 +16,11 @@ from mlxr.planned_memory import PlannedMemory
 from mlxr.runtime.memory.free_memory import MachineMemory
 from mlxr.server.errors import ApiError, without_folders
 from mlxr.server.pool.served_model import Catalog, LoadedModel, ModelSource, ServedModel
-from mlxr.server.request_record import RECORD
+from mlxr.server.request_record import RECORD, note_warning
 
 FOREVER = float("inf")
 _LOOK_SECONDS = 0.5
+_DRAIN_SECONDS = 0.02
 _LOG = logging.getLogger("mlxr.server")
 
 
@@ -157,7 +158,7 @@ class ModelPool:
 
     @asynccontextmanager
     async def use(
-        self, name: str, keep_alive: float | None = None, *, embeds: bool = False
+        self, name: str, keep_alive: float | None = None, *, embeds: bool = False, context: int | None = None
     ) -> AsyncGenerator[LoadedModel]:
         """A model for the time of a request; it is loaded first if need be.
 
@@ -165,6 +166,8 @@ class ModelPool:
             name: the model's.
             keep_alive: seconds after this request at which it may be unloaded; None: as before.
             embeds: whether it is to give embeddings; else it generates. These are loaded apart from each other.
+            context: the longest sequence that the request counts on. A model that was loaded with less is loaded again,
+                as soon as nobody uses it; if it or memory has no room for that, the answer warns of it.
 
         Raises:
             ApiError: there is no such model, it cannot be loaded, or not in time, or the server is ending.
@@ -182,7 +185,14 @@ class ModelPool:
         try:
             if keep_alive is not None:
                 model.keep_alive = keep_alive
-            yield await self._loaded(model)
+            if context is not None:
+                context = await self._possible(model, context)
+            loaded = await self._loaded(model, context)
+            model.answering += 1
+            try:
+                yield loaded
+            finally:
+                model.answering -= 1
         finally:
             model.users -= 1
             model.last_used = time.monotonic()
@@ -225,17 +235,40 @@ class ModelPool:
         for model in self._retired:
             model.pinned = False
 
-    async def _loaded(self, model: ServedModel) -> LoadedModel:
+    async def _possible(self, model: ServedModel, context: int) -> int | None:
+        """As much of a context as a model can have; None, if that is not known: whoever loads it is told why."""
+        try:
+            longest = await asyncio.to_thread(model.source.longest_context)
+        except (MlxrError, OSError):
+            return None
+        if context > longest:
+            note_warning(f"a context of {context:,} was asked for, and {model.name} has at most {longest:,}")
+        return min(context, longest)
+
+    async def _loaded(self, model: ServedModel, context: int | None = None) -> LoadedModel:
+        is_longer = False
         while True:
             if self._closing:
                 raise _ending()
-            if model.state == "loaded" and model.loaded is not None:
-                if (reason := model.loaded.engine.health()) is None:
+            if model.loading is None and model.state == "loaded" and model.loaded is not None:
+                if (reason := model.loaded.engine.health()) is not None:
+                    await self._replace(model, model.loaded, reason)
+                    continue
+                if context is None or context <= model.loaded.context:
+                    if is_longer:
+                        note_warning(f"{model.name} was loaded again, with a context of {model.loaded.context:,}")
                     return model.loaded
-                await self._replace(model, model.loaded, reason)
-                continue
+                if model.lacking is not None and context >= model.lacking:
+                    note_warning(
+                        f"a context of {context:,} was asked for, and memory has no room for it: {model.name} has "
+                        f"{model.loaded.context:,}"
+                    )
+                    return model.loaded
+                is_longer = True
+                model.loading = asyncio.create_task(self._load_longer(model, context))
+                model.loading.add_done_callback(_noticed)
             if model.loading is None:
-                model.loading = asyncio.create_task(self._load(model))
+                model.loading = asyncio.create_task(self._load(model, context))
                 model.loading.add_done_callback(_noticed)
             try:
                 await asyncio.wait_for(asyncio.shield(model.loading), self._load_seconds)
@@ -252,26 +285,62 @@ class ModelPool:
                     500, f"{model.name} cannot be loaded: {without_folders(error)}", "server_error", "model_failed"
                 ) from error
 
-    async def _load(self, model: ServedModel) -> None:
+    async def _load(self, model: ServedModel, context: int | None) -> None:
         try:
             async with self._changing:
-                model.state, model.progress = "loading", "making a plan"
-                memory = await asyncio.to_thread(model.source.planned_memory)
-                model.planned_bytes = await self._make_room(model, memory)
-
-                def tell(what: str, done: int, total: int) -> None:
-                    model.progress = f"{what} {100 * done // max(1, total)} %"
-
-                most_bytes = model.planned_bytes if model.planned_bytes < memory.full else None
-                model.loaded = await asyncio.to_thread(model.source.load, tell, most_bytes)
-                model.state, model.progress = "loaded", ""
-                model.source.meter.loads += 1
-                model.last_used = time.monotonic()
-                self.on_load(model.loaded)
+                source = model.source
+                if context is not None and (source.set_context or context) < context:
+                    source = source.with_context(context)
+                try:
+                    await self._fill(model, source)
+                except ApiError:
+                    if source is model.source:
+                        raise
+                    model.lacking = context
+                    await self._fill(model, model.source)
         finally:
             model.loading = None
             if model.loaded is None:
                 model.state, model.progress = "cold", ""
+
+    async def _load_longer(self, model: ServedModel, context: int) -> None:
+        """Loads a model again, with a longer context, if there is room; whoever comes meanwhile waits for that."""
+        source, keep_alive = model.source.with_context(context), model.keep_alive
+        try:
+            model.progress = "waiting for answers to end"
+            while model.answering and not self._closing:
+                await asyncio.sleep(_DRAIN_SECONDS)
+            async with self._changing:
+                if self._closing or model.loaded is None:
+                    return
+                memory = await asyncio.to_thread(source.planned_memory)
+                idle = sum(other.planned_bytes for other in self._all if other.is_idle)
+                if self._room() + model.planned_bytes + idle < memory.least:
+                    model.lacking = context
+                    return
+                await self._unload(model)
+                model.keep_alive = keep_alive
+                await self._fill(model, source)
+        finally:
+            model.loading, model.progress = None, ""
+            if model.loaded is None:
+                model.state = "cold"
+
+    async def _fill(self, model: ServedModel, source: ModelSource) -> None:
+        """Loads a cold model from a source of it."""
+        model.state, model.progress = "loading", "making a plan"
+        memory = await asyncio.to_thread(source.planned_memory)
+        model.planned_bytes = await self._make_room(model, memory)
+
+        def tell(what: str, done: int, total: int) -> None:
+            model.progress = f"{what} {100 * done // max(1, total)} %"
+
+        most_bytes = model.planned_bytes if model.planned_bytes < memory.full else None
+        model.loaded = await asyncio.to_thread(source.load, tell, most_bytes)
+        model.state, model.progress = "loaded", ""
+        source.meter.loads += 1
+        model.last_used = time.monotonic()
+        self.on_load(model.loaded)
 
     async def _make_room(self, wanted: ServedModel, memory: PlannedMemory) -> int:
         """Unloads models that nobody uses, the least recently used first, until there is room; returns for how much."""
@@ -331,7 +400,7 @@ class ModelPool:
         try:
             await asyncio.to_thread(_close, loaded)
         finally:
-            model.state, model.keep_alive = "cold", None
+            model.state, model.keep_alive, model.lacking = "cold", None, None
 
     async def _watch(self) -> None:
         while True:

@@ -33,6 +33,19 @@ class ReadySource:
         """See `ModelSource`."""
         return self.source.meter
 
+    @property
+    def set_context(self) -> int:
+        """What it has."""
+        return self.loaded.context
+
+    def longest_context(self) -> int:
+        """What it has."""
+        return self.loaded.context
+
+    def with_context(self, tokens: int) -> "ReadySource":
+        """The same: it is loaded once."""
+        return self
+
     def for_embeddings(self) -> "ReadySource":
         """The same: it says to requests for embeddings that it was loaded to generate, or the other way round."""
         return self

@@ -77,6 +77,20 @@ class ModelSource(Protocol):
     def meter(self) -> Meter:
         """Measures its answers; the same for each source of this name that a server has had."""
 
+    @property
+    def set_context(self) -> int | None:
+        """The context that the server was told to load it with; None: the model and memory decide."""
+
+    def longest_context(self) -> int:
+        """The longest context that it may have. Slow the first time: it reads files' headers.
+
+        Raises:
+            MlxrError: it cannot be found, or is not supported.
+        """
+
+    def with_context(self, tokens: int) -> "ModelSource":
+        """The same model with this context, if memory has room for it."""
+
     def for_embeddings(self) -> "ModelSource":
         """The same model in the form that gives embeddings, which takes memory of its own."""
 
@@ -138,7 +152,9 @@ class ServedModel:
         loading: ends when a load under way ends; None if there is none.
         progress: what is being loaded now, for people.
         planned_bytes: memory that it takes; 0 until that is known.
-        users: requests that use it now.
+        users: requests that use it now, or wait for it.
+        answering: those of them that do not wait.
+        lacking: the shortest context for which memory had no room, since it was loaded; None: there was none.
         last_used: when the last request ended, by `time.monotonic`.
         created: when it was first served, in seconds since 1970.
         keep_alive: seconds after the last request at which it is unloaded; None: what the pool says.
@@ -154,6 +170,8 @@ class ServedModel:
     progress: str = ""
     planned_bytes: int = 0
     users: int = 0
+    answering: int = 0
+    lacking: int | None = None
     last_used: float = field(default_factory=time.monotonic)
     created: int = field(default_factory=lambda: int(time.time()))
     keep_alive: float | None = None

@@ -113,6 +113,18 @@ CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
         DRAFT_7 | {"$ref": "#/definitions/word", "maxLength": 2, "definitions": {"word": {"type": "string"}}},
         ["", "abc", 1],
     ),
+    "old name beside a reference": (  # which leaves the base as it is
+        {
+            **DRAFT_7,
+            "$id": "http://a/base/",
+            "definitions": {
+                "text": {"$id": "http://a/word.json", "type": "string"},
+                "number": {"$id": "word.json", "type": "number"},
+            },
+            "allOf": [{"$id": "http://a/", "$ref": "word.json"}],
+        },
+        ["a", 1],
+    ),
     "old bounds": (DRAFT_4 | {"minimum": 2, "exclusiveMinimum": True, "type": "integer"}, [1, 2, 3]),
     "look-ahead": ({"type": "string", "pattern": PASSWORD}, ["Abc1", "abc1", "ABCD", "A1", "adminA1", "rooA1", "A 11"]),
     "negative look-ahead": ({"pattern": r"^(?!(?:CON|AUX)$)\w+$"}, ["CON", "AUX", "CONS", "CO", "X", ""]),

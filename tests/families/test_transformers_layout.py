@@ -1,0 +1,114 @@
+"""Folders as transformers saves them, where it lays tensors out in its own way and mlx-lm does not keep that."""
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_map
+
+from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.errors import SpecError, WeightsError
+from mlxr.compiler.parallel.slice_source import slice_source
+from mlxr.imported_model import import_model
+from mlxr.runtime.weights.mapped_weights import MappedWeights
+from mlxr.runtime.weights.open_tensor import open_tensor
+from mlxr.runtime.weights.open_weights import open_weights
+from mlxr_tests.family_models import build_model, config_of, save_folder
+from mlxr_tests.family_oracle import EXACT, logits_of, mlx_lm_logits, prompts, relative_error
+
+EXPERTS = "model.layers.{}.mlp.experts."
+
+
+def as_transformers(folder: Path) -> dict[str, mx.array]:
+    """gpt-oss in bf16: `x @ W`, so [experts, in, out], with the columns of gate and up by turns; see GptOssExperts."""
+    path = folder / "model.safetensors"
+    tensors = {name: array.astype(mx.bfloat16) for name, array in mx.load(str(path)).items()}
+    for name in [name for name in tensors if ".mlp.experts.gate_proj." in name]:
+        gate, up = tensors.pop(name), tensors.pop(name.replace("gate_proj", "up_proj"))
+        joined = mx.stack([gate, up], axis=2).reshape(gate.shape[0], -1, *gate.shape[2:])
+        stem, _, part = name.replace("gate_proj", "gate_up_proj").rpartition(".")
+        tensors[stem if part == "weight" else f"{stem}_bias"] = joined.swapaxes(1, 2) if part == "weight" else joined
+    for name in [name for name in tensors if ".mlp.experts.down_proj." in name]:
+        stem, _, part = name.rpartition(".")
+        array = tensors.pop(name)
+        tensors[stem if part == "weight" else f"{stem}_bias"] = array.swapaxes(1, 2) if part == "weight" else array
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    mx.save_safetensors(str(path), {name: mx.contiguous(array) for name, array in tensors.items()})
+    return tensors
+
+
+@pytest.mark.parametrize("positions", ["rope", "nope"])
+def test_granite_4_with_one_block(tmp_path: Path, positions: str) -> None:
+    config = config_of("granitemoehybrid") | {"position_embedding_type": positions}
+    model, tokens = build_model(config), prompts(config["vocab_size"])
+    path = save_folder(model, config, tmp_path / "model") / "model.safetensors"
+    tensors = mx.load(str(path))
+    for name in [name for name in tensors if ".mlp." in name]:
+        array = tensors.pop(name)
+        if ".gate_proj." in name:  # gate and up are one matrix, see GraniteMoeHybridMLP
+            up = mx.load(str(path))[name.replace("gate_proj", "up_proj")]
+            tensors[name.replace("mlp.gate_proj", "shared_mlp.input_linear")] = mx.concatenate([array, up])
+        elif ".down_proj." in name:
+            tensors[name.replace("mlp.down_proj", "shared_mlp.output_linear")] = array
+    mx.save_safetensors(str(path), tensors)
+    (path.parent / "model.safetensors.index.json").unlink(missing_ok=True)
+    assert relative_error(logits_of(path.parent, tokens, "reference"), mlx_lm_logits(model, tokens)) < 1e-4
+    for key, value, message in (
+        ("layer_types", ["mamba", "attention"], 'layer_types is "mamba"'),
+        ("num_local_experts", 4, "num_local_experts is 4; expected 0"),
+    ):
+        (path.parent / "config.json").write_text(json.dumps(config | {key: value}))
+        with pytest.raises(SpecError, match=message):
+            logits_of(path.parent, tokens, "reference")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = config_of("gpt_oss")
+    folder = save_folder(build_model(config), config, tmp_path_factory.mktemp("model"))
+    as_transformers(folder)
+    return folder
+
+
+@pytest.mark.parametrize("host", ["reference", "cpu"])
+def test_gpt_oss_in_bf16(folder: Path, host: str) -> None:
+    config = config_of("gpt_oss")
+    model, tokens = build_model(config), prompts(config["vocab_size"])
+    model.update(tree_map(lambda array: array.astype(mx.bfloat16).astype(mx.float32), model.parameters()))
+    assert relative_error(logits_of(folder, tokens, host), mlx_lm_logits(model, tokens)) < 1e-4
+
+
+def test_parts_of_columns_that_are_rows(folder: Path) -> None:
+    spec, weights = import_model(folder, EXACT)
+    plan = compile_spec(spec, targets=("cpu",)).artifact.plan
+    parts = {part.name: part for weight in plan.weights for part in weight.parts}
+    mapped, stored = MappedWeights(open_weights(weights)), mx.load(str(folder / "model.safetensors"))
+    joined = np.array(stored[EXPERTS.format(1) + "gate_up_proj"].astype(mx.float32))
+    expected = {
+        "gate": joined[:, :, ::2],
+        "up": joined[:, :, 1::2],
+        "down": np.array(stored[EXPERTS.format(1) + "down_proj"].astype(mx.float32)),
+    }
+    for role, array in expected.items():
+        whole, numbers = parts[f"layers.1.mlp.experts.{role}"], array.swapaxes(1, 2).reshape(-1, array.shape[1])
+        of_expert = array.shape[2]
+        for rows in (None, (of_expert, 3 * of_expert)):
+            for columns in (None, (3, 20)):
+                part = open_tensor(mapped, slice_source(whole, rows, columns))
+                wanted = numbers[slice(*(rows or (None,))), slice(*(columns or (None,)))]
+                before = mapped.read_bytes
+                np.testing.assert_array_equal(part.numbers(0, len(wanted)), wanted, err_msg=f"{role} {rows} {columns}")
+                assert mapped.read_bytes - before == wanted.size * 2 and not part.is_plain
+
+
+def test_a_transposed_tensor_of_another_shape_is_refused(folder: Path, tmp_path: Path) -> None:
+    stored = mx.load(str(folder / "model.safetensors"))
+    name = EXPERTS.format(0) + "gate_up_proj"
+    mx.save_safetensors(
+        str(tmp_path / "model.safetensors"), stored | {name: mx.contiguous(stored[name].swapaxes(1, 2))}
+    )
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    with pytest.raises(WeightsError, match="another shape or type than the model's"):
+        logits_of(tmp_path, [[1]], "reference")
