@@ -2,6 +2,7 @@
 
 import json
 import re
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -282,6 +283,16 @@ def test_grammars_are_expressions(grammar: str, matching: Sequence[str], others:
 )
 def test_grammars_that_no_expression_says(grammar: str) -> None:
     assert lark_pattern(grammar) is None
+
+
+def test_hostile_grammars_make_no_long_expressions() -> None:
+    doubling = "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(60))
+    wide = f'start: {"r40 " * 10_000}\n{doubling}\nr60: "x"'
+    for grammar in (f'start: r0\n{doubling}\nr60: "x"', wide, f"start: {'r59 | ' * 10_000} r59\n{doubling}\nr60: /x/"):
+        tracemalloc.start()
+        assert lark_pattern(grammar) is None
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,6 @@ class ChatRequest(SamplingFields, ReasoningFields):
         "functions": "use tools",
         "function_call": "use tool_choice",
         "audio": "there is no speech",
-        "moderation": "there is no moderation",
     }
 
     messages: list[Message] = Field(min_length=1)
@@ -81,6 +80,7 @@ class ChatRequest(SamplingFields, ReasoningFields):
     modalities: list[Literal["text"]] | None = None
     verbosity: WithoutEffect = None
     web_search_options: NotServed = None
+    moderation: NotServed = None
     prediction: NotServed = None
     """A guess of the answer, which would make it come faster; the text is the same without."""
     prompt_cache_options: NotServed = None

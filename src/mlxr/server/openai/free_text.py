@@ -9,6 +9,8 @@ _START = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _CERTAIN = re.compile(r'(?:[^"\\]|\\["\\/bfnrt]|\\u(?!d[89ab])[0-9a-f]{4}|\\ud[89ab][0-9a-f]{2}\\u[0-9a-f]{4})*', re.I)
 """Whole escapes only: the two halves of a character come together."""
 
+_LONGEST_START = 1000
+
 
 class FreeText:
     """The text of one call, of whose arguments `push` gets the next characters.
@@ -38,6 +40,7 @@ class FreeText:
         if not self._has_begun:
             start = _START.match(self._rest)
             if start is None:
+                self._has_ended = len(self._rest) > _LONGEST_START
                 return ""
             self._has_begun, self._rest = True, self._rest[start.end() :]
         certain = _CERTAIN.match(self._rest)

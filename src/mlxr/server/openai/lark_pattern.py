@@ -104,13 +104,18 @@ class _Rules:
 
     def _choice(self, rest: list[tuple[str, str]]) -> str:
         options = [self._sequence(rest)]
+        length = len(options[0])
         while rest and rest[-1] == ("sign", "|"):
             rest.pop()
             options.append(self._sequence(rest))
+            length += len(options[-1])
+            if length > _LONGEST:
+                raise _NoPatternError
         return "|".join(options)
 
     def _sequence(self, rest: list[tuple[str, str]]) -> str:
         parts: list[str] = []
+        length = 0
         while rest and rest[-1] not in (("sign", "|"), ("sign", ")"), ("sign", "]")):
             kind, text = rest.pop()
             if kind == "arrow":
@@ -120,6 +125,9 @@ class _Rules:
                 kind, text = rest.pop()
                 part = f"(?:{part}{_repeated(text) if kind == 'count' else text})"
             parts.append(part)
+            length += len(part)
+            if length > _LONGEST:  # rules that have others twice double it each time
+                raise _NoPatternError
         return "".join(parts)
 
     def _part(self, kind: str, text: str, rest: list[tuple[str, str]]) -> str:

@@ -68,6 +68,13 @@ async def input_tokens(body: Conversation, request: Request) -> dict[str, Any]:
         return {"object": "response.input_tokens", "input_tokens": len(await model.format.prompt(job))}
 
 
+@router.post("/v1/responses/compact", include_in_schema=False)
+async def compact() -> None:
+    """Is not done."""
+    message = "this server makes no conversation shorter: ask a model for a summary, and go on from that"
+    raise ApiError(501, message, code="unsupported")
+
+
 @router.get("/v1/responses/{response_id}", tags=["OpenAI"], responses=answers(WholeResponse))
 async def kept(response_id: str, request: Request, stream: bool = False) -> Response:
     """A response that is kept."""

@@ -146,7 +146,6 @@ class ResponsesRequest(Conversation):
     refused: ClassVar[dict[str, str]] = Conversation.refused | {
         "top_logprobs": "ask /v1/chat/completions for log probabilities",
         "stop": "ask /v1/chat/completions for stop texts",
-        "moderation": "there is no moderation",
         "background_options": "ask for a stream",
         "image": "this server takes text only",
     }
@@ -179,6 +178,7 @@ class ResponsesRequest(Conversation):
     prompt_cache_retention: NotServed = None
     access_programs: NotServed = None
     client_metadata: NotServed = None
+    moderation: NotServed = None
 
     @property
     def wants_sealed_reasoning(self) -> bool:
