@@ -9,7 +9,9 @@ import pytest
 
 import mlxr
 from mlxr.runtime.engine.default_sampling import USUAL
+from mlxr.server.errors import ApiError
 from mlxr.server.openai import responses
+from mlxr.server.openai.response_events import GrowingResponse
 from mlxr.server.openai.responses_request import ResponsesRequest, job_of, toolkit_of
 from mlxr_tests.running_server import EXACT, RunningServer
 from mlxr_tests.scripted_answer import scripted_answer
@@ -172,6 +174,17 @@ def test_what_cannot_be_served_is_refused_by_its_name(
 ) -> None:
     answer = server.http.post("/v1/responses", json=ASK | changes)
     assert answer.status_code == 400 and message in answer.json()["error"]["message"]
+
+
+def test_a_stream_that_fails_before_it_begins_is_a_response_that_failed() -> None:
+    """Its headers are gone if the model took long to load."""
+    request = ResponsesRequest(**ASK)
+    error = ApiError(400, "too long", code="context_length_exceeded")
+    lines = GrowingResponse(request, toolkit_of(request)).failed(error).decode().split("\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.failed"]
+    told = events[-1]["response"]
+    assert told["status"] == "failed" and told["error"] == {"code": "context_length_exceeded", "message": "too long"}
 
 
 def test_what_is_told_back_may_be_no_unicode(server: RunningServer) -> None:

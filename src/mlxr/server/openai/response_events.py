@@ -18,6 +18,8 @@ from mlxr.server.request_record import noted_warnings
 
 _PREFIXES = {"reasoning": "rs", "text": "msg"}
 _EVENTS = {"reasoning": "reasoning_text", "text": "output_text"}
+_TOO_LONG = "context_length_exceeded"
+"""By this agents know that they must make the conversation shorter."""
 _CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
 
@@ -64,11 +66,11 @@ class GrowingResponse:
         return self._event(f"response.{self._status}", response=self.whole())
 
     def failed(self, error: ApiError) -> bytes:
-        """The event of an error that ends the stream."""
-        if not self.has_begun:
-            return self._event("error", code=error.code, message=error.message, param=error.param)
-        told = {"code": _CODES.get(error.status, "server_error"), "message": error.message}
-        return self._event("response.failed", response=self._response("failed", told))
+        """The events of an error that ends the stream, which may not have begun, but for its headers."""
+        before = b"" if self.has_begun else b"".join(self.begin())
+        code = error.code if error.code == _TOO_LONG else _CODES.get(error.status, "server_error")
+        told = {"code": code, "message": error.message}
+        return before + self._event("response.failed", response=self._response("failed", told))
 
     def whole(self) -> dict[str, Any]:
         """The response at its end."""
