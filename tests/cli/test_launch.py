@@ -136,11 +136,13 @@ def test_a_server_ends_with_the_last_agent_that_uses_it(
 def test_a_server_that_runs_is_used_and_stays(folder: Path, talker: Path, capfd: pytest.CaptureFixture[str]) -> None:
     keys = folder / "keys"
     keys.write_text("secret")
-    serve = ["serve", str(talker), "--model", f"tiny={TINY}", "--host", "cpu", "--port", "0", "--context", "512"]
+    words = write_talker(folder / "words.gguf", "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}")
+    serve = ["serve", str(talker), str(words), "--model", f"tiny={TINY}", "--host", "cpu", "--port", "0"]
+    serve += ["--context", "512"]
     assert main([*serve, "--api-key-file", str(keys), "--detach"]) == 0
     try:
         assert main(["launch", "aider"]) == 1
-        assert "there are several models: name one: talker, tiny" in capfd.readouterr().err
+        assert "there are several models: name one: talker, tiny, words" in capfd.readouterr().err
         assert main(["launch", "aider", "tiny"]) == 1
         assert "tiny has no chat template: an agent needs a model that was made to chat" in capfd.readouterr().err
         assert main(["launch", "aider", "talker", "--context", "2048"]) == 3
@@ -149,6 +151,11 @@ def test_a_server_that_runs_is_used_and_stays(folder: Path, talker: Path, capfd:
         assert told["base"] == f"{server.url}/v1" and told["known"]["openai/talker"]["max_input_tokens"] == 2048
         said = capfd.readouterr().err
         assert "a server that goes on: context 2,048" in said and "note: what coding agents say of themselves" in said
+        assert main(["launch", "aider", "words", "--context", "512"]) == 3
+        assert (
+            "note: the chat template of words has no tools: the model is told of them in words"
+            in capfd.readouterr().err
+        )
     finally:
         assert main(["stop", "--all"]) == 0
 

@@ -177,8 +177,11 @@ def _possible(model: str, wanted: int) -> int:
 
 def _load(state: StateFile, name: str, context: int | None) -> None:
     """Has a server load a model that can chat, if it has not."""
-    if ask(state, "/api/show", {"model": name}, _LOAD_SECONDS).get("capabilities") == ["completion"]:
+    shown = ask(state, "/api/show", {"model": name}, _LOAD_SECONDS)
+    if not shown.get("template"):
         raise RequestError(f"{name} has no chat template: an agent needs a model that was made to chat")
+    if "tools" not in shown.get("capabilities", []):
+        print(f"note: the chat template of {name} has no tools: the model is told of them in words", file=sys.stderr)
     models: list[dict[str, Any]] = status_of(state).get("models", [])
     has = next((model["context"] for model in models if model["name"] == name), None)
     if has is None or has < (context or 0):

@@ -14,12 +14,12 @@ _END = 2.5
 """So great that about each tenth token ends the answer."""
 
 
-def write_talker(path: Path, context: int = CONTEXT) -> Path:
+def write_talker(path: Path, template: str = HERMES) -> Path:
     """Writes it as a GGUF file.
 
     Args:
         path: of the file.
-        context: its own.
+        template: its chat template.
     """
     metadata = metadata_of(byte_level(WORDS["llama-bpe"]), "llama-bpe")
     num_tokens, end = len(metadata["tokenizer.ggml.tokens"]), metadata["tokenizer.ggml.eos_token_id"]
@@ -27,8 +27,8 @@ def write_talker(path: Path, context: int = CONTEXT) -> Path:
     for key, value in metadata.items():
         add = {int: writer.add_uint32, str: writer.add_string}.get(type(value), writer.add_array)
         add(key, value)
-    writer.add_chat_template(HERMES)
-    writer.add_context_length(context)
+    writer.add_chat_template(template)
+    writer.add_context_length(CONTEXT)
     writer.add_embedding_length(_WIDTH)
     writer.add_block_count(_LAYERS)
     writer.add_feed_forward_length(_HIDDEN)
