@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxr.runtime.engine.constraint.grammar import lark_schema
@@ -58,18 +58,40 @@ class AnswerGrammar:
         first, *rest = [part for part in self._pattern.split(text) if part]
         return f"{self.until(rule, first)} {self.literal(''.join(rest))}".strip()
 
-    def without(self, rule: str, text: str) -> str:
-        """Any text that does not have another one.
+    def up_to_without(self, rule: str, text: str, others: Sequence[str]) -> str:
+        """As `up_to`, where the text before has none of some others.
+
+        Args:
+            rule: a name for it.
+            text: not empty.
+            others: not empty either.
+        """
+        if not (excluded := self._excluded(others)):
+            return self.up_to(rule, text)
+        first, *rest = [part for part in self._pattern.split(text) if part]
+        inner = self.add(rule.upper(), f"{ANYTHING}{excluded}")
+        options = "" if first in self._control else "[lazy]"
+        self.add(rule, f"{inner} {self.marker(first)}", options)
+        return f"{rule} {self.literal(''.join(rest))}".strip()
+
+    def without(self, rule: str, texts: Sequence[str]) -> str:
+        """Any text that has none of some others.
 
         Args:
             rule: a name for it, in capitals.
-            text: not empty. Control tokens are never part of a text.
+            texts: not empty. Control tokens are never part of a text.
         """
-        first = next(part for part in self._pattern.split(text) if part)
-        if first in self._control:
-            return self.add(rule, ANYTHING)
-        escaped = re.sub(r"[.+*?()|\[\]{}^$/\\]", lambda sign: "\\" + sign[0], first).replace("\n", "\\n")
-        return self.add(rule, f"{ANYTHING} & ~/(.|\\n)*{escaped}(.|\\n)*/")
+        return self.add(rule, f"{ANYTHING}{self._excluded(texts)}")
+
+    def _excluded(self, texts: Sequence[str]) -> str:
+        """What is said of a text that has none of some others."""
+        found = {}
+        for text in texts:
+            first = next(part for part in self._pattern.split(text) if part)
+            if first not in self._control:
+                escaped = re.sub(r"[.+*?()|\[\]{}^$/\\]", lambda sign: "\\" + sign[0], first).replace("\n", "\\n")
+                found[escaped] = f" & ~/(.|\\n)*{escaped}(.|\\n)*/"
+        return "".join(found.values())
 
     def until(self, rule: str, name: str) -> str:
         """Any text up to a marker, and the marker.

@@ -70,6 +70,7 @@ class ArgumentForm:
         quote: what begins a string and what ends it, if strings are quoted; else they stand as they are.
         has_python: whether values that are no strings are Python's.
         item: the name of a list's items, where values in values are written as arguments are.
+        text: how an argument is written whose value is text, if that begins or ends otherwise.
     """
 
     start: str
@@ -79,6 +80,7 @@ class ArgumentForm:
     quote: tuple[str, str] | None = None
     has_python: bool = False
     item: str | None = None
+    text: "ArgumentForm | None" = None
 
     def middle(self, kind: str) -> str:
         """What stands before a value of a type."""

@@ -3,12 +3,12 @@
 import ast
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlxr.server.chat.learned.answer_form import ArgumentForm, CallForm, Parts, Slot, Style
 from mlxr.server.chat.learned.lexemes import common_end, common_start, lexemes
-from mlxr.server.chat.learned.probe import IDS, KEYS, NAMES, VALUE, Probe, a_call, as_json
+from mlxr.server.chat.learned.probe import IDS, KEYS, NAMES, OTHER_VALUE, VALUE, Probe, a_call, as_json
 
 _NAME, _ID, _NUMBER, _KEY = "\ue000", "\ue001", "\ue002", "\ue004"
 _SLOTS = {_NAME: Slot.NAME, _ID: Slot.ID, _NUMBER: Slot.NUMBER, _KEY: Slot.KEY}
@@ -16,6 +16,7 @@ _INNER, _WORD = "qainnerqa", "qawordqa"
 _FIRST, _SECOND = 73519, 73528
 _VALUES = {"boolean": True, "null": None, "object": {_INNER: [_WORD, 7]}, "array": [_WORD, 7]}
 KINDS = ("string", "number", *_VALUES)
+_NO_ARGUMENT = ArgumentForm("", (), ())
 Frame = tuple[str, str, str, str, str]
 """Section start, start, end, what is between calls, section end."""
 
@@ -48,59 +49,36 @@ def learn_argument(probe: Probe, frame: Frame, first_number: int, *, is_single: 
     """
     section_start, start, _, between, section_end = frame
     turns = _Turns(probe, section_start + start)
-    two, one, none = (turns.of(given) for given in ({KEYS[0]: _FIRST, KEYS[1]: _SECOND}, {KEYS[0]: _FIRST}, {}))
+    numbers = _Written.of(turns, _FIRST, _SECOND)
+    texts = _Written.of(turns, VALUE, OTHER_VALUE)
     string = turns.of({KEYS[0]: VALUE})
-    if two is None or one is None or string is None:
+    if numbers is None or string is None or _NAME not in numbers.name_head:
         return None
-    split = re.fullmatch(f"(.*?){_KEY}(.*?){_FIRST}(.*?){_KEY}(.*?){_SECOND}(.*)", _after_key(two), re.DOTALL)
-    single = re.fullmatch(f"(.*?){_KEY}(.*?){_FIRST}(.*)", one, re.DOTALL)
-    text = re.fullmatch(f"(.*?){_KEY}(.*?){VALUE}(.*)", string, re.DOTALL)
-    if split is None or single is None or text is None:
-        return None
-    head, middle, gap, _, tail = split.groups()
-    gap = gap.replace("\ue005", _KEY)
-    end, between_keys, key_start = _cut(gap, head, tail.replace("\ue005", _KEY))
-    name_head = head.removesuffix(key_start) if key_start else head
-    rest = single[3][len(end) :]
-    if single[1] != head or not single[3].startswith(end) or _NAME not in name_head:
-        return None
-    call_end = _without_end(rest, frame, none, name_head)
-    middles, quote = {"number": middle}, None
-    if text[2].startswith(middle) and text[3].endswith(single[3]) and len(text[3]) > len(single[3]):
-        quote = text[2][len(middle) :], text[3][: len(text[3]) - len(single[3])]
-        middles["string"] = middle
-    elif text[3] == single[3]:
-        middles["string"] = text[2]
+    middles, quote, text = {"number": numbers.middle}, None, None
+    begin = numbers.head + _KEY
+    found = re.fullmatch(f"(.*?){VALUE}(.*)", string[len(begin) :], re.DOTALL) if string.startswith(begin) else None
+    if found is not None and _is_quoted(found, numbers):
+        quote = found[1][len(numbers.middle) :], found[2][: len(found[2]) - len(numbers.tail)]
+        middles["string"] = numbers.middle
+    elif found is not None and found[2] == numbers.tail:
+        middles["string"] = found[1]
+    elif texts is not None and texts.name_head == numbers.name_head:
+        kinds = (("string", texts.middle),)
+        text = ArgumentForm(texts.start, kinds, _parts(texts.end), texts.between)
+        middles["string"] = numbers.middle
     else:
         return None
-    has_python, item = False, None
-    for kind, value in _VALUES.items():
-        written = _value(turns.of({KEYS[0]: value}), head, single[3])
-        if written is None:
-            middles[kind] = middle
-            continue
-        middles[kind], shown = _split_value(written, value, middles)
-        has_python = has_python or (shown != as_json(value) and _python(shown) == value)
-        if kind == "object" and shown.startswith(key_start) and key_start:
-            item = _item(shown, key_start, middle)
+    argument = _with_values(turns, numbers, middles, replace(_NO_ARGUMENT, quote=quote, text=text))
+    name_head = numbers.name_head
     if first_number or _is_numbered(name_head):
         name_head = _with_number(name_head, first_number)
-    argument = ArgumentForm(
-        key_start,
-        tuple((kind, middles[kind]) for kind in KINDS),
-        _parts(end),
-        between_keys,
-        quote,
-        has_python,
-        item,
-    )
     return CallForm(
         Style.KEYED,
         section_start,
         section_end,
         start,
         (*_parts(name_head), Slot.ARGUMENTS),
-        call_end,
+        _without_end(numbers.tail[len(numbers.end) :], frame),
         between,
         first_number,
         None,
@@ -109,12 +87,77 @@ def learn_argument(probe: Probe, frame: Frame, first_number: int, *, is_single: 
     )
 
 
-def _after_key(text: str) -> str:
+def _is_quoted(found: "re.Match[str]", numbers: "_Written") -> bool:
+    """Whether a string stands between quotes, where a number stands as it is."""
+    before, after = found.groups()
+    return before.startswith(numbers.middle) and after.endswith(numbers.tail) and len(after) > len(numbers.tail)
+
+
+def _with_values(turns: _Turns, numbers: "_Written", middles: dict[str, str], argument: ArgumentForm) -> ArgumentForm:
+    """The form of an argument with what values of other types show."""
+    has_python, item = False, None
+    for kind, value in _VALUES.items():
+        written = _value(turns.of({KEYS[0]: value}), numbers.head, numbers.tail)
+        if written is None:
+            middles[kind] = numbers.middle
+            continue
+        middles[kind], shown = _split_value(written, value, middles)
+        has_python = has_python or (shown != as_json(value) and _python(shown) == value)
+        if kind == "object" and shown.startswith(numbers.start) and numbers.start:
+            item = _item(shown, numbers.start, numbers.middle)
+    kinds = tuple((kind, middles[kind]) for kind in KINDS)
+    return replace(
+        argument,
+        start=numbers.start,
+        middles=kinds,
+        end=_parts(numbers.end),
+        between=numbers.between,
+        has_python=has_python,
+        item=item,
+    )
+
+
+@dataclass(frozen=True)
+class _Written:
+    """How arguments of one type are written: the texts around names and values.
+
+    `head` is all before the first name, `name_head` that without what begins an argument; `tail` is all after the last
+    value.
+    """
+
+    head: str
+    name_head: str
+    start: str
+    middle: str
+    end: str
+    between: str
+    tail: str
+
+    @staticmethod
+    def of(turns: _Turns, first: str | int, second: str | int) -> "_Written | None":
+        """Derives it from calls with one argument and with two; None if they do not agree."""
+        two, one = turns.of({KEYS[0]: first, KEYS[1]: second}), turns.of({KEYS[0]: first})
+        if two is None or one is None:
+            return None
+        two = _after_key(two, (str(first), str(second)))
+        split = re.fullmatch(f"(.*?){_KEY}(.*?){first}(.*?){_KEY}(.*?){second}(.*)", two, re.DOTALL)
+        single = re.fullmatch(f"(.*?){_KEY}(.*?){first}(.*)", one, re.DOTALL)
+        if split is None or single is None:
+            return None
+        head, middle, gap, _, tail = (group.replace("\ue005", _KEY) for group in split.groups())
+        end, between, start = _cut(gap, head, tail)
+        if single[1] != head or not single[3].startswith(end):
+            return None
+        name_head = head.removesuffix(start) if start else head
+        return _Written(head, name_head, start, middle, end, between, single[3])
+
+
+def _after_key(text: str, values: tuple[str, str]) -> str:
     """A text of two arguments in which keys that come again after their values have another sign."""
     signs = [at for at, sign in enumerate(text) if sign == _KEY]
     kept = set()
-    for number in (_FIRST, _SECOND):
-        place = text.find(str(number))
+    for value in values:
+        place = text.find(value)
         kept.add(max((at for at in signs if at < place), default=-1))
     return "".join("\ue005" if sign == _KEY and at not in kept else sign for at, sign in enumerate(text))
 
@@ -131,13 +174,12 @@ def _cut(gap: str, head: str, tail: str) -> tuple[str, str, str]:
     return end, gap[len(end) : len(gap) - len(start)], start
 
 
-def _without_end(rest: str, frame: Frame, none: str | None, name_head: str) -> str:
+def _without_end(rest: str, frame: Frame) -> str:
     """The end of a call, of the text after its last argument's."""
     call_end, section_end = frame[2], frame[4]
     for size in range(len(rest) + 1):  # the end of calls begins within the end of the last argument
         if call_end.endswith(rest[: len(rest) - size]) and rest[: len(rest) - size]:
             return rest[: len(rest) - size]
-    del none, name_head
     return rest.removesuffix(section_end) if section_end else rest
 
 

@@ -82,18 +82,43 @@ class Learned(Family):
     def start(self, grammar: AnswerGrammar, job: ChatJob, beginning: Beginning) -> str:
         """See `Family`. Text is begun as the form has it."""
         form = self.form
+        form, begin = self.form, self.form.content_start.removeprefix(self.form.lead).lstrip()
+        plain = self._answers(grammar, job, form.lead, begin)
+        if not self.may_think(beginning):
+            return plain
+        header, after = form.header.strip(), self.after_thinking
+        again = header if header and after.startswith(header) else ""
+        opening, closing = self.thinking
+        is_opened = beginning is Beginning.THINKING
+        # Where the prompt has begun the thought, a call within it would be a call.
+        triggers = self._spelled.plain_triggers if job.uses_tools and is_opened else []
+        text = grammar.up_to_without("thinking", closing, triggers)
+        space = grammar.add("SPACE", r"/[ \n]{0,4}/")
+        calls = self._answers(grammar, job, form.lead, after, again)
+        closed = f"{text} {space} {calls}"
+        return closed if is_opened else f"({grammar.literal(opening)} {closed} | {plain})"
+
+    def _answers(self, grammar: AnswerGrammar, job: ChatJob, lead: str, begin: str, again: str = "") -> str:
+        """Calls, or an answer.
+
+        Args:
+            grammar: gets the rules.
+            job: what was asked.
+            lead: what calls need not begin with.
+            begin: what the text of an answer begins with.
+            again: what comes before calls.
+        """
         answer = None if job.must_call else grammar.answer(job.sampling)
-        if answer is not None and form.content_start.strip():
-            answer = f"{grammar.literal(form.content_start.removeprefix(form.lead).lstrip())} {answer}"
         options = []
         if job.uses_tools:
-            lead, calls = self.calls(grammar, job)
-            options.append(f"{grammar.literal(lead.removeprefix(form.lead))} {calls}")
+            start, calls = self.calls(grammar, job)
+            options.append(f"{grammar.literal(again)} {grammar.literal(start.removeprefix(lead))} {calls}".strip())
             if answer is None and not job.must_call:
-                options += self._free(grammar, lead, calls)
+                options += self._free(grammar, start, calls)
         if answer is not None:
-            options.append(answer)
-        return f"{self._thinking_rule(grammar, beginning)} ({' | '.join(options)})"
+            space = grammar.add("SPACE", r"/[ \n]{0,4}/") if begin else ""
+            options.append(f"{grammar.literal(begin.strip())} {space} {answer}".strip())
+        return f"({' | '.join(options)})"
 
     def _free(self, grammar: AnswerGrammar, lead: str, calls: str) -> list[str]:
         """Any text, in which calls begin only as they should."""
@@ -104,7 +129,10 @@ class Learned(Family):
             return [grammar.add("TEXT", r'/(.|\n)*/ & ~/\s*(<\|python_tag\|>|\{\s*")(.|\n)*/')]
         marker = chunks(lead)[0]
         rest = grammar.literal(lead.lstrip().removeprefix(marker))
-        return [f"{grammar.up_to('lead', marker)} {rest} {calls}", grammar.without("TEXT", marker)]
+        return [
+            f"{grammar.up_to('lead', marker)} {rest} {calls}",
+            grammar.without("TEXT", [marker, *self._spelled.plain_triggers]),
+        ]
 
 
 def instruction(tools: Sequence[Mapping[str, Any]], form: AnswerForm) -> str:

@@ -130,10 +130,7 @@ class Probe:
             if text is None or not _in_order(text, NAMES[0]) or KEYS[0] not in text or VALUE not in text:
                 continue
             faults = (
-                8 * self.form.has_old_roles
-                + 4 * self.form.has_null_content
-                + (quoted in text)
-                + 2 * (f'\\"{KEYS[0]}\\"' in text)
+                8 * self.form.has_old_roles + 4 * self.form.has_null_content + (quoted in text) + 2 * _num_escapes(text)
             )
             if found is None or faults < found[0]:
                 found = faults, self.form
@@ -182,6 +179,12 @@ class Probe:
 def _in_order(text: str, *names: str) -> bool:
     places = [text.find(name) for name in names]
     return places[0] >= 0 and places == sorted(places) and -1 not in places
+
+
+def _num_escapes(text: str) -> int:
+    """How many backslashes stand before the quote of an argument's name."""
+    before = text[: text.find(KEYS[0])].removesuffix('"')
+    return len(before) - len(before.rstrip("\\"))
 
 
 def _is_quoted(text: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mlxr.server.chat.answer_reader import AnswerReader, Markers, Part, Reading
@@ -17,6 +18,20 @@ _VERBATIM, _VERBATIM_END = "<![CDATA[", "]]>"
 """XML's way to write text that has markers: some models know it."""
 
 
+@dataclass(frozen=True)
+class _Middle:
+    """What stands between the name of an argument and its value, and what that says of the value.
+
+    `start` and `parts` are the parts of what begins the argument, and of the middle; `kinds` are types of values.
+    """
+
+    form: ArgumentForm
+    start: list[str]
+    parts: list[str]
+    text: str
+    kinds: list[str]
+
+
 class ArgumentReader:
     """Reads the arguments of one answer's calls."""
 
@@ -26,19 +41,22 @@ class ArgumentReader:
         spell, calls = form.spell, form.form.calls
         argument = calls.argument
         assert argument is not None, "calls with arguments one by one"
-        self._argument: ArgumentForm = argument
-        self._start, self._between = spell.chunks(argument.start), spell.chunks(argument.between)
+        self._between = spell.chunks(argument.between)
         self._call_end = form.call_end()
-        kinds: dict[str, list[str]] = {}
-        for kind, text in argument.middles:
-            kinds.setdefault(text, []).append(kind)
-        self._middles = [(spell.chunks(text), text, kinds[text]) for text in sorted(kinds, key=len, reverse=True)]
-        self._end = argument.end
+        self._middles: list[_Middle] = []
+        for each in [argument] if argument.text is None else [argument.text, argument]:
+            kinds: dict[str, list[str]] = {}
+            for kind, text in each.middles:
+                if each is not argument or argument.text is None or kind != "string":
+                    kinds.setdefault(text, []).append(kind)
+            for text in sorted(kinds, key=len, reverse=True):
+                self._middles.append(_Middle(each, spell.chunks(each.start), spell.chunks(text), text, kinds[text]))
+        self._starts = [list(start) for start in dict.fromkeys(tuple(middle.start) for middle in self._middles)]
+        self._starts.sort(key=len, reverse=True)
         self._spell = spell
         self._quote = None
         if argument.quote is not None:
             self._quote = spell.text(argument.quote[0]), spell.text(argument.quote[1])
-        self._is_line = not "".join(map(str, argument.end)).strip() and bool(argument.end)
 
     def read(self, name: str) -> Reading:
         """Reads the arguments of a call of a tool, up to the call's end, which stays."""
@@ -50,13 +68,14 @@ class ArgumentReader:
                 break
             if not is_first and self._between:
                 yield from reader.next_is(self._between)
-            if self._start and not (yield from reader.next_is(self._start)):
+            start = yield from self._begins()
+            if start is None:
                 if not (yield from self._skip_to_start()):
                     if reader.ended and not reader.peek():
                         return
                     break
                 continue
-            key = yield from self._key()
+            key = yield from self._key(start)
             if key is None:
                 if reader.ended and not reader.peek().strip():
                     return
@@ -66,6 +85,13 @@ class ArgumentReader:
             if not (yield from self._value(key, schemas.get(key))):
                 return
         reader.emit_arguments("}")
+
+    def _begins(self) -> Part[list[str] | None]:
+        """What begins an argument, which is read; None if nothing does."""
+        for start in self._starts:
+            if not start or (yield from self._reader.next_is(start)):
+                return start
+        return None
 
     def _has_ended(self) -> Part[bool]:
         """Whether the end of the call comes next, which stays."""
@@ -82,34 +108,36 @@ class ArgumentReader:
     def _skip_to_start(self) -> Part[bool]:
         """What is neither an argument nor the end is told as it comes; whether there is an argument after it."""
         reader = self._reader
-        begin = self._start[0]
-        if reader.peek().startswith(begin):  # it goes on as no argument does
-            reader.emit_arguments(reader.take(len(begin)))
-        ends = {end: end for end in (begin, *self._call_end[:1])}
+        begins = [start[0] for start in self._starts]
+        for begin in begins:
+            if reader.peek().startswith(begin):  # it goes on as no argument does
+                reader.emit_arguments(reader.take(len(begin)))
+        ends = {end: end for end in (*begins, *self._call_end[:1])}
         found = yield from reader.each_until(reader.emit_arguments, Markers(ends))
         if found is not None:
             reader.put_back(found)
-        return found == begin
+        return found in begins
 
-    def _key(self) -> Part[str | None]:
-        """The name of an argument and what follows it; None if there is none."""
+    def _key(self, start: list[str]) -> Part[str | None]:
+        """The name of an argument after what begins it, and what follows it; None if there is none."""
         reader = self._reader
-        firsts = {chunks[0]: chunks[0] for chunks, _, _ in self._middles if chunks}
+        middles = [middle for middle in self._middles if middle.start == start]
+        firsts = {middle.parts[0]: middle.parts[0] for middle in middles if middle.parts}
         stops = Markers(firsts | {end: "" for end in self._call_end[:1]} | {"\n\n": ""})
         pieces: list[str] = []
         kept = reader.position()
         found = yield from reader.each_until(pieces.append, stops)
-        key = "".join(pieces).strip().strip("\"'" if not self._start else "")
+        key = "".join(pieces).strip().strip("\"'" if not start else "")
         if not found or not key or len(key) > _MOST or "\n" in key:
             reader.back_to(kept)
             return None
         reader.put_back(found)
-        for chunks, text, kinds in self._middles:
-            if (yield from reader.next_is(chunks)):
-                self._kinds, self._middle = kinds, text
+        for middle in middles:
+            if (yield from reader.next_is(middle.parts)):
+                self._middle = middle
                 return key
         yield from reader.next_is([found])
-        self._kinds, self._middle = self._middles[-1][2], self._middles[-1][1]
+        self._middle = middles[-1]
         return key
 
     def _value(self, key: str, schema: Any) -> Part[bool]:
@@ -117,14 +145,13 @@ class ArgumentReader:
         if self._quote is not None:
             return (yield from self._loose())
         reader = self._reader
-        end = "".join(key if part is Slot.KEY else self._spell.text(str(part)) for part in self._end)
-        before, after = _space_after(self._middle), end[: len(end) - len(end.lstrip())]
+        end = "".join(key if part is Slot.KEY else self._spell.text(str(part)) for part in self._middle.form.end)
+        before, after = _space_after(self._middle.text), end[: len(end) - len(end.lstrip())]
         markers = self._end_markers(end, after)
         if before:
             yield from reader.one_space(before)
-        is_text = (len(self._kinds) < 6 and self._kinds == ["string"]) or (
-            "string" in self._kinds and is_text_schema(schema)
-        )
+        kinds = self._middle.kinds
+        is_text = kinds == ["string"] or ("string" in kinds and is_text_schema(schema))
         if is_text and (yield from reader.next_is([_VERBATIM])):
             reader.emit_arguments('"')
             yield from reader.each_until(self._emit_text, Markers({_VERBATIM_END: _VERBATIM_END}), exact=True)
@@ -154,7 +181,7 @@ class ArgumentReader:
         self._reader.emit_arguments(escaped(text))
 
     def _decoded(self, text: str, schema: Any) -> str:
-        argument = self._argument
+        argument = self._middle.form
         if argument.item is not None and text.lstrip().startswith(argument.start):
             return json.dumps(nested(text, argument), ensure_ascii=False)
         is_sure = isinstance(schema, Mapping) and "string" not in types_of(schema)
@@ -168,12 +195,13 @@ class ArgumentReader:
         reader = self._reader
         pieces: list[str] = []
         yield from reader.skip_space()
-        ends = [*self._spell.chunks("".join(map(str, self._end)))[:1], *self._between[:1], *self._call_end[:1]]
+        end = "".join(map(str, self._middle.form.end))
+        ends = [*(self._spell.chunks(end)[:1] or [end]), *self._between[:1], *self._call_end[:1]]
         has_end = yield from reader.loose_value(LooseScan(self._quote, tuple(ends)), pieces.append)
         text = "".join(pieces)
         value = as_json(text, self._quote)
         reader.emit_arguments(value if value is not None else json.dumps(text.strip(), ensure_ascii=False))
-        for chunk in self._spell.chunks("".join(map(str, self._end))):
+        for chunk in self._spell.chunks(end):
             yield from reader.next_is([chunk])
         return has_end
 

@@ -163,10 +163,11 @@ class CallReader:
             elif match.end() == len(text) and not reader.ended and len(word) <= _MOST:
                 yield
                 continue
-            rest = text[len(word) :].lstrip()
+            after = text[len(word) :]
+            rest = after.lstrip()
             if not word or len(word) > _MOST:
                 return None
-            if any(rest.startswith(stop) for stop in stops):
+            if any(after.startswith(stop) or rest.startswith(stop) for stop in stops):
                 reader.take(len(word))
                 return word
             if reader.ended or not any(stop.startswith(rest) for stop in stops):

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mlxr.runtime.tokenizer.names_pattern import names_pattern
-from mlxr.server.chat.answer_reader import Markers, spelled
+from mlxr.server.chat.answer_reader import Markers, named, spelled
 from mlxr.server.chat.learned.answer_form import AnswerForm, Slot, Style
 from mlxr.server.chat.learned.lexemes import chunks
 from mlxr.server.chat.learned.python_tag import TAG
@@ -47,6 +47,7 @@ class SpelledForm:
         is_bare: whether nothing tells a call from text but what it is.
         is_plain: whether what tells a call is common in texts, so that the tool must be a known one.
         triggers: what begins calls, by its markers.
+        plain_triggers: these markers, control tokens in them by their names.
         thought_start: the marker that begins a thought.
         thought_end: the one that ends it.
         fresh_text: what may come where no text has begun.
@@ -72,6 +73,7 @@ class SpelledForm:
         thought = self._of_thought()
         self.triggers = self._triggers()
         self.is_plain = not any(map(is_special, self.triggers))
+        self.plain_triggers = [named(text) for text in self.triggers]
         tools = dict.fromkeys(self.triggers, CALL)
         if self.is_bare and calls.style is Style.OBJECT:
             tools[self.spell.text(TAG)] = TAG
@@ -188,6 +190,8 @@ class SpelledForm:
                 if at + 1 < len(calls.body) and calls.body[at + 1] in (Slot.ID, Slot.NUMBER):
                     continue
                 break
+            if isinstance(part, str) and "\n" in part and calls.argument is not None:
+                found.append("\n")
             if part is Slot.ARGUMENTS and calls.argument is not None:
                 texts = (self.spell.chunks(calls.argument.start), self.call_end())
                 return found + [parts[0] for parts in texts if parts]

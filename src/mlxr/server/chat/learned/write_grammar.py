@@ -9,6 +9,9 @@ from mlxr.server.chat.formats.family import one_or_more
 from mlxr.server.chat.learned.answer_form import AnswerForm, ArgumentForm, Slot, Style
 from mlxr.server.chat.learned.read_arguments import is_text_schema
 
+_LINE, _WORD = r"/[^\n]*/", r"/[^\n,;(){}<>\[\]]+/"
+"""A text that stands as it is, up to the end of its line, or to what may follow in one."""
+
 
 class CallGrammar:
     """The grammar of calls of one job."""
@@ -80,13 +83,18 @@ class CallGrammar:
         middle = argument.middle("string") if is_text else self._middle(schema, argument)
         head = f"{grammar.literal(argument.start)} {grammar.text(key)} {grammar.literal(middle)}"
         end = "".join(key if part is Slot.KEY else str(part) for part in argument.end)
+        if is_text and argument.text is not None:
+            argument = argument.text
+            middle = argument.middle("string")
+            head = f"{grammar.literal(argument.start)} {grammar.text(key)} {grammar.literal(middle)}"
+            end = "".join(key if part is Slot.KEY else str(part) for part in argument.end)
         if is_text and argument.quote is None:
             choices = [text for text in schema.get("enum") or () if isinstance(text, str)]
             if choices:
                 return f"{head} ({' | '.join(map(grammar.text, choices))}) {grammar.literal(end)}"
             if end.strip():
                 return f"{head} {grammar.up_to(f'{rule}_text', end.strip())}"
-            return f"{head} /[^\\n,;(){{}}<>\\[\\]]+/ {grammar.literal(end)}"
+            return f"{head} {_LINE if end else _WORD} {grammar.literal(end)}"
         if is_text and argument.quote is not None and len(argument.quote[0]) > 1:
             opening, closing = argument.quote
             choices = [text for text in schema.get("enum") or () if isinstance(text, str)]
@@ -96,6 +104,8 @@ class CallGrammar:
                 value = grammar.up_to(f"{rule}_text", closing)
             return f"{head} {grammar.literal(opening)} {value} {grammar.literal(end)}"
         value = grammar.schema(f"{rule}_value", schema, strict=strict)
+        if argument.has_python and isinstance(schema, Mapping) and schema.get("type") == "boolean":
+            value = '("True" | "False" | "true" | "false")'
         return f"{head} {value} {grammar.literal(end)}"
 
     def _middle(self, schema: Any, argument: ArgumentForm) -> str:
