@@ -7,14 +7,25 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import openai
+import pydantic
 import pytest
+from openai.types.responses import (
+    ResponseApplyPatchToolCall,
+    ResponseCustomToolCall,
+    ResponseFunctionShellToolCall,
+    ResponseToolSearchCall,
+)
+from openai.types.responses.response_output_item import LocalShellCall
 
+from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.constraint import ConstraintCompiler
 from mlxr.runtime.engine.sampling import Sampling
+from mlxr.server.chat.answer import Piece
 from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
 from mlxr.server.openai import responses
 from mlxr.server.openai.free_text import FreeText
 from mlxr.server.openai.lark_pattern import lark_pattern
+from mlxr.server.openai.response_events import GrowingResponse
 from mlxr.server.openai.responses_request import ResponsesRequest, job_of, toolkit_of
 from mlxr_tests.chat_formats import byte_tokenizer
 from mlxr_tests.constrained import bytes_of, random_answer
@@ -213,6 +224,44 @@ def test_a_custom_tool_is_called(server: RunningServer) -> None:
         ask |= {"reasoning": {"effort": "none"}, "max_output_tokens": 150, "extra_body": {"seed": 1}}
         (call,) = client.responses.create(**ask).output
         assert call.type == "custom_tool_call" and call.input in ("a", "ab")
+
+
+@pytest.mark.parametrize(
+    ("tool", "shape"),
+    [
+        ({"type": "local_shell"}, LocalShellCall),
+        ({"type": "shell"}, ResponseFunctionShellToolCall),
+        ({"type": "apply_patch"}, ResponseApplyPatchToolCall),
+        ({"type": "tool_search", "execution": "client"}, ResponseToolSearchCall),
+        ({"type": "custom", "name": "tell"}, ResponseCustomToolCall),
+    ],
+)
+def test_random_calls_have_the_shapes_that_clients_know(tool: Any, shape: type[pydantic.BaseModel]) -> None:
+    """And sent back, they are the same calls."""
+    tokenizer = byte_tokenizer()
+    compiler = ConstraintCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
+    request = ResponsesRequest.model_validate(ASK | {"tools": [tool]})
+    kit = toolkit_of(request)
+    (function,) = [each["function"] for each in kit.functions()]
+    for seed in range(12):
+        constraint = compiler.compile(Sampling(json_schema=function["parameters"], strict=bool(function["strict"])))
+        assert constraint is not None
+        written = bytes_of(tokenizer, random_answer(constraint, tokenizer, seed, most=20_000)).decode()
+        growing = GrowingResponse(request, kit)
+        for deltas in ([ToolStart(0, "call_0", function["name"])], [ToolArguments(0, written)]):
+            list(growing.add(Piece(0, list(deltas), Event(0, 1, ""), has_tool_calls=True)))
+        ended = Event(0, None, "", "stop", None, Completion(1, token_ids=[1], finish_reason="stop"))
+        list(growing.add(Piece(0, [], ended, has_tool_calls=True)))
+        (item,) = growing.whole()["output"]
+        assert shape.model_validate(item, strict=True).to_dict() is not None  # type: ignore[attr-defined]
+        back = ResponsesRequest.model_validate(ASK | {"input": [item]})
+        (message,) = job_of(back, kit).messages
+        (call,) = message["tool_calls"]
+        expected = json.loads(written)
+        if expected.get("type") == "delete_file":
+            expected["diff"] = ""
+        assert call["function"] == {"name": function["name"], "arguments": expected}
+    compiler.close()
 
 
 def _regex(definition: str) -> dict[str, Any]:

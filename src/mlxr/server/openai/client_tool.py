@@ -39,9 +39,12 @@ FUNCTIONS: dict[Kind, dict[str, Any]] = {
     "apply_patch": _function(
         "Creates, changes or deletes a file. Each line of diff begins with + (added), - (removed) or a space (kept); "
         "a line with @@ begins another place in the file. For create_file each line begins with +; for delete_file "
-        "there is no diff.",
-        {"type": {"enum": ["create_file", "update_file", "delete_file"]}, "path": _TEXT},
-        diff=_TEXT,
+        "diff is empty.",
+        {
+            "type": {"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
+            "path": _TEXT,
+            "diff": _TEXT,
+        },
     ),
     "tool_search": _function("Searches for further tools, which can then be called.", {"query": _TEXT}),
 }

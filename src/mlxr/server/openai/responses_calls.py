@@ -115,7 +115,7 @@ class PatchCallItem(_Call):
 
     def told(self) -> Told:
         """The change."""
-        return "apply_patch", self.operation.model_dump(exclude_none=True)
+        return "apply_patch", self.operation.model_dump() | {"diff": self.operation.diff or ""}
 
 
 class SearchCallItem(_Call):
