@@ -49,6 +49,24 @@ def test_an_answer_is_what_the_library_gives(client: ollama.Client, model: mlxr.
     assert other.message.content == generated(model, RENDERED, temperature=0, repetition_penalty=1, max_tokens=12)[1]
 
 
+@pytest.mark.parametrize(
+    ("options", "meant"),
+    [
+        ({"repeat_last_n": 5}, {"repetition_range": 5}),
+        ({"repeat_last_n": -1}, {"repetition_range": 0}),
+        ({"repeat_last_n": 0}, {"repetition_penalty": 1.0}),
+        ({}, {"repetition_range": 64}),
+    ],
+)
+def test_how_far_back_repetition_counts(
+    client: ollama.Client, model: mlxr.Model, options: dict[str, Any], meant: dict[str, Any]
+) -> None:
+    """-1 is all that there is, 0 nothing, and Ollama's usual number is 64."""
+    told = client.chat("tiny", HELLO, options={"repeat_penalty": 1.3, "temperature": 0, "num_predict": 48} | options)
+    expected = {"repetition_penalty": 1.3, "temperature": 0, "max_tokens": 48} | meant
+    assert told.message.content == generated(model, RENDERED, **expected)[1]
+
+
 def test_what_other_clients_send_is_read(server: RunningServer) -> None:
     """`curl -d` calls JSON a form, and the client in Go sends each field, empty ones as well."""
     fields: dict[str, Any] = {"model": "tiny", "options": None, "template": "", "system": ""}
