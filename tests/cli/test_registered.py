@@ -17,6 +17,7 @@ from mlxr.compiler.errors import RegistryError
 from mlxr.named_model import named_model
 from mlxr.registry.registry import Registry
 from mlxr.server.pool.engine_source import EngineSource
+from mlxr_tests.small_templates import TEMPLATES
 from mlxr_tests.storyteller import TINY
 
 RUN = ["--temperature", "0", "--prompt", "Once", "--max-tokens", "3", "--host", "reference", "--json"]
@@ -247,3 +248,16 @@ def test_a_tokenizer_that_is_refused_is_told_before_anything_is_compiled(
     assert "its tokenizer is of the kind 'other', which is not supported" in capsys.readouterr().err
     assert not compiled
     assert not Registry().names()
+
+
+def test_show_tells_how_answers_are_written(tiny: Path, answer: Callable[..., Any], capsys: Any) -> None:
+    Path("form.jinja").write_text(TEMPLATES["kimi"])
+    answer("add", tiny, "--name", "kimi", "--template", "form.jinja", "--context", "64", "--json")
+    shown = answer("show", "kimi", "--json")["answers"]
+    assert (shown["origin"], shown["calls"]["style"]) == ("rendered", "named")
+    assert shown["calls"]["body"] == ["name", ":", "number", "<|call_args|>", "arguments"]
+    assert main(["show", "kimi"]) == 0
+    told = capsys.readouterr().out
+    assert '"<|call_begin|>functions.NAME:NUMBER<|call_args|>{ARGUMENTS}<|call_end|>"' in told
+    assert '"<|calls_begin|>" to "<|calls_end|>"' in told and '"<think>" to "</think>"' in told
+    assert answer("show", tiny, "--json")["answers"] is None

@@ -4,6 +4,7 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from mlxr.cli.shown_model import as_json, files_as_json, moment
 from mlxr.cli.table import print_table
@@ -15,6 +16,7 @@ from mlxr.registry.file_status import status_of
 from mlxr.registry.names import close_names
 from mlxr.registry.records import ArtifactRecord
 from mlxr.registry.registry import Registry
+from mlxr.runtime.tokenizer.template_files import DEFAULT, NamedTemplates
 
 _UNKNOWN = "not known: its files cannot be read"
 
@@ -24,7 +26,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "show",
         help="show what a model is",
-        description="Show what a model's files say of it: its size, its context, how its tokens are chosen. Of a "
+        description="Show what a model's files say of it: its size, its context, how its tokens are chosen, and how it "
+        "writes calls of tools and thoughts, which is learned from its chat template. Of a "
         "registered model, show its files with sizes and hashes, its options, and what it was compiled to, too; the "
         "exit code is 1 if a file changed or is missing.",
     )
@@ -65,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
         shown["sampling"] = None if sampling is None else dict(sampling.options)
         shown |= {"sampling_source": "" if sampling is None else sampling.source}
         shown["context"] = None if facts is None else facts.context
+        shown["answers"] = _form(facts, model.options.template)
         shown |= {"verified": args.verify, "files": files_as_json(model), "artifacts": rows}
         print(json.dumps(shown, indent=1))
         return code
@@ -78,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
         ("last used", moment(model.last_used)),
         ("options", ", ".join(f"{key} {value}" for key, value in options.items()) or "none"),
         ("template", "its own" if model.options.template is None else "given with mlxr add"),
+        *_form_lines(facts, model.options.template),
         ("context", _UNKNOWN if facts is None else _context(facts)),
         ("sampling", _UNKNOWN if sampling is None else str(sampling)),
         *(("note", note) for note in (() if sampling is None else sampling.notes)),
@@ -98,13 +103,14 @@ def _show_files(name: str, *, as_text: bool) -> None:
     if not as_text:
         shown = {key: value for key, value in vars(facts).items() if key not in ("templates", "sampling")}
         sampling = {"sampling": dict(facts.sampling.options), "sampling_source": facts.sampling.source}
-        print(json.dumps(shown | sampling | {"templates": templates}, indent=1))
+        print(json.dumps(shown | sampling | {"templates": templates, "answers": _form(facts)}, indent=1))
         return
     lines = [
         ("source", name),
         ("family", f"{facts.family}, {facts.num_layers} layers, a vocabulary of {facts.vocab_size:,} tokens"),
         ("weights", f"{facts.num_parameters:,} numbers, {facts.quantization}, {size(facts.size_bytes)}"),
         ("template", ", ".join(templates) or "none: it continues texts"),
+        *_form_lines(facts),
         ("context", _context(facts)),
         ("sampling", str(facts.sampling)),
         *(("note", note) for note in facts.sampling.notes),
@@ -119,6 +125,29 @@ def _print(lines: list[tuple[str, str]]) -> None:
 
 def _context(facts: ModelFacts) -> str:
     return f"up to {facts.context:,} tokens, as far as memory has room for them"
+
+
+def _form_lines(facts: ModelFacts | None, template: str | None = None) -> list[tuple[str, str]]:
+    """How the model writes answers."""
+    from mlxr.server.chat.shown_form import form_lines  # noqa: PLC0415 (slow to import: not for other commands)
+
+    templates = _templates(facts, template)
+    return [] if templates is None else form_lines(templates)
+
+
+def _form(facts: ModelFacts | None, template: str | None = None) -> dict[str, Any] | None:
+    """The same for programs."""
+    from mlxr.server.chat.shown_form import form_as_json  # noqa: PLC0415 (as above)
+
+    templates = _templates(facts, template)
+    return None if templates is None else form_as_json(templates)
+
+
+def _templates(facts: ModelFacts | None, template: str | None) -> NamedTemplates | None:
+    """A model's templates: the one that was given with mlxr add, else its own."""
+    if template is not None:
+        return NamedTemplates({DEFAULT: template}, "")
+    return None if facts is None else facts.templates
 
 
 def _facts(name: str) -> ModelFacts | None:

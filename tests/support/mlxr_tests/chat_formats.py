@@ -104,14 +104,17 @@ def parsed(
     pieces: Sequence[str],
     job: ChatJob,
     beginning: Beginning = Beginning.OPEN,
+    *,
+    is_partial: bool = False,
 ) -> list[Delta]:
-    """The deltas of an answer, joined, with ids checked and taken out."""
+    """The deltas of an answer, joined, with ids checked and taken out; of one that goes on, those that are certain."""
     reader = AnswerReader(tokenizer.control_tokens)
     parser = AnswerParser(tokenizer, reader, family.read(reader, job, beginning))
     deltas: list[Delta] = []
-    for event in events(tokenizer, pieces):
+    made = list(events(tokenizer, pieces))
+    for event in made[:-1] if is_partial else made:
         deltas += parser.push(event)
-    deltas = joined([*deltas, *parser.finish()])
+    deltas = joined(deltas if is_partial else [*deltas, *parser.finish()])
     starts = [delta for delta in deltas if isinstance(delta, ToolStart)]
     assert parser.has_tool_calls == bool(starts)
     assert len({start.id for start in starts}) == len(starts)

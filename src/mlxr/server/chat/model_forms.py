@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from functools import lru_cache
+from typing import Any
 
 from mlxr.compiler.errors import ChatTemplateError
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
@@ -20,7 +21,9 @@ def family_of_templates(templates: NamedTemplates) -> Family | None:
 @lru_cache(_KEPT)
 def _family(text: str, tool_use: str | None) -> Family | None:
     with closing(ChatTemplate(text, "the model", {"bos_token": "", "eos_token": ""}, tool_use=tool_use)) as template:
+        needed: dict[str, Any] = {} if tool_use is None else {"tools": []}
         try:
-            return family_of(template, {} if tool_use is None else {"tools": []}, {})
+            template.render([{"role": "user", "content": "Hi"}], **needed)
+            return family_of(template, needed, {})
         except ChatTemplateError:
             return None

@@ -61,6 +61,16 @@ class Family:
         """
         return () if self.after_thinking else self.thinking
 
+    @property
+    def shown(self) -> str:
+        """The form of calls in a few words."""
+        return "messages in channels"
+
+    @property
+    def is_described(self) -> bool:
+        """Whether `form` says all of calls."""
+        return False
+
     # Prompts.
 
     def messages(self, job: ChatJob) -> Sequence[dict[str, Any]]:

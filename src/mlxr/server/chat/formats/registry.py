@@ -38,9 +38,5 @@ def family_of(
 
 def form_name(family: Family) -> str:
     """A family's form of calls in a few words."""
-    if isinstance(family, Harmony):
-        return "channels"
-    calls = family.form.calls
-    marker = (calls.section_start + calls.start).strip() or "no marker"
     origin = {Origin.OURS: ", asked for by the system message", Origin.TOLD: ", told in words"}
-    return f"{calls.style.value}, {marker!r}{origin.get(family.form.origin, '')}"
+    return f"{family.shown}{origin.get(family.form.origin, '')}"

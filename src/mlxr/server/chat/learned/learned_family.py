@@ -35,6 +35,18 @@ class Learned(Family):
         """See `Family`."""
         return super().spoken if self.thinks else ()
 
+    @property
+    def shown(self) -> str:
+        """See `Family`."""
+        calls = self.form.calls
+        marker = (calls.section_start + calls.start).strip()
+        return f"{calls.style.value}{f', {marker!r}' if marker else ''}"
+
+    @property
+    def is_described(self) -> bool:
+        """See `Family`."""
+        return True
+
     # Prompts.
 
     def adapted_jobs(self, job: ChatJob) -> Iterator[Sequence[dict[str, Any]]]:
