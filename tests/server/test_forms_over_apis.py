@@ -14,21 +14,28 @@ import pytest
 
 from mlxr.runtime.engine.engine import Engine
 from mlxr.server.pool.model_pool import ModelPool
+from mlxr_tests.few import few
 from mlxr_tests.form_clients import CLIENTS, HELLO, writing
+from mlxr_tests.invented_templates import INVENTED
 from mlxr_tests.judged_chats import SpokenModel
 from mlxr_tests.running_server import HERMES, RunningServer, running_server, tiny_source
 from mlxr_tests.template_answers import KINDS, THOUGHT, call, said, written
 
-TEMPLATES: dict[str, tuple[str, tuple[str, ...], bool]] = {"Hermes": (HERMES, (), True)}
+TEMPLATES = {"Hermes": (HERMES, (), True)} | {
+    name: (each.text, each.ends, each.thinks) for name, each in INVENTED.items()
+}
+SHORT = ("names and values in attributes and tags",)
+FORCED = [name for name in TEMPLATES if name != "wrapped text"]
+"""A budget of thoughts ends those of the other one with what its calls may not follow."""
 CALLS = (call("store_items", KINDS), call("clock", {}, 2))
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", few(TEMPLATES, SHORT))
 def test_every_client_gets_what_the_template_writes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     template, ends, thinks = TEMPLATES[name]
     expected = said("Let me see.", *CALLS, thought=THOUGHT if thinks else "")
     with SpokenModel(template) as model:
-        text = written(model.template, expected, ends=ends).answer
+        text = written(model.template, expected, ends=ends, switched=False).answer
     if name == "Hermes":  # which writes a thought without its end
         text = text.replace(THOUGHT, f"<think>{THOUGHT}</think>")
     monkeypatch.setattr(Engine, "generate", writing(text))
@@ -89,7 +96,7 @@ def forced_message(server: RunningServer, stream: bool) -> list[tuple[str, Any]]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", FORCED)
 def test_a_model_that_must_call_calls(name: str, tmp_path: Path) -> None:
     path = tmp_path / "chat.jinja"
     path.write_text(TEMPLATES[name][0])

@@ -9,6 +9,7 @@ What is counted, of each template that has a form of calls:
 * written: what the template writes of an assistant's message (text, a thought, calls with arguments of all kinds) is
   read back as this message. Messages that the template leaves out in part are not asked for.
 * cut: the same answers, and broken ones, cut at random, come to the same deltas.
+* kept: a word put anywhere into these answers is told, and once. In ids and in what stands between arguments it is not.
 * forced: a call chosen at random among all that its grammar allows is one call that follows the tool's schema, and is
   read back as the same call from what the template writes of it.
 * allowed: the grammar allows the calls that the template writes.
@@ -60,6 +61,7 @@ def main() -> int:
             counts = {
                 "written": form.read_back(),
                 "cut": form.cuts(arguments.cuts),
+                "kept": form.kept(arguments.cuts // 10),
                 "forced": form.forced(arguments.forced),
                 "allowed": form.own_calls_allowed(),
             }

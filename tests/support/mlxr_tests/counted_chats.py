@@ -1,5 +1,6 @@
 """How many of llama.cpp's cases of parsed answers come out as there, for each of its chat templates."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from mlxr_tests.outside_chats import ChatCase, chat_cases
 from mlxr_tests.prompt_shapes import SHAPES, missing
 
 TESTS = "tests/test-chat.cpp"
+_QUOTED = re.compile("'([^']+)'")
 
 
 class Row:
@@ -70,7 +72,8 @@ def table(rows: Sequence[Row]) -> str:
     lines = ["| template | form | prompts | cases |", "|---|---|---|---|"]
     for row in rows:
         num = f"{row.right['both']} of {row.num_cases}" if row.num_cases else ""
-        lines.append(f"| {row.name} | {row.form} | {row.rendered} of {len(SHAPES)} | {num} |")
+        form = _QUOTED.sub(r"`\1`", row.form).replace("|", "\\|")
+        lines.append(f"| {row.name} | {form} | {row.rendered} of {len(SHAPES)} | {num} |")
     return "\n".join([*lines, "", f"{sums(rows)}."])
 
 

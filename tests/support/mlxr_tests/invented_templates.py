@@ -293,3 +293,5 @@ INVENTED = {
     ),
 }
 """By what is odd about them."""
+LOOSE = ("one argument per line, as it is", "arguments as text")
+"""Forms whose grammar allows what is not read back, or not what the template writes: `try_forms.py` counts."""

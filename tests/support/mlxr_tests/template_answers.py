@@ -126,6 +126,8 @@ def written(
     message: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]] = TOOLS,
     ends: Sequence[str] = (),
+    *,
+    switched: bool = True,
 ) -> Written:
     """What a template makes of an assistant's message.
 
@@ -137,14 +139,15 @@ def written(
         message: with arguments as dicts; it is also tried with JSON text, as some templates want it.
         tools: offered.
         ends: what may end a turn; without it, what follows a text that is no call.
+        switched: whether thinking may be switched; else the prompt is that of a request that does not say.
 
     Raises:
         ChatTemplateError: the template refuses the message.
     """
     found: list[tuple[str, str, str, Mapping[str, Any]]] = []
-    for switch in sorted(
-        _SWITCHES, key=lambda each: each.get("enable_thinking") is not ("reasoning_content" in message)
-    ):
+    thinks = "reasoning_content" in message
+    switches = sorted(_SWITCHES, key=lambda each: each.get("enable_thinking") is not thinks)
+    for switch in switches if switched else ({},):
         own = {"tools": list(tools), **switch}
         prompt, whole = template.render([USER], **own), _whole(template, message, own)
         found.append((prompt, whole, _end(template, own), switch))

@@ -37,6 +37,7 @@ _CLOSING = (b'"', b"]", b"}", b"<", b")", b"\n")
 _MARKS = re.compile(r"(?<=[\w\s])[^\w\s]|\n[^\w\s]|[<\[(]")
 _CLOSERS = ("</think>\n\n", "</think>", "\n[BEGIN FINAL RESPONSE]\n", "[/THINK]", "</response>")
 """Ends of thoughts, which not all templates write in a conversation, even if their models do."""
+_WORD = "quixotic"
 _HARD = ("hard text", "lines", "nested")
 _TOKEN = 4
 """Characters of a token where time is taken, as in most texts."""
@@ -109,7 +110,7 @@ class TriedForm:
         for num_calls in (2, 1):
             for thought, content in ((THOUGHT, "Let me see."), (THOUGHT, ""), ("", "Let me see."), ("", "")):
                 message = said(content, *calls[:num_calls], thought=thought)
-                text = self._written(message)
+                text = self._written(message, switched=False)
                 if text is not None and text.is_asked:
                     return message, text
         return None
@@ -117,15 +118,36 @@ class TriedForm:
     def cuts(self, num: int, seed: int = 0) -> Count:
         """Answers, right and broken ones, cut at random come to the same deltas, joined."""
         count, chance = Count(), random.Random(seed)
-        answers = list(_broken(self.texts, chance, max(4, num // 100)))
-        for number in range(num):
-            text = answers[number % len(answers)]
+        answers = []
+        for text in _broken(self.texts, chance, max(4, num // 100)):
             prompt = self.model.tokenizer.encode(text.prompt[-200:], add_special=False, parse_special=True)
             job = ChatJob((USER,), Sampling(), tools=TOOLS, variables=text.switch)
+            answers.append((job, prompt, text, self.model.parsed(job, prompt, self.model.pieces(text.answer))))
+        for number in range(num):
+            job, prompt, text, whole = answers[number % len(answers)]
             pieces = self.model.pieces(text.answer, chance)
-            whole = self.model.parsed(job, prompt, self.model.pieces(text.answer))
             cut = self.model.parsed(job, prompt, pieces)
             count.add("" if cut == whole else f"{pieces}: {cut}; whole {whole}")
+        return count
+
+    def kept(self, num: int, seed: int = 0) -> Count:
+        """A word put anywhere into an answer, right or broken, is told once: as text, thought, name or argument."""
+        count, chance = Count(), random.Random(seed)
+        answers = list(_broken(self.texts, chance, num))
+        for _ in range(num):
+            text = chance.choice(answers)
+            parts = self.model.pieces(text.answer)
+            number = chance.randrange(len(parts))
+            if parts[number] not in self.model.tokenizer.control_tokens:
+                at = chance.randint(0, len(parts[number]))
+                parts[number] = f"{parts[number][:at]}{_WORD}{parts[number][at:]}"
+            else:
+                parts.insert(number, _WORD)
+            answer = "".join(parts)
+            got = read_back(self.model, replace(text, answer=answer))
+            told = " ".join([got.content, got.reasoning, *(f"{name} {arguments}" for name, arguments in got.calls)])
+            times = told.count(_WORD)
+            count.add("" if times == 1 else f"{times} times in what is told of {answer!r}: {got}")
         return count
 
     def forced(self, num: int, seed: int = 0) -> Count:
@@ -265,10 +287,12 @@ class TriedForm:
             times.append(time.process_time() - start)
         return min(times) / len(stream) * 1e6
 
-    def _written(self, message: Mapping[str, Any], ends: Sequence[str] = ()) -> Written | None:
+    def _written(
+        self, message: Mapping[str, Any], ends: Sequence[str] = (), *, switched: bool = True
+    ) -> Written | None:
         """What the template writes of a message; None if it leaves out a part."""
         try:
-            text = written(self.model.template, message, ends=ends)
+            text = written(self.model.template, message, ends=ends, switched=switched)
         except ChatTemplateError:
             return None
         return text if all(each in text.answer for each in _texts(message)) else None
