@@ -48,6 +48,14 @@ def without_looks(pattern: str) -> list[str] | None:
     return [*found, "^" + rest] if rest else found
 
 
+def whole_pattern(pattern: object) -> str | None:
+    """The expression of whole texts in a pattern `^(?:...)$`; None if it is another one, or has look-around."""
+    if not isinstance(pattern, str) or not pattern.startswith("^(?:") or without_looks(pattern) != [pattern]:
+        return None
+    end = _end_of_group(pattern[1:])
+    return pattern[1:-1] if end is not None and pattern[1 + end :] == "$" else None
+
+
 def no_text_of(texts: Sequence[str]) -> str:
     """An expression of all texts but these."""
     return f"^(?:{_others(sorted(set(texts)), '', whole=True)})$"

@@ -1,9 +1,11 @@
 """Tools that clients of /v1/responses run themselves, and tools of services that are not here."""
 
+import asyncio
 import json
 import re
 import tracemalloc
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -20,15 +22,18 @@ from openai.types.responses.response_output_item import LocalShellCall
 from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.constraint import ConstraintCompiler
 from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.server.chat.answer import Piece
+from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
 from mlxr.server.openai import responses
 from mlxr.server.openai.free_text import FreeText
 from mlxr.server.openai.lark_pattern import lark_pattern
 from mlxr.server.openai.response_events import GrowingResponse
 from mlxr.server.openai.responses_request import ResponsesRequest, job_of, toolkit_of
-from mlxr_tests.chat_formats import byte_tokenizer
+from mlxr_tests.chat_formats import byte_tokenizer, events_of_ids
 from mlxr_tests.constrained import bytes_of, random_answer
+from mlxr_tests.invented_templates import INVENTED
 from mlxr_tests.running_server import RunningServer
 from mlxr_tests.scripted_answer import answering
 
@@ -224,6 +229,30 @@ def test_a_custom_tool_is_called(server: RunningServer) -> None:
         ask |= {"reasoning": {"effort": "none"}, "max_output_tokens": 150, "extra_body": {"seed": 1}}
         (call,) = client.responses.create(**ask).output
         assert call.type == "custom_tool_call" and call.input in ("a", "ab")
+
+
+@pytest.mark.parametrize("name", ["names and values in attributes and tags", "typed values", "JSON in odd brackets"])
+def test_a_grammar_holds_in_each_form_of_calls(name: str) -> None:
+    """Also where a template writes the text as it is, and not in JSON."""
+    template, pattern = INVENTED[name], r'go [a-c]+\n("x"|<b>)\s?'
+    tokenizer = byte_tokenizer(template.control)
+    request = ResponsesRequest.model_validate(ASK | {"tools": [_regex(pattern)], "tool_choice": "required"})
+    job = job_of(request, toolkit_of(request))
+    chat_format = ChatFormat(ChatTemplate(template.text, name), tokenizer)
+    compiler = ConstraintCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
+    prompt = asyncio.run(chat_format.prompt(job))
+    for seed in range(8):
+        constraint = compiler.compile(chat_format.constrained(replace(job, parallel_tool_calls=False), prompt))
+        assert constraint is not None
+        parser, deltas = chat_format.parser(job, prompt), []
+        for event in events_of_ids(tokenizer, random_answer(constraint, tokenizer, seed)):
+            deltas += parser.push(event)
+        deltas += parser.finish()
+        assert [delta.name for delta in deltas if isinstance(delta, ToolStart)] == ["exec"]
+        written = "".join(delta.text for delta in deltas if isinstance(delta, ToolArguments))
+        assert re.fullmatch(pattern, json.loads(written)["input"]), written
+    compiler.close()
+    chat_format.close()
 
 
 @pytest.mark.parametrize(

@@ -48,15 +48,16 @@ class AnswerGrammar:
         """Exactly this text, in which names of control tokens are these tokens."""
         return " ".join(self.marker(part) for part in self._pattern.split(text) if part)
 
-    def up_to(self, rule: str, text: str) -> str:
+    def up_to(self, rule: str, text: str, before: str = ANYTHING) -> str:
         """Any text up to another one, and that, in which names of control tokens are these tokens.
 
         Args:
             rule: a name for it.
             text: not empty.
+            before: the expression of the text before.
         """
         first, *rest = [part for part in self._pattern.split(text) if part]
-        return f"{self.until(rule, first)} {self.literal(''.join(rest))}".strip()
+        return f"{self.until(rule, first, before)} {self.literal(''.join(rest))}".strip()
 
     def up_to_without(self, rule: str, text: str, others: Sequence[str]) -> str:
         """As `up_to`, where the text before has none of some others.
@@ -93,16 +94,17 @@ class AnswerGrammar:
                 found[escaped] = f" & ~/(.|\\n)*{escaped}(.|\\n)*/"
         return "".join(found.values())
 
-    def until(self, rule: str, name: str) -> str:
+    def until(self, rule: str, name: str, before: str = ANYTHING) -> str:
         """Any text up to a marker, and the marker.
 
         Args:
             rule: a name for it.
             name: of the marker.
+            before: the expression of the text before.
         """
         if name in self._control:
-            return self.add(rule, f"{ANYTHING} {self.marker(name)}")
-        return self.add(rule, f"{ANYTHING} {self.text(name)}", "[lazy]")
+            return self.add(rule, f"{before} {self.marker(name)}")
+        return self.add(rule, f"{before} {self.text(name)}", "[lazy]")
 
     def schema(self, rule: str, schema: Any, *, strict: bool = False) -> str:
         """JSON of a schema.
@@ -119,8 +121,7 @@ class AnswerGrammar:
         if sampling.json_schema is not None:
             return self.add("answer", f"%json {lark_schema(sampling.json_schema, strict=sampling.strict)}")
         if sampling.regex is not None:
-            pattern = _SLASH.sub(lambda sign: r"\/" if sign[0] == "/" else sign[0], sampling.regex).replace("\n", r"\n")
-            return self.add("answer", f"/{pattern}/" if pattern else '""')
+            return self.add("answer", expression(sampling.regex) if sampling.regex else '""')
         if sampling.choice is not None:
             return self.add("answer", " | ".join(map(self.text, sampling.choice)))
         return None
@@ -132,3 +133,9 @@ class AnswerGrammar:
             start: what an answer is.
         """
         return "\n".join([f"start: {start}", *self._rules.values()])
+
+
+def expression(pattern: str) -> str:
+    """A regular expression that is not empty, as a grammar has it."""
+    pattern = _SLASH.sub(lambda sign: r"\/" if sign[0] == "/" else sign[0], pattern).replace("\n", r"\n")
+    return f"/{pattern}/"

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mlxr.server.chat.answer_grammar import AnswerGrammar
+from mlxr.runtime.engine.constraint.schema_patterns import whole_pattern
+from mlxr.server.chat.answer_grammar import ANYTHING, AnswerGrammar, expression
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.formats.family import one_or_more
 from mlxr.server.chat.learned.answer_form import AnswerForm, ArgumentForm, Slot, Style
@@ -92,6 +93,8 @@ class CallGrammar:
             choices = [text for text in schema.get("enum") or () if isinstance(text, str)]
             if choices:
                 return f"{head} ({' | '.join(map(grammar.text, choices))}) {grammar.literal(end)}"
+            if end.strip() and (whole := whole_pattern(schema.get("pattern"))):
+                return f"{head} {grammar.up_to(f'{rule}_text', end, expression(whole))}"
             if end.strip():
                 return f"{head} {grammar.up_to(f'{rule}_text', end.strip())}"
             return f"{head} {_LINE if end else _WORD} {grammar.literal(end)}"
@@ -101,7 +104,8 @@ class CallGrammar:
             if choices:
                 value = f"({' | '.join(map(grammar.text, choices))}) {grammar.literal(closing)}"
             else:
-                value = grammar.up_to(f"{rule}_text", closing)
+                whole = whole_pattern(schema.get("pattern"))
+                value = grammar.up_to(f"{rule}_text", closing, expression(whole) if whole else ANYTHING)
             return f"{head} {grammar.literal(opening)} {value} {grammar.literal(end)}"
         value = grammar.schema(f"{rule}_value", schema, strict=strict)
         if argument.has_python and isinstance(schema, Mapping) and schema.get("type") == "boolean":
