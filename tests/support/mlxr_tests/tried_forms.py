@@ -35,7 +35,7 @@ from mlxr_tests.template_answers import (
 
 _CLOSING = (b'"', b"]", b"}", b"<", b")", b"\n")
 _MARKS = re.compile(r"(?<=[\w\s])[^\w\s]|\n[^\w\s]|[<\[(]")
-_CLOSERS = ("</think>\n\n", "</think>", "\n[BEGIN FINAL RESPONSE]\n", "[/THINK]", "</response>")
+_CLOSERS = ("</think>\n\n", "</think>", "</thinking>", "\n[BEGIN FINAL RESPONSE]\n", "[/THINK]", "</response>")
 """Ends of thoughts, which not all templates write in a conversation, even if their models do."""
 _WORD = "quixotic"
 _HARD = ("hard text", "lines", "nested")
