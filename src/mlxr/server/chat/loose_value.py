@@ -85,6 +85,9 @@ class LooseScan:
             if sign in self._quotes:
                 self._close, at, self._begun = self._quotes[sign], match.end(), True
                 continue
+            at = match.end()
+            if self._depth and len(sign) > 1:  # within brackets only these count, as in `}}}` of which two are an end
+                sign, at = sign[0], match.start() + 1
             if self._depth == 0 and (sign in self._ends or sign in ")]}" or sign == "\ud800"):
                 self.has_ended = True
                 return match.start()
@@ -95,7 +98,6 @@ class LooseScan:
             elif sign == "\ud800":
                 self.has_ended = True
                 return match.start()
-            at = match.end()
         return at
 
     def _string_end(self, text: str, at: int, *, is_last: bool) -> tuple[int, bool]:

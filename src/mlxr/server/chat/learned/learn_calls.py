@@ -17,6 +17,7 @@ from mlxr.server.chat.learned.probe import IDS, KEYS, NAMES, VALUE, Probe, a_cal
 _SIGNS = {Slot.NAME: "\ue000", Slot.ID: "\ue001", Slot.NUMBER: "\ue002", Slot.ARGUMENTS: "\ue003"}
 _SLOT = {sign: slot for slot, sign in _SIGNS.items()}
 _ARGUMENTS = {KEYS[0]: VALUE}
+_MOST_NESTED = 6
 _NUMBER = re.compile(r"\d+")
 
 
@@ -186,7 +187,7 @@ def _find_object(text: str, start: int, number: int) -> _Place | None:
         if NAMES[number] in text[at:end] and (keys := _keys(value, number)):
             for inner, inner_end, inner_value in _values(text, at + 1, end):
                 if inner_value == _ARGUMENTS:
-                    return _Place(at, end, (inner, inner_end), keys)
+                    return _Place(at, end, (inner, inner_end), keys, _loaded(text[at:end]) is None)
     return None
 
 
@@ -238,16 +239,19 @@ def _values(text: str, start: int, end: int) -> Iterator[tuple[int, int, Any]]:
 
 
 def _decoded(text: str, at: int) -> tuple[int, Any] | None:
+    """The JSON value, or the dict of Python, that begins at a place; and where it ends."""
     try:
         value, end = json.JSONDecoder().raw_decode(text, at)
         return end, value
     except ValueError:
-        if text[at] != "{" or (end := text.find("}", at) + 1) == 0:
-            return None
-        try:
+        pass
+    end = at
+    for _ in range(_MOST_NESTED if text[at] == "{" else 0):
+        if (end := text.find("}", end) + 1) == 0:
+            break
+        with suppress(ValueError, SyntaxError):
             return end, ast.literal_eval(text[at:end])
-        except (ValueError, SyntaxError):
-            return None
+    return None
 
 
 def _keys(value: Any, number: int, around: tuple[str, ...] = ()) -> ObjectKeys | None:

@@ -115,7 +115,16 @@ def _with_calls(probe: Probe, form: AnswerForm) -> AnswerForm:
             end = after[: after.find(form.turn_end)] if form.turn_end in after else ""
         elif begin.strip() and (at := gap.rfind(begin.strip())) >= 0:
             end = gap[:at].rstrip().removesuffix(form.header.strip()) if form.header.strip() else gap[:at]
-    return replace(form, content_start=before, content_end=end.strip())
+    form = replace(form, content_start=before, content_end=end.strip())
+    return form if form.lead else replace(form, lead=_lead(probe, form))
+
+
+def _lead(probe: Probe, form: AnswerForm) -> str:
+    """The end of the prompt with which all that may come begins, and which is therefore a part of it."""
+    opened = (probe.render([], prompt=True) or "").removeprefix(probe.header)
+    begins = [form.content_start, form.calls.section_start + form.calls.start]
+    begins += [] if form.thought is None else [form.thought.opening]
+    return opened if opened.strip() and all(begin.lstrip().startswith(opened.strip()) for begin in begins) else ""
 
 
 def _without_start(calls: CallForm, start: str) -> CallForm:

@@ -2,7 +2,7 @@
 
 from mlxr.runtime.tokenizer.thinking_form import MARKER
 from mlxr.server.chat.learned.answer_form import ThoughtForm
-from mlxr.server.chat.learned.lexemes import chunks
+from mlxr.server.chat.learned.lexemes import chunks, common_start
 from mlxr.server.chat.learned.probe import CONTENT, KEYS, NAMES, THOUGHT, VALUE, Probe, a_call
 
 
@@ -36,7 +36,8 @@ def learn_thought(probe: Probe, header: str, turn: str, plain: str) -> tuple[Tho
         elif not opening.strip():
             start = _last_marker(header)
             header, opening = header[:start], header[start:]
-        return _of_turn(header, opening, after, plain.removeprefix(header), closed), header
+        again = header.removeprefix(common_start(probe.render([]) or "", header))
+        return _of_turn(header, again, opening, after, plain.removeprefix(header), closed), header
     return _of_prompts(probe, header, plain)
 
 
@@ -45,13 +46,13 @@ def _prompts(probe: Probe) -> tuple[str, str]:
     return tuple(probe.render([], prompt=True, thinks=thinks) or "" for thinks in (True, False))  # type: ignore[return-value]
 
 
-def _of_turn(header: str, opening: str, after: str, plain: str, closed: str) -> ThoughtForm | None:
+def _of_turn(header: str, again: str, opening: str, after: str, plain: str, closed: str) -> ThoughtForm | None:
     closing, has_content, _ = after.partition(CONTENT)
     core, begin = closing, plain.partition(CONTENT)[0]
     if not has_content or NAMES[0] in closing:
         core = closing = closing[: len(closing) - len(closing.lstrip())] + _end_marker(closing)
     rest = begin.strip().removeprefix(opening.strip()).strip()
-    for known in (begin, closed, rest, header):
+    for known in (begin, closed, rest, header, again):
         if known.strip() and (shorter := core.rstrip().removesuffix(known.strip())).strip():
             core = shorter
     end_marker = _end_marker(core)

@@ -82,7 +82,9 @@ class Learned(Family):
     def read(self, reader: AnswerReader, job: ChatJob, beginning: Beginning) -> Reading:
         """See `Family`."""
         if self.form.lead and not job.continue_final:
-            reader.put_back(self._spelled.spell.text(self.form.lead))
+            lead = self._spelled.spell.text(self.form.lead)
+            yield from reader.next_is([lead.strip()])  # some models write it once more
+            reader.put_back(lead)
         yield from FormReader(self._spelled, reader, job, beginning).read()
 
     # Grammars.
@@ -108,7 +110,9 @@ class Learned(Family):
         space = grammar.add("SPACE", r"/[ \n]{0,4}/")
         calls = self._answers(grammar, job, form.lead, after, again)
         closed = f"{text} {space} {calls}"
-        return closed if is_opened else f"({grammar.literal(opening)} {closed} | {plain})"
+        return (
+            closed if is_opened else f"({grammar.literal(opening.removeprefix(form.lead.strip()))} {closed} | {plain})"
+        )
 
     def _answers(self, grammar: AnswerGrammar, job: ChatJob, lead: str, begin: str, again: str = "") -> str:
         """Calls, or an answer.

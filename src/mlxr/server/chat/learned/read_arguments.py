@@ -122,7 +122,7 @@ class ArgumentReader:
         """The name of an argument after what begins it, and what follows it; None if there is none."""
         reader = self._reader
         middles = [middle for middle in self._middles if middle.start == start]
-        firsts = {middle.parts[0]: middle.parts[0] for middle in middles if middle.parts}
+        firsts = {text: text for middle in middles for text in (middle.parts[:1] or [middle.text]) if text}
         stops = Markers(firsts | {end: "" for end in self._call_end[:1]} | {"\n\n": ""})
         pieces: list[str] = []
         kept = reader.position()
@@ -172,7 +172,8 @@ class ArgumentReader:
 
     def _end_markers(self, end: str, after: str) -> Markers:
         if not end.strip():
-            stops = {text: "stop" for text in (*self._between[:1], *self._call_end[:1])}
+            starts = [start[0] for start in self._starts if start]
+            stops = {text: "stop" for text in (*self._between[:1], *starts, *self._call_end[:1])}
             return Markers(({end: "end"} if end else {}) | stops)
         bare = end.strip()
         return Markers({after + bare: "end", bare: "end"})
@@ -196,7 +197,8 @@ class ArgumentReader:
         pieces: list[str] = []
         yield from reader.skip_space()
         end = "".join(map(str, self._middle.form.end))
-        ends = [*(self._spell.chunks(end)[:1] or [end]), *self._between[:1], *self._call_end[:1]]
+        starts = [start[0] for start in self._starts if start]
+        ends = [*(self._spell.chunks(end)[:1] or [end]), *self._between[:1], *starts, *self._call_end[:1]]
         has_end = yield from reader.loose_value(LooseScan(self._quote, tuple(ends)), pieces.append)
         text = "".join(pieces)
         value = as_json(text, self._quote)

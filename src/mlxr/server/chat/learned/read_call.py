@@ -1,10 +1,11 @@
 """Reads calls in a form that was learned; what turns out to be none is left to whoever asked."""
 
+import json
 import re
 
 from mlxr.server.chat.answer_reader import AnswerReader, Markers, Part, Reading
 from mlxr.server.chat.chat_job import ChatJob
-from mlxr.server.chat.json_call import CallState, read_json_call
+from mlxr.server.chat.json_call import CallState, as_object, read_json_call
 from mlxr.server.chat.learned.answer_form import Slot, Style
 from mlxr.server.chat.learned.read_arguments import ArgumentReader
 from mlxr.server.chat.learned.spelled_form import SpelledForm, Trigger
@@ -87,6 +88,8 @@ class CallReader:
 
     def _object(self) -> Part[bool]:
         reader, keys = self._reader, self._calls.keys
+        if self._calls.has_python:
+            return (yield from self._python_object())
         if not (yield from reader.begins_with("{")):
             return False
         state = yield from read_json_call(reader, self._names, keys)
@@ -105,6 +108,24 @@ class CallReader:
             if state is not CallState.COMPLETE:
                 return True
         return state is not CallState.NO_CALL
+
+    def _python_object(self) -> Part[bool]:
+        """Reads a call that is a dict of Python, which is told when it is whole."""
+        reader, keys = self._reader, self._calls.keys
+        assert keys is not None, "calls that are objects"
+        pieces: list[str] = []
+        if (yield from reader.next_sign()) != "{":
+            return False
+        yield from reader.loose_value(LooseScan(None, ("<",)), pieces.append)
+        value = json.loads(as_json("".join(pieces)) or "null")
+        for key in keys.around:
+            value = value.get(key) if isinstance(value, dict) else None
+        name = value.get(keys.name) if isinstance(value, dict) else None
+        if not isinstance(value, dict) or not isinstance(name, str) or keys.arguments not in value:
+            return False
+        reader.start_call(name)
+        reader.emit_arguments(as_object(json.dumps(value[keys.arguments], ensure_ascii=False)))
+        return True
 
     def _broken(self) -> Reading:
         """Arguments that are no JSON are told as they came, up to the end of the call."""
