@@ -115,15 +115,13 @@ def unpack_step(data: bytes | bytearray, limits: StepLimits, late_ids: Callable[
     if query_start[0] != 0 or query_start[-1] != tokens or (np.diff(query_start) < 1).any():
         raise HostError(f"query starts of a step of {tokens} tokens do not rise from 0 to these: {query_start[:8]}")
     _check("context lengths", context, columns * limits.block_size + 1)
-    tables = np.zeros((sequences, limits.table), np.int32)
-    tables[:, :columns] = used.reshape(sequences, columns)
     return Batch(
         tokens=late_ids(tokens) if late else ids,
         positions=positions,
         slots=slots,
         query_start=query_start,
         context_lens=context,
-        block_tables=tables,
+        block_tables=used.reshape(sequences, columns),
         logit_rows=logit_rows,
         query_tiles=query_tiles_of(query_start, limits.query_tile),
         query_tile=limits.query_tile,

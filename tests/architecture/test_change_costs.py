@@ -101,6 +101,7 @@ run_steps(small_spec(**wide, model__mlp={"intermediate_size": 512}, weights={"de
 _LAST_FORMAT = 'DType.U8)), "mxfp4"\n'
 
 
+@pytest.mark.long
 def test_a_block_format(tree: ChangedTree) -> None:
     tree.add(CHANGES / "block_format")
     tree.insert(FORMATS, _LAST_FORMAT, '    TQ2_0 = "tq2_0", 256, 66\n')

@@ -97,7 +97,7 @@ def artifact_of(name):
     return compiled(spec, geometry)
 
 
-@pytest.fixture(scope="module", params=few(SPECS, ["mixed-types", "q8-everything"]))
+@pytest.fixture(scope="module", params=few(SPECS, ["q8-everything"]))
 def pair(kernel_host, request):
     return HostPair(artifact_of(request.param))
 

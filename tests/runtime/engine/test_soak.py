@@ -154,6 +154,21 @@ class Callers:
             raise self.errors[0]
 
 
+def used(engine: Engine, alone: dict[tuple[int, int, int], list[int]], seconds: float) -> tuple[Callers, bool]:
+    """Has an engine used for so long, or until all has happened that is to; whether it has."""
+    latest = time.monotonic() + seconds + MORE_SECONDS
+    callers = Callers(engine, alone, seconds)
+    while True:
+        callers.run()
+        end = time.monotonic() + 10
+        while (stats := engine.stats()).running + stats.waiting and time.monotonic() < end:
+            time.sleep(0.01)
+        is_enough = callers.finished > 10 and callers.left and stats.preemptions and stats.restored_tokens
+        if is_enough or time.monotonic() > latest:
+            return callers, bool(is_enough)
+        callers.end = time.monotonic() + seconds
+
+
 @pytest.mark.parametrize("seconds", [3.0, pytest.param(LONG_SECONDS, marks=pytest.mark.long, id="long")])
 def test_an_engine_in_use(seconds: float, tmp_path: Path) -> None:
     spec = tiny_spec(model={"context": 160}, cache={"num_blocks": 14, "max_sequences": 4}, compute="exact")
@@ -182,21 +197,12 @@ def test_an_engine_in_use(seconds: float, tmp_path: Path) -> None:
         return logits
 
     engine.model.host.step = sometimes_fails  # type: ignore[method-assign]
-    Callers(engine, alone, seconds / 4).run()
+    used(engine, alone, seconds / 4)  # after which it has opened what it opens once
     gc.collect()
     before, bytes_before, pooled_before = holdings(), resident_bytes(), pooled()
-    latest = time.monotonic() + seconds + MORE_SECONDS
-    callers = Callers(engine, alone, seconds * 3 / 4)
-    while True:
-        callers.run()
-        end = time.monotonic() + 10
-        while (stats := engine.stats()).running + stats.waiting and time.monotonic() < end:
-            time.sleep(0.01)
-        is_enough = callers.finished > 10 and callers.left and stats.preemptions and stats.restored_tokens
-        if is_enough or time.monotonic() > latest:
-            break
-        callers.end = time.monotonic() + seconds
+    callers, is_enough = used(engine, alone, seconds * 3 / 4)
     gc.collect()
+    stats = engine.stats()
     assert (stats.running, stats.waiting, stats.blocks_free) == (0, 0, 14)
     engine.model.pager.check_integrity()
     assert engine.health() is None

@@ -48,7 +48,7 @@ interesting_bytes = st.sampled_from(
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_joined_pieces_are_the_decoded_text(name, data):
     tokenizer = TOKENIZERS[name]
