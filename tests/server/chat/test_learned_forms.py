@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.template_files import NamedTemplates
 from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
+from mlxr.server.chat.formats.registry import family_of
 from mlxr.server.chat.shown_form import form_as_json, form_lines
 from mlxr_tests.chat_formats import a_job, byte_tokenizer, cuts, family, parsed
 from mlxr_tests.small_templates import CONTROL, TEMPLATES
@@ -137,3 +138,60 @@ def test_where_no_rendering_shows_calls_words_do_or_the_form_is_ours() -> None:
     assert ours["calls"].endswith("not the template's own: the system message asks for it")
     faulty = form_lines(NamedTemplates({"default": "{% for %}"}, "here"))
     assert faulty == [("calls", "not known: the chat template is faulty")]
+
+
+ARGUMENTS = "{% for k, v in c.function.arguments.items() %}ONE{% endfor %}"
+ODD = {  # what writes a call, what it writes, and how the form is shown
+    "a dict of Python": (
+        "<call>{{ {'name': c.function.name, 'args': c.function.arguments} }}</call>",
+        "<call>{'name': 'get_weather', 'args': {'city': 'Rome', 'days': 2}}</call>",
+        "<call>{'name': 'NAME', 'args': {ARGUMENTS}}</call>",
+    ),
+    "the name as a key": (
+        '>> {"{{ c.function.name }}": {{ c.function.arguments | tojson }}}',
+        '>> {"get_weather": {"city": "Rome", "days": 2}}',
+        '>> {"NAME": {ARGUMENTS}}',
+    ),
+    "arguments in brackets": (
+        "(tool {{ c.function.name }}" + ARGUMENTS.replace("ONE", " (:{{ k }} {{ v | tojson }})") + ")",
+        '(tool get_weather (:city "Rome") (:days 2))',
+        '(tool NAME (:KEY "VALUE"))',
+    ),
+    "no ends": (
+        "~{{ c.function.name }}" + ARGUMENTS.replace("ONE", "|{{ k }}={{ v | tojson }}") + "~",
+        '~get_weather|city="Rome"|days=2~',
+        '~NAME|KEY="VALUE"~',
+    ),
+    "names in both tags": (
+        "[TOOL={{ c.function.name }}]" + ARGUMENTS.replace("ONE", "[{{ k }}]{{ v }}[/{{ k }}]") + "[/TOOL]",
+        "[TOOL=get_weather][city]Rome[/city][days]2[/days][/TOOL]",
+        "[TOOL=NAME][KEY]VALUE[/KEY][/TOOL]",
+    ),
+    "texts of their own": (
+        "<{{ c.function.name }}>"
+        + ARGUMENTS.replace(
+            "ONE", "{% if v is string %}<t {{ k }}>{{ v }}</t>{% else %}<d {{ k }}>{{ v | tojson }}</d>{% endif %}"
+        )
+        + "<fin>",
+        "<get_weather><t city>Rome</t><d days>2</d><fin>",
+        "<NAME><d KEY>VALUE</d><fin>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_forms_that_nobody_has(name: str) -> None:
+    program, answer, expected = ODD[name]
+    text = (
+        "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}[{{ m.role }}]"
+        "{{ m.content }}{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    ).replace("CALL", program)
+    with closing(ChatTemplate(text, "here")) as template:
+        form = family_of(template, {}, {})
+    told = dict(form_lines(NamedTemplates({"default": text}, "here")))
+    assert json.loads(told["call"]) == expected
+    for pieces in cuts(answer, ()):
+        start, arguments = parsed(form, byte_tokenizer(), pieces, a_job())
+        assert isinstance(start, ToolStart) and start.name == "get_weather"
+        assert isinstance(arguments, ToolArguments) and json.loads(arguments.text) == {"city": "Rome", "days": 2}
