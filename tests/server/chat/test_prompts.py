@@ -12,6 +12,7 @@ from mlxr.runtime.memory.context_limit import ContextLimit
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.chat.chat_job import ChatJob
+from mlxr.server.chat.learned.answer_form import Origin
 from mlxr_tests.chat_formats import a_job, byte_tokenizer
 from mlxr_tests.small_templates import TEMPLATES
 
@@ -187,13 +188,17 @@ def test_a_format_that_was_closed_says_so() -> None:
         asyncio.run(chat.prompt(a_job()))
 
 
-def test_a_template_without_calls_gets_an_instruction_and_texts() -> None:
+def test_a_template_without_calls_gets_an_instruction_and_texts(caplog: pytest.LogCaptureFixture) -> None:
     turns = (
         "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}"
         "{{ raise_exception('unknown role') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
     )
     rules = {"role": "system", "content": "Be brief."}
-    text = prompt(turns, a_job(messages=(rules, *MESSAGES)))
+    with closing(ChatFormat(ChatTemplate(turns, "here"), TOKENIZER)) as chat:
+        text, again = (TOKENIZER.decode(asyncio.run(chat.prompt(a_job(messages=(rules, *MESSAGES))))) for _ in range(2))
+        assert not chat.takes_tools and chat.form.origin is Origin.OURS and text == again
+    notes = [record.getMessage() for record in caplog.records if "does not tell the model of tools" in record.message]
+    assert len(notes) == 1 and "here: " in notes[0]
     head, _, told = text.partition("[user]")
     assert head.startswith("[system]Be brief.\n\nYou may call") and '"description": "Weather of a city"' in head
     assert told == (
