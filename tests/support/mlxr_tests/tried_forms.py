@@ -111,7 +111,8 @@ class TriedForm:
             for thought, content in ((THOUGHT, "Let me see."), (THOUGHT, ""), ("", "Let me see."), ("", "")):
                 message = said(content, *calls[:num_calls], thought=thought)
                 text = self._written(message, switched=False)
-                if text is not None and text.is_asked:
+                is_one_turn = text is not None and not (text.end and text.end in text.answer)
+                if text is not None and text.is_asked and is_one_turn:
                     return message, text
         return None
 
