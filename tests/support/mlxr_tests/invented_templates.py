@@ -293,5 +293,5 @@ INVENTED = {
     ),
 }
 """By what is odd about them."""
-LOOSE = ("one argument per line, as it is", "arguments as text")
-"""Forms whose grammar allows what is not read back, or not what the template writes: `try_forms.py` counts."""
+LOOSE = ("arguments as text",)
+"""Forms whose grammar does not allow what the template writes, but another form, which is read too."""
