@@ -111,8 +111,10 @@ class TriedForm:
             for thought, content in ((THOUGHT, "Let me see."), (THOUGHT, ""), ("", "Let me see."), ("", "")):
                 message = said(content, *calls[:num_calls], thought=thought)
                 text = self._written(message, switched=False)
-                is_one_turn = text is not None and not (text.end and text.end in text.answer)
-                if text is not None and text.is_asked and is_one_turn:
+                if text is None or not text.is_asked:
+                    continue
+                heads = [line for line in text.prompt.splitlines()[-3:] if "ssistant" in line]  # of a turn
+                if not any(each in text.answer for each in [*heads, text.end] if each):
                     return message, text
         return None
 
