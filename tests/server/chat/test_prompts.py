@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from mlxr.compiler.errors import EngineError, PromptTooLongError, RequestError
+from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.memory.context_limit import ContextLimit
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.learned.answer_form import Origin
 from mlxr_tests.chat_formats import a_job, byte_tokenizer
-from mlxr_tests.small_templates import TEMPLATES
+from mlxr_tests.small_templates import CONTROL, TEMPLATES
 
 CALLS = [
     {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Róme"}'}},
@@ -276,3 +277,14 @@ def test_two_tools_of_one_name_and_texts_far_too_long_are_refused() -> None:
         a_job(tools=(tool, tool))
     with pytest.raises(PromptTooLongError):
         prompt(TINY, a_job(messages=({"role": "user", "content": "x" * 100_000},)), context=100)
+
+
+@pytest.mark.parametrize(("template", "ends"), [("qwen", True), ("harmony", False)])
+def test_an_answer_ends_where_the_template_ends_one(template: str, ends: bool) -> None:
+    """Though the model's files name another token alone; gpt-oss writes on after the end of a message."""
+    tokenizer = byte_tokenizer(["<|im_end|>", *CONTROL["harmony"]])
+    with closing(ChatFormat(ChatTemplate(TEMPLATES[template], "here"), tokenizer)) as chat:
+        for sampling in (Sampling(), Sampling(stop_tokens=(1,)), Sampling(ignore_eos=True)):
+            job = a_job(sampling=sampling)
+            more = (tokenizer.control_tokens["<|im_end|>"],) if ends and not sampling.ignore_eos else ()
+            assert chat.constrained(job, asyncio.run(chat.prompt(job))).stop_tokens == (*sampling.stop_tokens, *more)

@@ -117,8 +117,8 @@ class ChatFormat:
         Raises:
             RequestError: a constraint that cannot be combined with tools or reasoning.
         """
-        sampling = job.sampling
         family, beginning = self._family(job), self._beginning(job, prompt)
+        sampling = self._ending(job.sampling, family)
         thinks = family.may_think(beginning)
         budget = self._form(job).budget(self._reasoning(job))
         if thinks and budget is not None:
@@ -139,6 +139,13 @@ class ChatFormat:
         grammar = AnswerGrammar(self._tokenizer.control_tokens)
         start = family.start(grammar, job, beginning)
         return replace(sampling, json_schema=None, regex=None, choice=None, grammar=grammar.written(start))
+
+    def _ending(self, sampling: Sampling, family: Family) -> Sampling:
+        """The options, by which an answer also ends where the template ends one, if the files do not say so."""
+        end = self._tokenizer.control_tokens.get(family.last_marker)
+        if end is None or end in self._tokenizer.eos_ids or sampling.ignore_eos:
+            return sampling
+        return replace(sampling, stop_tokens=(*sampling.stop_tokens, end))
 
     def parser(self, job: ChatJob, prompt: Sequence[int]) -> AnswerParser:
         """The parser of one answer; arguments as for `constrained`."""

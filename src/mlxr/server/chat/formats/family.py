@@ -62,6 +62,11 @@ class Family:
         return () if self.after_thinking else self.thinking
 
     @property
+    def last_marker(self) -> str:
+        """What ends an answer and stands nowhere within one; empty: nothing does."""
+        return self.form.last_marker
+
+    @property
     def shown(self) -> str:
         """The form of calls in a few words."""
         return "messages in channels"

@@ -36,6 +36,11 @@ class Harmony(Family):
         """See `Family`. The markers of its thinking also end messages."""
         return ()
 
+    @property
+    def last_marker(self) -> str:
+        """See `Family`. What ends messages ends thoughts, too."""
+        return ""
+
     @staticmethod
     def matches(form: AnswerForm) -> bool:
         """Whether the template writes answers into a channel."""

@@ -207,3 +207,12 @@ class AnswerForm:
     turn_end: str = ""
     origin: Origin = Origin.RENDERED
     messages: MessageForm = field(default_factory=MessageForm)
+
+    @property
+    def last_marker(self) -> str:
+        """What ends an answer, if it stands nowhere within one; else empty."""
+        end, calls, thought = self.turn_end.strip(), self.calls, self.thought
+        within = [self.header, self.lead, self.content_start, self.content_end, calls.section_start, calls.section_end]
+        within += [calls.start, calls.end, calls.between, *(part for part in calls.body if isinstance(part, str))]
+        within += [thought.opening, thought.closing] if thought is not None else []
+        return "" if any(end in text for text in within) else end
