@@ -79,6 +79,7 @@ print("reference", hosts["prefill"].launches["stretch"])
 )
 
 
+@pytest.mark.long
 def test_an_op_and_the_pass_that_makes_it(tree: ChangedTree) -> None:
     """The pass takes the embedding's factor out of it: the source graph, which has no such op, says what is right."""
     tree.add(CHANGES / "op")

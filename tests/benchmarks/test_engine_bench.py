@@ -215,6 +215,7 @@ def test_servers_are_asked_the_same_in_turns(bench: Bench) -> None:
     assert ("peers.http_server", "idle", {"count": 1000}) in FakeWorker.asked
 
 
+@pytest.mark.long
 def test_a_server_is_asked_over_http() -> None:
     """The real program, as a user starts it."""
     server = HttpServer()

@@ -245,6 +245,7 @@ def test_prompt_lengths_are_said_in_one_way(capsys: pytest.CaptureFixture[str]) 
         Workload(5, lengths=LengthRange(3, 9)).check()
 
 
+@pytest.mark.long
 def test_a_bundled_model_gets_as_many_sequences_as_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     shown = bench(capsys, "storyteller", "--host", "reference", "--batch", "3")
     assert shown["batch"] == 3

@@ -87,6 +87,7 @@ def test_compute_and_context_are_the_options(capsys: pytest.CaptureFixture[str])
     assert "--context is 0; expected at least 1" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_determinism_is_an_option_and_what_is_compiled_for_sim_has_it(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("storyteller", str(TINY)):
         plan = resolve_artifact(name, Changes(deterministic=True))[0].plan

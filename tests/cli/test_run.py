@@ -56,6 +56,7 @@ def test_one_token_has_no_decode_speed(capsys: pytest.CaptureFixture[str], artif
     assert json.loads(capsys.readouterr().out)["decode_tokens_per_second"] is None
 
 
+@pytest.mark.long
 def test_speculation_gives_the_same_answer_and_says_what_was_accepted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

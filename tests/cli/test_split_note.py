@@ -105,6 +105,7 @@ sys.exit(main(sys.argv[1:]))
 """The command, on a machine whose GPU is known."""
 
 
+@pytest.mark.long
 def test_run_says_so_once(tmp_path: Path) -> None:
     run = ["run", str(TINY), "--host", "cpu", "--threads", "1", "--prompt", "Once", "--max-tokens", "2"]
     first, second = run_ranks(2, ["-c", WITH_A_CHIP, *run, "--link", "10GbE"])

@@ -51,6 +51,7 @@ def test_a_spec_over_its_budget_is_refused_with_what_would_fit() -> None:
             compile_spec(storyteller_spec(memory_budget=budget, **larger))
 
 
+@pytest.mark.long
 def test_advice_keeps_the_arena_that_the_spec_fixes() -> None:
     cache = {"max_sequences": 4, "num_blocks": 200}
     whole = compile_spec(storyteller_spec(cache=cache)).artifact.plan.largest_memory

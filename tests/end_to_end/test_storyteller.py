@@ -91,6 +91,7 @@ def test_variants_of_the_spec_give_the_same_logits(
 QUANTISED = [(Q8_0, "fp32_on_q8_0", {"q8_0", "f32"}), (Q4_K_M, "fp32_on_q4_k_m", {"q4_k", "q6_k", "f32"})]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "recorded", "formats"),
     few(QUANTISED, QUANTISED[1:]),

@@ -14,6 +14,7 @@ from mlxr_tests.few import few
 from mlxr_tests.split_logits import check_split
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", few(CONFIGS, ["phi3"]))
 def test_folders(case: str, tmp_path: Path) -> None:
     config, tokens = config_of(case), prompts(VOCAB)

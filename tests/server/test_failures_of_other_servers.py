@@ -22,6 +22,7 @@ from mlxr.server.field_tables import request_models
 from mlxr.server.fields import classes
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr_tests.api_calls import APIS, CHAT, COMPLETIONS, MESSAGES, OLLAMA_CHAT, RESPONSES, Answer, Api, Question
+from mlxr_tests.few import few
 from mlxr_tests.running_server import CHATML, EXACT, RunningServer, running_server, tiny_source
 from mlxr_tests.storyteller import TINY
 
@@ -179,7 +180,7 @@ def test_a_second_turn_is_read_from_the_cache(server: RunningServer, api: Api) -
 
 
 @each_api
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", few([False, True], [True]))
 def test_the_work_for_a_client_that_left_ends(server: RunningServer, api: Api, stream: bool) -> None:
     long = dataclasses.replace(ENDLESS, seed=4)
     whole = ask(server, api, long).completion

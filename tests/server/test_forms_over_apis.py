@@ -25,8 +25,6 @@ TEMPLATES = {"Hermes": (HERMES, (), True)} | {
     name: (each.text, each.ends, each.thinks) for name, each in INVENTED.items()
 }
 SHORT = ("names and values in attributes and tags",)
-FORCED = [name for name in TEMPLATES if name != "wrapped text"]
-"""A budget of thoughts ends those of the other one with what its calls may not follow."""
 CALLS = (call("store_items", KINDS), call("clock", {}, 2))
 
 
@@ -96,7 +94,7 @@ def forced_message(server: RunningServer, stream: bool) -> list[tuple[str, Any]]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", FORCED)
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_a_model_that_must_call_calls(name: str, tmp_path: Path) -> None:
     path = tmp_path / "chat.jinja"
     path.write_text(TEMPLATES[name][0])

@@ -281,7 +281,8 @@ def come_to_rest(server: RunningServer) -> None:
     gc.collect()
 
 
-@pytest.mark.parametrize("seconds", [4.0, pytest.param(LONG_SECONDS, marks=pytest.mark.long, id="long")])
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", [pytest.param(LONG_SECONDS, id="long")])
 def test_a_server_in_use(
     seconds: float, sources: list[EngineSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

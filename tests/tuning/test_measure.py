@@ -64,6 +64,7 @@ def test_every_launch_of_both_batches_is_timed_and_runs(name: str) -> None:
         assert time == pytest.approx(expected), one.row.kernel.label
 
 
+@pytest.mark.long
 def test_ops_whose_weights_one_launch_unpacks() -> None:
     """That launch is timed for itself; an op that it is not named for is given numbers in place of its weight."""
     artifact, gpu = variant("for-mlx"), FakeGpu(cost_us)

@@ -267,6 +267,7 @@ ONE_LAYER = small_spec(**OF_16_BITS | {"model__num_layers": 1, "weights": {"defa
 VARIANTS = ("matvec_mma", "attend_mma", "partition_mma", "prefill_mma")
 
 
+@pytest.mark.long
 def test_variants_are_tried_with_sizes_of_their_own() -> None:
     """Only on chips whose table allows them; MMA kernels need at least 16 rows of the weight."""
     few_values = replace(FEW, values=THREADS | {"matvec_unroll": (1, 4), "attend_heads": (2,)})
@@ -287,6 +288,7 @@ def test_variants_are_tried_with_sizes_of_their_own() -> None:
     assert tried and not any(sizes.get(name) for sizes in tried for name in VARIANTS)
 
 
+@pytest.mark.long
 def test_variants_are_left_again() -> None:
     """And then sizes are tried that mean nothing to matrix instructions."""
 
@@ -310,6 +312,7 @@ def test_what_matrix_instructions_cannot_take_is_not_tried() -> None:
     assert not [one for one in found.sites if one.changed]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("start", few([17, 33], [17]))
 @pytest.mark.parametrize(("unpack_us", "expected"), few([(100.0, 3), (1e6, 33), (1.0, 2)], [(100.0, 3)]))
 def test_a_threshold_of_quantised_weights_is_one_for_all(start: int, unpack_us: float, expected: int) -> None:
@@ -374,6 +377,7 @@ def test_the_arena_is_what_is_faster(start: int, fast: str, other: int) -> None:
     assert len(one.rounds) == 1 + changes, "the winner is timed again"
 
 
+@pytest.mark.long
 def test_what_is_faster_once_is_forgotten() -> None:
     class Once(Arenas):
         def times_us(self, artifacts: Sequence[Artifact], context: int) -> list[float | HostError]:
@@ -386,6 +390,7 @@ def test_what_is_faster_once_is_forgotten() -> None:
     assert len(one.rounds) == 2 and not one.changed and not one.because
 
 
+@pytest.mark.long
 def test_an_arena_that_is_said_or_cannot_be_timed_stays() -> None:
     gpu = FakeGpu(lambda entry: 1.0, compute=False)
     said = small_spec(model__num_layers=1, cache=ONE_SEQUENCE | {"mode": "contiguous"})

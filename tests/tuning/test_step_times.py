@@ -17,6 +17,7 @@ from mlxr_tests.few import few
 from mlxr_tests.specs import compiled, small_spec
 
 
+@pytest.mark.long
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")
 @pytest.mark.parametrize("weights", few(["f32", "q8_0"], ["q8_0"]))
 def test_launches_and_step_kernels_take_turns(monkeypatch: pytest.MonkeyPatch, weights: str) -> None:
@@ -37,6 +38,7 @@ def test_launches_and_step_kernels_take_turns(monkeypatch: pytest.MonkeyPatch, w
     assert sum(name.startswith("step_") for name in called) == 3 + 2 * 3, "a warm-up and two turns"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")
 def test_memory_for_one_call_is_memory_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = compiled(small_spec())

@@ -28,6 +28,7 @@ def with_free(monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
     monkeypatch.setattr(Host, "free_memory", classmethod(lambda cls: FreeMemory(free_bytes, 1 << 40)))
 
 
+@pytest.mark.long
 def test_a_shrunk_arena_runs_the_same_program(monkeypatch: pytest.MonkeyPatch) -> None:
     for host in ("cpu", "sim"):
         with mlxr.load(TINY, host=host, changes=MANY) as model:

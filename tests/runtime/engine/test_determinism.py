@@ -20,7 +20,7 @@ GREEDY = mlxr.Sampling(temperature=0.0, max_tokens=24, ignore_eos=True)
     [
         ("cpu", {"compute": "exact"}, PARAMS),
         pytest.param("cpu", {"deterministic": True}, PARAMS, marks=pytest.mark.long),
-        ("sim", {}, PARAMS),
+        pytest.param("sim", {}, PARAMS, marks=pytest.mark.long),
         pytest.param(
             "cuda", {"deterministic": True}, GREEDY, marks=pytest.mark.skipif(not has_cuda(), reason="no NVIDIA GPU")
         ),

@@ -371,6 +371,7 @@ def test_broken_logits_are_refused_and_nothing_is_kept(pair: Pair) -> None:
     assert messages[0] == messages[1]
 
 
+@pytest.mark.long
 def test_many_small_generations_with_everything_at_once() -> None:
     rng = np.random.default_rng(7)
     pair = Pair(num_blocks=14)

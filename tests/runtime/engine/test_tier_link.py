@@ -88,6 +88,7 @@ def test_a_damaged_file_is_computed_again(tmp_path: Path) -> None:
         assert stats.tiers is not None and stats.tiers["damaged_blocks"]
 
 
+@pytest.mark.long
 def test_preempted_requests_get_their_blocks_back(tmp_path: Path) -> None:
     with loaded("paged", mlxr.TierSizes(memory_bytes=1 << 26)) as model:
         prompts = [range(300, 340), range(700, 740)]

@@ -178,6 +178,7 @@ def test_steps_are_launched_ahead_and_the_arena_is_accessed_in_order(
     assert chain[-1][1] is on_metal.arena.token
 
 
+@pytest.mark.long
 @pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
 @pytest.mark.parametrize("method", few(["start", "read"], ["read"]))
 def test_a_failure_of_mlx_is_the_hosts_and_later_steps_run(

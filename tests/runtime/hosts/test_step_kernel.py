@@ -57,6 +57,7 @@ def test_a_program_gives_the_references_logits(monkeypatch: pytest.MonkeyPatch, 
     assert set(names) == {entry.name for entry in pair.plan.first.step_kernels if {1, 2} & {*entry.counts}}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")
 @pytest.mark.usefixtures("eager")
 def test_tokens_and_counts_are_those_of_launches(monkeypatch: pytest.MonkeyPatch) -> None:

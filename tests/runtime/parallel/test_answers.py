@@ -17,6 +17,7 @@ SPLITS: dict[str, dict[str, Any]] = {"tensor 2": {"tensor": 2}, "2 stages": {"pi
 """Of three ranks, two share a KV head, so that one has more queries for each of its KV heads."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split", few(SPLITS, ["tensor 2"]))
 def test_answers_are_those_of_one_rank(split: str, tmp_path: Path) -> None:
     """A schema, seeds, a cached prompt, an arena that is too small, guesses from the text, a thought that is cut."""

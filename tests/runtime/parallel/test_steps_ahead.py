@@ -15,6 +15,7 @@ from mlxr_tests.storyteller import TINY, tiny_spec
 SPLITS = [{"tensor": 2}, {"pipeline": 2}]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
 @pytest.mark.parametrize("parallel", few(SPLITS, SPLITS[:1]), ids=str)
 def test_steps_are_told_before_the_last_one_is_read(parallel: dict[str, int]) -> None:

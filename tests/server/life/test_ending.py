@@ -25,6 +25,7 @@ def begin(server: ServeProcess, stack: ExitStack, path: str, **body: Any) -> htt
     return stream
 
 
+@pytest.mark.long
 def test_three_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The first one ends well, the second one is killed, and the third one has what the first one has saved."""
     monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path / "cache"))

@@ -91,6 +91,7 @@ def test_what_is_refused(client: openai.OpenAI, body: dict[str, Any], code: str,
         client.embeddings.create(model="nobody", input="a")
 
 
+@pytest.mark.long
 def test_other_requests_go_on_and_nothing_is_left(server: RunningServer, client: openai.OpenAI) -> None:
     many = client.embeddings.create(model="tiny", input=[f"text number {i}" for i in range(300)])
     assert len(many.data) == 300

@@ -102,7 +102,8 @@ class Api:
             data = line.removeprefix("data:").strip()
             if data.startswith("{"):
                 part = json.loads(data)
-                if error := part.get("error", part if part.get("type") == "error" else None):
+                failed = part.get("response", {}) if part.get("type") == "response.failed" else part
+                if error := failed.get("error", part if part.get("type") == "error" else None):
                     answer.error = error if isinstance(error, str) else error["message"]
                 else:
                     self.read(answer, part)

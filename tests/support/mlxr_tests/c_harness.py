@@ -4,8 +4,8 @@
     library.f(address(x))
 
 A snippet exports its non-static functions; they return int unless `restype` says otherwise. Libraries are cached like
-those of the cpu host: by text, flags, compiler and CPU. MLXR_CPU_CFLAGS adds flags, and then (but for -O0) only the
-first compiler is used: -fsanitize=undefined needs nothing else, -fsanitize=address needs LD_PRELOAD=libasan.so and
+those of the cpu host: by text, flags, compiler and CPU. MLXR_CPU_CFLAGS adds flags, and then only the first
+compiler is used: -fsanitize=undefined needs nothing else, -fsanitize=address needs LD_PRELOAD=libasan.so and
 ASAN_OPTIONS=detect_leaks=0.
 """
 
@@ -49,7 +49,7 @@ def compilers() -> list[tuple[str, ...]]:
     """The commands of the compilers on this machine."""
     commands = [CC] if shutil.which("cc") else []
     commands += [ZIG] if importlib.util.find_spec("ziglang") else []
-    return commands[:1] if set(_added_flags()) - {"-O0"} else commands
+    return commands[:1] if _added_flags() else commands
 
 
 def _added_flags() -> list[str]:

@@ -17,6 +17,7 @@ from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
 from mlxr_tests.chat_formats import WEATHER, a_job, byte_tokenizer, events_of_ids
 from mlxr_tests.constrained import tokens_of
+from mlxr_tests.few import few
 from mlxr_tests.small_templates import CONTROL, TEMPLATES
 
 # A marker is a control token in some files of a model, and text in others; in those of gpt-oss always a token.
@@ -93,7 +94,7 @@ def check(calls: list[tuple[str, object]]) -> None:
             assert name == "time" and isinstance(arguments, dict)
 
 
-@pytest.mark.parametrize(("name", "tokens"), WAYS)
+@pytest.mark.parametrize(("name", "tokens"), few(WAYS, WAYS[::2]))
 def test_what_must_be_called_is_called(name: str, tokens: bool) -> None:
     for choice, parallel in (("function:get_weather", True), ("required", False), ("required", True)):
         for deltas in answers(name, tokens, a_job(tool_choice=choice, parallel_tool_calls=parallel)):
@@ -104,7 +105,7 @@ def test_what_must_be_called_is_called(name: str, tokens: bool) -> None:
             assert choice == "required" or calls[0][0] == "get_weather"
 
 
-@pytest.mark.parametrize(("name", "tokens"), WAYS)
+@pytest.mark.parametrize(("name", "tokens"), few(WAYS, WAYS[1::2]))
 def test_strict_tools_are_called_as_they_say_or_not_at_all(name: str, tokens: bool) -> None:
     numbers = set()
     for deltas in answers(name, tokens, a_job(tools=(STRICT,), parallel_tool_calls=False), count=12):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mlxr.runtime.engine.sampling import ThoughtLimit
 from mlxr.server.chat.answer_grammar import ANYTHING, AnswerGrammar
 from mlxr.server.chat.answer_reader import AnswerReader, Reading
 from mlxr.server.chat.chat_job import ChatJob
@@ -77,6 +78,16 @@ class Learned(Family):
         """See `Family`."""
         return super().beginning(prompt, job) if self.thinks else Beginning.ANSWERING
 
+    def thought_limit(self, tokens: int, job: ChatJob, beginning: Beginning) -> ThoughtLimit:
+        """See `Family`. Where calls may follow, the text that ends a thought does not begin a text."""
+        limit = super().thought_limit(tokens, job, beginning)
+        if not (job.uses_tools and self.after_thinking):
+            return limit
+        before, marker, rest = limit.closing.partition(self.thinking[1])
+        space, header = rest[: len(rest) - len(rest.lstrip())], self.form.header.strip()
+        again = header if header and self.after_thinking.startswith(header) else ""
+        return replace(limit, closing=f"{before}{marker}{space}{again}")
+
     # Answers.
 
     def read(self, reader: AnswerReader, job: ChatJob, beginning: Beginning) -> Reading:
@@ -95,7 +106,6 @@ class Learned(Family):
 
     def start(self, grammar: AnswerGrammar, job: ChatJob, beginning: Beginning) -> str:
         """See `Family`. Text is begun as the form has it."""
-        form = self.form
         form, begin = self.form, self.form.content_start.removeprefix(self.form.lead).lstrip()
         plain = self._answers(grammar, job, form.lead, begin)
         if not self.may_think(beginning):
@@ -110,9 +120,9 @@ class Learned(Family):
         space = grammar.add("SPACE", r"/[ \n]{0,4}/")
         calls = self._answers(grammar, job, form.lead, after, again)
         closed = f"{text} {space} {calls}"
-        return (
-            closed if is_opened else f"({grammar.literal(opening.removeprefix(form.lead.strip()))} {closed} | {plain})"
-        )
+        if is_opened:
+            return closed
+        return f"({grammar.literal(opening.removeprefix(form.lead.strip()))} {closed} | {plain})"
 
     def _answers(self, grammar: AnswerGrammar, job: ChatJob, lead: str, begin: str, again: str = "") -> str:
         """Calls, or an answer.
