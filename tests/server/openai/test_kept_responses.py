@@ -64,7 +64,7 @@ def test_a_request_goes_on_from_a_response(client: openai.OpenAI) -> None:
 def test_what_is_not_kept_cannot_be_used(client: openai.OpenAI) -> None:
     first = client.responses.create(**ASK, input=FIRST, store=False)
     assert first.to_dict()["store"] is False
-    for name in (first.id, "resp_1"):
+    for name in (first.id, "resp_1", ""):
         with pytest.raises(openai.NotFoundError, match="it was not kept, or is no longer") as raised:
             client.responses.create(**ASK, input=SECOND, previous_response_id=name)
         assert raised.value.code == "previous_response_not_found"

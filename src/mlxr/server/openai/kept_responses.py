@@ -135,13 +135,14 @@ class KeptResponses:
             self._db.close()
 
     def _chain(self, response_id: str, owner: str, field: str) -> tuple[Items, Items]:
-        rows, names, name = [], [], str(response_id)
+        rows, names = [], []
+        name: str | None = response_id
         with self._lock, self._writing() as db:
-            while name:
+            while name is not None:
                 previous, given, response = self._row(name, owner, field)
                 names.append((name,))
                 rows.append((json.loads(given), json.loads(response)["output"]))
-                name = previous or ""
+                name = previous
             (used,) = db.execute("SELECT max(used) FROM responses").fetchone()
             db.executemany(f"UPDATE responses SET used = {int(used) + 1} WHERE id = ?", names)
         items: Items = []
