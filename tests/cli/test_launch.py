@@ -150,7 +150,7 @@ def test_a_server_that_runs_is_used_and_stays(folder: Path, talker: Path, capfd:
         told = json.loads((folder / "told.json").read_text())
         assert told["base"] == f"{server.url}/v1" and told["known"]["openai/talker"]["max_input_tokens"] == 2048
         said = capfd.readouterr().err
-        assert "a server that goes on: context 2,048" in said and "note: what coding agents say of themselves" in said
+        assert "a server that goes on: context 2,048" in said and "note: a coding agent's own instructions" in said
         assert main(["launch", "aider", "words", "--context", "512"]) == 3
         assert (
             "note: the chat template of words has no tools: the model is told of them in words"

@@ -135,8 +135,7 @@ def _loaded(args: argparse.Namespace, state: StateFile | None, name: str, stack:
     print(f"{args.agent} uses {name} at {state.url}, {ends}: {memory}", file=sys.stderr)
     if context < _SHORT:
         print(
-            f"note: what coding agents say of themselves and their tools takes 8,000 to 20,000 tokens; the model has "
-            f"{context:,}",
+            f"note: a coding agent's own instructions and tools take 8,000 to 15,000 tokens; the model has {context:,}",
             file=sys.stderr,
         )
     return Served(state.url, state.token, name, context)

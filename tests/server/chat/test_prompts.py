@@ -15,6 +15,7 @@ from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.learned.answer_form import Origin
 from mlxr_tests.chat_formats import a_job, byte_tokenizer
+from mlxr_tests.invented_templates import INVENTED
 from mlxr_tests.small_templates import CONTROL, TEMPLATES
 
 CALLS = [
@@ -288,3 +289,17 @@ def test_an_answer_ends_where_the_template_ends_one(template: str, ends: bool) -
             job = a_job(sampling=sampling)
             more = (tokenizer.control_tokens["<|im_end|>"],) if ends and not sampling.ignore_eos else ()
             assert chat.constrained(job, asyncio.run(chat.prompt(job))).stop_tokens == (*sampling.stop_tokens, *more)
+
+
+def test_where_calls_may_follow_a_thought_that_is_too_long_no_text_is_begun() -> None:
+    """`<|/why|>` ends it; a text, which the template puts into `<reply>`, is begun only where nothing else may come."""
+    invented = INVENTED["wrapped text"]
+    tokenizer = byte_tokenizer([*invented.ends, *invented.control])
+    with closing(ChatFormat(ChatTemplate(invented.text, "here"), tokenizer)) as chat:
+        closings = []
+        for tools in ({}, {"tools": ()}):
+            job = a_job(thinking_budget=4, **tools)
+            thought = chat.constrained(job, asyncio.run(chat.prompt(job))).thought
+            assert thought is not None
+            closings.append(thought.closing.strip())
+    assert closings == ["<|/why|>", "<|/why|><reply>"]

@@ -8,7 +8,6 @@ from typing import Any
 from mlxr.runtime.engine.constraint.grammar import lark_schema
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.tokenizer.names_pattern import names_pattern
-from mlxr.runtime.tokenizer.thinking_form import MARKER
 
 ANYTHING = r"/(.|\n)*/"
 _SLASH = re.compile(r"\\.|/", re.DOTALL)
@@ -35,10 +34,6 @@ class AnswerGrammar:
     def marker(self, name: str) -> str:
         """A marker: the control token of this name if the model has it, else text."""
         return f"<[{self._control[name]}]>" if name in self._control else self.text(name)
-
-    def markers(self, text: str) -> str:
-        """A text of several markers, with other text between them."""
-        return " ".join(self.marker(part) for part in MARKER.split(text) if part)
 
     def text(self, text: str) -> str:
         """Exactly this text."""

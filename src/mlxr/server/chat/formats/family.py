@@ -1,15 +1,14 @@
 """What a family of models is to the chat layer: how its templates want messages, and how its answers are written."""
 
-import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from typing import Any, ClassVar
 
 from mlxr.runtime.engine.sampling import ThoughtLimit
-from mlxr.server.chat.answer_grammar import ANYTHING, AnswerGrammar
+from mlxr.server.chat.answer_grammar import AnswerGrammar
 from mlxr.server.chat.answer_reader import AnswerReader, Reading
 from mlxr.server.chat.chat_job import ChatJob
-from mlxr.server.chat.delta import Content, Reasoning
 from mlxr.server.chat.learned.answer_form import AnswerForm
 
 
@@ -27,8 +26,8 @@ class Beginning(Enum):
     ANSWERING = auto()
 
 
-class Family:
-    """A family. The defaults are those of most: thinking between two markers, then text and calls.
+class Family(ABC):
+    """A family. The defaults are those of most.
 
     Attributes:
         form: what was learned from the template.
@@ -120,39 +119,13 @@ class Family:
 
     # Answers.
 
+    @abstractmethod
     def read(self, reader: AnswerReader, job: ChatJob, beginning: Beginning) -> Reading:
         """Reads an answer."""
-        yield from self.read_thinking(reader, job, beginning)
-        if job.uses_tools:
-            yield from self.read_calls(reader, job)
-        yield from reader.rest()
-
-    def read_thinking(self, reader: AnswerReader, job: ChatJob, beginning: Beginning) -> Reading:
-        """Reads what the model writes for itself at the beginning."""
-        opening, closing = self.thinking
-        if beginning is Beginning.OPEN and not (yield from reader.begins_with(opening)):
-            return
-        if beginning is Beginning.ANSWERING:
-            return
-        if job.reasoning:
-            yield from reader.skip_space()
-            yield from reader.text_until(Reasoning, [closing])
-            if self.after_thinking:
-                yield from reader.begins_with(self.after_thinking)
-            yield from reader.skip_space()
-            return
-        if beginning is Beginning.OPEN:
-            reader.emit(Content, opening)
-        if (yield from reader.text_until(Content, [closing], exact=True)) is not None:
-            reader.emit(Content, closing)
-
-    def read_calls(self, reader: AnswerReader, job: ChatJob) -> Reading:
-        """Reads text and calls up to the end, or as far as calls may come."""
-        del reader, job
-        yield from ()
 
     # Grammars.
 
+    @abstractmethod
     def start(self, grammar: AnswerGrammar, job: ChatJob, beginning: Beginning) -> str:
         """What an answer is, where it is constrained.
 
@@ -161,17 +134,6 @@ class Family:
             job: must call a tool, or has a constraint of its own, or has tools that must be called as they say.
             beginning: where the answer begins.
         """
-        calls = self.calls(grammar, job) if job.uses_tools else None
-        answer = None if job.must_call else grammar.answer(job.sampling)
-        options = [text for text in (calls and f"{grammar.marker(calls[0])} {calls[1]}", answer) if text]
-        if calls is not None and answer is None and not job.must_call:
-            lead = grammar.until("lead", calls[0])
-            options = [f"{lead} {calls[1]}", grammar.add("TEXT", ANYTHING)]
-        return f"{self._thinking_rule(grammar, beginning)} ({' | '.join(options)})"
-
-    def calls(self, grammar: AnswerGrammar, job: ChatJob) -> tuple[str, str]:
-        """The marker that begins calls, and a grammar of what follows it."""
-        raise NotImplementedError
 
     def arguments(self, grammar: AnswerGrammar, job: ChatJob) -> list[tuple[str, str]]:
         """The names of the tools that may be called, each with the rule of its arguments."""
@@ -183,24 +145,6 @@ class Family:
                 rule = grammar.schema(f"arguments_{number}", schema, strict=bool(function.get("strict")))
                 rules.append((function["name"], rule))
         return rules
-
-    def _thinking_rule(self, grammar: AnswerGrammar, beginning: Beginning) -> str:
-        opening, closing = self.thinking
-        if not self.may_think(beginning):
-            return ""
-        space = grammar.add("SPACE", r"/[ \n]{0,4}/")
-        closed = f"{grammar.until('thinking', closing)} {space}"
-        if self.after_thinking:
-            closed = f"{closed} {grammar.markers(self.after_thinking)} {space}"
-        if beginning is Beginning.THINKING:
-            return closed
-        return f"({grammar.marker(opening)} {closed})?"
-
-
-def json_object(grammar: AnswerGrammar, name: str, rule: str, key: str = "arguments") -> str:
-    """A call as a JSON object, in the form that models write."""
-    opening = grammar.text(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": ')
-    return f'{opening} {rule} "}}"'
 
 
 def one_or_more(item: str, between: str, many: bool) -> str:

@@ -4,8 +4,7 @@ import re
 from collections.abc import Sequence
 from itertools import takewhile
 
-FIRST_SIGN, LAST_SIGN = "\ue000", "\ue0ff"
-"""Signs of private use stand for what differs between calls: names, ids, keys."""
+# Signs of private use, U+E000 to U+E0FF, stand for what differs between calls: names, ids, keys.
 _TAG = r"<(?:/[^<>\s]{0,80}|[^<>\s/\ue000-\ue0ff][^<>\s\ue000-\ue0ff]{0,80})>"
 _LEXEME = re.compile(rf"{_TAG}|\[/?[A-Z_]+\]|[\ue000-\ue0ff]|[^\W\ue000-\ue0ff]+|\s|.", re.DOTALL)
 _MARKER = re.compile(rf"({_TAG}|\[/?[A-Z_]+\])")
