@@ -16,7 +16,7 @@ from mlxr.compiler.artifact.running import launches_of
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
 from mlxr.compiler.command.parallel_options import add_parallel_arguments, parallel_of
 from mlxr.compiler.command.parallel_summary import describe_parallel, parallel_summary
-from mlxr.compiler.command.parser import CommandParser
+from mlxr.compiler.command.parser import CommandParser, VersionAction
 from mlxr.compiler.command.type_options import add_type_arguments, type_changes
 from mlxr.compiler.driver import Compilation, compile_spec
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
@@ -27,7 +27,6 @@ from mlxr.compiler.targets.refused_activations import refused_activations
 from mlxr.compiler.targets.registry import TARGETS
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.text.plural import counted
-from mlxr.compiler.version import VERSION
 
 
 def run(argv: Sequence[str] | None) -> int:
@@ -65,7 +64,7 @@ def run(argv: Sequence[str] | None) -> int:
     add_parallel_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of a spec, for editors, and exit")
-    parser.add_argument("--version", action="version", version=f"mlxr {VERSION}")
+    parser.add_argument("--version", action=VersionAction)
     args = parser.parse_args(argv)
     if args.schema:
         if args.spec or args.output or args.json:

@@ -4,8 +4,10 @@ It imports nothing heavy, so that help comes at once.
 """
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
+
+from mlxr.compiler.version import full_version
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -54,6 +56,18 @@ class CommandParser(argparse.ArgumentParser):
         raise argparse.ArgumentError(
             action, f"{str(value)!r} is not {what}; expected {names}{_meant(str(value), choices)}"
         )
+
+
+class VersionAction(argparse.Action):
+    """`--version`: asks for the version only when it is wanted, because in a clone git has to be asked."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help="show the version and exit")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Prints it and exits with 0."""
+        print(f"mlxr {full_version()}")
+        parser.exit()
 
 
 def _meant(word: str, choices: Iterable[str]) -> str:

@@ -11,8 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from mlxr.compiler.command.guard import guarded
-from mlxr.compiler.command.parser import CommandParser
-from mlxr.compiler.version import VERSION
+from mlxr.compiler.command.parser import CommandParser, VersionAction
 
 COMMANDS = {
     "run": ("run", "generate text"),
@@ -54,7 +53,7 @@ def _main(argv: list[str]) -> int:
         prog="mlxr",
         description="Run, inspect, compare, tune and check compiled language models. Compile specs with mlxr-compile.",
     )
-    parser.add_argument("--version", action="version", version=f"mlxr {VERSION}")
+    parser.add_argument("--version", action=VersionAction)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     chosen = next((word for word in argv if not word.startswith("-")), None)
     for name, (module, line) in COMMANDS.items():
