@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := .venv-clients
 
-.PHONY: demo serve test test-all test-arm test-clients test-real test-rest check check-types check-imports check-style check-sizes format bench clean fuzz
+.PHONY: demo serve test test-all test-arm test-clients test-real test-install test-rest check check-types check-imports check-style check-sizes format bench clean fuzz
 
 TESTS := $(BIN)/python -m pytest -n auto --dist worksteal
 SHARE ?= 0/1
@@ -21,7 +21,7 @@ demo: $(VENV)/.demo
 
 # The bundled model at http://127.0.0.1:8080; make serve MODEL=./model.gguf serves another one.
 MODEL ?= storyteller
-serve: $(VENV)/.serve
+serve: $(VENV)/.demo
 	@$(BIN)/mlxr serve $(MODEL)
 
 test: $(STAMP) check
@@ -30,7 +30,7 @@ test: $(STAMP) check
 # Every test; and a share of those that `make test` leaves out: make test-rest SHARE=0/4.
 test-all: $(STAMP) check
 	$(TESTS) --all
-	@$(MAKE) --no-print-directory test-clients test-arm
+	@$(MAKE) --no-print-directory test-clients test-arm test-install
 
 # What lm-eval, langchain and others need is much: it has an environment of its own.
 test-clients: $(CLIENTS)/.installed
@@ -40,6 +40,10 @@ test-clients: $(CLIENTS)/.installed
 test-real: $(STAMP)
 	PYTHONPATH=tests/support $(BIN)/python -m mlxr_tests.real_files
 	$(BIN)/python -m pytest -rs --all tests/real
+
+# The wheel and the source distribution, built, installed in an environment of their own, and used: a minute.
+test-install: $(STAMP)
+	$(BIN)/python tests/installed.py
 
 # Host cpu's ARM code, in an aarch64 Python under qemu-user; where there is no qemu, a line says so. ARM=... gives other
 # tests, or options of pytest.
@@ -87,13 +91,9 @@ $(VENV)/.demo: pyproject.toml $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[cpu]"
 	@touch $@
 
-$(VENV)/.serve: pyproject.toml $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[cpu,serve]"
-	@touch $@ $(VENV)/.demo
-
 $(STAMP): pyproject.toml $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[dev]"
-	@touch $@ $(VENV)/.demo $(VENV)/.serve
+	@touch $@ $(VENV)/.demo
 
 $(CLIENTS)/.installed: pyproject.toml $(BIN)/python
 	$(BIN)/python -m venv $(CLIENTS)

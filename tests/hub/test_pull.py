@@ -278,8 +278,6 @@ def test_what_is_said_without_a_hub(
     told = refused("bench org/tiny", capsys)
     assert "org/tiny: no such file" in told and "fix: mlxr pull org/tiny fetches it" in told
     assert not hub.asked
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install 'mlxr[hub]'" in refused("pull org/tiny", capsys)
 
 
 def test_a_name_that_is_another_models_is_kept(hub: StandInHub, capsys: pytest.CaptureFixture[str]) -> None:

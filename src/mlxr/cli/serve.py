@@ -1,7 +1,6 @@
 """`mlxr serve`: models for clients of OpenAI, Anthropic and Ollama."""
 
 import argparse
-import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -108,15 +107,12 @@ def run(args: argparse.Namespace) -> int:
     check_rank_arguments(args)
     if (code := run_again(args)) is not None:
         return code
-    for module in ("fastapi", "uvicorn", "uvloop", "httptools", "prometheus_client"):
-        if importlib.util.find_spec(module) is None:
-            raise RequestError(f"{module} is not installed, which the server needs: pip install 'mlxr[serve]'")
     from mlxr.engine import with_sequences  # noqa: PLC0415 (loads MLX)
     from mlxr.imported_model import is_model_file  # noqa: PLC0415 (slow to import: not for the help)
     from mlxr.named_model import named_model  # noqa: PLC0415
     from mlxr.runtime.engine.model_tokenizer import check_tokenizer  # noqa: PLC0415
     from mlxr.runtime.parallel.launch import read_launch  # noqa: PLC0415
-    from mlxr.server.log_output import LogOutput  # noqa: PLC0415 (needs the packages above)
+    from mlxr.server.log_output import LogOutput  # noqa: PLC0415 (slow to import)
     from mlxr.server.pool.engine_source import EngineSource  # noqa: PLC0415
     from mlxr.server.pool.model_pool import ModelPool  # noqa: PLC0415
     from mlxr.server.pool.ready_source import ReadySource  # noqa: PLC0415

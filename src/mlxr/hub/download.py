@@ -42,7 +42,7 @@ def has_begun(repo: str) -> bool:
 
 
 def _blobs(repo: str) -> Path:
-    from huggingface_hub import constants  # noqa: PLC0415 (an optional package)
+    from huggingface_hub import constants  # noqa: PLC0415 (slow to import)
     from huggingface_hub.file_download import repo_folder_name  # noqa: PLC0415
 
     folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")

@@ -16,7 +16,7 @@ def worded(repo: str, revision: str | None = None) -> Iterator[None]:
         HubError: the repository or its revision is missing, gated or private, the hub cannot be reached, or the disk is
             full.
     """
-    from huggingface_hub import constants  # noqa: PLC0415 (an optional package)
+    from huggingface_hub import constants  # noqa: PLC0415 (slow to import)
     from huggingface_hub.errors import (  # noqa: PLC0415
         EntryNotFoundError,
         GatedRepoError,

@@ -1,6 +1,5 @@
 """Fetches a model: asks the hub what a repository has, chooses files, checks the room, downloads."""
 
-import importlib.util
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -61,15 +60,11 @@ def fetch(
         known: names of files that were fetched before: their model is chosen again.
 
     Raises:
-        HubError: huggingface_hub is not installed, there is no such model, it may not be fetched, the hub cannot be
-            reached, a file arrives damaged, or there is no room.
+        HubError: there is no such model, it may not be fetched, the hub cannot be reached, a file arrives damaged, or
+            there is no room.
         SpecError: the model's config.json is of an architecture that MLXR does not know.
         TokenizerError: its tokenizer is not supported.
     """
-    if importlib.util.find_spec("huggingface_hub") is None:
-        raise HubError(
-            f"huggingface_hub is not installed, which is needed to fetch {reference}: pip install 'mlxr[hub]'"
-        )
     with worded(reference.repo, reference.revision):
         commit, files = _list_files(reference)
 
@@ -113,7 +108,7 @@ def fetch(
 
 def _list_files(reference: HubReference) -> tuple[str, tuple[HubFile, ...]]:
     """The commit of a repository that is meant, and its files."""
-    from huggingface_hub import HfApi, constants  # noqa: PLC0415 (an optional package)
+    from huggingface_hub import HfApi, constants  # noqa: PLC0415 (slow to import)
 
     info = HfApi(endpoint=constants.ENDPOINT).model_info(
         reference.repo, revision=reference.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT

@@ -96,7 +96,7 @@ def hub_starts(repo: str, commit: str) -> StartReader:
     """Reads bytes of files of a commit. It raises what huggingface_hub raises; see `worded`."""
 
     def read(file: HubFile, begin: int, end: int) -> bytes | None:
-        from huggingface_hub import constants, hf_hub_url  # noqa: PLC0415 (an optional package)
+        from huggingface_hub import constants, hf_hub_url  # noqa: PLC0415 (slow to import)
 
         utils: Any = importlib.import_module("huggingface_hub.utils")  # its annotations do not say what it exports
         end = min(end, file.size_bytes)
