@@ -30,6 +30,7 @@ class Changes:
         deterministic: whether steps are to be deterministic; False: as the spec says.
         output: what a step gives, `logits` or, for embeddings, `hidden`; None: as the spec says.
         parallel: how the model is split over ranks; None: as the spec says.
+        trust_artifact: whether an artifact's code runs even if it is not what its spec compiles to.
     """
 
     context: int | None = None
@@ -44,6 +45,7 @@ class Changes:
     deterministic: bool = False
     output: Output | None = None
     parallel: Parallel | None = None
+    trust_artifact: bool = False
 
     def __post_init__(self) -> None:
         """Checks the type of every field; `changed` checks the values."""
@@ -70,6 +72,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "output": _OPTIONAL_TEXT,
     "cache_memory": ((int, str, type(None)), "bytes, a size such as 4GiB, or None"),
     "parallel": ((Parallel, type(None)), "mlxr.Parallel or None"),
+    "trust_artifact": ((bool,), "True or False"),
 }
 
 NO_CHANGES = Changes()

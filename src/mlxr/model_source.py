@@ -164,7 +164,9 @@ def load(
         )
         if prompt_lookup or draft is not None:
             try:
-                loaded.speculate(None if draft is None else _load_draft(draft, loaded, host, threads, progress))
+                loaded.speculate(
+                    None if draft is None else _load_draft(draft, loaded, host, threads, changes, progress)
+                )
             except BaseException:
                 loaded.close()
                 raise
@@ -210,11 +212,16 @@ def _maker(artifact: Artifact, control: str | None, check: Callable[[], object] 
 
 
 def _load_draft(
-    model: "str | os.PathLike[str]", target: "Model", host: str, threads: int | None, progress: "Progress | None"
+    model: "str | os.PathLike[str]",
+    target: "Model",
+    host: str,
+    threads: int | None,
+    changes: Changes,
+    progress: "Progress | None",
 ) -> "Model":
     """Loads a draft model with as many sequences as the model. Beyond its context, it guesses nothing."""
-    changes = Changes(sequences=target.artifact.plan.arena.max_sequences)
-    return load(model, host=host, threads=threads, changes=changes, shrink_arena=True, ranks=1, progress=progress)
+    own = Changes(sequences=target.artifact.plan.arena.max_sequences, trust_artifact=changes.trust_artifact)
+    return load(model, host=host, threads=threads, changes=own, shrink_arena=True, ranks=1, progress=progress)
 
 
 def chip_of(host: HostEntry) -> Chip | None:
@@ -239,6 +246,7 @@ def resolve_artifact(
     """The artifact of MODEL (compiled now or found in the cache), and the weights that belong to it, if any.
 
     An artifact that differs from what the changes ask for is compiled again, from its own spec and for its own chip.
+    Any other must be what its spec compiles to, unless `changes.trust_artifact` says that it may run as it is.
 
     Args:
         name: MODEL.
@@ -246,11 +254,11 @@ def resolve_artifact(
         chip: the chip whose launch geometry to take where there is no artifact yet; None: none in particular.
 
     Raises:
-        MlxrError: there is no such model, or it cannot be compiled with these changes.
+        MlxrError: there is no such model, it cannot be compiled with these changes, or it is an edited artifact.
     """
     name, changes, weights = _by_path(name, changes)
     if _is_compiled(name):
-        return _as_changed(load_artifact(name), changes), weights
+        return _of_folder(Path(name), changes), weights
     spec, own = resolve_spec(name, changes)
     return cached_artifact(spec, chip), weights or own
 
@@ -307,6 +315,16 @@ def resolve_spec(name: str, changes: Changes = NO_CHANGES) -> tuple[ModelSpec, P
     spec = load_spec(spec_path)
     bundled = spec_path.parent / f"{spec.name}-q8_0.gguf"
     return changed(spec, changes), weights or (bundled if bundled.is_file() else None)
+
+
+def _of_folder(folder: Path, changes: Changes) -> Artifact:
+    artifact = load_artifact(folder)
+    result = _as_changed(artifact, changes)
+    if result is artifact and not changes.trust_artifact:
+        from mlxr.compiled_from_spec import check_compiled_from_spec  # noqa: PLC0415 (slow to import: only when needed)
+
+        check_compiled_from_spec(artifact, folder)
+    return result
 
 
 def _as_changed(artifact: Artifact, changes: Changes) -> Artifact:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mlxr.cli.model_arguments import add_key_argument
+from mlxr.cli.model_arguments import add_key_argument, add_trust_argument
 from mlxr.compiler.command.type_options import add_type_arguments
 from mlxr.compiler.targets.registry import TARGETS
 from mlxr.model_source import MODEL_HELP
@@ -50,6 +50,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     roofline.add_argument("--batch", type=int, metavar="N", help="sequences in decode (default: 1)")
     add_type_arguments(parser)
     add_key_argument(parser)
+    add_trust_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 

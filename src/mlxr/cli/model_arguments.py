@@ -53,6 +53,7 @@ def add_host_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_type_arguments(parser)
     add_key_argument(parser)
+    add_trust_argument(parser)
 
 
 def add_key_argument(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +65,15 @@ def add_key_argument(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="assume that a key of config.json or of GGUF metadata that MLXR does not know changes nothing, instead of "
         "refusing the model; may be given several times",
+    )
+
+
+def add_trust_argument(parser: argparse.ArgumentParser) -> None:
+    """The argument that lets an edited artifact run."""
+    parser.add_argument(
+        "--trust-artifact",
+        action="store_true",
+        help="run an artifact's code even if it is not what its spec compiles to: it has all your rights",
     )
 
 
@@ -157,4 +167,5 @@ def changes_of(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> Change
         tuple(args.accept_key),
         getattr(args, "force_context", False),
         deterministic=args.deterministic,
+        trust_artifact=args.trust_artifact,
     )

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from mlxr.cli.model_arguments import add_trust_argument
 from mlxr.compiler.command.type_options import add_type_arguments
 from mlxr.model_source import MODEL_HELP
 from mlxr.runtime.hosts.registry import AUTO, host_choices
@@ -32,6 +33,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("--context", type=int, metavar="N", help="tokens of each sequence in decode (default: 512)")
     add_type_arguments(parser)
+    add_trust_argument(parser)
     parser.add_argument("--json", action="store_true", help="print what tuning.json holds")
     parser.set_defaults(run=run)
 

@@ -40,7 +40,11 @@ def show(args: argparse.Namespace) -> int:
         MlxrError: the picture cannot be written, or options do not go together; see also `roofline`.
     """
     chip = find_chip(args.chip) if args.chip else here()
-    changes = replace(type_changes(args), accepted_keys=tuple(args.accept_key))
+    changes = replace(
+        type_changes(args),
+        accepted_keys=tuple(args.accept_key),
+        trust_artifact=args.trust_artifact or not args.measure,  # nothing else runs it
+    )
     artifact, _ = resolve_artifact(args.model, changes, chip)
     if artifact.parallel is not None:
         return show_split(artifact, args)

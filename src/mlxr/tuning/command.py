@@ -1,6 +1,7 @@
 """What `mlxr tune` does."""
 
 import argparse
+from dataclasses import replace
 from importlib import metadata
 
 from mlxr.compiler.artifact import TUNING, Artifact, Chip
@@ -23,7 +24,8 @@ def tune(args: argparse.Namespace) -> int:
     Raises:
         MlxrError: there is no such model or chip, no GPU, or the artifact cannot be written.
     """
-    artifact, _ = resolve_artifact(args.model, type_changes(args), find_chip(args.chip) if args.chip else here())
+    changes = replace(type_changes(args), trust_artifact=args.trust_artifact)
+    artifact, _ = resolve_artifact(args.model, changes, find_chip(args.chip) if args.chip else here())
     host = gpu_host(args.host, artifact)
     device = device_name()
     chip = _chip(args.chip, artifact, device)

@@ -101,12 +101,16 @@ class EngineSource:
             return facts
         return replace(facts, templates=NamedTemplates({DEFAULT: read_template_file(self.template)}, ""))
 
+    def _draft_memory(self, draft: str) -> PlannedMemory:
+        changes = Changes(trust_artifact=self.changes.trust_artifact)
+        return planned_memory(draft, host=self.host, threads=self.threads, changes=changes)
+
     def planned_memory(self) -> PlannedMemory:
         """See `ModelSource`. A draft model's memory counts."""
         own = planned_memory(self.model, host=self.host, threads=self.threads, changes=self._changes, tiers=self.tiers)
         if self.draft is None:
             return own
-        draft = planned_memory(self.draft, host=self.host, threads=self.threads)
+        draft = self._draft_memory(self.draft)
         return PlannedMemory(own.full + draft.full, own.least + draft.least, own.good + draft.full)
 
     def planned_context(self) -> str:
@@ -118,7 +122,7 @@ class EngineSource:
     def load(self, progress: Progress, most_bytes: int | None = None) -> LoadedModel:
         """See `ModelSource`."""
         if most_bytes is not None and self.draft is not None:
-            most_bytes -= planned_memory(self.draft, host=self.host, threads=self.threads).full
+            most_bytes -= self._draft_memory(self.draft).full
         engine = ServedEngine(
             self.model,
             self.meter,
