@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from mlxr.cli import main
-from mlxr_tests.storyteller import ANSWER, BF16, PROMPT, Q8_0
+from mlxr_tests.storyteller import ANSWER, BF16, PROMPT, Q8_0, TINY
 
 PLAIN = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -125,7 +125,7 @@ def test_faulty_input_gives_a_message_and_1(
 
 
 def test_without_a_template_it_says_how_to_give_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chat", "storyteller", "--host", "reference"]) == 1
+    assert main(["chat", str(TINY), "--host", "reference"]) == 1
     assert "comes without a chat template" in (shown := capsys.readouterr().err)
     assert "--template FILE" in shown
 
@@ -237,3 +237,13 @@ def test_the_end_of_input_leaves(template: Path) -> None:
         assert terminal.process.wait(timeout=30) == 0
     finally:
         terminal.close()
+
+
+def test_the_bundled_model_goes_on_with_a_tale_and_answers_in_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{PROMPT}\nWhy is the sky blue?\n"))
+    assert main(["chat", "storyteller", "--host", "reference", "--temperature", "0", "--max-tokens", "4"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == ANSWER, "the recorded one: the prompt is what it is without a template"
+    assert second.startswith('"'), "somebody in the tale answers"

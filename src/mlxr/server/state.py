@@ -1,10 +1,11 @@
 """What the handlers of requests share: the models and the settings."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from starlette.requests import Request
 
+from mlxr.server.inspector.known_facts import KnownFacts
 from mlxr.server.metrics.server_metrics import ServerMetrics
 from mlxr.server.openai.kept_responses import KeptResponses
 from mlxr.server.pool.model_pool import ModelPool
@@ -22,6 +23,7 @@ class ServerState:
         metrics: what /metrics tells.
         pulls: models that are being fetched.
         responses: those that are kept.
+        facts: what models are, loaded or not.
     """
 
     pool: ModelPool
@@ -29,6 +31,7 @@ class ServerState:
     metrics: ServerMetrics
     pulls: Pulls
     responses: KeptResponses
+    facts: KnownFacts = field(default_factory=KnownFacts)
 
     @staticmethod
     def of(request: Request) -> "ServerState":

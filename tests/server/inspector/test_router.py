@@ -7,6 +7,7 @@ import pytest
 
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr_tests.running_server import RunningServer, running_server, tiny_source
+from mlxr_tests.storyteller import TINY
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +25,11 @@ def get(server: RunningServer, path: str, **query: Any) -> Any:
 def test_a_model_is_looked_at_once_it_is_loaded(other: RunningServer) -> None:
     cold = get(other, "models")
     assert [(model["name"], model["state"], model["can_chat"]) for model in cold] == [
-        ("a", "cold", None),
-        ("b", "cold", None),
-    ]
+        ("a", "cold", False),
+        ("b", "cold", False),
+    ], "its files say so before it is loaded"
+    facts = cold[0]["facts"]
+    assert facts["size_bytes"] == TINY.stat().st_size and facts["quantization"] == "Q8_0" and facts["format"] == "gguf"
     refused = other.http.get("/inspector/graphs", params={"model": "a"})
     assert refused.status_code == 409 and refused.json()["error"]["code"] == "not_loaded"
     assert get(other, "models")[0]["state"] == "cold", "looking loads nothing"
@@ -52,6 +55,19 @@ def test_a_model_is_looked_at_once_it_is_loaded(other: RunningServer) -> None:
     generated = sum(sample["generated_per_second"] * sample["seconds"] for sample in history["samples"])
     assert round(generated) == 3, "since it was loaded, although nobody looked at it then"
     assert get(other, "models")[1]["state"] == "cold"
+
+
+def test_a_model_is_unloaded_unless_it_is_in_use_or_pinned(other: RunningServer) -> None:
+    other.http.post("/inspector/load", params={"model": "a"}).raise_for_status()
+    served = other.do(lambda: other.pool.find("a"))
+    for attribute, value, code in (("users", 1, "in_use"), ("pinned", True, "pinned")):
+        before = getattr(served, attribute)
+        setattr(served, attribute, value)
+        refused = other.http.post("/inspector/unload", params={"model": "a"})
+        setattr(served, attribute, before)
+        assert refused.status_code == 409 and refused.json()["error"]["code"] == code
+        assert get(other, "models")[0]["state"] == "loaded"
+    assert other.http.post("/inspector/unload", params={"model": "a"}).json()[0]["state"] == "cold"
 
 
 def test_two_models(other: RunningServer) -> None:

@@ -176,7 +176,13 @@ def test_a_chat_goes_on(tab: Tab) -> None:
     page.get_by_label("max tokens").fill("")
     page.get_by_role("button", name="Continue", exact=True).click()
     page.locator(".foot small", has_text="the context is full").wait_for()
+    assert page.locator(".context").inner_text() == "512 of 512 tokens"
     assert not page.get_by_role("button", name="Continue", exact=True).is_visible()
+    page.get_by_role("button", name="New conversation").click()
+    page.get_by_label("max tokens").fill("")
+    ask(page, "Another.")
+    answered(page)
+    page.locator(".foot small", has_text=f"{512 // 4} tokens").wait_for()  # so that a short context has room for more
 
 
 @pytest.mark.long
@@ -188,8 +194,13 @@ def test_loading_is_shown_and_can_be_stopped(tab: Tab) -> None:
     page.route("**/inspector/models", lambda route: route.fulfill(json=models))
     tab.open()
     ask(page, "Hello")
-    page.locator('.message.growing .content[data-waiting="weights 25 %"]').wait_for()
+    stages = page.locator(".message.growing .stages li")
+    stages.filter(has_text="weights 25 %").wait_for()
     assert page.locator("#model-state").inner_text() == "weights 25 %"
+    models[0]["progress"] = "warming up"
+    stages.nth(1).wait_for()
+    first, second = (stages.nth(at).inner_text() for at in (0, 1))
+    assert re.fullmatch(r"weights\s+\d+\.\d s", first) and re.fullmatch(r"warming up\s+\d+\.\d s", second)
     page.keyboard.press("Escape")
     page.locator(".foot small", has_text="stopped").wait_for()
 

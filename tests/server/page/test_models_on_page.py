@@ -68,3 +68,25 @@ def test_without_the_option_there_is_no_button(tab: Tab) -> None:
     page = tab.open()
     page.get_by_label("Message", exact=True).wait_for()
     assert page.get_by_role("button", name="Get a model").count() == 0
+
+
+@pytest.mark.long
+def test_what_a_model_is_for_is_known_before_it_is_loaded(browser: Any) -> None:
+    with (
+        running_server(lambda: ModelPool([tiny_source(), tiny_source("other")])) as server,
+        new_tab(browser, server) as tab,
+    ):
+        server.http.post("/v1/embeddings", json={"model": "tiny", "input": "A"}).raise_for_status()
+        page = tab.open()
+        page.locator(
+            ".welcome button", has_text="Once upon a time"
+        ).wait_for()  # no model that continues texts is asked
+        assert page.get_by_label("Message", exact=True).get_attribute("placeholder").startswith("Begin a text")
+        names = page.locator("#model option")
+        assert names.all_inner_texts() == ["tiny", "other"], "the form that gives embeddings cannot chat"
+        assert server.http.get("/inspector/models").json()[0]["state"] == "cold", "looking loads nothing"
+        page.get_by_role("link", name="Inspector").click()
+        assert "tiny (embeddings)" in names.all_inner_texts()
+        page.locator("#model").select_option("tiny (embeddings)")
+        page.get_by_role("link", name="Chat").click()
+        assert page.locator("#model").input_value() == "tiny"

@@ -1,6 +1,7 @@
 """The routes of the inspector: what models have compiled to, and what their engines do now.
 
-Only `load` loads a model. The others answer 409 for one that is not loaded, so that looking at models unloads none.
+Only `load` loads a model, and only `unload` unloads one. The others answer 409 for one that is not loaded, so that
+looking at models unloads none.
 """
 
 import asyncio
@@ -46,7 +47,10 @@ class ChipView(Record):
 @router.get("/models")
 async def models(request: Request) -> list[ModelView]:
     """All models, with how far their loading is; their forms that give embeddings while they are loaded."""
-    return [model_view(model) for model in ServerState.of(request).pool.listed]
+    state = ServerState.of(request)
+    listed = state.pool.listed
+    await state.facts.look(model for model in listed if model.base is None)
+    return [model_view(model, state.facts.of(model)) for model in listed]
 
 
 @router.get("/server")
@@ -58,14 +62,32 @@ async def server(request: Request) -> ServerView:
 @router.post("/load")
 async def load(model: str, request: Request) -> ModelView:
     """Loads a model, if it is not loaded, and answers when it is."""
-    pool = ServerState.of(request).pool
+    state = ServerState.of(request)
+    pool = state.pool
     form = pool.find_form(model)
 
     async def loaded() -> ModelView:
         async with pool.use(form.base or model, embeds=form.base is not None):
-            return model_view(pool.find_form(model))
+            served = pool.find_form(model)
+            return model_view(served, state.facts.of(served))
 
     return await unless_gone(request, loaded())
+
+
+@router.post("/unload")
+async def unload(model: str, request: Request) -> list[ModelView]:
+    """Unloads a model in both of its forms, if nobody uses it; answers with all models.
+
+    Raises:
+        ApiError: it is pinned, or in use.
+    """
+    pool = ServerState.of(request).pool
+    name = pool.find_form(model).base or model
+    if pool.find(name).pinned:
+        raise ApiError(409, f"{name} is pinned: this server never unloads it", code="pinned", param="model")
+    if not await pool.unload(name):
+        raise ApiError(409, f"{name} is in use: wait until its answers have ended", code="in_use", param="model")
+    return await models(request)
 
 
 @router.get("/chips")

@@ -4,6 +4,7 @@ import { sent } from "./conversation.js";
 import { dropped } from "./dropping.js";
 import { announce } from "./element.js";
 import { generate } from "./generate.js";
+import { LoadingStages } from "./loading_stages.js";
 import { canChat, load, models, onChange, watching } from "./models.js";
 
 /** How a conversation asks a model: `chat`, or `text` for a model without a chat template. */
@@ -23,7 +24,7 @@ export function modeOf(conversation, name) {
  * @param {function(): void} changed is called when the message has changed.
  */
 export async function fill(conversation, message, before, { continues = false, drops = false }, signal, changed) {
-  const begun = performance.now();
+  let begun = performance.now();
   let first = null;
   let usage = null;
   const begin = continues ? message.stats : undefined;
@@ -31,11 +32,14 @@ export async function fill(conversation, message, before, { continues = false, d
   message.finishReason = "stopped"; // what it is if the page ends before the answer does
   try {
     await watching(async () => {
-      if (canChat(message.model) === null) await loaded(message, signal, changed);
+      if (models().find((model) => model.name === message.model)?.state !== "loaded") {
+        await loaded(message, signal, changed);
+        begun = performance.now(); // what comes later is the model's own speed
+      }
       message.mode = modeOf(conversation, message.model);
       const request = {
         model: message.model, mode: message.mode, system: conversation.system, settings: conversation.settings,
-        tools: conversation.tools, continues, signal,
+        tools: conversation.tools, continues, signal, context: contextOf(message.model),
       };
       const messages = () => sent([...before, message]).slice(0, continues ? undefined : -1);
       if (drops) message.sentFrom = await dropped(request, messages());
@@ -48,7 +52,7 @@ export async function fill(conversation, message, before, { continues = false, d
         changed();
       });
     });
-    const context = models().find((model) => model.name === message.model)?.context;
+    const context = contextOf(message.model);
     if (message.finishReason === "length" && usage && usage.total_tokens >= context) message.finishReason = "context";
     announce("The answer is complete.");
   } catch (error) {
@@ -59,20 +63,27 @@ export async function fill(conversation, message, before, { continues = false, d
     announce(error.name === "AbortError" ? "Stopped." : `Failed: ${error.message}`);
   }
   delete message.waiting;
+  delete message.loading;
   if (begin) message.stats ??= begin;
+}
+
+function contextOf(name) {
+  return models().find((model) => model.name === name)?.context;
 }
 
 /** Loads the model, whose progress the message shows meanwhile. */
 async function loaded(message, signal, changed) {
+  const stages = new LoadingStages();
+  message.loading = stages;
   const stop = onChange(() => {
-    message.waiting = models().find((model) => model.name === message.model)?.progress || "loading";
+    stages.tell(models().find((model) => model.name === message.model)?.progress || (stages.stages.length ? "" : "loading"));
     changed();
   });
   try {
     await load(message.model, signal);
   } finally {
     stop();
-    delete message.waiting;
+    delete message.loading;
   }
 }
 
@@ -94,7 +105,7 @@ function statsOf(usage, begun, first, begin = { firstMs: first - begun }) {
   const stats = {
     ...begin, tokens: (begin.tokens ?? 0) + usage.completion_tokens,
     later: (begin.later ?? 0) + usage.completion_tokens - 1, // the tokens after the first, which took so many seconds:
-    seconds: (begin.seconds ?? 0) + (performance.now() - first) / 1000,
+    seconds: (begin.seconds ?? 0) + (performance.now() - first) / 1000, total: usage.total_tokens,
   };
   if (stats.later && stats.seconds > 0) stats.perSecond = stats.later / stats.seconds;
   if (begin.tokens === undefined && usage.prompt_tokens_details) {

@@ -1,6 +1,7 @@
 // The chat: the list of conversations, the messages of one, its settings, and where the user writes.
 
 import { fill, modeOf } from "./answering.js";
+import { ContextMeter } from "./context_meter.js";
 import { add, newConversation, path, pathTo, sent, tip, turn, withoutOldest } from "./conversation.js";
 import { conversationList } from "./conversation_list.js";
 import { button, element } from "./element.js";
@@ -9,6 +10,10 @@ import { choose, chosen, onChange } from "./models.js";
 import { settingsView, showDefaults } from "./settings_view.js";
 import * as storage from "./storage.js";
 
+const EXAMPLES = {
+  chat: ["Tell me a story about a fox and a crow.", "Why is the sky blue?"],
+  text: ["Once upon a time, in a small house at the edge of the forest, there lived"],
+};
 const SHOW_MS = 60; // between two pictures of a growing answer
 const SAVE_MS = 1000; // between two times that it is saved
 
@@ -25,8 +30,10 @@ export class ChatView {
     this.sendButton = element("button", { type: "submit", text: "Send" });
     this.hint = element("p", { class: "hint", id: "composer-hint" });
     this.area.setAttribute("aria-describedby", "composer-hint");
+    this.meter = new ContextMeter();
     const form = element("form", { class: "composer", on: { submit: (event) => { event.preventDefault(); this.#submit(); } } },
-      this.area, this.sendButton, this.hint);
+      this.area, this.sendButton, element("div", { class: "below" }, this.hint, this.meter.node));
+    this.area.addEventListener("input", () => this.#measure());
     this.area.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); if (!this.running.has(this.current.id)) this.#submit(); }
     });
@@ -198,6 +205,7 @@ export class ChatView {
     const atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 60;
     this.log.setAttribute("aria-busy", String(isGrowing));
     this.views.get(message.id)?.show(isGrowing);
+    if (message.stats?.total) this.meter.show(message.stats.total, this.#context());
     if (atEnd) this.log.scrollTop = this.log.scrollHeight;
   }
 
@@ -263,12 +271,39 @@ export class ChatView {
     this.hint.textContent = this.isText
       ? "This model continues texts: it has no chat template. Enter sends, Shift+Enter begins a line, Escape stops."
       : "Enter sends, Shift+Enter begins a line, Escape stops.";
+    this.#measure();
   }
 
   #welcome() {
-    const example = this.isText ? "Once upon a time, in a small house at the edge of the forest, there lived" : "What can you help me with?";
     return element("div", { class: "welcome" }, element("p", { text: "Everything stays on this machine: the model runs in the server, conversations are kept in this browser." }),
-      button(example, () => { this.area.value = example; this.area.focus(); }, { class: "quiet" }));
+      element("p", { class: "actions" }, ...EXAMPLES[this.isText ? "text" : "chat"].map((example) => button(example, () => {
+        this.area.value = example;
+        this.#submit();
+      }, { class: "quiet" }))));
+  }
+
+  /** The longest context of the chosen model, as far as it is known. */
+  #context() {
+    const model = chosen();
+    return model?.context ?? model?.facts?.context ?? 0;
+  }
+
+  /** Shows how much of the context is used: as the last answer told, or as the server counts what would be sent. */
+  #measure() {
+    const [draft, context] = [this.area.value, this.#context()];
+    const messages = sent(path(this.current));
+    const total = messages.at(-1)?.stats?.total;
+    const isLoaded = chosen()?.state === "loaded";
+    const key = JSON.stringify([this.current.id, chosen()?.name, isLoaded, context, draft, messages.length, total]);
+    if (this.running.has(this.current.id) || key === this.measured) return;
+    this.measured = key;
+    if (!draft && total) return void this.meter.show(total, context);
+    if (!isLoaded || !(draft || messages.length)) return void this.meter.unknown(context);
+    const { system, settings, tools } = this.current;
+    this.meter.ask(() => ({
+      model: chosen().name, mode: this.isText ? "text" : "chat", system, settings, tools, continues: false,
+      messages: [...messages, ...(draft ? [{ role: "user", content: draft }] : [])],
+    }), context);
   }
 
   #modelChanged() {

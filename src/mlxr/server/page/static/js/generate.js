@@ -19,11 +19,13 @@ export const NUMBERS = [
 
 /** Longest answer in text mode where none is set: the API's own default is 16. */
 export const TEXT_TOKENS = 256;
+const SMALL_CONTEXT = 4096;
 
 /**
  * One answer.
  * @param {{model: string, mode: "chat"|"text", system: string, messages: Object[], settings: Object, tools: string,
- *   continues: boolean, signal: AbortSignal}} request `continues`: the last message is the beginning of the answer.
+ *   continues: boolean, context?: number, signal: AbortSignal}} request `continues`: the last message is the beginning
+ *   of the answer; `context`: tokens that the model has room for.
  * @param {function(Object): void} tell gets pieces: `{content}`, `{reasoning}`, `{call: {index, id?, name?, arguments?}}`,
  *   `{waiting}` (what the server waits for), `{finishReason}` and `{usage}`.
  * @throws {ApiError|Error} what went wrong; an AbortError if the signal said so.
@@ -45,12 +47,19 @@ export async function generate(request, tell) {
   if (!finished) throw new ApiError(0, "the answer broke off: the server has gone");
 }
 
+/** The longest answer where none is set: of a short context a quarter, so that the conversation can go on. */
+function usualTokens(mode, context) {
+  if (mode === "text") return TEXT_TOKENS;
+  return context && context < SMALL_CONTEXT ? Math.floor(context / 4) : undefined;
+}
+
 /** The body of a request. */
-export function bodyOf({ model, mode, system, messages, settings, tools, continues }) {
+export function bodyOf({ model, mode, system, messages, settings, tools, continues, context }) {
   const body = { model, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
   for (const [name] of NUMBERS) if (typeof settings[name] === "number") body[name] = settings[name];
   const stop = (settings.stop ?? "").split("\n").filter(Boolean);
   if (stop.length) body.stop = stop;
+  body.max_tokens ??= continues ? undefined : usualTokens(mode, context); // undefined: all that there is room for
   if (mode === "text") return { ...body, max_tokens: body.max_tokens ?? TEXT_TOKENS, prompt: asText(system, messages) };
   body.messages = asRequest(system, messages);
   if (tools.trim()) Object.assign(body, { tools: parsedTools(tools), ...(settings.tool_choice && { tool_choice: settings.tool_choice }) });

@@ -30,5 +30,6 @@ function route() {
   for (const link of document.querySelectorAll(".tabs a")) {
     if (link.hash === `#/${part}`) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
+  models.offerForms(part === "inspector");
   inspector.show(part === "inspector" ? view ?? "" : null);
 }

@@ -2,6 +2,7 @@
 
 import { children, isEmpty, openCalls } from "./conversation.js";
 import { button, element } from "./element.js";
+import { LoadingStages } from "./loading_stages.js";
 import { Markdown, codeBlock, copyButton } from "./markdown.js";
 
 const NAMES = { user: "You", assistant: "Model", tool: "Result of a tool" };
@@ -25,12 +26,13 @@ export class MessageView {
     this.body = element("div", { class: isMarkdown ? "content" : "content plain" });
     this.reasoning = element("details", { class: "fold", hidden: true }, element("summary"), element("div", { class: "plain" }));
     this.calls = element("div");
+    this.loading = element("ol", { class: "stages", "aria-label": "The model is being loaded", hidden: true });
     this.problem = element("div", { class: "error", role: "alert", hidden: true });
     this.foot = element("div", { class: "foot" });
     const name = message.role === "assistant" && message.model ? message.model : NAMES[message.role];
     this.node = element("article", { class: `message ${message.role}${isSent ? "" : " unsent"}`, "aria-label": NAMES[message.role] },
       element("h3", { text: isSent ? name : `${name} · no longer sent to the model: the context was full` }),
-      this.reasoning, this.body, this.calls, this.problem, this.foot);
+      this.loading, this.reasoning, this.body, this.calls, this.problem, this.foot);
     this.markdown = isMarkdown ? new Markdown(this.body) : null;
     this.show(false);
   }
@@ -42,7 +44,10 @@ export class MessageView {
     this.node.classList.toggle("growing", isGrowing);
     if (this.markdown) this.markdown.show(message.content);
     else if (this.body.textContent !== message.content) this.body.textContent = message.content;
-    this.body.hidden = !message.content && !isGrowing;
+    const isLoading = isGrowing && message.loading instanceof LoadingStages;
+    this.loading.hidden = !isLoading;
+    if (isLoading) this.loading.replaceChildren(...message.loading.lines().map(stage));
+    this.body.hidden = isLoading || (!message.content && !isGrowing);
     this.reasoning.hidden = !message.reasoning;
     if (message.reasoning) {
       const words = message.reasoning.trim().split(/\s+/).length;
@@ -117,6 +122,10 @@ export class MessageView {
       element("small", { text: noteOf(message) }),
     ].filter(Boolean);
   }
+}
+
+function stage({ text, seconds, isDone }) {
+  return element("li", { class: isDone ? "done" : "now" }, element("span", { text }), element("small", { text: `${seconds} s` }));
 }
 
 function noteOf({ stats, finishReason }) {

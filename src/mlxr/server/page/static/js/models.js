@@ -11,6 +11,7 @@ const chatting = new Map(); // by names; models that were unloaded are not forgo
 let known = [];
 let timer = null;
 let watchers = 0;
+let showsForms = false; // those that give embeddings: they cannot chat
 
 /** All models, as /inspector/models tells of them. */
 export function models() {
@@ -23,13 +24,25 @@ export function chosen() {
   return known.find((model) => model.name === name);
 }
 
+/** Whether the forms of models that give embeddings can be chosen, too. */
+export function offerForms(offered) {
+  showsForms = offered;
+  if (known.length) show();
+}
+
+/** Unloads a model, in both forms. */
+export async function unload(name) {
+  known = await (await send(`/inspector/unload?${new URLSearchParams({ model: name })}`, { method: "POST" })).json();
+  show();
+}
+
 /** Calls a function whenever models or the choice have changed; returns what ends that. */
 export function onChange(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
 }
 
-/** Whether a model has a chat template: null before it was first loaded. */
+/** Whether a model has a chat template: null as long as its files were not read. */
 export function canChat(name) {
   return chatting.get(name) ?? null;
 }
@@ -101,11 +114,12 @@ function chosenAnew() {
 
 function show() {
   const select = document.getElementById("model");
-  const names = known.map((model) => model.name);
+  const names = known.filter((model) => showsForms || !model.base).map((model) => model.name);
   if ([...select.options].map((option) => option.value).join("\n") !== names.join("\n")) {
     const before = select.value || localStorage.getItem(STORE);
     select.replaceChildren(...names.map((name) => element("option", { value: name, text: name })));
-    select.value = names.includes(before) ? before : names[0] ?? "";
+    const base = known.find((model) => model.name === before)?.base;
+    select.value = names.includes(before) ? before : base ?? names[0] ?? "";
   }
   const model = chosen();
   state(model ? model.progress || (model.state === "cold" ? "not loaded" : model.state) : "no models");
