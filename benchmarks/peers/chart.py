@@ -1,4 +1,4 @@
-"""The bar chart of the README."""
+"""The bar chart of docs/speed.md."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
