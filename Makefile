@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := .venv-clients
+RELEASE := .venv-release
 
-.PHONY: demo serve test test-all test-arm test-clients test-real test-install test-rest check check-types check-imports check-style check-sizes format bench clean fuzz
+.PHONY: demo serve test test-all test-arm test-clients test-real test-install test-rest check check-types check-imports check-style check-sizes format bench clean fuzz lock dist sbom
 
 TESTS := $(BIN)/python -m pytest -n auto --dist worksteal
 SHARE ?= 0/1
@@ -100,5 +101,31 @@ $(CLIENTS)/.installed: pyproject.toml $(BIN)/python
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,clients]"
 	@touch $@
 
+# The exact packages that an installation of it may take, with their hashes:
+# make lock keeps those that it has, make lock LOCK=--upgrade takes newer ones.
+lock: $(RELEASE)/.installed
+	$(RELEASE)/bin/uv pip compile $(LOCKING) $(LOCK) --output-file packaging/requirements.txt
+	$(RELEASE)/bin/uv pip compile $(LOCKING) $(LOCK) --extra cuda --output-file packaging/requirements-cuda.txt
+
+LOCKING := pyproject.toml --universal --python-version 3.11 --generate-hashes --quiet --custom-compile-command "make lock"
+
+# The source distribution, and the wheel that is built from it.
+dist: $(RELEASE)/.installed
+	rm -rf dist
+	$(RELEASE)/bin/python -m build --outdir dist .
+
+# What is in it: the locked packages and the page's libraries, on this kind of machine.
+sbom: dist
+	rm -rf build/release
+	$(RELEASE)/bin/uv venv --quiet build/release
+	$(RELEASE)/bin/uv pip install --quiet --python build/release --require-hashes --requirement packaging/requirements.txt
+	$(RELEASE)/bin/uv pip install --quiet --python build/release --no-deps dist/*.whl
+	$(RELEASE)/bin/python packaging/sbom.py build/release dist/mlxr.cdx.json
+
+$(RELEASE)/.installed: pyproject.toml $(BIN)/python
+	$(BIN)/python -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check build cyclonedx-bom uv
+	@touch $@
+
 clean:
-	rm -rf build $(VENV) $(CLIENTS)
+	rm -rf build dist $(VENV) $(CLIENTS) $(RELEASE)
