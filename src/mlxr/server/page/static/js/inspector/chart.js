@@ -1,20 +1,22 @@
 // A small chart on a canvas, with a legend that tells the newest values as text.
 
 import { element } from "../element.js";
-import { short } from "./numbers.js";
+import { duration, short } from "./numbers.js";
 
-const HEIGHT = 110;
+const HEIGHT = 126;
+const FOOT = 18; // below the lowest line: what the edges mean
 
 /** Lines over time, or bars, one for each step. */
 export class Chart {
   /**
    * @param {string} title
    * @param {[string, string][]} series names, each with the class that colours it.
-   * @param {{bars?: boolean, most?: number, unit?: function(number): string, note?: string}} options `most`: the top of
-   *   the scale, if it is fixed. Bars stand on each other, on a logarithmic scale.
+   * @param {{bars?: boolean, most?: number, unit?: function(number): string, note?: string,
+   *   mean?: function(Object[]): (number|null)[]}} options `most`: the top of the scale, if it is fixed; `mean`: a figure
+   *   for all points that are shown. Bars stand on each other, on a logarithmic scale.
    */
-  constructor(title, series, { bars = false, most = null, unit = short, note = "" } = {}) {
-    Object.assign(this, { title, series, bars, most, unit, points: [] });
+  constructor(title, series, { bars = false, most = null, unit = short, note = "", mean = null } = {}) {
+    Object.assign(this, { title, series, bars, most, unit, mean });
     this.canvas = element("canvas", { role: "img", height: HEIGHT });
     this.swatches = series.map(([, color]) => element("i", { class: `swatch ${color}` }));
     this.values = series.map(() => element("b", { text: "–" }));
@@ -32,7 +34,13 @@ export class Chart {
    */
   show(points, now, seconds = 0) {
     const newest = points.at(-1)?.values ?? [];
-    for (const [at, node] of this.values.entries()) node.textContent = newest[at] === null || newest[at] === undefined ? "–" : this.unit(newest[at]);
+    const seen = points.filter((point) => this.bars || point.time > now - seconds);
+    const means = this.mean && seen.length ? this.mean(seen) : [];
+    const told = (value) => (value === null || value === undefined ? "–" : this.unit(value));
+    for (const [at, node] of this.values.entries()) {
+      const figure = this.bars ? told(newest[at]) : `${told(newest[at])} now`;
+      node.textContent = means[at] === undefined ? figure : `${figure}, ${told(means[at])} over ${duration(seconds)}`;
+    }
     this.canvas.setAttribute("aria-label", `${this.title}: ${this.series.map(([name], at) => `${name} ${this.values[at].textContent}`).join(", ")}`);
     const width = this.canvas.clientWidth;
     if (!width) return;
@@ -50,9 +58,9 @@ export class Chart {
     const first = points.findIndex((point) => point.time > now - seconds);
     const shown = first < 0 ? [] : points.slice(Math.max(0, first - 1));
     const top = this.most ?? rounded(Math.max(1, ...shown.flatMap((point) => point.values.map((value) => value ?? 0))));
-    this.#scale(pen, width, top, ink);
+    this.#scale(pen, width, top, ink, `${duration(seconds)} ago`, "now");
     const x = (time) => width - ((now - time) / seconds) * width;
-    const y = (value) => HEIGHT - 4 - (value / top) * (HEIGHT - 20);
+    const y = (value) => HEIGHT - FOOT - (value / top) * (HEIGHT - FOOT - 16);
     for (const [at, color] of colors.entries()) {
       pen.strokeStyle = color;
       pen.fillStyle = color;
@@ -74,8 +82,8 @@ export class Chart {
     const shown = points.slice(-Math.floor(width / size));
     const total = (point) => point.values.reduce((sum, value) => sum + value, 0);
     const top = Math.max(2, ...shown.map(total));
-    this.#scale(pen, width, top, ink);
-    const height = (value) => (Math.log2(1 + value) / Math.log2(1 + top)) * (HEIGHT - 20);
+    this.#scale(pen, width, top, ink, shown.length ? `${shown.length} steps` : "", "the newest");
+    const height = (value) => (Math.log2(1 + value) / Math.log2(1 + top)) * (HEIGHT - FOOT - 16);
     for (const [at, point] of shown.entries()) {
       const x = width - (shown.length - at) * size;
       let below = 0;
@@ -83,21 +91,26 @@ export class Chart {
         const from = height(below);
         below += value;
         pen.fillStyle = colors[series];
-        pen.fillRect(x, HEIGHT - 4 - height(below), size - 0.6, height(below) - from);
+        pen.fillRect(x, HEIGHT - FOOT - height(below), size - 0.6, height(below) - from);
       }
     }
   }
 
-  #scale(pen, width, top, ink) {
+  /** The lines of the greatest value and of 0, with these, and what the left and the right edge are. */
+  #scale(pen, width, top, ink, left, right) {
     pen.fillStyle = ink;
     pen.strokeStyle = ink;
     pen.globalAlpha = 0.75;
     pen.font = "11px system-ui, sans-serif";
     pen.fillText(this.unit(top), 2, 11);
+    pen.fillText(left, 2, HEIGHT - 4);
+    pen.textAlign = "right";
+    pen.fillText(right, width - 2, HEIGHT - 4);
+    pen.fillText("0", width - 2, HEIGHT - FOOT - 4);
     pen.globalAlpha = 0.25;
     pen.lineWidth = 1;
     pen.beginPath();
-    for (const y of [15.5, HEIGHT - 3.5]) { pen.moveTo(0, y); pen.lineTo(width, y); }
+    for (const y of [15.5, HEIGHT - FOOT + 0.5]) { pen.moveTo(0, y); pen.lineTo(width, y); }
     pen.stroke();
     pen.globalAlpha = 1;
   }

@@ -2,6 +2,7 @@
 
 import { getJson } from "../api.js";
 import { button, element, svg } from "../element.js";
+import { aboutGraph, legend } from "./graph_legend.js";
 import { drawn, keyOf } from "./graph_picture.js";
 import { OpPanel } from "./op_panel.js";
 import { PanZoom } from "./pan_zoom.js";
@@ -17,7 +18,8 @@ export class GraphPanel {
     this.stage = element("div", { class: "stage" }, this.picture);
     this.side = element("aside", { class: "op", "aria-label": "The chosen op", tabindex: "-1", hidden: true });
     this.tools = element("div", { class: "graph-tools", role: "group", "aria-label": "View of the graphs" });
-    this.around = element("div", { class: "graph-panel" }, element("div", { class: "stage-column" }, this.tools, this.stage), this.side);
+    this.about = element("p", { class: "graph-about" });
+    this.around = element("div", { class: "graph-panel" }, element("div", { class: "stage-column" }, this.tools, this.about, this.stage, legend()), this.side);
     node.append(this.around);
     this.op = new OpPanel(this.side, model, this.closing.signal, {
       close: () => this.#choose(null), go: (graph, id) => this.#go(graph, id),
@@ -44,32 +46,43 @@ export class GraphPanel {
     this.view = new PanZoom(this.picture, group);
     this.picture.addEventListener("click", (event) => this.#click(event));
     this.picture.addEventListener("focusin", (event) => this.#focused(event));
-    this.tools.append(
-      button("All graphs", () => this.#fitAll(), { class: "quiet" }),
-      ...this.graphs.graphs.map((graph) => button(graph.title, () => this.#fit(graph), { class: "quiet" })),
+    this.choices = new Map(this.graphs.graphs.map((graph) => [graph.name, button(graph.title, () => this.#look(graph.name), { class: "quiet" })]));
+    this.choices.set("all", button("All graphs", () => this.#look("all"), { class: "quiet" }));
+    this.tools.append(...this.choices.values(),
+      button("Fit", () => this.#fit(0), { class: "quiet" }),
       button("Zoom in", () => this.view.zoom(1.3), { text: "+", class: "quiet" }),
       button("Zoom out", () => this.view.zoom(1 / 1.3), { text: "−", class: "quiet" }),
-      element("small", { text: "A layer that stands for several is drawn once. Click an op for its kernels." }));
-    const [first] = nodes.values();
-    first.shape.setAttribute("tabindex", "0");
-    this.current = first;
-    this.#start();
-    this.resized = () => this.chosen || this.#start();
+      element("small", { text: "Click an op for its kernels; drag or scroll to move, Ctrl and scroll to zoom." }));
+    this.#look("decode");
+    this.resized = () => this.chosen || this.#fit();
     addEventListener("resize", this.resized);
   }
 
-  #start() {
-    if (this.stage.clientWidth < 700) this.#fit(this.graphs.graphs[1]); else this.#fitAll();
+  /** Shows one graph, large enough to be read; or all, as large as they fit. */
+  #look(name) {
+    this.shown = name;
+    this.about.textContent = `${aboutGraph(name)} Layers that are alike are drawn once.`;
+    for (const [other, choice] of this.choices) choice.setAttribute("aria-pressed", String(other === name));
+    for (const graph of this.graphs.graphs) this.picture.querySelector(`.graph-${graph.name}`).classList.toggle("away", !this.#sees(graph));
+    if (!this.current || !this.#sees(this.current.graph)) this.#makeCurrent([...this.nodes.values()].find((place) => this.#sees(place.graph)));
+    this.#fit();
   }
 
-  #fitAll() {
-    const { top, width, height } = this.graphs;
-    this.view.fit({ x: 0, y: top, width, height: height - top });
+  #sees(graph) {
+    return this.shown === "all" || graph.name === this.shown;
   }
 
-  #fit({ x, width }) {
-    const { top, height } = this.graphs;
-    this.view.fit({ x, y: top, width, height: height - top }, 1.4);
+  /** Fits what is shown; `least`: the smallest scale, beyond which one moves to see the rest. */
+  #fit(least = this.shown === "all" ? 0.55 : 1) {
+    const { top, height, width } = this.graphs;
+    const one = this.graphs.graphs.find((graph) => graph.name === this.shown);
+    this.view.fit({ x: one?.x ?? 0, y: top, width: one?.width ?? width, height: height - top }, one ? 1.4 : 1, least);
+  }
+
+  #makeCurrent(place) {
+    this.current?.shape.setAttribute("tabindex", "-1");
+    place.shape.setAttribute("tabindex", "0");
+    this.current = place;
   }
 
   #click(event) {
@@ -81,9 +94,7 @@ export class GraphPanel {
   #focused(event) {
     const place = this.#of(event.target.closest(".node"));
     if (!place) return;
-    this.current.shape.setAttribute("tabindex", "-1");
-    place.shape.setAttribute("tabindex", "0");
-    this.current = place;
+    this.#makeCurrent(place);
     if (place.shape.matches(":focus-visible")) this.view.reveal(place.node);
   }
 
@@ -92,14 +103,22 @@ export class GraphPanel {
       this.#choose(null);
     } else if (this.picture.contains(event.target)) {
       const direction = DIRECTIONS[event.key];
-      if (direction) this.#nearest(direction)?.shape.focus();
+      if (direction) this.#step(direction);
       else if (event.key === "Enter" || event.key === " ") this.#choose(this.current, true);
       else if (event.key === "+" || event.key === "=") this.view.zoom(1.3);
       else if (event.key === "-") this.view.zoom(1 / 1.3);
-      else if (event.key === "0") this.#fitAll();
+      else if (event.key === "0") this.#fit(0);
       else return;
       event.preventDefault();
     }
+  }
+
+  /** Goes to the nearest op; beside the graph that is shown alone, to the next graph. */
+  #step(direction) {
+    const place = this.#nearest(direction);
+    if (!place) return;
+    if (!this.#sees(place.graph)) this.#look(place.graph.name);
+    place.shape.focus();
   }
 
   /** The nearest op in a direction: what lies aside counts double. */
@@ -121,6 +140,7 @@ export class GraphPanel {
   #go(graph, id) {
     const place = this.nodes.get(keyOf(graph, id));
     if (!place) return;
+    if (!this.#sees(place.graph)) this.#look(graph);
     this.#choose(place);
     this.view.reveal(place.node);
     place.shape.focus();

@@ -25,7 +25,7 @@ export function keyOf(graph, id) {
 function column(graphs, graph, nodes, edges) {
   const { x, width } = graph;
   const { top } = graphs;
-  return svg("g", { role: "group", "aria-label": `${graph.title}, ${graph.about}: ${graph.counts}` },
+  return svg("g", { class: `graph-${graph.name}`, role: "group", "aria-label": `${graph.title}, ${graph.about}: ${graph.counts}` },
     svg("rect", { class: "column", x, y: top, width, height: graphs.height - top - 8, rx: 7 }),
     text("heading", x + 12, top + 23, graph.title), text("about", x + 12, top + 40, graph.about),
     text("counts", x + width - 12, top + 23, graph.counts),

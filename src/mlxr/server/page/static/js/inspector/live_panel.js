@@ -11,7 +11,7 @@ const ARENA_MS = 500;
 const HISTORY_MS = 1000;
 const KEPT_SAMPLES = 3000; // then all are read anew: the server merges old ones
 const KEPT_STEPS = 512;
-const LEAST_SECONDS = 60;
+const LEAST_SECONDS = 120;
 const SPANS = [[120, "2 minutes"], [600, "10 minutes"], [3600, "hour"], [Infinity, "since the model was loaded"]];
 
 /** The live view of one model. */
@@ -23,14 +23,14 @@ export class LivePanel {
     this.steps = [];
     this.since = 0;
     this.begun = 0;
-    this.span = element("select", { on: { change: () => this.#draw() } }, ...SPANS.map(([, text], at) => element("option", { value: at, text: at === SPANS.length - 1 ? text : `the last ${text}`, selected: at === 1 })));
+    this.span = element("select", { on: { change: () => this.#draw() } }, ...SPANS.map(([, text], at) => element("option", { value: at, text: at === SPANS.length - 1 ? text : `the last ${text}`, selected: at === 0 })));
     this.charts = [
-      [new Chart("Tokens a second", [["of answers", "tone-1"], ["computed, with prompts", "tone-2"]]), (s) => [s.generated_per_second, s.computed_per_second]],
+      [new Chart("Tokens a second", [["of answers", "tone-1"], ["computed, with prompts", "tone-2"]], { mean: perSecond }), (s) => [s.generated_per_second, s.computed_per_second]],
       [new Chart("Requests", [["running", "tone-1"], ["waiting", "tone-3"]]), (s) => [s.running, s.waiting]],
-      [new Chart("Prefix cache", [["of prompts' tokens were there", "tone-4"]], { most: 1, unit: (value) => `${short(value * 100)} %` }), (s) => [s.hit_rate]],
+      [new Chart("Prefix cache", [["of prompts' tokens were there", "tone-4"]], { most: 1, unit: (value) => `${short(value * 100)} %`, mean: hitRate }), (s) => [s.hit_rate]],
       [new Chart("Blocks", [["in use", "tone-1"], ["cached", "tone-4"], ["shared", "tone-3"]]), (s) => [s.blocks_used, s.blocks_cached, s.blocks_shared]],
     ];
-    this.batches = new Chart("Batch of each step, tokens", [["one of each sequence", "tone-1"], ["prompts", "tone-2"], ["drafts", "tone-3"]], { bars: true, note: "a bar for each step, the newest at the right; logarithmic" });
+    this.batches = new Chart("Batch of each step, tokens", [["one of each sequence", "tone-1"], ["prompts", "tone-2"], ["drafts", "tone-3"]], { bars: true, note: "a bar for each step, logarithmic; the figures are of the newest one, at the right" });
     this.ago = element("small");
     this.arena = new ArenaPicture();
     this.sequences = element("div");
@@ -76,8 +76,8 @@ export class LivePanel {
   #draw() {
     const now = this.since;
     const seconds = Math.max(LEAST_SECONDS, Math.min(SPANS[this.span.value][0], now - this.begun));
-    this.ago.textContent = now ? `the left edge is ${duration(seconds)} ago` : "";
-    for (const [chart, values] of this.charts) chart.show(this.samples.map((sample) => ({ time: sample.time, values: values(sample) })), now, seconds);
+    this.ago.textContent = now ? `from ${duration(seconds)} ago to now; a figure “now” is of the last second` : "";
+    for (const [chart, values] of this.charts) chart.show(this.samples.map((sample) => ({ time: sample.time, values: values(sample), sample })), now, seconds);
     this.batches.show(this.steps.map((step) => ({ time: step.time, values: [step.decoding, step.prompt_tokens, step.drafted] })), now);
   }
 
@@ -89,6 +89,19 @@ export class LivePanel {
     this.shown = key;
     this.sequences.replaceChildren(this.last.sequences.length ? table(["request", "prompt", "tokens", "blocks"], this.last.sequences.map(row)) : element("p", { class: "hint", text: "None: nobody is being answered." }));
   }
+}
+
+/** Rates of all samples together: tokens by their seconds. */
+function perSecond(points) {
+  const seconds = points.reduce((sum, { sample }) => sum + sample.seconds, 0);
+  return ["generated_per_second", "computed_per_second"].map((name) =>
+    (seconds ? points.reduce((sum, { sample }) => sum + sample[name] * sample.seconds, 0) / seconds : null));
+}
+
+/** What the prefix cache had of all prompts of these samples. */
+function hitRate(points) {
+  const sum = (name) => points.reduce((total, { sample }) => total + sample[name], 0);
+  return [sum("prompt_tokens") ? sum("cached_tokens") / sum("prompt_tokens") : null];
 }
 
 function row(sequence) {

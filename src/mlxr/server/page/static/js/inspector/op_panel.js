@@ -33,20 +33,32 @@ export class OpPanel {
   }
 
   #parts(op) {
+    const running = op.launches.find((launch) => launch.launched !== null)?.target;
+    const [here, elsewhere] = [op.launches.filter((launch) => !running || launch.target === running), op.launches.filter((launch) => running && launch.target !== running)];
+    const others = [...new Set(elsewhere.map((launch) => launch.target))];
     const attributes = Object.entries(op.attributes).filter(([, value]) => value !== null && value !== false);
     return [
       this.#close(), element("h2", { text: op.id }), element("p", { class: "about", text: `${op.kind}: ${op.summary}` }),
       op.layers.length > 1 && element("p", { class: "hint", text: `The same in layers ${op.layers[0]} to ${op.layers.at(-1)}.` }),
       op.parts.length > 0 && links("Computes these ops of the source graph", op.parts.map((id) => ["source", id]), this.actions.go),
       Object.keys(op.computed_by).length > 0 && links("After fusion it is part of", Object.entries(op.computed_by), this.actions.go, true),
+      here.length > 0 && work(op, here),
       section("Values", table(["port", "value", "shape", "type"], [
         ...op.inputs.map((port) => [`in ${port.port}`, port.value, port.shape.join(" × "), `${port.dtype}, ${port.role}`]),
         ...op.outputs.map((port) => [`out ${port.port}`, port.value, port.shape.join(" × "), `${port.dtype}, ${port.role}`]),
       ])),
       attributes.length > 0 && section("Attributes", table(["name", "value"], attributes.map(([name, value]) => [name, JSON.stringify(value)])), true),
+      ...here.map((launch) => this.#launch(launch, running)),
       op.graph !== "source" && this.#chips(op),
-      ...op.launches.map((launch) => this.#launch(launch)),
+      ...others.map((target) => this.#others(target, elsewhere.filter((launch) => launch.target === target))),
     ].filter(Boolean);
+  }
+
+  /** The launches of a target that does not run here. */
+  #others(target, launches) {
+    return element("details", { class: "fold", open: Boolean(this.chip) && target === "metal" },
+      element("summary", { text: `On target ${target}, which does not run here: ${launches.length} ${launches.length === 1 ? "launch" : "launches"}` }),
+      ...launches.map((launch) => this.#launch(launch)));
   }
 
   #close() {
@@ -60,7 +72,7 @@ export class OpPanel {
     return labelled("Predict times for", select, op.batch && `for ${op.batch}`);
   }
 
-  #launch(launch) {
+  #launch(launch, running = null) {
     const geometry = launch.grid.length
       ? [["Threadgroups", gridOf(launch)], ["Threads of each", launch.threads || "as the host chooses"],
         launch.threadgroup_bytes > 0 && ["Shared memory of each", bytes(launch.threadgroup_bytes)]]
@@ -77,9 +89,9 @@ export class OpPanel {
     const source = element("details", { class: "fold" }, element("summary", { text: `${LANGUAGES[launch.target] ?? launch.target} source` }));
     source.addEventListener("toggle", () => this.#source(source, launch), { once: true });
     return element("section", { class: "launch", "aria-label": `Launch ${launch.kernel}` },
-      element("h3", { text: `${launch.kernel} (${launch.target}, launch ${launch.index})` }), list(facts),
+      element("h3", { text: `${launch.kernel} (${launch.target}${launch.target === running ? ", which runs here" : ""}, launch ${launch.index})` }), list(facts),
       launch.prediction && prediction(launch.prediction),
-      launch.sizes.length > 0 && section(`Geometry chosen for ${launch.site}`, table(["size", "value", "because"], launch.sizes.map((size) => [size.name, size.value, size.because || "the default"]))),
+      launch.sizes.length > 0 && chosenSizes(launch),
       source);
   }
 
@@ -95,6 +107,26 @@ export class OpPanel {
       if (error.name !== "AbortError") body.replaceChildren(element("p", { class: "error", role: "alert", text: error.message }));
     }
   }
+}
+
+/** What the op costs in a step, on the target that is shown first. */
+function work(op, launches) {
+  const sum = (name) => launches.reduce((total, launch) => total + (launch[name] ?? 0), 0);
+  const runs = launches.filter((launch) => launch.size_bytes !== null);
+  return element("div", { class: "work" },
+    ...[["Bytes moved", bytes(sum("size_bytes"))], ["FLOPs", count(sum("flops"))], ["Launches", runs.length],
+      op.layers.length > 1 && ["In all layers", `${bytes(sum("size_bytes") * op.layers.length)}, ${count(sum("flops") * op.layers.length)}`]]
+      .filter(Boolean).map(([name, value]) => element("span", {}, element("small", { text: name }), element("b", { text: String(value) }))),
+    element("small", { class: "for", text: `on target ${launches[0].target}${op.batch ? `, for ${op.batch}` : ""}` }));
+}
+
+/** The sizes with a reason of their own; the others are folded. */
+function chosenSizes(launch) {
+  const [chosen, usual] = [launch.sizes.filter((size) => size.because), launch.sizes.filter((size) => !size.because)];
+  return section(`Geometry chosen for ${launch.site}`, element("div", {},
+    chosen.length > 0 && table(["size", "value", "because"], chosen.map((size) => [size.name, size.value, size.because])),
+    usual.length > 0 && element("details", { class: "fold" },
+      element("summary", { text: `${usual.length} ${chosen.length ? "others" : "sizes"} have their default` }), table(["size", "value"], usual.map((size) => [size.name, size.value])))));
 }
 
 function gridOf({ grid, threadgroups }) {

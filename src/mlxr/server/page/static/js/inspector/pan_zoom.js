@@ -17,10 +17,10 @@ export class PanZoom {
     for (const end of ["pointerup", "pointercancel"]) picture.addEventListener(end, (event) => this.pointers.delete(event.pointerId));
   }
 
-  /** Shows a box of the picture as large as it fits, but not larger than `most`. */
-  fit({ x, y, width, height }, most = 1) {
+  /** Shows a box of the picture as large as it fits, but not larger than `most`; it may be higher for `least`. */
+  fit({ x, y, width, height }, most = 1, least = 0.55) {
     const { clientWidth, clientHeight } = this.picture.parentElement;
-    const scale = Math.min(most, (clientWidth - 16) / width, Math.max((clientHeight - 16) / height, 0.55));
+    const scale = Math.min(most, (clientWidth - 16) / width, Math.max((clientHeight - 16) / height, least));
     this.#set(Math.max(8, (clientWidth - width * scale) / 2) - x * scale, 8 - y * scale, scale);
   }
 
@@ -50,8 +50,9 @@ export class PanZoom {
   #wheel(event) {
     event.preventDefault();
     const { left, top } = this.picture.getBoundingClientRect();
-    if (event.ctrlKey || event.metaKey || !event.shiftKey) this.zoom(Math.exp(-event.deltaY * (event.ctrlKey ? 0.01 : 0.0016)), event.clientX - left, event.clientY - top);
-    else this.pan(-event.deltaY, 0);
+    if (event.ctrlKey || event.metaKey) this.zoom(Math.exp(-event.deltaY * 0.01), event.clientX - left, event.clientY - top);
+    else if (event.shiftKey) this.pan(-event.deltaY, 0);
+    else this.pan(-event.deltaX, -event.deltaY);
   }
 
   #down(event) {
