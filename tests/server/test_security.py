@@ -60,6 +60,24 @@ def test_who_may_ask() -> None:
         assert server.http.get("/nowhere", headers=key).json()["error"]["message"] == "there is no /nowhere here"
 
 
+@pytest.mark.long
+def test_no_key_finds_what_another_has_sent() -> None:
+    """Alone or with a salt of its client's."""
+    with running_server(lambda: ModelPool([tiny_source()]), SETTINGS) as server:
+
+        def cached(key: str, **more: str) -> int:
+            body = {"model": "tiny", "prompt": "the fox said to the hen " * 8, "max_tokens": 1} | more
+            answer = server.http.post("/v1/completions", json=body, headers={"x-api-key": key}).json()
+            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        assert cached("first") == 0
+        assert cached("first") > 0
+        assert cached("second") == 0, "a stranger's prompt"
+        assert cached("second") > 0
+        assert cached("second", cache_salt="a") == 0 < cached("second", cache_salt="a")
+        assert cached("first", cache_salt="a") == 0
+
+
 def test_an_address_that_others_reach_needs_a_key() -> None:
     with pytest.raises(RequestError, match=r"0\.0\.0\.0 can be reached from other machines"):
         ServerSettings("0.0.0.0")

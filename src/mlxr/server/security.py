@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mlxr.server.cache_owner import own_blocks_of
 from mlxr.server.errors import ApiError
 from mlxr.server.settings import ServerSettings
 from mlxr.server.sse import error_response, told
@@ -86,15 +87,16 @@ class Guard:
                 "unknown_origin",
             )
         if self._keys and scope["path"] not in _OPEN_PATHS and scope["method"] != "OPTIONS":
-            self._check_key(headers, scope["path"])
+            own_blocks_of(self._check_key(headers, scope["path"]))
 
-    def _check_key(self, headers: Sequence[tuple[bytes, bytes]], path: str) -> None:
+    def _check_key(self, headers: Sequence[tuple[bytes, bytes]], path: str) -> bytes | None:
+        """The key that a request gives and may use; None: it needs none."""
         key = key_of(headers).encode("latin-1")  # the bytes that were sent
         matches = [hmac.compare_digest(key, known) for known in self._keys]  # all of them: no early end
         if any(matches):
-            return
+            return key
         if path == "/" or path.startswith("/page/"):
-            return  # the page itself asks for the key
+            return None  # the page itself asks for the key
         raise ApiError(
             401,
             "this server asks for a key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",

@@ -1,12 +1,14 @@
 """The engine of a served model: one that is measured."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from mlxr.engine import Engine
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.model import Prompt
+from mlxr.runtime.engine.pool import Pooling, Vector
 from mlxr.runtime.engine.sampling import Sampling
+from mlxr.server.cache_owner import owned
 from mlxr.server.metrics.meter import Meter
 
 _PAUSE_SECONDS = 0.02
@@ -16,7 +18,7 @@ _PAUSE_OF_EACH = 0.00125
 
 
 class ServedEngine(Engine):
-    """An engine whose answers a meter measures, whichever API asks for them."""
+    """An engine whose answers a meter measures, whichever API asks; each key has a prefix cache of its own."""
 
     def __init__(self, model: str, meter: Meter, **options: Any) -> None:
         """Loads the model.
@@ -29,9 +31,17 @@ class ServedEngine(Engine):
         self._meter, self._is_counted = meter, False
         super().__init__(model, **options)
 
-    def generate(self, prompt: Prompt, params: Sampling | None = None, **terms: Any) -> AsyncGenerator[Event]:
+    async def embed(
+        self, prompts: Iterable[Prompt], pooling: Pooling | None = None, *, priority: int = 0, salt: str = ""
+    ) -> list[Vector]:
         """See `mlxr.Engine`."""
-        events = super().generate(prompt, params, pause=self._pause, **terms)
+        return await super().embed(prompts, pooling, priority=priority, salt=owned(salt))
+
+    def generate(
+        self, prompt: Prompt, params: Sampling | None = None, *, salt: str = "", **terms: Any
+    ) -> AsyncGenerator[Event]:
+        """See `mlxr.Engine`."""
+        events = super().generate(prompt, params, pause=self._pause, salt=owned(salt), **terms)
         return self._meter.observe(events, params.n if params else 1)
 
     def _pause(self) -> float:
