@@ -130,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
         most_body_bytes=args.max_body,
         most_connections=args.max_connections,
         header_seconds=args.header_time,
+        body_seconds=args.body_time,
         grace_seconds=args.grace,
         log_text=args.log_text,
         allow_pull=args.allow_pull,

@@ -37,6 +37,13 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="how long a client may take to send the head of a request (default: 10s)",
     )
+    life.add_argument(
+        "--body-time",
+        type=seconds,
+        default=30.0,
+        metavar="TIME",
+        help="how long a client may take to send a body; a long one gets a second more for each 16 KiB (default: 30s)",
+    )
     kept = parser.add_argument_group("responses of /v1/responses that others may go on from (previous_response_id)")
     kept.add_argument(
         "--keep-responses",

@@ -1,4 +1,4 @@
-"""Who may ask: keys, names of the host, and limits of what a request may send."""
+"""Who may ask: keys, and names of the host."""
 
 import hmac
 import ipaddress
@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mlxr.server.bodies import Bodies
 from mlxr.server.cache_owner import own_blocks_of
 from mlxr.server.errors import ApiError
 from mlxr.server.settings import ServerSettings
@@ -18,7 +19,7 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Guard:
-    """Refuses requests before their bodies are read, and answers those that the app fails on.
+    """Refuses requests before their bodies are read, reads these, and answers those that the app fails on.
 
     A page of any site can make a browser ask a server on this machine, under a name that the site's owner lets point
     here (DNS rebinding). So a request must name a host that is known, or an address.
@@ -35,6 +36,8 @@ class Guard:
         self._keys = [key.encode() for key in settings.api_keys]
         self._names = {*_LOOPBACK, settings.address.lower(), *(name.lower() for name in settings.hosts)}
         self._origins = set(settings.origins)
+        most_unfinished = max(settings.most_unfinished_bytes, 4 * settings.most_body_bytes)
+        self._bodies = Bodies(settings.most_body_bytes, most_unfinished, settings.body_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or answers with an error."""
@@ -50,8 +53,7 @@ class Guard:
 
         try:
             self._check(scope)
-            body = _LimitedBody(scope, receive, watch, self._settings.most_body_bytes)
-            await self._app(scope, body.receive, body.send)
+            await self._app(scope, await self._bodies.read(scope, receive), watch)
         except Exception as error:
             if has_begun:
                 raise
@@ -143,36 +145,3 @@ def _name_of(host: str) -> str:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
         return ""
-
-
-class _LimitedBody:
-    """Refuses a body of too many bytes: before it is read if its length is told, else when there are more."""
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send, most_bytes: int) -> None:
-        told = _header(scope["headers"], b"content-length")
-        if told.isdigit() and int(told) > most_bytes:
-            raise _too_large(most_bytes)
-        self._scope, self._receive, self._send, self._most = scope, receive, send, most_bytes
-        self._read = 0
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        self._read += len(message.get("body", b""))
-        if self._read > self._most:
-            raise _too_large(self._most)
-        return message
-
-    async def send(self, message: Message) -> None:
-        if self._read <= self._most:
-            await self._send(message)
-        elif message["type"] == "http.response.start":  # whatever the app makes of the error
-            await error_response(self._scope["path"], _too_large(self._most))(self._scope, self._receive, self._send)
-
-
-def _too_large(most_bytes: int) -> ApiError:
-    return ApiError(
-        413,
-        f"the body has more than {most_bytes} bytes, the most that this server takes: send less, or start the server "
-        "with a larger --max-body",
-        code="too_large",
-    )

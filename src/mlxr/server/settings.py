@@ -22,6 +22,9 @@ class ServerSettings:
         most_inputs: most texts of one request for embeddings.
         most_connections: most connections at a time.
         header_seconds: how long a client may take to send its headers.
+        body_seconds: how long it may take to send a body, and a second more for each 16 KiB of it.
+        most_unfinished_bytes: of all bodies that are being read, but at least four of the longest: beyond it, the one
+            that began first is given up.
         alive_seconds: a stream that has nothing to say gets a comment so often.
         load_seconds: how long a request waits for a model that is being loaded.
         grace_seconds: how long streams may go on after the server was told to stop.
@@ -43,6 +46,8 @@ class ServerSettings:
     most_inputs: int = 2048
     most_connections: int = 4096
     header_seconds: float = 10.0
+    body_seconds: float = 30.0
+    most_unfinished_bytes: int = 256 << 20
     alive_seconds: float = 5.0
     load_seconds: float = 600.0
     grace_seconds: float = 30.0
