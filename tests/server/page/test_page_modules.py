@@ -122,3 +122,36 @@ def test_the_blocks_of_sequences(tab: Tab) -> None:
     assert whose == [[0, [[5, 0], [6, 0]]], [1, [[5, 1]]], [4, [[5, 2]]], [2, [[6, 1]]]]
     assert (1200 // size) * (220 // size) >= 1024 > (1200 // (size + 0.5)) * (220 // (size + 0.5))
     assert (most, least) == (22, 2)
+
+
+def test_formulas_are_found_and_prices_are_not(tab: Tab) -> None:
+    text = r"""So \(a+b\), $E = mc^2$ and $$x$$; $5 and $10, $HOME/$PATH, \$3, `$c$`, $ 1 $.
+
+\[
+\frac{1}{2}
+\]
+
+- \(\sum_i i\)
+
+```
+\(code\)
+```
+
+\(\frac{a}\) \(\href{javascript:hit()}{x}\)"""
+    body = """
+        const node = document.createElement("div");
+        new m.Markdown(node).show(values[0]);
+        const found = [...node.querySelectorAll(".math")].map((part) => [part.textContent, part.className]);
+        for (let i = 0; i < 200 && node.querySelectorAll(".katex, .math > code").length < found.length; i += 1)
+            await new Promise((resolve) => setTimeout(resolve, 50));
+        const source = (part) => (part.querySelector("annotation") ?? part).textContent;
+        const shown = [...node.querySelectorAll(".math")].map(source);
+        return [found, shown, node.querySelectorAll(".katex").length, node.querySelector("a"), node.innerText];
+    """
+    found, shown, drawn, link, plain = call(tab, "markdown", body, text)
+    inline = ["a+b", "E = mc^2", r"\sum_i i", r"\frac{a}", r"\href{javascript:hit()}{x}"]
+    assert [text for text, kind in found if kind == "math display"] == ["x", r"\frac{1}{2}"]
+    assert [text for text, kind in found if kind == "math"] == inline
+    assert shown == [text for text, _ in found] and drawn == len(found) - 1, "KaTeX shows all but the broken one"
+    assert link is None and "$5 and $10, $HOME/$PATH, $3, $c$, $ 1 $." in plain
+    assert r"\(code\)" in plain

@@ -17,6 +17,7 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
     ".LICENSE": "text/plain; charset=utf-8",
 }
 """The types that are served, by suffix; other files are for people who read the sources."""

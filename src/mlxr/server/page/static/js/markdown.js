@@ -5,15 +5,16 @@ import DOMPurify from "../vendored/purify.es.mjs";
 import { Marked } from "../vendored/marked.esm.js";
 import { button, element } from "./element.js";
 import { codeNodes } from "./highlight.js";
+import { formula, mathExtensions } from "./mathematics.js";
 
 const ALLOWED = {
   ALLOWED_TAGS: [
     ..."p br hr h1 h2 h3 h4 h5 h6 ul ol li blockquote pre code em strong del a table thead tbody tr th td".split(" "),
   ],
-  ALLOWED_ATTR: ["href", "title", "start", "align", "data-language"],
+  ALLOWED_ATTR: ["href", "title", "start", "align", "data-language", "data-math"],
   ALLOW_DATA_ATTR: false,
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i, // for all attributes but:
-  ADD_URI_SAFE_ATTR: ["start", "align", "data-language"],
+  ADD_URI_SAFE_ATTR: ["start", "align", "data-language", "data-math"],
   RETURN_DOM_FRAGMENT: true,
 };
 
@@ -33,6 +34,8 @@ const marked = new Marked({
     code: ({ text, lang }) => `<pre data-language="${escaped((lang ?? "").split(/\s/)[0])}"><code>${escaped(text)}</code></pre>`,
   },
 });
+
+marked.use({ extensions: mathExtensions((text, isDisplay) => `<code data-math="${isDisplay ? "display" : "inline"}">${escaped(text)}</code>`) });
 
 /** A part of the page whose Markdown grows: what has not changed stays as it is, with what the user selected in it. */
 export class Markdown {
@@ -60,6 +63,7 @@ function block(token) {
     link.target = "_blank";
     link.rel = "noopener noreferrer nofollow";
   }
+  for (const code of fragment.querySelectorAll("code[data-math]")) code.replaceWith(formula(code.textContent, code.dataset.math === "display"));
   for (const pre of fragment.querySelectorAll("pre")) pre.replaceWith(codeBlock(pre.textContent, pre.dataset.language ?? ""));
   for (const table of fragment.querySelectorAll("table")) {
     const around = element("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "Table" });
