@@ -52,20 +52,26 @@ MLXR_INLINE void mlxr_share(const mlxr_worker *w, int n, int *first, int *last) 
     *last = (int)((int64_t)n * (w->tid + 1) / w->threads);
 }
 
-// Body of a case of mlxr_pack: panels of 16 rows through FORMAT_pack_panel, which takes 16 rows of each plane, one after
-// the other. After `blocks` come the bytes of a row in each plane.
-#define MLXR_PACK(format, rows_in_all, panel_bytes, blocks, ...)                                       \
-    {                                                                                                  \
-        const int32_t row_bytes[] = {__VA_ARGS__};                                                     \
-        enum { PLANES = sizeof row_bytes / sizeof *row_bytes };                                        \
-        for (int p = first; p < last; ++p) {                                                           \
-            const uint8_t *rows[16 * PLANES];                                                          \
-            for (int i = 0; i < 16 * PLANES; ++i) {                                                    \
-                int row = 16 * p + i % 16, plane = i / 16;                                             \
-                size_t offset = (size_t)(row - 16 * first) * row_bytes[plane];                         \
-                rows[i] = row < (rows_in_all) ? planes[plane] + offset : NULL;                         \
-            }                                                                                          \
-            format##_pack_panel(dst + (size_t)p * (panel_bytes), rows, blocks);                        \
-        }                                                                                              \
-        return 0;                                                                                      \
+#define MLXR_MOST_PLANES 3
+
+// How a tensor is packed: panels of 16 rows go through `panel`, its format's FORMAT_pack_panel, which takes 16 rows of each
+// plane, one after the other. One function packs all tensors of a format: one for each would take most of the compiler's time.
+typedef struct {
+    void (*panel)(uint8_t *dst, const uint8_t *const *rows, int blocks);
+    int32_t rows, blocks, planes;
+    int32_t row_bytes[MLXR_MOST_PLANES];
+    size_t panel_bytes;
+} mlxr_packing;
+
+// Panels [first, last) of a tensor, from planes' rows as files have them, from row 16 * first on.
+static inline void mlxr_pack_panels(const mlxr_packing *to, uint8_t *dst, const uint8_t *const *planes, int first, int last) {
+    for (int p = first; p < last; ++p) {
+        const uint8_t *rows[16 * MLXR_MOST_PLANES];
+        for (int i = 0; i < 16 * to->planes; ++i) {
+            const int row = 16 * p + i % 16, plane = i / 16;
+            const size_t offset = (size_t)(row - 16 * first) * (size_t)to->row_bytes[plane];
+            rows[i] = row < to->rows ? planes[plane] + offset : NULL;
+        }
+        to->panel(dst + (size_t)p * to->panel_bytes, rows, to->blocks);
     }
+}

@@ -51,12 +51,13 @@ void run(int kernel, int tokens, int rows, const int32_t *token_ids, const int32
 """
 
 _PACK = """
-static int pack_panels_@(uint8_t *dst, const uint8_t *const *planes, int rows_in_all, int blocks) {
-    const int first = 0, last = (rows_in_all + 15) / 16;
-    MLXR_PACK(@, rows_in_all, 16 * BLOCK_BYTES * blocks, blocks, PLANE_BYTES)
-}
 int pack_@(uint8_t *dst, const uint8_t *const *planes, int rows, int blocks) {
-    return pack_panels_@(dst, planes, rows, blocks);
+    const int32_t row_bytes[] = {PLANE_BYTES};
+    enum { PLANES = sizeof row_bytes / sizeof *row_bytes };
+    mlxr_packing packing = {@_pack_panel, rows, blocks, PLANES, {0}, 16 * BLOCK_BYTES * blocks};
+    memcpy(packing.row_bytes, row_bytes, sizeof row_bytes);
+    mlxr_pack_panels(&packing, dst, planes, 0, (rows + 15) / 16);
+    return 0;
 }
 """
 
