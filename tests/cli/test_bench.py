@@ -89,6 +89,7 @@ def test_decoding_is_pipelined_where_generation_is(
     assert ahead["launches_per_decode_step"] == plain["launches_per_decode_step"]
 
 
+@pytest.mark.long
 def test_text_has_the_same_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "storyteller", "--host", "reference", *SHORT]) == 0
     shown = {line[:32].rstrip(): line[33:] for line in capsys.readouterr().out.splitlines()}
@@ -288,6 +289,7 @@ def test_help_says_where_decoding_starts(capsys: pytest.CaptureFixture[str], mon
     assert "in the cache when decoding starts" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_folder_as_hugging_face_lays_it_out(capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(__file__).parents[1] / "data/storyteller"
     shown = bench(capsys, str(folder), "--host", "reference")

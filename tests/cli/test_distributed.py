@@ -57,6 +57,7 @@ sys.exit(main([*sys.argv[3:], sys.argv[1 + int(os.environ["MLX_RANK"])]]))
 """The command, with a last word of each rank's own."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("absent", few([0, 1], [1]))
 def test_a_rank_without_weights_is_named_on_all_ranks(split: str, absent: int) -> None:
     weights = ["/absent" if rank == absent else str(TINY) for rank in range(2)]

@@ -35,6 +35,7 @@ def ids(model: Model) -> list[int]:
     return model.tokenizer.encode(VALID.read_text()[:600], add_special=False)[:100]
 
 
+@pytest.mark.long
 def test_windows_side_by_side(model: Model, ids: list[int]) -> None:
     """40 tokens each, the last one of 20; the first token of each has nothing before it."""
     expected = losses(model, ids[:40]) + losses(model, ids[40:80]) + losses(model, ids[80:])
@@ -47,6 +48,7 @@ def test_windows_side_by_side(model: Model, ids: list[int]) -> None:
     assert shown[-1][2] == pytest.approx(found.value)
 
 
+@pytest.mark.long
 def test_a_bos_before_each_window(model: Model, ids: list[int]) -> None:
     expected = [loss for start in range(0, 100, 39) for loss in losses(model, [1, *ids[start : start + 39]])]
     found = perplexity(model, ids, 40, begin=1)

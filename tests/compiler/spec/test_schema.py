@@ -106,9 +106,10 @@ def test_keys_of_bundled_specs_are_in_the_schema() -> None:
             if isinstance(value, dict):
                 yield from paths(value, (*path, key))
 
+    schema = spec_schema()
     for file in bundled_specs().values():
         for path in paths(yaml.safe_load(file.read_text(encoding="utf-8"))):
-            place = Place(spec_schema())
+            place = Place(schema)
             for key in path:
                 place = place.variant("llama3").child(key) if place.variants else place.child(key)
             assert place.node != {"type": "unknown"}, (file, path)

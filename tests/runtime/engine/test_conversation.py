@@ -17,6 +17,7 @@ from mlxr.runtime.engine.reasoning import Reasoning
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
+from mlxr_tests.few import few
 from mlxr_tests.storyteller import BF16, Q8_0, TINY, storyteller_spec
 
 TEMPLATE = """\
@@ -26,7 +27,7 @@ TEMPLATE = """\
 Answer:{% endif %}{% endfor %}"""
 
 
-@pytest.fixture(scope="module", params=["paged", "contiguous"])
+@pytest.fixture(scope="module", params=few(["paged", "contiguous"], ["paged"]))
 def model(request: pytest.FixtureRequest) -> Model:
     """Storyteller with a context of 128 and steps of 16 tokens."""
     cache = {"mode": request.param, "max_sequences": 1 if request.param == "contiguous" else 3}

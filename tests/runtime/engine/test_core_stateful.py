@@ -292,7 +292,7 @@ class PipelinedMachine(CoreMachine):
 
 
 @pytest.mark.parametrize("machine", [CoreMachine, PipelinedMachine])
-@pytest.mark.parametrize("examples", [20, pytest.param(1500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [10, pytest.param(1500, marks=pytest.mark.long)])
 def test_random_requests(machine, examples):
     run_state_machine_as_test(
         machine,

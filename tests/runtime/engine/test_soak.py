@@ -169,7 +169,8 @@ def used(engine: Engine, alone: dict[tuple[int, int, int], list[int]], seconds: 
         callers.end = time.monotonic() + seconds
 
 
-@pytest.mark.parametrize("seconds", [3.0, pytest.param(LONG_SECONDS, marks=pytest.mark.long, id="long")])
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", [3.0, pytest.param(LONG_SECONDS, id="long")])
 def test_an_engine_in_use(seconds: float, tmp_path: Path) -> None:
     spec = tiny_spec(model={"context": 160}, cache={"num_blocks": 14, "max_sequences": 4}, compute="exact")
     artifact = compile_spec(spec).artifact

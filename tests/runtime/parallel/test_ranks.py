@@ -93,6 +93,7 @@ def test_lost_follower(count: int, lost: int, number: signal.Signals, pipelines:
             assert ends(ranks[lost])[0] == 75
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", few([signal.SIGKILL, signal.SIGSTOP], [signal.SIGSTOP]))
 def test_lost_rank_0(number: signal.Signals, tmp_path: Path) -> None:
     with start_ranks(2, tmp_path, scene="endless") as ranks:

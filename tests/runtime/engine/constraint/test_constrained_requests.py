@@ -133,6 +133,7 @@ def test_what_cannot_be_compiled_is_refused_before_anything_is_read(model: Model
     assert model.core.stats() == before
 
 
+@pytest.mark.long
 def test_preempted_requests_go_on_where_they_were(model: Model) -> None:
     expected = [model.generate(prompt, sampling=sampling).token_ids for prompt, sampling in MIXED]
     generations = [model.start([prompt], sampling=sampling) for prompt, sampling in MIXED]
@@ -212,6 +213,7 @@ class Guesser(Speculator):
         return drafts
 
 
+@pytest.mark.long
 def test_constrained_requests_speculate_with_the_mask_of_each_place(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.speculation.step_costs import StepCosts
 from mlxr.runtime.engine.speculation.text import Text
+from mlxr_tests.few import few
 from mlxr_tests.storyteller import TINY, tiny_spec
 
 Guess = Callable[[list[int], int], list[int]]
@@ -34,7 +35,7 @@ class Guesser(Speculator):
         return drafts
 
 
-@pytest.fixture(scope="module", params=["cpu", "reference", pytest.param("sim", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=few(["cpu", "reference", "sim"], ["cpu"]))
 def model(request: pytest.FixtureRequest) -> Model:
     """640 tokens, a context of 64, steps of 16 tokens, 3 sequences, 8 blocks of 16. `reference` is told to pipeline."""
     cache = {"num_blocks": 8, "max_sequences": 3, "mode": "paged"}

@@ -94,7 +94,7 @@ def check(calls: list[tuple[str, object]]) -> None:
             assert name == "time" and isinstance(arguments, dict)
 
 
-@pytest.mark.parametrize(("name", "tokens"), few(WAYS, WAYS[::2]))
+@pytest.mark.parametrize(("name", "tokens"), few(WAYS, WAYS[::4]))
 def test_what_must_be_called_is_called(name: str, tokens: bool) -> None:
     for choice, parallel in (("function:get_weather", True), ("required", False), ("required", True)):
         for deltas in answers(name, tokens, a_job(tool_choice=choice, parallel_tool_calls=parallel)):
