@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,6 +88,15 @@ class RunningServer:
             return await result if asyncio.iscoroutine(result) else result
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(60)
+
+    def await_quiet(self) -> None:
+        """Waits until every request that was sent before has ended, for the log, too: that is after its answer."""
+        for _ in range(2):  # connections are accepted in order, and by the second time each has been read from
+            httpx.get(f"{self.url}/health").raise_for_status()
+        until = time.monotonic() + 60
+        while self.do(lambda: len(self._server.server_state.tasks)):
+            assert time.monotonic() < until, "requests do not end"
+            time.sleep(0.001)
 
     def close(self) -> None:
         """Stops it."""
