@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mlxr.compiler.artifact import foreign_file
 from mlxr.compiler.errors import MlxrError
 
 
@@ -39,6 +40,8 @@ def read_json(path: Path, most_bytes: int, error: type[MlxrError]) -> Any:
     try:
         return json.loads(read_small_file(path, most_bytes, error))
     except (ValueError, RecursionError) as fault:
+        if (kind := foreign_file(path)) is not None:
+            raise error(f"{path} is {kind}") from fault
         raise error(f"{path}: cannot be read as JSON: {fault}") from fault
 
 

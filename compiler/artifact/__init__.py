@@ -37,6 +37,7 @@ from mlxr.compiler.debug import debug_level
 from mlxr.compiler.formats import file_keys
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.foreign_file import foreign_file
 from mlxr.compiler.formats.stored_planes import plane_format, plane_names
 from mlxr.compiler.formats.weight_format import Affine, WeightFormat
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS, Segment, WeightLayout, part_places, plane_row_bytes
@@ -110,6 +111,7 @@ __all__ = [
     "debug_level",
     "decode_dims",
     "file_keys",
+    "foreign_file",
     "is_artifact",
     "layer_buffer",
     "load_artifact",

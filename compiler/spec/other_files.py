@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from mlxr.compiler.formats.file_keys import CONFIG_FILE, GGUF_MAGIC, PICKLE_ENDINGS
+from mlxr.compiler.formats.foreign_file import foreign_file
 
 _MAX_NAMED = 8
 
@@ -19,6 +20,8 @@ def other_than_a_spec(path: Path) -> str | None:
         if (path / CONFIG_FILE).is_file():
             return f"{path} is the folder of a model, not a spec; {_import(path)}"
         return f"{path} is a folder; expected a spec file"
+    if path.suffix.lower() not in PICKLE_ENDINGS and (kind := foreign_file(path)) is not None:
+        return f"{path} is {kind}"
     if is_gguf(path):
         return f"{path} is a GGUF file, not a spec; {_import(path)}"
     folder = path.absolute().parent if path.parent == Path() else path.parent

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mlxr.compiler.artifact import file_keys
+from mlxr.compiler.artifact import file_keys, foreign_file
 from mlxr.compiler.errors import NoTokenizerError, TokenizerError
 from mlxr.runtime.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary
@@ -45,6 +45,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             raise TokenizerError(
                 f"{path}: no such file; expected {JSON_NAME}, {MODEL_NAME}, a .gguf file, or a folder with one"
             )
+        _refuse_foreign(path)
         if _is_gguf(path):
             return _load_from_gguf(path)
         if path.name == JSON_NAME or _is_json_tokenizer(path):
@@ -90,7 +91,13 @@ def _is_whole(file: Path) -> bool:
     return file.name != _VOCAB_NAME or file.with_name(_MERGES_NAME).is_file()
 
 
+def _refuse_foreign(path: Path) -> None:
+    if (kind := foreign_file(path)) is not None:
+        raise TokenizerError(f"{path} is {kind}")
+
+
 def _load(path: Path) -> Tokenizer:
+    _refuse_foreign(path)
     if path.name == JSON_NAME:
         return _load_json(path)
     if path.name == _TEKKEN_NAME:

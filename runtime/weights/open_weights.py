@@ -6,7 +6,7 @@ with one of these, as Hugging Face has it. Pickled checkpoints are refused, beca
 
 from pathlib import Path
 
-from mlxr.compiler.artifact import file_keys
+from mlxr.compiler.artifact import file_keys, foreign_file
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.gguf_parts import only_model, read_gguf_model
 from mlxr.runtime.weights.headless_names import with_usual_names
@@ -28,6 +28,8 @@ def open_weights(path: str | Path) -> WeightFile:
     suffix = path.suffix.lower()
     if suffix in file_keys.PICKLE_ENDINGS:
         raise WeightsError(_pickle_refusal(path))
+    if (kind := foreign_file(path)) is not None:
+        raise WeightsError(f"{path} is {kind}")
     if suffix == ".gguf" or _first_bytes(path) == file_keys.GGUF_MAGIC:
         header = read_gguf_model(path)
         return WeightFile(path, "gguf", header.tensors, header.metadata)

@@ -140,7 +140,7 @@ def test_options_that_do_not_go_together(options: str, message: str, capsys: pyt
             "serve tiny",
             "for one model over all of them: give it as --distributed tiny",
         ),
-        ("run tiny", "mlx.launch does not say where standard input ends: give --prompt"),
+        ("run tiny", "mlx.launch does not say where standard input ends: write the prompt"),
     ],
 )
 def test_what_does_not_go_with_mlx_launch(

@@ -1,9 +1,12 @@
 """What a newcomer types by mistake, and what is told of it: what it is, and what to do instead."""
 
 import ast
+import gzip
 import io
 import re
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from mlxr.cli import main
 from mlxr.compiler.cli import main as compile_main
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.spec.document import read_document
+from mlxr.server import run_server
 from mlxr_tests.storyteller import BF16, GOLDEN, ROOT
 
 TINY = GOLDEN / "tiny-Q8_0.gguf"
@@ -21,13 +25,22 @@ TINY = GOLDEN / "tiny-Q8_0.gguf"
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with what people have lying about."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("two", "weights", "empty", "hf"):
+    for folder in ("two", "weights", "empty", "hf", "cloned"):
         (tmp_path / folder).mkdir()
     for name in ("model", "x.gguf", "two/a.gguf", "two/b.gguf"):
         (tmp_path / name).symlink_to(TINY)
     for name in ("weights/model.safetensors", "hf/model.safetensors", "hf/config.json"):
         (tmp_path / name).symlink_to(BF16.with_name(Path(name).name))
     (tmp_path / "hf/tokenizer.model").write_text("damaged")
+    (tmp_path / "cloned/config.json").symlink_to(BF16.with_name("config.json"))
+    for name in ("cloned/model.safetensors", "pointer.gguf", "tokenizer.json"):
+        (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    (tmp_path / "picture.gguf").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(20))
+    (tmp_path / "page.gguf").write_bytes(b"\n<!DOCTYPE html>\n<html>")
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as packed, tarfile.open(tmp_path / "model.tar", "w") as tarred:
+        packed.write(TINY, "x.gguf")
+        tarred.add(__file__, "x.gguf")
+    (tmp_path / "model.gz").write_bytes(gzip.compress(b"x"))
     (tmp_path / "empty.gguf").touch()
     (tmp_path / "notes.txt").write_text("name: notes")
     (tmp_path / "plain.jinja").write_text("{{ messages[0].content }}")
@@ -43,6 +56,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("run hf/model.safetensors", "holds weights and does not say what model they are of; name the folder that has"),
         ("run hf/config.json", "describes the model in its folder and is not a spec; name the folder: hf\n"),
         ("run empty.gguf", "empty.gguf: corrupt GGUF file: it is empty; get the file again"),
+        ("run pointer.gguf", "pointer.gguf is a Git LFS pointer, a few lines that stand for the real file: fetch"),
+        ("run cloned", "cloned/model.safetensors is a Git LFS pointer"),
+        ("tokenize tokenizer.json", "tokenizer.json is a Git LFS pointer"),
+        ("run picture.gguf", "picture.gguf is a PNG picture\n"),
+        ("run storyteller --weights picture.gguf", "picture.gguf is a PNG picture\n"),
+        ("run page.gguf", "page.gguf is a web page, not the file that it should be"),
+        ("run model.zip", "model.zip is a zip archive: unpack it"),
+        ("import model.tar", "model.tar is a tar archive: unpack it"),
+        ("run model.gz", "model.gz is compressed by gzip: unpack it"),
         ("run nosuch.gguf", "nosuch.gguf: no such file"),
         ("run hf", "hf/tokenizer.model: corrupt"),
         ("run x.gguf --temperature -1", "error: --temperature is -1.0, expected a number from 0"),
@@ -54,10 +76,30 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_what_is_not_a_model(here: Path, command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*command.split(), *(["--host", "reference", "--prompt", "A"] if "run" in command else [])]) == 1
+    prompt = {"run": ["--host", "reference", "A"], "tokenize": ["A"]}.get(command.split(maxsplit=1)[0], [])
+    assert main([*command.split(), *prompt]) == 1
     told = capsys.readouterr().err
     assert message in told
     assert "there is none" not in told and "is no " not in told
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("picture.gguf", "picture.gguf is a PNG picture"),
+        ("notes.txt", "notes.txt:1:1: "),
+        ("empty", "it holds no config.json and no .gguf file"),
+        ("hf", "hf/tokenizer.model: corrupt"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_at_once(
+    here: Path, model: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLXR_DATA_DIR", str(here / "data"))
+    monkeypatch.setattr(run_server, "run_server", lambda *_: 0)
+    for command in ("serve", "add"):
+        assert main([command, model]) == 1, command
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

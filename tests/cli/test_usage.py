@@ -1,5 +1,6 @@
 """Help comes at once; a mistake in options is told with the command's own usage and the nearest right word."""
 
+import argparse
 import importlib
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from mlxr.cli import COMMANDS, main
+from mlxr.cli.token_count import token_count
 from mlxr.compiler.cli import main as compile_main
 from mlxr.compiler.command.parser import CommandParser
 
@@ -41,7 +43,13 @@ def test_the_help_of_all_commands_says_what_that_of_each_says() -> None:
         ("run storyteller --promt A", "mlxr run", "there is no option --promt; did you mean --prompt?"),
         ("run storyteller --promt=A", "mlxr run", "there is no option --promt; did you mean --prompt?"),
         ("run storyteller --wings", "mlxr run", "there is no option --wings"),
-        ("run storyteller A", "mlxr run", "unexpected argument 'A'; a text with spaces needs quotes"),
+        ("run storyteller A B", "mlxr run", "unexpected argument 'B'; a text with spaces needs quotes"),
+        ("run storyteller --seed 1 A B", "mlxr run", "unexpected argument 'B'; a text with spaces needs quotes"),
+        ("run storyteller --context 8q", "mlxr run", "'8q' is not a whole number of tokens, such as 8192 or 8k"),
+        ("run storyteller --host gpu", "mlxr run", "; auto takes this machine's GPU, if there is one"),
+        ("serve --host 0.0.0.0", "mlxr serve", "where the server listens is --address 0.0.0.0"),
+        ("serve --host localhost", "mlxr serve", "where the server listens is --address localhost"),
+        ("help rum", "mlxr", "'rum' is not a command; expected run, chat,"),
         ("run storyteller --host cuba", "mlxr run", "--host: 'cuba' is not one of the choices; expected auto, metal,"),
         ("run storyteller --seed x", "mlxr run", "--seed: 'x' is not a whole number"),
         ("run storyteller --top-p x", "mlxr run", "--top-p: 'x' is not a number"),
@@ -56,10 +64,54 @@ def test_a_mistake_is_told_with_the_right_word(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments.split())
-    told = " ".join(capsys.readouterr().err.split())
+    first, second = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2
-    assert told.startswith(f"usage: {usage} [-h]")
-    assert message in told
+    assert first.startswith(f"{usage}: error: ") and message in first
+    assert second.startswith(f"usage: {usage} [OPTION ...] ") and f"; {usage} --help tells more" in second
+
+
+@pytest.mark.parametrize("words", [[], ["help"], ["--help"]])
+def test_the_commands_are_shown_to_whoever_asks_for_nothing(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    out = capsys.readouterr().out
+    assert ended.value.code == 0 and all(f"\n    {name}" in out for name in COMMANDS)
+
+
+def test_help_shows_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["help", "cache", "list"], ["cache", "list", "--help"]):
+        with pytest.raises(SystemExit):
+            main(words)
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: mlxr cache list [-h]") and shown.count("usage: mlxr cache list [-h]") == 2
+
+
+def test_arguments_may_stand_after_options() -> None:
+    """As argparse itself takes them only from Python 3.13 on."""
+
+    def parsed(words: str) -> argparse.Namespace:
+        parser = CommandParser()
+        parser.add_argument("model")
+        parser.add_argument("text", nargs="?")
+        parser.add_argument("--seed", type=token_count)
+        return parser.parse_args(words.split())
+
+    for words in ("m --seed 2k t", "m t --seed 2k", "--seed 2k m t", "m --seed 2K -- t"):
+        assert vars(parsed(words)) == {"model": "m", "text": "t", "seed": 2048}, words
+    assert parsed("m --seed 1 -- -t").text == "-t"
+    assert parsed("m --seed 7").text is None
+    several = CommandParser()
+    several.add_argument("models", nargs="*")
+    several.add_argument("--port")
+    for words in ("a b --port 1", "a --port 1 b", "--port 1 a b"):
+        assert several.parse_args(words.split()).models == ["a", "b"], words
+
+
+def test_the_package_is_the_command() -> None:
+    run = subprocess.run([sys.executable, "-m", "mlxr", "--version"], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("mlxr ")
 
 
 def test_the_compilers_own_command_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlxr.hub.reference import HubReference, hub_reference
+from mlxr.hub.reference import HubReference, hub_reference, without_hub
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,28 @@ from mlxr.hub.reference import HubReference, hub_reference
 def test_references(text: str, expected: HubReference | None) -> None:
     assert hub_reference(text) == expected
     assert expected is None or str(expected) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("hf.co/org/repo", "org/repo"),
+        ("hf.co/org/repo:Q4_K_M", "org/repo:Q4_K_M"),
+        ("https://hf.co/org/repo@v1", "org/repo@v1"),
+        ("https://huggingface.co/org/repo", "org/repo"),
+        ("https://huggingface.co/org/repo/", "org/repo"),
+        ("https://huggingface.co/org/repo?library=x#files", "org/repo"),
+        ("https://huggingface.co/org/repo/tree/main", "org/repo"),
+        ("https://huggingface.co/org/repo/tree/refs%2Fpr%2F3", "org/repo@refs/pr/3"),
+        ("https://huggingface.co/org/repo/blob/main/Q4/x.gguf", "org/repo:Q4/x.gguf"),
+        ("https://huggingface.co/org/repo/resolve/v1/x.gguf?download=true", "org/repo@v1:x.gguf"),
+        ("https://huggingface.co/org/repo/blob/main/config.json", "org/repo"),
+        ("https://huggingface.co/org/repo/discussions/3", "org/repo"),
+        ("https://huggingface.co/org", "https://huggingface.co/org"),
+        ("https://example.com/org/repo", "https://example.com/org/repo"),
+        ("org/repo", "org/repo"),
+        ("./hf.co/org/repo", "./hf.co/org/repo"),
+    ],
+)
+def test_addresses_of_the_hub(text: str, expected: str) -> None:
+    assert without_hub(text) == expected

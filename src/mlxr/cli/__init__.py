@@ -55,6 +55,8 @@ def _main(argv: list[str]) -> int:
     )
     parser.add_argument("--version", action=VersionAction)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    if argv[:1] in ([], ["help"]):
+        argv = [*argv[1:], "--help"]
     chosen = next((word for word in argv if not word.startswith("-")), None)
     for name, (module, line) in COMMANDS.items():
         if name == chosen:
@@ -62,6 +64,7 @@ def _main(argv: list[str]) -> int:
             importlib.import_module(f"mlxr.cli.{module}").add_parser(commands)
         else:
             commands.add_parser(name, help=line)
+    commands.add_parser("help", help="show this, or what a command does", usage="mlxr help [COMMAND]")
     own, passed = _split(argv) if chosen in _PASSING else (argv, [])
     args: argparse.Namespace = parser.parse_args(own, argparse.Namespace(argv=argv, passed=passed))
     from mlxr.runtime.parallel.launch import naming_rank  # noqa: PLC0415 (not for the help)

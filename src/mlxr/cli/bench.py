@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mlxr.bench.lengths import LengthRange
 from mlxr.bench.workload import LEAST_PROMPTS, PROMPT_TOKENS, Workload
 from mlxr.cli.model_arguments import add_model_arguments, load_model
+from mlxr.cli.token_count import token_count
 from mlxr.compiler.errors import ContextError
 from mlxr.compiler.spec.change import Changes
 
@@ -90,7 +91,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--context",
         dest="cached_tokens",
-        type=int,
+        type=token_count,
         default=0,
         metavar="N",
         help="tokens of each sequence that are in the cache when decoding starts (default: 1)",

@@ -3,6 +3,7 @@
 import argparse
 
 from mlxr.cli.model_arguments import add_key_argument
+from mlxr.cli.token_count import token_count
 from mlxr.model_source import MODEL_HELP
 
 
@@ -24,7 +25,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="predict times for a chip: h200, m4-max, ... (default: this machine's, else A's own)",
     )
     parser.add_argument(
-        "--context", type=int, metavar="N", help="tokens of the sequence in the predicted decode step (default: 512)"
+        "--context",
+        type=token_count,
+        metavar="N",
+        help="tokens of the sequence in the predicted decode step (default: 512)",
     )
     add_key_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 
 from mlxr.cli.model_arguments import add_key_argument, add_trust_argument
+from mlxr.cli.model_name import model_name
+from mlxr.cli.token_count import token_count
 from mlxr.compiler.command.type_options import add_type_arguments
 from mlxr.compiler.targets.registry import TARGETS
 from mlxr.model_source import MODEL_HELP
@@ -16,7 +18,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="show what an artifact holds",
         description="Show what an artifact holds: memory, kernels, and one row per launch of decode and prefill.",
     )
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("model", type=model_name, metavar="MODEL", help=MODEL_HELP)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--kernel", metavar="NAME", help="show the source of a kernel, by its name or label")
     shown.add_argument("--graph", metavar="FILE.svg", type=Path, help="draw the op graph before and after fusion")
@@ -46,7 +48,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="of a model that is split over ranks: predict with a link between them: 10GbE, tb5, nvlink, ...",
     )
     roofline.add_argument("--measure", action="store_true", help="measure each launch on this machine's GPU")
-    roofline.add_argument("--context", type=int, metavar="N", help="tokens of each sequence in decode (default: 512)")
+    roofline.add_argument(
+        "--context",
+        type=token_count,
+        metavar="N",
+        help="tokens of each sequence in decode (default: 512)",
+    )
     roofline.add_argument("--batch", type=int, metavar="N", help="sequences in decode (default: 1)")
     add_type_arguments(parser)
     add_key_argument(parser)

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.cli.agents import AGENTS, Agent, Served, Start
+from mlxr.cli.model_arguments import add_host_argument
+from mlxr.cli.model_name import model_name
 from mlxr.cli.pull_progress import pull_absent
 from mlxr.cli.serve import served_name
+from mlxr.cli.token_count import token_count
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.hosts.registry import AUTO, host_choices
+from mlxr.runtime.hosts.registry import AUTO
 from mlxr.server.life.control import AnswerError, ask, status_of
 from mlxr.server.life.shared_server import is_shared, start_shared, using
 from mlxr.server.life.state_file import StateFile, running_servers
@@ -44,19 +47,18 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "model",
         nargs="?",
+        type=model_name,
         metavar="MODEL",
         help="what mlxr serve takes, or the name of a model that a running server has (default: the only one)",
     )
     parser.add_argument(
         "--context",
-        type=int,
+        type=token_count,
         metavar="N",
-        help=f"longest sequence in tokens (default: {_CONTEXT}, or what the model has)",
+        help=f"longest sequence in tokens, such as 32k (default: {_CONTEXT}, or what the model has)",
     )
     parser.add_argument("--port", type=int, metavar="N", help="of the server that runs, or starts (default: any)")
-    parser.add_argument(
-        "--host", default=AUTO, choices=host_choices(), help="where a server that starts runs the model"
-    )
+    add_host_argument(parser, "where a server that starts runs the model")
     parser.add_argument(
         "--kv", choices=("f32", "f16", "bf16", "q8"), help="element type of the cache, if a server starts"
     )

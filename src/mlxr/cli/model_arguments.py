@@ -2,12 +2,15 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from mlxr.cli.card_note import tell_of_card
+from mlxr.cli.model_name import model_name
 from mlxr.cli.tier_options import tier_sizes
+from mlxr.cli.token_count import token_count
+from mlxr.compiler.command.parser import meant_choice
 from mlxr.compiler.command.type_options import add_type_arguments
 from mlxr.compiler.errors import ContextError, RequestError
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
@@ -20,10 +23,18 @@ from mlxr.runtime.memory.context_limit import GOOD_CONTEXT
 if TYPE_CHECKING:
     from mlxr.runtime.engine.model import Model
 
+_OTHER_NAMES = {
+    "gpu": "auto takes this machine's GPU, if there is one",
+    "mps": "did you mean metal?",
+    "apple": "did you mean metal?",
+    "nvidia": "did you mean cuda?",
+}
+"""What people call hosts elsewhere."""
+
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that say which model to load, and where and how to run it."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("model", type=model_name, metavar="MODEL", help=MODEL_HELP)
     add_load_arguments(parser)
 
 
@@ -38,12 +49,8 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_host_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that say where and how to run a model."""
-    parser.add_argument(
-        "--host",
-        default=AUTO,
-        choices=host_choices(),
-        help="where to run: " + ", ".join(f"{host.name} ({host.summary})" for host in hosts().values()),
-    )
+    where = ", ".join(f"{host.name} ({host.summary})" for host in hosts().values())
+    add_host_argument(parser, f"where to run: {where}")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of host cpu (default: one for each core)")
     parser.add_argument(
         "--compute",
@@ -54,6 +61,26 @@ def add_host_arguments(parser: argparse.ArgumentParser) -> None:
     add_type_arguments(parser)
     add_key_argument(parser)
     add_trust_argument(parser)
+
+
+def add_host_argument(parser: argparse.ArgumentParser, about: str) -> None:
+    """The argument that says where a model runs, which other programs call a device: their --host is our --address.
+
+    Args:
+        parser: where to add it.
+        about: its help.
+    """
+    action = parser.add_argument("--host", default=AUTO, choices=host_choices(), help=about)
+
+    def meant(word: str, choices: Iterable[str]) -> str:
+        is_address = word == "localhost" or "." in word or ":" in word
+        if is_address and "--address" in parser.format_usage():
+            return f". That is where a model runs; where the server listens is --address {word}"
+        if word.lower() in _OTHER_NAMES:
+            return f"; {_OTHER_NAMES[word.lower()]}"
+        return meant_choice(word, choices)
+
+    action.meant = meant  # type: ignore[attr-defined]  # CommandParser looks there
 
 
 def add_key_argument(parser: argparse.ArgumentParser) -> None:
@@ -87,10 +114,10 @@ def add_context_argument(parser: argparse.ArgumentParser, *, takes_specs: bool =
     default = "what the spec says; for .gguf files and folders " if takes_specs else ""
     parser.add_argument(
         "--context",
-        type=int,
+        type=token_count,
         metavar="N",
-        help=f"longest sequence in tokens (default: {default}the model's own limit, or as much of it as memory that is "
-        "free now has room for)",
+        help=f"longest sequence in tokens, such as 8192 or 8k (default: {default}the model's own limit, or as "
+        "much of it as memory that is free now has room for)",
     )
     parser.add_argument(
         "--force-context",

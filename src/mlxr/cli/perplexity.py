@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxr.cli.model_arguments import add_model_arguments, load_model
+from mlxr.cli.token_count import token_count
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.spec.change import Changes
 from mlxr.compiler.text.plural import counted
@@ -29,7 +30,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_model_arguments(parser)
     parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="the text, UTF-8")
     parser.add_argument(
-        "--context", dest="window", type=int, default=512, metavar="N", help="tokens of a window (default: 512)"
+        "--context", dest="window", type=token_count, default=512, metavar="N", help="tokens of a window (default: 512)"
     )
     parser.add_argument(
         "--stride",

@@ -13,10 +13,13 @@ _MOST_BYTES = 256 << 20
 
 
 def add_prompt_source(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
+    """Adds the argument and the options."""
+    parser.add_argument(
+        "text", nargs="?", type=text_argument, metavar="PROMPT", help="the prompt (default: what standard input holds)"
+    )
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
-        "--prompt", type=text_argument, metavar="TEXT", help="the prompt (default: what standard input holds)"
+        "--prompt", type=text_argument, metavar="TEXT", help="the prompt, also one that begins with a hyphen"
     )
     source.add_argument(
         "--file", type=Path, metavar="FILE", help="a UTF-8 file with the prompt; a newline at its end is left out"
@@ -27,10 +30,14 @@ def read_prompt(args: argparse.Namespace) -> str:
     """The prompt.
 
     Raises:
-        RequestError: it cannot be read, is not UTF-8, is too large, or a file or standard input is empty.
+        RequestError: it is given twice, cannot be read, is not UTF-8, is too large, or a file or standard input is
+            empty.
     """
-    if args.prompt is not None:
-        given: str = args.prompt
+    if args.text is not None and (args.prompt is not None or args.file is not None):
+        option = "--prompt" if args.file is None else "--file"
+        raise RequestError(f"there are two prompts, {args.text!r} and that of {option}: leave out one of them")
+    given: str | None = args.prompt if args.text is None else args.text
+    if given is not None:
         return given
     what = "the prompt on standard input" if args.file is None else f"--file {args.file}"
     try:
@@ -43,7 +50,7 @@ def read_prompt(args: argparse.Namespace) -> str:
         raise RequestError(f"{what} has more than {_MOST_BYTES >> 20} Mi characters, which no model can read")
     text = text.removesuffix("\n")
     if not text:
-        fix = "give --prompt TEXT, --file FILE, or text on standard input"
+        fix = "write it after MODEL, in quotes, or give --file FILE, or text on standard input"
         raise RequestError(f"the prompt is empty: {fix}" if args.file is None else f"{what} holds no text: {fix}")
     return text
 
@@ -51,7 +58,10 @@ def read_prompt(args: argparse.Namespace) -> str:
 def _read_input() -> str | None:
     """The text; None if it is too large."""
     if is_launched():
-        raise RequestError("mlx.launch does not say where standard input ends: give --prompt TEXT or --file FILE")
+        raise RequestError(
+            "mlx.launch does not say where standard input ends: write the prompt after MODEL, in quotes, or give "
+            "--file FILE"
+        )
     if sys.stdin.isatty():
         print("prompt (end with Ctrl-D):", file=sys.stderr)
     refuse_other_bytes_than_text()

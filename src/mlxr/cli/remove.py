@@ -3,6 +3,7 @@
 import argparse
 import json
 
+from mlxr.cli.model_name import model_name
 from mlxr.compiler.text.plural import counted
 
 
@@ -14,7 +15,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Take a model's name out of the registry, and what MLXR compiled for it out of the cache, if no "
         "other registered model needs that. The model's own files stay.",
     )
-    parser.add_argument("name", metavar="NAME", help="a name that mlxr list shows")
+    parser.add_argument("name", type=model_name, metavar="NAME", help="a name that mlxr list shows")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 

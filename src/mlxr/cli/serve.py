@@ -17,6 +17,7 @@ from mlxr.cli.speculation_options import add_speculation_arguments
 from mlxr.cli.split_note import tell_beside
 from mlxr.cli.tier_options import add_tier_arguments, size_argument, tier_sizes
 from mlxr.compiler.errors import RequestError
+from mlxr.compiler.spec.change import Changes
 from mlxr.model_source import MODEL_HELP, USUAL_SEQUENCES, load
 
 if TYPE_CHECKING:
@@ -108,9 +109,7 @@ def run(args: argparse.Namespace) -> int:
     if (code := run_again(args)) is not None:
         return code
     from mlxr.engine import with_sequences  # noqa: PLC0415 (loads MLX)
-    from mlxr.imported_model import is_model_file  # noqa: PLC0415 (slow to import: not for the help)
-    from mlxr.named_model import named_model  # noqa: PLC0415
-    from mlxr.runtime.engine.model_tokenizer import check_tokenizer  # noqa: PLC0415
+    from mlxr.named_model import named_model  # noqa: PLC0415 (slow to import: not for the help)
     from mlxr.runtime.parallel.launch import read_launch  # noqa: PLC0415
     from mlxr.server.log_output import LogOutput  # noqa: PLC0415 (slow to import)
     from mlxr.server.pool.engine_source import EngineSource  # noqa: PLC0415
@@ -139,15 +138,15 @@ def run(args: argparse.Namespace) -> int:
         responses_file=args.responses_file,
     )
     tell_of_card(args.host)
+    changes, tiers = changes_of(args), tier_sizes(args)
     named = _all_names(args)
     for model in (*named.values(), *filter(None, [args.draft])):
         pull_absent(model)
         registered = named_model(model)  # so that a wrong name is told now, not to the first client
-        if registered is None and is_model_file(Path(model)):  # a registered one was checked by `mlxr add`
-            check_tokenizer(args.weights or model, None)
+        if registered is None:  # a registered one was checked by `mlxr add`
+            _check_model(model, args.weights, changes)
         if args.distributed is None or model == args.draft:
             refuse_split(model)
-    changes, tiers = changes_of(args), tier_sizes(args)
     options = EngineSource(
         "",
         "",
@@ -203,6 +202,29 @@ def run(args: argparse.Namespace) -> int:
         settings,
         LogOutput(args.log_file, args.log_level),
     )
+
+
+def _check_model(model: str, weights: str | None, changes: Changes) -> None:
+    """Refuses what is no model, and one whose tokenizer is, before the server starts.
+
+    Raises:
+        MlxrError: the model cannot be served.
+    """
+    from mlxr.compiler.artifact import is_artifact, load_artifact  # noqa: PLC0415 (slow to import: not for the help)
+    from mlxr.imported_model import is_model_file  # noqa: PLC0415
+    from mlxr.model_source import resolve_spec  # noqa: PLC0415
+    from mlxr.runtime.engine.model_tokenizer import check_tokenizer  # noqa: PLC0415
+    from mlxr.runtime.weights.gguf_header import headers_read_once  # noqa: PLC0415
+
+    path = Path(model)
+    with headers_read_once():
+        is_files = is_model_file(path)
+        if is_files or not path.is_dir():
+            resolve_spec(model, changes)
+        elif not is_artifact(path):
+            load_artifact(path)  # says what the folder is instead
+        if is_files:
+            check_tokenizer(weights or model, None)
 
 
 def _detach(args: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mlxr.cli.model_name import model_name
 from mlxr.cli.shown_model import as_json, files_as_json, moment
 from mlxr.cli.table import print_table
 from mlxr.compiler.errors import MlxrError, RegistryError
@@ -32,7 +33,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "exit code is 1 if a file changed or is missing.",
     )
     parser.add_argument(
-        "name", metavar="MODEL", help="a name that mlxr list shows, a .gguf file, or a Hugging Face folder"
+        "name",
+        type=model_name,
+        metavar="MODEL",
+        help="a name that mlxr list shows, a .gguf file, or a Hugging Face folder",
     )
     parser.add_argument(
         "--verify", action="store_true", help="read all files and compare their hashes, not only sizes and times"

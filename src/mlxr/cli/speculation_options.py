@@ -2,6 +2,7 @@
 
 import argparse
 
+from mlxr.cli.model_name import model_name
 from mlxr.runtime.engine.core_stats import CoreStats
 
 
@@ -10,6 +11,7 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument(
         "--draft",
+        type=model_name,
         metavar="MODEL",
         help="a smaller model of the same vocabulary that guesses tokens, so that a step checks several: the same "
         "answers, faster where most guesses are right",

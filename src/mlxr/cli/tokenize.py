@@ -5,6 +5,7 @@ import json
 import sys
 from pathlib import Path
 
+from mlxr.cli.model_name import model_name
 from mlxr.cli.prompt_source import add_prompt_source, read_prompt
 from mlxr.cli.streams import show_any_character
 from mlxr.compiler.errors import RequestError
@@ -22,6 +23,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument(
         "model",
+        type=model_name,
         metavar="MODEL",
         help="a bundled or registered model's name, a .gguf file, a Hugging Face folder, or a tokenizer.json or "
         "tokenizer.model",

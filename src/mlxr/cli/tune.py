@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 
 from mlxr.cli.model_arguments import add_trust_argument
+from mlxr.cli.model_name import model_name
+from mlxr.cli.token_count import token_count
 from mlxr.compiler.command.type_options import add_type_arguments
 from mlxr.model_source import MODEL_HELP
 from mlxr.runtime.hosts.registry import AUTO, host_choices
@@ -18,7 +20,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "new artifact with the fastest. Its tuning.json has the times of all candidates; mlxr inspect shows what was "
         "chosen.",
     )
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("model", type=model_name, metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write the artifact")
     parser.add_argument(
         "--host",
@@ -31,7 +33,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="NAME",
         help="the chip whose geometry to start from (default: the artifact's, else this machine's)",
     )
-    parser.add_argument("--context", type=int, metavar="N", help="tokens of each sequence in decode (default: 512)")
+    parser.add_argument(
+        "--context",
+        type=token_count,
+        metavar="N",
+        help="tokens of each sequence in decode (default: 512)",
+    )
     add_type_arguments(parser)
     add_trust_argument(parser)
     parser.add_argument("--json", action="store_true", help="print what tuning.json holds")

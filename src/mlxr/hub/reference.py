@@ -3,10 +3,14 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 _REFERENCE = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>\w[\w./-]*))?(?::(?P<file>[^:\s]+))?", re.ASCII
 )
+_HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/(?P<path>.+)", re.IGNORECASE)
+_VIEWS = {"tree", "blob", "resolve", "raw", "commit", "discussions", "commits"}
+"""What stands in the hub's addresses between a repository and a revision."""
 _FILES = (".gguf", ".yaml", ".yml", ".safetensors", ".json")
 
 
@@ -39,6 +43,27 @@ def hub_reference(text: str) -> HubReference | None:
     if match is None or any((match[part] or "").lower().endswith(_FILES) for part in ("repo", "revision")):
         return None
     return HubReference(match["repo"], match["file"], match["revision"])
+
+
+def without_hub(text: str) -> str:
+    """What people write for a model, where they gave an address of the hub's; any other text as it is.
+
+    `hf.co/ORG/REPO:FILE` is ORG/REPO:FILE, and so are the addresses that a browser shows:
+    https://huggingface.co/ORG/REPO/tree/REVISION is ORG/REPO@REVISION, and that of a GGUF file names the file, too.
+    """
+    match = _HUB.fullmatch(text)
+    if match is None:
+        return text
+    org, _, rest = match["path"].partition("?")[0].partition("#")[0].strip("/").partition("/")
+    if not rest:
+        return text
+    repo, *more = rest.split("/")
+    view, *place = more or ("",)
+    if not place or view not in _VIEWS:
+        return f"{org}/{rest}" if view not in _VIEWS else f"{org}/{repo}"
+    revision, file = unquote(place[0]), unquote("/".join(place[1:]))
+    at = "" if revision == "main" or view in ("discussions", "commits") else f"@{revision}"
+    return f"{org}/{repo}{at}:{file}" if file.lower().endswith(".gguf") else f"{org}/{repo}{at}"
 
 
 def is_in_a_folder(text: str) -> bool:

@@ -9,14 +9,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from mlxr.compiler.errors import RegistryError
-from mlxr.hub.reference import hub_reference
+from mlxr.hub.reference import hub_reference, without_hub
 from mlxr.registry.names import check_name
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import OllamaPull
 from mlxr.server.errors import ApiError, bad_field, ollama_body
 from mlxr.server.fields import ApiModel, WithoutEffect
 from mlxr.server.ollama.json_route import JsonRoute
-from mlxr.server.ollama.names import hub_name
 from mlxr.server.pool.pulls import Pulls, PullStep
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState
@@ -58,7 +57,7 @@ async def pull(body: PullRequest, request: Request) -> Response:
             "permission_error",
             "pull_not_allowed",
         )
-    name = hub_name(asked).removesuffix(":latest")
+    name = without_hub(asked).removesuffix(":latest")
     if hub_reference(name) is None:
         if any(model.name in (name, asked) for model in state.pool.models):
             return JSONResponse({"status": "success"})  # it is here, and nothing newer is anywhere
