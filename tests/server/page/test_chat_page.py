@@ -232,6 +232,8 @@ def test_a_chat_with_reasoning_and_tools(tab: Tab) -> None:
     page.route("**/v1/chat/completions", fulfil)
     page.get_by_label("Model", exact=True).select_option("tiny")
     page.get_by_label("System prompt").fill("Be brief.")
+    for fold in ("Tools", "More sampling"):
+        page.locator("#settings summary", has_text=fold).click()
     page.get_by_label("Functions (JSON)").fill('[{"name": "weather", "parameters": {"type": "object"}}]')
     page.get_by_label("top k").fill("5")
     ask(page, "How is the weather?")
@@ -480,8 +482,8 @@ def test_by_keyboard(tab: Tab) -> None:
             page.evaluate("(e => e.getAttribute('aria-label') || e.id || e.textContent)(document.activeElement)")
         )
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", names
-    assert names[:4] == ["Chat", "Inspector", "model", "theme"] and "Message" in names
+    assert names[:4] == ["Chat", "Inspector", "model", "Theme: system"] and "Message" in names
     page.get_by_label("temperature").fill("0.5")
     page.keyboard.press("Tab")
-    page.keyboard.type("0.9")
-    assert page.get_by_label("top p").input_value() == "0.9", "a setting that changes leaves the others alone"
+    page.keyboard.type("9")
+    assert page.get_by_label("max tokens").input_value() == "9", "a setting that changes leaves the others alone"

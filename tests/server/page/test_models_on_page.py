@@ -29,17 +29,29 @@ def test_sampling_is_the_models_own_until_it_is_changed(tab: Tab) -> None:
         return bodies[-1]
 
     assert not {"temperature", "top_k", "top_p", "min_p"} & ask(0).keys()
-    shown = {name: page.get_by_label(name).get_attribute("placeholder") for name in ("temperature", "top k", "top p")}
+    assert not page.get_by_label("top k").is_visible(), "it is folded"
+    page.locator("#settings summary", has_text="More sampling").click()
+    shown = {name: page.get_by_label(name).input_value() for name in ("temperature", "top k", "top p")}
     assert shown == {"temperature": "0.8", "top k": "40", "top p": "0.95"}
     assert page.get_by_label("repetition penalty").get_attribute("placeholder") == "off"
-    assert page.get_by_text("Empty fields: MLXR's, the model's files name none.").is_visible()
+    assert page.get_by_text("Grey: MLXR's, the model's files name none.").is_visible()
     page.get_by_label("top k").fill("0")
     page.get_by_label("temperature").fill("0.5")
     asked = ask(1)
     assert (asked["top_k"], asked["temperature"]) == (0, 0.5) and "top_p" not in asked
-    page.get_by_role("button", name="Use the model's own sampling").click()
-    assert page.get_by_label("top k").input_value() == ""
+    assert page.get_by_label("Preset").input_value() == ""
+    page.once("dialog", lambda dialog: dialog.accept("mine"))
+    page.get_by_role("button", name="Save as a preset").click()
+    page.get_by_label("Preset").select_option("The model's own")
+    page.locator("#settings summary", has_text="More sampling").click()
+    assert page.get_by_label("top k").input_value() == "40"
     assert not {"temperature", "top_k"} & ask(2).keys()
+    page.reload()
+    page.get_by_label("Preset").select_option("mine")
+    assert page.get_by_label("temperature").input_value() == "0.5"
+    assert page.get_by_label("top k").input_value() == "0"
+    page.get_by_role("button", name="Delete this preset").click()
+    assert "mine" not in page.get_by_label("Preset").locator("option").all_inner_texts()
 
 
 def test_a_model_is_fetched_with_progress(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

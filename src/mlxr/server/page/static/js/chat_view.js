@@ -7,7 +7,7 @@ import { conversationList } from "./conversation_list.js";
 import { button, element } from "./element.js";
 import { MessageView } from "./message_view.js";
 import { choose, chosen, onChange } from "./models.js";
-import { settingsView, showDefaults } from "./settings_view.js";
+import { SettingsView } from "./settings_view.js";
 import * as storage from "./storage.js";
 
 const EXAMPLES = {
@@ -253,8 +253,9 @@ export class ChatView {
     const conversation = this.current;
     if (this.settingsOf === conversation) return;
     this.settingsOf = conversation;
-    this.settings.replaceChildren(this.#head("Settings"), settingsView(conversation, () => { this.#changed(conversation); this.#modelChanged(); }));
-    showDefaults(this.settings, chosen());
+    this.fields = new SettingsView(conversation, () => { this.#changed(conversation); this.#modelChanged(); });
+    this.settings.replaceChildren(this.#head("Settings"), this.fields.node);
+    this.fields.showModel(chosen());
   }
 
   #showList() {
@@ -307,7 +308,7 @@ export class ChatView {
   }
 
   #modelChanged() {
-    showDefaults(this.settings, chosen());
+    this.fields?.showModel(chosen());
     if (this.isText !== this.wasText && !this.log.querySelector(".edit")) this.#show(); else this.#showComposer();
   }
 

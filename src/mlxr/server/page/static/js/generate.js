@@ -4,6 +4,10 @@ import { ApiError, send } from "./api.js";
 import { asRequest, asText } from "./conversation.js";
 import { events } from "./event_stream.js";
 
+/** Longest answer in text mode where none is set: the API's own default is 16. */
+const TEXT_TOKENS = 256;
+const SMALL_CONTEXT = 4096;
+
 /** Settings that are sent as they are, if they are given: name, kind, least, most, step, what it does. */
 export const NUMBERS = [
   ["temperature", 0, 2, 0.05, "0 takes the likeliest token; 1 is the model's own spread"],
@@ -13,13 +17,9 @@ export const NUMBERS = [
   ["repetition_penalty", 0.01, 2, 0.01, "above 1: tokens that came before get less likely"],
   ["frequency_penalty", -2, 2, 0.1, "by how often a token came in the answer"],
   ["presence_penalty", -2, 2, 0.1, "for a token that came in the answer at all"],
-  ["max_tokens", 1, null, 1, "the longest answer"],
+  ["max_tokens", 1, null, 1, `the longest answer; if empty, of a text ${TEXT_TOKENS}, and of a context below ${SMALL_CONTEXT} a quarter`],
   ["seed", null, null, 1, "the same seed gives the same answer again"],
 ];
-
-/** Longest answer in text mode where none is set: the API's own default is 16. */
-export const TEXT_TOKENS = 256;
-const SMALL_CONTEXT = 4096;
 
 /**
  * One answer.
