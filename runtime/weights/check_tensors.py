@@ -35,11 +35,11 @@ def check_tensors(
     """
     mapped = MappedWeights(file)  # nothing is mapped before something is read
     wanted = {part.name: part for weight in all_weights or weights for part in weight.parts}
-    missing = [part for part in wanted.values() if find_recipe(file, part) is None]
+    missing = {name: part for name, part in wanted.items() if find_recipe(file, part) is None}
     tensors: list[TensorRows] = []
     wrong: list[str] = []
     for part in wanted.values():
-        if part in missing:
+        if part.name in missing:
             continue
         try:
             tensors.append(open_tensor(mapped, part))
@@ -50,7 +50,9 @@ def check_tensors(
     if (len(missing) + len(wrong)) * 2 > len(wanted):
         hint = f"; these look like weights of another model: {compile_command(file)}"
     if missing:
-        names = [f"{' or '.join(quoted(name) for name in expected_names(file, p))} ({p.name})" for p in missing]
+        names = [
+            f"{' or '.join(quoted(name) for name in expected_names(file, p))} ({p.name})" for p in missing.values()
+        ]
         extra = _extra(file, used, ignored)
         also = f"; it holds, without use for the model: {_listed(extra)}" if extra else ""
         raise WeightsError(

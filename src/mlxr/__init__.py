@@ -150,7 +150,7 @@ def compile(
     Raises:
         TypeError: an argument of a wrong type.
         SpecError: the spec does not parse or contradicts itself, or the model's family is not known.
-        WeightsError: the model's own files are corrupt.
+        WeightsError: the model's own files are corrupt, or hold other tensors than they say.
         BudgetError: it needs more memory than its budget allows.
         PlanError: there is no such chip.
     """
@@ -160,12 +160,16 @@ def compile(
     from mlxr.compiler.driver import compile_spec  # noqa: PLC0415
     from mlxr.compiler.spec.change import NO_CHANGES, Changes, changed  # noqa: PLC0415
     from mlxr.compiler.spec.model import ModelSpec  # noqa: PLC0415
-    from mlxr.model_source import resolve_spec  # noqa: PLC0415
+    from mlxr.model_source import check_first, resolve_spec  # noqa: PLC0415
     from mlxr.runtime.argument_types import PATH, expect  # noqa: PLC0415
 
     expect("spec", spec, (ModelSpec, *PATH), "a ModelSpec, or a name or path")
     expect("changes", changes, (Changes, type(None)), "mlxr.Changes")
     expect("chip", chip, (str, type(None)), "a chip's name")
     changes = changes or NO_CHANGES
-    resolved = changed(spec, changes) if isinstance(spec, ModelSpec) else resolve_spec(os.fspath(spec), changes)[0]
+    if isinstance(spec, ModelSpec):
+        resolved = changed(spec, changes)
+    else:
+        resolved, own = resolve_spec(os.fspath(spec), changes)
+        check_first(resolved, own)
     return compile_spec(resolved, chip=find_chip(chip) if chip else None).artifact

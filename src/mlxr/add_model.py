@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from mlxr.artifact_cache import cache_entry, cached_artifact
@@ -20,7 +21,7 @@ from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.version import VERSION
 from mlxr.engine import with_sequences
 from mlxr.imported_model import is_model_file
-from mlxr.model_source import USUAL_SEQUENCES, chip_of, resolve_artifact, resolve_spec
+from mlxr.model_source import USUAL_SEQUENCES, check_first, chip_of, resolve_artifact, resolve_spec
 from mlxr.registry.file_status import HashProgress, recorded
 from mlxr.registry.names import check_name
 from mlxr.registry.records import NO_OPTIONS, ArtifactRecord, Kind, LoadOptions, ModelRecord
@@ -90,7 +91,7 @@ def add_model(
         if weights is None:
             raise WeightsError(f"{source} comes without weights: name a file or folder of them (--weights W)")
         check_tokenizer(weights, options.tokenizer, spec.model.vocab_size)
-        artifact = artifact or cached_artifact(spec, chip)
+        artifact = artifact or cached_artifact(spec, chip, partial(check_first, spec, own))
         if options.weights is not None or kind in ("artifact", "spec"):
             check_spec(spec, weights, options.changes.accepted_keys, options.changes.force_context)
         paths = _files(path, kind, weights, options.tokenizer)

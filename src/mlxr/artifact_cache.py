@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import sys
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
@@ -29,17 +30,23 @@ def cache_entry(spec: ModelSpec, chip: Chip | None = None) -> Path:
     return cache_folder(FOLDER) / f"{spec.name}-{key}"
 
 
-def cached_artifact(spec: ModelSpec, chip: Chip | None = None) -> Artifact:
+def cached_artifact(spec: ModelSpec, chip: Chip | None = None, check: Callable[[], object] = lambda: None) -> Artifact:
     """The artifact from the cache, or compiled and cached. A cache that cannot be used costs a note and no more.
 
+    Args:
+        spec: the spec.
+        chip: the chip to choose launch geometry for; None: none in particular.
+        check: is called before anything is compiled, and may refuse that.
+
     Raises:
-        MlxrError: the spec cannot be compiled.
+        MlxrError: the spec cannot be compiled, or `check` raised it.
     """
     try:
         return load_artifact(cache_entry(spec, chip))
     except (MlxrError, OSError):
         from mlxr.compiler.driver import compile_spec  # noqa: PLC0415 (slow to import: not for what is cached)
 
+        check()
         artifact = compile_spec(spec, chip=chip).artifact
     try:
         artifact.write(cache_entry(spec, chip), whatever_is_there=True)

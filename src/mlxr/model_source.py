@@ -260,7 +260,15 @@ def resolve_artifact(
     if _is_compiled(name):
         return _of_folder(Path(name), changes), weights
     spec, own = resolve_spec(name, changes)
-    return cached_artifact(spec, chip), weights or own
+    return cached_artifact(spec, chip, partial(check_first, spec, own)), weights or own
+
+
+def check_first(spec: ModelSpec, own: Path | None) -> None:
+    """What is checked before a spec is compiled that comes with weights of its own; see `check_tensors_first`."""
+    if own is not None:
+        from mlxr.check_first import check_tensors_first  # noqa: PLC0415 (slow to import: not for what is cached)
+
+        check_tensors_first(spec, own)
 
 
 def _by_path(name: str, changes: Changes) -> tuple[str, Changes, Path | None]:

@@ -50,7 +50,7 @@ def spans_of(layout: WeightLayout, halves: int, outputs: int, outputs_per_thread
     """
     size = layout.rows // halves
     borders = {segment.end_row - half * size for segment in layout.segments for half in range(halves)}
-    cuts = sorted({0, outputs} | (borders & set(range(outputs))))
+    cuts = sorted({0, outputs} | {border for border in borders if 0 < border < outputs})
     first = 0
     for start, end in pairwise(cuts):
         sources = [(half, _segment_of(layout, start + half * size)) for half in range(halves)]
