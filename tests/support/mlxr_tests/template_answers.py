@@ -186,7 +186,8 @@ def _num_shared(prompt: str, whole: str) -> int:
 
 
 def _has_python_dict(text: str, message: Mapping[str, Any]) -> bool:
-    """Whether arguments are written in Python's form, as a template does that expects their text."""
+    """Whether arguments are written in Python's form, as a template does that expects their text; tools may be."""
+    text = text.rpartition(USER["content"])[2]
     arguments = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
     return any(each and f"{{'{next(iter(each))}'" in text for each in arguments)
 

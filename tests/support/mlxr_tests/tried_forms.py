@@ -230,16 +230,13 @@ class TriedForm:
         return answer[start : start + chance.choice((4, 12, 24, 48))]
 
     def own_calls_allowed(self) -> Count:
-        """Where a call is required, the grammar allows what the template itself writes.
-
-        Values that are no texts are not tried where the template does not write them as JSON: the grammar does.
-        """
+        """Where a call is required, the grammar allows what the template itself writes, if that can be read."""
         count, tokenizer = Count(), self.model.tokenizer
         compiler = ConstraintCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
         for name, (message, text) in self.texts.items():
             if message["content"] or "tool_calls" not in message or not text.is_asked:
                 continue
-            if not _has_json(message, text.answer):
+            if difference(message, read_back(self.model, text)):
                 continue
             told = [self._refusal(compiler, text, answer) for answer in (text.answer.strip("\n"), text.answer.strip())]
             count.add("" if "" in told else f"{name}: {told[0]}")
@@ -314,16 +311,6 @@ def _texts(message: Mapping[str, Any]) -> Iterator[str]:
         for value in each["function"]["arguments"].values():
             if isinstance(value, str):
                 yield max(re.findall(r"[a-zA-Z0-9 ]+", value), key=len, default="")
-
-
-def _has_json(message: Mapping[str, Any], answer: str) -> bool:
-    """Whether all values of a message's calls but texts stand as JSON in an answer."""
-    plain = answer.replace("\\", "")
-    return all(
-        isinstance(value, str) or json.dumps(value) in plain or json.dumps(value, separators=(",", ":")) in plain
-        for each in message["tool_calls"]
-        for value in each["function"]["arguments"].values()
-    )
 
 
 def _broken(

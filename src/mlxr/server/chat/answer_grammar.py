@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from mlxr.runtime.engine.constraint.grammar import lark_schema
@@ -42,6 +43,17 @@ class AnswerGrammar:
     def literal(self, text: str) -> str:
         """Exactly this text, in which names of control tokens are these tokens."""
         return " ".join(self.marker(part) for part in self._pattern.split(text) if part)
+
+    def shared_start(self, one: str, other: str) -> str:
+        """What two texts begin with, without a part of a control token's name.
+
+        Where either of two may come, it must be a literal of its own: of several that fit, the longest is taken.
+        """
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+        shared = "".join(sign for sign, _ in same)
+        names = [match.span() for text in (one, other) for match in self._pattern.finditer(text)]
+        cut = min([start for start, end in names if start < len(shared) < end], default=len(shared))
+        return shared[:cut]
 
     def up_to(self, rule: str, text: str, before: str = ANYTHING) -> str:
         """Any text up to another one, and that, in which names of control tokens are these tokens.

@@ -58,6 +58,25 @@ class ObjectKeys:
 
 
 @dataclass(frozen=True)
+class ValueForm:
+    """How values are written that are neither JSON nor written as arguments are.
+
+    Attributes:
+        quote: what begins a text and what ends it.
+        key_quote: the same of names in an object; both empty if they stand as they are.
+        colon: between a name and its value.
+        comma: between values.
+        words: how true, false and null are written.
+    """
+
+    quote: tuple[str, str] = ('"', '"')
+    key_quote: tuple[str, str] = ('"', '"')
+    colon: str = ": "
+    comma: str = ", "
+    words: tuple[str, str, str] = ("true", "false", "null")
+
+
+@dataclass(frozen=True)
 class ArgumentForm:
     """How one argument is written: `start` KEY `middle` value `end`.
 
@@ -71,6 +90,8 @@ class ArgumentForm:
         has_python: whether values that are no strings are Python's.
         item: the name of a list's items, where values in values are written as arguments are.
         text: how an argument is written whose value is text, if that begins or ends otherwise.
+        is_sorted: whether arguments come in the order of their names.
+        values: how values are written that are not JSON, by their type: `boolean`, `null`, `object`, `array`.
     """
 
     start: str
@@ -81,6 +102,8 @@ class ArgumentForm:
     has_python: bool = False
     item: str | None = None
     text: "ArgumentForm | None" = None
+    is_sorted: bool = False
+    values: "tuple[tuple[str, ValueForm], ...]" = ()
 
     def middle(self, kind: str) -> str:
         """What stands before a value of a type."""
@@ -104,6 +127,7 @@ class CallForm:
         argument: how an argument is written.
         is_single: whether the template takes one call in an answer.
         has_python: whether the arguments of `NAMED` are a dict of Python.
+        has_text: whether the arguments are a string with the text of an object in it.
     """
 
     style: Style
@@ -118,6 +142,7 @@ class CallForm:
     argument: ArgumentForm | None = None
     is_single: bool = False
     has_python: bool = False
+    has_text: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,6 +221,7 @@ class AnswerForm:
         turn_end: what ends an answer.
         origin: where the form of calls is known from.
         messages: what the template takes.
+        has_empty_text: whether calls without a text come after an empty one.
     """
 
     calls: CallForm
@@ -207,6 +233,7 @@ class AnswerForm:
     turn_end: str = ""
     origin: Origin = Origin.RENDERED
     messages: MessageForm = field(default_factory=MessageForm)
+    has_empty_text: bool = False
 
     @property
     def last_marker(self) -> str:

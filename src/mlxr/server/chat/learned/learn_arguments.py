@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlxr.server.chat.learned.answer_form import ArgumentForm, CallForm, Parts, Slot, Style
+from mlxr.server.chat.learned.answer_form import ArgumentForm, CallForm, Parts, Slot, Style, ValueForm
 from mlxr.server.chat.learned.lexemes import common_end, common_start, lexemes
 from mlxr.server.chat.learned.probe import IDS, KEYS, NAMES, OTHER_VALUE, VALUE, Probe, a_call, as_json
+from mlxr.server.chat.learned.write_values import PYTHON
 
 _NAME, _ID, _NUMBER, _KEY = "\ue000", "\ue001", "\ue002", "\ue004"
 _SLOTS = {_NAME: Slot.NAME, _ID: Slot.ID, _NUMBER: Slot.NUMBER, _KEY: Slot.KEY}
@@ -69,6 +70,8 @@ def learn_argument(probe: Probe, frame: Frame, first_number: int, *, is_single: 
     else:
         return None
     argument = _with_values(turns, numbers, middles, replace(_NO_ARGUMENT, quote=quote, text=text))
+    backwards = probe.answer([a_call(0, {KEYS[1]: _SECOND, KEYS[0]: _FIRST})]) or ""
+    argument = replace(argument, is_sorted=0 <= backwards.find(KEYS[0]) < backwards.find(KEYS[1]))
     name_head = numbers.name_head
     if first_number or _is_numbered(name_head):
         name_head = _with_number(name_head, first_number)
@@ -95,7 +98,7 @@ def _is_quoted(found: "re.Match[str]", numbers: "_Written") -> bool:
 
 def _with_values(turns: _Turns, numbers: "_Written", middles: dict[str, str], argument: ArgumentForm) -> ArgumentForm:
     """The form of an argument with what values of other types show."""
-    has_python, item = False, None
+    has_python, item, values = False, None, []
     for kind, value in _VALUES.items():
         written = _value(turns.of({KEYS[0]: value}), numbers.head, numbers.tail)
         if written is None:
@@ -105,6 +108,11 @@ def _with_values(turns: _Turns, numbers: "_Written", middles: dict[str, str], ar
         has_python = has_python or (shown != as_json(value) and _python(shown) == value)
         if kind == "object" and shown.startswith(numbers.start) and numbers.start:
             item = _item(shown, numbers.start, numbers.middle)
+        elif form := _value_form(kind, shown, value, argument.quote):
+            if kind in ("array", "object"):  # what stands within may be written otherwise
+                inner = _value(turns.of({KEYS[0]: [True, False, None]}), numbers.head, numbers.tail)
+                form = replace(form, words=_words(inner or "", form.comma) or form.words)
+            values.append((kind, form))
     kinds = tuple((kind, middles[kind]) for kind in KINDS)
     return replace(
         argument,
@@ -114,7 +122,41 @@ def _with_values(turns: _Turns, numbers: "_Written", middles: dict[str, str], ar
         between=numbers.between,
         has_python=has_python,
         item=item,
+        values=tuple(values),
     )
+
+
+def _value_form(kind: str, shown: str, value: Any, quote: tuple[str, str] | None) -> ValueForm | None:
+    """How values of a type are written, by one of them; None if they are JSON, or it is not understood."""
+    try:
+        if json.loads(shown) == value:
+            return None
+    except ValueError:
+        pass
+    if kind in ("boolean", "null"):
+        return PYTHON if _python(shown) is value and shown else None
+    found = re.fullmatch(rf"(.*?)\[(\S*?){_WORD}(.+?)7\](.*)", shown, re.DOTALL)
+    if found is None:
+        return None
+    head, opening, rest, _ = found.groups()
+    closing = quote[1] if quote is not None and opening == quote[0] else opening
+    form = PYTHON if opening == PYTHON.quote[0] else ValueForm((opening, closing), (opening, closing))
+    if not opening or not rest.startswith(closing):
+        return None
+    form = replace(form, comma=rest.removeprefix(closing))
+    if kind == "array":
+        return form
+    begin = re.fullmatch(rf"\{{(\S*?){_INNER}(.+)", head, re.DOTALL)
+    if begin is None:
+        return None
+    end = closing if begin[1] == opening else begin[1]
+    return replace(form, key_quote=(begin[1], end), colon=begin[2].removeprefix(end))
+
+
+def _words(shown: str, comma: str) -> tuple[str, str, str] | None:
+    """How true, false and null are written in a list."""
+    parts = shown.removeprefix("[").removesuffix("]").split(comma or ",")
+    return (parts[0], parts[1], parts[2]) if len(parts) == 3 and all(parts) else None
 
 
 @dataclass(frozen=True)

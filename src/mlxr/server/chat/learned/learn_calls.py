@@ -33,6 +33,7 @@ class _Place:
     arguments: tuple[int, int] | None = None
     keys: ObjectKeys | None = None
     has_python: bool = False
+    has_text: bool = False
 
 
 def learn_calls(probe: Probe, turn_end: str) -> CallForm | None:
@@ -112,6 +113,7 @@ def _form(
             None,
             is_single,
             place.has_python,
+            place.has_text,
         )
     if any(sign in "".join(frame) for sign in _SLOT):
         return None
@@ -187,7 +189,8 @@ def _find_object(text: str, start: int, number: int) -> _Place | None:
         if NAMES[number] in text[at:end] and (keys := _keys(value, number)):
             for inner, inner_end, inner_value in _values(text, at + 1, end):
                 if inner_value == _ARGUMENTS:
-                    return _Place(at, end, (inner, inner_end), keys, _loaded(text[at:end]) is None)
+                    has_python = _loaded(text[at:end]) is None
+                    return _Place(at, end, (inner, inner_end), keys, has_python, text[inner] == '"')
     return None
 
 

@@ -110,7 +110,7 @@ def _with_calls(probe: Probe, form: AnswerForm) -> AnswerForm:
         if before.strip() and begin.startswith(before) and gap.strip().startswith(empty.strip()):
             end = common_start(empty, after)  # calls come after a text that is empty
             calls = _without_start(calls, before + end)
-            form = replace(form, calls=calls)
+            form = replace(form, calls=calls, has_empty_text=True)
         elif probe.form.is_text_apart:
             end = after[: after.find(form.turn_end)] if form.turn_end in after else ""
         elif begin.strip() and (at := gap.rfind(begin.strip())) >= 0:

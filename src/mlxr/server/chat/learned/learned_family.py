@@ -122,7 +122,12 @@ class Learned(Family):
         closed = f"{text} {space} {calls}"
         if is_opened:
             return closed
-        return f"({grammar.literal(opening.removeprefix(form.lead.strip()))} {closed} | {plain})"
+        if form.thought is not None and form.thought.has_empty:  # an answer may begin with the end of a thought
+            plain = f"({grammar.literal(closing)} {space})? {plain}"
+        opening = opening.removeprefix(form.lead.strip())
+        shared = grammar.shared_start(opening, (form.calls.section_start + form.calls.start).removeprefix(form.lead))
+        begin = f"{grammar.literal(shared)} {grammar.literal(opening.removeprefix(shared))}"
+        return f"{_space(grammar)} ({begin} {closed} | {plain})"
 
     def _answers(self, grammar: AnswerGrammar, job: ChatJob, lead: str, begin: str, again: str = "") -> str:
         """Calls, or an answer.
@@ -138,13 +143,24 @@ class Learned(Family):
         options = []
         if job.uses_tools:
             start, calls = self.calls(grammar, job)
-            options.append(f"{grammar.literal(again)} {grammar.literal(start.removeprefix(lead))} {calls}".strip())
+            head = f"{grammar.literal(again)} {self._empty_text(grammar)} {_space(grammar)}"
+            start = start.removeprefix(lead)
+            shared = grammar.shared_start(start, self.thinking[0]) if self.thinks else ""
+            options.append(f"{head} {grammar.literal(shared)} {grammar.literal(start.removeprefix(shared))} {calls}")
             if answer is None and not job.must_call:
                 options += self._free(grammar, start, calls)
         if answer is not None:
             space = grammar.add("SPACE", r"/[ \n]{0,4}/") if begin else ""
             options.append(f"{grammar.literal(begin.strip())} {space} {answer}".strip())
         return f"({' | '.join(options)})"
+
+    def _empty_text(self, grammar: AnswerGrammar) -> str:
+        """The text of an answer that has none, where calls come after it; the prompt may have begun it."""
+        form = self.form
+        if not form.has_empty_text:
+            return ""
+        begin = grammar.literal(form.content_start.strip())
+        return f"(({begin})? {grammar.literal(form.content_end.strip())})?"
 
     def _free(self, grammar: AnswerGrammar, lead: str, calls: str) -> list[str]:
         """Any text, in which calls begin only as they should."""
@@ -159,6 +175,11 @@ class Learned(Family):
             f"{grammar.up_to('lead', marker)} {rest} {calls}",
             grammar.without("TEXT", [marker, *self._spelled.plain_triggers]),
         ]
+
+
+def _space(grammar: AnswerGrammar) -> str:
+    """White space before a marker, which models may write as a part of it."""
+    return grammar.add("GAP", r"/[ \n]{0,2}/")
 
 
 def instruction(tools: Sequence[Mapping[str, Any]], form: AnswerForm) -> str:
