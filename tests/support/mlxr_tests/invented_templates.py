@@ -291,7 +291,61 @@ INVENTED = {
         ("<|eoc|>", "</s>"),
         ("<|tool|>", "<|sep|>", "[USER]", "[/USER]", "[RESULT]", "[/RESULT]"),
     ),
+    "values as Python prints them": Invented(
+        _turns(
+            "{{ m.content }}"
+            + _EACH
+            + "\n<run:"
+            + _NAME
+            + ">"
+            + _ARGUMENTS
+            + "<arg:{{ k }}>{{ v }}</arg>"
+            + _DONE
+            + "</run>"
+            + _DONE
+        ),
+        _IM,
+    ),
+    "texts of Python": Invented(
+        _turns(
+            "{{ m.content }}"
+            + _EACH
+            + "\n$$"
+            + _NAME
+            + "("
+            + _ARGUMENTS
+            + "{{ k }}={{ ([v] | string)[1:-1] }}{{ '' if loop.last else ', ' }}"
+            + _DONE
+            + ")$$"
+            + _DONE
+        ),
+        _IM,
+    ),
+    "quotes of its own, and names in order": Invented(
+        "{% macro show(v) %}{% if v is string %}<|q|>{{ v }}<|q|>"
+        "{% elif v is mapping %}{{ '{' }}{% for k, x in v | dictsort %}{{ k }}:{{ show(x) }}"
+        "{{ '' if loop.last else ',' }}{% endfor %}{{ '}' }}"
+        "{% elif v is iterable %}[{% for x in v %}{{ show(x) }}{{ '' if loop.last else ',' }}{% endfor %}]"
+        "{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
+        + _turns("{{ m.content }}" + _EACH + "<|do|>" + _NAME + "{{ show(c.function.arguments) }}<|done|>" + _DONE),
+        _IM,
+        ("<|q|>", "<|do|>", "<|done|>"),
+    ),
+    "tags in tags": Invented(
+        "{% macro show(v) %}{% if v is string %}{{ v }}"
+        "{% elif v is mapping %}{% for k, x in v.items() %}~<{{ k }}>{{ show(x) }}~</{{ k }}>{% endfor %}"
+        "{% elif v is iterable %}{% for x in v %}~<each>{{ show(x) }}~</each>{% endfor %}"
+        "{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
+        + _turns("{{ m.content }}" + _EACH + '~<go to="' + _NAME + '">{{ show(c.function.arguments) }}~</go>' + _DONE),
+        _IM,
+    ),
+    "calls after an empty text": Invented(
+        _turns(
+            "<|say|>{{ m.content }}<|/say|>"
+            + _bare("<|do|>", _EACH + "<|tool|>" + _NAME + "<|with|>" + _JSON + "<|/tool|>" + _DONE, "<|/do|>")
+        ),
+        _IM,
+        ("<|say|>", "<|/say|>", "<|do|>", "<|/do|>", "<|tool|>", "<|with|>", "<|/tool|>"),
+    ),
 }
 """By what is odd about them."""
-LOOSE = ("arguments as text",)
-"""Forms whose grammar does not allow what the template writes, but another form, which is read too."""

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+from contextlib import suppress
 from typing import Any
 
 _SCALAR = re.compile(r"[^\s,:(){}\[\]]+")
@@ -121,7 +122,8 @@ class _Loose:
     """Reads a whole value."""
 
     def __init__(self, text: str, quote: tuple[str, str] | None) -> None:
-        self._text, self._quote = text, quote
+        self._text = text
+        self._quote = None if quote in (('"', '"'), ("'", "'")) else quote  # in these there are escapes
 
     def value(self, at: int) -> tuple[Any, int]:
         at = self._skip(at)
@@ -150,12 +152,7 @@ class _Loose:
         sign, end = self._text[at], at + 1
         while self._text[end] != sign:
             end += 2 if self._text[end] == "\\" else 1
-        raw = self._text[at : end + 1]
-        try:
-            value = json.loads(raw, strict=False) if sign == '"' else ast.literal_eval(raw.replace("\n", "\\n"))
-        except (ValueError, SyntaxError):
-            value = raw[1:-1]
-        return value, end + 1
+        return _unquoted(self._text[at : end + 1]), end + 1
 
     def _object(self, at: int) -> tuple[dict[str, Any], int]:
         found: dict[str, Any] = {}
@@ -194,3 +191,13 @@ class _Loose:
         while self._text[at].isspace():
             at += 1
         return at
+
+
+def _unquoted(text: str) -> str:
+    """A string of JSON or Python; what stands between its quotes if it is neither."""
+    if text[0] == '"':
+        with suppress(ValueError):
+            return str(json.loads(text, strict=False))
+    with suppress(ValueError, SyntaxError):
+        return str(ast.literal_eval(text.replace("\n", "\\n").replace("\r", "\\r")))
+    return text[1:-1]

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-_MOST = 16
+_MOST, _MOST_DEEP = 16, 3
 _NOTES = ("title", "description", "default")
 DEFINITIONS = ("$defs", "definitions")
 
 
 def arguments_of(parameters: Any) -> dict[str, Any]:
-    """The schema of each argument of a tool, whose references to the tool's definitions are resolved.
+    """The schema of each argument of a tool, with the tool's definitions; references to these are resolved.
 
     Args:
         parameters: the schema of all of them, or nothing.
@@ -17,7 +17,7 @@ def arguments_of(parameters: Any) -> dict[str, Any]:
     properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
     if not isinstance(properties, Mapping):
         return {}
-    return {key: resolved(schema, definitions_of(parameters)) for key, schema in properties.items()}
+    return {key: _whole(schema, definitions_of(parameters)) for key, schema in properties.items()}
 
 
 def definitions_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,35 +25,45 @@ def definitions_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {key: parameters[key] for key in DEFINITIONS if key in parameters}
 
 
-def resolved(schema: Any, definitions: Mapping[str, Any]) -> Any:
+def resolved(schema: Any, definitions: Mapping[str, Any], depth: int = _MOST_DEEP) -> Any:
     """What a schema refers to, or its only part; the schema itself if it is neither, or what is meant is not there.
 
     Args:
         schema: any.
         definitions: `$defs` or `definitions` of the whole schema.
+        depth: to which the same is done in alternatives.
     """
     found = schema
     for _ in range(_MOST):
         if not isinstance(found, Mapping):
-            break
+            return schema
         parts = found.get("allOf")
         if isinstance(found.get("$ref"), str) and not set(found) - {"$ref", *_NOTES}:
-            place: Any = definitions
-            for name in found["$ref"].removeprefix("#/").split("/"):
-                key = name.replace("~1", "/").replace("~0", "~")
-                place = place.get(key) if isinstance(place, Mapping) else None
-            if not found["$ref"].startswith("#/") or not isinstance(place, Mapping):
-                return schema
-            found = place
-        elif (
-            isinstance(parts, list)
-            and len(parts) == 1
-            and not set(found) - {"allOf", "title", "description", "default"}
-        ):
+            found = _at(found["$ref"], definitions)
+        elif isinstance(parts, list) and len(parts) == 1 and not set(found) - {"allOf", *_NOTES}:
             found = parts[0]
         else:
-            return found
-    return schema
+            break
+    else:
+        return schema
+    for key in ("anyOf", "oneOf"):
+        if isinstance(found.get(key), list) and depth:
+            found = {**found, key: [resolved(part, definitions, depth - 1) for part in found[key]]}
+    return found
+
+
+def _at(reference: str, definitions: Mapping[str, Any]) -> Any:
+    """What a reference means; None if it is not there."""
+    place: Any = definitions if reference.startswith("#/") else None
+    for name in reference.removeprefix("#/").split("/"):
+        key = name.replace("~1", "/").replace("~0", "~")
+        place = place.get(key) if isinstance(place, Mapping) else None
+    return place
+
+
+def _whole(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    found = resolved(schema, definitions)
+    return {**definitions, **found} if isinstance(found, Mapping) else found
 
 
 def kinds_of(schema: Any) -> set[str]:
@@ -69,6 +79,16 @@ def kinds_of(schema: Any) -> set[str]:
     if isinstance(kind, str):
         return {kind}
     return set(kind) if isinstance(kind, list) else {"any"}
+
+
+def may_be(value: Any, schema: Any) -> bool:
+    """Whether a value has a type that a schema allows, and is one of its values if it lists them."""
+    kinds, choices = kinds_of(schema), choices_of(schema)
+    if choices is not None and value not in choices:
+        return False
+    if "any" in kinds or _kind(value) in kinds:
+        return True
+    return "integer" in kinds and type(value) in (int, float) and (isinstance(value, int) or value.is_integer())
 
 
 def choices_of(schema: Any) -> list[Any] | None:
@@ -106,6 +126,14 @@ def split_text(schema: Any) -> tuple[dict[str, Any] | None, Any]:
         rest = [kind for kind in schema["type"] if kind != "string"]
         return {**schema, "type": "string"}, {**schema, "type": rest if len(rest) > 1 else rest[0]}
     return None, schema
+
+
+def part_of(schema: Any, key: str | None) -> Any:
+    """The schema of an object's part by its name, or of a list's items; None if it is not told."""
+    if not isinstance(schema, Mapping):
+        return None
+    inner = schema.get("items") if key is None else (schema.get("properties") or {}).get(key)
+    return _whole(inner, definitions_of(schema)) if isinstance(inner, Mapping) else None
 
 
 def _options(schema: Mapping[str, Any]) -> list[Any] | None:

@@ -4,14 +4,27 @@ import json
 from typing import Any
 
 from mlxr.server.chat.learned.answer_form import ArgumentForm, Slot
+from mlxr.server.chat.learned.argument_schemas import kinds_of, may_be, part_of
 from mlxr.server.chat.loose_value import as_json
 
 
-def nested(text: str, form: ArgumentForm) -> Any:
-    """The value of a text: an object or a list if it begins as an argument does, else a scalar, else text."""
+def nested(text: str, form: ArgumentForm, schema: Any = None) -> Any:
+    """The value of a text: an object or a list if it begins as an argument does, else a scalar, else text.
+
+    Args:
+        text: as it is written.
+        form: of arguments.
+        schema: of the value, if it is known.
+    """
+    kinds = kinds_of(schema)
+    if kinds == {"string"}:
+        return text
     if not text.lstrip().startswith(form.start):
+        if not text.strip() and kinds in ({"array"}, {"object"}):
+            return [] if kinds == {"array"} else {}
         value = as_json(text)
-        return text if value is None else json.loads(value)
+        loaded = None if value is None else json.loads(value)
+        return text if value is None or not may_be(loaded, schema) else loaded
     items: list[tuple[str, Any]] = []
     at = 0
     middle = form.middle("string")
@@ -23,7 +36,7 @@ def nested(text: str, form: ArgumentForm) -> Any:
         end_text = "".join(key if part is Slot.KEY else str(part) for part in form.end)
         inner = key_end + len(middle)
         end = _matching(text, inner, form.start + key + middle, end_text)
-        items.append((key, nested(text[inner:end], form)))
+        items.append((key, nested(text[inner:end], form, part_of(schema, None if key == form.item else key))))
         at = end + len(end_text)
     if items and all(key == form.item for key, _ in items):
         return [value for _, value in items]

@@ -8,6 +8,7 @@ from typing import Any
 from mlxr.server.chat.answer_reader import AnswerReader, Markers, Part, Reading
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.learned.answer_form import ArgumentForm, Slot
+from mlxr.server.chat.learned.argument_schemas import arguments_of, may_be
 from mlxr.server.chat.learned.nested_tags import nested
 from mlxr.server.chat.learned.spelled_form import SpelledForm
 from mlxr.server.chat.loose_value import LooseScan, as_json
@@ -183,11 +184,12 @@ class ArgumentReader:
 
     def _decoded(self, text: str, schema: Any) -> str:
         argument = self._middle.form
-        if argument.item is not None and text.lstrip().startswith(argument.start):
-            return json.dumps(nested(text, argument), ensure_ascii=False)
+        if argument.item is not None and (text.lstrip().startswith(argument.start) or not text):
+            return json.dumps(nested(text, argument, schema), ensure_ascii=False)
         is_sure = isinstance(schema, Mapping) and "string" not in types_of(schema)
         value = as_json(text) if is_sure or argument.has_python else _plain_json(text)
-        if value is not None and (value[:1] != '"' or is_sure or not is_open(schema)):
+        is_meant = value is not None and (value[:1] != '"' or is_sure or not is_open(schema))
+        if value is not None and is_meant and (is_sure or may_be(json.loads(value), schema)):
             return value
         return f'"{escaped(text)}"'
 
@@ -212,8 +214,7 @@ def schemas_of(job: ChatJob, name: str) -> Mapping[str, Any]:
     """The schemas of a tool's arguments, as far as they are known."""
     for tool in job.tools:
         if tool["function"]["name"] == name:
-            properties = (tool["function"].get("parameters") or {}).get("properties")
-            return properties if isinstance(properties, dict) else {}
+            return arguments_of(tool["function"].get("parameters"))
     return {}
 
 
