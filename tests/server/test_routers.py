@@ -89,6 +89,7 @@ def test_tokens_of_a_conversation_that_goes_on(server: RunningServer) -> None:
     assert text([user], continue_final_message=False) == text([user])
     begun = [user, {"role": "assistant", "content": "said no"}]
     assert text(begun, continue_final_message=True).endswith("assistant\nsaid no")
+    assert text(begun, continue_final_message="content") == text(begun, continue_final_message=True)
 
 
 def test_the_name_of_the_only_model(server: RunningServer) -> None:

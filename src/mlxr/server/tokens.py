@@ -5,7 +5,7 @@ Where one model is served, requests need not name it: lm-eval does not.
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -36,7 +36,7 @@ class TokenizeRequest(ApiModel):
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    continue_final_message: bool | None = None
+    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
 
 
 class DetokenizeRequest(ApiModel):
@@ -72,7 +72,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
                 Sampling(),
                 kit_of(body.tools).functions(),
                 variables=body.chat_template_kwargs or {},
-                continue_final=bool(body.continue_final_message),
+                continue_final=body.continue_final_message or False,
             )
             ids = await model.format.prompt(job)
         told: dict[str, Any] = {"count": len(ids), "max_model_len": model.context, "tokens": ids}

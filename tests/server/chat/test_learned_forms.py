@@ -195,3 +195,24 @@ def test_forms_that_nobody_has(name: str) -> None:
         start, arguments = parsed(form, byte_tokenizer(), pieces, a_job())
         assert isinstance(start, ToolStart) and start.name == "get_weather"
         assert isinstance(arguments, ToolArguments) and json.loads(arguments.text) == {"city": "Rome", "days": 2}
+
+
+REMINDED = (
+    "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}<|begin|><|{{ m.role }}|>"
+    "{% if m.reasoning_content %}<|inner>thought\n{{ m.reasoning_content }}<inner|>{% endif %}{{ m.content }}"
+    '{% for c in m.tool_calls or [] %}\nDo: {"name": "{{ c.function.name }}", "arguments": '
+    "{{ c.function.arguments | tojson }}}\n{% endfor %}{% if not m.tool_calls %}<|over|>{% endif %}{% endfor %}"
+    "<|begin|><|system|>To call, write Do: and JSON.<|over|>"
+    "{% if add_generation_prompt %}<|begin|><|assistant|>{% endif %}"
+)
+
+
+def test_instructions_after_each_conversation_are_no_part_of_an_answer() -> None:
+    told = dict(form_lines(NamedTemplates({"default": REMINDED}, "here")))
+    assert json.loads(told["turn ends"]) == "<|over|>"
+    assert json.loads(told["call"]) == 'Do: {"name": "NAME", "arguments": {ARGUMENTS}}'
+    with closing(ChatTemplate(REMINDED, "here")) as template:
+        form = family_of(template, {}, {})
+    for answer in ("<|assistant|>Hi<|over|>", "<|inner><|inner>thought\n<inner|>Hi<|over|>\n"):
+        for pieces in cuts(answer, ()):
+            assert parsed(form, byte_tokenizer(), pieces, a_job()) == [Content("Hi")], pieces

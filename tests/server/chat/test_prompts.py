@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import closing
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -141,10 +142,41 @@ def test_the_last_message_is_continued_where_its_text_ends() -> None:
     thought = {"role": "assistant", "content": "", "reasoning_content": "It is "}
     within = prompt(TEMPLATES["qwen"], a_job(messages=(MESSAGES[0], thought), continue_final=True))
     assert within.endswith("Hi<|im_end|>\n<|im_start|>assistant\n<think>\nIt is ")
-    with pytest.raises(RequestError, match="reasoning cannot be continued: the chat template begins no thought"):
-        prompt(TEMPLATES["llama"], a_job(messages=(MESSAGES[0], thought), continue_final=True))
+    unknown = prompt(TEMPLATES["llama"], a_job(messages=(MESSAGES[0], thought), continue_final=True))
+    assert unknown.endswith("assistant<|end_header_id|>\n\n<think>\nIt is "), "as most models have it"
     with pytest.raises(RequestError, match="the chat template changes its text"):
         prompt(TINY.replace("m.content", "m.content | upper"), a_job(messages=(MESSAGES[0], end), continue_final=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "begin"),
+    [
+        ("qwen", "<|im_start|>assistant\n<think>\nIt is\n</think>\n\n"),
+        ("mistral", "[/INST][THINK]It is[/THINK]"),
+        ("harmony", "<|start|>assistant<|channel|>final<|message|>"),
+        ("llama", "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+    ],
+)
+def test_a_text_may_begin_after_reasoning_that_is_given(name: str, begin: str) -> None:
+    thought = {"role": "assistant", "content": "", "reasoning_content": "It is"}
+    job = a_job(messages=(MESSAGES[0], thought), continue_final="content", tools=())
+    assert prompt(TEMPLATES[name], job).endswith(begin)
+
+
+def test_a_part_of_the_last_message_that_cannot_be_continued_is_told() -> None:
+    for message, options, told in (
+        ({"content": "It is", "reasoning_content": "Hm"}, {}, "it must have some, and no text"),
+        ({"content": ""}, {}, "it must be the assistant's, and have text"),
+        (
+            {"content": "", "reasoning_content": "Hm"},
+            {"variables": {"enable_thinking": False}},
+            "the chat template has ended it: switch reasoning on",
+        ),
+    ):
+        switched = TEMPLATES["qwen"] + "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+        job = a_job(messages=(MESSAGES[0], {"role": "assistant"} | message), continue_final="reasoning_content")
+        with pytest.raises(RequestError, match=told):
+            prompt(switched, replace(job, **options))
 
 
 def test_instructions_get_the_role_that_the_template_knows() -> None:

@@ -4,9 +4,9 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mlxr.compiler.errors import MlxrError
 from mlxr.runtime.engine.completion import Event
@@ -25,6 +25,9 @@ _CONTROL = re.compile(
     r"|<(?:start|end)_of_\w+>|</?s>|<[be]os>"
 )
 """What vocabularies have as one token, and call a control token. XML-like tags are text in most."""
+
+_PARTS: Mapping[str, Literal["content", "reasoning_content"]] = {"content": "content", "reasoning": "reasoning_content"}
+"""Which part of the last message a case continues."""
 
 
 def control_names(template: str) -> tuple[str, ...]:
@@ -185,7 +188,7 @@ def job_of(case: ChatCase) -> ChatJob:
         tool_choice=case.choice,
         variables={"enable_thinking": case.thinks},
         reasoning=case.reasoning,
-        continue_final=bool(case.continued),
+        continue_final=_PARTS.get(case.continued, False),
     )
 
 

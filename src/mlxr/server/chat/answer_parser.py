@@ -30,6 +30,7 @@ class AnswerParser:
     def push(self, event: Event) -> list[Delta]:
         """The deltas that become certain with an event, often none."""
         text, token_id = event.text, event.token_id
+        self._reader.was_cut = event.finish_reason == "length"
         if token_id in self._control and not (event.finish_reason == "stop" and token_id in self._tokenizer.eos_ids):
             text += spelled(self._tokenizer.token_text(token_id))
         if not text:

@@ -43,6 +43,7 @@ class AnswerReader:
 
     Attributes:
         ended: whether no more text comes.
+        was_cut: whether the answer ended because it had become too long.
         num_calls: how many tool calls have begun.
         last_marker: the last marker that was found among several, as it came.
         last_space: the white space before it, which was dropped.
@@ -58,7 +59,8 @@ class AnswerReader:
         self._buffer = ""
         self._taken: list[str] = []
         self._deltas: list[Delta] = []
-        self.ended = False
+        self._held: tuple[int, int] | None = None  # deltas and calls that came before what is held
+        self.ended = self.was_cut = False
         self.num_calls = 0
         self.last_marker = self.last_space = ""
 
@@ -70,8 +72,27 @@ class AnswerReader:
 
     def take_deltas(self) -> list[Delta]:
         """The deltas since the last call."""
-        deltas, self._deltas = self._deltas, []
+        if self._held is None:
+            deltas, self._deltas = self._deltas, []
+            return deltas
+        count, num_calls = self._held
+        deltas, self._deltas, self._held = self._deltas[:count], self._deltas[count:], (0, num_calls)
         return deltas
+
+    def hold(self) -> None:
+        """Keeps what is emitted from now on, until `release` or `drop`."""
+        self._held = len(self._deltas), self.num_calls
+
+    def release(self) -> None:
+        """Lets go what was held."""
+        self._held = None
+
+    def drop(self) -> None:
+        """Forgets what was held."""
+        assert self._held is not None, "something is held"
+        count, self.num_calls = self._held
+        del self._deltas[count:]
+        self._held = None
 
     def emit(self, kind: TextKind, text: str) -> None:
         """Adds text to what the answer has become; control tokens in it have none."""
@@ -132,8 +153,13 @@ class AnswerReader:
             yield
 
     def put_back(self, text: str) -> None:
-        """Puts text back that has just been read."""
-        self._buffer = text + self._buffer
+        """Puts text back that has just been read, or before what comes."""
+        self._buffer, left = text + self._buffer, len(text)
+        while left and self._taken:
+            last = self._taken.pop()
+            if len(last) > left:
+                self._taken.append(last[:-left])
+            left -= min(left, len(last))
 
     def text_until(self, kind: TextKind, names: "Sequence[str] | Markers", *, exact: bool = False) -> Part[str | None]:
         """Emits text up to the first of some markers, which is read too.

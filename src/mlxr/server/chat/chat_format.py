@@ -205,6 +205,8 @@ class ChatFormat:
                     "the chat template does not tell the model of tools: the system message does, and asks for calls "
                     f"as {form_name(form.family)}"
                 )
+            if job.continues_thought and not form.family.thinks:
+                self._tell("the chat template begins no thought: one that is continued is written within <think>")
             self._tell(form.without_effect(self._reasoning(job)))
             marked = form.render(_marked(job, names))
         except RecursionError as error:
@@ -238,6 +240,8 @@ class ChatFormat:
         has_text = bool(last["content"].strip() or last.get("reasoning_content"))
         if job.continue_final and (last["role"] != "assistant" or not has_text):
             raise RequestError("the last message is to be continued: it must be the assistant's, and have text")
+        if job.continue_final == "reasoning_content" and (job.continues_text or not last.get("reasoning_content")):
+            raise RequestError("the last message's reasoning is to be continued: it must have some, and no text")
         for name in _OF_TEMPLATE:
             if name in job.variables:
                 raise RequestError(f"{name} is not a variable of the template's own: leave it out")

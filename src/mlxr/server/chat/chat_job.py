@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.sampling import Sampling
@@ -28,7 +28,8 @@ class ChatJob:
         thinking_budget: most tokens of reasoning; 0: none; None: what the model's own default says, else as many as the
             model wants.
         reasoning: whether it is told apart from the answer's text; else it stays in it.
-        continue_final: whether the last message is the beginning of the answer.
+        continue_final: whether the last message is the beginning of the answer; or which part of it goes on:
+            `reasoning_content`, or `content`, which need not have begun. True: the reasoning, if there is no text yet.
 
     Raises:
         RequestError: tools that cannot be used, a tool choice that is not known, or one that needs tools where there
@@ -43,7 +44,7 @@ class ChatJob:
     variables: Mapping[str, Any] = field(default_factory=dict)
     thinking_budget: int | None = None
     reasoning: bool = True
-    continue_final: bool = False
+    continue_final: bool | Literal["content", "reasoning_content"] = False
 
     def __post_init__(self) -> None:
         """Checks the tools and their choice, and the budget."""
@@ -63,6 +64,22 @@ class ChatJob:
                 f"tool_choice names the tool {self.chosen_tool!r}, which is not among the tools: "
                 f"{', '.join(self.tool_names)}"
             )
+
+    @property
+    def continues_thought(self) -> bool:
+        """Whether the answer begins within the reasoning of the last message."""
+        return bool(self.continue_final) and self.continue_final != "content" and not self._has_text
+
+    @property
+    def continues_text(self) -> bool:
+        """Whether the answer begins within the text of the last message."""
+        return bool(self.continue_final) and self._has_text
+
+    @property
+    def _has_text(self) -> bool:
+        content = self.messages[-1].get("content") or ""
+        parts = [content] if isinstance(content, str) else [str(part.get("text", "")) for part in content]
+        return any(part.strip() for part in parts)
 
     @property
     def uses_tools(self) -> bool:

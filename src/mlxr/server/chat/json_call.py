@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from enum import Enum, auto
 from typing import Any
 
@@ -11,6 +12,7 @@ from mlxr.server.chat.learned.answer_form import ObjectKeys
 _ARGUMENTS = ("arguments", "parameters")
 _BESIDE = ("type", "id", "index", "tool_call_id", "call_id")
 _AROUND = ("function",)
+_LONGEST_ESCAPE = r"\ud83c\udf89"
 
 
 class CallState(Enum):
@@ -40,8 +42,7 @@ def read_json_call(
     of_name, of_arguments, around, beside = _known(keys)
     name: str | None = None
     early: str | None = None
-    has_begun = False
-    depth = 0
+    has_begun, depth = False, 0
     while True:
         sign = yield from reader.next_sign()
         if sign in (",", "}"):
@@ -51,8 +52,12 @@ def read_json_call(
             if depth < 0:
                 break
             continue
-        key = (yield from _value(reader)) if sign == '"' else None
-        if key is None or (yield from reader.next_sign()) != ":":
+        key, is_whole = (yield from _value(reader)) if sign == '"' else ("", False)
+        if not is_whole or (yield from reader.next_sign()) != ":":
+            known = (f'"{each}"' for each in (*of_arguments, *around, *beside))
+            if name is not None and not has_begun and _is_over(reader) and any(each.startswith(key) for each in known):
+                reader.start_call(name)  # it breaks off before its arguments
+                return CallState.COMPLETE
             return CallState.BROKEN if has_begun else CallState.NO_CALL
         reader.take_sign()
         key = _loaded(key)
@@ -73,9 +78,13 @@ def read_json_call(
             if not (yield from reader.json_value(reader.emit_arguments)):
                 return CallState.BROKEN
             continue
-        value = yield from _value(reader)
-        if value is None:
-            return CallState.BROKEN if has_begun else CallState.NO_CALL
+        value, is_whole = yield from _value(reader)
+        if not is_whole:
+            if name is None or has_begun or not _is_over(reader):
+                return CallState.BROKEN if has_begun else CallState.NO_CALL
+            reader.start_call(name)
+            reader.emit_arguments(_begun_text(value) if key in of_arguments else "")
+            return CallState.COMPLETE
         if key in of_name:
             loaded = _loaded(value)
             if not isinstance(loaded, str) or not loaded or (names is not None and loaded not in names):
@@ -110,12 +119,27 @@ def as_object(arguments: str | None) -> str:
     return arguments or ""
 
 
-def _value(reader: AnswerReader) -> Part[str | None]:
-    """A whole JSON value as text; None if it is incomplete."""
+def _value(reader: AnswerReader) -> Part[tuple[str, bool]]:
+    """A JSON value as text, and whether it is whole."""
     pieces: list[str] = []
     use: Callable[[str], None] = pieces.append
-    is_complete = yield from reader.json_value(use)
-    return "".join(pieces) if is_complete else None
+    is_whole = yield from reader.json_value(use)
+    return "".join(pieces), is_whole
+
+
+def _is_over(reader: AnswerReader) -> bool:
+    """Whether the answer has ended, and all of it has been read."""
+    return reader.ended and not reader.peek()
+
+
+def _begun_text(value: str) -> str:
+    """The text of a JSON string that breaks off; nothing of other values."""
+    for size in range(len(value), max(0, len(value) - len(_LONGEST_ESCAPE)), -1):
+        with suppress(ValueError):
+            text = json.loads(f'{value[:size]}"', strict=False) if value[0] == '"' else ""
+            text.encode()  # half of a pair of surrogates has no text
+            return str(text)
+    return ""
 
 
 def _loaded(text: str) -> Any:

@@ -15,6 +15,7 @@ from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.control_names import ControlNames
 from mlxr.server.chat.formats.family import Beginning, Family
 from mlxr.server.chat.formats.registry import family_of
+from mlxr.server.chat.learned.probe import CONTENT
 from mlxr.server.chat.messages import described_tools
 
 
@@ -72,11 +73,22 @@ class TemplateForm:
         family, thought = self.family, str(job.messages[-1]["reasoning_content"])
         text = self._template.render(family.messages(replace(job, messages=job.messages[:-1])), **variables)
         opening, closing = family.thinking
-        if not family.thinks or text.rstrip().endswith(closing):
-            raise RequestError("the last message's reasoning cannot be continued: the chat template begins no thought")
+        if text.rstrip().endswith(closing):
+            raise RequestError(
+                "the last message's reasoning cannot be continued: the chat template has ended it: switch reasoning on"
+            )
         if text.rstrip().endswith(opening):
             return text + thought
-        return text + (family.form.thought.opening if family.form.thought else opening) + thought
+        return text + family.opening + thought
+
+    def _before_text(self, job: ChatJob, variables: dict[str, Any]) -> str:
+        """A prompt that ends where the last message's text begins, after its reasoning."""
+        messages = (*job.messages[:-1], job.messages[-1] | {"content": CONTENT})
+        adapted = self.family.messages(replace(job, messages=messages))
+        text, found, _ = self._template.render(adapted, add_generation_prompt=False, **variables).rpartition(CONTENT)
+        if not found:
+            raise RequestError("the last message cannot be continued: the chat template leaves its text out")
+        return text
 
     @property
     def drops_calls(self) -> bool:
@@ -128,8 +140,10 @@ class TemplateForm:
     def _text(self, job: ChatJob, messages: Sequence[Message], variables: dict[str, Any]) -> str:
         if not job.continue_final:
             return self._template.render(messages, **variables)
-        if not job.messages[-1]["content"].strip():
+        if job.continues_thought:
             return self._continued_thought(job, variables)
+        if not job.continues_text:
+            return self._before_text(job, variables)
         # As transformers does: all that the template writes after the last message is cut off.
         text, last = (
             self._template.render(messages, add_generation_prompt=False, **variables),

@@ -84,7 +84,7 @@ class ChatRequest(SamplingFields, ReasoningFields):
     prediction: NotServed = None
     """A guess of the answer, which would make it come faster; the text is the same without."""
     prompt_cache_options: NotServed = None
-    continue_final_message: bool | None = None
+    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     add_generation_prompt: bool | None = None
     """vLLM's: whether an answer is begun; only where the last message is continued, none is."""
 
@@ -126,7 +126,7 @@ def job_of(request: ChatRequest) -> ChatJob:
         parallel_tool_calls=request.parallel_tool_calls is not False,
         variables=request.variables,
         thinking_budget=request.budget,
-        continue_final=bool(request.continue_final_message),
+        continue_final=request.continue_final_message or False,
     )
 
 

@@ -47,6 +47,7 @@ class Family(ABC):
         self.form = form
         thought = form.thought
         self.thinks = thought is not None
+        self._opening, self._closing = "<think>\n", "\n</think>\n\n"
         if thought is not None:
             self.thinking = thought.opening.strip(), thought.end_marker
             self.after_thinking = thought.closing.partition(thought.end_marker)[2].strip()
@@ -59,6 +60,11 @@ class Family(ABC):
         Markers with others after them may end messages, too; those are never what an assistant says.
         """
         return () if self.after_thinking else self.thinking
+
+    @property
+    def opening(self) -> str:
+        """What begins a thought, with white space."""
+        return self.form.thought.opening if self.form.thought is not None else self._opening
 
     @property
     def last_marker(self) -> str:
@@ -98,8 +104,9 @@ class Family(ABC):
         """
         opening, closing = self.thinking
         if job.continue_final:
-            if not (content := str(job.messages[-1]["content"])).strip():
-                return Beginning.THINKING  # its thought is continued
+            content = str(job.messages[-1]["content"])
+            if job.continues_thought:
+                return Beginning.THINKING
             is_open = content.rfind(opening) > content.rfind(closing)
             return Beginning.THINKING if is_open else Beginning.ANSWERING
         prompt = prompt.rstrip()

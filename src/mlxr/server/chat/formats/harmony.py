@@ -59,6 +59,7 @@ class Harmony(Family):
         """See `Family`."""
         super().__init__(form)
         self.thinks, self.thinking = True, type(self).thinking
+        self._opening = self.thinking[0]
 
     def thought_limit(self, tokens: int, job: ChatJob, beginning: Beginning) -> ThoughtLimit:
         """See `Family`. Where tools may be called, the model chooses the channel that follows its first thought."""
@@ -76,7 +77,7 @@ class Harmony(Family):
 
     def read(self, reader: AnswerReader, job: ChatJob, beginning: Beginning) -> Reading:
         """See `Family`."""
-        is_body = beginning is not Beginning.OPEN
+        is_body, is_opened = beginning is not Beginning.OPEN, beginning is Beginning.THINKING
         header, before = f"{_CHANNEL}{'analysis' if beginning is Beginning.THINKING else 'final'}", ""
         while True:
             if not is_body:
@@ -93,11 +94,17 @@ class Harmony(Family):
                     yield from reader.json_value(reader.emit_arguments)
                 end = yield from reader.each_until(reader.emit_arguments, [*_ENDS, _START])
             else:
-                kind = Reasoning if job.reasoning and channel == ["analysis"] else Content
-                if before == kind.__name__:
+                is_thought = channel == ["analysis"]
+                kind = Reasoning if job.reasoning and is_thought else Content
+                is_within = is_thought and not job.reasoning  # of the content: then with its markers
+                if is_within:
+                    reader.emit(Content, "" if is_opened else self.thinking[0])
+                elif before == kind.__name__:
                     reader.emit(kind, "\n")
-                before = kind.__name__
+                before, is_opened = "" if is_within else kind.__name__, False
                 end = yield from reader.text_until(kind, [*_ENDS, _START], exact=True)
+                if is_within and end is not None:
+                    reader.emit(Content, self.thinking[1])
             if end is None:
                 return
 

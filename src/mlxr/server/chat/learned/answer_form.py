@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from mlxr.server.chat.learned.lexemes import chunks
+
 
 class Slot(Enum):
     """What stands between the fixed texts of a call.
@@ -238,8 +240,21 @@ class AnswerForm:
     @property
     def last_marker(self) -> str:
         """What ends an answer, if it stands nowhere within one; else empty."""
-        end, calls, thought = self.turn_end.strip(), self.calls, self.thought
-        within = [self.header, self.lead, self.content_start, self.content_end, calls.section_start, calls.section_end]
-        within += [calls.start, calls.end, calls.between, *(part for part in calls.body if isinstance(part, str))]
-        within += [thought.opening, thought.closing] if thought is not None else []
-        return "" if any(end in text for text in within) else end
+        end = self.turn_end.strip()
+        return "" if any(end in text for text in (self.header, *self._within)) else end
+
+    @property
+    def header_end(self) -> str:
+        """The last part of what begins a message, if it stands nowhere within an answer; else empty."""
+        end = "".join(chunks(self.header)[-1:])
+        return "" if any(end in text for text in (self.turn_end, *self._within)) else end
+
+    @property
+    def _within(self) -> tuple[str, ...]:
+        """What stands within an answer."""
+        calls, thought = self.calls, self.thought
+        return (
+            *(self.lead, self.content_start, self.content_end, calls.section_start, calls.section_end),
+            *(calls.start, calls.end, calls.between, *(part for part in calls.body if isinstance(part, str))),
+            *((thought.opening, thought.closing) if thought is not None else ()),
+        )

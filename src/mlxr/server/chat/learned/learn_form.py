@@ -46,6 +46,7 @@ def learn_form(
 
 def _frame(probe: Probe, writes_calls: bool) -> AnswerForm:
     """What stands around an answer."""
+    probe.tail = _tail(probe, writes_calls)
     content = probe.turn(content=CONTENT) or ""
     prompts = [probe.render([], prompt=True, thinks=thinks) or "" for thinks in (True, False)]
     calls = (probe.turn(_CALL) or "") if writes_calls else ""
@@ -70,6 +71,16 @@ def _frame(probe: Probe, writes_calls: bool) -> AnswerForm:
     after_calls = calls[max(calls.rfind(VALUE), calls.rfind(NAMES[0])) :] if calls else after
     turn_end = _turn_end(probe, after, after_calls, user_end.strip())
     return AnswerForm(OUR_CALLS, form, probe.header.removeprefix(user_end), "", before, "", turn_end)
+
+
+def _tail(probe: Probe, writes_calls: bool) -> str:
+    """What a template writes after every conversation, beyond the end of the last message: instructions, often."""
+    asked, content = probe.render([]) or "", probe.turn(content=CONTENT) or ""
+    if content.startswith(asked.rstrip()):
+        return ""  # it is the end of the question
+    after = content.partition(CONTENT)[2]
+    tail = common_end(asked, after, *([probe.turn(_CALL) or ""] if writes_calls else []))
+    return tail if after.removesuffix(tail).strip() else ""
 
 
 def _turn_end(probe: Probe, after: str, after_calls: str, user_end: str) -> str:

@@ -10,7 +10,7 @@ from mlxr.server.chat.answer_reader import AnswerReader, Reading
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.formats.family import Beginning, Family
 from mlxr.server.chat.learned.adapt_messages import adapted, json_text, tool_variables
-from mlxr.server.chat.learned.answer_form import AnswerForm, MessageForm, Slot
+from mlxr.server.chat.learned.answer_form import AnswerForm, MessageForm, Slot, ThoughtForm
 from mlxr.server.chat.learned.lexemes import chunks
 from mlxr.server.chat.learned.read_answer import FormReader
 from mlxr.server.chat.learned.spelled_form import SpelledForm
@@ -29,7 +29,7 @@ class Learned(Family):
             control: ids of the model's control tokens by their names.
         """
         super().__init__(form)
-        self._spelled = SpelledForm(form, control)
+        self._spelled, self._control = SpelledForm(form, control), control
 
     @property
     def spoken(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class Learned(Family):
 
     def beginning(self, prompt: str, job: ChatJob) -> Beginning:
         """See `Family`."""
-        return super().beginning(prompt, job) if self.thinks else Beginning.ANSWERING
+        return super().beginning(prompt, job) if self.thinks or job.continues_thought else Beginning.ANSWERING
 
     def thought_limit(self, tokens: int, job: ChatJob, beginning: Beginning) -> ThoughtLimit:
         """See `Family`. Where calls may follow, the text that ends a thought does not begin a text."""
@@ -96,7 +96,11 @@ class Learned(Family):
             lead = self._spelled.spell.text(self.form.lead)
             yield from reader.next_is([lead.strip()])  # some models write it once more
             reader.put_back(lead)
-        yield from FormReader(self._spelled, reader, job, beginning).read()
+        spelled = self._spelled
+        if beginning is Beginning.THINKING and not self.thinks:  # the request itself has begun a thought
+            thought = ThoughtForm(self._opening, self._closing, self.thinking[1])
+            spelled = SpelledForm(replace(self.form, thought=thought), self._control)
+        yield from FormReader(spelled, reader, job, beginning).read()
 
     # Grammars.
 

@@ -51,6 +51,7 @@ class Probe:
         form: of messages.
         header: what begins the assistant's messages.
         empty: the markers of a thought, which stand there even if there is none.
+        tail: what the template writes after every conversation, beyond the end of the last message.
         tools: the variables by which tools may be told.
     """
 
@@ -60,6 +61,7 @@ class Probe:
     form: MessageForm = field(default_factory=MessageForm)
     header: str = ""
     empty: tuple[str, str] = ("", "")
+    tail: str = ""
     tools: tuple[str, ...] = ("tools", "xml_tools")
 
     def answer(self, calls: Sequence[dict[str, Any]] = (), content: str = "") -> str | None:
@@ -74,7 +76,7 @@ class Probe:
         return rest.removeprefix(closing).lstrip() if closing and rest.startswith(closing) else text
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = False, thinks: bool = True) -> str | None:
-        """What the template writes after the question; None if it refuses the conversation.
+        """What the template writes after the question, without the tail; None if it refuses the conversation.
 
         Raises:
             ChatTemplateError: it takes too long or too much.
@@ -87,7 +89,9 @@ class Probe:
             if error.__cause__ is not None:
                 raise
             return None
-        return text[text.rfind(QUESTION) + len(QUESTION) :] if QUESTION in text else text
+        text = text[text.rfind(QUESTION) + len(QUESTION) :] if QUESTION in text else text
+        before, _, after = text.rpartition(self.tail) if self.tail else ("", "", text)
+        return before + after
 
     def instructions(self) -> str:
         """What the template writes before the question.

@@ -33,12 +33,13 @@ class FormReader:
         reader, form = self._reader, self._form
         if self._beginning is Beginning.THINKING and form.form.thought is not None:
             yield from self._think(is_opened=True)
-        is_fresh = not self._job.continue_final or self._beginning is Beginning.THINKING
+        has_begun = self._beginning is Beginning.THINKING
+        is_fresh = has_begun or not self._job.continues_text
         while True:
             if is_fresh:
                 kind = yield from self._fresh()
-                if kind is None and reader.ended and not reader.peek():
-                    return
+                if kind is None and reader.ended and not (reader.peek().strip() if has_begun else reader.peek()):
+                    return  # white space after a marker is no text
             else:
                 kind = None
             if kind is None:
@@ -46,7 +47,7 @@ class FormReader:
                 kind = yield from reader.text_until(Content, markers)
                 if kind is None:
                     return
-            is_fresh = yield from self._handle(kind)
+            is_fresh, has_begun = (yield from self._handle(kind)), True
 
     def _fresh(self) -> Part[str | None]:
         """What comes where no text has begun; None if it is text."""
@@ -71,7 +72,7 @@ class FormReader:
         """Reads what a marker begins; whether no text has begun after it."""
         reader = self._reader
         if kind == CALL:
-            return (yield from self._call(Content))
+            return (yield from self._call())
         if kind == TAG:
             yield from read_tagged(reader, self._job)
         elif kind == THOUGHT:
@@ -83,7 +84,7 @@ class FormReader:
             return False
         return True
 
-    def _call(self, kind: TextKind) -> Part[bool]:
+    def _call(self) -> Part[bool]:
         """Reads calls whose first marker has been read; if there is none, the marker is text."""
         reader = self._reader
         marker = reader.last_marker
@@ -92,13 +93,67 @@ class FormReader:
         if (yield from self._calls.read(self._form.triggers[marker])):
             yield from self._skip_between()
             return True
+        self._is_text(Content, space + marker)
+        return False
+
+    def _is_text(self, kind: TextKind, marker: str) -> None:
+        """Tells a marker that begins no call, and puts back what was read after it."""
+        reader = self._reader
         again = reader.raw_since_mark()
-        reader.emit_named(kind, space + marker)
+        reader.emit_named(kind, marker)
         if len(again) <= _MOST_AGAIN:
             reader.put_back(again)
         else:
             reader.emit(kind, again)
+
+    def _call_within(self, kind: TextKind) -> Part[bool]:
+        """Reads calls within a thought whose first marker has been read; whether they end the thought.
+
+        If the end of the thought still comes, they were only thought of. So they are told when the answer has ended.
+        """
+        reader, triggers = self._reader, self._form.triggers
+        marker = reader.last_space + reader.last_marker
+        reader.mark()
+        reader.hold()
+        self._calls.is_sure = True
+        if not (yield from self._calls.read(triggers[reader.last_marker])):
+            reader.drop()
+            self._is_text(kind, marker)
+            return False
+        while True:
+            after = reader.position()
+            yield from self._skip_between()
+            if (yield from reader.first_of(self._form.calls)) is None:
+                break
+            if not (yield from self._calls.read(triggers[reader.last_marker])):
+                break
+        reader.back_to(after)
+        if not self._calls.is_sure and self._form.thinking_text.pattern.search(reader.raw_since_mark()):
+            reader.drop()  # the thought ends before what was taken for a call does
+            reader.back_to(0)
+            reader.emit_named(kind, marker)
+            return False
+        is_quoted = yield from self._ends_later()
+        reader.back_to(after)
+        if not is_quoted:
+            reader.release()
+            yield from self._skip_between()
+            return True
+        reader.drop()
+        reader.emit_named(kind, marker + reader.raw_since_mark())
         return False
+
+    def _ends_later(self) -> Part[bool]:
+        """Whether a thought goes on after calls, as its end tells that comes later; what is read must be put back.
+
+        An end that directly follows, and after which there is nothing, does not tell.
+        """
+        reader, pieces = self._reader, list[str]()
+        found = yield from reader.each_until(pieces.append, self._form.thinking_text, exact=True)
+        has_text = bool("".join(pieces).strip())
+        if found is None:
+            return has_text and reader.was_cut
+        return has_text or bool((yield from reader.next_sign()))
 
     def _think(self, *, is_opened: bool) -> Reading:
         """Reads a thought whose beginning has been read, here or in the prompt."""
@@ -112,15 +167,12 @@ class FormReader:
             reader.emit(Content, thought.opening.strip())
         if reasoning:
             yield from reader.skip_space()
-        # Where the prompt has begun the thought, a call ends it: some models do not write its end then.
-        markers = form.thinking_text
-        if self._uses_tools:
-            markers = form.thinking_tools if is_opened else form.thinking_told
+        markers = form.thinking_tools if self._uses_tools else form.thinking_text
         while True:
             found = yield from reader.text_until(kind, markers, exact=not reasoning)
             if found != CALL:
                 break
-            if (yield from self._call(kind)):
+            if (yield from self._call_within(kind)):  # some models do not write the end of a thought then
                 return
         if found is None or found == CONTENT:
             return

@@ -17,12 +17,17 @@ _MOST = 128
 
 
 class CallReader:
-    """Reads the calls of one answer."""
+    """Reads the calls of one answer.
+
+    Attributes:
+        is_sure: whether all that was read since it was set is known to be calls: whole JSON, between their markers.
+    """
 
     def __init__(self, form: SpelledForm, reader: AnswerReader, job: ChatJob) -> None:
         """Takes the form, and what was asked."""
         self._form, self._reader, self._job = form, reader, job
         self._calls = form.form.calls
+        self.is_sure = True
         spell = form.spell
         self._end, self._between = spell.chunks(self._calls.end), spell.chunks(self._calls.between)
         self._section_end = form.of_section(self._calls.section_end)
@@ -129,7 +134,7 @@ class CallReader:
 
     def _broken(self) -> Reading:
         """Arguments that are no JSON are told as they came, up to the end of the call."""
-        reader = self._reader
+        self.is_sure, reader = False, self._reader
         end = (self._end or self._section_end)[:1]
         if not end:
             yield from reader.rest_as(reader.emit_arguments)
@@ -198,6 +203,7 @@ class CallReader:
     def _read_arguments(self, name: str) -> Part[bool]:
         reader = self._reader
         if self._calls.argument is not None:
+            self.is_sure = False  # whatever comes is an argument
             reader.start_call(name)
             yield from self._arguments.read(name)
             return True

@@ -56,7 +56,7 @@ class SpelledForm:
         within_tools: the same where tools may be called.
         thinking_text: what may end a thought.
         thinking_tools: the same where tools may be called.
-        thinking_told: the same, with what can be nothing else than the beginning of a call.
+        calls: what begins calls.
     """
 
     def __init__(self, form: AnswerForm, control: Collection[str]) -> None:
@@ -78,8 +78,9 @@ class SpelledForm:
         if self.is_bare and calls.style is Style.OBJECT:
             tools[self.spell.text(TAG)] = TAG
         ends = self._ends()
-        self.fresh_text = Markers(ends | thought | self._content(is_fresh=True))
-        self.fresh_tools = Markers(ends | thought | self._content(is_fresh=True) | tools)
+        again = {self.spell.text(form.header_end): NOTHING} if self.is_told(form.header_end) else {}
+        fresh = again | ends | thought | self._content(is_fresh=True)
+        self.fresh_text, self.fresh_tools = Markers(fresh), Markers(fresh | tools)
         within = {
             text: kind
             for text, kind in (ends | thought | self._content(is_fresh=False)).items()
@@ -91,8 +92,7 @@ class SpelledForm:
         if is_special(form.content_start.strip()):
             closing |= self._content(is_fresh=False)
         self.thinking_text = Markers(closing)
-        told = {text: kind for text, kind in tools.items() if self.is_told(text)}
-        self.thinking_told = Markers(told | closing)
+        self.calls = Markers(dict.fromkeys(self.triggers, CALL))
         self.thinking_tools = Markers(({} if self.is_plain else tools) | closing)
 
     def _triggers(self) -> dict[str, "Trigger"]:
@@ -154,7 +154,13 @@ class SpelledForm:
         thought = self.form.thought
         self.thought_start = self.spell.text(thought.opening.strip()) if thought else ""
         self.thought_end = self.spell.text(thought.end_marker) if thought else ""
-        return {self.thought_start: THOUGHT, self.thought_end: THOUGHT_END} if thought else {}
+        if thought is None:
+            return {}
+        found = {self.thought_start: THOUGHT, self.thought_end: THOUGHT_END}
+        first, *rest = self.spell.chunks(thought.opening)
+        if rest and self.is_told(first):  # some models begin the marker twice
+            found[first + self.thought_start] = THOUGHT
+        return found
 
     def _content(self, *, is_fresh: bool) -> dict[str, str]:
         start = self.form.content_start
