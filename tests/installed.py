@@ -3,8 +3,8 @@
     python tests/installed.py    # what `make test-install` runs: about a minute
 
 The distributions are built from a clone of the checkout with its changes. The wheel has exactly the tracked files that
-belong to it, and the one that is built from the source distribution is the same. In an environment of its own, with a
-home folder of its own and away from the checkout, the commands and the server then do what a first user does. Where no
+belong to it, and the one that is built from the source distribution is the same. packaging/install.sh installs it for a
+user with an empty home; away from the checkout, the commands and the server then do what a first user does. Where no
 package index is reached, nothing is run, and a line says so.
 """
 
@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-import venv
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -38,7 +37,7 @@ def main() -> int:
             return 0
         wheel, source = build(work)
         environment = Environment(work)
-        environment.run("python", "-m", "pip", "install", "--quiet", "--no-compile", str(wheel))
+        environment.install(wheel)
         environment.run("python", "-m", "pip", "check")
         version = wheel.name.split("-")[1]
         use(environment, version)
@@ -46,6 +45,7 @@ def main() -> int:
         told = environment.run("mlxr", "--version")
         assert told == f"mlxr {version}\n", f"the source distribution installs {told!r}, not {version}"
         environment.run("mlxr-compile", "storyteller", "-o", str(work / "from-source"))
+        environment.uninstall()
         print(f"installed: {wheel.name} ({wheel.stat().st_size >> 20} MiB) and {source.name} work")
     return 0
 
@@ -93,21 +93,35 @@ def differing(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
 
 
 class Environment:
-    """A virtual environment, used from an empty folder by somebody with an empty home.
+    """What packaging/install.sh makes, used from an empty folder by somebody with an empty home.
 
     Args:
-        work: a folder for all three.
+        work: a folder for all.
     """
 
     def __init__(self, work: Path) -> None:
-        self._programs = work / "venv/bin"
-        self._folder = work / "elsewhere"
+        self._home, self._folder = work / "home", work / "elsewhere"
+        self._home.mkdir()
         self._folder.mkdir()
-        (work / "home").mkdir()
-        venv.create(work / "venv", with_pip=True)
+        self._programs = self._home / ".local/lib/mlxr/bin"
         cache = run(sys.executable, "-m", "pip", "cache", "dir").strip()
         self._variables = {name: value for name, value in os.environ.items() if not name.startswith(OWN_SETTINGS)}
-        self._variables |= {"HOME": str(work / "home"), "PIP_CACHE_DIR": cache}
+        self._variables |= {"HOME": str(self._home), "PIP_CACHE_DIR": cache, "PIP_NO_COMPILE": "1"}
+
+    def install(self, wheel: Path) -> None:
+        """Installs a wheel."""
+        self._script("--from", str(wheel), "--python", sys.executable)
+        links = {link.name: link.readlink() for link in (self._home / ".local/bin").iterdir()}
+        assert links == {name: self._programs / name for name in ("mlxr", "mlxr-compile")}, links
+
+    def uninstall(self) -> None:
+        """Removes it; nothing of the programs stays."""
+        self._script("--uninstall")
+        left = [path for path in (self._home / ".local").rglob("*") if not path.is_dir() and "share" not in path.parts]
+        assert not left, f"install.sh --uninstall leaves {left[:5]}"
+
+    def _script(self, *words: str) -> None:
+        run("sh", str(ROOT / "packaging/install.sh"), "--yes", *words, cwd=self._folder, env=self._variables)
 
     def run(self, program: str, *words: str) -> str:
         """Runs one of its programs; what that printed."""
@@ -130,7 +144,7 @@ def use(environment: Environment, version: str) -> None:
     told = environment.run("mlxr", "--version")
     assert told == f"mlxr {version}\n", f"mlxr --version says {told!r}, the wheel is {version}"
     where = environment.run("python", "-c", "import mlxr; print(mlxr.__file__)")
-    assert "/venv/lib/" in where, f"this uses {where}, not what was installed"
+    assert "/.local/lib/mlxr/" in where, f"this uses {where}, not what was installed"
     summary = json.loads(environment.run("mlxr-compile", "storyteller", "-o", "compiled", "--json"))
     assert summary, "mlxr-compile --json says nothing"
     environment.run("mlxr", "inspect", "compiled")
