@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := .venv-clients
 RELEASE := .venv-release
+DOCS := .venv-docs
 
-.PHONY: demo serve test test-all test-arm test-clients test-real test-install test-rest check check-types check-imports check-style check-sizes format bench clean fuzz lock dist sbom
+.PHONY: demo serve docs test test-all test-arm test-clients test-real test-install test-rest check check-types check-imports check-style check-sizes format bench clean fuzz lock dist sbom
 
 TESTS := $(BIN)/python -m pytest -n auto --dist worksteal
 SHARE ?= 0/1
@@ -27,6 +28,11 @@ serve: $(VENV)/.demo
 
 test: $(STAMP) check
 	$(TESTS)
+
+# The documentation as a site in build/site, which fetches nothing from elsewhere. MkDocs has an environment of its own.
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
+	$(DOCS)/bin/python docs/check_site.py build/site
 
 # Every test; and a share of those that `make test` leaves out: make test-rest SHARE=0/4.
 test-all: $(STAMP) check
@@ -101,6 +107,12 @@ $(CLIENTS)/.installed: pyproject.toml $(BIN)/python
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,clients]"
 	@touch $@
 
+$(DOCS)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(DOCS)/requirements.txt
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r $(DOCS)/requirements.txt
+	@touch $@
+
 # The exact packages that an installation of it may take, with their hashes:
 # make lock keeps those that it has, make lock LOCK=--upgrade takes newer ones.
 lock: $(RELEASE)/.installed
@@ -128,4 +140,4 @@ $(RELEASE)/.installed: pyproject.toml $(BIN)/python
 	@touch $@
 
 clean:
-	rm -rf build dist $(VENV) $(CLIENTS) $(RELEASE)
+	rm -rf build dist $(VENV) $(CLIENTS) $(DOCS) $(RELEASE)

@@ -1,11 +1,14 @@
-"""Makes the README's pictures: python docs/make_pictures.py, with playwright, Pillow and a Chromium.
+"""Makes pictures of the documentation: python docs/make_pictures.py, with playwright, Pillow and a Chromium.
 
 `inspector.png` is a screenshot of the page of `mlxr serve storyteller`; `terminal.svg` is what `mlxr inspect` and
-`mlxr run` print.
+`mlxr run` print. `python docs/make_pictures.py mermaid.min.js` (of the npm package mermaid) makes `stages.svg` of the
+diagram in ARCHITECTURE.md.
 """
 
+import hashlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,9 +30,36 @@ _COLUMNS, _ROW, _CHARACTER = 118, 17, 7.83
 
 
 def main() -> None:
-    """Writes both."""
-    terminal()
-    inspector()
+    """Writes the diagram if its library is given, else the others."""
+    if len(sys.argv) > 1:
+        stages(Path(sys.argv[1]))
+    else:
+        terminal()
+        inspector()
+
+
+def diagram() -> str:
+    """The text of the diagram."""
+    found = re.search(r"```mermaid\n(.*?)```", (FOLDER / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert found, "there is no diagram in ARCHITECTURE.md"
+    return found[1]
+
+
+def stages(mermaid: Path) -> None:
+    """Writes stages.svg; it begins with the hash of the diagram's text."""
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415
+
+    options = "{startOnLoad: false, htmlLabels: false, flowchart: {htmlLabels: false}}"
+    draw = f"text => {{ mermaid.initialize({options}); return mermaid.render('stages', text).then(it => it.svg); }}"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page()
+        page.add_script_tag(path=mermaid)
+        svg = page.evaluate(draw, diagram())
+        browser.close()
+    digest = hashlib.sha256(diagram().encode()).hexdigest()
+    svg = svg.replace('style="', 'style="background: white; ', 1)  # on dark pages, too
+    (FOLDER / "stages.svg").write_text(f"<!-- {digest} -->\n{svg}\n", encoding="utf-8")
 
 
 def terminal() -> None:

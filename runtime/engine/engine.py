@@ -87,7 +87,7 @@ class Engine:
             salt: as for `generate`.
 
         Raises:
-            As `Model.embed` and `generate`.
+            MlxrError: as `Model.embed` and `generate`.
         """
         all_prompts, pooling = _listed(prompts), pooling or self._model.default_pooling()
         vectors: list[Vector] = []
@@ -177,7 +177,7 @@ class Engine:
         """The whole answers to any number of prompts: n for each, in their order.
 
         Raises:
-            As `generate`; if a request fails, the others are cancelled.
+            MlxrError: as `generate`; if a request fails, the others are cancelled.
         """
         call = Call(self._calls, self._to_wake)
         self._submit(call, _listed(prompts), params, Terms(priority, deadline, adapter, salt), bounded=False)

@@ -2,7 +2,8 @@
 
 What a fenced block is follows from its language:
 
-* `sh` runs in bash, and must end with 0. `mlxr serve` goes on in the background until the page's end.
+* `sh` runs in bash. Each command must end with 0, and one with the comment `# refused` must not. `mlxr serve` goes on
+  in the background until the page's end.
 * `python` runs in one session for the page, as a reader types it.
 * `text` right after one of these is what it prints. `...` stands for anything. Other `text` is there to be read.
 * `yaml` is a spec, or a part of one; it must compile. `json` must parse.
@@ -31,12 +32,14 @@ import yaml
 import mlxr
 from mlxr.compiler.spec.catalog import find_spec
 from mlxr.compiler.spec.load import parse_spec
-from mlxr_tests.storyteller import BF16, Q4_K_M, ROOT, TOKENIZER, VALID
+from mlxr_tests.changed_tree import ChangedTree
+from mlxr_tests.storyteller import BF16, Q4_K_M, Q8_0, ROOT, TOKENIZER, VALID
 
 _BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<language>[\w-]*)(?P<rest>[^\n]*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+_REFUSED = re.compile(r"^(.*\S) +# refused\b.*$", re.MULTILINE)
 _TITLE = re.compile(r'title="([^"]+)"')
 _TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
 PORTS = ("8080", "8101", "8102")
@@ -91,7 +94,10 @@ def snippets(page: Path) -> list[Snippet]:
 
 
 class Session:
-    """A folder with what pages name (`model.gguf`, `folder`, the repository's own folders), and what runs in it."""
+    """A folder that is as a clone of the repository, whose package pages may change, and has what they name beside it.
+
+    That is `model.gguf` and `folder`, models with a chat template; `valid.txt`; and `key`, a file with a key.
+    """
 
     def __init__(self, folder: Path, page: Path) -> None:
         """Lays the folder out.
@@ -101,8 +107,9 @@ class Session:
             page: whose snippets will run.
         """
         self.folder, self._names = folder, dict[str, Any](__name__="__main__")
-        for name in ("models", "tests", "benchmarks", "templates", "docs", "examples", "compiler"):
-            (folder / name).symlink_to(ROOT / name)
+        ChangedTree(folder)
+        for path in (Q8_0, *map(ROOT.joinpath, ("tests", "benchmarks", "docs", "examples"))):
+            (folder / path.relative_to(ROOT)).symlink_to(path)
         if "./model.gguf" in page.read_text(encoding="utf-8"):
             _give_template(Q4_K_M, folder / "model.gguf")
         (folder / "valid.txt").write_text(VALID.read_text()[:4000])
@@ -113,13 +120,13 @@ class Session:
         (folder / "key").write_text("a-long-key-of-the-test\n")
         self._ports = {port: str(_free_port()) for port in PORTS}
         (folder / ".bin").mkdir()
-        for name, text in {"mlxr": _SERVE.replace("PORT", self._ports["8080"])}.items():
-            (folder / ".bin" / name).write_text(text)
-            (folder / ".bin" / name).chmod(0o755)
+        (folder / ".bin/mlxr").write_text(_SERVE.replace("PORT", self._ports["8080"]))
+        (folder / ".bin/mlxr").chmod(0o755)
         self._environment = os.environ | {
+            "COLUMNS": "110",
             "MLXR_DATA_DIR": str(folder / ".data"),
             "PATH": f"{folder / '.bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT / "src"),
+            "PYTHONPATH": str(folder / "src"),
             "REAL_MLXR": str(Path(sys.executable).with_name("mlxr")),
         }
 
@@ -141,17 +148,19 @@ class Session:
         return ""
 
     def _shell(self, text: str) -> str:
+        text = _REFUSED.sub(r"! \1", text)
         run = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", text],
             cwd=self.folder,
             env=self._environment,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             timeout=600,
             check=False,
         )
-        assert run.returncode == 0, f"{text}\n{run.stdout}\n{run.stderr}"
+        assert run.returncode == 0, f"{text}\n{run.stdout}"
         return run.stdout
 
     def _python(self, text: str, line: int) -> str:
