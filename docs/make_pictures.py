@@ -71,7 +71,7 @@ def terminal() -> None:
         )
         inspected = _printed(["inspect", str(artifact)])
         story = _printed(["run", "storyteller", "--prompt", PROMPT, "--max-tokens", "60", "--seed", "7"])
-    rows = [f'$ mlxr run storyteller --prompt "{PROMPT}" --max-tokens 60 --seed 7', *_wrapped(story), ""]
+    rows = [f'$ mlxr run storyteller "{PROMPT}" --max-tokens 60 --seed 7', *_wrapped(story), ""]
     rows += ["$ mlxr inspect build/storyteller", *_shortened(inspected)]
     (FOLDER / "terminal.svg").write_text(_svg(rows), encoding="utf-8")
 
