@@ -26,7 +26,8 @@ def full_version() -> str:
     from pathlib import Path  # noqa: PLC0415
 
     file = Path(__file__).resolve()
-    clone, archive = file.parents[1], file.parents[3]  # links lead from a clone's src/mlxr to compiler/ at its top
+    clone = file.parent.parent  # whose src/mlxr/compiler is a link to compiler/ at its top
+    archive = clone.parent.parent
     if (archive / "src/mlxr").is_dir() and (archive / "PKG-INFO").is_file():
         return metadata.PathDistribution(archive).version
     if (clone / "src/mlxr").is_dir():

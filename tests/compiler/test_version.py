@@ -96,6 +96,12 @@ def test_an_installed_package_in_another_projects_clone(clone: Path, monkeypatch
     assert version_of(packages / "mlxr/compiler/version.py") == "9.8.7"
 
 
+@pytest.mark.parametrize("file", ["/version.py", "/mlxr/compiler/version.py"])
+def test_near_the_root_of_the_disk(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version, "__file__", file)
+    assert Version(version.full_version())
+
+
 def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
