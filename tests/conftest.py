@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -157,21 +158,26 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs tests of kernels on sim and on an NVIDIA GPU; tests that plant faults run only on sim."""
+    """Runs tests of kernels on sim and on a GPU; tests that plant faults run only on sim."""
     if "kernel_host" in metafunc.fixturenames:
         only_sim = metafunc.definition.get_closest_marker("sim_only")
-        hosts = ["sim"] if only_sim else ["sim", "cuda"]
+        gpu = "metal" if sys.platform == "darwin" else "cuda"
+        hosts = ["sim"] if only_sim else ["sim", gpu]
         metafunc.parametrize("kernel_host", hosts, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
 def kernel_host(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Runs a test's kernels on the host of that name; skips `cuda` if there is no card."""
+    """Runs a test's kernels on the host of that name; skips a GPU's if there is none."""
+    import mlx.core as mx
+
     from mlxr.runtime.hosts.cuda.device import has_cuda
     from mlxr_tests.kernel_host import kernel_host
 
     if request.param == "cuda" and not has_cuda():
         pytest.skip("no NVIDIA GPU")
+    if request.param == "metal" and not mx.metal.is_available():
+        pytest.skip("no Apple GPU")
     with kernel_host(request.param):
         yield request.param
 
@@ -180,7 +186,7 @@ def kernel_host(request: pytest.FixtureRequest) -> Iterator[str]:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Repeats tests of kernels on a GPU: a fault that depends on the order of threads shows only in some runs."""
     count, call = pyfuncitem.config.getoption("--repeat"), getattr(pyfuncitem, "callspec", None)
-    if count == 1 or call is None or call.params.get("kernel_host") != "cuda":
+    if count == 1 or call is None or call.params.get("kernel_host", "sim") == "sim":
         return None
     from mlxr_tests.repetition import repetition
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -18,9 +19,10 @@ from mlxr_tests.instruction_sets import held_to
 from mlxr_tests.storyteller import BF16, GOLDEN, Q4_K_M, Q8_0, TOKENIZER, storyteller_spec
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not has_cuda(), reason="no NVIDIA GPU"))
+METAL = pytest.param("metal", marks=pytest.mark.skipif(not mx.metal.is_available(), reason="no Apple GPU"))
 # That each gives the right logits, test_instruction_sets.py says.
 CPUS = [pytest.param(f"cpu-{isa}", marks=[*marks, pytest.mark.long]) for isa, marks in held_to()]
-HOSTS = ("sim", CUDA, "cpu", *CPUS, "reference")
+HOSTS = ("sim", CUDA, METAL, "cpu", *CPUS, "reference")
 Storyteller = Callable[[str, str], mlxr.Model]
 
 

@@ -86,7 +86,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("old", "new", "kind"), MISTAKES)
 def test_mistake_is_noticed(kernel_host, old, new, kind):
     """In a model with contexts of several turns of one simdgroup, large scores, and a block that ends in a turn."""
-    if kernel_host == "cuda":
+    if kernel_host != "sim":
         pytest.skip("a card may not show a race or a read out of bounds")
     case = Case(8, 2, 64, "bf16", "bf16", "layer", "paged", 4, None, "half")
     sizes = {"attend_mma": 1, "attend_simdgroups": 2} if kind == 1 else {"partition": 24, "partition_mma": 1}
@@ -119,7 +119,7 @@ def test_weights_too_small_for_f16_count(kernel_host):
     artifact = compiled(case.spec, Geometry.of(attend_mma=1, attend_simdgroups=1))
     for seed in range(8):
         attend_beside_a_large_score(artifact, seed)
-    if kernel_host == "cuda":
+    if kernel_host != "sim":
         return  # where numbers differ in each repetition, not all eight notice the mistake
     entry = artifact.kernel_entry("attend_mma")
     text = artifact.kernel_text(entry.name)

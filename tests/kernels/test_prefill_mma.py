@@ -96,7 +96,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("old", "new"), MISTAKES)
 def test_mistake_is_noticed(kernel_host, old, new):
     """Chunks of several tiles of tokens, after contexts of several tiles of keys."""
-    if kernel_host == "cuda":
+    if kernel_host != "sim":
         pytest.skip("a card may not show a race or a read out of bounds")
     case = Case(8, 2, 64, "bf16", "bf16", "layer", "paged", 4, None, "half")
     artifact = compiled(case.spec, Geometry.of(prefill_mma=1, prefill_rows=64))

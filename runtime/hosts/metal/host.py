@@ -13,7 +13,11 @@ from mlxr.runtime.memory.free_memory import FreeMemory, metal_memory
 
 def metal_kernel(artifact: Artifact, kernel: KernelEntry) -> MlxKernel:
     """A kernel as MLX launches it. The arena must never be copied, so MLX makes no contiguous copies of inputs."""
-    header, body = artifact.kernel_sections(kernel.name, MlxHost.target)
+    return launcher(kernel, *artifact.kernel_sections(kernel.name, MlxHost.target))
+
+
+def launcher(kernel: KernelEntry, header: str, body: str) -> MlxKernel:
+    """A kernel of this text as MLX launches it."""
     kernel_object: Any = mx.fast.metal_kernel(  # MLX's stub does not say that it can be called
         name=kernel.name,
         input_names=[port.name for port in kernel.inputs],

@@ -25,11 +25,14 @@ from mlxr.runtime.hosts.host import ArrayHost
 from mlxr.runtime.hosts.metal.host import MetalHost
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr.runtime.hosts.sim.signature import parse_signature
+from mlxr_tests import matrix_bench
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.few import few, few_of
 from mlxr_tests.format_planes import random_buffers
+from mlxr_tests.gpu_kernel import MetalKernel
 from mlxr_tests.host_pair import HostPair
-from mlxr_tests.kernel_host import sim_kernel
+from mlxr_tests.kernel_host import kernel_host, sim_kernel
+from mlxr_tests.matrix_bench import MatrixBench
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.storyteller import Q8_0, TINY, tiny_spec
 from mlxr_tests.tolerances import Mismatch, check_logits
@@ -69,6 +72,7 @@ class SimMetalKernel:
         threadgroup: tuple[int, int, int],
         output_shapes: Sequence[tuple[int, ...]],
         output_dtypes: Sequence[Any],
+        init_value: float | None = None,
     ) -> list[mx.array]:
         assert all(x.size >= 8 for x in inputs), "MLX would bind a smaller input in the constant address space"
         outputs = [mx.full(shape, 7, dtype=dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
@@ -381,6 +385,29 @@ def metal_pair(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> HostPair:
     pair = HostPair(artifact)
     pair.host = MetalHost(artifact, random_buffers(pair.plan)[0], pair.arena)
     return pair
+
+
+def test_tests_of_kernels_run_on_an_apple_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a Mac launches for `kernel_host`: single kernels, with small inputs too, and whole steps."""
+
+    def load(text: str, name: str, threads: int) -> MetalKernel:
+        SimMetalKernel.texts = {name: text}
+        return MetalKernel(text, name, threads)
+
+    monkeypatch.setattr(mx.fast, "metal_kernel", SimMetalKernel)
+    monkeypatch.setattr(mx, "gpu", mx.cpu)
+    monkeypatch.setattr(matrix_bench, "load_kernel", load)
+    SimMetalKernel.calls.clear()
+    bench, ids = MatrixBench([("q8_0", 9)], 64, seed=1), [8, 0, 3, 3]
+    assert (bench.rows(ids) == bench.numbers[ids]).all()
+    assert len(SimMetalKernel.calls) == 1
+    artifact = compiled(small_spec())
+    SimMetalKernel.texts = {k.name: artifact.kernel_text(k.name) for k in artifact.plan.first.kernels}
+    with kernel_host("metal"):
+        pair = HostPair(artifact)
+        assert isinstance(pair.host, MetalHost)
+        pair.step([(pair.add(), [3, 1, 4])])
+    assert len(SimMetalKernel.calls) > 5
 
 
 def mlx_launches(pair: HostPair) -> dict[str, int]:

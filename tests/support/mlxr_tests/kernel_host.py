@@ -1,4 +1,4 @@
-"""The host of kernel tests: sim, or an NVIDIA GPU. The fixture `kernel_host` chooses.
+"""The host of kernel tests: sim, or a GPU. The fixture `kernel_host` chooses.
 
 On the GPU every launch's outputs start as NaN, like sim's memory. On sim a kernel is compiled at its first launch,
 because many tests launch only a few of an artifact's kernels.
@@ -16,15 +16,16 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.cuda.host import CudaHost, launcher
 from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.hosts.metal.host import MetalHost
 from mlxr.runtime.hosts.mlx.launcher import MlxKernel
 from mlxr.runtime.hosts.sim import host as sim_host
 from mlxr.runtime.hosts.sim.host import SimHost
 from mlxr.runtime.hosts.sim.kernel import SimKernel
-from mlxr_tests.cuda_kernel import POISON, CudaKernel
+from mlxr_tests.gpu_kernel import POISON, CudaKernel, GpuKernel, MetalKernel
 
 _P, _R = ParamSpec("_P"), TypeVar("_R")
 
-KERNEL_HOSTS = ("sim", "cuda")
+KERNEL_HOSTS = ("sim", "cuda", "metal")
 _chosen = ["sim"]
 
 
@@ -49,7 +50,7 @@ def on_cpu(method: Callable[_P, _R]) -> Callable[_P, _R]:
     return run
 
 
-def load_kernel(text: str, name: str, threads: int) -> SimKernel | CudaKernel:
+def load_kernel(text: str, name: str, threads: int) -> SimKernel | GpuKernel:
     """A kernel from its complete Metal file, cached."""
     return _load(_chosen[-1], text, name, threads)
 
@@ -58,6 +59,8 @@ def make_kernel_host(artifact: Artifact, weights: Mapping[str, mx.array], arena:
     """A host for all kernels of an artifact."""
     if _chosen[-1] == "cuda":
         return PoisonedCudaHost(artifact, weights, arena)
+    if _chosen[-1] == "metal":
+        return PoisonedMetalHost(artifact, weights, arena)
     with mock.patch.object(sim_host, "prepare", lambda texts, _: _WhenLaunched(texts)):
         return SimHost(artifact, weights, arena)
 
@@ -91,9 +94,23 @@ class PoisonedCudaHost(CudaHost):
         return functools.partial(launcher(name, image), init_value=POISON)
 
 
+class PoisonedMetalHost(MetalHost):
+    """Host metal with NaN as the initial value of every output."""
+
+    @classmethod
+    def make_kernels(
+        cls, artifact: Artifact, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, MlxKernel]:
+        """See `MetalHost`."""
+        launchers = super().make_kernels(artifact, progress)
+        return {name: functools.partial(launcher, init_value=POISON) for name, launcher in launchers.items()}
+
+
 @functools.lru_cache(maxsize=1024)
-def _load(host: str, text: str, name: str, threads: int) -> SimKernel | CudaKernel:
-    return CudaKernel(text, name, threads) if host == "cuda" else SimKernel.load(text, name=name)
+def _load(host: str, text: str, name: str, threads: int) -> SimKernel | GpuKernel:
+    if host == "sim":
+        return SimKernel.load(text, name=name)
+    return {"cuda": CudaKernel, "metal": MetalKernel}[host](text, name, threads)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -139,7 +139,7 @@ def _launch(
 
 def plant(monkeypatch: pytest.MonkeyPatch, host: str, old: str, new: str) -> None:
     """Plants a mistake in the text of the benches' kernels, on sim."""
-    if host == "cuda":
+    if host != "sim":
         pytest.skip("a card may not show a race or a read out of bounds")
 
     correct = render

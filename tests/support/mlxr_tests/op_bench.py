@@ -251,7 +251,7 @@ def mma_bench(artifact: Artifact, host: str, exactness: float = 1.0) -> OpBench:
 
     Args:
         artifact: the artifact.
-        host: `sim` or `cuda`.
+        host: as `kernel_host` names it.
         exactness: the allowed error on sim, in units of the error of an fp32 sum.
     """
-    return OpBench(artifact, sum_error=(4.0 if host == "cuda" else exactness) * SUM_ERROR)
+    return OpBench(artifact, sum_error=(exactness if host == "sim" else 4.0) * SUM_ERROR)
