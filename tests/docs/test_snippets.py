@@ -1,5 +1,6 @@
 """Every snippet of the documentation runs, in the order of its page (`mlxr_tests.snippets` says how)."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,27 @@ from mlxr_tests.storyteller import ROOT
 SHORT = {"README.md"}
 """Pages whose snippets take less than a second or two."""
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OTHERS = (
+    "models/README.md",
+    "models/storyteller/README.md",
+    "templates/README.md",
+    "tests/README.md",
+    "examples/README.md",
+)
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / name for name in OTHERS)])
 RUN = {"sh", "python", "yaml", "json"}
 READ = {"text", "mermaid", "lark", "c", "metal", "jinja"}
 """Languages of blocks that are there to be read."""
 
 
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=[] if page.name in SHORT else [pytest.mark.long], id=page.name)
+        pytest.param(page, marks=[] if name(page) in SHORT else [pytest.mark.long], id=name(page))
         for page in PAGES
         if any(snippet.language in RUN for snippet in snippets(page))
     ],
@@ -32,11 +44,11 @@ def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             where = f"{page.name}:{snippet.line}"
             if snippet.is_output:
                 assert is_printed(snippet.text, printed), f"{where}: {printed}"
-            elif not snippet.why_not:
+            elif not (snippet.why_not or (snippet.needs and find_spec(snippet.needs) is None)):
                 printed = running.run(snippet)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_each_snippet_has_a_language(page: Path) -> None:
     for snippet in snippets(page):
         assert snippet.language in RUN | READ, f"{page.name}:{snippet.line}"

@@ -9,7 +9,8 @@ What a fenced block is follows from its language:
 * `yaml` is a spec, or a part of one; it must compile. `json` must parse.
 * With `title="NAME"` a block is a file of that name, which later blocks use.
 
-Blocks of other languages are not run. Nor is one after a line `<!-- not run: WHY -->`.
+Blocks of other languages are not run. Nor is one after a line `<!-- not run: WHY -->`, nor one after
+`<!-- needs: MODULE -->` where there is no such module; `make test-clients` has those of other clients.
 """
 
 import contextlib
@@ -36,7 +37,8 @@ from mlxr_tests.changed_tree import ChangedTree
 from mlxr_tests.storyteller import BF16, Q4_K_M, Q8_0, ROOT, TOKENIZER, VALID
 
 _BLOCK = re.compile(
-    r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<language>[\w-]*)(?P<rest>[^\n]*)\n(?P<text>.*?)^```$",
+    r"^(?:<!-- (?:not run: (?P<why>[^\n]+)|needs: (?P<needs>\w+)) -->\n)?"
+    r"```(?P<language>[\w-]*)(?P<rest>[^\n]*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 _REFUSED = re.compile(r"^(.*\S) +# refused\b.*$", re.MULTILINE)
@@ -70,6 +72,7 @@ class Snippet:
         title: the file that it is; empty: none.
         text: what is in it.
         why_not: why it is not run; empty: it is.
+        needs: the module without which it is not run; empty: none.
         is_output: whether it is what the block before prints.
     """
 
@@ -78,6 +81,7 @@ class Snippet:
     title: str
     text: str
     why_not: str
+    needs: str
     is_output: bool
 
 
@@ -88,7 +92,8 @@ def snippets(page: Path) -> list[Snippet]:
         line = text.count("\n", 0, match.start("text")) + 1
         title = title[1] if (title := _TITLE.search(match["rest"])) else ""
         is_output = match["language"] == "text" and bool(found) and not text[end : match.start()].strip()
-        found.append(Snippet(line, match["language"], title, match["text"], match["why"] or "", is_output))
+        why_not, needs = match["why"] or "", match["needs"] or ""
+        found.append(Snippet(line, match["language"], title, match["text"], why_not, needs, is_output))
         end = match.end()
     return found
 
@@ -108,7 +113,7 @@ class Session:
         """
         self.folder, self._names = folder, dict[str, Any](__name__="__main__")
         ChangedTree(folder)
-        for path in (Q8_0, *map(ROOT.joinpath, ("tests", "benchmarks", "docs", "examples"))):
+        for path in (Q8_0, *map(ROOT.joinpath, ("tests", "benchmarks", "docs", "examples", "packaging"))):
             (folder / path.relative_to(ROOT)).symlink_to(path)
         if "./model.gguf" in page.read_text(encoding="utf-8"):
             _give_template(Q4_K_M, folder / "model.gguf")
