@@ -2,16 +2,19 @@
 
 import functools
 import json
+import math
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import tokenizers
 
 from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer.library_span import library_span
 from mlxr.runtime.tokenizer.stream_decoder import ByteStreamDecoder
+from mlxr.runtime.tokenizer.text_growth import check_decoder, growth
 from mlxr.runtime.tokenizer.token_bytes import decoding_rule
 from mlxr.runtime.tokenizer.token_span import TokenSpan
 from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
@@ -54,9 +57,13 @@ class LibraryTokenizer(Tokenizer):
             library.no_truncation()
             library.no_padding()
             self._added = library.get_added_tokens_decoder()
-            model_size = max(library.get_vocab(with_added_tokens=False).values(), default=-1) + 1
-            decoder = library.decoder
-            self.rule = decoding_rule(json.loads(decoder.__getstate__()) if decoder else None, source)
+            vocabulary = library.get_vocab(with_added_tokens=False)
+            model_size = max(vocabulary.values(), default=-1) + 1
+            decoder = _state(library.decoder)
+            self.rule = decoding_rule(decoder, source)
+            check_decoder(decoder, 4 * max(map(len, vocabulary), default=0), source)
+            parts = (_state(library.normalizer), _state(library.pre_tokenizer))
+            self._growth = math.prod(growth(part, source) for part in parts)
             before, after = _around(library)
         self._library = library
         self._lock = threading.Lock()
@@ -147,6 +154,14 @@ class LibraryTokenizer(Tokenizer):
     def is_control(self, token_id: int) -> bool:
         """Whether a token in the vocabulary stands for no text."""
         return token_id in self._added and bool(self._added[token_id].special)
+
+
+def _state(part: Any) -> Mapping[str, Any] | None:
+    """A part of the library's tokenizer as tokenizer.json writes it."""
+    if part is None:
+        return None
+    state: Mapping[str, Any] = json.loads(part.__getstate__())
+    return state
 
 
 def _around(library: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:

@@ -7,6 +7,7 @@ from mlxr.compiler.errors import NoTokenizerError, TokenizerError
 from mlxr.runtime.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary
 from mlxr.runtime.tokenizer.hub_files import read_named_tokens
+from mlxr.runtime.tokenizer.text_growth import check_file
 from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
 from mlxr.runtime.weights import gguf_metadata
 from mlxr.runtime.weights.gguf_parts import only_model
@@ -118,7 +119,9 @@ def _load_json(path: Path) -> Tokenizer:
 
     _check_size(path, JSON_NAME)
     with library_errors(str(path)):
-        library = tokenizers.Tokenizer.from_file(str(path))
+        data = path.read_bytes()
+        check_file(data, str(path))
+        library = tokenizers.Tokenizer.from_buffer(data)
         named = read_named_tokens(path.parent)
         special = SpecialTokens(
             library.token_to_id(named.bos) if named.bos is not None else None,

@@ -8,7 +8,7 @@ from sentencepiece import SentencePieceProcessor
 
 from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer.model_proto import NO_PIECE, WITHOUT_PREFIX
-from mlxr.runtime.tokenizer.sentencepiece_span import sentencepiece_span
+from mlxr.runtime.tokenizer.sentencepiece_span import rewriting, sentencepiece_growth, sentencepiece_span
 from mlxr.runtime.tokenizer.sentencepiece_stream import SentencepieceStreamDecoder
 from mlxr.runtime.tokenizer.token_names import TokenNames
 from mlxr.runtime.tokenizer.token_span import TokenSpan
@@ -118,9 +118,17 @@ class SentencepieceTokenizer(Tokenizer):
         return self._names.control
 
     @functools.cached_property
+    def _growth(self) -> float:
+        return sentencepiece_growth(self._rewriting[0], self.source)
+
+    @functools.cached_property
+    def _rewriting(self) -> tuple[bytes, bool]:
+        return rewriting(self._model.serialized_model_proto())
+
+    @functools.cached_property
     def _span(self) -> TokenSpan | None:
         num_bytes = sum(self._model.is_byte(token_id) for token_id in range(self.vocab_size))
-        span = sentencepiece_span(self._model.serialized_model_proto(), self._pieces, num_bytes)
+        span = sentencepiece_span(*self._rewriting, self._pieces, num_bytes)
         return span and TokenSpan(span.characters, span.drops_white_space or self._names.strips)
 
     def stream_decoder(self) -> SentencepieceStreamDecoder:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer.stream_decoder import StreamDecoder
+from mlxr.runtime.tokenizer.text_growth import check_growth
 from mlxr.runtime.tokenizer.token_span import TokenSpan
 
 
@@ -92,9 +93,10 @@ class Tokenizer(ABC):
                 template; else they are ordinary text.
 
         Raises:
-            TokenizerError: `text` has half of a surrogate pair, which is not valid Unicode.
+            TokenizerError: `text` has half of a surrogate pair, which is not valid Unicode; or it is so long that the
+                tokenizer's own steps could ask for all memory.
         """
-        _check_unicode(text)
+        self._check(text)
         ids = self._encode(text, parse_special)
         return [*self._before, *ids, *self._after] if add_special else ids
 
@@ -122,14 +124,22 @@ class Tokenizer(ABC):
             parts: of the text; those at odd places are names of control tokens.
 
         Raises:
-            TokenizerError: the text has half of a surrogate pair.
+            TokenizerError: as `encode`.
         """
-        _check_unicode("".join(parts))
+        self._check("".join(parts))
         return self._encode_parts(parts)
 
     def least_tokens(self, text: str) -> int:
         """The least number of tokens that `text` can have, without encoding it; 0 if that is not known."""
         return self._span.least_tokens(text) if self._span else 0
+
+    def _check(self, text: str) -> None:
+        check_growth(_utf8_bytes(text), self._growth)
+
+    @functools.cached_property
+    def _growth(self) -> float:
+        """Most bytes that encoding makes of a byte of text before it looks for tokens."""
+        return 1.0
 
     @property
     @abstractmethod
@@ -210,9 +220,9 @@ class Tokenizer(ABC):
         return value
 
 
-def _check_unicode(text: str) -> None:
+def _utf8_bytes(text: str) -> int:
     try:
-        text.encode("utf-8")
+        return len(text.encode("utf-8"))
     except UnicodeEncodeError as error:
         raise TokenizerError(
             f"character {error.start} of the text is the lone surrogate {text[error.start]!a}, "
