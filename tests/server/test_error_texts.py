@@ -31,6 +31,7 @@ def test_paths_are_in_the_log_alone(tmp_path: Path, caplog: pytest.LogCaptureFix
             ("/v1/messages", {"model": "damaged", "max_tokens": 1} | chat, "damaged cannot be loaded: damaged.gguf: "),
             ("/api/chat", {"model": "plain"} | chat, "the model comes without a chat template"),
             ("/v1/chat/completions", {"model": "strict"} | chat, "chat template of strict, line 1: it refuses this"),
+            ("/v1/chat/completions", {"model": "plain", "tools": [1]} | chat, "tools[0]: input should be an object"),
             ("/detokenize", {"model": "plain", "tokens": [1 << 40]}, "is outside the vocabulary of 640"),
         ):
             text = server.http.post(path, json=body).text
@@ -42,7 +43,16 @@ def test_paths_are_in_the_log_alone(tmp_path: Path, caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (HostError("[Errno 2] no file: '/root/.cache/mlxr/ab/host.so'"), "[Errno 2] no file: 'host.so'"),
+        (HostError("[Errno 2] no file: '/root/.cache/mlxr/ab/host.so'"), "no file: 'host.so'"),
+        (RequestError("too long (--context N; in Python changes=mlxr.Changes(context=N))"), "too long (--context N)"),
+        (
+            HostError("a cache of 5 KiB (mlxr.Changes(cache_memory=5), cache.num_blocks 3)"),
+            "a cache of 5 KiB (cache.num_blocks 3)",
+        ),
+        (
+            HostError("context 8 (--context 8, mlxr.Changes(context=8)) or 5 MiB (mlxr.Changes(cache_memory=9))"),
+            "context 8 (--context 8) or 5 MiB",
+        ),
         (HostError("~/.cache/mlxr/x.c: see https://a.example/b/c or org/repo, 1/2"), None),
         (RequestError("text needs a tokenizer: /models/a/b.gguf: none"), "text needs a tokenizer: b.gguf: none"),
         (RequestError("the pattern '/api/v1/.*' is not known"), "the pattern '/api/v1/.*' is not known"),

@@ -21,6 +21,10 @@ from mlxr.compiler.errors import (
 
 _PATH = r"""~?/(?:[^\s/'"`:,;|<>()\[\]{}]+/)+"""
 _FOLDERS = re.compile(rf"(?<![\w.:/-]){_PATH}")
+_IN_PYTHON = re.compile(
+    r"\[Errno \d+\] | \(mlxr\.Changes\([^()]*\)\)"
+    r"|(?:; in Python changes=|, |(?<=\())mlxr\.Changes\([^()]*\)(?:, (?=[^)]))?"
+)
 _BARE_FOLDERS = re.compile(rf"(?<!\S){_PATH}")
 
 
@@ -54,11 +58,12 @@ def bad_field(name: str, message: str) -> ApiError:
 
 
 def without_folders(error: object) -> str:
-    """The text of an error for clients: of a file's path, only its name. The log has the whole one.
+    """The text of an error for clients: of a path only its file's name, and nothing of Python. The log has it whole.
 
     What a request sent is quoted in its errors, and stays as it is.
     """
-    return (_BARE_FOLDERS if isinstance(error, RequestError) else _FOLDERS).sub("", str(error))
+    told = _IN_PYTHON.sub("", str(error))
+    return (_BARE_FOLDERS if isinstance(error, RequestError) else _FOLDERS).sub("", told)
 
 
 def api_error(error: BaseException) -> ApiError:

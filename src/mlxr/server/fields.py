@@ -128,6 +128,9 @@ def classes(model: type[ApiModel]) -> dict[str, str]:
     return table | dict.fromkeys(model.refused, "refused")
 
 
+_OF_PYTHON = re.compile(r"a valid dictionary( or object to extract fields from| or instance of \w+)?")
+
+
 def bad_request(error: ValidationError, refused: dict[str, str]) -> ApiError:
     """The error of a body that is not what its API asks for: the first field at fault."""
     errors = error.errors(include_url=False, include_context=False)
@@ -142,7 +145,7 @@ def bad_request(error: ValidationError, refused: dict[str, str]) -> ApiError:
         return ApiError(400, f"{name} is not a field that is supported: leave it out", param=name, code="unknown_field")
     if first["type"] == "missing":
         return ApiError(400, f"{name} is missing: it is required", param=name, code="missing_field")
-    message = first["msg"].removeprefix("Value error, ")
+    message = _OF_PYTHON.sub("an object", first["msg"].removeprefix("Value error, "))
     return ApiError(400, f"{name}: {message[:1].lower()}{message[1:]}", param=name, code="invalid_value")
 
 

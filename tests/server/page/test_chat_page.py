@@ -476,13 +476,13 @@ def test_by_keyboard(tab: Tab) -> None:
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
     names = []
-    for _ in range(16):
+    for _ in range(17):
         page.keyboard.press("Tab")
         names.append(
             page.evaluate("(e => e.getAttribute('aria-label') || e.id || e.textContent)(document.activeElement)")
         )
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", names
-    assert names[:4] == ["Chat", "Inspector", "model", "Theme: system"] and "Message" in names
+    assert names[:5] == ["Chat", "Inspector", "model", "model-about", "Theme: system"] and "Message" in names
     page.get_by_label("temperature").fill("0.5")
     page.keyboard.press("Tab")
     page.keyboard.type("9")

@@ -1,6 +1,8 @@
 """The page shows and changes the model's own sampling, and has models fetched."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.pool.registry_catalog import RegistryCatalog
 from mlxr.server.settings import ServerSettings
 from mlxr_tests.browser_tab import Tab, new_tab
-from mlxr_tests.running_server import running_server, tiny_source
+from mlxr_tests.running_server import RunningServer, running_server, tiny_source
 from mlxr_tests.stand_in_hub import StandInHub, the_hub
 from mlxr_tests.storyteller import TINY
 
@@ -102,3 +104,81 @@ def test_what_a_model_is_for_is_known_before_it_is_loaded(browser: Any) -> None:
         page.locator("#model").select_option("tiny (embeddings)")
         page.get_by_role("link", name="Chat").click()
         assert page.locator("#model").input_value() == "tiny"
+
+
+@pytest.mark.long
+def test_the_models_dialog_loads_unloads_and_tells_how_to_ask(browser: Any, server: RunningServer) -> None:
+    with new_tab(browser, server) as tab:
+        page = tab.open()
+        page.locator("#model").select_option("tiny")
+        page.get_by_role("button", name="Model and clients").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_text(f"{TINY.stat().st_size / (1 << 20):.3g} MiB").wait_for()  # of its file
+        assert {"Q8_0, gguf", "chat: it has a chat template"} <= set(dialog.locator("dd").all_inner_texts())
+        if dialog.get_by_role("button", name="Load", exact=True).count():
+            dialog.get_by_role("button", name="Load", exact=True).click()
+        dialog.get_by_role("button", name="Unload").click(timeout=60_000)
+        dialog.get_by_role("button", name="Load", exact=True).wait_for()
+        assert server.http.get("/inspector/models").json()[0]["state"] == "cold"
+        dialog.get_by_role("button", name="Load", exact=True).click()
+        dialog.get_by_text("512 tokens", exact=True).wait_for(timeout=60_000)
+        dialog.get_by_label("Client").select_option("Python (openai)")
+        source = dialog.locator("pre").inner_text()
+    done = subprocess.run([sys.executable, "-c", source], check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
+@pytest.mark.long
+def test_files_go_with_a_message(tab: Tab) -> None:
+    page, bodies = tab.open(), list[dict[str, Any]]()
+    page.on("request", lambda told: bodies.append(told.post_data_json) if told.url.endswith("completions") else None)
+    page.locator("#model").select_option("tiny")
+    page.get_by_label("max tokens").fill("2")
+    files = page.get_by_label("Files to attach")
+    picture = {"name": "p.png", "mimeType": "image/png", "buffer": b"\x89PNG\r\n\x1a\n\x00\x00"}
+    notes = {"name": "n.txt", "mimeType": "", "buffer": "Größe <b>".encode("utf-16")}
+    files.set_input_files([picture, notes, {"name": "d.pdf", "mimeType": "", "buffer": small_pdf("From a PDF")}])
+    page.get_by_text("p.png is neither text nor a PDF").wait_for()
+    page.locator(".attachments li").nth(1).wait_for()
+    page.get_by_label("Message", exact=True).fill("What is this?")
+    page.keyboard.press("Enter")
+    page.locator(".message.assistant:not(.growing) .foot").first.wait_for()
+    (message,) = bodies[0]["messages"]
+    ends = "File n.txt:\n\nGröße <b>\n\n(end of n.txt)", "File d.pdf:\n\nFrom a PDF\n\n(end of d.pdf)"
+    assert message["content"] == "\n\n".join([*ends, "What is this?"])
+    assert page.locator(".attachments li").count() == 0
+    page.locator(".message.user summary", has_text="d.pdf").click()
+    assert page.locator(".message.user .plain", has_text="From a PDF").is_visible()
+    page.get_by_role("button", name="New conversation").click()
+    page.get_by_label("Message", exact=True).fill("Another")
+    page.keyboard.press("Enter")
+    page.locator(".message.assistant:not(.growing) .foot").first.wait_for()
+    items = page.locator(".conversations li")
+    assert items.count() == 2
+    page.get_by_label("Search in conversations").fill("größe")
+    assert items.count() == 1 and "What is this?" in items.inner_text()
+
+
+def small_pdf(text: str) -> bytes:
+    """A PDF of one page, by hand."""
+    stream = f"BT /F1 24 Tf 72 700 Td ({text}) Tj ET".encode()
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R"
+        b" /Resources << /Font << /F1 5 0 R >> >> >>",
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    out, offsets = b"%PDF-1.4\n", list[int]()
+    for number, content in enumerate(objects, 1):
+        offsets.append(len(out))
+        out += b"%d 0 obj\n%s\nendobj\n" % (number, content)
+    table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
+    size = len(objects) + 1
+    return out + b"xref\n0 %d\n0000000000 65535 f \n%strailer\n<< /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (
+        size,
+        table,
+        size,
+        len(out),
+    )

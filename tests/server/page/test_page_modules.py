@@ -1,11 +1,14 @@
 """The page's logic that touches no page, called in a browser."""
 
 import json
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlxr.cli.agents import AGENTS, Served
 from mlxr.server.page.page_files import page_files
 from mlxr_tests.browser_tab import Tab, new_tab
 from mlxr_tests.running_server import RunningServer
@@ -155,3 +158,38 @@ def test_formulas_are_found_and_prices_are_not(tab: Tab) -> None:
     assert shown == [text for text, _ in found] and drawn == len(found) - 1, "KaTeX shows all but the broken one"
     assert link is None and "$5 and $10, $HOME/$PATH, $3, $c$, $ 1 $." in plain
     assert r"\(code\)" in plain
+
+
+def test_searches_find_all_words_anywhere(tab: Tab) -> None:
+    conversation = {
+        "title": "Weather",
+        "messages": {
+            "1": {"content": "Rain in Bern?"},
+            "2": {"content": "", "attachments": [{"name": "Log.txt", "text": "Snow"}]},
+        },
+    }
+    body = "return values[1].map((text) => m.matches(values[0], text));"
+    searches = ["", "bern weather", "SNOW log", "bern sun"]
+    assert call(tab, "conversation_list", body, conversation, searches) == [True, True, True, False]
+
+
+@pytest.mark.parametrize("key", [False, True])
+def test_snippets_of_clients(tab: Tab, key: bool) -> None:
+    served = {"url": "http://127.0.0.1:1", "model": "it's a/b", "context": 6000, "needsKey": key}
+    texts = {one["name"]: one["text"] for one in call(tab, "snippets", "return m.snippets(values[0]);", served)}
+    for name in ("Claude Code", "Codex", "aider", "curl"):
+        words = shlex.split(texts[name], comments=False)  # a shell reads it
+        assert any("it's a/b" in word for word in words), name
+    assert ("$MLXR_API_KEY" in texts["curl"]) == key
+    claude = dict(word.split("=", 1) for word in shlex.split(texts["Claude Code"]) if "=" in word)
+    told = AGENTS["claude"].start(Served(served["url"], "none", served["model"], 6000), Path()).variables
+    assert {name: told[name] for name in claude if name != "ANTHROPIC_AUTH_TOKEN"} == {
+        name: value for name, value in claude.items() if name != "ANTHROPIC_AUTH_TOKEN"
+    }, "as mlxr launch tells it"
+    known = json.loads(next(word for word in shlex.split(texts["aider"]) if word.startswith("{")))
+    start = AGENTS["aider"].start(Served(served["url"], "none", served["model"], 6000), Path())
+    assert known == json.loads(start.files["models.json"])
+    codex = [word for word in shlex.split(texts["Codex"]) if word.startswith("model")]
+    launched = AGENTS["codex"].start(Served(served["url"], "none", served["model"], 6000), Path()).arguments
+    assert [json.loads(word.split("=", 1)[1]) for word in codex][:4] == ["it's a/b", "mlxr", 6000, "MLXR"]
+    assert {word.replace("=", "=", 1) for word in codex} <= {*launched}

@@ -55,8 +55,9 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         if role == "tool":
             call_id = clean.get("tool_call_id")
             if not isinstance(call_id, str) or call_id not in open_calls:
+                said = "missing" if call_id is None else repr(call_id)
                 raise RequestError(
-                    f"{where}.tool_call_id is {call_id!r:.60}, and no call without an answer before it has that id: "
+                    f"{where}.tool_call_id is {said:.60}, and no call without an answer before it has that id: "
                     "give the id of a call in an assistant message's tool_calls"
                 )
             clean["name"] = open_calls.pop(call_id)  # some templates ask for it
@@ -86,9 +87,8 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
             raise RequestError(f"{where}.function.name is {name!r}, which another tool has: rename one")
         names.add(name)
         if parameters is not None and not _is_object_schema(parameters):
-            raise RequestError(
-                f"{where}.function.parameters is {parameters!r:.60}; expected a JSON schema of an object"
-            )
+            said = json.dumps(parameters, default=str)
+            raise RequestError(f"{where}.function.parameters is {said:.60}; expected a JSON schema of an object")
         if not isinstance(function.get("description"), str | None):
             raise RequestError(f"{where}.function.description is {function['description']!r:.60}; expected text")
         if not isinstance(function.get("strict"), bool | None):

@@ -1,9 +1,9 @@
 // The chat: the list of conversations, the messages of one, its settings, and where the user writes.
 
 import { fill, modeOf } from "./answering.js";
-import { ContextMeter } from "./context_meter.js";
+import { Composer } from "./composer.js";
 import { add, newConversation, path, pathTo, sent, tip, turn, withoutOldest } from "./conversation.js";
-import { conversationList } from "./conversation_list.js";
+import { ConversationList } from "./conversation_list.js";
 import { button, element } from "./element.js";
 import { MessageView } from "./message_view.js";
 import { choose, chosen, onChange } from "./models.js";
@@ -24,24 +24,19 @@ export class ChatView {
     this.running = new Map(); // of conversations' ids: {controller, message}
     this.views = new Map(); // of the shown messages
     this.list = element("nav", { class: "side", id: "list", "aria-label": "Conversations" });
+    this.conversationList = new ConversationList(this);
+    this.list.append(this.#head("Conversations"), this.conversationList.node);
     this.settings = element("aside", { class: "side end", id: "settings", "aria-label": "Settings" });
     this.log = element("div", { class: "log", role: "log", "aria-live": "polite", "aria-label": "Messages", tabindex: "0" });
-    this.area = element("textarea", { rows: 1, id: "composer", "aria-label": "Message" });
-    this.sendButton = element("button", { type: "submit", text: "Send" });
-    this.hint = element("p", { class: "hint", id: "composer-hint" });
-    this.area.setAttribute("aria-describedby", "composer-hint");
-    this.meter = new ContextMeter();
-    const form = element("form", { class: "composer", on: { submit: (event) => { event.preventDefault(); this.#submit(); } } },
-      this.area, this.sendButton, element("div", { class: "below" }, this.hint, this.meter.node));
-    this.area.addEventListener("input", () => this.#measure());
-    this.area.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); if (!this.running.has(this.current.id)) this.#submit(); }
-    });
     this.problem = element("p", { class: "error", role: "alert" });
+    const talk = element("div", { class: "talk" });
+    this.composer = new Composer(talk, {
+      submit: () => this.#submit(), changed: () => this.#measure(), isRunning: () => this.running.has(this.current.id),
+    });
+    this.area = this.composer.area;
     this.drawers = [this.#drawer("Conversations", this.list), this.#drawer("Settings", this.settings)];
-    node.append(this.list,
-      element("div", { class: "talk" }, element("div", { class: "talk-bar" }, this.drawers[0], this.title = element("h2"), this.problem, this.drawers[1]), this.log, form),
-      this.settings);
+    talk.append(element("div", { class: "talk-bar" }, this.drawers[0], this.title = element("h2"), this.problem, this.drawers[1]), this.log, this.composer.node);
+    node.append(this.list, talk, this.settings);
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && !node.hidden && !document.querySelector("dialog[open]")) this.#escape();
     });
@@ -99,8 +94,8 @@ export class ChatView {
   /** Puts another text beside a message, as a branch; one of the user is answered. */
   edit(message, content) {
     this.#stop();
-    const { role, model, reasoning, toolCallId } = message;
-    const branch = add(this.current, message.parent, { role, content, model, reasoning, toolCallId });
+    const { role, model, reasoning, toolCallId, attachments } = message;
+    const branch = add(this.current, message.parent, { role, content, model, reasoning, toolCallId, attachments });
     if (role === "assistant") this.#changed(this.current);
     else this.#answer(branch.id);
     this.#show();
@@ -159,10 +154,10 @@ export class ChatView {
 
   #submit() {
     if (this.running.has(this.current.id)) return this.#stop();
-    const content = this.area.value;
-    if (!content.trim() || !chosen()) return;
-    this.area.value = "";
-    this.#answer(add(this.current, tip(this.current), { role: "user", content }).id);
+    const { draft } = this.composer;
+    if (!draft || !chosen()) return;
+    this.composer.clear();
+    this.#answer(add(this.current, tip(this.current), draft).id);
   }
 
   #answer(parent, sentFrom = undefined) {
@@ -205,7 +200,7 @@ export class ChatView {
     const atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 60;
     this.log.setAttribute("aria-busy", String(isGrowing));
     this.views.get(message.id)?.show(isGrowing);
-    if (message.stats?.total) this.meter.show(message.stats.total, this.#context());
+    if (message.stats?.total) this.composer.meter.show(message.stats.total, this.#context());
     if (atEnd) this.log.scrollTop = this.log.scrollHeight;
   }
 
@@ -260,18 +255,11 @@ export class ChatView {
 
   #showList() {
     this.title.textContent = this.current.title || "New conversation";
-    const hadFocus = this.list.contains(document.activeElement);
-    this.list.replaceChildren(this.#head("Conversations"), conversationList(this));
-    if (hadFocus) this.list.querySelector("[aria-current]")?.focus();
+    this.conversationList.show();
   }
 
   #showComposer() {
-    const isRunning = this.running.has(this.current.id);
-    this.sendButton.textContent = isRunning ? "Stop" : "Send";
-    this.area.placeholder = this.isText ? "Begin a text; the model continues it" : "Write a message";
-    this.hint.textContent = this.isText
-      ? "This model continues texts: it has no chat template. Enter sends, Shift+Enter begins a line, Escape stops."
-      : "Enter sends, Shift+Enter begins a line, Escape stops.";
+    this.composer.show(this.running.has(this.current.id), this.isText);
     this.#measure();
   }
 
@@ -291,19 +279,19 @@ export class ChatView {
 
   /** Shows how much of the context is used: as the last answer told, or as the server counts what would be sent. */
   #measure() {
-    const [draft, context] = [this.area.value, this.#context()];
+    const [{ draft }, context] = [this.composer, this.#context()];
     const messages = sent(path(this.current));
     const total = messages.at(-1)?.stats?.total;
     const isLoaded = chosen()?.state === "loaded";
     const key = JSON.stringify([this.current.id, chosen()?.name, isLoaded, context, draft, messages.length, total]);
     if (this.running.has(this.current.id) || key === this.measured) return;
     this.measured = key;
-    if (!draft && total) return void this.meter.show(total, context);
-    if (!isLoaded || !(draft || messages.length)) return void this.meter.unknown(context);
+    if (!draft && total) return void this.composer.meter.show(total, context);
+    if (!isLoaded || !(draft || messages.length)) return void this.composer.meter.unknown(context);
     const { system, settings, tools } = this.current;
-    this.meter.ask(() => ({
+    this.composer.meter.ask(() => ({
       model: chosen().name, mode: this.isText ? "text" : "chat", system, settings, tools, continues: false,
-      messages: [...messages, ...(draft ? [{ role: "user", content: draft }] : [])],
+      messages: [...messages, ...(draft ? [draft] : [])],
     }), context);
   }
 

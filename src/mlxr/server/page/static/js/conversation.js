@@ -1,6 +1,8 @@
 // A conversation is a tree of messages: an edit or another answer is a further child of the same parent, and
 // `selected` says which child of each message is shown. The root, "", is no message. Nothing here touches the page.
 
+import { withAttachments } from "./attachments.js";
+
 /** A new conversation. */
 export function newConversation(defaults = {}) {
   const now = Date.now();
@@ -39,7 +41,7 @@ export function add(conversation, parent, fields) {
   conversation.messages[message.id] = message;
   conversation.selected[parent] = message.id;
   conversation.updated = message.created;
-  if (!conversation.title && message.role === "user") conversation.title = titleOf(message.content);
+  if (!conversation.title && message.role === "user") conversation.title = titleOf(message.content || message.attachments?.[0]?.name || "");
   return message;
 }
 
@@ -88,7 +90,7 @@ export function isEmpty(message) {
 export function asRequest(system, messages) {
   const told = messages.filter((message) => !(message.role === "assistant" && isEmpty(message))).map((message) => {
     if (message.role === "tool") return { role: "tool", content: message.content, tool_call_id: message.toolCallId };
-    if (message.role === "user") return { role: "user", content: message.content };
+    if (message.role === "user") return { role: "user", content: withAttachments(message) };
     return {
       role: "assistant", content: message.content,
       ...(message.reasoning && { reasoning_content: message.reasoning }),
@@ -104,7 +106,7 @@ export function asRequest(system, messages) {
 
 /** The messages as one text, for models that only continue texts. */
 export function asText(system, messages) {
-  return system + messages.map((message) => message.content).join("");
+  return system + messages.map(withAttachments).join("");
 }
 
 function titleOf(text) {

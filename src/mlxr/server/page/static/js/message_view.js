@@ -32,7 +32,7 @@ export class MessageView {
     const name = message.role === "assistant" && message.model ? message.model : NAMES[message.role];
     this.node = element("article", { class: `message ${message.role}${isSent ? "" : " unsent"}`, "aria-label": NAMES[message.role] },
       element("h3", { text: isSent ? name : `${name} · no longer sent to the model: the context was full` }),
-      this.loading, this.reasoning, this.body, this.calls, this.problem, this.foot);
+      ...(message.attachments ?? []).map(attachment), this.loading, this.reasoning, this.body, this.calls, this.problem, this.foot);
     this.markdown = isMarkdown ? new Markdown(this.body) : null;
     this.show(false);
   }
@@ -122,6 +122,10 @@ export class MessageView {
       element("small", { text: noteOf(message) }),
     ].filter(Boolean);
   }
+}
+
+function attachment({ name, text }) {
+  return element("details", { class: "fold" }, element("summary", { text: `${name}, ${text.length.toLocaleString("en")} characters` }), element("div", { class: "plain", text }));
 }
 
 function stage({ text, seconds, isDone }) {

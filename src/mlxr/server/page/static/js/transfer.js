@@ -55,6 +55,7 @@ function message(read, id, all, where) {
   const known = { id, parent: read.parent, role: read.role, created: number(read.created, 0), content: "" };
   for (const name of TEXTS) if (typeof read[name] === "string") known[name] = read[name];
   if (isRecord(read.stats)) known.stats = Object.fromEntries(Object.entries(read.stats).filter(([, n]) => Number.isFinite(n)));
+  if (Array.isArray(read.attachments)) known.attachments = read.attachments.map((file) => ({ name: text(file?.name), text: text(file?.text) }));
   if (Array.isArray(read.toolCalls)) {
     known.toolCalls = read.toolCalls.map((call) => ({ id: text(call?.id), name: text(call?.name), arguments: text(call?.arguments) }));
   }
