@@ -10,7 +10,7 @@ from mlxr.compiler.artifact.c_library import CTensor
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.targets.cpu.format_headers import affine_definitions, format_headers
-from mlxr.compiler.targets.cpu.kernel_parts.helper import LINKS
+from mlxr.compiler.targets.cpu.kernel_parts.helper import LINKS, CpuHeader
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
 from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.provenance import Provenance
@@ -110,15 +110,16 @@ def render_unit(unit: Unit, origin: Provenance) -> tuple[str, int]:
     values: dict[str, object] = {
         "unit": unit,
         "origin": origin,
-        "headers": headers(unit.formats),
+        "headers": (*headers(unit.formats), *(h.file for h in helpers if isinstance(h, CpuHeader))),
         "affine_formats": affine_definitions(unit.formats),
         "exchanges": LINKS in helpers,
-        "helpers": [_render(f"cpu/{helper.template}", {"h": helper}) for helper in helpers],
-        "functions": [_function(name, kernel) for name, kernel in unit.kernels],
+        "helpers": [_render(f"cpu/{h.template}", {"h": h}) for h in helpers if not isinstance(h, CpuHeader)],
+        "functions": [(name if kernel.apart else "", _function(name, kernel)) for name, kernel in unit.kernels],
         "copy_function": _function(*unit.copy_blocks) if unit.copy_blocks else "",
     }
     draft = _render("cpu/model.c.jinja", values | {"abi": 0})
-    abi = int(hashlib.sha256(draft.encode()).hexdigest()[:8], 16) >> 1
+    # Without the first line, which names the model: models that say the same share a library.
+    abi = int(hashlib.sha256(draft.partition("\n")[2].encode()).hexdigest()[:8], 16) >> 1
     text = _render("cpu/model.c.jinja", values | {"abi": abi})
     if not text.isascii():
         raise PlanError("the C program contains characters that are not ASCII")

@@ -4,6 +4,8 @@
     instruction_sets sets of instructions that the program can be held to, by name
     toolchain        which C compilers there are, and how to call them
     build            compiles the C text to a shared library, cached by content
+    units            cuts the text into units that can be compiled by themselves
+    compile_units    compiles units side by side, and links them
     library          calls the library through ctypes
     memory           zeroed memory in large pages
     logits_memory    memory for logits, reused from step to step

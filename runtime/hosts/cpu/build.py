@@ -1,34 +1,28 @@
 """Compiles the C text of an artifact to a shared library and loads it; libraries are cached by content.
 
-The file name of a library has a hash of the text, the compiler, its flags and the CPU. The library itself contains the
-same hash, so that one built for another CPU is never loaded, whatever its file is called. If a compiler cannot build
-the text, the next one is tried. If the cache cannot be used, a note says so, and the library is built in a temporary
-folder.
+The file name of a library has a hash of the text (all but the model's name), the compiler, its flags and the CPU. The
+library itself contains the same hash, so that one built for another CPU is never loaded, whatever its file is called.
+If a compiler cannot build the text, the next one is tried. If the cache cannot be used, a note says so, and the library
+is built in a temporary folder.
 """
 
+import contextlib
 import ctypes
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mlxr.compiler.errors import HostError
+from mlxr.runtime.hosts.cpu.compile_units import OUTPUT, BuildError, Tick, UnitCompiler
 from mlxr.runtime.hosts.cpu.instruction_sets import check_features, marker
 from mlxr.runtime.hosts.cpu.processor import processor_identity
 from mlxr.runtime.hosts.cpu.toolchain import INSTALL, Compiler, find_compilers, no_compiler
+from mlxr.runtime.hosts.cpu.units import said
 from mlxr.runtime.hosts.library_cache import LibraryCache, digest
-from mlxr.runtime.hosts.run_compiler import run_compiler
 
-Tick = Callable[[str, float], None]
-"""Called repeatedly while a compiler runs, with the compiler's name and the seconds so far."""
-
-_SOURCE, _OUTPUT = "model.c", "model.so"
 _cache = LibraryCache("cpu")
-
-
-class _BuildError(Exception):
-    """A compiler failed; the message has its command and what it printed."""
 
 
 def load_library(text: str, name: str, tick: Tick | None = None) -> ctypes.CDLL:
@@ -53,19 +47,21 @@ def _load(text: str, name: str, tick: Tick | None) -> ctypes.CDLL:
     if not compilers:
         raise no_compiler()
     folder = _folder()
+    _lend_math()
     failures: list[tuple[Compiler, str]] = []
     chosen = [compiler for compiler in compilers if compiler.is_chosen]
     # Compilers that the user did not choose are equally good, so a cached library of any saves running one.
     for group in (chosen, [compiler for compiler in compilers if not compiler.is_chosen]):
         for compiler in group:
-            cached = folder and _load_cached(_entry(folder, compiler, text, name), _key(compiler, text))
-            if cached:
-                _note_failures(name, failures, compiler)
-                return cached
+            key = _key(compiler, text)
+            for entry in sorted(folder.glob(f"*-{key}.so")) if folder else ():  # of a model of any name
+                if cached := _load_cached(entry, key):
+                    _note_failures(name, failures, compiler)
+                    return cached
         for compiler in group:
             try:
                 library = _build(compiler, text, name, folder, tick)
-            except _BuildError as error:
+            except BuildError as error:
                 failures.append((compiler, str(error)))
                 continue
             _note_failures(name, failures, compiler)
@@ -75,12 +71,19 @@ def _load(text: str, name: str, tick: Tick | None) -> ctypes.CDLL:
 
 def _key(compiler: Compiler, text: str) -> str:
     """A hash of everything that the library depends on."""
-    command = compiler.build_command(_SOURCE, _OUTPUT)
-    return digest(text, *command, compiler.identity, processor_identity())
+    command = compiler.build_command("model.c", output=OUTPUT)
+    return digest(said(text), *command, compiler.identity, processor_identity())
 
 
-def _entry(folder: Path, compiler: Compiler, text: str, name: str) -> Path:
-    return folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)[:80]}-{_key(compiler, text)}.so"
+def _entry(folder: Path, key: str, name: str) -> Path:
+    return folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)[:80]}-{key}.so"
+
+
+def _lend_math() -> None:
+    """Lets libraries find the C library's functions of mathematics, which the one that a compiler made may not name."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # where there is no such file, they are in the C library itself
+            ctypes.CDLL("libm.so.6", mode=ctypes.RTLD_GLOBAL)
 
 
 def _folder() -> Path | None:
@@ -107,26 +110,18 @@ def _build(compiler: Compiler, text: str, name: str, folder: Path | None, tick: 
     """Compiles in a folder of its own, moves the result into the cache, and loads it.
 
     Raises:
-        _BuildError: the compiler failed.
+        BuildError: the compiler failed.
         HostError: no temporary folder can be made, or the library cannot be loaded.
     """
     key = _key(compiler, text)
     marked = f'{text}\n__attribute__((used, visibility("default"))) const char mlxr_key[] = "{key}";\n{marker()}'
-    command = compiler.build_command(_SOURCE, _OUTPUT)
     try:
         with tempfile.TemporaryDirectory(prefix="mlxr-cpu-") as outer:
             work = Path(outer) / "build"  # zig keeps files beside this folder: they are removed with `outer`
             work.mkdir()
-            (work / _SOURCE).write_text(marked, "utf-8")
-            failure = run_compiler(
-                command, work, cut=True, tick=tick and (lambda seconds: tick(compiler.name, seconds))
-            )
-            if failure is None and not (work / _OUTPUT).is_file():
-                failure = "it made no library"
-            if failure is not None:
-                raise _BuildError(f"{' '.join(command)}\n{failure}")
-            published = folder and _publish(work / _OUTPUT, _entry(folder, compiler, text, name))
-            return (published and _load_cached(published, key)) or _load_new(work / _OUTPUT, name)
+            built = UnitCompiler(compiler, work, _cache, folder, tick).build(marked)
+            published = folder and _publish(built, _entry(folder, key, name))
+            return (published and _load_cached(published, key)) or _load_new(built, name)
     except OSError as error:
         raise HostError(
             f"cpu: cannot compile in the temporary folder {tempfile.gettempdir()}: {error}; set TMPDIR to a folder "

@@ -23,7 +23,8 @@ from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import phase_of
 from mlxr.runtime.hosts.collectives import Collectives, Floats
 from mlxr.runtime.hosts.cpu.batch_halves import batch_halves
-from mlxr.runtime.hosts.cpu.build import Tick, load_library
+from mlxr.runtime.hosts.cpu.build import load_library
+from mlxr.runtime.hosts.cpu.compile_units import Tick
 from mlxr.runtime.hosts.cpu.exchange import Exchange
 from mlxr.runtime.hosts.cpu.library import CBatch, Library, OpenProgram
 from mlxr.runtime.hosts.cpu.logits_memory import LogitsMemory

@@ -5,6 +5,7 @@ compiler, so that a start with a cached library runs none. Whether a compiler wo
 """
 
 import os
+import platform
 import shlex
 import shutil
 import sys
@@ -28,11 +29,13 @@ _FLAGS = (
     "-fno-trapping-math",
     "-fvisibility=hidden",
     "-fPIC",
-    "-shared",
     "-pthread",
     # No notes that older versions of GCC pass vectors differently that are wider than the CPU's registers.
     "-Wno-psabi",
 )
+# Zig would first make the C library and a runtime of its own, which takes it 5 s. A process that loads the library has
+# both: what the program calls is found there. Other systems want to be told of their library.
+_ZIG_LINKS = ("-nostdlib",) if sys.platform == "linux" and platform.machine() == "x86_64" else ("-lm",)
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Compiler:
         identity: the program's file, size and modification time, which differ between versions.
         is_chosen: whether the user named it.
         extra: flags that only this compiler needs.
+        linking: flags that it needs to link, too.
     """
 
     name: str
@@ -52,11 +56,20 @@ class Compiler:
     identity: str
     is_chosen: bool = False
     extra: tuple[str, ...] = ()
+    linking: tuple[str, ...] = ("-lm",)
 
-    def build_command(self, source: str, output: str) -> list[str]:
-        """The command that compiles one C file to a shared library."""
+    def object_command(self, source: str, output: str) -> list[str]:
+        """The command that compiles one C file to an object."""
+        return [*self._command, "-c", source, "-o", output]
+
+    def build_command(self, *inputs: str, output: str) -> list[str]:
+        """The command that makes a shared library of C files or objects."""
+        return [*self._command, "-shared", *inputs, "-o", output, *self.linking]
+
+    @property
+    def _command(self) -> list[str]:
         machine = machine_flags(is_zig="zig" in " ".join(self.command))
-        return [*self.command, *_FLAGS, *machine, *self.extra, *user_flags(), source, "-o", output, "-lm"]
+        return [*self.command, *_FLAGS, *machine, *self.extra, *user_flags()]
 
 
 def find_compilers() -> list[Compiler]:
@@ -70,7 +83,7 @@ def find_compilers() -> list[Compiler]:
     if zig := zig_executable():
         # Without these, zig's cc traps on undefined behaviour and adds a stack protector.
         quiet = ("-fno-sanitize=undefined", "-fno-stack-protector")
-        compilers.append(Compiler("python -m ziglang cc", (zig, "cc"), _identity(zig), extra=quiet))
+        compilers.append(Compiler("python -m ziglang cc", (zig, "cc"), _identity(zig), extra=quiet, linking=_ZIG_LINKS))
     unique: dict[str, Compiler] = {}
     for compiler in compilers:
         if compiler is not None:

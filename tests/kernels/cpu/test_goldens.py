@@ -36,7 +36,7 @@ print(hashlib.sha256(compiled(small_spec(**SPECS["q4_k_m"]), target="cpu").sourc
 def generated(name: str) -> dict[str, str]:
     """File name to text: the parts that kernels share, each kernel, the programs. The headers are files already."""
     spec = small_spec(**SPECS[name]) if name in SPECS else family_spec(name, cache=PAGED)
-    text = compiled(spec, target="cpu").source("cpu")
+    text = re.sub(r"(?m)^// ---- .*\n", "", compiled(spec, target="cpu").source("cpu"))  # where hosts may cut it
     shared, _, rest = text.partition("// ==== parts that several kernels share\n")[2].partition("// ==== kernels\n")
     kernels, _, rest = rest.partition("// ==== programs\n")
     files = {"shared.c": shared, "programs.c": rest.partition("// ==== what the runtime calls")[0]}

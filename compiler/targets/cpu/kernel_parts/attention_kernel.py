@@ -47,6 +47,11 @@ class CpuAttentionKernel(CpuRotaryKernel):
         return (*self._inputs, *sinks, Param("out", "output"))
 
     @property
+    def apart(self) -> bool:
+        """See `CpuKernel.apart`: attention takes compilers half of their time."""
+        return True
+
+    @property
     def query_scale(self) -> float:
         """Factor of the queries: it makes scores ready for exp2, or for tanh if they are capped."""
         return query_scale(self.scale, self.softcap)

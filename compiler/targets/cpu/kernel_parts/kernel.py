@@ -83,6 +83,15 @@ class CpuKernel(Kernel):
         return ()
 
     @property
+    def apart(self) -> bool:
+        """Whether compilers take so long for it that hosts may compile it by itself, beside the rest of the program.
+
+        Its function then stands between two lines that say so, and uses nothing but the headers, none of them a weight
+        format's, and no helper that is not a header.
+        """
+        return False
+
+    @property
     def thread_bytes(self) -> int:
         """Bytes of scratch of each thread."""
         return 0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxr.runtime.hosts.cpu import build, toolchain
+from mlxr.runtime.hosts.cpu import compile_units, toolchain
 
 MakeCompiler = Callable[[str, str], Path]
 
@@ -23,13 +23,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The compiler commands that are run."""
     seen: list[list[str]] = []
-    original = build.run_compiler
+    original = compile_units.run_compiler
 
     def record(command, folder, **options):
         seen.append(list(command))
         return original(command, folder, **options)
 
-    monkeypatch.setattr(build, "run_compiler", record)
+    monkeypatch.setattr(compile_units, "run_compiler", record)
     return seen
 
 

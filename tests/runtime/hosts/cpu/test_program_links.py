@@ -21,7 +21,7 @@ def test_links_are_those_of_the_header(tmp_path: Path) -> None:
     exported = f'__attribute__((visibility("default"))) int64_t numbers[] = {{{", ".join(numbers)}}};'
     source, library = tmp_path / "links.c", tmp_path / "links.so"
     source.write_text("\n".join(["#include <stddef.h>", "#include <stdint.h>", *kept, exported]))
-    subprocess.run(find_compilers()[0].build_command(str(source), str(library)), check=True)
+    subprocess.run(find_compilers()[0].build_command(str(source), output=str(library)), check=True)
     links = program_links._CLinks
     assert list((ctypes.c_int64 * len(numbers)).in_dll(ctypes.CDLL(str(library)), "numbers")) == [
         program_links.BOARD_BYTES,
