@@ -31,6 +31,7 @@ def test_lines_of_json_in_a_file_that_is_moved_away(tmp_path: Path) -> None:
     LogOutput(path, "info").open()
     LOG.info("one")
     LOG.debug("not this")
+    assert path.stat().st_mode & 0o777 == 0o600  # it tells who asked for what
     path.rename(tmp_path / "old")
     try:
         raise ValueError("a\nb")

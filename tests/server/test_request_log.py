@@ -148,6 +148,7 @@ def test_what_is_refused_and_who_leaves(server: RunningServer, lines: Lines) -> 
     (line,) = lines.take()
     assert (line["status"], line["level"], "model" in line) == (400, "warning", False)
     assert line["error"] == "unknown_field" and SECRET not in json.dumps(line)
+    assert line["message"] == "... is not a field that is supported: leave it out"
     long = {"model": "tiny", "prompt": [5] * 600, "stream": True}
     server.http.post("/v1/completions", json=long)
     (line,) = lines.take()
@@ -157,6 +158,44 @@ def test_what_is_refused_and_who_leaves(server: RunningServer, lines: Lines) -> 
         next(stream.iter_bytes())
     (line,) = lines.take()
     assert line["client_gone"] and line["finish_reasons"] == [] and line["first_token_ms"] > 0
+    assert line["prompt_tokens"] > 0 and 0 < line["completion_tokens"] < 400
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "message"),
+    [
+        (
+            "chat/completions",
+            {"max_tokens": -5},
+            None,
+            "max_tokens is -5, expected a whole number of at least 1",
+        ),
+        ("chat/completions", {"messages": [{"role": SECRET}]}, "messages[0].role", "messages[0].role: "),
+        ("chat/completions", {"messages": [{"role": "user", SECRET: 1}]}, "messages[0]....", "messages[0]...."),
+        ("chat/completions", {"tool_choice": {"type": "function", "function": {"name": SECRET}}}, None, "tool_choice"),
+        ("chat/completions", {"model": SECRET}, "model", "there is no model ..."),
+        ("chat/completions", {"chat_template_kwargs": {"messages": SECRET}}, None, "messages is not a variable"),
+        ("chat/completions", {"response_format": {"type": SECRET}}, None, "response_format"),
+        ("completions", {"logit_bias": {SECRET: 1}}, None, "logit_bias"),
+        ("completions", {"stop": [SECRET] * 99}, "stop", "stop: list should have at most 64 items"),
+        ("completions", {"guided_regex": f"({SECRET}"}, None, ""),
+        ("completions", {"guided_grammar": f"root ::= {SECRET}"}, None, ""),
+        ("completions", {"guided_json": {"type": SECRET}}, None, ""),
+        ("completions", {"guided_json": {"properties": {SECRET: {"uniqueItems": True}}}, "strict": True}, None, ""),
+    ],
+)
+def test_a_line_says_what_was_refused_without_quoting_it(
+    server: RunningServer, lines: Lines, path: str, fields: dict[str, Any], param: str | None, message: str
+) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 2}
+    if path == "completions":
+        body["prompt"] = body.pop("messages")[0]["content"]
+    answer = server.http.post(f"/v1/{path}", json=body | fields)
+    (line,) = lines.take()
+    assert answer.status_code == line["status"] >= 400
+    assert line["message"].startswith(message) and len(line["message"]) > 5
+    assert param is None or line["param"] == param
+    assert not any(word in json.dumps(line) for word in ("fox", "blue"))
 
 
 def test_texts_are_logged_if_asked_for(lines: Lines) -> None:

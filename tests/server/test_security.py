@@ -1,5 +1,7 @@
 """Keys, names of the host, origins and limits."""
 
+import socket
+
 import httpx
 import pytest
 
@@ -7,7 +9,7 @@ from mlxr.compiler.errors import RequestError
 from mlxr.server.openai import completions
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.settings import ServerSettings
-from mlxr_tests.running_server import running_server, tiny_source
+from mlxr_tests.running_server import RunningServer, running_server, tiny_source
 
 SETTINGS = ServerSettings(
     api_keys=("first", "second"), origins=("https://mine.example",), hosts=("box.lan",), most_body_bytes=1000
@@ -54,10 +56,26 @@ def test_who_may_ask() -> None:
             refused = server.http.post("/v1/completions", content=body, headers=headers)
             assert refused.status_code == status
             assert refused.headers["access-control-allow-origin"] == "https://mine.example"  # else no page reads it
+        asked = server.http.options("/v1/completions", headers=evil | {"access-control-request-method": "POST"})
+        assert asked.status_code == 403 and "access-control-allow-origin" not in asked.headers
+        assert "start it with --allow-origin https://evil.example" in asked.json()["error"]["message"]
+        told = server.http.get("/v1/models", headers=evil | key)
+        assert told.status_code == 200 and "--allow-origin https://evil.example" in told.headers["x-mlxr-warnings"]
+        for headers in (mine | key, key, key | {"origin": server.url}):
+            assert "x-mlxr-warnings" not in server.http.get("/v1/models", headers=headers).headers
+        assert server.http.get("/docs").status_code == 200  # of the API, which is no secret
         for headers in (evil, evil | key):
             refused = server.http.post("/v1/completions", content=b"{}", headers=headers)
             assert refused.status_code == 403 and "access-control-allow-origin" not in refused.headers
         assert server.http.get("/nowhere", headers=key).json()["error"]["message"] == "there is no /nowhere here"
+
+
+def test_a_page_without_a_place_is_a_stranger_also_where_there_is_no_host(server: RunningServer) -> None:
+    """As pages in a sandbox are; and HTTP/1.0 needs no Host header."""
+    head = b"POST /v1/completions HTTP/1.0\r\norigin: null\r\ncontent-length: 2\r\n\r\n{}"
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=30) as client:
+        client.sendall(head)
+        assert client.recv(65536).startswith(b"HTTP/1.1 403 ")
 
 
 @pytest.mark.long

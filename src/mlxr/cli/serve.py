@@ -80,7 +80,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_reasoning_arguments(parser.add_argument_group("reasoning: what holds for chat requests that say nothing else"))
     keys = parser.add_argument_group("who may ask")
     keys.add_argument(
-        "--api-key-file", type=Path, metavar="FILE", help="a file of keys, one a line; one is then needed"
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="a file of keys, one a line, and # comments; one key is then needed",
     )
     keys.add_argument(
         "--allow-pull",
@@ -229,10 +232,13 @@ def _check_model(model: str, weights: str | None, changes: Changes) -> None:
 
 def _detach(args: argparse.Namespace) -> int:
     from mlxr.server.life.detach import detach  # noqa: PLC0415 (not for other uses)
+    from mlxr.server.life.other_machines import url_for_others  # noqa: PLC0415
 
     arguments = [word for word in args.argv[args.argv.index("serve") + 1 :] if not _is_detach(word)]
     state, log = detach(arguments, args.log_file)
-    print(f"serving at {state.url}, process {state.pid}; its log is {log}; mlxr stop {state.port} ends it")
+    others = url_for_others(args.address, state.port)
+    at = f"{state.url}, and for other machines at {others}" if others else state.url
+    print(f"serving at {at}, process {state.pid}; its log is {log}; mlxr stop {state.port} ends it")
     return 0
 
 
@@ -271,9 +277,10 @@ def _keys(file: Path | None) -> tuple[str, ...]:
     if file is None:
         return ()
     try:
-        keys = tuple(key for line in file.read_text(encoding="utf-8").splitlines() if (key := line.strip()))
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{file}: the keys cannot be read: {error}") from error
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
         raise RequestError(f"{file} has no key: write one a line")
     return keys

@@ -6,6 +6,7 @@ from pathlib import Path
 from mlxr.cli.tier_options import size_argument
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_LONGEST = 100 * 365 * 86400.0
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -89,7 +90,7 @@ def seconds(text: str) -> float:
         time = -1.0
     if not 0 <= time < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a time; expected one such as 90s, 10m, 2h, or forever")
-    return time
+    return time if time <= _LONGEST else float("inf")
 
 
 def positive(text: str) -> int:

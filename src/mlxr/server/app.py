@@ -11,7 +11,6 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from mlxr.compiler.errors import MlxrError
@@ -29,12 +28,13 @@ from mlxr.server.metrics.server_metrics import ServerMetrics
 from mlxr.server.ollama import routers as ollama
 from mlxr.server.openai import chat, completions, embeddings, models, responses
 from mlxr.server.openai.kept_responses import KeptResponses
+from mlxr.server.page import docs_page
 from mlxr.server.page import router as page
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.pool.pulls import Pulls
 from mlxr.server.request_log import NOT_ENFORCED_HEADER, REQUEST_ID_HEADERS, WARNINGS_HEADER, RequestLog
 from mlxr.server.request_spans import RequestSpans
-from mlxr.server.security import Guard
+from mlxr.server.security import Guard, Origins
 from mlxr.server.settings import ServerSettings
 from mlxr.server.sse import error_response, told
 from mlxr.server.state import ServerState
@@ -53,6 +53,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     *ollama.ROUTERS,
     inspector.router,
     page.router,
+    docs_page.router,
 )
 """Every part of the API has one."""
 
@@ -97,7 +98,7 @@ def make_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
     app.add_middleware(Guard, settings=settings)
     # Outside the guard, so that pages of allowed origins can read what the guard says, too.
     app.add_middleware(
-        CORSMiddleware,
+        Origins,
         allow_origins=list(settings.origins),
         allow_methods=["*"],
         allow_headers=["*"],

@@ -70,6 +70,12 @@ def api_error(error: BaseException) -> ApiError:
     """What a client is told of an exception. What is not the client's fault is told without details."""
     if isinstance(error, ApiError):
         return error
+    told = _api_error(error)
+    told.__cause__ = error  # the log tells less of what others say; see `outline`
+    return told
+
+
+def _api_error(error: BaseException) -> ApiError:
     text = without_folders(error)
     if isinstance(error, PromptTooLongError):
         return ApiError(400, text, code="context_length_exceeded", param="messages")

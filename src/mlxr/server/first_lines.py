@@ -14,13 +14,14 @@ _PLAN_SECONDS = 10.0
 """How long they wait for the contexts of models that are not compiled yet."""
 
 
-async def tell_first_lines(pool: ModelPool, url: str, seconds: float = _PLAN_SECONDS) -> None:
+async def tell_first_lines(pool: ModelPool, url: str, seconds: float = _PLAN_SECONDS, others: str = "") -> None:
     """Says it on standard error: as soon as the contexts are known, or after some seconds with those that are.
 
     Args:
         pool: the models, those of the registry included.
         url: where they are served.
         seconds: how long it waits.
+        others: where other machines reach them; empty: nowhere else.
     """
     sources = [model.source for model in pool.models]
     contexts: dict[str, str] = {}
@@ -36,6 +37,8 @@ async def tell_first_lines(pool: ModelPool, url: str, seconds: float = _PLAN_SEC
             print(f"{name} has {context}", file=sys.stderr)
         if len(known) < len(sources):
             print("the log tells the context of each model that is loaded", file=sys.stderr)
+    if others:
+        print(f"other machines reach it at {others}, or by a name that --allow-host allows", file=sys.stderr)
     print(f"open that in a browser, or point OpenAI's clients at {url}/v1", file=sys.stderr, flush=True)
 
 

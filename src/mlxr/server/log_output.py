@@ -2,9 +2,11 @@
 
 import logging
 import logging.handlers
+import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 
 from mlxr.compiler.errors import RequestError
@@ -40,10 +42,19 @@ class LogOutput:
         own.setLevel(self.level.upper())
 
 
+def open_own_file(path: Path) -> TextIOWrapper:
+    """Opens a file to which text is added; if it is new, only this user can read it."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8")
+
+
 class _LogFile(logging.handlers.WatchedFileHandler):
     """A file that may be moved away (by logrotate, say), and that may be on a full disk: requests go on then."""
 
     _has_failed = False
+
+    def _open(self) -> TextIOWrapper:
+        """Opens it, for this user alone if it is new: it tells who asked for what, and perhaps texts."""
+        return open_own_file(Path(self.baseFilename))
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -156,6 +156,9 @@ def fields_of(record: RequestRecord) -> dict[str, Any]:
         }
     if record.error:
         fields["error"] = record.error
+        if record.error_param:
+            fields["param"] = record.error_param
+        fields["message"] = record.error_message if record.keeps_text else record.error_outline
     if record.warnings:
         fields["warnings"] = record.warnings
     if record.client_gone:
@@ -164,8 +167,6 @@ def fields_of(record: RequestRecord) -> dict[str, Any]:
         fields["trace_id"] = record.trace_id
     if record.keeps_text:
         fields |= {"body": record.body.decode(errors="replace"), "answers": record.answers}
-        if record.error:
-            fields["message"] = record.error_message
     return fields
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.constraint import unenforced
+from mlxr.server.error_outline import outline
 from mlxr.server.errors import ApiError
 
 
@@ -31,6 +32,8 @@ class RequestRecord:
         finish_reasons: of the answers that ended.
         error: the code of the error that the client was told, in a stream too; empty: none.
         error_message: what it was told, which may quote the request.
+        error_param: the field at fault, without names that the client chose; empty: none is.
+        error_outline: as much of the message as quotes nothing of the request.
         client_gone: whether the client went before the end.
         not_enforced: what of the request's schemas the answer may violate.
         warnings: what the request asks of a service that this server is not, and what else passed without effect.
@@ -53,6 +56,8 @@ class RequestRecord:
     finish_reasons: list[str] = field(default_factory=list)
     error: str = ""
     error_message: str = ""
+    error_param: str = ""
+    error_outline: str = ""
     client_gone: bool = False
     not_enforced: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -74,11 +79,26 @@ class RequestRecord:
         if self.keeps_text:
             self.answers.append(completion.text)
 
+    def add_unfinished(self, tokens: int, prompt_tokens: int, cached_tokens: int, *, is_first: bool) -> None:
+        """Adds what was computed of answers that did not end: their client has gone, or the engine failed.
+
+        Args:
+            tokens: that were generated.
+            prompt_tokens: of their prompt; 0: not known.
+            cached_tokens: how many of these were not computed.
+            is_first: whether no answer of the prompt has ended.
+        """
+        self.completion_tokens += tokens
+        if is_first:
+            self.prompt_tokens += prompt_tokens
+            self.cached_tokens += cached_tokens
+
 
 def note_error(error: ApiError) -> None:
     """Adds an error to the record of the request that the current task works on."""
     if (record := RECORD.get()) is not None:
         record.error, record.error_message = error.code or error.kind, error.message
+        record.error_param, record.error_outline = outline(error)
 
 
 def note_unenforced(name: str, schema: Mapping[str, Any] | str | bool) -> None:

@@ -13,6 +13,7 @@ from mlxr.compiler.errors import HostError
 from mlxr.server.app import make_app
 from mlxr.server.first_lines import tell_first_lines
 from mlxr.server.life.graceful_server import GracefulServer
+from mlxr.server.life.other_machines import url_for_others
 from mlxr.server.life.state_file import StateFile
 from mlxr.server.log_output import LogOutput
 from mlxr.server.pool.model_pool import ModelPool
@@ -56,7 +57,7 @@ async def _serve(make_pool: Callable[[], ModelPool], settings: ServerSettings, l
 
     def started() -> None:
         state.write()
-        telling.append(asyncio.create_task(tell_first_lines(pool, state.url)))
+        telling.append(asyncio.create_task(tell_first_lines(pool, state.url, others=url_for_others(address, port))))
 
     server = GracefulServer(make_app(pool, settings), pool, settings, started=started)
     try:

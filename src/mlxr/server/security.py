@@ -5,17 +5,53 @@ import ipaddress
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlxr.server.bodies import Bodies
 from mlxr.server.cache_owner import own_blocks_of
 from mlxr.server.errors import ApiError
+from mlxr.server.request_record import note_warning
 from mlxr.server.settings import ServerSettings
 from mlxr.server.sse import error_response, told
 
 _OPEN_PATHS = frozenset({"/health", "/ready"})
 """Whoever watches the server may ask these without a key; they tell nothing of models."""
+_OPEN_PAGES = frozenset({"/", "/docs"})
+"""The page, which itself asks for the key, and that of the API, which tells nothing of this server's own."""
+_READING = frozenset({"GET", "HEAD"})
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Origins(CORSMiddleware):
+    """Lets pages of allowed origins read answers, and says to the others which option would let them."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """The answer to what a browser asks before a page's request."""
+        origin = request_headers["origin"]
+        if not self.is_allowed_origin(origin=origin):
+            return error_response("/", unknown_origin(origin))
+        return super().preflight_response(request_headers)
+
+    async def simple_response(self, scope: Scope, receive: Receive, send: Send, request_headers: Headers) -> None:
+        """Passes a page's request on; the log tells if the page may not read the answer."""
+        origin = request_headers.get("origin", "")
+        is_own = not origin or _place_of(origin) == request_headers.get("host", "").lower()
+        if scope["method"] in _READING and not is_own and not self.is_allowed_origin(origin=origin):
+            note_warning(f"pages of {origin:.200} cannot read the answer: --allow-origin {origin:.200} lets them")
+        await super().simple_response(scope, receive, send, request_headers)
+
+
+def unknown_origin(origin: str) -> ApiError:
+    """The error for pages of a site that may not use this server."""
+    return ApiError(
+        403,
+        f"pages of {origin:.200} may not use this server; start it with --allow-origin {origin:.200} to let them",
+        "permission_error",
+        "unknown_origin",
+    )
 
 
 class Guard:
@@ -81,13 +117,8 @@ class Guard:
                 "unknown_host",
             )
         origin = _header(headers, b"origin")
-        if origin and scope["method"] not in {"OPTIONS", "GET", "HEAD"} and not self._is_own(origin, host):
-            raise ApiError(
-                403,
-                f"pages of {origin} may not use this server; start it with --allow-origin {origin} to let them",
-                "permission_error",
-                "unknown_origin",
-            )
+        if origin and scope["method"] not in {"OPTIONS", *_READING} and not self._is_own(origin, host):
+            raise unknown_origin(origin)
         if self._keys and scope["path"] not in _OPEN_PATHS and scope["method"] != "OPTIONS":
             own_blocks_of(self._check_key(headers, scope["path"]))
 
@@ -97,8 +128,8 @@ class Guard:
         matches = [hmac.compare_digest(key, known) for known in self._keys]  # all of them: no early end
         if any(matches):
             return key
-        if path == "/" or path.startswith("/page/"):
-            return None  # the page itself asks for the key
+        if path in _OPEN_PAGES or path.startswith("/page/"):
+            return None
         raise ApiError(
             401,
             "this server asks for a key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
@@ -118,7 +149,8 @@ class Guard:
         return True  # an address cannot be rebound
 
     def _is_own(self, origin: str, host: str) -> bool:
-        return origin in self._origins or "*" in self._origins or _place_of(origin) == host.lower()
+        # `null`, of pages that are files or in a sandbox, is no place, and nor is a missing Host header.
+        return bool({origin, "*"} & self._origins) or (bool(host) and _place_of(origin) == host.lower())
 
 
 def key_of(headers: Sequence[tuple[bytes, bytes]]) -> str:

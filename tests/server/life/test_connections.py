@@ -59,6 +59,28 @@ def test_a_head_must_come_in_time(server: RunningServer, before: bytes) -> None:
         sending.join()
 
 
+def test_the_rest_of_a_body_that_was_refused_is_no_head(server: RunningServer) -> None:
+    """However long it is: one answer to it, and one to the next request on the connection."""
+    body = b"x" * 3_000_000
+    head = b"POST /tokenize HTTP/1.1\r\nhost: evil.example\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with connect(server) as client:
+        client.sendall(head)
+        told = client.recv(65536)
+        assert told.startswith(b"HTTP/1.1 403 ")
+        client.sendall(body)
+        client.sendall(HEAD + b"connection: close\r\n\r\n")
+        data = rest(client)
+    assert data.startswith(b"HTTP/1.1 200 ") and data.count(b"HTTP/1.1 ") == 1
+
+
+def test_the_rest_of_a_body_that_was_refused_must_come_in_time(server: RunningServer) -> None:
+    with connect(server) as client:
+        client.sendall(b"POST /tokenize HTTP/1.1\r\nhost: evil.example\r\ncontent-length: 9\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 403 ")
+        client.sendall(b"x")
+        assert rest(client) == b""
+
+
 def test_a_body_may_take_longer(server: RunningServer) -> None:
     body = b'{"model": "tiny", "text": 1}'
     with connect(server) as client:

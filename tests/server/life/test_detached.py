@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from mlxr.cli import main
 from mlxr.compiler.errors import HostError
 from mlxr.server.life import control
+from mlxr.server.life.other_machines import url_for_others
 from mlxr.server.life.processes import start_of
 from mlxr.server.life.state_file import StateFile, running_servers
 from mlxr_tests.serve_process import wait_for
@@ -30,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_server_in_the_background(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = folder / "keys"
-    keys.write_text("secret")
+    keys.write_text("# a comment is no key\n\nsecret\n")
     serve = ["serve", "--model", f"tiny={TINY}", "--port", "0", "--api-key-file", str(keys)]
     assert main([*serve, "--pin", "tinny", "--detach"]) == 1
     assert "--pin tinny: no model of that name is served; there are tiny" in capsys.readouterr().err
@@ -43,7 +45,10 @@ def test_a_server_in_the_background(folder: Path, capsys: pytest.CaptureFixture[
         assert [(model["name"], model["state"], model["pinned"]) for model in server["models"]] == [
             ("tiny", "cold", True)
         ]
-        assert httpx.get(f"{server['url']}/status").status_code == 401
+        for key, status in ((None, 401), ("# a comment is no key", 401), ("secret", 200)):
+            headers = {} if key is None else {"x-api-key": key}
+            assert httpx.get(f"{server['url']}/status", headers=headers).status_code == status
+        assert (folder / "servers" / "serve.log").stat().st_mode & 0o777 == 0o600
         assert os.getsid(server["pid"]) == server["pid"]
         port = str(server["port"])
         assert main([*serve[:3], "--port", port, "--detach"]) == 1
@@ -59,6 +64,23 @@ def test_a_server_in_the_background(folder: Path, capsys: pytest.CaptureFixture[
     assert main(["stop"]) == 1
     assert main(["ps"]) == 0
     assert "no server is running" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_an_address_for_other_machines_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where this machine has one; 0.0.0.0 is none that a browser or a client could ask."""
+    assert url_for_others("127.0.0.1", 1) == ""
+    serve = ["serve", "--model", f"tiny={TINY}", "--port", "0", "--address", "0.0.0.0", "--allow-open", "--detach"]
+    assert main(serve) == 0
+    try:
+        told = capsys.readouterr().out
+        urls = re.findall(r"http://[\d.]+:\d+", told)
+        assert urls[0].startswith("http://127.0.0.1:") and "0.0.0.0" not in told
+        assert [httpx.get(f"{url}/health").status_code for url in urls] == [200] * len(urls)
+        others = url_for_others("0.0.0.0", int(urls[0].rpartition(":")[2]))
+        assert urls[1:] == [others] * bool(others)
+    finally:
+        assert main(["stop", "--all"]) == 0
 
 
 @pytest.fixture

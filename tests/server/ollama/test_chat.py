@@ -249,3 +249,13 @@ def test_results_of_tools_find_their_calls() -> None:
 )
 def test_times(text: str | int, seconds: float) -> None:
     assert seconds_of(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", [1e300, 10**400, "9" * 400, "9" * 400 + "h", 4e9])
+def test_times_that_no_clock_tells_are_for_ever(server: RunningServer, text: str | float) -> None:
+    told = server.http.post("/api/generate", json={"model": "plain", "keep_alive": text})
+    assert told.status_code == 200 and seconds_of(text) == FOREVER
+    running = server.http.get("/api/ps")
+    assert running.status_code == 200
+    assert {model["expires_at"][:4] for model in running.json()["models"] if model["name"] == "plain"} == {"9999"}
+    server.http.post("/api/generate", json={"model": "plain", "keep_alive": "5m"})

@@ -6,6 +6,8 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_HEAD_BYTES = 64 << 10
+_MOST_UNREAD_BYTES = 16 << 20
+"""So much of a body may still come after its request was refused; clients that write before they read need that."""
 
 
 class LimitedConnection(HttpToolsProtocol):
@@ -23,6 +25,8 @@ class LimitedConnection(HttpToolsProtocol):
         super().__init__(*args, **options)
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._unread_bytes = 0
+        self._is_in_body = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Waits for the first head. Requests on one connection too many are marked, for `Guard` to refuse."""
@@ -33,14 +37,42 @@ class LimitedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Takes bytes of a request."""
+        was_in_body = self._is_in_body
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._end_waiting()  # the head is complete
             return
+        if self._is_in_body:  # of a request that was answered already: no second answer
+            self._pass_over(len(data))
+            return
         self._wait_for_head()
-        self._head_bytes += len(data)
+        self._head_bytes += 0 if was_in_body else len(data)
         if self._head_bytes > MOST_HEAD_BYTES:
             self._refuse(b"431 Request Header Fields Too Large")
+
+    def on_headers_complete(self) -> None:
+        """A head has ended, and its body begins."""
+        self._is_in_body, self._unread_bytes = True, 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """A body has ended, or there was none."""
+        self._is_in_body = False
+        if self._unread_bytes:
+            self._unread_bytes = 0
+            self._end_waiting()
+        super().on_message_complete()
+
+    def _pass_over(self, size_bytes: int) -> None:
+        """Waits for the end of a body that nobody reads, but not for ever."""
+        if self._unread_bytes == 0:
+            self._end_waiting()
+            if self.header_seconds < float("inf"):
+                self._head_timer = self.loop.call_later(self.header_seconds, self.transport.close)
+        self._unread_bytes += size_bytes
+        if self._unread_bytes > _MOST_UNREAD_BYTES:
+            self._end_waiting()
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stops waiting."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from mlxr.compiler.errors import HostError
 from mlxr.server.life.program import PROGRAM
 from mlxr.server.life.state_file import StateFile, running_servers, servers_folder
+from mlxr.server.log_output import open_own_file
 
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
@@ -31,7 +32,7 @@ def detach(arguments: Sequence[str], log: Path | None) -> tuple[StateFile, Path]
     path = servers_folder() / "serve.log" if log is None else log
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as output:
+        with open_own_file(path) as output:
             begin = output.tell()
             process = subprocess.Popen(
                 [*PROGRAM, *arguments],

@@ -62,16 +62,21 @@ class Meter:
         self.past: Counter[str] = Counter()
         self.past_launches: Counter[str] = Counter()
 
-    async def observe(self, events: AsyncGenerator[Event], num_answers: int) -> AsyncGenerator[Event]:
+    async def observe(
+        self, events: AsyncGenerator[Event], num_answers: int, prompt_tokens: int = 0
+    ) -> AsyncGenerator[Event]:
         """The events of a prompt's answers, unchanged.
 
         Args:
             events: of the engine.
             num_answers: how many answers there are.
+            prompt_tokens: of the prompt, for the record of a request that is left before an answer ends; 0: not known.
         """
         begin, record = time.perf_counter(), RECORD.get()
         last: dict[int, float] = {}  # when each answer's newest token came
         left, next_token = num_answers, self.next_token.observe
+        unfinished: Counter[int] = Counter()  # tokens of each answer that has not ended
+        cached = 0
         reason = "abort"  # if the loop is left before the end
         self.streams += 1
         try:
@@ -79,6 +84,8 @@ class Meter:
                 async for event in events:
                     if event.token_id is not None:
                         at, before = event.time, last.get(event.index)
+                        unfinished[event.index] += 1
+                        cached = event.cached_tokens
                         last[event.index] = at
                         if before is not None:
                             next_token(at - before)
@@ -92,6 +99,7 @@ class Meter:
                         if record is not None and event.completion is not None:
                             record.add(event.completion, is_first=left == num_answers)
                         left -= 1
+                        del unfinished[event.index]
                     yield event
         except Exception:
             reason = "error"
@@ -100,6 +108,8 @@ class Meter:
             self.streams -= 1
             if left:
                 self.finished[reason] += left
+                if record is not None:
+                    record.add_unfinished(unfinished.total(), prompt_tokens, cached, is_first=left == num_answers)
 
     def retire(self, stats: CoreStats) -> None:
         """Keeps what an engine has counted, which has ended: counters never go back."""

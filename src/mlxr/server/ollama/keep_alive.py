@@ -8,6 +8,8 @@ from mlxr.server.pool.model_pool import FOREVER
 KeepAlive = str | float | int | None
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_LONGEST = 100 * 365 * 86400.0
+"""What is longer is for ever: no clock tells when it would end."""
 _NUMBER = re.compile(r"\d+(\.\d*)?")
 
 
@@ -15,7 +17,7 @@ def seconds_of(keep_alive: KeepAlive) -> float | None:
     """Seconds; None: the server decides.
 
     Args:
-        keep_alive: a number of seconds, or a text such as `5m` or `1h30m`; less than 0: for ever.
+        keep_alive: a number of seconds, or a text such as `5m` or `1h30m`; less than 0, or a hundred years: for ever.
 
     Raises:
         ApiError: it is no time.
@@ -34,4 +36,4 @@ def seconds_of(keep_alive: KeepAlive) -> float | None:
                 "keep_alive", f"keep_alive is {keep_alive!r:.60}; expected seconds, a time such as 10m, or -1 for ever"
             )
         keep_alive = -seconds if is_negative else seconds
-    return FOREVER if keep_alive < 0 else float(keep_alive)
+    return float(keep_alive) if 0 <= keep_alive <= _LONGEST else FOREVER

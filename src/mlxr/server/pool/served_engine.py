@@ -42,7 +42,7 @@ class ServedEngine(Engine):
     ) -> AsyncGenerator[Event]:
         """See `mlxr.Engine`."""
         events = super().generate(prompt, params, pause=self._pause, salt=owned(salt), **terms)
-        return self._meter.observe(events, params.n if params else 1)
+        return self._meter.observe(events, params.n if params else 1, 0 if isinstance(prompt, str) else len(prompt))
 
     def _pause(self) -> float:
         return max(_PAUSE_SECONDS, _PAUSE_OF_EACH * self._meter.streams)
