@@ -77,6 +77,11 @@ class Unit:
         return frozenset(tensor.format for tensor in self.tensors)
 
     @property
+    def most_calls(self) -> int:
+        """Calls of the phase that has most of them."""
+        return max(len(phase.calls) for phase in self.phases)
+
+    @property
     def packed(self) -> tuple[tuple[int, CTensor], ...]:
         """The tensors that the library packs, each with its index."""
         return tuple((index, t) for index, t in enumerate(self.tensors) if t.layout == "packed")

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from mlxr.runtime.hosts.binding import phase_of
 from mlxr.runtime.hosts.collectives import Collectives, Floats
 from mlxr.runtime.hosts.cpu.batch_halves import batch_halves
 from mlxr.runtime.hosts.cpu.build import load_library
+from mlxr.runtime.hosts.cpu.c_batch import c_batch
 from mlxr.runtime.hosts.cpu.compile_units import Tick
 from mlxr.runtime.hosts.cpu.exchange import Exchange
 from mlxr.runtime.hosts.cpu.library import CBatch, Library, OpenProgram
@@ -31,6 +32,7 @@ from mlxr.runtime.hosts.cpu.logits_memory import LogitsMemory
 from mlxr.runtime.hosts.cpu.mapped_arena import MappedArena
 from mlxr.runtime.hosts.cpu.overlap import fewest_tokens
 from mlxr.runtime.hosts.cpu.tensors import TensorReader, bytes_by_place, place_tensors, read_from
+from mlxr.runtime.hosts.cpu.timed_calls import TimedCalls, timed_calls
 from mlxr.runtime.hosts.host import Host, Logits, Progress
 from mlxr.runtime.memory.footprint import Footprint
 from mlxr.runtime.threads import num_threads
@@ -89,6 +91,7 @@ class CpuHost(Host):
             progress("kernels", 1, 1)
         placed = place_tensors(planned.tensors, library, read, count, progress and partial(progress, "weights"))
         self.mapped_bytes, self.own_bytes = placed.mapped_bytes, placed.own_bytes
+        self._placed = placed
         self._running = OpenProgram(library, placed.addresses, arena.addresses(), count, keep=(placed.owners, arena))
         self._names = [kernel.name for kernel in self.program.kernels]
         self._told = [0] * len(self._names)
@@ -159,7 +162,7 @@ class CpuHost(Host):
         structures: list[CBatch] = []
         for part, ids in zip(reversed(parts), reversed(tokens), strict=True):
             second = ctypes.addressof(structures[-1]) if structures else 0
-            structures.append(_c_batch(program, part, ids, logits, links, second))
+            structures.append(c_batch(program, part, ids, logits, links, second))
         self._running.step(structures[-1])
         if self._exchange is not None:
             self._exchange.check()
@@ -170,6 +173,17 @@ class CpuHost(Host):
     def read(self, logits: Logits) -> npt.NDArray[np.float32]:
         """A step's logits, without a copy."""
         return np.asarray(logits)
+
+    def time_calls(self) -> dict[str, TimedCalls]:
+        """Measures each call of a program that is compiled with a clock; see `timed_calls`. Steps may run meanwhile.
+
+        Raises:
+            HostError: the model is one of several ranks, or the program cannot be built.
+        """
+        if self.plan.rank is not None:
+            raise HostError("the calls of one of several ranks cannot be timed alone: ranks wait for each other")
+        library = open_library(self.artifact, shows_progress=False, has_clock=True)
+        return timed_calls(self.plan, library, self._placed, self.arena.geometry, num_threads(self.threads))
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies all pairs, in order, in one call."""
@@ -203,46 +217,18 @@ class CpuHost(Host):
         self._told = counts
 
 
-def _c_batch(
-    program: int,
-    batch: Batch,
-    tokens: npt.NDArray[np.int32],
-    logits: npt.NDArray[np.float32],
-    links: int,
-    second: int,
-) -> CBatch:
-    return CBatch(
-        program,
-        len(tokens),
-        batch.num_seqs,
-        batch.num_rows,
-        batch.block_tables.shape[1],
-        _address(tokens),
-        _address(batch.positions),
-        _address(batch.slots),
-        _address(batch.query_start),
-        _address(batch.context_lens),
-        _address(batch.block_tables),
-        _address(batch.logit_rows),
-        _address(logits),
-        links,
-        second,
-    )
-
-
-def _address(array: npt.NDArray[Any]) -> int:
-    return array.ctypes.data
-
-
-def open_library(artifact: Artifact, *, shows_progress: bool) -> Library:
-    """The library of an artifact's program, from the cache or compiled now.
+def open_library(artifact: Artifact, *, shows_progress: bool, has_clock: bool = False) -> Library:
+    """The library of an artifact's program, from the cache or compiled now; `has_clock`: it times its calls.
 
     Raises:
         HostError: there is no compiler, or none can build the program.
         ArtifactError: the artifact has no target cpu.
     """
     with _CompilingLine(artifact.spec.name, shown=shows_progress) as line:
-        return Library(load_library(artifact.source(CpuHost.target), artifact.spec.name, line))
+        text = artifact.source(CpuHost.target)
+        if has_clock:
+            text = text.replace("\n", "\n#define MLXR_CLOCK\n", 1)
+        return Library(load_library(text, artifact.spec.name, line))
 
 
 class _CompilingLine:

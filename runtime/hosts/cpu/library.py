@@ -58,6 +58,9 @@ class Library:
         self.pack = _function(loaded, "mlxr_pack", number, number, pointer, pointer, number, number)
         self.launches = _function(loaded, "mlxr_launches", pointer, pointer)
         self.close = _function(loaded, "mlxr_close", None, pointer)
+        self.times: Callable[..., Any] | None = None
+        if hasattr(loaded, "mlxr_times"):  # it was compiled with a clock
+            self.times = _function(loaded, "mlxr_times", pointer, number)
         self.lend_activations: Callable[..., Any] | None = None
         if hasattr(loaded, "mlxr_lend_activations"):  # of one of several ranks
             self.lend_activations = _function(loaded, "mlxr_lend_activations", None, pointer, pointer)

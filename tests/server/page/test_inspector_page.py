@@ -71,6 +71,13 @@ def test_graphs_ops_and_kernels(opened: Tab) -> None:
     side.get_by_role("heading", name=fused["id"], exact=True).wait_for()
     here = [launch for launch in op["launches"] if launch["target"] == "cpu"]
     assert side.locator(".work").inner_text().split("\n")[:2] == ["Bytes moved", told_bytes(here)]
+    assert all(not launch["measured"] for launch in here)
+    side.get_by_role("button", name="Measure the calls on this machine").click()
+    side.locator(".work").get_by_text("Measured").wait_for(timeout=60_000)
+    again = get(opened.server, "op", model="a", graph="decode", name=fused["id"])["launches"]
+    (time,) = next(launch["measured"] for launch in again if launch["target"] == "cpu")
+    assert time["host"] == "cpu" and time["time_us"] > 0 and "1 sequence of" in time["scenario"]
+    assert f"Measured, {time['scenario']}" in side.inner_text()
     assert "cpu, which runs here" in side.locator(".launch h3").first.inner_text()
     for fold in ("default", "target metal, which does not run here"):
         assert side.locator("details", has_text=fold).count() > 0

@@ -14,6 +14,7 @@ from mlxr.inspect.c_report import CallRow, call_rows
 from mlxr.inspect.launches import PhaseRows, phase_rows
 from mlxr.inspect.roofline import LaunchLimit, Work, call_works, roofline
 from mlxr.inspect.roofline import works as works_of
+from mlxr.runtime.hosts.cpu.timed_calls import TimedCalls
 from mlxr.server.inspector.graph_view import GraphsView, NodeView, graphs_view, ports
 from mlxr.server.inspector.kernel_view import KernelView, kernel_view
 from mlxr.server.inspector.op_view import LaunchView, OpView, c_calls, metal_launches
@@ -52,13 +53,20 @@ class Inspector:
         """
         return kernel_view(self.artifact, target, name)
 
-    def op(self, graph: str, name: str, launched: Mapping[str, Mapping[str, int]] | None = None) -> OpView:
+    def op(
+        self,
+        graph: str,
+        name: str,
+        launched: Mapping[str, Mapping[str, int]] | None = None,
+        timed: Mapping[str, TimedCalls] | None = None,
+    ) -> OpView:
         """An op with its launches.
 
         Args:
             graph: `source`, `decode` or `prefill`.
             name: the op's name; it may be in any layer.
             launched: what `Engine.launch_counts` says, by target; None: no host runs the artifact.
+            timed: measured times of the calls of target cpu, by phase; None: none were measured.
 
         Raises:
             ArtifactError: there is no such graph or op.
@@ -85,7 +93,7 @@ class Inspector:
             parts=tuple(_in_layer(part.id, node.layer, op.layer) for part in node.parts),
             computed_by={phase: _in_layer(fused, node.layer, op.layer) for phase, fused in node.fused_into.items()},
             batch=self._batch(graph),
-            launches=self._launches(graph, name, launched or {}),
+            launches=self._launches(graph, name, launched or {}, timed or {}),
         )
 
     def _node(self, nodes: tuple[NodeView, ...], name: str, layer: int | None, layers: tuple[int, ...]) -> NodeView:
@@ -93,16 +101,19 @@ class Inspector:
         drawn = _in_layer(name, layer, layers[0] if layers else None)
         return next(node for node in nodes if node.id == drawn)
 
-    def _launches(self, graph: str, name: str, launched: Mapping[str, Mapping[str, int]]) -> tuple[LaunchView, ...]:
+    def _launches(
+        self, graph: str, name: str, launched: Mapping[str, Mapping[str, int]], timed: Mapping[str, TimedCalls]
+    ) -> tuple[LaunchView, ...]:
         if graph == "source":
             return ()
         metal = [row for row in (self._metal[graph].rows if self._metal else ()) if row.launch.op == name]
         works, limits = self._works.get(graph, {}), self._limits.get(graph, {})
         calls = [row for row in self._calls if row.phase == graph and row.launch.op == name]
         dims, batch = self._dims(graph), self._batch(graph)
+        cpu = call_works(self.artifact, "cpu", calls, dims)
         return (
             *metal_launches(self.artifact, metal, works, limits, dims, self.chip.title, batch, launched.get("metal")),
-            *c_calls(self.artifact, calls, call_works(self.artifact, "cpu", calls, dims), launched.get("cpu")),
+            *c_calls(self.artifact, calls, cpu, launched.get("cpu"), timed.get(graph)),
         )
 
     def _dims(self, graph: str) -> Mapping[BatchDim, int]:

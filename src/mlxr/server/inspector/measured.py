@@ -1,4 +1,7 @@
-"""The times of launches that `mlxr tune` measured and left in the artifact. Nothing else is said to be measured."""
+"""The times of launches that were measured: by `mlxr tune`, which left them in the artifact, or here, on host cpu.
+
+Nothing else is said to be measured.
+"""
 
 import json
 from typing import Any
@@ -6,6 +9,7 @@ from typing import Any
 from mlxr.compiler.artifact import TUNING, Artifact
 from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
 from mlxr.compiler.spec.record import Record
+from mlxr.runtime.hosts.cpu.timed_calls import TimedCalls
 
 
 class MeasuredTime(Record):
@@ -14,7 +18,7 @@ class MeasuredTime(Record):
     Attributes:
         time_us: the time.
         scenario: the batch, for people.
-        device: the GPU.
+        device: the GPU, or the threads of the CPU.
         host: the host that launched it.
     """
 
@@ -22,6 +26,19 @@ class MeasuredTime(Record):
     scenario: str
     device: str
     host: str
+
+
+def timed_call(timed: TimedCalls | None, index: int) -> tuple[MeasuredTime, ...]:
+    """The time of a call of a C program; nothing, if none was measured, or it did not run then.
+
+    Args:
+        timed: the calls of its phase.
+        index: the call's.
+    """
+    if timed is None or not timed.times_us[index]:
+        return ()
+    threads = f"{timed.threads} thread{'s' if timed.threads > 1 else ''} of this CPU"
+    return (MeasuredTime(time_us=timed.times_us[index], scenario=timed.batch, device=threads, host="cpu"),)
 
 
 def measured_times(artifact: Artifact, chosen: ChosenGeometry | None) -> tuple[MeasuredTime, ...]:

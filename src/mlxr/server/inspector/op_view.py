@@ -8,9 +8,10 @@ from mlxr.compiler.spec.record import Record
 from mlxr.inspect.c_report import CallRow
 from mlxr.inspect.launches import LaunchRow
 from mlxr.inspect.roofline import LaunchLimit, Work
+from mlxr.runtime.hosts.cpu.timed_calls import TimedCalls
 from mlxr.server.inspector.graph_view import PortView
 from mlxr.server.inspector.kernel_view import SizeView, sizes_of
-from mlxr.server.inspector.measured import MeasuredTime, measured_times
+from mlxr.server.inspector.measured import MeasuredTime, measured_times, timed_call
 
 
 class PredictionView(Record):
@@ -55,7 +56,7 @@ class LaunchView(Record):
         site, sizes: the geometry that was chosen, with the chip's reasons.
         size_bytes, flops: its work for the batch, on any chip; null if it does not run for it.
         prediction: null if the launch does not run for the batch, or no chip with known figures was named.
-        measured: times from `mlxr tune`; empty if there are none.
+        measured: times from `mlxr tune`, or from `POST /inspector/measure`; empty if there are none.
         launched: how often the running host has launched the kernel, for all ops and layers; null if none runs it.
     """
 
@@ -161,9 +162,13 @@ def metal_launches(
 
 
 def c_calls(
-    artifact: Artifact, rows: Iterable[CallRow], works: Mapping[int, Work], launched: Mapping[str, int] | None
+    artifact: Artifact,
+    rows: Iterable[CallRow],
+    works: Mapping[int, Work],
+    launched: Mapping[str, int] | None,
+    timed: TimedCalls | None,
 ) -> tuple[LaunchView, ...]:
-    """The calls of target cpu; arguments as for `metal_launches`."""
+    """The calls of target cpu; arguments as for `metal_launches`; `timed`: the measured times of the phase's calls."""
     program = artifact.plan.program("cpu")
     return tuple(
         LaunchView(
@@ -186,7 +191,7 @@ def c_calls(
             size_bytes=works[row.index].size_bytes if row.index in works else None,
             flops=works[row.index].flops if row.index in works else None,
             prediction=None,
-            measured=(),
+            measured=timed_call(timed, row.index),
             launched=None if launched is None else launched.get(row.launch.kernel, 0),
         )
         for row in rows

@@ -111,11 +111,31 @@ async def op(model: str, graph: str, name: str, request: Request, chip: _Chip = 
 
     def view() -> OpView:
         counts = {} if target is None else {target: engine.launch_counts()}
-        return inspector.op(graph, name, counts)
+        return inspector.op(graph, name, counts, watched(engine).timed)
 
     with _not_found():
         inspector = watched(engine).inspector(chip)
         return await asyncio.to_thread(view)
+
+
+@router.post("/measure")
+async def measure(model: str, request: Request) -> dict[str, float]:
+    """Times each call of the C program of a model on host cpu, which takes seconds; `op` tells them from then on.
+
+    The program is compiled with a clock for that, and runs apart. The answer has the microseconds of all calls of a
+    step together, by phase.
+    """
+    _engine(request, model)
+    state = ServerState.of(request)
+    form = state.pool.find_form(model)
+
+    async def measured() -> dict[str, float]:
+        async with state.pool.use(form.base or model, embeds=form.base is not None) as loaded:  # so that it stays
+            watched_ = watched(loaded.engine)
+            await watched_.measure()
+            return {phase: sum(timed.times_us) for phase, timed in watched_.timed.items()}
+
+    return await unless_gone(request, measured())
 
 
 @router.get("/kernel")

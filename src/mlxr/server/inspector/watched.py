@@ -2,11 +2,15 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.chips.catalog import find_chip
+from mlxr.compiler.errors import HostError
 from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.hosts.cpu.host import CpuHost
+from mlxr.runtime.hosts.cpu.timed_calls import TimedCalls
 from mlxr.server.inspector.history import History, watch
 from mlxr.server.inspector.inspector import Inspector
 
@@ -14,14 +18,35 @@ _WATCHED: "WeakKeyDictionary[Engine, Watched]" = WeakKeyDictionary()
 
 
 class Watched:
-    """One engine, watched until it is closed. For the thread of an event loop."""
+    """One engine, watched until it is closed. For the thread of an event loop.
+
+    Attributes:
+        artifact: what it runs.
+        history: what it did.
+        timed: times of the calls of host cpu, by phase, as far as they were measured.
+    """
 
     def __init__(self, engine: Engine) -> None:
         """Begins to take samples."""
         self.artifact: Artifact = engine.model.artifact
         self.history = History(time.time())
         self._inspectors: dict[str, Inspector] = {}
+        self._host = engine.model.host
+        self.timed: Mapping[str, TimedCalls] = {}
+        self._measuring: asyncio.Task[dict[str, TimedCalls]] | None = None
         self._watching = asyncio.create_task(watch(engine, self.history))
+
+    async def measure(self) -> None:
+        """Times the calls of host cpu; whoever asks meanwhile waits for the same.
+
+        Raises:
+            HostError: another host runs the model, or it cannot be measured here.
+        """
+        if not isinstance(self._host, CpuHost):
+            raise HostError(f"host {self._host.name} has no calls in C: only those of host cpu are timed here")
+        if self._measuring is None or self._measuring.done():
+            self._measuring = asyncio.create_task(asyncio.to_thread(self._host.time_calls))
+        self.timed = await asyncio.shield(self._measuring)
 
     def inspector(self, chip: str = "") -> Inspector:
         """The inspector that predicts for a chip of this name; empty: for the artifact's own.

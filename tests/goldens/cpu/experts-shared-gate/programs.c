@@ -1,99 +1,121 @@
+// Thread 0 counts each call when all threads have ended the one before. Where MLXR_CLOCK is defined, it notes the time
+// then, too; elsewhere there is no clock.
+#ifdef MLXR_CLOCK
+static struct {
+    uint64_t ns[2][25];
+    int64_t begun;
+    int program, call;
+} mlxr_clock = {.call = -1};
+
+// A call begins, or, with -1, the step has ended: the time since the last one was that call's.
+static void mlxr_lap(int program, int call) {
+    const int64_t now = mlxr_now_ns();
+    if (mlxr_clock.call >= 0) mlxr_clock.ns[mlxr_clock.program][mlxr_clock.call] += (uint64_t)(now - mlxr_clock.begun);
+    mlxr_clock.begun = now;
+    mlxr_clock.program = program;
+    mlxr_clock.call = call;
+}
+#define MLXR_COUNT(counter, program, call) if (launches) mlxr_lap(program, call), ++launches[counter]
+#else
+#define MLXR_COUNT(counter, program, call) if (launches) ++launches[counter]
+#endif
+
 // t: tensors, a: activations
 static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     const uint8_t *const *t = w->model->tensors;
     uint8_t *a = w->model->activations;
     uint64_t *launches = w->tid == 0 ? w->model->launches : NULL;
     // rope_table
-    if (launches) ++launches[0];
+    MLXR_COUNT(0, 0, 0);
     rope_table_76cafd88(w, b, (float *)(a + 0));
     mlxr_barrier(w);
     // embedded
-    if (launches) ++launches[1];
+    MLXR_COUNT(1, 0, 1);
     embed_fd7c82d7(w, b, t[0], (float *)(a + 768));
     mlxr_barrier(w);
     // layers.0.attention.qkv_projected
-    if (launches) ++launches[2];
+    MLXR_COUNT(2, 0, 2);
     qkv_507e562b(w, b, (float *)(a + 768), (const float *)t[1], t[17], t[18], t[19], (float *)(a + 1536));
     mlxr_barrier(w);
     // layers.0.attention.attended
-    if (launches) ++launches[3];
+    MLXR_COUNT(3, 0, 3);
     attend_decode_2984bce8(w, b, (float *)(a + 1536), (float *)(a + 0), 0, (float *)(a + 7936));
     mlxr_barrier(w);
     // layers.0.attention.out
-    if (launches) ++launches[4];
+    MLXR_COUNT(4, 0, 4);
     o_5f856a69(w, b, (float *)(a + 7936), t[2], (float *)(a + 768), (float *)(a + 1536));
     mlxr_barrier(w);
     // layers.0.mlp.router_projected
-    if (launches) ++launches[5];
+    MLXR_COUNT(5, 0, 5);
     router_7923d5fa(w, b, (float *)(a + 1536), (const float *)t[3], t[4], (float *)(a + 768));
     mlxr_barrier(w);
     // layers.0.mlp.routed
-    if (launches) ++launches[6];
+    MLXR_COUNT(6, 0, 6);
     route_7d6c5510(w, b, (float *)(a + 768), (int32_t *)(a + 1024), (float *)(a + 1280));
     mlxr_barrier(w);
     // layers.0.mlp.experts.gated
-    if (launches) ++launches[7];
+    MLXR_COUNT(7, 0, 7);
     experts_gate_up_85f98fa5(w, b, (float *)(a + 1536), (const float *)t[3], t[23], t[24], (int32_t *)(a + 1024), (float *)(a + 2304));
     mlxr_barrier(w);
     // layers.0.mlp.shared.gated
-    if (launches) ++launches[8];
+    MLXR_COUNT(8, 0, 8);
     gate_up_0314fb9f(w, b, (float *)(a + 1536), (const float *)t[3], t[25], t[26], (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.0.mlp.shared.router_projected
-    if (launches) ++launches[9];
+    MLXR_COUNT(9, 0, 9);
     router_47f3c2ee(w, b, (float *)(a + 1536), (const float *)t[3], t[7], (float *)(a + 768));
     mlxr_barrier(w);
     // layers.0.mlp.out_1
-    if (launches) ++launches[10];
+    MLXR_COUNT(10, 0, 10);
     experts_down_c4f2cc14(w, b, (float *)(a + 2304), t[5], (float *)(a + 1536), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 4864));
     mlxr_barrier(w);
     // layers.0.mlp.out
-    if (launches) ++launches[11];
+    MLXR_COUNT(11, 0, 11);
     down_6e6397c2(w, b, (float *)(a + 4096), t[6], (float *)(a + 4864), (float *)(a + 768), (float *)(a + 1024));
     mlxr_barrier(w);
     // layers.1.attention.qkv_projected
-    if (launches) ++launches[2];
+    MLXR_COUNT(2, 0, 12);
     qkv_507e562b(w, b, (float *)(a + 1024), (const float *)t[8], t[20], t[21], t[22], (float *)(a + 1792));
     mlxr_barrier(w);
     // layers.1.attention.attended
-    if (launches) ++launches[3];
+    MLXR_COUNT(3, 0, 13);
     attend_decode_2984bce8(w, b, (float *)(a + 1792), (float *)(a + 0), 1, (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.1.attention.out
-    if (launches) ++launches[4];
+    MLXR_COUNT(4, 0, 14);
     o_5f856a69(w, b, (float *)(a + 8192), t[9], (float *)(a + 1024), (float *)(a + 0));
     mlxr_barrier(w);
     // layers.1.mlp.router_projected
-    if (launches) ++launches[5];
+    MLXR_COUNT(5, 0, 15);
     router_7923d5fa(w, b, (float *)(a + 0), (const float *)t[10], t[11], (float *)(a + 768));
     mlxr_barrier(w);
     // layers.1.mlp.routed
-    if (launches) ++launches[6];
+    MLXR_COUNT(6, 0, 16);
     route_7d6c5510(w, b, (float *)(a + 768), (int32_t *)(a + 1024), (float *)(a + 1280));
     mlxr_barrier(w);
     // layers.1.mlp.experts.gated
-    if (launches) ++launches[7];
+    MLXR_COUNT(7, 0, 17);
     experts_gate_up_85f98fa5(w, b, (float *)(a + 0), (const float *)t[10], t[27], t[28], (int32_t *)(a + 1024), (float *)(a + 1536));
     mlxr_barrier(w);
     // layers.1.mlp.shared.gated
-    if (launches) ++launches[8];
+    MLXR_COUNT(8, 0, 18);
     gate_up_0314fb9f(w, b, (float *)(a + 0), (const float *)t[10], t[29], t[30], (float *)(a + 3328));
     mlxr_barrier(w);
     // layers.1.mlp.shared.router_projected
-    if (launches) ++launches[9];
+    MLXR_COUNT(9, 0, 19);
     router_47f3c2ee(w, b, (float *)(a + 0), (const float *)t[10], t[14], (float *)(a + 768));
     mlxr_barrier(w);
     // layers.1.mlp.out_1
-    if (launches) ++launches[10];
+    MLXR_COUNT(10, 0, 20);
     experts_down_c4f2cc14(w, b, (float *)(a + 1536), t[12], (float *)(a + 0), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.1.mlp.out
-    if (launches) ++launches[11];
+    MLXR_COUNT(11, 0, 21);
     down_6e6397c2(w, b, (float *)(a + 3328), t[13], (float *)(a + 4096), (float *)(a + 768), (float *)(a + 0));
     mlxr_barrier(w);
     // logits_of_all_tokens
     if (b->rows) {
-        if (launches) ++launches[12];
+        MLXR_COUNT(12, 0, 22);
         logits_9df983b8(w, b, (float *)(a + 0), (const float *)t[15], t[16], b->logits);
     }
 }
@@ -104,104 +126,104 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     uint8_t *a = w->model->activations;
     uint64_t *launches = w->tid == 0 ? w->model->launches : NULL;
     // rope_table
-    if (launches) ++launches[0];
+    MLXR_COUNT(0, 1, 0);
     rope_table_76cafd88(w, b, (float *)(a + 0));
     mlxr_barrier(w);
     // embedded
-    if (launches) ++launches[1];
+    MLXR_COUNT(1, 1, 1);
     embed_fd7c82d7(w, b, t[0], (float *)(a + 5120));
     mlxr_barrier(w);
     // layers.0.attention.qkv_projected
-    if (launches) ++launches[2];
+    MLXR_COUNT(2, 1, 2);
     qkv_507e562b(w, b, (float *)(a + 5120), (const float *)t[1], t[17], t[18], t[19], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.0.attention.cache_write
-    if (launches) ++launches[13];
+    MLXR_COUNT(13, 1, 3);
     cache_write_8e908584(w, b, (float *)(a + 11264), (float *)(a + 0), 0);
     mlxr_barrier(w);
     // layers.0.attention.attended
-    if (launches) ++launches[14];
+    MLXR_COUNT(14, 1, 4);
     attend_prefill_5fdf46fa(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.0.attention.out
-    if (launches) ++launches[4];
+    MLXR_COUNT(4, 1, 5);
     o_5f856a69(w, b, (float *)(a + 62464), t[2], (float *)(a + 5120), (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.0.mlp.router_projected
-    if (launches) ++launches[5];
+    MLXR_COUNT(5, 1, 6);
     router_7923d5fa(w, b, (float *)(a + 11264), (const float *)t[3], t[4], (float *)(a + 5120));
     mlxr_barrier(w);
     // layers.0.mlp.routed
-    if (launches) ++launches[6];
+    MLXR_COUNT(6, 1, 7);
     route_7d6c5510(w, b, (float *)(a + 5120), (int32_t *)(a + 5888), (float *)(a + 6144));
     mlxr_barrier(w);
     // layers.0.mlp.experts.gated
-    if (launches) ++launches[7];
+    MLXR_COUNT(7, 1, 8);
     experts_gate_up_85f98fa5(w, b, (float *)(a + 11264), (const float *)t[3], t[23], t[24], (int32_t *)(a + 5888), (float *)(a + 17408));
     mlxr_barrier(w);
     // layers.0.mlp.shared.gated
-    if (launches) ++launches[8];
+    MLXR_COUNT(8, 1, 9);
     gate_up_0314fb9f(w, b, (float *)(a + 11264), (const float *)t[3], t[25], t[26], (float *)(a + 31744));
     mlxr_barrier(w);
     // layers.0.mlp.shared.router_projected
-    if (launches) ++launches[9];
+    MLXR_COUNT(9, 1, 10);
     router_47f3c2ee(w, b, (float *)(a + 11264), (const float *)t[3], t[7], (float *)(a + 5120));
     mlxr_barrier(w);
     // layers.0.mlp.out_1
-    if (launches) ++launches[10];
+    MLXR_COUNT(10, 1, 11);
     experts_down_c4f2cc14(w, b, (float *)(a + 17408), t[5], (float *)(a + 11264), (int32_t *)(a + 5888), (float *)(a + 6144), (float *)(a + 36864));
     mlxr_barrier(w);
     // layers.0.mlp.out
-    if (launches) ++launches[11];
+    MLXR_COUNT(11, 1, 12);
     down_6e6397c2(w, b, (float *)(a + 31744), t[6], (float *)(a + 36864), (float *)(a + 5120), (float *)(a + 5376));
     mlxr_barrier(w);
     // layers.1.attention.qkv_projected
-    if (launches) ++launches[2];
+    MLXR_COUNT(2, 1, 13);
     qkv_507e562b(w, b, (float *)(a + 5376), (const float *)t[8], t[20], t[21], t[22], (float *)(a + 11520));
     mlxr_barrier(w);
     // layers.1.attention.cache_write
-    if (launches) ++launches[13];
+    MLXR_COUNT(13, 1, 14);
     cache_write_8e908584(w, b, (float *)(a + 11520), (float *)(a + 0), 1);
     mlxr_barrier(w);
     // layers.1.attention.attended
-    if (launches) ++launches[14];
+    MLXR_COUNT(14, 1, 15);
     attend_prefill_5fdf46fa(w, b, (float *)(a + 11520), (float *)(a + 0), 1, (float *)(a + 62720));
     mlxr_barrier(w);
     // layers.1.attention.out
-    if (launches) ++launches[4];
+    MLXR_COUNT(4, 1, 16);
     o_5f856a69(w, b, (float *)(a + 62720), t[9], (float *)(a + 5376), (float *)(a + 11520));
     mlxr_barrier(w);
     // layers.1.mlp.router_projected
-    if (launches) ++launches[5];
+    MLXR_COUNT(5, 1, 17);
     router_7923d5fa(w, b, (float *)(a + 11520), (const float *)t[10], t[11], (float *)(a + 0));
     mlxr_barrier(w);
     // layers.1.mlp.routed
-    if (launches) ++launches[6];
+    MLXR_COUNT(6, 1, 18);
     route_7d6c5510(w, b, (float *)(a + 0), (int32_t *)(a + 768), (float *)(a + 1024));
     mlxr_barrier(w);
     // layers.1.mlp.experts.gated
-    if (launches) ++launches[7];
+    MLXR_COUNT(7, 1, 19);
     experts_gate_up_85f98fa5(w, b, (float *)(a + 11520), (const float *)t[10], t[27], t[28], (int32_t *)(a + 768), (float *)(a + 17664));
     mlxr_barrier(w);
     // layers.1.mlp.shared.gated
-    if (launches) ++launches[8];
+    MLXR_COUNT(8, 1, 20);
     gate_up_0314fb9f(w, b, (float *)(a + 11520), (const float *)t[10], t[29], t[30], (float *)(a + 1280));
     mlxr_barrier(w);
     // layers.1.mlp.shared.router_projected
-    if (launches) ++launches[9];
+    MLXR_COUNT(9, 1, 21);
     router_47f3c2ee(w, b, (float *)(a + 11520), (const float *)t[10], t[14], (float *)(a + 0));
     mlxr_barrier(w);
     // layers.1.mlp.out_1
-    if (launches) ++launches[10];
+    MLXR_COUNT(10, 1, 22);
     experts_down_c4f2cc14(w, b, (float *)(a + 17664), t[12], (float *)(a + 11520), (int32_t *)(a + 768), (float *)(a + 1024), (float *)(a + 32000));
     mlxr_barrier(w);
     // layers.1.mlp.out
-    if (launches) ++launches[11];
+    MLXR_COUNT(11, 1, 23);
     down_6e6397c2(w, b, (float *)(a + 1280), t[13], (float *)(a + 32000), (float *)(a + 0), (float *)(a + 6400));
     mlxr_barrier(w);
     // logits_of_all_tokens
     if (b->rows) {
-        if (launches) ++launches[12];
+        MLXR_COUNT(12, 1, 24);
         logits_9df983b8(w, b, (float *)(a + 6400), (const float *)t[15], t[16], b->logits);
     }
 }

@@ -1,6 +1,6 @@
 // What is known of one op: its values, parts, launches with geometry and times, and the kernels' sources.
 
-import { getJson } from "../api.js";
+import { getJson, send } from "../api.js";
 import { announce, button, element, labelled } from "../element.js";
 import { copyButton, highlighted } from "../markdown.js";
 import { bytes, count, micros } from "./numbers.js";
@@ -48,10 +48,31 @@ export class OpPanel {
         ...op.outputs.map((port) => [`out ${port.port}`, port.value, port.shape.join(" × "), `${port.dtype}, ${port.role}`]),
       ])),
       attributes.length > 0 && section("Attributes", table(["name", "value"], attributes.map(([name, value]) => [name, JSON.stringify(value)])), true),
+      running === "cpu" && this.#measure(here),
       ...here.map((launch) => this.#launch(launch, running)),
       op.graph !== "source" && this.#chips(op),
       ...others.map((target) => this.#others(target, elsewhere.filter((launch) => launch.target === target))),
     ].filter(Boolean);
+  }
+
+  /** Has the server time the calls of host cpu. */
+  #measure(launches) {
+    const isKnown = launches.some((launch) => launch.measured.length);
+    const problem = element("span", { class: "error", role: "alert" });
+    const start = button(isKnown ? "Measure again" : "Measure the calls on this machine", async () => {
+      start.disabled = true;
+      start.textContent = "Compiling with a clock, and measuring …";
+      try {
+        await send(`/inspector/measure?${new URLSearchParams({ model: this.model })}`, { method: "POST", signal: this.signal });
+        this.show(...this.shown);
+      } catch (error) {
+        if (error.name === "AbortError") return;
+        problem.textContent = error.message;
+        start.textContent = "Measure the calls on this machine";
+        start.disabled = false;
+      }
+    }, { class: "quiet measure" });
+    return element("p", { class: "actions" }, start, problem);
   }
 
   /** The launches of a target that does not run here. */
@@ -115,6 +136,7 @@ function work(op, launches) {
   const runs = launches.filter((launch) => launch.size_bytes !== null);
   return element("div", { class: "work" },
     ...[["Bytes moved", bytes(sum("size_bytes"))], ["FLOPs", count(sum("flops"))], ["Launches", runs.length],
+      launches.some((launch) => launch.measured.length) && ["Measured", micros(launches.reduce((total, launch) => total + (launch.measured[0]?.time_us ?? 0), 0))],
       op.layers.length > 1 && ["In all layers", `${bytes(sum("size_bytes") * op.layers.length)}, ${count(sum("flops") * op.layers.length)}`]]
       .filter(Boolean).map(([name, value]) => element("span", {}, element("small", { text: name }), element("b", { text: String(value) }))),
     element("small", { class: "for", text: `on target ${launches[0].target}${op.batch ? `, for ${op.batch}` : ""}` }));

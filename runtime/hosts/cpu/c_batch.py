@@ -1,0 +1,50 @@
+"""A batch as the C program takes it."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.cpu.library import CBatch
+
+
+def c_batch(
+    program: int,
+    batch: Batch,
+    tokens: npt.NDArray[np.int32],
+    logits: npt.NDArray[np.float32],
+    links: int,
+    second: int,
+) -> CBatch:
+    """The structure of a batch, whose arrays must outlive it.
+
+    Args:
+        program: 0: one new token of each sequence; 1: any batch.
+        batch: its metadata.
+        tokens: [tokens], its token ids.
+        logits: [rows, output width]: where its logits go.
+        links: the address of `mlxr_links`; 0: the model has one rank.
+        second: the address of a batch that takes turns with this one; 0: there is none.
+    """
+    return CBatch(
+        program,
+        len(tokens),
+        batch.num_seqs,
+        batch.num_rows,
+        batch.block_tables.shape[1],
+        _address(tokens),
+        _address(batch.positions),
+        _address(batch.slots),
+        _address(batch.query_start),
+        _address(batch.context_lens),
+        _address(batch.block_tables),
+        _address(batch.logit_rows),
+        _address(logits),
+        links,
+        second,
+    )
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    return array.ctypes.data
