@@ -156,9 +156,9 @@ def build_kernel(text: str, signature: Signature) -> Path:
     with _cache.workspace() as work:
         what = f"kernel {signature.name!r}"
         source = f"{signature.name}.metal"
-        (work / "kernel.clcpp").write_text(_translation_unit(text, signature, source), "utf-8")
-        command = [*toolchain.clang, *KERNEL_FLAGS, *private_checks(toolchain.clang), *toolchain.machine]
-        _run([*command, "-S", "-emit-llvm", "kernel.clcpp", "-o", "kernel.ll"], work, what)
+        (work / "kernel.clcpp").write_text(_own_text(text, signature, source), "utf-8")
+        parsed = ("-include-pch", str(_parsed_prelude()))
+        _run([*_kernel_command(), *parsed, "-S", "-emit-llvm", "kernel.clcpp", "-o", "kernel.ll"], work, what)
         ir = instrument((work / "kernel.ll").read_text("utf-8"), source)
         (work / "checked.ll").write_text(ir, "utf-8")
         passes = NO_PASSES if len(ir) > _LARGE_IR else ()
@@ -167,6 +167,34 @@ def build_kernel(text: str, signature: Signature) -> Path:
         _require_stack(work / "kernel.su", what)
         _link(work, what)
         _cache.publish(work / "kernel.so", target)
+    return target
+
+
+def _kernel_command() -> list[str]:
+    toolchain = find_toolchain()
+    return [*toolchain.clang, *KERNEL_FLAGS, *private_checks(toolchain.clang), *toolchain.machine]
+
+
+def _prelude() -> str:
+    """What comes before every kernel, each file under its own name."""
+    return "\n".join(f'#line 1 "{name}"\n{template(name)}' for name in _PRELUDE)
+
+
+def _parsed_prelude() -> Path:
+    """The prelude as clang has read it, made on first use: reading it takes as long as reading most kernels.
+
+    Clang refuses it where its source has gone, so that this lies beside it; and it knows the source by its place.
+    """
+    command, text = _kernel_command(), _prelude()
+    key = digest(find_toolchain().identity, *command, text, str(library_folder()))
+    source, target = (library_folder() / f"prelude-{key}.{suffix}" for suffix in ("clcpp", "pch"))
+    if _cache.read(source) is None or _cache.read(target) is None:
+        with _cache.workspace() as work:
+            (work / source.name).write_text(text, "utf-8")
+            _cache.publish(work / source.name, source)
+            options = ("-c", "-Xclang", "-emit-pch", "-Xclang", "-fno-pch-timestamp")
+            _run([*command, *options, str(source), "-o", target.name], work, "its own prelude")
+            _cache.publish(work / target.name, target)
     return target
 
 
@@ -244,15 +272,18 @@ def _build_part(part: _Part) -> Path:
 
 def _translation_unit(text: str, signature: Signature, source: str) -> str:
     """Prelude, kernel text and the entry function, each under its own file name."""
+    return f"{_prelude()}\n{_own_text(text, signature, source)}"
+
+
+def _own_text(text: str, signature: Signature, source: str) -> str:
+    """Kernel text and the entry function."""
     entry = (
         f"MLXR_ENTRY {ENTRY}(const thread ulong* b, const thread MlxrSimGroup* g, uint i) {{\n"
         "    (void)b, (void)g, (void)i;\n"
         f"    {signature.name}({', '.join(signature.arguments)});\n"
         "}\n"
     )
-    body = _INCLUDE.sub("", text)
-    prelude = "\n".join(f'#line 1 "{name}"\n{template(name)}' for name in _PRELUDE)
-    return f'{prelude}\n#line 1 "{source}"\n{body}\n#line 1 "entry"\n{entry}'
+    return f'#line 1 "{source}"\n{_INCLUDE.sub("", text)}\n#line 1 "entry"\n{entry}'
 
 
 def _run(command: Sequence[str], folder: Path, what: str) -> None:

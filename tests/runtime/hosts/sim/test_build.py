@@ -153,6 +153,17 @@ def test_our_own_damaged_parts_are_built_anew(cache, name, content):
     assert len(entry.read_bytes()) > 1000
 
 
+def test_the_prelude_is_read_once(cache, commands):
+    for i in range(2):
+        SimKernel.load(COPY.format(i))
+    assert commands.count("its own prelude") == 1
+    for kept in cache.glob("prelude-*.*"):
+        kept.write_bytes(kept.read_bytes()[:1000])
+        commands.clear()
+        SimKernel.load(COPY.format(f"{len(kept.suffix)}00"))
+        assert commands.count("its own prelude") == 1, "what is damaged is made anew"
+
+
 def test_a_library_that_never_loads(cache):
     def load(path):
         tries.append(path)
