@@ -54,11 +54,8 @@ def read_json_call(
             continue
         key, is_whole = (yield from _value(reader)) if sign == '"' else ("", False)
         if not is_whole or (yield from reader.next_sign()) != ":":
-            known = (f'"{each}"' for each in (*of_arguments, *around, *beside))
-            if name is not None and not has_begun and _is_over(reader) and any(each.startswith(key) for each in known):
-                reader.start_call(name)  # it breaks off before its arguments
-                return CallState.COMPLETE
-            return CallState.BROKEN if has_begun else CallState.NO_CALL
+            is_known = any(f'"{each}"'.startswith(key) for each in (*of_arguments, *around, *beside))
+            return _broken_off(reader, name, has_begun, is_known, early, key)
         reader.take_sign()
         key = _loaded(key)
         sign = yield from reader.next_sign()
@@ -80,11 +77,9 @@ def read_json_call(
             continue
         value, is_whole = yield from _value(reader)
         if not is_whole:
-            if name is None or has_begun or not _is_over(reader):
-                return CallState.BROKEN if has_begun else CallState.NO_CALL
-            reader.start_call(name)
-            reader.emit_arguments(_begun_text(value) if key in of_arguments else "")
-            return CallState.COMPLETE
+            is_arguments = key in of_arguments and not has_begun
+            early = _begun_value(value) if is_arguments else early
+            return _broken_off(reader, name, has_begun, is_arguments or key in beside, early, f'"{key}": {value}')
         if key in of_name:
             loaded = _loaded(value)
             if not isinstance(loaded, str) or not loaded or (names is not None and loaded not in names):
@@ -127,19 +122,39 @@ def _value(reader: AnswerReader) -> Part[tuple[str, bool]]:
     return "".join(pieces), is_whole
 
 
-def _is_over(reader: AnswerReader) -> bool:
-    """Whether the answer has ended, and all of it has been read."""
-    return reader.ended and not reader.peek()
+def _broken_off(
+    reader: AnswerReader, name: str | None, has_begun: bool, is_part: bool, arguments: str | None, rest: str
+) -> CallState:
+    """What becomes of a call that is no whole JSON.
+
+    Args:
+        reader: of the answer.
+        name: of the tool, if it is known.
+        has_begun: whether the call has been told.
+        is_part: whether what came last may be a part of a call.
+        arguments: which have come, and have not been told.
+        rest: what came last.
+    """
+    if is_part and name is not None and reader.ended and not reader.peek():
+        if not has_begun:
+            reader.start_call(name)
+            reader.emit_arguments("" if arguments is None else as_object(arguments))
+        return CallState.COMPLETE
+    if has_begun:
+        reader.emit_arguments(rest)
+    return CallState.BROKEN if has_begun else CallState.NO_CALL
 
 
-def _begun_text(value: str) -> str:
-    """The text of a JSON string that breaks off; nothing of other values."""
+def _begun_value(value: str) -> str | None:
+    """A value that breaks off: a JSON string as text, others as they came; None: nothing of it has come."""
+    if value[:1] != '"':
+        return None if "null".startswith(value) else value
     for size in range(len(value), max(0, len(value) - len(_LONGEST_ESCAPE)), -1):
         with suppress(ValueError):
-            text = json.loads(f'{value[:size]}"', strict=False) if value[0] == '"' else ""
+            text = json.loads(f'{value[:size]}"', strict=False)
             text.encode()  # half of a pair of surrogates has no text
             return str(text)
-    return ""
+    return None
 
 
 def _loaded(text: str) -> Any:
