@@ -7,6 +7,7 @@ Control tokens (`<|channel|>`) have no text. Here each is its name between two h
 has: so text that only spells such a name is not taken for the token.
 """
 
+import json
 import re
 import secrets
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -25,12 +26,18 @@ TextKind = type[Content] | type[Reasoning]
 
 _OPEN, _CLOSE = "\ud800", "\udc00"
 _CONTROL = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SPACE = " \t\r\n"
 
 
 def spelled(name: str) -> str:
     """A control token of this name, as it stands between the text of an answer."""
     return f"{_OPEN}{name}{_CLOSE}"
+
+
+def without_surrogates(text: str) -> str:
+    """A text in which halves of surrogate pairs, which no encoding has, are escaped as in JSON."""
+    return text if text.isascii() else _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def named(text: str) -> str:
@@ -107,6 +114,7 @@ class AnswerReader:
 
     def start_call(self, name: str) -> None:
         """Begins a tool call."""
+        name = without_surrogates(name)
         self._deltas.append(ToolStart(self.num_calls, f"call_{secrets.token_hex(12)}", name))
         self.num_calls += 1
 
@@ -114,6 +122,7 @@ class AnswerReader:
         """Adds text to the arguments of the newest call."""
         if _OPEN in text:
             text = _CONTROL.sub("", text)
+        text = without_surrogates(text)
         if text:
             self._deltas.append(ToolArguments(self.num_calls - 1, text))
 
@@ -298,7 +307,10 @@ class AnswerReader:
         value = JsonValue()
         while True:
             end = value.feed(self._buffer)
-            use(self._take(len(self._buffer) if end is None else end))
+            text = self._take(len(self._buffer) if end is None else end)
+            for at in reversed(value.raw):
+                text = text[:at] + json.dumps(text[at])[1:-1] + text[at + 1 :]
+            use(text)
             if end is not None or self.ended:
                 return value.is_complete
             yield

@@ -107,7 +107,7 @@ def _known(keys: ObjectKeys | None) -> tuple[tuple[str, ...], ...]:
 def as_object(arguments: str | None) -> str:
     """Arguments as the text of a JSON object: some models write none, or the object's text as a JSON string."""
     loaded = None if arguments is None else _loaded(arguments)
-    if loaded is None:
+    if loaded in (None, ""):
         return "{}"
     if isinstance(loaded, str) and isinstance(_loaded(loaded), dict):
         return loaded

@@ -2,7 +2,7 @@
 
 import re
 
-_IN_STRING = re.compile(r'["\\\ud800]')
+_IN_STRING = re.compile(r'["\\\ud800\x00-\x1f]')
 _OUTSIDE = re.compile(r'["{}\[\]<\ud800]')
 _SCALAR_END = re.compile(r"[\s,}\]<\ud800]")
 
@@ -15,11 +15,13 @@ class JsonValue:
 
     Attributes:
         is_complete: whether the value has ended as JSON does.
+        raw: where, in the text that was fed last, strings have characters that JSON escapes, such as line ends.
     """
 
     def __init__(self) -> None:
         """Starts before a value, at its first character."""
         self.is_complete = False
+        self.raw: list[int] = []
         self._depth = 0
         self._in_string = self._escaped = False
         self._is_scalar: bool | None = None
@@ -27,6 +29,7 @@ class JsonValue:
     def feed(self, text: str) -> int | None:
         """Where the value ends: characters of `text` that belong to it; None if all do and more may."""
         position = 0
+        self.raw = []
         if self._is_scalar is None and text:
             self._is_scalar = text[0] not in '{["'
         if self._is_scalar:
@@ -47,6 +50,8 @@ class JsonValue:
                 return match.start()
             if sign == "\\":
                 self._escaped = True
+            elif sign < " ":
+                self.raw.append(match.start())
             elif sign == '"':
                 self._in_string = not self._in_string
             else:

@@ -104,6 +104,51 @@ ODD = {
         '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "g"',
         [*CALLED_F, *call("g", index=1)],
     ),
+    # Calls as other models write them, and with too much or too little around them.
+    "a list": Odd("qwen", f"<tool_call>[{F[11:-12]}, {G[11:-12]}]</tool_call>", [*CALLED_F, *call("g", "{}", 1)]),
+    "a list of commas": Odd(
+        "qwen", f"<tool_call>{F[11:-12]}, {G[11:-12]}</tool_call>", [*CALLED_F, *call("g", "{}", 1)]
+    ),
+    "braces twice": Odd("qwen", f"<tool_call>{{{F[11:-12]}}}</tool_call>.", [*CALLED_F, Content(".")]),
+    "a brace too many": Odd("qwen", f"{F[:-12]}}}</tool_call>.", [*CALLED_F, Content(".")]),
+    "an end too many": Odd("qwen", f"{F}\n</tool_call>\n{G}", [*CALLED_F, *call("g", "{}", 1)]),
+    "no end": Odd("qwen", f"{F[:-12]} I wait.", [*CALLED_F, Content("I wait.")]),
+    "no end before the next": Odd("qwen", f"{F[:-12]}\n{G}", [*CALLED_F, *call("g", "{}", 1)]),
+    "a dict of Python": Odd(
+        "qwen",
+        "<tool_call>{'name': 'f', 'arguments': {'a': True, 'b': None}}</tool_call>",
+        call("f", '{"a": true, "b": null}'),
+    ),
+    "arguments that are empty": Odd("qwen", '<tool_call>{"name": "f", "arguments": ""}</tool_call>', call("f", "{}")),
+    "a name of digits": Odd("qwen", '<tool_call>{"name": "7", "arguments": null}</tool_call>', call("7", "{}")),
+    "line ends in a text": Odd(
+        "qwen",
+        '<tool_call>{"name": "f", "arguments": {"a": "x\n\ty\\n",\n"b": 1}}</tool_call>',
+        call("f", '{"a": "x\\n\\ty\\n",\n"b": 1}'),
+    ),
+    "half a pair of surrogates": Odd(
+        "qwen",
+        r'<tool_call>{"name": "f\ud83c", "arguments": "{\"a\": \"\udf89\"}"}</tool_call>',
+        call(r"f\ud83c", r'{"a": "\udf89"}'),
+    ),
+    "half a pair in Python": Odd(
+        "python", r'<|tool_call_start|>[f(a="\ud83c")]<|tool_call_end|>', call("f", r'{"a": "\ud83c"}')
+    ),
+    "an object, not arguments one by one": Odd("coder", F, CALLED_F),
+    "an object, not a name": Odd("mistral", f"[TOOL_CALLS][{F[11:-12]}]", CALLED_F),
+    "an object, not a list": Odd("mistral list", f"[TOOL_CALLS]{F[11:-12]}", CALLED_F),
+    "no list": Odd("python", "<|tool_call_start|>f(a=1)<|tool_call_end|>", CALLED_F),
+    "no word before the name": Odd(
+        "kimi", '<|calls_begin|><|call_begin|>f:0<|call_args|>{"a": 1}<|call_end|><|calls_end|>', CALLED_F
+    ),
+    "no arguments": Odd(
+        "kimi", "<|calls_begin|><|call_begin|>functions.g:0<|call_args|><|call_end|><|calls_end|>", CALLED_G
+    ),
+    "a part of the end": Odd(
+        "coder", CODER.replace("</function>\n", "") + " Hi", [*call("get_weather", ROME), Content("Hi")]
+    ),
+    "cut in the name of an argument": Odd("coder", CODER[: CODER.find("ty>")], call("get_weather", '{"ci')),
+    "cut in a text in Python": Odd("python", '<|tool_call_start|>[f(a="Ro', call("f", '{"a": "Ro')),
 }
 
 

@@ -10,7 +10,7 @@ from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.learned.answer_form import ArgumentForm, Slot
 from mlxr.server.chat.learned.argument_schemas import arguments_of, may_be
 from mlxr.server.chat.learned.nested_tags import nested
-from mlxr.server.chat.learned.spelled_form import SpelledForm
+from mlxr.server.chat.learned.spelled_form import SpelledForm, is_special
 from mlxr.server.chat.loose_value import LooseScan, as_json
 
 _MOST = 256
@@ -44,6 +44,10 @@ class ArgumentReader:
         assert argument is not None, "calls with arguments one by one"
         self._between = spell.chunks(argument.between)
         self._call_end = form.call_end()
+        # Models leave out parts of it.
+        first = spell.text(argument.start.strip())
+        parts = (part for part in self._call_end[1:] if is_special(part) and not first.startswith(part))
+        self._ends = [*self._call_end[:1], *parts]
         self._middles: list[_Middle] = []
         for each in [argument] if argument.text is None else [argument.text, argument]:
             kinds: dict[str, list[str]] = {}
@@ -66,6 +70,8 @@ class ArgumentReader:
         is_first = True
         while True:
             if (yield from self._has_ended()):
+                if reader.was_cut and not reader.peek():
+                    return
                 break
             if not is_first and self._between:
                 yield from reader.next_is(self._between)
@@ -78,8 +84,10 @@ class ArgumentReader:
                 continue
             key = yield from self._key(start)
             if key is None:
-                if reader.ended and not reader.peek().strip():
-                    return
+                if reader.ended and not any(end in reader.peek() for end in self._ends):
+                    begun = json.dumps(reader.take(len(reader.peek())), ensure_ascii=False)[:-1]
+                    reader.emit_arguments(f"{'' if is_first else ', '}{begun}" if begun != '"' else "")
+                    return  # it breaks off in a name
                 break
             reader.emit_arguments(f"{'' if is_first else ', '}{json.dumps(key, ensure_ascii=False)}: ")
             is_first = False
@@ -101,9 +109,10 @@ class ArgumentReader:
         if not self._call_end:
             return reader.ended and not reader.peek()
         kept = reader.position()
-        if (yield from reader.next_is(self._call_end[:1])):
-            reader.back_to(kept)
-            return True
+        for end in self._ends:
+            if (yield from reader.next_is([end])):
+                reader.back_to(kept)
+                return True
         return reader.ended and not reader.peek()
 
     def _skip_to_start(self) -> Part[bool]:
@@ -113,7 +122,7 @@ class ArgumentReader:
         for begin in begins:
             if reader.peek().startswith(begin):  # it goes on as no argument does
                 reader.emit_arguments(reader.take(len(begin)))
-        ends = {end: end for end in (*begins, *self._call_end[:1])}
+        ends = {end: end for end in (*begins, *self._ends)}
         found = yield from reader.each_until(reader.emit_arguments, Markers(ends))
         if found is not None:
             reader.put_back(found)
@@ -204,7 +213,12 @@ class ArgumentReader:
         has_end = yield from reader.loose_value(LooseScan(self._quote, tuple(ends)), pieces.append)
         text = "".join(pieces)
         value = as_json(text, self._quote)
-        reader.emit_arguments(value if value is not None else json.dumps(text.strip(), ensure_ascii=False))
+        if value is None:
+            value = json.dumps(text.strip(), ensure_ascii=False)
+            opening = next((each for each in (*(self._quote or ())[:1], '"', "'") if text.startswith(each)), "")
+            if opening and not has_end:  # it breaks off in a text
+                value = json.dumps(text[len(opening) :], ensure_ascii=False)[:-1]
+        reader.emit_arguments(value)
         for chunk in self._spell.chunks(end):
             yield from reader.next_is([chunk])
         return has_end

@@ -6,14 +6,15 @@ import re
 from mlxr.server.chat.answer_reader import AnswerReader, Markers, Part, Reading
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.json_call import CallState, as_object, read_json_call
-from mlxr.server.chat.learned.answer_form import Slot, Style
+from mlxr.server.chat.learned.answer_form import ObjectKeys, Slot, Style
 from mlxr.server.chat.learned.read_arguments import ArgumentReader
-from mlxr.server.chat.learned.spelled_form import SpelledForm, Trigger
+from mlxr.server.chat.learned.spelled_form import SpelledForm, Trigger, is_special
 from mlxr.server.chat.loose_value import LooseScan, as_json
 
 _NAME = re.compile(r"[^\s<>{}()\[\]\"',\ud800]*")
 _MOST = 128
 """Characters of a name or an id."""
+_KEYS = ObjectKeys("name", "arguments")
 
 
 class CallReader:
@@ -42,12 +43,10 @@ class CallReader:
             trigger: what the marker begins.
         """
         reader, form, in_section = self._reader, self._form, trigger.in_section
-        if not (yield from reader.next_is(trigger.rest)):
-            return False
-        if in_section and form.start and not (yield from reader.next_is(form.start)):
-            return False
-        if not (yield from self._one()):
-            return False
+        kept = reader.position()
+        if not (yield from self._first(trigger)):
+            reader.back_to(kept)
+            return (yield from self._others())
         while True:
             yield from self._read_end()
             if not in_section:
@@ -65,6 +64,32 @@ class CallReader:
                 yield from self._rest_of_section()
                 return True
 
+    def _first(self, trigger: Trigger) -> Part[bool]:
+        """Reads the first call after a marker; whether there is one."""
+        start = self._form.start
+        if not (yield from self._begins(trigger.rest)):
+            return False
+        if trigger.in_section and start and not (yield from self._begins(start)):
+            return False
+        return (yield from self._one())
+
+    def _begins(self, parts: list[str]) -> Part[bool]:
+        """Whether what begins a call comes next, which is read; its last part may be missing if it is no marker."""
+        if (yield from self._reader.next_is(parts)):
+            return True
+        return bool(parts) and not is_special(parts[-1]) and (yield from self._reader.next_is(parts[:-1]))
+
+    def _others(self) -> Part[bool]:
+        """Reads calls as most models write them, one JSON object or a list, where there are none in the form."""
+        is_list = yield from self._reader.next_is(["["])
+        if not (yield from self._object()):
+            return False
+        if is_list:
+            yield from self._reader.next_is(["]"])
+        yield from self._read_end()
+        yield from self._rest_of_section()
+        return True
+
     def read_bare(self) -> Part[bool]:
         """Reads a call that nothing announces; whether there is one. If not, nothing is read."""
         reader = self._reader
@@ -81,9 +106,14 @@ class CallReader:
             yield from self._reader.next_is([chunk])
 
     def _read_end(self) -> Reading:
-        """The end of a call, of which models leave out parts."""
-        for chunk in self._end:
-            yield from self._reader.next_is([chunk])
+        """The end of a call, of which models leave out parts, or write it twice, or with a brace too many."""
+        reader, end = self._reader, self._end
+        if self._calls.style is Style.OBJECT and end and (yield from reader.next_is(["}", *end])):
+            return
+        for chunk in end:
+            yield from reader.next_is([chunk])
+        while end and is_special(end[0]) and (yield from reader.next_is(end)):
+            pass
 
     def _one(self) -> Part[bool]:
         """Reads a call after what begins it; whether it is one."""
@@ -92,18 +122,24 @@ class CallReader:
         return (yield from self._named())
 
     def _object(self) -> Part[bool]:
-        reader, keys = self._reader, self._calls.keys
+        """Reads a call that is a JSON object, and more such objects after it, as some models write them."""
+        reader, keys, kept = self._reader, self._calls.keys, self._reader.position()
         if self._calls.has_python:
             return (yield from self._python_object())
-        if not (yield from reader.begins_with("{")):
+        is_double = yield from reader.next_is(["{", "{"])
+        if not is_double and not (yield from reader.begins_with("{")):
             return False
+        if (yield from reader.next_sign()) == "'":
+            reader.back_to(kept)
+            return (yield from self._python_object())
         state = yield from read_json_call(reader, self._names, keys)
         if state is CallState.BROKEN:
             yield from self._broken()
+        if is_double and state is CallState.COMPLETE:
+            yield from reader.next_is(["}"])
         while state is CallState.COMPLETE and not self._form.is_bare:
-            # Some models write several objects between the same markers.
             kept = reader.position()
-            if not (yield from reader.next_is(["{"])):
+            if not (yield from reader.next_is(["{"])) and not (yield from reader.next_is([",", "{"])):
                 break
             state = yield from read_json_call(reader, self._names, keys)
             if state is CallState.NO_CALL:
@@ -116,8 +152,7 @@ class CallReader:
 
     def _python_object(self) -> Part[bool]:
         """Reads a call that is a dict of Python, which is told when it is whole."""
-        reader, keys = self._reader, self._calls.keys
-        assert keys is not None, "calls that are objects"
+        reader, keys = self._reader, self._calls.keys or _KEYS
         pieces: list[str] = []
         if (yield from reader.next_sign()) != "{":
             return False
@@ -210,7 +245,8 @@ class CallReader:
         if self._form.is_bare and (yield from reader.next_sign()) != "{":
             return False
         reader.start_call(name)
-        if (yield from reader.next_sign()) != "{":
+        if (sign := (yield from reader.next_sign())) != "{":
+            reader.emit_arguments("{}" if sign else "")  # some models write none if there are none
             return True
         if self._calls.has_python:
             yield from self._python()
