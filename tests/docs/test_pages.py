@@ -46,11 +46,12 @@ def test_speeds_in_the_readme_are_recorded_ones() -> None:
     assert table
     files = [ROOT / "benchmarks/RESULTS.md", ROOT / "benchmarks/NOTES-gpu.md"]
     recorded = "\n".join(path.read_text(encoding="utf-8") for path in files)
-    rows = [set(re.findall(r"[\d.]+", row)) for row in recorded.splitlines() if row.startswith("|")]
+    rows = [set(re.findall(r"\d[\d.]*", row)) for row in recorded.splitlines() if row.startswith("|")]
     found = re.findall(r"^\| (?:TinyLlama|Llama).*$", table[1], re.MULTILINE)
     assert len(found) >= 5
     for line in found:
-        figures = re.findall(r"[\d.]+", line.split("|", 2)[2])
+        figures = re.findall(r"\d[\d.]*", line.split("|", 3)[3])
+        assert len(figures) == 6
         for ours, theirs in zip(figures[::2], figures[1::2], strict=True):
             assert any({ours, theirs} <= row for row in rows), f"{line}: {ours}, {theirs}"
 
