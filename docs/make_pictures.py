@@ -133,10 +133,10 @@ def _show_an_op(page: Any, url: str) -> None:
     page.get_by_role("button", name="Decode", exact=True).click()
     page.locator('.graph .node[aria-label^="Decode: rope_write_attention"]').first.click()
     side = page.get_by_role("complementary", name="The chosen op")
-    source = side.get_by_text("Metal source").first
+    source = side.get_by_text("C source").first
     source.click()
     side.locator(".highlight span[class]").first.wait_for()
-    source.evaluate("element => element.scrollIntoView({block: 'start'})")
+    source.evaluate("element => element.closest('section').scrollIntoView({block: 'start'})")
     page.wait_for_timeout(500)
 
 
