@@ -23,7 +23,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 MLXR = [sys.executable, "-m", "mlxr.cli"]
-PROMPT = "Once upon a time, there lived"
+PROMPT = "Once upon a time there lived"
 PORT = 8613
 _COLUMNS, _ROW, _CHARACTER = 118, 17, 7.83
 """Characters in a row; the height of a row and the width of a character, in pixels."""
@@ -70,8 +70,8 @@ def terminal() -> None:
             [sys.executable, "-m", "mlxr.compiler.cli", "storyteller", "-o", artifact], check=True, cwd=folder
         )
         inspected = _printed(["inspect", str(artifact)])
-        story = _printed(["run", "storyteller", "--prompt", PROMPT, "--max-tokens", "60", "--seed", "7"])
-    rows = [f'$ mlxr run storyteller "{PROMPT}" --max-tokens 60 --seed 7', *_wrapped(story), ""]
+        story = _printed(["run", "storyteller", PROMPT, "--max-tokens", "45", "--seed", "4"])
+    rows = [f'$ mlxr run storyteller "{PROMPT}" --max-tokens 45 --seed 4', *_wrapped(story), ""]
     rows += ["$ mlxr inspect build/storyteller", *_shortened(inspected)]
     (FOLDER / "terminal.svg").write_text(_svg(rows), encoding="utf-8")
 
