@@ -82,6 +82,8 @@ class CpuHost(Host):
         self.threads = count = num_threads(threads)
         planned = self.program.library
         assert planned is not None, "a program in C has a library"
+        if progress is not None:
+            progress("kernels", 0, 1)
         library = open_library(artifact, shows_progress=progress is not None)
         if (abi := library.abi()) != planned.abi:
             raise HostError(

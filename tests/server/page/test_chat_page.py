@@ -195,12 +195,12 @@ def test_loading_is_shown_and_can_be_stopped(tab: Tab) -> None:
     tab.open()
     ask(page, "Hello")
     stages = page.locator(".message.growing .stages li")
-    stages.filter(has_text="weights 25 %").wait_for()
+    stages.filter(has_text="loading weights 25 %").wait_for()
     assert page.locator("#model-state").inner_text() == "weights 25 %"
     models[0]["progress"] = "warming up"
     stages.nth(1).wait_for()
     first, second = (stages.nth(at).inner_text() for at in (0, 1))
-    assert re.fullmatch(r"weights\s+\d+\.\d s", first) and re.fullmatch(r"warming up\s+\d+\.\d s", second)
+    assert re.fullmatch(r"loading weights\s+\d+\.\d s", first) and re.fullmatch(r"warming up\s+\d+\.\d s", second)
     page.keyboard.press("Escape")
     page.locator(".foot small", has_text="stopped").wait_for()
 

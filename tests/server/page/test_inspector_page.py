@@ -127,6 +127,20 @@ def test_the_graph_moves_and_fits(opened: Tab) -> None:
 
 
 @pytest.mark.long
+def test_the_graph_on_a_phone(browser: Any, models: RunningServer) -> None:
+    load(models, "a")
+    with new_tab(browser, models, viewport={"width": 390, "height": 800}) as tab:
+        page = tab.open("/#/inspector/graph")
+        page.locator(".graph-decode .node").first.wait_for()
+        assert page.locator(".stage").bounding_box()["height"] > 400 and not page.locator(".graph-source").is_visible()
+        page.locator(".graph-decode .node").nth(1).click()
+        page.locator(".work").wait_for()
+        table = page.locator("aside.op .wide").first
+        assert table.evaluate("node => getComputedStyle(node).overflowX") == "auto"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.long
 def test_the_graph_by_keyboard(opened: Tab) -> None:
     load(opened.server, "a")
     page = opened.open("/#/inspector/graph")

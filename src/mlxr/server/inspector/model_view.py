@@ -43,8 +43,8 @@ class ModelView(Record):
         no_chat: why it has none; empty until it is loaded.
         context: most tokens of prompt and answer; null until it is loaded.
         facts: what it is; null as long as its files were not read.
-        sampling: what requests get that do not say how tokens are chosen, by the names of the fields; null until it is
-            loaded.
+        sampling: what requests get that do not say how tokens are chosen, by the names of the fields; null
+            as long as its files were not read.
         sampling_source: what says so, for people.
     """
 
@@ -67,7 +67,9 @@ def model_view(model: ServedModel, facts: ModelFacts | None = None) -> ModelView
     """The state of a model, now; `facts`: what is known of its files."""
     loaded = model.loaded
     can_chat = None if facts is None else facts.templates is not None
+    sampling = None if facts is None else facts.sampling
     if loaded is not None:
+        sampling = loaded.default_sampling
         can_chat = loaded.chat_format is not None
     if model.base is not None:  # it is for embeddings
         can_chat = False
@@ -83,8 +85,8 @@ def model_view(model: ServedModel, facts: ModelFacts | None = None) -> ModelView
         no_chat="" if loaded is None else loaded.no_format,
         context=None if loaded is None else loaded.context,
         facts=None if facts is None else _facts_view(facts),
-        sampling=None if loaded is None else dict(loaded.default_sampling.options),
-        sampling_source="" if loaded is None else loaded.default_sampling.source,
+        sampling=None if sampling is None else dict(sampling.options),
+        sampling_source="" if sampling is None else sampling.source,
     )
 
 

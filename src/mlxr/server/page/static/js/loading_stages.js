@@ -1,5 +1,7 @@
 // The stages of a model that is being loaded, with the seconds of each.
 
+const NAMES = { kernels: "compiling kernels for this machine", weights: "loading weights", steps: "preparing steps" };
+
 /** What a model's progress has told so far, in stages. */
 export class LoadingStages {
   constructor(now = performance.now()) {
@@ -20,7 +22,7 @@ export class LoadingStages {
   /** The lines for people: name, seconds, whether it has ended. */
   lines(now = performance.now()) {
     return this.stages.map(({ name, percent, begun, ended }) => ({
-      text: ended === null && percent !== null ? `${name} ${percent} %` : name,
+      text: `${NAMES[name] ?? name}${ended === null && percent !== null && name !== "kernels" ? ` ${percent} %` : ""}`,
       seconds: (((ended ?? now) - begun) / 1000).toFixed(1),
       isDone: ended !== null,
     }));

@@ -23,7 +23,7 @@ export class SettingsView {
 
   /**
    * Shows the model's own values in the fields that the user has not set.
-   * @param {Object|undefined} model as /inspector/models tells of it; its values are known once it was loaded.
+   * @param {Object|undefined} model as /inspector/models tells of it; its values are known once its files were read.
    */
   showModel(model) {
     this.model = model;

@@ -36,10 +36,11 @@ export class Chart {
     const newest = points.at(-1)?.values ?? [];
     const seen = points.filter((point) => this.bars || point.time > now - seconds);
     const means = this.mean && seen.length ? this.mean(seen) : [];
+    const known = seen.length ? Math.min(seconds, now - seen[0].time) : 0; // a model that was just loaded has no more
     const told = (value) => (value === null || value === undefined ? "–" : this.unit(value));
     for (const [at, node] of this.values.entries()) {
       const figure = this.bars ? told(newest[at]) : `${told(newest[at])} now`;
-      node.textContent = means[at] === undefined ? figure : `${figure}, ${told(means[at])} over ${duration(seconds)}`;
+      node.textContent = means[at] === undefined ? figure : `${figure}, ${told(means[at])} over ${duration(known)}`;
     }
     this.canvas.setAttribute("aria-label", `${this.title}: ${this.series.map(([name], at) => `${name} ${this.values[at].textContent}`).join(", ")}`);
     const width = this.canvas.clientWidth;
@@ -104,9 +105,9 @@ export class Chart {
     pen.font = "11px system-ui, sans-serif";
     pen.fillText(this.unit(top), 2, 11);
     pen.fillText(left, 2, HEIGHT - 4);
+    if (!this.bars) pen.fillText("0", 2, HEIGHT - FOOT - 4);
     pen.textAlign = "right";
     pen.fillText(right, width - 2, HEIGHT - 4);
-    pen.fillText("0", width - 2, HEIGHT - FOOT - 4);
     pen.globalAlpha = 0.25;
     pen.lineWidth = 1;
     pen.beginPath();
