@@ -31,14 +31,20 @@ def read_small_file(path: Path, most_bytes: int, error: type[MlxrError], what: s
     return content
 
 
-def read_json(path: Path, most_bytes: int, error: type[MlxrError]) -> Any:
+def read_json(path: Path, most_bytes: int, error: type[MlxrError], **options: Any) -> Any:
     """The content of a JSON file.
+
+    Args:
+        path: the file.
+        most_bytes: its largest size.
+        error: the class of error to raise.
+        options: of `json.loads`.
 
     Raises:
         MlxrError: as `read_small_file`, or it is not JSON.
     """
     try:
-        return json.loads(read_small_file(path, most_bytes, error))
+        return json.loads(read_small_file(path, most_bytes, error), **options)
     except (ValueError, RecursionError) as fault:
         if (kind := foreign_file(path)) is not None:
             raise error(f"{path} is {kind}") from fault

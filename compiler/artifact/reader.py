@@ -22,6 +22,7 @@ from mlxr.compiler.artifact.manifest import (
 )
 from mlxr.compiler.artifact.parallel_plan import ParallelPlan, RankShare, parallel_plan
 from mlxr.compiler.artifact.phase_name import PHASES
+from mlxr.compiler.artifact.regular_file import read_regular
 from mlxr.compiler.errors import ArtifactError, MlxrError
 from mlxr.compiler.spec.other_files import other_than_an_artifact
 from mlxr.compiler.text.plural import counted
@@ -43,7 +44,7 @@ def _load(folder: Path) -> Artifact:
     if not is_artifact(folder):
         raise ArtifactError(other_than_an_artifact(folder))
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_regular(folder / MANIFEST))
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{folder / MANIFEST} cannot be read ({error}); compile the spec again") from error
     try:
@@ -131,7 +132,7 @@ def _read(folder: Path, name: str, expected: str) -> str:
     if not parts or name.startswith("/") or ".." in parts:
         raise ArtifactError(f"{folder / MANIFEST} names {name!r}, which is outside the artifact")
     try:
-        content = (folder / name).read_bytes()
+        content = read_regular(folder / name)
     except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
         reason = getattr(error, "strerror", None) or error
         raise ArtifactError(f"{folder / name} cannot be read ({reason}); compile the spec again") from error

@@ -4,6 +4,7 @@ Invariant: a shard is in the folder of its index; a name that leads elsewhere is
 """
 
 from pathlib import Path
+from typing import Any
 
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.json_file import read_json
@@ -43,7 +44,14 @@ def read_safetensors_index(path: Path) -> dict[str, StoredTensor]:
 
 
 def _read_weight_map(path: Path) -> dict[str, str]:
-    index = read_json(path, MAX_HEADER_BYTES, WeightsError)
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """An object, in which no key has two meanings: else the last shard of a tensor would win, unnoticed."""
+        result = dict(pairs)
+        if (twice := next((key for key, value in pairs if result[key] != value), None)) is not None:
+            raise WeightsError(f"{path}: the name {quoted(twice)} occurs twice, with different values")
+        return result
+
+    index = read_json(path, MAX_HEADER_BYTES, WeightsError, object_pairs_hook=once)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise WeightsError(f"{path}: no `weight_map` from tensor names to shard files; is it a safetensors index?")

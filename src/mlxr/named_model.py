@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mlxr.compiler.errors import RegistryError, SpecError
 from mlxr.compiler.spec.catalog import bundled_specs
+from mlxr.compiler.text.printable import printable
 from mlxr.hub.reference import hub_reference, is_in_a_folder
 from mlxr.registry.file_status import status_of
 from mlxr.registry.names import close_names
@@ -57,7 +58,7 @@ def note_use(model: ModelRecord) -> None:
 @cache
 def _warn(text: str) -> None:
     """Prints a note, once in a process."""
-    print(f"note: {text}", file=sys.stderr)
+    print(f"note: {printable(text)}", file=sys.stderr)
 
 
 def _exists(name: str) -> bool:

@@ -2,6 +2,8 @@
 
 import sys
 
+from mlxr.compiler.text.printable import printable
+
 
 class ProgressLine:
     """A progress line on standard error if that is a terminal; else nothing is shown."""
@@ -13,7 +15,7 @@ class ProgressLine:
     def show(self, text: str) -> None:
         """Replaces the line's text."""
         if self._terminal:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{printable(text)}", end="", file=sys.stderr, flush=True)
             self._shown = True
 
     def __enter__(self) -> "ProgressLine":

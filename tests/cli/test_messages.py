@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlxr.cli import main
+from mlxr.cli.table import print_table
 from mlxr.compiler.cli import main as compile_main
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.spec.document import read_document
@@ -81,6 +82,19 @@ def test_what_is_not_a_model(here: Path, command: str, message: str, capsys: pyt
     told = capsys.readouterr().err
     assert message in told
     assert "there is none" not in told and "is no " not in told
+
+
+def test_names_in_files_do_not_control_the_terminal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A message quotes them, and `mlxr list` shows them; \x1b]0; sets a window's title, \u202e turns the direction."""
+    (here / "bad.yaml").write_text('name: "a\\x1b]0;mine\\x07\\u202e"\nwings: 1\n')
+    (here / "\x1b[31mred.gguf").write_bytes(b"GGUF")
+    for model in ("bad.yaml", "\x1b[31mred.gguf"):
+        assert main(["run", model, "hi"]) == 1
+        told = capsys.readouterr().err
+        assert "\x1b" not in told and "\x07" not in told and "\u202e" not in told
+    assert r"\x1b[31mred.gguf" in told
+    print_table([("name",), ("a\x1b[2Jb\x9b",)])
+    assert capsys.readouterr().out.splitlines()[1] == r"a\x1b[2Jb\x9b"
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,27 @@ def test_every_file_is_guarded_by_its_hash(folder: Path) -> None:
     load_artifact(folder)
 
 
+@pytest.mark.parametrize("kind", ["device", "pipe", "huge"])
+def test_a_file_without_an_end_is_not_read(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is there who writes into the pipe."""
+    for path in (folder / "plan.json", folder / "manifest.json"):
+        if kind != "huge" and path.name == "manifest.json":
+            continue  # without a regular one, it is no artifact
+        before = path.read_bytes()
+        path.unlink()
+        if kind == "device":
+            path.symlink_to("/dev/zero")
+        elif kind == "pipe":
+            os.mkfifo(path)
+        else:
+            with path.open("wb") as stream:
+                stream.truncate(1 << 40)  # of holes
+        with pytest.raises(ArtifactError, match=r"it is no regular file|it has more than"):
+            load_artifact(folder)
+        path.unlink()
+        path.write_bytes(before)
+
+
 def test_a_changed_manifest_is_refused(folder: Path) -> None:
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())

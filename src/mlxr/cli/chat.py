@@ -15,6 +15,7 @@ from mlxr.cli.speculation_options import add_speculation_arguments
 from mlxr.cli.streams import refuse_other_bytes_than_text, show_any_character, text_argument
 from mlxr.cli.tier_options import add_tier_arguments
 from mlxr.compiler.errors import ArenaError, ChatTemplateError, PromptTooLongError, RequestError
+from mlxr.compiler.text.printable import printable
 from mlxr.runtime.engine.conversation import Conversation
 from mlxr.runtime.engine.sampling import Sampling
 
@@ -119,7 +120,7 @@ def _converse(conversation: Conversation, options: _Options) -> int:
         except (ArenaError, ChatTemplateError, RequestError) as error:
             if not terminal:
                 raise
-            print(f"error: {error}\n(/clear starts over)", file=sys.stderr)
+            print(f"error: {printable(error)}\n(/clear starts over)", file=sys.stderr)
 
 
 def _offer(conversation: Conversation, message: str, options: _Options, error: PromptTooLongError) -> str:
@@ -127,10 +128,11 @@ def _offer(conversation: Conversation, message: str, options: _Options, error: P
     try:
         turns = conversation.turns_to_drop(message, options.max_tokens)
     except (ChatTemplateError, PromptTooLongError) as alone:
-        print(f"error: {alone}", file=sys.stderr)
+        print(f"error: {printable(alone)}", file=sys.stderr)
         return ""
     print(
-        f"error: {error}\n(/drop forgets {_oldest(turns)} of {conversation.num_turns} and then answers this message; "
+        f"error: {printable(error)}\n"
+        f"(/drop forgets {_oldest(turns)} of {conversation.num_turns} and then answers this message; "
         "/clear starts over)",
         file=sys.stderr,
     )

@@ -16,6 +16,7 @@ from mlxr.cli.split_note import add_link_argument, check_link, split_note
 from mlxr.cli.streams import show_any_character
 from mlxr.cli.tier_options import add_tier_arguments, cache_line
 from mlxr.compiler.errors import RequestError
+from mlxr.compiler.text.printable import printable
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.model import Model
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         code = _generate(model, args, prompt, sampling)
         if (note := split_note(model, args.link)) is not None:  # now, when nobody waits for it
             sys.stdout.flush()
-            print(f"note: {note}", file=sys.stderr)
+            print(f"note: {printable(note)}", file=sys.stderr)
         return code
 
 
@@ -130,11 +131,11 @@ def _print_stats(stats: dict[str, object], lines: Sequence[str | None]) -> None:
         file=sys.stderr,
     )
     for line in filter(None, lines):
-        print(f"  {line}", file=sys.stderr)
+        print(f"  {printable(line)}", file=sys.stderr)
     for name, count in launches.items():
         print(f"  {count:6}  {name}", file=sys.stderr)
     notes = stats["notes"]
     assert isinstance(notes, list), "made above"
     for note in notes:
         if not any(line and note in line for line in lines):
-            print(f"note: {note}", file=sys.stderr)
+            print(f"note: {printable(note)}", file=sys.stderr)

@@ -11,6 +11,7 @@ from mlxr.cli.shown_model import as_json, files_as_json, moment
 from mlxr.cli.table import print_table
 from mlxr.compiler.errors import MlxrError, RegistryError
 from mlxr.compiler.text.byte_sizes import size
+from mlxr.compiler.text.printable import printable
 from mlxr.model_facts import ModelFacts, model_facts
 from mlxr.progress_line import ProgressLine
 from mlxr.registry.file_status import status_of
@@ -124,7 +125,7 @@ def _show_files(name: str, *, as_text: bool) -> None:
 
 def _print(lines: list[tuple[str, str]]) -> None:
     for key, value in lines:
-        print(f"{key:<10} {value}")
+        print(f"{key:<10} {printable(value)}")
 
 
 def _context(facts: ModelFacts) -> str:

@@ -40,6 +40,16 @@ def test_a_shard_elsewhere_is_refused(index, shard):
         open_weights(index)
 
 
+def test_a_name_with_two_shards_is_refused(index):
+    """JSON readers take the last one, and nobody would know which was meant; twice the same is no question."""
+    text = json.dumps({"weight_map": MAP})
+    index.write_text(text.replace('"a"', f'"a": "{FIRST}", "a"', 1))
+    assert set(open_weights(index).tensors) == {"a", "b", "c"}
+    index.write_text(text.replace('"a"', f'"a": "{SECOND}", "a"', 1))
+    with pytest.raises(WeightsError, match=r"the name 'a' occurs twice, with different values"):
+        open_weights(index)
+
+
 def test_a_pickled_shard_is_refused(index):
     index.write_text(json.dumps({"weight_map": {"a": "pytorch_model.bin"}}))
     with pytest.raises(WeightsError, match=r"refuses the shard name 'pytorch_model\.bin'"):
