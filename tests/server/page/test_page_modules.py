@@ -160,6 +160,20 @@ def test_formulas_are_found_and_prices_are_not(tab: Tab) -> None:
     assert r"\(code\)" in plain
 
 
+def test_text_that_is_nested_too_deeply_is_shown_as_it_is(tab: Tab) -> None:
+    body = """
+        return values[0].map(([piece, count]) => {
+            const node = document.createElement("div");
+            const markdown = new m.Markdown(node), text = "before\\n\\n" + piece.repeat(count) + "x";
+            markdown.show("before");
+            markdown.show(text);
+            return [node.textContent.includes("before"), node.textContent.trim().endsWith("x")];
+        });
+    """
+    pieces = [["> ", 20000], ["- ", 20000], ["[", 20000], ["*_", 20000], ["> - ", 10000]]
+    assert call(tab, "markdown", body, pieces) == [[True, True]] * len(pieces)
+
+
 def test_searches_find_all_words_anywhere(tab: Tab) -> None:
     conversation = {
         "title": "Weather",

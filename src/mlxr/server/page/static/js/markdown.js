@@ -47,7 +47,7 @@ export class Markdown {
 
   /** Shows a text. */
   show(text) {
-    const tokens = marked.lexer(text);
+    const tokens = lexed(text);
     const raws = tokens.map((token) => token.raw);
     let same = 0;
     while (same < raws.length && raws[same] === this.blocks[same]) same += 1;
@@ -57,7 +57,26 @@ export class Markdown {
   }
 }
 
+/** The blocks of a text. One that is nested so deeply that the parser's stack ends is shown as it is. */
+function lexed(text) {
+  try {
+    return marked.lexer(text);
+  } catch {
+    return [{ type: "plain", raw: text }];
+  }
+}
+
 function block(token) {
+  const plain = () => element("div", { class: "block plain", text: token.raw });
+  if (token.type === "plain") return plain();
+  try {
+    return rendered(token);
+  } catch {
+    return plain();
+  }
+}
+
+function rendered(token) {
   const fragment = DOMPurify.sanitize(marked.parser([token]), ALLOWED);
   for (const link of fragment.querySelectorAll("a")) {
     link.target = "_blank";
