@@ -4,6 +4,7 @@ Only the thread of an event loop may use it.
 """
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
@@ -11,6 +12,7 @@ from mlxr.compiler.errors import MlxrError
 from mlxr.model_facts import ModelFacts
 from mlxr.server.pool.served_model import ServedModel
 
+_LOG = logging.getLogger("mlxr.server")
 _PATIENCE = 0.25
 """Seconds that an answer waits for facts; later ones have them."""
 
@@ -39,4 +41,7 @@ class KnownFacts:
             try:
                 self._facts[model] = await asyncio.to_thread(model.source.facts)
             except (MlxrError, OSError):
+                self._facts[model] = None
+            except Exception as error:  # the files of one model must not hide what the others are
+                _LOG.warning("%s: what it is cannot be found out: %s", model.name, error, exc_info=error)
                 self._facts[model] = None
