@@ -64,7 +64,7 @@ uninstall() {
   for command in mlxr mlxr-compile; do
     if is_our_link "$command"; then echo "  - the link $bin/$command"; fi
   done
-  echo "Models, caches and settings stay; 'mlxr cache' lists and clears them."
+  echo "Models, caches and settings stay: ~/.cache/mlxr, ~/.local/share/mlxr, on a Mac ~/Library/Application Support/mlxr."
   confirm
   for command in mlxr mlxr-compile; do
     if is_our_link "$command"; then rm "$bin/$command"; fi

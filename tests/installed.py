@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import urllib.request
 from pathlib import Path
@@ -67,6 +68,9 @@ def build(work: Path) -> tuple[Path, Path]:
     for kinds, folder in (((), work / "dist"), (("--wheel",), work / "direct")):
         run(sys.executable, "-m", "build", *kinds, "--outdir", str(folder), str(clone))
     (wheel,), (source,) = (work / "direct").glob("*.whl"), (work / "dist").glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        names = [member.name.partition("/")[2] for member in archive]
+    assert "packaging/requirements.txt" in names, "the formula installs what the source distribution locks"
     files, again = files_of(wheel), files_of(work / "dist" / wheel.name)
     assert files == again, f"built from the source distribution, these differ: {differing(files, again)}"
     assert wheel.name.endswith("-py3-none-any.whl"), wheel.name
@@ -184,7 +188,7 @@ def ask(server: str) -> None:
     assert folder, f"the page names no icon: {page[:1000]}"
     static = ROOT / "src/mlxr/server/page/static"
     for file in static.rglob("*"):
-        if file.suffix in {".css", ".js", ".mjs", ".svg"}:
+        if file.suffix in {".css", ".js", ".mjs", ".svg", ".woff2"}:
             served = fetch(f"{server}{folder[1]}/{file.relative_to(static).as_posix()}")
             assert served == file.read_bytes(), f"the page's {file.name} is another one"
 
