@@ -139,9 +139,17 @@ def _pieces(vocabulary: Vocabulary, scores: list[float]) -> list[Piece]:
     for token_id in user_defined:
         texts[token_id] = texts[token_id].replace(" ", _SPACE)
     taken = {texts[token_id]: token_id for token_id in reversed(user_defined)}
-    pieces = [Piece(*row) for row in zip(texts, scores, vocabulary.kinds, strict=True)]
-    has_bytes = BYTE in vocabulary.kinds
-    for token_id, piece in enumerate(pieces):
+    kinds = vocabulary.kinds
+    pieces = list(map(Piece._make, zip(texts, scores, kinds, strict=True)))
+    has_bytes = BYTE in kinds
+    # Most of a vocabulary is as sentencepiece wants it, and is only looked at.
+    odd = [
+        token_id
+        for token_id, text in enumerate(texts)
+        if len(text) == 6 or kinds[token_id] in (UNKNOWN, BYTE) or text in taken or "\0" in text
+    ]
+    for token_id in odd:
+        piece = pieces[token_id]
         if has_bytes and len(piece.text) == 6 and BYTE_TOKEN.fullmatch(piece.text):
             pieces[token_id] = piece._replace(kind=BYTE)
         elif taken.get(piece.text, token_id) != token_id or "\0" in piece.text:

@@ -63,7 +63,24 @@ def write_model_proto(
 
 def write_pieces(pieces: Iterable[Piece]) -> bytes:
     """The part of a serialised model that lists its pieces. Appended to a model, it adds pieces to the model."""
-    return b"".join(_message(1, _piece(piece)) for piece in pieces)
+    written: list[bytes] = []
+    for piece in pieces:
+        text = piece.text.encode("utf-8")
+        if len(text) < _SHORT and 0 <= piece.kind < 0x80:
+            # Nearly all, and a vocabulary is written at every start: what `_piece` gives, with its lengths known.
+            own, whole = _ONE_BYTE[len(text)], _ONE_BYTE[len(text) + _AROUND]
+            written += (
+                _PIECE_TAG,
+                whole,
+                _TEXT_TAG,
+                own,
+                text,
+                _SCORE(_SCORE_TAG, piece.score, _KIND_TAG),
+                _ONE_BYTE[piece.kind],
+            )
+        else:
+            written.append(_message(_PIECES, _piece(piece)))
+    return b"".join(written)
 
 
 def changed_pieces(proto: bytes, changes: Mapping[int, Piece]) -> bytes:
@@ -132,6 +149,13 @@ def _varint(value: int) -> bytes:
     groups.append(value)
     return bytes(groups)
 
+
+_PIECE_TAG, _TEXT_TAG = _tag(_PIECES, _BYTES), _tag(1, _BYTES)
+_SCORE_TAG = int.from_bytes(_tag(2, _FIXED32), "little")
+_KIND_TAG = _tag(3, _VARINT)
+_SCORE = struct.Struct("<Bf1s").pack
+_AROUND = 9  # bytes of a piece besides its text, where both lengths take one
+_SHORT = 0x80 - _AROUND
 
 WITHOUT_PREFIX = _message(3, _integer(3, 0))
 """Appended to a model, it is one that puts no space before a text: of what is there twice, the last counts."""

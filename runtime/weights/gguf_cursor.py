@@ -54,6 +54,27 @@ class GgufCursor:
         except UnicodeDecodeError as error:
             raise GgufFault(f"{what} is not UTF-8") from error
 
+    def texts(self, count: int, what: str) -> list[str]:
+        """The next strings, as `text` reads them if it is not strict: in one loop, since a vocabulary has 262,144.
+
+        Raises:
+            GgufFault: the header ends before them.
+        """
+        found = []
+        read, left = self._stream.read, self._limit - self.position
+        for _ in range(count):
+            size_bytes = 8 + int.from_bytes(read(8), "little") if left >= 8 else 8
+            if size_bytes > left:
+                begin, end = self._limit - left, self._limit
+                raise GgufFault(f"{what} takes {size_bytes} bytes from {begin}, the header ends at {end}")
+            data = read(size_bytes - 8)
+            if len(data) != size_bytes - 8:
+                raise GgufFault(f"the file was cut short while {what} was read")
+            left -= size_bytes
+            found.append(data.decode("utf-8", "surrogateescape"))
+        self.position = self._limit - left
+        return found
+
     def check_count(self, count: int, min_size_bytes: int, what: str) -> None:
         """Refuses a count of things that do not fit into the rest of the header, before any loop over them.
 

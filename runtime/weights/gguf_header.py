@@ -135,7 +135,7 @@ def _read_value(cursor: GgufCursor, key: str) -> MetadataValue:
         item_kind, count = cursor.unpack("IQ", where)
         if item_kind == GGUFValueType.STRING:
             cursor.check_count(count, 8, f"strings in {where}")
-            return [cursor.text(where, strict=False) for _ in range(count)]
+            return cursor.texts(count, where)
         item_code = _SCALARS.get(item_kind)
         if item_code is None:
             raise GgufFault(f"{where} is an array of type {item_kind}, which is unknown or itself an array")

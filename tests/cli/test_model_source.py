@@ -1,5 +1,6 @@
 """What MODEL may be: a GGUF file, a folder, an artifact that options change; and what is cached of it."""
 
+import gc
 import json
 import shutil
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import mlxr
+from mlxr import model_source
 from mlxr.cli import main
 from mlxr.compiler.errors import MlxrError, SpecError, WeightsError
 from mlxr.compiler.spec.change import Changes
@@ -165,3 +167,17 @@ def test_no_weights_are_looked_for_in_the_current_folder(monkeypatch: pytest.Mon
     for weights in (None, ""):
         with pytest.raises(WeightsError, match=r"^tinyllama-1.1b comes without weights: name a file .{,60}$"):
             mlxr.load(mlxr.compile("tinyllama-1.1b"), weights)
+
+
+def test_python_looks_for_garbage_again_after_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a model loads it would find none, and look long."""
+    seen: list[bool] = []
+
+    def refuse(*_: object) -> None:
+        seen.append(gc.isenabled())
+        raise SpecError("no")
+
+    monkeypatch.setattr(model_source, "resolve_artifact", refuse)
+    with pytest.raises(SpecError):
+        model_source.load("storyteller", host="reference")
+    assert seen == [False] and gc.isenabled()
