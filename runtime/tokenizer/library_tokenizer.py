@@ -32,6 +32,10 @@ def library_errors(source: str) -> Iterator[None]:
         raise TokenizerError(f"{source}: corrupt, or not of a kind that is known: {reason:.300}") from error
 
 
+_LONG = 8192
+"""Characters of a text that is encoded without keeping other threads from running: shorter ones take milliseconds."""
+
+
 class LibraryTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library, with its special tokens."""
 
@@ -80,14 +84,59 @@ class LibraryTokenizer(Tokenizer):
         self._bytes = functools.cache(self._find_bytes)
 
     def _encode(self, text: str, parse_special: bool) -> list[int]:
+        if len(text) > _LONG:
+            library, own_ids = self._parsing if parse_special else self._not_parsing
+            return self._encode_long(library, own_ids, text)
         with self._lock, library_errors(self.source):
             self._library.encode_special_tokens = not parse_special
             ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
         return ids
 
+    def _encode_long(self, library: tokenizers.Tokenizer, own_ids: Mapping[int, int], text: str) -> list[int]:
+        """Ids of a long text. Of several texts, the library lets other threads run meanwhile; of a single one, not."""
+        with library_errors(self.source):
+            ids: list[int] = library.encode_batch([text], add_special_tokens=False)[0].ids
+        return [own_ids.get(token_id, token_id) for token_id in ids] if own_ids else ids
+
+    @functools.cached_property
+    def _parsing(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
+        return self._copy({}, encodes_special=False)
+
+    @functools.cached_property
+    def _not_parsing(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
+        return self._copy({}, encodes_special=True)
+
+    def _copy(self, names: Mapping[int, str], *, encodes_special: bool) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
+        """Another tokenizer of the same model, which no lock is needed for, and our ids of its added tokens.
+
+        Args:
+            names: of control tokens, where they are not their own.
+            encodes_special: whether names of control tokens are ordinary text.
+        """
+        with self._lock, library_errors(self.source):
+            copy = tokenizers.Tokenizer(self._library.model)  # shared, not copied
+            copy.normalizer, copy.pre_tokenizer = self._library.normalizer, self._library.pre_tokenizer
+            control = {i: token for i, token in self._added.items() if token.special}
+            others = {i: token for i, token in self._added.items() if not token.special}
+            copy.add_tokens(list(others.values()))
+            copy.add_special_tokens(
+                [
+                    tokenizers.AddedToken(names[i], lstrip=token.lstrip, rstrip=token.rstrip, normalized=False)
+                    if i in names
+                    else token
+                    for i, token in control.items()
+                ]
+            )
+            copy.encode_special_tokens = encodes_special
+            ids = {names.get(i, token.content): i for i, token in self._added.items()}
+            own_ids = {i: ids[token.content] for i, token in copy.get_added_tokens_decoder().items()}
+        return copy, {i: own for i, own in own_ids.items() if i != own}
+
     def _encode_parts(self, parts: Sequence[str]) -> list[int]:
         secret, library, own_ids = self._renamed
         text = "".join(f"{secret}{part}" if index % 2 else part for index, part in enumerate(parts))
+        if len(text) > _LONG:
+            return self._encode_long(library, own_ids, text)
         with library_errors(self.source):
             ids: list[int] = library.encode(text, add_special_tokens=False).ids
         return [own_ids.get(token_id, token_id) for token_id in ids]
@@ -100,21 +149,8 @@ class LibraryTokenizer(Tokenizer):
         once, and no name that stands in it may be one of a control token by accident.
         """
         secret = secrets.token_hex(16)
-        with self._lock, library_errors(self.source):
-            renamed = tokenizers.Tokenizer(self._library.model)  # shared, not copied
-            renamed.normalizer, renamed.pre_tokenizer = self._library.normalizer, self._library.pre_tokenizer
-            control = {i: token for i, token in self._added.items() if token.special}
-            others = {i: token for i, token in self._added.items() if not token.special}
-            names = {i: f"{secret}{token.content}" for i, token in control.items()}
-            renamed.add_tokens(list(others.values()))
-            renamed.add_special_tokens(
-                [
-                    tokenizers.AddedToken(names[i], lstrip=token.lstrip, rstrip=token.rstrip, normalized=False)
-                    for i, token in control.items()
-                ]
-            )
-            ids = {name: i for i, name in names.items()} | {token.content: i for i, token in others.items()}
-            own_ids = {i: ids[token.content] for i, token in renamed.get_added_tokens_decoder().items()}
+        names = {i: f"{secret}{token.content}" for i, token in self._added.items() if token.special}
+        renamed, own_ids = self._copy(names, encodes_special=False)
         return secret, renamed, own_ids
 
     @functools.cached_property

@@ -17,6 +17,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Vali
 from mlxr.server.errors import ApiError
 from mlxr.server.request_record import note_warning
 
+MOST_MESSAGES = 16_384
+"""Of a conversation. What is done with each of them adds up to a time in which nobody else is answered."""
+
 
 class _WithoutEffect:
     """Marks a field that is accepted and changes nothing."""

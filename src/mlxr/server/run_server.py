@@ -1,6 +1,8 @@
 """Runs the server until it is told to stop."""
 
 import asyncio
+import gc
+import os
 import resource
 import secrets
 import socket
@@ -42,6 +44,8 @@ def run_server(make_pool: Callable[[], ModelPool], settings: ServerSettings, log
         log.open()
     _allow_files(settings.most_connections + _OTHER_FILES)
     listener = _listen(settings)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are encoded in threads of ours
+    gc.freeze()  # what was imported stays: to look for garbage in it again and again holds all threads
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # a third less time for each token
         return runner.run(_serve(make_pool, settings, listener))
 

@@ -9,19 +9,22 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
+from starlette.responses import Response
 
 from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.openai_answers import Text, TokenizerInfo, Tokens
 from mlxr.server.errors import ApiError, bad_field
-from mlxr.server.fields import ApiModel
+from mlxr.server.fields import MOST_MESSAGES, ApiModel
+from mlxr.server.large_body_route import JsonBytes, LargeBodyRoute, written_in_pieces
 from mlxr.server.openai.chat_request import Message, told_message
 from mlxr.server.openai.chat_tools import Tool, kit_of
 from mlxr.server.pool.served_model import LoadedModel
 from mlxr.server.state import ServerState
 
-router = APIRouter()
+router = APIRouter(route_class=LargeBodyRoute)
 _LONGEST_NAME = 64
 """Of a control token, in characters."""
 
@@ -31,7 +34,7 @@ class TokenizeRequest(ApiModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MOST_MESSAGES)
     tools: list[Tool] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -47,7 +50,7 @@ class DetokenizeRequest(ApiModel):
 
 
 @router.post("/tokenize", tags=["Tokens"], response_model=None, responses=answers(Tokens))
-async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """The token ids of a text, or of a conversation up to where the answer begins."""
     if (body.prompt is None) == (body.messages is None):
         raise bad_field("prompt", "expected either prompt or messages")
@@ -59,12 +62,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     async with _use(request, body.model) as model:
         tokenizer = model.engine.model.require_tokenizer()
         if body.prompt is not None:
-            special = body.add_special_tokens is not False
-            named = tokenizer.encode(body.prompt[:_LONGEST_NAME], add_special=False, parse_special=True)
-            if len(body.prompt) < _LONGEST_NAME and len(named) == 1 and tokenizer.is_control(named[0]):
-                ids = named  # clients ask so for the id of a control token
-            else:
-                ids = await asyncio.to_thread(tokenizer.encode, body.prompt, add_special=special, parse_special=True)
+            ids = await asyncio.to_thread(_ids, tokenizer, body.prompt, body.add_special_tokens is not False)
         else:
             messages = tuple(told_message(i, message) for i, message in enumerate(body.messages or ()))
             job = ChatJob(
@@ -76,9 +74,22 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
             )
             ids = await model.format.prompt(job)
         told: dict[str, Any] = {"count": len(ids), "max_model_len": model.context, "tokens": ids}
-        if body.return_token_strs:
-            told["token_strs"] = [tokenizer.token_text(token_id) for token_id in ids]
-        return told
+
+        def written() -> bytes:
+            if body.return_token_strs:
+                told["token_strs"] = [tokenizer.token_text(token_id) for token_id in ids]
+            return written_in_pieces(told)
+
+        return JsonBytes(await asyncio.to_thread(written))
+
+
+def _ids(tokenizer: Tokenizer, text: str, add_special: bool) -> list[int]:
+    """The ids of a text. Clients ask so for the id of a control token, by its name alone."""
+    if len(text) < _LONGEST_NAME:
+        named = tokenizer.encode(text, add_special=False, parse_special=True)
+        if len(named) == 1 and tokenizer.is_control(named[0]):
+            return named
+    return tokenizer.encode(text, add_special=add_special, parse_special=True)
 
 
 @router.post("/detokenize", tags=["Tokens"], response_model=None, responses=answers(Text))

@@ -6,7 +6,7 @@ from pydantic import Field, Tag
 
 from mlxr.server.anthropic.content import Message, Texts
 from mlxr.server.anthropic.tools import AnyTool
-from mlxr.server.fields import BY_TYPE, TEXT_OR_LIST, ApiModel, NotServed, WithoutEffect, known_types
+from mlxr.server.fields import BY_TYPE, MOST_MESSAGES, TEXT_OR_LIST, ApiModel, NotServed, WithoutEffect, known_types
 
 _MOST_TOOLS = 1024
 
@@ -105,7 +105,7 @@ class Conversation(ApiModel):
     }
 
     model: str
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     system: Annotated[Texts, TEXT_OR_LIST] | None = None
     tools: list[AnyTool] | None = Field(None, max_length=_MOST_TOOLS)
     tool_choice: ToolChoice | None = None

@@ -1,5 +1,6 @@
 """From a `ChatJob` to the pieces of its answers: what every API calls."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -66,7 +67,10 @@ async def answer(
         MlxrError: as `ChatFormat.prompt`, `ChatFormat.constrained` and `Engine.generate`.
     """
     prompt = await model.format.prompt(job) if prompt is None else prompt
-    sampling = model.format.constrained(job, prompt)
+    if job.constrains_calls or job.sampling.is_constrained:  # a grammar may be long
+        sampling = await asyncio.to_thread(model.format.constrained, job, prompt)
+    else:
+        sampling = model.format.constrained(job, prompt)
     parsers = [model.format.parser(job, prompt) for _ in range(sampling.n)]
     events = model.engine.generate(prompt, sampling, priority=priority, deadline=deadline, salt=salt)
     async with aclosing(events):

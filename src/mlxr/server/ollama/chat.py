@@ -11,7 +11,7 @@ from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import OllamaChat
 from mlxr.server.errors import bad_field
-from mlxr.server.fields import ApiModel, WithoutEffect
+from mlxr.server.fields import MOST_MESSAGES, ApiModel, WithoutEffect
 from mlxr.server.ollama.answers import Ask, Part, answered, loaded_or_not
 from mlxr.server.ollama.json_route import JsonRoute
 from mlxr.server.ollama.keep_alive import KeepAlive
@@ -118,7 +118,7 @@ class ChatRequest(Common):
 
     refused: ClassVar[dict[str, str]] = {"messages[].images": "this server takes text only"}
 
-    messages: list[Message] | None = None
+    messages: list[Message] | None = Field(None, max_length=MOST_MESSAGES)
     tools: list[Tool] | None = Field(None, max_length=1024)
 
 

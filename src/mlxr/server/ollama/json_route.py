@@ -4,15 +4,16 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request
-from fastapi.routing import APIRoute
 from starlette.responses import Response
 
+from mlxr.server.large_body_route import LargeBodyRoute
 
-class JsonRoute(APIRoute):
+
+class JsonRoute(LargeBodyRoute):
     """A route whose requests may have any Content-Type. That pages of other sites send none is the guard's affair."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """See `APIRoute`."""
+        """See `LargeBodyRoute`."""
         handle = super().get_route_handler()
 
         async def read_as_json(request: Request) -> Response:

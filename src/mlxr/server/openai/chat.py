@@ -18,6 +18,7 @@ from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, Too
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.openai_answers import ChatCompletion
 from mlxr.server.errors import openai_body
+from mlxr.server.large_body_route import LargeBodyRoute
 from mlxr.server.openai.chat_request import ChatRequest, job_of
 from mlxr.server.openai.chat_tools import CustomDeltas, kit_of, whole_call
 from mlxr.server.openai.client_tool import ToolKit
@@ -29,7 +30,7 @@ from mlxr.server.request_record import noted_warnings
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState
 
-router = APIRouter()
+router = APIRouter(route_class=LargeBodyRoute)
 FINGERPRINT = f"mlxr-{VERSION}"
 
 

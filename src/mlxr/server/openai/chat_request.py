@@ -6,7 +6,7 @@ from pydantic import Field
 
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import ApiError, bad_field
-from mlxr.server.fields import ApiModel, NotServed, WithoutEffect, known_types
+from mlxr.server.fields import MOST_MESSAGES, ApiModel, NotServed, WithoutEffect, known_types
 from mlxr.server.openai.chat_tools import Tool, ToolCall, kit_of
 from mlxr.server.openai.client_tool import ToolKit
 from mlxr.server.openai.reasoning_fields import ReasoningFields
@@ -69,7 +69,7 @@ class ChatRequest(SamplingFields, ReasoningFields):
         "audio": "there is no speech",
     }
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

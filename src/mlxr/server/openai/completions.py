@@ -19,6 +19,7 @@ from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.openai_answers import TextCompletion
 from mlxr.server.errors import bad_field, openai_body
+from mlxr.server.large_body_route import LargeBodyRoute
 from mlxr.server.merged import merged
 from mlxr.server.openai.chat import FINGERPRINT, new_id, plain_reason, usage
 from mlxr.server.openai.json_text import dumped, dumped_fields
@@ -30,7 +31,7 @@ from mlxr.server.request_record import noted_warnings
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState
 
-router = APIRouter()
+router = APIRouter(route_class=LargeBodyRoute)
 _DEFAULT_TOKENS = 16
 _MOST_LOGPROBS = 20
 

@@ -15,11 +15,12 @@ from mlxr.server.embedding import embed, numbers_text, written
 from mlxr.server.embedding_prompts import Texts, check_texts, prompts_of
 from mlxr.server.errors import bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect
+from mlxr.server.large_body_route import LargeBodyRoute
 from mlxr.server.openai.json_text import dumped
 from mlxr.server.sse import unless_gone
 from mlxr.server.state import ServerState
 
-router = APIRouter()
+router = APIRouter(route_class=LargeBodyRoute)
 
 
 class EmbeddingRequest(ApiModel):

@@ -18,6 +18,7 @@ from mlxr.server.documents.openai_answers import DeletedResponse, InputTokens, R
 from mlxr.server.documents.openai_answers import Response as WholeResponse
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.escaped_json import EscapedJson
+from mlxr.server.large_body_route import LargeBodyRoute
 from mlxr.server.openai.kept_responses import owner_of
 from mlxr.server.openai.response_events import GrowingResponse
 from mlxr.server.openai.responses_items import Item, MessageItem, ReferenceItem, listed_items
@@ -27,7 +28,7 @@ from mlxr.server.security import key_of
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState
 
-router = APIRouter()
+router = APIRouter(route_class=LargeBodyRoute)
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 _LOG = logging.getLogger("mlxr.server")
 

@@ -8,7 +8,16 @@ from pydantic import Discriminator, Field, Tag
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import bad_field
-from mlxr.server.fields import BY_TYPE, TEXT_OR_LIST, ApiModel, NotServed, WithoutEffect, known_types, type_of
+from mlxr.server.fields import (
+    BY_TYPE,
+    MOST_MESSAGES,
+    TEXT_OR_LIST,
+    ApiModel,
+    NotServed,
+    WithoutEffect,
+    known_types,
+    type_of,
+)
 from mlxr.server.openai.client_tool import ClientTool, ToolKit
 from mlxr.server.openai.reasoning_fields import Effort
 from mlxr.server.openai.responses_calls import SearchOutputItem
@@ -120,7 +129,8 @@ class Conversation(ApiModel):
 
     model: str
     input: Annotated[
-        Annotated[str, Tag("str")] | Annotated[list[Item], Field(min_length=1), Tag("[list]")],
+        Annotated[str, Tag("str")]
+        | Annotated[list[Item], Field(min_length=1, max_length=MOST_MESSAGES), Tag("[list]")],
         TEXT_OR_LIST,
     ]
     instructions: str | None = None
