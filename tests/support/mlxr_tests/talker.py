@@ -1,6 +1,8 @@
 """A small model of random weights that can chat and take tools, has a long context, and soon ends what it says."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -22,13 +24,29 @@ def write_talker(path: Path, template: str = HERMES) -> Path:
         template: its chat template.
     """
     metadata = metadata_of(byte_level(WORDS["llama-bpe"]), "llama-bpe")
-    num_tokens, end = len(metadata["tokenizer.ggml.tokens"]), metadata["tokenizer.ggml.eos_token_id"]
+    end = metadata["tokenizer.ggml.eos_token_id"]
+    return write_model(path, template, metadata, context=CONTEXT, likely={end: _END})
+
+
+def write_model(
+    path: Path, template: str, metadata: Mapping[str, Any], *, context: int, likely: Mapping[int, float]
+) -> Path:
+    """Writes a model of random weights as a GGUF file.
+
+    Args:
+        path: of the file.
+        template: its chat template.
+        metadata: of its tokenizer.
+        context: tokens that it may have.
+        likely: how much likelier than others some tokens are; 0 is as the others, below it is less.
+    """
+    num_tokens = len(metadata["tokenizer.ggml.tokens"])
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in metadata.items():
         add = {int: writer.add_uint32, str: writer.add_string}.get(type(value), writer.add_array)
         add(key, value)
     writer.add_chat_template(template)
-    writer.add_context_length(CONTEXT)
+    writer.add_context_length(context)
     writer.add_embedding_length(_WIDTH)
     writer.add_block_count(_LAYERS)
     writer.add_feed_forward_length(_HIDDEN)
@@ -43,8 +61,9 @@ def write_talker(path: Path, template: str = HERMES) -> Path:
         return random.normal(0, spread, (rows, columns)).astype(np.float16)
 
     embedding, output = matrix(num_tokens, _WIDTH, 0.3), matrix(num_tokens, _WIDTH, 0.4)
-    embedding[:, 0], output[:, 0], output[end] = 1, 0, 0  # the first column says nothing but that the answer may end
-    output[end, 0] = _END
+    embedding[:, 0], output[:, 0] = 1, 0  # the first column says nothing but how likely tokens are
+    for token, much in likely.items():
+        output[token], output[token, 0] = 0, much
     writer.add_tensor("token_embd.weight", embedding)
     writer.add_tensor("output.weight", output)
     writer.add_tensor("output_norm.weight", np.ones(_WIDTH, np.float32))

@@ -111,7 +111,8 @@ def _with_values(turns: _Turns, numbers: "_Written", middles: dict[str, str], ar
         elif form := _value_form(kind, shown, value, argument.quote):
             if kind in ("array", "object"):  # what stands within may be written otherwise
                 inner = _value(turns.of({KEYS[0]: [True, False, None]}), numbers.head, numbers.tail)
-                form = replace(form, words=_words(inner or "", form.comma) or form.words)
+                inner = (inner or "").removeprefix(middles[kind])
+                form = replace(form, words=_words(inner, form.comma) or form.words)
             values.append((kind, form))
     kinds = tuple((kind, middles[kind]) for kind in KINDS)
     return replace(
