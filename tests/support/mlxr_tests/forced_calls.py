@@ -234,7 +234,8 @@ def _judged(model: _Served, judge: SpokenModel, job: ChatJob, text: str, got: An
         alone = alone.lstrip().removeprefix(marker)
     if _bare(_without_ids(_without_ends(alone, control), form)) in _bare(_without_ids(text, form)):
         return "", True
-    if any(each in arguments for _, arguments in got.calls for each in control) or not _is_exact(judge):
+    unsafe = [*control, *(["]]>"] if "<![CDATA[" in own.answer else [])]
+    if any(each in arguments for _, arguments in got.calls for each in unsafe) or not _is_exact(judge):
         return "", False  # text that spells control tokens would be taken for these
     again = read_back(judge, own, tools=job.tools)
     return difference(message, again) and f"it is {got}, and the template writes {own.answer!r}", False

@@ -29,8 +29,10 @@ def write_caller(
     metadata = metadata_of(byte_level(WORDS["llama-bpe"]), "llama-bpe")
     tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     rows = [(name, _CONTROL) for name in control if name not in CONTROL]
-    starts = {name[0] for name in control}  # a token that begins before one of these would hide it
-    rows += [(piece, _USER_DEFINED) for piece in (*markers, *_pieces(phrases)) if not starts.intersection(piece[1:])]
+    starts = {name[0] for name in control}  # a token that has one of these, or begins before it, would hide it
+    for piece in (*markers, *_pieces(phrases)):
+        if not starts.intersection(piece[1:]) and not piece.startswith(tuple(control)):
+            rows.append((piece, _USER_DEFINED))
     rows = [row for row in dict(rows).items() if row[0] not in tokens][: _SIZE - len(tokens)]
     rows += [(f"<unused{number}>", _UNUSED) for number in range(_SIZE - len(tokens) - len(rows))]
     tokens += [token for token, _ in rows]

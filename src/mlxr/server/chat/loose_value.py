@@ -57,6 +57,7 @@ class LooseScan:
         self._begun = False
         self.has_ended = False
         signs = [*self._quotes, *"{[()]}", *self._ends, "\ud800"]
+        self._signs = tuple(sign for sign in set(signs) if len(sign) > 1)
         self._sign = re.compile("|".join(re.escape(sign) for sign in sorted(set(signs), key=len, reverse=True)))
         self._most = max(len(sign) for sign in [*signs, *self._quotes.values()])
         self._own = quote is not None
@@ -79,8 +80,8 @@ class LooseScan:
             match = self._sign.search(text, at)
             if match is None:
                 return len(text) if is_last else max(at, len(text) - self._most + 1)
-            if match.end() == len(text) and not is_last and len(match[0]) < self._most:
-                return match.start()  # it may turn out to be a longer sign
+            if not is_last and (longer := self._open(text, at, match)) is not None:
+                return longer  # it may turn out to be a longer sign, or a part of one
             sign = match[0]
             # A custom quote that is a control token begins with the sign of one.
             if sign in self._quotes:
@@ -100,6 +101,14 @@ class LooseScan:
                 self.has_ended = True
                 return match.start()
         return at
+
+    def _open(self, text: str, at: int, match: "re.Match[str]") -> int | None:
+        """Where a sign may have begun that is longer than the one that was found, and ends later; None: nowhere."""
+        for start in range(max(at, len(text) - self._most + 1), match.start() + 1):
+            rest = text[start:]
+            if any(len(sign) > len(rest) and sign.startswith(rest) for sign in self._signs):
+                return start
+        return None
 
     def _string_end(self, text: str, at: int, *, is_last: bool) -> tuple[int, bool]:
         close = self._close

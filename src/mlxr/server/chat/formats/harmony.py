@@ -67,7 +67,8 @@ class Harmony(Family):
         again = f"{_ENDS[0]}{_START}assistant{_CHANNEL}"
         final = f"{again}final{_MESSAGE}"
         if job.uses_tools:
-            return ThoughtLimit(tokens, self.thinking[0], again, _ENDS[0], reopens=True, final_closing=final)
+            last = f"{again}commentary" if job.must_call else final
+            return ThoughtLimit(tokens, self.thinking[0], again, _ENDS[0], reopens=True, final_closing=last)
         return ThoughtLimit(tokens, self.thinking[0], final, _ENDS[0], reopens=True)
 
     def beginning(self, prompt: str, job: ChatJob) -> Beginning:

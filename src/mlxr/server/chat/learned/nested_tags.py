@@ -19,7 +19,7 @@ def nested(text: str, form: ArgumentForm, schema: Any = None) -> Any:
     kinds = kinds_of(schema)
     if kinds == {"string"}:
         return text
-    if not text.lstrip().startswith(form.start):
+    if not kinds & {"any", "array", "object"} or not text.lstrip().startswith(form.start):
         if not text.strip() and kinds in ({"array"}, {"object"}):
             return [] if kinds == {"array"} else {}
         value = as_json(text)

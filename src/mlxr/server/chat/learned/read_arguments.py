@@ -162,7 +162,7 @@ class ArgumentReader:
             yield from reader.one_space(before)
         kinds = self._middle.kinds
         is_text = kinds == ["string"] or ("string" in kinds and is_text_schema(schema))
-        if is_text and (yield from reader.next_is([_VERBATIM])):
+        if "string" in types_of(schema) and (yield from reader.next_is([_VERBATIM])):
             reader.emit_arguments('"')
             yield from reader.each_until(self._emit_text, Markers({_VERBATIM_END: _VERBATIM_END}), exact=True)
             found = yield from reader.each_until(lambda text: None, markers)
@@ -193,7 +193,7 @@ class ArgumentReader:
 
     def _decoded(self, text: str, schema: Any) -> str:
         argument = self._middle.form
-        if argument.item is not None and (text.lstrip().startswith(argument.start) or not text):
+        if argument.item is not None and (text.lstrip().startswith(argument.start) or not text.strip()):
             return json.dumps(nested(text, argument, schema), ensure_ascii=False)
         is_sure = isinstance(schema, Mapping) and "string" not in types_of(schema)
         value = as_json(text) if is_sure or argument.has_python else _plain_json(text)

@@ -11,7 +11,17 @@ from mlxr.server.chat.learned.answer_form import AnswerForm, ArgumentForm, Slot,
 from mlxr.server.chat.learned.argument_schemas import choices_of, definitions_of, kinds_of, resolved, split_text
 from mlxr.server.chat.learned.lexemes import chunks
 from mlxr.server.chat.learned.read_arguments import is_text_schema
-from mlxr.server.chat.learned.write_values import NOTES, OBJECT_KEYS, PYTHON, TEXT, ValueGrammar, in_order, sequence
+from mlxr.server.chat.learned.write_values import (
+    NOTES,
+    OBJECT_KEYS,
+    OF_KIND,
+    PYTHON,
+    TEXT,
+    ValueGrammar,
+    counts_of,
+    in_order,
+    sequence,
+)
 
 _LINE, _WORD = r"/[^\n]*/", r"/[^\n,;(){}<>\[\]]+/"
 """A text that stands as it is, up to the end of its line, or to what may follow in one."""
@@ -186,10 +196,15 @@ class CallGrammar:
         if not isinstance(schema, Mapping) or argument.item is None:
             return None
         keys = set(schema) - NOTES
-        if schema.get("type") == "array" and isinstance(schema.get("items"), Mapping) and keys <= {"type", "items"}:
+        counts = counts_of(schema)
+        is_list = (
+            schema.get("type") == "array" and keys <= OF_KIND["array"] and isinstance(schema.get("items"), Mapping)
+        )
+        if is_list and counts is not None:
             item = resolved(schema["items"], self._definitions)
             name = self._grammar.add(f"{rule}_item", self._argument(f"{rule}_item", argument.item, item, argument))
-            return f"({name})*"
+            most = "" if counts[1] is None else counts[1]
+            return f"({name}){{{counts[0]},{most}}}"
         if schema.get("type") == "object" and schema.get("properties") and keys <= OBJECT_KEYS:
             return self._items(rule, schema, argument) or None
         return None

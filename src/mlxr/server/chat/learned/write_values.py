@@ -19,7 +19,7 @@ _TEXTS = {
 NOTES = {"title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment"}
 NOTES |= {"$defs", "definitions", "$schema", "$id"}
 OBJECT_KEYS = {"type", "properties", "required", "additionalProperties"}
-_OF_KIND = {
+OF_KIND = {
     "string": {"type"},
     "boolean": {"type"},
     "null": {"type"},
@@ -89,7 +89,7 @@ class ValueGrammar:
             return f"({' | '.join(self.value({'type': each}) for each in kind)})"
         if not keys:
             return self._anything()
-        if kind in _NUMBERS or not isinstance(kind, str) or not keys <= _OF_KIND.get(kind, set()):
+        if kind in _NUMBERS or not isinstance(kind, str) or not keys <= OF_KIND.get(kind, set()):
             return self._json(schema)
         match kind:
             case "string":
@@ -176,10 +176,10 @@ class ValueGrammar:
         return None not in kinds and len(set(map(str, kinds))) == len(kinds)
 
     def _list(self, schema: Mapping[str, Any]) -> str:
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
-        counts = [least, least if most is None else most]
-        if not all(isinstance(count, int) and 0 <= count <= _MOST_ITEMS for count in counts) or counts[1] < least:
+        counts = counts_of(schema)
+        if counts is None:
             return self._json(schema)
+        least, most = counts
         if most == 0:
             return self._add('"[" "]"')
         item = self._add(self.value(schema.get("items", True)))
@@ -227,6 +227,15 @@ class ValueGrammar:
             options = [self._text(), number, *words, items, f'"{{" {self._pairs(name)} "}}"']
             self._grammar.add(name, " | ".join(options))
         return name
+
+
+def counts_of(schema: Mapping[str, Any]) -> tuple[int, int | None] | None:
+    """How many items a list has, at least and at most; None if a grammar cannot say it."""
+    least, most = schema.get("minItems", 0), schema.get("maxItems")
+    counts = [least, least if most is None else most]
+    if not all(isinstance(count, int) and 0 <= count <= _MOST_ITEMS for count in counts) or counts[1] < least:
+        return None
+    return least, most
 
 
 def in_order(name: str) -> tuple[str, str]:
