@@ -36,6 +36,7 @@ COMMANDS = {
     "remove": ("remove", "take a model's name out of the registry"),
     "models": ("models", "list the families and bundled specs"),
     "cache": ("cache", "list or clear what MLXR keeps on disk"),
+    "completion": ("completion", "let a shell complete commands, options and models"),
 }
 """Each command's module here, which is imported when the command is given, and its line in the help."""
 
@@ -49,6 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: list[str]) -> int:
+    if argv[:2] == ["completion", "--words"]:
+        from mlxr.cli.completion import print_candidates  # noqa: PLC0415 (as the commands are)
+
+        return print_candidates(argv[2:])
     parser = CommandParser(
         prog="mlxr",
         description="Run, inspect, compare, tune and check compiled language models. Compile specs with mlxr-compile.",
