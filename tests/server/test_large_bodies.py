@@ -99,6 +99,20 @@ def test_conversations_have_a_most_of_messages(server: RunningServer, path: str)
     assert answer.status_code == 400 and "at most 16384 items" in answer.text
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "most"),
+    [
+        ("/tokenize", {"prompt": "a" * ((4 << 20) + 1)}, "at most 4194304 characters"),
+        ("/detokenize", {"tokens": [1] * ((1 << 20) + 1)}, "at most 1048576 items"),
+    ],
+)
+def test_texts_to_count_have_a_longest_length(
+    server: RunningServer, path: str, body: dict[str, Any], most: str
+) -> None:
+    answer = server.http.post(path, json=body | {"model": "tiny"})
+    assert answer.status_code == 400 and most in answer.text
+
+
 @pytest.mark.parametrize("make", [lambda: byte_level("words"), metaspace], ids=["byte level", "metaspace"])
 def test_long_texts_have_the_ids_of_short_ones(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """They go to a call that lets other threads run, with and without names of control tokens."""

@@ -27,13 +27,15 @@ from mlxr.server.state import ServerState
 router = APIRouter(route_class=LargeBodyRoute)
 _LONGEST_NAME = 64
 """Of a control token, in characters."""
+_MOST_CHARACTERS, _MOST_TOKENS = 4 << 20, 1 << 20
+"""Of a text: a library gives the ids of longer ones in a call that stops everybody else for long."""
 
 
 class TokenizeRequest(ApiModel):
     """The body of /tokenize: a text, or a conversation."""
 
     model: str | None = None
-    prompt: str | None = None
+    prompt: str | None = Field(None, max_length=_MOST_CHARACTERS)
     messages: list[Message] | None = Field(None, min_length=1, max_length=MOST_MESSAGES)
     tools: list[Tool] | None = None
     add_special_tokens: bool | None = None
@@ -46,7 +48,7 @@ class DetokenizeRequest(ApiModel):
     """The body of /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[int] = Field(max_length=_MOST_TOKENS)
 
 
 @router.post("/tokenize", tags=["Tokens"], response_model=None, responses=answers(Tokens))
@@ -93,11 +95,12 @@ def _ids(tokenizer: Tokenizer, text: str, add_special: bool) -> list[int]:
 
 
 @router.post("/detokenize", tags=["Tokens"], response_model=None, responses=answers(Text))
-async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """The text of token ids."""
     async with _use(request, body.model) as model:
         tokenizer = model.engine.model.require_tokenizer()
-        return {"prompt": await asyncio.to_thread(tokenizer.decode, body.tokens)}
+        written = await asyncio.to_thread(lambda: written_in_pieces({"prompt": tokenizer.decode(body.tokens)}))
+        return JsonBytes(written)
 
 
 @router.get("/tokenizer_info", tags=["Tokens"], response_model=None, responses=answers(TokenizerInfo))
