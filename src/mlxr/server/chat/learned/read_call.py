@@ -31,6 +31,8 @@ class CallReader:
         self.is_sure = True
         spell = form.spell
         self._end, self._between = spell.chunks(self._calls.end), spell.chunks(self._calls.between)
+        end = "".join(self._end[:1])
+        self._may_repeat_end = is_special(end) and not any(begin.startswith(end) for begin in form.triggers)
         self._section_end = form.of_section(self._calls.section_end)
         self._names = job.tool_names if form.is_bare or form.is_plain else None
         if self._calls.argument is not None:
@@ -112,7 +114,7 @@ class CallReader:
             return
         for chunk in end:
             yield from reader.next_is([chunk])
-        while end and is_special(end[0]) and (yield from reader.next_is(end)):
+        while self._may_repeat_end and (yield from reader.next_is(end)):
             pass
 
     def _one(self) -> Part[bool]:
