@@ -47,13 +47,16 @@ def longest_wait(url: str, path: str, body: dict[str, Any]) -> tuple[float, floa
 
     asking = threading.Thread(target=ask)
     asking.start()
+    while not waits and asking.is_alive():
+        time.sleep(0.01)
+    waits.clear()
     time.sleep(0.2)
     begin = time.perf_counter()
     status = httpx.post(url + path, json=body, timeout=120).status_code
     seconds = time.perf_counter() - begin
     has_ended.set()
     asking.join()
-    return max(waits), seconds, status
+    return max(waits, default=seconds), seconds, status
 
 
 def main(url: str, model: str) -> None:
