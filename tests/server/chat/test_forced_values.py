@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from mlxr.server.chat.formats.family import Beginning
 from mlxr.server.chat.loose_value import LooseScan, as_json
-from mlxr_tests.chat_formats import a_job
+from mlxr_tests.chat_formats import a_job, family
 from mlxr_tests.judged_chats import Answer, SpokenModel
 
 CALLS = (
@@ -63,3 +64,9 @@ def test_a_quote_of_several_signs_may_come_in_parts(cut: int) -> None:
 @pytest.mark.parametrize(("text", "expected"), [(r"'it\'s'", "it's"), (r'"it\'s"', "it's"), (r"['a\nb']", ["a\nb"])])
 def test_strings_of_python_have_escapes(text: str, expected: Any) -> None:
     assert json.loads(as_json(text, ("'", "'")) or "") == expected
+
+
+@pytest.mark.parametrize(("choice", "channel"), [("auto", "final<|message|>"), ("required", "commentary")])
+def test_where_a_call_is_forced_the_end_of_all_thoughts_begins_one(choice: str, channel: str) -> None:
+    limit = family("harmony", True).thought_limit(4, a_job(tool_choice=choice), Beginning.OPEN)
+    assert limit.final_closing is not None and limit.final_closing.endswith(f"<|channel|>{channel}")
