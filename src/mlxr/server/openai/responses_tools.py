@@ -249,7 +249,8 @@ def _offered(tool: FunctionTool | CustomTool, description: str, namespace: str =
         text["description"] = f"Text that follows this {tool.format.syntax} grammar:\n{tool.format.definition.strip()}"
         pattern = _pattern(tool.format)
         if pattern is None:
-            note_warning(f"the grammar of the tool {tool.name} is told to the model, and not enforced: it is recursive")
+            why = "its rules are recursive, or have what no regular expression can say"
+            note_warning(f"the grammar of the tool {tool.name} is told to the model, and not enforced: {why}")
             is_strict = False
         else:
             text["pattern"] = pattern
