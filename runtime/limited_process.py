@@ -5,6 +5,7 @@ script in another process (`limited_worker`), which may be killed. It gets none 
 """
 
 import json
+import logging
 import os
 import select
 import signal
@@ -19,6 +20,7 @@ from typing import Any, NoReturn
 
 from mlxr.runtime import limited_worker
 
+_LOG = logging.getLogger(__name__)
 _START_SECONDS = 60.0
 _KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "TZ")
 
@@ -35,7 +37,8 @@ class LimitedProcess:
 
         Args:
             script: a Python file that imports nothing of MLXR. Its `answerer()` returns the function that answers a
-                question: JSON objects, both.
+                question: JSON objects, both. With `IS_SEALED = True` it can open nothing then, where the system
+                sees to that.
             memory_bytes: the most memory that it may take.
             cpu_seconds: the most CPU time for one question.
 
@@ -77,8 +80,10 @@ class LimitedProcess:
         """
         try:
             if not self._is_ready:
-                self._line(_START_SECONDS, "did not start")
+                told = json.loads(self._line(_START_SECONDS, "did not start"))
                 self._is_ready = True
+                if "unsealed" in told:
+                    _LOG.debug("a limited process could open files and sockets: %s", told["unsealed"])
             self._send(json.dumps(question).encode() + b"\n")
             answer: dict[str, Any] = json.loads(self._line(wall_seconds, f"took more than {wall_seconds:g} s"))
         except BaseException:

@@ -2,7 +2,8 @@
 
 The system limits the address space and the CPU time for each question.
 
-Protocol: a line of JSON in, a line of JSON out. The first line out is `{}`, when the process is ready.
+Protocol: a line of JSON in, a line of JSON out. The first line out is `{}`, when the process is ready, or `{"unsealed":
+why}`. A script with `IS_SEALED = True` opens nothing after that, where the system sees to it (`seal`).
 """
 
 import json
@@ -13,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 
 def _bound_memory(most_bytes: int) -> None:
@@ -37,9 +39,12 @@ def main() -> None:
     # Answers go to a copy of standard output, so that nothing which a script prints can mix with them.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    answer = runpy.run_path(script)["answerer"]()
+    names = runpy.run_path(script)
+    answer = names["answerer"]()
+    seal = runpy.run_path(str(Path(__file__).with_name("seal.py")))["seal"]
     _bound_memory(most_bytes)
-    print("{}", file=answers, flush=True)
+    why = seal() if names.get("IS_SEALED") else ""
+    print(json.dumps({"unsealed": why} if why else {}), file=answers, flush=True)
     for line in sys.stdin.buffer:
         question = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # its signal ends the process, whatever code is running

@@ -1,24 +1,30 @@
 """Renders chat templates, as the script of a `LimitedProcess`. It imports nothing of MLXR.
 
 A template is a program that cannot be trusted. Jinja2's sandbox keeps it away from Python's internals. It does not keep
-it from running for ever or from filling the memory: the limits of the process do. Its output is limited too.
+it from running for ever or from filling the memory: the limits of the process do. Its output is limited too. And
+where the system can see to it, the process opens no file and no socket, should the sandbox have a hole.
 
 Question: `{"template", "variables", "most_characters"}`; answer: `{"text"}`, or `{"error", "line"}`. Another question:
 `{"template", "names"}`; answer: which of the names it reads, as `{"keys"}` of something and as `{"variables"}`.
 """
 
+import codecs
 import json
+import pprint  # noqa: F401 (a filter of jinja2's imports it when it is used: too late)
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
 import jinja2
+import jinja2.constants
+import jinja2.debug  # these two for errors and lipsum; as above
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 
+IS_SEALED = True
 _KEPT = 4
 TEMPLATE = "chat template"  # how the compiled template is called in tracebacks
 
@@ -115,6 +121,9 @@ def read_names(template: str, names: Collection[str]) -> dict[str, Any]:
 def answerer() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     """The function that answers questions."""
     rendering = _Rendering()
+    for name in ("ascii", "idna", "latin-1", "unicode_escape", "raw_unicode_escape", "utf-16", "utf-32"):
+        codecs.lookup(name)  # Python reads its codecs, and the clock its zone, when they are used first
+    datetime.now().strftime("%c")
 
     def answer(question: Mapping[str, Any]) -> dict[str, Any]:
         try:
