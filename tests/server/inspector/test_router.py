@@ -23,6 +23,8 @@ def get(server: RunningServer, path: str, **query: Any) -> Any:
 
 
 def test_a_model_is_looked_at_once_it_is_loaded(other: RunningServer) -> None:
+    while None in {model["can_chat"] for model in get(other, "models")}:
+        time.sleep(0.05)  # until their files were read
     cold = get(other, "models")
     assert [(model["name"], model["state"], model["can_chat"]) for model in cold] == [
         ("a", "cold", False),
