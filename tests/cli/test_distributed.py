@@ -161,7 +161,8 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", few(COMMANDS, ["logits"]))
+@pytest.mark.long
+@pytest.mark.parametrize("command", COMMANDS)
 def test_other_commands(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They end on all ranks, and give what they give on one."""
     file = tmp_path / "logits.npy"

@@ -261,7 +261,7 @@ def test_an_output_folder_that_cannot_be_written_gives_1(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["fly"], ["run"], ["run", "storyteller", "--host", "abacus"], ["run", "storyteller", "--seed", "x"]],
+    [["fly"], ["run"], ["run", "storyteller", "--host", "abacus"], ["run", "storyteller", "--seed", "x"]],
 )
 def test_wrong_usage_gives_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:

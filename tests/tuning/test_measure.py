@@ -196,7 +196,7 @@ def test_the_command_measures_on_this_machines_gpu(
     monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "Apple M4 Pro"})
     monkeypatch.setattr(MetalHost, "make_kernels", gpu.make_kernels)
     monkeypatch.setattr("mlxr.tuning.stopwatch.Stopwatch", lambda: stopwatch(gpu))
-    assert main(["inspect", str(tmp_path / "one"), "--measure", "--json"]) == 0
+    assert main(["inspect", str(tmp_path / "one"), "--measure", "--trust-artifact", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)["roofline"]
     assert (data["host"], data["device"], data["chip"]["name"]) == ("metal", "Apple M4 Pro", "m4-pro")
     for step in data["steps"]:
@@ -204,14 +204,14 @@ def test_the_command_measures_on_this_machines_gpu(
         assert step["measured_us"] == pytest.approx(total)
         assert step["share_of_limit"] == pytest.approx(step["limit_us"] / total)
     monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "Apple M17"})
-    assert main(["inspect", str(tmp_path / "one"), "--measure"]) == 1
+    assert main(["inspect", str(tmp_path / "one"), "--measure", "--trust-artifact"]) == 1
     assert "the chip Apple M17 is not known: name one like it with --chip" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_measuring_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compiled(small_spec()).write(tmp_path / "one")
-    assert main(["inspect", str(tmp_path / "one"), "--measure"]) == 1
+    assert main(["inspect", str(tmp_path / "one"), "--measure", "--trust-artifact"]) == 1
     assert "host cpu launches no kernels on a GPU, so there is nothing to time" in capsys.readouterr().err
     with pytest.raises(HostError, match="Apple silicon"):
         gpu_host("metal", compiled(small_spec()))

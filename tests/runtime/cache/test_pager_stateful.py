@@ -208,7 +208,7 @@ class ContiguousMachine(PagerMachine):
 
 
 _SETTINGS = settings(
-    max_examples=150,
+    max_examples=80,
     stateful_step_count=40,
     deadline=None,
     database=None,
