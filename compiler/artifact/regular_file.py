@@ -18,7 +18,7 @@ def read_regular(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as stream:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(0, "it is no regular file")
+            raise OSError(0, "it is not a regular file")
         content = stream.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
         raise OSError(0, f"it has more than {_MOST_BYTES} bytes")

@@ -67,6 +67,7 @@ def test_a_rank_without_weights_is_named_on_all_ranks(split: str, absent: int) -
         assert is_named and "/absent: no such file" in rank.stderr, rank
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not MLX_LAUNCH.exists(), reason="no mlx.launch here")
 @pytest.mark.parametrize("absent", few([0, 1], [1]))
 def test_a_rank_that_fails_before_it_meets_the_others_ends_all(split: str, absent: int) -> None:

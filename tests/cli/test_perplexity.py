@@ -91,6 +91,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert 10 < shown["perplexity"] < 80 and shown["standard_error"] > 0 and "error" not in shown
 
 
+@pytest.mark.long
 def test_the_command_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["perplexity", str(Q8_0), "--text", str(VALID), "--context", "64", "--tokens", "100"]
     assert main([*arguments, "--host", "reference", "--compute", "exact"]) == 0

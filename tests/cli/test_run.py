@@ -317,6 +317,7 @@ def test_a_reader_that_goes_away_is_no_crash() -> None:
     assert process.stderr.read() == b""
 
 
+@pytest.mark.long
 def test_without_a_compiler_the_sim_says_what_to_install(tmp_path: Path) -> None:
     """A machine with neither clang nor ziglang, and nothing cached."""
     hide = "import sys; sys.modules['ziglang'] = None; from mlxr.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -367,7 +368,7 @@ def test_closed_or_full_streams_are_no_crash(redirect: str) -> None:
     assert run.returncode == (1 if "full" in redirect else 0)
 
 
-@pytest.mark.parametrize("after", [0.05, 0.2, 0.4])
+@pytest.mark.parametrize("after", few([0.05, 0.2, 0.4], [0.2]))
 def test_ctrl_c_while_starting_is_no_crash(after: float) -> None:
     script = "import signal, sys; from mlxr.cli import main; "
     script += "signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT)); "

@@ -91,7 +91,7 @@ def test_a_file_without_an_end_is_not_read(folder: Path, kind: str, monkeypatch:
         else:
             with path.open("wb") as stream:
                 stream.truncate(1 << 40)  # of holes
-        with pytest.raises(ArtifactError, match=r"it is no regular file|it has more than"):
+        with pytest.raises(ArtifactError, match=r"it is not a regular file|it has more than"):
             load_artifact(folder)
         path.unlink()
         path.write_bytes(before)

@@ -114,6 +114,7 @@ def test_the_storytellers_step_becomes_a_cubin() -> None:
     assert nvrtc.compile_cubin("storyteller", cuda_text(artifact, 256, 4), SM_90A)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("heads", "kv_heads"), few([(32, 4), (16, 8)], [(32, 4)]))
 @pytest.mark.parametrize(("weights", "most"), few([("q8_0", 192), ("affine4_g64_bf16", 192)], [("q8_0", 192)]))
 def test_projections_stay_in_registers(weights: str, most: int, heads: int, kv_heads: int) -> None:

@@ -97,6 +97,7 @@ def test_the_fastest_sizes_win(tuning: Tuning) -> None:
     assert of(tuning, "attend_prefill", "prompt").changed == WANTED["attend_prefill"]
 
 
+@pytest.mark.long
 def test_kernels_of_all_candidates_are_built_before_one_is_timed() -> None:
     """Side by side: building one takes longer than timing it."""
     gpu, artifact = FakeGpu(cost_us, compute=False), compile_spec(SPEC, targets=("metal",)).artifact
@@ -155,6 +156,7 @@ def test_a_busy_machine_changes_nothing() -> None:
     assert len(forgotten) > 3, "by their first times alone these would have been chosen"
 
 
+@pytest.mark.long
 def test_a_candidate_that_cannot_run_loses() -> None:
     def fails(entry: KernelEntry) -> bool:
         return entry.label == "down" and entry.chosen is not None and entry.chosen.sizes["matvec_outputs"] == 8
@@ -449,6 +451,7 @@ def test_too_long_a_context_is_refused_before_anything_is_timed() -> None:
     assert not gpu.launched
 
 
+@pytest.mark.long
 def test_what_one_site_cannot_have_others_may() -> None:
     """Sizes are tried of all sites at once, and of each alone where one of them cannot have its own."""
     gpu = FakeGpu(cost_us, compute=False)

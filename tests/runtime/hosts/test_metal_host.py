@@ -206,6 +206,7 @@ def test_a_failure_of_mlx_is_the_hosts_and_later_steps_run(
     assert model.generate([1, 300], max_tokens=3).token_ids == expected
 
 
+@pytest.mark.long
 @pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
 def test_large_projections_run_as_mlx_ops(metal: Callable[[Artifact], mlxr.Model]) -> None:
     model = metal(compile_spec(tiny_spec()).artifact)

@@ -45,6 +45,7 @@ print(first.code, os.sched_getscheduler(0))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux")
 def test_ranks_ask_as_they_load(tmp_path: Path) -> None:
     script = tmp_path / "mlx.launch"

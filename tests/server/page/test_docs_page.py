@@ -4,6 +4,8 @@ import html
 import re
 from html.parser import HTMLParser
 
+import pytest
+
 from mlxr_tests.running_server import RunningServer
 
 
@@ -21,6 +23,7 @@ class Links(HTMLParser):
         self.links |= {text for name in ("href", "src") if (text := told.get(name))}
 
 
+@pytest.mark.long
 def test_the_api_is_told_whole_and_by_this_server_alone(server: RunningServer) -> None:
     answer, document = server.http.get("/docs"), server.http.get("/openapi.json").json()
     assert answer.headers["content-type"].startswith("text/html")

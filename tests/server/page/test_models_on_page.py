@@ -78,6 +78,7 @@ def test_a_model_is_fetched_with_progress(browser: Any, tmp_path: Path, monkeypa
         assert page.locator("#model").input_value() == "org/tiny"
 
 
+@pytest.mark.long
 def test_without_the_option_there_is_no_button(tab: Tab) -> None:
     page = tab.open()
     page.get_by_label("Message", exact=True).wait_for()
