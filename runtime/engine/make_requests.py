@@ -149,6 +149,7 @@ class RequestMaker:
                     tokens=list(prompt),
                     max_length=max_length,
                     stop_ids=stop_ids,
+                    late_ids=self._eos_ids.difference(sampling.stop_tokens),
                     sampler=Sampler(sampling, sample, prompt, ends, self._tokenizer),
                     text=AnswerText(self._tokenizer, prompt, sampling),
                     hashes=BlockHashes(root, self._arena.block_size),

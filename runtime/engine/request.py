@@ -34,6 +34,7 @@ class Request:
         tokens: the prompt's, then the answer's that are known.
         max_length: tokens at which the answer ends.
         stop_ids: ids that end it, and have no text.
+        late_ids: those of them that end nothing where a forced text or the constraint goes on after them.
         sampler: chooses its tokens.
         text: turns its tokens into text.
         hashes: digests of its full blocks.
@@ -78,6 +79,7 @@ class Request:
     thought: Thought | None = None
     prompt_rows: bool = False
     pool: Pool | None = None
+    late_ids: Collection[int] = ()
     speculates: bool = False
     seq_id: int | None = None
     computed: int = 0
@@ -156,7 +158,7 @@ class Request:
         if logprob is not None:
             completion.logprobs.append(logprob)
         reason: FinishReason | None = None
-        if token in self.stop_ids:
+        if token in self.stop_ids and not (token in self.late_ids and self._goes_on(is_complete)):
             reason, text = "stop", answer.flush()  # such a token has no text
         else:
             if answer.can_stop:
@@ -173,6 +175,10 @@ class Request:
             return Event(self.index, token, text, None, logprob, cached_tokens=completion.cached_tokens)
         completion.finish_reason = reason
         return Event(self.index, token, text, reason, logprob, completion, cached_tokens=completion.cached_tokens)
+
+    def _goes_on(self, is_complete: bool) -> bool:
+        """Whether more must come: in some forms the token that ends answers also ends thoughts."""
+        return self.is_forced or (self.constraint is not None and not is_complete)
 
     @property
     def reason_at_length(self) -> FinishReason:

@@ -13,6 +13,8 @@ from mlxr.runtime.tokenizer.encode_inside import encode_inside
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 
 _SPACE = b" \t\r\n"
+_CONTROL = b"\xff"
+"""Comes before the name of a control token, so that text which only spells one is not taken for it."""
 
 
 class Thought:
@@ -26,7 +28,8 @@ class Thought:
     def __init__(self, limit: ThoughtLimit, tokenizer: Tokenizer) -> None:
         """Starts before an answer."""
         self._limit, self._tokenizer = limit, tokenizer
-        self._start, self._end = limit.opening.strip().encode(), limit.end_marker.encode()
+        self._start, (self._end, num_ends) = self._spelled(limit.opening.strip())[0], self._spelled(limit.end_marker)
+        self._has_parts = num_ends > 1  # of the end marker, of which a part may have come
         self._left = limit.tokens
         self._is_open = limit.is_open
         self._has_answer = False  # whether text has come that is no thought
@@ -99,15 +102,31 @@ class Thought:
         if not self._text and not (limit.is_open and not self._num_closed):
             opening = limit.opening
             closing = opening[len(opening.rstrip()) :] + closing  # the model has written the bare marker
+        elif begun := self._begun_end():
+            closing = closing[closing.index(limit.end_marker) + begun :]
         elif self._text.endswith(b"\n"):
             closing = closing.lstrip("\n")
         self.forced = encode_inside(self._tokenizer, closing)
+
+    def _begun_end(self) -> int:
+        """How many characters of the end marker the model has written, if that is more than one token."""
+        for size in range(len(self._end) - 1, 0, -1) if self._has_parts else ():
+            if self._text.endswith(self._end[:size]):
+                return len(self._end[:size].replace(_CONTROL, b"").decode())
+        return 0
+
+    def _spelled(self, marker: str) -> tuple[bytes, int]:
+        """A marker as it comes in answers, and how many tokens it has."""
+        tokens = encode_inside(self._tokenizer, marker)
+        spelled = b"".join(map(self._bytes_of, tokens))
+        is_exact = spelled.replace(_CONTROL, b"") == marker.encode()  # some tokenizers normalise texts
+        return spelled if is_exact else marker.encode(), len(tokens)
 
     def _bytes_of(self, token: int) -> bytes:
         if token >= self._tokenizer.vocab_size:
             return b""
         if token in self._tokenizer.control_ids:
-            return self._tokenizer.token_text(token).encode()
+            return _CONTROL + self._tokenizer.token_text(token).encode()
         return self._tokenizer.bytes_of(token)
 
 

@@ -135,11 +135,35 @@ def followed(limit: ThoughtLimit, text: str, *control: str) -> str:
         (replace(LIMIT, tokens=2, is_open=False), " <think>abcd", " <think>ab\n</think>\n\ncd"),
         (replace(LIMIT, is_open=False), "<think>abc", "<think>\n\n</think>\n\nabc"),
         (replace(LIMIT, is_open=False), "Say <think>abc", "Say <think>abc"),
+        (replace(LIMIT, tokens=3), "a</bc", "a</think>\n\nbc"),  # it had begun
         (replace(LIMIT, tokens=20), "a</think>b<think>" + 30 * "c", "a</think>b<think>" + 30 * "c"),
     ],
 )
 def test_where_a_thought_ends(limit: ThoughtLimit, said: str, written: str) -> None:
     assert followed(limit, said) == written
+
+
+PARTS = ("<|open|>", "<|close|>", "<|sep|>")
+OF_PARTS = ThoughtLimit(2, "<|open|>think<|sep|>", "<|close|>think<|sep|><|open|>say<|sep|>", "<|close|>think<|sep|>")
+
+
+@pytest.mark.parametrize("tokens", range(5))
+def test_an_end_marker_that_has_begun_is_completed(tokens: int) -> None:
+    begun = "a<|close|>thx"
+    parts = ["a", "<|close|>", "t", "h"]
+    expected = f"{OF_PARTS.opening}{''.join(parts[: min(tokens, 4)])}"
+    rest = OF_PARTS.closing if tokens < 2 else OF_PARTS.closing.removeprefix("".join(parts[1:tokens]))
+    written = followed(replace(OF_PARTS, tokens=tokens), OF_PARTS.opening + begun, *PARTS)
+    assert written == f"{expected}{rest}{''.join(parts[tokens:])}x"
+
+
+def test_text_that_spells_a_control_token_ends_nothing() -> None:
+    tokenizer = byte_tokenizer(["<|end|>"])
+    thought = Thought(ThoughtLimit(9, "<think>", "<|end|>", "<|end|>", is_open=True), tokenizer)
+    for token in tokenizer.encode("<|end|>ab"):
+        assert not thought.forced and not thought.is_over
+        thought.accept(token)
+    assert [tokenizer.token_text(token) for token in thought.forced] == ["<|end|>"]
 
 
 def test_no_character_is_cut() -> None:

@@ -84,6 +84,18 @@ def test_constrained_and_free_requests_share_steps_and_do_not_disturb_each_other
         assert (alone.token_ids, alone.text) == (answer.token_ids, answer.text)
 
 
+def test_an_end_token_ends_nothing_where_the_constraint_goes_on(model: Model) -> None:
+    """In some forms it also ends thoughts; a stop token of the request's own ends the answer anywhere."""
+    end = model.require_tokenizer().eos_id
+    assert end is not None
+    both = Sampling(max_tokens=20, grammar=f'start: "red" <[{end}]> "blue"')
+    for sampling in (both, replace(both, logprobs=0)):
+        answer = model.generate("Tom likes", sampling=sampling)
+        assert answer.token_ids.count(end) >= 1 and (answer.text, answer.finish_reason) == ("redblue", "stop")
+    stopped = model.generate("Tom likes", sampling=replace(both, stop_tokens=(end,)))
+    assert stopped.text == "red" and stopped.token_ids[-1] == end
+
+
 def test_forced_tokens_take_no_step_each(model: Model) -> None:
     """The schema's keys, or the rest of a text that has begun; a step computes them all at once."""
     before = model.core.stats()
