@@ -2,7 +2,8 @@
 
 from mlxr.compiler.build.builder import Builder
 from mlxr.compiler.build.rope import rope_scale
-from mlxr.compiler.ir.buffers import ARENAS, layer_prefix
+from mlxr.compiler.formats.stores import KEYS_AND_VALUES
+from mlxr.compiler.ir.buffers import layer_prefix
 from mlxr.compiler.ir.ops.attention import Attention
 from mlxr.compiler.ir.ops.cache import CacheWrite
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
@@ -37,10 +38,10 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
     if a.temperature is not None:
         temperature = Temperature(a.temperature.beta, a.temperature.original_context)
         q = b.op(temperature, f"{prefix}.q_tempered", {"x": q, "positions": "positions"})
-    arenas = {name: name for name in ARENAS}
+    cache = b.stores(index, KEYS_AND_VALUES)
     write = CacheWrite(num_kv_heads=a.num_kv_heads, head_dim=a.head_dim)
-    b.op_with_outputs(write, f"{prefix}.cache_write", {"k": k, "v": v, "slots": "slots"} | arenas, ())
-    tables = {name: name for name in ("positions", "query_start", "context_lens", "block_tables")}
+    b.op_with_outputs(write, f"{prefix}.cache_write", {"k": k, "v": v} | b.of_blocks(index, "slots") | cache, ())
+    tables = {name: name for name in ("positions", "query_start", "context_lens")} | b.of_blocks(index, "block_tables")
     sinks = {"sinks": b.vector(f"{prefix}.sinks", a.num_heads)} if a.sinks else {}
     attention = Attention(
         num_heads=a.num_heads,
@@ -50,7 +51,7 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
         window=a.sliding_window,
         softcap=a.softcap,
     )
-    attended = b.op(attention, f"{prefix}.attended", {"q": q} | tables | arenas | sinks)
+    attended = b.op(attention, f"{prefix}.attended", {"q": q} | tables | cache | sinks)
     bias = f"{prefix}.o_bias" if a.output_bias else None
     return b.linear(f"{prefix}.o", attended, (hidden, a.num_heads * a.head_dim), bias)
 

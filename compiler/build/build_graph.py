@@ -8,7 +8,8 @@ from mlxr.compiler.build.build_mlp import build_mlp
 from mlxr.compiler.build.builder import Builder
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.buffers import ARENAS, layer_prefix
+from mlxr.compiler.formats.stores import of_group
+from mlxr.compiler.ir.buffers import layer_prefix
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.ops.elementwise import Add, Scale, SoftCap
 from mlxr.compiler.ir.ops.linear import Linear
@@ -21,7 +22,7 @@ from mlxr.compiler.spec.model import ModelSpec
 def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
     """The source graph of a spec: token ids and batch metadata in; logits [rows, vocab] or hidden rows out, in f32."""
     model = spec.model
-    b = Builder(spec)
+    b = Builder(spec, arena)
     _declare_inputs(b, arena)
     for layer in model.layers:
         if layer.rope is not None:
@@ -55,19 +56,20 @@ def _hidden_rows(b: Builder, x: str) -> str:
 
 
 def _declare_inputs(b: Builder, arena: ArenaGeometry) -> None:
+    groups = list(enumerate(arena.groups))
     inputs: list[tuple[str, Shape]] = [
         ("token_ids", ("tokens",)),
         ("positions", ("tokens",)),
-        ("slots", ("tokens",)),
+        *((of_group("slots", i), ("tokens",)) for i, _ in groups),
         ("query_start", ("seqs+1",)),
         ("context_lens", ("seqs",)),
-        ("block_tables", ("seqs", arena.max_blocks_per_sequence)),
+        *((of_group("block_tables", i), ("seqs", group.max_blocks_per_sequence)) for i, group in groups),
         ("logit_rows", ("rows",)),
     ]
     for name, shape in inputs:
         b.declare(name, "input", shape, DType.I32)
-    for name in ARENAS:
-        b.declare(name, "arena", arena.shape, arena.dtype)
+    for allocation in arena.allocations:
+        b.declare(allocation.name, "store", allocation.shape, allocation.dtype)
 
 
 def _layer(b: Builder, index: int, x: str) -> str:

@@ -1,10 +1,12 @@
 """Collects the values and ops of a source graph, one op at a time, and infers the shapes of their results."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from mlxr.compiler.build.rope import rope_frequencies
+from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.stores import of_group
 from mlxr.compiler.ir.graph import Op, Role, Value
 from mlxr.compiler.ir.op_kind import NormKind, OpKind
 from mlxr.compiler.ir.ops.elementwise import Add
@@ -17,8 +19,8 @@ from mlxr.compiler.spec.model import ModelSpec, Rope
 class Builder:
     """The values and ops so far, in order. Each method adds some and returns the name of the value that it added."""
 
-    def __init__(self, spec: ModelSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: ModelSpec, arena: ArenaGeometry) -> None:
+        self.spec, self.arena = spec, arena
         self.activation = DType(spec.activation_dtype)
         self.values: list[Value] = []
         self.ops: list[Op] = []
@@ -40,6 +42,16 @@ class Builder:
     def vector(self, name: str, width: int) -> str:
         """Adds a weight vector."""
         return self.declare(name, "weight", (width,), self.spec.weights.of_vector(name))
+
+    def stores(self, layer: int, ports: Iterable[str]) -> dict[str, str]:
+        """By port, which is a store's name: the value that has the layer's rows of it."""
+        return {port: self.arena.place(self.arena.store(port), layer)[0] for port in ports}
+
+    def of_blocks(self, layer: int, *ports: str) -> dict[str, str]:
+        """By port: the batch's value for the blocks that the layer's rows of tokens are in."""
+        group = self.arena.group_of(layer)
+        assert group is not None, f"layer {layer} keeps nothing of tokens"
+        return {port: of_group(port, group) for port in ports}
 
     def frequencies(self, rope: Rope, rotary_dim: int) -> str:
         """The constant with a rope's frequencies; ropes with the same frequencies share it."""

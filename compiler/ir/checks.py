@@ -1,10 +1,9 @@
 """Checks that the shape rules of several op kinds share."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from mlxr.compiler.formats.arena import cache_row_bytes
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.buffers import ARENAS
+from mlxr.compiler.formats.stores import cache_row_bytes
 from mlxr.compiler.ir.tensor import Dim, Tensor, Tensors
 
 
@@ -73,9 +72,9 @@ def require_residual(t: Tensors, out: Tensor) -> None:
         require(residual.dtype == out.dtype, f"residual is {residual.dtype}, out is {out.dtype}")
 
 
-def require_arenas(t: Tensors, num_kv_heads: int, head_dim: int) -> None:
-    """Checks that both arenas hold rows of `head_dim` elements for each KV head."""
-    for port in ARENAS:
+def require_cache(t: Tensors, ports: Iterable[str], num_kv_heads: int, head_dim: int) -> None:
+    """Checks that the stores of these ports hold rows of `head_dim` elements for each KV head."""
+    for port in ports:
         shape, dtype = t[port].shape, t[port].dtype
         expected = (num_kv_heads, cache_row_bytes(dtype, head_dim) // dtype.size_bytes)
         require(len(shape) == 5 and shape[3:] == expected, f"{port} is {list(shape)}; expected [..., {expected}]")

@@ -16,7 +16,7 @@ from mlxr.compiler.ir.op_kind import AttrValue, OpKind
 from mlxr.compiler.ir.tensor import Shape, Tensor
 
 Kind = TypeVar("Kind", bound=OpKind)
-Role = Literal["input", "constant", "weight", "arena", "token", "activation"]
+Role = Literal["input", "constant", "weight", "store", "token", "activation"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Value:
 
     Attributes:
         role: `input` comes with each batch; `constant` is part of the program (`data`); `weight` is loaded;
-            `arena` is K or V; `token` orders arena accesses; `activation` is made by an op.
+            `store` is memory of the runtime, see `Store`; `token` orders its accesses; `activation` is made by an op.
         parts: the canonical tensors that are concatenated along axis 0, for a weight.
         data: the elements, for a constant.
     """
@@ -51,7 +51,7 @@ class Op:
         name: its name.
         attrs: its kind, with its attributes.
         inputs, outputs: names of values by port.
-        layer: its layer of the model, whose part of the arena it accesses; None for an op outside the layers.
+        layer: its layer of the model, whose rows of stores it accesses; None for an op outside the layers.
     """
 
     name: str
@@ -144,7 +144,7 @@ class OpGraph:
         return [self._ops[node] for node in self.nx.predecessors("%" + name)]
 
     def producer(self, name: str) -> Op | None:
-        """The op that writes a value, or None for inputs, weights, constants and arenas."""
+        """The op that writes a value, or None for inputs, weights, constants and stores."""
         producers = self.producers(name)
         return producers[0] if producers else None
 
@@ -233,7 +233,7 @@ class OpGraph:
             for name in op.outputs.values()
         )
         inputs = ", ".join(f"{port}=%{name}" for port, name in op.inputs.items())
-        shown: dict[str, AttrValue] = {} if op.attrs.arena == "none" else {"layer": op.layer}
+        shown: dict[str, AttrValue] = {} if not op.attrs.accesses else {"layer": op.layer}
         attrs = " ".join(f"{k}={json.dumps(v)}" for k, v in (shown | op.attrs.attributes).items() if v is not None)
         return f"{outputs + ' = ' if outputs else ''}{op.kind}({inputs})" + (f" {{{attrs}}}\n" if attrs else "\n")
 

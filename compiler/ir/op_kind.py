@@ -4,14 +4,17 @@ The kinds are in `compiler/ir/ops`, one module for each family of kinds. A new k
 finds it, and no list names it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from mlxr.compiler.ir.tensor import Tensor, Tensors
 
 AttrValue = int | float | str | bool | None
 """The type of an attribute in JSON."""
-ArenaAccess = Literal["none", "read", "write", "readwrite"]
+Access = Literal["read", "write", "readwrite"]
+"""What an op does with its layer's rows of a store."""
 Family = Literal["gather", "norm", "matmul", "rope", "cache", "attention", "elementwise", "collective"]
 """How the picture of a graph draws an op."""
 Stage = Literal["source", "fused", "ordered"]
@@ -42,9 +45,10 @@ class OpKind:
         name: the kind's name, in files and messages.
         summary: what it computes, in one line.
         family: how the picture draws it.
-        inputs, optional, outputs: its ports. A port `token` orders accesses of the KV arena. It is optional because the
+        inputs, optional, outputs: its ports. A port `token` orders accesses of stores. It is optional because the
             pass `order_arena` binds it later; the verifier of stage `ordered` requires it.
-        arena: how it accesses its layer's part of the KV arena. Dead-op removal keeps an op that writes the arena.
+        accesses: its input ports that are stores, and what it does with its layer's rows of each. Dead-op removal keeps
+            an op that writes.
         stages: the stages of the pipeline whose graphs may contain it.
     """
 
@@ -54,7 +58,7 @@ class OpKind:
     inputs: ClassVar[tuple[str, ...]]
     optional: ClassVar[tuple[str, ...]] = ()
     outputs: ClassVar[tuple[str, ...]] = ("out",)
-    arena: ClassVar[ArenaAccess] = "none"
+    accesses: ClassVar[Mapping[str, Access]] = MappingProxyType({})
     stages: ClassVar[frozenset[Stage]] = EVERY_STAGE
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
@@ -70,6 +74,12 @@ class OpKind:
             RuleError: the inputs do not fit each other or the attributes; the message says what was got and expected.
         """
         raise NotImplementedError(f"{type(self).__name__} has no shape rule")
+
+    @property
+    def access(self) -> Access | None:
+        """What it does with stores, all of them together; None: it has none."""
+        kinds = set(self.accesses.values())
+        return next(iter(kinds)) if len(kinds) == 1 else "readwrite" if kinds else None
 
     @property
     def attributes(self) -> dict[str, AttrValue]:

@@ -59,8 +59,8 @@ def _check_ports(op: Op) -> None:
         raise GraphError(
             f"op {op.name!r} ({op.kind}) has wrong ports: missing {missing + absent}, unknown {unknown + wrong}"
         )
-    if kind.arena != "none" and op.layer is None:
-        raise GraphError(f"op {op.name!r} ({op.kind}) accesses the arena but is in no layer")
+    if kind.accesses and op.layer is None:
+        raise GraphError(f"op {op.name!r} ({op.kind}) accesses a store but is in no layer")
 
 
 def _check_shapes(graph: OpGraph, op: Op) -> None:
@@ -75,14 +75,14 @@ def _check_shapes(graph: OpGraph, op: Op) -> None:
 
 
 def check_arena_order(graph: OpGraph) -> None:
-    """Raises GraphError unless all arena accesses form one chain of tokens.
+    """Raises GraphError unless all accesses of stores form one chain of tokens.
 
     One chain in program order makes every reader depend on the last writer, and every writer on the readers before it,
     across layers, steps and chunks. A writer must wait because its block may have belonged to another sequence.
     """
     last = ARENA_TOKEN
     for op in graph.ops:
-        if op.attrs.arena == "none":
+        if not op.attrs.accesses:
             continue
         if op.inputs.get("token") != last:
             raise GraphError(

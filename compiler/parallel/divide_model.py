@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from mlxr.compiler.artifact.rank_plan import RankPlan
 from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.formats.stores import StoreRow
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.parallel.shard import shard
 from mlxr.compiler.parallel.tensor_slice import TensorSlice, slice_of
@@ -49,11 +50,7 @@ def divide_model(spec: ModelSpec, source: OpGraph, arena: ArenaGeometry) -> list
     else:
         bounds = (0, *(share.vocabulary[1] for share in all_shares[-tensor:]))
     for share in all_shares:
-        own_arena = replace(
-            arena,
-            num_layers=share.layers[1] - share.layers[0],
-            num_kv_heads=share.kv_heads[1] - share.kv_heads[0],
-        )
+        own_arena = _arena_of(arena, share)
         split = share.split
         plan = RankPlan(rank=share.rank, tensor=split.tensor, pipeline=split.pipeline, result_bounds=bounds)
         slices = {
@@ -63,3 +60,22 @@ def divide_model(spec: ModelSpec, source: OpGraph, arena: ArenaGeometry) -> list
         }
         parts.append(DividedModel(share, plan, shard(source, spec, share, own_arena), own_arena, slices))
     return parts
+
+
+def _arena_of(arena: ArenaGeometry, share: Share) -> ArenaGeometry:
+    """The arena of one rank: the rows of its KV heads in its layers, in as many blocks.
+
+    It has every group of the model, those that have none of its layers too: block tables come by the group's number.
+    """
+    first, end = share.layers
+    heads = share.kv_heads[1] - share.kv_heads[0]
+
+    def part(row: StoreRow | int | None) -> StoreRow | int | None:
+        if isinstance(row, int):
+            return row - first
+        return row and replace(row, shape=(heads, *row.shape[1:]))
+
+    stores = tuple(replace(store, rows=tuple(map(part, store.rows[first:end]))) for store in arena.stores)
+    mine = (tuple(layer - first for layer in group.layers if first <= layer < end) for group in arena.groups)
+    groups = (replace(group, layers=layers) for group, layers in zip(arena.groups, mine, strict=True))
+    return replace(arena, stores=stores, groups=tuple(groups))

@@ -57,11 +57,12 @@ class Shard:
             PlanError: an op or a tensor has no rule by which ranks divide it.
         """
         share = self.share
+        own = {allocation.name: allocation for allocation in self.arena.allocations}
         for value in self.graph.values:
             if value.role in ("input", "constant"):
                 self._declare(value, "whole")
-            elif value.role == "arena":
-                self._declare(replace(value, shape=self.arena.shape), "split")
+            elif value.role == "store" and value.name in own:
+                self._declare(replace(value, shape=own[value.name].shape), "split")
         mine = [op for op in self.graph.ops if self._is_mine(op)]
         if not share.is_first:
             self._receive(self._border(share.layers[0]))

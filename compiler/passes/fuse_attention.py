@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.artifact.phase_name import PhaseName
-from mlxr.compiler.ir.buffers import ARENAS
+from mlxr.compiler.formats.stores import KEYS_AND_VALUES
 from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.ir.op_kind import RopeLayout
 from mlxr.compiler.ir.ops.attention import Attention, PackedAttention, RopeAttention, RopeWriteAttention, Split
@@ -77,7 +77,7 @@ class _Match:
         # All ops have the same positions; cache_write has none.
         inputs = {**rope, **self.write.inputs, **self.attention.inputs, "qkv": self.split.inputs["x"]}
         bound = [name for name in ("frequencies", *optional) if name in inputs]
-        return {name: inputs[name] for name in ("qkv", *bound, *names, *ARENAS)}
+        return {name: inputs[name] for name in ("qkv", *bound, *names, *KEYS_AND_VALUES)}
 
 
 @dataclass(frozen=True)

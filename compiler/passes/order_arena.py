@@ -24,7 +24,7 @@ class OrderArena:
         edits = Edits(graph)
         last = ARENA_TOKEN
         for op in graph.ops:
-            if op.attrs.arena == "none":
+            if not op.attrs.accesses:
                 continue
             if last == ARENA_TOKEN:
                 edits.declare(Value(ARENA_TOKEN, "token", (8,), DType.U32))

@@ -18,7 +18,7 @@ class RemoveDeadOps:
     def run(self, graph: OpGraph) -> PassResult:
         """Applies the rule to every op."""
         roots = {"%" + name for name in graph.outputs}
-        roots |= {op.name for op in graph.ops if op.attrs.arena in ("write", "readwrite")}
+        roots |= {op.name for op in graph.ops if op.attrs.access in ("write", "readwrite")}
         reached = set(roots)
         frontier = list(roots)
         while frontier:

@@ -9,8 +9,9 @@ from mlxr.compiler.artifact.phase_name import PhaseName
 from mlxr.compiler.artifact.record import Buffer
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.errors import BudgetError
-from mlxr.compiler.formats.arena import ArenaGeometry, cache_row_bytes
+from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.stores import Group, Store, StoreRow, cache_row_bytes, keys_and_values
 from mlxr.compiler.ir.tensor import Shape
 from mlxr.compiler.schedule.geometry import ArenaSizes, ChunkSizes
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
@@ -52,24 +53,26 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
         )
     if blocks < per_sequence:
         per_sequence, context = blocks, blocks * cache.block_size
-    contiguous = cache.mode == "contiguous"
+    contiguous, layers = cache.mode == "contiguous", tuple(range(model.num_layers))
     arena = ArenaGeometry(
         layout=cache.layout,
         mode="contiguous" if contiguous else "paged",
-        num_blocks=per_sequence if contiguous else blocks,
-        num_layers=model.num_layers,
         block_size=cache.block_size,
-        num_kv_heads=model.attention.num_kv_heads,
-        head_dim=model.attention.head_dim,
-        dtype=DType(cache.dtype),
-        max_blocks_per_sequence=per_sequence,
         max_sequences=cache.max_sequences,
         context=context,
+        stores=stores_of(spec),
+        groups=(Group(layers, per_sequence if contiguous else blocks, per_sequence),),
     )
     chosen = arena_choice(spec, arena, table)
     if chosen and context <= chosen.sizes["contiguous_context"]:
         arena = replace(arena, mode="contiguous")
     return arena
+
+
+def stores_of(spec: ModelSpec) -> tuple[Store, ...]:
+    """Everything that the model keeps between steps."""
+    attention, dtype = spec.model.attention, DType(spec.cache.dtype)
+    return keys_and_values([StoreRow((attention.num_kv_heads, attention.head_dim), dtype)] * spec.model.num_layers)
 
 
 def arena_choice(spec: ModelSpec, arena: ArenaGeometry, table: GeometryTable) -> ChosenGeometry | None:

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mlxr.compiler.formats.arena import cache_row_bytes
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.stores import cache_row_bytes
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.spec.architecture import LayerType, Model, Norm
 from mlxr.compiler.spec.attention import Attention, QkNorm, Temperature

@@ -1,7 +1,6 @@
 """Makes the plan: each target lowers the graphs, buffers get places, each target renders its kernels."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
 from mlxr.compiler.artifact.library_call import AttentionCall
@@ -65,7 +64,7 @@ def make_plan(
     query_tile = None
     for types_of_target in types:
         target = TARGETS[types_of_target.target]
-        own_arena = replace(arena, dtype=types_of_target.cache)
+        own_arena = arena.with_cache(types_of_target.cache)
         inputs = LoweringInput(spec, graphs, weights, own_arena, limits, table, types_of_target, tensors, budget, rank)
         lowered = target.lower(inputs)
         programs[target.name], texts = target.render(place(lowered, inputs), inputs, origin)

@@ -7,7 +7,6 @@ A spec with `cache.least_context` leaves the context to memory: a sequence may b
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from mlxr.compiler.artifact import ArenaGeometry, Artifact, size
 from mlxr.compiler.errors import HostError
@@ -57,7 +56,7 @@ def fitting_arena(
         sequences = 1 if shrink else arena.max_sequences
         least, good, most = _blocks(artifact, arena, needed_context, sequences)
         blocks = min(most, max(share, min(room, good), least))
-        arena = replace(arena, num_blocks=blocks, context=_context(arena, blocks, needed_context))
+        arena = arena.with_blocks(blocks, _context(arena, blocks, needed_context))
     if arena.size_bytes <= left:
         return arena
     needed = others + arena.size_bytes
@@ -96,7 +95,7 @@ def least_arena(artifact: Artifact, target: str, tokens: int = 1) -> ArenaGeomet
     if not has_free_size(arena):
         return arena
     least, _, most = _blocks(artifact, arena, tokens, 1)
-    return replace(arena, num_blocks=min(most, least))
+    return arena.with_blocks(min(most, least))
 
 
 def block_bytes(arena: ArenaGeometry) -> int:
@@ -106,7 +105,7 @@ def block_bytes(arena: ArenaGeometry) -> int:
 
 def of_blocks(arena: ArenaGeometry, blocks: int) -> ArenaGeometry:
     """The arena with fewer blocks, and as long a context as they have room for."""
-    return replace(arena, num_blocks=blocks, context=min(arena.context, blocks * arena.block_size))
+    return arena.with_blocks(blocks, min(arena.context, blocks * arena.block_size))
 
 
 def _blocks(artifact: Artifact, arena: ArenaGeometry, needed: int, sequences: int) -> tuple[int, int, int]:

@@ -4,12 +4,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxr.compiler.artifact import ARENAS, K_ARENA, V_ARENA, ArenaGeometry, DType
+from mlxr.compiler.artifact import ARENAS, K_ARENA, V_ARENA, DType
 from mlxr.compiler.targets.metal.kernels.attend import AttendKernel
 from mlxr.compiler.targets.metal.kernels.rope_cache_write import RopeCacheWriteKernel
 from mlxr.runtime.hosts.mlx_ops.cache_rows import encode_rows
 from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
 from mlxr_tests.kernel_bench import run_kernel
+from mlxr_tests.kv_arena import kv_arena
 
 pytestmark = pytest.mark.usefixtures("kernel_host")
 
@@ -17,7 +18,7 @@ BLOCK, BLOCKS, LAYERS, LAYER = 2, 4, 3, 1
 
 
 def geometry(head_dim, kv_heads):
-    return ArenaGeometry(
+    return kv_arena(
         layout="block",
         mode="paged",
         num_blocks=BLOCKS,

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from mlxr.compiler.ir.buffers import ARENAS
-from mlxr.compiler.ir.checks import matrix, require, require_arenas, require_heads, require_positive, require_vector
+from mlxr.compiler.formats.stores import KEYS_AND_VALUES
+from mlxr.compiler.ir.checks import matrix, require, require_cache, require_heads, require_positive, require_vector
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, OpKind
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.ir.tensor import TOKEN, Tensor, Tensors
@@ -52,10 +52,10 @@ class Attention(OpKind):
     name = "attention"
     summary = "softmax(scale q k^T) v over the arena, causal; sinks: one more score of each head"
     family = "attention"
-    inputs = ("q", *_TABLES, *ARENAS)
+    inputs = ("q", *_TABLES, *KEYS_AND_VALUES)
     optional = ("sinks", "token")
     outputs = ("out", "token")
-    arena = "read"
+    accesses = dict.fromkeys(KEYS_AND_VALUES, "read")
     stages = SOURCE_STAGES
 
     num_heads: int
@@ -69,7 +69,7 @@ class Attention(OpKind):
         """From q [tokens, heads * head_dim], batch tables, arenas, sinks [heads] -> out like q, token."""
         require_heads(t, "q", self.num_heads, self.head_dim)
         _check_scores(t, self.num_heads, self.scale, self.softcap)
-        require_arenas(t, self.num_kv_heads, self.head_dim)
+        require_cache(t, self.accesses, self.num_kv_heads, self.head_dim)
         return {"out": t["q"], "token": TOKEN}
 
 
@@ -111,10 +111,10 @@ class RopeWriteAttention(PackedAttention):
     name = "rope_write_attention"
     summary = "decode: RoPE, cache write and attention of one new token a sequence"
     family = "attention"
-    inputs = ("qkv", "positions", "slots", "context_lens", "block_tables", *ARENAS)
+    inputs = ("qkv", "positions", "slots", "context_lens", "block_tables", *KEYS_AND_VALUES)
     optional = ("frequencies", "sinks", "token")
     outputs = ("out", "token")
-    arena = "readwrite"
+    accesses = dict.fromkeys(KEYS_AND_VALUES, "readwrite")
     stages = FUSED_STAGES
 
 
@@ -124,10 +124,10 @@ class RopeAttention(PackedAttention):
     name = "rope_attention"
     summary = "prefill: RoPE of q and attention over the arena"
     family = "attention"
-    inputs = ("qkv", "query_tiles", *_TABLES, *ARENAS)
+    inputs = ("qkv", "query_tiles", *_TABLES, *KEYS_AND_VALUES)
     optional = ("frequencies", "sinks", "token")
     outputs = ("out", "token")
-    arena = "read"
+    accesses = dict.fromkeys(KEYS_AND_VALUES, "read")
     stages = FUSED_STAGES
 
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from mlxr.compiler.ir.buffers import ARENAS
-from mlxr.compiler.ir.checks import require_arenas, require_heads
+from mlxr.compiler.formats.stores import KEYS_AND_VALUES
+from mlxr.compiler.ir.checks import require_cache, require_heads
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, OpKind
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.ir.tensor import TOKEN, Tensor, Tensors
@@ -20,10 +20,10 @@ class CacheWrite(OpKind):
     name = "cache_write"
     summary = "k and v into their slots of the arena"
     family = "cache"
-    inputs = ("k", "v", "slots", *ARENAS)
+    inputs = ("k", "v", "slots", *KEYS_AND_VALUES)
     optional = ("token",)
     outputs = ("token",)
-    arena = "write"
+    accesses = dict.fromkeys(KEYS_AND_VALUES, "write")
     stages = SOURCE_STAGES
 
     num_kv_heads: int
@@ -33,7 +33,7 @@ class CacheWrite(OpKind):
         """From k and v [tokens, kv_heads * head_dim], slots [tokens], arenas -> token."""
         for port in ("k", "v"):
             require_heads(t, port, self.num_kv_heads, self.head_dim)
-        require_arenas(t, self.num_kv_heads, self.head_dim)
+        require_cache(t, self.accesses, self.num_kv_heads, self.head_dim)
         return {"token": TOKEN}
 
 
@@ -43,10 +43,10 @@ class RopeCacheWrite(PackedHeads):
     name = "rope_cache_write"
     summary = "prefill: RoPE of k, then k and v into the arena"
     family = "cache"
-    inputs = ("qkv", "positions", "slots", *ARENAS)
+    inputs = ("qkv", "positions", "slots", *KEYS_AND_VALUES)
     optional = ("frequencies", "token")
     outputs = ("token",)
-    arena = "write"
+    accesses = dict.fromkeys(KEYS_AND_VALUES, "write")
     stages = FUSED_STAGES
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:

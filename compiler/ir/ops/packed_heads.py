@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mlxr.compiler.ir.checks import require, require_arenas, require_heads, require_positive
+from mlxr.compiler.ir.checks import require, require_cache, require_heads, require_positive
 from mlxr.compiler.ir.op_kind import OpKind, RopeLayout
 from mlxr.compiler.ir.tensor import Tensor, Tensors
 
@@ -29,7 +29,7 @@ class PackedHeads(OpKind):
         """The shape of attention's result; raises RuleError unless qkv, frequencies and arenas fit."""
         require_heads(t, "qkv", self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         check_rotation(t, self.rotary_dim, self.rope_scale)
-        require_arenas(t, self.num_kv_heads, self.head_dim)
+        require_cache(t, self.accesses, self.num_kv_heads, self.head_dim)
         return Tensor((t["qkv"].shape[0], self.num_heads * self.head_dim), t["qkv"].dtype)
 
 

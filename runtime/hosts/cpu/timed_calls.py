@@ -5,7 +5,7 @@ The program runs apart from the one that answers requests: over the same weights
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
@@ -110,4 +110,4 @@ def _small(geometry: ArenaGeometry, tokens: int) -> ArenaGeometry:
     if geometry.mode == "contiguous" or geometry.layout != "block":
         return geometry
     blocks = min(geometry.num_blocks, -(-(tokens + _STEPS) // geometry.block_size) + 1)
-    return replace(geometry, num_blocks=blocks)
+    return geometry.with_blocks(blocks)

@@ -49,7 +49,7 @@ def _about(value: Value, layer: int | None) -> str:
         numbers = ", ".join(f"{number:.6g}" for number in value.data[:4])
         more = f", ... {hash(value.data) & 0xFFFFFFFF:08x}" if len(value.data) > 4 else ""
         return f"constant {shape} ({numbers}{more})"
-    return f"{value.name} {shape}" if value.role in ("input", "arena") else shape
+    return f"{value.name} {shape}" if value.role in ("input", "store") else shape
 
 
 def _shape(value: Value) -> str:

@@ -248,14 +248,14 @@ def _when(launch: Launch) -> str:
 
 
 def _short_list(names: tuple[str, ...], op: Op, graph: OpGraph) -> str:
-    """Buffers of a launch in short: metadata as `batch`, both arenas as `arena`, values without their layer."""
+    """Buffers of a launch in short: metadata as `batch`, stores as `arena`, values without their layer."""
     shorts: list[str] = []
     layer = model_layer(op.name, op.layer)
     has_values = any(name in graph and graph.value(name).role == "activation" for name in names)
     of_batch = ("dims",) if op.layer is None else ("dims", layer_buffer(op.layer))
     for name in names:
         role = graph.value(name).role if name in graph else None
-        if role == "arena":
+        if role == "store":
             short = "arena"
         elif role == "token":
             short = "token"

@@ -1,7 +1,5 @@
 """The arena of a trial: of one that holds a long context, only what the trial uses."""
 
-from dataclasses import replace
-
 from mlxr.compiler.artifact import ArenaGeometry, Plan
 from mlxr.runtime.memory.fitting_arena import has_free_size
 
@@ -19,4 +17,4 @@ def tried_arena(plan: Plan, context: int) -> ArenaGeometry:
     if not has_free_size(arena):
         return arena
     each = -(-max(context, plan.max_tokens, _TOKENS) // arena.block_size)
-    return replace(arena, num_blocks=min(arena.num_blocks, arena.max_sequences * each))
+    return arena.with_blocks(min(arena.num_blocks, arena.max_sequences * each))

@@ -52,7 +52,7 @@ def test_arena(layout: str) -> None:
     for name in ("k_arena", "v_arena"):
         value = source_graph(spec).value(name)
         assert (value.role, value.shape, value.dtype) == (
-            "arena",
+            "store",
             arena_geometry(spec, GeometryTable()).shape,
             DType.F16,
         )

@@ -83,7 +83,7 @@ def test_missing_and_unknown_output() -> None:
 
 def test_access_of_the_arena_outside_of_layers() -> None:
     graph = changed(small_graph(), f"{PREFIX}.cache_write", layer=None)
-    rejects(graph, f"op '{PREFIX}.cache_write' (cache_write) accesses the arena but is in no layer")
+    rejects(graph, f"op '{PREFIX}.cache_write' (cache_write) accesses a store but is in no layer")
 
 
 def test_read_before_made() -> None:

@@ -31,7 +31,7 @@ def ordered(phase: PhaseName) -> OpGraph:
 
 
 def accesses(graph: OpGraph) -> list[Op]:
-    return [op for op in graph.ops if op.attrs.arena != "none"]
+    return [op for op in graph.ops if op.attrs.accesses]
 
 
 @pytest.mark.parametrize("phase", PHASES)

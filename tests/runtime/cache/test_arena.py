@@ -6,13 +6,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import ArenaError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.mlx_arrays import as_bits
+from mlxr_tests.kv_arena import kv_arena
 
-GEOMETRY = ArenaGeometry(
+GEOMETRY = kv_arena(
     layout="block",
     mode="paged",
     num_blocks=7,
@@ -35,7 +35,7 @@ GEOMETRY = ArenaGeometry(
     [(DType.F32, mx.float32, 4), (DType.F16, mx.float16, 2), (DType.BF16, mx.bfloat16, 2)],
 )
 def test_shape_dtype_and_zeros(layout, shape, dtype, mlx_dtype, item_bytes):
-    geometry = replace(GEOMETRY, layout=layout, dtype=dtype)
+    geometry = replace(GEOMETRY, layout=layout).with_cache(dtype)
     arena = Arena(geometry)
     assert geometry.shape == shape
     assert geometry.size_bytes == 2 * 7 * 3 * 4 * 2 * 32 * item_bytes
@@ -48,7 +48,7 @@ def test_shape_dtype_and_zeros(layout, shape, dtype, mlx_dtype, item_bytes):
 
 @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
 def test_addresses_never_move_while_the_arena_is_read(dtype):
-    arena = Arena(replace(GEOMETRY, dtype=dtype))
+    arena = Arena(GEOMETRY.with_cache(dtype))
     before = arena.addresses()
     for _ in range(5):
         total = mx.sum(arena.k) + mx.sum(arena.v)
@@ -62,7 +62,7 @@ def test_addresses_never_move_while_the_arena_is_read(dtype):
 
 @pytest.mark.parametrize(("layout", "shape"), [("block", (7, 3, 4, 2, 36)), ("layer", (3, 7, 4, 2, 36))])
 def test_q8_rows_hold_their_scale(layout, shape):
-    geometry = replace(GEOMETRY, layout=layout, dtype=DType.Q8)
+    geometry = replace(GEOMETRY, layout=layout).with_cache(DType.Q8)
     arena = Arena(geometry)
     assert geometry.shape == arena.k.shape == arena.v.shape == shape
     assert geometry.row_bytes == geometry.row_elements == 36
@@ -107,7 +107,7 @@ def test_more_than_the_machine_has_is_refused_before_allocating(monkeypatch):
         pytest.fail("allocated")
 
     monkeypatch.setattr(mx, "zeros", no_zeros)
-    geometry = replace(GEOMETRY, num_blocks=10**11)
+    geometry = GEOMETRY.with_blocks(10**11)
     with pytest.raises(ArenaError, match="exceeds this machine's memory") as error:
         Arena(geometry)
     assert str(geometry.size_bytes) in str(error.value)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import ArenaError, ArenaFullError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.runtime.cache.pager import Pager
+from mlxr_tests.kv_arena import kv_arena
 
 
 def make_pager(num_blocks=10, block_size=4, max_blocks=5, max_sequences=4, **options):
@@ -333,7 +333,7 @@ def test_impossible_sizes_are_refused(options, message):
 
 
 def test_from_geometry_takes_every_limit():
-    geometry = ArenaGeometry("layer", "contiguous", 7, 3, 4, 2, 32, DType.F16, 5, 1, 18)
+    geometry = kv_arena("layer", "contiguous", 7, 3, 4, 2, 32, DType.F16, 5, 1, 18)
     pager = Pager.from_geometry(geometry)
     limits = (pager.num_blocks, pager.block_size, pager.max_blocks_per_sequence, pager.max_sequences, pager.context)
     assert limits == (7, 4, 5, 1, 18) and pager.contiguous

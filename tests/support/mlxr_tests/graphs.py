@@ -98,7 +98,7 @@ class Sketch:
 
     def __init__(self, spec: ModelSpec | None = None) -> None:
         source = source_graph(spec or small_spec(model__num_layers=1))
-        kept = {"input", "arena", "constant"}
+        kept = {"input", "store", "constant"}
         self.values = [v for v in source.values if v.role in kept or v.name in ("embedding", "embedded")]
         self.ops = [op for op in source.ops if op.kind == "embed"]
         self.x = "embedded"

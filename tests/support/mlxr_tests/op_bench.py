@@ -164,7 +164,7 @@ class OpBench:
             return mx.array(getattr(batch, _GRAPH_INPUTS.get(value.name, value.name)))
         if value.role == "constant":
             return mx.array(value.data)
-        if value.role == "arena":
+        if value.role == "store":
             return self.reference_arena.k if value.name.startswith("k") else self.reference_arena.v
         if value.role == "token":
             return self.reference_arena.token
@@ -205,7 +205,7 @@ class OpBench:
             if scratch.name.startswith(op.name + ".") and scratch.name not in buffers:
                 array = np.full(shape_of(scratch.shape, batch_dims(batch)), np.nan, dtype=np.float32)
                 buffers[scratch.name] = SimBuffer.of(array, writable=True, name=scratch.name)
-        if op.attrs.arena != "none":
+        if op.attrs.accesses:
             layer = np.array([op.layer] + [0] * 7, dtype=np.uint32)
             buffers[layer_buffer(op.layer)] = SimBuffer.of(layer, writable=False, name="layer")
             buffers[K_ARENA] = SimBuffer.of(self.arena.k, writable=True, name=K_ARENA)

@@ -57,7 +57,7 @@ class Folded:
 
 def arena_access(op: Op) -> str:
     """How an op touches the arena: none, read, write or readwrite."""
-    return op.attrs.arena
+    return op.attrs.access or "none"
 
 
 def layer_groups(graphs: Sequence[OpGraph]) -> list[tuple[int, ...]]:

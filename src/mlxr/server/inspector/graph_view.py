@@ -269,7 +269,7 @@ def _node(graph: Folded, name: str, box: DrawnBox, parts: tuple[Op, ...], fused_
         outputs=ports(graph.graph, op.outputs),
         parts=tuple(PartView(id=part.name, kind=part.kind, family=part.attrs.family) for part in parts),
         fused_into=fused_into,
-        arena=op.attrs.arena,
+        arena=op.attrs.access or "none",
         x=_pixels(box.x),
         y=_pixels(box.y),
         width=_pixels(box.width),

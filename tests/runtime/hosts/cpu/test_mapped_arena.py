@@ -6,21 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import ArenaError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.arena_blocks import read_blocks, write_blocks
 from mlxr.runtime.hosts.cpu.mapped_arena import MappedArena
+from mlxr_tests.kv_arena import kv_arena
 
-GEOMETRY = ArenaGeometry("block", "paged", 7, 3, 4, 2, 32, DType.F32, 5, 2, 18)
+GEOMETRY = kv_arena("block", "paged", 7, 3, 4, 2, 32, DType.F32, 5, 2, 18)
 
 
 @pytest.mark.parametrize(
     ("layout", "dtype"), [("block", DType.F16), ("layer", DType.Q8), ("block", DType.F32), ("layer", DType.BF16)]
 )
 def test_blocks_lie_where_those_of_mlx_arrays_do(layout: str, dtype: DType) -> None:
-    geometry = replace(GEOMETRY, layout=layout, dtype=dtype)
+    geometry = replace(GEOMETRY, layout=layout).with_cache(dtype)
     mapped, arrays = MappedArena(geometry), Arena(geometry)
     data = np.random.default_rng(3).integers(0, 256, (2, geometry.size_bytes // 7), np.uint8)
     for arena in (mapped, arrays):
@@ -44,7 +44,7 @@ def test_memory_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what pages hold that were given back")
 def test_memory_that_is_given_back_is_zero_and_nothing_else_is() -> None:
-    arena = MappedArena(replace(GEOMETRY, num_layers=8, block_size=8))  # blocks of 4 pages
+    arena = MappedArena(kv_arena("block", "paged", 7, 8, 8, 2, 32, DType.F32, 5, 2, 18))  # blocks of 4 pages
     for bits in arena.bits():
         bits[...] = 1
     arena.give_back([4, 2, 1])

@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from mlxr.compiler.artifact import ArenaGeometry, DType
+from mlxr.compiler.artifact import DType
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.mlx_ops.arena_view import copy_blocks
 from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows
 from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
+from mlxr_tests.kv_arena import kv_arena
 from mlxr_tests.reference_ops import evaluate
 from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import check_op
@@ -35,7 +36,7 @@ def scores(window: int | None, softcap: float | None = None) -> dict[str, Any]:
 
 def arena_of(layout: Any = "block", dtype: str = "f32", mode: Any = "paged") -> Arena:
     sizes = (BLOCKS, LAYERS, BLOCK, KV_HEADS, HEAD_DIM)
-    return Arena(ArenaGeometry(layout, mode, *sizes, DType(dtype), 3, 2, 12))
+    return Arena(kv_arena(layout, mode, *sizes, DType(dtype), 3, 2, 12))
 
 
 def block(arena: Arena, array: mx.array, block_id: int, layer: int = LAYER) -> Numbers:

@@ -1,0 +1,159 @@
+"""Stores: what a model keeps between steps. Keys and values are two of them; a state of each sequence is another.
+
+A store of scope `token` has a row for each token, in blocks that the pager hands out; one of scope `sequence` has a row
+for each sequence, in a slot. Layers with the same needs of scope `token` form a `Group`, which has one block table:
+block i of a group holds the same tokens in all of its stores and layers.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mlxr.compiler.formats.dtypes import DType
+
+Scope = Literal["token", "sequence"]
+KEYS, VALUES = "k_arena", "v_arena"
+KEYS_AND_VALUES = (KEYS, VALUES)
+"""The stores of attention, in the order in which plans list them."""
+
+
+def cache_row_bytes(dtype: DType, head_dim: int) -> int:
+    """Bytes that one token takes in one KV head: its elements and, in q8, the f32 scale after them."""
+    return head_dim * dtype.size_bytes + (4 if dtype is DType.Q8 else 0)
+
+
+@dataclass(frozen=True)
+class StoreRow:
+    """What one layer keeps of a token or of a sequence: `shape` counts numbers, not the scales of q8."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape in memory: in q8 the last dimension includes the 4 bytes of the f32 scale."""
+        *outer, last = self.shape
+        return (*outer, cache_row_bytes(self.dtype, last) // self.dtype.size_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in memory."""
+        return math.prod(self.stored_shape) * self.dtype.size_bytes
+
+
+@dataclass(frozen=True)
+class Store:
+    """One thing that a model keeps.
+
+    Attributes:
+        name: of the store, and of the port that op kinds have for it.
+        scope: whether each token or each sequence has a row.
+        rows: by layer: its row, the number of the earlier layer whose row it shares, or None if it keeps nothing here.
+    """
+
+    name: str
+    scope: Scope
+    rows: tuple[StoreRow | int | None, ...]
+
+    def owner(self, layer: int) -> int | None:
+        """The layer whose row this layer reads and writes; None: it keeps nothing here."""
+        row = self.rows[layer]
+        return row if isinstance(row, int) else None if row is None else layer
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """The layers that have rows of their own."""
+        return tuple(layer for layer, row in enumerate(self.rows) if isinstance(row, StoreRow))
+
+    def row(self, layer: int) -> StoreRow | None:
+        """The row that this layer reads and writes."""
+        owner = self.owner(layer)
+        row = None if owner is None else self.rows[owner]
+        assert not isinstance(row, int), f"{self.name}: layer {layer} shares a row with {owner}, which has none"
+        return row
+
+    def with_dtype(self, dtype: DType) -> "Store":
+        """The same store with rows in another type."""
+        return replace(self, rows=tuple(replace(r, dtype=dtype) if isinstance(r, StoreRow) else r for r in self.rows))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers with the same needs: they keep the same rows in stores of scope `token`, of the same tokens.
+
+    Attributes:
+        layers: that have rows of their own, ascending; a kernel gets a layer's place here as its number.
+        num_blocks: blocks of each of its allocations.
+        max_blocks_per_sequence: columns of its block table: blocks of a sequence of the whole context.
+        window: tokens that each of its layers sees, the newest included; None: all. What left it is given back.
+    """
+
+    layers: tuple[int, ...]
+    num_blocks: int
+    max_blocks_per_sequence: int
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One array of the runtime: the rows that a store has in a group, or in all layers with scope `sequence`.
+
+    Attributes:
+        name: the buffer's name in graphs and plans: the store's and, of groups after the first, the group's number.
+        store: the store.
+        group: the group's number; None with scope `sequence`.
+        num_units: blocks or slots.
+        num_layers: layers that have rows of their own here.
+        shape, dtype: of the array.
+    """
+
+    name: str
+    store: Store
+    group: int | None
+    num_units: int
+    num_layers: int
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the array."""
+        return math.prod(self.shape) * self.dtype.size_bytes
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one block or slot, all layers."""
+        return self.size_bytes // self.num_units
+
+
+def of_group(name: str, group: int) -> str:
+    """The name of a group's buffer: `block_tables` of the first group, `block_tables.1` of the second."""
+    return f"{name}.{group}" if group else name
+
+
+def keys_and_values(rows: Sequence[StoreRow | int | None]) -> tuple[Store, Store]:
+    """The stores of attention: K and V have equal rows."""
+    return Store(KEYS, "token", tuple(rows)), Store(VALUES, "token", tuple(rows))
+
+
+def groups_of(stores: Sequence[Store], windows: Sequence[int | None]) -> list[tuple[tuple[int, ...], int | None]]:
+    """Layers with the same needs of scope `token`, each with their window, in the order of their first layers.
+
+    Args:
+        stores: every store.
+        windows: by layer: tokens that it sees; None: all. A row that several layers read is kept for the widest.
+    """
+    tokens = [store for store in stores if store.scope == "token"]
+    users: dict[int, list[int]] = {}
+    for layer in range(len(windows)):
+        owners = {owner for store in tokens if (owner := store.owner(layer)) is not None}
+        assert len(owners) < 2, f"layer {layer} shares rows with several layers: {sorted(owners)}"
+        for owner in owners:
+            users.setdefault(owner, []).append(layer)
+    groups: dict[tuple[object, int | None], list[int]] = {}
+    for owner, layers in sorted(users.items()):
+        seen = [windows[layer] for layer in layers]
+        window = None if None in seen else max(w for w in seen if w is not None)
+        groups.setdefault((tuple(store.row(owner) for store in tokens), window), []).append(owner)
+    return [(tuple(layers), window) for (_, window), layers in groups.items()]
