@@ -48,7 +48,7 @@ def request(version: str = "1.1", *headers: str, **fields: Any) -> bytes:
             "needs include",
         ),
         ("/v1/completions", {"model": "\ud800"}, r"there is no model '\ud800' here"),
-        ("/v1/chat/completions", {"add_generation_prompt": False}, "add_generation_prompt is true where"),
+        ("/v1/chat/completions", {"add_generation_prompt": True, "continue_final_message": True}, "drop one of them"),
         ("/v1/chat/completions", {"chat_template_kwargs": {"messages": 1}}, "not a variable of the template's own"),
         ("/tokenize", {"max_tokens": None}, "max_tokens is not a field"),
         ("/tokenize", {"messages": CHAT["messages"]}, "expected either prompt or messages"),

@@ -88,6 +88,7 @@ def test_tokens_of_a_conversation_that_goes_on(server: RunningServer) -> None:
 
     assert text([user], continue_final_message=False) == text([user])
     begun = [user, {"role": "assistant", "content": "said no"}]
+    assert text([user], add_generation_prompt=False) == text([user]).removesuffix("<|im_start|>assistant").rstrip()
     assert text(begun, continue_final_message=True).endswith("assistant\nsaid no")
     assert text(begun, continue_final_message="content") == text(begun, continue_final_message=True)
 

@@ -19,7 +19,7 @@ from mlxr.server.documents.openai_answers import Text, TokenizerInfo, Tokens
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.fields import MOST_MESSAGES, ApiModel
 from mlxr.server.large_body_route import JsonBytes, LargeBodyRoute, written_in_pieces
-from mlxr.server.openai.chat_request import Message, told_message
+from mlxr.server.openai.chat_request import Message, check_prompt_end, told_message
 from mlxr.server.openai.chat_tools import Tool, kit_of
 from mlxr.server.pool.served_model import LoadedModel
 from mlxr.server.state import ServerState
@@ -42,6 +42,7 @@ class TokenizeRequest(ApiModel):
     return_token_strs: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
+    add_generation_prompt: bool | None = None
 
 
 class DetokenizeRequest(ApiModel):
@@ -56,7 +57,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """The token ids of a text, or of a conversation up to where the answer begins."""
     if (body.prompt is None) == (body.messages is None):
         raise bad_field("prompt", "expected either prompt or messages")
-    of_chats = ("tools", "chat_template_kwargs", "continue_final_message")
+    of_chats = ("tools", "chat_template_kwargs", "continue_final_message", "add_generation_prompt")
     for name in of_chats if body.messages is None else ("add_special_tokens",):
         if getattr(body, name) is not None:
             other = "prompt" if body.messages is None else "messages, whose template writes them"
@@ -66,6 +67,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         if body.prompt is not None:
             ids = await asyncio.to_thread(_ids, tokenizer, body.prompt, body.add_special_tokens is not False)
         else:
+            check_prompt_end(body.add_generation_prompt, body.continue_final_message)
             messages = tuple(told_message(i, message) for i, message in enumerate(body.messages or ()))
             job = ChatJob(
                 messages,
@@ -73,6 +75,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
                 kit_of(body.tools).functions(),
                 variables=body.chat_template_kwargs or {},
                 continue_final=body.continue_final_message or False,
+                begins_answer=body.add_generation_prompt is not False,
             )
             ids = await model.format.prompt(job)
         told: dict[str, Any] = {"count": len(ids), "max_model_len": model.context, "tokens": ids}

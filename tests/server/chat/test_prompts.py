@@ -144,6 +144,8 @@ def test_the_last_message_is_continued_where_its_text_ends() -> None:
     assert within.endswith("Hi<|im_end|>\n<|im_start|>assistant\n<think>\nIt is ")
     unknown = prompt(TEMPLATES["llama"], a_job(messages=(MESSAGES[0], thought), continue_final=True))
     assert unknown.endswith("assistant<|end_header_id|>\n\n<think>\nIt is "), "as most models have it"
+    bare = prompt(TINY, a_job(messages=(MESSAGES[0],), begins_answer=False))
+    assert bare == f"{HEAD}<user>Hi", "what begins the answer is left out"
     with pytest.raises(RequestError, match="the chat template changes its text"):
         prompt(TINY.replace("m.content", "m.content | upper"), a_job(messages=(MESSAGES[0], end), continue_final=True))
 

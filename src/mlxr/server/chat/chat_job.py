@@ -30,6 +30,8 @@ class ChatJob:
         reasoning: whether it is told apart from the answer's text; else it stays in it.
         continue_final: whether the last message is the beginning of the answer; or which part of it goes on:
             `reasoning_content`, or `content`, which need not have begun. True: the reasoning, if there is no text yet.
+        begins_answer: whether the prompt ends with what begins a message of the assistant; else the model writes that
+            itself.
 
     Raises:
         RequestError: tools that cannot be used, a tool choice that is not known, or one that needs tools where there
@@ -45,6 +47,7 @@ class ChatJob:
     thinking_budget: int | None = None
     reasoning: bool = True
     continue_final: bool | Literal["content", "reasoning_content"] = False
+    begins_answer: bool = True
 
     def __post_init__(self) -> None:
         """Checks the tools and their choice, and the budget."""

@@ -139,7 +139,7 @@ class TemplateForm:
 
     def _text(self, job: ChatJob, messages: Sequence[Message], variables: dict[str, Any]) -> str:
         if not job.continue_final:
-            return self._template.render(messages, **variables)
+            return self._template.render(messages, add_generation_prompt=job.begins_answer, **variables)
         if job.continues_thought:
             return self._continued_thought(job, variables)
         if not job.continues_text:

@@ -102,14 +102,7 @@ def job_of(request: ChatRequest) -> ChatJob:
         raise bad_field("top_logprobs", "top_logprobs needs logprobs: set it, or leave top_logprobs out")
     if request.top_logprobs is not None and not 0 <= request.top_logprobs <= _MOST_TOP:
         raise bad_field("top_logprobs", f"top_logprobs is {request.top_logprobs}, expected 0 to {_MOST_TOP}")
-    if request.add_generation_prompt is not None and request.add_generation_prompt == bool(
-        request.continue_final_message
-    ):
-        raise bad_field(
-            "add_generation_prompt",
-            "add_generation_prompt is true where an answer is begun, and false where continue_final_message continues "
-            "one: leave it out",
-        )
+    check_prompt_end(request.add_generation_prompt, request.continue_final_message)
     most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     sampling = sampling_of(
         request,
@@ -127,7 +120,17 @@ def job_of(request: ChatRequest) -> ChatJob:
         variables=request.variables,
         thinking_budget=request.budget,
         continue_final=request.continue_final_message or False,
+        begins_answer=request.add_generation_prompt is not False,
     )
+
+
+def check_prompt_end(begins: bool | None, continues: bool | str | None) -> None:
+    """Checks that an answer is not both begun and continued, as vLLM and llama-server do."""
+    if begins and continues:
+        raise bad_field(
+            "add_generation_prompt",
+            "add_generation_prompt begins an answer, and continue_final_message continues one: drop one of them",
+        )
 
 
 def told_message(place: int, message: Message) -> dict[str, Any]:

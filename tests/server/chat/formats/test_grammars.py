@@ -128,6 +128,22 @@ def test_the_requests_own_form_holds_for_the_answer_beside_calls(name: str) -> N
     assert kinds
 
 
+@pytest.mark.parametrize("name", ["qwen", "mistral"])
+def test_json_may_stand_in_a_code_fence_which_is_dropped(name: str) -> None:
+    chat, tokenizer, compiler = setup(name, True)
+    job = a_job(sampling=JSON, tools=())
+    constraint, parser = compiler.compile(chat.constrained(job, [])), chat.parser(job, [])
+    assert constraint is not None
+    ids = tokenizer.encode("```json\n[1, 2]\n```")
+    for token in ids:
+        constraint.accept(token)
+    deltas = [delta for event in events_of_ids(tokenizer, ids) for delta in parser.push(event)]
+    assert constraint.is_complete or tokenizer.eos_id in tokens_of(constraint.mask())
+    assert joined([*deltas, *parser.finish()]) == [Content("[1, 2]")]
+    compiler.close()
+    chat.close()
+
+
 @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
 def test_thinking_comes_before_the_requests_own_form(tokens: bool) -> None:
     for prompt in ("hi<think>\n", "hi", "hi<think></think>\n\n"):

@@ -30,6 +30,10 @@ G = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
 CALLED_F, CALLED_G = call("f", '{"a": 1}'), call("g", "{}")
 CODER = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
 ROME = '{"city": "Rome"}'
+CODER_F = (
+    "<tool_call>\n<function=f>\n<parameter=x>\nVALUE\n</parameter>\n<parameter=y>\n2\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
 ODD = {
     # A call in a thought is a call if the thought does not go on.
     "quoted": Odd(
@@ -146,6 +150,20 @@ ODD = {
     ),
     "a part of the end": Odd(
         "coder", CODER.replace("</function>\n", "") + " Hi", [*call("get_weather", ROME), Content("Hi")]
+    ),
+    # Ends of arguments within their values.
+    "an end in a text of a list": Odd(
+        "coder",
+        CODER_F.replace("VALUE", '["<a\\"</parameter>\\n", {"b": "</parameter>"}]'),
+        call("f", '{"x": ["<a\\"</parameter>\\n", {"b": "</parameter>"}], "y": 2}'),
+    ),
+    "a text of a list that never ends": Odd(
+        "coder", CODER_F.replace("VALUE", '["a'), call("f", '{"x": "[\\"a", "y": 2}')
+    ),
+    "a verbatim text with its own end": Odd(
+        "coder",
+        CODER_F.replace("VALUE", "<![CDATA[a]]>b</parameter>]]]]><![CDATA[>]]>"),
+        call("f", '{"x": "a]]>b</parameter>]]>", "y": 2}'),
     ),
     "cut in the name of an argument": Odd("coder", CODER[: CODER.find("ty>")], call("get_weather", '{"ci')),
     "cut in a text in Python": Odd("python", '<|tool_call_start|>[f(a="Ro', call("f", '{"a": "Ro')),

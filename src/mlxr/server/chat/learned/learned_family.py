@@ -12,7 +12,7 @@ from mlxr.server.chat.formats.family import Beginning, Family
 from mlxr.server.chat.learned.adapt_messages import adapted, json_text, tool_variables
 from mlxr.server.chat.learned.answer_form import AnswerForm, MessageForm, Slot, ThoughtForm
 from mlxr.server.chat.learned.lexemes import chunks
-from mlxr.server.chat.learned.read_answer import FormReader
+from mlxr.server.chat.learned.read_answer import FENCE, FENCE_END, FormReader
 from mlxr.server.chat.learned.spelled_form import SpelledForm
 from mlxr.server.chat.learned.write_calls import written_calls
 from mlxr.server.chat.learned.write_grammar import CallGrammar
@@ -92,7 +92,7 @@ class Learned(Family):
 
     def read(self, reader: AnswerReader, job: ChatJob, beginning: Beginning) -> Reading:
         """See `Family`."""
-        if self.form.lead and not job.continue_final:
+        if self.form.lead and job.begins_answer and not job.continue_final:
             lead = self._spelled.spell.text(self.form.lead)
             yield from reader.next_is([lead.strip()])  # some models write it once more
             reader.put_back(lead)
@@ -154,6 +154,9 @@ class Learned(Family):
             if answer is None and not job.must_call:
                 options += self._free(grammar, start, calls)
         if answer is not None:
+            if job.sampling.json_schema is not None:  # many models write JSON so, and the reader drops the fence
+                gap = grammar.add("SPACE", r"/[ \n]{0,4}/")
+                answer = f"({answer} | {grammar.text(FENCE)} {gap} {answer} {gap} {grammar.text(FENCE_END)})"
             space = grammar.add("SPACE", r"/[ \n]{0,4}/") if begin else ""
             options.append(f"{grammar.literal(begin.strip())} {space} {answer}".strip())
         return f"({' | '.join(options)})"

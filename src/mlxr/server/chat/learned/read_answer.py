@@ -8,6 +8,8 @@ from mlxr.server.chat.learned.python_tag import TAG, read_tagged
 from mlxr.server.chat.learned.read_call import CallReader
 from mlxr.server.chat.learned.spelled_form import CALL, CONTENT, THOUGHT, THOUGHT_END, SpelledForm
 
+FENCE, FENCE_END = "```json", "```"
+"""What JSON may stand between that a request has asked for."""
 _MOST_AGAIN = 4096
 """Characters that are read again where they were no call; in more, no call is looked for within."""
 
@@ -27,6 +29,7 @@ class FormReader:
         self._form, self._reader, self._job, self._beginning = form, reader, job, beginning
         self._uses_tools = job.uses_tools
         self._calls = CallReader(form, reader, job)
+        self._may_fence = job.sampling.json_schema is not None and not job.continues_text
 
     def read(self) -> Reading:
         """Reads all of it."""
@@ -43,11 +46,21 @@ class FormReader:
             else:
                 kind = None
             if kind is None:
+                if self._may_fence:
+                    yield from self._fenced()
                 markers = form.within_tools if self._uses_tools else form.within_text
                 kind = yield from reader.text_until(Content, markers)
                 if kind is None:
                     return
             is_fresh, has_begun = (yield from self._handle(kind)), True
+
+    def _fenced(self) -> Reading:
+        """JSON in a code fence, if the text begins with one: without the fence."""
+        reader, self._may_fence = self._reader, False
+        if (yield from reader.next_is([FENCE])):
+            yield from reader.skip_space()
+            yield from reader.json_value(lambda text: reader.emit(Content, text))
+            yield from reader.next_is([FENCE_END])
 
     def _fresh(self) -> Part[str | None]:
         """What comes where no text has begun; None if it is text."""

@@ -1,6 +1,7 @@
 """Reads arguments that are written one by one, and tells them as one JSON object."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,10 @@ _MOST = 256
 """Characters of an argument's name."""
 _VERBATIM, _VERBATIM_END = "<![CDATA[", "]]>"
 """XML's way to write text that has markers: some models know it."""
+_VERBATIM_ENDS = Markers({_VERBATIM_END: _VERBATIM_END})
+_MOST_ENDS = 32
+"""Ends of an argument that may stand within the texts of its value."""
+_STRINGS = re.compile(r"\"(?:[^\"\\]|\\.)*(?P<double>\"?)|'(?:[^'\\]|\\.)*(?P<single>'?)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -163,10 +168,7 @@ class ArgumentReader:
         kinds = self._middle.kinds
         is_text = kinds == ["string"] or ("string" in kinds and is_text_schema(schema))
         if "string" in types_of(schema) and (yield from reader.next_is([_VERBATIM])):
-            reader.emit_arguments('"')
-            yield from reader.each_until(self._emit_text, Markers({_VERBATIM_END: _VERBATIM_END}), exact=True)
-            found = yield from reader.each_until(lambda text: None, markers)
-            reader.emit_arguments('"')
+            found = yield from self._verbatim(markers)
         elif is_text:
             reader.emit_arguments('"')
             found = yield from reader.each_until(self._emit_text, markers, exact=True)
@@ -175,10 +177,50 @@ class ArgumentReader:
         else:
             pieces: list[str] = []
             found = yield from reader.each_until(pieces.append, markers, exact=True)
+            if found is not None and is_within_string(text := "".join(pieces)):
+                found = yield from self._goes_on(found, text, markers, pieces)
             reader.emit_arguments(self._decoded("".join(pieces), schema))
         if found == "stop":
             reader.put_back(reader.last_marker)
         return found is not None
+
+    def _verbatim(self, markers: Markers) -> Part[str | None]:
+        """Reads a text that is taken as it is, and what ends the argument: nothing else ends the text."""
+        reader = self._reader
+        ends = Markers(markers.names | dict.fromkeys(self._call_end[:1], "stop"))
+        reader.emit_arguments('"')
+        while (yield from reader.each_until(self._emit_text, _VERBATIM_ENDS, exact=True)) is not None:
+            found = yield from reader.first_of(ends)
+            if found is not None or (reader.ended and not reader.peek().strip()):
+                reader.emit_arguments('"')
+                return found
+            if not (yield from reader.next_is([_VERBATIM])):  # else it is XML's way to write the end itself
+                self._emit_text(_VERBATIM_END)
+        return None
+
+    def _goes_on(self, found: str, text: str, markers: Markers, pieces: list[str]) -> Part[str]:
+        """Looks whether a value whose end stands within a string of it is whole at a later end: then that is it.
+
+        Args:
+            found: the end.
+            text: the value up to it.
+            markers: the ends.
+            pieces: the value's, which are changed if it goes on.
+        """
+        reader, kept, marker = self._reader, self._reader.position(), self._reader.last_marker
+        longer, last, later = text, marker, list[str]()
+        for _ in range(_MOST_ENDS):
+            later.clear()
+            again = yield from reader.each_until(later.append, markers, exact=True)
+            if again is None:
+                break
+            longer, last = f"{longer}{last}{''.join(later)}", reader.last_marker
+            if (as_json if self._middle.form.has_python else _plain_json)(longer) is not None:
+                pieces[:] = [longer]
+                return again
+        reader.back_to(kept)
+        reader.last_marker = marker
+        return found
 
     def _end_markers(self, end: str, after: str) -> Markers:
         if not end.strip():
@@ -262,6 +304,16 @@ def is_open(schema: Any) -> bool:
 def escaped(text: str) -> str:
     """A text as it stands in a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def is_within_string(text: str) -> bool:
+    """Whether a list or an object breaks off in a string."""
+    if not text.lstrip().startswith(("[", "{")):
+        return False
+    last = None
+    for last in _STRINGS.finditer(text):  # noqa: B007
+        pass
+    return last is not None and last.end() == len(text) and not (last["double"] or last["single"])
 
 
 def _plain_json(text: str) -> str | None:
