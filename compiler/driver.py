@@ -1,6 +1,5 @@
 """The whole pipeline: spec -> graph -> passes -> plan -> sources -> artifact."""
 
-import hashlib
 import json
 import sys
 import time
@@ -33,11 +32,11 @@ from mlxr.compiler.schedule.memory import arena_geometry
 from mlxr.compiler.schedule.weights import plan_weights
 from mlxr.compiler.spec.load import dump_spec
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.targets.early import Early
 from mlxr.compiler.targets.make_plan import make_plan
 from mlxr.compiler.targets.provenance import Provenance
 from mlxr.compiler.targets.registry import TARGETS
 from mlxr.compiler.text.byte_sizes import size
-from mlxr.compiler.version import VERSION
 
 Changes = dict[str, int]
 
@@ -56,6 +55,7 @@ def compile_spec(
     geometry: Geometry | None = None,
     targets: Sequence[str] | None = None,
     chip: Chip | None = None,
+    early: Early | None = None,
 ) -> Compilation:
     """Compiles a spec.
 
@@ -64,6 +64,7 @@ def compile_spec(
         geometry: the sizes of launches for which the chip has no rule; None: the defaults.
         targets: the targets to generate code for; None: every target that can run the spec.
         chip: the chip to choose launch geometry for; None: the generic one.
+        early: which target to render first, and who gets its sources before the rest is done; not of a split model.
 
     Raises:
         BudgetError: the spec needs more than its memory budget; the message says what would fit.
@@ -76,7 +77,7 @@ def compile_spec(
     types = [TARGETS[target].types(spec, chip.half) for target in targets]
     files = {SPEC: dump_spec(spec)}
     if spec.parallel is None:
-        planned = _plan(spec, table, types)
+        planned = _plan(spec, table, types, early)
         _check_budget(spec, planned.plan, table)
         files |= planned.files
         records = planned.passes
@@ -127,12 +128,12 @@ def _graph_files(name: str, graph: OpGraph) -> dict[str, str]:
     }
 
 
-def _plan(spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTypes]) -> _Planned:
+def _plan(spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTypes], early: Early | None = None) -> _Planned:
     """Plans a model that is not split."""
     typed = _typed(spec, types)
     arena = arena_geometry(typed, table, [target_types.cache for target_types in types])
     source = build_graph(typed, arena)
-    return _plan_graph(spec, typed, arena, source, source, table, types)
+    return _plan_graph(spec, typed, arena, source, source, table, types, early=early)
 
 
 def _typed(spec: ModelSpec, types: Sequence[TargetTypes]) -> ModelSpec:
@@ -150,14 +151,15 @@ def _plan_graph(
     table: GeometryTable,
     types: Sequence[TargetTypes],
     part: RankPart | None = None,
+    early: Early | None = None,
 ) -> _Planned:
     """Plans a source graph, which is that of the whole model or of a part of it."""
-    origin = Provenance(VERSION, spec.name, hashlib.sha256(dump_spec(spec).encode()).hexdigest()[:12])
+    origin = Provenance.of(spec)
     graphs: dict[PhaseName, OpGraph] = {}
     records: dict[PhaseName, list[PassRecord]] = {}
     for phase in PHASES:
         graphs[phase], records[phase] = run_passes(source, passes_of(phase, deterministic=spec.deterministic))
-    plan, sources = make_plan(typed, arena, whole, graphs, table, types, origin, part)
+    plan, sources = make_plan(typed, arena, whole, graphs, table, types, origin, part, early)
     named = {"source": source} | {str(phase): graph for phase, graph in graphs.items()}
     return _Planned(plan, sources, named, records)
 

@@ -20,6 +20,7 @@ from mlxr.compiler.schedule.program import DEFAULT_QUERY_TILE, place
 from mlxr.compiler.schedule.weights import plan_weights
 from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.targets.early import Early
 from mlxr.compiler.targets.provenance import Provenance
 from mlxr.compiler.targets.registry import TARGETS
 
@@ -33,6 +34,7 @@ def make_plan(
     types: Sequence[TargetTypes],
     origin: Provenance,
     part: RankPart | None = None,
+    early: Early | None = None,
 ) -> tuple[Plan, dict[str, str]]:
     """The plan of a spec, and the sources that it names, by file.
 
@@ -45,6 +47,7 @@ def make_plan(
         types: the types of each target to generate code for.
         origin: the origin that the sources state.
         part: which part of the model the graphs are; None: all of it.
+        early: which target to render first; what is made is the same.
 
     Raises:
         PlanError: no plan can be made, or it breaks a rule.
@@ -60,16 +63,20 @@ def make_plan(
     budget, rank = spec.budget_of(part.plan.rank if part else 0), part.plan if part else None
     limits = {phase: batch_limits(spec, phase, max_tokens, max_rows) for phase in PHASES}
     programs: dict[str, Program] = {}
-    sources: dict[str, str] = {}
-    query_tile = None
-    for types_of_target in types:
+    texts: dict[str, dict[str, str]] = {}
+    query_tiles: dict[str, int | None] = {}
+    for types_of_target in sorted(types, key=lambda types: early is None or types.target != early.target):
         target = TARGETS[types_of_target.target]
         own_arena = arena.with_cache(types_of_target.cache)
         inputs = LoweringInput(spec, graphs, weights, own_arena, limits, table, types_of_target, tensors, budget, rank)
         lowered = target.lower(inputs)
-        programs[target.name], texts = target.render(place(lowered, inputs), inputs, origin)
-        sources |= texts
-        query_tile = query_tile or lowered.query_tile
+        programs[target.name], texts[target.name] = target.render(place(lowered, inputs), inputs, origin)
+        query_tiles[target.name] = lowered.query_tile
+        if early is not None and target.name == early.target:
+            early.take(texts[target.name])
+    names = [types_of_target.target for types_of_target in types]
+    programs = {name: programs[name] for name in names}
+    query_tile = next((tile for name in names if (tile := query_tiles[name])), DEFAULT_QUERY_TILE)
     attention = table.choose(Site.of_arena("attend", arena)).geometry.decode_attention
     plan = Plan(
         programs=programs,
@@ -79,7 +86,7 @@ def make_plan(
         arena_chosen=arena_choice(spec, arena, table),
         vocab_size=spec.model.vocab_size,
         num_layers=arena.num_layers,
-        query_tile=query_tile or DEFAULT_QUERY_TILE,
+        query_tile=query_tile,
         whole_context=min(arena.context, attention.whole.max_context or attention.partition.length),
         max_tokens=max_tokens,
         max_rows=max_rows,
@@ -88,7 +95,7 @@ def make_plan(
         all_weights=part.all_weights if part else (),
     )
     check_plan(plan)
-    return plan, sources
+    return plan, {path: text for name in names for path, text in texts[name].items()}
 
 
 def _reads_whole_contexts(programs: Iterable[Program]) -> bool:

@@ -1,6 +1,14 @@
-"""The origin of a source."""
+"""The origin of a source, which one of its first lines states, and of an artifact whose model has another name."""
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
+
+from mlxr.compiler.artifact.manifest import SPEC
+from mlxr.compiler.spec.load import dump_spec
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -10,3 +18,22 @@ class Provenance:
     version: str
     spec_name: str
     spec_hash: str
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> Self:
+        """The origin of what is compiled from a spec."""
+        return cls(VERSION, spec.name, hashlib.sha256(dump_spec(spec).encode()).hexdigest()[:12])
+
+
+def renamed(files: Mapping[str, str], old: ModelSpec, new: ModelSpec) -> dict[str, str]:
+    """What a spec compiles to, from what another compiles to that has another name and is the same otherwise.
+
+    Nothing but the spec and the line of sources that states it depends on the name.
+
+    Args:
+        files: of the artifact, by their paths.
+        old: the spec that they were compiled from.
+        new: the other spec.
+    """
+    before, after = (f" spec {origin.spec_name} ({origin.spec_hash})\n" for origin in map(Provenance.of, (old, new)))
+    return {**{path: text.replace(before, after, 1) for path, text in files.items()}, SPEC: dump_spec(new)}

@@ -79,6 +79,8 @@ class Model:
         needed_context: int = 1,
         progress: Progress | None = None,
         ranks: LeadingRank | None = None,
+        read: ModelTokenizer | None = None,
+        needs_text: bool = False,
     ) -> None:
         """Loads weights and prepares a host.
 
@@ -97,8 +99,11 @@ class Model:
             progress: called as loading proceeds.
             ranks: the other ranks that execute parts of the model, of which the artifact is rank 0's; None: it is
                 whole. The host closes them.
+            read: its tokenizer, if that has been read from these files already.
+            needs_text: whether it is of no use without a tokenizer.
 
         Raises:
+            RequestError: it needs a tokenizer, and there is none, or the one in its files cannot be used.
             WeightsError: the weights are corrupt or of another model.
             TokenizerError: a tokenizer was named and is missing or corrupt, or has another vocabulary.
             HostError: the host cannot run here, or this machine has too little memory.
@@ -125,8 +130,8 @@ class Model:
         self._template_places: list[Place] = [] if tokenizer is None else [Path(tokenizer)]
         is_gguf = file.format == "gguf"  # whose metadata have been read
         self._template_places.append(ReadMetadata.of(file.path, file.metadata) if is_gguf else Path(weights))
-        self._tokenizer = ModelTokenizer(file, weights, tokenizer, plan.vocab_size)
-        self.tokenizer = self._tokenizer.tokenizer
+        self._tokenizer = read or ModelTokenizer(file, weights, tokenizer, plan.vocab_size)
+        self.tokenizer = self._tokenizer.require() if needs_text else self._tokenizer.tokenizer
         self.types = plan.programs[entry.target_among(plan.targets)].types
         chosen = choose_arena(
             artifact,

@@ -9,6 +9,7 @@ from mlxr.runtime.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.weight_file import WeightFile
 
 
@@ -57,6 +58,28 @@ class ModelTokenizer:
         if self.tokenizer is None:
             raise RequestError(f"text needs a tokenizer: {self._error}")
         return self.tokenizer
+
+
+def read_tokenizer(
+    weights: str | Path, tokenizer: str | Path | None, vocab_size: int, *, required: bool
+) -> ModelTokenizer:
+    """The tokenizer that belongs to a model, before anything else of the model is loaded.
+
+    Args:
+        weights: where they are.
+        tokenizer: the file or folder that the user names; None: the tokenizer in the weights, or beside them.
+        vocab_size: ids of the model.
+        required: whether there must be one.
+
+    Raises:
+        TokenizerError: see `ModelTokenizer`.
+        RequestError: there must be one, and there is none that can be used.
+        WeightsError: the weights cannot be read.
+    """
+    result = ModelTokenizer(open_weights(weights), weights, tokenizer, vocab_size)
+    if required:
+        result.require()
+    return result
 
 
 def _ends(file: WeightFile, tokenizer: Tokenizer) -> list[int]:

@@ -3,13 +3,23 @@
 Records are light. They import neither MLX nor their host's module until somebody calls `check`, `load` or `gpu_name`.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlxr.compiler.artifact import Artifact
     from mlxr.runtime.hosts.host import Host
+
+
+BeginBuild = Callable[[Mapping[str, str], str], None]
+"""Begins to build the program of these sources, by file, for the model of this name."""
+
+
+@contextmanager
+def _nothing_ahead() -> Iterator[BeginBuild]:
+    yield lambda sources, name: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +41,9 @@ class HostEntry:
         deterministic: whether what is compiled for this host is deterministic, because speed does not matter there.
         prepare: compiles what the host needs of an artifact into its folder of the cache, as far as that can be done
             without weights.
+        building_ahead: a context in which a program can be begun to be built from its sources, by file, and the
+            model's name, while its artifact is not complete. The host takes what was begun; what it has not taken when
+            the context ends is ended.
         cached: what the host keeps in its own folder of the cache, for `mlxr cache`; empty: nothing.
     """
 
@@ -47,6 +60,7 @@ class HostEntry:
     gpu_name: Callable[[], str] = lambda: ""
     deterministic: bool = False
     prepare: "Callable[[Artifact], None]" = lambda artifact: None
+    building_ahead: "Callable[[], AbstractContextManager[BeginBuild]]" = _nothing_ahead
     cached: str = ""
 
     def runs(self, targets: Collection[str]) -> bool:

@@ -13,7 +13,6 @@ from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer.gguf_strips import stripping_names
 from mlxr.runtime.tokenizer.gguf_vocabulary import (
     BYTE,
-    BYTE_TOKEN,
     CONTROL,
     NORMAL,
     PREFIX,
@@ -26,11 +25,12 @@ from mlxr.runtime.tokenizer.gguf_vocabulary import (
     read_flag,
     read_vocabulary,
 )
-from mlxr.runtime.tokenizer.model_proto import BPE, NO_PIECE, UNIGRAM, Piece, write_model_proto
+from mlxr.runtime.tokenizer.model_proto import BPE, NO_PIECE, UNIGRAM, Piece, Pieces, write_model_proto
 from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
 from mlxr.runtime.tokenizer.token_names import TokenNames
 
 _MAX_SCORE = 3e38  # the range of float32, which a model file uses
+_BYTE_NAMES = [f"<0x{byte:02X}>" for byte in range(256)]
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in pieces
 
 
@@ -76,23 +76,26 @@ def sentencepiece_from_gguf(metadata: Mapping[str, Any], source: str) -> Sentenc
         unknown_id = len(pieces)
         pieces.append(Piece(NO_PIECE, 0, UNKNOWN))
     else:
-        pieces[unknown_id] = pieces[unknown_id]._replace(kind=UNKNOWN)
+        pieces.kinds[unknown_id] = UNKNOWN
     if kind.worst_score is not None:
         pieces.append(Piece(f"{NO_PIECE}{len(pieces)}", kind.worst_score, NORMAL))
-    pieces += _missing_bytes(pieces)
+    for name in _missing_bytes(pieces):
+        pieces.append(Piece(name, 0, BYTE))
+    charsmap = _charsmap(metadata, source)
+    drops_spaces = bool(read_flag(metadata, "remove_extra_whitespaces", False, source))
     special = vocabulary.special
     proto = write_model_proto(
         pieces,
         specials=(
-            pieces[unknown_id].text,
+            pieces.texts[unknown_id],
             _control_piece(vocabulary, special.bos_id),
             _control_piece(vocabulary, special.eos_id),
         ),
-        byte_fallback=any(piece.kind == BYTE for piece in pieces),
+        byte_fallback=BYTE in pieces.kinds,
         add_dummy_prefix=adds_space,
-        remove_extra_whitespaces=bool(read_flag(metadata, "remove_extra_whitespaces", False, source)),
+        remove_extra_whitespaces=drops_spaces,
         model_type=kind.model_type,
-        charsmap=_charsmap(metadata, source),
+        charsmap=charsmap,
         escape_whitespaces=kind.escapes_spaces,
     )
     return SentencepieceTokenizer(
@@ -106,6 +109,7 @@ def sentencepiece_from_gguf(metadata: Mapping[str, Any], source: str) -> Sentenc
         names=_names(metadata, vocabulary, adds_space),
         spellings=vocabulary.tokens,
         escapes_spaces=kind.escapes_spaces,
+        rewriting=(charsmap, drops_spaces),
     )
 
 
@@ -122,6 +126,8 @@ def read_scores(metadata: Mapping[str, Any], num_tokens: int, source: str) -> li
     if any(map(math.isnan, scores)):
         token_id = next(i for i, score in enumerate(scores) if math.isnan(score))
         raise TokenizerError(f"{source}: token {token_id} of the vocabulary has the impossible score nan")
+    if min(scores) >= -_MAX_SCORE and max(scores) <= _MAX_SCORE:
+        return scores  # nearly always
     return [max(-_MAX_SCORE, min(_MAX_SCORE, score)) for score in scores]
 
 
@@ -132,41 +138,38 @@ def _charsmap(metadata: Mapping[str, Any], source: str) -> bytes:
     return bytes(value & 0xFF for value in read_column(metadata, "precompiled_charsmap", int, source))
 
 
-def _pieces(vocabulary: Vocabulary, scores: list[float]) -> list[Piece]:
+def _pieces(vocabulary: Vocabulary, scores: list[float]) -> Pieces:
     """The pieces as sentencepiece has them: with its sign for spaces, and none of the kind unknown."""
-    texts = [*vocabulary.spellings]
+    texts, kinds, ids = [*vocabulary.spellings], vocabulary.kinds, vocabulary.ids
     user_defined = vocabulary.of_kind(USER_DEFINED)
     for token_id in user_defined:
         texts[token_id] = texts[token_id].replace(" ", _SPACE)
     taken = {texts[token_id]: token_id for token_id in reversed(user_defined)}
-    kinds = vocabulary.kinds
-    pieces = list(map(Piece._make, zip(texts, scores, kinds, strict=True)))
-    has_bytes = BYTE in kinds
-    # Most of a vocabulary is as sentencepiece wants it, and is only looked at.
-    odd = [
-        token_id
-        for token_id, text in enumerate(texts)
-        if len(text) == 6 or kinds[token_id] in (UNKNOWN, BYTE) or text in taken or "\0" in text
-    ]
-    for token_id in odd:
-        piece = pieces[token_id]
-        if has_bytes and len(piece.text) == 6 and BYTE_TOKEN.fullmatch(piece.text):
-            pieces[token_id] = piece._replace(kind=BYTE)
-        elif taken.get(piece.text, token_id) != token_id or "\0" in piece.text:
+    pieces = Pieces(texts, [*scores], [*kinds])
+    bytes_named = {ids[name] for name in _BYTE_NAMES if name in ids} if BYTE in kinds else set()
+    # Most of a vocabulary is as sentencepiece wants it: only these are looked at.
+    odd = {*bytes_named, *user_defined, *vocabulary.of_kind(UNKNOWN, BYTE)}
+    odd.update(ids[name] for name in taken if name in ids)
+    if "\0" in "".join(texts):
+        odd.update(token_id for token_id, text in enumerate(texts) if "\0" in text)
+    for token_id in sorted(odd):
+        text, kind = texts[token_id], kinds[token_id]
+        if token_id in bytes_named:
+            pieces.kinds[token_id] = BYTE
+        elif taken.get(text, token_id) != token_id or "\0" in text:
             # The token with real spaces comes first; and sentencepiece takes no piece with a zero.
             pieces[token_id] = Piece(f"{NO_PIECE}{token_id}", 0, UNUSED)
-        elif piece.kind == UNKNOWN:
-            pieces[token_id] = piece._replace(kind=CONTROL)
-        elif piece.kind == BYTE:
-            pieces[token_id] = piece._replace(kind=NORMAL)
+        elif kind == UNKNOWN:
+            pieces.kinds[token_id] = CONTROL
+        elif kind == BYTE:
+            pieces.kinds[token_id] = NORMAL
     return pieces
 
 
-def _missing_bytes(pieces: list[Piece]) -> list[Piece]:
-    """The bytes that a vocabulary lacks, if it has others: sentencepiece wants all of them."""
-    there = {piece.text for piece in pieces if piece.kind == BYTE}
-    names = [f"<0x{byte:02X}>" for byte in range(256)] if there else []
-    return [Piece(name, 0, BYTE) for name in names if name not in there]
+def _missing_bytes(pieces: Pieces) -> list[str]:
+    """The names of the bytes that a vocabulary lacks, if it has others: sentencepiece wants all of them."""
+    there = {text for text, kind in zip(pieces.texts, pieces.kinds, strict=True) if kind == BYTE}
+    return [name for name in _BYTE_NAMES if name not in there] if there else []
 
 
 def _unknown_id(vocabulary: Vocabulary) -> int | None:

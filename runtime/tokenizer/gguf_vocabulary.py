@@ -37,20 +37,24 @@ class Vocabulary:
         tokens: the spelling of each token, as it is in the file.
         spellings: likewise, for libraries: never empty, never the same twice, valid Unicode. A token that the file has
             a second time, or without a proper spelling, has one that no text has.
+        ids: the id of each of `spellings`.
         kinds: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte: as in sentencepiece.
+        not_normal: the ids of all other kinds than normal, in order: few of a large vocabulary.
         unknown_id: the token for text that the vocabulary cannot express, if the file names one.
         special: the ids that the file names, and what is added to a text.
     """
 
     tokens: list[str]
     spellings: list[str]
+    ids: dict[str, int]
     kinds: list[int]
+    not_normal: list[int]
     unknown_id: int | None
     special: SpecialTokens
 
     def of_kind(self, *kinds: int) -> list[int]:
-        """Ids of these kinds."""
-        return [token_id for token_id, own in enumerate(self.kinds) if own in kinds]
+        """Ids of these kinds, of which `NORMAL` is none, in order."""
+        return [token_id for token_id in self.not_normal if self.kinds[token_id] in kinds]
 
 
 def has_vocabulary(metadata: Mapping[str, Any]) -> bool:
@@ -81,7 +85,7 @@ def read_vocabulary(
     tokens = read_column(metadata, "tokens", str, source)
     if not tokens:
         raise TokenizerError(f"{source}: the vocabulary has no tokens; get the file again")
-    spellings = _spellings(tokens)
+    spellings, ids = _spellings(tokens)
     kinds = _kinds(metadata, spellings, source)
 
     def named(key: str, default: int | None = None) -> int | None:
@@ -93,10 +97,10 @@ def read_vocabulary(
         for token_id in (bos, eos, unknown):
             if token_id is not None:
                 kinds[token_id] = CONTROL
-    ids = {spelling: token_id for token_id, spelling in enumerate(spellings)}
     for name in hidden_tokens(ids):
         if kinds[ids[name]] == NORMAL:
             kinds[ids[name]] = CONTROL
+    not_normal = [token_id for token_id, kind in enumerate(kinds) if kind != NORMAL]
     ends = [read_id(metadata, key, len(tokens), None, source) for key in _END_KEYS]
     special = SpecialTokens(
         bos_id=bos,
@@ -104,26 +108,28 @@ def read_vocabulary(
         end_ids=dict.fromkeys(
             (
                 *(token_id for token_id in ends if token_id is not None),
-                *end_tokens({spellings[i]: i for i, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED)}),
+                *end_tokens({spellings[i]: i for i in not_normal if kinds[i] in (CONTROL, USER_DEFINED)}),
             ),
             source,
         ),
         add_bos=read_flag(metadata, "add_bos_token", None, source),
         add_eos=read_flag(metadata, "add_eos_token", None, source),
     )
-    return Vocabulary(tokens, spellings, kinds, unknown, special)
+    return Vocabulary(tokens, spellings, ids, kinds, not_normal, unknown, special)
 
 
-def _spellings(tokens: list[str]) -> list[str]:
-    if "" not in tokens and _is_unicode("".join(tokens)) and len({*tokens}) == len(tokens):
-        return tokens  # nearly always; to look at each takes long
+def _spellings(tokens: list[str]) -> tuple[list[str], dict[str, int]]:
+    """See `Vocabulary`: the spellings, and the id of each."""
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(ids) == len(tokens) and "" not in ids and _is_unicode("".join(tokens)):
+        return tokens, ids  # nearly always; to look at each takes long
     seen: set[str] = set()
     spellings = []
     for token_id, token in enumerate(tokens):
         is_proper = token and token not in seen and _is_unicode(token)
         spellings.append(token if is_proper else f"{_PRIVATE}{token_id}")
         seen.add(token)
-    return spellings
+    return spellings, {spelling: token_id for token_id, spelling in enumerate(spellings)}
 
 
 def _is_unicode(token: str) -> bool:
@@ -138,7 +144,8 @@ def _kinds(metadata: Mapping[str, Any], spellings: list[str], source: str) -> li
     if f"{PREFIX}token_type" in metadata:
         kinds = read_column(metadata, "token_type", int, source)[: len(spellings)]
         check_length(source, "token_type", kinds, len(spellings))
-        kinds = [kind if NORMAL <= kind <= BYTE else NORMAL for kind in kinds]
+        if min(kinds) < NORMAL or max(kinds) > BYTE:
+            kinds = [kind if NORMAL <= kind <= BYTE else NORMAL for kind in kinds]
     else:
         kinds = [NORMAL] * len(spellings)
     if BYTE not in kinds:
@@ -156,7 +163,7 @@ def read_column(metadata: Mapping[str, Any], key: str, accepted: type | tuple[ty
         TokenizerError: it is missing, or has elements of another type.
     """
     column = metadata.get(PREFIX + key)
-    if not isinstance(column, list) or not all(isinstance(value, accepted) for value in column):
+    if not isinstance(column, list) or not all(issubclass(kind, accepted) for kind in set(map(type, column))):
         raise TokenizerError(f"{source}: the vocabulary has no proper array `{PREFIX}{key}`")
     return column
 

@@ -9,7 +9,9 @@ Source: sentencepiece_model.proto for the field numbers, https://protobuf.dev/pr
 import functools
 import struct
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import NamedTuple, Self
 
 from mlxr.runtime.tokenizer.proto_fields import proto_fields
 
@@ -18,7 +20,6 @@ UNIGRAM, BPE = 1, 2
 _PIECES, _UNUSED = 1, 5
 NO_PIECE = "\U0010ffff"
 """What pieces begin with that no text has."""
-_ONE_BYTE = [bytes([value]) for value in range(0x80)]
 
 
 class Piece(NamedTuple):
@@ -30,8 +31,39 @@ class Piece(NamedTuple):
     """1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte: the same in GGUF and in sentencepiece."""
 
 
+@dataclass
+class Pieces:
+    """A vocabulary in columns, each in the order of the ids; see `Piece`."""
+
+    texts: list[str]
+    scores: list[float]
+    kinds: list[int]
+
+    @classmethod
+    def of(cls, pieces: Iterable[Piece]) -> Self:
+        """The columns of these pieces."""
+        result = cls([], [], [])
+        for piece in pieces:
+            result.append(piece)
+        return result
+
+    def __len__(self) -> int:
+        """How many pieces there are."""
+        return len(self.texts)
+
+    def __setitem__(self, index: int, piece: Piece) -> None:
+        """Puts another piece in the place of one."""
+        self.texts[index], self.scores[index], self.kinds[index] = piece
+
+    def append(self, piece: Piece) -> None:
+        """Adds a piece."""
+        self.texts.append(piece.text)
+        self.scores.append(piece.score)
+        self.kinds.append(piece.kind)
+
+
 def write_model_proto(
-    pieces: Iterable[Piece],
+    pieces: "Pieces",
     specials: tuple[str, str | None, str | None],
     byte_fallback: bool,
     add_dummy_prefix: bool,
@@ -61,26 +93,14 @@ def write_model_proto(
     return model + _message(2, trainer) + _message(3, normalizer)
 
 
-def write_pieces(pieces: Iterable[Piece]) -> bytes:
+def write_pieces(pieces: Pieces) -> bytes:
     """The part of a serialised model that lists its pieces. Appended to a model, it adds pieces to the model."""
-    written: list[bytes] = []
-    for piece in pieces:
-        text = piece.text.encode("utf-8")
-        if len(text) < _SHORT and 0 <= piece.kind < 0x80:
-            # Nearly all, and a vocabulary is written at every start: what `_piece` gives, with its lengths known.
-            own, whole = _ONE_BYTE[len(text)], _ONE_BYTE[len(text) + _AROUND]
-            written += (
-                _PIECE_TAG,
-                whole,
-                _TEXT_TAG,
-                own,
-                text,
-                _SCORE(_SCORE_TAG, piece.score, _KIND_TAG),
-                _ONE_BYTE[piece.kind],
-            )
-        else:
-            written.append(_message(_PIECES, _piece(piece)))
-    return b"".join(written)
+    # No loop of Python's own: a vocabulary of 262,144 is written at every start.
+    encoded = [text.encode("utf-8") for text in pieces.texts]
+    sizes = list(map(len, encoded))
+    heads = {size: _head(size) for size in set(sizes)}
+    ends = map(_END, repeat(_SCORE_TAG), pieces.scores, repeat(_KIND_TAG), pieces.kinds)
+    return b"".join(chain.from_iterable(zip(map(heads.__getitem__, sizes), encoded, ends, strict=True)))
 
 
 def changed_pieces(proto: bytes, changes: Mapping[int, Piece]) -> bytes:
@@ -98,9 +118,10 @@ def changed_pieces(proto: bytes, changes: Mapping[int, Piece]) -> bytes:
         if change is None or not isinstance(field.value, bytes):
             result += proto[field.begin : field.end]
         else:
-            result += write_pieces([change._replace(score=_score(field.value))])
+            result += write_pieces(Pieces.of([change._replace(score=_score(field.value))]))
     beyond = range(token_id, max(changes, default=-1) + 1)
-    return bytes(result) + write_pieces(changes.get(i) or Piece(f"{NO_PIECE}{i}", 0, _UNUSED) for i in beyond)
+    more = Pieces.of(changes.get(i) or Piece(f"{NO_PIECE}{i}", 0, _UNUSED) for i in beyond)
+    return bytes(result) + write_pieces(more)
 
 
 def piece_kinds(proto: bytes) -> list[int]:
@@ -118,8 +139,10 @@ def _score(piece: bytes) -> float:
     return float(struct.unpack("<f", packed)[0]) if isinstance(packed, bytes) and len(packed) == 4 else 0.0
 
 
-def _piece(piece: Piece) -> bytes:
-    return _text(1, piece.text) + _tag(2, _FIXED32) + struct.pack("<f", piece.score) + _integer(3, piece.kind)
+def _head(size: int) -> bytes:
+    """What a piece begins with whose text has `size` bytes, tags and lengths included."""
+    text = _tag(1, _BYTES) + _varint(size)
+    return _tag(_PIECES, _BYTES) + _varint(len(text) + size + _END_BYTES) + text
 
 
 def _text(field: int, text: str) -> bytes:
@@ -141,7 +164,7 @@ def _tag(field: int, wire_type: int) -> bytes:
 
 def _varint(value: int) -> bytes:
     if value < 0x80:
-        return _ONE_BYTE[value]  # nearly always; worth a shortcut, since a vocabulary is written at every start
+        return bytes([value])
     groups = bytearray()
     while value > 0x7F:
         groups.append(value & 0x7F | 0x80)
@@ -150,12 +173,8 @@ def _varint(value: int) -> bytes:
     return bytes(groups)
 
 
-_PIECE_TAG, _TEXT_TAG = _tag(_PIECES, _BYTES), _tag(1, _BYTES)
-_SCORE_TAG = int.from_bytes(_tag(2, _FIXED32), "little")
-_KIND_TAG = _tag(3, _VARINT)
-_SCORE = struct.Struct("<Bf1s").pack
-_AROUND = 9  # bytes of a piece besides its text, where both lengths take one
-_SHORT = 0x80 - _AROUND
+_SCORE_TAG, _KIND_TAG = _tag(2, _FIXED32)[0], _tag(3, _VARINT)[0]
+_END, _END_BYTES = struct.Struct("<BfBB").pack, 7
 
 WITHOUT_PREFIX = _message(3, _integer(3, 0))
 """Appended to a model, it is one that puts no space before a text: of what is there twice, the last counts."""

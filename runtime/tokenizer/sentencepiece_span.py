@@ -24,7 +24,7 @@ def sentencepiece_growth(charsmap: bytes, source: str) -> float:
     return 3.0 * (longest_replacement(charsmap, source) if charsmap else 1)
 
 
-def rewriting(proto: bytes) -> tuple[bytes, bool]:
+def read_rewriting(proto: bytes) -> tuple[bytes, bool]:
     """The table by which a model rewrites text, if it has one, and whether it leaves out repeated spaces.
 
     Source: sentencepiece_model.proto: ModelProto.normalizer_spec = 3, of whose fields 2 is the table and 4 the flag.

@@ -8,7 +8,7 @@ from sentencepiece import SentencePieceProcessor
 
 from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer.model_proto import NO_PIECE, WITHOUT_PREFIX
-from mlxr.runtime.tokenizer.sentencepiece_span import rewriting, sentencepiece_growth, sentencepiece_span
+from mlxr.runtime.tokenizer.sentencepiece_span import read_rewriting, sentencepiece_growth, sentencepiece_span
 from mlxr.runtime.tokenizer.sentencepiece_stream import SentencepieceStreamDecoder
 from mlxr.runtime.tokenizer.token_names import TokenNames
 from mlxr.runtime.tokenizer.token_span import TokenSpan
@@ -32,6 +32,7 @@ class SentencepieceTokenizer(Tokenizer):
         spellings: Sequence[str] | None = None,
         escapes_spaces: bool = True,
         prefixes_once: bool = False,
+        rewriting: tuple[bytes, bool] | None = None,
     ) -> None:
         """Makes the tokenizer of a serialised sentencepiece ModelProto.
 
@@ -48,16 +49,19 @@ class SentencepieceTokenizer(Tokenizer):
             escapes_spaces: whether U+2581 stands for a space in pieces.
             prefixes_once: whether a model that puts a space before a text puts none before the text after a control
                 token.
+            rewriting: see `read_rewriting`; None: read from the model when it is needed.
 
         Raises:
             TokenizerError: the model is corrupt, or an id is outside its vocabulary.
         """
         self._model = self._inner = SentencePieceProcessor()
+        self._given = rewriting
         self._space = _SPACE if escapes_spaces else " "
         try:
             self._model.LoadFromSerializedProto(proto)
             size: int = self._model.vocab_size()
-            pieces: list[str] = [self._model.id_to_piece(token_id) for token_id in range(size)]
+            if spellings is None:
+                spellings = [self._model.id_to_piece(token_id) for token_id in range(size)]
             self.unknown_text: str = self._model.decode([self._model.unk_id()])
             """What an unknown token decodes to."""
         except (RuntimeError, ValueError, IndexError) as error:
@@ -66,9 +70,9 @@ class SentencepieceTokenizer(Tokenizer):
             raise TokenizerError(
                 f"{source}: corrupt, or not a sentencepiece model{because}; get the file again"
             ) from error
-        self._pieces = pieces if spellings is None else [*spellings]
-        size = len(self._pieces)
-        self._has_more = size < len(pieces)
+        self._pieces = [*spellings]
+        size, model_size = len(self._pieces), size
+        self._has_more = size < model_size
         self._names = names or TokenNames(
             {piece: i for i, piece in enumerate(self._pieces) if self._model.is_control(i)}, {}
         )
@@ -85,11 +89,12 @@ class SentencepieceTokenizer(Tokenizer):
         before = [self.bos_id] if self.bos_id is not None and special.add_bos is not False else []
         after = [self.eos_id] if self.eos_id is not None and special.add_eos else []
         self._set_added(before, after)
-        spaced = next((i for i, piece in enumerate(pieces) if piece.startswith(_SPACE) and self._is_text(i)), None)
+        own = (self._model.id_to_piece(token_id) for token_id in range(model_size))
+        spaced = next((i for i, piece in enumerate(own) if piece.startswith(_SPACE) and self._is_text(i)), None)
         self.drops_first_space = spaced is not None and self._model.decode([spaced]) != self.text_of(spaced)
         """Whether decoding leaves out a space before the first character, which encoding had put there."""
-        lone = pieces.index(_SPACE) if _SPACE in pieces else None
-        self.drops_leading_spaces = lone is not None and self._is_text(lone) and self._model.decode([lone] * 2) == ""
+        lone = self._model.piece_to_id(_SPACE)  # or the unknown one's, which is no text
+        self.drops_leading_spaces = self._is_text(lone) and self._model.decode([lone] * 2) == ""
         """Whether decoding leaves out every lone space token before the first other text."""
 
     def _encode(self, text: str, parse_special: bool) -> list[int]:
@@ -123,7 +128,7 @@ class SentencepieceTokenizer(Tokenizer):
 
     @functools.cached_property
     def _rewriting(self) -> tuple[bytes, bool]:
-        return rewriting(self._model.serialized_model_proto())
+        return read_rewriting(self._model.serialized_model_proto()) if self._given is None else self._given
 
     @functools.cached_property
     def _span(self) -> TokenSpan | None:

@@ -1,5 +1,6 @@
 """Artifacts that were compiled once, in the cache: found by all that decides what a spec compiles to."""
 
+import contextlib
 import hashlib
 import shutil
 import sys
@@ -9,9 +10,12 @@ from pathlib import Path
 
 from mlxr.compiler.artifact import Artifact, Chip, is_artifact, load_artifact
 from mlxr.compiler.artifact.folder_lock import alone_in
+from mlxr.compiler.artifact.manifest import SPEC
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.spec.load import dump_spec
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.targets.early import Early
+from mlxr.compiler.targets.provenance import renamed
 from mlxr.compiler.version import VERSION
 from mlxr.runtime.cache_folder import cache_folder
 
@@ -25,18 +29,27 @@ def cache_entry(spec: ModelSpec, chip: Chip | None = None) -> Path:
     Raises:
         MlxrError: there is no place for a cache.
     """
-    geometry = chip.model_dump_json() if chip else ""
-    key = hashlib.sha256(f"{_compiler_digest()}\n{dump_spec(spec)}\n{geometry}".encode()).hexdigest()[:16]
+    # All but the name, on which nothing of importance depends; see `renamed`.
+    text, geometry = spec.model_dump_json(exclude={"name"}), chip.model_dump_json() if chip else ""
+    key = hashlib.sha256(f"{_compiler_digest()}\n{text}\n{geometry}".encode()).hexdigest()[:16]
     return cache_folder(FOLDER) / f"{spec.name}-{key}"
 
 
-def cached_artifact(spec: ModelSpec, chip: Chip | None = None, check: Callable[[], object] = lambda: None) -> Artifact:
+def cached_artifact(
+    spec: ModelSpec,
+    chip: Chip | None = None,
+    check: Callable[[], object] = lambda: None,
+    early: Early | None = None,
+) -> Artifact:
     """The artifact from the cache, or compiled and cached. A cache that cannot be used costs a note and no more.
+
+    Where the cache has what a spec of another name and otherwise the same compiles to, that is taken, under this name.
 
     Args:
         spec: the spec.
         chip: the chip to choose launch geometry for; None: none in particular.
         check: is called before anything is compiled, and may refuse that.
+        early: who gets a target's sources while the rest is still being compiled; see `compile_spec`.
 
     Raises:
         MlxrError: the spec cannot be compiled, or `check` raised it.
@@ -44,15 +57,35 @@ def cached_artifact(spec: ModelSpec, chip: Chip | None = None, check: Callable[[
     try:
         return load_artifact(cache_entry(spec, chip))
     except (MlxrError, OSError):
-        from mlxr.compiler.driver import compile_spec  # noqa: PLC0415 (slow to import: not for what is cached)
-
         check()
-        artifact = compile_spec(spec, chip=chip).artifact
+        artifact = _of_another_name(spec, chip) or _compiled(spec, chip, early)
     try:
         artifact.write(cache_entry(spec, chip), whatever_is_there=True)
     except (MlxrError, OSError) as error:
         print(f"note: not cached: {error}", file=sys.stderr)
     return artifact
+
+
+def _compiled(spec: ModelSpec, chip: Chip | None, early: Early | None) -> Artifact:
+    from mlxr.compiler.driver import compile_spec  # noqa: PLC0415 (slow to import: not for what is cached)
+
+    return compile_spec(spec, chip=chip, early=early).artifact
+
+
+def _of_another_name(spec: ModelSpec, chip: Chip | None) -> Artifact | None:
+    """What the spec compiles to, from an entry of the cache that was compiled under another name."""
+    try:
+        own = cache_entry(spec, chip)
+        key = own.name.removeprefix(f"{spec.name}-")
+        for folder in sorted(own.parent.glob(f"*-{key}")):
+            old = spec.model_copy(update={"name": folder.name.removesuffix(f"-{key}")})
+            with contextlib.suppress(MlxrError):
+                files = load_artifact(folder).files
+                if folder != own and files[SPEC] == dump_spec(old):
+                    return Artifact(renamed(files, old, spec))
+    except (MlxrError, OSError):
+        pass  # the cache cannot be used, which is told when the artifact is written
+    return None
 
 
 def discard(folder: Path) -> bool:

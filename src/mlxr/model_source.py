@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 
 from mlxr.artifact_cache import cached_artifact
 from mlxr.compiler.artifact import Artifact, Chip, load_artifact
-from mlxr.compiler.errors import RequestError, WeightsError
+from mlxr.compiler.errors import RequestError
 from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.parallel.split_for import split_for
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.change import NO_CHANGES, Changes, changed
 from mlxr.compiler.spec.load import load_spec
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.targets.early import Early
 from mlxr.named_model import named_model, note_use
 from mlxr.registry.records import merged
 from mlxr.runtime.argument_types import PATH, expect, whole_number
@@ -56,6 +57,7 @@ def load(
     most_bytes: int | None = None,
     control: str | None = None,
     ranks: int | None = None,
+    needs_text: bool = False,
     progress: "Progress | None" = None,
 ) -> "Model":
     """Loads a model. If it is not compiled yet, it is compiled for the host, and cached.
@@ -80,6 +82,8 @@ def load(
             chosen.
         ranks: over how many ranks a model that is not compiled yet is split, where its spec does not say; None: as many
             as `mlx.launch` started. 1: each of these loads a whole model for itself.
+        needs_text: whether a model without a tokenizer that can be used is refused, before anything is compiled; token
+            ids need none.
         progress: called with what is being loaded and how far it is.
 
     Raises:
@@ -87,8 +91,7 @@ def load(
         TypeError: an argument of a wrong type.
         MlxrError: it cannot be found, compiled or loaded; see `Model`.
     """
-    from mlxr.compare_spec import check_spec  # noqa: PLC0415 (reads GGUF: only when needed)
-    from mlxr.imported_model import is_model_file  # noqa: PLC0415
+    from mlxr.files_check import FilesCheck  # noqa: PLC0415 (loads MLX)
     from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
     from mlxr.runtime.weights.gguf_header import headers_read_once  # noqa: PLC0415
 
@@ -118,6 +121,7 @@ def load(
             most_bytes=most_bytes,
             control=control,
             ranks=ranks,
+            needs_text=needs_text,
             progress=progress,
         )
         note_use(registered)
@@ -130,8 +134,16 @@ def load(
             f"activations are {changes.activation_dtype}, but host {where.name} computes with "
             f"{' or '.join(where.activations)} ones: leave the option out"
         )
-    with headers_read_once(), _garbage_waits():
-        own, of_files = None, False
+    with headers_read_once(), _garbage_waits(), where.building_ahead() as begin:
+        own = None
+        # Of a model's own files, the spec comes from these very weights.
+        of_files = not weights and isinstance(model, PATH) and _is_of_files(model)
+        check = FilesCheck(weights, tokenizer, changes, of_files, needs_text)
+
+        def compiled(spec: ModelSpec, own: Path | None) -> Artifact:
+            early = where.target and Early(where.target, lambda sources: begin(sources, spec.name))
+            return cached_artifact(spec, chip_of(where), partial(check, spec, own), early or None)
+
         if where.deterministic and not _is_compiled(model):
             changes = replace(changes, deterministic=True)
         count = _started() if ranks is None else ranks
@@ -139,20 +151,13 @@ def load(
         if isinstance(model, Artifact):
             artifact = _as_changed(model, changes)
         elif isinstance(model, ModelSpec):
-            artifact = cached_artifact(changed(model, changes), chip_of(where))
+            artifact = compiled(changed(model, changes), None)
         else:
             name = os.fspath(model)
-            artifact, own = resolve_artifact(name, changes, chip_of(where))
-            of_files = not weights and name not in bundled_specs() and is_model_file(Path(name))
+            artifact, own = resolve_artifact(name, changes, chip_of(where), compiled)
         _refuse_whole(artifact, count)
-        chosen = weights or own
-        if not chosen:
-            raise WeightsError(
-                f"{artifact.spec.name} comes without weights: name a file or folder of them (--weights W)"
-            )
-        check = partial(check_spec, artifact.spec, Path(chosen), changes.accepted_keys, changes.force_context)
-        # Of a model's own files, the spec comes from these very weights.
-        loaded = _maker(artifact, control, None if of_files else check)(
+        chosen = check.path(artifact.spec, own)
+        loaded = _maker(artifact, control, None if of_files else partial(check.check_spec, artifact.spec, chosen))(
             artifact,
             chosen,
             host=host,
@@ -162,7 +167,9 @@ def load(
             shrink_arena=shrink_arena,
             most_bytes=most_bytes,
             needed_context=changes.needed_context,
+            needs_text=needs_text,
             progress=progress,
+            read=check.read,
         )
         if prompt_lookup or draft is not None:
             try:
@@ -255,7 +262,10 @@ def here() -> Chip | None:
 
 
 def resolve_artifact(
-    name: str, changes: Changes = NO_CHANGES, chip: Chip | None = None
+    name: str,
+    changes: Changes = NO_CHANGES,
+    chip: Chip | None = None,
+    compiled: "Callable[[ModelSpec, Path | None], Artifact] | None" = None,
 ) -> tuple[Artifact, Path | None]:
     """The artifact of MODEL (compiled now or found in the cache), and the weights that belong to it, if any.
 
@@ -266,6 +276,7 @@ def resolve_artifact(
         name: MODEL.
         changes: changes to its spec.
         chip: the chip whose launch geometry to take where there is no artifact yet; None: none in particular.
+        compiled: what gives the artifact of a spec, with weights of its own or without; None: the cache and compiler.
 
     Raises:
         MlxrError: there is no such model, it cannot be compiled with these changes, or it is an edited artifact.
@@ -274,6 +285,8 @@ def resolve_artifact(
     if _is_compiled(name):
         return _of_folder(Path(name), changes), weights
     spec, own = resolve_spec(name, changes)
+    if compiled is not None:
+        return compiled(spec, own), weights or own
     return cached_artifact(spec, chip, partial(check_first, spec, own)), weights or own
 
 
@@ -292,14 +305,18 @@ def _by_path(name: str, changes: Changes) -> tuple[str, Changes, Path | None]:
     return os.fspath(model.source), merged(model.options.changes, changes), model.options.weights
 
 
-def _is_compiled(model: "Artifact | ModelSpec | str | os.PathLike[str]") -> bool:
-    """Whether MODEL is an artifact, or a folder that can only be one."""
+def _is_of_files(model: "str | os.PathLike[str]") -> bool:
+    """Whether MODEL is a model's own files."""
     from mlxr.imported_model import is_model_file  # noqa: PLC0415 (reads GGUF: only when needed)
 
+    return os.fspath(model) not in bundled_specs() and is_model_file(Path(model))
+
+
+def _is_compiled(model: "Artifact | ModelSpec | str | os.PathLike[str]") -> bool:
+    """Whether MODEL is an artifact, or a folder that can only be one."""
     if isinstance(model, Artifact | ModelSpec):
         return isinstance(model, Artifact)
-    path = Path(model)
-    return os.fspath(model) not in bundled_specs() and not is_model_file(path) and path.is_dir()
+    return Path(model).is_dir() and os.fspath(model) not in bundled_specs() and not _is_of_files(model)
 
 
 def resolve_spec(name: str, changes: Changes = NO_CHANGES) -> tuple[ModelSpec, Path | None]:

@@ -4,6 +4,7 @@
     instruction_sets sets of instructions that the program can be held to, by name
     toolchain        which C compilers there are, and how to call them
     build            compiles the C text to a shared library, cached by content
+    build_ahead      builds while the rest of the artifact is still being compiled
     units            cuts the text into units that can be compiled by themselves
     compile_units    compiles units side by side, and links them
     library          calls the library through ctypes
@@ -15,9 +16,11 @@
 Only `tensors` and `host` know what a plan is.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from mlxr.runtime.hosts.entry import HostEntry
+from mlxr.runtime.hosts.entry import BeginBuild, HostEntry
 
 if TYPE_CHECKING:
     from mlxr.compiler.artifact import Artifact
@@ -43,6 +46,14 @@ def _prepare(artifact: "Artifact") -> None:
     open_library(artifact, shows_progress=True)
 
 
+@contextmanager
+def _building_ahead() -> Iterator[BeginBuild]:
+    from mlxr.runtime.hosts.cpu.build_ahead import building_ahead  # noqa: PLC0415
+
+    with building_ahead() as begin:
+        yield begin
+
+
 HOST = HostEntry(
     name="cpu",
     summary="C made for this CPU",
@@ -54,5 +65,6 @@ HOST = HostEntry(
     takes_threads=True,
     activations=("f32",),
     prepare=_prepare,
+    building_ahead=_building_ahead,
     cached="libraries of host cpu",
 )

@@ -23,7 +23,7 @@ from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import phase_of
 from mlxr.runtime.hosts.collectives import Collectives, Floats
 from mlxr.runtime.hosts.cpu.batch_halves import batch_halves
-from mlxr.runtime.hosts.cpu.build import load_library
+from mlxr.runtime.hosts.cpu.build_ahead import take_library
 from mlxr.runtime.hosts.cpu.c_batch import c_batch
 from mlxr.runtime.hosts.cpu.compile_units import Tick
 from mlxr.runtime.hosts.cpu.exchange import Exchange
@@ -230,7 +230,7 @@ def open_library(artifact: Artifact, *, shows_progress: bool, has_clock: bool = 
         text = artifact.source(CpuHost.target)
         if has_clock:
             text = text.replace("\n", "\n#define MLXR_CLOCK\n", 1)
-        return Library(load_library(text, artifact.spec.name, line))
+        return Library(take_library(text, artifact.spec.name, line))
 
 
 class _CompilingLine:

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     show_any_character()
     refuse_other_bytes_than_text()
     pull_absent(args.model)
-    with load_model(args) as model, model.chat_template(args.template) as template:
+    with load_model(args, needs_text=True) as model, model.chat_template(args.template) as template:
         template.start()
         if sys.stdin.isatty():
             print(f"{model.artifact.spec.name} on host {model.host.name}; {_COMMANDS}", file=sys.stderr)

@@ -137,13 +137,14 @@ def telling_of_force() -> Iterator[None]:
         ) from error
 
 
-def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model":
+def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES, *, needs_text: bool = False) -> "Model":
     """Loads the model that the arguments name.
 
     Args:
         args: those of `add_model_arguments`, perhaps of `add_context_argument`, `add_speculation_arguments` and
             `add_tier_arguments`.
         needed: what the command itself needs; context, compute and types come from the arguments.
+        needs_text: whether the command can do nothing without a tokenizer.
 
     Raises:
         MlxrError: it cannot be found, compiled or loaded.
@@ -165,6 +166,7 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model
             tiers=tier_sizes(args),
             draft=getattr(args, "draft", None),
             prompt_lookup=getattr(args, "prompt_lookup", False),
+            needs_text=needs_text,
             progress=show,
         )
     registered = named_model(args.model)

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         if value is not None and value < 1:
             raise RequestError(f"--{name} is {value}; expected at least 1")
     text = _read(args.text)
-    with load_model(args, Changes(needed_context=args.window)) as model:
+    with load_model(args, Changes(needed_context=args.window), needs_text=True) as model:
         return _measure(model, args, text)
 
 

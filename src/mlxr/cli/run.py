@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     prompt = read_prompt(args)
     show_any_character()
     pull_absent(args.model)
-    with load_model(args) as model:
+    with load_model(args, needs_text=True) as model:
         code = _generate(model, args, prompt, sampling)
         if (note := split_note(model, args.link)) is not None:  # now, when nobody waits for it
             sys.stdout.flush()

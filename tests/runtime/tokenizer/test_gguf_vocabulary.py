@@ -7,7 +7,7 @@ import pytest
 from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary
-from mlxr.runtime.tokenizer.model_proto import Piece, write_model_proto
+from mlxr.runtime.tokenizer.model_proto import Piece, Pieces, write_model_proto
 from mlxr.runtime.weights import gguf_metadata
 
 TESTS = Path(__file__).parents[2]
@@ -168,7 +168,7 @@ def test_user_defined_tokens_with_real_spaces_are_found():
 def test_the_written_model_is_what_protobuf_reads():
     proto = pytest.importorskip("sentencepiece.sentencepiece_model_pb2").ModelProto()
     pieces = [Piece("<unk>", 0, 2), Piece("▁é" * 100, -1234.5, 1), Piece("<s>", 0, 3)]
-    proto.ParseFromString(write_model_proto(pieces, ("<unk>", "<s>", None), False, False, True))
+    proto.ParseFromString(write_model_proto(Pieces.of(pieces), ("<unk>", "<s>", None), False, False, True))
     assert [Piece(piece.piece, piece.score, piece.type) for piece in proto.pieces] == pieces
     trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
     assert trainer.model_type == trainer.BPE

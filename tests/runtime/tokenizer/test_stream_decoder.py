@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer import load_tokenizer
-from mlxr.runtime.tokenizer.model_proto import Piece, write_model_proto
+from mlxr.runtime.tokenizer.model_proto import Piece, Pieces, write_model_proto
 from mlxr.runtime.tokenizer.sentencepiece_stream import SentencepieceStreamDecoder
 from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
 
@@ -24,7 +24,9 @@ def small_tokenizer(add_dummy_prefix, remove_extra_whitespaces):
     words = ["▁", "a", "▁a", "▁▁", "▁▁b", "é", "a▁"]
     pieces += [Piece(word, -float(i), 1) for i, word in enumerate(words)]
     pieces += [Piece("▁user", 0, 4), Piece("<pad>", 0, 5)]
-    proto = write_model_proto(pieces, ("<unk>", "<s>", "</s>"), True, add_dummy_prefix, remove_extra_whitespaces)
+    proto = write_model_proto(
+        Pieces.of(pieces), ("<unk>", "<s>", "</s>"), True, add_dummy_prefix, remove_extra_whitespaces
+    )
     return SentencepieceTokenizer(proto, "small")
 
 
