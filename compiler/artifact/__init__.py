@@ -18,7 +18,7 @@ from mlxr.compiler.artifact.artifact import Artifact
 from mlxr.compiler.artifact.c_library import CLibrary, CTensor
 from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
-from mlxr.compiler.artifact.launch import BATCH_DIMS, BatchDim, Condition, Extent, KernelCall, Launch
+from mlxr.compiler.artifact.launch import BATCH_DIMS, Condition, Extent, KernelCall, Launch
 from mlxr.compiler.artifact.library_call import AttentionCall, CollectiveCall, LibraryCall, MatmulCall
 from mlxr.compiler.artifact.manifest import TUNING, is_artifact
 from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShare
@@ -45,6 +45,7 @@ from mlxr.compiler.ir.buffers import ARENA_TOKEN, ARENAS, K_ARENA, V_ARENA, laye
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
 from mlxr.compiler.ir.ops.collectives import CollectiveKind
 from mlxr.compiler.ir.ops.product import Finish, InputNorm
+from mlxr.compiler.ir.tensor import BatchDim
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.text.byte_sizes import size
 

@@ -1,14 +1,14 @@
 """A launch: what it calls, the numbers that its grid depends on, and the conditions under which it runs."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, get_args
+from typing import Annotated, get_args
 
 from pydantic import Field
 
 from mlxr.compiler.artifact.library_call import LibraryCall
+from mlxr.compiler.ir.tensor import BatchDim
 from mlxr.compiler.spec.record import Record
 
-BatchDim = Literal["tokens", "seqs", "rows", "tiles", "copies", "context"]
 BATCH_DIMS: Mapping[str, BatchDim] = {dim: dim for dim in get_args(BatchDim)}
 """Each dim of a batch by its name in shapes."""
 

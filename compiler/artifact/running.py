@@ -1,8 +1,8 @@
 """Batches that stand for a model's steps, and how many launches they have on hosts without MLX's functions."""
 
-from mlxr.compiler.artifact.launch import BatchDim
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import Phase
+from mlxr.compiler.ir.tensor import BatchDim
 
 _USUAL_CONTEXT = 512
 

@@ -6,7 +6,8 @@ other; the u32 mask of the conditions that hold; the u32[8] turn of the last ste
 
 from collections.abc import Mapping
 
-from mlxr.compiler.artifact.launch import BatchDim, Condition
+from mlxr.compiler.artifact.launch import Condition
+from mlxr.compiler.ir.tensor import BatchDim
 from mlxr.compiler.spec.record import Record
 
 LAYERS, SCRATCH, PEERS = "layers", "scratch", "peers"

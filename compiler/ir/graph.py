@@ -13,7 +13,8 @@ from mlxr.compiler.errors import GraphError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.checks import RuleError
 from mlxr.compiler.ir.op_kind import AttrValue, OpKind
-from mlxr.compiler.ir.tensor import Shape, Tensor
+from mlxr.compiler.ir.tensor import Shape, Tensor, Tensors
+from mlxr.compiler.ir.work import Use
 
 Kind = TypeVar("Kind", bound=OpKind)
 Role = Literal["input", "constant", "weight", "store", "token", "activation"]
@@ -156,6 +157,14 @@ class OpGraph:
         """The only op that reads a value; None if there are several or none, or if the graph returns the value."""
         consumers = self.consumers(name)
         return consumers[0] if len(consumers) == 1 and name not in self.outputs else None
+
+    def use(self, op: Op) -> Use:
+        """The place of an op, as the rules of its kind see it."""
+        behind = {port: producer for port, name in op.inputs.items() if (producer := self.producer(name))}
+        return Use(self._inputs(op), {port: self._inputs(producer) for port, producer in behind.items()})
+
+    def _inputs(self, op: Op) -> Tensors:
+        return {port: self.value(name).tensor for port, name in op.inputs.items()}
 
     def rewrite(
         self,

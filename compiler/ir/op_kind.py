@@ -1,4 +1,4 @@
-"""Op kinds: frozen dataclasses of an op's attributes, which also know the op's ports and shape rule.
+"""Op kinds: frozen dataclasses of an op's attributes, which also know the op's ports, shape rule and work.
 
 The kinds are in `compiler/ir/ops`, one module for each family of kinds. A new kind is a new class there: `op_registry`
 finds it, and no list names it.
@@ -6,10 +6,12 @@ finds it, and no list names it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from mlxr.compiler.ir.tensor import Tensor, Tensors
+from mlxr.compiler.ir.work import Dims, OpWork, Use
 
 AttrValue = int | float | str | bool | None
 """The type of an attribute in JSON."""
@@ -39,7 +41,8 @@ FUSED_STAGES: frozenset[Stage] = frozenset({"fused", "ordered"})
 class OpKind:
     """The attributes of one op. Subclasses are the kinds.
 
-    A kind without attributes of its own needs no `dataclass` decorator: its base has one.
+    A kind without attributes of its own needs no `dataclass` decorator: its base has one. A kind that lacks a fact
+    which somebody will ask for cannot even be declared.
 
     Attributes:
         name: the kind's name, in files and messages.
@@ -61,6 +64,16 @@ class OpKind:
     accesses: ClassVar[Mapping[str, Access]] = MappingProxyType({})
     stages: ClassVar[frozenset[Stage]] = EVERY_STAGE
 
+    def __init_subclass__(cls) -> None:
+        """Refuses a kind without a fact that its stages need; bases of kinds, which have no name, may lack some."""
+        super().__init_subclass__()
+        if "name" not in vars(cls):
+            return
+        facts = [fact for fact in ("summary", "family", "inputs") if not hasattr(cls, fact)]
+        facts += [rule for rule in _rules(cls.stages) if getattr(cls, rule) is getattr(OpKind, rule)]
+        if facts:
+            raise TypeError(f"op kind {cls.name} lacks {', '.join(facts)}: see OpKind")
+
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """The shape rule: shapes and types of the outputs, from those of the inputs.
 
@@ -75,6 +88,19 @@ class OpKind:
         """
         raise NotImplementedError(f"{type(self).__name__} has no shape rule")
 
+    def work(self, use: Use, dims: Dims) -> OpWork:
+        """What the op does for a batch; every kind that may be in an ordered graph says it.
+
+        Args:
+            use: the op's place in its graph.
+            dims: the numbers of the batch.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say its work")
+
+    def weights_per_token(self, use: Use) -> Fraction | None:
+        """The part of its weights that one token needs; None: a step reads all of them, once."""
+        return None
+
     @property
     def access(self) -> Access | None:
         """What it does with stores, all of them together; None: it has none."""
@@ -85,3 +111,8 @@ class OpKind:
     def attributes(self) -> dict[str, AttrValue]:
         """The attributes by name, as in JSON."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def _rules(stages: frozenset[Stage]) -> list[str]:
+    """The rules that a kind in graphs of these stages must have."""
+    return ["infer", *(["work"] if "ordered" in stages else [])]

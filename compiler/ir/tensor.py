@@ -5,9 +5,12 @@ Shapes mix numbers with the symbolic dims `tokens`, `seqs`, `rows` and `tiles` o
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from mlxr.compiler.formats.dtypes import DType
 
+BatchDim = Literal["tokens", "seqs", "rows", "tiles", "copies", "context"]
+"""The numbers of a batch. All but `copies` and `context` are dims of shapes."""
 Dim = int | str
 Shape = tuple[Dim, ...]
 

@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
-from mlxr.compiler.artifact.launch import BatchDim, Condition, KernelCall, Launch
+from mlxr.compiler.artifact.launch import Condition, KernelCall, Launch
 from mlxr.compiler.artifact.library_call import CollectiveCall, MatmulCall
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import Phase, Program
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.buffers import ARENA_TOKEN, ARENAS, layer_buffer
+from mlxr.compiler.ir.tensor import BatchDim
 
 _BATCH = frozenset(
     ("token_ids", "positions", "slots", "query_start", "context_lens", "block_tables", "logit_rows", "query_tiles")

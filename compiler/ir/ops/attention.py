@@ -7,6 +7,7 @@ from mlxr.compiler.ir.checks import matrix, require, require_cache, require_head
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, OpKind
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.ir.tensor import TOKEN, Tensor, Tensors
+from mlxr.compiler.ir.work import Dims, OpWork, Use
 
 _TABLES = ("positions", "query_start", "context_lens", "block_tables")
 
@@ -103,6 +104,24 @@ class PackedAttention(PackedHeads):
         require_positive("temperature_beta", self.temperature_beta)
         require_positive("temperature_context", self.temperature_context)
         return {"out": self.check_packed(t), "token": TOKEN}
+
+    def work(self, use: Use, dims: Dims) -> OpWork:
+        """Four FLOPs for each query head, key that it sees, and element of a head.
+
+        Queries see the tokens before the step, and those of the step up to themselves. The keys and values before the
+        step are read, once for each sequence, and those of the step are read or written.
+        """
+        tokens, seqs, context = dims["tokens"], dims["seqs"], dims["context"]
+        new = tokens // seqs
+        seen = context - new
+        seen = min(seen, self.window - 1) if self.window else seen
+        span = min(context, self.window or context)
+        pairs = sum(min(seen + 1 + i, self.window or context) for i in range(new)) * seqs
+        return OpWork(
+            flops=4 * self.num_heads * self.head_dim * pairs,
+            store_bytes=(seen * seqs + tokens) * self.token_bytes(use.inputs),
+            span=span,
+        )
 
 
 class RopeWriteAttention(PackedAttention):

@@ -7,6 +7,7 @@ from mlxr.compiler.ir.checks import require_cache, require_heads
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, OpKind
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.ir.tensor import TOKEN, Tensor, Tensors
+from mlxr.compiler.ir.work import NOT_COUNTED, Dims, OpWork, Use
 
 
 @dataclass(frozen=True)
@@ -53,3 +54,7 @@ class RopeCacheWrite(PackedHeads):
         """From qkv [tokens, (heads + 2 kv_heads) * head_dim], frequencies, positions, slots, arenas -> token."""
         self.check_packed(t)
         return {"token": TOKEN}
+
+    def work(self, use: Use, dims: Dims) -> OpWork:
+        """Writes the key and the value of each new token; its rotations do not count."""
+        return OpWork(flops=NOT_COUNTED, store_bytes=dims["tokens"] * self.token_bytes(use.inputs))

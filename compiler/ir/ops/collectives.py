@@ -7,6 +7,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.checks import matrix, require, require_positive
 from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.ir.tensor import Tensor, Tensors
+from mlxr.compiler.ir.work import NOT_COUNTED, Dims, OpWork, Use
 
 CollectiveKind = Literal["all_sum", "send", "receive", "gather"]
 """`all_sum`: the sum over the ranks of a stage; `send`, `receive`: rows from one stage to the next; `gather`: the
@@ -22,6 +23,10 @@ class Collective(OpKind):
 
     family = "collective"
     exchange: ClassVar[CollectiveKind]
+
+    def work(self, use: Use, dims: Dims) -> OpWork:
+        """Its time is that of its messages, which `mlxr.inspect.split` predicts."""
+        return OpWork(flops=NOT_COUNTED)
 
 
 class _OfRows(Collective):

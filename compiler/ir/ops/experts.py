@@ -1,6 +1,8 @@
 """Mixtures of experts: the choice of experts, and products with the chosen experts' matrices."""
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.checks import (
@@ -15,6 +17,7 @@ from mlxr.compiler.ir.checks import (
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, GatedKind, NormKind, OpKind, Router
 from mlxr.compiler.ir.ops.product import Finish, InputNorm, Product, check_input_norm, input_norm
 from mlxr.compiler.ir.tensor import Dim, Tensor, Tensors
+from mlxr.compiler.ir.work import NOT_COUNTED, Dims, OpWork, Use
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,10 @@ class Route(OpKind):
         self._check_owned(count)
         return {"experts": Tensor((rows, self.top_k), DType.I32), "weights": Tensor((rows, self.top_k), DType.F32)}
 
+    def work(self, use: Use, dims: Dims) -> OpWork:
+        """A few steps for each logit."""
+        return OpWork(flops=NOT_COUNTED)
+
     def _check_owned(self, count: int) -> None:
         first, owned = self.first_expert, self.owned
         require((first is None) == (owned is None), "first_expert and owned are given together")
@@ -93,6 +100,24 @@ class ExpertProduct(Product):
         require(shape == (rows, self.top_k), f"experts are {list(shape)}; expected {[rows, self.top_k]}")
         require_vector(t, "bias", features)
         return rows, features // count
+
+    def routed(self, use: Use) -> int:
+        """Experts that the router chooses from. On a rank that owns some they are more than the weight has.
+
+        Choices of the others are then -1.
+        """
+        logits = use.behind.get("experts", {}).get("x")
+        return self.num_experts if logits is None else matrix({"x": logits}, "x")[1]
+
+    def work(self, use: Use, dims: Dims) -> OpWork:
+        """As for `Product`, of the chosen experts; tokens choose different ones as long as there are others."""
+        used = math.prod(weight_matrix(use.inputs, "weight")) * self.top_k // self.routed(use)
+        weight_tokens = min(Fraction(dims["tokens"]), 1 / self.weights_per_token(use))
+        return OpWork(flops=2 * used * dims["tokens"], weight_tokens=weight_tokens)
+
+    def weights_per_token(self, use: Use) -> Fraction:
+        """The chosen experts, taken to be spread evenly over the ranks."""
+        return Fraction(self.top_k, self.routed(use))
 
 
 class ExpertLinear(ExpertProduct):

@@ -15,6 +15,7 @@ from mlxr.compiler.ir.checks import (
 )
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, NormKind, NormScope, OpKind
 from mlxr.compiler.ir.tensor import Tensor, Tensors
+from mlxr.compiler.ir.work import NOT_COUNTED, Dims, OpWork, Use
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,10 @@ class Norm(OpKind):
         require_residual(t, t["x"])
         return {"out": t["x"]}
 
+    def work(self, use: Use, dims: Dims) -> OpWork:
+        """A few steps for each element."""
+        return OpWork(flops=NOT_COUNTED)
+
 
 @dataclass(frozen=True)
 class NormRows(OpKind):
@@ -83,6 +88,10 @@ class NormRows(OpKind):
         require_vector(t, "weight", width)
         require_vector(t, "bias", width)
         return {"out": Tensor((t["rows"].shape[0], width), DType.F32)}
+
+    def work(self, use: Use, dims: Dims) -> OpWork:
+        """A few steps for each element of the rows."""
+        return OpWork(flops=NOT_COUNTED, rows={"x": dims["rows"]})
 
 
 @dataclass(frozen=True)
@@ -128,3 +137,7 @@ class QkNorm(OpKind):
             given = f"{self.kind} of scope {self.scope}"
             require(given == "rms of scope all", f"the norm is {given}; expected rms of scope all, by its mean_squares")
         return {"out": t["qkv"]}
+
+    def work(self, use: Use, dims: Dims) -> OpWork:
+        """A few steps for each element."""
+        return OpWork(flops=NOT_COUNTED)

@@ -1,5 +1,6 @@
 """The base of the op kinds that read queries, keys and values from one packed projection and rotate them."""
 
+import math
 from dataclasses import dataclass
 
 from mlxr.compiler.ir.checks import require, require_cache, require_heads, require_positive
@@ -31,6 +32,11 @@ class PackedHeads(OpKind):
         check_rotation(t, self.rotary_dim, self.rope_scale)
         require_cache(t, self.accesses, self.num_kv_heads, self.head_dim)
         return Tensor((t["qkv"].shape[0], self.num_heads * self.head_dim), t["qkv"].dtype)
+
+    def token_bytes(self, t: Tensors) -> int:
+        """Bytes of the key and the value of a token in this layer."""
+        rows = [(t[port].shape[3:], t[port].dtype) for port in self.accesses]
+        return sum(math.prod(int(size) for size in row) * dtype.size_bytes for row, dtype in rows)
 
 
 def check_rotation(t: Tensors, rotary_dim: int, rope_scale: float) -> None:

@@ -1,12 +1,14 @@
 """The base of the op kinds that multiply with a weight matrix: the norm before it, and the steps after it."""
 
+import math
 from dataclasses import dataclass
 from typing import get_args
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.checks import matrix, require, require_choice, require_vector
+from mlxr.compiler.ir.checks import matrix, require, require_choice, require_vector, weight_matrix
 from mlxr.compiler.ir.op_kind import ActivationKind, GatedKind, NormKind, OpKind
 from mlxr.compiler.ir.tensor import Tensors
+from mlxr.compiler.ir.work import Dims, OpWork, Use
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,13 @@ class Product(OpKind):
     def finish(self) -> Finish:
         """The steps after the sums."""
         return Finish()
+
+    def work(self, use: Use, dims: Dims) -> OpWork:
+        """Two FLOPs for each row and each element of the weight that the row is multiplied with."""
+        used = math.prod(weight_matrix(use.inputs, "weight"))
+        if "rows" not in use.inputs:
+            return OpWork(flops=2 * used * dims["tokens"])
+        return OpWork(flops=2 * used * dims["rows"], rows={"x": dims["rows"]})
 
 
 def input_norm(kind: NormKind | None, eps: float | None) -> InputNorm | None:

@@ -1,11 +1,13 @@
 """The embedding, and other ops that choose or weight whole rows."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.checks import matrix, require, require_first, require_integers, require_positive
+from mlxr.compiler.ir.checks import matrix, require, require_first, require_integers, require_positive, weight_matrix
 from mlxr.compiler.ir.op_kind import SOURCE_STAGES, OpKind
 from mlxr.compiler.ir.tensor import Tensor, Tensors
+from mlxr.compiler.ir.work import NOT_COUNTED, Dims, OpWork, Use
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,14 @@ class Embed(OpKind):
         require_positive("scale", self.scale)
         require_first("first_row", self.first_row)
         return {"out": Tensor((t["ids"].shape[0], hidden), self.dtype)}
+
+    def work(self, use: Use, dims: Dims) -> OpWork:
+        """One step for each element. Each token reads its row, which others may have read, too."""
+        return OpWork(flops=NOT_COUNTED, weight_tokens=Fraction(dims["tokens"]))
+
+    def weights_per_token(self, use: Use) -> Fraction:
+        """A row of the table."""
+        return Fraction(1, weight_matrix(use.inputs, "table")[0])
 
 
 class GatherRows(OpKind):

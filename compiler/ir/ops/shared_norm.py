@@ -17,6 +17,7 @@ from mlxr.compiler.ir.checks import (
 )
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, OpKind
 from mlxr.compiler.ir.tensor import Tensor, Tensors
+from mlxr.compiler.ir.work import NOT_COUNTED, Dims, OpWork, Use
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,10 @@ class QkMeanSquares(OpKind):
             own = heads * self.head_dim
             require(own <= width, f"attribute {name}_width is {width}; expected at least {own}")
         return {"out": Tensor((t["qkv"].shape[0], 2), DType.F32)}
+
+    def work(self, use: Use, dims: Dims) -> OpWork:
+        """Two steps for each element."""
+        return OpWork(flops=NOT_COUNTED)
 
 
 @dataclass(frozen=True)

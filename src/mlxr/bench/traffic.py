@@ -2,7 +2,6 @@
 
 from mlxr.compiler.artifact import ArenaGeometry, Artifact, KernelCall, OpGraph
 from mlxr.compiler.ir.ops.experts import ExpertProduct
-from mlxr.compiler.ir.routed_experts import routed_experts
 
 
 def weight_bytes(artifact: Artifact, target: str, rows: int = 1) -> int:
@@ -31,7 +30,7 @@ def _shares(graph: OpGraph, rows: int) -> dict[str, float]:
     shares: dict[str, float] = {}
     for op, experts in graph.ops_of(ExpertProduct):
         for weight in (graph.value(op.inputs[port]) for port in ("weight", "bias") if port in op.inputs):
-            share = min(1.0, rows * experts.top_k / routed_experts(graph, op))
+            share = min(1.0, float(rows * experts.weights_per_token(graph.use(op))))
             shares |= dict.fromkeys((weight.name, *weight.parts), share)
     return shares
 

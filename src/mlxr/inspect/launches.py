@@ -18,9 +18,6 @@ from mlxr.compiler.artifact import (
     Program,
     layer_buffer,
 )
-from mlxr.compiler.ir.ops.experts import ExpertProduct
-from mlxr.compiler.ir.ops.rows import Embed
-from mlxr.compiler.ir.routed_experts import routed_experts
 from mlxr.inspect.layers import alike, is_in_layer, model_layer, without_layer
 from mlxr.runtime.hosts.registry import hosts_that_call_mlx
 
@@ -187,7 +184,6 @@ def phase_rows(artifact: Artifact, target: str) -> list[PhaseRows]:
 
 def _rows(plan: Plan, program: Program, phase: Phase, graph: OpGraph) -> PhaseRows:
     sizes = {w.name: w.size_bytes for w in plan.weights}
-    rows_of = {w.name: w.shape[0] for w in plan.weights}
     kernels = {kernel.name: kernel for kernel in program.kernels}
     casts = {cast.name: cast.weight for cast in program.casts}
     rows: list[LaunchRow] = []
@@ -205,11 +201,9 @@ def _rows(plan: Plan, program: Program, phase: Phase, graph: OpGraph) -> PhaseRo
                 (last if rows else first).append(call)
             continue
         weights = [name for name in launch.inputs if name in sizes]
-        gathers = isinstance(op.attrs, Embed | ExpertProduct)
-        if isinstance(op.attrs, ExpertProduct):  # of an expert's weights, those of the chosen ones
-            read = sum(sizes[name] for name in weights) * op.attrs.top_k // routed_experts(graph, op)
-        else:
-            read = sum(sizes[name] // rows_of[name] if gathers else sizes[name] for name in weights)
+        read, part = sum(sizes[name] for name in weights), op.attrs.weights_per_token(graph.use(op))
+        if part is not None:
+            read = read * part.numerator // part.denominator
         rows.append(
             LaunchRow(
                 phase=phase.name,
@@ -218,7 +212,7 @@ def _rows(plan: Plan, program: Program, phase: Phase, graph: OpGraph) -> PhaseRo
                 kernel=kernels[launch.kernel],
                 op_kind=op.kind,
                 weight_bytes=read,
-                per_token=gathers,
+                per_token=part is not None,
                 reads=reads,
                 writes=writes,
             )

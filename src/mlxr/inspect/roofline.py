@@ -7,8 +7,9 @@ the prediction is the limit plus the launch cost. The count is what any implemen
    to be different as long as there are others.
 2. The keys and values that the tokens see, once for each sequence, and those that are written.
 3. Activations, read and written once.
-4. Two FLOPs for each weight and row, and four for each query head, visible key and element of a head. Work on each
-   element of an activation (norms, rotations) is not counted.
+4. The arithmetic that op kinds say of themselves (`OpKind.work`): two FLOPs for each weight and row, and four for each
+   query head, visible key and element of a head. Work on each element of an activation (norms, rotations) is not
+   counted.
 
 Everything is assumed to come from memory: a model whose weights fit into the chip's cache may be faster than this.
 """
@@ -18,14 +19,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mlxr.compiler.artifact import BATCH_DIMS, K_ARENA, Artifact, BatchDim, Chip, Op, OpGraph, Phase, Plan
+from mlxr.compiler.artifact import BATCH_DIMS, Artifact, BatchDim, Chip, Op, OpGraph, Phase, Plan
 from mlxr.compiler.artifact.running import chunk_dims, decode_dims
 from mlxr.compiler.errors import ArtifactError, RequestError
-from mlxr.compiler.ir.ops.attention import PackedAttention
-from mlxr.compiler.ir.ops.cache import RopeCacheWrite
-from mlxr.compiler.ir.ops.experts import ExpertProduct
-from mlxr.compiler.ir.ops.packed_heads import PackedHeads
-from mlxr.compiler.ir.routed_experts import routed_experts
+from mlxr.compiler.ir.work import OpWork
 from mlxr.inspect.c_report import CallRow
 from mlxr.inspect.launches import LaunchRow, PhaseRows, phase_rows
 
@@ -158,8 +155,7 @@ def works(artifact: Artifact, rows: PhaseRows, dims: Dims) -> dict[int, Work]:
     """The work of each launch of a phase that runs for a batch, by its index; it is the same on any chip."""
     phase = next(phase for phase in artifact.plan.program(TARGET).phases if phase.name == rows.name)
     graph = artifact.graph(phase.name)
-    running = rows.running(dims)
-    return {row.index: _work(artifact.plan, phase, graph, row, graph.op(row.launch.op), dims) for row in running}
+    return {row.index: _work(phase, graph, row, dims) for row in rows.running(dims)}
 
 
 def call_works(artifact: Artifact, target: str, rows: Iterable[CallRow], dims: Dims) -> dict[int, Work]:
@@ -172,25 +168,20 @@ def call_works(artifact: Artifact, target: str, rows: Iterable[CallRow], dims: D
         dims: the batch.
     """
     phases: dict[str, Phase] = {phase.name: phase for phase in artifact.plan.program(target).phases}
-    plan, works = artifact.plan, {}
+    works: dict[int, Work] = {}
     for call in rows:
         if not call.launch.runs(dims, library=False):
             continue
-        phase, row = phases[call.phase], call
-        graph = artifact.graph(phase.name)
+        graph, row = artifact.graph(call.phase), call
         ops = {op.name: op for op in graph.ops}
         if (op := ops.get(row.launch.op)) is None:  # a table that the phase makes first
             works[row.index] = Work(0, 0)
             continue
-        if isinstance(op.attrs, ExpertProduct):
-            chosen = row.weight_bytes * op.attrs.top_k // routed_experts(graph, op)
+        part = op.attrs.weights_per_token(graph.use(op))
+        if part is not None and not row.per_token:
+            chosen = row.weight_bytes * part.numerator // part.denominator
             row = replace(row, weight_bytes=chosen, per_token=True)
-        work = Work(_weight_bytes(graph, row, op, dims) + _activation_bytes(plan, phase, row, op, dims), 0)
-        if isinstance(op.attrs, PackedHeads):
-            work = _with_arena(plan, op, dims, work)
-        elif row.weight_bytes:
-            work = Work(work.size_bytes, _projection_flops(plan, graph, row, op, dims))
-        works[row.index] = work
+        works[row.index] = _work(phases[call.phase], graph, row, dims)
     return works
 
 
@@ -229,66 +220,45 @@ def limits_of(artifact: Artifact, chip: Chip, rows: PhaseRows, dims: Dims, about
     return StepLimits(rows.name, about, dims["tokens"], rows, dims, tuple(launches))
 
 
-def _work(plan: Plan, phase: Phase, graph: OpGraph, row: LaunchRow, op: Op, dims: Dims) -> Work:
-    size = _weight_bytes(graph, row, op, dims) + _activation_bytes(plan, phase, row, op, dims)
-    if K_ARENA in row.launch.inputs:
-        return _with_arena(plan, op, dims, Work(size, 0))
-    return Work(size, _projection_flops(plan, graph, row, op, dims))
+def _work(phase: Phase, graph: OpGraph, row: LaunchRow | CallRow, dims: Dims) -> Work:
+    """The work of a launch: what it moves itself, and its op's arithmetic if it is the launch that does that."""
+    op = graph.op(row.launch.op)
+    use = graph.use(op)
+    own = op.attrs.work(use, dims)
+    size = int(row.weight_bytes * own.weight_tokens) + _activation_bytes(phase, graph, row, op, own, dims)
+    if not _computes(graph, row, op, own):
+        return Work(size, 0)
+    return Work(size + own.store_bytes, own.flops)
 
 
-def _with_arena(plan: Plan, op: Op, dims: Dims, work: Work) -> Work:
-    """The work of a launch that reads or writes keys and values, with these and the arithmetic of attention."""
-    attrs = op.attrs_as(PackedHeads)
-    arena, tokens, seqs = plan.arena, dims["tokens"], dims["seqs"]
-    window = attrs.window if isinstance(attrs, PackedAttention) else None
-    seen = dims["context"] - tokens // seqs
-    seen = min(seen, window - 1) if window else seen
-    row_bytes = 2 * arena.num_kv_heads * arena.row_bytes
-    if isinstance(attrs, RopeCacheWrite):
-        return Work(work.size_bytes + tokens * row_bytes, 0)
-    # Queries see the tokens before the step, and those of the step up to themselves.
-    pairs = sum(min(seen + 1 + i, window or dims["context"]) for i in range(tokens // seqs)) * seqs
-    heads = attrs.num_heads * arena.head_dim
-    return Work(work.size_bytes + (seen * seqs + tokens) * row_bytes, 4 * heads * pairs)
+def _computes(graph: OpGraph, row: LaunchRow | CallRow, op: Op, own: OpWork) -> bool:
+    """Whether a launch does its op's arithmetic: it binds the op's stores, else its weights if it has some.
+
+    Other launches of the op prepare, or merge. Calls in C do not bind stores.
+    """
+    roles = {name: graph.value(name).role for name in op.inputs.values()}
+    if own.store_bytes:
+        return isinstance(row, CallRow) or any(roles.get(name) == "store" for name in row.launch.inputs)
+    return row.weight_bytes > 0 or "weight" not in roles.values()
 
 
-def _weight_bytes(graph: OpGraph, row: LaunchRow | CallRow, op: Op, dims: Dims) -> int:
-    if not row.per_token:
-        return row.weight_bytes
-    every = row.weight_bytes * dims["tokens"]
-    if not isinstance(op.attrs, ExpertProduct):
-        return every
-    return min(every, row.weight_bytes * routed_experts(graph, op) // op.attrs.top_k)
-
-
-def _activation_bytes(plan: Plan, phase: Phase, row: LaunchRow | CallRow, op: Op, dims: Dims) -> int:
+def _activation_bytes(phase: Phase, graph: OpGraph, row: LaunchRow | CallRow, op: Op, own: OpWork, dims: Dims) -> int:
     buffers = {buffer.name: buffer for buffer in phase.buffers}
+    rows = {op.inputs[port]: number for port, number in own.rows.items()}
     total = 0
     for name in dict.fromkeys((*row.launch.inputs, *row.launch.outputs)):
         if name not in buffers:
             continue
         shape = [dims[BATCH_DIMS[d]] if isinstance(d, str) else d for d in buffers[name].shape]
-        if name == op.inputs.get("x") and "rows" in op.inputs:
-            shape[0] = dims["rows"]  # of all tokens those whose logits are asked for
-        if isinstance(row, LaunchRow) and name.endswith((".partial", ".stats")):
-            shape[2] = _partitions(row, op, dims["context"], shape[2])
+        shape[0] = rows.get(name, shape[0])
+        if name not in graph and isinstance(row, LaunchRow) and own.span:  # [seqs, heads, partitions, ...]
+            shape[2] = _partitions(row, own.span, shape[2])
         total += math.prod(shape) * buffers[name].dtype.size_bytes
     return total
 
 
-def _partitions(row: LaunchRow, op: Op, context: int, most: int) -> int:
+def _partitions(row: LaunchRow, span: int, most: int) -> int:
     """How many partitions of equal length a context is cut into; the length is a multiple of the shortest one."""
     assert row.kernel.chosen is not None, "attention has a geometry"
-    shortest, window = row.kernel.chosen.sizes["partition"], op.attrs_as(PackedAttention).window
-    last = min(context, window or context) - 1
+    shortest, last = row.kernel.chosen.sizes["partition"], span - 1
     return last // (last // (shortest * most) * shortest + shortest) + 1
-
-
-def _projection_flops(plan: Plan, graph: OpGraph, row: LaunchRow | CallRow, op: Op, dims: Dims) -> int:
-    weight = next((w for w in plan.weights if w.name == op.inputs.get("weight") and len(w.shape) == 2), None)
-    if weight is None:
-        return 0
-    used = math.prod(weight.shape)
-    if row.per_token:
-        used = used * op.attrs_as(ExpertProduct).top_k // routed_experts(graph, op)
-    return 2 * used * dims["rows" if "rows" in op.inputs else "tokens"]

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import is_dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir import ops
 from mlxr.compiler.ir.checks import RuleError
+from mlxr.compiler.ir.op_kind import EVERY_STAGE, OpKind
 from mlxr.compiler.ir.op_registry import op_kinds, read_op_kind
+from mlxr.compiler.ir.ops.elementwise import Elementwise
 from mlxr.compiler.ir.tensor import Shape, Tensor
+from mlxr.compiler.ir.work import Dims, Use
 from mlxr_tests.reference_ops import PLAIN_PROJECTION
 
 F32, BF16, I32 = DType.F32, DType.BF16, DType.I32
@@ -400,6 +404,35 @@ def test_every_kind_says_what_it_is() -> None:
     for kind in OPS.values():
         assert kind.summary and kind.family and kind.__doc__, kind
         assert is_dataclass(kind) and kind.__dataclass_params__.frozen
+
+
+DIMS: Dims = {"tokens": 3, "seqs": 1, "rows": 2, "tiles": 1, "context": 7}
+
+
+@pytest.mark.parametrize("case", GOOD)
+def test_kinds_of_programs_say_their_work(case: str) -> None:
+    name, inputs, attrs, _ = GOOD[case]
+    kind = read_op_kind(name, attrs)
+    if "ordered" not in kind.stages:
+        return
+    work = kind.work(Use(inputs), DIMS)
+    assert (work.flops > 0) == (kind.family in ("matmul", "attention")), "only products and attention count"
+    assert (work.store_bytes > 0) == bool(kind.accesses)
+
+
+def test_experts_of_a_rank_are_a_part_of_those_that_its_router_chooses_from() -> None:
+    name, inputs, attrs, _ = GOOD["expert_linear"]
+    kind = read_op_kind(name, attrs)
+    whole, part = (kind.weights_per_token(Use(inputs, behind)) for behind in ({}, {"experts": {"x": tokens(8)}}))
+    assert (whole, part) == (Fraction(2, 4), Fraction(2, 8))
+
+
+def test_a_kind_without_a_fact_cannot_be_declared() -> None:
+    with pytest.raises(TypeError, match="op kind mute lacks summary, infer, work"):
+        type("Mute", (OpKind,), {"name": "mute", "family": "norm", "inputs": ("x",)})
+    type("OfSource", (Elementwise,), {"name": "of_source", "summary": "no launch computes it"})
+    with pytest.raises(TypeError, match="op kind of_programs lacks work"):
+        type("OfPrograms", (Elementwise,), {"name": "of_programs", "summary": "x", "stages": EVERY_STAGE})
 
 
 def test_a_new_kind_is_a_new_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

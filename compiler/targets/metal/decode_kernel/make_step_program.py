@@ -7,7 +7,7 @@ that need the same launches share a step program; its grids may still depend on 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, product
 
-from mlxr.compiler.artifact.launch import BatchDim, Condition, Extent, Launch
+from mlxr.compiler.artifact.launch import Condition, Extent, Launch
 from mlxr.compiler.artifact.library_call import CollectiveCall
 from mlxr.compiler.artifact.peer_mailboxes import BLOCKS
 from mlxr.compiler.artifact.program import Phase, Program
@@ -15,6 +15,7 @@ from mlxr.compiler.artifact.running import decode_dims
 from mlxr.compiler.artifact.step_kernel_entry import LAYERS, PEERS, SCRATCH
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.ir.buffers import ARENA_TOKEN, layer_buffer
+from mlxr.compiler.ir.tensor import BatchDim
 from mlxr.compiler.targets.metal.decode_kernel.barriers import with_barriers
 from mlxr.compiler.targets.metal.decode_kernel.step_program import Grid, Place, StepLaunch, StepProgram
 from mlxr.compiler.targets.metal.decode_kernel.sum_in_step import sum_entry

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
-from mlxr.compiler.artifact.launch import BatchDim, Condition, Extent
+from mlxr.compiler.artifact.launch import Condition, Extent
 from mlxr.compiler.artifact.step_kernel_entry import condition_mask
 from mlxr.compiler.ir.buffers import ARENAS
+from mlxr.compiler.ir.tensor import BatchDim
 
 Grid = tuple[Extent, Extent, Extent]
 _UNKNOWN_BYTES = 1 << 62

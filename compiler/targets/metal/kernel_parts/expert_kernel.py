@@ -9,7 +9,6 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.experts import ExpertProduct
-from mlxr.compiler.ir.routed_experts import routed_experts
 from mlxr.compiler.schedule.geometry import OneRow
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.targets.epilogue import Epilogue
@@ -92,5 +91,5 @@ def expert_fields(lowering: MetalLowering, op: Op, choice: Choice) -> ExpertFiel
         "simdgroups": g.simdgroups,
         "num_experts": experts.num_experts,
         "top_k": experts.top_k,
-        "skips": routed_experts(lowering.graph, op) > experts.num_experts,
+        "skips": experts.routed(lowering.graph.use(op)) > experts.num_experts,
     }

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import TypedDict
 
-from mlxr.compiler.artifact.launch import BatchDim
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.tensor import BatchDim
 from mlxr.compiler.schedule.geometry import LibraryMatmul, ManyRows
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.targets.epilogue import Epilogue

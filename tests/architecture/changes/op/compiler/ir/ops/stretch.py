@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from mlxr.compiler.ir.op_kind import EVERY_STAGE
 from mlxr.compiler.ir.ops.elementwise import Elementwise
+from mlxr.compiler.ir.work import NOT_COUNTED, Dims, OpWork, Use
 
 
 @dataclass(frozen=True)
@@ -19,3 +20,7 @@ class Stretch(Elementwise):
     stages = EVERY_STAGE
 
     factor: float
+
+    def work(self, use: Use, dims: Dims) -> OpWork:
+        """One step for each element."""
+        return OpWork(flops=NOT_COUNTED)
