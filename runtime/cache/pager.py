@@ -14,6 +14,9 @@ One step of the engine does this, in this order:
 4. the step runs and writes K and V of every appended token into its slot;
 5. `commit`: when the step is certain to run, others may use what it writes.
 
+A model that keeps states besides K and V has `states` (`mlxr.runtime.cache.sequence_states`): a sequence begins, forks
+and ends here with its state; `Batch.build` asks `states` what the step reads and writes.
+
 A sequence is *settled* when all its tokens are in the blocks of its own table. It is settled by `take_copies`, until it
 grows again. Only settled tokens can be shared. So copies are independent: no block is both source and destination.
 
@@ -21,6 +24,7 @@ grows again. Only settled tokens can be shared. So copies are independent: no bl
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +42,7 @@ from mlxr.runtime.cache.kept_sequence import KeptSequence
 from mlxr.runtime.cache.one_token_each import OneTokenEach
 from mlxr.runtime.cache.prefix_cache import Prefix, PrefixCache
 from mlxr.runtime.cache.prefix_index import CachedBlock as Evicted
+from mlxr.runtime.cache.sequence_states import SequenceStates
 
 __all__ = ["Evicted", "Pager", "Prefix"]
 
@@ -58,6 +63,7 @@ class Pager:
         contiguous: bool = False,
         context: int | None = None,
         record_evictions: bool = False,
+        states: SequenceStates | None = None,
     ) -> None:
         """Makes a pager with all blocks free.
 
@@ -69,6 +75,7 @@ class Pager:
             contiguous: whether block i of the only sequence is arena block i, as kernels without a block table assume.
             context: most tokens of a sequence; None: as many as the longest table has room for.
             record_evictions: whether `take_evicted` tells which blocks the prefix cache gave up.
+            states: of a model that keeps some; all its slots are free.
 
         Raises:
             ArenaError: a size below 1, a context beyond the longest table, or several contiguous sequences.
@@ -104,6 +111,7 @@ class Pager:
         self._growth = Growth(self._get, self._pool, self._tables, self._copies, block_size, self.context)
         self._one_each = OneTokenEach(self._sequences, self._pool, self._tables, block_size, self._growth.take_block)
         self._next_id = 0
+        self.states = states
 
     @classmethod
     def from_geometry(cls, geometry: ArenaGeometry, *, record_evictions: bool = False) -> "Pager":
@@ -188,14 +196,20 @@ class Pager:
     def find_prefix(self, tokens: Sequence[int], hashes: BlockHashes, *, whole_blocks: bool = False) -> Prefix:
         """The longest start of a prompt whose K and V are in the arena, without the last token: its logits are wanted.
 
-        Changes nothing. The result is for an `add_sequence` that follows before blocks are taken or given back.
+        Changes nothing. The result is for an `add_sequence` that follows before blocks are taken or given back. Of a
+        model with states, it goes back to the last tokens of which there is a snapshot.
 
         Args:
             tokens: the prompt.
             hashes: of the same tokens.
             whole_blocks: whether only full blocks count.
         """
-        return self._prefixes.find(tokens, hashes, whole_blocks)
+        prefix = self._prefixes.find(tokens, hashes, whole_blocks)
+        if self.states is None:
+            return prefix
+        length, slot = self.states.slots.find(tokens, hashes, prefix.num_tokens)
+        blocks = prefix.blocks[: -(-length // self.block_size)]
+        return replace(prefix, num_tokens=length, blocks=blocks, state_slot=slot, num_known=prefix.num_tokens)
 
     def blocks_to_begin(self, prefix: Prefix, length: int) -> int:
         """How many of the free blocks a new sequence with this prefix needs until it has so many tokens.
@@ -230,10 +244,12 @@ class Pager:
             )
         if prefix and prefix.num_tokens and prefix.version != self._pool.version:
             raise ArenaError("the arena's blocks have changed since this prefix was found; find it again")
-        seq_id = self._next_id
+        seq_id, start = self._next_id, prefix or Prefix(0, ())
+        if self.states is not None:
+            self.states.add(seq_id, start.num_tokens, start.state_slot)
         self._next_id += 1
         self._sequences[seq_id] = sequence = BlockSequence(self._free_rows.pop())
-        self._share(sequence, prefix or Prefix(0, ()))
+        self._share(sequence, start)
         return seq_id
 
     def commit(self, seq_id: int, tokens: Sequence[int], hashes: BlockHashes, length: int) -> None:
@@ -330,6 +346,8 @@ class Pager:
             )
         fork_id = self.add_sequence()
         fork = self._sequences[fork_id]
+        if self.states is not None:
+            self.states.fork(seq_id, fork_id)
         self._share(fork, Prefix(sequence.length, tuple(sequence.blocks)))
         fork.num_cached = sequence.num_cached
         fork.committed = fork.num_cached * self.block_size
@@ -349,17 +367,29 @@ class Pager:
         """Keeps the first `length` tokens and releases the blocks after them.
 
         Raises:
-            ArenaError: unknown sequence, or a length that is negative or beyond the sequence.
+            ArenaError: unknown sequence, or a length that is negative or beyond the sequence, or after which its state
+                was not kept (see `nearest`); nothing has changed.
         """
         sequence = self._get(seq_id)
         if not 0 <= length <= sequence.length:
             raise ArenaError(f"cannot truncate sequence {seq_id} to {length}, expected 0 to {sequence.length} tokens")
+        if self.states is not None:
+            self.states.truncate(seq_id, length)
         self._prefixes.truncate(sequence, length)
         for i in range(len(sequence.blocks) - 1, -(-length // self.block_size) - 1, -1):
             self._copies.release(sequence.blocks.pop())
             self._tables[sequence.row, i] = 0
         sequence.length = length
         sequence.settled = min(sequence.settled, length)
+
+    def nearest(self, seq_id: int, length: int) -> int:
+        """The greatest number of tokens, up to `length`, to which a sequence can be truncated.
+
+        Raises:
+            ArenaError: unknown sequence.
+        """
+        most = min(length, self._get(seq_id).length)
+        return most if self.states is None else self.states.nearest(seq_id, most)
 
     def free(self, seq_id: int, tokens: Sequence[int] = (), hashes: BlockHashes | None = None, length: int = 0) -> None:
         """Forgets a sequence and releases its blocks. What was committed stays findable until it is evicted.
@@ -377,7 +407,11 @@ class Pager:
         if hashes is not None:
             self.commit(seq_id, tokens, hashes, length)
         self._prefixes.keep_last_block(sequence)
+        if self.states is not None:
+            self.states.end(seq_id, tokens, hashes, length)
         self.truncate(seq_id, 0)
+        if self.states is not None:
+            self.states.remove(seq_id)
         self._free_rows.append(sequence.row)
         self._one_each.forget()
         del self._sequences[seq_id]
@@ -414,6 +448,8 @@ class Pager:
                 equal(who + "contiguous table", sequence.blocks, "identity", list(range(len(sequence.blocks))))
         rows = [sequence.row for sequence in self._sequences.values()] + self._free_rows
         equal("rows of block tables, used and free", sorted(rows), "all", list(range(self.max_sequences)))
+        if self.states is not None:
+            self.states.check_integrity({seq_id: sequence.length for seq_id, sequence in self._sequences.items()})
 
     def _get(self, seq_id: int) -> BlockSequence:
         try:

@@ -32,6 +32,10 @@ class Prefix:
     """Full blocks, then perhaps one of which the first tokens are used."""
     version: int = field(default=-1, compare=False)
     """`BlockPool.version` when it was found."""
+    state_slot: int = -1
+    """Of a model with states: the slot of the state after these tokens; -1: there are no tokens."""
+    num_known: int = 0
+    """Of a model with states: tokens whose K and V are in the arena; after `num_tokens`, there is no state of them."""
 
 
 class PrefixCache:

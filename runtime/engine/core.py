@@ -298,7 +298,16 @@ class EngineCore:
         self._count(step, len(samples))
         if step.decode is not None and not self._host.pipelines:
             self._complete_decode(step, samples)
-            return
+        else:
+            self._complete_parts(step, samples)
+        if (states := self._pager.states) is not None:
+            for part, seq_id in zip(step.parts, step.sequences, strict=True):
+                request = part.request
+                if seq_id is not None and request.seq_id == seq_id:
+                    states.commit(seq_id, request.tokens, request.hashes, request.certain)
+
+    def _complete_parts(self, step: LaunchedStep, samples: Sequence[Sampled]) -> None:
+        """`_complete` of any step."""
         answers, size, tokens = self._answers, self._pager.block_size, iter(samples)
         for part, end, seq_id in zip(step.parts, step.ends, step.sequences, strict=True):
             request, _, has_sample, draft = part

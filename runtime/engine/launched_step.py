@@ -161,7 +161,7 @@ def batch_requests(parts: Sequence[Part]) -> list[BatchRequest]:
             tokens.append(0)  # it is on the device
         wants_one = samples or request.prompt_rows
         rows: Rows = "all" if draft or request.needs_all_rows else "last" if wants_one else "none"
-        requests.append(BatchRequest(request.seq_id, [*tokens, *draft], start, rows))
+        requests.append(BatchRequest(request.seq_id, [*tokens, *draft], start, rows, len(draft)))
         if request.constraint is not None and samples:
             request.constraint.prepare(draft)
     return requests

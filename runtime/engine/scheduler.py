@@ -120,7 +120,8 @@ class Scheduler:
         can_join = self.waiting and self._pager.can_add_sequence()
         if before is not None and not can_join and len(before) == len(self.running) <= self._pager.num_free:
             return before
-        budget, rows = self._plan.max_tokens, self._plan.max_rows
+        budget, rows, states = self._plan.max_tokens, self._plan.max_rows, self._pager.states
+        undo = budget if states is None else states.room
         parts: list[Part] = []
         reading: list[Request] = []
         most_blocks = 0  # no token needs more than one
@@ -128,7 +129,10 @@ class Scheduler:
             pending = len(request.tokens) + request.in_flight
             pending = (pending if pending < request.max_length else request.max_length - 1) - request.computed
             if pending == 1 and not request.prompt_rows and budget and rows:
-                draft = tuple(request.drafted[: min(budget, rows) - 1]) if request.drafted else ()
+                draft: tuple[int, ...] = ()
+                if request.drafted:
+                    draft = tuple(request.drafted[: min(budget, rows, undo + 1) - 1])
+                    undo -= len(draft)
                 parts.append(Part(request, 1, True, draft))
                 budget -= 1 + len(draft)
                 rows -= 1 + len(draft)
@@ -181,6 +185,9 @@ class Scheduler:
         if count < pending:
             end = request.computed + count
             count -= end % self._pager.block_size if count >= 4 * self._pager.block_size else 0
+        if self._pager.states is not None and count > 0:
+            assert request.seq_id is not None, "it runs"
+            count = self._pager.states.cut(request.seq_id, count)
         part = Part(request, count, count == pending and request.pool is None)
         if count <= 0 or part.num_rows > rows:
             return None
@@ -263,7 +270,7 @@ class Scheduler:
             if request.in_flight or request.awaited in self._being_read:
                 continue
             prefix = self._prefix_of(request)
-            request.awaited = self._next_key(request, prefix.num_tokens)
+            request.awaited = self._next_key(request, max(prefix.num_tokens, prefix.num_known))
             if request.awaited in self._being_read and not request.needs_all_rows:
                 continue
             if self._restorer is not None and not request.needs_all_rows and self._restorer.fetches(request, prefix):
@@ -298,6 +305,8 @@ class Scheduler:
     def _begin(self, request: Request, prefix: Prefix) -> None:
         request.seq_id = self._pager.add_sequence(prefix)
         request.computed = request.certain = prefix.num_tokens
+        if self._pager.states is not None:
+            self._pager.states.want(request.seq_id, request.prompt_length, prefix.num_known)
         self.waiting.remove(request)
         self.running.append(request)
         if self._restorer is not None:

@@ -24,6 +24,8 @@ Rows = Literal["last", "all", "none"]
 
 MOST_TOPS = 256
 """Most of `Batch.tops`."""
+MOST_UNDONE = 15
+"""Most of `BatchRequest.undo`."""
 _LOWEST, _HIGHEST = int(np.iinfo(np.int32).min), int(np.iinfo(np.int32).max)
 
 
@@ -36,6 +38,8 @@ class BatchRequest(NamedTuple):
     """Position of the first token: the tokens already in the arena."""
     rows: Rows = "last"
     """Which of the tokens give a row of logits."""
+    undo: int = 0
+    """How many of the last tokens may be taken back after the step; models with states must know."""
 
 
 class DecodeRequests(NamedTuple):
@@ -74,6 +78,10 @@ class Batch:
     """[tiles, 2], (sequence, index of the tile's first token); it ends query_tile tokens on, or with its sequence"""
     query_tile: int
     """Most tokens of a tile."""
+    state_table: Int32Array | None = None
+    """[seqs, 1 + writes], of a model with states: column 0 is the slot that holds the state before the sequence's first
+    token, or -1: zeros; column j the slot into which the state after its j-th last token goes, or -1: nowhere. A slot
+    is in one column at most, but several sequences may read the same."""
     tops: int = 0
     """How many of the greatest logits of each row are enough, of equal ones the first; 0: all. The parts of a model do
     not exchange the others, which are then -inf. Hosts of whole models ignore it."""
@@ -116,7 +124,7 @@ class Batch:
                 return batch
             requests = [BatchRequest(i, [token], start) for i, token, start in zip(*requests, strict=True)]
         _check(requests, pager)
-        seq_ids, ids, first, rows = zip(*requests, strict=True)
+        seq_ids, ids, first, rows, undo = zip(*requests, strict=True)
         counts = list(map(len, ids))
         assert tokens is None or (tokens.shape == (sum(counts),) and tokens.dtype == mx.int32), "[tokens], int32"
         slots = pager.append_all(list(zip(seq_ids, counts, strict=True)))
@@ -141,6 +149,7 @@ class Batch:
             logit_rows=_logit_rows(rows, query_start),
             query_tiles=query_tiles,
             query_tile=query_tile,
+            state_table=None if pager.states is None else pager.states.step(seq_ids, counts, undo),
         )
 
     @classmethod
@@ -166,6 +175,7 @@ class Batch:
             logit_rows=logit_rows,
             query_tiles=query_tiles,
             query_tile=query_tile,
+            state_table=None if pager.states is None else pager.states.step(seq_ids, [1] * count, [0] * count),
         )
 
     @property
@@ -204,7 +214,7 @@ def _check(requests: Sequence[BatchRequest], pager: Pager) -> None:
     if not requests:
         raise RequestError("a batch has no requests, expected at least one")
     seen: set[int] = set()
-    for seq_id, tokens, start, rows in requests:
+    for seq_id, tokens, start, rows, _ in requests:
         if len(tokens) == 0:
             raise RequestError(f"sequence {seq_id} has no tokens in this batch, expected at least one")
         # NumPy 1 would wrap such an id silently, NumPy 2 raises OverflowError.

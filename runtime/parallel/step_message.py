@@ -11,9 +11,9 @@ import numpy as np
 
 from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.hosts.batch import MOST_TOPS, Batch, Int32Array, query_tiles_of
+from mlxr.runtime.hosts.batch import MOST_TOPS, MOST_UNDONE, Batch, Int32Array, query_tiles_of
 
-_COUNTS = 6
+_COUNTS = 7
 
 
 class StepLimits(NamedTuple):
@@ -27,6 +27,7 @@ class StepLimits(NamedTuple):
         block_size: tokens of a block of the arena.
         num_blocks: blocks of the arena.
         table: blocks of the longest sequence: columns of `Batch.block_tables`.
+        state_slots: slots of states; 0: the model keeps none.
     """
 
     tokens: int
@@ -36,6 +37,7 @@ class StepLimits(NamedTuple):
     block_size: int
     num_blocks: int
     table: int
+    state_slots: int = 0
 
     @classmethod
     def of(cls, max_tokens: int, max_rows: int, query_tile: int, arena: ArenaGeometry) -> "StepLimits":
@@ -48,12 +50,20 @@ class StepLimits(NamedTuple):
             arena.block_size,
             arena.num_blocks,
             arena.max_blocks_per_sequence,
+            getattr(arena, "num_slots", 0),
         )
+
+    @property
+    def state_columns(self) -> int:
+        """Most columns of `Batch.state_table`."""
+        return 2 + max(self.block_size, MOST_UNDONE) if self.state_slots else 0
 
     @property
     def most_bytes(self) -> int:
         """Bytes of the largest descriptor."""
         numbers = 3 * self.tokens + 2 * self.sequences + 1 + self.sequences * self.table + self.rows
+        if self.state_slots:
+            numbers += self.sequences * self.state_columns
         return 4 * (_COUNTS + numbers)
 
 
@@ -68,7 +78,11 @@ def pack_step(batch: Batch, block_size: int) -> bytes:
     columns = -(-int(batch.context_lens.max()) // block_size)
     tables = batch.block_tables[:, :columns]
     ids = () if isinstance(batch.tokens, mx.array) else (batch.tokens,)
-    counts = (batch.num_tokens, batch.num_seqs, batch.num_rows, tables.shape[1], batch.tops, not ids)
+    states = batch.state_table
+    counts = (
+        *(batch.num_tokens, batch.num_seqs, batch.num_rows, tables.shape[1]),
+        *(0 if states is None else states.shape[1], batch.tops, not ids),
+    )
     arrays = (
         np.array(counts, np.int32),
         *ids,
@@ -77,6 +91,7 @@ def pack_step(batch: Batch, block_size: int) -> bytes:
         batch.query_start,
         batch.context_lens,
         tables,
+        *(() if states is None else (states,)),
         batch.logit_rows,
     )
     return np.concatenate(arrays, axis=None, dtype=np.int32).tobytes()
@@ -96,20 +111,24 @@ def unpack_step(data: bytes | bytearray, limits: StepLimits, late_ids: Callable[
     if len(data) % 4 or len(data) < 4 * _COUNTS:
         raise HostError(f"a step's descriptor has {len(data)} bytes, expected int32 numbers, at least {_COUNTS}")
     numbers = np.frombuffer(data, np.int32)
-    tokens, sequences, rows, columns, tops, late = numbers[:_COUNTS].tolist()
-    lengths = (0 if late else tokens, tokens, tokens, sequences + 1, sequences, sequences * columns, rows)
+    tokens, sequences, rows, columns, state_columns, tops, late = numbers[:_COUNTS].tolist()
+    per_sequence = (sequences + 1, sequences, sequences * columns, sequences * state_columns)
+    lengths = (0 if late else tokens, tokens, tokens, *per_sequence, rows)
     fits = 0 < tokens <= limits.tokens and 0 < sequences <= limits.sequences and 0 <= rows <= limits.rows
     fits = fits and 0 < columns <= limits.table and 0 <= tops <= MOST_TOPS and late in (0, 1)
+    fits = fits and (2 if limits.state_slots else 0) <= state_columns <= limits.state_columns
     if not fits or sum(lengths) != len(numbers) - _COUNTS:
         raise HostError(
-            f"a step of {tokens} tokens of {sequences} sequences, {rows} rows, {columns} blocks and "
-            f"{tops} tops, ids late: {late}, in {len(numbers)} numbers is not one that this rank can run: {limits}"
+            f"a step of {tokens} tokens of {sequences} sequences, {rows} rows, {columns} blocks, "
+            f"{state_columns} columns of states and {tops} tops, ids late: {late}, in {len(numbers)} numbers "
+            f"is not one that this rank can run: {limits}"
         )
     ends = np.cumsum(lengths)[:-1].tolist()
-    ids, positions, slots, query_start, context, used, logit_rows = np.split(numbers[_COUNTS:], ends)
+    ids, positions, slots, query_start, context, used, states, logit_rows = np.split(numbers[_COUNTS:], ends)
     _check("positions", positions, columns * limits.block_size)
     _check("slots", slots, limits.num_blocks * limits.block_size)
     _check("blocks", used, limits.num_blocks)
+    _check("state slots", states, limits.state_slots, -1)
     _check("rows", logit_rows, tokens)
     _check("query starts", query_start, tokens + 1)
     if query_start[0] != 0 or query_start[-1] != tokens or (np.diff(query_start) < 1).any():
@@ -125,10 +144,11 @@ def unpack_step(data: bytes | bytearray, limits: StepLimits, late_ids: Callable[
         logit_rows=logit_rows,
         query_tiles=query_tiles_of(query_start, limits.query_tile),
         query_tile=limits.query_tile,
+        state_table=states.reshape(sequences, state_columns) if state_columns else None,
         tops=tops,
     )
 
 
-def _check(what: str, values: Int32Array, end: int) -> None:
-    if len(values) and not (values.min() >= 0 and values.max() < end):
-        raise HostError(f"{what} of a step are {values.min()} to {values.max()}, expected 0 to {end - 1}")
+def _check(what: str, values: Int32Array, end: int, begin: int = 0) -> None:
+    if len(values) and not (values.min() >= begin and values.max() < end):
+        raise HostError(f"{what} of a step are {values.min()} to {values.max()}, expected {begin} to {end - 1}")

@@ -162,7 +162,7 @@ class DraftModel:
         same, most = draft.certain, min(len(draft.tokens), len(text.tokens) - 1)  # the last token's logits are wanted
         while same < most and draft.tokens[same] == text.tokens[same]:
             same += 1
-        same = min(same, most)
+        same = self._pager.nearest(draft.seq_id, min(same, most))
         del draft.tokens[same:]
         draft.certain = same
         self._pager.truncate(draft.seq_id, same)

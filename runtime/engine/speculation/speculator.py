@@ -20,8 +20,9 @@ from mlxr.runtime.engine.speculation.draft_model import DraftModel
 from mlxr.runtime.engine.speculation.prompt_lookup import PromptLookup
 from mlxr.runtime.engine.speculation.step_costs import StepCosts
 from mlxr.runtime.engine.speculation.text import Text
+from mlxr.runtime.hosts.batch import MOST_UNDONE
 
-MOST_DRAFTED = 15
+MOST_DRAFTED = MOST_UNDONE
 """Most draft tokens of a text in a step: with the token before them they fill a matrix tile of 16 rows."""
 _FIRST_REST, _LONGEST_REST = 64, 1024
 """Tokens of a text for which a draft model rests."""

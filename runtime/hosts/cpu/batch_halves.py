@@ -18,11 +18,11 @@ def batch_halves(batch: Batch) -> tuple[Batch, Batch] | None:
         batch: of a prefill step.
 
     Returns:
-        Two batches with all tokens, in the order in which each layer must see them. None: it has too few tokens, or the
-        two would be too unequal.
+        Two batches with all tokens, in the order in which each layer must see them. None: it has too few tokens, the
+        two would be too unequal, or the second would need a state that nobody keeps.
     """
     tokens, start = batch.num_tokens, batch.query_start
-    if tokens < 2 * _FEWEST_TOKENS:
+    if tokens < 2 * _FEWEST_TOKENS or batch.state_table is not None:
         return None
     longest = int(np.argmax(np.diff(start)))
     begin, end = int(start[longest]), int(start[longest + 1])

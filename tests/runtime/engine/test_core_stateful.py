@@ -91,6 +91,8 @@ def event(**strategies):
 
 class CoreMachine(RuleBasedStateMachine):
     pipelines = False
+    spare_states = st.none()
+    """State slots beyond those that sequences need; None: the model has no states."""
 
     @initialize(
         num_blocks=st.integers(8, 24),
@@ -101,8 +103,19 @@ class CoreMachine(RuleBasedStateMachine):
         tiers=st.sampled_from(TIERS),
         hour_blocks=st.sampled_from([6, 1000, 1000]),
         worth_period=st.sampled_from([0, 0, 3]),
+        data=st.data(),
     )
-    def make(self, num_blocks, block_size, max_sequences, max_tokens, drafts, tiers, hour_blocks=1000, worth_period=0):
+    def make(
+        self, num_blocks, block_size, max_sequences, max_tokens, drafts, tiers, data, hour_blocks=1000, worth_period=0
+    ):
+        spare = data.draw(self.spare_states)
+        self.states = {}
+        if spare is not None:
+            tiers = None  # which have no states
+            self.states = {
+                "state_slots": 2 * max_sequences + spare,
+                "state_every": data.draw(st.sampled_from([0, 3, 8])),
+            }
         self.before = holdings()
         self.sizes = num_blocks, block_size, max_sequences
         self.max_tokens, self.drafts, self.tier_blocks = max_tokens, drafts, tiers
@@ -124,7 +137,12 @@ class CoreMachine(RuleBasedStateMachine):
                 **self.tier_options,
             )
         self.engine = HashEngine(
-            *self.sizes, context=32, max_tokens=self.max_tokens, pipelines=self.pipelines, tiers=self.tiers
+            *self.sizes,
+            context=32,
+            max_tokens=self.max_tokens,
+            pipelines=self.pipelines,
+            tiers=self.tiers,
+            **self.states,
         )
         self.engine.now = self.now
         self.memory = SimpleNamespace(wanted=0, is_low=False)
@@ -291,8 +309,31 @@ class PipelinedMachine(CoreMachine):
     pipelines = True
 
 
-@pytest.mark.parametrize("machine", [CoreMachine, PipelinedMachine])
-@pytest.mark.parametrize("examples", [10, pytest.param(1500, marks=pytest.mark.long)])
+class StateMachine(CoreMachine):
+    """Of a model with states, of which there are many, or so few that snapshots and guesses lack slots."""
+
+    spare_states = st.sampled_from([0, 1, 2, 20, 40])
+
+
+class PipelinedStateMachine(StateMachine):
+    pipelines = True
+
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("machine", "examples"),
+    [
+        (CoreMachine, 10),
+        (PipelinedMachine, 10),
+        (PipelinedStateMachine, 8),
+        *[
+            pytest.param(machine, 1500, marks=LONG)
+            for machine in (CoreMachine, PipelinedMachine, StateMachine, PipelinedStateMachine)
+        ],
+    ],
+)
 def test_random_requests(machine, examples):
     run_state_machine_as_test(
         machine,

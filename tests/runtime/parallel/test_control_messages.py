@@ -47,10 +47,17 @@ def test_ids_that_are_still_computed_are_not_sent() -> None:
 
 
 def test_a_batch_comes_out_as_it_went_in() -> None:
-    for before in (batch(1), batch(1, 1, 1), replace(batch(7, 1, 5), tops=40)):
+    states = np.array([[-1, 4, -1], [0, 1, 2], [5, 3, -1]], np.int32)
+    of_states = LIMITS._replace(state_slots=6)
+    for before, limits in (
+        (batch(1), LIMITS),
+        (batch(1, 1, 1), LIMITS),
+        (replace(batch(7, 1, 5), tops=40), LIMITS),
+        (replace(batch(7, 1, 5), state_table=states), of_states),
+    ):
         data = pack_step(before, 4)
         assert len(data) < 400
-        after = unpack_step(bytearray(data), LIMITS, no_ids)
+        after = unpack_step(bytearray(data), limits, no_ids)
         for name, value in vars(before).items():
             np.testing.assert_array_equal(getattr(after, name), value, err_msg=name)
 
@@ -62,6 +69,18 @@ def test_a_rank_has_query_tiles_of_its_own() -> None:
     assert after.query_tiles.tolist() == [[0, 0], [0, 2], [0, 4], [0, 6], [1, 7], [2, 8], [2, 10], [2, 12]]
 
 
+def test_states_are_those_of_the_model() -> None:
+    states = np.array([[-1, 6]], np.int32)
+    for batch_states, slots, error in (
+        (states, 6, "state slots of a step are -1 to 6, expected -1 to 5"),
+        (states, 0, "2 columns of states"),
+        (None, 6, "0 columns of states"),
+    ):
+        data = pack_step(replace(batch(3), state_table=batch_states), 4)
+        with pytest.raises(HostError, match=error):
+            unpack_step(data, LIMITS._replace(state_slots=slots), no_ids)
+
+
 @given(st.data())
 def test_damaged_descriptors_are_refused(data: st.DataObject) -> None:
     whole = pack_step(batch(7, 1, 5), 4)
@@ -69,7 +88,7 @@ def test_damaged_descriptors_are_refused(data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(numbers) - 1))
     numbers[place] = data.draw(st.sampled_from([-1, 2**31 - 1, -(2**31), 10**6]))
     for damaged in (numbers.tobytes(), whole[: data.draw(st.integers(0, len(whole) - 1))], whole + b"\0\0\0\0"):
-        if len(damaged) != len(whole) or place not in range(6, 6 + 13):  # any number may be a token's id
+        if len(damaged) != len(whole) or place not in range(7, 7 + 13):  # any number may be a token's id
             with pytest.raises(HostError):
                 unpack_step(damaged, LIMITS, lambda count: mx.zeros((count,), mx.int32))
 

@@ -3,6 +3,9 @@
 A slot holds what K and V of a token depend on: a hash of this token and of all before it. So a wrong block table, a
 missing copy, a block that is found too early or restored wrongly shows as a wrong token. `answer_alone` computes what a
 request must get, without an engine.
+
+With state slots, its logits depend also on a state that is carried from token to token, and written only where
+`Batch.state_table` says: so a wrong slot, a snapshot of other tokens, or a guess that was not undone shows, too.
 """
 
 from collections import Counter, deque
@@ -15,6 +18,7 @@ import numpy as np
 
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.cache.sequence_states import SequenceStates
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.core import EngineCore
@@ -33,10 +37,16 @@ def _after(state: int, token: int) -> int:
     return ((state ^ token) * _FACTOR + _ADDEND) % 2**64
 
 
-def _logits(states: np.ndarray) -> np.ndarray:
-    """Logits after a token, from the slots of all tokens up to it: [vocab], f32."""
+def _carried(state: int, token: int) -> int:
+    """The state after a token, from the one before it."""
+    return ((state + token + 1) * _FACTOR) % 2**64
+
+
+def _logits(states: np.ndarray, carried: int = 0) -> np.ndarray:
+    """Logits after a token, from the slots of all tokens up to it and, of a model with states, its state: [vocab]."""
     weights = np.arange(1, 2 * len(states) + 1, 2, dtype=np.uint64)
-    bits = (states * weights).sum(dtype=np.uint64) + np.arange(VOCAB, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    total = np.uint64((int((states * weights).sum(dtype=np.uint64)) + carried) % 2**64)
+    bits = total + np.arange(VOCAB, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     return (4 * ((bits ^ (bits >> np.uint64(27))) >> np.uint64(40)) / 2**24).astype(np.float32)
 
@@ -56,18 +66,25 @@ def rows_alone(prompt: Sequence[int]) -> np.ndarray:
 
 
 def answer_alone(
-    prompt: Sequence[int], sampling: Sampling, sample: int = 0, context: int = 10**9, *, on_device: bool = False
+    prompt: Sequence[int],
+    sampling: Sampling,
+    sample: int = 0,
+    context: int = 10**9,
+    *,
+    on_device: bool = False,
+    has_state: bool = False,
 ) -> list[int]:
     """The tokens of an answer that no end-of-sequence token ends.
 
     On the device, sums of probabilities are f32: a random number on the border of two tokens may choose the other one.
     """
-    sampler, states = Sampler(sampling, sample, prompt), [0]
+    sampler, states, carried = Sampler(sampling, sample, prompt), [0], 0
     for token in prompt:
         states.append(_after(states[-1], token))
+        carried = _carried(carried, token)
     answer: list[int] = []
     for position in range(min(sampling.max_tokens or context, context - len(prompt))):
-        logits = _logits(np.array(states[1:], np.uint64))
+        logits = _logits(np.array(states[1:], np.uint64), carried if has_state else 0)
         row = Row(sampler, position, None)
         if on_device:
             token = int(sample_on_device(mx.array(logits[None]), [row]).tokens.item())
@@ -76,6 +93,7 @@ def answer_alone(
         sampler.accept(token)
         answer.append(token)
         states.append(_after(states[-1], token))
+        carried = _carried(carried, token)
     return answer
 
 
@@ -95,12 +113,13 @@ class HashHost:
     name, artifact, program, threads, notes, builds_late = "hash", None, None, None, (), False
     gathers_tops = False
 
-    def __init__(self, geometry: Any, max_tokens: int, *, pipelines: bool = False) -> None:
+    def __init__(self, geometry: Any, max_tokens: int, *, pipelines: bool = False, state_slots: int = 0) -> None:
         self.plan: Any = SimpleNamespace(
             arena=geometry, max_tokens=max_tokens, max_rows=max_tokens, query_tile=4, vocab_size=VOCAB
         )
         self.size = geometry.block_size
         self.slots = np.zeros(geometry.num_blocks * self.size, np.uint64)
+        self.states = [0] * state_slots
         self.arena = SimpleNamespace(token=mx.zeros((1,)), geometry=geometry, takes_pages=False)
         self.pipelines = pipelines
         self.faults: deque[str | None] = deque()
@@ -123,11 +142,15 @@ class HashHost:
         self._breaks = fault == "read" and (self.pipelines or bool(batch.num_rows))
         if fault is not None:
             self.slots[batch.slots] = 13
+            if batch.state_table is not None:
+                for slot in batch.state_table[:, 1:].ravel().tolist():
+                    self.states[slot] = 11 if slot >= 0 else self.states[slot]
             if not self._breaks:
                 raise HostError("the step failed at its launch")
         tokens, rows = np.array(batch.tokens).tolist(), []
         assert len(set(batch.slots.tolist())) == len(tokens), "no slot is written twice"
         self.steps.append(np.diff(batch.query_start).tolist())
+        carried = self._carry(batch, tokens)
         for sequence, length in enumerate(batch.context_lens.tolist()):
             begin, end = batch.query_start[sequence : sequence + 2].tolist()
             blocks = batch.block_tables[sequence][: -(-length // self.size)]
@@ -139,13 +162,35 @@ class HashHost:
                 self.slots[slots[position]] = _after(before, tokens[i]) if not self._breaks else 17
             for row in batch.logit_rows.tolist():
                 if begin <= row < end:
-                    rows.append(_logits(self.slots[slots[: length - end + row + 1]]))
+                    rows.append(_logits(self.slots[slots[: length - end + row + 1]], carried[row]))
         logits = np.array(rows, np.float32).reshape(-1, VOCAB)
         if self.pipelines:
             return mx.array(logits)
         if self._breaks:
             self._broken = [logits]
         return logits
+
+    def _carry(self, batch: Batch, tokens: Sequence[int]) -> list[int]:
+        """The state after each token, 0 for a model without states; writes those that the step keeps."""
+        if not self.states:
+            assert batch.state_table is None
+            return [0] * len(tokens)
+        assert batch.state_table is not None and batch.state_table.dtype == np.int32
+        table, query_start, carried = batch.state_table.tolist(), batch.query_start.tolist(), list[int]()
+        written = [slot for row in table for slot in row[1:] if slot >= 0]
+        assert len(written) == len({*written} - {row[0] for row in table}), "no slot is written twice, or also read"
+        before = [self.states[row[0]] if row[0] >= 0 else 0 for row in table]
+        for row, state, position, begin, end in zip(
+            table, before, batch.positions[query_start[:-1]].tolist(), query_start, query_start[1:], strict=False
+        ):
+            assert (row[0] < 0) == (not position) and row[1] >= 0, "there is a state after each token but the first"
+            for token in tokens[begin:end]:
+                carried.append(state := _carried(state, token))
+            for column, slot in enumerate(row[1:], 1):
+                if slot >= 0:
+                    assert column <= end - begin, "the step writes states after its own tokens"
+                    self.states[slot] = carried[end - column] if not self._breaks else 23
+        return carried
 
     def start(self, *results: mx.array) -> None:
         if self._breaks:
@@ -220,6 +265,8 @@ class HashEngine:
         pipelines: bool = False,
         tiers: BlockTiers | None = None,
         make_host: Callable[..., Any] = HashHost,
+        state_slots: int = 0,
+        state_every: int = 0,
     ) -> None:
         self.geometry: Any = SimpleNamespace(
             num_blocks=num_blocks,
@@ -229,8 +276,11 @@ class HashEngine:
             max_blocks_per_sequence=-(-context // block_size),
             mode="paged",
         )
-        self.host = make_host(self.geometry, max_tokens, pipelines=pipelines)
+        options = {"state_slots": state_slots} if state_slots else {}
+        self.host = make_host(self.geometry, max_tokens, pipelines=pipelines, **options)
         self.pager = Pager.from_geometry(self.geometry, record_evictions=tiers is not None)
+        if state_slots:
+            self.pager.states = SequenceStates(state_slots, max_sequences, block_size, state_every)
         self.now = 0.0
         self.core = EngineCore(self.host, self.pager, tiers, clock=lambda: self.now)  # type: ignore[arg-type]
         measured = self.core._times.measured
@@ -265,7 +315,8 @@ class HashEngine:
         """What a request must get."""
         prompt, sampling = request.tokens[: request.prompt_length], request.sampler.sampling
         sample, on_device = request.index % sampling.n, self.host.pipelines
-        return answer_alone(prompt, sampling, sample, self.geometry.context, on_device=on_device)
+        context, has_state = self.geometry.context, self.pager.states is not None
+        return answer_alone(prompt, sampling, sample, context, on_device=on_device, has_state=has_state)
 
     def run(self, most: int = 10_000) -> int:
         """Runs steps until there is no request left; returns how many."""
