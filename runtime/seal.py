@@ -1,7 +1,8 @@
 """Takes from this process what it needs no more: files, sockets, other processes. It imports nothing of MLXR.
 
 On Linux, a filter of system calls (seccomp) lets only those pass that compute, allocate, and use what is open already;
-others fail with EPERM. It holds until the process ends, whatever code runs in it.
+others fail with EPERM. It holds for all threads until the process ends, whatever code runs in it. No thread can be
+started afterwards.
 """
 
 import ctypes
@@ -37,7 +38,9 @@ _CALLS = {
 """For each machine its number in AUDIT_ARCH, and the calls that pass; without prlimit64, no limit can be raised."""
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # BPF: BPF_LD|BPF_W|BPF_ABS, BPF_JMP|BPF_JEQ|BPF_K, BPF_RET|BPF_K
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
-_NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2  # of prctl
+_NO_NEW_PRIVILEGES = 38  # of prctl
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_FILTER, _ALL_THREADS = 1, 1  # SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC
 
 
 class _Program(ctypes.Structure):
@@ -61,6 +64,7 @@ def seal() -> str:
     library = ctypes.CDLL(None, use_errno=True)
     if library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
         return f"prctl: {errno.errorcode.get(ctypes.get_errno())}"
-    if library.prctl(_SECCOMP, _FILTER, ctypes.byref(_Program(len(steps), code)), 0, 0):
+    program = ctypes.byref(_Program(len(steps), code))
+    if library.syscall(_SECCOMP[platform.machine()], _FILTER, _ALL_THREADS, program):
         return f"seccomp: {errno.errorcode.get(ctypes.get_errno())}"
     return ""

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from mlxr.runtime.engine.constraint import grammar_worker
 from mlxr.runtime.limited_process import LimitedProcess
 from mlxr.runtime.tokenizer import template_worker
 
 SCRIPT = """
-import os, socket, subprocess
+import os, queue, socket, threading
 
 IS_SEALED = {sealed}
 
@@ -22,7 +23,22 @@ def tried(action):
     return "done"
 
 def answerer():
-    return lambda question: {{
+    asked, answered = queue.Queue(), queue.Queue()
+
+    def answers():
+        while True:
+            answered.put(tried_all(asked.get()))
+
+    threading.Thread(target=answers, daemon=True).start()
+
+    def in_the_thread(question):
+        asked.put(question)
+        return answered.get()
+
+    return in_the_thread if {in_thread} else tried_all
+
+def tried_all(question):
+    return {{
         "read": tried(lambda: open({path!r})),
         "write": tried(lambda: open({path!r} + "2", "w")),
         "list": tried(lambda: os.listdir({folder!r})),
@@ -39,12 +55,13 @@ def answerer():
 @pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"), reason="has no filter of system calls"
 )
-@pytest.mark.parametrize("sealed", [True, False])
-def test_a_sealed_process_opens_nothing(tmp_path: Path, sealed: bool) -> None:
+@pytest.mark.parametrize(("sealed", "in_thread"), [(True, False), (True, True), (False, False)])
+def test_a_sealed_process_opens_nothing(tmp_path: Path, sealed: bool, in_thread: bool) -> None:
+    """In no thread, those that were there before included."""
     path = tmp_path / "file"
     path.touch()
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(sealed=sealed, path=str(path), folder=str(tmp_path)))
+    script.write_text(SCRIPT.format(sealed=sealed, in_thread=in_thread, path=str(path), folder=str(tmp_path)))
     process = LimitedProcess(script, memory_bytes=1 << 30, cpu_seconds=5)
     told = process.ask({}, 30)
     process.close()
@@ -66,3 +83,18 @@ def test_templates_run_sealed() -> None:
         assert process.ask(base | {"template": template}, 30) == expected
     process.close()
     assert template_worker.IS_SEALED
+
+
+def test_grammars_are_tried_sealed() -> None:
+    """With all that the library needs: what is right, wrong, and beyond its limits."""
+    process = LimitedProcess(grammar_worker.__file__, memory_bytes=1 << 30, cpu_seconds=5)
+    for grammar, expected in (
+        ('start: "a" | /[a-z]+/', ""),
+        ('start: %json {"type": "object", "properties": {"a": {"type": "string", "format": "date"}}}', ""),
+        ("start: b", "unknown name"),
+        (f'start: "{"a" * 20_000}"', "all texts begin with the same"),
+    ):
+        error = process.ask({"grammar": grammar, "limits": {}}, 30)["error"]
+        assert expected in error and bool(error) == bool(expected), (grammar[:100], error)
+    process.close()
+    assert grammar_worker.IS_SEALED

@@ -1,17 +1,20 @@
 """Tries grammars, as the script of a `LimitedProcess`. It imports nothing of MLXR.
 
 llguidance has limits of its own, but some short grammars keep it busy for ever, and long chains of rules overflow the
-stack. What compiles here, with a small stack, certainly compiles in a thread of MLXR.
+stack. What compiles here, with a small stack, certainly compiles in a thread of MLXR. The process opens no file and no
+socket, where the system can see to it, should the library have a hole.
 
 Question: `{"grammar", "limits"}`; answer: `{"error"}`, which is empty if all is well.
 """
 
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import llguidance
 
+IS_SEALED = True
 _MOST_FORCED_BYTES = 16 << 10
 _STACK_BYTES = 2 << 20
 """A quarter of what threads have on Linux, an eighth of what those of Python have on macOS."""
@@ -21,22 +24,16 @@ def answerer() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     """The function that answers questions."""
     tokenizer = llguidance.LLTokenizer("byte")
 
-    def answer(question: Mapping[str, Any]) -> dict[str, Any]:
-        errors: list[str] = []
-
-        def attempt() -> None:
-            try:
-                errors.append(_error_of(tokenizer, question["grammar"], question["limits"]))
-            except BaseException as error:  # the library's own panics are no Exceptions
-                errors.append(f"{type(error).__name__}: {error}")
-
-        thread = threading.Thread(target=attempt)
-        thread.start()
-        thread.join()
-        return {"error": errors[0]}
+    def attempt(question: Mapping[str, Any]) -> str:
+        try:
+            return _error_of(tokenizer, question["grammar"], question["limits"])
+        except BaseException as error:  # the library's own panics are no Exceptions
+            return f"{type(error).__name__}: {error}"
 
     threading.stack_size(_STACK_BYTES)
-    return answer
+    thread = ThreadPoolExecutor(1)
+    thread.submit(int).result()  # it starts: a sealed process cannot start one
+    return lambda question: {"error": thread.submit(attempt, question).result()}
 
 
 def _error_of(tokenizer: llguidance.LLTokenizer, grammar: str, limits: Mapping[str, Any]) -> str:
