@@ -17,6 +17,9 @@ from mlxr.runtime.tokenizer.template_names import ASKED, ReadNames
 MOST_BYTES = 512 << 20
 MOST_CHARACTERS = 4 << 20
 """That a template may write besides what it was given, which it may write twice."""
+MOST_GIVEN = 16 << 20
+"""Characters that a template may be given, with what keeps names of control tokens apart. They are written in one
+call."""
 CPU_SECONDS = 2
 WALL_SECONDS = 20.0
 
@@ -134,7 +137,13 @@ class ChatTemplate:
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]) -> str:
         known = {"tools": None, "documents": None} | self._tokens | dict(variables)
         known |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
-        most = MOST_CHARACTERS + 2 * _characters([list(messages), variables])
+        given = _characters([list(messages), variables])
+        if given > MOST_GIVEN:
+            raise ChatTemplateError(
+                f"chat template of {self.source}: a conversation of {given} characters, what keeps names of control "
+                f"tokens apart included, and at most {MOST_GIVEN} are taken: send less"
+            )
+        most = MOST_CHARACTERS + 2 * given
         answer = self._ask({"template": self.program(known), "variables": known, "most_characters": most})
         if "text" in answer:
             rendered: str = answer["text"]

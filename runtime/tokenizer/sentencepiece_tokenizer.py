@@ -17,6 +17,8 @@ from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
 # A status code, and perhaps a line of the library's source.
 _INTERNAL = re.compile(r"^[A-Z_]+: (src/.*)?", re.DOTALL)
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in pieces
+_AT_ONCE = 1 << 16
+"""Characters of a text whose ids are made in one call, and ids of a longer one: other threads can run in between."""
 
 
 class SentencepieceTokenizer(Tokenizer):
@@ -111,7 +113,7 @@ class SentencepieceTokenizer(Tokenizer):
         # Each text between tokens is encoded by itself, with a space before it if the model adds one to a text: most
         # models that use such files were trained like this.
         for index, part in enumerate(parts):
-            ids += [part] if isinstance(part, int) else (self._inner if index else self._model).encode(part)
+            ids += [part] if isinstance(part, int) else _ids_of(self._inner if index else self._model, part)
         if self._has_more:
             unknown = [i for i in (self._model.unk_id(),) if i < self.vocab_size]
             ids = [own for i in ids for own in ([i] if i < self.vocab_size else unknown)]
@@ -175,3 +177,14 @@ class SentencepieceTokenizer(Tokenizer):
 
     def _is_text(self, token_id: int) -> bool:
         return not (self.is_control(token_id) or self.is_unknown(token_id) or self._model.is_byte(token_id))
+
+
+def _ids_of(model: SentencePieceProcessor, text: str) -> list[int]:
+    """The ids of a text. While the library looks for pieces other threads run, but not while it makes a list."""
+    if len(text) <= _AT_ONCE:
+        short: list[int] = model.encode(text)
+        return short
+    array, ids = model.encode(text, return_type="numpy"), list[int]()
+    for start in range(0, len(array), _AT_ONCE):
+        ids += array[start : start + _AT_ONCE].tolist()
+    return ids

@@ -1,21 +1,37 @@
 """Large requests: they are read beside the loop, in pieces, to the same values as small ones."""
 
+import asyncio
 import json
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from mlxr.runtime.tokenizer import library_tokenizer
+from mlxr.compiler.errors import ChatTemplateError, RequestError
+from mlxr.runtime.tokenizer import chat_template, library_tokenizer, sentencepiece_tokenizer
+from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.library_tokenizer import LibraryTokenizer
+from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
 from mlxr.server import large_body_route
+from mlxr.server.anthropic.messages_request import MessagesRequest
+from mlxr.server.chat import control_names
+from mlxr.server.chat.control_names import ControlNames
 from mlxr.server.errors import ApiError
-from mlxr.server.large_body_route import read_json, structure, written_in_pieces
+from mlxr.server.fields import ApiModel
+from mlxr.server.large_body_route import JsonBytes, read_json, structure, written_in_pieces
+from mlxr.server.ollama import chat as ollama
+from mlxr.server.openai import chat
+from mlxr.server.openai import chat_request as openai
+from mlxr.server.openai.completions import CompletionRequest
+from mlxr.server.openai.responses_request import ResponsesRequest
+from mlxr.server.tokens import DetokenizeRequest
 from mlxr_tests.running_server import RunningServer
-from mlxr_tests.vocabularies import byte_level, metaspace
+from mlxr_tests.vocabularies import byte_level, metaspace, sentencepiece_model
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -63,15 +79,65 @@ def test_a_body_has_a_most_of_containers(monkeypatch: pytest.MonkeyPatch) -> Non
         read_json(b"[" + b"{}," * 10 + b"1]", MANY)
 
 
+@pytest.mark.parametrize(
+    ("limit", "fits", "told"),
+    [
+        ("MOST_VALUES", b'[[1, 2, 3, 4], {"a": 5}, 6, 7, 8]', "more than 10 values"),
+        ("MOST_MEMBERS", b"{%s}" % b",".join([b'"a": 1'] * 10), "an object of the body has more than 10 members"),
+    ],
+)
+def test_a_body_has_a_most_of_values(limit: str, fits: bytes, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that an object has twice count, too: all of them are read."""
+    monkeypatch.setattr(large_body_route, limit, 10)
+    assert read_json(fits, MANY) == json.loads(fits)
+    with pytest.raises(ApiError, match=told):
+        read_json(fits[:-1] + (b', "a": 1}' if fits.endswith(b"}") else b", 9]"), MANY)
+
+
+@pytest.mark.parametrize(
+    ("request_type", "body"),
+    [
+        (DetokenizeRequest, {"tokens": [""] * 1000}),
+        (DetokenizeRequest, {"tokens": [1]} | dict.fromkeys(map(str, range(1000)), 0)),
+        (CompletionRequest, {"model": "m", "prompt": "a", "logit_bias": dict.fromkeys(map(str, range(1000)), "b")}),
+        (CompletionRequest, {"model": "m", "prompt": [[1.5] * 1000] * 1000}),
+        (openai.ChatRequest, {"model": "m", "messages": [{"a": 1}] * 1000}),
+        (openai.ChatRequest, {"model": "m", "messages": [{"role": "user", "content": [{"type": "a"}] * 1000}]}),
+        (ollama.ChatRequest, {"model": "m", "messages": [{"a": 1}] * 1000}),
+        (MessagesRequest, {"model": "m", "max_tokens": 1, "messages": [{"a": 1}] * 1000}),
+        (ResponsesRequest, {"model": "m", "input": [{"a": 1}] * 1000}),
+    ],
+)
+def test_of_many_errors_few_are_collected(request_type: type[ApiModel], body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as raised:
+        request_type.model_validate(body)
+    assert 1 <= raised.value.error_count() < 10
+
+
+def test_a_long_answer_is_sent_in_pieces() -> None:
+    data, sent = bytes(range(256)) * 10_000, list[Any]()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    asyncio.run(JsonBytes(data)({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send))
+    assert (b"content-length", b"2560000") in sent[0]["headers"]
+    assert b"".join(message["body"] for message in sent[1:]) == data
+    assert max(len(message["body"]) for message in sent[1:]) == 1 << 20
+
+
 def test_where_requests_are_read(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small one in the loop; a large one, right or wrong, in another thread, with the same answer."""
     threads: list[threading.Thread] = []
 
-    def read(*given: Any) -> Any:
+    def read(*given: Any, job_of: bool = False) -> Any:
         threads.append(threading.current_thread())
-        return plain(*given)
+        return plain_job(*given) if job_of else plain(*given)
 
-    plain = large_body_route.read_json
+    plain, plain_job = large_body_route.read_json, chat.job_of
     monkeypatch.setattr(large_body_route, "read_json", read)
     small = {"model": "tiny", "tokens": [1, 2, 3]}
     assert server.http.post("/detokenize", json=small).status_code == 200 and not threads
@@ -85,10 +151,11 @@ def test_where_requests_are_read(server: RunningServer, monkeypatch: pytest.Monk
     cut = json.dumps(large).encode()[:-1]
     answer = server.http.post("/detokenize", content=cut, headers={"content-type": "application/json"})
     assert answer.status_code == 400 and "the body is not JSON: Expecting" in answer.json()["error"]["message"]
+    monkeypatch.setattr(chat, "job_of", lambda body: read(body, job_of=True))
     ignored = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}] * 4000, "user": "x", "store": True}
     answer = server.http.post("/v1/chat/completions", json=ignored)
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
-    assert len(threads) == 4
+    assert len(threads) == 5 and not any(thread is server.do(threading.current_thread) for thread in threads)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat", "/v1/responses"])
@@ -103,7 +170,7 @@ def test_conversations_have_a_most_of_messages(server: RunningServer, path: str)
     ("path", "body", "most"),
     [
         ("/tokenize", {"prompt": "a" * ((4 << 20) + 1)}, "at most 4194304 characters"),
-        ("/detokenize", {"tokens": [1] * ((1 << 20) + 1)}, "at most 1048576 items"),
+        ("/detokenize", {"tokens": [1] * ((1 << 19) + 1)}, "at most 524288 items"),
     ],
 )
 def test_texts_to_count_have_a_longest_length(
@@ -111,6 +178,48 @@ def test_texts_to_count_have_a_longest_length(
 ) -> None:
     answer = server.http.post(path, json=body | {"model": "tiny"})
     assert answer.status_code == 400 and most in answer.text
+
+
+def test_ids_of_long_texts_of_sentencepiece_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    class Ids(np.ndarray[Any, Any]):
+        def tolist(self) -> Any:
+            sizes.append(len(self))
+            return super().tolist()
+
+    def encode(text: str, **more: Any) -> Any:
+        ids = plain(text, **more)
+        return ids.view(Ids) if more else sizes.append(len(ids)) or ids
+
+    tokenizer = SentencepieceTokenizer(sentencepiece_model(), "made")
+    text = "it was late, and the fox had gone home"
+    expected = tokenizer.encode(text)
+    plain = tokenizer._model.encode
+    monkeypatch.setattr(tokenizer._model, "encode", encode)
+    monkeypatch.setattr(sentencepiece_tokenizer, "_AT_ONCE", 10)
+    assert tokenizer.encode(text) == expected
+    assert len(sizes) > 1 and max(sizes) == 10
+
+
+def test_names_are_found_wherever_a_long_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ControlNames(["<|end|>", "<s>"])
+    monkeypatch.setattr(control_names, "_AT_ONCE", 5)
+    for before in range(12):
+        for name in ("<|end|>", "<s>"):
+            text = "a" * before + name + "b" * 7
+            marked = names.marked(text)
+            assert name not in marked and names.unmarked(marked) == text
+    monkeypatch.setattr(control_names, "_MOST_NAMES", 10)
+    names.marked("<s> " * 9)
+    with pytest.raises(RequestError, match="a text has 10 names of control tokens or more"):
+        names.marked("<s> " * 11)
+
+
+def test_a_template_is_given_a_most_of_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MOST_GIVEN", 10)
+    with pytest.raises(ChatTemplateError, match=r"a conversation of 15 characters.* at most 10"):
+        ChatTemplate("", "made").render_as_is([{"role": "", "content": "abcd"}])
 
 
 @pytest.mark.parametrize("make", [lambda: byte_level("words"), metaspace], ids=["byte level", "metaspace"])

@@ -12,13 +12,26 @@ What would change the answer's text and cannot be done is refused. What speaks t
 import re
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    GetCoreSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 from mlxr.server.errors import ApiError
 from mlxr.server.request_record import note_warning
 
 MOST_MESSAGES = 16_384
 """Of a conversation. What is done with each of them adds up to a time in which nobody else is answered."""
+
+
+_MOST_UNKNOWN = 100
+"""Fields that an object may have besides its own, and each is looked at."""
 
 
 class _WithoutEffect:
@@ -39,8 +52,22 @@ _ASKS_NOTHING: tuple[Any, ...] = (None, False, "", "auto", "default", [], {})
 """Values of such fields that ask the service for nothing."""
 
 
+def _fail_fast(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _fail_fast(part)
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            _fail_fast(part)
+
+
 class ApiModel(BaseModel):
-    """A request, or a part of one: nothing that it does not declare is accepted, and no value is converted."""
+    """A request, or a part of one: nothing that it does not declare is accepted, and no value is converted.
+
+    Of many errors only the first is told, so no more are collected: a million of them would take minutes.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -58,6 +85,13 @@ class ApiModel(BaseModel):
             if any(isinstance(mark, _NotServed) for mark in info.metadata)
         }
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Has lists stop at the first item that is wrong."""
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
+
     @model_validator(mode="after")
     def _warned(self) -> Self:
         for name, told in self._not_served.items():
@@ -71,7 +105,18 @@ class ApiModel(BaseModel):
         """Clients send null, or what is empty, for what they leave out, fields that are refused among it."""
         for place in cls.refused:
             value = _without_null(value, place)
+        if isinstance(value, dict) and len(value) > len(cls.model_fields) + _MOST_UNKNOWN:
+            known = {info.alias or name for name, info in cls.model_fields.items()}
+            unknown = next(name for name in value if name not in known)
+            value = {name: part for name, part in value.items() if name in known or name == unknown}
         return value
+
+
+def first_wrong(value: object) -> object:
+    """Of a dict of numbers only one that is none, if there is one: only the first error is told."""
+    if isinstance(value, dict):
+        return next(({name: part} for name, part in value.items() if type(part) not in (int, float)), value)
+    return value
 
 
 TEXT_OR_LIST = Discriminator(lambda value: "str" if isinstance(value, str) else "[list]")

@@ -18,7 +18,7 @@ from mlxr.server.documents.answers import answers
 from mlxr.server.documents.openai_answers import Text, TokenizerInfo, Tokens
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.fields import MOST_MESSAGES, ApiModel
-from mlxr.server.large_body_route import JsonBytes, LargeBodyRoute, written_in_pieces
+from mlxr.server.large_body_route import JsonBytes, LargeBodyRoute, made, written_in_pieces
 from mlxr.server.openai.chat_request import Message, check_prompt_end, told_message
 from mlxr.server.openai.chat_tools import Tool, kit_of
 from mlxr.server.pool.served_model import LoadedModel
@@ -27,7 +27,7 @@ from mlxr.server.state import ServerState
 router = APIRouter(route_class=LargeBodyRoute)
 _LONGEST_NAME = 64
 """Of a control token, in characters."""
-_MOST_CHARACTERS, _MOST_TOKENS = 4 << 20, 1 << 20
+_MOST_CHARACTERS, _MOST_TOKENS = 4 << 20, 1 << 19
 """Of a text: a library gives the ids of longer ones in a call that stops everybody else for long."""
 
 
@@ -68,16 +68,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
             ids = await asyncio.to_thread(_ids, tokenizer, body.prompt, body.add_special_tokens is not False)
         else:
             check_prompt_end(body.add_generation_prompt, body.continue_final_message)
-            messages = tuple(told_message(i, message) for i, message in enumerate(body.messages or ()))
-            job = ChatJob(
-                messages,
-                Sampling(),
-                kit_of(body.tools).functions(),
-                variables=body.chat_template_kwargs or {},
-                continue_final=body.continue_final_message or False,
-                begins_answer=body.add_generation_prompt is not False,
-            )
-            ids = await model.format.prompt(job)
+            ids = await model.format.prompt(await made(request, lambda: _job(body)))
         told: dict[str, Any] = {"count": len(ids), "max_model_len": model.context, "tokens": ids}
 
         def written() -> bytes:
@@ -86,6 +77,17 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
             return written_in_pieces(told)
 
         return JsonBytes(await asyncio.to_thread(written))
+
+
+def _job(body: TokenizeRequest) -> ChatJob:
+    return ChatJob(
+        tuple(told_message(i, message) for i, message in enumerate(body.messages or ())),
+        Sampling(),
+        kit_of(body.tools).functions(),
+        variables=body.chat_template_kwargs or {},
+        continue_final=body.continue_final_message or False,
+        begins_answer=body.add_generation_prompt is not False,
+    )
 
 
 def _ids(tokenizer: Tokenizer, text: str, add_special: bool) -> list[int]:

@@ -18,7 +18,7 @@ from mlxr.server.chat.delta import Delta
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import TokenCount, WholeMessage
 from mlxr.server.errors import anthropic_body
-from mlxr.server.large_body_route import LargeBodyRoute
+from mlxr.server.large_body_route import LargeBodyRoute, made
 from mlxr.server.openai.json_text import dumped
 from mlxr.server.request_record import noted_warnings
 from mlxr.server.sse import Stream, unless_gone
@@ -33,7 +33,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     """Answers a conversation."""
     state = ServerState.of(request)
     state.pool.find(body.model)
-    job = job_of(body)
+    job = await made(request, lambda: job_of(body))
     if body.stream:
         return Stream(
             _stream(state, body, job),
@@ -49,7 +49,7 @@ async def count_tokens(body: Conversation, request: Request) -> dict[str, Any]:
     """How many tokens a conversation has, up to where the answer begins."""
     state = ServerState.of(request)
     state.pool.find(body.model)
-    job = job_of(body)
+    job = await made(request, lambda: job_of(body))
     async with state.pool.use(body.model) as model:
         return {"input_tokens": len(await model.format.prompt(job)), **noted_warnings()}
 

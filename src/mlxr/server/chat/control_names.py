@@ -10,7 +10,12 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from mlxr.compiler.errors import RequestError
 from mlxr.runtime.tokenizer.names_pattern import names_pattern
+
+_AT_ONCE = 1 << 20
+_MOST_NAMES = 100_000
+"""In a text. What is put into each makes it longer."""
 
 
 class ControlNames:
@@ -48,6 +53,9 @@ class ControlNames:
 
         A text that ends as a name begins, or begins as one ends, gets a mark there: the text beside it could make the
         name whole.
+
+        Raises:
+            RequestError: a text has 100,000 names.
         """
         if isinstance(value, str):
             return self._marked(value, self._all)
@@ -64,8 +72,10 @@ class ControlNames:
         return [self.unmarked(part) for part in self._all.split(text)]
 
     def _marked(self, text: str, pattern: re.Pattern[str]) -> str:
-        while pattern.search(text):  # in what is left of a name there may be another
-            text = pattern.sub(lambda match: match[0][0] + self._mark + match[0][1:], text)
+        while _has(pattern, text, self._longest):  # in what is left of a name there may be another
+            text, count = pattern.subn(lambda match: match[0][0] + self._mark + match[0][1:], text, count=_MOST_NAMES)
+            if count == _MOST_NAMES:
+                raise RequestError(f"a text has {count} names of control tokens or more: send less")
         inner = text.strip()  # a template may trim it
         begins = inner[: self._longest]
         if any(begins[:size] in self._ends for size in _sizes(begins, self._last_signs)):
@@ -75,6 +85,11 @@ class ControlNames:
         if any(ends[-size:] in self._beginnings for size in _sizes(ends, self._first_signs)):
             text = text.replace(inner, inner + self._mark, 1)
         return text
+
+
+def _has(pattern: re.Pattern[str], text: str, longest: int) -> bool:
+    """Whether a text has a match of at most `longest` characters. Other threads can run between the searches."""
+    return any(pattern.search(text, start, start + _AT_ONCE + longest) for start in range(0, len(text), _AT_ONCE))
 
 
 def _sizes(text: str, signs: Collection[str]) -> Sequence[int]:

@@ -12,6 +12,7 @@ from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import OllamaChat
 from mlxr.server.errors import bad_field
 from mlxr.server.fields import MOST_MESSAGES, ApiModel, WithoutEffect
+from mlxr.server.large_body_route import made
 from mlxr.server.ollama.answers import Ask, Part, answered, loaded_or_not
 from mlxr.server.ollama.json_route import JsonRoute
 from mlxr.server.ollama.keep_alive import KeepAlive
@@ -127,7 +128,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     """Answers a conversation; without messages it loads the model, or unloads it if keep_alive is 0."""
     state = ServerState.of(request)
     body.check()
-    job = _job(body) if body.messages else None
+    job = await made(request, lambda: _job(body)) if body.messages else None
     if job is None:
         return await loaded_or_not(Ask(state, body.model, body.keep_alive, body.options, _no_pieces, _shown))
     ask = Ask(state, body.model, body.keep_alive, body.options, lambda model: answer(model, job), _shown)

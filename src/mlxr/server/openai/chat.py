@@ -18,7 +18,7 @@ from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, Too
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.openai_answers import ChatCompletion
 from mlxr.server.errors import openai_body
-from mlxr.server.large_body_route import LargeBodyRoute
+from mlxr.server.large_body_route import LargeBodyRoute, made
 from mlxr.server.openai.chat_request import ChatRequest, job_of
 from mlxr.server.openai.chat_tools import CustomDeltas, kit_of, whole_call
 from mlxr.server.openai.client_tool import ToolKit
@@ -39,7 +39,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answers a conversation."""
     state = ServerState.of(request)
     state.pool.find(body.model)
-    job = job_of(body)
+    job = await made(request, lambda: job_of(body))
     state.settings.check_answers(job.sampling.n)
     if body.stream:
         pieces = _stream(state, body, job)

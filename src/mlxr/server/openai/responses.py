@@ -18,7 +18,7 @@ from mlxr.server.documents.openai_answers import DeletedResponse, InputTokens, R
 from mlxr.server.documents.openai_answers import Response as WholeResponse
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.escaped_json import EscapedJson
-from mlxr.server.large_body_route import LargeBodyRoute
+from mlxr.server.large_body_route import LargeBodyRoute, made
 from mlxr.server.openai.kept_responses import owner_of
 from mlxr.server.openai.response_events import GrowingResponse
 from mlxr.server.openai.responses_items import Item, MessageItem, ReferenceItem, listed_items
@@ -41,7 +41,7 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     own = await _own_items(state, body, request)
     full = body.model_copy(update={"input": [*await _earlier(state, body, request), *own]})
     kit = toolkit_of(full)
-    job, growing = job_of(full, kit), GrowingResponse(body, kit)
+    job, growing = await made(request, lambda: job_of(full, kit)), GrowingResponse(body, kit)
     if body.store is not False and state.responses.most_bytes:
         growing.is_kept = True
     elif body.store:
@@ -64,7 +64,7 @@ async def input_tokens(body: Conversation, request: Request) -> dict[str, Any]:
     state.pool.find(body.model)
     items = [*await _earlier(state, body, request), *await _own_items(state, body, request)]
     full = body.model_copy(update={"input": items})
-    job = conversation_of(full, toolkit_of(full))
+    job = await made(request, lambda: conversation_of(full, toolkit_of(full)))
     async with state.pool.use(body.model) as model:
         return {"object": "response.input_tokens", "input_tokens": len(await model.format.prompt(job))}
 

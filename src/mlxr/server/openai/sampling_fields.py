@@ -3,11 +3,11 @@
 import json
 from typing import Annotated, Any, Literal, TypedDict
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.errors import ApiError, bad_field
-from mlxr.server.fields import ApiModel, NotServed, WithoutEffect
+from mlxr.server.fields import ApiModel, NotServed, WithoutEffect, first_wrong
 from mlxr.server.request_record import note_unenforced
 
 Stop = str | Annotated[list[str], Field(max_length=64)] | None
@@ -49,7 +49,7 @@ class SamplingFields(ApiModel):
 
     model: str
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = Field(None, max_length=1 << 16)
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(first_wrong)] = Field(None, max_length=1 << 16)
     max_tokens: int | None = None
     n: int | None = None
     presence_penalty: float | None = None
