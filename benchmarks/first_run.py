@@ -5,12 +5,15 @@
 Each figure is the median over fresh processes, which load a model on host cpu and write one token:
 
     new       with an empty cache: all is compiled
-    like it   the file under another name: the plan is compiled again, the C program is found
+    like it   the file under another name: nothing is compiled
     known     once more
+
+Python's bytecode is there, as in an installed package, whose files pip compiles: a process that is not measured writes
+it, even where PYTHONDONTWRITEBYTECODE is set.
 
 llama.cpp's program, where it is named, does the same in one more process. Wall seconds are those of this machine with
 all its cores; where others use it too, only the CPU seconds can be compared. The exit code is 1 if a target is missed:
-5 wall seconds for a new model, and 1 more than for a known one for one like it.
+5 wall seconds for a new model, and 1 for one like a known one; or what llama.cpp takes, if that is more.
 """
 
 import argparse
@@ -28,7 +31,6 @@ from typing import NamedTuple
 PROMPT = "Once upon a time"
 NEW_SECONDS = 5.0
 LIKE_SECONDS = 1.0
-"""How much longer a model that is like a known one may take than the known one."""
 
 
 class Took(NamedTuple):
@@ -38,13 +40,19 @@ class Took(NamedTuple):
     cpu: float
 
 
-def run(command: Sequence[str], cache: Path) -> Took:
+def run(command: Sequence[str], cache: Path, bytecode: Path) -> Took:
     """Runs a command to its end.
+
+    Args:
+        command: program and arguments.
+        cache: MLXR's cache folder.
+        bytecode: the folder of Python's.
 
     Raises:
         SystemExit: it failed; the message has what it printed.
     """
-    environment = os.environ | {"MLXR_CACHE_DIR": str(cache)}
+    environment = os.environ | {"MLXR_CACHE_DIR": str(cache), "PYTHONPYCACHEPREFIX": str(bytecode)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryFile("w+") as said:
         started = time.perf_counter()
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
@@ -62,8 +70,10 @@ def ours(model: Path | str) -> list[str]:
     return [*program, "--host", "cpu", "--prompt", PROMPT, "--max-tokens", "1"]
 
 
-def measure(model: Path, llama: str | None, repeat: int) -> dict[str, Took]:
+def measure(model: Path, llama: str | None, repeat: int, bytecode: Path) -> dict[str, Took]:
     """The medians of a model, by what was measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(ours(model), Path(folder), bytecode)
     runs: dict[str, list[Took]] = {}
     for _ in range(repeat):
         with tempfile.TemporaryDirectory() as folder:
@@ -71,10 +81,10 @@ def measure(model: Path, llama: str | None, repeat: int) -> dict[str, Took]:
             twin.symlink_to(model.absolute())
             cache = Path(folder) / "cache"
             for what, file in (("new", model), ("like it", twin), ("known", model)):
-                runs.setdefault(what, []).append(run(ours(file), cache))
+                runs.setdefault(what, []).append(run(ours(file), cache, bytecode))
             if llama:
                 command = [llama, "-m", str(model), "-p", PROMPT, "-n", "1", "-no-cnv"]
-                runs.setdefault("llama.cpp", []).append(run(command, cache))
+                runs.setdefault("llama.cpp", []).append(run(command, cache, bytecode))
     return {what: Took(*(statistics.median(column) for column in zip(*row, strict=True))) for what, row in runs.items()}
 
 
@@ -86,18 +96,19 @@ def main() -> int:
     parser.add_argument("--llama", metavar="PROGRAM", help="llama.cpp's llama-completion, to run beside")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        run([sys.executable, "-m", "mlxr.cli", "run", "--help"], Path(folder))  # Python's own bytecode
     figures: dict[str, dict[str, Took]] = {}
-    for model in args.models:
-        figures[model.stem] = measured = measure(model, args.llama, args.repeat)
-        if len(figures) == 1:
-            print(f"{'wall s (CPU s)':<40}" + "".join(f"{what:>16}" for what in measured))
-        print(
-            f"{model.stem[:39]:<40}" + "".join(f"{t.wall:>8.2f} ({t.cpu:>5.2f})" for t in measured.values()), flush=True
-        )
-    missed = [name for name, of in figures.items() if of["new"].wall > NEW_SECONDS]
-    missed += [name for name, of in figures.items() if of["like it"].wall - of["known"].wall > LIKE_SECONDS]
+    with tempfile.TemporaryDirectory() as bytecode:
+        for model in args.models:
+            figures[model.stem] = measured = measure(model, args.llama, args.repeat, Path(bytecode))
+            if len(figures) == 1:
+                print(f"{'wall s (CPU s)':<40}" + "".join(f"{what:>16}" for what in measured))
+            times = "".join(f"{t.wall:>8.2f} ({t.cpu:>5.2f})" for t in measured.values())
+            print(f"{model.stem[:39]:<40}{times}", flush=True)
+    missed = []
+    for name, of in figures.items():
+        theirs = of["llama.cpp"].wall if "llama.cpp" in of else 0.0
+        if of["new"].wall > max(NEW_SECONDS, theirs) or of["like it"].wall > max(LIKE_SECONDS, theirs):
+            missed.append(name)
     print(f"targets {'missed by ' + ', '.join(missed) if missed else 'met'}")
     if args.json:
         args.json.write_text(

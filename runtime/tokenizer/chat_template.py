@@ -5,12 +5,13 @@ A template is a Jinja2 program that comes with a model, and so it cannot be trus
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from mlxr.compiler.errors import ChatTemplateError
 from mlxr.runtime.limited_process import LimitedProcess, ProcessEndedError
-from mlxr.runtime.tokenizer import template_worker
 from mlxr.runtime.tokenizer.system_messages import ROLES, Message, joined_turns, render_all
 from mlxr.runtime.tokenizer.template_names import ASKED, ReadNames
 
@@ -22,6 +23,7 @@ MOST_GIVEN = 16 << 20
 call."""
 CPU_SECONDS = 2
 WALL_SECONDS = 20.0
+_WORKER = Path(__file__).with_name("template_worker.py")  # never imported here: it imports jinja2
 
 
 class ChatTemplate:
@@ -56,7 +58,7 @@ class ChatTemplate:
         if self._process is not None:
             return
         try:
-            self._process = LimitedProcess(template_worker.__file__, memory_bytes=MOST_BYTES, cpu_seconds=CPU_SECONDS)
+            self._process = _begun.pop() if _begun else _new_process()
         except ProcessEndedError as error:
             raise ChatTemplateError(f"chat template of {self.source}: {error}") from error
 
@@ -180,6 +182,33 @@ class ChatTemplate:
     def __exit__(self, *exception: object) -> None:
         """Closes it."""
         self.close()
+
+
+_begun: list[LimitedProcess] = []
+
+
+@contextmanager
+def process_begun() -> Iterator[None]:
+    """A context for the load of a model that probably has a template: the process that it will need starts beside it.
+
+    The next template that starts takes it. Where none does, it ends with the context.
+    """
+    try:
+        process = _new_process()
+    except ProcessEndedError:  # which the template tells, if there is one
+        yield
+        return
+    _begun.append(process)
+    try:
+        yield
+    finally:
+        if process in _begun:
+            _begun.remove(process)
+            process.close()
+
+
+def _new_process() -> LimitedProcess:
+    return LimitedProcess(_WORKER, memory_bytes=MOST_BYTES, cpu_seconds=CPU_SECONDS)
 
 
 def _characters(value: Any) -> int:

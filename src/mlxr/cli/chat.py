@@ -18,6 +18,7 @@ from mlxr.compiler.errors import ArenaError, ChatTemplateError, PromptTooLongErr
 from mlxr.compiler.text.printable import printable
 from mlxr.runtime.engine.conversation import Conversation
 from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.tokenizer.chat_template import process_begun
 
 _COMMANDS = "/clear starts over, /drop forgets the oldest turn, /exit or Ctrl-D leaves, Ctrl-C ends an answer"
 
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     show_any_character()
     refuse_other_bytes_than_text()
     pull_absent(args.model)
-    with load_model(args, needs_text=True) as model, model.chat_template(args.template) as template:
+    with process_begun(), load_model(args, needs_text=True) as model, model.chat_template(args.template) as template:
         template.start()
         if sys.stdin.isatty():
             print(f"{model.artifact.spec.name} on host {model.host.name}; {_COMMANDS}", file=sys.stderr)

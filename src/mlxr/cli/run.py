@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
@@ -21,6 +22,7 @@ from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.tokenizer.chat_template import process_begun
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     prompt = read_prompt(args)
     show_any_character()
     pull_absent(args.model)
-    with load_model(args, needs_text=True) as model:
+    with nullcontext() if args.raw else process_begun(), load_model(args, needs_text=True) as model:
         code = _generate(model, args, prompt, sampling)
         if (note := split_note(model, args.link)) is not None:  # now, when nobody waits for it
             sys.stdout.flush()

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from mlxr.compiler.errors import ChatTemplateError
+from mlxr.runtime.limited_process import LimitedProcess
 from mlxr.runtime.tokenizer import chat_template
-from mlxr.runtime.tokenizer.chat_template import ChatTemplate
+from mlxr.runtime.tokenizer.chat_template import ChatTemplate, process_begun
 from mlxr_tests.vocabularies import WORDS, byte_level
 
 FOLDER = Path(__file__).parents[2] / "data/chat_templates"
@@ -43,6 +44,18 @@ def test_the_text_is_that_of_transformers(transformers_tokenizer, family):
                         messages, chat_template=text, tokenize=False, add_generation_prompt=prompted, **variables
                     )
                     assert template.render(messages, prompted, **variables) == expected
+
+
+def test_a_process_that_was_begun_is_taken_or_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[LimitedProcess] = []
+    original = chat_template._new_process
+    monkeypatch.setattr(chat_template, "_new_process", lambda: started.append(original()) or started[-1])
+    with process_begun(), ChatTemplate("{{ messages[0].content }}", "here") as template:
+        assert template.render([{"role": "user", "content": "hi"}]) == "hi"
+    assert len(started) == 1
+    with process_begun():
+        pass
+    assert len(started) == 2 and started[1]._process.wait(30) != 0, "it was ended"
 
 
 def test_what_families_look_like():
