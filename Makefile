@@ -96,7 +96,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/cpu_peers.py
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "mlxr needs Python 3.11 to 3.13; set PYTHON=python3.12, say")'
+	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] else "mlxr needs Python 3.11 or newer; set PYTHON=python3.12, say")'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml $(BIN)/python

@@ -17,7 +17,7 @@ usage: sh install.sh [--yes] [--dry-run] [--cuda] [--version X.Y.Z] [--from FILE
   --locked FILE     the exact packages of a release, checked by their hashes: its requirements.txt
   --prefix DIR      where to install (default: ~/.local/lib/mlxr)
   --bin DIR         where the commands' links go (default: ~/.local/bin)
-  --python PROGRAM  the Python to use, 3.11 to 3.13 (default: the newest that is found)
+  --python PROGRAM  the Python to use, 3.11 or newer (default: the newest that is found)
   --uninstall       remove what this script installed; models, caches and settings stay
 HELP
 }
@@ -44,17 +44,17 @@ confirm() {
 }
 
 python_fits() {
-  "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null
+  "$1" -c 'import sys; sys.exit(not sys.version_info[:2] >= (3, 11))' 2>/dev/null
 }
 
 find_python() {
-  for name in python3.13 python3.12 python3.11 python3; do
+  for name in python3.15 python3.14 python3.13 python3.12 python3.11 python3; do
     if command -v "$name" >/dev/null && python_fits "$name"; then
       command -v "$name"
       return
     fi
   done
-  fail "there is no Python 3.11 to 3.13 here; where there is one: --python PROGRAM"
+  fail "there is no Python 3.11 or newer here; where there is one: --python PROGRAM"
 }
 
 uninstall() {
@@ -121,7 +121,7 @@ main() {
   esac
   if [ -n "$python" ]; then
     command -v "$python" >/dev/null || fail "there is no $python"
-    python_fits "$python" || fail "$python is no Python 3.11 to 3.13"
+    python_fits "$python" || fail "$python is no Python 3.11 or newer"
   else
     python=$(find_python)
   fi

@@ -56,7 +56,7 @@ class UnitCompiler:
             OSError: the folder cannot be written.
         """
         units = [Unit("model", text)] if user_flags() else units_of(text)
-        if len(units) == 1:
+        if len(units) == 1 and not self._compiler.is_linked_apart:
             (self._work / "model.c").write_text(text, "utf-8")
             self._watched([partial(self._run, self._compiler.build_command("model.c", output=OUTPUT))])
         else:

@@ -62,6 +62,11 @@ class Compiler:
         """The command that compiles one C file to an object."""
         return [*self._command, "-c", source, "-o", output]
 
+    @property
+    def is_linked_apart(self) -> bool:
+        """Whether it must make objects first: where it links without the C library, zig finds none of its headers."""
+        return "-nostdlib" in self.linking
+
     def build_command(self, *inputs: str, output: str) -> list[str]:
         """The command that makes a shared library of C files or objects."""
         return [*self._command, "-shared", *inputs, "-o", output, *self.linking]
