@@ -40,12 +40,15 @@ class FilledArena(Arena):
 
     def __init__(self, geometry: ArenaGeometry) -> None:
         """Fills it on the default device; arenas of the same shape hold the same numbers, whatever their type."""
-        size = int(np.prod(geometry.shape))
-        dtype = MLX_DTYPES[str(geometry.dtype)]
-        self._k, self._v = (mx.contiguous(pattern(size, i).reshape(geometry.shape).astype(dtype)) for i in (1, 2))
+        self._stores = {
+            part.name: mx.contiguous(
+                pattern(int(np.prod(part.shape)), i).reshape(part.shape).astype(MLX_DTYPES[str(part.dtype)])
+            )
+            for i, part in enumerate(geometry.allocations, 1)
+        }
         self.token = mx.zeros((8,), dtype=mx.uint32)
         self.geometry = geometry
-        mx.eval(self._k, self._v, self.token)
+        mx.eval(*self._stores.values(), self.token)
 
 
 def compiled(document: Mapping[str, Any]) -> Artifact:

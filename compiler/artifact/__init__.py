@@ -35,13 +35,14 @@ from mlxr.compiler.artifact.target_types import TargetTypes
 from mlxr.compiler.artifact.weight_plan import Columns, Recipe, Rows, TensorSource, WeightPlan
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.formats import file_keys
-from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.formats.arena import ArenaGeometry, CacheGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.foreign_file import foreign_file
 from mlxr.compiler.formats.stored_planes import plane_format, plane_names
+from mlxr.compiler.formats.stores import KEYS_AND_VALUES, Allocation
 from mlxr.compiler.formats.weight_format import Affine, WeightFormat
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS, Segment, WeightLayout, part_places, plane_row_bytes
-from mlxr.compiler.ir.buffers import ARENA_TOKEN, ARENAS, K_ARENA, V_ARENA, layer_buffer
+from mlxr.compiler.ir.buffers import ARENA_TOKEN, layer_buffer
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
 from mlxr.compiler.ir.ops.collectives import CollectiveKind
 from mlxr.compiler.ir.ops.product import Finish, InputNorm
@@ -50,27 +51,27 @@ from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.text.byte_sizes import size
 
 __all__ = [
-    "ARENAS",
     "ARENA_TOKEN",
     "BATCH_DIMS",
     "BLOCKS",
     "COLLECTIVES",
     "INCLUDE",
-    "K_ARENA",
+    "KEYS_AND_VALUES",
     "LAYERS",
     "LONGEST_BYTES",
     "PANEL_ROWS",
     "PEERS",
     "PHASES",
     "TUNING",
-    "V_ARENA",
     "Affine",
+    "Allocation",
     "ArenaGeometry",
     "Artifact",
     "AttentionCall",
     "BatchDim",
     "CLibrary",
     "CTensor",
+    "CacheGeometry",
     "Chip",
     "CollectiveCall",
     "CollectiveKind",

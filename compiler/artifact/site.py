@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.formats.arena import CacheGeometry
 from mlxr.compiler.formats.weight_layout import WeightLayout
 
 
@@ -38,10 +38,10 @@ class Site:
         return cls(label, layout.rows // experts, layout.columns, tuple(map(str, layout.formats)), bits)
 
     @classmethod
-    def of_arena(cls, label: str, arena: ArenaGeometry) -> "Site":
+    def of_arena(cls, label: str, cache: CacheGeometry) -> "Site":
         """The site of the cache, or of a launch that reads it. All layers share one, and so one partition size."""
-        bits = 8 * arena.row_bytes / arena.head_dim
-        return cls(label, arena.num_kv_heads, arena.head_dim, (str(arena.dtype),), bits)
+        bits = 8 * cache.row_bytes / cache.head_dim
+        return cls(label, cache.num_kv_heads, cache.head_dim, (str(cache.dtype),), bits)
 
     @classmethod
     def of_chunk(cls, num_layers: int, hidden_size: int) -> "Site":

@@ -9,7 +9,49 @@ from functools import cached_property
 from typing import Literal
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.formats.stores import Allocation, Group, Store, StoreRow, of_group
+from mlxr.compiler.formats.stores import KEYS_AND_VALUES, Allocation, Group, Store, cache_row_bytes, of_group
+
+Layout = Literal["block", "layer"]
+Mode = Literal["paged", "contiguous"]
+
+
+@dataclass(frozen=True)
+class CacheGeometry:
+    """What kernels of attention know of the arena: the keys and the values, which are alike, of one group of layers.
+
+    Attributes:
+        num_blocks, num_layers, block_size, num_kv_heads, head_dim: dimensions; the layers are those of the group.
+        dtype: the type of cached numbers.
+        layout, mode, max_sequences, context: see `ArenaGeometry`.
+    """
+
+    layout: Layout
+    mode: Mode
+    num_blocks: int
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: DType
+    max_sequences: int
+    context: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that one token takes in one KV head."""
+        return cache_row_bytes(self.dtype, self.head_dim)
+
+    @property
+    def row_elements(self) -> int:
+        """Size of the last dimension; in q8 it includes the 4 bytes of the f32 scale."""
+        return self.row_bytes // self.dtype.size_bytes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the keys, and of the values."""
+        outer = (self.num_blocks, self.num_layers)
+        inner = (self.block_size, self.num_kv_heads, self.row_elements)
+        return (*(outer if self.layout == "block" else outer[::-1]), *inner)
 
 
 @dataclass(frozen=True)
@@ -27,8 +69,8 @@ class ArenaGeometry:
         num_slots: slots of scope `sequence`; 0 without such a store.
     """
 
-    layout: Literal["block", "layer"]
-    mode: Literal["paged", "contiguous"]
+    layout: Layout
+    mode: Mode
     block_size: int
     max_sequences: int
     context: int
@@ -49,14 +91,18 @@ class ArenaGeometry:
                     blocks, layers = group.num_blocks, len(group.layers)
                     outer = (blocks, layers) if self.layout == "block" else (layers, blocks)
                     shape = (*outer, self.block_size, *row.stored_shape)
-                    yield Allocation(of_group(store.name, number), store, number, blocks, layers, shape, row.dtype)
+                    yield Allocation(of_group(store.name, number), store, number, blocks, layers, row, shape)
         for store in self.stores:
             if store.scope == "sequence":
                 owners = store.owners
                 row = store.row(owners[0])
                 assert row is not None, "owners have rows"
                 shape = (self.num_slots, len(owners), *row.stored_shape)
-                yield Allocation(store.name, store, None, self.num_slots, len(owners), shape, row.dtype)
+                yield Allocation(store.name, store, None, self.num_slots, len(owners), row, shape)
+
+    def of_group(self, number: int) -> tuple[Allocation, ...]:
+        """The allocations of a group."""
+        return tuple(allocation for allocation in self.allocations if allocation.group == number)
 
     def store(self, name: str) -> Store:
         """The store of that name."""
@@ -86,9 +132,62 @@ class ArenaGeometry:
         return replace(self, groups=groups, context=self.context if context is None else context)
 
     @property
+    def summary(self) -> str:
+        """What it holds, for people: `K and V, each 64 blocks x 22 layers x 16 tokens x 4 x 64, bf16`."""
+        alike: dict[str, list[str]] = {}
+        for part in self.allocations:
+            units, layers = (
+                f"{part.num_units} {'slots' if part.group is None else 'blocks'}",
+                f"{part.num_layers} layers",
+            )
+            outer = [units, layers] if part.group is None or self.layout == "block" else [layers, units]
+            tokens = [] if part.group is None else [f"{self.block_size} tokens"]
+            row = [str(size) for size in part.shape[len(outer) + len(tokens) :]]
+            text = f"{' x '.join((*outer, *tokens, *row))}, {part.dtype}"
+            alike.setdefault(text, []).append(part.store.title)
+        return "; ".join(
+            f"{' and '.join(titles)}, {'each ' if len(titles) > 1 else ''}{text}" for text, titles in alike.items()
+        )
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all stores."""
         return sum(allocation.size_bytes for allocation in self.allocations)
+
+    def cache_of(self, layer: int) -> CacheGeometry:
+        """The keys and values of a layer, as kernels of attention know them."""
+        stores = [self.store(name) for name in KEYS_AND_VALUES]
+        row, number = stores[0].row(layer), self.group_of(layer)
+        assert row is not None and number is not None, f"layer {layer} keeps no keys"
+        assert row == stores[1].row(layer), f"keys and values of layer {layer} are not alike"
+        group = self.groups[number]
+        return CacheGeometry(
+            layout=self.layout,
+            mode=self.mode,
+            num_blocks=group.num_blocks,
+            num_layers=len(group.layers),
+            block_size=self.block_size,
+            num_kv_heads=row.shape[0],
+            head_dim=row.shape[1],
+            dtype=row.dtype,
+            max_sequences=self.max_sequences,
+            context=self.context,
+        )
+
+    @property
+    def cache_type(self) -> DType:
+        """The type of cached numbers of tokens."""
+        return next(allocation.dtype for allocation in self.allocations if allocation.group is not None)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model, or of a rank's part of it."""
+        return len(self.stores[0].rows)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of each group: of all its stores and layers."""
+        return sum(allocation.unit_bytes for allocation in self.allocations if allocation.group is not None)
 
     @property
     def _only_group(self) -> Group:
@@ -104,44 +203,3 @@ class ArenaGeometry:
     def max_blocks_per_sequence(self) -> int:
         """Columns of the only group's block table."""
         return self._only_group.max_blocks_per_sequence
-
-    @property
-    def num_layers(self) -> int:
-        """Layers of the model, or of a rank's part of it."""
-        return len(self.stores[0].rows)
-
-    @property
-    def _row(self) -> StoreRow:
-        row = self.stores[0].row(self._only_group.layers[0])
-        assert row is not None, "the first store is that of the keys"
-        return row
-
-    @property
-    def num_kv_heads(self) -> int:
-        """KV heads of each layer."""
-        return self._row.shape[0]
-
-    @property
-    def head_dim(self) -> int:
-        """Elements of a KV head."""
-        return self._row.shape[1]
-
-    @property
-    def dtype(self) -> DType:
-        """The type of cached keys and values."""
-        return self._row.dtype
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes that one token takes in one KV head."""
-        return self._row.size_bytes // self.num_kv_heads
-
-    @property
-    def row_elements(self) -> int:
-        """Size of the last dimension of K and of V."""
-        return self._row.stored_shape[1]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of K, and of V."""
-        return self.allocations[0].shape

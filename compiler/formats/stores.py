@@ -14,6 +14,7 @@ from mlxr.compiler.formats.dtypes import DType
 
 Scope = Literal["token", "sequence"]
 KEYS, VALUES = "k_arena", "v_arena"
+_TITLES = {KEYS: "K", VALUES: "V"}
 KEYS_AND_VALUES = (KEYS, VALUES)
 """The stores of attention, in the order in which plans list them."""
 
@@ -62,6 +63,11 @@ class Store:
         return row if isinstance(row, int) else None if row is None else layer
 
     @property
+    def title(self) -> str:
+        """Its name for people."""
+        return _TITLES.get(self.name, self.name)
+
+    @property
     def owners(self) -> tuple[int, ...]:
         """The layers that have rows of their own."""
         return tuple(layer for layer, row in enumerate(self.rows) if isinstance(row, StoreRow))
@@ -105,7 +111,8 @@ class Allocation:
         group: the group's number; None with scope `sequence`.
         num_units: blocks or slots.
         num_layers: layers that have rows of their own here.
-        shape, dtype: of the array.
+        row: what each of them keeps.
+        shape: of the array.
     """
 
     name: str
@@ -113,8 +120,13 @@ class Allocation:
     group: int | None
     num_units: int
     num_layers: int
+    row: StoreRow
     shape: tuple[int, ...]
-    dtype: DType
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the array."""
+        return self.row.dtype
 
     @property
     def size_bytes(self) -> int:

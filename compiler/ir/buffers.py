@@ -1,8 +1,5 @@
-"""Names of the buffers that graphs, plans and hosts share: the KV arena, its token, and the layers' numbers."""
+"""Names of the buffers that graphs, plans and hosts share: the token of stores, and the layers' numbers."""
 
-K_ARENA, V_ARENA = "k_arena", "v_arena"
-ARENAS = (K_ARENA, V_ARENA)
-"""The two arenas: keys of all layers, and values."""
 ARENA_TOKEN = "arena_token"
 """The token that the previous step's last access made."""
 

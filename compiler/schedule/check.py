@@ -1,6 +1,6 @@
 """The verifier of programs: the rules that the launches of every target must keep."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
@@ -10,7 +10,7 @@ from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import Phase, Program
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.buffers import ARENA_TOKEN, ARENAS, layer_buffer
+from mlxr.compiler.ir.buffers import ARENA_TOKEN, layer_buffer
 from mlxr.compiler.ir.tensor import BatchDim
 
 _BATCH = frozenset(
@@ -40,7 +40,7 @@ def check_plan(plan: Plan) -> None:
     Raises:
         PlanError: a rule is broken; the message names the target, the phase, the launch and the rule.
     """
-    known: dict[str, DType | None] = dict.fromkeys((*_BATCH, "dims", ARENA_TOKEN, *ARENAS))
+    known: dict[str, DType | None] = dict.fromkeys((*_BATCH, "dims", ARENA_TOKEN))
     known |= dict.fromkeys(layer_buffer(i) for i in range(plan.num_layers))
     weights: dict[str, DType | None] = {weight.name: weight.layout.dtype for weight in plan.weights}
     for target, program in plan.programs.items():
@@ -49,11 +49,12 @@ def check_plan(plan: Plan) -> None:
             if cast.weight not in weights:
                 raise PlanError(f"{cast.name!r} is cast from {cast.weight!r}, which is not a weight [target {target}]")
         casts = {cast.name: cast.dtype for cast in program.casts}
+        stores = {allocation.name: allocation.dtype for allocation in program.arena.allocations}
         if program.batch_invariant and (program.step_kernels or _library_calls(program)):
             raise PlanError(f"steps are to be deterministic, but MLX or a step kernel runs some [target {target}]")
         for phase in program.phases:
             try:
-                _check_phase(phase, program, known | own | casts)
+                _check_phase(phase, program, known | own | casts, stores)
             except PlanError as error:
                 raise PlanError(f"{error} [target {target}, phase {phase.name}]") from None
 
@@ -62,7 +63,7 @@ def _library_calls(program: Program) -> list[Launch]:
     return [launch for phase in program.phases for launch in phase.launches if launch.needs_library]
 
 
-def _check_phase(phase: Phase, program: Program, known: Mapping[str, DType | None]) -> None:
+def _check_phase(phase: Phase, program: Program, known: Mapping[str, DType | None], stores: Collection[str]) -> None:
     kernels = {kernel.name: kernel for kernel in program.kernels}
     placed = {buffer.name for buffer in phase.buffers}.union(phase.outputs)
     makers: dict[str, list[Launch]] = {}
@@ -72,16 +73,16 @@ def _check_phase(phase: Phase, program: Program, known: Mapping[str, DType | Non
         if len(launch.inputs) != len(inputs) or len(launch.outputs) != len(outputs):
             raise PlanError(f"{who} binds the wrong number of buffers")
         for name in launch.inputs:
-            if name not in known and name not in makers:
+            if name not in known and name not in makers and name not in stores:
                 raise PlanError(f"{who} reads {name!r}, which nothing made")
         results = dict(zip(outputs, launch.outputs, strict=True))
         for port, name in results.items():
             if port != _TOKEN_OUT and name not in placed:
                 raise PlanError(f"{who} makes {name!r}, which has no place")
-        arenas = [name for name in launch.inputs if name in ARENAS]
-        if len(arenas) != len(set(arenas)):
-            raise PlanError(f"{who} binds an arena twice")
-        if arenas:
+        bound_stores = [name for name in launch.inputs if name in stores]
+        if len(bound_stores) != len(set(bound_stores)):
+            raise PlanError(f"{who} binds a store twice")
+        if bound_stores:
             if launch.op != last_op:  # launches of one op are alternatives: they take the same token
                 before, last_op = last, launch.op
             bound = dict(zip(inputs, launch.inputs, strict=True)).get("token")

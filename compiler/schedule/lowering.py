@@ -9,6 +9,7 @@ from mlxr.compiler.artifact.launch import ONE, Condition, Extent
 from mlxr.compiler.artifact.library_call import LibraryCall, WeightCast
 from mlxr.compiler.artifact.phase_name import PhaseName
 from mlxr.compiler.errors import PlanError
+from mlxr.compiler.formats.arena import ArenaGeometry, CacheGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
 from mlxr.compiler.ir.op_kind import OpKind
@@ -34,14 +35,16 @@ class Lowering(ABC):
 
     Attributes:
         graph, phase: the graph, and the phase that it belongs to.
+        arena: the geometry of all stores.
         pending: the launches so far, in order.
         scratch: the buffers so far.
         casts: the weights in other types, for library calls, so far, by name.
     """
 
-    def __init__(self, graph: OpGraph, phase: PhaseName) -> None:
+    def __init__(self, graph: OpGraph, phase: PhaseName, arena: ArenaGeometry) -> None:
         self.graph = graph
         self.phase = phase
+        self.arena = arena
         self.pending: list[PendingLaunch] = []
         self.scratch: list[Scratch] = []
         self.casts: dict[str, WeightCast] = {}
@@ -99,6 +102,7 @@ class Lowering(ABC):
                 (x, y, z),
                 when=when,
                 layer=op.layer,
+                place=self.place_of(op),
                 yields=yields,
                 needs_library=needs_library,
                 chosen=chosen,
@@ -136,6 +140,19 @@ class Lowering(ABC):
     def value(self, op: Op, port: str) -> Value:
         """The value that an op's input port is bound to."""
         return self.graph.value(op.inputs[port])
+
+    def place_of(self, op: Op) -> int | None:
+        """The number by which kernels know the op's layer: its place in the stores that it accesses; None: in none."""
+        if op.layer is None or not op.attrs.accesses:
+            return None
+        places = {self.arena.place(self.arena.store(port), op.layer)[1] for port in op.attrs.accesses}
+        assert len(places) == 1, f"{op.name}: its layer has several places in {', '.join(op.attrs.accesses)}"
+        return places.pop()
+
+    def cache_of(self, op: Op) -> CacheGeometry:
+        """The keys and values that an op accesses."""
+        assert op.layer is not None, "the verifier demands a layer of every op that accesses a store"
+        return self.arena.cache_of(op.layer)
 
     def optional_dtype(self, op: Op, port: str) -> DType | None:
         """The element type of an optional input; None if it is not bound."""

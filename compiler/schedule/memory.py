@@ -81,7 +81,7 @@ def arena_choice(spec: ModelSpec, arena: ArenaGeometry, table: GeometryTable) ->
     sized = cache.num_blocks is not None or cache.memory_budget is not None
     if cache.mode != "auto" or cache.max_sequences > 1 or sized:
         return None
-    return table.choose(Site.of_arena("arena", arena)).sizes(ArenaSizes)
+    return table.choose(Site.of_arena("arena", arena.cache_of(0))).sizes(ArenaSizes)
 
 
 def chunk_choice(spec: ModelSpec, table: GeometryTable) -> ChosenGeometry:

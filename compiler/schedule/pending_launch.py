@@ -17,6 +17,7 @@ class PendingLaunch:
         body: the kernel that it launches, or the MLX function that it calls.
         threadgroups: the kernel's grid.
         chosen: the kernel's geometry.
+        place: the number that the kernel gets as its layer's; see `Lowering.place_of`.
         op, inputs, outputs, when, layer, yields, needs_library: see `Launch`.
     """
 
@@ -30,6 +31,7 @@ class PendingLaunch:
     yields: Condition | None = None
     needs_library: bool = False
     chosen: ChosenGeometry | None = None
+    place: int | None = None
 
     def named(self, names: Mapping[Kernel, str]) -> Launch:
         """The launch, once its kernel has a name."""

@@ -77,7 +77,7 @@ def make_plan(
     names = [types_of_target.target for types_of_target in types]
     programs = {name: programs[name] for name in names}
     query_tile = next((tile for name in names if (tile := query_tiles[name])), DEFAULT_QUERY_TILE)
-    attention = table.choose(Site.of_arena("attend", arena)).geometry.decode_attention
+    attention = table.choose(Site.of_arena("attend", arena.cache_of(0))).geometry.decode_attention
     plan = Plan(
         programs=programs,
         chunk=_exact(chunk) if _reads_whole_contexts(programs.values()) else chunk,

@@ -1,4 +1,4 @@
-"""The KV arena: one allocation for K and one for V, made once and never replaced, reshaped or copied.
+"""The arena: the allocations of all stores, made once and never replaced, reshaped or copied.
 
 Kernels write to it through a const-cast input, which MLX does not notice. So every launch that reads or writes the
 arena binds `Arena.token` and returns a new token, which the host stores there: the tokens put all accesses in order.
@@ -6,7 +6,8 @@ The pager (`mlxr.runtime.cache.pager`) decides which sequence owns which block; 
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar
 
 import mlx.core as mx
@@ -17,12 +18,12 @@ from mlxr.runtime.mlx_arrays import MLX_DTYPES, Bits, as_bits
 
 
 class Arena:
-    """K and V of every sequence, in blocks of tokens.
+    """What a model keeps between steps: an array for each allocation of the plan, by name.
 
     MLX's arrays are all in memory from the start. GPUs need that: Metal makes a whole buffer resident for each command
     that has it, CUDA allocates it.
 
-    Mutable state: `token`, which hosts replace, and the bytes of `k` and `v`, which kernels write.
+    Mutable state: `token`, which hosts replace, and the bytes of the arrays, which kernels write.
 
     Attributes:
         token: u32[8], the output of the newest access. A host binds it in each access and replaces it with the result.
@@ -33,7 +34,7 @@ class Arena:
     """Whether its memory is taken page by page, as blocks are first used, and can be given back."""
 
     def __init__(self, geometry: ArenaGeometry) -> None:
-        """Allocates K and V, filled with zeros: a masked lane multiplies what it reads by 0, and 0 * NaN is NaN.
+        """Allocates all stores, filled with zeros: a masked lane multiplies what it reads by 0, and 0 * NaN is NaN.
 
         Raises:
             ArenaError: the arena does not fit in this machine's memory, or MLX refused to allocate it.
@@ -45,34 +46,30 @@ class Arena:
 
     def _allocate(self, geometry: ArenaGeometry) -> None:
         try:
-            self._k = mx.zeros(geometry.shape, dtype=MLX_DTYPES[str(geometry.dtype)])
-            self._v = mx.zeros(geometry.shape, dtype=MLX_DTYPES[str(geometry.dtype)])
+            self._stores = {
+                allocation.name: mx.zeros(allocation.shape, dtype=MLX_DTYPES[str(allocation.dtype)])
+                for allocation in geometry.allocations
+            }
             self.token = mx.zeros((8,), dtype=mx.uint32)
-            mx.eval(self._k, self._v, self.token)
+            mx.eval(*self._stores.values(), self.token)
         except (RuntimeError, MemoryError, ValueError, OverflowError) as error:
             raise ArenaError(f"cannot allocate {_describe(geometry)}: {error}; {_FIX}") from error
 
     @property
-    def k(self) -> mx.array:
-        """Keys: `geometry.shape`."""
-        return self._k
+    def stores(self) -> Mapping[str, mx.array]:
+        """The arrays by the names of the plan's allocations, in its order."""
+        return MappingProxyType(self._stores)
 
-    @property
-    def v(self) -> mx.array:
-        """Values: `geometry.shape`."""
-        return self._v
+    def bits(self) -> dict[str, Bits]:
+        """Views of the arrays as unsigned integers, where the CPU shares their memory."""
+        return {name: as_bits(array) for name, array in self._stores.items()}
 
-    def bits(self) -> tuple[Bits, Bits]:
-        """Views of K and V, `geometry.shape`, as unsigned integers, where the CPU shares their memory."""
-        return as_bits(self._k), as_bits(self._v)
-
-    def addresses(self) -> tuple[int, int]:
-        """The addresses of K and V in this process, which stay the same as long as the arena exists.
+    def addresses(self) -> tuple[int, ...]:
+        """The addresses of the arrays in this process, which stay the same as long as the arena exists.
 
         Waits for pending work on the arrays. Copies nothing where the CPU shares the memory.
         """
-        k, v = (int(bits.__array_interface__["data"][0]) for bits in self.bits())
-        return k, v
+        return tuple(int(bits.__array_interface__["data"][0]) for bits in self.bits().values())
 
     def give_back(self, block_ids: Sequence[int]) -> None:
         """Gives the memory of blocks that hold nothing back to the system, where that is possible; then they are zero.
@@ -81,7 +78,7 @@ class Arena:
         """
 
     def check_contiguous(self) -> None:
-        """Checks that K and V are whole and row-major, as kernels need them: MLX makes no contiguous copies for them.
+        """Checks that the arrays are whole and row-major, as kernels need them: MLX makes them no contiguous copies.
 
         Not checked with MLX's CUDA build, which would move the arrays to memory that the CPU can see, for good.
 
@@ -90,11 +87,11 @@ class Arena:
         """
         if mx.cuda.is_available():
             return
-        for name, bits in zip("KV", self.bits(), strict=True):
-            if not bits.flags.c_contiguous or bits.shape != self.geometry.shape:
+        for allocation, bits in zip(self.geometry.allocations, self.bits().values(), strict=True):
+            if not bits.flags.c_contiguous or bits.shape != allocation.shape:
                 raise ArenaError(
-                    f"arena {name} has shape {bits.shape} and byte strides {bits.strides}, expected row-major "
-                    f"{self.geometry.shape}; kernels would write into a temporary copy"
+                    f"{allocation.name} has shape {bits.shape} and byte strides {bits.strides}, expected row-major "
+                    f"{allocation.shape}; kernels would write into a temporary copy"
                 )
 
 
@@ -102,8 +99,8 @@ _FIX = "compile the spec with a smaller model.context, cache.max_sequences, cach
 
 
 def _describe(geometry: ArenaGeometry) -> str:
-    shape = " x ".join(map(str, geometry.shape))
-    return f"the KV arena of {geometry.size_bytes} bytes (K and V, each {shape} {geometry.dtype!s})"
+    parts = [f"{part.name} {' x '.join(map(str, part.shape))} {part.dtype!s}" for part in geometry.allocations]
+    return f"the KV arena of {geometry.size_bytes} bytes ({', '.join(parts)})"
 
 
 def device_memory_bytes() -> int:
@@ -119,5 +116,5 @@ def _check_memory(geometry: ArenaGeometry) -> None:
     if geometry.size_bytes > memory_bytes:
         raise ArenaError(f"{_describe(geometry)} exceeds this machine's memory of {memory_bytes} bytes; {_FIX}")
     buffer_bytes = int(mx.device_info().get("max_buffer_length", memory_bytes))
-    if geometry.size_bytes // 2 > buffer_bytes:
+    if max(allocation.size_bytes for allocation in geometry.allocations) > buffer_bytes:
         raise ArenaError(f"{_describe(geometry)} exceeds the device's largest buffer of {buffer_bytes} bytes; {_FIX}")

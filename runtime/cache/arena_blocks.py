@@ -1,61 +1,77 @@
-"""Blocks of the arena as bytes, where the CPU shares the arena's memory.
+"""Blocks of a group of the arena as bytes, where the CPU shares the arena's memory.
 
-The form is the same for both layouts of the arena: K of the block, all layers, then V. Callers wait for launches that
-are under way before they call these functions.
+The form is the same for both layouts of the arena: store by store, all layers of the block. Callers wait for launches
+that are under way before they call these functions.
 """
 
 from collections.abc import Iterator, Sequence
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import ArenaGeometry
+from mlxr.compiler.artifact import Allocation, ArenaGeometry
 from mlxr.runtime.cache.arena import Arena
 
 Bytes = npt.NDArray[np.uint8]
 
 
-def block_bytes(geometry: ArenaGeometry) -> int:
-    """Bytes of K and V of one block, all layers."""
-    return geometry.size_bytes // geometry.num_blocks
+def block_bytes(geometry: ArenaGeometry, group: int = 0) -> int:
+    """Bytes of one block, in all stores and layers of the group."""
+    return sum(allocation.unit_bytes for allocation in geometry.of_group(group))
 
 
-def check_blocks(geometry: ArenaGeometry, block_ids: Sequence[int], data: Bytes | None = None) -> None:
+def check_blocks(geometry: ArenaGeometry, block_ids: Sequence[int], data: Bytes | None = None, group: int = 0) -> None:
     """Asserts that there are blocks, that they exist, and that the data, [blocks, block_bytes], are as many."""
+    most = geometry.groups[group].num_blocks
     assert len(block_ids), "no blocks: the caller skips the call"
-    assert all(0 <= block_id < geometry.num_blocks for block_id in block_ids), f"{block_ids} of {geometry.num_blocks}"
+    assert all(0 <= block_id < most for block_id in block_ids), f"{block_ids} of {most}"
     if data is not None:
-        want = (len(block_ids), block_bytes(geometry))
+        want = (len(block_ids), block_bytes(geometry, group))
         assert data.dtype == np.uint8 and data.shape == want, f"{data.dtype} {data.shape}, expected uint8 {want}"
 
 
-def read_blocks(arena: Arena, block_ids: Sequence[int]) -> Bytes:
+def read_blocks(arena: Arena, block_ids: Sequence[int], group: int = 0) -> Bytes:
     """A copy of these blocks: [blocks, block_bytes]."""
-    check_blocks(arena.geometry, block_ids)
-    data = np.empty((len(block_ids), block_bytes(arena.geometry)), np.uint8)
-    for rows, part in zip(_views(arena), _parts(arena.geometry, data), strict=True):
+    check_blocks(arena.geometry, block_ids, group=group)
+    data = np.empty((len(block_ids), block_bytes(arena.geometry, group)), np.uint8)
+    for rows, part in _parts(arena, data, group):
         for row, block_id in zip(part, block_ids, strict=True):
             row[...] = rows[block_id]
     return data
 
 
-def write_blocks(arena: Arena, block_ids: Sequence[int], data: Bytes) -> None:
+def write_blocks(arena: Arena, block_ids: Sequence[int], data: Bytes, group: int = 0) -> None:
     """Writes these blocks: `data` is [blocks, block_bytes], as `read_blocks` returned it."""
-    check_blocks(arena.geometry, block_ids, data)
-    for rows, part in zip(_views(arena), _parts(arena.geometry, data), strict=True):
+    check_blocks(arena.geometry, block_ids, data, group)
+    for rows, part in _parts(arena, data, group):
         rows[list(block_ids)] = part
 
 
-def _views(arena: Arena) -> Iterator[Bytes]:
-    """K and V: views [blocks of the arena, layers, bytes]."""
-    for bits in arena.bits():
-        assert bits.flags.writeable and bits.flags.c_contiguous, "a view of the arena must be the arena itself"
-        rows = bits.reshape(*arena.geometry.shape[:2], -1).view(np.uint8)
-        yield rows if arena.geometry.layout == "block" else rows.swapaxes(0, 1)
+def copy_blocks(arena: Arena, copies: Sequence[tuple[int, int]], group: int = 0) -> None:
+    """Copies blocks, (source, target), in every store and layer of the group; waits for accesses that are under way."""
+    if not copies:
+        return
+    mx.eval(arena.token)
+    sources, targets = (list(ids) for ids in zip(*copies, strict=True))
+    bits = arena.bits()
+    for allocation in arena.geometry.of_group(group):
+        rows = _rows(arena.geometry, allocation, bits[allocation.name].view(np.uint8))
+        rows[targets] = rows[sources]
 
 
-def _parts(geometry: ArenaGeometry, data: Bytes) -> Iterator[Bytes]:
-    """K and V of blocks as bytes: views [blocks, layers, bytes]."""
-    layer_bytes = block_bytes(geometry) // 2 // geometry.num_layers
-    parts = data.reshape(len(data), 2, geometry.num_layers, layer_bytes)
-    yield from (parts[:, 0], parts[:, 1])
+def _parts(arena: Arena, data: Bytes, group: int) -> Iterator[tuple[Bytes, Bytes]]:
+    """Of each allocation a view of its blocks, and its part of the data: both [blocks, layers, bytes]."""
+    bits, begin = arena.bits(), 0
+    for allocation in arena.geometry.of_group(group):
+        end = begin + allocation.unit_bytes
+        part = data[:, begin:end].reshape(len(data), allocation.num_layers, -1)
+        yield _rows(arena.geometry, allocation, bits[allocation.name].view(np.uint8)), part
+        begin = end
+
+
+def _rows(geometry: ArenaGeometry, allocation: Allocation, view: Bytes) -> Bytes:
+    """An allocation's blocks: a view [blocks, layers, bytes]."""
+    assert view.flags.writeable and view.flags.c_contiguous, "a view of the arena must be the arena itself"
+    rows = view.reshape(*allocation.shape[:2], -1)
+    return rows if geometry.layout == "block" else rows.swapaxes(0, 1)

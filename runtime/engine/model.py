@@ -159,7 +159,7 @@ class Model:
         self.default_sampling: DefaultSampling = default_sampling(file, plan.vocab_size, tokenizer)
         self._file = file
         self._maker = RequestMaker(
-            plan, geometry, self.tokenizer, (artifact.spec.name, str(geometry.dtype)), self.limit
+            plan, geometry, self.tokenizer, (artifact.spec.name, str(geometry.cache_type)), self.limit
         )
 
     def _open_tiers(self, file: WeightFile, sizes: TierSizes) -> BlockTiers | None:

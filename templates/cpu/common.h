@@ -8,16 +8,22 @@
 
 struct mlxr_links;
 
+// Where one group of layers has the tokens of a step.
+typedef struct mlxr_blocks {
+    const int32_t *slots;   // [tokens]
+    const int32_t *tables;  // [seqs][columns]
+    int64_t columns;
+} mlxr_blocks;
+
 // One step, laid out as in runtime/hosts/batch.py.
 typedef struct mlxr_batch {
     int32_t program;  // 0: decode, 1: prefill
-    int32_t tokens, seqs, rows, max_blocks;
+    int32_t tokens, seqs, rows;
     const int32_t *token_ids;     // [tokens]
     const int32_t *positions;     // [tokens]
-    const int32_t *slots;         // [tokens]
     const int32_t *query_start;   // [seqs + 1]
     const int32_t *context_lens;  // [seqs]
-    const int32_t *block_tables;  // [seqs][max_blocks]
+    const mlxr_blocks *groups;    // by number of the group
     const int32_t *logit_rows;    // [rows]
     float *logits;                // [rows][vocab]
     struct mlxr_links *links;     // of one of several ranks; see links.h
@@ -37,7 +43,7 @@ typedef struct mlxr_worker {
 
 typedef struct mlxr_model {
     const uint8_t *const *tensors;
-    uint8_t *k_arena, *v_arena;
+    uint8_t *const *stores;  // by number in the plan's list
     uint8_t *activations;
     mlxr_worker *workers;
     struct mlxr_pool *pool;

@@ -48,7 +48,7 @@ def launched(model: mlxr.Model) -> set[str]:
 def test_cuda_takes_the_16_bit_path(monkeypatch: pytest.MonkeyPatch, model: Path, half: str) -> None:
     loaded = on_card(monkeypatch, model)
     assert (loaded.host.name, str(loaded.types.activations), str(loaded.types.cache)) == ("cuda", half, half)
-    assert loaded.arena.k.dtype == {"bf16": mx.bfloat16, "f16": mx.float16}[half]
+    assert loaded.arena.stores["k_arena"].dtype == {"bf16": mx.bfloat16, "f16": mx.float16}[half]
     assert loaded.artifact.plan.max_tokens >= 512 and loaded.artifact.plan.padded_sizes
     found = launched(loaded)
     assert "mlx.projection" in found, "MLX multiplies 16-bit matrices alone: f32 activations would not reach it"

@@ -55,6 +55,6 @@ def test_a_copy_by_mlx_would_show_in_its_peak(storyteller: Callable[[str, str], 
     arena = storyteller("sim", "q8_0").arena
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    copy = arena.k + 0
+    copy = arena.stores["k_arena"] + 0
     mx.eval(copy)
     assert mx.get_peak_memory() - before >= arena.geometry.size_bytes // 2

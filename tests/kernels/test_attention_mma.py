@@ -107,7 +107,10 @@ def attend_beside_a_large_score(artifact, seed):
     bench = OpBench(artifact, seed)
     (seq_id,) = bench.sequences(150)
     for arena in (bench.arena, bench.reference_arena):
-        k, v = (np.array(array, copy=False).reshape(2, -1, 64) for array in (arena.k, arena.v))
+        k, v = (
+            np.array(array, copy=False).reshape(2, -1, 64)
+            for array in (arena.stores["k_arena"], arena.stores["v_arena"])
+        )
         k[:, :150], v[:, :150] = 0.0, 60000.0
         k[:, 40, 0], k[:, 41, 0] = 250.0, -250.0  # of which one is large, whatever the query
         v[:, 40:42] = 0.01

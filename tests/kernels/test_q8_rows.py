@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxr.compiler.artifact import ARENAS, K_ARENA, V_ARENA, DType
+from mlxr.compiler.artifact import KEYS_AND_VALUES, DType
 from mlxr.compiler.targets.metal.kernels.attend import AttendKernel
 from mlxr.compiler.targets.metal.kernels.rope_cache_write import RopeCacheWriteKernel
 from mlxr.runtime.hosts.mlx_ops.cache_rows import encode_rows
@@ -30,7 +30,7 @@ def geometry(head_dim, kv_heads):
         max_blocks_per_sequence=8,
         max_sequences=BLOCKS,
         context=BLOCK * 8,
-    )
+    ).cache_of(LAYER)
 
 
 def fields(head_dim, kv_heads, num_heads, activation):
@@ -57,12 +57,12 @@ def write(kernel, qkv, slots, grid):
         "block_tables": mx.zeros((len(slots), 8), dtype=mx.int32),
         "layer": mx.array(np.array([LAYER] + [0] * 7, dtype=np.uint32)),
         "token": mx.zeros((8,), dtype=mx.uint32),
-        K_ARENA: k,
-        V_ARENA: v,
+        "k_arena": k,
+        "v_arena": v,
     }
     mx.eval(*inputs.values())
     shapes = {"token_out": (8,), "out": (len(slots), kernel.num_heads * kernel.head_dim)}
-    outputs = run_kernel(kernel, inputs, shapes, grid, in_place=ARENAS)
+    outputs = run_kernel(kernel, inputs, shapes, grid, in_place=KEYS_AND_VALUES)
     found = []
     for array in (k, v):
         bits = as_bits(array).reshape(BLOCKS, LAYERS, BLOCK, arena.num_kv_heads, arena.row_elements)

@@ -117,7 +117,7 @@ def test_window_leaves_whole_partitions_empty():
     # NaN in every slot outside the window: nobody may read them.
     table = narrow.pager.block_table(seq_ids[0])
     for arena in (narrow.arena, narrow.reference_arena):
-        for array in (arena.k, arena.v):
+        for array in (arena.stores["k_arena"], arena.stores["v_arena"]):
             view = np.array(array, copy=False)
             for position in range(95):
                 view[table[position // 4], :, position % 4] = np.nan if arena is narrow.arena else 1.0

@@ -49,7 +49,7 @@ def _arguments(
     arguments = []
     for param in kernel.params:
         if param.kind == "layer":
-            arguments.append(str(launch.layer))
+            arguments.append(str(launch.place))
             continue
         name = next(outputs if param.kind in OUTPUTS else inputs)
         if param.kind in ("matrix", "vector"):

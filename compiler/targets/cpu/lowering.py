@@ -21,14 +21,13 @@ class CpuLowering(Lowering):
 
     Attributes:
         spec: the spec.
-        arena: the KV arena.
         max_tokens: the most tokens of a batch of any phase.
         shapes: shape of every tensor of the model, by name.
     """
 
     def __init__(self, inputs: LoweringInput, phase: PhaseName) -> None:
-        super().__init__(inputs.graphs[phase], phase)
-        self.spec, self.arena = inputs.spec, inputs.arena
+        super().__init__(inputs.graphs[phase], phase, inputs.arena)
+        self.spec = inputs.spec
         self.max_tokens = max(limits["tokens"] for limits in inputs.limits.values())
         self.shapes = inputs.shapes
         self._tables: dict[CpuKernel, str] = {}
@@ -37,6 +36,17 @@ class CpuLowering(Lowering):
     def compute(self) -> Compute:
         """What kernels may round: see `CpuMatrixKernel`."""
         return "steady" if self.spec.deterministic and self.spec.compute == "fast" else self.spec.compute
+
+    def stores_of(self, op: Op) -> tuple[int, ...]:
+        """The numbers of the allocations that an op accesses, in the order in which the program has their addresses."""
+        names = [allocation.name for allocation in self.arena.allocations]
+        return tuple(names.index(op.inputs[port]) for port in op.attrs.accesses)
+
+    def group_of(self, op: Op) -> int:
+        """The number of the group whose blocks an op accesses."""
+        group = None if op.layer is None else self.arena.group_of(op.layer)
+        assert group is not None, f"{op.name} keeps nothing of tokens"
+        return group
 
     @property
     def rules(self) -> Mapping[type[OpKind], Rule]:

@@ -81,6 +81,7 @@ class CpuTarget:
             copy_blocks=(names[copies], copies) if copies is not None else None,
             phases=calls_of(placed, names),
             tensors=tensors,
+            num_stores=len(inputs.arena.allocations),
             activation_bytes=placed.activation_bytes,
             shared_bytes=shared_bytes,
             thread_bytes=thread_bytes,

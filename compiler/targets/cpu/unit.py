@@ -65,6 +65,7 @@ class Unit:
     copy_blocks: tuple[str, CpuKernel] | None
     phases: tuple[Calls, ...]
     tensors: tuple[CTensor, ...]
+    num_stores: int
     activation_bytes: int
     shared_bytes: int
     thread_bytes: int

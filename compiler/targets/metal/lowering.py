@@ -24,7 +24,6 @@ class MetalLowering(Lowering):
     """Lowers the graph of one phase to Metal kernels.
 
     Attributes:
-        arena: the KV arena.
         table: the geometry of each launch.
         layouts: the buffers of the weights, by name.
         limits: the largest batch of the phase.
@@ -33,8 +32,7 @@ class MetalLowering(Lowering):
     """
 
     def __init__(self, inputs: LoweringInput, phase: PhaseName, *, one_kernel: bool) -> None:
-        super().__init__(inputs.graphs[phase], phase)
-        self.arena = inputs.arena
+        super().__init__(inputs.graphs[phase], phase, inputs.arena)
         self.table = inputs.table
         self.layouts = {weight.name: weight.layout for weight in inputs.weights}
         self.limits = inputs.limits[phase]

@@ -24,22 +24,19 @@ class BlockIdentity:
         weights: the digest of the weights (`weights_digest`).
         artifact: the digest of the artifact, which names spec and kernels.
         host: the name of the host: two programs of one artifact round differently.
-        cache_dtype: element type of the arena.
         layout: order of the arena's first two dimensions.
-        num_layers, block_size, num_kv_heads, head_dim: dimensions of a block.
-        block_bytes: bytes of K and V of one block.
+        block_size: tokens of a block.
+        stores: what a block has, in order: for each store its name, layers, shape and type of a layer's row.
+        block_bytes: bytes of one block.
     """
 
     model: str
     weights: str
     artifact: str
     host: str
-    cache_dtype: str
     layout: str
-    num_layers: int
     block_size: int
-    num_kv_heads: int
-    head_dim: int
+    stores: tuple[str, ...]
     block_bytes: int
 
     @classmethod
@@ -58,12 +55,12 @@ class BlockIdentity:
             weights=weights,
             artifact=artifact.digest,
             host=host,
-            cache_dtype=str(geometry.dtype),
             layout=geometry.layout,
-            num_layers=geometry.num_layers,
             block_size=geometry.block_size,
-            num_kv_heads=geometry.num_kv_heads,
-            head_dim=geometry.head_dim,
+            stores=tuple(
+                f"{part.name} {part.num_layers} {'x'.join(map(str, part.shape[3:]))} {part.dtype!s}"
+                for part in geometry.of_group(0)
+            ),
             block_bytes=block_bytes(geometry),
         )
 

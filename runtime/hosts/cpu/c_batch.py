@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.runtime.hosts.batch import Batch
-from mlxr.runtime.hosts.cpu.library import CBatch
+from mlxr.runtime.hosts.cpu.library import CBatch, CBlocks
 
 
 def c_batch(
@@ -32,13 +32,11 @@ def c_batch(
         len(tokens),
         batch.num_seqs,
         batch.num_rows,
-        batch.block_tables.shape[1],
         _address(tokens),
         _address(batch.positions),
-        _address(batch.slots),
         _address(batch.query_start),
         _address(batch.context_lens),
-        _address(batch.block_tables),
+        (CBlocks * 1)(CBlocks(_address(batch.slots), _address(batch.block_tables), batch.block_tables.shape[1])),
         _address(batch.logit_rows),
         _address(logits),
         links,

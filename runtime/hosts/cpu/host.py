@@ -189,7 +189,7 @@ class CpuHost(Host):
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies all pairs, in order, in one call."""
-        self._running.copy_blocks(np.array(copies, dtype=np.int32).reshape(-1, 2))
+        self._running.copy_blocks(0, np.array(copies, dtype=np.int32).reshape(-1, 2))
         if self._tell:
             self._count_launches()
 

@@ -19,6 +19,12 @@ from mlxr.runtime.hosts.collectives import Floats
 _CLOSE_WAIT_S = 30.0
 
 
+class CBlocks(ctypes.Structure):
+    """`mlxr_blocks`."""
+
+    _fields_ = (("slots", ctypes.c_void_p), ("tables", ctypes.c_void_p), ("columns", ctypes.c_int64))
+
+
 class CBatch(ctypes.Structure):
     """`mlxr_batch`."""
 
@@ -27,13 +33,11 @@ class CBatch(ctypes.Structure):
         ("tokens", ctypes.c_int32),
         ("seqs", ctypes.c_int32),
         ("rows", ctypes.c_int32),
-        ("max_blocks", ctypes.c_int32),
         ("token_ids", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
-        ("slots", ctypes.c_void_p),
         ("query_start", ctypes.c_void_p),
         ("context_lens", ctypes.c_void_p),
-        ("block_tables", ctypes.c_void_p),
+        ("groups", ctypes.POINTER(CBlocks)),
         ("logit_rows", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
         ("links", ctypes.c_void_p),
@@ -52,9 +56,9 @@ class Library:
         """
         pointer, number = ctypes.c_void_p, ctypes.c_int32
         self.abi = _function(loaded, "mlxr_abi", number)
-        self.open = _function(loaded, "mlxr_open", pointer, pointer, pointer, pointer, number)
+        self.open = _function(loaded, "mlxr_open", pointer, pointer, pointer, number)
         self.step = _function(loaded, "mlxr_step", None, pointer, pointer)
-        self.copy_blocks = _function(loaded, "mlxr_copy_blocks", None, pointer, pointer, number)
+        self.copy_blocks = _function(loaded, "mlxr_copy_blocks", None, pointer, number, pointer, number)
         self.pack = _function(loaded, "mlxr_pack", number, number, pointer, pointer, number, number)
         self.launches = _function(loaded, "mlxr_launches", pointer, pointer)
         self.close = _function(loaded, "mlxr_close", None, pointer)
@@ -87,14 +91,14 @@ class OpenProgram:
     """
 
     def __init__(
-        self, library: Library, tensors: Sequence[int], arenas: tuple[int, int], threads: int, keep: object
+        self, library: Library, tensors: Sequence[int], stores: Sequence[int], threads: int, keep: object
     ) -> None:
         """Starts the threads.
 
         Args:
             library: the program.
             tensors: the address of each tensor.
-            arenas: the addresses of K and V.
+            stores: the address of each store, in the plan's order.
             threads: how many threads work, including the caller's.
             keep: the owners of that memory, which stay referenced until the threads have ended.
 
@@ -102,7 +106,7 @@ class OpenProgram:
             HostError: there is not enough memory, no further thread can start, or Linux refuses the AMX registers.
         """
         pointers = (ctypes.c_void_p * max(1, len(tensors)))(*tensors)
-        handle = library.open(pointers, *arenas, threads)
+        handle = library.open(pointers, (ctypes.c_void_p * len(stores))(*stores), threads)
         if not handle:
             reason = os.strerror(ctypes.get_errno())
             raise HostError(f"cpu: cannot start {threads} threads with their memory: {reason}; give fewer --threads")
@@ -123,8 +127,8 @@ class OpenProgram:
             self._check()
             self._step(self._handle, ctypes.byref(batch))
 
-    def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
-        """Copies blocks of the arena. `pairs`: [copies, 2] source and target.
+    def copy_blocks(self, group: int, pairs: npt.NDArray[np.int32]) -> None:
+        """Copies blocks of a group. `pairs`: [copies, 2] source and target.
 
         Raises:
             HostError: as `step`.
@@ -132,7 +136,7 @@ class OpenProgram:
         self._check()
         with self._lock:
             self._check()
-            self._copy(self._handle, pairs.ctypes.data, len(pairs))
+            self._copy(self._handle, group, pairs.ctypes.data, len(pairs))
 
     def lend_activations(self, address: int) -> None:
         """Has the program of one of several ranks put its activations into memory of the caller, before its first step.

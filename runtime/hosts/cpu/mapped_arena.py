@@ -4,7 +4,7 @@ So a long context costs nothing until it is used. Blocks are handed out from the
 is zero without being in memory.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import mlx.core as mx
@@ -26,33 +26,32 @@ class MappedArena(Arena):
 
     def _allocate(self, geometry: ArenaGeometry) -> None:
         try:
-            self._memory = [reserve(geometry.size_bytes // 2, "the KV arena") for _ in "KV"]
+            self._memory = {a.name: reserve(a.size_bytes, "the KV arena") for a in geometry.allocations}
         except HostError as error:
             raise ArenaError(str(error)) from error
-        element = _UNSIGNED[geometry.dtype.size_bytes]
-        self._bits = [memory.view(element).reshape(geometry.shape) for memory in self._memory]
+        self._bits = {
+            a.name: self._memory[a.name].view(_UNSIGNED[a.dtype.size_bytes]).reshape(a.shape)
+            for a in geometry.allocations
+        }
         self.token = mx.zeros((8,), dtype=mx.uint32)
 
-    def bits(self) -> tuple[Bits, Bits]:
+    def bits(self) -> dict[str, Bits]:
         """See `Arena`."""
-        k, v = self._bits
-        return k, v
+        return self._bits
 
     def give_back(self, block_ids: Sequence[int]) -> None:
         """See `Arena`. In layout `layer` a block has no pages of its own."""
         if self.geometry.layout != "block":
             return
-        block = self.geometry.size_bytes // self.geometry.num_blocks // 2
         for first, stop in _runs(sorted(block_ids)):
-            for memory in self._memory:
-                give_back(memory, first * block, stop * block)
+            for allocation in self.geometry.of_group(0):
+                block = allocation.unit_bytes
+                give_back(self._memory[allocation.name], first * block, stop * block)
 
     @property
-    def k(self) -> mx.array:
-        """There is no such array."""
+    def stores(self) -> Mapping[str, mx.array]:
+        """There are no such arrays."""
         raise NotImplementedError("host cpu has the arena outside of MLX: ask bits()")
-
-    v = k
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import (
     ARENA_TOKEN,
-    K_ARENA,
-    V_ARENA,
     Artifact,
     CollectiveCall,
     Launch,
@@ -74,7 +72,7 @@ class MlxHost(ArrayHost):
             layer_buffer(i): mx.array([i] + [0] * 7, dtype=mx.uint32) for i in range(self.plan.num_layers)
         }
         self._fixed |= {name: bindable(weight) for name, weight in weights.items()}
-        self._fixed |= {K_ARENA: arena.k, V_ARENA: arena.v}
+        self._fixed |= arena.stores
         self._no_blocks = mx.zeros((MIN_ELEMENTS,), mx.uint8)
         casts = {cast.name: weights[cast.weight].astype(MLX_DTYPES[str(cast.dtype)]) for cast in self.program.casts}
         mx.eval(list(casts.values()))  # a trace of a step would compute lazy ones again each time
@@ -241,11 +239,12 @@ class MlxHost(ArrayHost):
         geometry = self.arena.geometry
         check_blocks(geometry, block_ids)
         ids, axis = mx.array(list(block_ids), mx.int32), 0 if geometry.layout == "block" else 1
+        stores = [self.arena.stores[allocation.name] for allocation in geometry.of_group(0)]
         with self.failures():
             mx.eval(self.arena.token)  # MLX does not see that kernels write the arena, and would read it too early
-            parts = [mx.take(array, ids, axis).swapaxes(0, axis) for array in (self.arena.k, self.arena.v)]
-            blocks = mx.concatenate([part.reshape(len(block_ids), -1) for part in parts], axis=1)
-            return np.array(blocks.view(mx.uint8))
+            parts = [mx.take(array, ids, axis).swapaxes(0, axis) for array in stores]
+            blocks = mx.concatenate([part.reshape(len(block_ids), -1).view(mx.uint8) for part in parts], axis=1)
+            return np.array(blocks)
 
     def write_blocks(self, block_ids: Sequence[int], data: npt.NDArray[np.uint8]) -> None:
         """Launches the copy kernel once for all blocks; see `Host.write_blocks`."""
@@ -257,8 +256,7 @@ class MlxHost(ArrayHost):
         assert launch is not None, "every program of target metal has the kernel"
         pairs = np.zeros((max(4, len(copies)), 2), dtype=np.int32)
         pairs[: len(copies)] = copies
-        arrays = {"copies": mx.array(pairs), "blocks": blocks, K_ARENA: self.arena.k, V_ARENA: self.arena.v}
-        arrays[ARENA_TOKEN] = self.arena.token
+        arrays = {"copies": mx.array(pairs), "blocks": blocks, ARENA_TOKEN: self.arena.token, **self.arena.stores}
         self.launcher.run(None, launch, arrays, {"copies": len(copies)})
         self.arena.token = arrays[launch.outputs[0]]
 

@@ -8,11 +8,11 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.compiler.artifact import KEYS_AND_VALUES
 from mlxr.compiler.ir.ops.attention import Attention, PackedAttention, RopeAttention, RopeWriteAttention
 from mlxr.compiler.ir.ops.cache import CacheWrite, RopeCacheWrite
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
-from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.mlx_ops.arena_view import layer_rows
 from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows
 from mlxr.runtime.hosts.mlx_ops.dense import capped
@@ -114,34 +114,33 @@ def _rotate(x: mx.array, inputs: Inputs, attrs: Rope | PackedHeads, num_heads: i
 
 def _store(k: mx.array, v: mx.array, inputs: Inputs, place: ArenaLayer | None) -> Outputs:
     assert place is not None, "cache writes need an arena"
-    arena, geometry = place.arena, place.arena.geometry
+    cache = place.cache
     slots = _indices(inputs["slots"])
-    blocks, offsets = slots // geometry.block_size, slots % geometry.block_size
-    for array, new in ((arena.k, k), (arena.v, v)):
-        heads = new.reshape(-1, geometry.num_kv_heads, geometry.head_dim)
-        rows = layer_rows(array, geometry.layout, place.layer)
-        rows[blocks, offsets] = encode_rows(heads, str(geometry.dtype))
+    blocks, offsets = slots // cache.block_size, slots % cache.block_size
+    for port, new in zip(KEYS_AND_VALUES, (k, v), strict=True):
+        heads = new.reshape(-1, cache.num_kv_heads, cache.head_dim)
+        rows = layer_rows(inputs[port], cache.layout, place.place(port))
+        rows[blocks, offsets] = encode_rows(heads, str(cache.dtype))
     return _token(inputs)
 
 
 def _attend(q: mx.array, inputs: Inputs, attrs: Attention | PackedAttention, place: ArenaLayer | None) -> mx.array:
     assert place is not None, "attention needs an arena"
-    arena = place.arena
     starts, tables = _indices(inputs["query_start"]), _indices(inputs["block_tables"])
     outs = []
     for seq, context in enumerate(_indices(inputs["context_lens"]).tolist()):
         own = slice(int(starts[seq]), int(starts[seq + 1]))
-        k, v = (_context(arena, array, place.layer, tables[seq], context) for array in (arena.k, arena.v))
+        k, v = (_context(inputs[port], port, place, tables[seq], context) for port in KEYS_AND_VALUES)
         outs.append(_attend_one(q[own], k, v, inputs["positions"][own], inputs.get("sinks"), attrs))
     return mx.concatenate(outs)
 
 
-def _context(arena: Arena, array: mx.array, layer: int, table: npt.NDArray[np.int32], context: int) -> mx.array:
+def _context(array: mx.array, port: str, place: ArenaLayer, table: npt.NDArray[np.int32], context: int) -> mx.array:
     """K or V of a sequence, [kv_heads, context, head_dim] in fp32."""
-    geometry = arena.geometry
+    geometry = place.cache
     num_blocks = -(-context // geometry.block_size)
     blocks = np.arange(num_blocks) if geometry.mode == "contiguous" else table[:num_blocks]
-    rows = layer_rows(array, geometry.layout, layer)[blocks]
+    rows = layer_rows(array, geometry.layout, place.place(port))[blocks]
     rows = rows.reshape(-1, geometry.num_kv_heads, geometry.row_elements)[:context]
     return decode_rows(rows, str(geometry.dtype)).transpose(1, 0, 2)
 

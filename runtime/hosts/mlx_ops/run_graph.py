@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import mlx.core as mx
 
-from mlxr.compiler.artifact import ARENA_TOKEN, K_ARENA, V_ARENA, Op, OpGraph
+from mlxr.compiler.artifact import ARENA_TOKEN, Op, OpGraph
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.mlx_ops.table import evaluate
@@ -40,7 +40,7 @@ def run_graph(
     inputs = [v.name for v in graph.values if v.role == "input"]
     values |= {name: mx.array(getattr(batch, _BATCH_NAMES.get(name, name))) for name in inputs}
     values |= {v.name: weights[v.name] for v in graph.values if v.role == "weight"}
-    values |= {K_ARENA: arena.k, V_ARENA: arena.v, ARENA_TOKEN: arena.token}
+    values |= {v.name: arena.stores[v.name] for v in graph.values if v.role == "store"} | {ARENA_TOKEN: arena.token}
     last_use = {name: op.name for op in graph.ops for name in op.inputs.values()}
     for op in graph.ops:
         ports = {port: values[name] for port, name in op.inputs.items()}
@@ -58,5 +58,5 @@ def run_graph(
 
 
 def arena_layer(op: Op, arena: Arena) -> ArenaLayer | None:
-    """The layer of the arena that an op accesses; None for one that accesses none."""
-    return None if op.layer is None or K_ARENA not in op.inputs else ArenaLayer(arena, op.layer)
+    """The layer whose rows of stores an op accesses; None for one that accesses none."""
+    return None if op.layer is None or not op.attrs.accesses else ArenaLayer(arena, op.layer)

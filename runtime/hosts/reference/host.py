@@ -10,10 +10,10 @@ import mlx.core as mx
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.arena_blocks import copy_blocks
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.host import ArrayHost
 from mlxr.runtime.hosts.mlx_ops import run_graph
-from mlxr.runtime.hosts.mlx_ops.arena_view import copy_blocks
 from mlxr.runtime.memory.footprint import Footprint
 from mlxr.runtime.weights.weight_file import WeightFile
 

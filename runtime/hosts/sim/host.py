@@ -14,10 +14,7 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import (
     ARENA_TOKEN,
-    ARENAS,
     BATCH_DIMS,
-    K_ARENA,
-    V_ARENA,
     Artifact,
     BatchDim,
     CollectiveCall,
@@ -71,8 +68,7 @@ class SimHost(ArrayHost):
         self._base = -(-self._memory.ctypes.data // 256) * 256
         self._tokens: dict[str, np.ndarray] = {}
         self._fixed: dict[str, SimBuffer] = {
-            K_ARENA: SimBuffer.of(arena.k, writable=True, name=K_ARENA),
-            V_ARENA: SimBuffer.of(arena.v, writable=True, name=V_ARENA),
+            name: SimBuffer.of(array, writable=True, name=name) for name, array in arena.stores.items()
         }
         for name, array in weights.items():
             self._fixed[name] = SimBuffer.of(array, writable=False, name=name)
@@ -192,8 +188,8 @@ class SimHost(ArrayHost):
         self.count(launch.kernel, grid)
 
     def _reading(self, buffer: SimBuffer) -> SimBuffer:
-        """A buffer as a kernel's input, which is read-only unless it is the arena."""
-        if not buffer.writable or buffer.name in ARENAS:
+        """A buffer as a kernel's input, which is read-only unless it is a store."""
+        if not buffer.writable or buffer.name in self.arena.stores:
             return buffer
         key = (buffer.address, buffer.size_bytes)
         if key not in self._inputs:

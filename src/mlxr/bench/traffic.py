@@ -36,5 +36,5 @@ def _shares(graph: OpGraph, rows: int) -> dict[str, float]:
 
 
 def cache_bytes(arena: ArenaGeometry, tokens: int) -> int:
-    """Bytes of K and V of so many tokens, in all layers."""
-    return 2 * arena.num_layers * arena.num_kv_heads * arena.row_bytes * tokens
+    """Bytes that stores keep of so many tokens, in all layers."""
+    return tokens * arena.block_bytes // arena.block_size

@@ -139,7 +139,7 @@ def _bench(model: "Model", args: argparse.Namespace, work: Workload, load_second
         "compute": spec.compute,
         "weights": spec.weights.default,
         "activations": str(model.types.activations),
-        "cache": f"{arena.dtype}, {arena.mode}",
+        "cache": f"{arena.cache_type}, {arena.mode}",
         "prompt_tokens": None if work.lengths else work.longest_prompt,
         "decode_tokens": work.decode_tokens,
         "context": work.start,

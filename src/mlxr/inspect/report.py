@@ -80,9 +80,6 @@ def _head(artifact: Artifact, target: str, width: int, ink: Ink) -> Iterator[str
     first = textwrap.wrap(f"{spec.name}: {about}", max(width, NARROWEST), subsequent_indent="  ")
     yield first[0].replace(spec.name, ink.bold(spec.name), 1)
     yield from first[1:]
-    axes = {"block": ("blocks", "layers"), "layer": ("layers", "blocks")}[arena.layout]
-    names = (*axes, "tokens", "KV heads", "head dim")
-    shape = " x ".join(f"{n} {name}" for n, name in zip(arena.shape, names, strict=True))
     dtypes = sorted({str(part.format) for weight in plan.weights for part in weight.parts})
     phases = ", ".join(f"{phase.name} {size(phase.activation_bytes)}" for phase in program.phases)
     budget = "no budget" if memory.budget_bytes is None else f"of a budget of {size(memory.budget_bytes)}"
@@ -90,7 +87,7 @@ def _head(artifact: Artifact, target: str, width: int, ink: Ink) -> Iterator[str
     totals = [f"target {name}: {size(memory.total_bytes)}" for name, memory in others.items()]
     for name, value, text in (
         ("weights", size(memory.weights_bytes), f"{len(plan.weights)} tensors, {', '.join(dtypes)}"),
-        ("arena", size(memory.arena_bytes), f"{arena.mode}; K and V, each {shape}, {arena.dtype}"),
+        ("arena", size(memory.arena_bytes), f"{arena.mode}; {arena.summary}"),
         ("activations", size(memory.activation_bytes), f"the larger of {phases}"),
         ("total", size(memory.total_bytes), "; ".join((*totals, budget))),
         *(("types", name, str(each.types)) for name, each in plan.programs.items()),

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from mlxr.compiler.artifact import PHASES, Artifact, KernelEntry
+from mlxr.compiler.artifact import PHASES, ArenaGeometry, Artifact, KernelEntry
 from mlxr.compiler.artifact.running import chunk_dims
 from mlxr.inspect.launches import LaunchRow, phase_rows
 from mlxr.inspect.report import parameters, scenarios
@@ -16,7 +16,6 @@ def report_json(artifact: Artifact, target: str = "metal") -> dict[str, Any]:
     rows = [row for phase in phases for row in phase.rows]
     decode, prefill = (next(phase for phase in phases if phase.name == name) for name in PHASES)
     per_token = [{"batch": name, "launches": len(decode.running(dims))} for name, dims in scenarios(artifact).items()]
-    arena = {name: value for name, value in dataclasses.asdict(program.arena).items() if name != "dtype"}
     return {
         "name": artifact.spec.name,
         "digest": artifact.digest,
@@ -24,7 +23,7 @@ def report_json(artifact: Artifact, target: str = "metal") -> dict[str, Any]:
         "parameters": parameters(artifact),
         "num_layers": plan.num_layers,
         "memory": program.memory.model_dump() | {"total_bytes": program.memory.total_bytes},
-        "arena": arena | {"dtype": str(program.arena.dtype), "shape": list(program.arena.shape)},
+        "arena": _arena(program.arena),
         "batch_invariant": program.batch_invariant,
         "types": [each.types.model_dump(mode="json") for each in plan.programs.values()],
         "chunk": plan.chunk.model_dump() | {"max_tokens": plan.max_tokens},
@@ -37,6 +36,26 @@ def report_json(artifact: Artifact, target: str = "metal") -> dict[str, Any]:
             for kernel in program.kernels
         ],
         "launches": [_launch(row) for row in rows],
+    }
+
+
+def _arena(arena: ArenaGeometry) -> dict[str, Any]:
+    """The limits of sequences, the groups of layers, and the stores."""
+    limits = {name: getattr(arena, name) for name in ("layout", "mode", "block_size", "max_sequences", "context")}
+    return limits | {
+        "bytes": arena.size_bytes,
+        "groups": [dataclasses.asdict(group) for group in arena.groups],
+        "stores": [
+            {
+                "name": part.name,
+                "scope": part.store.scope,
+                "group": part.group,
+                "shape": list(part.shape),
+                "dtype": str(part.dtype),
+                "bytes": part.size_bytes,
+            }
+            for part in arena.allocations
+        ],
     }
 
 

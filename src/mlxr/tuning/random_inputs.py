@@ -11,7 +11,7 @@ from typing import Literal
 
 import mlx.core as mx
 
-from mlxr.compiler.artifact import K_ARENA, V_ARENA, Artifact, DType, Phase, Value, layer_buffer
+from mlxr.compiler.artifact import Artifact, DType, Phase, Value, layer_buffer
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.ir.ops.experts import Route
 from mlxr.compiler.text.plural import counted
@@ -103,7 +103,7 @@ class RandomInputs:
             name: of a weight, of the batch's metadata, of the arena, or of an activation.
             dtype: of the kernel's port.
         """
-        arena, metadata = {K_ARENA: self._arena.k, V_ARENA: self._arena.v}, batch_arrays(batch)
+        arena, metadata = self._arena.stores, batch_arrays(batch)
         shapes = {buffer.name: buffer.shape for buffer in phase.buffers}
         if name in self._casts:
             cast = self._casts[name]

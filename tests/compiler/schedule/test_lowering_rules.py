@@ -12,9 +12,12 @@ from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.ir.ops.norm import Norm
 from mlxr.compiler.ir.ops.product import Product
+from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.lowering import Lowering, Rule
 from mlxr.compiler.schedule.lowering_rules import LoweringRules
+from mlxr.compiler.schedule.memory import arena_geometry
 from mlxr_tests.graphs import small_graph
+from mlxr_tests.specs import small_spec
 
 PACKAGE = "toy_kernels"
 MODULE = """
@@ -31,7 +34,7 @@ class ToyLowering(Lowering):
     """Collects what its rules say."""
 
     def __init__(self) -> None:
-        super().__init__(small_graph(), "decode")
+        super().__init__(small_graph(), "decode", arena_geometry(small_spec(), GeometryTable()))
         self.lowered: list[tuple[str, str]] = []
 
     @property

@@ -154,7 +154,7 @@ def test_launches_of_a_buffer_exclude_each_other_even_if_it_has_readers_of_the_s
         ("attend_reduce", None, "which nothing reads|no launch makes"),
         ("qkv_rows", None, "no launch makes 'layers.1.attention.qkv_projected' for 2 tokens"),
         ("qkv", None, "no launch makes 'layers.1.attention.qkv_projected' for 1 tokens"),
-        ("attend", {"inputs": {-2: "k_arena"}}, "binds an arena twice"),
+        ("attend", {"inputs": {-2: "k_arena"}}, "binds a store twice"),
         ("embed", {"inputs": {}}, "binds the wrong number of buffers"),
     ],
 )

@@ -76,7 +76,7 @@ def test_one_artifact_has_the_types_of_each_target() -> None:
         ("metal", "bf16", "bf16"),
         ("cpu", "f32", "f16"),
     ]
-    assert (plan.programs["metal"].arena.dtype, plan.programs["cpu"].arena.dtype) == (DType.BF16, DType.F16)
+    assert (plan.programs["metal"].arena.cache_type, plan.programs["cpu"].arena.cache_type) == (DType.BF16, DType.F16)
     assert plan.arena == plan.programs["metal"].arena
 
 

@@ -43,7 +43,8 @@ class ToyHost:
             self.functions[kernel.name] = scope[kernel.name]
         self.weights = {name: floats(weight) for name, weight in weights.items()}
         arena = self.program.arena
-        self.k, self.v = np.zeros((2, arena.num_layers, arena.context, arena.num_kv_heads, arena.head_dim), np.float32)
+        cache = arena.cache_of(0)
+        self.k, self.v = np.zeros((2, arena.num_layers, arena.context, cache.num_kv_heads, cache.head_dim), np.float32)
         self.length = 0
 
     def step(self, tokens: list[int]) -> np.ndarray:

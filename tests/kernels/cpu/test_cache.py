@@ -7,9 +7,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxr.compiler.artifact import ArenaGeometry, DType
+from mlxr.compiler.artifact import DType
+from mlxr.runtime.cache.arena_blocks import copy_blocks
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
-from mlxr.runtime.hosts.mlx_ops.arena_view import copy_blocks
 from mlxr.runtime.hosts.mlx_ops.cache_rows import encode_rows
 from mlxr.runtime.mlx_arrays import as_bits
 from mlxr_tests.arenas import copy_arena, snapshot, write_slots
@@ -208,7 +208,7 @@ def test_values_are_stored_as_the_reference_stores_them(cache, head_dim, march):
     bench.launch("cache_write", batch, 2, qkv, table, table)
     with np.errstate(invalid="ignore"):
         want = encode_rows(mx.array(rows), cache)
-    got = snapshot(bench.arena)["V"][LAYER, batch.slots, 0]
+    got = snapshot(bench.arena)["v_arena"][LAYER, batch.slots, 0]
     numbers_end = -4 if cache == "q8" else None
     is_nan = np.isnan(rows).any(axis=-1) | (~np.isfinite(rows).all(axis=-1) & (cache == "q8"))
     np.testing.assert_array_equal(got[~is_nan], want[~is_nan])
@@ -233,7 +233,10 @@ def test_copy_blocks(cache, block_size, head_dim, layout):
     for pairs in ([(1, 0)], [(0, last), (2, 1), (last - 1, 3)]):
         bench.copy_blocks(pairs)
         copy_blocks(bench.reference, pairs)
-        for array, want in ((bench.arena.k, bench.reference.k), (bench.arena.v, bench.reference.v)):
+        for array, want in (
+            (bench.arena.stores["k_arena"], bench.reference.stores["k_arena"]),
+            (bench.arena.stores["v_arena"], bench.reference.stores["v_arena"]),
+        ):
             np.testing.assert_array_equal(as_bits(array), as_bits(want))
 
 
@@ -270,4 +273,4 @@ def test_parts_are_as_the_tests_suppose():
     assert kernels[0].tiles and kernels[0].rows_in_place and not kernels[1].tiles
     assert FAST_ERROR > 100 * SUM_ERROR
     assert {case.cache for case in CHOSEN} == {"bf16", "f16", "q8", "f32"}
-    assert isinstance(kernels[0].arena, ArenaGeometry) and kernels[0].cache is DType.BF16
+    assert kernels[0].cache is DType.BF16

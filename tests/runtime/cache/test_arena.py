@@ -37,12 +37,12 @@ GEOMETRY = kv_arena(
 def test_shape_dtype_and_zeros(layout, shape, dtype, mlx_dtype, item_bytes):
     geometry = replace(GEOMETRY, layout=layout).with_cache(dtype)
     arena = Arena(geometry)
-    assert geometry.shape == shape
+    assert geometry.cache_of(0).shape == shape
     assert geometry.size_bytes == 2 * 7 * 3 * 4 * 2 * 32 * item_bytes
-    for array in (arena.k, arena.v):
+    for array in (arena.stores["k_arena"], arena.stores["v_arena"]):
         assert array.shape == shape and array.dtype == mlx_dtype
         assert not mx.any(array != 0).item()
-    assert arena.k.nbytes + arena.v.nbytes == geometry.size_bytes
+    assert arena.stores["k_arena"].nbytes + arena.stores["v_arena"].nbytes == geometry.size_bytes
     assert arena.token.shape == (8,) and arena.token.dtype == mx.uint32
 
 
@@ -51,54 +51,55 @@ def test_addresses_never_move_while_the_arena_is_read(dtype):
     arena = Arena(GEOMETRY.with_cache(dtype))
     before = arena.addresses()
     for _ in range(5):
-        total = mx.sum(arena.k) + mx.sum(arena.v)
+        total = mx.sum(arena.stores["k_arena"]) + mx.sum(arena.stores["v_arena"])
         arena.token = arena.token + 1
         mx.eval(total, arena.token)
         assert arena.addresses() == before
     assert arena.token.tolist() == [5] * 8
     k, v = before
-    assert abs(k - v) >= arena.k.nbytes, "K and V overlap"
+    assert abs(k - v) >= arena.stores["k_arena"].nbytes, "K and V overlap"
 
 
 @pytest.mark.parametrize(("layout", "shape"), [("block", (7, 3, 4, 2, 36)), ("layer", (3, 7, 4, 2, 36))])
 def test_q8_rows_hold_their_scale(layout, shape):
     geometry = replace(GEOMETRY, layout=layout).with_cache(DType.Q8)
     arena = Arena(geometry)
-    assert geometry.shape == arena.k.shape == arena.v.shape == shape
-    assert geometry.row_bytes == geometry.row_elements == 36
-    assert arena.k.nbytes + arena.v.nbytes == geometry.size_bytes == 2 * 7 * 3 * 4 * 2 * 36
-    assert as_bits(arena.k).dtype == np.uint8 and as_bits(arena.k).flags.writeable
+    assert geometry.cache_of(0).shape == arena.stores["k_arena"].shape == arena.stores["v_arena"].shape == shape
+    assert geometry.cache_of(0).row_bytes == geometry.cache_of(0).row_elements == 36
+    assert (
+        arena.stores["k_arena"].nbytes + arena.stores["v_arena"].nbytes == geometry.size_bytes == 2 * 7 * 3 * 4 * 2 * 36
+    )
+    assert as_bits(arena.stores["k_arena"]).dtype == np.uint8 and as_bits(arena.stores["k_arena"]).flags.writeable
 
 
 def test_addresses_are_where_the_bytes_are():
     arena = Arena(GEOMETRY)
-    host = np.asarray(arena.v)
+    host = np.asarray(arena.stores["v_arena"])
     assert host.__array_interface__["data"][0] == arena.addresses()[1]
     host[6, 2, 3, 1, 31] = 5.0
-    assert arena.v[6, 2, 3, 1, 31].item() == 5.0
+    assert arena.stores["v_arena"][6, 2, 3, 1, 31].item() == 5.0
 
 
 def test_k_and_v_cannot_be_replaced():
     arena = Arena(GEOMETRY)
-    with pytest.raises(AttributeError):
-        arena.k = mx.zeros(GEOMETRY.shape)  # type: ignore[misc]
-    with pytest.raises(AttributeError):
-        arena.v = mx.zeros(GEOMETRY.shape)  # type: ignore[misc]
+    for name in ("k_arena", "v_arena"):
+        with pytest.raises(TypeError):
+            arena.stores[name] = mx.zeros(GEOMETRY.cache_of(0).shape)  # type: ignore[index]
 
 
 def test_a_strided_array_is_refused():
     arena = Arena(GEOMETRY)
     arena.check_contiguous()
-    arena._v = mx.zeros((3, 7, 4, 2, 32)).swapaxes(0, 1)
-    assert arena.v.shape == GEOMETRY.shape
-    with pytest.raises(ArenaError, match=r"arena V has shape .* expected row-major \(7, 3, 4, 2, 32\)"):
+    arena._stores["v_arena"] = mx.zeros((3, 7, 4, 2, 32)).swapaxes(0, 1)
+    assert arena.stores["v_arena"].shape == GEOMETRY.cache_of(0).shape
+    with pytest.raises(ArenaError, match=r"v_arena has shape .* expected row-major \(7, 3, 4, 2, 32\)"):
         arena.check_contiguous()
 
 
 def test_an_array_of_another_shape_is_refused():
     arena = Arena(GEOMETRY)
-    arena._k = mx.zeros((7, 3, 4, 2, 33))
-    with pytest.raises(ArenaError, match="arena K has shape"):
+    arena._stores["k_arena"] = mx.zeros((7, 3, 4, 2, 33))
+    with pytest.raises(ArenaError, match="k_arena has shape"):
         arena.check_contiguous()
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import mlxr
-from mlxr.compiler.artifact import ARENAS, K_ARENA, Artifact, KernelCall
+from mlxr.compiler.artifact import KEYS_AND_VALUES, Artifact, KernelCall
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, KernelFault
 from mlxr.compiler.schedule.geometry import Geometry
@@ -77,7 +77,7 @@ class SimMetalKernel:
         assert all(x.size >= 8 for x in inputs), "MLX would bind a smaller input in the constant address space"
         outputs = [mx.full(shape, 7, dtype=dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
         names = self.names
-        if K_ARENA in names:
+        if "k_arena" in names:
             places = [i for i, name in enumerate(names) if "token" in name and name != "token_ids"]
             bound, made = ([*inputs, *outputs][i] for i in places)
             self.tokens.append((bound, made))
@@ -85,10 +85,10 @@ class SimMetalKernel:
         mx.eval(*inputs)
         views = [memoryview(x) for x in inputs]
         assert all(v.c_contiguous or 0 in (v.strides or ()) for v in views), "kernels take what they bind as it lies"
-        inputs = [x if name in ARENAS else mx.contiguous(x) for name, x in zip(names, inputs, strict=False)]
+        inputs = [x if name in KEYS_AND_VALUES else mx.contiguous(x) for name, x in zip(names, inputs, strict=False)]
         mx.eval(*inputs, *outputs)
         buffers = [
-            SimBuffer.of(array, writable=i >= self.num_inputs or names[i] in ARENAS, name=names[i])
+            SimBuffer.of(array, writable=i >= self.num_inputs or names[i] in KEYS_AND_VALUES, name=names[i])
             for i, array in enumerate([*inputs, *outputs])
         ]
         groups = tuple(-(-g // t) for g, t in zip(grid, threadgroup, strict=True))

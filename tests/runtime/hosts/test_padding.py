@@ -72,7 +72,11 @@ def numbers(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> tuple[list[n
             BatchRequest(ids[s], random.integers(0, 61, count).tolist(), pager.length(ids[s])) for s, count in parts
         ]
         logits.append(np.array(host.read(host.step(Batch.build(requests, pager, artifact.plan.query_tile)))))
-    return logits, [np.array(one.view(mx.uint8)) for one in (arena.k, arena.v)], launched
+    return (
+        logits,
+        [np.array(one.view(mx.uint8)) for one in (arena.stores["k_arena"], arena.stores["v_arena"])],
+        launched,
+    )
 
 
 @pytest.mark.usefixtures("eager")

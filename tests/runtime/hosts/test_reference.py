@@ -139,10 +139,10 @@ def test_chunks_and_batches_do_not_matter() -> None:
 def test_steps_write_in_place_and_touch_only_their_slots() -> None:
     r = rig()
     r.pager.add_sequence()
-    k, v, addresses = r.arena.k, r.arena.v, r.arena.addresses()
+    k, v, addresses = r.arena.stores["k_arena"], r.arena.stores["v_arena"], r.arena.addresses()
     for graph in ("source", "prefill", "decode"):
         r.step(graph, (0, [1]))
-    assert r.arena.k is k and r.arena.v is v and r.arena.addresses() == addresses
+    assert r.arena.stores["k_arena"] is k and r.arena.stores["v_arena"] is v and r.arena.addresses() == addresses
     (block_id,) = r.pager.block_table(0)
     written = np.abs(floats(k)).sum(axis=(-1, -2))
     assert (written[block_id, :, :3] > 0).all()

@@ -48,7 +48,7 @@ def measure(host: str, make_copy: bool) -> dict[str, int | bool]:
     model.host.read(model.host.step(Batch.build([BatchRequest(seq_id, [1, 403, 27], 0)], pager, plan.query_tile)))
     mx.eval(arena.token)
     loaded = rss_bytes() - before
-    for bits in arena.bits():
+    for bits in arena.bits().values():
         bits[...] |= 0  # pages that were never written are not resident
     addresses, token, launched = arena.addresses(), int(arena.token[0]), sum(model.host.launches.values())
     gc.collect()
@@ -60,7 +60,7 @@ def measure(host: str, make_copy: bool) -> dict[str, int | bool]:
         model.host.step(Batch.build([BatchRequest(seq_id, [i % 4000], 3 + i)], pager, plan.query_tile))
         for i in range(NUM_STEPS)
     ]
-    copy = np.array(arena.bits()[0]) if make_copy else None
+    copy = np.array(arena.bits()["k_arena"]) if make_copy else None
     mx.eval(arena.token)
     del copy, queued
     return {

@@ -7,30 +7,32 @@ from weakref import WeakKeyDictionary
 import mlx.core as mx
 import numpy as np
 
+from mlxr.compiler.artifact import Allocation
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows
-from mlxr.runtime.mlx_arrays import Bits, as_bits
+from mlxr.runtime.mlx_arrays import Bits
 from mlxr_tests.specs import floats
 from mlxr_tests.tolerances import Mismatch, check_op
 
 _NAN_BITS = {"f32": 0x7FC00000, "f16": 0x7E00, "bf16": 0x7FC0, "q8": 0xFF}
 
 
-_views: WeakKeyDictionary[Arena, tuple[Bits, Bits]] = WeakKeyDictionary()
+_views: WeakKeyDictionary[Arena, list[tuple[Allocation, Bits]]] = WeakKeyDictionary()
 
 
-def _bits(arena: Arena) -> tuple[Bits, Bits]:
-    """K and V as bits: views, cached because MLX computes each."""
+def _bits(arena: Arena) -> list[tuple[Allocation, Bits]]:
+    """The allocations as bits: views, cached because MLX computes each."""
     if arena not in _views:
-        _views[arena] = (as_bits(arena.k), as_bits(arena.v))
+        bits = arena.bits()
+        _views[arena] = [(part, bits[part.name]) for part in arena.geometry.allocations]
     return _views[arena]
 
 
 def nan_arena(arena: Arena) -> Arena:
     """The arena with every element NaN (in q8, every scale), so that a read of an unwritten slot shows."""
-    for bits in _bits(arena):
-        bits[...] = _NAN_BITS[str(arena.geometry.dtype)]
+    for part, bits in _bits(arena):
+        bits[...] = _NAN_BITS[str(part.dtype)]
     return arena
 
 
@@ -38,9 +40,10 @@ def write_slots(arena: Arena, slots: Iterable[int], rng: np.random.Generator) ->
     """Writes random numbers into K and V of these slots, in every layer."""
     g = arena.geometry
     block, place = np.divmod(np.fromiter(slots, dtype=np.int64), g.block_size)
-    for view in _bits(arena):
-        numbers = rng.standard_normal((len(block), g.num_layers, g.num_kv_heads, g.head_dim), dtype=np.float32)
-        rows = encode_rows(mx.array(numbers), str(g.dtype))
+    for part, view in _bits(arena):
+        row = part.row.shape
+        numbers = rng.standard_normal((len(block), part.num_layers, *row), dtype=np.float32)
+        rows = encode_rows(mx.array(numbers), str(part.dtype))
         if g.layout == "block":
             view[block, :, place] = rows
         else:
@@ -49,21 +52,24 @@ def write_slots(arena: Arena, slots: Iterable[int], rng: np.random.Generator) ->
 
 def copy_arena(source: Arena, target: Arena) -> None:
     """Copies the bytes of one arena into another of the same geometry."""
-    for rows, copies in zip(_bits(source), _bits(target), strict=True):
+    for (_, rows), (_, copies) in zip(_bits(source), _bits(target), strict=True):
         copies[...] = rows
 
 
 def copy_slots(source: Arena, target: Arena, written: Mapping[Any, set[int]]) -> None:
     """Copies the bytes of these slots of these layers from one arena into another of the same geometry."""
-    for rows, copies in zip(_bits(source), _bits(target), strict=True):
+    geometry = source.geometry
+    for (part, rows), (_, copies) in zip(_bits(source), _bits(target), strict=True):
         for layer, slots in written.items():
-            block, place = np.divmod(sorted(slots), source.geometry.block_size)
-            _by_block(target, copies)[layer, block, place] = _by_block(source, rows)[layer, block, place]
+            if geometry.group_of(layer) == part.group:
+                at = geometry.place(part.store, layer)[1]
+                block, place = np.divmod(sorted(slots), geometry.block_size)
+                _by_block(target, copies)[at, block, place] = _by_block(source, rows)[at, block, place]
 
 
 def snapshot(arena: Arena) -> dict[str, Bits]:
-    """A copy of K and V as bits, [layers, slots, kv_heads, row_elements]."""
-    return {name: _by_slot(arena, bits).copy() for name, bits in zip("KV", _bits(arena), strict=True)}
+    """A copy of each allocation as bits, [layers, slots, kv_heads, row_elements]."""
+    return {part.name: _by_slot(arena, part, bits).copy() for part, bits in _bits(arena)}
 
 
 def check_block_io(host: Host) -> None:
@@ -80,7 +86,7 @@ def check_block_io(host: Host) -> None:
         layers = [part.reshape(geometry.num_layers, geometry.num_blocks, -1).swapaxes(0, 1) for part in parts]
         return np.stack(layers, axis=1).reshape(geometry.num_blocks, -1)
 
-    for bits in _bits(host.arena):
+    for _, bits in _bits(host.arena):
         bits[...] = rng.integers(0, np.iinfo(bits.dtype).max, bits.shape, bits.dtype, endpoint=True)
     before, last = by_block(), geometry.num_blocks - 1
     data = host.read_blocks([2, last, 0])
@@ -94,11 +100,12 @@ def check_block_io(host: Host) -> None:
 
 def stored_rows(arena: Arena, layer: int, slots: list[int]) -> "dict[str, np.ndarray[Any, np.dtype[np.float32]]]":
     """The numbers that are stored in `k` and `v` of these slots, [slots, kv_heads, head_dim]."""
-    dtype = str(arena.geometry.dtype)
-    return {
-        port: _numbers(_by_slot(arena, bits)[layer, slots], dtype)
-        for port, bits in zip("kv", _bits(arena), strict=True)
-    }
+    geometry, rows = arena.geometry, {}
+    for part, bits in _bits(arena):
+        if part.group == geometry.group_of(layer):
+            at = geometry.place(part.store, layer)[1]
+            rows[part.store.title.lower()] = _numbers(_by_slot(arena, part, bits)[at, slots], str(part.dtype))
+    return rows
 
 
 def check_arena(
@@ -121,25 +128,26 @@ def check_arena(
         Mismatch: a slot differs, or something else changed.
     """
     g = arena.geometry
-    allowed = np.zeros((g.num_layers, g.num_blocks * g.block_size), dtype=bool)
-    for layer, slots in written.items():
-        allowed[layer, sorted(slots)] = True
-    for name, bits, reference_bits in zip("KV", _bits(arena), _bits(reference), strict=True):
-        after, want = _by_slot(arena, bits), _by_slot(reference, reference_bits)
-        changed = (after != before[name]).any(axis=(2, 3)) & ~allowed
+    for (part, bits), (_, reference_bits) in zip(_bits(arena), _bits(reference), strict=True):
+        name, after, want = part.store.title, _by_slot(arena, part, bits), _by_slot(reference, part, reference_bits)
+        own = {g.place(part.store, i)[1]: set(s) for i, s in written.items() if g.group_of(i) == part.group}
+        allowed = np.zeros(after.shape[:2], dtype=bool)
+        for at, slots in own.items():
+            allowed[at, sorted(slots)] = True
+        changed = (after != before[part.name]).any(axis=(2, 3)) & ~allowed
         if changed.any():
-            layer = int(changed.any(axis=1).argmax())
-            changed_slots, slots = np.flatnonzero(changed[layer]).tolist(), sorted(written.get(layer, ()))
-            raise Mismatch(f"{name} of layer {layer}: slots {changed_slots} changed, only {slots} may")
-        for layer in written:
-            slots = np.flatnonzero(allowed[layer])
-            got, expected = (_numbers(all_rows[layer, slots], str(g.dtype)) for all_rows in (after, want))
-            check(f"{name} of layer {layer}, slots {slots.tolist()}", got, expected, str(g.dtype))
+            at = int(changed.any(axis=1).argmax())
+            changed_slots, may = np.flatnonzero(changed[at]).tolist(), sorted(own.get(at, ()))
+            raise Mismatch(f"{name} of layer {at}: slots {changed_slots} changed, only {may} may")
+        for at in own:
+            slots_written = np.flatnonzero(allowed[at])
+            got, expected = (_numbers(rows[at, slots_written], str(part.dtype)) for rows in (after, want))
+            check(f"{name} of layer {at}, slots {slots_written.tolist()}", got, expected, str(part.dtype))
 
 
-def _by_slot(arena: Arena, bits: Bits) -> Bits:
-    g = arena.geometry
-    return _by_block(arena, bits).reshape(g.num_layers, g.num_blocks * g.block_size, g.num_kv_heads, g.row_elements)
+def _by_slot(arena: Arena, part: Allocation, bits: Bits) -> Bits:
+    slots = part.num_units * arena.geometry.block_size
+    return _by_block(arena, bits).reshape(part.num_layers, slots, *part.shape[3:])
 
 
 def _by_block(arena: Arena, bits: Bits) -> Bits:

@@ -14,19 +14,20 @@ from typing import Any, Literal
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import K_ARENA, V_ARENA, ArenaGeometry, Artifact
+from mlxr.compiler.artifact import ArenaGeometry, Artifact
 from mlxr.compiler.ir.ops.attention import PackedAttention, RopeAttention, RopeWriteAttention
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
 from mlxr.compiler.targets.cpu.kernels.attend_decode import CpuAttendDecode
 from mlxr.compiler.targets.cpu.kernels.attend_prefill import CpuAttendPrefill
 from mlxr.compiler.targets.cpu.kernels.cache_write import CpuCacheWrite
-from mlxr.compiler.targets.cpu.kernels.copy_blocks import CpuCopyBlocks
+from mlxr.compiler.targets.cpu.kernels.copy_blocks import copy_blocks_launch
 from mlxr.compiler.targets.cpu.kernels.rope_table import CpuRopeTable
 from mlxr.compiler.targets.environment import environment
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.cpu.library import CBatch, CBlocks
 from mlxr.runtime.hosts.mlx_ops import ArenaLayer, evaluate
 from mlxr_tests.arenas import check_arena, copy_arena, nan_arena, snapshot, write_slots
 from mlxr_tests.attention_cases import Case
@@ -75,9 +76,9 @@ static void *run_one(void *argument) {
 }
 // Runs a kernel; 0, or 1 if threads waited for each other a different number of times.
 int run(int kernel, int threads, size_t scratch_bytes, const mlxr_batch *b, const float *qkv, float *table, int layer,
-        const float *sinks, float *out, void *k, void *v) {
+        const float *sinks, float *out, uint8_t *const *stores) {
     mlxr_worker workers[MOST_THREADS];
-    mlxr_model model = {.k_arena = k, .v_arena = v, .workers = workers, .threads = threads};
+    mlxr_model model = {.stores = stores, .workers = workers, .threads = threads};
     job jobs[MOST_THREADS];
     pthread_t ids[MOST_THREADS];
     pthread_barrier_init(&waiting, NULL, (unsigned)threads);
@@ -101,19 +102,13 @@ int run(int kernel, int threads, size_t scratch_bytes, const mlxr_batch *b, cons
     pthread_barrier_destroy(&waiting);
     return unequal;
 }
-void copy(const int32_t *pairs, int count, void *k, void *v) {
-    mlxr_model model = {.k_arena = k, .v_arena = v};
-    copy_blocks(&model, pairs, count);
+void copy(const int32_t *pairs, int count, uint8_t *const *stores) {
+    mlxr_model model = {.stores = stores};
+    copy_blocks(&model, 0, pairs, count);
 }
 """
 _KERNELS = ("rope_table", "cache_write", "attend_prefill", "attend_decode")
 _PLACES = ("positions", "slots", "query_start", "context_lens", "block_tables")
-
-
-class _CBatch(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int32) for name in ("program", "tokens", "seqs", "rows", "max_blocks")] + [
-        (name, ctypes.c_void_p) for name in ("token_ids", *_PLACES, "logit_rows", "logits")
-    ]
 
 
 def kernels_of(
@@ -125,15 +120,16 @@ def kernels_of(
     sinks: bool = False,
 ) -> dict[str, CpuKernel]:
     """The kernels of a layer by name. `attrs` are the attributes of its decode attention."""
-    heads: dict[str, Any] = {name: getattr(attrs, name) for name in ("num_heads", "rotary_dim", "rope_layout")}
+    cache: dict[str, Any] = {"arena": arena.cache_of(LAYER), "stores": (0, 1), "group": 0}
+    heads: dict[str, Any] = cache | {name: getattr(attrs, name) for name in ("num_heads", "rotary_dim", "rope_layout")}
     softmax: dict[str, Any] = {name: getattr(attrs, name) for name in ("scale", "window", "softcap", "temperature")}
     softmax |= {"compute": compute, "sinks": sinks}
     table = {"rope_table": CpuRopeTable("rope_table", tuple(frequencies), attrs.rope_scale)} if frequencies else {}
     return table | {
-        "cache_write": CpuCacheWrite("cache_write", arena, **heads),
-        "attend_prefill": CpuAttendPrefill("attend_prefill", arena, **heads, **softmax),
-        "attend_decode": CpuAttendDecode("attend_decode", arena, **heads, **softmax),
-        "copy_blocks": CpuCopyBlocks("copy_blocks", arena),
+        "cache_write": CpuCacheWrite("cache_write", **heads),
+        "attend_prefill": CpuAttendPrefill("attend_prefill", **heads, **softmax),
+        "attend_decode": CpuAttendDecode("attend_decode", **heads, **softmax),
+        "copy_blocks": copy_blocks_launch(arena).body,
     }
 
 
@@ -246,7 +242,7 @@ class AttentionBench:
 
         inputs = {name: mx.array(getattr(batch, name)) for name in _PLACES}
         inputs |= {"qkv": mx.array(qkv), "frequencies": mx.array(self.frequencies)}
-        inputs |= {K_ARENA: self.reference.k, V_ARENA: self.reference.v}
+        inputs |= {"k_arena": self.reference.stores["k_arena"], "v_arena": self.reference.stores["v_arena"]}
         if self.has_sinks:
             inputs["sinks"] = mx.array(self.sinks)
         attributes, place = self.attrs.attributes, ArenaLayer(self.reference, LAYER)
@@ -261,25 +257,26 @@ class AttentionBench:
     def launch(self, kernel: str, batch: Batch, threads: int, qkv: Any, table: Any, out: Any) -> None:
         """Runs one kernel on all threads."""
         places = {name: np.ascontiguousarray(getattr(batch, name), dtype=np.int32) for name in _PLACES}
-        c_batch = _CBatch(
+        at = {name: array.ctypes.data for name, array in places.items()}
+        c_batch = CBatch(
             program=int(kernel != "attend_decode"),
             tokens=batch.num_tokens,
             seqs=batch.num_seqs,
             rows=batch.num_rows,
-            max_blocks=batch.block_tables.shape[1],
+            **{name: at[name] for name in ("positions", "query_start", "context_lens")},
+            groups=(CBlocks * 1)(CBlocks(at["slots"], at["block_tables"], batch.block_tables.shape[1])),
         )
-        for name, array in places.items():
-            setattr(c_batch, name, array.ctypes.data)
-        k, v = (ctypes.c_void_p(at) for at in self.arena.addresses())
-        pointers = (address(qkv), address(table), LAYER, address(self.sinks), address(out), k, v)
+        pointers = (address(qkv), address(table), LAYER, address(self.sinks), address(out), self._stores())
         size = ctypes.c_size_t(self.scratch_bytes)
         unequal = self.library.run(_KERNELS.index(kernel), threads, size, ctypes.byref(c_batch), *pointers)
         assert not unequal, f"threads of {kernel} meet at barriers a different number of times"
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies blocks, (source, target), in the kernels' arena."""
-        k, v = (ctypes.c_void_p(at) for at in self.arena.addresses())
-        self.library.copy(address(np.array(pairs, dtype=np.int32)), len(pairs), k, v)
+        self.library.copy(address(np.array(pairs, dtype=np.int32)), len(pairs), self._stores())
+
+    def _stores(self) -> "ctypes.Array[ctypes.c_void_p]":
+        return (ctypes.c_void_p * 2)(*self.arena.addresses())
 
 
 def _f32(*shape: int) -> "np.ndarray[Any, np.dtype[Any]]":

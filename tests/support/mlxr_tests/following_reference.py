@@ -48,6 +48,6 @@ class FollowingReference(ReferenceHost):
         for port, rows in stored_rows(self.leader, layer, slots).items():
             numbers = floats(inputs[port]).reshape(rows.shape)
             what = f"{port.upper()} of layer {layer}, slots {slots}"
-            check_stored(what, rows, numbers, str(geometry.dtype), sum_error=self.sum_error)
+            check_stored(what, rows, numbers, str(geometry.cache_type), sum_error=self.sum_error)
         copy_slots(self.leader, arena, {layer: set(slots)})
         return {"token": inputs["token"]} if "token" in inputs else {}

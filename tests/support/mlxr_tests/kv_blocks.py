@@ -21,12 +21,9 @@ IDENTITY = BlockIdentity(
     weights="w" * 32,
     artifact="a" * 64,
     host="cpu",
-    cache_dtype="bf16",
     layout="block",
-    num_layers=3,
     block_size=4,
-    num_kv_heads=2,
-    head_dim=40,
+    stores=("k_arena 3 2x40 bf16", "v_arena 3 2x40 bf16"),
     block_bytes=3840,
 )
 

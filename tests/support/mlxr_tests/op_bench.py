@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import K_ARENA, V_ARENA, Artifact, Op, OpGraph, Phase, PhaseName, Value, layer_buffer
+from mlxr.compiler.artifact import Artifact, Op, OpGraph, Phase, PhaseName, Value, layer_buffer
 from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.ir.ops.attention import RopeAttention
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
@@ -165,7 +165,11 @@ class OpBench:
         if value.role == "constant":
             return mx.array(value.data)
         if value.role == "store":
-            return self.reference_arena.k if value.name.startswith("k") else self.reference_arena.v
+            return (
+                self.reference_arena.stores["k_arena"]
+                if value.name.startswith("k")
+                else self.reference_arena.stores["v_arena"]
+            )
         if value.role == "token":
             return self.reference_arena.token
         if value.role == "weight" and self.weights[value.name].layout.dtype == "u8":
@@ -208,8 +212,8 @@ class OpBench:
         if op.attrs.accesses:
             layer = np.array([op.layer] + [0] * 7, dtype=np.uint32)
             buffers[layer_buffer(op.layer)] = SimBuffer.of(layer, writable=False, name="layer")
-            buffers[K_ARENA] = SimBuffer.of(self.arena.k, writable=True, name=K_ARENA)
-            buffers[V_ARENA] = SimBuffer.of(self.arena.v, writable=True, name=V_ARENA)
+            buffers["k_arena"] = SimBuffer.of(self.arena.stores["k_arena"], writable=True, name="k_arena")
+            buffers["v_arena"] = SimBuffer.of(self.arena.stores["v_arena"], writable=True, name="v_arena")
         return buffers
 
     def _launch(self, op: Op, phase: Phase, buffers: Mapping[str, SimBuffer], dims: Mapping[Any, int]) -> None:

@@ -23,4 +23,4 @@ def evaluate(
 ) -> dict[str, mx.array]:
     """The outputs of an op, given its kind and attributes as in a file."""
     place = None if arena is None else ArenaLayer(arena, layer)
-    return mlx_ops.evaluate(read_op_kind(kind, attrs), inputs, place)
+    return mlx_ops.evaluate(read_op_kind(kind, attrs), inputs if arena is None else {**arena.stores, **inputs}, place)

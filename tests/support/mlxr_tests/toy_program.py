@@ -1,7 +1,7 @@
 """A C program with the exports of model.c but no model, to test its callers without kernels.
 
 Its logits show its inputs: logits[row][v] = 1000 * token of the row + v + the first byte of tensor 0. In copies, a
-block is one byte of the K arena. `mlxr_pack` takes tensor 1, [PACKED_ROWS, 64] in q8_0, and keeps its rows one
+block is one byte of the only store. `mlxr_pack` takes tensor 1, [PACKED_ROWS, 64] in q8_0, and keeps its rows one
 after the other.
 """
 
@@ -40,18 +40,20 @@ API int32_t mlxr_abi(void) { return 7; }
 API void mlxr_close(mlxr_model *m) {
     mlxr_pool_stop(m);
     free((void *)m->tensors);
+    free((void *)m->stores);
     free(m->workers);
     free(m->launches);
     free(m);
 }
 
-API mlxr_model *mlxr_open(const uint8_t *const *tensors, void *k, void *v, int32_t threads) {
+API mlxr_model *mlxr_open(const uint8_t *const *tensors, uint8_t *const *stores, int32_t threads) {
     mlxr_model *m = calloc(1, sizeof *m);
     const uint8_t **first = malloc(sizeof *first);
     first[0] = tensors[0];
     m->tensors = first;
-    m->k_arena = k;
-    m->v_arena = v;
+    uint8_t **own = malloc(sizeof *own);
+    own[0] = stores[0];
+    m->stores = own;
     m->threads = threads;
     m->launches = calloc(3, sizeof *m->launches);
     m->workers = calloc((size_t)threads, sizeof *m->workers);
@@ -67,9 +69,10 @@ API mlxr_model *mlxr_open(const uint8_t *const *tensors, void *k, void *v, int32
 
 API void mlxr_step(mlxr_model *m, const mlxr_batch *b) { mlxr_pool_run(m, toy, b); }
 
-API void mlxr_copy_blocks(mlxr_model *m, const int32_t *pairs, int32_t count) {
+API void mlxr_copy_blocks(mlxr_model *m, int32_t group, const int32_t *pairs, int32_t count) {
+    (void)group;
     ++m->launches[2];
-    for (int i = 0; i < count; ++i) m->k_arena[pairs[2 * i + 1]] = m->k_arena[pairs[2 * i]];
+    for (int i = 0; i < count; ++i) m->stores[0][pairs[2 * i + 1]] = m->stores[0][pairs[2 * i]];
 }
 
 API const uint64_t *mlxr_launches(const mlxr_model *m) { return m->launches; }

@@ -6,7 +6,7 @@ the machine has.
 
 from dataclasses import dataclass
 
-from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.formats.arena import CacheGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
 from mlxr.compiler.targets.rounding import round_up
@@ -17,14 +17,37 @@ LANES = 16
 
 @dataclass(frozen=True)
 class CpuArenaKernel(CpuKernel):
-    """Base of the kernels that read or write the arena. Strides are in bytes, within K or within V."""
+    """Base of the kernels that read or write keys and values. Strides are in bytes, within K or within V.
 
-    arena: ArenaGeometry
+    Attributes:
+        arena: the keys and values of the kernel's group of layers.
+        stores: the numbers of the allocations of K and V in the program's list of stores.
+        group: the number of the group, whose slots and block tables the batch has.
+    """
+
+    arena: CacheGeometry
+    stores: tuple[int, ...]
+    group: int
+
+    @property
+    def keys(self) -> str:
+        """The address of K in C, where `w` is the worker."""
+        return f"w->model->stores[{self.stores[0]}]"
+
+    @property
+    def values(self) -> str:
+        """The address of V."""
+        return f"w->model->stores[{self.stores[1]}]"
+
+    @property
+    def blocks(self) -> str:
+        """The batch's slots and block tables of the group, where `b` is the batch."""
+        return f"b->groups[{self.group}]"
 
     @property
     def cache(self) -> DType:
         """Element type of the arena."""
-        return DType(self.arena.dtype)
+        return self.arena.dtype
 
     @property
     def head_dim(self) -> int:

@@ -90,7 +90,7 @@ class AttentionFields(RotaryFields):
 def attention_fields(lowering: CpuLowering, op: Op, attrs: PackedAttention) -> AttentionFields:
     """The fields of the kernel of an op."""
     return {
-        **rotary_fields(lowering, attrs),
+        **rotary_fields(lowering, op, attrs),
         "scale": attrs.scale,
         "window": attrs.window,
         "softcap": attrs.softcap,

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import TypedDict
 
-from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.formats.arena import CacheGeometry
+from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import RopeLayout
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES, CpuArenaKernel
@@ -50,16 +51,20 @@ class CpuRotaryKernel(CpuArenaKernel):
 class RotaryFields(TypedDict):
     """The fields of a `CpuRotaryKernel`."""
 
-    arena: ArenaGeometry
+    arena: CacheGeometry
+    stores: tuple[int, ...]
+    group: int
     num_heads: int
     rotary_dim: int
     rope_layout: RopeLayout
 
 
-def rotary_fields(lowering: CpuLowering, attrs: PackedHeads) -> RotaryFields:
+def rotary_fields(lowering: CpuLowering, op: Op, attrs: PackedHeads) -> RotaryFields:
     """The fields of the kernel of an op with these attributes."""
     return {
-        "arena": lowering.arena,
+        "arena": lowering.cache_of(op),
+        "stores": lowering.stores_of(op),
+        "group": lowering.group_of(op),
         "num_heads": attrs.num_heads,
         "rotary_dim": attrs.rotary_dim,
         "rope_layout": attrs.rope_layout,

@@ -64,6 +64,7 @@ def make_step_program(program: Program, counts: range = ONE_SEQUENCE) -> StepPro
     kernels = {kernel.name: kernel for kernel in program.kernels}
     places, scratch_bytes = _places(phase, program.arena.num_layers)
     batches = _extreme_batches(counts, contexts)
+    stores = frozenset(allocation.name for allocation in program.arena.allocations)
     conditions: dict[Condition, int] = {}
     launches: list[StepLaunch] = []
     arguments: dict[str, None] = {ARENA_TOKEN: None}
@@ -83,7 +84,7 @@ def make_step_program(program: Program, counts: range = ONE_SEQUENCE) -> StepPro
             condition = conditions.setdefault(launch.when, len(conditions))
         operands = tuple(places.get(name) or Place(name) for name in (*launch.inputs, *launch.outputs))
         arguments |= dict.fromkeys(place.argument for place in operands)
-        launches.append(StepLaunch(kernels[launch.kernel], grid, operands, len(launch.inputs), condition))
+        launches.append(StepLaunch(kernels[launch.kernel], grid, operands, len(launch.inputs), condition, stores))
     if len(conditions) > MOST_CONDITIONS:
         raise NotOneKernelError(
             f"the step has {len(conditions)} conditions on the context; one kernel has {MOST_CONDITIONS}"

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
 from mlxr.compiler.artifact.launch import Condition, Extent
 from mlxr.compiler.artifact.step_kernel_entry import condition_mask
-from mlxr.compiler.ir.buffers import ARENAS
 from mlxr.compiler.ir.tensor import BatchDim
 
 Grid = tuple[Extent, Extent, Extent]
@@ -44,6 +43,7 @@ class StepLaunch:
         operands: places of its inputs and outputs, in order.
         num_inputs: how many of the operands are inputs.
         condition: index of its condition in the program; None: it always runs.
+        stores: the stores among the arguments of the step.
         waits: whether all blocks wait for each other before it.
     """
 
@@ -52,6 +52,7 @@ class StepLaunch:
     operands: tuple[Place, ...]
     num_inputs: int
     condition: int | None
+    stores: frozenset[str] = frozenset()
     waits: bool = False
 
     def threadgroups(self, dims: Mapping[BatchDim, int]) -> tuple[int, int, int]:
@@ -66,10 +67,10 @@ class StepLaunch:
 
     @property
     def writes(self) -> tuple[Place, ...]:
-        """Places that it writes. A launch that makes a token also writes the arena, which is an input."""
+        """Places that it writes. A launch that makes a token also writes stores, which are inputs."""
         outputs = self.operands[self.num_inputs :]
         makes_token = any(port.name == "token_out" for port in self.kernel.outputs)
-        return outputs + tuple(place for place in self.reads if makes_token and place.argument in ARENAS)
+        return outputs + tuple(place for place in self.reads if makes_token and place.argument in self.stores)
 
     def conflicts(self, earlier: "StepLaunch") -> bool:
         """Whether it must wait for an earlier launch: one of the two writes bytes that the other reads or writes."""

@@ -2,24 +2,26 @@
 
 from dataclasses import dataclass
 
-from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.formats.arena import CacheGeometry
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.buffers import ARENAS, layer_buffer
+from mlxr.compiler.formats.stores import KEYS_AND_VALUES
+from mlxr.compiler.ir.buffers import layer_buffer
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
+from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 
 @dataclass(frozen=True)
 class ArenaKernel(MetalKernel):
     """Base of the kernels that touch the arena."""
 
-    arena: ArenaGeometry
+    arena: CacheGeometry
 
     @property
     def cache(self) -> DType:
         """Element type of the arena."""
-        return DType(self.arena.dtype)
+        return self.arena.dtype
 
     @property
     def cache_bytes(self) -> int:
@@ -39,10 +41,11 @@ class ArenaKernel(MetalKernel):
     @property
     def arena_ports(self) -> tuple[Port, ...]:
         """The arena's buffers, and the token that orders the access."""
-        return (*((arena, self.cache) for arena in ARENAS), ("token", DType.U32))
+        return (*((arena, self.cache) for arena in KEYS_AND_VALUES), ("token", DType.U32))
 
 
-def arena_buffers(op: Op) -> dict[str, str]:
-    """The buffers of the ports `layer` and `token_out`, for the kernel of an op that accesses the arena."""
-    assert op.layer is not None, "the verifier demands a layer of every op that accesses the arena"
-    return {"layer": layer_buffer(op.layer), "token_out": op.outputs["token"]}
+def arena_buffers(lowering: MetalLowering, op: Op) -> dict[str, str]:
+    """The buffers of the ports `layer` and `token_out`, for the kernel of an op that accesses stores."""
+    place = lowering.place_of(op)
+    assert place is not None, "the verifier demands a layer of every op that accesses a store"
+    return {"layer": layer_buffer(place), "token_out": op.outputs["token"]}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TypedDict
 
-from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.formats.arena import CacheGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import RopeLayout
@@ -62,7 +62,7 @@ class RopeKernel(ArenaKernel):
 class RopeFields(TypedDict):
     """The fields of `RopeKernel`."""
 
-    arena: ArenaGeometry
+    arena: CacheGeometry
     num_heads: int
     activation: DType
     frequencies: tuple[float, ...]
@@ -75,7 +75,7 @@ def rope_fields(lowering: MetalLowering, op: Op) -> RopeFields:
     """The fields of an op's kernel."""
     attrs = op.attrs_as(PackedHeads)
     return {
-        "arena": lowering.arena,
+        "arena": lowering.cache_of(op),
         "num_heads": attrs.num_heads,
         "activation": lowering.value(op, "qkv").dtype,
         "frequencies": lowering.value(op, "frequencies").data if attrs.rotary_dim else (),

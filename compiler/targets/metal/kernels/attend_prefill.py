@@ -133,4 +133,5 @@ def attend_prefill(lowering: MetalLowering, op: Op, g: AttendTile) -> AttendPref
                 return kernel
             rows //= 2
         keys //= 2
-    raise PlanError(f"no prefill attention tile of heads of {lowering.arena.head_dim} fits {THREADGROUP_BYTES} bytes")
+    head_dim = lowering.cache_of(op).head_dim
+    raise PlanError(f"no prefill attention tile of heads of {head_dim} fits {THREADGROUP_BYTES} bytes")

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from mlxr.compiler.artifact.launch import ONE, Extent
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.buffers import ARENA_TOKEN, ARENAS
+from mlxr.compiler.formats.stores import KEYS_AND_VALUES
+from mlxr.compiler.ir.buffers import ARENA_TOKEN
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import ArenaKernel
@@ -64,11 +65,12 @@ class CopyBlocksKernel(ArenaKernel):
 
 def copy_blocks_launch(arena: ArenaGeometry) -> PendingLaunch:
     """The launch that copies blocks before a step; no op of the graph stands for it."""
-    kernel = CopyBlocksKernel("copy_blocks", arena)
+    cache = arena.cache_of(0)
+    kernel = CopyBlocksKernel("copy_blocks", cache)
     return PendingLaunch(
         "copy_blocks",
         kernel,
-        ("copies", "blocks", *ARENAS, ARENA_TOKEN),
+        ("copies", "blocks", *KEYS_AND_VALUES, ARENA_TOKEN),
         ("copy_blocks.token",),
-        (Extent(dim="copies"), Extent(times=arena.num_layers), ONE),
+        (Extent(dim="copies"), Extent(times=cache.num_layers), ONE),
     )

@@ -30,11 +30,11 @@ class Variant:
 @lowers(RopeWriteAttention)
 def lower_decode_attention(lowering: MetalLowering, op: Op, attrs: RopeWriteAttention) -> None:
     """Adds a launch for each variant, and a second launch that merges the parts if the variant splits contexts."""
-    choice = lowering.table.choose(Site.of_arena("attend", lowering.arena))
+    choice = lowering.table.choose(Site.of_arena("attend", lowering.cache_of(op)))
     for variant in variants_of(lowering, op, attrs, choice.geometry.decode_attention):
         kernel, when = variant.kernel, variant.when
         chosen = choice.sizes(DecodeAttention, without=_unused_sizes(kernel, lowering))
-        buffers = arena_buffers(op) | {"out": op.out}
+        buffers = arena_buffers(lowering, op) | {"out": op.out}
         grid = [Extent(times=kernel.num_kv_heads * kernel.groups), Extent(dim="seqs")]
         if not kernel.split:
             lowering.emit(op, kernel, tuple(grid), buffers, when=when, chosen=chosen)

@@ -53,7 +53,7 @@ def prepare_attention_inputs(
         op,
         prepare,
         (Extent(dim="context", per=prepare.positions), Extent(times=1 + prepare.positions)),
-        arena_buffers(op) | buffers,
+        arena_buffers(lowering, op) | buffers,
         when=when,
         needs_library=True,
         chosen=choice.sizes(LibraryAttention),

@@ -28,7 +28,7 @@ def lower_prefill_attention(lowering: MetalLowering, op: Op, _: RopeAttention) -
     The kernel uses matrix instructions (MMA) if the geometry asks for them and types and heads suit them: 512 tokens of
     TinyLlama take 18.8 us per layer (H200, experiment 22 of benchmarks/NOTES-gpu.md).
     """
-    choice = lowering.table.choose(Site.of_arena("attend_prefill", lowering.arena))
+    choice = lowering.table.choose(Site.of_arena("attend_prefill", lowering.cache_of(op)))
     g = choice.geometry.prefill_attention
     kernel, rows = attend_prefill(lowering, op, g.tile), g.tile.rows
     if lowering.phase == "decode":
@@ -46,6 +46,6 @@ def lower_prefill_attention(lowering: MetalLowering, op: Op, _: RopeAttention) -
         prepare_attention_inputs(lowering, op, kernel, choice, library)
     grid = (Extent(times=kernel.num_kv_heads * kernel.head_groups), Extent(dim="tiles"))
     chosen = choice.sizes(PrefillAttention, without=unused)
-    lowering.emit(op, kernel, grid, arena_buffers(op) | {"out": op.out}, yields=library, chosen=chosen)
+    lowering.emit(op, kernel, grid, arena_buffers(lowering, op) | {"out": op.out}, yields=library, chosen=chosen)
     if library is not None:
         call_attention(lowering, op, kernel, library)

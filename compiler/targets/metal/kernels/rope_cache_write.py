@@ -53,4 +53,4 @@ class RopeCacheWriteKernel(RopeKernel):
 def lower_rope_cache_write(lowering: MetalLowering, op: Op, _: RopeCacheWrite) -> None:
     """Adds the launch of a write into the arena."""
     kernel = RopeCacheWriteKernel("rope_cache_write", **rope_fields(lowering, op))
-    lowering.emit(op, kernel, (Extent(dim="tokens"),), arena_buffers(op))
+    lowering.emit(op, kernel, (Extent(dim="tokens"),), arena_buffers(lowering, op))

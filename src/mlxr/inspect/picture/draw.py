@@ -152,7 +152,6 @@ def draw_graphs(artifact: Artifact) -> str:
         draw_column(artifact, name, column, bands if name == "source" else [])
         for name, column in zip(ABOUT, columns, strict=True)
     )
-    shape = " × ".join(str(dim) for dim in arena.shape)
     picture = Picture(
         width=width,
         height=bottom + LEGEND_HEIGHT + MARGIN,
@@ -160,8 +159,8 @@ def draw_graphs(artifact: Artifact) -> str:
         about=(
             f"{count(parameters(artifact))} parameters, {spec.model.num_layers} layers, {attention.num_heads} query "
             f"heads on {attention.num_kv_heads} KV heads of {attention.head_dim}; values are "
-            f"{artifact.plan.first.types.activations} unless marked; the KV arena holds K and V of {shape} "
-            f"each, {arena.dtype}"
+            f"{artifact.plan.first.types.activations} unless marked; the arena holds "
+            f"{arena.summary.replace(' x ', ' × ')}"
         ),
         columns=drawn,
         column_y=TITLE_HEIGHT,

@@ -225,7 +225,7 @@ def _states(models: _Models) -> Iterator[Metric]:
             acceptance.add_metric(labels, stats.acceptance_rate)
         if (loaded := model.forms[0].loaded) is not None and stats.blocks:
             arena = loaded.engine.model.arena.geometry  # the plan's own may be that of another target
-            config.add_metric((*labels, str(arena.block_size), str(stats.blocks), str(arena.dtype), "True"), 1)
+            config.add_metric((*labels, str(arena.block_size), str(stats.blocks), str(arena.cache_type), "True"), 1)
         used = stats.blocks - stats.blocks_free
         for state, count in {
             "free": stats.blocks_free - stats.blocks_cached,

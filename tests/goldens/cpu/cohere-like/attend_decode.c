@@ -12,31 +12,31 @@
 //   out         [tokens, 256] f32
 
 // Keys that a sequence sees: [first, context_len).
-static inline int attend_decode_fd072363_first(const mlxr_batch *b, int seq) {
+static inline int attend_decode_6ed93dc9_first(const mlxr_batch *b, int seq) {
     return 0;
 }
 
-static inline int attend_decode_fd072363_units(const mlxr_batch *b, int seq) {
-    return (b->context_lens[seq] - attend_decode_fd072363_first(b, seq) + 15) / 16;
+static inline int attend_decode_6ed93dc9_units(const mlxr_batch *b, int seq) {
+    return (b->context_lens[seq] - attend_decode_6ed93dc9_first(b, seq) + 15) / 16;
 }
 
 // K and V of a sequence's new token, of some KV heads, into the arena.
-static void attend_decode_fd072363_store(mlxr_worker *w, const mlxr_batch *b, int seq, int first_head, int last_head, const float *qkv,
+static void attend_decode_6ed93dc9_store(mlxr_worker *w, const mlxr_batch *b, int seq, int first_head, int last_head, const float *qkv,
         const float *rope_table, int layer) {
     const float *keys = qkv + (size_t)seq * 768 + 256;
     const float *rotation = rope_table + (size_t)seq * 32;
-    const size_t row = (size_t)layer * 4096u + (size_t)(b->slots[seq] / 4) * 8192u + (size_t)(b->slots[seq] % 4) * 1024u;
+    const size_t row = (size_t)layer * 4096u + (size_t)(b->groups[0].slots[seq] / 4) * 8192u + (size_t)(b->groups[0].slots[seq] % 4) * 1024u;
     for (int head = first_head; head < last_head; head++) {
         float rotated[32];
         rope_head(rotated, keys + head * 32, rotation, 32, 32, 1, 1.0f);
-        cache_store(w->model->k_arena + row + head * 128, rotated, MLXR_CACHE_F32, 32);
-        cache_store(w->model->v_arena + row + head * 128, keys + (head + 8) * 32, MLXR_CACHE_F32, 32);
+        cache_store(w->model->stores[0] + row + head * 128, rotated, MLXR_CACHE_F32, 32);
+        cache_store(w->model->stores[1] + row + head * 128, keys + (head + 8) * 32, MLXR_CACHE_F32, 32);
     }
 }
 
 // Attention of a sequence's new token to its keys [first, last), of some KV heads: sums weighted by 2^(score - maximum)
 // into partial result `part` of this thread's scratch.
-static void attend_decode_fd072363_attend(mlxr_worker *w, const mlxr_batch *b, int seq, int first, int last, int first_head, int last_head,
+static void attend_decode_6ed93dc9_attend(mlxr_worker *w, const mlxr_batch *b, int seq, int first, int last, int first_head, int last_head,
         const float *qkv, const float *rope_table, int layer, int part) {
     float *const queries = (float *)(w->scratch + 0);  // [8, 32]
     float *const values = (float *)(w->scratch + 1024);  // [2, 8, 32]
@@ -46,9 +46,9 @@ static void attend_decode_fd072363_attend(mlxr_worker *w, const mlxr_batch *b, i
 
     float *own_values = values + part * 256;
     float *own_maxima = maxima + part * 128, *own_sums = sums + part * 128;
-    const uint8_t *k_rows = w->model->k_arena + (size_t)layer * 4096u;
-    const uint8_t *v_rows = w->model->v_arena + (size_t)layer * 4096u;
-    const int32_t *table = b->block_tables + (size_t)seq * b->max_blocks;
+    const uint8_t *k_rows = w->model->stores[0] + (size_t)layer * 4096u;
+    const uint8_t *v_rows = w->model->stores[1] + (size_t)layer * 4096u;
+    const int32_t *table = b->groups[0].tables + (size_t)seq * b->groups[0].columns;
     const float *input = qkv + (size_t)seq * 768, *rotation = rope_table + (size_t)seq * 32;
     size_t offsets[2][64];
     int now = 0, count = mlxr_least(last - first, 64);
@@ -79,7 +79,7 @@ static void attend_decode_fd072363_attend(mlxr_worker *w, const mlxr_batch *b, i
 
 // Results of some query heads of a sequence, from the partial results of threads [first, last]. `first_part` is the first
 // one's; every other thread's range begins with this sequence.
-static void attend_decode_fd072363_finish(mlxr_worker *w, int seq, int first_head, int last_head, int first, int last, int first_part,
+static void attend_decode_6ed93dc9_finish(mlxr_worker *w, int seq, int first_head, int last_head, int first, int last, int first_part,
         float *out) {
     for (int h = first_head; h < last_head; h++) {
         float *result = out + (size_t)seq * 256 + h * 32;
@@ -103,31 +103,31 @@ static void attend_decode_fd072363_finish(mlxr_worker *w, int seq, int first_hea
     }
 }
 
-static void attend_decode_fd072363(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, float *out) {
+static void attend_decode_6ed93dc9(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, float *out) {
     int64_t units = 0;
-    for (int seq = 0; seq < b->seqs; seq++) units += attend_decode_fd072363_units(b, seq);
+    for (int seq = 0; seq < b->seqs; seq++) units += attend_decode_6ed93dc9_units(b, seq);
     if (w->threads > 1 && units < (int64_t)8 * w->threads) {
         int item, last;
         mlxr_share(w, b->seqs * 8, &item, &last);
         for (; item < last; item++) {
             const int seq = item / 8, head = item % 8;
-            attend_decode_fd072363_store(w, b, seq, head, head + 1, qkv, rope_table, layer);
-            attend_decode_fd072363_attend(w, b, seq, attend_decode_fd072363_first(b, seq), b->context_lens[seq], head, head + 1, qkv, rope_table, layer, 0);
-            attend_decode_fd072363_finish(w, seq, head * 1, (head + 1) * 1, w->tid, w->tid, 0, out);
+            attend_decode_6ed93dc9_store(w, b, seq, head, head + 1, qkv, rope_table, layer);
+            attend_decode_6ed93dc9_attend(w, b, seq, attend_decode_6ed93dc9_first(b, seq), b->context_lens[seq], head, head + 1, qkv, rope_table, layer, 0);
+            attend_decode_6ed93dc9_finish(w, seq, head * 1, (head + 1) * 1, w->tid, w->tid, 0, out);
         }
         return;
     }
     const int64_t first = units * w->tid / w->threads, last = units * (w->tid + 1) / w->threads;
     int64_t start = 0;
     for (int seq = 0; seq < b->seqs; seq++) {
-        const int64_t end = start + attend_decode_fd072363_units(b, seq);
+        const int64_t end = start + attend_decode_6ed93dc9_units(b, seq);
         if (first < end && last > start) {
-            const int part = first < start, origin = attend_decode_fd072363_first(b, seq), length = b->context_lens[seq];
+            const int part = first < start, origin = attend_decode_6ed93dc9_first(b, seq), length = b->context_lens[seq];
             const int from = first > start ? origin + 16 * (int)(first - start) : origin;
             const int to = last < end ? origin + 16 * (int)(last - start) : length;
-            if (to == length) attend_decode_fd072363_store(w, b, seq, 0, 8, qkv, rope_table, layer);
-            attend_decode_fd072363_attend(w, b, seq, from, to, 0, 8, qkv, rope_table, layer, part);
-            if (first <= start && last >= end) attend_decode_fd072363_finish(w, seq, 0, 8, w->tid, w->tid, part, out);
+            if (to == length) attend_decode_6ed93dc9_store(w, b, seq, 0, 8, qkv, rope_table, layer);
+            attend_decode_6ed93dc9_attend(w, b, seq, from, to, 0, 8, qkv, rope_table, layer, part);
+            if (first <= start && last >= end) attend_decode_6ed93dc9_finish(w, seq, 0, 8, w->tid, w->tid, part, out);
         }
         start = end;
     }
@@ -138,11 +138,11 @@ static void attend_decode_fd072363(mlxr_worker *w, const mlxr_batch *b, const fl
     mlxr_share(w, 8, &first_head, &last_head);
     start = 0;
     for (int seq = 0; seq < b->seqs; seq++) {
-        const int64_t end = start + attend_decode_fd072363_units(b, seq);
+        const int64_t end = start + attend_decode_6ed93dc9_units(b, seq);
         // Thread t has units [units * t / threads, units * (t + 1) / threads).
         const int from = (int)(((start + 1) * w->threads - 1) / units), to = (int)((end * w->threads - 1) / units);
         if (from < to)
-            attend_decode_fd072363_finish(w, seq, first_head, last_head, from, to, units * from / w->threads < start, out);
+            attend_decode_6ed93dc9_finish(w, seq, first_head, last_head, from, to, units * from / w->threads < start, out);
         start = end;
     }
 }

@@ -43,7 +43,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(4, 0, 4);
-    attend_decode_fd072363(w, b, (float *)(a + 13568), (float *)(a + 0), 0, (float *)(a + 1280));
+    attend_decode_6ed93dc9(w, b, (float *)(a + 13568), (float *)(a + 0), 0, (float *)(a + 1280));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(5, 0, 5);
@@ -67,7 +67,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(4, 0, 10);
-    attend_decode_fd072363(w, b, (float *)(a + 13568), (float *)(a + 0), 1, (float *)(a + 1280));
+    attend_decode_6ed93dc9(w, b, (float *)(a + 13568), (float *)(a + 0), 1, (float *)(a + 1280));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(5, 0, 11);
@@ -111,11 +111,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.cache_write
     MLXR_COUNT(9, 1, 4);
-    cache_write_46b191c6(w, b, (float *)(a + 108544), (float *)(a + 0), 0);
+    cache_write_65ce1119(w, b, (float *)(a + 108544), (float *)(a + 0), 0);
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(10, 1, 5);
-    attend_prefill_529b72e1(w, b, (float *)(a + 108544), (float *)(a + 0), 0, (float *)(a + 10240));
+    attend_prefill_f9634f68(w, b, (float *)(a + 108544), (float *)(a + 0), 0, (float *)(a + 10240));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(5, 1, 6);
@@ -139,11 +139,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.cache_write
     MLXR_COUNT(9, 1, 11);
-    cache_write_46b191c6(w, b, (float *)(a + 108544), (float *)(a + 0), 1);
+    cache_write_65ce1119(w, b, (float *)(a + 108544), (float *)(a + 0), 1);
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(10, 1, 12);
-    attend_prefill_529b72e1(w, b, (float *)(a + 108544), (float *)(a + 0), 1, (float *)(a + 10240));
+    attend_prefill_f9634f68(w, b, (float *)(a + 108544), (float *)(a + 0), 1, (float *)(a + 10240));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(5, 1, 13);

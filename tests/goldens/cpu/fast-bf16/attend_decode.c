@@ -12,31 +12,31 @@
 //   out         [tokens, 240] f32
 
 // Keys that a sequence sees: [first, context_len).
-static inline int attend_decode_2984bce8_first(const mlxr_batch *b, int seq) {
+static inline int attend_decode_304bfad5_first(const mlxr_batch *b, int seq) {
     return 0;
 }
 
-static inline int attend_decode_2984bce8_units(const mlxr_batch *b, int seq) {
-    return (b->context_lens[seq] - attend_decode_2984bce8_first(b, seq) + 15) / 16;
+static inline int attend_decode_304bfad5_units(const mlxr_batch *b, int seq) {
+    return (b->context_lens[seq] - attend_decode_304bfad5_first(b, seq) + 15) / 16;
 }
 
 // K and V of a sequence's new token, of some KV heads, into the arena.
-static void attend_decode_2984bce8_store(mlxr_worker *w, const mlxr_batch *b, int seq, int first_head, int last_head, const float *qkv,
+static void attend_decode_304bfad5_store(mlxr_worker *w, const mlxr_batch *b, int seq, int first_head, int last_head, const float *qkv,
         const float *rope_table, int layer) {
     const float *keys = qkv + (size_t)seq * 400 + 240;
     const float *rotation = rope_table + (size_t)seq * 40;
-    const size_t row = (size_t)layer * 1280u + (size_t)(b->slots[seq] / 4) * 2560u + (size_t)(b->slots[seq] % 4) * 320u;
+    const size_t row = (size_t)layer * 1280u + (size_t)(b->groups[0].slots[seq] / 4) * 2560u + (size_t)(b->groups[0].slots[seq] % 4) * 320u;
     for (int head = first_head; head < last_head; head++) {
         float rotated[48];
         rope_head(rotated, keys + head * 40, rotation, 40, 40, 0, 1.0f);
-        cache_store(w->model->k_arena + row + head * 160, rotated, MLXR_CACHE_F32, 40);
-        cache_store(w->model->v_arena + row + head * 160, keys + (head + 2) * 40, MLXR_CACHE_F32, 40);
+        cache_store(w->model->stores[0] + row + head * 160, rotated, MLXR_CACHE_F32, 40);
+        cache_store(w->model->stores[1] + row + head * 160, keys + (head + 2) * 40, MLXR_CACHE_F32, 40);
     }
 }
 
 // Attention of a sequence's new token to its keys [first, last), of some KV heads: sums weighted by 2^(score - maximum)
 // into partial result `part` of this thread's scratch.
-static void attend_decode_2984bce8_attend(mlxr_worker *w, const mlxr_batch *b, int seq, int first, int last, int first_head, int last_head,
+static void attend_decode_304bfad5_attend(mlxr_worker *w, const mlxr_batch *b, int seq, int first, int last, int first_head, int last_head,
         const float *qkv, const float *rope_table, int layer, int part) {
     float *const queries = (float *)(w->scratch + 0);  // [6, 48]
     float *const values = (float *)(w->scratch + 1152);  // [2, 6, 48]
@@ -46,9 +46,9 @@ static void attend_decode_2984bce8_attend(mlxr_worker *w, const mlxr_batch *b, i
 
     float *own_values = values + part * 288;
     float *own_maxima = maxima + part * 32, *own_sums = sums + part * 32;
-    const uint8_t *k_rows = w->model->k_arena + (size_t)layer * 1280u;
-    const uint8_t *v_rows = w->model->v_arena + (size_t)layer * 1280u;
-    const int32_t *table = b->block_tables + (size_t)seq * b->max_blocks;
+    const uint8_t *k_rows = w->model->stores[0] + (size_t)layer * 1280u;
+    const uint8_t *v_rows = w->model->stores[1] + (size_t)layer * 1280u;
+    const int32_t *table = b->groups[0].tables + (size_t)seq * b->groups[0].columns;
     const float *input = qkv + (size_t)seq * 400, *rotation = rope_table + (size_t)seq * 40;
     size_t offsets[2][64];
     int now = 0, count = mlxr_least(last - first, 64);
@@ -79,7 +79,7 @@ static void attend_decode_2984bce8_attend(mlxr_worker *w, const mlxr_batch *b, i
 
 // Results of some query heads of a sequence, from the partial results of threads [first, last]. `first_part` is the first
 // one's; every other thread's range begins with this sequence.
-static void attend_decode_2984bce8_finish(mlxr_worker *w, int seq, int first_head, int last_head, int first, int last, int first_part,
+static void attend_decode_304bfad5_finish(mlxr_worker *w, int seq, int first_head, int last_head, int first, int last, int first_part,
         float *out) {
     for (int h = first_head; h < last_head; h++) {
         float *result = out + (size_t)seq * 240 + h * 40;
@@ -103,31 +103,31 @@ static void attend_decode_2984bce8_finish(mlxr_worker *w, int seq, int first_hea
     }
 }
 
-static void attend_decode_2984bce8(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, float *out) {
+static void attend_decode_304bfad5(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, float *out) {
     int64_t units = 0;
-    for (int seq = 0; seq < b->seqs; seq++) units += attend_decode_2984bce8_units(b, seq);
+    for (int seq = 0; seq < b->seqs; seq++) units += attend_decode_304bfad5_units(b, seq);
     if (w->threads > 1 && units < (int64_t)8 * w->threads) {
         int item, last;
         mlxr_share(w, b->seqs * 2, &item, &last);
         for (; item < last; item++) {
             const int seq = item / 2, head = item % 2;
-            attend_decode_2984bce8_store(w, b, seq, head, head + 1, qkv, rope_table, layer);
-            attend_decode_2984bce8_attend(w, b, seq, attend_decode_2984bce8_first(b, seq), b->context_lens[seq], head, head + 1, qkv, rope_table, layer, 0);
-            attend_decode_2984bce8_finish(w, seq, head * 3, (head + 1) * 3, w->tid, w->tid, 0, out);
+            attend_decode_304bfad5_store(w, b, seq, head, head + 1, qkv, rope_table, layer);
+            attend_decode_304bfad5_attend(w, b, seq, attend_decode_304bfad5_first(b, seq), b->context_lens[seq], head, head + 1, qkv, rope_table, layer, 0);
+            attend_decode_304bfad5_finish(w, seq, head * 3, (head + 1) * 3, w->tid, w->tid, 0, out);
         }
         return;
     }
     const int64_t first = units * w->tid / w->threads, last = units * (w->tid + 1) / w->threads;
     int64_t start = 0;
     for (int seq = 0; seq < b->seqs; seq++) {
-        const int64_t end = start + attend_decode_2984bce8_units(b, seq);
+        const int64_t end = start + attend_decode_304bfad5_units(b, seq);
         if (first < end && last > start) {
-            const int part = first < start, origin = attend_decode_2984bce8_first(b, seq), length = b->context_lens[seq];
+            const int part = first < start, origin = attend_decode_304bfad5_first(b, seq), length = b->context_lens[seq];
             const int from = first > start ? origin + 16 * (int)(first - start) : origin;
             const int to = last < end ? origin + 16 * (int)(last - start) : length;
-            if (to == length) attend_decode_2984bce8_store(w, b, seq, 0, 2, qkv, rope_table, layer);
-            attend_decode_2984bce8_attend(w, b, seq, from, to, 0, 2, qkv, rope_table, layer, part);
-            if (first <= start && last >= end) attend_decode_2984bce8_finish(w, seq, 0, 6, w->tid, w->tid, part, out);
+            if (to == length) attend_decode_304bfad5_store(w, b, seq, 0, 2, qkv, rope_table, layer);
+            attend_decode_304bfad5_attend(w, b, seq, from, to, 0, 2, qkv, rope_table, layer, part);
+            if (first <= start && last >= end) attend_decode_304bfad5_finish(w, seq, 0, 6, w->tid, w->tid, part, out);
         }
         start = end;
     }
@@ -138,11 +138,11 @@ static void attend_decode_2984bce8(mlxr_worker *w, const mlxr_batch *b, const fl
     mlxr_share(w, 6, &first_head, &last_head);
     start = 0;
     for (int seq = 0; seq < b->seqs; seq++) {
-        const int64_t end = start + attend_decode_2984bce8_units(b, seq);
+        const int64_t end = start + attend_decode_304bfad5_units(b, seq);
         // Thread t has units [units * t / threads, units * (t + 1) / threads).
         const int from = (int)(((start + 1) * w->threads - 1) / units), to = (int)((end * w->threads - 1) / units);
         if (from < to)
-            attend_decode_2984bce8_finish(w, seq, first_head, last_head, from, to, units * from / w->threads < start, out);
+            attend_decode_304bfad5_finish(w, seq, first_head, last_head, from, to, units * from / w->threads < start, out);
         start = end;
     }
 }

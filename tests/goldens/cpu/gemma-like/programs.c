@@ -47,7 +47,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(5, 0, 5);
-    attend_decode_30ded5c2(w, b, (float *)(a + 4864), (float *)(a + 0), 0, (float *)(a + 1792));
+    attend_decode_8ec39560(w, b, (float *)(a + 4864), (float *)(a + 0), 0, (float *)(a + 1792));
     mlxr_barrier(w);
     // layers.0.attention.o_projected
     MLXR_COUNT(6, 0, 6);
@@ -79,7 +79,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(5, 0, 13);
-    attend_decode_30ded5c2(w, b, (float *)(a + 6400), (float *)(a + 0), 1, (float *)(a + 3328));
+    attend_decode_8ec39560(w, b, (float *)(a + 6400), (float *)(a + 0), 1, (float *)(a + 3328));
     mlxr_barrier(w);
     // layers.1.attention.o_projected
     MLXR_COUNT(6, 0, 14);
@@ -111,7 +111,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.attention.attended
     MLXR_COUNT(10, 0, 21);
-    attend_decode_5a8af1b1(w, b, (float *)(a + 6400), (float *)(a + 512), 2, (float *)(a + 3328));
+    attend_decode_15348e97(w, b, (float *)(a + 6400), (float *)(a + 512), 2, (float *)(a + 3328));
     mlxr_barrier(w);
     // layers.2.attention.o_projected
     MLXR_COUNT(6, 0, 22);
@@ -143,7 +143,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.attention.attended
     MLXR_COUNT(5, 0, 29);
-    attend_decode_30ded5c2(w, b, (float *)(a + 5888), (float *)(a + 0), 3, (float *)(a + 2816));
+    attend_decode_8ec39560(w, b, (float *)(a + 5888), (float *)(a + 0), 3, (float *)(a + 2816));
     mlxr_barrier(w);
     // layers.3.attention.o_projected
     MLXR_COUNT(6, 0, 30);
@@ -199,11 +199,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.cache_write
     MLXR_COUNT(12, 1, 5);
-    cache_write_99c37479(w, b, (float *)(a + 38912), (float *)(a + 0), 0);
+    cache_write_5c260397(w, b, (float *)(a + 38912), (float *)(a + 0), 0);
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(13, 1, 6);
-    attend_prefill_4572dcf6(w, b, (float *)(a + 38912), (float *)(a + 0), 0, (float *)(a + 14336));
+    attend_prefill_2e7fbe86(w, b, (float *)(a + 38912), (float *)(a + 0), 0, (float *)(a + 14336));
     mlxr_barrier(w);
     // layers.0.attention.o_projected
     MLXR_COUNT(6, 1, 7);
@@ -235,11 +235,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.cache_write
     MLXR_COUNT(12, 1, 14);
-    cache_write_99c37479(w, b, (float *)(a + 51200), (float *)(a + 0), 1);
+    cache_write_5c260397(w, b, (float *)(a + 51200), (float *)(a + 0), 1);
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(13, 1, 15);
-    attend_prefill_4572dcf6(w, b, (float *)(a + 51200), (float *)(a + 0), 1, (float *)(a + 26624));
+    attend_prefill_2e7fbe86(w, b, (float *)(a + 51200), (float *)(a + 0), 1, (float *)(a + 26624));
     mlxr_barrier(w);
     // layers.1.attention.o_projected
     MLXR_COUNT(6, 1, 16);
@@ -271,11 +271,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.attention.cache_write
     MLXR_COUNT(12, 1, 23);
-    cache_write_99c37479(w, b, (float *)(a + 51200), (float *)(a + 4096), 2);
+    cache_write_5c260397(w, b, (float *)(a + 51200), (float *)(a + 4096), 2);
     mlxr_barrier(w);
     // layers.2.attention.attended
     MLXR_COUNT(14, 1, 24);
-    attend_prefill_c964090e(w, b, (float *)(a + 51200), (float *)(a + 4096), 2, (float *)(a + 26624));
+    attend_prefill_e844d6c4(w, b, (float *)(a + 51200), (float *)(a + 4096), 2, (float *)(a + 26624));
     mlxr_barrier(w);
     // layers.2.attention.o_projected
     MLXR_COUNT(6, 1, 25);
@@ -307,11 +307,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.attention.cache_write
     MLXR_COUNT(12, 1, 32);
-    cache_write_99c37479(w, b, (float *)(a + 47104), (float *)(a + 0), 3);
+    cache_write_5c260397(w, b, (float *)(a + 47104), (float *)(a + 0), 3);
     mlxr_barrier(w);
     // layers.3.attention.attended
     MLXR_COUNT(13, 1, 33);
-    attend_prefill_4572dcf6(w, b, (float *)(a + 47104), (float *)(a + 0), 3, (float *)(a + 22528));
+    attend_prefill_2e7fbe86(w, b, (float *)(a + 47104), (float *)(a + 0), 3, (float *)(a + 22528));
     mlxr_barrier(w);
     // layers.3.attention.o_projected
     MLXR_COUNT(6, 1, 34);

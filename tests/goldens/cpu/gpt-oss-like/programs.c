@@ -39,7 +39,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(3, 0, 3);
-    attend_decode_f5d76282(w, b, (float *)(a + 1536), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 7936));
+    attend_decode_2f32d18d(w, b, (float *)(a + 1536), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 7936));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(4, 0, 4);
@@ -67,7 +67,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(9, 0, 10);
-    attend_decode_866151a8(w, b, (float *)(a + 4864), (float *)(a + 0), 1, (const float *)t[11], (float *)(a + 11264));
+    attend_decode_a50ccce3(w, b, (float *)(a + 4864), (float *)(a + 0), 1, (const float *)t[11], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(4, 0, 11);
@@ -95,7 +95,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.attention.attended
     MLXR_COUNT(3, 0, 17);
-    attend_decode_f5d76282(w, b, (float *)(a + 4864), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 11264));
+    attend_decode_2f32d18d(w, b, (float *)(a + 4864), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.2.attention.out
     MLXR_COUNT(4, 0, 18);
@@ -123,7 +123,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.attention.attended
     MLXR_COUNT(9, 0, 24);
-    attend_decode_866151a8(w, b, (float *)(a + 4864), (float *)(a + 0), 3, (const float *)t[29], (float *)(a + 11264));
+    attend_decode_a50ccce3(w, b, (float *)(a + 4864), (float *)(a + 0), 3, (const float *)t[29], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.3.attention.out
     MLXR_COUNT(4, 0, 25);
@@ -171,11 +171,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.cache_write
     MLXR_COUNT(11, 1, 3);
-    cache_write_c24b8ac7(w, b, (float *)(a + 11264), (float *)(a + 0), 0);
+    cache_write_237e0dc6(w, b, (float *)(a + 11264), (float *)(a + 0), 0);
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(12, 1, 4);
-    attend_prefill_8b2e7afd(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 62464));
+    attend_prefill_e1e3ab9f(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(4, 1, 5);
@@ -203,11 +203,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.cache_write
     MLXR_COUNT(11, 1, 11);
-    cache_write_c24b8ac7(w, b, (float *)(a + 37888), (float *)(a + 0), 1);
+    cache_write_237e0dc6(w, b, (float *)(a + 37888), (float *)(a + 0), 1);
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(13, 1, 12);
-    attend_prefill_7de90891(w, b, (float *)(a + 37888), (float *)(a + 0), 1, (const float *)t[11], (float *)(a + 89088));
+    attend_prefill_a2b3546b(w, b, (float *)(a + 37888), (float *)(a + 0), 1, (const float *)t[11], (float *)(a + 89088));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(4, 1, 13);
@@ -235,11 +235,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.attention.cache_write
     MLXR_COUNT(11, 1, 19);
-    cache_write_c24b8ac7(w, b, (float *)(a + 33024), (float *)(a + 0), 2);
+    cache_write_237e0dc6(w, b, (float *)(a + 33024), (float *)(a + 0), 2);
     mlxr_barrier(w);
     // layers.2.attention.attended
     MLXR_COUNT(12, 1, 20);
-    attend_prefill_8b2e7afd(w, b, (float *)(a + 33024), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 84224));
+    attend_prefill_e1e3ab9f(w, b, (float *)(a + 33024), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 84224));
     mlxr_barrier(w);
     // layers.2.attention.out
     MLXR_COUNT(4, 1, 21);
@@ -267,11 +267,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.attention.cache_write
     MLXR_COUNT(11, 1, 27);
-    cache_write_c24b8ac7(w, b, (float *)(a + 33024), (float *)(a + 0), 3);
+    cache_write_237e0dc6(w, b, (float *)(a + 33024), (float *)(a + 0), 3);
     mlxr_barrier(w);
     // layers.3.attention.attended
     MLXR_COUNT(13, 1, 28);
-    attend_prefill_7de90891(w, b, (float *)(a + 33024), (float *)(a + 0), 3, (const float *)t[29], (float *)(a + 84224));
+    attend_prefill_a2b3546b(w, b, (float *)(a + 33024), (float *)(a + 0), 3, (const float *)t[29], (float *)(a + 84224));
     mlxr_barrier(w);
     // layers.3.attention.out
     MLXR_COUNT(4, 1, 29);

@@ -76,7 +76,9 @@ def test_no_byte_may_lack_or_follow(length: int, more: bytes) -> None:
 @pytest.mark.parametrize("field", [field.name for field in fields(BlockIdentity)])
 def test_blocks_of_another_identity_are_not_read(field: str) -> None:
     value = getattr(IDENTITY, field)
-    changed = other(**{field: value + 1 if isinstance(value, int) else value + "x"})
+    changed = other(
+        **{field: value + 1 if isinstance(value, int) else value + (("x",) if isinstance(value, tuple) else "x")}
+    )
     block = name(BLOCK.parent, tuple(range(changed.block_size)))
     content = file_of(block, np.zeros(changed.block_bytes, np.uint8), changed)
     assert read(content, block.digest, changed) is not None

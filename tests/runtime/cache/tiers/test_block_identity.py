@@ -35,7 +35,8 @@ def test_blocks_of_an_arena_come_back_through_tiers() -> None:
     artifact = compiled(small_spec())
     host = ReferenceHost(artifact, random_weights(artifact.plan), Arena(artifact.plan.arena))
     own = BlockIdentity.of(artifact, "w", host.name, host.arena)
-    assert own.block_bytes == host.block_bytes == 2 * own.num_layers * own.block_size * own.num_kv_heads * 160
+    assert own.block_bytes == host.block_bytes == 2 * 2 * own.block_size * 2 * 160
+    assert own.stores == ("k_arena 2 2x40 f32", "v_arena 2 2x40 f32")
     names, data = chain(3, identity=own)
     host.write_blocks([4, 2, 7], data)
     tiers = make_tiers(None, memory_blocks=3, identity=own)

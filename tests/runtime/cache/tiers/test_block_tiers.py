@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,8 +129,10 @@ def test_damaged_files_are_removed_and_never_used(damage: Callable[[Path], objec
     tiers.close()
 
 
-@pytest.mark.parametrize("change", [{"weights": "v" * 32}, {"cache_dtype": "f16"}, {"layout": "layer"}], ids=str)
-def test_files_of_something_else_are_removed(change: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change", [{"weights": "v" * 32}, {"stores": ("k_arena 3 2x40 f16",)}, {"layout": "layer"}], ids=str
+)
+def test_files_of_something_else_are_removed(change: dict[str, Any], tmp_path: Path) -> None:
     names, data = chain(2)
     theirs = make_tiers(tmp_path, identity=other(**change))
     theirs.save(names, data)
@@ -261,6 +264,7 @@ def test_a_slow_disk_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
 _FULL = """
 import resource
 from pathlib import Path
+from typing import Any
 from mlxr_tests.kv_blocks import *
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000,) * 2)
 warnings = []
@@ -309,6 +313,7 @@ def test_a_folder_that_cannot_be_made_turns_writing_off_with_one_warning(tmp_pat
 
 _WRITER = """
 from pathlib import Path
+from typing import Any
 from mlxr_tests.kv_blocks import *
 for turn in range(30):
     tiers = make_tiers(Path({folder!r}), memory_blocks=3, disk_bytes={disk_bytes})
@@ -422,6 +427,7 @@ def test_an_error_of_a_reader_reaches_who_waits(tmp_path: Path, monkeypatch: pyt
 _KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
+from typing import Any
 from mlxr_tests.kv_blocks import *
 folder, random = Path({folder!r}), random.Random(0)
 for kill in range({kills}):

@@ -33,14 +33,14 @@ class Rig:
         self.tensor = np.full(4, 3, np.uint8)
         self.arena = np.arange(16, dtype=np.uint8)
         address = self.arena.ctypes.data
-        self.program = OpenProgram(library, [self.tensor.ctypes.data], (address, address), threads, self.tensor)
+        self.program = OpenProgram(library, [self.tensor.ctypes.data], (address,), threads, self.tensor)
         self.token_ids = np.arange(10, 14, dtype=np.int32)
         self.rows = np.array([1, 3], np.int32)
 
     def step(self, kind: int = 0) -> np.ndarray:
         logits = np.full((2, VOCAB), np.nan, np.float32)
         addresses = [array.ctypes.data for array in (self.token_ids, self.rows, logits)]
-        self.program.step(CBatch(kind, 4, 1, 2, 1, addresses[0], 0, 0, 0, 0, 0, *addresses[1:]))
+        self.program.step(CBatch(kind, 4, 1, 2, addresses[0], 0, 0, 0, None, *addresses[1:]))
         return logits
 
 
@@ -56,7 +56,7 @@ def test_a_step_reaches_all_threads(library: Library, threads: int) -> None:
     rig = Rig(library, threads)
     for kind in (0, 1, 1):
         np.testing.assert_array_equal(rig.step(kind), EXPECTED)
-    rig.program.copy_blocks(np.array([[3, 7], [4, 8]], np.int32))
+    rig.program.copy_blocks(0, np.array([[3, 7], [4, 8]], np.int32))
     assert rig.arena[[7, 8]].tolist() == [3, 4]
     assert rig.program.launches(3) == [1, 2, 1]
 
@@ -89,7 +89,7 @@ def test_threads_end_with_their_program(library: Library) -> None:
     with pytest.raises(HostError, match="the model is closed; load it again"):
         rigs[0].step()
     with pytest.raises(HostError, match="the model is closed"):
-        rigs[0].program.copy_blocks(np.zeros((0, 2), np.int32))
+        rigs[0].program.copy_blocks(0, np.zeros((0, 2), np.int32))
     assert rigs[0].program.launches(3) is None
     del rigs
     gc.collect()
@@ -172,7 +172,7 @@ tensor = np.zeros(4, np.uint8)
 def opened(threads):
     return OpenProgram(library, [tensor.ctypes.data], (0, 0), threads, tensor)
 ids, rows, logits = np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros((1, VOCAB), np.float32)
-batch = CBatch(0, 1, 1, 1, 1, ids.ctypes.data, 0, 0, 0, 0, 0, rows.ctypes.data, logits.ctypes.data)
+batch = CBatch(0, 1, 1, 1, ids.ctypes.data, 0, 0, 0, None, rows.ctypes.data, logits.ctypes.data)
 """
 
 

@@ -24,13 +24,13 @@ def test_blocks_lie_where_those_of_mlx_arrays_do(layout: str, dtype: DType) -> N
     mapped, arrays = MappedArena(geometry), Arena(geometry)
     data = np.random.default_rng(3).integers(0, 256, (2, geometry.size_bytes // 7), np.uint8)
     for arena in (mapped, arrays):
-        assert not any(bits.any() for bits in arena.bits()), "an arena begins with zeros"
+        assert not any(bits.any() for bits in arena.bits().values()), "an arena begins with zeros"
         write_blocks(arena, [5, 0], data)
         np.testing.assert_array_equal(read_blocks(arena, [0, 5]), data[::-1])
-    for own, other in zip(mapped.bits(), arrays.bits(), strict=True):
-        assert own.shape == geometry.shape
+    for own, other in zip(mapped.bits().values(), arrays.bits().values(), strict=True):
+        assert own.shape == geometry.allocations[0].shape
         np.testing.assert_array_equal(own.view(np.uint8), other.view(np.uint8))
-    assert mapped.addresses() == tuple(bits.ctypes.data for bits in mapped.bits())
+    assert mapped.addresses() == tuple(bits.ctypes.data for bits in mapped.bits().values())
 
 
 def test_memory_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,13 +45,13 @@ def test_memory_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what pages hold that were given back")
 def test_memory_that_is_given_back_is_zero_and_nothing_else_is() -> None:
     arena = MappedArena(kv_arena("block", "paged", 7, 8, 8, 2, 32, DType.F32, 5, 2, 18))  # blocks of 4 pages
-    for bits in arena.bits():
+    for bits in arena.bits().values():
         bits[...] = 1
     arena.give_back([4, 2, 1])
-    for bits in arena.bits():
+    for bits in arena.bits().values():
         assert [bool(block.any()) for block in bits] == [True, False, False, True, False, True, True]
         assert bits.sum() == 4 * bits[0].size
     layers = MappedArena(replace(GEOMETRY, layout="layer"))
-    layers.bits()[0][...] = 1
+    layers.bits()["k_arena"][...] = 1
     layers.give_back([0, 1])
-    assert layers.bits()[0].all(), "blocks of all layers have no pages of their own"
+    assert layers.bits()["k_arena"].all(), "blocks of all layers have no pages of their own"

@@ -10,7 +10,7 @@ import pytest
 
 from mlxr.compiler.artifact import DType
 from mlxr.runtime.cache.arena import Arena
-from mlxr.runtime.hosts.mlx_ops.arena_view import copy_blocks
+from mlxr.runtime.cache.arena_blocks import copy_blocks
 from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows
 from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
 from mlxr_tests.kv_arena import kv_arena
@@ -40,7 +40,7 @@ def arena_of(layout: Any = "block", dtype: str = "f32", mode: Any = "paged") -> 
 
 
 def block(arena: Arena, array: mx.array, block_id: int, layer: int = LAYER) -> Numbers:
-    whole = floats(decode_rows(as_bits(array), str(arena.geometry.dtype)))
+    whole = floats(decode_rows(as_bits(array), str(arena.geometry.cache_type)))
     one: Numbers = (whole if arena.geometry.layout == "block" else whole.swapaxes(0, 1))[block_id, layer]
     return one.astype(np.float64)
 
@@ -73,11 +73,19 @@ def test_cache_write_stores_in_place(layout: str, dtype: str) -> None:
     k, v = (random_array(rng, (3, KV_HEADS * HEAD_DIM), "f32") for _ in "kv")
     slots = [4 * BLOCK + 3, 0, 10 * BLOCK + 2]
     attrs = {"num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
-    inputs = {"k": k, "v": v, "slots": mx.array(slots), "k_arena": arena.k, "v_arena": arena.v}
-    before = (arena.addresses(), arena.k, arena.v)
+    inputs = {
+        "k": k,
+        "v": v,
+        "slots": mx.array(slots),
+        "k_arena": arena.stores["k_arena"],
+        "v_arena": arena.stores["v_arena"],
+    }
+    before = (arena.addresses(), arena.stores["k_arena"], arena.stores["v_arena"])
     evaluate("cache_write", inputs, attrs, arena, LAYER)
-    assert arena.addresses() == before[0] and arena.k is before[1] and arena.v is before[2]
-    for array, new in ((arena.k, k), (arena.v, v)):
+    assert (
+        arena.addresses() == before[0] and arena.stores["k_arena"] is before[1] and arena.stores["v_arena"] is before[2]
+    )
+    for array, new in ((arena.stores["k_arena"], k), (arena.stores["v_arena"], v)):
         stored = floats(decode_rows(encode_rows(new.reshape(3, KV_HEADS, HEAD_DIM), dtype), dtype))
         for token, slot in enumerate(slots):
             np.testing.assert_array_equal(block(arena, array, slot // BLOCK)[slot % BLOCK], stored[token])
@@ -121,8 +129,8 @@ def attend(
     for token, head in np.ndindex(*q.shape[:2]):
         position, table = POSITIONS[token], tables[sequence_of[token]]
         seen = [p for p in range(position + 1) if window is None or position - p < window]
-        keys = [block(arena, arena.k, table[p // BLOCK])[p % BLOCK, head // ratio] for p in seen]
-        values = [block(arena, arena.v, table[p // BLOCK])[p % BLOCK, head // ratio] for p in seen]
+        keys = [block(arena, arena.stores["k_arena"], table[p // BLOCK])[p % BLOCK, head // ratio] for p in seen]
+        values = [block(arena, arena.stores["v_arena"], table[p // BLOCK])[p % BLOCK, head // ratio] for p in seen]
         scores = scale * np.array(keys) @ q[token, head]
         if softcap is not None:
             scores = softcap * np.tanh(scores / softcap)
@@ -139,8 +147,8 @@ def batch_inputs(arena: Arena) -> dict[str, mx.array]:
         "query_start": mx.array(STARTS),
         "context_lens": mx.array(CONTEXTS),
         "block_tables": mx.array(TABLES),
-        "k_arena": arena.k,
-        "v_arena": arena.v,
+        "k_arena": arena.stores["k_arena"],
+        "v_arena": arena.stores["v_arena"],
     }
 
 
@@ -211,7 +219,7 @@ def test_fused_attention_with_all_that_layers_differ_in() -> None:
         check_op("attention", floats(out), want.reshape(4, -1), "f32")
         key = rotated(heads[:, 6:8], POSITIONS)[3] if rotary else heads[3, 6:8].copy()
         key[..., :rotary] *= scale
-        check_op("stored", block(arena, arena.k, SLOTS[3] // BLOCK)[SLOTS[3] % BLOCK], key, "f32")
+        check_op("stored", block(arena, arena.stores["k_arena"], SLOTS[3] // BLOCK)[SLOTS[3] % BLOCK], key, "f32")
 
 
 def test_attention_rounds_to_the_type_of_q() -> None:
@@ -264,12 +272,15 @@ def test_prefill_pair(layout: str, dtype: str, window: int | None) -> None:
     assert made.keys() == {"token"}
     keys = rotated(heads[:, 6:8], POSITIONS)
     for token, slot in enumerate(SLOTS):
-        for array, new in ((arena.k, keys[token]), (arena.v, heads[token, 8:])):
+        for array, new in ((arena.stores["k_arena"], keys[token]), (arena.stores["v_arena"], heads[token, 8:])):
             stored = decode_rows(encode_rows(mx.array(new.astype(np.float32)), dtype), dtype)
             check_op("stored", block(arena, array, slot // BLOCK)[slot % BLOCK], floats(stored), dtype)
     for layer in (0, 2):
         for block_id in range(BLOCKS):
-            np.testing.assert_array_equal(block(arena, arena.k, block_id, layer), block(old, old.k, block_id, layer))
+            np.testing.assert_array_equal(
+                block(arena, arena.stores["k_arena"], block_id, layer),
+                block(old, old.stores["k_arena"], block_id, layer),
+            )
     out = evaluate("rope_attention", inputs, FUSED | NO_TEMPERATURE | scores(window), arena, LAYER)
     want = attend(arena, rotated(heads[:, :6], POSITIONS), 0.7, window, TABLES)
     assert out.keys() == {"out", "token"}
@@ -288,8 +299,8 @@ def test_decode_op_is_the_prefill_pair_of_one_token_each(activation: str) -> Non
     want = evaluate("rope_attention", inputs | {"query_start": mx.array([0, 1, 2])}, attrs, other, LAYER)["out"]
     assert out.dtype == MLX_DTYPES[activation]
     np.testing.assert_array_equal(floats(out), floats(want))
-    np.testing.assert_array_equal(floats(one.k), floats(other.k))
-    np.testing.assert_array_equal(floats(one.v), floats(other.v))
+    for name in one.stores:
+        np.testing.assert_array_equal(floats(one.stores[name]), floats(other.stores[name]))
 
 
 @pytest.mark.parametrize(("layout", "dtype"), [("block", "f32"), ("layer", "bf16"), ("layer", "q8")])
@@ -299,5 +310,9 @@ def test_copy_blocks(layout: str, dtype: str) -> None:
     copy_blocks(arena, [(7, 1), (7, 4), (2, 10)])
     source_of = {**{b: b for b in range(BLOCKS)}, 1: 7, 4: 7, 10: 2}
     for (block_id, source), layer in product(source_of.items(), range(LAYERS)):
-        np.testing.assert_array_equal(block(arena, arena.k, block_id, layer), block(old, old.k, source, layer))
-        np.testing.assert_array_equal(block(arena, arena.v, block_id, layer), block(old, old.v, source, layer))
+        np.testing.assert_array_equal(
+            block(arena, arena.stores["k_arena"], block_id, layer), block(old, old.stores["k_arena"], source, layer)
+        )
+        np.testing.assert_array_equal(
+            block(arena, arena.stores["v_arena"], block_id, layer), block(old, old.stores["v_arena"], source, layer)
+        )

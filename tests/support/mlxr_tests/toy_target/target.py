@@ -42,7 +42,7 @@ class ToyTarget:
         phases = []
         for name in PHASES:
             graph = inputs.graphs[name]
-            lowering = ToyLowering(graph, name)
+            lowering = ToyLowering(graph, name, inputs.arena)
             lowering.lower_ops()
             shapes = {v.name: (v.shape, DType.F32) for v in graph.values if v.role == "activation"}
             phases.append(LoweredPhase(name, lowering.pending, shapes, graph.outputs[:1]))
