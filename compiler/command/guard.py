@@ -11,6 +11,7 @@ from pathlib import Path
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.text.printable import printable
+from mlxr.compiler.text.without_python import without_python
 
 
 def guarded(command: Callable[[], int]) -> int:
@@ -30,7 +31,7 @@ def guarded(command: Callable[[], int]) -> int:
     except MlxrError as error:
         if debug:
             raise
-        print(f"error: {printable(error)}", file=sys.stderr)
+        print(f"error: {printable(without_python(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

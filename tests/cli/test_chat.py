@@ -61,7 +61,7 @@ def test_a_conversation_beyond_the_context_names_the_ways_out(
     assert main(chat(template, "--context", "40", "--max-tokens", "4")) == 1
     shown = capsys.readouterr().err
     assert re.search(r"the conversation has 4\d tokens with this message; the context is 40", shown)
-    assert "(--context N" in shown
+    assert "(--context N)" in shown and "Python" not in shown
     assert "--drop-oldest makes room by itself" in shown
 
 
@@ -92,13 +92,38 @@ def test_an_answer_cut_by_the_context_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, template: Path
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("Once upon a time\n"))
-    assert main(chat(template, "--context", "16")) == 0
+    assert main(chat(template, "--context", "16", "--max-tokens", "16")) == 0
     assert "note: the answer ends here because the context is full" in capsys.readouterr().err
     arguments = ["run", "storyteller", "--host", "reference", "--prompt", "Once upon a time", "--context", "16"]
     assert main(arguments) == 0
     assert "note: the answer ends here because the context of 16 tokens is full" in capsys.readouterr().err
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["finish_reason"] == "context"
+
+
+def test_an_answer_leaves_room_for_the_conversation_in_a_small_context(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, template: Path
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{PROMPT}\nAnd then he\n"))
+    assert main(chat(template, "--context", "48", "--stats")) == 0
+    shown = capsys.readouterr().err
+    assert len(re.findall(r" reused, 12 written in ", shown)) == 2, "a quarter each, so that a second turn fits"
+    assert "note: the answer ends here after 12 tokens, a quarter of the context; --max-tokens N allows more" in shown
+
+
+def test_what_people_type_and_drop_into_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, template: Path, tmp_path: Path
+) -> None:
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"")
+    lines = f"/help\n/?\nWhat is in {picture}\nWhat is in absent.png\n/bye\nnever read\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    assert main(chat(template, "--max-tokens", "1")) == 0
+    shown = capsys.readouterr()
+    assert shown.err.count("/clear starts over, /drop forgets the oldest turn, /exit or Ctrl-D leaves") == 2
+    notes = [line for line in shown.err.splitlines() if line.startswith("note: ")]
+    assert notes == [f"note: mlxr chat takes no pictures; the model reads the words {picture}"]
+    assert len(shown.out.splitlines()) == 2
 
 
 def test_the_system_message_reaches_the_template(
@@ -204,7 +229,7 @@ class Terminal:
 def test_a_conversation_on_a_terminal(template: Path) -> None:
     terminal = Terminal(chat(template, "--context", "256", "--max-tokens", "100"))
     try:
-        assert "storyteller on host reference; /clear starts over" in terminal.wait_for("> ")
+        assert "storyteller on host reference; /help lists the commands" in terminal.wait_for("> ")
         terminal.type(f"{PROMPT}\n")
         terminal.wait_for(ANSWER)
         terminal.process.send_signal(signal.SIGINT)

@@ -49,6 +49,7 @@ def test_the_help_of_all_commands_says_what_that_of_each_says() -> None:
         ("run storyteller --host gpu", "mlxr run", "; auto takes this machine's GPU, if there is one"),
         ("serve --host 0.0.0.0", "mlxr serve", "where the server listens is --address 0.0.0.0"),
         ("serve --host localhost", "mlxr serve", "where the server listens is --address localhost"),
+        ("serve --model storyteller", "mlxr serve", "a model by its own name needs no --model: mlxr serve storyteller"),
         ("help rum", "mlxr", "'rum' is not a command; expected run, chat,"),
         ("run storyteller --host cuba", "mlxr run", "--host: 'cuba' is not one of the choices; expected auto, metal,"),
         ("run storyteller --seed x", "mlxr run", "--seed: 'x' is not a whole number"),
@@ -86,6 +87,13 @@ def test_help_shows_a_command(capsys: pytest.CaptureFixture[str]) -> None:
             main(words)
     shown = capsys.readouterr().out
     assert shown.startswith("usage: mlxr cache list [-h]") and shown.count("usage: mlxr cache list [-h]") == 2
+
+
+def test_words_of_other_programs_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, usage in ((["rm", "--help"], "mlxr remove"), (["help", "ls"], "mlxr list")):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert capsys.readouterr().out.startswith(f"usage: {usage} ")
 
 
 def test_arguments_may_stand_after_options() -> None:

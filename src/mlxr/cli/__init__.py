@@ -40,6 +40,9 @@ COMMANDS = {
 }
 """Each command's module here, which is imported when the command is given, and its line in the help."""
 
+_ALSO = {"rm": "remove", "ls": "list"}
+"""What people type for a command because other programs call it so."""
+
 _PASSING = {"launch"}
 """Commands that pass on what follows `--`, options included."""
 
@@ -62,6 +65,8 @@ def _main(argv: list[str]) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     if argv[:1] in ([], ["help"]):
         argv = [*argv[1:], "--help"]
+    if argv[:1] and argv[0] in _ALSO:
+        argv = [_ALSO[argv[0]], *argv[1:]]
     chosen = next((word for word in argv if not word.startswith("-")), None)
     for name, (module, line) in COMMANDS.items():
         if name == chosen:

@@ -1,6 +1,7 @@
 """`mlxr chat`: a conversation with a model, by its own chat template."""
 
 import argparse
+import re
 import sys
 import time
 from contextlib import closing, suppress
@@ -16,11 +17,16 @@ from mlxr.cli.streams import refuse_other_bytes_than_text, show_any_character, t
 from mlxr.cli.tier_options import add_tier_arguments
 from mlxr.compiler.errors import ArenaError, ChatTemplateError, PromptTooLongError, RequestError
 from mlxr.compiler.text.printable import printable
+from mlxr.compiler.text.without_python import without_python
 from mlxr.runtime.engine.conversation import Conversation
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.tokenizer.chat_template import process_begun
 
 _COMMANDS = "/clear starts over, /drop forgets the oldest turn, /exit or Ctrl-D leaves, Ctrl-C ends an answer"
+_LEAVE = {"/exit", "/quit", "/bye"}  # the last two: what other programs call it
+_SMALL_CONTEXT = 4096
+"""In a smaller one, an answer without a limit of its own takes a quarter, so that the conversation can go on."""
+_PICTURE = re.compile(r"\S+\.(?:png|jpe?g|gif|webp|bmp)\b", re.IGNORECASE)
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -45,7 +51,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--template", type=Path, metavar="FILE", help="a Jinja2 chat template to use instead of the model's own"
     )
     parser.add_argument(
-        "--max-tokens", type=int, metavar="N", help="most tokens of an answer (default: up to the end of the context)"
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="most tokens of an answer (default: up to the end of the context; of a context below 4096 a quarter)",
     )
     parser.add_argument(
         "--drop-oldest",
@@ -69,18 +78,21 @@ def run(args: argparse.Namespace) -> int:
     with process_begun(), load_model(args, needs_text=True) as model, model.chat_template(args.template) as template:
         template.start()
         if sys.stdin.isatty():
-            print(f"{model.artifact.spec.name} on host {model.host.name}; {_COMMANDS}", file=sys.stderr)
+            print(f"{model.artifact.spec.name} on host {model.host.name}; /help lists the commands", file=sys.stderr)
             _enable_editing()
         if args.stats:
             print(sampling_line(model, sampling), file=sys.stderr)
         tell_without_effect(reasoning, template)
         with Conversation(model, template, args.system, reasoning=reasoning) as conversation:
-            return _converse(conversation, _Options(args.max_tokens, sampling, args.stats, args.drop_oldest))
+            context = model.limit.tokens
+            most = context // 4 if args.max_tokens is None and 4 <= context < _SMALL_CONTEXT else args.max_tokens
+            return _converse(conversation, _Options(most, args.max_tokens, sampling, args.stats, args.drop_oldest))
 
 
 @dataclass(frozen=True)
 class _Options:
     max_tokens: int | None
+    asked_max_tokens: int | None  # what the user gave
     sampling: Sampling
     stats: bool
     drop_oldest: bool
@@ -95,10 +107,13 @@ def _converse(conversation: Conversation, options: _Options) -> int:
     waiting = ""  # a message that was too long together with the conversation before it
     while True:
         message = _read_message(terminal)
-        if message in (None, "/exit"):
+        if message is None or message in _LEAVE:
             return 0
         try:
-            if message == "/clear":
+            if message in ("/help", "/?"):
+                print(_COMMANDS, file=sys.stderr)
+                message = ""
+            elif message == "/clear":
                 conversation.clear()
                 waiting = message = ""
             elif message == "/drop":
@@ -112,6 +127,7 @@ def _converse(conversation: Conversation, options: _Options) -> int:
                 message = ""
             if message:
                 waiting = ""
+                _tell_of_pictures(message)
                 _answer(conversation, message, options)
         except PromptTooLongError as error:
             if not terminal:
@@ -121,7 +137,7 @@ def _converse(conversation: Conversation, options: _Options) -> int:
         except (ArenaError, ChatTemplateError, RequestError) as error:
             if not terminal:
                 raise
-            print(f"error: {printable(error)}\n(/clear starts over)", file=sys.stderr)
+            print(f"error: {printable(without_python(error))}\n(/clear starts over)", file=sys.stderr)
 
 
 def _offer(conversation: Conversation, message: str, options: _Options, error: PromptTooLongError) -> str:
@@ -129,10 +145,10 @@ def _offer(conversation: Conversation, message: str, options: _Options, error: P
     try:
         turns = conversation.turns_to_drop(message, options.max_tokens)
     except (ChatTemplateError, PromptTooLongError) as alone:
-        print(f"error: {printable(alone)}", file=sys.stderr)
+        print(f"error: {printable(without_python(alone))}", file=sys.stderr)
         return ""
     print(
-        f"error: {printable(error)}\n"
+        f"error: {printable(without_python(error))}\n"
         f"(/drop forgets {_oldest(turns)} of {conversation.num_turns} and then answers this message; "
         "/clear starts over)",
         file=sys.stderr,
@@ -165,6 +181,12 @@ def _answer(conversation: Conversation, message: str, options: _Options) -> None
     completion = conversation.completion
     if completion is not None and completion.finish_reason == "context":
         print("note: the answer ends here because the context is full; /drop forgets the oldest turn", file=sys.stderr)
+    if completion is not None and completion.finish_reason == "length" and options.asked_max_tokens is None:
+        print(
+            f"note: the answer ends here after {options.max_tokens} tokens, a quarter of the context; "
+            "--max-tokens N allows more",
+            file=sys.stderr,
+        )
     if options.stats and completion is not None:
         read = completion.prompt_tokens - completion.cached_tokens
         print(
@@ -172,6 +194,14 @@ def _answer(conversation: Conversation, message: str, options: _Options) -> None
             f"{time.perf_counter() - start:.2f} s",
             file=sys.stderr,
         )
+
+
+def _tell_of_pictures(message: str) -> None:
+    """Says that a picture, whose path was typed or dropped into the terminal, is not looked at."""
+    for found in _PICTURE.findall(message):
+        with suppress(OSError):
+            if Path(found.strip("'\"")).is_file():
+                print(f"note: mlxr chat takes no pictures; the model reads the words {found}", file=sys.stderr)
 
 
 def _read_message(terminal: bool) -> str | None:

@@ -269,7 +269,9 @@ def served_name(model: str) -> str:
 def _named(text: str) -> tuple[str, str]:
     name, separator, model = text.partition("=")
     if not name or not separator or not model:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=MODEL")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not NAME=MODEL; a model by its own name needs no --model: mlxr serve {text}"
+        )
     return name, model
 
 

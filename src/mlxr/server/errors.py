@@ -18,13 +18,10 @@ from mlxr.compiler.errors import (
     RequestError,
     TokenizerError,
 )
+from mlxr.compiler.text.without_python import without_python
 
 _PATH = r"""~?/(?:[^\s/'"`:,;|<>()\[\]{}]+/)+"""
 _FOLDERS = re.compile(rf"(?<![\w.:/-]){_PATH}")
-_IN_PYTHON = re.compile(
-    r"\[Errno \d+\] | \(mlxr\.Changes\([^()]*\)\)"
-    r"|(?:; in Python changes=|, |(?<=\())mlxr\.Changes\([^()]*\)(?:, (?=[^)]))?"
-)
 _BARE_FOLDERS = re.compile(rf"(?<!\S){_PATH}")
 
 
@@ -62,7 +59,7 @@ def without_folders(error: object) -> str:
 
     What a request sent is quoted in its errors, and stays as it is.
     """
-    told = _IN_PYTHON.sub("", str(error))
+    told = without_python(error)
     return (_BARE_FOLDERS if isinstance(error, RequestError) else _FOLDERS).sub("", told)
 
 
