@@ -18,6 +18,7 @@ from mlxr.runtime.tokenizer.hub_files import read_named_tokens
 from mlxr.runtime.tokenizer.library_tokenizer import LibraryTokenizer, library_errors
 from mlxr.runtime.tokenizer.token_bytes import byte_alphabet
 from mlxr.runtime.tokenizer.tokenizer import SpecialTokens
+from mlxr.runtime.tokenizer.try_steps import try_steps
 
 _MAX_BYTES = 64 << 20
 _BOS, _EOS = "<s>", "</s>"
@@ -41,6 +42,8 @@ def load_tekken(path: Path) -> LibraryTokenizer:
         special = _special(document, num_special)
         tokens = [base64.b64decode(entry["token_bytes"], validate=True) for entry in document["vocab"]]
         del tokens[size - num_special :]
+        split = {"type": "Split", "pattern": {"Regex": str(config["pattern"])}, "behavior": "Isolated", "invert": False}
+        try_steps([("pre_tokenizer", split)], str(path))
         pattern = Regex(str(config["pattern"]))
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         raise TokenizerError(f"{path}: not as Mistral's tekken.json is: {error!r:.100}; get the file again") from error

@@ -15,6 +15,7 @@ from functools import reduce
 from typing import Any
 
 from mlxr.compiler.errors import TokenizerError
+from mlxr.runtime.tokenizer.try_steps import try_steps
 
 MOST_BYTES = 256 << 20
 """What a text may become. The library takes some 17 bytes for each of them."""
@@ -31,7 +32,7 @@ _FIXED = {
     "ByteLevel": 2.0,
 }
 _ESCAPED_ASCII = re.compile(rb"\\u00[2-7]")
-_KEYS = ("normalizer", "pre_tokenizer", "added_tokens")
+_KEYS = ("normalizer", "pre_tokenizer", "decoder", "added_tokens")
 _BEGINS = re.compile(rf'"({"|".join(_KEYS)})"\s*:\s*(?=[\[{{])')
 
 
@@ -49,14 +50,14 @@ def growth(part: Mapping[str, Any] | None, source: str) -> float:
 
 
 def check_file(data: bytes, source: str) -> None:
-    """Refuses a tokenizer.json that would ask for too much memory while it is loaded.
+    """Refuses a tokenizer.json that would ask for too much memory while it is loaded, or whose steps fail when tried.
 
     Args:
         data: its content.
         source: the file, for messages.
 
     Raises:
-        TokenizerError: its steps make a text much longer, or a map of characters has false sizes.
+        TokenizerError: its steps make a text much longer, a map of characters has false sizes, or see `try_steps`.
     """
     found: dict[str, list[Any]] = {key: [] for key in _KEYS}
     for key, value in _values(data):
@@ -66,6 +67,10 @@ def check_file(data: bytes, source: str) -> None:
         factor *= max((growth(part, source) for part in found[key] if isinstance(part, dict)), default=1.0)
     added = sum(len(json.dumps(tokens)) for tokens in found["added_tokens"])  # normalised when they are loaded
     check_growth(max(added, 4096), factor, f"{source}: its own tokens")
+    for part in found["decoder"]:
+        if isinstance(part, dict):
+            check_decoder(part, 4, source)  # no vocabulary's longest token is shorter
+    try_steps([(key, part) for key in _KEYS[:3] for part in found[key]], source)
 
 
 def check_growth(num_bytes: int, factor: float, what: str = "the text") -> None:
