@@ -61,9 +61,10 @@ def bpe_from_gguf(metadata: Mapping[str, Any], source: str) -> LibraryTokenizer:
 def _build(
     metadata: Mapping[str, Any], vocabulary: Vocabulary, merges: list[tuple[str, str]], split: PreTokenizer
 ) -> Library:
-    ids = {token: token_id for token_id, token in enumerate(vocabulary.spellings)}
     in_bytes = split.alphabet is Alphabet.BYTES
-    library = Library(BPE(vocab=ids, merges=merges, ignore_merges=split.ignore_merges, byte_fallback=not in_bytes))
+    library = Library(
+        BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=split.ignore_merges, byte_fallback=not in_bytes)
+    )
     words = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns]
     if split.composed:
         library.normalizer = normalizers.NFC()
@@ -99,7 +100,7 @@ def _build(
 
 def _merges(metadata: Mapping[str, Any], vocabulary: Vocabulary, source: str) -> list[tuple[str, str]]:
     """The merges in order, each once. Those that use or make a token that there is not have no effect."""
-    tokens = set(vocabulary.spellings)
+    tokens = vocabulary.ids
     merges: dict[tuple[str, str], None] = {}
     for merge in read_column(metadata, "merges", str, source):
         at = merge.find(" ", 1)  # a token may begin with a space
