@@ -1,6 +1,7 @@
 """Options and fixtures of all tests."""
 
 import argparse
+import gc
 import os
 import resource
 import shutil
@@ -92,6 +93,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _keep(config, items, [item for item in items if not item.get_closest_marker("long")])
     index, count = config.getoption("--share")
     _keep(config, items, items[index::count])
+
+
+def pytest_collectstart() -> None:
+    """Collects no garbage while tests are collected, which makes a million objects that stay."""
+    gc.disable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Has garbage collections look only at what tests make."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def _keep(config: pytest.Config, items: list[pytest.Item], selected: list[pytest.Item]) -> None:

@@ -1,6 +1,7 @@
 """Artifacts that were compiled once, in the cache: found by all that decides what a spec compiles to."""
 
 import contextlib
+import functools
 import hashlib
 import shutil
 import sys
@@ -97,8 +98,12 @@ def discard(folder: Path) -> bool:
     return not folder.exists()
 
 
+@functools.cache
 def _compiler_digest() -> str:
-    """A hash of everything that decides what a spec compiles to, so that a changed template is never served stale."""
+    """A hash of everything that decides what a spec compiles to, so that a changed template is never served stale.
+
+    Of the files as they are when a process first asks: what it has imported does not change afterwards either.
+    """
     digest = hashlib.sha256(VERSION.encode())
     for package, pattern in (
         ("mlxr.compiler", "*.py"),

@@ -60,7 +60,7 @@ class StandInHub:
     def commits(self, repo: str) -> dict[str, dict[str, bytes]]:
         """The files of each commit, the newest one first; a commit's name changes with the files."""
         trees = [self.repos[repo], *(tree for (other, _), tree in self.revisions.items() if other == repo)]
-        return {hashlib.sha1(repr(sorted(tree.items())).encode()).hexdigest(): tree for tree in trees}
+        return {_commit(tree): tree for tree in trees}
 
 
 @contextmanager
@@ -200,3 +200,9 @@ def _sha256(content: bytes) -> str:
 
 def _git_hash(content: bytes) -> str:
     return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
+
+
+def _commit(tree: dict[str, bytes]) -> str:
+    """A name that depends on all names and contents."""
+    files = sorted((name, _git_hash(content)) for name, content in tree.items())
+    return hashlib.sha1(repr(files).encode()).hexdigest()
