@@ -17,6 +17,12 @@ from mlxr.runtime.hosts.cuda import device
 from mlxr_tests.fake_card import Sums, use_card
 from mlxr_tests.few import few
 
+
+@pytest.fixture(autouse=True)
+def _compiled_as_for_users() -> None:
+    """Not as for users, unlike elsewhere in this folder, where it is short: what is seen is which types are used."""
+
+
 DATA = Path(__file__).parents[1] / "data"
 BF16, Q4_K, F16 = DATA / "storyteller", DATA / "golden/tiny-Q4_K_M.gguf", DATA / "golden/tiny-F16.gguf"
 no_gpu = pytest.mark.skipif(device.has_cuda() or mx.metal.is_available(), reason="here the real one runs")

@@ -18,6 +18,13 @@ from mlxr.runtime.hosts.cpu.build import load_library
 from mlxr_tests.instruction_sets import held_to
 from mlxr_tests.storyteller import GOLDEN
 
+
+@pytest.fixture(autouse=True)
+def _compiled_as_for_users() -> None:
+    """Not as for users, unlike elsewhere in this folder, where it is short: the long ones have
+    optimised code."""
+
+
 SHORT = "Q4_K_M"  # with tensors in Q6_K
 KINDS = [path.stem.removeprefix("tiny-") for path in sorted(GOLDEN.glob("tiny-*.gguf"))]
 CASES = [

@@ -33,7 +33,9 @@ def generate(pair):
     pair.step([(a, [4])])
 
 
-@pytest.mark.parametrize("name", few(ALL_SPECS, [*SHORT_SPECS[:7], *SHORT_SPECS[7::4]]))
+@pytest.mark.parametrize(
+    "name", few(ALL_SPECS, [name for name in SHORT_SPECS[:7] if name != "olmo-like"] + SHORT_SPECS[7::4])
+)
 def test_family(name):
     pair = HostPair(compiled(family_spec(name), SPLIT))
     generate(pair)
@@ -77,7 +79,7 @@ def test_q8_cache(name, layout):
 IN_16_BITS = itertools.product(["qk-norm-all", "post-norm-layer-bias", "temperature", "olmo-like"], ["bf16", "f16"])
 
 
-@pytest.mark.parametrize(("name", "dtype"), few(IN_16_BITS, [("post-norm-layer-bias", "f16"), ("olmo-like", "bf16")]))
+@pytest.mark.parametrize(("name", "dtype"), few(IN_16_BITS, [("olmo-like", "bf16")]))
 def test_types(name, dtype):
     check_types(name, dtype)
 

@@ -95,7 +95,7 @@ def test_what_exceeds_the_memory_is_not_tried(monkeypatch: pytest.MonkeyPatch) -
     ] * 2
 
 
-@pytest.mark.parametrize(("fails", "turns"), [(1, 0), (3, 1), (5, 2)])
+@pytest.mark.parametrize(("fails", "turns"), few([(1, 0), (3, 1), (5, 2)], [(5, 2)]))
 def test_a_host_that_fails_on_the_way_is_told(monkeypatch: pytest.MonkeyPatch, fails: int, turns: int) -> None:
     """In its first steps or in a later turn; the other artifact is timed."""
     spec, decode, calls = small_spec(), Sequences.decode, list[int]()

@@ -36,7 +36,7 @@ FRAGMENTS = st.sampled_from(
         *("\n", "---", "kind: none", "  ", "head_dim: 7", '"\\U00110000"'),
     ]
 )
-SETTINGS = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def check(text: str) -> None:

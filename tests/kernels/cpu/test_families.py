@@ -8,7 +8,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import PlanError
 from mlxr_tests.c_harness import marches
 from mlxr_tests.cpu_specs import PAGED
-from mlxr_tests.family_specs import ALL_SPECS, SHORT_SPECS, family_spec
+from mlxr_tests.family_specs import ALL_SPECS, family_spec
 from mlxr_tests.few import few
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.schedules import SCHEDULES
@@ -33,7 +33,7 @@ def run(name: str, changes: dict[str, object], threads: int = 2) -> None:
             SCHEDULES[schedule](pair)
 
 
-@pytest.mark.parametrize("name", few(ALL_SPECS, SHORT_SPECS[:5]))
+@pytest.mark.parametrize("name", few(ALL_SPECS, ["gpt-oss-like", "deepseek-like"]))
 def test_exact(name: str) -> None:
     run(name, EXACT)
 
@@ -55,7 +55,8 @@ def test_contiguous_q8_caches(name: str) -> None:
 WITH_LEAST = [(name, march) for march in marches() if march != "native" for name in CHOSEN]
 
 
-@pytest.mark.parametrize(("name", "march"), few(WITH_LEAST, WITH_LEAST[5:6]))
+@pytest.mark.long  # the short ones are end_to_end/test_instruction_sets.py
+@pytest.mark.parametrize(("name", "march"), WITH_LEAST)
 def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, name: str, march: str) -> None:
     monkeypatch.setenv("MLXR_CPU_ARCH", march)
     run(name, EXACT)

@@ -23,7 +23,7 @@ def given_out(pieces: list[str], stop: list[str], include_stop: bool) -> tuple[s
     return out + finder.flush(), False
 
 
-@settings(max_examples=500, deadline=None, database=None)
+@settings(max_examples=250, deadline=None, database=None)
 @given(TEXTS, STOPS, st.booleans(), st.data())
 def test_it_is_the_text_up_to_the_first_stop_string(
     text: str, stop: list[str], include_stop: bool, data: st.DataObject

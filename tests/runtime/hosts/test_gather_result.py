@@ -71,7 +71,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=80, deadline=None, database=None)
 @given(data=st.data())
 def test_tokens_are_those_of_all_logits(data: st.DataObject) -> None:
     size = data.draw(st.sampled_from([90, 700, 9001]))

@@ -4,6 +4,7 @@ MLX's `metal_kernel` is replaced by one that executes the same text on the sim. 
 binding, shapes, the token chain, MLX ops for large matmuls.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -27,7 +28,7 @@ from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr.runtime.hosts.sim.signature import parse_signature
 from mlxr_tests import matrix_bench
 from mlxr_tests.family_specs import family_spec
-from mlxr_tests.few import few, few_of
+from mlxr_tests.few import few
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.gpu_kernel import MetalKernel
 from mlxr_tests.host_pair import HostPair
@@ -220,7 +221,11 @@ def test_large_projections_run_as_mlx_ops(metal: Callable[[Artifact], mlxr.Model
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
 @pytest.mark.parametrize(
-    ("name", "mlx_min_rows"), few_of(["experts-topk-softmax-bias", "experts-shared-gate", "sinks"], [1, 32])
+    ("name", "mlx_min_rows"),
+    few(
+        itertools.product(["experts-topk-softmax-bias", "experts-shared-gate", "sinks"], [1, 32]),
+        [("experts-shared-gate", 32), ("sinks", 1)],
+    ),
 )
 def test_arrays_of_few_elements(monkeypatch: pytest.MonkeyPatch, name: str, mlx_min_rows: int) -> None:
     """Sinks of 6 heads, logits of 5 experts, 2 chosen ones of one token, a gate: MLX would bind them as constants."""

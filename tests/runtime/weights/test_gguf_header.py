@@ -147,7 +147,7 @@ HEADER_BYTES = min(info.offset for info in open_weights(GOLDEN).tensors.values()
 HEADER = GOLDEN.read_bytes()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     bits=st.sets(
         st.integers(0, 8 * 1024) | st.integers(8 * (HEADER_BYTES - 1400), 8 * HEADER_BYTES - 1), min_size=1, max_size=4

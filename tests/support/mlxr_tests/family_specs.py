@@ -193,8 +193,8 @@ SHORT_SPECS = [
     *("layer-norm-bias", "scales", "experts-shared-gate", "qk-norm-heads-layer-bias", "experts-not-gated"),
     *("temperature", "post-norm-layer-bias", "relu2", "rope-longrope-long", "experts-scaled-residual"),
 ]
-"""The specs whose whole steps `make test` runs: families, and properties that no family has; the first eight also
-on cpu."""
+"""The specs whose whole steps `make test` runs: families, and properties that no family has; some of them also on
+cpu and on sim."""
 
 
 def family_spec(name: str, **changes: Any) -> ModelSpec:

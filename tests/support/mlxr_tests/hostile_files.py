@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mlxr.compiler.errors import MlxrError
 
-CASES = int(os.environ.get("MLXR_FUZZ_CASES", "1200"))
+CASES = int(os.environ.get("MLXR_FUZZ_CASES", "800"))
 """Number of cases of all tests that use these files; `make fuzz` takes 100,000."""
 SECONDS = 2.0
 BYTES = 1 << 30
