@@ -46,3 +46,19 @@ def test_the_bill_has_the_pages_libraries() -> None:
     for file, name in told.items():
         version = re.search(r"\d+\.\d+\.\d+", (sbom.VENDORED / file).read_text())
         assert version and libraries[name] == version[0], name
+
+
+def test_links_of_the_readme_are_absolute_on_an_index() -> None:
+    spec = importlib.util.spec_from_file_location("readme", ROOT / "packaging/readme.py")
+    assert spec and spec.loader
+    readme = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(readme)
+    text = readme.absolute((ROOT / "README.md").read_text(), "https://forge.example/a/b/", "v1.2.3")
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    beginning = re.compile(r"https://forge\.example/a/b/(?:blob|raw)/v1\.2\.3/([^#]+)")
+    paths = [found[1] for found in map(beginning.match, links) if found]
+    assert len(links) == len(paths) > 20 and all((ROOT / path).is_file() for path in paths)
+    assert "![" in text and "b/raw/v1.2.3/docs/inspector.png)" in text
+    assert (
+        readme.absolute("[a](https://b.example) [c](#d)", "https://e.example", "v1") == "[a](https://b.example) [c](#d)"
+    )
