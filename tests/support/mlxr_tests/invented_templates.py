@@ -347,5 +347,100 @@ INVENTED = {
         _IM,
         ("<|say|>", "<|/say|>", "<|do|>", "<|/do|>", "<|tool|>", "<|with|>", "<|/tool|>"),
     ),
+    "YAML in a fence, where the next call ends one": Invented(
+        _turns(
+            "{{ m.content }}"
+            + _bare(
+                "\n```tools\n",
+                _EACH
+                + "- tool: "
+                + _NAME
+                + "\n  with:\n"
+                + _ARGUMENTS
+                + "    {{ k }}: {{ v | tojson }}\n"
+                + _DONE
+                + _DONE,
+                "```",
+            )
+        ),
+        _IM,
+    ),
+    "a space after the name, quotes of print": Invented(
+        _turns(
+            "{{ m.content }}"
+            + _EACH
+            + "\n▶ "
+            + _NAME
+            + _ARGUMENTS
+            + " {{ k }}={% if v is string %}“{{ v }}”{% else %}{{ v | tojson }}{% endif %}"
+            + _DONE
+            + " ◀"
+            + _DONE
+        ),
+        _IM,
+    ),
+    "names in order, between bars": Invented(
+        _turns(
+            "{{ m.content }}"
+            + _EACH
+            + "\n§"
+            + _NAME
+            + "§ {% for k, v in c.function.arguments | dictsort %}{{ k }} := {{ v | tojson }}"
+            + "{{ '' if loop.last else ' | ' }}"
+            + _DONE
+            + " §§"
+            + _DONE
+        ),
+        _IM,
+    ),
+    "the marker of thoughts begins that of calls": Invented(
+        _turns(
+            "{% if m.reasoning_content %}<<think>>{{ m.reasoning_content }}<<>>{% endif %}{{ m.content }}"
+            + _EACH
+            + "<<think-do "
+            + _NAME
+            + ">>"
+            + _JSON
+            + "<<>>"
+            + _DONE
+        ),
+        _IM,
+        thinks=True,
+    ),
+    "tools in the last question, and fields that must be there": Invented(
+        "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
+        "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}"
+        "{% if m.content is none %}{{ raise_exception('content is missing') }}{% endif %}"
+        "{% if m.role == 'assistant' %}<|a|>{{ m.content }}"
+        + _EACH
+        + "{{ '<do id=' + c.id + '>' + c.function.name + ' ' + c.function.arguments + '</do>' }}"
+        + _DONE
+        + "<|e|>{% elif m.role == 'tool' %}<|r|>{{ m.name + ': ' + m.content }}<|e|>"
+        "{% elif m.role == 'user' %}<|u|>{{ m.content }}{% if tools and loop.index0 == ns.last %}\nTools:"
+        "{% for t in tools %}\n{{ t.function.name + ': ' + t.function.description }} "
+        "{{ t.function.parameters | tojson }}"
+        "{% endfor %}{% endif %}<|e|>{% elif m.role == 'system' and loop.first %}<|s|>{{ m.content }}<|e|>"
+        "{% else %}{{ raise_exception('a role that is not known') }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|a|>{% endif %}",
+        ("<|e|>",),
+        ("<|a|>", "<|u|>", "<|s|>", "<|r|>"),
+    ),
 }
 """By what is odd about them."""
+
+COUNTED = _turns(
+    "{{ m.content }}"
+    + _bare("\n{{ m.tool_calls | length }} calls:", _EACH + "\n{{ loop.index }}) " + _NAME + " " + _JSON + _DONE, "\n.")
+)
+CODED = _turns(
+    "{{ m.content }}"
+    + _EACH
+    + "\n<tool://"
+    + _NAME
+    + _ARGUMENTS
+    + "{{ '?' if loop.first else '&' }}{{ k }}={{ v | tojson | urlencode }}"
+    + _DONE
+    + ">"
+    + _DONE
+)
+"""These two write calls as no form says it: how many there are, and texts in a code."""
