@@ -65,6 +65,7 @@ def _declare_inputs(b: Builder, arena: ArenaGeometry) -> None:
         ("context_lens", ("seqs",)),
         *((of_group("block_tables", i), ("seqs", group.max_blocks_per_sequence)) for i, group in groups),
         ("logit_rows", ("rows",)),
+        *([("state_table", ("seqs", arena.state_columns))] if arena.num_slots else []),
     ]
     for name, shape in inputs:
         b.declare(name, "input", shape, DType.I32)

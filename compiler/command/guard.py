@@ -45,18 +45,6 @@ def guarded(command: Callable[[], int]) -> int:
         print(f"error: cannot write the output: {error.strerror or error}", file=sys.stderr)
         _discard_output()
         return 1
-    except Exception as error:
-        if debug or not _comes_of_interrupt(error):
-            raise
-        print("interrupted", file=sys.stderr)
-        return 130
-
-
-def _comes_of_interrupt(error: BaseException | None) -> bool:
-    """Whether Ctrl-C led to an error: amid an import, Python and extension modules make other errors of it."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 def _open_closed_streams() -> None:

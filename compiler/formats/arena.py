@@ -9,7 +9,15 @@ from functools import cached_property
 from typing import Literal
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.formats.stores import KEYS_AND_VALUES, Allocation, Group, Store, cache_row_bytes, of_group
+from mlxr.compiler.formats.stores import (
+    KEYS_AND_VALUES,
+    MOST_UNDONE,
+    Allocation,
+    Group,
+    Store,
+    cache_row_bytes,
+    of_group,
+)
 
 Layout = Literal["block", "layer"]
 Mode = Literal["paged", "contiguous"]
@@ -67,6 +75,7 @@ class ArenaGeometry:
         stores: every store, by layer of the model (or of a rank's part).
         groups: layers with the same needs of scope `token`.
         num_slots: slots of scope `sequence`; 0 without such a store.
+        snapshot_tokens: tokens from one snapshot of a sequence's state to the next; 0: only where prompts end.
     """
 
     layout: Layout
@@ -77,6 +86,7 @@ class ArenaGeometry:
     stores: tuple[Store, ...]
     groups: tuple[Group, ...]
     num_slots: int = 0
+    snapshot_tokens: int = 0
 
     @cached_property
     def allocations(self) -> tuple[Allocation, ...]:
@@ -148,6 +158,16 @@ class ArenaGeometry:
         return "; ".join(
             f"{' and '.join(titles)}, {'each ' if len(titles) > 1 else ''}{text}" for text, titles in alike.items()
         )
+
+    @property
+    def state_columns(self) -> int:
+        """Most columns of a batch's table of states: what is read, and written after as many tokens as may matter."""
+        return 2 + max(self.block_size, MOST_UNDONE)
+
+    @property
+    def slots_bytes(self) -> int:
+        """Bytes of the stores of scope `sequence`."""
+        return sum(allocation.size_bytes for allocation in self.allocations if allocation.group is None)
 
     @property
     def size_bytes(self) -> int:

@@ -17,6 +17,8 @@ KEYS, VALUES = "k_arena", "v_arena"
 _TITLES = {KEYS: "K", VALUES: "V"}
 KEYS_AND_VALUES = (KEYS, VALUES)
 """The stores of attention, in the order in which plans list them."""
+MOST_UNDONE = 15
+"""How many of a sequence's last tokens a step may have to take back: guesses that turn out wrong."""
 
 
 def cache_row_bytes(dtype: DType, head_dim: int) -> int:

@@ -15,7 +15,7 @@ from mlxr.compiler.ir.tensor import BatchDim
 
 _BATCH = frozenset(
     ("token_ids", "positions", "slots", "query_start", "context_lens", "block_tables", "logit_rows", "query_tiles")
-)
+) | {"state_table"}
 _TOKEN_OUT = "token_out"
 """The port of a kernel that makes the arena's next token, which has no place in activation memory."""
 

@@ -20,6 +20,9 @@ from mlxr.compiler.spec.fields import INT32_MAX
 from mlxr.compiler.spec.model import ModelSpec
 
 ALIGNMENT = 256
+_SPARE_SLOTS = 4
+_SNAPSHOT_TOKENS = 1024
+"""Tokens of a sequence from one snapshot of its state to the next."""
 
 
 def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType] = ()) -> ArenaGeometry:
@@ -37,13 +40,16 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
     per_sequence, least = -(-context // cache.block_size), -(-spec.least_context // cache.block_size)
     row_bytes = max(cache_row_bytes(dtype, model.attention.head_dim) for dtype in (DType(cache.dtype), *caches))
     block_bytes = 2 * model.num_layers * cache.block_size * model.attention.num_kv_heads * row_bytes
+    stores = stores_of(spec)
+    state_bytes = sum(_state_bytes(store) for store in stores if store.scope == "sequence")
+    num_slots = _num_slots(cache.max_sequences) if state_bytes else 0
     most = per_sequence * cache.max_sequences
     if spec.output == "hidden":  # a prompt leaves when it is read: room for the longest, and for what two steps read
         chunk = chunk_tokens(spec, chunk_choice(spec, table))
         most = min(most, per_sequence + cache.max_sequences - 1 + -(-2 * chunk // cache.block_size))
     blocks = cache.num_blocks or min(most, spec.usual_blocks)
     if cache.memory_budget is not None:
-        blocks = min(most, cache.memory_budget // block_bytes)
+        blocks = min(most, max(0, cache.memory_budget - num_slots * state_bytes) // block_bytes)
     if blocks < least:
         limit = "cache.num_blocks" if cache.num_blocks else "cache.memory_budget"
         raise BudgetError(
@@ -60,8 +66,10 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
         block_size=cache.block_size,
         max_sequences=cache.max_sequences,
         context=context,
-        stores=stores_of(spec),
+        stores=stores,
         groups=(Group(layers, per_sequence if contiguous else blocks, per_sequence),),
+        num_slots=num_slots,
+        snapshot_tokens=_SNAPSHOT_TOKENS if num_slots else 0,
     )
     chosen = arena_choice(spec, arena, table)
     if chosen and context <= chosen.sizes["contiguous_context"]:
@@ -72,7 +80,19 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
 def stores_of(spec: ModelSpec) -> tuple[Store, ...]:
     """Everything that the model keeps between steps."""
     attention, dtype = spec.model.attention, DType(spec.cache.dtype)
-    return keys_and_values([StoreRow((attention.num_kv_heads, attention.head_dim), dtype)] * spec.model.num_layers)
+    rows = [StoreRow((attention.num_kv_heads, attention.head_dim), dtype)] * spec.model.num_layers
+    stores = [*keys_and_values(rows)]
+    return tuple(stores)
+
+
+def _state_bytes(store: Store) -> int:
+    """Bytes of a slot of a store of scope `sequence`."""
+    return sum(row.size_bytes for row in store.rows if isinstance(row, StoreRow))
+
+
+def _num_slots(max_sequences: int) -> int:
+    """Slots of states: each sequence needs two; as many more, and a few, are for snapshots and for guesses."""
+    return 4 * max_sequences + _SPARE_SLOTS
 
 
 def arena_choice(spec: ModelSpec, arena: ArenaGeometry, table: GeometryTable) -> ChosenGeometry | None:

@@ -116,6 +116,11 @@ class Pager:
     @classmethod
     def from_geometry(cls, geometry: ArenaGeometry, *, record_evictions: bool = False) -> "Pager":
         """The pager of an arena."""
+        states = None
+        if geometry.num_slots:
+            states = SequenceStates(
+                geometry.num_slots, geometry.max_sequences, geometry.block_size, geometry.snapshot_tokens
+            )
         return cls(
             geometry.num_blocks,
             geometry.block_size,
@@ -124,6 +129,7 @@ class Pager:
             contiguous=geometry.mode == "contiguous",
             context=geometry.context,
             record_evictions=record_evictions,
+            states=states,
         )
 
     @property
@@ -390,6 +396,16 @@ class Pager:
         """
         most = min(length, self._get(seq_id).length)
         return most if self.states is None else self.states.nearest(seq_id, most)
+
+    def keep_state(self, seq_id: int) -> None:
+        """Lets a sequence be truncated to the tokens that it has now, if there is room for its state.
+
+        Raises:
+            ArenaError: unknown sequence.
+        """
+        self._get(seq_id)
+        if self.states is not None:
+            self.states.keep(seq_id)
 
     def free(self, seq_id: int, tokens: Sequence[int] = (), hashes: BlockHashes | None = None, length: int = 0) -> None:
         """Forgets a sequence and releases its blocks. What was committed stays findable until it is evicted.

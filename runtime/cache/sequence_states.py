@@ -31,7 +31,7 @@ from mlxr.runtime.cache.integrity import equal
 from mlxr.runtime.cache.state_slots import Snapshot, StateSlots
 
 SLOTS_PER_SEQUENCE = 2
-NO_SLOT = -1
+NO_STATE = -1
 """Column 0 of a step's table: there are no tokens before the step, and the state is zeros; others: write nothing."""
 
 
@@ -90,7 +90,7 @@ class SequenceStates:
         """Snapshots that can be found."""
         return len(self.slots.snapshots)
 
-    def add(self, seq_id: int, length: int = 0, slot: int = NO_SLOT) -> None:
+    def add(self, seq_id: int, length: int = 0, slot: int = NO_STATE) -> None:
         """Adds a sequence.
 
         Args:
@@ -133,13 +133,11 @@ class SequenceStates:
             points.add(known)
         states.points = sorted((point for point in points if point > states.length), reverse=True)
 
-    def keep(self, seq_id: int) -> bool:
-        """Keeps the state after a sequence's tokens so far, so that it can come back to it; whether there was room."""
+    def keep(self, seq_id: int) -> None:
+        """Keeps the state after a sequence's tokens so far, if there is room, so that it can come back to it."""
         states = self._sequences[seq_id]
-        if self.room < 1 or not states.length:
-            return not states.length
-        states.kept.add(states.length)
-        return True
+        if self.room > 0 and states.length:
+            states.kept.add(states.length)
 
     def cut(self, seq_id: int, num_tokens: int) -> int:
         """How many of a sequence's next tokens a step should compute, so that snapshots are near enough to its end."""
@@ -311,9 +309,9 @@ def _table(moved: Sequence[_States]) -> npt.NDArray[np.int32]:
     rows = []
     width = 2
     for states in moved:
-        row = [states.slots[states.start] if states.start else NO_SLOT]
+        row = [states.slots[states.start] if states.start else NO_STATE]
         first = min(length for length in states.slots if length > states.start)
-        row += [states.slots.get(length, NO_SLOT) for length in range(states.length, first - 1, -1)]
+        row += [states.slots.get(length, NO_STATE) for length in range(states.length, first - 1, -1)]
         width = max(width, len(row))
         rows.append(row)
-    return np.array([row + [NO_SLOT] * (width - len(row)) for row in rows], np.int32)
+    return np.array([row + [NO_STATE] * (width - len(row)) for row in rows], np.int32)

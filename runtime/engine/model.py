@@ -103,7 +103,8 @@ class Model:
             needs_text: whether it is of no use without a tokenizer.
 
         Raises:
-            RequestError: it needs a tokenizer, and there is none, or the one in its files cannot be used.
+            RequestError: it needs a tokenizer, and there is none, or the one in its files cannot be used; or tiers were
+                asked for and it keeps states.
             WeightsError: the weights are corrupt or of another model.
             TokenizerError: a tokenizer was named and is missing or corrupt, or has another vocabulary.
             HostError: the host cannot run here, or this machine has too little memory.
@@ -123,6 +124,10 @@ class Model:
             raise HostError(
                 f"this is rank {plan.rank.rank}'s part of {artifact.spec.name}, which computes nothing alone: load the "
                 f"whole artifact on each of its {plan.rank.size} ranks (mlx.launch -n {plan.rank.size} -- ...)"
+            )
+        if tiers and plan.arena.num_slots:
+            raise RequestError(
+                f"{artifact.spec.name} keeps a state of each sequence, which tiers do not hold: load it without tiers"
             )
         entry = check_host(host, plan.targets, threads)
         file = open_weights(weights)

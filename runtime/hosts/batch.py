@@ -24,8 +24,6 @@ Rows = Literal["last", "all", "none"]
 
 MOST_TOPS = 256
 """Most of `Batch.tops`."""
-MOST_UNDONE = 15
-"""Most of `BatchRequest.undo`."""
 _LOWEST, _HIGHEST = int(np.iinfo(np.int32).min), int(np.iinfo(np.int32).max)
 
 
@@ -39,7 +37,8 @@ class BatchRequest(NamedTuple):
     rows: Rows = "last"
     """Which of the tokens give a row of logits."""
     undo: int = 0
-    """How many of the last tokens may be taken back after the step; models with states must know."""
+    """How many of the last tokens may be taken back after the step, `MOST_UNDONE` at most: models with states must
+    know."""
 
 
 class DecodeRequests(NamedTuple):
@@ -80,8 +79,8 @@ class Batch:
     """Most tokens of a tile."""
     state_table: Int32Array | None = None
     """[seqs, 1 + writes], of a model with states: column 0 is the slot that holds the state before the sequence's first
-    token, or -1: zeros; column j the slot into which the state after its j-th last token goes, or -1: nowhere. A slot
-    is in one column at most, but several sequences may read the same."""
+    token; column j the slot into which the state after its j-th last token goes; or `NO_STATE`. A slot is in one column
+    at most, but several sequences may read the same."""
     tops: int = 0
     """How many of the greatest logits of each row are enough, of equal ones the first; 0: all. The parts of a model do
     not exchange the others, which are then -inf. Hosts of whole models ignore it."""
@@ -90,7 +89,7 @@ class Batch:
         """Freezes the arrays too."""
         for value in vars(self).values():
             if isinstance(value, np.ndarray):
-                value.setflags(write=False)
+                value.setflags(False)  # type: ignore[call-arg]  # by position, which is faster
 
     @classmethod
     def build(

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import BATCH_DIMS, BatchDim, Launch, PhaseName, Plan
 from mlxr.compiler.errors import RequestError
+from mlxr.runtime.cache.sequence_states import NO_STATE
 from mlxr.runtime.hosts.batch import Batch, Int32Array
 
 Dims = Mapping[BatchDim, int]
@@ -41,14 +42,16 @@ def batch_dims(batch: Batch) -> Dims:
     }
 
 
-def batch_arrays(batch: Batch, columns: int | None = None) -> BatchArrays:
+def batch_arrays(batch: Batch, columns: int | None = None, state_columns: int | None = None) -> BatchArrays:
     """A batch's metadata by the plan's buffer names; the token ids may be on the device.
 
     Args:
         batch: the step.
         columns: of the block tables, as kernels get them; None: as many as the batch has. All else has its exact size.
+        state_columns: of the table of states.
     """
-    return {
+    states = {} if batch.state_table is None else {"state_table": _tables(batch.state_table, state_columns, NO_STATE)}
+    return states | {
         "token_ids": batch.tokens,
         "positions": batch.positions,
         "slots": batch.slots,
@@ -61,11 +64,11 @@ def batch_arrays(batch: Batch, columns: int | None = None) -> BatchArrays:
     }
 
 
-def _tables(tables: Int32Array, columns: int | None) -> Int32Array:
-    """Block tables as kernels read them: the number of columns, then the rows: [1 + seqs * columns]."""
+def _tables(tables: Int32Array, columns: int | None, fill: int = 0) -> Int32Array:
+    """Tables as kernels read them: the number of columns, then the rows: [1 + seqs * columns]."""
     seqs, width = tables.shape
     columns = width if columns is None else columns
-    numbers = np.zeros(1 + seqs * columns, np.int32)
+    numbers = np.full(1 + seqs * columns, fill, np.int32)
     numbers[0] = columns
     numbers[1:].reshape(seqs, columns)[:, :width] = tables
     return numbers

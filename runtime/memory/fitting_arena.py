@@ -52,7 +52,10 @@ def fitting_arena(
     others = footprint.weights_bytes + footprint.activation_bytes + tier_bytes
     left = free.free_bytes - others
     if (shrink or spec.cache.least_context is not None) and has_free_size(arena):
-        room, share = (int(part) // block_bytes(arena) for part in (left, SHARE * (left - footprint.mapped_bytes)))
+        room, share = (
+            int(part - arena.slots_bytes) // block_bytes(arena)
+            for part in (left, SHARE * (left - footprint.mapped_bytes))
+        )
         sequences = 1 if shrink else arena.max_sequences
         least, good, most = _blocks(artifact, arena, needed_context, sequences)
         blocks = min(most, max(share, min(room, good), least))
@@ -100,7 +103,7 @@ def least_arena(artifact: Artifact, target: str, tokens: int = 1) -> ArenaGeomet
 
 def block_bytes(arena: ArenaGeometry) -> int:
     """Bytes of a block, K and V of all layers."""
-    return arena.size_bytes // arena.num_blocks
+    return (arena.size_bytes - arena.slots_bytes) // arena.num_blocks
 
 
 def of_blocks(arena: ArenaGeometry, blocks: int) -> ArenaGeometry:
@@ -135,10 +138,10 @@ def _ways(artifact: Artifact, arena: ArenaGeometry, room: int, *, shrunk: bool) 
     """
     plan, cache = artifact.plan, artifact.spec.cache
     context, sequences = arena.context, arena.max_sequences
-    blocks = min(room // block_bytes(arena), arena.num_blocks - 1)
+    blocks = min(max(0, room - arena.slots_bytes) // block_bytes(arena), arena.num_blocks - 1)
     most = blocks // -(-context // arena.block_size)
     # The option counts the blocks of the target whose cache has the widest type.
-    memory = blocks * max(block_bytes(program.arena) for program in plan.programs.values())
+    memory = arena.slots_bytes + blocks * max(block_bytes(program.arena) for program in plan.programs.values())
     if cache.num_blocks is not None or cache.memory_budget is not None:
         shorter = "" if most else f" with context {blocks * arena.block_size}"
         if blocks:

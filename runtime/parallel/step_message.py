@@ -11,7 +11,7 @@ import numpy as np
 
 from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.hosts.batch import MOST_TOPS, MOST_UNDONE, Batch, Int32Array, query_tiles_of
+from mlxr.runtime.hosts.batch import MOST_TOPS, Batch, Int32Array, query_tiles_of
 
 _COUNTS = 7
 
@@ -28,6 +28,7 @@ class StepLimits(NamedTuple):
         num_blocks: blocks of the arena.
         table: blocks of the longest sequence: columns of `Batch.block_tables`.
         state_slots: slots of states; 0: the model keeps none.
+        state_columns: most columns of `Batch.state_table`.
     """
 
     tokens: int
@@ -38,6 +39,7 @@ class StepLimits(NamedTuple):
     num_blocks: int
     table: int
     state_slots: int = 0
+    state_columns: int = 0
 
     @classmethod
     def of(cls, max_tokens: int, max_rows: int, query_tile: int, arena: ArenaGeometry) -> "StepLimits":
@@ -50,13 +52,9 @@ class StepLimits(NamedTuple):
             arena.block_size,
             arena.num_blocks,
             arena.max_blocks_per_sequence,
-            getattr(arena, "num_slots", 0),
+            arena.num_slots,
+            arena.state_columns,
         )
-
-    @property
-    def state_columns(self) -> int:
-        """Most columns of `Batch.state_table`."""
-        return 2 + max(self.block_size, MOST_UNDONE) if self.state_slots else 0
 
     @property
     def most_bytes(self) -> int:
@@ -116,7 +114,7 @@ def unpack_step(data: bytes | bytearray, limits: StepLimits, late_ids: Callable[
     lengths = (0 if late else tokens, tokens, tokens, *per_sequence, rows)
     fits = 0 < tokens <= limits.tokens and 0 < sequences <= limits.sequences and 0 <= rows <= limits.rows
     fits = fits and 0 < columns <= limits.table and 0 <= tops <= MOST_TOPS and late in (0, 1)
-    fits = fits and (2 if limits.state_slots else 0) <= state_columns <= limits.state_columns
+    fits = fits and (2 <= state_columns <= limits.state_columns if limits.state_slots else not state_columns)
     if not fits or sum(lengths) != len(numbers) - _COUNTS:
         raise HostError(
             f"a step of {tokens} tokens of {sequences} sequences, {rows} rows, {columns} blocks, "

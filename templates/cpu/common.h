@@ -24,6 +24,8 @@ typedef struct mlxr_batch {
     const int32_t *query_start;   // [seqs + 1]
     const int32_t *context_lens;  // [seqs]
     const mlxr_blocks *groups;    // by number of the group
+    const int32_t *state_table;   // [seqs][state_columns]; NULL: the model keeps no states
+    int64_t state_columns;
     const int32_t *logit_rows;    // [rows]
     float *logits;                // [rows][vocab]
     struct mlxr_links *links;     // of one of several ranks; see links.h

@@ -92,6 +92,113 @@ def test_an_op_and_the_pass_that_makes_it(tree: ChangedTree) -> None:
     assert tree.run(_OP).splitlines() == ["sim 2", "cpu 2", "reference 1"]
 
 
+MEMORY, BUILD, SPEC = "compiler/schedule/memory.py", "compiler/build/build_graph.py", "compiler/spec/architecture.py"
+
+_STORE = """
+from types import SimpleNamespace
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.core import EngineCore
+from mlxr.runtime.engine.make_requests import RequestMaker, Terms
+from mlxr.runtime.engine.sampling import Sampling
+from mlxr_tests.host_pair import HostPair
+from mlxr_tests.specs import compiled, small_spec
+
+EXACT = {"compute": "exact", "deterministic": True}
+DECAY = {"model__decay": 0.5, "model__num_layers": 3, "cache__max_sequences": 4, **EXACT}
+ASKED = Sampling(max_tokens=12, logprobs=1)
+
+class Engine:
+    def __init__(self, target, num_blocks):
+        artifact = compiled(small_spec(**DECAY, cache__num_blocks=num_blocks), target=target)
+        self.host, arena = HostPair(artifact).host, artifact.plan.arena
+        assert [part.num_layers for part in arena.allocations] == [3, 3, 2]
+        assert arena.slots_bytes == arena.num_slots * 2 * 48 * 4
+        self.pager = Pager.from_geometry(arena)
+        self.core = EngineCore(self.host, self.pager)
+        self.maker = RequestMaker(artifact.plan, arena, None, ("toy", "f32"))
+        self.known = {}
+
+    def ask(self, *prompts):
+        requests = []
+        for prompt in prompts:
+            requests += self.maker.make(0, prompt, ASKED, lambda news: None, 0.0, Terms())
+            self.core.add(requests[-1])
+        while self.core.step():
+            self.pager.check_integrity()
+        assert all(len(request.completion.token_ids) == 12 for request in requests)
+        return [(r.completion.token_ids, r.completion.logprobs) for r in requests], requests
+
+    def guess(self, answers):
+        costs = SimpleNamespace(measured=lambda *counts: None)
+        self.core.speculator = SimpleNamespace(draft=self.draft, costs=costs, end=lambda request: None)
+        self.known = {tuple(prompt): tokens for prompt, tokens in answers}
+
+    def draft(self, requests, tokens, room):
+        for request in requests:
+            known = self.known[tuple(request.tokens[: request.prompt_length])]
+            done = len(request.completion.token_ids)
+            request.drafted = known[done : min(done + len(request.tokens) % 4, 11)]
+            if request.drafted and done % 3 == 0:
+                request.drafted[-1] = (request.drafted[-1] + 1) % 61
+            room -= len(request.drafted)
+
+for target in ("metal", "cpu"):
+    pair = HostPair(compiled(small_spec(**DECAY), target=target))
+    first = pair.add()
+    pair.step([(first, [5, 60, 7, 8, 9])])
+    second, third = pair.fork(first), pair.add()
+    pair.step([(first, [33]), (second, [34, 35]), (third, [1, 2, 3])])
+    pair.step([(third, [4]), (second, [36]), (first, [37])])
+    pair.undo(first, [40, 41, 42], 1)
+    pair.step([(first, [43]), (second, [44, 45])])
+    print(pair.host.name, sum(count for name, count in pair.host.launches.items() if name.startswith("decayed_sum")))
+
+    prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9, *range(20, 20 + i)] for i in (1, 3, 1, 6)]
+    alone = [Engine(target, 40).ask(prompt)[0][0] for prompt in prompts]
+    few = Engine(target, 11)
+    together, _ = few.ask(*prompts)
+    assert together == alone, "in company, and after others needed the memory"
+    assert few.core.stats().preemptions, "or else it shows little"
+    again = Engine(target, 40)
+    cached = []
+    for prompt, answer in zip(prompts, alone, strict=True):
+        got, (request,) = again.ask(prompt)
+        assert got == [answer], "after a part of its prompt that others had"
+        cached.append(request.completion.cached_tokens)
+    longer = [*prompts[0], *alone[0][0], 3]
+    got, (request,) = again.ask(longer)
+    assert got == Engine(target, 40).ask(longer)[0], "after the answer of its conversation"
+    print(*cached, request.completion.cached_tokens)
+    guessing = Engine(target, 40)
+    guessing.guess([(prompt, tokens) for prompt, (tokens, _) in zip(prompts, alone, strict=True)])
+    got, _ = guessing.ask(*prompts)
+    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in alone], "after guesses, of which some were wrong"
+    stats = guessing.core.stats()
+    assert 0 < stats.accepted_tokens < stats.draft_tokens
+"""
+
+
+@pytest.mark.long
+def test_an_op_with_a_store(tree: ChangedTree) -> None:
+    """A sum of each sequence's rows, in all layers but the first: a key of the spec puts it there."""
+    tree.add(CHANGES / "store")
+    tree.insert(SPEC, "    embedding_scale: Positive = 1.0\n", "    decay: Positive | None = None\n")
+    kept = """    if spec.model.decay is not None:
+        rows = (None, *[StoreRow((spec.model.hidden_size,), DType.F32)] * (spec.model.num_layers - 1))
+        stores.append(Store("sums", "sequence", rows))
+"""
+    tree.insert(MEMORY, "    stores = [*keys_and_values(rows)]\n", kept)
+    built = """    if model.decay is not None and index:
+        inputs = {"x": x, "query_start": "query_start", "state_table": "state_table", **b.stores(index, ("sums",))}
+        x = b.op(DecayedSum(model.decay), f"{layer_prefix(index)}decayed", inputs)
+"""
+    tree.insert(BUILD, "    model, layer = b.spec.model, b.spec.model.layer(index)\n", built)
+    tree.insert(BUILD, "import OpGraph\n", "from mlxr.compiler.ir.ops.decayed_sum import DecayedSum\n")
+    listed = named("An op", "decayed_sum") + named("A store of sequences", "decayed_sum")
+    assert tree.changed() == sorted(listed)
+    assert tree.run(_STORE).splitlines() == ["sim 10", "0 10 8 12 21", "cpu 10", "0 10 8 12 21"]
+
+
 _FORMAT = (
     _STEPS
     + """

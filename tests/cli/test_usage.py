@@ -10,7 +10,6 @@ import pytest
 from mlxr.cli import COMMANDS, main
 from mlxr.cli.token_count import token_count
 from mlxr.compiler.cli import main as compile_main
-from mlxr.compiler.command.guard import guarded
 from mlxr.compiler.command.parser import CommandParser
 
 _HELP = """
@@ -127,18 +126,3 @@ def test_the_compilers_own_command_too(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit):
         compile_main(["storyteller", "--ouput", "x"])
     assert "there is no option --ouput; did you mean --output?" in capsys.readouterr().err
-
-
-def test_errors_that_come_of_an_interrupt_are_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """As Python 3.11 makes a RuntimeError of Ctrl-C in __set_name__, and extension modules make an ImportError."""
-
-    def command(cause: BaseException) -> int:
-        try:
-            raise cause
-        except BaseException as error:
-            raise RuntimeError("Error calling __set_name__") from error
-
-    assert guarded(lambda: command(KeyboardInterrupt())) == 130
-    assert capsys.readouterr().err == "interrupted\n"
-    with pytest.raises(RuntimeError, match="__set_name__"):
-        guarded(lambda: command(ValueError()))

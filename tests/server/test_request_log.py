@@ -1,10 +1,8 @@
 """The log: a line for each request, without what users write."""
 
-import asyncio
 import json
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +11,7 @@ import openai
 import pytest
 
 from mlxr.server.pool.model_pool import ModelPool
-from mlxr.server.request_log import LOG, JsonLines, RequestLog
+from mlxr.server.request_log import LOG, JsonLines
 from mlxr.server.settings import ServerSettings
 from mlxr_tests.running_server import RunningServer, running_server, tiny_source
 
@@ -198,28 +196,6 @@ def test_a_line_says_what_was_refused_without_quoting_it(
     assert line["message"].startswith(message) and len(line["message"]) > 5
     assert param is None or line["param"] == param
     assert not any(word in json.dumps(line) for word in ("fox", "blue"))
-
-
-@pytest.mark.parametrize("error", ["unable to write on <TCPTransport closed=True>; the handler is closed", "another"])
-def test_a_connection_that_is_closed_is_no_failure(error: str, lines: Lines) -> None:
-    """As when a client sends what is no HTTP behind a request: uvloop has closed the connection."""
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200})
-        await send({"type": "http.response.body", "body": b"a"})
-
-    async def send(message: Any) -> None:
-        raise RuntimeError(error)
-
-    scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": []}
-    asked = RequestLog(app, Counter(), keeps_text=False)(scope, send, send)
-    if error == "another":
-        with pytest.raises(RuntimeError, match="another"):
-            asyncio.run(asked)
-    else:
-        asyncio.run(asked)
-        line = lines.take()[0]
-        assert line["client_gone"] and line["status"] == 200
 
 
 def test_texts_are_logged_if_asked_for(lines: Lines) -> None:

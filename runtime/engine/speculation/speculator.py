@@ -13,6 +13,7 @@ time.
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from mlxr.compiler.artifact import MOST_UNDONE
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.speculation.acceptance import Acceptance
 from mlxr.runtime.engine.speculation.draft_lengths import LEAST_GAIN, draft_lengths
@@ -20,7 +21,6 @@ from mlxr.runtime.engine.speculation.draft_model import DraftModel
 from mlxr.runtime.engine.speculation.prompt_lookup import PromptLookup
 from mlxr.runtime.engine.speculation.step_costs import StepCosts
 from mlxr.runtime.engine.speculation.text import Text
-from mlxr.runtime.hosts.batch import MOST_UNDONE
 
 MOST_DRAFTED = MOST_UNDONE
 """Most draft tokens of a text in a step: with the token before them they fill a matrix tile of 16 rows."""

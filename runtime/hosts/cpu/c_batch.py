@@ -27,6 +27,7 @@ def c_batch(
         links: the address of `mlxr_links`; 0: the model has one rank.
         second: the address of a batch that takes turns with this one; 0: there is none.
     """
+    states = batch.state_table
     return CBatch(
         program,
         len(tokens),
@@ -37,6 +38,8 @@ def c_batch(
         _address(batch.query_start),
         _address(batch.context_lens),
         (CBlocks * 1)(CBlocks(_address(batch.slots), _address(batch.block_tables), batch.block_tables.shape[1])),
+        None if states is None else _address(states),
+        0 if states is None else states.shape[1],
         _address(batch.logit_rows),
         _address(logits),
         links,

@@ -38,6 +38,8 @@ class CBatch(ctypes.Structure):
         ("query_start", ctypes.c_void_p),
         ("context_lens", ctypes.c_void_p),
         ("groups", ctypes.POINTER(CBlocks)),
+        ("state_table", ctypes.c_void_p),
+        ("state_columns", ctypes.c_int64),
         ("logit_rows", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
         ("links", ctypes.c_void_p),

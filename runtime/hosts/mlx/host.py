@@ -30,7 +30,7 @@ from mlxr.runtime.hosts.collectives import EXACT_IDS, Collectives
 from mlxr.runtime.hosts.host import ArrayHost, Logits, Progress
 from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, kernel_input, of_shape
 from mlxr.runtime.hosts.mlx.launcher import Arrays, Launcher, MlxKernel
-from mlxr.runtime.hosts.mlx.padding import padded_batch, table_columns
+from mlxr.runtime.hosts.mlx.padding import padded_batch, state_columns, table_columns
 from mlxr.runtime.mlx_arrays import MLX_DTYPES, start_computing
 from mlxr.runtime.weights.weight_file import WeightFile
 
@@ -127,7 +127,9 @@ class MlxHost(ArrayHost):
         if phase.name == "prefill":
             batch = padded_batch(batch, self.plan)
         dims, self.launcher.tops = batch_dims(batch), self._tops(phase, batch)
-        arrays = batch_arrays(batch, table_columns(batch, self.plan.arena.max_blocks_per_sequence))
+        arena = self.plan.arena
+        columns = table_columns(batch, arena.max_blocks_per_sequence)
+        arrays = batch_arrays(batch, columns, state_columns(batch, arena.state_columns))
         arrays = {name: array for name, array in arrays.items() if name in self._read[phase.name]}
         logits, self.arena.token = self.launch_step(phase, dims, arrays)
         if not dims["rows"]:

@@ -52,5 +52,10 @@ def table_columns(batch: Batch, most: int) -> int:
     return min(columns, most)
 
 
+def state_columns(batch: Batch, most: int) -> int | None:
+    """How many columns a table of states has on the device: two or all, since each number makes a trace."""
+    return None if batch.state_table is None else 2 if batch.state_table.shape[1] == 2 else most
+
+
 def _more(numbers: np.ndarray, count: int, value: int) -> np.ndarray:
     return np.concatenate([numbers, np.full(count, value, np.int32)])

@@ -62,7 +62,7 @@ class Sequences:
         """Cuts or continues each sequence to so many tokens. Returns the seconds that the steps took."""
         if not self._ids:
             self._ids = [self._pager.add_sequence() for _ in range(self._count)]
-        done = dict.fromkeys(self._ids, min(self._length, tokens))
+        done = {seq_id: self._pager.nearest(seq_id, min(self._length, tokens)) for seq_id in self._ids}
         for seq_id, length in done.items():
             self._pager.truncate(seq_id, length)
         prompts = {seq_id: self._tokens(tokens - length) for seq_id, length in done.items()}
@@ -81,7 +81,10 @@ class Sequences:
             for request in requests:
                 done[request.seq_id] += len(request.tokens)
         self._length = tokens
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        for seq_id in self._ids:
+            self._pager.keep_state(seq_id)
+        return seconds
 
     def decode(self, steps: int) -> list[float]:
         """Adds one token to each sequence, `steps` times. Returns the seconds from the end of each step to the next."""

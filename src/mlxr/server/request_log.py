@@ -66,21 +66,16 @@ class RequestLog:
             keeps_text=self._keeps_text,
         )
         request_id = [(name.encode(), record.request_id.encode()) for name in REQUEST_ID_HEADERS]
-        has_ended = has_gone = False
+        has_ended = False
 
         async def watch(message: Message) -> None:
-            nonlocal has_ended, has_gone
+            nonlocal has_ended
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 message = {**message, "headers": [*message.get("headers", ()), *request_id, *_told(record)]}
             elif not message.get("more_body"):
                 has_ended = True
-            try:
-                await send(message)
-            except RuntimeError as error:  # the server may hear of a closed connection from uvloop first
-                if _CLOSED not in str(error):
-                    raise
-                has_gone = True
+            await send(message)
 
         async def keep() -> Message:
             message = await receive()
@@ -95,16 +90,13 @@ class RequestLog:
             raise
         finally:
             RECORD.reset(token)
-            record.client_gone = not has_ended or has_gone or record.status == _GONE
+            record.client_gone = not has_ended or record.status == _GONE
             route, level = _route(scope), _level(record)
             self._counts[record.method, route, str(record.status)] += 1
             if LOG.isEnabledFor(level):
                 LOG.log(level, "%s", "request", extra={"fields": fields_of(record)})
             if self._spans is not None and level > logging.DEBUG:
                 self._spans.add(record, route, scope["headers"])
-
-
-_CLOSED = "the handler is closed"
 
 
 def _told(record: RequestRecord) -> list[tuple[bytes, bytes]]:

@@ -97,14 +97,14 @@ class StatesMachine(RuleBasedStateMachine):
         assert not written & {row[0] for row in batch.state_table.tolist()}
 
     @precondition(lambda self: self.sequences)
-    @rule(data=st.data(), undo=st.booleans(), keep=st.booleans())
-    def settle(self, data, undo, keep):
+    @rule(data=st.data(), undo=st.booleans(), keep=st.booleans(), late=st.sampled_from([0, 0, 1, 2, 5]))
+    def settle(self, data, undo, keep, late):
         """What the engine does after a step: takes guesses back, and says what is certain."""
         seq_id = self.pick(data)
         sequence = self.sequences[seq_id]
         if undo and sequence.undo:
             self.cut(seq_id, len(sequence.tokens) - data.draw(st.integers(0, sequence.undo)))
-        sequence.certain = len(sequence.tokens)
+        sequence.certain = max(sequence.certain, len(sequence.tokens) - late)
         self.pager.commit(seq_id, sequence.tokens, sequence.hashes, sequence.certain)
         self.states.commit(seq_id, sequence.tokens, sequence.hashes, sequence.certain)
         if keep:
@@ -138,8 +138,21 @@ class StatesMachine(RuleBasedStateMachine):
         seq_id = self.pick(data)
         if self.pager.can_fork(seq_id):
             sequence = self.sequences[seq_id]
+            sequence.certain = len(sequence.tokens)
             fork = self.sequences[self.pager.fork(seq_id)] = Sequence(sequence.root, list(sequence.tokens), self.size)
             fork.certain = sequence.certain
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def fail(self, data):
+        """Of steps that are not certain, one has failed, and written anything."""
+        seq_id = self.pick(data)
+        sequence = self.sequences.pop(seq_id)
+        for length, slot in self.states._sequences[seq_id].slots.items():
+            if length > sequence.certain:
+                self.slots[slot] = "anything"
+        self.pager.truncate(seq_id, 0)
+        self.pager.free(seq_id)
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), is_certain=st.booleans())

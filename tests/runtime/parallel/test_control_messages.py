@@ -48,7 +48,7 @@ def test_ids_that_are_still_computed_are_not_sent() -> None:
 
 def test_a_batch_comes_out_as_it_went_in() -> None:
     states = np.array([[-1, 4, -1], [0, 1, 2], [5, 3, -1]], np.int32)
-    of_states = LIMITS._replace(state_slots=6)
+    of_states = LIMITS._replace(state_slots=6, state_columns=6)
     for before, limits in (
         (batch(1), LIMITS),
         (batch(1, 1, 1), LIMITS),
@@ -78,7 +78,7 @@ def test_states_are_those_of_the_model() -> None:
     ):
         data = pack_step(replace(batch(3), state_table=batch_states), 4)
         with pytest.raises(HostError, match=error):
-            unpack_step(data, LIMITS._replace(state_slots=slots), no_ids)
+            unpack_step(data, LIMITS._replace(state_slots=slots, state_columns=6), no_ids)
 
 
 @given(st.data())

@@ -8,16 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxr.runtime.engine.sampling import Sampling
-from mlxr.server.chat.chat_job import ChatJob
 from mlxr_tests.few import few
-from mlxr_tests.invented_templates import CODED, COUNTED, INVENTED, Invented
+from mlxr_tests.invented_templates import INVENTED, Invented
 from mlxr_tests.judged_chats import SpokenModel
-from mlxr_tests.template_answers import MESSAGES, THOUGHT, TOOLS, difference, read_back, written
+from mlxr_tests.template_answers import MESSAGES, THOUGHT, difference, read_back, written
 from mlxr_tests.tried_forms import TriedForm
 
 SHORT = ("names and values in attributes and tags", "odd thoughts")
-NEW = ("YAML in a fence, where the next call ends one", "a space after the name, quotes of print")
 
 
 def spoken(name: str, *, tokens: bool = True) -> SpokenModel:
@@ -36,7 +33,7 @@ def messages_of(invented: Invented) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("tokens", few((True, False), (True,)), ids=["tokens", "text"])
-@pytest.mark.parametrize("name", few(INVENTED, (*SHORT, *NEW)))
+@pytest.mark.parametrize("name", few(INVENTED, SHORT))
 def test_what_a_template_writes_is_read_back(name: str, tokens: bool) -> None:
     invented, wrong = INVENTED[name], {}
     with spoken(name, tokens=tokens) as model:
@@ -57,14 +54,6 @@ def test_calls_that_are_forced_are_calls(name: str) -> None:
         form = TriedForm(model, INVENTED[name].ends, INVENTED[name].without)
         for count in (form.forced(3), form.own_calls_allowed()):
             assert count.right == count.tried > 0, count.told
-
-
-@pytest.mark.parametrize("template", [COUNTED, CODED], ids=["counted", "coded"])
-def test_what_no_form_says_is_asked_for_in_ours(template: str) -> None:
-    with SpokenModel(template) as model:
-        assert not model.format.takes_tools
-        job = ChatJob(({"role": "user", "content": "Hm?"},), Sampling(), TOOLS)
-        assert "<tool_call>" in model.text(model.prompt(job))
 
 
 @pytest.fixture(scope="module")

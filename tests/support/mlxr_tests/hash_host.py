@@ -16,9 +16,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlxr.compiler.artifact import MOST_UNDONE
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.cache.sequence_states import SequenceStates
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.core import EngineCore
@@ -275,12 +275,13 @@ class HashEngine:
             context=context,
             max_blocks_per_sequence=-(-context // block_size),
             mode="paged",
+            num_slots=state_slots,
+            state_columns=2 + max(block_size, MOST_UNDONE),
+            snapshot_tokens=state_every,
         )
         options = {"state_slots": state_slots} if state_slots else {}
         self.host = make_host(self.geometry, max_tokens, pipelines=pipelines, **options)
         self.pager = Pager.from_geometry(self.geometry, record_evictions=tiers is not None)
-        if state_slots:
-            self.pager.states = SequenceStates(state_slots, max_sequences, block_size, state_every)
         self.now = 0.0
         self.core = EngineCore(self.host, self.pager, tiers, clock=lambda: self.now)  # type: ignore[arg-type]
         measured = self.core._times.measured

@@ -97,12 +97,21 @@ class HostPair:
         self.pager.free(seq_id)
         del self.fed[seq_id]
 
+    def undo(self, seq_id: int, tokens: Sequence[int], count: int) -> None:
+        """Feeds tokens to a sequence on both hosts, then takes the last ones back."""
+        self.step([(seq_id, tokens)], undo=count)
+        del self.fed[seq_id][-count:]
+        self.pager.truncate(seq_id, len(self.fed[seq_id]))
+
     def step(
-        self, parts: Sequence[tuple[int, Sequence[int]]], rows: Rows | Mapping[int, Rows] = "last"
+        self,
+        parts: Sequence[tuple[int, Sequence[int]]],
+        rows: Rows | Mapping[int, Rows] = "last",
+        undo: int = 0,
     ) -> "np.ndarray[Any, Any]":
         """Feeds tokens to sequences in one batch on both hosts, compares everything, and returns the host's logits."""
         rows_of: Mapping[int, Rows] = {s: rows for s, _ in parts} if isinstance(rows, str) else rows
-        requests = [BatchRequest(s, tokens, self.pager.length(s), rows_of[s]) for s, tokens in parts]
+        requests = [BatchRequest(s, tokens, self.pager.length(s), rows_of[s], undo) for s, tokens in parts]
         batch = Batch.build(requests, self.pager, self.plan.query_tile)
         self._copy(self.pager.take_copies())
         before = snapshot(self.arena)

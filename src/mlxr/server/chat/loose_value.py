@@ -43,13 +43,12 @@ class LooseScan:
         has_ended: whether the end was found.
     """
 
-    def __init__(self, quote: tuple[str, str] | None, ends: tuple[str, ...], *, is_object: bool = False) -> None:
+    def __init__(self, quote: tuple[str, str] | None, ends: tuple[str, ...]) -> None:
         """Starts before a value.
 
         Args:
             quote: as for `as_json`.
             ends: texts that end a value outside of quotes and brackets.
-            is_object: whether the value ends with its first bracket.
         """
         self._quotes = {'"': '"', "'": "'"} | ({quote[0]: quote[1]} if quote else {})
         self._ends = tuple(end for end in ends if end)
@@ -61,7 +60,7 @@ class LooseScan:
         self._signs = tuple(sign for sign in set(signs) if len(sign) > 1)
         self._sign = re.compile("|".join(re.escape(sign) for sign in sorted(set(signs), key=len, reverse=True)))
         self._most = max(len(sign) for sign in [*signs, *self._quotes.values()])
-        self._is_object = is_object
+        self._own = quote is not None
 
     def feed(self, text: str, *, is_last: bool) -> int:
         """How many characters of a text belong to the value, as far as that is certain.
@@ -98,9 +97,6 @@ class LooseScan:
                 self._depth += 1
             elif sign in ")]}":
                 self._depth -= 1
-                if self._is_object and not self._depth:
-                    self.has_ended = True
-                    return at
             elif sign == "\ud800":
                 self.has_ended = True
                 return match.start()

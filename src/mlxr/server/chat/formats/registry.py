@@ -30,7 +30,7 @@ def family_of(
     Raises:
         ChatTemplateError: the template takes too long or too much.
     """
-    form = learn_form(template, variables, ends, has_tools=has_tools, is_by_hand=Harmony.matches)
+    form = learn_form(template, variables, ends, has_tools=has_tools)
     if Harmony.matches(form):
         return Harmony(form)
     return Learned(form, control)

@@ -223,9 +223,7 @@ def _without_end(rest: str, frame: Frame) -> str:
     for size in range(len(rest) + 1):  # the end of calls begins within the end of the last argument
         if call_end.endswith(rest[: len(rest) - size]) and rest[: len(rest) - size]:
             return rest[: len(rest) - size]
-    if section_end and section_end in rest:  # what ends the turn follows it
-        return rest[: rest.find(section_end)]
-    return rest
+    return rest.removesuffix(section_end) if section_end else rest
 
 
 def _value(text: str | None, head: str, tail: str) -> str | None:

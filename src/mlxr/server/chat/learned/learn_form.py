@@ -1,12 +1,11 @@
 """Learns the form of a model's answers by rendering its template, and telling the renderings apart."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.thinking_form import MARKER, find_thinking
 from mlxr.server.chat.learned.answer_form import AnswerForm, CallForm, MessageForm, Origin, ThoughtForm
-from mlxr.server.chat.learned.check_form import reads_back
 from mlxr.server.chat.learned.learn_calls import learn_calls
 from mlxr.server.chat.learned.learn_thoughts import learn_thought, thought_turn
 from mlxr.server.chat.learned.lexemes import chunks, common_end, common_start
@@ -17,12 +16,7 @@ _CALL = (a_call(0, {KEYS[0]: VALUE}),)
 
 
 def learn_form(
-    template: ChatTemplate,
-    variables: dict[str, object],
-    ends: Collection[str] = (),
-    *,
-    has_tools: bool = True,
-    is_by_hand: Callable[[AnswerForm], bool] = lambda form: False,
+    template: ChatTemplate, variables: dict[str, object], ends: Collection[str] = (), *, has_tools: bool = True
 ) -> AnswerForm:
     """The form of a template's answers.
 
@@ -31,7 +25,6 @@ def learn_form(
         variables: what it needs besides messages.
         ends: names of tokens that end an answer.
         has_tools: whether it is also used where tools are given; another one may be made for that.
-        is_by_hand: whether answers are read by code that is written by hand, so that the form need not say all.
 
     Raises:
         ChatTemplateError: it takes too long or too much.
@@ -40,13 +33,12 @@ def learn_form(
     writes_calls = probe.finds_form()
     form = _frame(probe, writes_calls)
     calls = learn_calls(probe, form.turn_end) if writes_calls else None
-    known = None if calls is None else _with_calls(probe, replace(form, calls=calls))
-    if known is not None and (is_by_hand(known) or reads_back(probe, replace(known, calls=_trimmed(known.calls)))):
-        form = known
+    if calls is not None:
+        form = _with_calls(probe, replace(form, calls=calls))
     else:
         form = _with_other_calls(probe, template, form, writes_calls=writes_calls)
-    if form.thought is None and (found := find_thinking(template, variables)):
-        form = replace(form, thought=ThoughtForm(found.opening.lstrip(), found.closing, found.end_marker))
+    if form.thought is None and (known := find_thinking(template, variables)):
+        form = replace(form, thought=ThoughtForm(known.opening.lstrip(), known.closing, known.end_marker))
     if probe.form.tools and not _tells(probe, probe.form.tools):
         probe.form = replace(probe.form, tools="")
     return replace(form, calls=_trimmed(form.calls), messages=probe.form)

@@ -133,9 +133,7 @@ class Probe:
             text = self.turn([a_call(0, arguments)])
             if text is None or not _in_order(text, NAMES[0]) or KEYS[0] not in text or VALUE not in text:
                 continue
-            is_python = f"'{NAMES[0]}'" in text  # all of the call, and not by mistake
-            faults = 8 * self.form.has_old_roles + 4 * self.form.has_null_content
-            faults += (quoted in text) if not is_python else (quoted not in text)
+            faults = 8 * self.form.has_old_roles + 4 * self.form.has_null_content + (quoted in text)
             faults += 2 * _num_escapes(text) + 3 * (f"'{as_json(arguments)}'" in text)
             if found is None or faults < found[0]:
                 found = faults, self.form

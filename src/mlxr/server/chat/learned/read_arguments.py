@@ -53,8 +53,6 @@ class ArgumentReader:
         first = spell.text(argument.start.strip())
         parts = (part for part in self._call_end[1:] if is_special(part) and not first.startswith(part))
         self._ends = [*self._call_end[:1], *parts]
-        # Where nothing ends a call, the next one does.
-        self._next = form.start if not calls.end.strip() and is_special("".join(form.start)) else []
         self._middles: list[_Middle] = []
         for each in [argument] if argument.text is None else [argument.text, argument]:
             kinds: dict[str, list[str]] = {}
@@ -116,13 +114,10 @@ class ArgumentReader:
         if not self._call_end:
             return reader.ended and not reader.peek()
         kept = reader.position()
-        for end in ([each] for each in self._ends):
-            if (yield from reader.next_is(end)):
+        for end in self._ends:
+            if (yield from reader.next_is([end])):
                 reader.back_to(kept)
                 return True
-        if self._next and (yield from reader.next_is(self._next)):
-            reader.back_to(kept)
-            return True
         return reader.ended and not reader.peek()
 
     def _skip_to_start(self) -> Part[bool]:

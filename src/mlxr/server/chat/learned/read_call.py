@@ -34,7 +34,7 @@ class CallReader:
         end = "".join(self._end[:1])
         self._may_repeat_end = is_special(end) and not any(begin.startswith(end) for begin in form.triggers)
         self._section_end = form.of_section(self._calls.section_end)
-        self._names = job.tool_names if form.is_bare or form.is_plain or form.has_bare_name else None
+        self._names = job.tool_names if form.is_bare or form.is_plain else None
         if self._calls.argument is not None:
             self._arguments = ArgumentReader(form, reader, job)
 
@@ -158,7 +158,7 @@ class CallReader:
         pieces: list[str] = []
         if (yield from reader.next_sign()) != "{":
             return False
-        yield from reader.loose_value(LooseScan(None, ("<",), is_object=True), pieces.append)
+        yield from reader.loose_value(LooseScan(None, ("<",)), pieces.append)
         value = json.loads(as_json("".join(pieces)) or "null")
         for key in keys.around:
             value = value.get(key) if isinstance(value, dict) else None

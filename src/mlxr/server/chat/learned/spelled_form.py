@@ -45,7 +45,6 @@ class SpelledForm:
         section: the parts of what begins calls.
         start: the parts of what begins each call, up to its first slot.
         is_bare: whether nothing tells a call from text but what it is.
-        has_bare_name: whether nothing but a space stands between a tool's name and its arguments.
         is_plain: whether what tells a call is common in texts, so that the tool must be a known one.
         triggers: what begins calls, by its markers.
         plain_triggers: these markers, control tokens in them by their names.
@@ -73,7 +72,6 @@ class SpelledForm:
         self.is_bare = not self.section and not self.start
         thought = self._of_thought()
         self.triggers = self._triggers()
-        self.has_bare_name = self._has_bare_name()
         self.is_plain = not any(map(is_special, self.triggers))
         self.plain_triggers = [named(text) for text in self.triggers]
         tools = dict.fromkeys(self.triggers, CALL)
@@ -97,14 +95,6 @@ class SpelledForm:
         self.calls = Markers(dict.fromkeys(self.triggers, CALL))
         self.thinking_tools = Markers(({} if self.is_plain else tools) | closing)
 
-    def _has_bare_name(self) -> bool:
-        """Whether nothing but a space stands between a tool's name and its arguments: then it must be a known one."""
-        calls, argument = self.form.calls, self.form.calls.argument
-        if argument is None or Slot.NAME not in calls.body:
-            return False
-        rest = calls.body[calls.body.index(Slot.NAME) + 1 :]
-        return rest[-1:] == (Slot.ARGUMENTS,) and "".join(map(str, (*rest[:-1], argument.start))) == " "
-
     def _triggers(self) -> dict[str, "Trigger"]:
         """What begins calls, by its markers."""
         calls = self.form.calls
@@ -119,13 +109,9 @@ class SpelledForm:
             if not self.section or is_special(marker):
                 found.setdefault(marker, Trigger(rest))
             # Some models leave out the first of several markers, as in `<tool_call>`, `<function=`.
-            if len(self.start) > 1 and len(self.start[1]) > 2 and self._begins_alone(self.start[1]):
+            if len(self.start) > 1 and len(self.start[1]) > 2 and is_special(self.start[1]):
                 found.setdefault(self.start[1], Trigger(self.start[2:]))
         return found
-
-    def _begins_alone(self, part: str) -> bool:
-        """Whether a marker's second part tells a call without the first one."""
-        return is_special(part) and part not in (self.thought_start, self.thought_end)
 
     def _marker(self, text: str, parts: Sequence[str]) -> tuple[str, list[str]]:
         """The first parts of a text that no other marker has, and the rest."""
@@ -212,8 +198,6 @@ class SpelledForm:
                 break
             if isinstance(part, str) and "\n" in part and calls.argument is not None:
                 found.append("\n")
-            if part is Slot.ARGUMENTS and self.has_bare_name:
-                found.append(" ")
             if part is Slot.ARGUMENTS and calls.argument is not None:
                 texts = (self.spell.chunks(calls.argument.start), self.call_end())
                 return found + [parts[0] for parts in texts if parts]

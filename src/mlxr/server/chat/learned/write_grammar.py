@@ -27,7 +27,7 @@ _LINE, _WORD = r"/[^\n]*/", r"/[^\n,;(){}<>\[\]]+/"
 """A text that stands as it is, up to the end of its line, or to what may follow in one."""
 _NO_VALUE = r"/([^\s\[{](.|\n)*)?/"
 """A text that does not begin as lists and objects do."""
-_QUOTE = '"'
+_QUOTE, _LINE_END = '"', "\n"
 
 
 class CallGrammar:
@@ -105,11 +105,8 @@ class CallGrammar:
         sequence_ = self._items(f"argument_{number}", parameters, argument)
         # Some templates write what stands before arguments where there are none.
         start, end = argument.start, self._form.calls.end
-        around = start + self._end("", argument)
-        is_line = start.startswith("\n") and end.startswith("\n")
-        if (is_line or (around and not around.strip(" "))) and not parameters.get("required"):
-            space = grammar.text(start[:1] if is_line else around)
-            return f"({sequence_} | {space})" if sequence_ else f"({space})?"
+        if start.startswith("\n") and end.startswith("\n") and not parameters.get("required"):
+            return f"({sequence_} | {grammar.text(_LINE_END)})" if sequence_ else f"({grammar.text(_LINE_END)})?"
         return sequence_
 
     def _items(self, rule: str, schema: Mapping[str, Any], argument: ArgumentForm) -> str:
