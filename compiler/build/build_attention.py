@@ -1,9 +1,12 @@
 """The attention block of the source graph."""
 
+from dataclasses import replace
+
 from mlxr.compiler.build.builder import Builder
 from mlxr.compiler.build.rope import rope_scale
 from mlxr.compiler.formats.stores import KEYS_AND_VALUES
 from mlxr.compiler.ir.buffers import layer_prefix
+from mlxr.compiler.ir.division import Axis
 from mlxr.compiler.ir.ops.attention import Attention
 from mlxr.compiler.ir.ops.cache import CacheWrite
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
@@ -24,17 +27,19 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
     """
     a, hidden = layer.attention, b.spec.model.hidden_size
     prefix = f"{layer_prefix(index)}attention"
-    heads = {"q": a.num_heads, "k": a.num_kv_heads, "v": a.num_kv_heads}
+    heads, kv_heads = Axis("heads", a.num_heads, a.head_dim), Axis("kv_heads", a.num_kv_heads, a.head_dim)
+    axes = {"q": heads, "k": kv_heads, "v": kv_heads}
     q, k, v = (
         b.linear(
             f"{prefix}.{role}",
             x,
-            (count * a.head_dim, hidden),
+            (axis.count * a.head_dim, hidden),
             f"{prefix}.{role}_bias" if a.qkv_bias else None,
+            rows=axis,
         )
-        for role, count in heads.items()
+        for role, axis in axes.items()
     )
-    q, k = (_queries_or_keys(b, prefix, role, layer, name, heads[role]) for role, name in (("q", q), ("k", k)))
+    q, k = (_queries_or_keys(b, prefix, role, layer, name, axes[role]) for role, name in (("q", q), ("k", k)))
     if a.temperature is not None:
         temperature = Temperature(a.temperature.beta, a.temperature.original_context)
         q = b.op(temperature, f"{prefix}.q_tempered", {"x": q, "positions": "positions"})
@@ -42,7 +47,7 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
     write = CacheWrite(num_kv_heads=a.num_kv_heads, head_dim=a.head_dim)
     b.op_with_outputs(write, f"{prefix}.cache_write", {"k": k, "v": v} | b.of_blocks(index, "slots") | cache, ())
     tables = {name: name for name in ("positions", "query_start", "context_lens")} | b.of_blocks(index, "block_tables")
-    sinks = {"sinks": b.vector(f"{prefix}.sinks", a.num_heads)} if a.sinks else {}
+    sinks = {"sinks": b.vector(f"{prefix}.sinks", a.num_heads, replace(heads, size=1))} if a.sinks else {}
     attention = Attention(
         num_heads=a.num_heads,
         num_kv_heads=a.num_kv_heads,
@@ -53,17 +58,18 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
     )
     attended = b.op(attention, f"{prefix}.attended", {"q": q} | tables | cache | sinks)
     bias = f"{prefix}.o_bias" if a.output_bias else None
-    return b.linear(f"{prefix}.o", attended, (hidden, a.num_heads * a.head_dim), bias)
+    return b.linear(f"{prefix}.o", attended, (hidden, a.num_heads * a.head_dim), bias, columns=heads)
 
 
-def _queries_or_keys(b: Builder, prefix: str, role: str, layer: LayerType, x: str, num_heads: int) -> str:
-    """Norm and rotation of the queries or the keys, [tokens, num_heads * head_dim]."""
-    head_dim, norm = layer.attention.head_dim, layer.attention.qk_norm
+def _queries_or_keys(b: Builder, prefix: str, role: str, layer: LayerType, x: str, heads: Axis) -> str:
+    """Norm and rotation of the queries or the keys, [tokens, heads * head_dim]."""
+    num_heads, head_dim, norm = heads.count, layer.attention.head_dim, layer.attention.qk_norm
     if norm is not None:
         width = head_dim if norm.scope == "head" else num_heads * head_dim
         groups = 1 if norm.scope == "all" else num_heads
         name, out = f"{prefix}.{role}_norm", f"{prefix}.{role}_normed"
-        x = b.norm(name, out, x, width, groups=groups, kind=norm.kind, eps=norm.eps, bias=norm.bias)
+        axis = None if norm.scope == "head" else heads
+        x = b.norm(name, out, x, width, groups=groups, kind=norm.kind, eps=norm.eps, bias=norm.bias, axis=axis)
     if layer.rope is None:
         return x
     rope = Rope(

@@ -10,6 +10,7 @@ from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import of_group
 from mlxr.compiler.ir.buffers import layer_prefix
+from mlxr.compiler.ir.division import Axis
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.ops.elementwise import Add, Scale, SoftCap
 from mlxr.compiler.ir.ops.linear import Linear
@@ -27,7 +28,8 @@ def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
     for layer in model.layers:
         if layer.rope is not None:
             b.frequencies(layer.rope, layer.rotary_dim)
-    table = b.matrix("embedding", (model.vocab_size, model.hidden_size))
+    words = Axis("vocabulary", model.vocab_size)
+    table = b.matrix("embedding", (model.vocab_size, model.hidden_size), words)
     x = b.op(Embed(b.activation, model.embedding_scale), "embedded", {"ids": "token_ids", "table": table})
     for index in range(model.num_layers):
         with b.in_layer(index):
@@ -36,7 +38,7 @@ def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
         return OpGraph(b.values, b.ops, [_hidden_rows(b, x)])
     normed = b.norm("final_norm", "normed", x, model.hidden_size)
     if not model.tie_embeddings:
-        table = b.matrix("output", (model.vocab_size, model.hidden_size))
+        table = b.matrix("output", (model.vocab_size, model.hidden_size), words)
     logits = b.op(Linear(DType.F32), "logits_of_all_tokens", {"x": normed, "weight": table})
     if model.logit_scale != 1:
         logits = b.op(Scale(model.logit_scale), "logits_scaled", {"x": logits})

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from mlxr.compiler.build.builder import Builder
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.division import Axis
 from mlxr.compiler.ir.ops.elementwise import Activation, Multiply, SwigluOai
 from mlxr.compiler.ir.ops.experts import ExpertLinear, ExpertSum, Route
 from mlxr.compiler.ir.ops.rows import GateRows
@@ -39,8 +40,12 @@ def build_mlp(b: Builder, prefix: str, mlp: Mlp, x: str) -> list[str]:
 def _network(b: Builder, prefix: str, mlp: Mlp, x: str, width: int, bias: bool) -> str:
     hidden = b.spec.model.hidden_size
 
+    columns = Axis("columns", width)
+
     def linear(role: str, x: str, shape: tuple[int, int]) -> str:
-        return b.linear(f"{prefix}.{role}", x, shape, f"{prefix}.{role}_bias" if bias else None)
+        rows, read = (None, columns) if role == "down" else (columns, None)
+        named = f"{prefix}.{role}_bias" if bias else None
+        return b.linear(f"{prefix}.{role}", x, shape, named, rows=rows, columns=read)
 
     return _feed_forward(b, prefix, mlp, x, (width, hidden), linear)
 
@@ -57,9 +62,10 @@ def _experts(b: Builder, prefix: str, mlp: Mlp, experts: Experts, x: str) -> str
 
     def linear(role: str, x: str, shape: tuple[int, int]) -> str:
         name = f"{prefix}.experts.{role}"
-        inputs = {"x": x, "weight": b.matrix(name, (count * shape[0], shape[1])), "experts": chosen}
+        axis = Axis("experts", count, shape[0])
+        inputs = {"x": x, "weight": b.matrix(name, (count * shape[0], shape[1]), axis), "experts": chosen}
         if mlp.bias:
-            inputs["bias"] = b.vector(f"{name}_bias", count * shape[0])
+            inputs["bias"] = b.vector(f"{name}_bias", count * shape[0], axis)
         attrs = ExpertLinear(num_experts=count, top_k=top_k, dtype=b.activation)
         return b.op(attrs, f"{name}_projected", inputs)
 

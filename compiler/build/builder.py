@@ -7,6 +7,7 @@ from mlxr.compiler.build.rope import rope_frequencies
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import of_group
+from mlxr.compiler.ir.division import Axes, Axis
 from mlxr.compiler.ir.graph import Op, Role, Value
 from mlxr.compiler.ir.op_kind import NormKind, OpKind
 from mlxr.compiler.ir.ops.elementwise import Add
@@ -28,20 +29,22 @@ class Builder:
         self._tensors: dict[str, Value] = {}
         self._frequencies: dict[tuple[float, ...], str] = {}
 
-    def declare(self, name: str, role: Role, shape: Shape, dtype: DType, data: tuple[float, ...] = ()) -> str:
+    def declare(
+        self, name: str, role: Role, shape: Shape, dtype: DType, data: tuple[float, ...] = (), axes: Axes = ()
+    ) -> str:
         """Adds a value."""
-        value = Value(name, role, shape, dtype, (name,) if role == "weight" else (), data)
+        value = Value(name, role, shape, dtype, (name,) if role == "weight" else (), data, axes)
         self.values.append(value)
         self._tensors[name] = value
         return name
 
-    def matrix(self, name: str, shape: Shape) -> str:
-        """Adds a weight matrix [rows, columns]."""
-        return self.declare(name, "weight", shape, self.spec.weights.of_tensor(name).dtype)
+    def matrix(self, name: str, shape: Shape, rows: Axis | None = None, columns: Axis | None = None) -> str:
+        """Adds a weight matrix [rows, columns], and says what they count, if ranks divide that."""
+        return self.declare(name, "weight", shape, self.spec.weights.of_tensor(name).dtype, axes=(rows, columns))
 
-    def vector(self, name: str, width: int) -> str:
-        """Adds a weight vector."""
-        return self.declare(name, "weight", (width,), self.spec.weights.of_vector(name))
+    def vector(self, name: str, width: int, axis: Axis | None = None) -> str:
+        """Adds a weight vector, and says what its elements count, if ranks divide that."""
+        return self.declare(name, "weight", (width,), self.spec.weights.of_vector(name), axes=(axis,))
 
     def stores(self, layer: int, ports: Iterable[str]) -> dict[str, str]:
         """By port, which is a store's name: the value that has the layer's rows of it."""
@@ -85,12 +88,23 @@ class Builder:
         return [outputs[port] for port in ports if port in outputs]
 
     def linear(
-        self, name: str, x: str, shape: tuple[int, int], bias: str | None = None, dtype: DType | None = None
+        self,
+        name: str,
+        x: str,
+        shape: tuple[int, int],
+        bias: str | None = None,
+        dtype: DType | None = None,
+        *,
+        rows: Axis | None = None,
+        columns: Axis | None = None,
     ) -> str:
-        """Adds a linear op, its weight `name` of `shape` [rows, columns] and, if named, its bias vector."""
-        inputs = {"x": x, "weight": self.matrix(name, shape)}
+        """Adds a linear op, its weight `name` of `shape` [rows, columns] and, if named, its bias vector.
+
+        `rows` and `columns` are what those of the weight count, if ranks divide that.
+        """
+        inputs = {"x": x, "weight": self.matrix(name, shape, rows, columns)}
         if bias is not None:
-            inputs["bias"] = self.vector(bias, shape[0])
+            inputs["bias"] = self.vector(bias, shape[0], rows)
         return self.op(Linear(dtype or self.activation), f"{name}_projected", inputs)
 
     def norm(
@@ -104,6 +118,7 @@ class Builder:
         kind: NormKind | None = None,
         eps: float | None = None,
         bias: bool | None = None,
+        axis: Axis | None = None,
     ) -> str:
         """Adds a norm op, its weight `name` [width] and, with `bias`, `name_bias`.
 
@@ -116,11 +131,12 @@ class Builder:
             kind: rms or layer; None for the kind of the model's norms.
             eps: added to the mean square; None for the epsilon of the model's norms.
             bias: whether the norm adds a bias; None to follow the model's norms.
+            axis: what the elements of the weight count, if ranks divide that.
         """
         norm = self.spec.model.norm
-        inputs = {"x": x, "weight": self.vector(name, width)}
+        inputs = {"x": x, "weight": self.vector(name, width, axis)}
         if norm.bias if bias is None else bias:
-            inputs["bias"] = self.vector(f"{name}_bias", width)
+            inputs["bias"] = self.vector(f"{name}_bias", width, axis)
         return self.op(Norm(groups, 1.0, kind or norm.kind, eps or norm.eps), out, inputs)
 
     def residual(self, name: str, x: str, addend: str) -> str:

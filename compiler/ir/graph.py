@@ -6,12 +6,13 @@ with `rewrite`); names of ops and values are unique. Op nodes and value nodes al
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from mlxr.compiler.errors import GraphError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.checks import RuleError
+from mlxr.compiler.ir.division import Axes
 from mlxr.compiler.ir.op_kind import AttrValue, OpKind
 from mlxr.compiler.ir.tensor import Shape, Tensor, Tensors
 from mlxr.compiler.ir.work import Use
@@ -29,6 +30,7 @@ class Value:
             `store` is memory of the runtime, see `Store`; `token` orders its accesses; `activation` is made by an op.
         parts: the canonical tensors that are concatenated along axis 0, for a weight.
         data: the elements, for a constant.
+        axes: what ranks divide along each axis of a weight. Files of graphs do not have it: a model is divided before.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Value:
     dtype: DType
     parts: tuple[str, ...] = ()
     data: tuple[float, ...] = ()
+    axes: Axes = field(default=(), compare=False)
 
     @property
     def tensor(self) -> Tensor:

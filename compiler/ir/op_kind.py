@@ -1,4 +1,4 @@
-"""Op kinds: frozen dataclasses of an op's attributes, which also know the op's ports, shape rule and work.
+"""Op kinds: frozen dataclasses of an op's attributes, which also know its ports, shape rule, work, and division.
 
 The kinds are in `compiler/ir/ops`, one module for each family of kinds. A new kind is a new class there: `op_registry`
 finds it, and no list names it.
@@ -10,8 +10,10 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
+from mlxr.compiler.ir.division import Holding, Holdings
 from mlxr.compiler.ir.tensor import Tensor, Tensors
 from mlxr.compiler.ir.work import Dims, OpWork, Use
+from mlxr.compiler.spec.share import Share
 
 AttrValue = int | float | str | bool | None
 """The type of an attribute in JSON."""
@@ -52,6 +54,7 @@ class OpKind:
             pass `order_arena` binds it later; the verifier of stage `ordered` requires it.
         accesses: its input ports that are stores, and what it does with its layer's rows of each. Dead-op removal keeps
             an op that writes.
+        linear: ports whose sum over ranks may wait, because the op of a sum is the sum of what it gives.
         stages: the stages of the pipeline whose graphs may contain it.
     """
 
@@ -62,6 +65,7 @@ class OpKind:
     optional: ClassVar[tuple[str, ...]] = ()
     outputs: ClassVar[tuple[str, ...]] = ("out",)
     accesses: ClassVar[Mapping[str, Access]] = MappingProxyType({})
+    linear: ClassVar[tuple[str, ...]] = ()
     stages: ClassVar[frozenset[Stage]] = EVERY_STAGE
 
     def __init_subclass__(cls) -> None:
@@ -101,6 +105,19 @@ class OpKind:
         """The part of its weights that one token needs; None: a step reads all of them, once."""
         return None
 
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> "Division":
+        """What the op is on a rank; every kind that may be in a source graph says it.
+
+        Args:
+            t: the inputs of the whole model's op by port.
+            has: what the rank has of them. Only at `linear` ports that may be a partial sum.
+            share: the rank's part of the model.
+
+        Raises:
+            RuleError: the op cannot be computed from that.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how ranks divide it")
+
     @property
     def access(self) -> Access | None:
         """What it does with stores, all of them together; None: it has none."""
@@ -115,4 +132,20 @@ class OpKind:
 
 def _rules(stages: frozenset[Stage]) -> list[str]:
     """The rules that a kind in graphs of these stages must have."""
-    return ["infer", *(["work"] if "ordered" in stages else [])]
+    rules = {"infer": True, "work": "ordered" in stages, "divide": "source" in stages}
+    return [rule for rule, needed in rules.items() if needed]
+
+
+@dataclass(frozen=True)
+class Division:
+    """What an op of the model is on a rank.
+
+    Attributes:
+        attrs: its kind, with the rank's numbers; None: the rank's result is its input, as it is.
+        out: what the rank has of the results.
+        inputs: by port, that of the model's op whose value it is; None: all of them, as they are.
+    """
+
+    attrs: OpKind | None
+    out: Holding
+    inputs: Mapping[str, str] | None = None

@@ -8,7 +8,7 @@ from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.stores import StoreRow
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.parallel.shard import shard
-from mlxr.compiler.parallel.tensor_slice import TensorSlice, slice_of
+from mlxr.compiler.parallel.tensor_slice import TensorSlice
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.share import Share, shares
 
@@ -53,12 +53,8 @@ def divide_model(spec: ModelSpec, source: OpGraph, arena: ArenaGeometry) -> list
         own_arena = _arena_of(arena, share)
         split = share.split
         plan = RankPlan(rank=share.rank, tensor=split.tensor, pipeline=split.pipeline, result_bounds=bounds)
-        slices = {
-            value.name: part
-            for value in source.values
-            if value.role == "weight" and (part := slice_of(spec, share, value.name)) is not None
-        }
-        parts.append(DividedModel(share, plan, shard(source, spec, share, own_arena), own_arena, slices))
+        graph, slices = shard(source, share, own_arena)
+        parts.append(DividedModel(share, plan, graph, own_arena, slices))
     return parts
 
 

@@ -8,6 +8,7 @@ vocabulary, and stages have whole layers. No block of a quantised weight is divi
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.spec.model import ModelSpec
@@ -15,6 +16,8 @@ from mlxr.compiler.spec.parallel import Parallel
 
 Range = tuple[int, int]
 """[first, last)."""
+Countable = Literal["heads", "kv_heads", "columns", "experts", "vocabulary"]
+"""What the ranks of a stage divide."""
 _ROWS = 16
 """Rows of the vocabulary that stay together: target cpu packs as many."""
 
@@ -53,6 +56,11 @@ class Share:
         return self.rank % self.split.tensor
 
     @property
+    def is_divided(self) -> bool:
+        """Whether several ranks share the layers of its stage."""
+        return self.split.tensor > 1
+
+    @property
     def is_first(self) -> bool:
         """Whether its stage has the embedding."""
         return self.stage == 0
@@ -61,6 +69,14 @@ class Share:
     def is_last(self) -> bool:
         """Whether its stage has the output."""
         return self.stage == self.split.pipeline - 1
+
+    def range_of(self, what: Countable, count: int) -> Range:
+        """Which the rank has of `count` that the model has."""
+        if what == "columns":
+            return self.columns[count]
+        if what == "experts":
+            return self.experts[count]
+        return {"heads": self.heads, "kv_heads": self.kv_heads, "vocabulary": self.vocabulary}[what]
 
 
 def shares(spec: ModelSpec) -> tuple[Share, ...]:

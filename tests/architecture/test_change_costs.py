@@ -75,6 +75,21 @@ hosts = {graph: ReferenceHost(artifact, weights, Arena(plan.arena), graph) for g
 source, fused = (floats(host.step(batch)) for host in hosts.values())
 check_logits("the reference", fused, source, "f32")
 print("reference", hosts["prefill"].launches["stretch"])
+
+from mlxr.compiler.build.build_graph import build_graph
+from mlxr.compiler.chips.catalog import find_chip
+from mlxr.compiler.parallel.check_ranks import Rank, check_ranks
+from mlxr.compiler.parallel.divide_model import divide_model
+from mlxr.compiler.passes.split_embedding_scale import SplitEmbeddingScale
+from mlxr.inspect.roofline import roofline
+
+for step in roofline(artifact, find_chip("m4-max"), 20, 1):
+    print(step.name, *(launch.work for launch in step.launches if launch.row.op_kind == "stretch"))
+split = small_spec(model__embedding_scale=3.0, parallel={"tensor": 2})
+whole = SplitEmbeddingScale().run(build_graph(split, plan.arena)).graph
+ranks = [Rank(part.graph, part.slices) for part in divide_model(split, whole, plan.arena)]
+check_ranks(split, whole, ranks)
+print("ranks", sum(op.kind == "stretch" for rank in ranks for op in rank.graph.ops))
 """
 )
 
@@ -89,7 +104,9 @@ def test_an_op_and_the_pass_that_makes_it(tree: ChangedTree) -> None:
     tree.insert(PIPELINE, "        LastTokenLogits(),\n", "        SplitEmbeddingScale(),\n")
     listed = named("An op", "stretch") + named("A pass", "split_embedding_scale")
     assert tree.changed() == sorted(listed)
-    assert tree.run(_OP).splitlines() == ["sim 2", "cpu 2", "reference 1"]
+    numbers = 48 * 4 * 2  # 48 columns of f32, read and written
+    work = [f"decode Work(size_bytes={numbers}, flops=0)", f"prefill Work(size_bytes={32 * numbers}, flops=0)"]
+    assert tree.run(_OP).splitlines() == ["sim 2", "cpu 2", "reference 1", *work, "ranks 2"]
 
 
 MEMORY, BUILD, SPEC = "compiler/schedule/memory.py", "compiler/build/build_graph.py", "compiler/spec/architecture.py"

@@ -1,13 +1,15 @@
 """Attention over the KV arena, and the split of a packed projection that it reads."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxr.compiler.formats.stores import KEYS_AND_VALUES
 from mlxr.compiler.ir.checks import matrix, require, require_cache, require_heads, require_positive, require_vector
-from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, OpKind
+from mlxr.compiler.ir.division import WHOLE, Axis, Holdings, require_whole
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Division, OpKind
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.ir.tensor import TOKEN, Tensor, Tensors
 from mlxr.compiler.ir.work import Dims, OpWork, Use
+from mlxr.compiler.spec.share import Share
 
 _TABLES = ("positions", "query_start", "context_lens", "block_tables")
 
@@ -37,6 +39,11 @@ class Split(OpKind):
         sizes = {"q": self.q, "k": self.k, "v": self.v}
         require(sum(sizes.values()) == width, f"x has {width} columns, its parts {sum(sizes.values())}")
         return {port: Tensor((rows, size), t["x"].dtype) for port, size in sizes.items()}
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """The same at every rank: projections are merged after division."""
+        require_whole(has, "x")
+        return Division(self, WHOLE)
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,17 @@ class Attention(OpKind):
         _check_scores(t, self.num_heads, self.scale, self.softcap)
         require_cache(t, self.accesses, self.num_kv_heads, self.head_dim)
         return {"out": t["q"], "token": TOKEN}
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """The rank's query heads, over the KV heads that they read."""
+        heads = has["q"].columns
+        if heads is None:
+            require_whole(has, "q", "sinks")
+            return Division(self, WHOLE)
+        sinks = has["sinks"].rows if "sinks" in has else heads
+        require(sinks is not None and sinks.of == heads.of, "a rank has sinks of other heads than queries")
+        num_kv_heads = Axis("kv_heads", self.num_kv_heads).count_of(share)
+        return Division(replace(self, num_heads=heads.count_of(share), num_kv_heads=num_kv_heads), has["q"])
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """Writes into the KV arena."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxr.compiler.formats.stores import KEYS_AND_VALUES
 from mlxr.compiler.ir.checks import require_cache, require_heads
-from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, OpKind
+from mlxr.compiler.ir.division import WHOLE, Holdings, alike
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Division, OpKind
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.ir.tensor import TOKEN, Tensor, Tensors
 from mlxr.compiler.ir.work import NOT_COUNTED, Dims, OpWork, Use
+from mlxr.compiler.spec.share import Share
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,12 @@ class CacheWrite(OpKind):
             require_heads(t, port, self.num_kv_heads, self.head_dim)
         require_cache(t, self.accesses, self.num_kv_heads, self.head_dim)
         return {"token": TOKEN}
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """The rank's KV heads."""
+        heads = alike(has, "k", "v").columns
+        num_kv_heads = self.num_kv_heads if heads is None else heads.count_of(share)
+        return Division(replace(self, num_kv_heads=num_kv_heads), WHOLE)
 
 
 class RopeCacheWrite(PackedHeads):

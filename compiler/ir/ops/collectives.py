@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.checks import matrix, require, require_positive
-from mlxr.compiler.ir.op_kind import OpKind
+from mlxr.compiler.ir.checks import RuleError, matrix, require, require_positive
+from mlxr.compiler.ir.division import Holdings
+from mlxr.compiler.ir.op_kind import Division, OpKind
 from mlxr.compiler.ir.tensor import Tensor, Tensors
 from mlxr.compiler.ir.work import NOT_COUNTED, Dims, OpWork, Use
+from mlxr.compiler.spec.share import Share
 
 CollectiveKind = Literal["all_sum", "send", "receive", "gather"]
 """`all_sum`: the sum over the ranks of a stage; `send`, `receive`: rows from one stage to the next; `gather`: the
@@ -27,6 +29,10 @@ class Collective(OpKind):
     def work(self, use: Use, dims: Dims) -> OpWork:
         """Its time is that of its messages, which `mlxr.inspect.split` predicts."""
         return OpWork(flops=NOT_COUNTED)
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """Refuses: collectives are what division adds."""
+        raise RuleError("the graph is that of a rank already")
 
 
 class _OfRows(Collective):

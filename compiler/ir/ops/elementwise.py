@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlxr.compiler.ir.checks import require, require_positive
-from mlxr.compiler.ir.op_kind import SOURCE_STAGES, ActivationKind, OpKind
+from mlxr.compiler.ir.division import PARTIAL, WHOLE, Holding, Holdings, alike
+from mlxr.compiler.ir.op_kind import SOURCE_STAGES, ActivationKind, Division, OpKind
 from mlxr.compiler.ir.tensor import Tensor, Tensors
+from mlxr.compiler.spec.share import Share
 
 
 class Elementwise(OpKind):
@@ -18,6 +20,10 @@ class Elementwise(OpKind):
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """From x -> out like x."""
         return {"out": t["x"]}
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """The same, of what the rank has."""
+        return Division(self, alike(has, *has))
 
 
 class OfTwo(Elementwise):
@@ -81,6 +87,7 @@ class Add(OfTwo):
 
     name = "add"
     summary = "a + alpha * b"
+    linear = ("a", "b")
 
     alpha: float
 
@@ -88,6 +95,14 @@ class Add(OfTwo):
         """From a and b alike -> out like them."""
         require_positive("alpha", self.alpha)
         return super().infer(t)
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """To a partial sum, the first rank alone adds what is whole; the others' is what they have of the sum."""
+        if has["a"] == has["b"] or share.tensor_rank == 0:
+            return Division(self, _sum_of(has))
+        if has["a"].is_partial:
+            return Division(None, _sum_of(has), {"x": "a"})
+        return Division(None if self.alpha == 1 else Scale(self.alpha), _sum_of(has), {"x": "b"})
 
 
 @dataclass(frozen=True)
@@ -100,6 +115,7 @@ class Scale(Elementwise):
 
     name = "scale"
     summary = "factor * x"
+    linear = ("x",)
 
     factor: float
 
@@ -126,3 +142,11 @@ class SoftCap(Elementwise):
         """From x -> out like x."""
         require_positive("cap", self.cap)
         return super().infer(t)
+
+
+def _sum_of(has: Holdings) -> Holding:
+    """What a rank has of a sum."""
+    if has["a"] == has["b"]:
+        return has["a"]
+    require({has["a"], has["b"]} == {WHOLE, PARTIAL}, f"a rank has {has['a']} of a, and {has['b']} of b")
+    return PARTIAL

@@ -1,7 +1,7 @@
 """Mixtures of experts: the choice of experts, and products with the chosen experts' matrices."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from mlxr.compiler.formats.dtypes import DType
@@ -14,10 +14,12 @@ from mlxr.compiler.ir.checks import (
     require_vector,
     weight_matrix,
 )
-from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, GatedKind, NormKind, OpKind, Router
+from mlxr.compiler.ir.division import PARTIAL, WHOLE, Axis, Holdings, require_whole, split
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Division, GatedKind, NormKind, OpKind, Router
 from mlxr.compiler.ir.ops.product import Finish, InputNorm, Product, check_input_norm, input_norm
 from mlxr.compiler.ir.tensor import Dim, Tensor, Tensors
 from mlxr.compiler.ir.work import NOT_COUNTED, Dims, OpWork, Use
+from mlxr.compiler.spec.share import Share
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,14 @@ class Route(OpKind):
     def work(self, use: Use, dims: Dims) -> OpWork:
         """A few steps for each logit."""
         return OpWork(flops=NOT_COUNTED)
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """Every rank chooses from all experts, and then says which of the chosen ones it has."""
+        require_whole(has, *has)
+        if not share.is_divided:
+            return Division(self, WHOLE)
+        first, last = Axis("experts", matrix(t, "x")[1]).range_of(share)
+        return Division(replace(self, first_expert=first, owned=last - first), WHOLE)
 
     def _check_owned(self, count: int) -> None:
         first, owned = self.first_expert, self.owned
@@ -138,6 +148,16 @@ class ExpertLinear(ExpertProduct):
         )
         return {"out": Tensor((rows, top_k * features), self.dtype)}
 
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """The results of the rank's experts; those of others are not its own."""
+        experts = has["weight"].rows
+        own = None if experts is None else replace(experts, size=1)
+        require(has["x"] in (WHOLE, split(own)), f"a rank has {has['x']} of x, and {has['weight']} of the weight")
+        require_whole(has, "experts")
+        if experts is None:
+            return Division(self, WHOLE)
+        return Division(replace(self, num_experts=experts.count_of(share)), split(own))
+
 
 class ExpertSum(OpKind):
     """The weighted sum over a token's experts. A choice of -1 adds nothing: its columns are zeros."""
@@ -155,6 +175,11 @@ class ExpertSum(OpKind):
         require(of == rows, f"weights have {of} rows, x has {rows}")
         require(width % top_k == 0, f"x has {width} columns; expected {top_k} experts of equal size")
         return {"out": Tensor((rows, width // top_k), t["x"].dtype)}
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """Of the rank's experts: a partial sum."""
+        require_whole(has, "weights")
+        return Division(self, WHOLE if has["x"].is_whole else PARTIAL)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.checks import matrix, require, require_positive, require_residual, require_vector, weight_matrix
-from mlxr.compiler.ir.op_kind import FUSED_STAGES, GatedKind, NormKind
+from mlxr.compiler.ir.division import PARTIAL, Holdings, split
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, Division, GatedKind, NormKind
 from mlxr.compiler.ir.ops.product import Finish, InputNorm, Product, check_input_norm, input_norm
 from mlxr.compiler.ir.tensor import Dim, Tensor, Tensors
+from mlxr.compiler.spec.share import Share
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,20 @@ class Linear(Product):
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """From x [tokens, width], weight [features, width], bias [features] -> out [tokens, features]."""
         return {"out": Tensor(_product(t), self.dtype)}
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """Some rows of the weight give columns of the result; some columns, of x and of it, give a partial sum.
+
+        The first rank alone adds the bias to a sum.
+        """
+        rows, columns = has["weight"].rows, has["weight"].columns
+        require(has["x"] == split(columns), f"a rank has {has['x']} of x, and {split(columns)} of the weight's columns")
+        if columns is None:
+            require("bias" not in has or has["bias"].rows == rows, "a rank has a bias of other rows than the weight")
+            return Division(self, split(rows))
+        require(rows is None, "a rank has some rows and some columns of the weight")
+        ports = [port for port in has if port != "bias" or share.tensor_rank == 0]
+        return Division(self, PARTIAL, {port: port for port in ports})
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Norms of rows, of some rows, and of queries and keys."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.checks import (
@@ -13,9 +13,11 @@ from mlxr.compiler.ir.checks import (
     require_residual,
     require_vector,
 )
-from mlxr.compiler.ir.op_kind import FUSED_STAGES, NormKind, NormScope, OpKind
+from mlxr.compiler.ir.division import WHOLE, Holdings, require_whole
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, Division, NormKind, NormScope, OpKind
 from mlxr.compiler.ir.tensor import Tensor, Tensors
 from mlxr.compiler.ir.work import NOT_COUNTED, Dims, OpWork, Use
+from mlxr.compiler.spec.share import Share
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,17 @@ class Norm(OpKind):
         """A few steps for each element."""
         return OpWork(flops=NOT_COUNTED)
 
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """Each group by itself: a rank has whole groups. `share_norms` replaces norms of all columns together."""
+        columns = has["x"].columns
+        if columns is None:
+            require_whole(has, *has)
+            return Division(self, WHOLE)
+        require(self.groups == columns.count, f"normalises {columns.count} {columns.of} together, of which it has some")
+        for port in ("weight", "bias"):
+            require(port not in has or has[port].rows in (None, columns), f"{port} is of other columns than x")
+        return Division(replace(self, groups=columns.count_of(share)), has["x"])
+
 
 @dataclass(frozen=True)
 class NormRows(OpKind):
@@ -92,6 +105,11 @@ class NormRows(OpKind):
     def work(self, use: Use, dims: Dims) -> OpWork:
         """A few steps for each element of the rows."""
         return OpWork(flops=NOT_COUNTED, rows={"x": dims["rows"]})
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """The same at every rank."""
+        require_whole(has, *has)
+        return Division(self, WHOLE)
 
 
 @dataclass(frozen=True)

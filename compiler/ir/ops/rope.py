@@ -1,11 +1,13 @@
 """Ops that depend on a token's position: rotation of queries and keys, and temperature of queries."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxr.compiler.ir.checks import require, require_heads, require_positive
-from mlxr.compiler.ir.op_kind import SOURCE_STAGES, OpKind, RopeLayout
+from mlxr.compiler.ir.division import Holdings
+from mlxr.compiler.ir.op_kind import SOURCE_STAGES, Division, OpKind, RopeLayout
 from mlxr.compiler.ir.ops.packed_heads import check_rotation
 from mlxr.compiler.ir.tensor import Tensor, Tensors
+from mlxr.compiler.spec.share import Share
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,12 @@ class Rope(OpKind):
         require(self.rotary_dim > 0, "rotary_dim is 0; expected a rotation, or no rope op")
         return {"out": t["x"]}
 
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """The rank's heads."""
+        heads = has["x"].columns
+        num_heads = self.num_heads if heads is None else heads.count_of(share)
+        return Division(replace(self, num_heads=num_heads), has["x"])
+
 
 @dataclass(frozen=True)
 class Temperature(OpKind):
@@ -62,3 +70,7 @@ class Temperature(OpKind):
         require_positive("beta", self.beta)
         require_positive("original_context", self.original_context)
         return {"out": t["x"]}
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """The rank's heads."""
+        return Division(self, has["x"])

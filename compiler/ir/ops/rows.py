@@ -1,13 +1,15 @@
 """The embedding, and other ops that choose or weight whole rows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.checks import matrix, require, require_first, require_integers, require_positive, weight_matrix
-from mlxr.compiler.ir.op_kind import SOURCE_STAGES, OpKind
+from mlxr.compiler.ir.division import PARTIAL, WHOLE, Holdings, require_whole
+from mlxr.compiler.ir.op_kind import SOURCE_STAGES, Division, OpKind
 from mlxr.compiler.ir.tensor import Tensor, Tensors
 from mlxr.compiler.ir.work import NOT_COUNTED, Dims, OpWork, Use
+from mlxr.compiler.spec.share import Share
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,14 @@ class Embed(OpKind):
         """A row of the table."""
         return Fraction(1, weight_matrix(use.inputs, "table")[0])
 
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """Rows of the rank's ids, and zeros for others: a partial sum."""
+        rows = has["table"].rows
+        require(has["table"].columns is None, "a rank has some columns of the table")
+        if rows is None:
+            return Division(self, WHOLE)
+        return Division(replace(self, first_row=rows.elements_of(share)[0]), PARTIAL)
+
 
 class GatherRows(OpKind):
     """A choice of rows."""
@@ -54,12 +64,17 @@ class GatherRows(OpKind):
     summary = "x[rows]"
     family = "gather"
     inputs = ("x", "rows")
+    linear = ("x",)
     stages = SOURCE_STAGES
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """From x [tokens, width], rows [rows] -> out [rows, width]."""
         _, width = matrix(t, "x")
         return {"out": Tensor((t["rows"].shape[0], width), t["x"].dtype)}
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """The same rows of what the rank has."""
+        return Division(self, has["x"])
 
 
 class GateRows(OpKind):
@@ -69,6 +84,7 @@ class GateRows(OpKind):
     summary = "x * sigmoid(gate)"
     family = "elementwise"
     inputs = ("x", "gate")
+    linear = ("x",)
     stages = SOURCE_STAGES
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
@@ -76,3 +92,8 @@ class GateRows(OpKind):
         rows, _ = matrix(t, "x")
         require(t["gate"].shape == (rows, 1), f"gate is {list(t['gate'].shape)}; expected {[rows, 1]}")
         return {"out": t["x"]}
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """The same of what the rank has."""
+        require_whole(has, "gate")
+        return Division(self, has["x"])

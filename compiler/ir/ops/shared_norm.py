@@ -4,7 +4,7 @@ Each rank adds up the squares of its own columns, an `all_sum` makes the mean sq
 normalises its own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.checks import (
@@ -15,9 +15,11 @@ from mlxr.compiler.ir.checks import (
     require_positive,
     require_vector,
 )
-from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, OpKind
+from mlxr.compiler.ir.division import PARTIAL, WHOLE, Holdings, require_whole
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Division, OpKind
 from mlxr.compiler.ir.tensor import Tensor, Tensors
 from mlxr.compiler.ir.work import NOT_COUNTED, Dims, OpWork, Use
+from mlxr.compiler.spec.share import Share
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,16 @@ class MeanSquares(OpKind):
         require(q <= self.q_width, f"q has {q} columns; expected at most {self.q_width}")
         require(k <= self.k_width, f"k has {k} columns; expected at most {self.k_width}")
         return {"out": Tensor((rows, 2), DType.F32)}
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """The squares of the rank's own columns. Of ranks that have the same KV head, the first one counts it."""
+        heads, kv_heads = has["q"].columns, has["k"].columns
+        if heads is None or kv_heads is None:
+            require_whole(has, *has)
+            return Division(self, WHOLE)
+        first, first_kv = heads.range_of(share)[0], kv_heads.range_of(share)[0]
+        counts_keys = first == first_kv * (heads.count // kv_heads.count)
+        return Division(replace(self, counts_keys=counts_keys), PARTIAL)
 
 
 @dataclass(frozen=True)
@@ -109,3 +121,9 @@ class NormOfPart(OpKind):
         require_vector(t, "weight", width)
         require_mean_squares(t, rows)
         return {"out": t["x"]}
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """The rank's columns, by the mean squares of all."""
+        require_whole(has, "mean_squares")
+        require(has["weight"].rows == has["x"].columns, "the weight is of other columns than x")
+        return Division(self, has["x"])

@@ -428,7 +428,7 @@ def test_experts_of_a_rank_are_a_part_of_those_that_its_router_chooses_from() ->
 
 
 def test_a_kind_without_a_fact_cannot_be_declared() -> None:
-    with pytest.raises(TypeError, match="op kind mute lacks summary, infer, work"):
+    with pytest.raises(TypeError, match="op kind mute lacks summary, infer, work, divide"):
         type("Mute", (OpKind,), {"name": "mute", "family": "norm", "inputs": ("x",)})
     type("OfSource", (Elementwise,), {"name": "of_source", "summary": "no launch computes it"})
     with pytest.raises(TypeError, match="op kind of_programs lacks work"):

@@ -20,6 +20,7 @@ from mlxr.runtime.hosts.mlx_ops.table import evaluates
 
 class Negate(Elementwise):
     name = "negate"
+    summary = "-x"
 
 
 @evaluates(Negate)
