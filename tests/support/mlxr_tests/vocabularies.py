@@ -70,8 +70,8 @@ def random_texts(count: int, seed: int = 0) -> list[str]:
     return texts
 
 
-def byte_level(words: str, **options: Any) -> Tokenizer:
-    """A byte-level BPE tokenizer of 1,500 tokens, trained on `held_out_text`, with control tokens."""
+def byte_level(words: str, text: str | None = None, **options: Any) -> Tokenizer:
+    """A byte-level BPE tokenizer of 1,500 tokens, trained on a text or `held_out_text`, with control tokens."""
     tokenizer = Tokenizer(models.BPE(**options))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -86,7 +86,7 @@ def byte_level(words: str, **options: Any) -> Tokenizer:
         special_tokens=[*CONTROL],
         show_progress=False,
     )
-    tokenizer.train_from_iterator([held_out_text()], trainer)
+    tokenizer.train_from_iterator([text or held_out_text()], trainer)
     tokenizer.add_tokens([AddedToken(USER_DEFINED, normalized=False)])
     return tokenizer
 
