@@ -89,7 +89,7 @@ def chip_width(text: str) -> float:
 
 def content_of(graph: OpGraph, op: Op, replaced: Sequence[Op]) -> Content:
     """The content of an op's box. An op that replaced only an op like itself shows no chips."""
-    weights = [graph.value(op.inputs[port]) for port in ("table", "weight") if port in op.inputs]
+    weights = [value for value in map(graph.value, op.inputs.values()) if value.role == "weight"]
     notes = tuple(f"{_weight_name(w)} {dims(w)}" for w in weights if len(w.shape) == 2)
     return Content(op.kind, op.attrs.family, notes, tuple(_chips(replaced)) if len(replaced) > 1 else ())
 
