@@ -113,6 +113,8 @@ MEMORY, BUILD, SPEC = "compiler/schedule/memory.py", "compiler/build/build_graph
 
 _STORE = """
 from types import SimpleNamespace
+import mlx.core as mx
+import numpy as np
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.make_requests import RequestMaker, Terms
@@ -125,11 +127,14 @@ DECAY = {"model__decay": 0.5, "model__num_layers": 3, "cache__max_sequences": 4,
 ASKED = Sampling(max_tokens=12, logprobs=1)
 
 class Engine:
-    def __init__(self, target, num_blocks):
+    def __init__(self, target, num_blocks, ahead=False):
         artifact = compiled(small_spec(**DECAY, cache__num_blocks=num_blocks), target=target)
         self.host, arena = HostPair(artifact).host, artifact.plan.arena
         assert [part.num_layers for part in arena.allocations] == [3, 3, 2]
         assert arena.slots_bytes == arena.num_slots * 2 * 48 * 4
+        if ahead:  # the engine launches each step before it has read the tokens of the one before
+            step, self.host.pipelines = self.host.step, True
+            self.host.step = lambda batch: mx.array(np.array(step(batch)))
         self.pager = Pager.from_geometry(arena)
         self.core = EngineCore(self.host, self.pager)
         self.maker = RequestMaker(artifact.plan, arena, None, ("toy", "f32"))
@@ -176,6 +181,10 @@ for target in ("metal", "cpu"):
     together, _ = few.ask(*prompts)
     assert together == alone, "in company, and after others needed the memory"
     assert few.core.stats().preemptions, "or else it shows little"
+    ahead = Engine(target, 11, ahead=True)
+    together, _ = ahead.ask(*prompts)
+    assert [tokens for tokens, _ in together] == [tokens for tokens, _ in alone], "where steps are launched ahead"
+    assert ahead.core.stats().preemptions, "or else it shows little"
     again = Engine(target, 40)
     cached = []
     for prompt, answer in zip(prompts, alone, strict=True):
