@@ -103,8 +103,7 @@ class ArenaGeometry:
                     shape = (*outer, self.block_size, *row.stored_shape)
                     yield Allocation(of_group(store.name, number), store, number, blocks, layers, row, shape)
         for store in self.stores:
-            if store.scope == "sequence":
-                owners = store.owners
+            if store.scope == "sequence" and (owners := store.owners):
                 row = store.row(owners[0])
                 assert row is not None, "owners have rows"
                 shape = (self.num_slots, len(owners), *row.stored_shape)

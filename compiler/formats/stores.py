@@ -13,6 +13,8 @@ from typing import Literal
 from mlxr.compiler.formats.dtypes import DType
 
 Scope = Literal["token", "sequence"]
+Countable = Literal["heads", "kv_heads", "columns", "experts", "vocabulary"]
+"""What the ranks of a stage divide."""
 KEYS, VALUES = "k_arena", "v_arena"
 _TITLES = {KEYS: "K", VALUES: "V"}
 KEYS_AND_VALUES = (KEYS, VALUES)
@@ -53,11 +55,13 @@ class Store:
         name: of the store, and of the port that op kinds have for it.
         scope: whether each token or each sequence has a row.
         rows: by layer: its row, the number of the earlier layer whose row it shares, or None if it keeps nothing here.
+        along: what the first axis of its rows counts, of which each rank of a stage has some; None: each has them all.
     """
 
     name: str
     scope: Scope
     rows: tuple[StoreRow | int | None, ...]
+    along: Countable | None = None
 
     def owner(self, layer: int) -> int | None:
         """The layer whose row this layer reads and writes; None: it keeps nothing here."""
@@ -148,7 +152,7 @@ def of_group(name: str, group: int) -> str:
 
 def keys_and_values(rows: Sequence[StoreRow | int | None]) -> tuple[Store, Store]:
     """The stores of attention: K and V have equal rows."""
-    return Store(KEYS, "token", tuple(rows)), Store(VALUES, "token", tuple(rows))
+    return Store(KEYS, "token", tuple(rows), "kv_heads"), Store(VALUES, "token", tuple(rows), "kv_heads")
 
 
 def groups_of(stores: Sequence[Store], windows: Sequence[int | None]) -> list[tuple[tuple[int, ...], int | None]]:

@@ -7,8 +7,9 @@ The builder says of each weight which of its axes ranks divide, and along what. 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mlxr.compiler.formats.stores import Countable
 from mlxr.compiler.ir.checks import require
-from mlxr.compiler.spec.share import Countable, Range, Share
+from mlxr.compiler.spec.share import Range, Share
 
 
 @dataclass(frozen=True)

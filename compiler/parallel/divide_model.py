@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from mlxr.compiler.artifact.rank_plan import RankPlan
 from mlxr.compiler.formats.arena import ArenaGeometry
-from mlxr.compiler.formats.stores import StoreRow
+from mlxr.compiler.formats.stores import Countable, StoreRow
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.parallel.shard import shard
 from mlxr.compiler.parallel.tensor_slice import TensorSlice
@@ -59,19 +59,24 @@ def divide_model(spec: ModelSpec, source: OpGraph, arena: ArenaGeometry) -> list
 
 
 def _arena_of(arena: ArenaGeometry, share: Share) -> ArenaGeometry:
-    """The arena of one rank: the rows of its KV heads in its layers, in as many blocks.
+    """The arena of one rank: its layers, and of their rows its part, in as many blocks and slots.
 
     It has every group of the model, those that have none of its layers too: block tables come by the group's number.
     """
     first, end = share.layers
-    heads = share.kv_heads[1] - share.kv_heads[0]
 
-    def part(row: StoreRow | int | None) -> StoreRow | int | None:
+    def part(row: StoreRow | int | None, along: Countable | None) -> StoreRow | int | None:
         if isinstance(row, int):
             return row - first
-        return row and replace(row, shape=(heads, *row.shape[1:]))
+        if row is None or along is None:
+            return row
+        count, *others = row.shape
+        mine, after = share.range_of(along, count)
+        return replace(row, shape=(after - mine, *others))
 
-    stores = tuple(replace(store, rows=tuple(map(part, store.rows[first:end]))) for store in arena.stores)
+    stores = tuple(
+        replace(store, rows=tuple(part(row, store.along) for row in store.rows[first:end])) for store in arena.stores
+    )
     mine = (tuple(layer - first for layer in group.layers if first <= layer < end) for group in arena.groups)
     groups = (replace(group, layers=layers) for group, layers in zip(arena.groups, mine, strict=True))
     return replace(arena, stores=stores, groups=tuple(groups))

@@ -8,16 +8,14 @@ vocabulary, and stages have whole layers. No block of a quantised weight is divi
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from mlxr.compiler.errors import PlanError
+from mlxr.compiler.formats.stores import Countable
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.parallel import Parallel
 
 Range = tuple[int, int]
 """[first, last)."""
-Countable = Literal["heads", "kv_heads", "columns", "experts", "vocabulary"]
-"""What the ranks of a stage divide."""
 _ROWS = 16
 """Rows of the vocabulary that stay together: target cpu packs as many."""
 

@@ -109,9 +109,12 @@ def test_an_op_and_the_pass_that_makes_it(tree: ChangedTree) -> None:
     assert tree.run(_OP).splitlines() == ["sim 2", "cpu 2", "reference 1", *work, "ranks 2"]
 
 
-MEMORY, BUILD, SPEC = "compiler/schedule/memory.py", "compiler/build/build_graph.py", "compiler/spec/architecture.py"
+MEMORY, SPEC = "compiler/schedule/memory.py", "compiler/spec/architecture.py"
+BUILD = "compiler/build/build_attention.py"
 
 _STORE = """
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 import mlx.core as mx
 import numpy as np
@@ -119,8 +122,16 @@ from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.make_requests import RequestMaker, Terms
 from mlxr.runtime.engine.sampling import Sampling
+from mlxr.compiler.chips.catalog import find_chip
+from mlxr.compiler.driver import compile_spec
+from mlxr.inspect.roofline import roofline
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.select import make_host
+from mlxr.runtime.weights.open_weights import open_weights
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.specs import compiled, small_spec
+from mlxr_tests.thread_ranks import ThreadRanks, save_canonical
 
 EXACT = {"compute": "exact", "deterministic": True}
 DECAY = {"model__decay": 0.5, "model__num_layers": 3, "cache__max_sequences": 4, **EXACT}
@@ -131,7 +142,7 @@ class Engine:
         artifact = compiled(small_spec(**DECAY, cache__num_blocks=num_blocks), target=target)
         self.host, arena = HostPair(artifact).host, artifact.plan.arena
         assert [part.num_layers for part in arena.allocations] == [3, 3, 2]
-        assert arena.slots_bytes == arena.num_slots * 2 * 48 * 4
+        assert arena.slots_bytes == arena.num_slots * 2 * 240 * 4
         if ahead:  # the engine launches each step before it has read the tokens of the one before
             step, self.host.pipelines = self.host.step, True
             self.host.step = lambda batch: mx.array(np.array(step(batch)))
@@ -201,28 +212,56 @@ for target in ("metal", "cpu"):
     assert [tokens for tokens, _ in got] == [tokens for tokens, _ in alone], "after guesses, of which some were wrong"
     stats = guessing.core.stats()
     assert 0 < stats.accepted_tokens < stats.draft_tokens
+
+DIVIDED = {**DECAY, "model__tensor_names": "canonical"}
+whole = compile_spec(small_spec(**DIVIDED), targets=("cpu",)).artifact
+file = open_weights(save_canonical(Path(sys.argv[1]), whole))
+reference = make_host("reference", whole, file, Arena(whole.plan.arena), threads=None, progress=None)
+
+def steps(step, pager, query_tile):
+    a, b = pager.add_sequence(), pager.add_sequence()
+    for parts in ([(a, [3, 1, 4, 1, 5])], [(a, [9]), (b, [2, 6, 5])], [(a, [3, 5, 8]), (b, [9])]):
+        requests = [BatchRequest(seq_id, tokens, pager.length(seq_id), "all", 2) for seq_id, tokens in parts]
+        yield np.array(step(Batch.build(requests, pager, query_tile)))
+        pager.take_copies()
+
+wanted = list(steps(reference.step, Pager.from_geometry(whole.plan.arena), whole.plan.query_tile))
+for parallel in ({"tensor": 2}, {"pipeline": 3}):
+    ranks = ThreadRanks(compile_spec(small_spec(**DIVIDED, parallel=parallel), targets=("cpu",)).artifact, file)
+    for got, right in zip(steps(ranks.step, ranks.pager, ranks.plan.query_tile), wanted, strict=True):
+        np.testing.assert_allclose(got, right, atol=2e-5 * float(np.abs(right).max()), rtol=0)
+    print(*[part.shape[1:] for arena in ranks.arenas for part in arena.geometry.allocations if part.group is None])
+for step in roofline(compiled(small_spec(**DECAY)), find_chip("m4-max"), 20, 2):
+    (works,) = {launch.work for launch in step.launches if launch.row.op_kind == "decayed_sum"}
+    print(step.name, works.flops, works.size_bytes)
 """
 
 
 @pytest.mark.long
-def test_an_op_with_a_store(tree: ChangedTree) -> None:
-    """A sum of each sequence's rows, in all layers but the first: a key of the spec puts it there."""
+def test_an_op_with_a_store(tree: ChangedTree, tmp_path: Path) -> None:
+    """A sum of what attention gave a sequence, in all layers but the first: a key of the spec puts it there."""
     tree.add(CHANGES / "store")
     tree.insert(SPEC, "    embedding_scale: Positive = 1.0\n", "    decay: Positive | None = None\n")
     kept = """    if spec.model.decay is not None:
-        rows = (None, *[StoreRow((spec.model.hidden_size,), DType.F32)] * (spec.model.num_layers - 1))
-        stores.append(Store("sums", "sequence", rows))
+        row = StoreRow((attention.num_heads, attention.head_dim), DType.F32)
+        stores.append(Store("sums", "sequence", (None, *[row] * (spec.model.num_layers - 1)), "heads"))
 """
     tree.insert(MEMORY, "    stores = [*keys_and_values(rows)]\n", kept)
-    built = """    if model.decay is not None and index:
-        inputs = {"x": x, "query_start": "query_start", "state_table": "state_table", **b.stores(index, ("sums",))}
-        x = b.op(DecayedSum(model.decay), f"{layer_prefix(index)}decayed", inputs)
+    built = """    if b.spec.model.decay is not None and index:
+        states = {"query_start": "query_start", "state_table": "state_table", **b.stores(index, ("sums",))}
+        attended = b.op(DecayedSum(b.spec.model.decay), f"{prefix}.decayed", {"x": attended, **states})
 """
-    tree.insert(BUILD, "    model, layer = b.spec.model, b.spec.model.layer(index)\n", built)
-    tree.insert(BUILD, "import OpGraph\n", "from mlxr.compiler.ir.ops.decayed_sum import DecayedSum\n")
+    tree.insert(BUILD, '{"q": q} | tables | cache | sinks)\n', built)
+    tree.insert(BUILD, "import CacheWrite\n", "from mlxr.compiler.ir.ops.decayed_sum import DecayedSum\n")
     listed = named("An op", "decayed_sum") + named("A store of sequences", "decayed_sum")
     assert tree.changed() == sorted(listed)
-    assert tree.run(_STORE).splitlines() == ["sim 10", "0 10 8 12 21", "cpu 10", "0 10 8 12 21"]
+    numbers = 240 * 4 * 2  # 6 heads of 40 in f32, read and written, of each token and of each sequence's state
+    assert tree.run(_STORE, str(tmp_path)).splitlines() == [
+        *("sim 10", "0 10 8 12 21", "cpu 10", "0 10 8 12 21"),
+        *("(2, 3, 40) (2, 3, 40)", "(1, 6, 40) (1, 6, 40)"),
+        f"decode {2 * 3 * 240} {4 * numbers}",
+        f"prefill {32 * 3 * 240} {33 * numbers}",
+    ]
 
 
 _FORMAT = (

@@ -14,7 +14,8 @@ def decayed_sum(inputs: Inputs, attrs: DecayedSum, arena: ArenaLayer | None = No
     """Adds to each row the sum of the rows before it."""
     assert arena is not None, "it has a layer"
     rows = np.array(f32(inputs["x"]))
-    sums = as_bits(inputs["sums"]).view(np.float32)[:, arena.place("sums")]
+    every = as_bits(inputs["sums"]).view(np.float32)
+    sums = every.reshape(*every.shape[:2], rows.shape[1])[:, arena.place("sums")]
     start, out = np.array(inputs["query_start"]).tolist(), np.empty_like(rows)
     for row, begin, end in zip(np.array(inputs["state_table"]).tolist(), start, start[1:], strict=False):
         total = sums[row[0]].copy() if row[0] >= 0 else np.zeros_like(rows[0])
