@@ -19,16 +19,15 @@ from mlxr.compiler.spec.change import Changes
 from mlxr.compiler.spec.load import dump_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.version import VERSION
-from mlxr.engine import with_sequences
 from mlxr.imported_model import is_model_file
-from mlxr.model_source import USUAL_SEQUENCES, check_first, chip_of, resolve_artifact, resolve_spec
+from mlxr.loading.options import NO_OPTIONS, USUAL_SEQUENCES, LoadOptions, with_sequences
+from mlxr.model_source import check_first, chip_of, resolve_artifact, resolve_spec
 from mlxr.registry.file_status import HashProgress, recorded
 from mlxr.registry.names import check_name
-from mlxr.registry.records import NO_OPTIONS, ArtifactRecord, Kind, LoadOptions, ModelRecord
+from mlxr.registry.records import ArtifactRecord, Kind, ModelRecord
 from mlxr.registry.registry import Registry, taken
 from mlxr.runtime.engine.model_tokenizer import check_tokenizer
 from mlxr.runtime.hosts.entry import HostEntry
-from mlxr.runtime.hosts.registry import AUTO
 from mlxr.runtime.hosts.select import resolve_host
 from mlxr.runtime.weights.gguf_header import headers_read_once
 from mlxr.runtime.weights.gguf_parts import model_name
@@ -70,10 +69,10 @@ def add_model(
         raise NameTakenError(taken(name, other.source))
     options = replace(
         options,
-        weights=options.weights and _plain(options.weights),
-        tokenizer=options.tokenizer and _plain(options.tokenizer),
+        weights=None if options.weights is None else _plain(Path(options.weights)),
+        tokenizer=None if options.tokenizer is None else _plain(Path(options.tokenizer)),
     )
-    where = resolve_host(options.host or AUTO)
+    where = resolve_host(options.host)
     kind, chip = _kind(path), chip_of(where)
     # As `load` does for this host.
     compiled_for = replace(options.changes, deterministic=where.deterministic or options.changes.deterministic)
@@ -87,14 +86,14 @@ def add_model(
             spec, own = resolve_spec(os.fspath(path), compiled_for)
             _refuse_ranks(spec)
             artifact = None
-        weights = options.weights or own
+        weights = own if options.weights is None else Path(options.weights)
         if weights is None:
             raise WeightsError(f"{source} comes without weights: name a file or folder of them (--weights W)")
-        check_tokenizer(weights, options.tokenizer, spec.model.vocab_size)
+        check_tokenizer(weights, options.tokenizer_path, spec.model.vocab_size)
         artifact = artifact or cached_artifact(spec, chip, partial(check_first, spec, own))
         if options.weights is not None or kind in ("artifact", "spec"):
             check_spec(spec, weights, options.changes.accepted_keys, options.changes.force_context)
-        paths = _files(path, kind, weights, options.tokenizer)
+        paths = _files(path, kind, weights, options.tokenizer_path)
         served = _served(path, compiled_for, chip)
     known = hashes or {}
     text = dump_spec(spec)

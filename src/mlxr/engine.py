@@ -1,7 +1,6 @@
 """`mlxr.Engine`: the engine of any model that `mlxr.load` can load."""
 
 import os
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,8 +8,8 @@ from typing import TYPE_CHECKING
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.compiler.spec.model import ModelSpec
-from mlxr.model_source import USUAL_SEQUENCES, load
-from mlxr.runtime.argument_types import whole_number
+from mlxr.loading.options import USUAL_SEQUENCES, LoadOptions
+from mlxr.model_source import load_with
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.engine.engine import Engine as RunningEngine
 
@@ -68,28 +67,17 @@ class Engine(RunningEngine):
             TypeError: an argument of a wrong type.
             MlxrError: the model cannot be found, compiled or loaded; see `mlxr.load`.
         """
-        whole_number("max_sequences", max_sequences)
-        super().__init__(
-            partial(
-                load,
-                model,
-                weights,
-                host=host,
-                tokenizer=tokenizer,
-                threads=threads,
-                changes=with_sequences(changes, max_sequences),
-                tiers=tiers,
-                shrink_arena=True,
-                draft=draft,
-                prompt_lookup=prompt_lookup,
-                most_bytes=most_bytes,
-                control=control,
-                progress=progress,
-            ),
-            max_waiting=max_waiting,
+        options = LoadOptions(
+            weights,
+            tokenizer,
+            host,
+            threads,
+            changes,
+            tiers=tiers,
+            draft=draft,
+            prompt_lookup=prompt_lookup,
+            most_bytes=most_bytes,
+            control=control,
+            progress=progress,
         )
-
-
-def with_sequences(changes: Changes, max_sequences: int) -> Changes:
-    """Changes to a spec that also let so many sequences be computed in a step."""
-    return replace(changes, sequences=max(changes.sequences, max_sequences))
+        super().__init__(partial(load_with, model, options.for_engine(max_sequences)), max_waiting=max_waiting)

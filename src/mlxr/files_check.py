@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxr.compiler.errors import WeightsError
-from mlxr.compiler.spec.change import Changes
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.loading.options import LoadOptions
 from mlxr.runtime.engine.model_tokenizer import ModelTokenizer, read_tokenizer
 
 
@@ -14,19 +14,13 @@ class FilesCheck:
     """Compares the files of a model that is being loaded with its spec, and reads its tokenizer.
 
     Attributes:
-        weights: those that were named; None: the model's own.
-        tokenizer: the one that was named; None: the model's own.
-        changes: to its spec.
+        options: how it is loaded.
         of_files: whether the spec comes from these very weights.
-        needs_text: whether it is of no use without a tokenizer.
         read: the tokenizer, once it has been read.
     """
 
-    weights: str | Path | None
-    tokenizer: str | Path | None
-    changes: Changes
+    options: LoadOptions
     of_files: bool
-    needs_text: bool
     read: ModelTokenizer | None = None
 
     def path(self, spec: ModelSpec, own: Path | None) -> Path:
@@ -39,7 +33,7 @@ class FilesCheck:
         Raises:
             WeightsError: there are none.
         """
-        chosen = self.weights or own
+        chosen = self.options.weights or own
         if not chosen:
             raise WeightsError(f"{spec.name} comes without weights: name a file or folder of them (--weights W)")
         return Path(chosen)
@@ -65,10 +59,13 @@ class FilesCheck:
         if not self.of_files:
             self.check_spec(spec, weights)
         check_tensors_first(spec, weights)
-        self.read = read_tokenizer(weights, self.tokenizer, spec.model.vocab_size, required=self.needs_text)
+        self.read = read_tokenizer(
+            weights, self.options.tokenizer_path, spec.model.vocab_size, required=self.options.needs_text
+        )
 
     def check_spec(self, spec: ModelSpec, weights: Path) -> None:
         """Compares a spec with the files of weights that it does not come from; see `compare_spec`."""
         from mlxr.compare_spec import check_spec  # noqa: PLC0415 (imports what reads config.json)
 
-        check_spec(spec, weights, self.changes.accepted_keys, self.changes.force_context)
+        changes = self.options.changes
+        check_spec(spec, weights, changes.accepted_keys, changes.force_context)

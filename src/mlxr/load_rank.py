@@ -1,15 +1,16 @@
-"""Loads a model that is split over ranks: rank 0 gets a `Model`, the others execute their parts of its steps."""
+"""Makes the `Model` of an artifact; of one that is split, rank 0 gets it, and the other ranks execute their parts."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError, MlxrError
 from mlxr.compiler.version import VERSION
+from mlxr.loading.options import LoadOptions
 from mlxr.runtime.engine.group_rank import FollowingRank, LeadingRank
 from mlxr.runtime.engine.model import Model
+from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.parallel.cores import place_threads
 from mlxr.runtime.parallel.follower import Follower
@@ -24,32 +25,59 @@ from mlxr.runtime.parallel.meeting import share_bytes
 from mlxr.runtime.parallel.restart import RESTARTED_VARIABLE
 
 
+def make_model(
+    artifact: Artifact,
+    weights: Path,
+    options: LoadOptions,
+    *,
+    ranks: LeadingRank | None = None,
+    read: ModelTokenizer | None = None,
+) -> Model:
+    """The model of an artifact that is here whole, or rank 0's part.
+
+    Args:
+        artifact: it.
+        weights: as for `Model`.
+        options: how it is loaded.
+        ranks: as for `Model`.
+        read: as for `Model`.
+
+    Raises:
+        MlxrError: see `Model`.
+    """
+    return Model(
+        artifact,
+        weights,
+        host=options.host,
+        tokenizer=options.tokenizer_path,
+        threads=options.threads,
+        tiers=options.tiers,
+        shrink_arena=options.shrink_arena,
+        most_bytes=options.most_bytes,
+        needed_context=options.changes.needed_context,
+        progress=options.progress,
+        ranks=ranks,
+        read=read,
+        needs_text=options.needs_text,
+    )
+
+
 def load_rank(
     artifact: Artifact,
-    weights: str | Path,
+    weights: Path,
+    options: LoadOptions,
     *,
-    control: str | None = None,
     check: Callable[[], object] | None = None,
-    host: str = "auto",
-    threads: int | None = None,
-    shrink_arena: bool = False,
-    most_bytes: int | None = None,
-    needed_context: int = 1,
-    **options: Any,
+    read: ModelTokenizer | None = None,
 ) -> Model:
     """Joins the other ranks, and loads this rank's part. Ranks but 0 end in here when rank 0 ends.
 
     Args:
         artifact: of all ranks.
         weights: as for `Model`; each rank reads its own part.
-        control: HOST:PORT at which rank 0 listens for the others; None: chosen.
+        options: how it is loaded.
         check: raises what is wrong with this rank's files; it runs when all ranks can be told. None: nothing is.
-        host: as for `Model`.
-        threads: as for `Model`.
-        shrink_arena: as for `Model`.
-        most_bytes: as for `Model`.
-        needed_context: as for `Model`.
-        options: further ones of `Model`.
+        read: as for `Model`.
 
     Raises:
         HostError: this process was not started by `mlx.launch`, or a rank is missing, or differs.
@@ -59,14 +87,12 @@ def load_rank(
     split = artifact.parallel
     assert split is not None, "the artifact is split"
     watch_launcher()
-    world, side = _meet(artifact, split.size, control)
+    world, side = _meet(artifact, split.size, options.control)
     rank = world.group.rank()
-    place_threads(world.local_rank, world.local_size, threads)
+    place_threads(world.local_rank, world.local_size, options.threads)
     give_way_to_ranks()
     if rank:
         fill_input()
-    loading: dict[str, Any] = {"host": host, "threads": threads, "shrink_arena": shrink_arena}
-    loading |= {"most_bytes": most_bytes, "needed_context": needed_context}
 
     def connect(runner: Host) -> None:
         plan = runner.plan.rank
@@ -77,7 +103,8 @@ def load_rank(
         with side.refusing():
             if check is not None:
                 check()
-            return Model(artifact.of_rank(0), weights, ranks=LeadingRank(side, connect, artifact), **loading, **options)
+            own = artifact.of_rank(0)
+            return make_model(own, weights, options, ranks=LeadingRank(side, connect, artifact), read=read)
     with naming_rank():
         try:
             if check is not None:
@@ -85,7 +112,15 @@ def load_rank(
         except MlxrError as error:
             side.give_up(str(error))
             raise
-        FollowingRank(side, connect).follow(artifact.of_rank(rank), weights, **loading)
+        FollowingRank(side, connect).follow(
+            artifact.of_rank(rank),
+            weights,
+            host=options.host,
+            threads=options.threads,
+            shrink_arena=options.shrink_arena,
+            most_bytes=options.most_bytes,
+            needed_context=options.changes.needed_context,
+        )
     raise SystemExit(0)
 
 

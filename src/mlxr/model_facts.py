@@ -18,16 +18,18 @@ from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.memory import arena_geometry
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.loading.options import NO_OPTIONS
 from mlxr.model_source import resolve_spec
 from mlxr.named_model import named_model
 from mlxr.registry.file_status import status_of
-from mlxr.registry.records import NO_OPTIONS, ModelRecord
+from mlxr.registry.records import ModelRecord
 from mlxr.runtime.engine.default_sampling import DefaultSampling, default_sampling
 from mlxr.runtime.tokenizer.find_chat_template import ReadMetadata, find_chat_templates
 from mlxr.runtime.tokenizer.template_files import DEFAULT, NamedTemplates
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.weight_file import WeightFile
 
+_Path = str | os.PathLike[str]
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 14
 
 
@@ -71,11 +73,11 @@ class _Known:
     stats: dict[Path, tuple[int, int]]
 
 
-_KNOWN: dict[tuple[str, Changes, str | None], _Known] = {}
+_KNOWN: dict[tuple[str, Changes, _Path | None], _Known] = {}
 
 
 def model_facts(
-    model: "str | os.PathLike[str]", changes: Changes = NO_CHANGES, weights: str | None = None
+    model: "str | os.PathLike[str]", changes: Changes = NO_CHANGES, weights: _Path | None = None
 ) -> ModelFacts:
     """The facts of MODEL. They are read once, as long as its files do not change.
 
@@ -96,7 +98,7 @@ def model_facts(
     return known.facts
 
 
-def _read(name: str, registered: ModelRecord | None, version: object, changes: Changes, given: str | None) -> _Known:
+def _read(name: str, registered: ModelRecord | None, version: object, changes: Changes, given: _Path | None) -> _Known:
     spec, weights = _spec_and_weights(name, registered, changes)
     if given is not None:
         weights = Path(given)
@@ -122,7 +124,7 @@ def _read(name: str, registered: ModelRecord | None, version: object, changes: C
         spec.model.num_layers,
         spec.model.vocab_size,
         _templates(file, weights, registered),
-        default_sampling(file, spec.model.vocab_size, None if registered is None else registered.options.tokenizer),
+        default_sampling(file, spec.model.vocab_size, _tokenizer_of(registered)),
     )
     return _Known(facts, version, stats | _stats(folder / name for name in file_keys.DESCRIBING_FILES))
 
@@ -131,7 +133,12 @@ def _spec_and_weights(name: str, registered: ModelRecord | None, changes: Change
     path = Path(name) if registered is None else registered.source
     if not is_artifact(path):
         return resolve_spec(name, changes)
-    return load_artifact(path).spec, None if registered is None else registered.options.weights
+    weights = None if registered is None else registered.options.weights
+    return load_artifact(path).spec, None if weights is None else Path(weights)
+
+
+def _tokenizer_of(registered: ModelRecord | None) -> Path | None:
+    return None if registered is None else registered.options.tokenizer_path
 
 
 def _stats(paths: Iterable[Path]) -> dict[Path, tuple[int, int]]:

@@ -23,23 +23,22 @@ from mlxr.compiler.spec.change import NO_CHANGES, Changes, changed
 from mlxr.compiler.spec.load import load_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.early import Early
+from mlxr.loading.options import LoadOptions, merged
 from mlxr.named_model import named_model, note_use
-from mlxr.registry.records import merged
-from mlxr.runtime.argument_types import PATH, expect, whole_number
+from mlxr.runtime.argument_types import PATH, expect
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.hosts.registry import AUTO
 from mlxr.runtime.parallel.launch import read_launch
 
 if TYPE_CHECKING:
+    from mlxr.files_check import FilesCheck
     from mlxr.runtime.engine.model import Model
     from mlxr.runtime.hosts.host import Progress
 
 MODEL_HELP = (
     "an artifact folder, a spec file, a bundled or registered model's name, a .gguf file, or a Hugging Face folder"
 )
-USUAL_SEQUENCES = 16
-"""Sequences that an engine computes in a step, if nobody says otherwise."""
 
 
 def load(
@@ -91,29 +90,14 @@ def load(
         TypeError: an argument of a wrong type.
         MlxrError: it cannot be found, compiled or loaded; see `Model`.
     """
-    from mlxr.files_check import FilesCheck  # noqa: PLC0415 (loads MLX)
-    from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
-    from mlxr.runtime.weights.gguf_header import headers_read_once  # noqa: PLC0415
-
-    expect("model", model, (Artifact, ModelSpec, *PATH), "an artifact, a spec, or a name or path")
-    expect("weights", weights, (*PATH, type(None)), "the path of a file or folder")
-    expect("host", host, str, "a host's name")
-    expect("changes", changes, Changes, "mlxr.Changes")
-    expect("draft", draft, (*PATH, type(None)), "a model's name or path")
-    if prompt_lookup and draft is not None:
-        raise RequestError("a draft model and prompt lookup both guess tokens: choose one of them")
-    if threads is not None:
-        whole_number("threads", threads)
-    if not isinstance(model, Artifact | ModelSpec) and (registered := named_model(os.fspath(model))) is not None:
-        options = registered.options
-        host, threads = options.place(host, threads)
-        loaded = load(
-            registered.source,
-            weights or options.weights,
-            host=host,
-            tokenizer=tokenizer or options.tokenizer,
-            threads=threads,
-            changes=merged(options.changes, changes),
+    return load_with(
+        model,
+        LoadOptions(
+            weights,
+            tokenizer,
+            host,
+            threads,
+            changes,
             tiers=tiers,
             draft=draft,
             prompt_lookup=prompt_lookup,
@@ -123,12 +107,25 @@ def load(
             ranks=ranks,
             needs_text=needs_text,
             progress=progress,
-        )
+        ),
+    )
+
+
+def load_with(model: "Artifact | ModelSpec | str | os.PathLike[str]", options: LoadOptions) -> "Model":
+    """Loads a model; see `load`."""
+    from mlxr.files_check import FilesCheck  # noqa: PLC0415 (loads MLX)
+    from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
+    from mlxr.runtime.weights.gguf_header import headers_read_once  # noqa: PLC0415
+
+    expect("model", model, (Artifact, ModelSpec, *PATH), "an artifact, a spec, or a name or path")
+    if not isinstance(model, Artifact | ModelSpec) and (registered := named_model(os.fspath(model))) is not None:
+        options = options.over(registered.options)
+        loaded = load_with(registered.source, options)
         note_use(registered)
         if options.template is not None:
             loaded.use_template(options.template, f"the template that {registered.name} was added with")
         return loaded
-    where = resolve_host(host)
+    where, changes = resolve_host(options.host), options.changes
     if where.activations and changes.activation_dtype not in (None, *where.activations):
         raise RequestError(
             f"activations are {changes.activation_dtype}, but host {where.name} computes with "
@@ -137,8 +134,8 @@ def load(
     with headers_read_once(), _garbage_waits(), where.building_ahead() as begin:
         own = None
         # Of a model's own files, the spec comes from these very weights.
-        of_files = not weights and isinstance(model, PATH) and _is_of_files(model)
-        check = FilesCheck(weights, tokenizer, changes, of_files, needs_text)
+        of_files = not options.weights and isinstance(model, PATH) and _is_of_files(model)
+        check = FilesCheck(options, of_files)
 
         def compiled(spec: ModelSpec, own: Path | None) -> Artifact:
             early = where.target and Early(where.target, lambda sources: begin(sources, spec.name))
@@ -146,7 +143,7 @@ def load(
 
         if where.deterministic and not _is_compiled(model):
             changes = replace(changes, deterministic=True)
-        count = _started() if ranks is None else ranks
+        count = _started() if options.ranks is None else options.ranks
         changes = _split(model, changes, count)
         if isinstance(model, Artifact):
             artifact = _as_changed(model, changes)
@@ -157,25 +154,10 @@ def load(
             artifact, own = resolve_artifact(name, changes, chip_of(where), compiled)
         _refuse_whole(artifact, count)
         chosen = check.path(artifact.spec, own)
-        loaded = _maker(artifact, control, None if of_files else partial(check.check_spec, artifact.spec, chosen))(
-            artifact,
-            chosen,
-            host=host,
-            tokenizer=tokenizer,
-            threads=threads,
-            tiers=tiers,
-            shrink_arena=shrink_arena,
-            most_bytes=most_bytes,
-            needed_context=changes.needed_context,
-            needs_text=needs_text,
-            progress=progress,
-            read=check.read,
-        )
-        if prompt_lookup or draft is not None:
+        loaded = _made(artifact, chosen, options, None if of_files else check.check_spec, check)
+        if options.prompt_lookup or options.draft is not None:
             try:
-                loaded.speculate(
-                    None if draft is None else _load_draft(draft, loaded, host, threads, changes, progress)
-                )
+                loaded.speculate(None if options.draft is None else _load_draft(options.draft, loaded, options))
             except BaseException:
                 loaded.close()
                 raise
@@ -220,29 +202,27 @@ def _refuse_whole(artifact: Artifact, ranks: int) -> None:
         )
 
 
-def _maker(artifact: Artifact, control: str | None, check: Callable[[], object] | None) -> "Callable[..., Model]":
-    """What makes the model, once its weights are checked; of a split one, each rank does that when all can be told."""
-    from mlxr.load_rank import load_rank  # noqa: PLC0415 (loads MLX)
-    from mlxr.runtime.engine.model import Model  # noqa: PLC0415
-
-    if artifact.parallel is not None:
-        return partial(load_rank, control=control, check=check)
-    if check is not None:
-        check()
-    return Model
-
-
-def _load_draft(
-    model: "str | os.PathLike[str]",
-    target: "Model",
-    host: str,
-    threads: int | None,
-    changes: Changes,
-    progress: "Progress | None",
+def _made(
+    artifact: Artifact,
+    weights: Path,
+    options: LoadOptions,
+    compare: Callable[[ModelSpec, Path], object] | None,
+    check: "FilesCheck",
 ) -> "Model":
+    """The model, once its weights are checked; of a split one, each rank checks when all can be told."""
+    from mlxr.load_rank import load_rank, make_model  # noqa: PLC0415 (loads MLX)
+
+    compares = None if compare is None else partial(compare, artifact.spec, weights)
+    if artifact.parallel is not None:
+        return load_rank(artifact, weights, options, check=compares, read=check.read)
+    if compares is not None:
+        compares()
+    return make_model(artifact, weights, options, read=check.read)
+
+
+def _load_draft(model: "str | os.PathLike[str]", target: "Model", options: LoadOptions) -> "Model":
     """Loads a draft model with as many sequences as the model. Beyond its context, it guesses nothing."""
-    own = Changes(sequences=target.artifact.plan.arena.max_sequences, trust_artifact=changes.trust_artifact)
-    return load(model, host=host, threads=threads, changes=own, shrink_arena=True, ranks=1, progress=progress)
+    return load_with(model, options.for_draft(target.artifact.plan.arena.max_sequences))
 
 
 def chip_of(host: HostEntry) -> Chip | None:
@@ -302,7 +282,9 @@ def _by_path(name: str, changes: Changes) -> tuple[str, Changes, Path | None]:
     """MODEL without the registry: the path of a registered model, its changes with these, and its weights if others."""
     if (model := named_model(name)) is None:
         return name, changes, None
-    return os.fspath(model.source), merged(model.options.changes, changes), model.options.weights
+    weights = model.options.weights
+    merges = merged(model.options.changes, changes)
+    return os.fspath(model.source), merges, None if weights is None else Path(weights)
 
 
 def _is_of_files(model: "str | os.PathLike[str]") -> bool:

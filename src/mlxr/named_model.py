@@ -8,9 +8,10 @@ from mlxr.compiler.errors import RegistryError, SpecError
 from mlxr.compiler.spec.catalog import bundled_specs
 from mlxr.compiler.text.printable import printable
 from mlxr.hub.reference import hub_reference, is_in_a_folder
+from mlxr.loading.options import NO_OPTIONS
 from mlxr.registry.file_status import status_of
 from mlxr.registry.names import close_names
-from mlxr.registry.records import NO_OPTIONS, ModelRecord
+from mlxr.registry.records import ModelRecord
 from mlxr.registry.registry import Registry
 
 _MAX_NAMED = 12

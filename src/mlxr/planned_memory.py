@@ -2,20 +2,18 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import WeightsError
-from mlxr.compiler.spec.change import NO_CHANGES, Changes
+from mlxr.loading.options import NO_OPTIONS, LoadOptions
 from mlxr.model_source import chip_of, resolve_artifact
 from mlxr.named_model import named_model
-from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.memory.fitting_arena import least_arena
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mlxr.runtime.weights.weight_file import WeightFile
 
 
@@ -38,40 +36,24 @@ class PlannedMemory:
     good: int
 
 
-def planned_memory(
-    model: "str | os.PathLike[str]",
-    weights: "str | Path | None" = None,
-    *,
-    host: str = "auto",
-    threads: int | None = None,
-    changes: Changes = NO_CHANGES,
-    tiers: TierSizes = NO_TIERS,
-) -> PlannedMemory:
-    """What `mlxr.load` of these arguments will take; the model is compiled if it is not yet.
+def planned_memory(model: "str | os.PathLike[str]", options: LoadOptions = NO_OPTIONS) -> PlannedMemory:
+    """What `mlxr.load` of this model will take; the model is compiled if it is not yet.
 
     Raises:
         MlxrError: it cannot be found or compiled.
     """
-    artifact, file, entry, threads = _found(model, weights, host, threads, changes)
+    artifact, file, entry, threads = _found(model, options)
     footprint = entry.load().footprint(artifact, file, threads)
     target = entry.target_among(artifact.plan.targets)
     full = artifact.plan.programs[target].arena.size_bytes
     least, good = (least_arena(artifact, target, tokens).size_bytes for tokens in (1, _GOOD_TOKENS))
     if artifact.spec.cache.least_context is None:
         good = full
-    others = footprint.weights_bytes + footprint.mapped_bytes + footprint.activation_bytes + tiers.memory_bytes
+    others = footprint.weights_bytes + footprint.mapped_bytes + footprint.activation_bytes + options.tiers.memory_bytes
     return PlannedMemory(others + full, others + least, others + good)
 
 
-def planned_context(
-    model: "str | os.PathLike[str]",
-    weights: "str | Path | None" = None,
-    *,
-    host: str = "auto",
-    threads: int | None = None,
-    changes: Changes = NO_CHANGES,
-    tiers: TierSizes = NO_TIERS,
-) -> str:
+def planned_context(model: "str | os.PathLike[str]", options: LoadOptions = NO_OPTIONS) -> str:
     """How long a sequence could be if an engine loaded the model now, and why, for people; see `planned_memory`.
 
     Raises:
@@ -80,27 +62,23 @@ def planned_context(
     from mlxr.runtime.engine.choose_arena import choose_arena  # noqa: PLC0415 (loads MLX)
     from mlxr.runtime.engine.context_line import context_line  # noqa: PLC0415
 
-    artifact, file, entry, threads = _found(model, weights, host, threads, changes)
-    chosen = choose_arena(artifact, file, entry, threads=threads, tier_memory=tiers.memory_bytes, shrink=True)
+    artifact, file, entry, threads = _found(model, options)
+    chosen = choose_arena(artifact, file, entry, threads=threads, tier_memory=options.tiers.memory_bytes, shrink=True)
     return context_line(chosen.limit, chosen.geometry, entry.load().arena_type.takes_pages)
 
 
 def _found(
-    model: "str | os.PathLike[str]",
-    weights: "str | Path | None",
-    host: str,
-    threads: int | None,
-    changes: Changes,
+    model: "str | os.PathLike[str]", options: LoadOptions
 ) -> "tuple[Artifact, WeightFile, HostEntry, int | None]":
     """The artifact, the weights, the host, and its threads."""
     from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
     from mlxr.runtime.weights.open_weights import open_weights  # noqa: PLC0415
 
     if (registered := named_model(os.fspath(model))) is not None:
-        host, threads = registered.options.place(host, threads)
-    where = resolve_host(host)
-    artifact, own = resolve_artifact(os.fspath(model), changes, chip_of(where))
-    chosen = weights or own
+        options = options.over(registered.options)
+    where = resolve_host(options.host)
+    artifact, own = resolve_artifact(os.fspath(model), options.changes, chip_of(where))
+    chosen = options.weights or own
     if not chosen:
         raise WeightsError(f"{artifact.spec.name} comes without weights: name a file or folder of them (--weights W)")
-    return artifact, open_weights(chosen), where, threads
+    return artifact, open_weights(Path(chosen)), where, options.threads

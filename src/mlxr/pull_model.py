@@ -12,12 +12,12 @@ from mlxr.hub.best_file import Need
 from mlxr.hub.download import HubProgress
 from mlxr.hub.fetch import fetch
 from mlxr.hub.reference import hub_reference, is_in_a_folder
+from mlxr.loading.options import NO_OPTIONS, LoadOptions
 from mlxr.planned_memory import planned_memory
 from mlxr.registry.file_status import HashProgress
 from mlxr.registry.names import check_name
-from mlxr.registry.records import NO_OPTIONS, LoadOptions, ModelRecord
+from mlxr.registry.records import ModelRecord
 from mlxr.registry.registry import Registry, taken
-from mlxr.runtime.hosts.registry import AUTO
 from mlxr.runtime.hosts.select import resolve_host
 
 
@@ -81,11 +81,10 @@ def pull_model(
 
 def _need(options: LoadOptions, path: Path | None) -> Need:
     """What a GGUF model takes with these options for one sequence of a good length, and what is free."""
-    free = resolve_host(options.host or AUTO).load().free_memory()
+    free = resolve_host(options.host).load().free_memory()
     if path is None:
         return Need(None, free.free_bytes, free.owner)
-    planned = planned_memory(path, host=options.host or AUTO, threads=options.threads, changes=options.changes)
-    return Need(planned.good, free.free_bytes, free.owner)
+    return Need(planned_memory(path, options).good, free.free_bytes, free.owner)
 
 
 def pull_if_absent(model: str, progress: PullProgress) -> None:

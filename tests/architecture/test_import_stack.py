@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SPLIT = ("mlxr.compiler", "mlxr.runtime")
+SPLIT = ("mlxr.compiler", "mlxr.loading", "mlxr.runtime")
 """Packages whose own parts stand in the stack instead of them."""
 
 

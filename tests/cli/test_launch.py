@@ -17,6 +17,7 @@ import pytest
 
 from mlxr.cli import launch, main
 from mlxr.cli.agents import AGENTS, Served
+from mlxr.loading.options import LoadOptions
 from mlxr.server.anthropic import messages
 from mlxr.server.chat.answer import Piece
 from mlxr.server.chat.delta import Content, Delta, ToolArguments, ToolStart
@@ -239,7 +240,7 @@ def test_real_agents_call_tools(tmp_path: Path, talker: Path, monkeypatch: pytes
         monkeypatch.setattr(api, "answer", scripted)
     for folder in ("work", "home", "files"):
         (tmp_path / folder).mkdir()
-    with running_server(lambda: ModelPool([EngineSource("talker", str(talker), host="cpu")])) as server:
+    with running_server(lambda: ModelPool([EngineSource("talker", str(talker), LoadOptions(host="cpu"))])) as server:
         start = AGENTS[name].start(Served(server.url, "none", "talker", CONTEXT), tmp_path / "files")
         for file, text in start.files.items():
             (tmp_path / "files" / file).write_text(text)

@@ -14,6 +14,7 @@ from mlxr.cli import main
 from mlxr.compiler import driver
 from mlxr.compiler.artifact import load_artifact
 from mlxr.compiler.errors import RegistryError
+from mlxr.loading.options import LoadOptions
 from mlxr.named_model import named_model
 from mlxr.registry.registry import Registry
 from mlxr.server.pool.engine_source import EngineSource
@@ -106,7 +107,7 @@ def test_what_run_and_serve_load_is_compiled_ahead(
     folders = [Path(row["folder"]) for row in answer("show", "tiny", "--json")["artifacts"]]
     assert [load_artifact(folder).spec for folder in folders] == [artifact.spec for _, artifact in prepared]
     monkeypatch.setattr(driver, "compile_spec", None)
-    for source in (EngineSource("tiny", "tiny"), EngineSource("tiny", str(tiny), host="cpu")):
+    for source in (EngineSource("tiny", "tiny"), EngineSource("tiny", str(tiny), LoadOptions(host="cpu"))):
         source.planned_memory()
     assert main(["remove", "tiny"]) == 0
     assert "2 artifacts from the cache" in capsys.readouterr().out and not any(map(Path.exists, folders))

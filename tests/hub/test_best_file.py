@@ -12,6 +12,7 @@ from mlxr.cli import main
 from mlxr.compiler.errors import HubError, WeightsError
 from mlxr.hub.best_file import Need, best_file
 from mlxr.hub.choose_files import HubFile
+from mlxr.loading.options import LoadOptions
 from mlxr.planned_memory import planned_memory
 from mlxr.registry.registry import Registry
 from mlxr_tests.stand_in_hub import StandInHub, the_hub
@@ -102,7 +103,7 @@ def test_memory_is_that_of_the_plan_before_anything_is_fetched(
     assert model is not None and model.source.name == "m-Q4_K_M.gguf"
     first = hub.fetched()[0]
     assert first.startswith("m-Q4_K_M.gguf bytes=0-")
-    needed = planned_memory(model.source, host="cpu").least
+    needed = planned_memory(model.source, LoadOptions(host="cpu")).least
     assert f"m-Q4_K_M.gguf, the usual one; by its plan it takes {needed / 2**20:.1f} MiB of the " in told.err
     assert json.loads(told.out)["name"] == "org/m"
     hub.asked.clear()

@@ -19,6 +19,7 @@ from mlxr.compiler.errors import HubError
 from mlxr.hub.best_file import Need
 from mlxr.hub.fetch import fetch
 from mlxr.hub.reference import HubReference, hub_reference
+from mlxr.loading.options import LoadOptions
 from mlxr.planned_memory import planned_memory
 from mlxr.registry.registry import Registry
 from mlxr_tests.family_models import build_model, config_of, save_folder
@@ -136,7 +137,7 @@ def test_a_folder_that_takes_too_much_memory_is_not_fetched(
     planned: list[int | None] = []
 
     def plan(path: Path | None) -> Need:
-        planned.append(None if path is None else planned_memory(path, host="cpu").good)
+        planned.append(None if path is None else planned_memory(path, LoadOptions(host="cpu")).good)
         return Need(planned[-1], free, "this machine")
 
     def get(name: str) -> Path:
@@ -150,7 +151,7 @@ def test_a_folder_that_takes_too_much_memory_is_not_fetched(
     assert whole and all(" bytes=0-" in name for name in whole) and not list((tmp_path / "hub").rglob("*.safetensors"))
     free = planned[0] or 0
     there, size_bytes = get("org/folder"), (folder / "model.safetensors").stat().st_size
-    assert planned == 2 * [planned_memory(there, host="cpu").good] and free > size_bytes
+    assert planned == 2 * [planned_memory(there, LoadOptions(host="cpu")).good] and free > size_bytes
     shutil.rmtree(tmp_path / "hub")
     free = 1
     assert (get("org/folder:safetensors") / "model.safetensors").stat().st_size == size_bytes

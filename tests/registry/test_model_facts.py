@@ -12,9 +12,9 @@ from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.spec.parallel import Parallel
 from mlxr.inspect.report import parameters
+from mlxr.loading.options import LoadOptions
 from mlxr.model_facts import model_facts
 from mlxr.model_source import resolve_artifact
-from mlxr.registry.records import LoadOptions
 from mlxr_tests.storyteller import BF16, Q4_K_M, TINY
 
 

@@ -9,10 +9,10 @@ from mlxr.cli.shown_model import as_json, files_as_json
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.text.plural import counted
+from mlxr.loading.options import LoadOptions
 from mlxr.progress_line import ProgressLine
 from mlxr.registry.file_status import OK
-from mlxr.registry.records import LoadOptions, ModelRecord
-from mlxr.runtime.hosts.registry import AUTO
+from mlxr.registry.records import ModelRecord
 
 _ABOUT = (
     "Give a model a name that works wherever MODEL is taken. Its files stay where they are; their sizes and hashes are "
@@ -68,7 +68,7 @@ def options_of(args: argparse.Namespace) -> LoadOptions:
     return LoadOptions(
         None if args.weights is None else Path(args.weights),
         None if args.tokenizer is None else Path(args.tokenizer),
-        None if args.host == AUTO else args.host,
+        args.host,
         args.threads,
         changes_of(args),
         None if args.template is None else read_template_file(args.template),

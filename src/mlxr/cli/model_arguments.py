@@ -14,7 +14,8 @@ from mlxr.compiler.command.parser import meant_choice
 from mlxr.compiler.command.type_options import add_type_arguments
 from mlxr.compiler.errors import ContextError, RequestError
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
-from mlxr.model_source import MODEL_HELP, load
+from mlxr.loading.options import LoadOptions
+from mlxr.model_source import MODEL_HELP, load_with
 from mlxr.named_model import named_model
 from mlxr.progress_line import ProgressLine
 from mlxr.runtime.hosts.registry import AUTO, host_choices, hosts
@@ -156,21 +157,21 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES, *, needs_
             verb = "preparing" if what == "steps" else "loading"
             line.show(f"{verb} {what} {100 * done // max(1, total)} %")
 
-        model = load(
-            args.model,
+        options = LoadOptions(
             args.weights,
-            host=args.host,
-            tokenizer=args.tokenizer,
-            threads=args.threads,
-            changes=changes,
+            args.tokenizer,
+            args.host,
+            args.threads,
+            changes,
             tiers=tier_sizes(args),
             draft=getattr(args, "draft", None),
             prompt_lookup=getattr(args, "prompt_lookup", False),
             needs_text=needs_text,
             progress=show,
         )
+        model = load_with(args.model, options)
     registered = named_model(args.model)
-    host = args.host if registered is None else registered.options.place(args.host, None)[0]
+    host = args.host if registered is None else options.over(registered.options).host
     tell_of_card(host, model.host.name)
     if model.limit.is_cut and model.limit.tokens < GOOD_CONTEXT:
         print(f"note: {model.limit}", file=sys.stderr)

@@ -18,7 +18,8 @@ from mlxr.cli.split_note import tell_beside
 from mlxr.cli.tier_options import add_tier_arguments, size_argument, tier_sizes
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.spec.change import Changes
-from mlxr.model_source import MODEL_HELP, USUAL_SEQUENCES, load
+from mlxr.loading.options import USUAL_SEQUENCES, LoadOptions
+from mlxr.model_source import MODEL_HELP, load_with
 
 if TYPE_CHECKING:
     from mlxr.server.pool.served_model import ModelSource
@@ -111,7 +112,6 @@ def run(args: argparse.Namespace) -> int:
     check_rank_arguments(args)
     if (code := run_again(args)) is not None:
         return code
-    from mlxr.engine import with_sequences  # noqa: PLC0415 (loads MLX)
     from mlxr.named_model import named_model  # noqa: PLC0415 (slow to import: not for the help)
     from mlxr.runtime.parallel.launch import read_launch  # noqa: PLC0415
     from mlxr.server.log_output import LogOutput  # noqa: PLC0415 (slow to import)
@@ -150,31 +150,22 @@ def run(args: argparse.Namespace) -> int:
             _check_model(model, args.weights, changes)
         if args.distributed is None or model == args.draft:
             refuse_split(model)
-    options = EngineSource(
-        "",
-        "",
-        max_sequences=args.max_sequences,
-        max_waiting=args.max_waiting,
+    loading = LoadOptions(
+        args.weights,
         host=args.host,
         threads=args.threads,
         changes=changes,
         tiers=tiers,
         draft=args.draft,
         prompt_lookup=args.prompt_lookup,
-        template=args.template,
-        reasoning=reasoning_of(args),
-        weights=args.weights,
         control=args.control,
     )
+    options = EngineSource(
+        "", "", loading, args.max_sequences, args.max_waiting, template=args.template, reasoning=reasoning_of(args)
+    )
     if args.distributed is not None and (launch := read_launch(os.environ)) is not None and launch.rank:
-        load(
-            args.distributed,
-            args.weights,
-            host=args.host,
-            threads=args.threads,
-            changes=with_sequences(changes, args.max_sequences),
-            shrink_arena=True,
-        )  # it executes what rank 0 describes, until that ends
+        # It executes what rank 0 describes, until that ends.
+        load_with(args.distributed, loading.for_engine(args.max_sequences))
     own = [replace(options, name=name, model=model) for name, model in named.items()]
     sources: Sequence[ModelSource] = own
     if args.distributed is not None:

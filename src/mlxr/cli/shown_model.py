@@ -5,8 +5,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mlxr.loading.options import changes_as_dict
 from mlxr.registry.file_status import FileStatus
-from mlxr.registry.records import ModelRecord, changes_as_dict
+from mlxr.registry.records import ModelRecord
+from mlxr.runtime.hosts.registry import AUTO
 
 
 def as_json(model: ModelRecord, status: FileStatus) -> dict[str, Any]:
@@ -14,7 +16,7 @@ def as_json(model: ModelRecord, status: FileStatus) -> dict[str, Any]:
     options = {
         name: str(value) if isinstance(value, Path) else value
         for name in ("weights", "tokenizer", "host", "threads", "template")
-        if (value := getattr(model.options, name)) is not None
+        if (value := getattr(model.options, name)) not in (None, AUTO)
     }
     return {
         "name": model.name,

@@ -69,7 +69,7 @@ def _tokenizer(model: str) -> Tokenizer:
     if model in specs:
         path = specs[model].parent / f"{model}-q8_0.gguf"
     elif not path.exists() and (registered := Registry().get(model)) is not None:
-        path = registered.options.tokenizer or registered.options.weights or registered.source
+        path = Path(registered.options.tokenizer or registered.options.weights or registered.source)
     if (model in specs and not path.is_file()) or path.suffix == ".yaml" or is_artifact(path):
         raise RequestError(f"{model} comes without a tokenizer: name its tokenizer.json, .gguf file or folder instead")
     return load_tokenizer(path)

@@ -1,12 +1,10 @@
 """What the registry holds, as frozen dataclasses: one for each table that callers see."""
 
-import dataclasses
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from mlxr.compiler.spec.change import NO_CHANGES, Changes
-from mlxr.runtime.hosts.registry import AUTO
+from mlxr.loading.options import NO_OPTIONS, LoadOptions
 
 Kind = Literal["gguf", "folder", "spec", "artifact"]
 """What MODEL a registered path is: a GGUF file, a Hugging Face or mlx-lm folder, a spec file, an artifact folder."""
@@ -20,36 +18,6 @@ class FileRecord:
     size_bytes: int
     mtime_ns: int
     sha256: str
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """How a registered model is loaded, where the caller does not say otherwise.
-
-    Attributes:
-        weights: a weight file or folder that the model itself does not come with.
-        tokenizer: a tokenizer's file or folder that is not in or beside the weights.
-        host: the host to run on; None: this machine's best.
-        threads: how many threads host cpu runs; None: one for each core.
-        changes: changes to its spec; of `needed_context` and `sequences` only the caller knows.
-        template: a chat template to use instead of the model's own: its text.
-    """
-
-    weights: Path | None = None
-    tokenizer: Path | None = None
-    host: str | None = None
-    threads: int | None = None
-    changes: Changes = NO_CHANGES
-    template: str | None = None
-
-    def place(self, host: str, threads: int | None) -> tuple[str, int | None]:
-        """The host and its threads, where a caller gives these; what it leaves open is as it was registered."""
-        if host != AUTO:
-            return host, threads
-        return self.host or AUTO, self.threads if threads is None else threads
-
-
-NO_OPTIONS = LoadOptions()
 
 
 @dataclass(frozen=True)
@@ -101,18 +69,3 @@ class ArtifactRecord:
     folder: Path
     created: float = 0.0
     sequences: int = 1
-
-
-def merged(registered: Changes, given: Changes) -> Changes:
-    """The changes that a caller gives, and those of the registry where the caller leaves a field at its default."""
-    mine = {name: value for name, value in changes_as_dict(registered).items() if name != "accepted_keys"}
-    unset = {name: value for name, value in mine.items() if getattr(given, name) == getattr(NO_CHANGES, name)}
-    keys = tuple(dict.fromkeys((*registered.accepted_keys, *given.accepted_keys)))
-    return replace(given, **unset, accepted_keys=keys)
-
-
-def changes_as_dict(changes: Changes) -> dict[str, Any]:
-    """The fields of changes that are not at their defaults; without what only a caller knows."""
-    fields = (entry.name for entry in dataclasses.fields(Changes) if entry.name not in ("needed_context", "sequences"))
-    values = {name: getattr(changes, name) for name in fields}
-    return {name: value for name, value in values.items() if value != getattr(NO_CHANGES, name)}

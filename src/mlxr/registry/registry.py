@@ -11,9 +11,11 @@ from typing import Any
 
 from mlxr.compiler.errors import NameTakenError, RegistryError
 from mlxr.compiler.spec.change import Changes
+from mlxr.loading.options import LoadOptions, changes_as_dict
 from mlxr.registry.data_folder import data_folder
 from mlxr.registry.database import reading, writing
-from mlxr.registry.records import ArtifactRecord, FileRecord, LoadOptions, ModelRecord, changes_as_dict
+from mlxr.registry.records import ArtifactRecord, FileRecord, ModelRecord
+from mlxr.runtime.hosts.registry import AUTO
 
 FILE_NAME = "registry.db"
 
@@ -201,7 +203,8 @@ def _artifact(row: sqlite3.Row) -> ArtifactRecord:
 def _options_text(options: LoadOptions) -> str:
     paths = {"weights": options.weights, "tokenizer": options.tokenizer}
     values: dict[str, Any] = {name: str(path) for name, path in paths.items() if path is not None}
-    values |= {name: value for name in ("host", "threads") if (value := getattr(options, name)) is not None}
+    values |= {} if options.host == AUTO else {"host": options.host}
+    values |= {} if options.threads is None else {"threads": options.threads}
     return json.dumps(values | {"changes": changes_as_dict(options.changes)}, sort_keys=True)
 
 
@@ -211,7 +214,8 @@ def _options(values: dict[str, Any], template: str | None) -> LoadOptions:
     )
     changes = dict(values["changes"])
     changes["accepted_keys"] = tuple(changes.get("accepted_keys", ()))
-    return LoadOptions(weights, tokenizer, values.get("host"), values.get("threads"), Changes(**changes), template)
+    host, threads = values.get("host", AUTO), values.get("threads")
+    return LoadOptions(weights, tokenizer, host, threads, Changes(**changes), template)
 
 
 def _bytes(path: Path) -> bytes:

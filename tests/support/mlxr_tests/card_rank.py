@@ -18,6 +18,7 @@ import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.spec.parallel import Parallel
 from mlxr.load_rank import load_rank
+from mlxr.loading.options import LoadOptions
 from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.meet_peers import SETTING
@@ -53,10 +54,10 @@ def main(parallel: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaHost, "ids_of_rank_0", ids_of_rank_0)
     if rank:
         try:
-            load_rank(artifact, TINY, host="cuda")
+            load_rank(artifact, TINY, LoadOptions(host="cuda"))
         finally:
             print(json.dumps(late))
-    model = load_rank(artifact, TINY, host="cuda")
+    model = load_rank(artifact, TINY, LoadOptions(host="cuda"))
     warm, widths = len(late), set[int]()
     counts = watch(monkeypatch)
     gather = Links.gather_lazily

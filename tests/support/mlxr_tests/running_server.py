@@ -13,6 +13,7 @@ import httpx
 import uvloop
 
 from mlxr.compiler.spec.change import Changes
+from mlxr.loading.options import LoadOptions
 from mlxr.server.app import make_app
 from mlxr.server.life.graceful_server import GracefulServer
 from mlxr.server.pool.engine_source import EngineSource
@@ -39,8 +40,9 @@ HERMES = """{%- for tool in tools or [] %}{{ tool | tojson }}
 
 def tiny_source(name: str = "tiny", template: Path | None = None, **options: Any) -> EngineSource:
     """The tiny model, in exact arithmetic, so that answers do not depend on what else runs."""
-    options = {"max_sequences": 4, "host": "cpu", "threads": 1, "changes": EXACT} | options
-    return EngineSource(name, str(TINY), template=template, **options)
+    loading = {"host": "cpu", "threads": 1, "changes": EXACT} | options
+    own = {key: loading.pop(key) for key in ("max_sequences", "max_waiting", "reasoning") if key in loading}
+    return EngineSource(name, str(TINY), LoadOptions(**loading), template=template, **({"max_sequences": 4} | own))
 
 
 class RunningServer:

@@ -1,10 +1,13 @@
 """The engine of a served model: one that is measured."""
 
 from collections.abc import AsyncGenerator, Iterable
+from functools import partial
 from typing import Any
 
-from mlxr.engine import Engine
+from mlxr.loading.options import LoadOptions
+from mlxr.model_source import load_with
 from mlxr.runtime.engine.completion import Event
+from mlxr.runtime.engine.engine import Engine
 from mlxr.runtime.engine.model import Prompt
 from mlxr.runtime.engine.pool import Pooling, Vector
 from mlxr.runtime.engine.sampling import Sampling
@@ -20,16 +23,17 @@ _PAUSE_OF_EACH = 0.00125
 class ServedEngine(Engine):
     """An engine whose answers a meter measures, whichever API asks; each key has a prefix cache of its own."""
 
-    def __init__(self, model: str, meter: Meter, **options: Any) -> None:
+    def __init__(self, model: str, options: LoadOptions, meter: Meter, *, max_waiting: int) -> None:
         """Loads the model.
 
         Args:
-            model: what `mlxr.Engine` takes.
+            model: what `mlxr.load` takes.
+            options: how an engine loads it; see `LoadOptions.for_engine`.
             meter: outlives the engine.
-            options: of `mlxr.Engine`.
+            max_waiting: as for `mlxr.Engine`.
         """
         self._meter, self._is_counted = meter, False
-        super().__init__(model, **options)
+        super().__init__(partial(load_with, model, options), max_waiting=max_waiting)
 
     async def embed(
         self, prompts: Iterable[Prompt], pooling: Pooling | None = None, *, priority: int = 0, salt: str = ""

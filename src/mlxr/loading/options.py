@@ -1,0 +1,142 @@
+"""How a model is loaded: the one record that commands, the Python API, the server and the registry pass on."""
+
+import dataclasses
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlxr.compiler.errors import RequestError
+from mlxr.compiler.spec.change import NO_CHANGES, Changes
+from mlxr.runtime.argument_types import PATH, expect, whole_number
+from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
+from mlxr.runtime.hosts.registry import AUTO
+
+if TYPE_CHECKING:
+    from mlxr.runtime.hosts.host import Progress
+
+USUAL_SEQUENCES = 16
+"""Sequences that an engine computes in a step, if nobody says otherwise."""
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded, apart from which. The registry keeps the first six fields of a model.
+
+    Raises:
+        TypeError: a field has a value of a wrong type.
+        RequestError: a draft model and prompt lookup are both asked for.
+
+    Attributes:
+        weights: a .safetensors or .gguf file, a safetensors index, or a folder of them; None: the model's own.
+        tokenizer: a tokenizer.json, a tokenizer.model, a GGUF file or a folder; None: the one in or beside the weights.
+        host: `auto`, `metal`, `cuda`, `cpu`, `sim` or `reference`.
+        threads: how many threads host cpu runs; None: one for each core that this process may use.
+        changes: changes to the model's spec; of `needed_context` and `sequences` only the caller knows.
+        template: the text of a chat template to use instead of the model's own; None: its own.
+        tiers: how much to keep, in host memory and on disk, of the KV cache that the arena has no room for.
+        draft: a smaller model of the same vocabulary that guesses tokens, named like the model; None: there is none.
+        prompt_lookup: whether tokens are guessed without a model, where the text repeats itself.
+        shrink_arena: whether the arena may be smaller than the spec says, if this machine lacks memory now.
+        most_bytes: memory that it may take, mapped weights included, a draft model not; None: what is free.
+        control: of a model that is split over several ranks: HOST:PORT at which rank 0 listens for the others; None:
+            chosen.
+        ranks: over how many ranks a model that is not compiled yet is split, where its spec does not say; None: as many
+            as `mlx.launch` started. 1: each of these loads a whole model for itself.
+        needs_text: whether a model without a tokenizer that can be used is refused, before anything is compiled.
+        progress: called with what is being loaded and how far it is.
+    """
+
+    weights: "str | os.PathLike[str] | None" = None
+    tokenizer: "str | os.PathLike[str] | None" = None
+    host: str = AUTO
+    threads: int | None = None
+    changes: Changes = NO_CHANGES
+    template: str | None = None
+    tiers: TierSizes = NO_TIERS
+    draft: "str | os.PathLike[str] | None" = None
+    prompt_lookup: bool = False
+    shrink_arena: bool = False
+    most_bytes: int | None = None
+    control: str | None = None
+    ranks: int | None = None
+    needs_text: bool = False
+    progress: "Progress | None" = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without the model."""
+        expect("weights", self.weights, (*PATH, type(None)), "the path of a file or folder")
+        expect("host", self.host, str, "a host's name")
+        expect("tokenizer", self.tokenizer, (*PATH, type(None)), "the path of a file or folder")
+        expect("changes", self.changes, Changes, "mlxr.Changes")
+        expect("draft", self.draft, (*PATH, type(None)), "a model's name or path")
+        if self.prompt_lookup and self.draft is not None:
+            raise RequestError("a draft model and prompt lookup both guess tokens: choose one of them")
+        if self.threads is not None:
+            whole_number("threads", self.threads)
+
+    def over(self, registered: "LoadOptions") -> "LoadOptions":
+        """These, and of what a model was registered with all that these leave at their defaults.
+
+        Threads belong to a host: those of the registry hold only where its host does.
+        """
+        host, threads = self.host, self.threads
+        if host == AUTO:
+            host, threads = registered.host, registered.threads if threads is None else threads
+        return replace(
+            self,
+            weights=self.weights or registered.weights,
+            tokenizer=self.tokenizer or registered.tokenizer,
+            host=host,
+            threads=threads,
+            changes=merged(registered.changes, self.changes),
+            template=registered.template if self.template is None else self.template,
+        )
+
+    def for_engine(self, max_sequences: int) -> "LoadOptions":
+        """These, for an engine that computes so many requests in a step; its arena may be smaller than the spec says.
+
+        Raises:
+            TypeError: it is no whole number.
+        """
+        changes = with_sequences(self.changes, whole_number("max_sequences", max_sequences))
+        return replace(self, changes=changes, shrink_arena=True)
+
+    def for_draft(self, max_sequences: int) -> "LoadOptions":
+        """How the draft model of a model with so many sequences is loaded: each rank has it whole."""
+        return LoadOptions(
+            host=self.host,
+            threads=self.threads,
+            changes=Changes(sequences=max_sequences, trust_artifact=self.changes.trust_artifact),
+            shrink_arena=True,
+            ranks=1,
+            progress=self.progress,
+        )
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """The path of the tokenizer that was named, if one was."""
+        return None if self.tokenizer is None else Path(self.tokenizer)
+
+
+NO_OPTIONS = LoadOptions()
+
+
+def with_sequences(changes: Changes, max_sequences: int) -> Changes:
+    """Changes to a spec that also let so many sequences be computed in a step."""
+    return replace(changes, sequences=max(changes.sequences, max_sequences))
+
+
+def merged(registered: Changes, given: Changes) -> Changes:
+    """The changes that a caller gives, and those of the registry where the caller leaves a field at its default."""
+    mine = {name: value for name, value in changes_as_dict(registered).items() if name != "accepted_keys"}
+    unset = {name: value for name, value in mine.items() if getattr(given, name) == getattr(NO_CHANGES, name)}
+    keys = tuple(dict.fromkeys((*registered.accepted_keys, *given.accepted_keys)))
+    return replace(given, **unset, accepted_keys=keys)
+
+
+def changes_as_dict(changes: Changes) -> dict[str, Any]:
+    """The fields of changes that are not at their defaults; without what only a caller knows."""
+    fields = (entry.name for entry in dataclasses.fields(Changes) if entry.name not in ("needed_context", "sequences"))
+    values = {name: getattr(changes, name) for name in fields}
+    return {name: value for name, value in values.items() if value != getattr(NO_CHANGES, name)}
