@@ -21,6 +21,7 @@ from mlxr.runtime.engine.arena_state import ArenaState, arena_state
 from mlxr.runtime.engine.call import Call, CallsToWake
 from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.core_stats import CoreStats
+from mlxr.runtime.engine.errors import ModelClosedError
 from mlxr.runtime.engine.events import Events
 from mlxr.runtime.engine.make_requests import Terms
 from mlxr.runtime.engine.model import Model, Prompt
@@ -284,15 +285,16 @@ class Engine:
         self._check()
         try:
             self._make_and_send(call, prompts, params or Sampling(), terms, bounded, pooling)
-        except AttributeError:
-            self._check()  # the model may have been closed meanwhile
+        except ModelClosedError:
+            self._check()  # it says why
             raise
 
     def _make_and_send(
         self, call: Call, prompts: list[Prompt], params: Sampling, terms: Terms, bounded: bool, pooling: Pooling | None
     ) -> None:
         model = self._model
-        waiting = len(model.core.scheduler.waiting) + len(self._inbox)
+        core = model.running_core()
+        waiting = len(core.scheduler.waiting) + len(self._inbox)
         if bounded and params.n > self._max_waiting:
             raise RequestError(
                 f"n is {params.n}, and at most {self._max_waiting} requests may wait: ask for fewer answers, or make "
@@ -303,7 +305,7 @@ class Engine:
                 f"{waiting} requests wait already, and at most {self._max_waiting} may: try again later, or make the "
                 "engine with a larger max_waiting (mlxr serve --max-waiting N)"
             )
-        if bounded and waiting and model.core.is_memory_low:
+        if bounded and waiting and core.is_memory_low:
             raise QueueFullError(
                 f"{waiting} requests wait already, and this machine lacks memory for more: try again later"
             )

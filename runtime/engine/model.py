@@ -24,6 +24,7 @@ from mlxr.runtime.engine.context_line import context_line
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.default_pooling import default_pooling
 from mlxr.runtime.engine.default_sampling import DefaultSampling, default_sampling
+from mlxr.runtime.engine.errors import ModelClosedError
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.group_rank import LeadingRank
 from mlxr.runtime.engine.launch_step import launch_step
@@ -314,6 +315,7 @@ class Model:
             TypeError: a prompt of a wrong type.
             PromptTooLongError: a prompt that leaves no token of the context for the answer.
             RequestError: no prompt, or a bad option, or the model was loaded for the other thing.
+            ModelClosedError: another thread has closed the model meanwhile.
         """
         self._check_output(pooling)
         if not prompts:
@@ -323,7 +325,7 @@ class Model:
                 check_length(prompt, self.require_tokenizer(), self.limit, pooling is None)
         ids = [self.encode(prompt) for prompt in prompts]
         sampling = self.default_sampling.completed(sampling)
-        now, make = self.core.clock(), self._maker.make
+        now, make = self.running_core().clock(), self._maker.make
         return [r for i, prompt in enumerate(ids) for r in make(i, prompt, sampling, listener, now, terms, pooling)]
 
     def _check_output(self, pooling: Pooling | None) -> None:
@@ -427,6 +429,17 @@ class Model:
         finally:
             self.pager.free(seq_id)
 
+    def running_core(self) -> EngineCore:
+        """The core, for threads that do not run it: another one may close the model at any time.
+
+        Raises:
+            ModelClosedError: the model is closed.
+        """
+        core: EngineCore | None = vars(self).get("core")
+        if core is None:
+            raise ModelClosedError
+        return core
+
     def close(self) -> None:
         """Ends all generations and frees weights, arena and threads; the model cannot be used afterwards."""
         if self._closed:
@@ -444,7 +457,7 @@ class Model:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RequestError("the model is closed: load it again, or ask before its `with` block ends")
+            raise ModelClosedError
 
     def __enter__(self) -> "Model":
         """Itself; leaving closes it."""

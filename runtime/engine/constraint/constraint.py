@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.errors import RequestError
+from mlxr.runtime.engine.errors import ConstraintError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -69,7 +69,7 @@ class Constraint:
         """Which tokens may come next; end-of-sequence tokens among them exactly where the answer may end. It waits.
 
         Raises:
-            RequestError: the grammar has become too complex, or no token may come.
+            ConstraintError: the grammar has become too complex, or no token may come.
         """
         return self.masks()[0]
 
@@ -77,7 +77,7 @@ class Constraint:
         """Which tokens may come next, and after each token of the prepared draft, up to the first that may not come.
 
         Raises:
-            RequestError: as `mask`.
+            ConstraintError: as `mask`.
         """
         if self._pending is None:
             self.prepare()
@@ -88,7 +88,7 @@ class Constraint:
         """Adds a token that a mask allows.
 
         Raises:
-            RequestError: it is not allowed, or the grammar has become too complex.
+            ConstraintError: it is not allowed, or the grammar has become too complex.
         """
         self._settle()
         self._checked(lambda matcher: matcher.consume_token(token))
@@ -102,7 +102,7 @@ class Constraint:
         join with what follows are left open. (Source: llguidance, docs/fast_forward.md.)
 
         Raises:
-            RequestError: the grammar has become too complex.
+            ConstraintError: the grammar has become too complex.
         """
         self._settle()
         tokens = self._checked(lambda matcher: matcher.compute_ff_tokens())
@@ -155,7 +155,7 @@ class Constraint:
             self._matcher.consume_tokens(self._tokens)
             result = work(self._matcher)
             if self._matcher.is_error():
-                raise RequestError(f"{self._option}: {reason_of(self._matcher.get_error())}")
+                raise ConstraintError(f"{self._option}: {reason_of(self._matcher.get_error())}", self._option)
         return result
 
 

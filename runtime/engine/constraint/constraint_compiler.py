@@ -19,6 +19,7 @@ from mlxr.runtime.engine.constraint.constraint import Constraint, reason_of
 from mlxr.runtime.engine.constraint.grammar import Grammar, grammar_of
 from mlxr.runtime.engine.constraint.grammar_tokens import GrammarTokens
 from mlxr.runtime.engine.constraint.vocabulary import Vocabulary
+from mlxr.runtime.engine.errors import ConstraintError
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.limited_process import LimitedProcess, ProcessEndedError
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
@@ -66,8 +67,8 @@ class ConstraintCompiler:
         its complexity some seconds.
 
         Raises:
-            RequestError: the grammar cannot be used, and why; or the model has no tokenizer or no end-of-sequence
-                token, or llguidance is not installed.
+            ConstraintError: the grammar cannot be used, and why.
+            RequestError: the model has no tokenizer or no end-of-sequence token, or llguidance is not installed.
         """
         if not sampling.is_constrained:
             return None
@@ -164,7 +165,7 @@ class ConstraintCompiler:
         """Compiles a grammar where it can do no harm.
 
         Raises:
-            RequestError: it cannot be used.
+            ConstraintError: it cannot be used.
         """
         try:
             if self._process is None:
@@ -174,8 +175,9 @@ class ConstraintCompiler:
         except BaseException as error:
             self._end_process()
             if isinstance(error, ProcessEndedError):
-                raise RequestError(
-                    f"{grammar.option} cannot be used: it {error}, when tried: make it smaller or simpler"
+                raise ConstraintError(
+                    f"{grammar.option} cannot be used: it {error}, when tried: make it smaller or simpler",
+                    grammar.option,
                 ) from error
             raise
         if answer["error"]:
@@ -187,5 +189,5 @@ class ConstraintCompiler:
             process.close()
 
 
-def _refused(grammar: Grammar, error: str) -> RequestError:
-    return RequestError(f"{grammar.option} cannot be used: {reason_of(error)}")
+def _refused(grammar: Grammar, error: str) -> ConstraintError:
+    return ConstraintError(f"{grammar.option} cannot be used: {reason_of(error)}", grammar.option)

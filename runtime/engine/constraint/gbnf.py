@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 
-from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.constraint.gbnf_syntax import (
     Characters,
     Choice,
@@ -18,6 +17,7 @@ from mlxr.runtime.engine.constraint.gbnf_syntax import (
 )
 from mlxr.runtime.engine.constraint.grammar_tokens import GrammarTokens
 from mlxr.runtime.engine.constraint.lexemes import Lexemes
+from mlxr.runtime.engine.errors import ConstraintError
 
 _RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _NOTHING = '""'
@@ -37,13 +37,13 @@ def gbnf_to_lark(text: str, tokens: GrammarTokens) -> str:
         tokens: the model's, by which names of tokens are found.
 
     Raises:
-        RequestError: it is not GBNF, or names a token that the model lacks, or is too large.
+        ConstraintError: it is not GBNF, or names a token that the model lacks, or is too large.
     """
     rules = parse_gbnf(text, tokens.id_of)
     try:
         return _Writer(rules, tokens).written()
     except RecursionError as error:
-        raise RequestError("grammar: the GBNF is nested too deeply") from error
+        raise ConstraintError("grammar: the GBNF is nested too deeply", "grammar") from error
 
 
 class _Writer:

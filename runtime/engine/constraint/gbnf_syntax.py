@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mlxr.compiler.errors import RequestError
+from mlxr.runtime.engine.errors import ConstraintError
 
 Ranges = tuple[tuple[int, int], ...]
 """Characters: first and last code points, in order, apart from each other."""
@@ -95,12 +95,12 @@ def parse_gbnf(text: str, token_id: Callable[[str], int | None]) -> dict[str, No
         token_id: the id of a token by its name, `<think>`; None if it is not one token.
 
     Raises:
-        RequestError: it is not GBNF: where, and what is expected there; or a rule that is used is missing.
+        ConstraintError: it is not GBNF: where, and what is expected there; or a rule that is used is missing.
     """
     try:
         return _Parser(text, token_id).grammar()
     except RecursionError as error:
-        raise RequestError("grammar: the GBNF is nested too deeply") from error
+        raise ConstraintError("grammar: the GBNF is nested too deeply", "grammar") from error
 
 
 class _Parser:
@@ -129,7 +129,9 @@ class _Parser:
                 self._at = start
                 raise self._error(f"no rule has the name {name}")
         if "root" not in rules:
-            raise RequestError("grammar: cannot be read as GBNF: no rule has the name root, with which answers begin")
+            raise ConstraintError(
+                "grammar: cannot be read as GBNF: no rule has the name root, with which answers begin", "grammar"
+            )
         return rules
 
     def _choice(self, *, is_nested: bool) -> Node:
@@ -278,11 +280,12 @@ class _Parser:
         self._at = found.end()
         return found[0]
 
-    def _error(self, reason: str) -> RequestError:
+    def _error(self, reason: str) -> ConstraintError:
         line = self._text.count("\n", 0, self._at) + 1
         column = self._at - self._text.rfind("\n", 0, self._at)
         near = self._text[self._at : self._at + 20].partition("\n")[0] or "the end"
-        return RequestError(f"grammar: cannot be read as GBNF: line {line}, column {column}, before {near!r}: {reason}")
+        where = f"line {line}, column {column}, before {near!r}"
+        return ConstraintError(f"grammar: cannot be read as GBNF: {where}: {reason}", "grammar")
 
 
 def _without(ranges: list[tuple[int, int]]) -> Ranges:

@@ -5,10 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.constraint.gbnf import gbnf_to_lark, is_gbnf
 from mlxr.runtime.engine.constraint.grammar_tokens import GrammarTokens
 from mlxr.runtime.engine.constraint.schema_rewrite import rewrite_schema
+from mlxr.runtime.engine.errors import ConstraintError
 from mlxr.runtime.engine.sampling import Sampling
 
 MOST_CHARACTERS = 1 << 20
@@ -51,7 +51,7 @@ def grammar_of(sampling: Sampling, tokens: GrammarTokens) -> Grammar | None:
         tokens: the model's.
 
     Raises:
-        RequestError: it is too long, or not JSON, or has a part that is not supported.
+        ConstraintError: it is too long, or not JSON, or has a part that is not supported.
     """
     if sampling.json_schema is not None:
         text = f'{{"grammars":[{{"json_schema":{lark_schema(sampling.json_schema, strict=sampling.strict)}}}]}}'
@@ -76,18 +76,19 @@ def lark_schema(schema: Mapping[str, object] | str | bool, *, strict: bool = Fal
         strict: whether a schema with keywords that cannot be enforced is refused; else they are left out.
 
     Raises:
-        RequestError: it is too long, or not JSON, or has a key of llguidance's own, or cannot be enforced.
+        ConstraintError: it is too long, or not JSON, or has a key of llguidance's own, or cannot be enforced.
     """
     parsed, left_out = _enforceable(schema)
     if left_out and strict:
-        raise RequestError(
+        raise ConstraintError(
             f"json_schema has keywords that cannot be enforced: {'; '.join(left_out)}: leave them out, or do not "
-            "set strict, and check the answer"
+            "set strict, and check the answer",
+            "json_schema",
         )
     try:
         text = json.dumps({**parsed, _OWN_KEY: _JSON_OPTIONS}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"json_schema is not JSON: {_reason(error)}") from error
+        raise ConstraintError(f"json_schema is not JSON: {_reason(error)}", "json_schema") from error
     return _bounded("json_schema", text)
 
 
@@ -98,7 +99,7 @@ def unenforced(schema: Mapping[str, object] | str | bool) -> list[str]:
         schema: a dict, its text, or True for any JSON.
 
     Raises:
-        RequestError: it is too long, or not JSON, or has a key of llguidance's own.
+        ConstraintError: it is too long, or not JSON, or has a key of llguidance's own.
     """
     return _enforceable(schema)[1]
 
@@ -108,19 +109,23 @@ def _enforceable(schema: Mapping[str, object] | str | bool) -> tuple[dict[str, o
         try:
             parsed = json.loads(_bounded("json_schema", schema))
         except (ValueError, RecursionError) as error:
-            raise RequestError(f"json_schema is not JSON: {_reason(error)}") from error
+            raise ConstraintError(f"json_schema is not JSON: {_reason(error)}", "json_schema") from error
     else:
         parsed = schema
     if parsed is True:
         parsed = {}
     if not isinstance(parsed, Mapping):
-        raise RequestError(f"json_schema is {str(parsed)[:60]}, expected a JSON object, or true for any JSON")
+        raise ConstraintError(
+            f"json_schema is {str(parsed)[:60]}, expected a JSON object, or true for any JSON", "json_schema"
+        )
     if _OWN_KEY in parsed:
-        raise RequestError(f"json_schema has the key {_OWN_KEY}, which is not supported: leave it out")
+        raise ConstraintError(
+            f"json_schema has the key {_OWN_KEY}, which is not supported: leave it out", "json_schema"
+        )
     try:
         return rewrite_schema(dict(parsed))
     except RecursionError as error:
-        raise RequestError("json_schema is nested too deeply") from error
+        raise ConstraintError("json_schema is nested too deeply", "json_schema") from error
 
 
 def _of_regex(pattern: str) -> str:
@@ -140,13 +145,15 @@ def _lark(text: str, tokens: GrammarTokens) -> str:
         return gbnf_to_lark(text, tokens)
     code = _QUOTED.sub('""', text)
     if special := _SPECIAL.search(code):
-        raise RequestError(
+        raise ConstraintError(
             f"grammar names the token {special[0]}: spell it in quotes if it is text, and write a control token as its "
-            "id, <[128010]>"
+            "id, <[128010]>",
+            "grammar",
         )
     if option := _OPTION.search(code):
-        raise RequestError(
-            f"grammar has the option {option[1]}, which is not supported: use suffix or lazy, or an option of Sampling"
+        raise ConstraintError(
+            f"grammar has the option {option[1]}, which is not supported: use suffix or lazy, or an option of Sampling",
+            "grammar",
         )
     return text
 
@@ -166,11 +173,15 @@ def _trial_token(match: re.Match[str]) -> str:
 
 def _bounded(option: str, text: str) -> str:
     if len(text) > MOST_CHARACTERS:
-        raise RequestError(f"{option} has {len(text)} characters, and at most {MOST_CHARACTERS} are read: shorten it")
+        raise ConstraintError(
+            f"{option} has {len(text)} characters, and at most {MOST_CHARACTERS} are read: shorten it", option
+        )
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise RequestError(f"{option} has half of a surrogate pair, which is not a character: {error}") from error
+        raise ConstraintError(
+            f"{option} has half of a surrogate pair, which is not a character: {error}", option
+        ) from error
     return text
 
 

@@ -12,7 +12,6 @@ Sets of characters are integers: a bit for each group of characters that the gra
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.constraint.gbnf_syntax import (
     Characters,
     Choice,
@@ -24,6 +23,7 @@ from mlxr.runtime.engine.constraint.gbnf_syntax import (
     Text,
     Token,
 )
+from mlxr.runtime.engine.errors import ConstraintError
 
 _MOST_PAIRS = 4_000_000
 _MOST_STEPS = 1_000_000
@@ -76,7 +76,7 @@ class Lexemes:
         """Cuts a grammar.
 
         Raises:
-            RequestError: it is too large.
+            ConstraintError: it is too large.
         """
         self._given = rules
         self._regular_rules = _regular_rules(rules)
@@ -157,7 +157,9 @@ class Lexemes:
         after = _Following(self).after
         lexemes = list(after)
         if len(lexemes) ** 2 > _MOST_PAIRS:
-            raise RequestError(f"grammar: the GBNF has {len(lexemes)} parts that are not regular expressions: too many")
+            raise ConstraintError(
+                f"grammar: the GBNF has {len(lexemes)} parts that are not regular expressions: too many", "grammar"
+            )
         facts = {lexeme: self.facts(lexeme) for lexeme in lexemes}
         found = set()
         for longer in lexemes:

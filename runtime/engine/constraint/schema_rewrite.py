@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from itertools import combinations, permutations
 from typing import Any
 
-from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.constraint.schema_negation import (
     Scope,
     UnknownError,
@@ -21,6 +20,7 @@ from mlxr.runtime.engine.constraint.schema_negation import (
 )
 from mlxr.runtime.engine.constraint.schema_patterns import no_text_of, without_looks
 from mlxr.runtime.engine.constraint.schema_references import LISTS_OF_SCHEMAS, SCHEMAS_BY_NAME, References
+from mlxr.runtime.engine.errors import ConstraintError
 
 _ENFORCED_FORMATS = frozenset(
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
@@ -53,7 +53,7 @@ def rewrite_schema(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         schema: not changed.
 
     Raises:
-        RequestError: it is too large.
+        ConstraintError: it is too large.
     """
     rewriter = _Rewriter(schema)
     rewritten = rewriter.rewrite(schema, "#")
@@ -94,7 +94,9 @@ class _Rewriter:
             return schema
         self._num_written += 1
         if self._num_written > _MOST_SCHEMAS:
-            raise RequestError("json_schema is too large when it is written out: make it smaller or simpler")
+            raise ConstraintError(
+                "json_schema is too large when it is written out: make it smaller or simpler", "json_schema"
+            )
         written: dict[str, Any] = {}
         added: list[Any] = []
         if self._is_old and isinstance(schema.get("$ref"), str):  # whose neighbours have no meaning there

@@ -12,6 +12,7 @@ import pytest
 import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import ArenaFullError, HostError, PromptTooLongError, RequestError
+from mlxr.runtime.engine.errors import ModelClosedError
 from mlxr.runtime.engine.model import Model
 from mlxr_tests.storyteller import BF16, Q8_0, storyteller_spec
 
@@ -162,6 +163,8 @@ def test_closing_a_model_frees_what_it_holds(host: str) -> None:
         assert "closed" in repr(model)
         with pytest.raises(RequestError, match="the model is closed: load it again"):
             model.generate([1, 403])
+        with pytest.raises(ModelClosedError):
+            model.make_requests([[1, 403]], mlxr.Sampling(), print)
     finally:
         gc.enable()
 

@@ -22,6 +22,7 @@ from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.core import EngineCore
+from mlxr.runtime.engine.errors import ModelClosedError
 from mlxr.runtime.engine.make_requests import RequestMaker, Terms
 from mlxr.runtime.engine.pool import Pooling
 from mlxr.runtime.engine.request import Listener, Request
@@ -358,8 +359,13 @@ class HashModel:
         terms: Terms,
         pooling: Pooling | None = None,
     ) -> list[Request]:
-        make, now = self._engine._maker.make, self.core.clock()
+        make, now = self._engine._maker.make, self.running_core().clock()
         return [r for i, prompt in enumerate(prompts) for r in make(i, prompt, sampling, listener, now, terms, pooling)]
+
+    def running_core(self) -> EngineCore:
+        if self.is_closed:
+            raise ModelClosedError
+        return self.core
 
     def close(self) -> None:
         self.core.close()

@@ -9,6 +9,7 @@ from typing import Protocol
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.errors import ConstraintError
 from mlxr.server.chat.answer_parser import joined
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.chat.chat_job import ChatJob
@@ -81,7 +82,7 @@ async def answer(
                 if event.finish_reason is not None:
                     deltas = joined([*deltas, *parser.finish()])
                 yield Piece(event.index, deltas, event, parser.has_tool_calls)
-        except RequestError as error:
-            if sampling is not job.sampling and str(error).startswith("grammar"):
+        except ConstraintError as error:
+            if sampling is not job.sampling and error.option == "grammar":
                 raise RequestError(f"the tools or the form of the answer cannot be enforced: {error}") from error
             raise
