@@ -21,8 +21,7 @@ from mlxr_tests.storyteller import GOLDEN
 
 @pytest.fixture(autouse=True)
 def _compiled_as_for_users() -> None:
-    """Not as for users, unlike elsewhere in this folder, where it is short: the long ones have
-    optimised code."""
+    """Not as for users, unlike elsewhere in this folder: short tests have code that is not optimised."""
 
 
 SHORT = "Q4_K_M"  # with tensors in Q6_K
@@ -43,7 +42,7 @@ HAS = {
     "vnni": (r"vpdpbusd .*%zmm", (BF16, TILES)),
     "bf16": (r"vdpbf16ps .*%zmm", (TILES,)),
     "amx": (r"tdpbf16ps .*%tmm", ()),
-    "avx-vnni": (r"vpdpbusd .*%ymm", (AVX512, BF16)),
+    "avx-vnni": (r"(\{vex\} )?vpdpbusd .*%ymm", (AVX512, BF16)),  # objdump tells it from AVX-512's by the prefix
     "neon": (r"smull2?", (SDOT, SMMLA)),
     "dotprod": (r"sdot", (SMMLA,)),
     "i8mm": (r"smmla", ()),
