@@ -1,4 +1,4 @@
-"""Every error MLXR raises on purpose.
+"""The errors that MLXR raises on purpose, but those that one package alone raises: these stand in its `errors.py`.
 
     MlxrError                 a user can act on it: it says what is wrong, what was expected, where, and the fix
       SpecError               a spec that does not parse or contradicts itself (path:line:column)
@@ -17,12 +17,19 @@
       ArenaError              a wrong use of the KV arena
         ArenaFullError        no free block is left
       RequestError            a request that cannot be served (too many sequences, bad sampling option)
+
+    mlxr.runtime.engine.errors
+      EngineError             an engine that was closed, or that can no longer run
+      RequestError
         PromptTooLongError    a prompt that leaves no token of the context for the answer
         QueueFullError        too many requests wait already
+        ConstraintError       a constraint on the answer that cannot be used
+        ModelClosedError      a model that was closed
+    mlxr.registry.errors
       RegistryError           a registry that cannot be read or written, or a name that it lacks
         NameTakenError        a name that it has already, for another model
+    mlxr.hub.errors
       HubError                a model that cannot be fetched from the hub
-      EngineError             an engine that was closed, or that can no longer run
 
 The commands print the message and exit with 1. They show the traceback only if MLXR_DEBUG is set.
 """
@@ -94,27 +101,3 @@ class ArenaFullError(ArenaError):
 
 class RequestError(MlxrError):
     """A request that cannot be served."""
-
-
-class PromptTooLongError(RequestError):
-    """A prompt that leaves no token of the context for the answer."""
-
-
-class QueueFullError(RequestError):
-    """A request that is refused because too many wait already; it may succeed later."""
-
-
-class EngineError(MlxrError):
-    """An engine that was closed, or that can no longer run."""
-
-
-class RegistryError(MlxrError):
-    """A registry that cannot be read or written, or a name that it does not have."""
-
-
-class NameTakenError(RegistryError):
-    """A name that the registry has already, for another model."""
-
-
-class HubError(MlxrError):
-    """A model that cannot be fetched from the hub."""

@@ -6,9 +6,10 @@ Each prompt begins with the messages before it, whose K and V the prefix cache s
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
 
-from mlxr.compiler.errors import MlxrError, PromptTooLongError
+from mlxr.compiler.errors import MlxrError
 from mlxr.runtime.argument_types import expect
 from mlxr.runtime.engine.completion import Completion
+from mlxr.runtime.engine.errors import PromptTooLongError
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.reasoning import NO_REASONING, Reasoning, with_limit

@@ -15,13 +15,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
 
-from mlxr.compiler.errors import EngineError, QueueFullError, RequestError
+from mlxr.compiler.errors import RequestError
 from mlxr.runtime.argument_types import described, whole_number
 from mlxr.runtime.engine.arena_state import ArenaState, arena_state
 from mlxr.runtime.engine.call import Call, CallsToWake
 from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.core_stats import CoreStats
-from mlxr.runtime.engine.errors import ModelClosedError
+from mlxr.runtime.engine.errors import EngineError, ModelClosedError, QueueFullError
 from mlxr.runtime.engine.events import Events
 from mlxr.runtime.engine.make_requests import Terms
 from mlxr.runtime.engine.model import Model, Prompt

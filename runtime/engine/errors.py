@@ -1,6 +1,18 @@
-"""Errors of requests that the engine alone raises."""
+"""Errors that only the engine raises."""
 
-from mlxr.compiler.errors import RequestError
+from mlxr.compiler.errors import MlxrError, RequestError
+
+
+class EngineError(MlxrError):
+    """An engine that was closed, or that can no longer run."""
+
+
+class PromptTooLongError(RequestError):
+    """A prompt that leaves no token of the context for the answer."""
+
+
+class QueueFullError(RequestError):
+    """A request that is refused because too many wait already; it may succeed later."""
 
 
 class ConstraintError(RequestError):
@@ -24,6 +36,12 @@ class ConstraintError(RequestError):
 class ModelClosedError(RequestError):
     """A model that was closed, perhaps by another thread meanwhile."""
 
-    def __init__(self) -> None:
-        """Says so."""
-        super().__init__("the model is closed: load it again, or ask before its `with` block ends")
+    def __init__(
+        self, message: str = "the model is closed: load it again, or ask before its `with` block ends"
+    ) -> None:
+        """Says so, or more.
+
+        Args:
+            message: what is wrong.
+        """
+        super().__init__(message)

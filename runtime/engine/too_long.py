@@ -1,6 +1,6 @@
 """Refuses prompts that leave no room for an answer; very long ones before they are encoded."""
 
-from mlxr.compiler.errors import PromptTooLongError
+from mlxr.runtime.engine.errors import PromptTooLongError
 from mlxr.runtime.memory.context_limit import ContextLimit
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 

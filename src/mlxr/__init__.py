@@ -20,19 +20,13 @@ from mlxr.compiler.errors import (
     BudgetError,
     ChatTemplateError,
     ContextError,
-    EngineError,
     GraphError,
     HostError,
-    HubError,
     KernelFault,
     MlxrError,
-    NameTakenError,
     NoTokenizerError,
     PlanError,
-    PromptTooLongError,
-    QueueFullError,
     RankLostError,
-    RegistryError,
     RequestError,
     SpecError,
     TokenizerError,
@@ -48,10 +42,13 @@ if TYPE_CHECKING:
     from mlxr.compiler.spec.model import ModelSpec
     from mlxr.compiler.spec.parallel import Parallel
     from mlxr.engine import Engine
+    from mlxr.hub.errors import HubError
     from mlxr.model_source import load
+    from mlxr.registry.errors import NameTakenError, RegistryError
     from mlxr.runtime.cache.tiers.tier_sizes import TierSizes
     from mlxr.runtime.engine.completion import Completion, Event
     from mlxr.runtime.engine.conversation import Conversation
+    from mlxr.runtime.engine.errors import EngineError, PromptTooLongError, QueueFullError
     from mlxr.runtime.engine.generation import Generation
     from mlxr.runtime.engine.model import Model
     from mlxr.runtime.engine.reasoning import Reasoning
@@ -104,6 +101,12 @@ __all__ = [
 
 # Names are imported when they are first used, so that `mlxr-compile` never waits for MLX.
 _HOMES = {
+    "HubError": "mlxr.hub.errors",
+    "RegistryError": "mlxr.registry.errors",
+    "NameTakenError": "mlxr.registry.errors",
+    "QueueFullError": "mlxr.runtime.engine.errors",
+    "EngineError": "mlxr.runtime.engine.errors",
+    "PromptTooLongError": "mlxr.runtime.engine.errors",
     "Artifact": "mlxr.compiler.artifact",
     "Changes": "mlxr.compiler.spec.change",
     "ModelSpec": "mlxr.compiler.spec.model",

@@ -13,7 +13,7 @@ from mlxr.artifact_cache import cache_entry, cached_artifact
 from mlxr.compare_spec import check_spec
 from mlxr.compiler.artifact import Artifact, Chip, file_keys, is_artifact
 from mlxr.compiler.artifact.manifest import MANIFEST
-from mlxr.compiler.errors import MlxrError, NameTakenError, RegistryError, WeightsError
+from mlxr.compiler.errors import MlxrError, WeightsError
 from mlxr.compiler.spec.catalog import bundled_specs
 from mlxr.compiler.spec.change import Changes
 from mlxr.compiler.spec.load import dump_spec
@@ -22,6 +22,7 @@ from mlxr.compiler.version import VERSION
 from mlxr.imported_model import is_model_file
 from mlxr.loading.options import NO_OPTIONS, USUAL_SEQUENCES, LoadOptions, with_sequences
 from mlxr.model_source import check_first, chip_of, resolve_artifact, resolve_spec
+from mlxr.registry.errors import NameTakenError, RegistryError
 from mlxr.registry.file_status import HashProgress, recorded
 from mlxr.registry.names import check_name
 from mlxr.registry.records import ArtifactRecord, Kind, ModelRecord

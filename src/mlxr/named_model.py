@@ -4,11 +4,12 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from mlxr.compiler.errors import RegistryError, SpecError
+from mlxr.compiler.errors import SpecError
 from mlxr.compiler.spec.catalog import bundled_specs
 from mlxr.compiler.text.printable import printable
 from mlxr.hub.reference import hub_reference, is_in_a_folder
 from mlxr.loading.options import NO_OPTIONS
+from mlxr.registry.errors import RegistryError
 from mlxr.registry.file_status import status_of
 from mlxr.registry.names import close_names
 from mlxr.registry.records import ModelRecord

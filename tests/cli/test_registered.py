@@ -13,9 +13,9 @@ import mlxr
 from mlxr.cli import main
 from mlxr.compiler import driver
 from mlxr.compiler.artifact import load_artifact
-from mlxr.compiler.errors import RegistryError
 from mlxr.loading.options import LoadOptions
 from mlxr.named_model import named_model
+from mlxr.registry.errors import RegistryError
 from mlxr.registry.registry import Registry
 from mlxr.server.pool.engine_source import EngineSource
 from mlxr_tests.small_templates import TEMPLATES

@@ -9,9 +9,10 @@ from gguf import GGUFReader, GGUFWriter
 from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 
 from mlxr.cli import main
-from mlxr.compiler.errors import HubError, WeightsError
+from mlxr.compiler.errors import WeightsError
 from mlxr.hub.best_file import Need, best_file
 from mlxr.hub.choose_files import HubFile
+from mlxr.hub.errors import HubError
 from mlxr.loading.options import LoadOptions
 from mlxr.planned_memory import planned_memory
 from mlxr.registry.registry import Registry

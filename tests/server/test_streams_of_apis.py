@@ -14,8 +14,8 @@ import ollama
 import openai
 import pytest
 
-from mlxr.compiler.errors import EngineError
 from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.errors import EngineError
 from mlxr.server.anthropic import messages
 from mlxr.server.chat.answer import Piece
 from mlxr.server.ollama import chat

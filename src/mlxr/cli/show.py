@@ -9,11 +9,12 @@ from typing import Any
 from mlxr.cli.model_name import model_name
 from mlxr.cli.shown_model import as_json, files_as_json, moment
 from mlxr.cli.table import print_table
-from mlxr.compiler.errors import MlxrError, RegistryError
+from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.text.printable import printable
 from mlxr.model_facts import ModelFacts, model_facts
 from mlxr.progress_line import ProgressLine
+from mlxr.registry.errors import RegistryError
 from mlxr.registry.file_status import status_of
 from mlxr.registry.names import close_names
 from mlxr.registry.records import ArtifactRecord

@@ -9,16 +9,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mlxr.compiler.artifact import file_keys
-from mlxr.compiler.errors import HubError, NoTokenizerError, SpecError
+from mlxr.compiler.errors import NoTokenizerError, SpecError
 from mlxr.compiler.importers.facts import find_architecture
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.text.plural import counted
 from mlxr.hub.best_file import Planner, best_file, fetched_before
 from mlxr.hub.choose_files import GgufModels, HubFile, choose_files, weights_of_index
 from mlxr.hub.download import HubProgress, bytes_here, download
-from mlxr.hub.errors import worded
+from mlxr.hub.errors import HubError
 from mlxr.hub.file_start import StartReader, hub_starts, write_safetensors_starts, write_starts
 from mlxr.hub.reference import HubReference
+from mlxr.hub.worded_errors import worded
 from mlxr.runtime.json_file import read_json, read_json_object
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from mlxr.compiler.errors import RegistryError
+from mlxr.registry.errors import RegistryError
 
 
 def data_folder() -> Path:

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from mlxr.compiler.artifact.folder_lock import alone_in
-from mlxr.compiler.errors import RegistryError
+from mlxr.registry.errors import RegistryError
 from mlxr.registry.schema import APPLICATION_ID, MIGRATIONS
 
 PATIENCE_S = 10.0

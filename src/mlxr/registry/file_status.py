@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mlxr.compiler.errors import RegistryError
+from mlxr.registry.errors import RegistryError
 from mlxr.registry.records import FileRecord
 
 HashProgress = Callable[[Path, int, int], None]

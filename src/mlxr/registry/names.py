@@ -4,8 +4,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from mlxr.compiler.errors import RegistryError
 from mlxr.compiler.spec.catalog import bundled_specs
+from mlxr.registry.errors import RegistryError
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:@/-]*[A-Za-z0-9._-])?", re.ASCII)
 _LONGEST = 200

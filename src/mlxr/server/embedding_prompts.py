@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlxr.compiler.errors import PromptTooLongError
+from mlxr.runtime.engine.errors import PromptTooLongError
 from mlxr.runtime.engine.too_long import check_length, too_long
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.pool.served_model import LoadedModel

@@ -4,21 +4,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxr.compiler.errors import (
-    ChatTemplateError,
-    EngineError,
-    HostError,
-    HubError,
-    MlxrError,
-    NameTakenError,
-    PromptTooLongError,
-    QueueFullError,
-    RankLostError,
-    RegistryError,
-    RequestError,
-    TokenizerError,
-)
+from mlxr.compiler.errors import ChatTemplateError, HostError, MlxrError, RankLostError, RequestError, TokenizerError
 from mlxr.compiler.text.without_python import without_python
+from mlxr.hub.errors import HubError
+from mlxr.registry.errors import NameTakenError, RegistryError
+from mlxr.runtime.engine.errors import EngineError, PromptTooLongError, QueueFullError
 
 _PATH = r"""~?/(?:[^\s/'"`:,;|<>()\[\]{}]+/)+"""
 _FOLDERS = re.compile(rf"(?<![\w.:/-]){_PATH}")

@@ -8,9 +8,10 @@ import pytest
 
 import mlxr
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.errors import ChatTemplateError, HostError, PromptTooLongError, RequestError
+from mlxr.compiler.errors import ChatTemplateError, HostError, RequestError
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.conversation import Conversation
+from mlxr.runtime.engine.errors import PromptTooLongError
 from mlxr.runtime.engine.make_requests import Terms
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.reasoning import Reasoning

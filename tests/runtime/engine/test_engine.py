@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 import mlxr
-from mlxr.compiler.errors import EngineError, HostError, QueueFullError, RequestError, WeightsError
+from mlxr.compiler.errors import HostError, RequestError, WeightsError
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.errors import EngineError, QueueFullError
 from mlxr_tests.hash_host import HashEngine, HashModel, answer_alone
 from mlxr_tests.storyteller import TINY
 

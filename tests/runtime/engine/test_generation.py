@@ -11,8 +11,8 @@ import pytest
 
 import mlxr
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.errors import ArenaFullError, HostError, PromptTooLongError, RequestError
-from mlxr.runtime.engine.errors import ModelClosedError
+from mlxr.compiler.errors import ArenaFullError, HostError, RequestError
+from mlxr.runtime.engine.errors import ModelClosedError, PromptTooLongError
 from mlxr.runtime.engine.model import Model
 from mlxr_tests.storyteller import BF16, Q8_0, storyteller_spec
 

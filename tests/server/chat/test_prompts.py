@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mlxr.compiler.errors import EngineError, PromptTooLongError, RequestError
+from mlxr.compiler.errors import RequestError
+from mlxr.runtime.engine.errors import EngineError, PromptTooLongError
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.memory.context_limit import ContextLimit
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import mlxr
-from mlxr.compiler.errors import EngineError
 from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.arena_state import arena_state
 from mlxr.runtime.engine.core_stats import CoreStats
+from mlxr.runtime.engine.errors import EngineError
 from mlxr.runtime.engine.step_record import StepRecord
 from mlxr.server.inspector import history as history_module
 from mlxr.server.inspector.arena_view import ArenaView, arena_view, view_of

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from mlxr.compiler.errors import ChatTemplateError, EngineError, RequestError
+from mlxr.compiler.errors import ChatTemplateError, RequestError
+from mlxr.runtime.engine.errors import EngineError
 from mlxr.runtime.engine.reasoning import NO_REASONING, Reasoning
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.too_long import check_length

@@ -11,9 +11,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from mlxr.compiler.errors import EngineError
 from mlxr.runtime.engine.core_stats import CoreStats
 from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.errors import EngineError
 from mlxr.server.metrics.meter import COUNTERS, TIER_COUNTERS, Meter
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.pool.served_model import ServedModel

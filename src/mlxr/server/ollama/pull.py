@@ -8,8 +8,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from mlxr.compiler.errors import RegistryError
 from mlxr.hub.reference import hub_reference, without_hub
+from mlxr.registry.errors import RegistryError
 from mlxr.registry.names import check_name
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import OllamaPull

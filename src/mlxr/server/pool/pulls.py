@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from mlxr.compiler.errors import HubError, MlxrError
+from mlxr.compiler.errors import MlxrError
 from mlxr.hub.choose_files import HubFile
+from mlxr.hub.errors import HubError
 from mlxr.pull_model import PullProgress, pull_model
 from mlxr.server.errors import pull_error
 from mlxr.server.pool.model_pool import ModelPool

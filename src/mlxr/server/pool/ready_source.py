@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from mlxr.compiler.errors import EngineError
 from mlxr.model_facts import ModelFacts
 from mlxr.planned_memory import PlannedMemory
+from mlxr.runtime.engine.errors import EngineError
 from mlxr.server.errors import api_error
 from mlxr.server.metrics.meter import Meter
 from mlxr.server.pool.engine_source import EngineSource
