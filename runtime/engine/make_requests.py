@@ -45,7 +45,7 @@ class Terms:
         ):
             raise TypeError(f"deadline is {self.deadline!r}, expected a number of seconds from now, or None")
         if self.deadline is not None and not 0 < self.deadline < float("inf"):
-            raise RequestError(f"deadline is {self.deadline}, expected a number of seconds greater than 0, or None")
+            raise RequestError(f"deadline is {self.deadline}, expected a number of seconds greater than 0")
         if self.adapter is not None:
             raise RequestError(f"adapter is {self.adapter!r}, but adapters are not supported: leave it out")
         if not isinstance(self.salt, str):

@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
+from mlxr.compiler.text.quoted_json import quoted_json
 from mlxr.server.errors import ApiError
 from mlxr.server.request_record import note_warning
 
@@ -141,7 +142,9 @@ def known_types(*types: str, instead: str, default: str = "") -> BeforeValidator
             value = value | {"type": default}
         kind = type_of(value)
         if kind not in types:
-            raise ValueError(f"type is {kind!r:.60}, which is not supported here, but {', '.join(types)}: {instead}")
+            raise ValueError(
+                f"type is {quoted_json(kind)}, which is not supported here, but {', '.join(types)}: {instead}"
+            )
         return value
 
     return BeforeValidator(check)
@@ -177,6 +180,7 @@ def classes(model: type[ApiModel]) -> dict[str, str]:
 
 
 _OF_PYTHON = re.compile(r"a valid dictionary( or object to extract fields from| or instance of \w+)?")
+_IN_JSON = {"True": "true", "False": "false", "None": "null"}
 
 
 def bad_request(error: ValidationError, refused: dict[str, str]) -> ApiError:
@@ -194,6 +198,8 @@ def bad_request(error: ValidationError, refused: dict[str, str]) -> ApiError:
     if first["type"] == "missing":
         return ApiError(400, f"{name} is missing: it is required", param=name, code="missing_field")
     message = _OF_PYTHON.sub("an object", first["msg"].removeprefix("Value error, "))
+    if first["type"] == "literal_error":  # whose message has no text of the request
+        message = re.sub(r"\b(True|False|None)\b", lambda word: _IN_JSON[word[0]], message)
     return ApiError(400, f"{name}: {message[:1].lower()}{message[1:]}", param=name, code="invalid_value")
 
 

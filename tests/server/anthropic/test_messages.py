@@ -212,7 +212,7 @@ def test_conversations_keep_their_order_and_parts() -> None:
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role: input should be 'user'"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            "messages[0].content[0]: type is 'image', which is not supported here",
+            'messages[0].content[0]: type is "image", which is not supported here',
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},
@@ -222,7 +222,7 @@ def test_conversations_keep_their_order_and_parts() -> None:
             {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
             "messages[0].content[0] is a thinking, which belongs into messages of the role assistant",
         ),
-        ({"tools": [{"type": "bash_20990101", "name": "bash"}]}, "tools[0]: type is 'bash_20990101'"),
+        ({"tools": [{"type": "bash_20990101", "name": "bash"}]}, 'tools[0]: type is "bash_20990101"'),
         (
             {"tools": [{"type": "web_search_20250305", "name": "w"}], "tool_choice": {"type": "any"}},
             "tool_choice wants a call, and none of these tools can be called here",
@@ -233,11 +233,11 @@ def test_conversations_keep_their_order_and_parts() -> None:
                     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}]}
                 ]
             },
-            "messages[0].content[0].content[0]: type is 'image', which is not supported here",
+            'messages[0].content[0].content[0]: type is "image", which is not supported here',
         ),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
-        ({"tool_choice": {"type": "some"}}, "tool_choice: type is 'some'"),
-        ({"thinking": {"type": "between_tools"}}, "thinking: type is 'between_tools'"),
+        ({"tool_choice": {"type": "some"}}, 'tool_choice: type is "some"'),
+        ({"thinking": {"type": "between_tools"}}, 'thinking: type is "between_tools"'),
         (
             {"messages": [{"role": "user", "content": ["x"]}]},
             "messages[0].content[0]: expected an object with the type",

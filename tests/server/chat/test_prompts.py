@@ -263,12 +263,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         {"messages": ({"role": "assistant", "content": "", "reasoning_content": 3},)},
     ),
     "messages is empty": (TINY, {"messages": ()}),
-    r"messages\[0\].role is 'bot'; expected one of system": (TINY, {"messages": ({"role": "bot", "content": ""},)}),
-    r"messages\[0\].content\[0\] is of type 'image_url', and this model reads text alone": (
+    r'messages\[0\].role is "bot"; expected one of system': (TINY, {"messages": ({"role": "bot", "content": ""},)}),
+    r'messages\[0\].content\[0\] is of type "image_url", and this model reads text alone': (
         TINY,
         {"messages": ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]},)},
     ),
-    r"messages\[1\].tool_call_id is 'x', and no call": (
+    r'messages\[1\].tool_call_id is "x", and no call': (
         TINY,
         {"messages": (CALL, {"role": "tool", "tool_call_id": "x", "content": ""})},
     ),
@@ -276,7 +276,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         TINY,
         {"messages": ({**CALL, "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}]},)},
     ),
-    r"tool_calls\[0\].id is None": (TINY, {"messages": ({**CALL, "tool_calls": [{"function": {"name": "f"}}]},)}),
+    r"tool_calls\[0\].id is null": (TINY, {"messages": ({**CALL, "tool_calls": [{"function": {"name": "f"}}]},)}),
     "only assistant messages call tools": (TINY, {"messages": ({**CALL, "role": "user"},)}),
     "it must be the assistant's, and have text": (TINY, {"continue_final": True}),
     "messages is not a variable of the template's own": (TINY, {"variables": {"messages": []}}),
@@ -293,12 +293,12 @@ def test_what_cannot_be_rendered_is_refused(message: str) -> None:
 @pytest.mark.parametrize(
     ("tool", "message"),
     [
-        ({"type": "web_search"}, r"tools\[0\] is of type 'web_search'; expected function"),
-        ({"type": "function", "function": {"name": "a b"}}, r"tools\[0\].function.name is 'a b'"),
+        ({"type": "web_search"}, r'tools\[0\] is of type "web_search"; expected function'),
+        ({"type": "function", "function": {"name": "a b"}}, r'tools\[0\].function.name is "a b"'),
         ({"type": "function", "function": {"name": "a", "parameters": "x"}}, "expected a JSON schema of an object"),
         ({"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}, "JSON schema of an object"),
         ({"type": "function", "function": {"name": "a", "parameters": {"required": 3}}}, "JSON schema of an object"),
-        ({"type": "function", "function": {"name": "a", "strict": "yes"}}, "strict is 'yes'; expected true or false"),
+        ({"type": "function", "function": {"name": "a", "strict": "yes"}}, 'strict is "yes"; expected true or false'),
         ({"type": "function", "function": {"name": "a", "description": 3}}, "description is 3; expected text"),
     ],
 )

@@ -70,7 +70,7 @@ def test_without_a_text_the_model_is_loaded_or_unloaded(client: ollama.Client, s
         ({"input": "a", "options": {"num_ctx": -1}}, "options.num_ctx: input should be greater than or equal to 0"),
         ({"input": "a", "options": {"colour": 1}}, "options.colour is not a field that is supported"),
         ({"input": "a", "prompt": "b"}, "prompt is not a field that is supported"),
-        ({"input": "a", "keep_alive": "soon"}, "keep_alive is 'soon'; expected seconds"),
+        ({"input": "a", "keep_alive": "soon"}, 'keep_alive is "soon"; expected seconds'),
         ({"input": "a", "model": "llama3"}, "there is no model 'llama3' here"),
     ],
 )

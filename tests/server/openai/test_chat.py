@@ -104,14 +104,14 @@ def test_json_of_a_schema(client: openai.OpenAI) -> None:
         (
             "messages",
             [*HELLO, {"role": "tool", "tool_call_id": "c", "content": [{"type": "image_url", "image_url": {}}]}],
-            "messages[2].content[0]: type is 'image_url'",
+            'messages[2].content[0]: type is "image_url"',
         ),
         (
             "messages",
             [{"role": "assistant", "tool_calls": [{"id": "c"}]}],
             "messages[0].tool_calls[0].function is missing",
         ),
-        ("tools", [{"type": "computer"}], "tools[0]: type is 'computer'"),
+        ("tools", [{"type": "computer"}], 'tools[0]: type is "computer"'),
         ("tools", [{"type": "function", "function": {"name": "f"}, "defer_loading": True}], "tools[0].defer_loading"),
         ("response_format", {"type": "json_schema"}, "response_format.json_schema is missing"),
         ("logit_bias", {"x": 1}, "expected token ids"),

@@ -320,16 +320,16 @@ def test_choices_name_tools_of_any_kind() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tools": [{"type": "computer_use_preview"}]}, "tools[0]: type is 'computer_use_preview'"),
+        ({"tools": [{"type": "computer_use_preview"}]}, 'tools[0]: type is "computer_use_preview"'),
         ({"tools": [TOOLS[0] | {"defer_loading": True}]}, "tools[0].defer_loading: it is true"),
         ({"tools": [TOOLS[0] | {"allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers: it lacks direct"),
         ({"tools": [TOOLS[0], TOOLS[0] | {"description": "x"}]}, "which another tool has: rename one"),
         ({"tools": [_regex("(?=a)b")]}, "cannot be enforced: pattern"),
-        ({"tool_choice": {"type": "web_search"}}, "tool_choice: type is 'web_search'"),
+        ({"tool_choice": {"type": "web_search"}}, 'tool_choice: type is "web_search"'),
         ({"tool_choice": {"type": "custom", "name": "x"}}, "tool_choice names the custom 'x'; the tools are: wait,"),
         (
             {"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}]},
-            "input[0].output[0]: type is 'input_image', which is not supported here",
+            'input[0].output[0]: type is "input_image", which is not supported here',
         ),
     ],
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxr.compiler.errors import RequestError
+from mlxr.compiler.text.quoted_json import quoted_json
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _INSTRUCTIONS = ("system", "developer")
@@ -31,10 +32,10 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
         if not isinstance(message, Mapping):
-            raise RequestError(f"{where} is {message!r:.60}, expected an object with role and content")
+            raise RequestError(f"{where} is {quoted_json(message)}, expected an object with role and content")
         role = message.get("role")
         if role not in _ROLES:
-            raise RequestError(f"{where}.role is {role!r:.60}; expected one of {', '.join(_ROLES)}")
+            raise RequestError(f"{where}.role is {quoted_json(role)}; expected one of {', '.join(_ROLES)}")
         clean = dict(message) | {"content": _text(message.get("content"), f"{where}.content")}
         if number == 0 and role in _INSTRUCTIONS and clean["content"].startswith(_BILLING):
             clean["content"] = clean["content"].partition("\n")[2]
@@ -44,7 +45,7 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
             if not clean.get(key):
                 clean.pop(key, None)
         if not isinstance(clean.get("reasoning_content", ""), str):
-            raise RequestError(f"{where}.reasoning_content is {clean['reasoning_content']!r:.60}; expected text")
+            raise RequestError(f"{where}.reasoning_content is {quoted_json(clean['reasoning_content'])}; expected text")
         if "tool_calls" in clean:
             if role != "assistant":
                 raise RequestError(
@@ -55,9 +56,9 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         if role == "tool":
             call_id = clean.get("tool_call_id")
             if not isinstance(call_id, str) or call_id not in open_calls:
-                said = "missing" if call_id is None else repr(call_id)
+                said = "missing" if call_id is None else quoted_json(call_id)
                 raise RequestError(
-                    f"{where}.tool_call_id is {said:.60}, and no call without an answer before it has that id: "
+                    f"{where}.tool_call_id is {said}, and no call without an answer before it has that id: "
                     "give the id of a call in an assistant message's tool_calls"
                 )
             clean["name"] = open_calls.pop(call_id)  # some templates ask for it
@@ -77,22 +78,23 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or tool.get("type") != "function":
             kind = tool.get("type") if isinstance(tool, Mapping) else tool
-            raise RequestError(f"{where} is of type {kind!r:.60}; expected function, with a name and parameters")
+            raise RequestError(f"{where} is of type {quoted_json(kind)}; expected function, with a name and parameters")
         name, parameters = function.get("name"), function.get("parameters")
         if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
             raise RequestError(
-                f"{where}.function.name is {name!r:.60}; expected 1 to 128 letters, digits, or any of _.-"
+                f"{where}.function.name is {quoted_json(name)}; expected 1 to 128 letters, digits, or any of _.-"
             )
         if name in names:
             raise RequestError(f"{where}.function.name is {name!r}, which another tool has: rename one")
         names.add(name)
         if parameters is not None and not _is_object_schema(parameters):
-            said = json.dumps(parameters, default=str)
-            raise RequestError(f"{where}.function.parameters is {said:.60}; expected a JSON schema of an object")
+            raise RequestError(
+                f"{where}.function.parameters is {quoted_json(parameters)}; expected a JSON schema of an object"
+            )
         if not isinstance(function.get("description"), str | None):
-            raise RequestError(f"{where}.function.description is {function['description']!r:.60}; expected text")
+            raise RequestError(f"{where}.function.description is {quoted_json(function['description'])}; expected text")
         if not isinstance(function.get("strict"), bool | None):
-            raise RequestError(f"{where}.function.strict is {function['strict']!r:.60}; expected true or false")
+            raise RequestError(f"{where}.function.strict is {quoted_json(function['strict'])}; expected true or false")
 
 
 def _is_object_schema(schema: Any) -> bool:
@@ -151,32 +153,32 @@ def _text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
-        raise RequestError(f"{where} is {content!r:.60}; expected text, or a list of parts")
+        raise RequestError(f"{where} is {quoted_json(content)}; expected text, or a list of parts")
     texts = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         text = part.get("text") if isinstance(part, Mapping) else None
         if kind not in _TEXT_PARTS:
             raise RequestError(
-                f"{where}[{number}] is of type {kind!r:.60}, and this model reads text alone: leave it out"
+                f"{where}[{number}] is of type {quoted_json(kind)}, and this model reads text alone: leave it out"
             )
         if not isinstance(text, str):
-            raise RequestError(f"{where}[{number}].text is {text!r:.60}; expected text")
+            raise RequestError(f"{where}[{number}].text is {quoted_json(text)}; expected text")
         texts.append(text)
     return "\n".join(texts)
 
 
 def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(calls, Sequence) or isinstance(calls, str):
-        raise RequestError(f"{where} is {calls!r:.60}; expected a list of tool calls")
+        raise RequestError(f"{where} is {quoted_json(calls)}; expected a list of tool calls")
     checked = []
     for number, call in enumerate(calls):
         at = f"{where}[{number}]"
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise RequestError(f"{at} is {call!r:.60}; expected an id, and a function with a name and arguments")
+            raise RequestError(f"{at} is {quoted_json(call)}; expected an id, and a function with a name and arguments")
         if not isinstance(call.get("id"), str) or not call["id"]:
-            raise RequestError(f"{at}.id is {call.get('id')!r:.60}; expected text, which tool messages refer to")
+            raise RequestError(f"{at}.id is {quoted_json(call.get('id'))}; expected text, which tool messages refer to")
         arguments = _arguments(function.get("arguments"), f"{at}.function.arguments")
         function = {"name": function["name"], "arguments": arguments}
         checked.append({"id": call["id"], "type": "function", "function": function})
@@ -192,5 +194,5 @@ def _arguments(arguments: Any, where: str) -> dict[str, Any]:
     if arguments is None:
         return {}
     if not isinstance(arguments, Mapping):
-        raise RequestError(f"{where} is {arguments!r:.60}; expected a JSON object")
+        raise RequestError(f"{where} is {quoted_json(arguments)}; expected a JSON object")
     return dict(arguments)

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
+from mlxr.compiler.text.quoted_json import quoted_json
 from mlxr.server.chat.answer import answer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.documents.answers import answers
@@ -27,7 +28,9 @@ _LEVELS = ("low", "medium", "high", "max")
 def _thought(value: object) -> object:
     if value is None or value in _LEVELS or (isinstance(value, int) and value >= 0):
         return value
-    raise ValueError(f"{value!r:.60} is none of true, false, {', '.join(_LEVELS)}, and no number of tokens from 0")
+    raise ValueError(
+        f"{quoted_json(value)} is none of true, false, {', '.join(_LEVELS)}, and no number of tokens from 0"
+    )
 
 
 Think = Annotated[bool | Literal["low", "medium", "high", "max"] | int | None, BeforeValidator(_thought)]

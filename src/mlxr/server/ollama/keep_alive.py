@@ -2,6 +2,7 @@
 
 import re
 
+from mlxr.compiler.text.quoted_json import quoted_json
 from mlxr.server.errors import bad_field
 from mlxr.server.pool.model_pool import FOREVER
 
@@ -33,7 +34,8 @@ def seconds_of(keep_alive: KeepAlive) -> float | None:
             seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(digits))
         else:
             raise bad_field(
-                "keep_alive", f"keep_alive is {keep_alive!r:.60}; expected seconds, a time such as 10m, or -1 for ever"
+                "keep_alive",
+                f"keep_alive is {quoted_json(keep_alive)}; expected seconds, a time such as 10m, or -1 for ever",
             )
         keep_alive = -seconds if is_negative else seconds
     return float(keep_alive) if 0 <= keep_alive <= _LONGEST else FOREVER

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
+from mlxr.compiler.text.quoted_json import quoted_json
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect
@@ -117,7 +118,7 @@ def sampling_of(
     ):
         if is_on:
             place = f"options.{name}"
-            message = f"{place} is {getattr(options, name)}, which is not supported: {_INSTEAD[place]}"
+            message = f"{place} is {quoted_json(getattr(options, name))}, which is not supported: {_INSTEAD[place]}"
             raise ApiError(400, message, param=place, code="unsupported_field")
     if top_logprobs is not None and not (logprobs and 0 <= top_logprobs <= _MOST_TOP):
         raise bad_field("top_logprobs", f"top_logprobs is {top_logprobs}; expected 0 to {_MOST_TOP}, with logprobs")

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
+from mlxr.compiler.text.quoted_json import quoted_json
 from mlxr.server.chat.delta import Delta, ToolArguments, ToolStart
 from mlxr.server.errors import ApiError
 from mlxr.server.fields import BY_TYPE, ApiModel, WithoutEffect, known_types, type_of
@@ -75,7 +76,7 @@ def _known(tool: Any) -> Any:
     kind = type_of(tool)
     if isinstance(tool, dict) and kind not in ("function", "custom") and not is_hosted(tool):
         raise ValueError(
-            f"type is {kind!r:.60}, which is not supported here, but function, custom: this server runs no tools"
+            f"type is {quoted_json(kind)}, which is not supported here, but function, custom: this server runs no tools"
         )
     return tool
 

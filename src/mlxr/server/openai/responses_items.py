@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Tag
 
+from mlxr.compiler.text.quoted_json import quoted_json
 from mlxr.server.fields import ApiModel, WithoutEffect
 from mlxr.server.openai.responses_calls import (
     CallItem,
@@ -141,7 +142,7 @@ def _known(item: Any) -> Any:
     if kind in _TYPES or _is_hosted(item):
         return item
     raise ValueError(
-        f"type is {kind!r:.60}, which is not supported here, but {', '.join(_TYPES)}: send the text itself"
+        f"type is {quoted_json(kind)}, which is not supported here, but {', '.join(_TYPES)}: send the text itself"
     )
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
+from mlxr.compiler.text.quoted_json import quoted_json
 from mlxr.server.fields import BY_TYPE, ApiModel, WithoutEffect, known_types
 from mlxr.server.openai.client_tool import FUNCTIONS, ClientTool, Kind
 from mlxr.server.openai.lark_pattern import lark_pattern
@@ -180,7 +181,7 @@ def _known(tool: Any) -> Any:
     if kind in _CLIENT or is_hosted(tool):
         return tool
     what = "screens are images, and this server takes text only" if "computer" in str(kind) else "use one of these"
-    raise ValueError(f"type is {kind!r:.60}, which is not supported here, but {', '.join(_CLIENT)}: {what}")
+    raise ValueError(f"type is {quoted_json(kind)}, which is not supported here, but {', '.join(_CLIENT)}: {what}")
 
 
 Tool = Annotated[

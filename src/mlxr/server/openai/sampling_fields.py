@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BeforeValidator, Field
 
+from mlxr.compiler.text.quoted_json import quoted_json
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.fields import ApiModel, NotServed, WithoutEffect, first_wrong
@@ -257,5 +258,5 @@ def check_schema(name: str, schema: Any, *, strict: bool = False) -> None:
 def _biases(biases: dict[str, float]) -> dict[int, float]:
     for token in biases:
         if not (token.isascii() and token.isdigit() and len(token) < 20):
-            raise bad_field("logit_bias", f"logit_bias has the key {token!r:.60}; expected token ids")
+            raise bad_field("logit_bias", f"logit_bias has the key {quoted_json(token)}; expected token ids")
     return {int(token): bias for token, bias in biases.items()}
