@@ -3,6 +3,7 @@
 It imports nothing heavy, so that it is in place before anything slow can be interrupted.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -22,6 +23,8 @@ def guarded(command: Callable[[], int]) -> int:
     MLXR_DEBUG set, errors keep their traceback.
     """
     _open_closed_streams()
+    notes, own = _Notes(logging.WARNING), logging.getLogger("mlxr")
+    own.addHandler(notes)
     debug = False
     try:
         debug = debug_level() > 0
@@ -45,6 +48,15 @@ def guarded(command: Callable[[], int]) -> int:
         print(f"error: cannot write the output: {error.strerror or error}", file=sys.stderr)
         _discard_output()
         return 1
+    finally:
+        own.removeHandler(notes)
+
+
+class _Notes(logging.Handler):
+    """Prints what the packages log to standard error, as it is: it says itself whether it is a note or a warning."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
 
 
 def _open_closed_streams() -> None:

@@ -5,10 +5,10 @@ themselves exchange the sums of a decode step in a tenth of the time.
 """
 
 import contextlib
+import logging
 import secrets
 import socket
 import struct
-import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -21,6 +21,8 @@ from mlxr.runtime.parallel.gather_bytes import gather_bytes
 from mlxr.runtime.parallel.handshake import SECRET_BYTES, StrangerError, check_proof, connect, seconds_left
 from mlxr.runtime.parallel.join import World
 from mlxr.runtime.parallel.shared_memory import SharedMemory
+
+_LOG = logging.getLogger(__name__)
 
 _CONNECT_S = 30.0
 _LOOK_S = 0.001
@@ -68,10 +70,11 @@ class Mesh:
             if place.rank == 0:
                 names = ", ".join(f"rank {rank} ({world.hosts[rank]})" for rank in missing)
                 cannot = "listen at any port" if deaf else "reach all other ranks over TCP"
-                print(
-                    f"note: {names} cannot {cannot}, so rows go through MLX, which takes longer; let ranks connect to "
-                    "each other at any port",
-                    file=sys.stderr,
+                _LOG.warning(
+                    "note: %s cannot %s, so rows go through MLX, which takes longer; let ranks connect to each other "
+                    "at any port",
+                    names,
+                    cannot,
                 )
             return None
         return cls(place, world, links)

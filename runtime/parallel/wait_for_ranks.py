@@ -10,15 +10,17 @@ bytes: the machines of all ranks, or after ERROR a message. A rank that goes awa
 
 import contextlib
 import hashlib
+import logging
 import selectors
 import socket
 import struct
-import sys
 import time
 from pathlib import Path
 
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.parallel.launch import Launch
+
+_LOG = logging.getLogger(__name__)
 
 _HELLO = struct.Struct("<8sII16s")
 _ANSWER = struct.Struct("<BI")
@@ -81,7 +83,7 @@ def _receive_all(launch: Launch, until: float, wait_s: float) -> bytes:
                 _answer(ranks, message.encode(), _ERROR)
                 raise HostError(message)
             if now > said + _SAY_EVERY_S:
-                print(f"waiting for {missing}", file=sys.stderr, flush=True)
+                _LOG.warning("waiting for %s", missing)
                 said = now
             for key, _ in waiting.select(min(_LOOK_EVERY_S, max(0.01, until - now))):
                 connection = key.data

@@ -1,8 +1,8 @@
 """Adds a model to the registry: checks it, compiles it ahead, and hashes its files."""
 
 import hashlib
+import logging
 import os
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,6 +33,8 @@ from mlxr.runtime.hosts.select import resolve_host
 from mlxr.runtime.weights.gguf_header import headers_read_once
 from mlxr.runtime.weights.gguf_parts import model_name
 from mlxr.runtime.weights.open_weights import open_weights
+
+_LOG = logging.getLogger(__name__)
 
 
 def add_model(
@@ -131,7 +133,7 @@ def prepare(host: HostEntry, artifact: Artifact) -> None:
         if host.runs(artifact.plan.targets):
             host.prepare(artifact)
     except MlxrError as error:
-        print(f"note: not compiled ahead: {error}", file=sys.stderr)
+        _LOG.warning("note: not compiled ahead: %s", error)
 
 
 def _served(path: Path, changes: Changes, chip: Chip | None) -> Artifact | None:
@@ -139,9 +141,8 @@ def _served(path: Path, changes: Changes, chip: Chip | None) -> Artifact | None:
     try:
         return resolve_artifact(os.fspath(path), with_sequences(changes, USUAL_SEQUENCES), chip)[0]
     except MlxrError as error:
-        print(
-            f"note: not compiled for mlxr serve, which needs --max-sequences less than {USUAL_SEQUENCES}: {error}",
-            file=sys.stderr,
+        _LOG.warning(
+            "note: not compiled for mlxr serve, which needs --max-sequences less than %s: %s", USUAL_SEQUENCES, error
         )
         return None
 

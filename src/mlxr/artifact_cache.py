@@ -3,8 +3,8 @@
 import contextlib
 import functools
 import hashlib
+import logging
 import shutil
-import sys
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -19,6 +19,8 @@ from mlxr.compiler.targets.early import Early
 from mlxr.compiler.targets.provenance import renamed
 from mlxr.compiler.version import VERSION
 from mlxr.runtime.cache_folder import cache_folder
+
+_LOG = logging.getLogger(__name__)
 
 FOLDER = "artifacts"
 """The folder of artifacts in the cache."""
@@ -63,7 +65,7 @@ def cached_artifact(
     try:
         artifact.write(cache_entry(spec, chip), whatever_is_there=True)
     except (MlxrError, OSError) as error:
-        print(f"note: not cached: {error}", file=sys.stderr)
+        _LOG.warning("note: not cached: %s", error)
     return artifact
 
 

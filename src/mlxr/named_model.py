@@ -1,6 +1,6 @@
 """Finds a registered model by the name that a caller gave for MODEL."""
 
-import sys
+import logging
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from mlxr.registry.file_status import status_of
 from mlxr.registry.names import close_names
 from mlxr.registry.records import ModelRecord
 from mlxr.registry.registry import Registry
+
+_LOG = logging.getLogger(__name__)
 
 _MAX_NAMED = 12
 
@@ -59,8 +61,8 @@ def note_use(model: ModelRecord) -> None:
 
 @cache
 def _warn(text: str) -> None:
-    """Prints a note, once in a process."""
-    print(f"note: {printable(text)}", file=sys.stderr)
+    """Logs a note, once in a process."""
+    _LOG.warning("note: %s", printable(text))
 
 
 def _exists(name: str) -> bool:

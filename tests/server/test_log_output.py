@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxr.compiler.command.guard import guarded
 from mlxr.compiler.errors import RequestError
 from mlxr.server.log_output import LogOutput
 
@@ -40,6 +41,21 @@ def test_lines_of_json_in_a_file_that_is_moved_away(tmp_path: Path) -> None:
     old, new = (json.loads((tmp_path / name).read_text()) for name in ("old", "log"))
     assert (old["level"], old["event"]) == ("info", "one")
     assert (new["level"], new["event"]) == ("error", "two") and "ValueError: a\nb" in new["traceback"]
+
+
+def test_notes_are_plain_until_the_server_has_a_log(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "log"
+
+    def command() -> int:
+        LOG.warning("note: %s", "one")
+        LOG.info("nobody asked")
+        LogOutput(path).open()
+        LOG.warning("note: %s", "two")
+        return 0
+
+    assert guarded(command) == 0
+    assert capsys.readouterr().err == "note: one\n"
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["note: two"]
 
 
 def test_a_full_disk_is_told_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ A prompt may leave what is stored, or end, within a block. Then it gets the firs
 The thread that runs steps calls everything here. No call waits for the disk, except `save`, `flush` and `close`.
 """
 
-import sys
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +24,8 @@ from mlxr.runtime.cache.tiers.fetch import TIERS, Fetch, Fetched, Tier
 from mlxr.runtime.cache.tiers.memory_tier import MemoryTier, give_memory_back
 from mlxr.runtime.cache.tiers.rates import Worth
 from mlxr.runtime.cache_folder import KV_FOLDER, cache_folder
+
+_LOG = logging.getLogger(__name__)
 
 _READERS = 4
 _CANDIDATES = 8
@@ -76,7 +78,7 @@ class BlockTiers:
         disk_bytes: int,
         folder: Path | None = None,
         disk_bytes_per_hour: int,
-        warn: Callable[[str], None] = lambda text: print(f"warning: {text}", file=sys.stderr),
+        warn: Callable[[str], None] = lambda text: _LOG.warning("warning: %s", text),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Looks at what is on disk.

@@ -8,6 +8,7 @@ is built in a temporary folder.
 
 import contextlib
 import ctypes
+import logging
 import re
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from mlxr.runtime.hosts.cpu.processor import processor_identity
 from mlxr.runtime.hosts.cpu.toolchain import INSTALL, Compiler, find_compilers, no_compiler
 from mlxr.runtime.hosts.cpu.units import said
 from mlxr.runtime.hosts.library_cache import LibraryCache, digest
+
+_LOG = logging.getLogger(__name__)
 
 _cache = LibraryCache("cpu")
 
@@ -163,4 +166,4 @@ def _cannot_build(name: str, failures: Sequence[tuple[Compiler, str]]) -> HostEr
 
 
 def _note(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)
+    _LOG.warning("note: %s", text)

@@ -4,6 +4,7 @@ They are tried in this order: `$CC`, cc, clang, and the one inside the `ziglang`
 compiler, so that a start with a cached library runs none. Whether a compiler works shows when it builds a text.
 """
 
+import logging
 import os
 import platform
 import shlex
@@ -15,6 +16,8 @@ from pathlib import Path
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.cpu.instruction_sets import machine_flags
 from mlxr.runtime.hosts.run_compiler import zig_executable
+
+_LOG = logging.getLogger(__name__)
 
 INSTALL = "pip install 'mlxr[cpu]'"
 _FLAGS = (
@@ -114,7 +117,7 @@ def _chosen(value: str) -> Compiler | None:
     words = _words("CC", value)
     program = shutil.which(words[0])
     if program is None:
-        print(f"note: CC={value!r} does not name a program; using another compiler", file=sys.stderr)
+        _LOG.warning("note: CC=%r does not name a program; using another compiler", value)
         return None
     # The command may start another program (`ccache gcc`, `python -m ziglang cc`), which is part of the identity too.
     others = [zig_executable() if word == "ziglang" else shutil.which(word) for word in words[1:]]

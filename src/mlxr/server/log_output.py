@@ -38,6 +38,7 @@ class LogOutput:
             raise RequestError(f"{self.file}: the log cannot be written: {error.strerror or error}") from error
         handler.setFormatter(JsonLines())
         root.handlers = [handler]
+        own.handlers = []  # what the command prints until the server has a log
         root.setLevel(logging.WARNING)  # other packages tell much that nobody needs
         own.setLevel(self.level.upper())
 

@@ -107,9 +107,7 @@ def test_late_ranks_strangers_and_ranks_that_come_twice() -> None:
     assert ranks.results == dict.fromkeys(range(3), (waiting.this_machine(),) * 3)
 
 
-def test_missing_ranks_are_named_everywhere(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_ranks_are_named_everywhere(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(waiting, "_SAY_AFTER_S", 0.6)  # after rank 2 has come
     ranks = _Ranks()
     ranks.start(0, 1)
@@ -117,7 +115,7 @@ def test_missing_ranks_are_named_everywhere(
     ranks.end()
     assert ranks.results[0] == ranks.results[2]
     assert "rank 1 (host1:1) did not come within 1 s" in str(ranks.results[0])
-    assert "waiting for rank 1 (host1:1)" in capsys.readouterr().err
+    assert "waiting for rank 1 (host1:1)" in caplog.text
 
 
 def test_rank_0_is_missing() -> None:

@@ -69,7 +69,7 @@ def test_a_rank_that_is_taken_for_a_stranger_connects_again(monkeypatch: pytest.
 
 
 def test_a_rank_without_a_proof_is_not_connected(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real = handshake.prove
 
@@ -79,11 +79,9 @@ def test_a_rank_without_a_proof_is_not_connected(
 
     monkeypatch.setattr(handshake, "prove", prove)
     assert connect(monkeypatch, (HERE, HERE)) == [None, None]
-    assert f"note: rank 1 ({HERE}) cannot reach all other ranks" in capsys.readouterr().err
+    assert f"note: rank 1 ({HERE}) cannot reach all other ranks" in caplog.text
 
 
-def test_a_rank_that_cannot_listen_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_that_cannot_listen_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     assert connect(monkeypatch, (HERE, NOWHERE, HERE)) == [None] * 3
-    assert f"note: rank 1 ({NOWHERE}) cannot listen at any port, so" in capsys.readouterr().err
+    assert f"note: rank 1 ({NOWHERE}) cannot listen at any port, so" in caplog.text

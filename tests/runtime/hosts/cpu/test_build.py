@@ -117,21 +117,21 @@ def test_one_program_by_two_names_is_tried_once(cache, only, runs) -> None:
 @pytest.mark.parametrize(
     "script", ["exit 1", "echo 'model.c:1: error: what is this' >&2; exit 1", "kill -SEGV $$", "exit 0"]
 )
-def test_a_compiler_that_cannot_build_it_is_passed_over(cache, only, runs, capsys, script: str) -> None:
+def test_a_compiler_that_cannot_build_it_is_passed_over(cache, only, runs, caplog, script: str) -> None:
     only("cc", script)
     only("clang", 'exec "$REAL" "$@"')
     assert answer() == answer() == 42
     assert [Path(run[0]).name for run in runs] == ["cc", "clang"], "the second start finds the library"
-    notes = capsys.readouterr().err.splitlines()
+    notes = caplog.messages
     assert len(notes) == 1 and notes[0].startswith("note: cc cannot build model (") and "using clang" in notes[0]
 
 
 @needs_cc
 @pytest.mark.parametrize(("value", "note"), [("false", "cannot build model"), ("no-such-compiler", "does not name a")])
-def test_a_broken_cc_variable_is_told_each_time(cache, runs, capsys, monkeypatch, value: str, note: str) -> None:
+def test_a_broken_cc_variable_is_told_each_time(cache, runs, caplog, monkeypatch, value: str, note: str) -> None:
     monkeypatch.setenv("CC", value)
     assert answer() == answer() == 42
-    assert capsys.readouterr().err.count(note) == 2
+    assert caplog.text.count(note) == 2
     assert len([run for run in runs if Path(run[0]).name != "false"]) == 1
 
 
@@ -291,21 +291,21 @@ def test_the_identity_of_this_cpu() -> None:
         assert "MHz" not in identity, "it changes"
 
 
-def test_a_cache_that_cannot_be_written_is_worth_a_note(cache, runs, capsys, monkeypatch, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_worth_a_note(cache, runs, caplog, monkeypatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path / "file"))
     assert answer() == answer() == 42
     assert len(runs) == 2
-    assert capsys.readouterr().err.count("note: not cached: cpu: cannot write to the cache folder") == 2
+    assert caplog.text.count("note: not cached: cpu: cannot write to the cache folder") == 2
 
 
-def test_a_full_disk_is_worth_a_note(cache, runs, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_worth_a_note(cache, runs, caplog, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("mlxr.runtime.hosts.library_cache.shutil.copyfileobj", full)
     assert answer() == 42
-    assert "note: not cached: cpu: cannot write" in capsys.readouterr().err
+    assert "note: not cached: cpu: cannot write" in caplog.text
     assert not [path for path in cache.rglob("*") if path.is_file()]
 
 
@@ -315,7 +315,7 @@ def test_a_full_temporary_folder(cache, monkeypatch: pytest.MonkeyPatch, tmp_pat
         answer()
 
 
-def test_a_library_that_cannot_be_loaded_from_the_cache(cache, runs, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_cannot_be_loaded_from_the_cache(cache, runs, caplog, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the folder does not allow programs to run."""
     load = ctypes.CDLL
 
@@ -326,7 +326,7 @@ def test_a_library_that_cannot_be_loaded_from_the_cache(cache, runs, capsys, mon
 
     monkeypatch.setattr(build.ctypes, "CDLL", refuse)
     assert answer() == 42
-    assert "set MLXR_CACHE_DIR to a folder that allows programs to run" in capsys.readouterr().err
+    assert "set MLXR_CACHE_DIR to a folder that allows programs to run" in caplog.text
 
 
 def test_two_processes_compile_the_same_text_at_once(cache) -> None:
