@@ -81,6 +81,12 @@ def test_a_model_that_is_not_registered_is_shown(tiny: Path, capsys: pytest.Capt
     assert facts["size_bytes"] == tiny.stat().st_size
 
 
+def test_the_bundled_model_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "storyteller"]) == 0
+    shown = capsys.readouterr().out
+    assert "source     storyteller" in shown and "family     llama, 6 layers" in shown and "up to 1,024 tokens" in shown
+
+
 def test_paths_are_kept_as_people_write_them(tiny: Path, answer: Callable[..., Any], tmp_path: Path) -> None:
     """Links stay, and so does `..` where a link comes before it, because it means another folder there."""
     (tmp_path / "deep" / "er").mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -143,7 +144,7 @@ def test_an_answer_says_what_was_passed_over(server: RunningServer, lines: Lines
     assert "x-mlxr-warnings" not in plain.headers and "warnings" not in plain.json().keys() | line.keys()
 
 
-def test_what_is_refused_and_who_leaves(server: RunningServer, lines: Lines) -> None:
+def test_what_is_refused_and_who_leaves(server: RunningServer, lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     server.http.post("/v1/completions", json={"model": "tiny", "prompt": SECRET, SECRET: 1})
     (line,) = lines.take()
     assert (line["status"], line["level"], "model" in line) == (400, "warning", False)
@@ -153,9 +154,22 @@ def test_what_is_refused_and_who_leaves(server: RunningServer, lines: Lines) -> 
     server.http.post("/v1/completions", json=long)
     (line,) = lines.take()
     assert (line["status"], line["error"]) == (400, "context_length_exceeded")
+    has_left, core = threading.Event(), server.do(lambda: server.pool.find("tiny").loaded).engine.model.core
+    fast = core.step
+
+    def step() -> Any:
+        """Else the answer may have ended before this thread leaves, or the server sees it."""
+        if core.stats().generated_tokens > before + 1:
+            has_left.wait(30)
+            time.sleep(0.03)
+        return fast()
+
+    before = core.stats().generated_tokens
+    monkeypatch.setattr(core, "step", step)
     body = {"model": "tiny", "prompt": SECRET, "max_tokens": 400, "ignore_eos": True}
     with server.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
         next(stream.iter_bytes())
+    has_left.set()
     (line,) = lines.take()
     assert line["client_gone"] and line["finish_reasons"] == [] and line["first_token_ms"] > 0
     assert line["prompt_tokens"] > 0 and 0 < line["completion_tokens"] < 400

@@ -10,6 +10,7 @@ from mlxr.cli.model_name import model_name
 from mlxr.cli.shown_model import as_json, files_as_json, moment
 from mlxr.cli.table import print_table
 from mlxr.compiler.errors import MlxrError
+from mlxr.compiler.spec.catalog import bundled_specs
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.text.printable import printable
 from mlxr.model_facts import ModelFacts, model_facts
@@ -38,7 +39,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "name",
         type=model_name,
         metavar="MODEL",
-        help="a name that mlxr list shows, a .gguf file, or a Hugging Face folder",
+        help="a name that mlxr list or mlxr models shows, a .gguf file, or a Hugging Face folder",
     )
     parser.add_argument(
         "--verify", action="store_true", help="read all files and compare their hashes, not only sizes and times"
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     registry = Registry()
     model = registry.get(args.name)
-    if model is None and Path(args.name).exists():
+    if model is None and (args.name in bundled_specs() or Path(args.name).exists()):
         _show_files(args.name, as_text=not args.json)
         return 0
     if model is None:
