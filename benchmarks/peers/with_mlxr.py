@@ -8,8 +8,8 @@ from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.spec.change import Changes
 from mlxr.compiler.spec.load import dump_spec
 from mlxr.compiler.version import VERSION
-from mlxr.imported_model import import_model
-from mlxr.model_source import resolve_artifact
+from mlxr.loading.imported_model import import_model
+from mlxr.loading.resolve import resolve_artifact
 from mlxr.runtime.cache_folder import cache_folder
 from mlxr.runtime.engine.model import Model
 from peers.worker import Engine, serve

@@ -75,23 +75,27 @@ def read_gguf_header(path: Path) -> GgufHeader:
     Raises:
         WeightsError: the file cannot be read, is truncated or big-endian, or breaks a rule.
     """
+    known = _headers_read.get()
     try:
+        if known is not None and (header := known.get(_state(path, path.stat()))) is not None:
+            return header
         with path.open("rb") as stream:
             status = os.fstat(stream.fileno())
             if status.st_size == 0:
                 raise GgufFault("it is empty; get the file again")
-            known = _headers_read.get()
-            key = (path, status.st_ino, status.st_size, status.st_mtime_ns)
-            if known is not None and key in known:
-                return known[key]
             header = _scan(GgufCursor(stream, min(status.st_size, _MAX_HEADER_BYTES)), path, status.st_size)
             if known is not None:
-                known[key] = header
+                known[_state(path, status)] = header
             return header
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read: {error.strerror or error}") from error
     except GgufFault as error:
         raise WeightsError(f"{path}: corrupt GGUF file: {error}") from error
+
+
+def _state(path: Path, status: os.stat_result) -> tuple[object, ...]:
+    """What changes when a file does."""
+    return path, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _scan(cursor: GgufCursor, path: Path, file_bytes: int) -> GgufHeader:

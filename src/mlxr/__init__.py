@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from mlxr.compiler.spec.change import Changes
     from mlxr.compiler.spec.model import ModelSpec
     from mlxr.compiler.spec.parallel import Parallel
-    from mlxr.engine import Engine
     from mlxr.hub.errors import HubError
-    from mlxr.model_source import load
+    from mlxr.loading.engine import Engine
+    from mlxr.loading.load import load
     from mlxr.registry.errors import NameTakenError, RegistryError
     from mlxr.runtime.cache.tiers.tier_sizes import TierSizes
     from mlxr.runtime.engine.completion import Completion, Event
@@ -113,11 +113,11 @@ _HOMES = {
     "Parallel": "mlxr.compiler.spec.parallel",
     "Completion": "mlxr.runtime.engine.completion",
     "Conversation": "mlxr.runtime.engine.conversation",
-    "Engine": "mlxr.engine",
+    "Engine": "mlxr.loading.engine",
     "Event": "mlxr.runtime.engine.completion",
     "Generation": "mlxr.runtime.engine.generation",
     "Model": "mlxr.runtime.engine.model",
-    "load": "mlxr.model_source",
+    "load": "mlxr.loading.load",
     "TierSizes": "mlxr.runtime.cache.tiers.tier_sizes",
     "Reasoning": "mlxr.runtime.engine.reasoning",
     "Sampling": "mlxr.runtime.engine.sampling",
@@ -163,7 +163,7 @@ def compile(
     from mlxr.compiler.driver import compile_spec  # noqa: PLC0415
     from mlxr.compiler.spec.change import NO_CHANGES, Changes, changed  # noqa: PLC0415
     from mlxr.compiler.spec.model import ModelSpec  # noqa: PLC0415
-    from mlxr.model_source import check_first, resolve_spec  # noqa: PLC0415
+    from mlxr.loading.resolve import check_first, resolve_spec  # noqa: PLC0415
     from mlxr.runtime.argument_types import PATH, expect  # noqa: PLC0415
 
     expect("spec", spec, (ModelSpec, *PATH), "a ModelSpec, or a name or path")

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from mlxr.cli import main
-from mlxr.compare_spec import check_spec, differences
 from mlxr.compiler.errors import ContextError, SpecError, WeightsError
 from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.spec.model import Model
-from mlxr.imported_model import import_model
+from mlxr.loading.compare_spec import check_spec, differences
+from mlxr.loading.imported_model import import_model
 from mlxr_tests.family_gguf import write_gguf
 from mlxr_tests.storyteller import BF16, Q8_0, storyteller_spec
 

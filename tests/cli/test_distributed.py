@@ -17,7 +17,8 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.spec.parallel import Parallel
-from mlxr.model_source import load, resolve_spec
+from mlxr.loading.load import load
+from mlxr.loading.resolve import resolve_spec
 from mlxr_tests.few import few
 from mlxr_tests.ranks import Rank, free_ports, run_ranks, start_ranks
 from mlxr_tests.serve_process import wait_for
@@ -99,7 +100,7 @@ def test_what_is_not_compiled_yet_is_split_over_all_ranks(
     def load_rank(artifact: Artifact, *_: object, **__: object) -> None:
         loaded.append(artifact)
 
-    monkeypatch.setattr("mlxr.load_rank.load_rank", load_rank)
+    monkeypatch.setattr("mlxr.loading.make_model.load_rank", load_rank)
     load(TINY, host="cpu")
     assert loaded[0].spec.parallel == Parallel(tensor=3)
     load(split, TINY, host="cpu")  # its number of ranks is checked when they join

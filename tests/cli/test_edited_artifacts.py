@@ -12,7 +12,7 @@ from mlxr.compiler.cli import main as compile_main
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import ArtifactError
 from mlxr.compiler.spec.change import Changes
-from mlxr.model_source import resolve_artifact
+from mlxr.loading.resolve import resolve_artifact
 from mlxr_tests.few import few
 from mlxr_tests.specs import small_spec
 from mlxr_tests.storyteller import Q8_0

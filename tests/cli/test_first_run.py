@@ -12,7 +12,7 @@ from mlxr.compiler import driver
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import TokenizerError, WeightsError
 from mlxr.compiler.spec.catalog import find_spec
-from mlxr.model_source import resolve_artifact
+from mlxr.loading.resolve import resolve_artifact
 from mlxr.runtime.engine import model_tokenizer
 from mlxr.runtime.hosts.cpu import compile_units
 from mlxr_tests.storyteller import TINY

@@ -8,7 +8,7 @@ import pytest
 from mlxr.cli import main
 from mlxr.compiler.spec.family import known_families
 from mlxr.compiler.spec.load import load_spec
-from mlxr.model_source import resolve_artifact
+from mlxr.loading.resolve import resolve_artifact
 from mlxr_tests.family_models import CONFIGS
 from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0
 

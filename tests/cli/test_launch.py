@@ -24,8 +24,8 @@ from mlxr.server.chat.delta import Content, Delta, ToolArguments, ToolStart
 from mlxr.server.life.control import AnswerError
 from mlxr.server.life.state_file import running_servers
 from mlxr.server.openai import chat, responses
-from mlxr.server.pool.engine_source import EngineSource
 from mlxr.server.pool.model_pool import ModelPool
+from mlxr.server.pool.model_source import ModelSource
 from mlxr_tests.running_server import running_server
 from mlxr_tests.scripted_answer import answering
 from mlxr_tests.storyteller import ROOT, TINY
@@ -240,7 +240,7 @@ def test_real_agents_call_tools(tmp_path: Path, talker: Path, monkeypatch: pytes
         monkeypatch.setattr(api, "answer", scripted)
     for folder in ("work", "home", "files"):
         (tmp_path / folder).mkdir()
-    with running_server(lambda: ModelPool([EngineSource("talker", str(talker), LoadOptions(host="cpu"))])) as server:
+    with running_server(lambda: ModelPool([ModelSource("talker", str(talker), LoadOptions(host="cpu"))])) as server:
         start = AGENTS[name].start(Served(server.url, "none", "talker", CONTEXT), tmp_path / "files")
         for file, text in start.files.items():
             (tmp_path / "files" / file).write_text(text)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 import mlxr
-from mlxr import artifact_cache
-from mlxr.check_first import check_tensors_first
 from mlxr.cli import main
 from mlxr.compiler import driver
 from mlxr.compiler.errors import WeightsError
-from mlxr.imported_model import import_model
+from mlxr.loading import artifact_cache
+from mlxr.loading.check_first import check_tensors_first
+from mlxr.loading.imported_model import import_model
 from mlxr_tests.family_gguf import CASES, write_gguf
 from mlxr_tests.family_models import CONFIGS, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import mlxr
-from mlxr import model_source
 from mlxr.cli import main
 from mlxr.compiler.errors import MlxrError, SpecError, WeightsError
 from mlxr.compiler.spec.change import Changes
-from mlxr.model_source import resolve_artifact
+from mlxr.loading import load
+from mlxr.loading.resolve import resolve_artifact
 from mlxr_tests.few import few
 from mlxr_tests.storyteller import ANSWER, BF16, GOLDEN, PROMPT, Q8_0, TOKENIZER
 
@@ -173,11 +173,11 @@ def test_python_looks_for_garbage_again_after_a_load(monkeypatch: pytest.MonkeyP
     """While a model loads it would find none, and look long."""
     seen: list[bool] = []
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         seen.append(gc.isenabled())
         raise SpecError("no")
 
-    monkeypatch.setattr(model_source, "resolve_artifact", refuse)
+    monkeypatch.setattr(load, "artifact_of", refuse)
     with pytest.raises(SpecError):
-        model_source.load("storyteller", host="reference")
+        mlxr.load("storyteller", host="reference")
     assert seen == [False] and gc.isenabled()

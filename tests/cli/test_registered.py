@@ -13,11 +13,11 @@ import mlxr
 from mlxr.cli import main
 from mlxr.compiler import driver
 from mlxr.compiler.artifact import load_artifact
+from mlxr.loading.find_model import find_model
 from mlxr.loading.options import LoadOptions
-from mlxr.named_model import named_model
 from mlxr.registry.errors import RegistryError
 from mlxr.registry.registry import Registry
-from mlxr.server.pool.engine_source import EngineSource
+from mlxr.server.pool.model_source import ModelSource
 from mlxr_tests.small_templates import TEMPLATES
 from mlxr_tests.storyteller import TINY
 
@@ -29,7 +29,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model's file; registry and cache are empty, and so is the working folder."""
     monkeypatch.setenv("MLXR_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("mlxr.add_model.prepare", lambda host, artifact: None)  # it takes seconds
+    monkeypatch.setattr("mlxr.loading.add_model.prepare", lambda host, artifact: None)  # it takes seconds
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return Path(shutil.copy(TINY, tmp_path / "tiny.gguf"))
@@ -107,13 +107,13 @@ def test_what_run_and_serve_load_is_compiled_ahead(
     tiny: Path, answer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepared = []
-    monkeypatch.setattr("mlxr.add_model.prepare", lambda host, artifact: prepared.append((host.name, artifact)))
+    monkeypatch.setattr("mlxr.loading.add_model.prepare", lambda host, artifact: prepared.append((host.name, artifact)))
     assert main(["add", str(tiny), "--host", "cpu"]) == 0
     assert [(name, artifact.plan.arena.max_sequences) for name, artifact in prepared] == [("cpu", 1), ("cpu", 16)]
     folders = [Path(row["folder"]) for row in answer("show", "tiny", "--json")["artifacts"]]
     assert [load_artifact(folder).spec for folder in folders] == [artifact.spec for _, artifact in prepared]
     monkeypatch.setattr(driver, "compile_spec", None)
-    for source in (EngineSource("tiny", "tiny"), EngineSource("tiny", str(tiny), LoadOptions(host="cpu"))):
+    for source in (ModelSource("tiny", "tiny"), ModelSource("tiny", str(tiny), LoadOptions(host="cpu"))):
         source.planned_memory()
     assert main(["remove", "tiny"]) == 0
     assert "2 artifacts from the cache" in capsys.readouterr().out and not any(map(Path.exists, folders))
@@ -122,9 +122,9 @@ def test_what_run_and_serve_load_is_compiled_ahead(
 def test_a_path_wins_over_a_name(tiny: Path, answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["add", str(tiny)]) == 0
     assert "added tiny: " in capsys.readouterr().out
-    assert (model := named_model("tiny")) is not None and model.source == tiny
+    assert (model := find_model("tiny").registered) is not None and model.source == tiny
     Path("tiny").symlink_to(tiny)
-    assert named_model("tiny") is None
+    assert find_model("tiny").registered is None
     assert main(["run", "tinny", "--prompt", "A"]) == 1
     told = capsys.readouterr().err
     assert main(["serve", "tinny"]) == 1 and capsys.readouterr().err == told, "before it listens"
@@ -250,7 +250,7 @@ def test_a_tokenizer_that_is_refused_is_told_before_anything_is_compiled(
     assert data.count(kind + b"llama") == 1
     tiny.write_bytes(data.replace(kind + b"llama", kind + b"other"))
     compiled: list[object] = []
-    monkeypatch.setattr("mlxr.add_model.cached_artifact", lambda *spec: compiled.append(spec))
+    monkeypatch.setattr("mlxr.loading.add_model.cached_artifact", lambda *spec: compiled.append(spec))
     assert main([command[0], str(tiny), *command[1:]]) == 1
     assert "its tokenizer is of the kind 'other', which is not supported" in capsys.readouterr().err
     assert not compiled

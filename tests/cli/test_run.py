@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import mlxr
-from mlxr import model_source
 from mlxr.cli import main
 from mlxr.compiler.artifact import load_artifact
 from mlxr.compiler.cli import main as compile_main
 from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.metal import render
 from mlxr.compiler.text.byte_sizes import size
+from mlxr.loading.resolve import resolve_artifact
 from mlxr.runtime.cache.tiers import block_tiers
 from mlxr_tests.few import few
 from mlxr_tests.storyteller import ANSWER, BF16, GOLDEN, PROMPT, Q8_0, ROOT, TOKENIZER, storyteller_spec
@@ -337,7 +337,7 @@ def test_without_a_compiler_the_sim_says_what_to_install(tmp_path: Path) -> None
 
 def test_a_changed_template_is_not_answered_from_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path))
-    before, _ = model_source.resolve_artifact("storyteller")
+    before, _ = resolve_artifact("storyteller")
     assert len(list((tmp_path / "artifacts").iterdir())) == 1
     read = Path.read_bytes
 
@@ -345,7 +345,7 @@ def test_a_changed_template_is_not_answered_from_the_cache(monkeypatch: pytest.M
         return read(self) + (b"// edited" if self.name == "embed.metal.jinja" else b"")
 
     monkeypatch.setattr(Path, "read_bytes", edited)
-    after, _ = model_source.resolve_artifact("storyteller")
+    after, _ = resolve_artifact("storyteller")
     assert len(list((tmp_path / "artifacts").iterdir())) == 2
     assert before.digest == after.digest, "only the key was edited here"
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import mlxr
-from mlxr.artifact_cache import cache_entry
 from mlxr.cli import main
 from mlxr.compiler.artifact import load_artifact
 from mlxr.compiler.cli import main as compile_main
@@ -14,6 +13,7 @@ from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.spec.change import Changes, changed
 from mlxr.compiler.spec.parallel import Parallel
+from mlxr.loading.artifact_cache import cache_entry
 from mlxr_tests.storyteller import Q8_0, storyteller_spec
 
 

@@ -6,7 +6,7 @@ import pytest
 import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.importers.imported import ImportOptions
-from mlxr.imported_model import import_model
+from mlxr.loading.imported_model import import_model
 from mlxr_tests.few import few
 from mlxr_tests.storyteller import GOLDEN
 

@@ -13,7 +13,7 @@ import mlxr
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.importers.imported import ImportOptions
-from mlxr.imported_model import import_model
+from mlxr.loading.imported_model import import_model
 from mlxr.runtime.hosts.cpu.build import load_library
 from mlxr_tests.instruction_sets import held_to
 from mlxr_tests.storyteller import GOLDEN

@@ -8,7 +8,7 @@ import mlxr
 from mlxr.bench.perplexity import perplexity
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.importers.imported import ImportOptions
-from mlxr.imported_model import import_model
+from mlxr.loading.imported_model import import_model
 from mlxr.runtime.hosts.cpu.processor import processor_identity
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr_tests.storyteller import BF16, Q4_K_M, Q8_0, TOKENIZER, VALID

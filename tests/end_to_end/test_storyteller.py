@@ -11,7 +11,7 @@ import pytest
 import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.importers.imported import ImportOptions
-from mlxr.imported_model import import_model
+from mlxr.loading.imported_model import import_model
 from mlxr.runtime.engine.sampling import Row, Sampler, sample_rows
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr_tests.few import few

@@ -14,12 +14,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxr.compare_spec import differences
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.importers.config import spec_from_config
 from mlxr.compiler.importers.tensors import TensorFact
 from mlxr.compiler.spec.model import ModelSpec
-from mlxr.imported_model import import_model
+from mlxr.loading.compare_spec import differences
+from mlxr.loading.imported_model import import_model
 from mlxr_tests import config_effects as cases
 from mlxr_tests.config_effects import Change, Config, Row
 from mlxr_tests.family_oracle import EXACT, logits_of, prompts

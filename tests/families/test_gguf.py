@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlxr.imported_model import import_model
+from mlxr.loading.imported_model import import_model
 from mlxr_tests.family_gguf import CASES, write_gguf
 from mlxr_tests.family_models import VOCAB
 from mlxr_tests.family_oracle import EXACT, Floats, logits_of, prompts, relative_error

@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model, quantize_model
 
 from mlxr.compiler.errors import PlanError, SpecError
-from mlxr.imported_model import import_model
+from mlxr.loading.imported_model import import_model
 from mlxr_tests.family_models import Config, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT, logits_of, mlx_lm_logits, prompts, relative_error
 from mlxr_tests.few import few

@@ -11,7 +11,7 @@ from mlx.utils import tree_map
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import SpecError, WeightsError
 from mlxr.compiler.parallel.slice_source import slice_source
-from mlxr.imported_model import import_model
+from mlxr.loading.imported_model import import_model
 from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights

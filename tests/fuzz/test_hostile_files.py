@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import MlxrError
-from mlxr.imported_model import import_model
+from mlxr.loading.imported_model import import_model
 from mlxr.runtime.weights import load_weights
 from mlxr.runtime.weights.check_metadata import check_metadata
 from mlxr.runtime.weights.open_weights import open_weights

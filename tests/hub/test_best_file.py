@@ -14,7 +14,7 @@ from mlxr.hub.best_file import Need, best_file
 from mlxr.hub.choose_files import HubFile
 from mlxr.hub.errors import HubError
 from mlxr.loading.options import LoadOptions
-from mlxr.planned_memory import planned_memory
+from mlxr.loading.planned_memory import planned_memory
 from mlxr.registry.registry import Registry
 from mlxr_tests.stand_in_hub import StandInHub, the_hub
 from mlxr_tests.storyteller import TINY

@@ -20,7 +20,7 @@ from mlxr.hub.errors import HubError
 from mlxr.hub.fetch import fetch
 from mlxr.hub.reference import HubReference, hub_reference
 from mlxr.loading.options import LoadOptions
-from mlxr.planned_memory import planned_memory
+from mlxr.loading.planned_memory import planned_memory
 from mlxr.registry.registry import Registry
 from mlxr_tests.family_models import build_model, config_of, save_folder
 from mlxr_tests.stand_in_hub import TOKEN, StandInHub, the_hub

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.schedule.geometry import Geometry
-from mlxr.model_source import load
+from mlxr.loading.load import load
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.hosts.sim.host import SimHost

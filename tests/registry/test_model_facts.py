@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from mlxr.add_model import add_model
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.spec.parallel import Parallel
 from mlxr.inspect.report import parameters
+from mlxr.loading.add_model import add_model
+from mlxr.loading.model_facts import model_facts
 from mlxr.loading.options import LoadOptions
-from mlxr.model_facts import model_facts
-from mlxr.model_source import resolve_artifact
+from mlxr.loading.resolve import resolve_artifact
 from mlxr_tests.storyteller import BF16, Q4_K_M, TINY
 
 

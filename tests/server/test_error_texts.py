@@ -8,8 +8,8 @@ import pytest
 
 from mlxr.compiler.errors import HostError, RequestError
 from mlxr.server.errors import api_error
-from mlxr.server.pool.engine_source import EngineSource
 from mlxr.server.pool.model_pool import ModelPool
+from mlxr.server.pool.model_source import ModelSource
 from mlxr_tests.running_server import running_server, tiny_source
 from mlxr_tests.storyteller import TINY
 
@@ -18,8 +18,8 @@ def test_paths_are_in_the_log_alone(tmp_path: Path, caplog: pytest.LogCaptureFix
     (tmp_path / "strict.jinja").write_text("{{ raise_exception('no') }}")
     (tmp_path / "damaged.gguf").write_bytes(b"GGUF")
     sources = [
-        EngineSource("absent", str(tmp_path / "absent.gguf")),
-        EngineSource("damaged", str(tmp_path / "damaged.gguf")),
+        ModelSource("absent", str(tmp_path / "absent.gguf")),
+        ModelSource("damaged", str(tmp_path / "damaged.gguf")),
         tiny_source("plain"),
         tiny_source("strict", template=tmp_path / "strict.jinja"),
     ]

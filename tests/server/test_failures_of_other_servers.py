@@ -1,7 +1,7 @@
 """What makes people distrust servers of today, each asked of every API.
 
 Log probabilities of prompts are in openai/test_completions.py, code of downloads in tests/hub/test_pull.py, and
-models that start with less memory than planned in pool/test_engine_source.py.
+models that start with less memory than planned in pool/test_model_source.py.
 """
 
 import dataclasses

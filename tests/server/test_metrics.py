@@ -12,8 +12,8 @@ from mlxr.compiler.spec.change import NO_CHANGES
 from mlxr.runtime.cache.tiers.tier_sizes import TierSizes
 from mlxr.server.metrics import server_metrics
 from mlxr.server.metrics.histogram import Histogram
+from mlxr.server.pool.loaded_model import LoadedModel, Progress
 from mlxr.server.pool.model_pool import ModelPool
-from mlxr.server.pool.served_model import LoadedModel, Progress
 from mlxr_tests.running_server import RunningServer, running_server, tiny_source
 
 PROMPT = "Once upon a time there was a fox who lived in a forest and a hill"

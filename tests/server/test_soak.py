@@ -29,8 +29,8 @@ from mlxr.cli import main
 from mlxr.registry import database
 from mlxr.registry.registry import Registry
 from mlxr.runtime.cache.tiers.block_folder import BlockFolder
-from mlxr.server.pool.engine_source import EngineSource
 from mlxr.server.pool.model_pool import ModelPool
+from mlxr.server.pool.model_source import ModelSource
 from mlxr.server.settings import ServerSettings
 from mlxr_tests.api_calls import APIS, CHAT, COMPLETIONS, Question
 from mlxr_tests.running_server import CHATML, EXACT, RunningServer, running_server, tiny_source
@@ -237,7 +237,7 @@ class FullDisk:
 
 
 @pytest.fixture
-def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[EngineSource]:
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ModelSource]:
     """Two registered models that differ in their templates: the answer says which one gave it."""
     monkeypatch.setenv("MLXR_DATA_DIR", str(tmp_path / "data"))
     tiers = mlxr.TierSizes(memory_bytes=1 << 16, disk_bytes=1 << 20, folder=tmp_path / "kv")
@@ -284,7 +284,7 @@ def come_to_rest(server: RunningServer) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seconds", [pytest.param(LONG_SECONDS, id="long")])
 def test_a_server_in_use(
-    seconds: float, sources: list[EngineSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seconds: float, sources: list[ModelSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with mlxr.load(TINY, host="cpu", threads=1, changes=CHANGES) as model:
         alone = dict(answers_alone(model))

@@ -42,7 +42,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from mlxr.add_model import add_model  # noqa: PLC0415 (slow to import: not for the help)
+    from mlxr.loading.add_model import add_model  # noqa: PLC0415 (slow to import: not for the help)
 
     with ProgressLine() as line, telling_of_force():
 

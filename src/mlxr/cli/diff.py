@@ -4,7 +4,7 @@ import argparse
 
 from mlxr.cli.model_arguments import add_key_argument
 from mlxr.cli.token_count import token_count
-from mlxr.model_source import MODEL_HELP
+from mlxr.loading.find_model import MODEL_HELP
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from mlxr.compiler.spec.catalog import bundled_specs  # noqa: PLC0415
     from mlxr.compiler.spec.load import dump_spec  # noqa: PLC0415
     from mlxr.compiler.spec.other_files import other_than_a_model  # noqa: PLC0415
-    from mlxr.imported_model import import_model, is_model_file  # noqa: PLC0415 (reads GGUF: only when needed)
+    from mlxr.loading.imported_model import import_model, is_model_file  # noqa: PLC0415 (reads GGUF: only when needed)
     from mlxr.registry.registry import Registry  # noqa: PLC0415
 
     if args.context is not None and args.context < 1:

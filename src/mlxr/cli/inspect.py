@@ -8,7 +8,7 @@ from mlxr.cli.model_name import model_name
 from mlxr.cli.token_count import token_count
 from mlxr.compiler.command.type_options import add_type_arguments
 from mlxr.compiler.targets.registry import TARGETS
-from mlxr.model_source import MODEL_HELP
+from mlxr.loading.find_model import MODEL_HELP
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -171,7 +171,7 @@ def _serve_arguments(args: argparse.Namespace, model: str, context: int | None, 
 
 def _possible(model: str, wanted: int) -> int:
     """As much of a context as the model has."""
-    from mlxr.model_facts import model_facts  # noqa: PLC0415 (slow to import)
+    from mlxr.loading.model_facts import model_facts  # noqa: PLC0415 (slow to import)
 
     return min(wanted, model_facts(model).context)
 

@@ -14,9 +14,9 @@ from mlxr.compiler.command.parser import meant_choice
 from mlxr.compiler.command.type_options import add_type_arguments
 from mlxr.compiler.errors import ContextError, RequestError
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
+from mlxr.loading.find_model import MODEL_HELP, find_model
+from mlxr.loading.load import load_found
 from mlxr.loading.options import LoadOptions
-from mlxr.model_source import MODEL_HELP, load_with
-from mlxr.named_model import named_model
 from mlxr.progress_line import ProgressLine
 from mlxr.runtime.hosts.registry import AUTO, host_choices, hosts
 from mlxr.runtime.memory.context_limit import GOOD_CONTEXT
@@ -169,10 +169,9 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES, *, needs_
             needs_text=needs_text,
             progress=show,
         )
-        model = load_with(args.model, options)
-    registered = named_model(args.model)
-    host = args.host if registered is None else options.over(registered.options).host
-    tell_of_card(host, model.host.name)
+        found = find_model(args.model, options)
+        model = load_found(found)
+    tell_of_card(found.options.host, model.host.name)
     if model.limit.is_cut and model.limit.tokens < GOOD_CONTEXT:
         print(f"note: {model.limit}", file=sys.stderr)
     return model

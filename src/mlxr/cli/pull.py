@@ -39,7 +39,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from mlxr.cli.pull_progress import pull_progress  # noqa: PLC0415 (slow to import: not for the help)
-    from mlxr.pull_model import pull_model  # noqa: PLC0415
+    from mlxr.loading.pull_model import pull_model  # noqa: PLC0415
 
     options = options_of(args)
     with pull_progress() as progress, telling_of_force():

@@ -12,13 +12,13 @@ from mlxr.progress_line import ProgressLine
 
 if TYPE_CHECKING:
     from mlxr.hub.choose_files import HubFile
-    from mlxr.pull_model import PullProgress
+    from mlxr.loading.pull_model import PullProgress
 
 
 @contextmanager
 def pull_progress() -> "Iterator[PullProgress]":
     """Tells of a fetch on standard error: one line of what it will be, and a progress line."""
-    from mlxr.pull_model import PullProgress  # noqa: PLC0415 (slow to import: only when needed)
+    from mlxr.loading.pull_model import PullProgress  # noqa: PLC0415 (slow to import: only when needed)
 
     with ProgressLine() as line:
 
@@ -38,7 +38,7 @@ def pull_absent(model: str) -> None:
     """Fetches MODEL if it is on the hub and not here; see `pull_if_absent`."""
     if hub_reference(model) is None:
         return
-    from mlxr.pull_model import pull_if_absent  # noqa: PLC0415 (slow to import: only when needed)
+    from mlxr.loading.pull_model import pull_if_absent  # noqa: PLC0415 (slow to import: only when needed)
 
     with pull_progress() as progress:
         pull_if_absent(model, progress)

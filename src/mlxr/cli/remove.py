@@ -22,7 +22,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from mlxr.remove_model import remove_model  # noqa: PLC0415 (slow to import: not for the help)
+    from mlxr.loading.remove_model import remove_model  # noqa: PLC0415 (slow to import: not for the help)
 
     removed = [str(folder) for folder in remove_model(args.name)]
     if args.json:

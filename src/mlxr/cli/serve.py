@@ -17,12 +17,12 @@ from mlxr.cli.speculation_options import add_speculation_arguments
 from mlxr.cli.split_note import tell_beside
 from mlxr.cli.tier_options import add_tier_arguments, size_argument, tier_sizes
 from mlxr.compiler.errors import RequestError
-from mlxr.compiler.spec.change import Changes
+from mlxr.loading.find_model import MODEL_HELP
+from mlxr.loading.load import load_with
 from mlxr.loading.options import USUAL_SEQUENCES, LoadOptions
-from mlxr.model_source import MODEL_HELP, load_with
 
 if TYPE_CHECKING:
-    from mlxr.server.pool.served_model import ModelSource
+    from mlxr.loading.find_model import FoundModel
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -112,12 +112,11 @@ def run(args: argparse.Namespace) -> int:
     check_rank_arguments(args)
     if (code := run_again(args)) is not None:
         return code
-    from mlxr.named_model import named_model  # noqa: PLC0415 (slow to import: not for the help)
+    from mlxr.loading.find_model import find_model  # noqa: PLC0415 (slow to import: not for the help)
     from mlxr.runtime.parallel.launch import read_launch  # noqa: PLC0415
     from mlxr.server.log_output import LogOutput  # noqa: PLC0415 (slow to import)
-    from mlxr.server.pool.engine_source import EngineSource  # noqa: PLC0415
     from mlxr.server.pool.model_pool import ModelPool  # noqa: PLC0415
-    from mlxr.server.pool.ready_source import ReadySource  # noqa: PLC0415
+    from mlxr.server.pool.model_source import ModelSource, ReadySource  # noqa: PLC0415
     from mlxr.server.pool.registry_catalog import RegistryCatalog  # noqa: PLC0415
     from mlxr.server.run_server import run_server  # noqa: PLC0415
     from mlxr.server.settings import ServerSettings  # noqa: PLC0415
@@ -145,9 +144,9 @@ def run(args: argparse.Namespace) -> int:
     named = _all_names(args)
     for model in (*named.values(), *filter(None, [args.draft])):
         pull_absent(model)
-        registered = named_model(model)  # so that a wrong name is told now, not to the first client
-        if registered is None:  # a registered one was checked by `mlxr add`
-            _check_model(model, args.weights, changes)
+        found = find_model(model, LoadOptions(args.weights, changes=changes))  # a wrong name is told now
+        if found.registered is None:  # a registered one was checked by `mlxr add`
+            _check_model(found)
         if args.distributed is None or model == args.draft:
             refuse_split(model)
     loading = LoadOptions(
@@ -160,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
         prompt_lookup=args.prompt_lookup,
         control=args.control,
     )
-    options = EngineSource(
+    options = ModelSource(
         "", "", loading, args.max_sequences, args.max_waiting, template=args.template, reasoning=reasoning_of(args)
     )
     if args.distributed is not None and (launch := read_launch(os.environ)) is not None and launch.rank:
@@ -170,7 +169,7 @@ def run(args: argparse.Namespace) -> int:
     sources: Sequence[ModelSource] = own
     if args.distributed is not None:
         (source,) = own
-        ready = ReadySource(source, source.load(lambda *_: None))
+        ready = ReadySource.of(source)
         tell_beside(ready.loaded.engine.model, args.link)
         sources = [ready]
     catalog = None if named and not args.allow_pull else RegistryCatalog(options, only=set() if named else None)
@@ -198,27 +197,25 @@ def run(args: argparse.Namespace) -> int:
     )
 
 
-def _check_model(model: str, weights: str | None, changes: Changes) -> None:
+def _check_model(found: "FoundModel") -> None:
     """Refuses what is no model, and one whose tokenizer is, before the server starts.
 
     Raises:
         MlxrError: the model cannot be served.
     """
     from mlxr.compiler.artifact import is_artifact, load_artifact  # noqa: PLC0415 (slow to import: not for the help)
-    from mlxr.imported_model import is_model_file  # noqa: PLC0415
-    from mlxr.model_source import resolve_spec  # noqa: PLC0415
+    from mlxr.loading.resolve import spec_of  # noqa: PLC0415
     from mlxr.runtime.engine.model_tokenizer import check_tokenizer  # noqa: PLC0415
     from mlxr.runtime.weights.gguf_header import headers_read_once  # noqa: PLC0415
 
-    path = Path(model)
+    path = Path(str(found.model))
     with headers_read_once():
-        is_files = is_model_file(path)
-        if is_files or not path.is_dir():
-            resolve_spec(model, changes)
+        if found.kind != "artifact":
+            spec_of(found)
         elif not is_artifact(path):
             load_artifact(path)  # says what the folder is instead
-        if is_files:
-            check_tokenizer(weights or model, None)
+        if found.kind == "files":
+            check_tokenizer(Path(found.options.weights or path), None)
 
 
 def _detach(args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.spec.catalog import bundled_specs
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.text.printable import printable
-from mlxr.model_facts import ModelFacts, model_facts
+from mlxr.loading.model_facts import ModelFacts, model_facts
 from mlxr.progress_line import ProgressLine
 from mlxr.registry.errors import RegistryError
 from mlxr.registry.file_status import status_of

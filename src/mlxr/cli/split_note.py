@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mlxr.compiler.chips.link_catalog import find_link
 from mlxr.compiler.errors import RequestError
-from mlxr.model_source import chip_of
+from mlxr.loading.resolve import chip_of
 from mlxr.runtime.hosts.registry import hosts
 from mlxr.runtime.parallel.launch import is_launched, read_launch
 

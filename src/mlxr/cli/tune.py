@@ -7,7 +7,7 @@ from mlxr.cli.model_arguments import add_trust_argument
 from mlxr.cli.model_name import model_name
 from mlxr.cli.token_count import token_count
 from mlxr.compiler.command.type_options import add_type_arguments
-from mlxr.model_source import MODEL_HELP
+from mlxr.loading.find_model import MODEL_HELP
 from mlxr.runtime.hosts.registry import AUTO, host_choices
 
 

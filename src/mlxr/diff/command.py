@@ -10,7 +10,7 @@ from mlxr.compiler.spec.change import Changes
 from mlxr.diff.diff_text import diff_text
 from mlxr.diff.model_diff import model_diff
 from mlxr.inspect.text_table import Ink
-from mlxr.model_source import here, resolve_artifact
+from mlxr.loading.resolve import here, resolve_artifact
 
 _DEFAULT_SIZE = (120, 24)
 

@@ -25,7 +25,7 @@ from mlxr.inspect.split.compare_splits import SplitComparison, compare_splits
 from mlxr.inspect.split.prediction_report import prediction_json, prediction_report
 from mlxr.inspect.split.ranks_report import rank_json, rank_lines, ranks_json, ranks_report, split_of
 from mlxr.inspect.text_table import Ink
-from mlxr.model_source import here, resolve_artifact
+from mlxr.loading.resolve import here, resolve_artifact
 from mlxr.runtime.hosts.registry import AUTO
 
 _DEFAULT_SIZE = (120, 24)

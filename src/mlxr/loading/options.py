@@ -47,8 +47,8 @@ class LoadOptions:
         progress: called with what is being loaded and how far it is.
     """
 
-    weights: "str | os.PathLike[str] | None" = None
-    tokenizer: "str | os.PathLike[str] | None" = None
+    weights: str | Path | None = None
+    tokenizer: str | Path | None = None
     host: str = AUTO
     threads: int | None = None
     changes: Changes = NO_CHANGES
@@ -112,11 +112,6 @@ class LoadOptions:
             ranks=1,
             progress=self.progress,
         )
-
-    @property
-    def tokenizer_path(self) -> Path | None:
-        """The path of the tokenizer that was named, if one was."""
-        return None if self.tokenizer is None else Path(self.tokenizer)
 
 
 NO_OPTIONS = LoadOptions()

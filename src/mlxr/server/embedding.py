@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from mlxr.runtime.engine.pool import Pooling, Vector, check_dimensions, finished
 from mlxr.server.openai.json_text import dumped
-from mlxr.server.pool.served_model import LoadedModel
+from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.request_record import RECORD
 
 

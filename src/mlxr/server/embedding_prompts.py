@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mlxr.runtime.engine.errors import PromptTooLongError
 from mlxr.runtime.engine.too_long import check_length, too_long
 from mlxr.server.errors import ApiError, bad_field
-from mlxr.server.pool.served_model import LoadedModel
+from mlxr.server.pool.loaded_model import LoadedModel
 
 Texts = Sequence[str | list[int]]
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from mlxr.compiler.errors import MlxrError
 from mlxr.server.pool.model_pool import ModelPool
-from mlxr.server.pool.served_model import ModelSource
+from mlxr.server.pool.model_source import ModelSource
 
 _PLAN_SECONDS = 10.0
 """How long they wait for the contexts of models that are not compiled yet."""

@@ -21,7 +21,7 @@ from mlxr.server.fields import MOST_MESSAGES, ApiModel
 from mlxr.server.large_body_route import JsonBytes, LargeBodyRoute, made, written_in_pieces
 from mlxr.server.openai.chat_request import Message, check_prompt_end, told_message
 from mlxr.server.openai.chat_tools import Tool, kit_of
-from mlxr.server.pool.served_model import LoadedModel
+from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.state import ServerState
 
 router = APIRouter(route_class=LargeBodyRoute)

@@ -8,7 +8,7 @@ from mlxr.compiler.artifact import TUNING, Artifact, Chip
 from mlxr.compiler.artifact.running import usual_context
 from mlxr.compiler.chips.catalog import GENERIC, find_chip, find_chip_of_device
 from mlxr.compiler.command.type_options import type_changes
-from mlxr.model_source import here, resolve_artifact
+from mlxr.loading.resolve import here, resolve_artifact
 from mlxr.progress_line import ProgressLine
 from mlxr.tuning.candidates import CANDIDATES
 from mlxr.tuning.pieces import device_name, gpu_host

@@ -8,7 +8,7 @@ import pytest
 from mlxr.compiler.artifact import TensorSource
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.parallel.slice_source import slice_source
-from mlxr.imported_model import import_model
+from mlxr.loading.imported_model import import_model
 from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights

@@ -10,7 +10,7 @@ from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.load import dump_spec, load_spec, parse_spec
 from mlxr.compiler.spec.model import ModelSpec
-from mlxr.imported_model import import_model
+from mlxr.loading.imported_model import import_model
 from mlxr_tests.storyteller import Q8_0
 
 # Parameters of the published checkpoints.

@@ -19,7 +19,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.schedule.geometry import Geometry
-from mlxr.model_source import chip_of
+from mlxr.loading.resolve import chip_of
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.samples import Samples

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from mlxr.compiler.errors import HostError, RankLostError
-from mlxr.model_source import resolve_artifact
+from mlxr.loading.resolve import resolve_artifact
 from mlxr.runtime.engine import group_rank, model
 from mlxr.runtime.engine.group_rank import FollowingRank, LeadingRank
 from mlxr.runtime.engine.model import Model

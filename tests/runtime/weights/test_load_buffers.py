@@ -9,7 +9,7 @@ from mlxr.compiler.artifact import part_places
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import WeightsError
 from mlxr.compiler.importers.imported import ImportOptions
-from mlxr.imported_model import import_model
+from mlxr.loading.imported_model import import_model
 from mlxr.runtime.weights.load_weights import load_buffers, load_weights
 from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_tensor import open_tensor

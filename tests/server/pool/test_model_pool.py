@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 
 from mlxr.compiler.errors import WeightsError
-from mlxr.planned_memory import PlannedMemory
+from mlxr.loading.planned_memory import PlannedMemory
 from mlxr.server.errors import ApiError
 from mlxr.server.metrics.meter import Meter
+from mlxr.server.pool.loaded_model import LoadedModel, Progress
 from mlxr.server.pool.model_pool import FOREVER, ModelPool
-from mlxr.server.pool.ready_source import ReadySource
-from mlxr.server.pool.served_model import LoadedModel, Progress
+from mlxr.server.pool.model_source import ReadySource
 
 GB = 2**30
 
@@ -234,7 +234,7 @@ def test_a_load_that_fails_and_an_engine_that_died() -> None:
 
 def test_a_model_that_was_loaded_before_is_not_loaded_again() -> None:
     async def test() -> None:
-        source = ReadySource(cast(Any, Source("a")), LoadedModel(cast(Any, engine := Engine()), None))
+        source = ReadySource("a", "a", loaded=LoadedModel(cast(Any, engine := Engine()), None))
         pool = ModelPool([source], free=lambda: 0, pinned=["a"])
         await use(pool, "a")
         engine.failure = "the engine has failed: rank 1 was lost"

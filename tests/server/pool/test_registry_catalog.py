@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxr.add_model import add_model
+from mlxr.loading.add_model import add_model
 from mlxr.registry.registry import Registry
 from mlxr.server.pool import registry_catalog
 from mlxr.server.pool.model_pool import ModelPool
@@ -18,7 +18,7 @@ from mlxr_tests.storyteller import Q8_0, TINY
 def test_what_is_registered_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLXR_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setattr(registry_catalog, "_FRESH_SECONDS", 0.0)
-    monkeypatch.setattr("mlxr.add_model.prepare", lambda host, artifact: None)  # it takes seconds
+    monkeypatch.setattr("mlxr.loading.add_model.prepare", lambda host, artifact: None)  # it takes seconds
     copy = tmp_path / "copy.gguf"
     shutil.copy(TINY, copy)
     with running_server(lambda: ModelPool([], catalog=RegistryCatalog(tiny_source("")))) as server:

@@ -17,7 +17,7 @@ import pytest
 import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.spec.parallel import Parallel
-from mlxr.load_rank import load_rank
+from mlxr.loading.make_model import load_rank
 from mlxr.loading.options import LoadOptions
 from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.hosts.cuda.host import CudaHost

@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.artifact import Place
-from mlxr.model_source import resolve_artifact
+from mlxr.loading.resolve import resolve_artifact
 from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.cache.tiers.tier_sizes import TierSizes

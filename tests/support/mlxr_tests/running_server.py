@@ -16,8 +16,8 @@ from mlxr.compiler.spec.change import Changes
 from mlxr.loading.options import LoadOptions
 from mlxr.server.app import make_app
 from mlxr.server.life.graceful_server import GracefulServer
-from mlxr.server.pool.engine_source import EngineSource
 from mlxr.server.pool.model_pool import ModelPool
+from mlxr.server.pool.model_source import ModelSource
 from mlxr.server.settings import ServerSettings
 from mlxr.server.state import ServerState
 from mlxr_tests.storyteller import TINY
@@ -38,11 +38,11 @@ HERMES = """{%- for tool in tools or [] %}{{ tool | tojson }}
 """The family whose calls stand between `<tool_call>` and `</tool_call>`; it must think, must not, or may."""
 
 
-def tiny_source(name: str = "tiny", template: Path | None = None, **options: Any) -> EngineSource:
+def tiny_source(name: str = "tiny", template: Path | None = None, **options: Any) -> ModelSource:
     """The tiny model, in exact arithmetic, so that answers do not depend on what else runs."""
     loading = {"host": "cpu", "threads": 1, "changes": EXACT} | options
     own = {key: loading.pop(key) for key in ("max_sequences", "max_waiting", "reasoning") if key in loading}
-    return EngineSource(name, str(TINY), LoadOptions(**loading), template=template, **({"max_sequences": 4} | own))
+    return ModelSource(name, str(TINY), LoadOptions(**loading), template=template, **({"max_sequences": 4} | own))
 
 
 class RunningServer:

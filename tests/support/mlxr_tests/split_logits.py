@@ -7,7 +7,7 @@ import numpy as np
 
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.spec.parallel import Parallel
-from mlxr.imported_model import import_model
+from mlxr.loading.imported_model import import_model
 from mlxr.runtime.weights.check_metadata import check_metadata
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr_tests.family_oracle import EXACT, Floats, logits_in_steps, relative_error

@@ -87,7 +87,7 @@ def the_hub(hub: StandInHub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("mlxr.add_model.prepare", lambda host, artifact: None)  # it takes seconds
+    monkeypatch.setattr("mlxr.loading.add_model.prepare", lambda host, artifact: None)  # it takes seconds
     with serving(hub):
         # Read from the environment when huggingface_hub is imported.
         monkeypatch.setattr(constants, "ENDPOINT", hub.address)

@@ -7,7 +7,7 @@ from mlxr.compiler.artifact import ModelSpec
 from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.spec.catalog import find_spec
 from mlxr.compiler.spec.load import load_spec
-from mlxr.imported_model import import_model
+from mlxr.loading.imported_model import import_model
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests/data/golden"

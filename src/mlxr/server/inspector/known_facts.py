@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
 from mlxr.compiler.errors import MlxrError
-from mlxr.model_facts import ModelFacts
+from mlxr.loading.model_facts import ModelFacts
 from mlxr.server.pool.served_model import ServedModel
 
 _LOG = logging.getLogger("mlxr.server")

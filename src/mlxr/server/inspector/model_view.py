@@ -3,7 +3,7 @@
 from typing import Any
 
 from mlxr.compiler.spec.record import Record
-from mlxr.model_facts import ModelFacts
+from mlxr.loading.model_facts import ModelFacts
 from mlxr.server.pool.served_model import ServedModel, State
 
 

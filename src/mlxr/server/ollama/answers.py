@@ -19,7 +19,7 @@ from mlxr.server.ollama.options import Options, context_of
 from mlxr.server.ollama.times import written
 from mlxr.server.openai.json_text import dumped
 from mlxr.server.openai.logprobs import chat_logprobs
-from mlxr.server.pool.served_model import LoadedModel
+from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.request_record import noted_warnings
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState

@@ -20,7 +20,7 @@ from mlxr.server.ollama.answers import Ask, Part, answered, loaded_or_not
 from mlxr.server.ollama.chat import Common
 from mlxr.server.ollama.json_route import JsonRoute
 from mlxr.server.ollama.options import sampling_of
-from mlxr.server.pool.served_model import LoadedModel
+from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.state import ServerState
 
 router = APIRouter(route_class=JsonRoute)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.version import VERSION
-from mlxr.model_facts import ModelFacts
+from mlxr.loading.model_facts import ModelFacts
 from mlxr.runtime.engine.default_sampling import DefaultSampling
 from mlxr.server.chat.learned.answer_form import Origin
 from mlxr.server.chat.model_forms import family_of_templates
@@ -21,8 +21,9 @@ from mlxr.server.fields import ApiModel, WithoutEffect
 from mlxr.server.ollama.json_route import JsonRoute
 from mlxr.server.ollama.names import own_name
 from mlxr.server.ollama.times import NEVER, written
+from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.pool.model_pool import FOREVER, ModelPool
-from mlxr.server.pool.served_model import LoadedModel, ServedModel
+from mlxr.server.pool.served_model import ServedModel
 from mlxr.server.state import ServerState
 
 router = APIRouter(route_class=JsonRoute)

@@ -25,7 +25,7 @@ from mlxr.server.openai.client_tool import ToolKit
 from mlxr.server.openai.json_text import dumped, dumped_fields
 from mlxr.server.openai.logprobs import chat_logprobs
 from mlxr.server.openai.running_usage import RunningUsage
-from mlxr.server.pool.served_model import LoadedModel
+from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.request_record import noted_warnings
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState

@@ -26,7 +26,7 @@ from mlxr.server.openai.json_text import dumped, dumped_fields
 from mlxr.server.openai.logprobs import completion_logprobs
 from mlxr.server.openai.running_usage import RunningUsage
 from mlxr.server.openai.sampling_fields import ResponseFormat, SamplingFields, Terms, response_schema, sampling_of
-from mlxr.server.pool.served_model import LoadedModel
+from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.request_record import noted_warnings
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState

@@ -12,10 +12,12 @@ from contextlib import asynccontextmanager, suppress
 
 from mlxr.compiler.artifact import size
 from mlxr.compiler.errors import HostError, MlxrError
-from mlxr.planned_memory import PlannedMemory
+from mlxr.loading.planned_memory import PlannedMemory
 from mlxr.runtime.memory.free_memory import MachineMemory
 from mlxr.server.errors import ApiError, without_folders
-from mlxr.server.pool.served_model import Catalog, LoadedModel, ModelSource, ServedModel
+from mlxr.server.pool.loaded_model import LoadedModel
+from mlxr.server.pool.model_source import ModelSource
+from mlxr.server.pool.served_model import Catalog, ServedModel
 from mlxr.server.request_record import RECORD, note_warning
 
 FOREVER = float("inf")

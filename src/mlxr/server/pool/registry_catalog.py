@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mlxr.registry.registry import Registry
-from mlxr.server.pool.engine_source import EngineSource
-from mlxr.server.pool.served_model import ModelSource
+from mlxr.server.pool.model_source import ModelSource
 
 _FRESH_SECONDS = 0.5
 
@@ -21,7 +20,7 @@ class RegistryCatalog:
         only: names of which others are not served; None: all are served.
     """
 
-    options: EngineSource
+    options: ModelSource
     registry: Registry = field(default_factory=Registry)
     only: set[str] | None = None
     _versions: Mapping[str, object] = field(default_factory=dict)

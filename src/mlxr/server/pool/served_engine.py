@@ -4,8 +4,8 @@ from collections.abc import AsyncGenerator, Iterable
 from functools import partial
 from typing import Any
 
+from mlxr.loading.load import load_with
 from mlxr.loading.options import LoadOptions
-from mlxr.model_source import load_with
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.engine import Engine
 from mlxr.runtime.engine.model import Prompt

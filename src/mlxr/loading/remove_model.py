@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mlxr.artifact_cache import discard
+from mlxr.loading.artifact_cache import discard
 from mlxr.registry.registry import Registry
 
 

@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError, MlxrError
 from mlxr.compiler.version import VERSION
+from mlxr.loading.files_check import FilesCheck
 from mlxr.loading.options import LoadOptions
 from mlxr.runtime.engine.group_rank import FollowingRank, LeadingRank
 from mlxr.runtime.engine.model import Model
@@ -49,7 +51,7 @@ def make_model(
         artifact,
         weights,
         host=options.host,
-        tokenizer=options.tokenizer_path,
+        tokenizer=options.tokenizer,
         threads=options.threads,
         tiers=options.tiers,
         shrink_arena=options.shrink_arena,
@@ -60,6 +62,27 @@ def make_model(
         read=read,
         needs_text=options.needs_text,
     )
+
+
+def make_checked(artifact: Artifact, weights: Path, options: LoadOptions, check: FilesCheck) -> Model:
+    """The model of an artifact, once its spec is compared with weights that it does not come from.
+
+    Of an artifact that is split, each rank compares when all can be told.
+
+    Args:
+        artifact: it, whole.
+        weights: as for `Model`.
+        options: how it is loaded.
+        check: what was checked before, and the tokenizer that was read.
+
+    Raises:
+        MlxrError: see `Model` and `load_rank`.
+    """
+    compare = partial(check.compare, artifact.spec, weights)
+    if artifact.parallel is not None:
+        return load_rank(artifact, weights, options, check=compare, read=check.read)
+    compare()
+    return make_model(artifact, weights, options, read=check.read)
 
 
 def load_rank(

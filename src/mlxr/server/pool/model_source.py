@@ -1,24 +1,25 @@
-"""A served model that `mlxr.Engine` loads."""
+"""Where a served model comes from."""
 
 import logging
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from mlxr.compiler.errors import MlxrError
+from mlxr.loading.find_model import FoundModel, find_model
+from mlxr.loading.model_facts import ModelFacts, model_facts
 from mlxr.loading.options import NO_OPTIONS, USUAL_SEQUENCES, LoadOptions
-from mlxr.model_facts import ModelFacts, model_facts
-from mlxr.named_model import named_model
-from mlxr.planned_memory import PlannedMemory, planned_context, planned_memory
+from mlxr.loading.planned_memory import PlannedMemory, planned_context, planned_memory
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS
+from mlxr.runtime.engine.errors import EngineError
 from mlxr.runtime.engine.reasoning import NO_REASONING, Reasoning
 from mlxr.runtime.tokenizer.template_files import DEFAULT, NamedTemplates, read_template_file
 from mlxr.server.chat.chat_format import ChatFormat
-from mlxr.server.errors import without_folders
+from mlxr.server.errors import api_error, without_folders
 from mlxr.server.metrics.meter import Meter
+from mlxr.server.pool.loaded_model import LoadedModel, Progress
 from mlxr.server.pool.served_engine import ServedEngine
-from mlxr.server.pool.served_model import LoadedModel, Progress
 
 _LOG = logging.getLogger("mlxr.server")
 _PROMPTS_AT_ONCE = 64
@@ -26,7 +27,7 @@ _PROMPTS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class EngineSource:
+class ModelSource:
     """A model's files, and the options of its engine; see `mlxr.Engine`.
 
     Attributes:
@@ -52,33 +53,39 @@ class EngineSource:
 
     @property
     def meter(self) -> Meter:
-        """See `ModelSource`."""
+        """Measures its answers; the same for each source of this name that a server has had."""
         return self.meters[self.name]
 
     @property
     def set_context(self) -> int | None:
-        """See `ModelSource`."""
+        """The context that the server was told to load it with; None: the model and memory decide."""
         context = self.options.changes.context
-        if context is not None or (registered := named_model(self.model)) is None:
-            return context
-        return registered.options.changes.context
+        return self._found.options.changes.context if context is None else context
+
+    @property
+    def _found(self) -> FoundModel:
+        return find_model(self.model, self.options)
 
     def longest_context(self) -> int:
-        """See `ModelSource`."""
-        registered = named_model(self.model)
-        model, weights = self.model, self.options.weights
-        if registered is not None:
-            model = str(registered.source)
-            weights = registered.options.weights if weights is None else weights
-        facts = model_facts(model, replace(self.options.changes, context=None, output=None), weights)
+        """The longest context that it may have. Slow the first time: it reads files' headers.
+
+        Raises:
+            MlxrError: it cannot be found, or is not supported.
+        """
+        found = self._found
+        own = self._changed(context=None, output=None).changes
+        facts = model_facts(str(found.model), own, found.options.weights)
         return max(facts.context, self.set_context or 0)
 
-    def with_context(self, tokens: int) -> "EngineSource":
-        """See `ModelSource`."""
+    def with_context(self, tokens: int) -> "ModelSource":
+        """The same model with this context, if memory has room for it."""
         return replace(self, options=self._changed(context=tokens))
 
-    def for_embeddings(self) -> "EngineSource":
-        """See `ModelSource`. What speeds up generation is left out; more prompts are read in a step."""
+    def for_embeddings(self) -> "ModelSource":
+        """The same model in the form that gives embeddings, which takes memory of its own.
+
+        What speeds up generation is left out; more prompts are read in a step.
+        """
         return replace(
             self,
             name=f"{self.name} (embeddings)",
@@ -91,7 +98,11 @@ class EngineSource:
         return replace(self.options, changes=replace(self.options.changes, **changes))
 
     def facts(self) -> ModelFacts:
-        """See `ModelSource`."""
+        """What it is, without loading it. Slow the first time: it reads files' headers.
+
+        Raises:
+            MlxrError: it cannot be found, or is not supported.
+        """
         facts = model_facts(self.model, self._changed(output=None).changes, self.options.weights)
         if self.template is None:
             return facts
@@ -103,18 +114,34 @@ class EngineSource:
         return None if draft is None else planned_memory(draft, self.options.for_draft(1))
 
     def planned_memory(self) -> PlannedMemory:
-        """See `ModelSource`. A draft model's memory counts."""
+        """What it takes when it is loaded, with its draft model. Slow: it may compile.
+
+        Raises:
+            MlxrError: it cannot be found or compiled.
+        """
         own = planned_memory(self.model, self._of_engine)
         if (draft := self._draft_memory()) is None:
             return own
         return PlannedMemory(own.full + draft.full, own.least + draft.least, own.good + draft.full)
 
     def planned_context(self) -> str:
-        """See `ModelSource`."""
+        """How long a sequence could be if it were loaded now, and why, for people. Slow: it may compile.
+
+        Raises:
+            MlxrError: it cannot be found, compiled or loaded.
+        """
         return planned_context(self.model, self._of_engine)
 
     def load(self, progress: Progress, most_bytes: int | None = None) -> LoadedModel:
-        """See `ModelSource`."""
+        """Loads it. Slow.
+
+        Args:
+            progress: is told how far it is.
+            most_bytes: memory that it may take, less than it was planned with; None: as planned.
+
+        Raises:
+            MlxrError: it cannot be loaded.
+        """
         if most_bytes is not None and (draft := self._draft_memory()) is not None:
             most_bytes -= draft.full
         options = replace(self._of_engine, most_bytes=most_bytes, progress=progress)
@@ -146,3 +173,57 @@ class EngineSource:
     def _of_engine(self) -> LoadOptions:
         """As its engine loads it."""
         return self.options.for_engine(self.max_sequences)
+
+
+@dataclass(frozen=True)
+class ReadySource(ModelSource):
+    """The source of a model that was loaded before the server began: one over several ranks, which all load at once.
+
+    It can be loaded once; pin it, so that nobody unloads it.
+
+    Attributes:
+        loaded: the model.
+    """
+
+    loaded: LoadedModel = field(kw_only=True)
+
+    @classmethod
+    def of(cls, source: ModelSource) -> "ReadySource":
+        """Loads a source's model."""
+        given = {entry.name: getattr(source, entry.name) for entry in fields(source)}
+        return cls(**given, loaded=source.load(lambda *_: None))
+
+    @property
+    def set_context(self) -> int:
+        """What it has."""
+        return self.loaded.context
+
+    def longest_context(self) -> int:
+        """What it has."""
+        return self.loaded.context
+
+    def with_context(self, tokens: int) -> "ReadySource":
+        """The same: it is loaded once."""
+        return self
+
+    def for_embeddings(self) -> "ReadySource":
+        """The same: it says to requests for embeddings that it was loaded to generate, or the other way round."""
+        return self
+
+    def planned_memory(self) -> PlannedMemory:
+        """Nothing: it has its memory already."""
+        return PlannedMemory(0, 0, 0)
+
+    def planned_context(self) -> str:
+        """What it has."""
+        return self.loaded.engine.model.context_line
+
+    def load(self, progress: Progress, most_bytes: int | None = None) -> LoadedModel:
+        """The model.
+
+        Raises:
+            ApiError: it has ended, and cannot be loaded again; a server that is started again may answer.
+        """
+        if (reason := self.loaded.engine.health()) is not None:
+            raise api_error(EngineError(f"{reason}: the server ends"))
+        return self.loaded

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from mlxr.add_model import add_model
 from mlxr.compiler.spec.catalog import bundled_specs
 from mlxr.hub.best_file import Need
 from mlxr.hub.download import HubProgress
 from mlxr.hub.errors import HubError
 from mlxr.hub.fetch import fetch
 from mlxr.hub.reference import hub_reference, is_in_a_folder
+from mlxr.loading.add_model import add_model
 from mlxr.loading.options import NO_OPTIONS, LoadOptions
-from mlxr.planned_memory import planned_memory
+from mlxr.loading.planned_memory import planned_memory
 from mlxr.registry.errors import NameTakenError
 from mlxr.registry.file_status import HashProgress
 from mlxr.registry.names import check_name

@@ -9,8 +9,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mlxr.artifact_cache import cache_entry, cached_artifact
-from mlxr.compare_spec import check_spec
 from mlxr.compiler.artifact import Artifact, Chip, file_keys, is_artifact
 from mlxr.compiler.artifact.manifest import MANIFEST
 from mlxr.compiler.errors import MlxrError, WeightsError
@@ -19,9 +17,11 @@ from mlxr.compiler.spec.change import Changes
 from mlxr.compiler.spec.load import dump_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.version import VERSION
-from mlxr.imported_model import is_model_file
+from mlxr.loading.artifact_cache import cache_entry, cached_artifact
+from mlxr.loading.compare_spec import check_spec
+from mlxr.loading.imported_model import is_model_file
 from mlxr.loading.options import NO_OPTIONS, USUAL_SEQUENCES, LoadOptions, with_sequences
-from mlxr.model_source import check_first, chip_of, resolve_artifact, resolve_spec
+from mlxr.loading.resolve import check_first, chip_of, resolve_artifact, resolve_spec
 from mlxr.registry.errors import NameTakenError, RegistryError
 from mlxr.registry.file_status import HashProgress, recorded
 from mlxr.registry.names import check_name
@@ -92,11 +92,11 @@ def add_model(
         weights = own if options.weights is None else Path(options.weights)
         if weights is None:
             raise WeightsError(f"{source} comes without weights: name a file or folder of them (--weights W)")
-        check_tokenizer(weights, options.tokenizer_path, spec.model.vocab_size)
+        check_tokenizer(weights, options.tokenizer, spec.model.vocab_size)
         artifact = artifact or cached_artifact(spec, chip, partial(check_first, spec, own))
         if options.weights is not None or kind in ("artifact", "spec"):
             check_spec(spec, weights, options.changes.accepted_keys, options.changes.force_context)
-        paths = _files(path, kind, weights, options.tokenizer_path)
+        paths = _files(path, kind, weights, None if options.tokenizer is None else Path(options.tokenizer))
         served = _served(path, compiled_for, chip)
     known = hashes or {}
     text = dump_spec(spec)

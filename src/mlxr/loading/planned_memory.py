@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import WeightsError
+from mlxr.loading.find_model import find_model
 from mlxr.loading.options import NO_OPTIONS, LoadOptions
-from mlxr.model_source import chip_of, resolve_artifact
-from mlxr.named_model import named_model
+from mlxr.loading.resolve import artifact_of, chip_of
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.memory.fitting_arena import least_arena
 
@@ -74,11 +74,10 @@ def _found(
     from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
     from mlxr.runtime.weights.open_weights import open_weights  # noqa: PLC0415
 
-    if (registered := named_model(os.fspath(model))) is not None:
-        options = options.over(registered.options)
-    where = resolve_host(options.host)
-    artifact, own = resolve_artifact(os.fspath(model), options.changes, chip_of(where))
-    chosen = options.weights or own
+    found = find_model(model, options)
+    where = resolve_host(found.options.host)
+    artifact, own = artifact_of(found, chip_of(where))
+    chosen = found.options.weights or own
     if not chosen:
         raise WeightsError(f"{artifact.spec.name} comes without weights: name a file or folder of them (--weights W)")
-    return artifact, open_weights(Path(chosen)), where, options.threads
+    return artifact, open_weights(Path(chosen)), where, found.options.threads

@@ -51,21 +51,22 @@ class FilesCheck:
             RequestError: there must be a tokenizer, and there is none that can be used.
             MlxrError: the weights' own files describe another model.
         """
-        from mlxr.check_first import check_tensors_first  # noqa: PLC0415 (slow to import: not for what is cached)
+        from mlxr.loading.check_first import check_tensors_first  # noqa: PLC0415 (slow to import: not for what is cached)
 
         if spec.parallel is not None:
             return
         weights = self.path(spec, own)
-        if not self.of_files:
-            self.check_spec(spec, weights)
+        self.compare(spec, weights)
         check_tensors_first(spec, weights)
         self.read = read_tokenizer(
-            weights, self.options.tokenizer_path, spec.model.vocab_size, required=self.options.needs_text
+            weights, self.options.tokenizer, spec.model.vocab_size, required=self.options.needs_text
         )
 
-    def check_spec(self, spec: ModelSpec, weights: Path) -> None:
-        """Compares a spec with the files of weights that it does not come from; see `compare_spec`."""
-        from mlxr.compare_spec import check_spec  # noqa: PLC0415 (imports what reads config.json)
+    def compare(self, spec: ModelSpec, weights: Path) -> None:
+        """Compares a spec with the files of weights, if it does not come from these; see `compare_spec`."""
+        if self.of_files:
+            return
+        from mlxr.loading.compare_spec import check_spec  # noqa: PLC0415 (imports what reads config.json)
 
         changes = self.options.changes
         check_spec(spec, weights, changes.accepted_keys, changes.force_context)

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from mlxr.artifact_cache import cached_artifact
 from mlxr.compiler.artifact import TUNING, Artifact
 from mlxr.compiler.artifact.manifest import SPEC
 from mlxr.compiler.chips.catalog import GENERIC
 from mlxr.compiler.errors import ArtifactError
+from mlxr.loading.artifact_cache import cached_artifact
 
 _NO_CODE = frozenset({TUNING})
 """What `mlxr tune` adds to what it compiles: the times that it measured."""

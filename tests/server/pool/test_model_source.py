@@ -47,12 +47,12 @@ def test_reasoning_has_the_budget_that_the_server_was_started_with(tmp_path: Pat
 
 
 def test_a_load_that_fails_late_leaves_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlxr.server.pool import engine_source
+    from mlxr.server.pool import model_source
 
     closed: list[object] = []
-    close = engine_source.ServedEngine.close
+    close = model_source.ServedEngine.close
 
-    def noted(engine: engine_source.ServedEngine) -> None:
+    def noted(engine: model_source.ServedEngine) -> None:
         closed.append(engine)
         close(engine)
 
@@ -61,8 +61,8 @@ def test_a_load_that_fails_late_leaves_no_engine(tmp_path: Path, monkeypatch: py
 
     template = tmp_path / "x.jinja"
     template.write_text("x")
-    monkeypatch.setattr(engine_source.ServedEngine, "close", noted)
-    monkeypatch.setattr(engine_source, "ChatFormat", broken)
+    monkeypatch.setattr(model_source.ServedEngine, "close", noted)
+    monkeypatch.setattr(model_source, "ChatFormat", broken)
     with pytest.raises(OSError, match="no process"):
         tiny_source(template=template).load(lambda *_: None)
     assert len(closed) == 1

@@ -18,9 +18,9 @@ from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.memory import arena_geometry
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.compiler.spec.model import ModelSpec
-from mlxr.loading.options import NO_OPTIONS
-from mlxr.model_source import resolve_spec
-from mlxr.named_model import named_model
+from mlxr.loading.find_model import FoundModel, find_model
+from mlxr.loading.options import NO_OPTIONS, LoadOptions
+from mlxr.loading.resolve import spec_of
 from mlxr.registry.file_status import status_of
 from mlxr.registry.records import ModelRecord
 from mlxr.runtime.engine.default_sampling import DefaultSampling, default_sampling
@@ -29,7 +29,6 @@ from mlxr.runtime.tokenizer.template_files import DEFAULT, NamedTemplates
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.weight_file import WeightFile
 
-_Path = str | os.PathLike[str]
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 14
 
 
@@ -73,11 +72,11 @@ class _Known:
     stats: dict[Path, tuple[int, int]]
 
 
-_KNOWN: dict[tuple[str, Changes, _Path | None], _Known] = {}
+_KNOWN: dict[tuple[str, Changes, str | Path | None], _Known] = {}
 
 
 def model_facts(
-    model: "str | os.PathLike[str]", changes: Changes = NO_CHANGES, weights: _Path | None = None
+    model: "str | os.PathLike[str]", changes: Changes = NO_CHANGES, weights: str | Path | None = None
 ) -> ModelFacts:
     """The facts of MODEL. They are read once, as long as its files do not change.
 
@@ -89,24 +88,25 @@ def model_facts(
     Raises:
         MlxrError: it cannot be found, or is not supported.
     """
-    name = os.fspath(model)
-    registered = named_model(name)
+    name, options = os.fspath(model), LoadOptions(weights, changes=changes)
+    found = find_model(name, options)
+    registered = found.registered
     version = None if registered is None else (registered.source, registered.spec_hash, registered.added)
     known = _KNOWN.get((name, changes, weights))
     if known is None or known.version != version or known.stats != _stats(known.stats):
-        known = _KNOWN[name, changes, weights] = _read(name, registered, version, changes, weights)
+        known = _KNOWN[name, changes, weights] = _read(found, version, weights is not None)
     return known.facts
 
 
-def _read(name: str, registered: ModelRecord | None, version: object, changes: Changes, given: _Path | None) -> _Known:
-    spec, weights = _spec_and_weights(name, registered, changes)
-    if given is not None:
-        weights = Path(given)
+def _read(found: FoundModel, version: object, are_given: bool) -> _Known:
+    registered = found.registered
+    spec, own = _spec_and_weights(found)
+    weights = own if found.options.weights is None else Path(found.options.weights)
     if weights is None:
         raise WeightsError(f"{spec.name} comes without weights: name a file or folder of them (--weights W)")
     file, folder = open_weights(weights), weights if weights.is_dir() else weights.parent
     paths = sorted({tensor.file for tensor in file.tensors.values()})
-    if given is None and registered is not None and registered.files and status_of(registered.files).state == "ok":
+    if not are_given and registered is not None and registered.files and status_of(registered.files).state == "ok":
         paths = sorted(record.path for record in registered.files)
         stats = _stats(paths)
         hashes = {record.path: record.sha256 for record in registered.files}
@@ -129,16 +129,13 @@ def _read(name: str, registered: ModelRecord | None, version: object, changes: C
     return _Known(facts, version, stats | _stats(folder / name for name in file_keys.DESCRIBING_FILES))
 
 
-def _spec_and_weights(name: str, registered: ModelRecord | None, changes: Changes) -> tuple[ModelSpec, Path | None]:
-    path = Path(name) if registered is None else registered.source
-    if not is_artifact(path):
-        return resolve_spec(name, changes)
-    weights = None if registered is None else registered.options.weights
-    return load_artifact(path).spec, None if weights is None else Path(weights)
+def _spec_and_weights(found: FoundModel) -> tuple[ModelSpec, Path | None]:
+    path = Path(str(found.model))
+    return (load_artifact(path).spec, None) if is_artifact(path) else spec_of(found)
 
 
-def _tokenizer_of(registered: ModelRecord | None) -> Path | None:
-    return None if registered is None else registered.options.tokenizer_path
+def _tokenizer_of(registered: ModelRecord | None) -> str | Path | None:
+    return None if registered is None else registered.options.tokenizer
 
 
 def _stats(paths: Iterable[Path]) -> dict[Path, tuple[int, int]]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.loading.load import load_with
 from mlxr.loading.options import USUAL_SEQUENCES, LoadOptions
-from mlxr.model_source import load_with
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.engine.engine import Engine as RunningEngine
 

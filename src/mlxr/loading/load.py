@@ -1,0 +1,200 @@
+"""Loads a model: finds it, compiles what is not compiled yet, and makes it ready to generate."""
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import RequestError
+from mlxr.compiler.parallel.split_for import split_for
+from mlxr.compiler.spec.change import NO_CHANGES, Changes, changed
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.targets.early import Early
+from mlxr.loading.artifact_cache import cached_artifact
+from mlxr.loading.find_model import FoundModel, find_model
+from mlxr.loading.options import LoadOptions
+from mlxr.loading.resolve import artifact_of, chip_of
+from mlxr.registry.note_use import note_use
+from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
+from mlxr.runtime.hosts.entry import HostEntry
+from mlxr.runtime.parallel.launch import read_launch
+
+if TYPE_CHECKING:
+    from mlxr.runtime.engine.model import Model
+    from mlxr.runtime.hosts.host import Progress
+
+
+def load(
+    model: "Artifact | ModelSpec | str | os.PathLike[str]",
+    weights: "str | Path | None" = None,
+    *,
+    host: str = "auto",
+    tokenizer: "str | Path | None" = None,
+    threads: int | None = None,
+    changes: Changes = NO_CHANGES,
+    tiers: TierSizes = NO_TIERS,
+    draft: "str | os.PathLike[str] | None" = None,
+    prompt_lookup: bool = False,
+    shrink_arena: bool = False,
+    most_bytes: int | None = None,
+    control: str | None = None,
+    ranks: int | None = None,
+    needs_text: bool = False,
+    progress: "Progress | None" = None,
+) -> "Model":
+    """Loads a model. If it is not compiled yet, it is compiled for the host, and cached.
+
+    Args:
+        model: an artifact, a spec, or what commands take for MODEL, as text or path: an artifact folder, a spec file, a
+            bundled model's name, a .gguf file, a Hugging Face or mlx-lm folder, or the name of a registered model. What
+            a model was registered with holds where the other arguments have their defaults.
+        weights: a .safetensors or .gguf file, a safetensors index, or a folder of them; None: the model's own.
+        host: `auto`, `metal`, `cuda`, `cpu`, `sim` or `reference`.
+        tokenizer: a tokenizer.json, a tokenizer.model, a GGUF file or a folder; None: looked for in and beside the
+            weights.
+        threads: how many threads host cpu runs; None: one for each core that this process may use.
+        changes: changes to the model's spec: context, sequences, types, memory of the cache.
+        tiers: how much to keep, in host memory and on disk, of the KV cache that the arena has no room for.
+        draft: a smaller model of the same vocabulary, named like `model`. It guesses tokens, and a step of the model
+            checks several of them: the answers are the same, and come faster where most guesses are right.
+        prompt_lookup: whether tokens are guessed without a model, where the text repeats itself.
+        shrink_arena: whether the arena may be smaller than the spec says, if this machine lacks memory now.
+        most_bytes: memory that it may take, mapped weights included, a draft model not; None: what is free.
+        control: of a model that is split over several ranks: HOST:PORT at which rank 0 listens for the others; None:
+            chosen.
+        ranks: over how many ranks a model that is not compiled yet is split, where its spec does not say; None: as many
+            as `mlx.launch` started. 1: each of these loads a whole model for itself.
+        needs_text: whether a model without a tokenizer that can be used is refused, before anything is compiled; token
+            ids need none.
+        progress: called with what is being loaded and how far it is.
+
+    Raises:
+        SystemExit: this process is one of a split model's ranks, but not the first one, and that has ended.
+        TypeError: an argument of a wrong type.
+        MlxrError: it cannot be found, compiled or loaded; see `Model`.
+    """
+    return load_with(
+        model,
+        LoadOptions(
+            weights,
+            tokenizer,
+            host,
+            threads,
+            changes,
+            tiers=tiers,
+            draft=draft,
+            prompt_lookup=prompt_lookup,
+            shrink_arena=shrink_arena,
+            most_bytes=most_bytes,
+            control=control,
+            ranks=ranks,
+            needs_text=needs_text,
+            progress=progress,
+        ),
+    )
+
+
+def load_with(model: "Artifact | ModelSpec | str | os.PathLike[str]", options: LoadOptions) -> "Model":
+    """Loads a model; see `load`."""
+    return load_found(find_model(model, options))
+
+
+def load_found(found: FoundModel) -> "Model":
+    """Loads a model that was found; see `load`."""
+    from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
+    from mlxr.runtime.weights.gguf_header import headers_read_once  # noqa: PLC0415
+
+    where = resolve_host(found.options.host)
+    _check_types(where, found.options.changes)
+    if where.deterministic and found.kind != "artifact":
+        changes = replace(found.options.changes, deterministic=True)
+        found = replace(found, options=replace(found.options, changes=changes))
+    with headers_read_once(), _garbage_waits():
+        model = _compile_and_make(found, where)
+        _speculate(model, found.options)
+    if found.registered is not None:
+        note_use(found.registered)
+    if (template := found.options.template) is not None:
+        known = found.registered
+        is_given = known is None or template != known.options.template
+        source = "given to load" if is_given or known is None else f"that {known.name} was added with"
+        model.use_template(template, f"the template {source}")
+    return model
+
+
+def _check_types(host: HostEntry, changes: Changes) -> None:
+    """Refuses activations of a type with which the host does not compute."""
+    if host.activations and changes.activation_dtype not in (None, *host.activations):
+        raise RequestError(
+            f"activations are {changes.activation_dtype}, but host {host.name} computes with "
+            f"{' or '.join(host.activations)} ones: leave the option out"
+        )
+
+
+def _compile_and_make(found: FoundModel, host: HostEntry) -> "Model":
+    """The model, once its files are checked; what is not compiled yet is compiled for the host."""
+    from mlxr.loading.files_check import FilesCheck  # noqa: PLC0415 (loads MLX)
+    from mlxr.loading.make_model import make_checked  # noqa: PLC0415 (loads MLX)
+
+    options = found.options
+    ranks = _started() if options.ranks is None else options.ranks
+    # Of a model's own files, the spec comes from these very weights.
+    check = FilesCheck(options, of_files=not options.weights and found.kind == "files")
+    with host.building_ahead() as begin:
+
+        def compiled(spec: ModelSpec, own: Path | None) -> Artifact:
+            if ranks > 1:
+                spec = changed(spec, Changes(parallel=split_for(spec, ranks)))
+            early = host.target and Early(host.target, lambda sources: begin(sources, spec.name))
+            return cached_artifact(spec, chip_of(host), partial(check, spec, own), early or None)
+
+        artifact, own = artifact_of(found, compiled=compiled)
+        _refuse_whole(artifact, ranks)
+        return make_checked(artifact, check.path(artifact.spec, own), options, check)
+
+
+def _speculate(model: "Model", options: LoadOptions) -> None:
+    """Has tokens guessed, if the options ask for it. Beyond a draft model's context, it guesses nothing."""
+    if not options.prompt_lookup and options.draft is None:
+        return
+    try:
+        draft = None
+        if options.draft is not None:
+            sequences = model.artifact.plan.arena.max_sequences
+            draft = load_with(options.draft, options.for_draft(sequences))
+        model.speculate(draft)
+    except BaseException:
+        model.close()
+        raise
+
+
+@contextmanager
+def _garbage_waits() -> Iterator[None]:
+    """A context in which Python looks for no garbage: among a vocabulary and graphs that takes a sixth of a load."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _started() -> int:
+    """How many ranks `mlx.launch` started; 1: this process is alone."""
+    launch = read_launch(os.environ)
+    return 1 if launch is None else launch.size
+
+
+def _refuse_whole(artifact: Artifact, ranks: int) -> None:
+    """Refuses a model of one machine where several ranks were started, each of which would load it."""
+    if ranks > 1 and artifact.parallel is None:
+        raise RequestError(
+            f"{artifact.spec.name} is compiled for one machine, and {ranks} ranks were started: compile it with "
+            f"mlxr-compile SPEC --tensor-parallel {ranks}, or start it without mlx.launch"
+        )
