@@ -110,6 +110,7 @@ _ANTHROPIC = {
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    431: "request_too_large",
     503: "overloaded_error",
 }
 

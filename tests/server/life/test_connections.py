@@ -1,5 +1,6 @@
 """Clients that are slow or many, against the limits of connections."""
 
+import json
 import socket
 import threading
 import time
@@ -36,6 +37,14 @@ def rest(client: socket.socket) -> bytes:
     return data
 
 
+def error_of(answer: bytes, status: bytes) -> bytes:
+    """The JSON of an answer with an error."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 " + status + b"\r\n") and b"content-type: application/json" in head
+    assert f"content-length: {len(body)}".encode() in head and json.loads(body)
+    return body
+
+
 @pytest.mark.parametrize("before", [b"", HEAD + b"\r\n"], ids=["first request", "second request"])
 def test_a_head_must_come_in_time(server: RunningServer, before: bytes) -> None:
     """However often a byte of it comes."""
@@ -55,7 +64,7 @@ def test_a_head_must_come_in_time(server: RunningServer, before: bytes) -> None:
         sending = threading.Thread(target=trickle)
         sending.start()
         with suppress(ConnectionResetError):  # a byte came after the end
-            assert rest(client).startswith(b"HTTP/1.1 408 ")
+            assert b"did not come within 0.3 seconds" in error_of(rest(client), b"408 Request Timeout")
         sending.join()
 
 
@@ -91,11 +100,20 @@ def test_a_body_may_take_longer(server: RunningServer) -> None:
         assert rest(client).startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_head_has_a_largest_size(server: RunningServer) -> None:
+@pytest.mark.parametrize(
+    ("start", "begin"),
+    [
+        (b"GET /v1/models", b'{"error":{"message":'),
+        (b"POST /v1/messages", b'{"type":"error","error":{"type":"request_too_large",'),
+        (b"POST /api/chat", b'{"error":"'),
+    ],
+)
+def test_a_head_has_a_largest_size(server: RunningServer, start: bytes, begin: bytes) -> None:
     with connect(server) as client:
-        client.sendall(HEAD + b"x-long: " + b"." * (200 << 10))
+        client.sendall(start + b" HTTP/1.1\r\nhost: localhost\r\nx-long: " + b"." * (200 << 10))
         with suppress(ConnectionResetError):  # more came after the end
-            assert rest(client).startswith(b"HTTP/1.1 431 ")
+            body = error_of(rest(client), b"431 Request Header Fields Too Large")
+            assert body.startswith(begin) and b"have more than 65536 bytes: send less" in body
 
 
 def test_connections_beyond_the_limit_are_told(server: RunningServer) -> None:

@@ -1,9 +1,13 @@
 """Connections whose clients must send the head of each request in time, and of which there are not too many."""
 
 import asyncio
+from http import HTTPStatus
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from mlxr.server.errors import ApiError, error_body
+from mlxr.server.escaped_json import EscapedJson
 
 MOST_HEAD_BYTES = 64 << 10
 _MOST_UNREAD_BYTES = 16 << 20
@@ -27,6 +31,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._head_bytes = 0
         self._unread_bytes = 0
         self._is_in_body = False
+        self.url = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Waits for the first head. Requests on one connection too many are marked, for `Guard` to refuse."""
@@ -48,7 +53,13 @@ class LimitedConnection(HttpToolsProtocol):
         self._wait_for_head()
         self._head_bytes += 0 if was_in_body else len(data)
         if self._head_bytes > MOST_HEAD_BYTES:
-            self._refuse(b"431 Request Header Fields Too Large")
+            self._refuse(
+                ApiError(
+                    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                    f"the request's path and headers have more than {MOST_HEAD_BYTES} bytes: send less in them",
+                    code="too_large",
+                )
+            )
 
     def on_headers_complete(self) -> None:
         """A head has ended, and its body begins."""
@@ -81,7 +92,12 @@ class LimitedConnection(HttpToolsProtocol):
 
     def _wait_for_head(self) -> None:
         if self._head_timer is None and self.header_seconds < float("inf"):
-            self._head_timer = self.loop.call_later(self.header_seconds, self._refuse, b"408 Request Timeout")
+            late = ApiError(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"the request's headers did not come within {self.header_seconds:g} seconds: send it again",
+                code="timeout",
+            )
+            self._head_timer = self.loop.call_later(self.header_seconds, self._refuse, late)
 
     def _end_waiting(self) -> None:
         self._head_bytes = 0
@@ -89,10 +105,15 @@ class LimitedConnection(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _refuse(self, status: bytes) -> None:
+    def _refuse(self, error: ApiError) -> None:
         self._end_waiting()
         if not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+            body = EscapedJson(error_body(self.url.decode("ascii", "replace"), error)).body
+            head = (
+                f"HTTP/1.1 {error.status:d} {HTTPStatus(error.status).phrase}\r\nconnection: close\r\n"
+                f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            )
+            self.transport.write(head.encode() + body)
             self.transport.close()
 
 
