@@ -10,19 +10,21 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from mlxr.compiler.version import VERSION
 from mlxr.runtime.engine.completion import Event, FinishReason, TokenLogprob, Usage
 from mlxr.server.chat.answer import Piece, answer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
 from mlxr.server.documents.answers import answers
+from mlxr.server.documents.json_form import json_form
 from mlxr.server.documents.openai_answers import ChatCompletion
+from mlxr.server.documents.openai_chunks import CallDelta, ChatChunk, ChatChunkChoice, ChatDelta, FunctionDelta
 from mlxr.server.errors import openai_body
 from mlxr.server.large_body_route import LargeBodyRoute, made
 from mlxr.server.openai.chat_request import ChatRequest, job_of
 from mlxr.server.openai.chat_tools import CustomDeltas, kit_of, whole_call
+from mlxr.server.openai.chunk_writer import DONE, FINGERPRINT, ChunkForms, ChunkWriter
 from mlxr.server.openai.client_tool import ToolKit
-from mlxr.server.openai.json_text import dumped, dumped_fields
+from mlxr.server.openai.json_text import dumped
 from mlxr.server.openai.logprobs import chat_logprobs
 from mlxr.server.openai.running_usage import RunningUsage
 from mlxr.server.pool.loaded_model import LoadedModel
@@ -31,7 +33,6 @@ from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState
 
 router = APIRouter(route_class=LargeBodyRoute)
-FINGERPRINT = f"mlxr-{VERSION}"
 
 
 @router.post("/v1/chat/completions", tags=["OpenAI"], responses=answers(ChatCompletion, "text/event-stream"))
@@ -120,20 +121,11 @@ async def _stream(state: ServerState, body: ChatRequest, job: ChatJob) -> AsyncG
     usages: list[Usage] = []
     begun: set[int] = set()
     reasoning_tokens = 0
-    head = (
-        f'data: {{"id":{quoted(new_id("chatcmpl"))},"object":"chat.completion.chunk","created":{int(time.time())},'
-        f'"model":{quoted(body.model)},"system_fingerprint":"{FINGERPRINT}",'
-    )
-    usage_field = '"usage":null,' if body.wants_usage else ""
+    writer = ChunkWriter(_CHUNKS, new_id("chatcmpl"), body.model, body.wants_usage)
+    chunk = writer.chunk
     wants_logprobs = job.sampling.logprobs is not None
     kit = kit_of(body.tools)
     customs = [CustomDeltas(kit) for _ in range(job.sampling.n)] if kit.has_custom else []
-
-    def chunk(index: int, delta: str, logprobs: str = "null", reason: str = "null", first: str = "") -> bytes:
-        return (
-            f'{head}{first}{usage_field}"choices":[{{"index":{index},"delta":{delta},"logprobs":{logprobs},'
-            f'"finish_reason":{reason}}}]}}\n\n'
-        ).encode()
 
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(state.pool.use(body.model))
@@ -145,11 +137,10 @@ async def _stream(state: ServerState, body: ChatRequest, job: ChatJob) -> AsyncG
         async for piece in pieces:
             index, event = piece.index, piece.event
             if running is not None:
-                usage_field = running.field(index, event)
+                writer.set_usage(running.count(index, event))
             if index not in begun:
-                first = "" if begun else dumped_fields(noted_warnings())
                 begun.add(index)
-                yield chunk(index, '{"role":"assistant","content":"","refusal":null}', first=first)
+                yield chunk(index, _BEGINNING)
             logprobs = "null"
             if wants_logprobs and event.logprob is not None:
                 logprobs = dumped(chat_logprobs(model.engine.model.tokenizer, [event.logprob]))
@@ -157,7 +148,7 @@ async def _stream(state: ServerState, body: ChatRequest, job: ChatJob) -> AsyncG
             if not body.shows_reasoning:
                 deltas = [delta for delta in deltas if not isinstance(delta, Reasoning)]
             if not deltas and logprobs != "null":
-                yield chunk(index, '{"content":""}', logprobs)
+                yield chunk(index, _NOTHING, logprobs)
             for delta in deltas:
                 own = customs[index].shown(delta) if customs else None
                 yield chunk(index, _delta(delta) if own is None else dumped(own), logprobs)
@@ -169,23 +160,48 @@ async def _stream(state: ServerState, body: ChatRequest, job: ChatJob) -> AsyncG
                 usages.append(_usage_of(event))
                 yield chunk(index, "{}", reason=quoted(finish_reason(piece)))
     if body.wants_usage:
-        yield f'{head}"choices":[],"usage":{dumped(usage(usages, reasoning_tokens))}}}\n\n'.encode()
-    yield b"data: [DONE]\n\n"
+        yield writer.last(dumped(usage(usages, reasoning_tokens)))
+    yield DONE
+
+
+_CHUNKS = ChunkForms(
+    ChatChunk(
+        id="",
+        object="chat.completion.chunk",
+        created=0,
+        model="",
+        system_fingerprint=FINGERPRINT,
+        choices=[ChatChunkChoice(index=0, delta=ChatDelta(), logprobs=None, finish_reason=None)],
+    ),
+    "delta",
+)
+_BEGINNING = json_form(ChatDelta(role="assistant", content="", refusal=None))()
+_NOTHING = json_form(ChatDelta(content=""))()
+_CONTENT = json_form(ChatDelta(content=""), "content")
+_REASONING = json_form(ChatDelta(reasoning_content=""), "reasoning_content")
+_CALL_START = json_form(
+    ChatDelta(
+        tool_calls=[CallDelta(index=0, id="", type="function", function=FunctionDelta(name="", arguments=""))],
+    ),
+    "index",
+    "id",
+    "name",
+)
+_CALL_ARGUMENTS = json_form(
+    ChatDelta(tool_calls=[CallDelta(index=0, function=FunctionDelta(arguments=""))]), "index", "arguments"
+)
 
 
 def _delta(delta: Delta) -> str:
+    if isinstance(delta, Content):  # nearly all; a pattern takes longer
+        return _CONTENT(quoted(delta.text))
     match delta:
-        case Content(text):
-            return f'{{"content":{quoted(text)}}}'
         case Reasoning(text):
-            return f'{{"reasoning_content":{quoted(text)}}}'
+            return _REASONING(quoted(text))
         case ToolStart(index, call_id, name):
-            return (
-                f'{{"tool_calls":[{{"index":{index},"id":{quoted(call_id)},"type":"function",'
-                f'"function":{{"name":{quoted(name)},"arguments":""}}}}]}}'
-            )
+            return _CALL_START(index, quoted(call_id), quoted(name))
         case ToolArguments(index, text):
-            return f'{{"tool_calls":[{{"index":{index},"function":{{"arguments":{quoted(text)}}}}}]}}'
+            return _CALL_ARGUMENTS(index, quoted(text))
 
 
 def is_reasoning(deltas: Sequence[Delta]) -> bool:

@@ -18,11 +18,13 @@ from mlxr.runtime.engine.too_long import check_length
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.openai_answers import TextCompletion
+from mlxr.server.documents.openai_chunks import TextChunk, TextChunkChoice
 from mlxr.server.errors import bad_field, openai_body
 from mlxr.server.large_body_route import LargeBodyRoute
 from mlxr.server.merged import merged
-from mlxr.server.openai.chat import FINGERPRINT, new_id, plain_reason, usage
-from mlxr.server.openai.json_text import dumped, dumped_fields
+from mlxr.server.openai.chat import new_id, plain_reason, usage
+from mlxr.server.openai.chunk_writer import DONE, FINGERPRINT, ChunkForms, ChunkWriter
+from mlxr.server.openai.json_text import dumped
 from mlxr.server.openai.logprobs import completion_logprobs
 from mlxr.server.openai.running_usage import RunningUsage
 from mlxr.server.openai.sampling_fields import ResponseFormat, SamplingFields, Terms, response_schema, sampling_of
@@ -238,11 +240,8 @@ def _usage(job: _Job, texts: Sequence[_Text]) -> dict[str, Any]:
 
 
 async def _stream(state: ServerState, body: CompletionRequest, asked: _Job) -> AsyncGenerator[bytes]:
-    head = (
-        f'data: {{"id":{quoted(new_id("cmpl"))},"object":"text_completion","created":{int(time.time())},'
-        f'"model":{quoted(body.model)},"system_fingerprint":"{FINGERPRINT}",'
-    )
-    usage_field = '"usage":null,' if body.wants_usage else ""
+    writer = ChunkWriter(_CHUNKS, new_id("cmpl"), body.model, body.wants_usage)
+    chunk = writer.chunk
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(state.pool.use(body.model))
         job = await _encoded(model, asked)
@@ -253,26 +252,15 @@ async def _stream(state: ServerState, body: CompletionRequest, asked: _Job) -> A
         if body.wants_running_usage and job.most:
             running = RunningUsage([len(prompt) for prompt in job.ids for _ in range(job.sampling.n)])
 
-        has_begun = False
-
-        def chunk(index: int, text: str, logprobs: str = "null", reason: str = "null") -> bytes:
-            nonlocal has_begun
-            first = "" if has_begun else dumped_fields(noted_warnings())
-            has_begun = True
-            return (
-                f'{head}{first}{usage_field}"choices":[{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs},'
-                f'"finish_reason":{reason}}}]}}\n\n'
-            ).encode()
-
         if job.echo:
             for index in range(len(texts)):
-                yield chunk(index, _echoed(job, tokenizer, index))
+                yield chunk(index, quoted(_echoed(job, tokenizer, index)))
         events = await stack.enter_async_context(aclosing(merged(_events(model, job))))
         async for number, event in events:
             index = number * job.sampling.n + event.index
             texts[index].add(event)
             if running is not None:
-                usage_field = running.field(index, event)
+                writer.set_usage(running.count(index, event))
             logprobs = "null"
             if job.logprobs is not None and event.logprob is not None and event.token_id is not None:
                 told = completion_logprobs(tokenizer, [event.logprob], [event.token_id], lengths[index])
@@ -281,9 +269,22 @@ async def _stream(state: ServerState, body: CompletionRequest, asked: _Job) -> A
             reason = quoted(plain_reason(event.finish_reason)) if event.finish_reason else "null"
             if job.most == 0:
                 if event.finish_reason:
-                    yield chunk(index, "", reason=reason)
+                    yield chunk(index, quoted(""), reason=reason)
             elif event.text or event.finish_reason or logprobs != "null":
-                yield chunk(index, event.text, logprobs, reason)
+                yield chunk(index, quoted(event.text), logprobs, reason)
         if body.wants_usage:
-            yield f'{head}"choices":[],"usage":{dumped(_usage(job, texts))}}}\n\n'.encode()
-    yield b"data: [DONE]\n\n"
+            yield writer.last(dumped(_usage(job, texts)))
+    yield DONE
+
+
+_CHUNKS = ChunkForms(
+    TextChunk(
+        id="",
+        object="text_completion",
+        created=0,
+        model="",
+        system_fingerprint=FINGERPRINT,
+        choices=[TextChunkChoice(index=0, text="", logprobs=None, finish_reason=None)],
+    ),
+    "text",
+)

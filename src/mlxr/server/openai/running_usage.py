@@ -3,6 +3,15 @@
 from collections.abc import Sequence
 
 from mlxr.runtime.engine.completion import Event
+from mlxr.server.documents.json_form import json_form
+from mlxr.server.documents.openai_chunks import RunningTokens
+
+_TOLD = json_form(
+    RunningTokens(prompt_tokens=0, completion_tokens=0, total_tokens=0),
+    "prompt_tokens",
+    "completion_tokens",
+    "total_tokens",
+)
 
 
 class RunningUsage:
@@ -17,9 +26,8 @@ class RunningUsage:
         self._prompt_tokens = prompt_tokens
         self._completion_tokens = [0] * len(prompt_tokens)
 
-    def field(self, index: int, event: Event) -> str:
-        """Counts an event of an answer, and gives the JSON text of the field, with a comma after it."""
+    def count(self, index: int, event: Event) -> str:
+        """Counts an event of an answer, and gives the JSON text of its usage so far."""
         self._completion_tokens[index] += event.token_id is not None
         prompt, completion = self._prompt_tokens[index], self._completion_tokens[index]
-        total = prompt + completion
-        return f'"usage":{{"prompt_tokens":{prompt},"completion_tokens":{completion},"total_tokens":{total}}},'
+        return _TOLD(prompt, completion, prompt + completion)
