@@ -300,10 +300,10 @@ class EngineCore:
             self._complete_decode(step, samples)
         else:
             self._complete_parts(step, samples)
-        if (states := self._pager.states) is not None:
+        if (states := self._pager.states) is not None and states.keeping:
             for part, seq_id in zip(step.parts, step.sequences, strict=True):
                 request = part.request
-                if seq_id is not None and request.seq_id == seq_id:
+                if seq_id is not None and request.seq_id == seq_id and seq_id in states.keeping:
                     states.commit(seq_id, request.tokens, request.hashes, request.certain)
 
     def _complete_parts(self, step: LaunchedStep, samples: Sequence[Sampled]) -> None:

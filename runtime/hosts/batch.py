@@ -174,7 +174,7 @@ class Batch:
             logit_rows=logit_rows,
             query_tiles=query_tiles,
             query_tile=query_tile,
-            state_table=None if pager.states is None else pager.states.step(seq_ids, [1] * count, [0] * count),
+            state_table=None if pager.states is None else pager.states.step_one_each(seq_ids),
         )
 
     @property

@@ -122,6 +122,8 @@ from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.make_requests import RequestMaker, Terms
 from mlxr.runtime.engine.sampling import Sampling
+import mlxr
+from mlxr.bench.sequences import Sequences
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.driver import compile_spec
 from mlxr.inspect.roofline import roofline
@@ -215,7 +217,26 @@ for target in ("metal", "cpu"):
 
 DIVIDED = {**DECAY, "model__tensor_names": "canonical"}
 whole = compile_spec(small_spec(**DIVIDED), targets=("cpu",)).artifact
-file = open_weights(save_canonical(Path(sys.argv[1]), whole))
+path = save_canonical(Path(sys.argv[1]), whole)
+with mlxr.load(whole, path, host="cpu") as model:
+    asked = [model.start([[3, 1, 4, 1, 5, 9]], max_tokens=6).finish()[0] for _ in range(2)]
+    print(asked[0].token_ids == asked[1].token_ids, *(answer.cached_tokens for answer in asked))
+    sequences = Sequences(model, 2)
+    assert min(sequences.resize(12), *sequences.decode(3), sequences.resize(12), *sequences.decode(2)) > 0
+    sequences.close()
+try:
+    mlxr.load(whole, path, host="cpu", tiers=mlxr.TierSizes(memory_bytes=1 << 20))
+except mlxr.RequestError as error:
+    print(str(error).split(": ")[-1])
+state = whole.plan.arena.slots_bytes
+for budget in (state + 40 * whole.plan.arena.block_bytes, state):
+    try:
+        arena = compile_spec(small_spec(**DIVIDED, cache__memory_budget=budget), targets=("cpu",)).artifact.plan.arena
+        print(budget - arena.size_bytes, arena.num_blocks)
+    except mlxr.MlxrError as error:
+        print(type(error).__name__)
+
+file = open_weights(path)
 reference = make_host("reference", whole, file, Arena(whole.plan.arena), threads=None, progress=None)
 
 def steps(step, pager, query_tile):
@@ -258,6 +279,7 @@ def test_an_op_with_a_store(tree: ChangedTree, tmp_path: Path) -> None:
     numbers = 240 * 4 * 2  # 6 heads of 40 in f32, read and written, of each token and of each sequence's state
     assert tree.run(_STORE, str(tmp_path)).splitlines() == [
         *("sim 10", "0 10 8 12 21", "cpu 10", "0 10 8 12 21"),
+        *("True 0 4", "load it without tiers", "0 40", "BudgetError"),
         *("(2, 3, 40) (2, 3, 40)", "(1, 6, 40) (1, 6, 40)"),
         f"decode {2 * 3 * 240} {4 * numbers}",
         f"prefill {32 * 3 * 240} {33 * numbers}",

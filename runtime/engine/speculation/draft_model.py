@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mlxr.compiler.artifact import MOST_UNDONE
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.speculation.text import Text
@@ -136,7 +137,7 @@ class DraftModel:
             going = [draft for key, draft in drafts.items() if len(draft.guess) < most[key]]
             if not going:
                 return
-            ids = self._run([BatchRequest(d.seq_id, d.guess[-1:], len(d.tokens)) for d in going])
+            ids = self._run([BatchRequest(d.seq_id, d.guess[-1:], len(d.tokens), undo=MOST_UNDONE) for d in going])
             for draft, token in zip(going, ids, strict=True):
                 draft.tokens.append(draft.guess[-1])
                 draft.guess.append(token)

@@ -53,8 +53,11 @@ def table_columns(batch: Batch, most: int) -> int:
 
 
 def state_columns(batch: Batch, most: int) -> int | None:
-    """How many columns a table of states has on the device: two or all, since each number makes a trace."""
-    return None if batch.state_table is None else 2 if batch.state_table.shape[1] == 2 else most
+    """How many columns a table of states has on the device: of decode two, of all else the most.
+
+    Each number makes a trace, and `warm_up` makes those of both.
+    """
+    return None if batch.state_table is None else 2 if batch.is_decode else most
 
 
 def _more(numbers: np.ndarray, count: int, value: int) -> np.ndarray:

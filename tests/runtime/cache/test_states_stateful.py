@@ -20,7 +20,7 @@ from mlxr.compiler.errors import ArenaError
 from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.sequence_states import SequenceStates
-from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests
 
 ROOTS = [root_digest("model", salt) for salt in ("", "salt")]
 PROMPTS = st.lists(st.sampled_from([1, 2]), max_size=14).map(lambda tail: [1] * (14 - len(tail)) + tail)
@@ -59,14 +59,15 @@ class StatesMachine(RuleBasedStateMachine):
             return
         seq_id = self.pager.add_sequence(prefix)
         self.states.want(seq_id, len(prompt), prefix.num_known)
-        self.sequences[seq_id] = Sequence(ROOTS[root], prompt[: prefix.num_tokens], self.size)
+        self.sequences[seq_id] = sequence = Sequence(ROOTS[root], prompt[: prefix.num_tokens], self.size)
+        sequence.certain = prefix.num_tokens
         self.grow({seq_id: prompt[prefix.num_tokens :]}, 0)
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), undo=st.integers(0, 3))
     def step(self, data, undo):
         seq_ids = data.draw(st.lists(st.sampled_from(sorted(self.sequences)), min_size=1, unique=True))
-        tokens = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=5)
+        tokens = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=data.draw(st.sampled_from([1, 5])))
         self.grow(
             {seq_id: data.draw(tokens) for seq_id in seq_ids}, min(undo, max(self.states.room, 0) // len(seq_ids))
         )
@@ -77,7 +78,10 @@ class StatesMachine(RuleBasedStateMachine):
         if not tokens:
             return
         starts = {i: len(self.sequences[i].tokens) for i in tokens}
-        batch = Batch.build([BatchRequest(i, new, starts[i], "last", undo) for i, new in tokens.items()], self.pager, 4)
+        requests = [BatchRequest(i, new, starts[i], "last", undo) for i, new in tokens.items()]
+        if not undo and all(len(new) == 1 for new in tokens.values()):
+            requests = DecodeRequests([*tokens], [new[0] for new in tokens.values()], [*starts.values()])
+        batch = Batch.build(requests, self.pager, 4)
         self.pager.take_copies()
         before = list(self.slots)
         written = set()

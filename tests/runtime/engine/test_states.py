@@ -8,7 +8,9 @@ import pytest
 from mlxr.compiler.errors import ArenaError
 from mlxr.runtime.cache.sequence_states import SequenceStates
 from mlxr.runtime.engine.sampling import Sampling
-from mlxr_tests.hash_host import Answer, Guesser, HashEngine
+from mlxr.runtime.engine.speculation.draft_model import DraftModel
+from mlxr.runtime.engine.speculation.text import Text
+from mlxr_tests.hash_host import VOCAB, Answer, Guesser, HashEngine, answer_alone
 
 SYSTEM = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 """Two blocks of 4, and a half."""
@@ -99,6 +101,20 @@ def test_guesses_are_as_many_as_can_be_undone():
     engine.core.speculator = Guesser(engine)
     ask(engine, SYSTEM, max_tokens=30)
     assert max(max(step) for step in engine.host.steps[1:]) == 3
+
+
+def test_a_draft_model_goes_back_to_the_last_guess_that_came_true():
+    engine = HashEngine(state_slots=24)
+    draft = DraftModel(engine.host, engine.pager, VOCAB)
+    first = answer_alone(SYSTEM, Sampling(max_tokens=5), has_state=True)
+    assert draft.propose([Text("a", SYSTEM, 5)]) == [first]
+    text = [*SYSTEM, *first[:2], (first[2] + 1) % VOCAB]
+    del engine.host.steps[:]
+    second = answer_alone(text, Sampling(max_tokens=3), has_state=True)
+    assert draft.propose([Text("a", text, 3)]) == [second]
+    assert engine.host.steps == [[1], [1], [1]], "one token is new, and two of the guesses are computed for the next"
+    draft.close()
+    engine.check_empty()
 
 
 def test_a_model_without_states_has_no_table():

@@ -13,12 +13,13 @@ from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.cache.sequence_states import NO_STATE, SequenceStates
 from mlxr.runtime.engine.warm_up import decode_contexts, prompt_sizes, warm_up
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.binding import batch_arrays, batch_dims
 from mlxr.runtime.hosts.cuda import device
 from mlxr.runtime.hosts.cuda.host import CudaHost
-from mlxr.runtime.hosts.mlx.padding import NO_SLOT, padded_batch, table_columns
+from mlxr.runtime.hosts.mlx.padding import NO_SLOT, padded_batch, state_columns, table_columns
 from mlxr_tests.arenas import nan_arena
 from mlxr_tests.fake_card import SimLauncher, Sums, use_card
 from mlxr_tests.format_planes import random_buffers
@@ -174,6 +175,22 @@ def test_steps_for_mlxs_attention_are_not_filled_up() -> None:
     spec = small_spec(**HALF, model__attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 32})
     plan = compiled(spec, Geometry.of(chunk_padding=8, mlx_min_tokens=8, mlx_min_rows=0)).plan
     assert plan.padded_sizes == () and plan.padded_tokens(5) == 5
+
+
+def test_tables_of_states_have_two_widths() -> None:
+    """Two of decode, the most of all else, so that a step of a new width needs no new trace."""
+    states = SequenceStates(9, 2, 16)
+    pager = Pager(16, 16, 8, 2, states=states)
+    ids = [pager.add_sequence(), pager.add_sequence()]
+    states.want(ids[0], prompt_length=20)
+    for tokens, columns in (([20, 3], 18), ([1, 1], 2)):
+        requests = [BatchRequest(i, [1] * n, pager.length(i)) for i, n in zip(ids, tokens, strict=True)]
+        batch = Batch.build(requests, pager, 32)
+        assert state_columns(batch, 18) == columns
+        numbers = batch_arrays(batch, None, columns)["state_table"]
+        assert numbers.shape == (1 + 2 * columns,) and numbers[0] == columns
+        rows, width = numbers[1:].reshape(2, columns), batch.state_table.shape[1]
+        assert rows[:, :width].tolist() == batch.state_table.tolist() and (rows[:, width:] == NO_STATE).all()
 
 
 @pytest.mark.parametrize(("length", "columns"), [(20, 256), (16 * 256, 256), (16 * 256 + 1, 1024), (16 * 2000, 2048)])
