@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+from itertools import starmap
 from typing import ClassVar, Literal, cast
 
 from fastapi import APIRouter, Request
@@ -10,7 +11,8 @@ from starlette.responses import Response
 
 from mlxr.runtime.engine.pool import Pooling, Vector
 from mlxr.server.documents.answers import answers
-from mlxr.server.documents.openai_answers import Embeddings
+from mlxr.server.documents.json_form import json_form
+from mlxr.server.documents.openai_answers import Embedding, Embeddings, InputUsage
 from mlxr.server.embedding import embed, numbers_text, written
 from mlxr.server.embedding_prompts import Texts, check_texts, prompts_of
 from mlxr.server.errors import bad_field
@@ -79,9 +81,18 @@ async def _answer(state: ServerState, body: EmbeddingRequest, inputs: Texts) -> 
             salt=body.cache_salt or "",
         )
     told = await written(vectors, _base64_text if body.encoding_format == "base64" else numbers_text)
-    data = ",".join(f'{{"object":"embedding","index":{index},"embedding":{text}}}' for index, text in enumerate(told))
-    usage = {"prompt_tokens": prompts.num_tokens, "total_tokens": prompts.num_tokens}
-    return f'{{"object":"list","data":[{data}],{dumped({"model": body.model, "usage": usage})[1:]}'.encode()
+    data = ",".join(starmap(_EMBEDDING, enumerate(told)))
+    return _EMBEDDINGS(f"[{data}]", dumped(body.model), prompts.num_tokens, prompts.num_tokens).encode()
+
+
+_EMBEDDING = json_form(Embedding(object="embedding", index=0, embedding=""), "index", "embedding")
+_EMBEDDINGS = json_form(
+    Embeddings(object="list", data=[], model="", usage=InputUsage(prompt_tokens=0, total_tokens=0)),
+    "data",
+    "model",
+    "prompt_tokens",
+    "total_tokens",
+)
 
 
 def _base64_text(vector: Vector) -> str:
