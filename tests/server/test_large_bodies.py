@@ -34,7 +34,7 @@ from mlxr_tests.running_server import RunningServer
 from mlxr_tests.vocabularies import LANGUAGES, byte_level, metaspace, sentencepiece_model
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )
@@ -65,6 +65,17 @@ def test_integers_of_small_bodies_are_read_one_at_a_time(monkeypatch: pytest.Mon
     digits = "7" * 4000
     assert read_json(f'[{digits}, {{"a": -{digits}}}, 1.5]'.encode(), 3) == [int(digits), {"a": -int(digits)}, 1.5]
     assert read == [digits, f"-{digits}"]
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity"])
+def test_numbers_that_are_not_finite_are_refused(server: RunningServer, number: str) -> None:
+    """They would be told again, in the answer and to the model, as what is no JSON."""
+    for signs in (1, MANY):
+        with pytest.raises(ApiError, match=f"the body has the number {number}, which is not a finite one"):
+            read_json(f'{{"a": [1.5e300, {number}]}}'.encode(), signs)
+    body = f'{{"model": "tiny", "input": "a", "max_output_tokens": 1, "metadata": {{"a": {number}}}}}'
+    answer = server.http.post("/v1/responses", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and f"the number {number}" in answer.json()["error"]["message"]
 
 
 def test_long_lists_are_written_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +162,9 @@ def test_where_requests_are_read(server: RunningServer, monkeypatch: pytest.Monk
     monkeypatch.setattr(large_body_route, "read_json", read)
     monkeypatch.setattr(large_body_route, "MOST_IN_LOOP", 10)
     small = {"model": "tiny", "tokens": [1, 2, 3]}
-    assert server.http.post("/detokenize", json=small).status_code == 200 and not threads
+    assert server.http.post("/detokenize", json=small).status_code == 200
+    assert threads == [server.do(threading.current_thread)]
+    threads.clear()
     large = {"model": "tiny", "tokens": [1, 2, 3] * 5}
     assert structure(json.dumps(small).encode()) <= 10 < structure(json.dumps(large).encode())
     text = server.http.post("/detokenize", json=large).json()["prompt"]

@@ -8,6 +8,7 @@ longer than they do.
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
-from mlxr.server.errors import ApiError
+from mlxr.server.errors import ApiError, bad_field
 
 _T = TypeVar("_T")
 _Scan = Callable[[str, int], tuple[Any, int]]
@@ -46,9 +47,13 @@ class LargeBodyRoute(APIRoute):
             if field is None or "json" not in request.headers.get("content-type", ""):
                 return await handle(request)
             data = await request.body()
-            if len(data) <= MOST_BYTES_IN_LOOP and structure(data) <= MOST_IN_LOOP:
+            if not data:
                 return await handle(request)
+            is_small = len(data) <= MOST_BYTES_IN_LOOP and (signs := structure(data)) <= MOST_IN_LOOP
             try:
+                if is_small:
+                    request._json = read_json(data, signs)
+                    return await handle(request)
                 value, errors = await asyncio.to_thread(_read, data, field)
             except json.JSONDecodeError as error:
                 where = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error", "input": {}}
@@ -82,13 +87,13 @@ def read_json(data: bytes, signs: int) -> Any:
         signs: as `structure` counts them.
 
     Raises:
-        ApiError: it has more values, or more objects and lists, than a server reads.
+        ApiError: it has more values, or more objects and lists, than a server reads, or a number that is not finite.
         ValueError: it is no JSON.
         RecursionError: it is too deeply nested.
     """
     if signs <= MOST_AT_ONCE:
-        return json.loads(data, parse_int=_integer)
-    decoder = json.JSONDecoder()
+        return json.loads(data, parse_int=_integer, parse_float=_float, parse_constant=_float)
+    decoder = json.JSONDecoder(parse_float=_float, parse_constant=_float)
     containers = values = 0
 
     def counted(scan: _Scan, most: int) -> _Scan:
@@ -117,6 +122,14 @@ def read_json(data: bytes, signs: int) -> Any:
 def _integer(digits: str) -> int:
     """Like `int`, but other threads can run before each: one of 4,000 digits takes 0.1 ms."""
     return int(digits)
+
+
+def _float(text: str) -> float:
+    """A number; one that is not finite could not be told again as JSON."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise bad_field("body", f"the body has the number {text:.40}, which is not a finite one: send another")
+    return number
 
 
 def _refuse_more(count: int, most: int, told: str) -> None:
