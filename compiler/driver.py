@@ -16,7 +16,6 @@ from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.record import MemoryPlan
 from mlxr.compiler.artifact.target_types import TargetTypes
-from mlxr.compiler.build.build_graph import build_graph
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.errors import BudgetError, MlxrError, PlanError
@@ -28,7 +27,6 @@ from mlxr.compiler.parallel.rank_part import RankPart
 from mlxr.compiler.passes.pipeline import PassRecord, passes_of, run_passes
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
-from mlxr.compiler.schedule.memory import arena_geometry
 from mlxr.compiler.schedule.weights import plan_weights
 from mlxr.compiler.spec.load import dump_spec
 from mlxr.compiler.spec.model import ModelSpec
@@ -36,6 +34,7 @@ from mlxr.compiler.targets.early import Early
 from mlxr.compiler.targets.make_plan import make_plan
 from mlxr.compiler.targets.provenance import Provenance
 from mlxr.compiler.targets.registry import TARGETS
+from mlxr.compiler.targets.source_graph import source_graph
 from mlxr.compiler.text.byte_sizes import size
 
 Changes = dict[str, int]
@@ -130,21 +129,12 @@ def _graph_files(name: str, graph: OpGraph) -> dict[str, str]:
 
 def _plan(spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTypes], early: Early | None = None) -> _Planned:
     """Plans a model that is not split."""
-    typed = _typed(spec, types)
-    arena = arena_geometry(typed, table, [target_types.cache for target_types in types])
-    source = build_graph(typed, arena)
-    return _plan_graph(spec, typed, arena, source, source, table, types, early=early)
-
-
-def _typed(spec: ModelSpec, types: Sequence[TargetTypes]) -> ModelSpec:
-    """The spec with the types of the first target."""
-    cache = spec.cache.model_copy(update={"dtype": str(types[0].cache)})
-    return spec.model_copy(update={"activation_dtype": str(types[0].activations), "cache": cache})
+    source, arena = source_graph(spec, table, types)
+    return _plan_graph(spec, arena, source, source, table, types, early=early)
 
 
 def _plan_graph(
     spec: ModelSpec,
-    typed: ModelSpec,
     arena: ArenaGeometry,
     whole: OpGraph,
     source: OpGraph,
@@ -159,7 +149,7 @@ def _plan_graph(
     records: dict[PhaseName, list[PassRecord]] = {}
     for phase in PHASES:
         graphs[phase], records[phase] = run_passes(source, passes_of(phase, deterministic=spec.deterministic))
-    plan, sources = make_plan(typed, arena, whole, graphs, table, types, origin, part, early)
+    plan, sources = make_plan(spec, arena, whole, graphs, table, types, origin, part, early)
     named = {"source": source} | {str(phase): graph for phase, graph in graphs.items()}
     return _Planned(plan, sources, named, records)
 
@@ -168,16 +158,14 @@ def _plan_ranks(
     spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTypes]
 ) -> tuple[dict[str, str], dict[PhaseName, list[PassRecord]]]:
     """Plans every rank of a model that is split. Returns the files of all, and the passes of rank 0."""
-    typed = _typed(spec, types)
-    arena = arena_geometry(typed, table, [target_types.cache for target_types in types])
-    whole = build_graph(typed, arena)
-    parts = divide_model(typed, whole, arena)
-    check_ranks(typed, whole, [Rank(part.graph, part.slices) for part in parts])
-    all_weights = plan_weights(typed, whole, [whole])
+    whole, arena = source_graph(spec, table, types)
+    parts = divide_model(spec, whole, arena)
+    check_ranks(spec, whole, [Rank(part.graph, part.slices) for part in parts])
+    all_weights = plan_weights(spec, whole, [whole])
     files, planned = _graph_files("source", whole), []
     for rank, part in enumerate(parts):
         of_rank = RankPart(part.plan, part.slices, all_weights)
-        planned.append(_plan_graph(spec, typed, part.arena, whole, part.graph, table, types, of_rank))
+        planned.append(_plan_graph(spec, part.arena, whole, part.graph, table, types, of_rank))
         plan, budget = planned[-1].plan, spec.budget_of(rank)
         if budget is not None and plan.largest_memory.total_bytes > budget:
             needs = _needs(plan.largest_memory)

@@ -24,7 +24,7 @@ class LoweringInput:
     """Everything that a target needs to lower a model.
 
     Attributes:
-        spec: the spec, with the types of the first target.
+        spec: the spec; `types` has the types.
         graphs: the ordered graph of each phase.
         weights: every weight that a phase binds.
         arena: the arena, with the target's own cache type.

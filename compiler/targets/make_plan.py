@@ -39,8 +39,8 @@ def make_plan(
     """The plan of a spec, and the sources that it names, by file.
 
     Args:
-        spec: the spec, with the types of the first target.
-        arena: the arena, with the first target's cache type.
+        spec: the spec.
+        arena: the arena, with the first target's cache type; each target puts its own in its place.
         source: the graph as built, of the whole model.
         graphs: the ordered graph of each phase.
         table: the geometry of each launch.

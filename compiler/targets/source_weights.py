@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlxr.compiler.artifact.weight_plan import WeightPlan
-from mlxr.compiler.build.build_graph import build_graph
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
-from mlxr.compiler.schedule.memory import arena_geometry
 from mlxr.compiler.schedule.weights import plan_weights
 from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.registry import TARGETS
+from mlxr.compiler.targets.source_graph import source_graph
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,6 @@ def source_weights(spec: ModelSpec) -> SourceWeights:
         MlxrError: the spec cannot be compiled.
     """
     types = [target.types(spec, None) for target in TARGETS.values()]
-    cache = spec.cache.model_copy(update={"dtype": str(types[0].cache)})
-    typed = spec.model_copy(update={"activation_dtype": str(types[0].activations), "cache": cache})
-    arena = arena_geometry(typed, GeometryTable(Geometry(), ()), [of_target.cache for of_target in types])
-    graph = build_graph(typed, arena)
+    graph, _ = source_graph(spec, GeometryTable(Geometry(), ()), types)
     ignored = load_family(spec.model.tensor_names).ignored_for(spec.model, output=spec.output == "logits")
-    return SourceWeights(plan_weights(typed, graph, [graph]), ignored)
+    return SourceWeights(plan_weights(spec, graph, [graph]), ignored)
