@@ -39,7 +39,14 @@ from mlxr.compiler.formats.arena import ArenaGeometry, CacheGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.foreign_file import foreign_file
 from mlxr.compiler.formats.stored_planes import plane_format, plane_names
-from mlxr.compiler.formats.stores import KEYS_AND_VALUES, MOST_UNDONE, Allocation
+from mlxr.compiler.formats.stores import (
+    KEYS_AND_VALUES,
+    MOST_TAKEN_BACK,
+    MOST_UNDONE,
+    Allocation,
+    Group,
+    of_group,
+)
 from mlxr.compiler.formats.weight_format import Affine, WeightFormat
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS, Segment, WeightLayout, part_places, plane_row_bytes
 from mlxr.compiler.ir.buffers import ARENA_TOKEN, layer_buffer
@@ -59,6 +66,7 @@ __all__ = [
     "KEYS_AND_VALUES",
     "LAYERS",
     "LONGEST_BYTES",
+    "MOST_TAKEN_BACK",
     "MOST_UNDONE",
     "PANEL_ROWS",
     "PEERS",
@@ -81,6 +89,7 @@ __all__ = [
     "DType",
     "Extent",
     "Finish",
+    "Group",
     "InputNorm",
     "KernelCall",
     "KernelEntry",
@@ -120,6 +129,7 @@ __all__ = [
     "load_artifact",
     "mailbox_bytes",
     "mailbox_macros",
+    "of_group",
     "part_places",
     "plane_format",
     "plane_names",

@@ -52,8 +52,9 @@ class Program(Record):
         types: the types of its activations and cache.
         phases: decode and prefill.
         kernels: every kernel, once; those of the phases come first.
-        copy_blocks: copies blocks of the arena before a step that writes into shared blocks; on target metal, also
-            copies blocks into the arena that are restored. None where the runtime needs no kernel for either.
+        copy_blocks: copy blocks of the arena before a step that writes into shared blocks; on target metal, also
+            blocks into the arena that are restored. On target metal one for each group of layers, on target cpu one for
+            all; none where the runtime needs no kernel for either.
         arena: the arena as its kernels read it.
         memory: the memory that it needs; scratch memory is counted for one thread.
         step_kernels: decode steps as one kernel each, for host cuda, if the geometry asks for them.
@@ -67,7 +68,7 @@ class Program(Record):
     types: TargetTypes
     phases: tuple[Phase, ...]
     kernels: tuple[KernelEntry, ...]
-    copy_blocks: Launch | None
+    copy_blocks: tuple[Launch, ...]
     arena: ArenaGeometry
     memory: MemoryPlan
     step_kernels: tuple[StepKernelEntry, ...] = ()
@@ -86,6 +87,11 @@ class Program(Record):
         """The source files of its kernels, each once."""
         files = [kernel.file for kernel in self.kernels] + [kernel.file for kernel in self.step_kernels]
         return tuple(dict.fromkeys(files))
+
+    def copy_blocks_of(self, group: int) -> Launch | None:
+        """The launch that copies blocks of a group, on target metal; None: the group has no layers."""
+        names = {allocation.name for allocation in self.arena.of_group(group)}
+        return next((launch for launch in self.copy_blocks if names.intersection(launch.inputs)), None)
 
     def phase(self, name: PhaseName) -> Phase:
         """The phase of that name."""

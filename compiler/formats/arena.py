@@ -136,8 +136,10 @@ class ArenaGeometry:
         return replace(self, stores=tuple(s.with_dtype(dtype) if s.scope == "token" else s for s in self.stores))
 
     def with_blocks(self, num_blocks: int, context: int | None = None) -> "ArenaGeometry":
-        """The same with another number of blocks, and perhaps another context."""
-        groups = tuple(replace(group, num_blocks=num_blocks) for group in self.groups)
+        """The same with another number of blocks where all tokens are kept, and perhaps another context."""
+        groups = tuple(
+            replace(group, num_blocks=num_blocks) if group.window is None else group for group in self.groups
+        )
         return replace(self, groups=groups, context=self.context if context is None else context)
 
     @property
@@ -205,20 +207,22 @@ class ArenaGeometry:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block of each group: of all its stores and layers."""
-        return sum(allocation.unit_bytes for allocation in self.allocations if allocation.group is not None)
+        """Bytes of a block of the groups that keep all tokens: of all their stores and layers."""
+        kept = [number for number, group in enumerate(self.groups) if group.window is None]
+        return sum(allocation.unit_bytes for allocation in self.allocations if allocation.group in kept)
 
     @property
-    def _only_group(self) -> Group:
-        (group,) = self.groups
-        return group
+    def fixed_bytes(self) -> int:
+        """Bytes that do not depend on how many tokens are kept: of windows, and of states."""
+        kept = [number for number, group in enumerate(self.groups) if group.window is None]
+        return sum(allocation.size_bytes for allocation in self.allocations if allocation.group not in kept)
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the only group."""
-        return self._only_group.num_blocks
+        """Blocks of the first group, which keeps all tokens."""
+        return self.groups[0].num_blocks
 
     @property
     def max_blocks_per_sequence(self) -> int:
-        """Columns of the only group's block table."""
-        return self._only_group.max_blocks_per_sequence
+        """Columns of block tables."""
+        return self.groups[0].max_blocks_per_sequence

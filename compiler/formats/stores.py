@@ -16,6 +16,10 @@ Scope = Literal["token", "sequence"]
 Countable = Literal["heads", "kv_heads", "columns", "experts", "vocabulary"]
 """What the ranks of a stage divide."""
 KEYS, VALUES = "k_arena", "v_arena"
+MOST_TAKEN_BACK = 64
+"""Tokens before its newest step that a sequence may go back to without what left its windows since."""
+MOST_TILE_KEYS = 128
+"""Kernels of prompts begin at a multiple of their tile of keys, which is at most this."""
 _TITLES = {KEYS: "K", VALUES: "V"}
 KEYS_AND_VALUES = (KEYS, VALUES)
 """The stores of attention, in the order in which plans list them."""
@@ -94,6 +98,8 @@ class Store:
 class Group:
     """Layers with the same needs: they keep the same rows in stores of scope `token`, of the same tokens.
 
+    The first group keeps all tokens, and has no layers if every layer has a window: prefixes go by its blocks.
+
     Attributes:
         layers: that have rows of their own, ascending; a kernel gets a layer's place here as its number.
         num_blocks: blocks of each of its allocations.
@@ -105,6 +111,10 @@ class Group:
     num_blocks: int
     max_blocks_per_sequence: int
     window: int | None = None
+
+    def first_read(self, position: int) -> int:
+        """The first position that kernels may read for a query at `position`, whole tiles of keys included."""
+        return 0 if self.window is None else max(0, position + 1 - self.window - (MOST_TILE_KEYS - 1))
 
 
 @dataclass(frozen=True)
@@ -156,7 +166,7 @@ def keys_and_values(rows: Sequence[StoreRow | int | None]) -> tuple[Store, Store
 
 
 def groups_of(stores: Sequence[Store], windows: Sequence[int | None]) -> list[tuple[tuple[int, ...], int | None]]:
-    """Layers with the same needs of scope `token`, each with their window, in the order of their first layers.
+    """Layers with the same needs of scope `token`, each with their window; the first ones keep all tokens.
 
     Args:
         stores: every store.
@@ -174,4 +184,5 @@ def groups_of(stores: Sequence[Store], windows: Sequence[int | None]) -> list[tu
         seen = [windows[layer] for layer in layers]
         window = None if None in seen else max(w for w in seen if w is not None)
         groups.setdefault((tuple(store.row(owner) for store in tokens), window), []).append(owner)
-    return [(tuple(layers), window) for (_, window), layers in groups.items()]
+    found = sorted(((tuple(layers), window) for (_, window), layers in groups.items()), key=lambda g: g[1] is not None)
+    return found if found and found[0][1] is None else [((), None), *found]

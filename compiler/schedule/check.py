@@ -10,12 +10,13 @@ from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import Phase, Program
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.stores import of_group
 from mlxr.compiler.ir.buffers import ARENA_TOKEN, layer_buffer
 from mlxr.compiler.ir.tensor import BatchDim
 
 _BATCH = frozenset(
-    ("token_ids", "positions", "slots", "query_start", "context_lens", "block_tables", "logit_rows", "query_tiles")
-) | {"state_table"}
+    ("token_ids", "positions", "query_start", "context_lens", "logit_rows", "query_tiles", "state_table")
+)
 _TOKEN_OUT = "token_out"
 """The port of a kernel that makes the arena's next token, which has no place in activation memory."""
 
@@ -50,11 +51,13 @@ def check_plan(plan: Plan) -> None:
                 raise PlanError(f"{cast.name!r} is cast from {cast.weight!r}, which is not a weight [target {target}]")
         casts = {cast.name: cast.dtype for cast in program.casts}
         stores = {allocation.name: allocation.dtype for allocation in program.arena.allocations}
+        groups = range(len(program.arena.groups))
+        blocks = dict.fromkeys(of_group(name, group) for name in ("slots", "block_tables") for group in groups)
         if program.batch_invariant and (program.step_kernels or _library_calls(program)):
             raise PlanError(f"steps are to be deterministic, but MLX or a step kernel runs some [target {target}]")
         for phase in program.phases:
             try:
-                _check_phase(phase, program, known | own | casts, stores)
+                _check_phase(phase, program, known | own | casts | blocks, stores)
             except PlanError as error:
                 raise PlanError(f"{error} [target {target}, phase {phase.name}]") from None
 

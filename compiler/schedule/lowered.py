@@ -74,7 +74,7 @@ class Lowered:
 
     Attributes:
         phases: decode and prefill.
-        copy_blocks: the launch that copies blocks into the arena; None if the runtime needs none.
+        copy_blocks: see `Program`.
         query_tile: tokens in a tile of queries, if a kernel fixes the number; None if no kernel does.
         tensors: the weights as this target has them in memory; empty if they follow `WeightPlan.layout`.
         scratch_bytes: memory besides weights, arena and activations.
@@ -85,7 +85,7 @@ class Lowered:
     """
 
     phases: tuple[LoweredPhase, ...]
-    copy_blocks: PendingLaunch | None
+    copy_blocks: tuple[PendingLaunch, ...]
     query_tile: int | None = None
     tensors: tuple[CTensor, ...] = ()
     scratch_bytes: int = 0

@@ -11,7 +11,15 @@ from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.errors import BudgetError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.formats.stores import Group, Store, StoreRow, cache_row_bytes, keys_and_values
+from mlxr.compiler.formats.stores import (
+    MOST_TAKEN_BACK,
+    MOST_TILE_KEYS,
+    Group,
+    Store,
+    StoreRow,
+    groups_of,
+    keys_and_values,
+)
 from mlxr.compiler.ir.tensor import Shape
 from mlxr.compiler.schedule.geometry import ArenaSizes, ChunkSizes
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
@@ -36,20 +44,22 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
     Raises:
         BudgetError: the arena cannot hold even one sequence, of full context or of the least.
     """
-    cache, model, context = spec.cache, spec.model, spec.model.context
+    cache, context = spec.cache, spec.model.context
     per_sequence, least = -(-context // cache.block_size), -(-spec.least_context // cache.block_size)
-    row_bytes = max(cache_row_bytes(dtype, model.attention.head_dim) for dtype in (DType(cache.dtype), *caches))
-    block_bytes = 2 * model.num_layers * cache.block_size * model.attention.num_kv_heads * row_bytes
-    stores = stores_of(spec)
+    stores, chunk = stores_of(spec), chunk_tokens(spec, chunk_choice(spec, table))
     state_bytes = sum(_state_bytes(store) for store in stores if store.scope == "sequence")
     num_slots = _num_slots(cache.max_sequences) if state_bytes else 0
     most = per_sequence * cache.max_sequences
     if spec.output == "hidden":  # a prompt leaves when it is read: room for the longest, and for what two steps read
-        chunk = chunk_tokens(spec, chunk_choice(spec, table))
         most = min(most, per_sequence + cache.max_sequences - 1 + -(-2 * chunk // cache.block_size))
     blocks = cache.num_blocks or min(most, spec.usual_blocks)
+    groups = _groups(spec, stores, blocks, step_tokens(spec, chunk))
     if cache.memory_budget is not None:
-        blocks = min(most, max(0, cache.memory_budget - num_slots * state_bytes) // block_bytes)
+        types = (DType(cache.dtype), *caches)
+        sizes = [max(_block_bytes(spec, stores, layers, dtype) for dtype in types) for layers, _, _ in groups]
+        fixed = num_slots * state_bytes
+        fixed += sum(size * count for size, (_, _, count) in zip(sizes[1:], groups[1:], strict=True))
+        blocks = min(most, max(0, cache.memory_budget - fixed) // sizes[0]) if sizes[0] else most
     if blocks < least:
         limit = "cache.num_blocks" if cache.num_blocks else "cache.memory_budget"
         raise BudgetError(
@@ -59,7 +69,7 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
         )
     if blocks < per_sequence:
         per_sequence, context = blocks, blocks * cache.block_size
-    contiguous, layers = cache.mode == "contiguous", tuple(range(model.num_layers))
+    contiguous = cache.mode == "contiguous"
     arena = ArenaGeometry(
         layout=cache.layout,
         mode="contiguous" if contiguous else "paged",
@@ -67,14 +77,51 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
         max_sequences=cache.max_sequences,
         context=context,
         stores=stores,
-        groups=(Group(layers, per_sequence if contiguous else blocks, per_sequence),),
+        groups=tuple(
+            Group(layers, count if window else per_sequence if contiguous else blocks, per_sequence, window)
+            for layers, window, count in groups
+        ),
         num_slots=num_slots,
         snapshot_tokens=_SNAPSHOT_TOKENS if num_slots else 0,
     )
     chosen = arena_choice(spec, arena, table)
     if chosen and context <= chosen.sizes["contiguous_context"]:
-        arena = replace(arena, mode="contiguous")
+        ((layers, _),) = groups_of(stores, [None] * spec.model.num_layers)
+        arena = replace(arena, mode="contiguous", groups=(replace(arena.groups[0], layers=layers),))
     return arena
+
+
+def _groups(
+    spec: ModelSpec, stores: Sequence[Store], blocks: int, most_tokens: int
+) -> list[tuple[tuple[int, ...], int | None, int]]:
+    """The groups of layers: their layers, their window and the blocks that they need.
+
+    A window counts where its blocks are fewer than all. Contiguous arenas and ranks keep all tokens.
+
+    Args:
+        spec: the spec.
+        stores: every store.
+        blocks: that hold all tokens.
+        most_tokens: of a step.
+    """
+    cache, size = spec.cache, spec.cache.block_size
+    keeps_all = cache.mode == "contiguous" or spec.parallel is not None or spec.output == "hidden"
+
+    def needed(window: int) -> int:
+        # Each sequence may have a window that none other has, and as much again stays for prefixes; besides, blocks at
+        # both ends that are used in part, and one that is copied.
+        kept = -(-(window + MOST_TILE_KEYS + MOST_TAKEN_BACK) // size) + 3
+        return 2 * cache.max_sequences * kept + -(-most_tokens // size)
+
+    windows = [layer.attention.sliding_window for layer in spec.model.layers]
+    used = [None if w is None or keeps_all or needed(w) >= blocks else w for w in windows]
+    return [(layers, w, blocks if w is None else needed(w)) for layers, w in groups_of(stores, used)]
+
+
+def _block_bytes(spec: ModelSpec, stores: Sequence[Store], layers: Sequence[int], dtype: DType) -> int:
+    """Bytes of a block of these layers, with rows of tokens in a type."""
+    rows = (store.with_dtype(dtype).row(layer) for store in stores if store.scope == "token" for layer in layers)
+    return spec.cache.block_size * sum(row.size_bytes for row in rows if row is not None)
 
 
 def stores_of(spec: ModelSpec) -> tuple[Store, ...]:
@@ -115,6 +162,12 @@ def chunk_tokens(spec: ModelSpec, chosen: ChosenGeometry) -> int:
     if spec.prefill_chunk is not None:
         return spec.prefill_chunk
     return max(1, min(chosen.sizes["chunk_tokens"], INT32_MAX // spec.widest_activation))
+
+
+def step_tokens(spec: ModelSpec, chunk: int) -> int:
+    """The most tokens of a step: room for all sequences in decode, and never more than all of their contexts."""
+    sequences = spec.cache.max_sequences
+    return max(sequences, min(chunk, spec.model.context * sequences))
 
 
 def batch_limits(spec: ModelSpec, phase: PhaseName, max_tokens: int, max_rows: int) -> dict[str, int]:

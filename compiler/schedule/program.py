@@ -50,8 +50,7 @@ class PlacedProgram:
     def _launches(self) -> Iterator[PendingLaunch]:
         for phase in self.phases:
             yield from phase.lowered.launches
-        if self.lowered.copy_blocks is not None:
-            yield self.lowered.copy_blocks
+        yield from self.lowered.copy_blocks
 
 
 def place(lowered: Lowered, inputs: LoweringInput) -> PlacedProgram:
@@ -83,12 +82,11 @@ def make_program(
         library: what else the runtime needs to call a C program; None for other programs.
     """
     lowered, names = placed.lowered, {kernel: entry.name for kernel, entry in kernels.items()}
-    copies = lowered.copy_blocks
     return Program(
         types=inputs.types,
         phases=tuple(_phase(phase, names) for phase in placed.phases),
         kernels=tuple(kernels.values()),
-        copy_blocks=None if copies is None else copies.named(names),
+        copy_blocks=tuple(launch.named(names) for launch in lowered.copy_blocks),
         arena=inputs.arena,
         memory=MemoryPlan(
             weights_bytes=sum(weight.size_bytes for weight in lowered.tensors or inputs.weights),

@@ -15,7 +15,7 @@ from mlxr.compiler.parallel.rank_part import RankPart
 from mlxr.compiler.schedule.check import check_plan
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.lowered import LoweringInput
-from mlxr.compiler.schedule.memory import arena_choice, batch_limits, chunk_choice, chunk_tokens
+from mlxr.compiler.schedule.memory import arena_choice, batch_limits, chunk_choice, chunk_tokens, step_tokens
 from mlxr.compiler.schedule.program import DEFAULT_QUERY_TILE, place
 from mlxr.compiler.schedule.weights import plan_weights
 from mlxr.compiler.spec.family import load_family
@@ -54,8 +54,7 @@ def make_plan(
     """
     sequences, chunk = spec.cache.max_sequences, chunk_choice(spec, table)
     prefill_chunk = chunk_tokens(spec, chunk)
-    # A step has room for all sequences in decode; it never needs more than all of their contexts.
-    max_tokens = max(sequences, min(prefill_chunk, spec.model.context * sequences))
+    max_tokens = step_tokens(spec, prefill_chunk)
     # Hidden rows are wanted of whole prompts, logits of few tokens.
     max_rows = max_tokens if spec.output == "hidden" else max(sequences, min(prefill_chunk, 64))
     weights = plan_weights(spec, source, graphs.values(), part.slices if part else None)

@@ -17,6 +17,9 @@ One step of the engine does this, in this order:
 A model that keeps states besides K and V has `states` (`mlxr.runtime.cache.sequence_states`): a sequence begins, forks
 and ends here with its state; `Batch.build` asks `states` what the step reads and writes.
 
+A model whose layers have different needs has `others` (`mlxr.runtime.cache.group_blocks`): they follow what happens to
+the first group's blocks, and have copies of their own (`take_copies_of`).
+
 A sequence is *settled* when all its tokens are in the blocks of its own table. It is settled by `take_copies`, until it
 grows again. Only settled tokens can be shared. So copies are independent: no block is both source and destination.
 
@@ -29,13 +32,14 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import ArenaGeometry
-from mlxr.compiler.errors import ArenaError
+from mlxr.compiler.artifact import ArenaGeometry, Group
+from mlxr.compiler.errors import ArenaError, ArenaFullError
 from mlxr.runtime.cache.block_copies import BlockCopies
 from mlxr.runtime.cache.block_hashes import BlockHashes
 from mlxr.runtime.cache.block_sequence import BlockSequence
 from mlxr.runtime.cache.block_states import block_states
 from mlxr.runtime.cache.blocks import BlockPool
+from mlxr.runtime.cache.group_blocks import GroupBlocks
 from mlxr.runtime.cache.growth import Growth
 from mlxr.runtime.cache.integrity import check_blocks, check_index, check_open_sequences, check_sequence, equal
 from mlxr.runtime.cache.kept_sequence import KeptSequence
@@ -64,6 +68,7 @@ class Pager:
         context: int | None = None,
         record_evictions: bool = False,
         states: SequenceStates | None = None,
+        others: Sequence[Group] = (),
     ) -> None:
         """Makes a pager with all blocks free.
 
@@ -76,6 +81,7 @@ class Pager:
             context: most tokens of a sequence; None: as many as the longest table has room for.
             record_evictions: whether `take_evicted` tells which blocks the prefix cache gave up.
             states: of a model that keeps some; all its slots are free.
+            others: the groups of layers after the first, whose blocks these are.
 
         Raises:
             ArenaError: a size below 1, a context beyond the longest table, or several contiguous sequences.
@@ -112,6 +118,7 @@ class Pager:
         self._one_each = OneTokenEach(self._sequences, self._pool, self._tables, block_size, self._growth.take_block)
         self._next_id = 0
         self.states = states
+        self.others = tuple(GroupBlocks(group, block_size, max_sequences) for group in others)
 
     @classmethod
     def from_geometry(cls, geometry: ArenaGeometry, *, record_evictions: bool = False) -> "Pager":
@@ -130,6 +137,7 @@ class Pager:
             context=geometry.context,
             record_evictions=record_evictions,
             states=states,
+            others=geometry.groups[1:],
         )
 
     @property
@@ -190,12 +198,13 @@ class Pager:
         """Like `block_table`, as a list of its own."""
         return list(self._get(seq_id).blocks)
 
-    def block_tables(self, seq_ids: Sequence[int]) -> npt.NDArray[np.int32]:
+    def block_tables(self, seq_ids: Sequence[int], group: int = 0) -> npt.NDArray[np.int32]:
         """Blocks of several sequences: [sequences, blocks of the longest], int32; unused entries are 0.
 
         There are no columns that none of them uses: a step of short sequences costs the same whatever the context is.
         """
-        tables = self._tables[:, : max((len(self._get(i).blocks) for i in seq_ids), default=0)]
+        tables = self._tables if group == 0 else self.others[group - 1].tables
+        tables = tables[:, : max((len(self._get(i).blocks) for i in seq_ids), default=0)]
         rows = self._one_each.rows_of(seq_ids)
         return tables.take([self._get(i).row for i in seq_ids] if rows is None else rows, axis=0)
 
@@ -210,12 +219,43 @@ class Pager:
             hashes: of the same tokens.
             whole_blocks: whether only full blocks count.
         """
+        if self.others:
+            return self._find_in_all(tokens, hashes)
         prefix = self._prefixes.find(tokens, hashes, whole_blocks)
         if self.states is None:
             return prefix
         length, slot = self.states.slots.find(tokens, hashes, prefix.num_tokens)
         blocks = prefix.blocks[: -(-length // self.block_size)]
         return replace(prefix, num_tokens=length, blocks=blocks, state_slot=slot, num_known=prefix.num_tokens)
+
+    def _find_in_all(self, tokens: Sequence[int], hashes: BlockHashes) -> Prefix:
+        """The longest start in whole blocks that all groups have, and after which there is a state."""
+        prefix, size = self._prefixes.find(tokens, hashes, True), self.block_size
+        digests, count, slot = hashes.of(tokens, prefix.num_tokens), len(prefix.blocks), -1
+        while count:
+            found = min(group.find(digests, count) for group in self.others)
+            if found < count:
+                count = found
+                continue
+            if self.states is None:
+                break
+            length, slot = self.states.slots.find(tokens, hashes, count * size)
+            if length == count * size:
+                break
+            count = length // size
+        return Prefix(
+            count * size,
+            prefix.blocks[:count],
+            self._version,
+            slot if count else -1,
+            prefix.num_tokens if self.states else 0,
+            tuple(group.blocks_after(digests, count) for group in self.others),
+        )
+
+    @property
+    def _version(self) -> int:
+        """Counts the changes of any group after which a block that was found may hold something else."""
+        return self._pool.version + sum(group.pool.version for group in self.others)
 
     def blocks_to_begin(self, prefix: Prefix, length: int) -> int:
         """How many of the free blocks a new sequence with this prefix needs until it has so many tokens.
@@ -248,7 +288,7 @@ class Pager:
                 f"the arena holds {len(self._sequences)} of {self.max_sequences} sequences; "
                 "free one, or compile the spec with a larger cache.max_sequences"
             )
-        if prefix and prefix.num_tokens and prefix.version != self._pool.version:
+        if prefix and prefix.num_tokens and prefix.version != self._version:
             raise ArenaError("the arena's blocks have changed since this prefix was found; find it again")
         seq_id, start = self._next_id, prefix or Prefix(0, ())
         if self.states is not None:
@@ -256,6 +296,8 @@ class Pager:
         self._next_id += 1
         self._sequences[seq_id] = sequence = BlockSequence(self._free_rows.pop())
         self._share(sequence, start)
+        for group, blocks in zip(self.others, start.others or ((),) * len(self.others), strict=True):
+            group.add(seq_id, sequence.row, start.num_tokens, blocks)
         return seq_id
 
     def commit(self, seq_id: int, tokens: Sequence[int], hashes: BlockHashes, length: int) -> None:
@@ -281,6 +323,8 @@ class Pager:
                 f"{sequence.settled} are in its blocks, and {len(tokens)} were given; commit after take_copies()"
             )
         self._prefixes.commit(sequence, tokens, hashes, length)
+        for group in self.others:
+            group.commit(seq_id, hashes.of(tokens, length), tokens, hashes)
 
     def append(self, seq_id: int, num_tokens: int) -> list[int]:
         """Grows one sequence; see `append_all`."""
@@ -295,7 +339,7 @@ class Pager:
         for seq_id, _ in growths:
             self._get(seq_id)
         try:
-            return self.num_blocks_needed(growths) <= self._pool.num_free
+            return self.num_blocks_needed(growths) <= self._pool.num_free and not self._lacking(growths)
         except ArenaError:
             return False
 
@@ -317,7 +361,24 @@ class Pager:
             ArenaFullError: not enough free blocks; nothing has changed.
             ArenaError: unknown or repeated sequence, no tokens, or a sequence beyond the context; nothing has changed.
         """
-        return self._growth.append_all(growths)
+        if self.others:
+            self._growth.blocks_needed(growths)
+            if self._lacking(growths):
+                raise ArenaFullError(
+                    f"appending {sum(n for _, n in growths)} tokens to {len(growths)} sequence(s) needs more blocks of "
+                    "layers with windows than are free; give a step fewer tokens, or free a sequence"
+                )
+            grown = [(seq_id, self._get(seq_id).length, count) for seq_id, count in growths]
+        slots = self._growth.append_all(growths)
+        for group in self.others:
+            for seq_id, length, count in grown:
+                group.grow(seq_id, length, count)
+        return slots
+
+    def _lacking(self, growths: Sequence[tuple[int, int]]) -> bool:
+        """Whether a group after the first has too few free blocks."""
+        grown = [(seq_id, self._get(seq_id).length, count) for seq_id, count in growths] if self.others else []
+        return any(group.blocks_needed(grown) > group.pool.num_free for group in self.others)
 
     def append_one_each(self, seq_ids: Sequence[int], lengths: list[int]) -> list[int] | None:
         """`append_all` of one token for each sequence, in less time, where that is plain.
@@ -325,7 +386,17 @@ class Pager:
         Returns:
             The slots; or None, with nothing changed: for an error, a full arena, or a last block to be copied first.
         """
-        return self._one_each.append(seq_ids, lengths, self.context)
+        if self.others and not (
+            all(seq_id in self._sequences for seq_id in seq_ids)
+            and all(group.grows_plainly(seq_ids, lengths) for group in self.others)
+        ):
+            return None
+        slots = self._one_each.append(seq_ids, lengths, self.context)
+        if slots is not None:
+            for group in self.others:
+                for seq_id, length in zip(seq_ids, lengths, strict=True):
+                    group.grow(seq_id, length, 1)
+        return slots
 
     def can_fork(self, seq_id: int) -> bool:
         """Whether `fork` would succeed now.
@@ -354,6 +425,9 @@ class Pager:
         fork = self._sequences[fork_id]
         if self.states is not None:
             self.states.fork(seq_id, fork_id)
+        for group in self.others:
+            group.remove(fork_id)
+            group.fork(seq_id, fork_id, fork.row)
         self._share(fork, Prefix(sequence.length, tuple(sequence.blocks)))
         fork.num_cached = sequence.num_cached
         fork.committed = fork.num_cached * self.block_size
@@ -369,6 +443,10 @@ class Pager:
             sequence.settled = sequence.length
         return self._copies.take()
 
+    def take_copies_of(self, group: int) -> list[tuple[int, int]]:
+        """`take_copies` of a group after the first."""
+        return self.others[group - 1].take_copies()
+
     def truncate(self, seq_id: int, length: int) -> None:
         """Keeps the first `length` tokens and releases the blocks after them.
 
@@ -379,8 +457,15 @@ class Pager:
         sequence = self._get(seq_id)
         if not 0 <= length <= sequence.length:
             raise ArenaError(f"cannot truncate sequence {seq_id} to {length}, expected 0 to {sequence.length} tokens")
+        if not all(group.goes_back(seq_id, length) for group in self.others):
+            kept = self.nearest(seq_id, sequence.length)
+            raise ArenaError(
+                f"sequence {seq_id} cannot go back to {length} of {kept} tokens: its windows gave them back"
+            )
         if self.states is not None:
             self.states.truncate(seq_id, length)
+        for group in self.others:
+            group.truncate(seq_id, length)
         self._prefixes.truncate(sequence, length)
         for i in range(len(sequence.blocks) - 1, -(-length // self.block_size) - 1, -1):
             self._copies.release(sequence.blocks.pop())
@@ -395,7 +480,8 @@ class Pager:
             ArenaError: unknown sequence.
         """
         most = min(length, self._get(seq_id).length)
-        return most if self.states is None else self.states.nearest(seq_id, most)
+        most = most if self.states is None else self.states.nearest(seq_id, most)
+        return most if all(group.goes_back(seq_id, most) for group in self.others) else 0
 
     def keep_state(self, seq_id: int) -> None:
         """Lets a sequence be truncated to the tokens that it has now, if there is room for its state.
@@ -428,6 +514,8 @@ class Pager:
         self.truncate(seq_id, 0)
         if self.states is not None:
             self.states.remove(seq_id)
+        for group in self.others:
+            group.remove(seq_id)
         self._free_rows.append(sequence.row)
         self._one_each.forget()
         del self._sequences[seq_id]
@@ -466,6 +554,8 @@ class Pager:
         equal("rows of block tables, used and free", sorted(rows), "all", list(range(self.max_sequences)))
         if self.states is not None:
             self.states.check_integrity({seq_id: sequence.length for seq_id, sequence in self._sequences.items()})
+        for group in self.others:
+            group.check_integrity({seq_id: sequence.length for seq_id, sequence in self._sequences.items()})
 
     def _get(self, seq_id: int) -> BlockSequence:
         try:

@@ -36,6 +36,8 @@ class Prefix:
     """Of a model with states: the slot of the state after these tokens; -1: there are no tokens."""
     num_known: int = 0
     """Of a model with states: tokens whose K and V are in the arena; after `num_tokens`, there is no state of them."""
+    others: tuple[tuple[int, ...], ...] = ()
+    """Of each group of layers after the first: the blocks that the next query reads, in order."""
 
 
 class PrefixCache:

@@ -51,4 +51,7 @@ def launch_step(
         save(evicted)
     if copies := pager.take_copies():
         host.copy_blocks(copies)
+    for group in range(1, len(pager.others) + 1):
+        if copies := pager.take_copies_of(group):
+            host.copy_blocks(copies, group)
     return host.step(batch)

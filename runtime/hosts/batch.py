@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.compiler.artifact import of_group
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.cache.pager import Pager
 
@@ -52,6 +53,15 @@ class DecodeRequests(NamedTuple):
     starts: list[int]
 
 
+class BlocksOfGroup(NamedTuple):
+    """Where a group of layers after the first has the tokens of a step."""
+
+    slots: Int32Array
+    """Like `Batch.slots`."""
+    block_tables: Int32Array
+    """Like `Batch.block_tables`; 0 too where a window has passed."""
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Metadata of one step; arrays are int32, exact in size and read-only.
@@ -81,6 +91,8 @@ class Batch:
     """[seqs, 1 + writes], of a model with states: column 0 is the slot that holds the state before the sequence's first
     token; column j the slot into which the state after its j-th last token goes; or `NO_STATE`. A slot is in one column
     at most, but several sequences may read the same."""
+    others: tuple[BlocksOfGroup, ...] = ()
+    """Of each group of layers after the first."""
     tops: int = 0
     """How many of the greatest logits of each row are enough, of equal ones the first; 0: all. The parts of a model do
     not exchange the others, which are then -inf. Hosts of whole models ignore it."""
@@ -149,6 +161,7 @@ class Batch:
             query_tiles=query_tiles,
             query_tile=query_tile,
             state_table=None if pager.states is None else pager.states.step(seq_ids, counts, undo),
+            others=_of_others(pager, seq_ids, query_start, positions),
         )
 
     @classmethod
@@ -175,7 +188,17 @@ class Batch:
             query_tiles=query_tiles,
             query_tile=query_tile,
             state_table=None if pager.states is None else pager.states.step_one_each(seq_ids),
+            others=_of_others(pager, seq_ids, query_start, numbers[count : 2 * count]),
         )
+
+    @property
+    def blocks(self) -> dict[str, Int32Array]:
+        """Slots and block tables of all groups, by the names of their values in graphs."""
+        return {
+            of_group(name, group): array
+            for group, blocks in enumerate((BlocksOfGroup(self.slots, self.block_tables), *self.others))
+            for name, array in blocks._asdict().items()
+        }
 
     @property
     def num_tokens(self) -> int:
@@ -231,6 +254,21 @@ def _check(requests: Sequence[BatchRequest], pager: Pager) -> None:
         if rows not in ("last", "all", "none"):
             raise RequestError(f"sequence {seq_id} wants logits {rows!r}, expected 'last', 'all' or 'none'")
         seen.add(seq_id)
+
+
+def _of_others(
+    pager: Pager, seq_ids: Sequence[int], query_start: Int32Array, positions: Int32Array
+) -> tuple[BlocksOfGroup, ...]:
+    """See `Batch.others`."""
+    if not pager.others:
+        return ()
+    size = pager.block_size
+    sequence = np.repeat(np.arange(len(seq_ids)), np.diff(query_start))
+    tables = [pager.block_tables(seq_ids, group) for group in range(1, len(pager.others) + 1)]
+    return tuple(
+        BlocksOfGroup(table[sequence, positions // size] * np.int32(size) + positions % np.int32(size), table)
+        for table in tables
+    )
 
 
 def _logit_rows(rows: Sequence[Rows], query_start: Int32Array) -> Int32Array:

@@ -54,13 +54,12 @@ def batch_arrays(batch: Batch, columns: int | None = None, state_columns: int | 
     return states | {
         "token_ids": batch.tokens,
         "positions": batch.positions,
-        "slots": batch.slots,
         "query_start": batch.query_start,
         "context_lens": batch.context_lens,
-        "block_tables": _tables(batch.block_tables, columns),
         "logit_rows": batch.logit_rows,
         "query_tiles": batch.query_tiles,
         "dims": batch.dims,
+        **{n: _tables(a, columns) if a.ndim == 2 else a for n, a in batch.blocks.items()},
     }
 
 

@@ -186,8 +186,8 @@ class Host(ABC):
             print(f"{self.name}: {name} {detail}", file=sys.stderr)
 
     @abstractmethod
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copies whole arena blocks, (source, target), in every layer, before the next step."""
+    def copy_blocks(self, copies: Sequence[tuple[int, int]], group: int = 0) -> None:
+        """Copies whole blocks, (source, target), in every store and layer of a group, before the next step."""
 
     @property
     def block_bytes(self) -> int:

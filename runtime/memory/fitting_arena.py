@@ -51,11 +51,9 @@ def fitting_arena(
     arena = plan.programs[target].arena
     others = footprint.weights_bytes + footprint.activation_bytes + tier_bytes
     left = free.free_bytes - others
+    spare = left - arena.fixed_bytes
     if (shrink or spec.cache.least_context is not None) and has_free_size(arena):
-        room, share = (
-            int(part - arena.slots_bytes) // block_bytes(arena)
-            for part in (left, SHARE * (left - footprint.mapped_bytes))
-        )
+        room, share = (int(part) // block_bytes(arena) for part in (spare, SHARE * (spare - footprint.mapped_bytes)))
         sequences = 1 if shrink else arena.max_sequences
         least, good, most = _blocks(artifact, arena, needed_context, sequences)
         blocks = min(most, max(share, min(room, good), least))
@@ -102,8 +100,8 @@ def least_arena(artifact: Artifact, target: str, tokens: int = 1) -> ArenaGeomet
 
 
 def block_bytes(arena: ArenaGeometry) -> int:
-    """Bytes of a block, K and V of all layers."""
-    return (arena.size_bytes - arena.slots_bytes) // arena.num_blocks
+    """Bytes of a block, of all stores and layers that keep all tokens."""
+    return max(1, arena.block_bytes)
 
 
 def of_blocks(arena: ArenaGeometry, blocks: int) -> ArenaGeometry:
@@ -138,10 +136,10 @@ def _ways(artifact: Artifact, arena: ArenaGeometry, room: int, *, shrunk: bool) 
     """
     plan, cache = artifact.plan, artifact.spec.cache
     context, sequences = arena.context, arena.max_sequences
-    blocks = min(max(0, room - arena.slots_bytes) // block_bytes(arena), arena.num_blocks - 1)
+    blocks = min(max(0, room - arena.fixed_bytes) // block_bytes(arena), arena.num_blocks - 1)
     most = blocks // -(-context // arena.block_size)
     # The option counts the blocks of the target whose cache has the widest type.
-    memory = arena.slots_bytes + blocks * max(block_bytes(program.arena) for program in plan.programs.values())
+    memory = max(blocks * block_bytes(p.arena) + p.arena.fixed_bytes for p in plan.programs.values())
     if cache.num_blocks is not None or cache.memory_budget is not None:
         shorter = "" if most else f" with context {blocks * arena.block_size}"
         if blocks:

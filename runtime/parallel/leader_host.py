@@ -123,8 +123,9 @@ class LeaderHost(Host):
         """See `Host.copy_to_read`."""
         return self._inner.copy_to_read(result)
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+    def copy_blocks(self, copies: Sequence[tuple[int, int]], group: int = 0) -> None:
         """See `Host.copy_blocks`; all ranks copy."""
+        assert group == 0, "ranks keep all tokens, in one group"
         with Uninterrupted():
             self._leader.send(Kind.COPY, np.array(copies, np.int32).tobytes())
             try:

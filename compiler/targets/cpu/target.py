@@ -57,7 +57,7 @@ class CpuTarget:
             kept = () if addend is None else (addend,)
             phases.append(LoweredPhase(name, lowering.pending, shapes, (logits,), kept=kept))
         rank = inputs.rank
-        copies = copy_blocks_launch(inputs.arena) if inputs.arena.max_sequences > 1 else None
+        copies = (copy_blocks_launch(inputs.arena),) if inputs.arena.max_sequences > 1 else ()
         scratch_bytes = sum(_scratch_bytes(_c_kernels(la.body for phase in phases for la in phase.launches)))
         return Lowered(
             tuple(phases),
@@ -74,7 +74,7 @@ class CpuTarget:
         """One translation unit; see `Target.render`."""
         kernels, tensors = list(_c_kernels(placed.kernels)), placed.lowered.tensors
         names = name_kernels(kernels)
-        copies = kernels.pop() if placed.lowered.copy_blocks is not None else None
+        copies = kernels.pop() if placed.lowered.copy_blocks else None
         shared_bytes, thread_bytes = _scratch_bytes(kernels)
         unit = Unit(
             kernels=tuple((names[kernel], kernel) for kernel in kernels),

@@ -18,7 +18,7 @@ from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.metal.decode_kernel.make_step_kernels import with_step_kernels
 from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
 from mlxr.compiler.targets.metal.kernels.attend_prefill import AttendPrefillKernel
-from mlxr.compiler.targets.metal.kernels.copy_blocks import copy_blocks_launch
+from mlxr.compiler.targets.metal.kernels.copy_blocks import copy_blocks_launches
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 from mlxr.compiler.targets.metal.merge_unpacks import merge_unpacks
 from mlxr.compiler.targets.metal.render import render
@@ -55,7 +55,7 @@ class MetalTarget:
         tile = next(la.body.tile for la in prefill.launches if isinstance(la.body, AttendPrefillKernel))
         return Lowered(
             tuple(phases),
-            copy_blocks_launch(inputs.arena),
+            copy_blocks_launches(inputs.arena),
             query_tile=tile,
             casts=tuple(casts.values()),
             batch_invariant=inputs.spec.deterministic,

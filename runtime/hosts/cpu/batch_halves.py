@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlxr.runtime.hosts.batch import Batch, query_tiles_of
+from mlxr.runtime.hosts.batch import Batch, BlocksOfGroup, query_tiles_of
 
 _FEWEST_TOKENS = 64
 """Of each half. Each reads all weights: with fewer tokens, that takes longer than what is sent."""
@@ -41,6 +41,7 @@ def batch_halves(batch: Batch) -> tuple[Batch, Batch] | None:
         query_start=first_start,
         context_lens=batch.positions[cut][-1:] + np.int32(1),
         block_tables=batch.block_tables[longest : longest + 1],
+        others=tuple(BlocksOfGroup(b.slots[cut], b.block_tables[longest : longest + 1]) for b in batch.others),
         logit_rows=np.zeros(0, np.int32),
         query_tiles=query_tiles_of(first_start, batch.query_tile),
     )
@@ -50,6 +51,7 @@ def batch_halves(batch: Batch) -> tuple[Batch, Batch] | None:
         tokens=np.delete(np.asarray(batch.tokens), cut),
         positions=np.delete(batch.positions, cut),
         slots=np.delete(batch.slots, cut),
+        others=tuple(b._replace(slots=np.delete(b.slots, cut)) for b in batch.others),
         query_start=second_start,
         logit_rows=np.where(batch.logit_rows >= begin, batch.logit_rows - np.int32(count), batch.logit_rows),
         query_tiles=query_tiles_of(second_start, batch.query_tile),

@@ -1,5 +1,6 @@
 """A batch as the C program takes it."""
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ def c_batch(
         _address(batch.positions),
         _address(batch.query_start),
         _address(batch.context_lens),
-        (CBlocks * 1)(CBlocks(_address(batch.slots), _address(batch.block_tables), batch.block_tables.shape[1])),
+        _groups(batch),
         None if states is None else _address(states),
         0 if states is None else states.shape[1],
         _address(batch.logit_rows),
@@ -45,6 +46,12 @@ def c_batch(
         links,
         second,
     )
+
+
+def _groups(batch: Batch) -> "ctypes.Array[CBlocks]":
+    first = CBlocks(_address(batch.slots), _address(batch.block_tables), batch.block_tables.shape[1])
+    others = (CBlocks(_address(b.slots), _address(b.block_tables), b.block_tables.shape[1]) for b in batch.others)
+    return (CBlocks * (1 + len(batch.others)))(first, *others)
 
 
 def _address(array: npt.NDArray[Any]) -> int:

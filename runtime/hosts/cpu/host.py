@@ -187,9 +187,9 @@ class CpuHost(Host):
         library = open_library(self.artifact, shows_progress=False, has_clock=True)
         return timed_calls(self.plan, library, self._placed, self.arena.geometry, num_threads(self.threads))
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+    def copy_blocks(self, copies: Sequence[tuple[int, int]], group: int = 0) -> None:
         """Copies all pairs, in order, in one call."""
-        self._running.copy_blocks(0, np.array(copies, dtype=np.int32).reshape(-1, 2))
+        self._running.copy_blocks(group, np.array(copies, dtype=np.int32).reshape(-1, 2))
         if self._tell:
             self._count_launches()
 

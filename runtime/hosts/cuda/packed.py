@@ -59,7 +59,7 @@ class DecodeInputs:
     """
 
     MOVING = ("positions", "slots", "context_lens")
-    """The arrays that grow by one from step to step."""
+    """The arrays that grow by one from step to step; of slots, those of all groups."""
 
     def __init__(self) -> None:
         self._moving: _Uploaded | None = None
@@ -67,8 +67,8 @@ class DecodeInputs:
 
     def bind(self, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[tuple[Packed, mx.array], tuple[Packed, mx.array]]:
         """A step's arrays, packed and on the GPU: those that move, then those that do not."""
-        moving = {name: array for name, array in arrays.items() if name in self.MOVING}
-        steady = {name: array for name, array in arrays.items() if name not in self.MOVING}
+        moving = {name: array for name, array in arrays.items() if name.partition(".")[0] in self.MOVING}
+        steady = {name: array for name, array in arrays.items() if name not in moving}
         moves = self._moving is not None and self._moving.matches(moving)
         stays = self._steady is not None and self._steady.matches(steady)
         if not (moves or stays):  # one upload, and one page fault, for both

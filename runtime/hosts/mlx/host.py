@@ -232,9 +232,9 @@ class MlxHost(ArrayHost):
             self.recover()
             raise HostError(f"the step failed on the GPU: {error}") from error
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Launches the copy kernel once for all pairs."""
-        self._copy(copies, self._no_blocks)
+    def copy_blocks(self, copies: Sequence[tuple[int, int]], group: int = 0) -> None:
+        """Launches the group's copy kernel once for all pairs."""
+        self._copy(copies, self._no_blocks, group)
 
     def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
         """See `Host.read_blocks`. MLX gathers the blocks on the device: reading the arena itself would move it."""
@@ -253,9 +253,10 @@ class MlxHost(ArrayHost):
         check_blocks(self.arena.geometry, block_ids, data)
         self._copy(from_buffer(block_ids), mx.array(data))
 
-    def _copy(self, copies: Sequence[tuple[int, int]], blocks: mx.array) -> None:
-        launch = self.program.copy_blocks
-        assert launch is not None, "every program of target metal has the kernel"
+    def _copy(self, copies: Sequence[tuple[int, int]], blocks: mx.array, group: int = 0) -> None:
+        launch = self.program.copy_blocks_of(group)
+        if launch is None:
+            return
         pairs = np.zeros((max(4, len(copies)), 2), dtype=np.int32)
         pairs[: len(copies)] = copies
         arrays = {"copies": mx.array(pairs), "blocks": blocks, ARENA_TOKEN: self.arena.token, **self.arena.stores}

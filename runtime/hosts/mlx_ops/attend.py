@@ -131,7 +131,10 @@ def _attend(q: mx.array, inputs: Inputs, attrs: Attention | PackedAttention, pla
     for seq, context in enumerate(_indices(inputs["context_lens"]).tolist()):
         own = slice(int(starts[seq]), int(starts[seq + 1]))
         k, v = (_context(inputs[port], port, place, tables[seq], context) for port in KEYS_AND_VALUES)
-        outs.append(_attend_one(q[own], k, v, inputs["positions"][own], inputs.get("sinks"), attrs))
+        positions = inputs["positions"][own]
+        # What left every window may be in no block any more.
+        first = 0 if attrs.window is None else max(0, int(positions[0]) + 1 - attrs.window)
+        outs.append(_attend_one(q[own], k[:, first:], v[:, first:], positions, inputs.get("sinks"), attrs, first))
     return mx.concatenate(outs)
 
 
@@ -152,14 +155,18 @@ def _attend_one(
     positions: mx.array,
     sinks: mx.array | None,
     attrs: Attention | PackedAttention,
+    first: int,
 ) -> mx.array:
-    """One sequence: q [tokens, heads * head_dim], k and v [kv_heads, context, head_dim], sinks [heads] -> like q."""
+    """One sequence, whose keys begin at position `first`.
+
+    q [tokens, heads * head_dim], k and v [kv_heads, keys, head_dim], sinks [heads] -> like q.
+    """
     tokens, kv_heads, head_dim = len(positions), attrs.num_kv_heads, attrs.head_dim
     ratio = attrs.num_heads // kv_heads
     grouped = q.reshape(tokens, kv_heads, ratio, head_dim).transpose(1, 2, 0, 3)
     scores = grouped @ k[:, None].swapaxes(-1, -2) * attrs.scale
     scores = capped(scores, attrs.softcap)
-    keys = mx.arange(k.shape[1])
+    keys = first + mx.arange(k.shape[1])
     seen = keys <= positions[:, None]
     if attrs.window is not None:
         seen = seen & (keys > positions[:, None] - attrs.window)

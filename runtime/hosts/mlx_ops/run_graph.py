@@ -38,7 +38,9 @@ def run_graph(
     """
     values = {v.name: mx.array(v.data) for v in graph.values if v.role == "constant"}
     inputs = [v.name for v in graph.values if v.role == "input"]
-    values |= {name: mx.array(getattr(batch, _BATCH_NAMES.get(name, name))) for name in inputs}
+    blocks = batch.blocks
+    for name in inputs:
+        values[name] = mx.array(blocks[name] if name in blocks else getattr(batch, _BATCH_NAMES.get(name, name)))
     values |= {v.name: weights[v.name] for v in graph.values if v.role == "weight"}
     values |= {v.name: arena.stores[v.name] for v in graph.values if v.role == "store"} | {ARENA_TOKEN: arena.token}
     last_use = {name: op.name for op in graph.ops for name in op.inputs.values()}

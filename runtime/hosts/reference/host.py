@@ -73,9 +73,9 @@ class ReferenceHost(ArrayHost):
         mx.eval(logits)
         return logits
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copies whole arena blocks, (source, target), in every layer, before the next step."""
-        copy_blocks(self.arena, copies)
+    def copy_blocks(self, copies: Sequence[tuple[int, int]], group: int = 0) -> None:
+        """See `Host.copy_blocks`."""
+        copy_blocks(self.arena, copies, group)
 
     def _unpack(self, weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
         """The weights that the graph binds: whole ones, or, in the source graph, the parts of packed ones."""

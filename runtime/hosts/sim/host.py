@@ -158,18 +158,19 @@ class SimHost(ArrayHost):
         numbers = decode(self._memory[start : start + buffer.size_bytes], element)
         return np.asarray(numbers, np.float32).reshape(-1)[: int(np.prod(shape))].reshape(shape)
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Launches the copy kernel once for all pairs."""
-        self._copy(copies, np.zeros(8, np.uint8))
+    def copy_blocks(self, copies: Sequence[tuple[int, int]], group: int = 0) -> None:
+        """Launches the group's copy kernel once for all pairs."""
+        self._copy(copies, np.zeros(8, np.uint8), group)
 
     def write_blocks(self, block_ids: Sequence[int], data: npt.NDArray[np.uint8]) -> None:
         """Launches the copy kernel once for all blocks; see `Host.write_blocks`."""
         check_blocks(self.arena.geometry, block_ids, data)
         self._copy(from_buffer(block_ids), np.ascontiguousarray(data))
 
-    def _copy(self, copies: Sequence[tuple[int, int]], blocks: npt.NDArray[np.uint8]) -> None:
-        launch = self.program.copy_blocks
-        assert launch is not None, "every program of target metal has the kernel"
+    def _copy(self, copies: Sequence[tuple[int, int]], blocks: npt.NDArray[np.uint8], group: int = 0) -> None:
+        launch = self.program.copy_blocks_of(group)
+        if launch is None:
+            return
         inputs = {"copies": np.array(copies, np.int32), "blocks": blocks}
         grid = grid_of(launch, {"copies": len(copies)})
         assert grid is not None, "there are copies to make"

@@ -76,8 +76,7 @@ def _launch_facts(program: Program, name: str) -> dict[str, Json]:
         if launches:
             facts[f"launches in {phase.name}"] = len(launches)
         every += launches
-    if program.copy_blocks is not None and _called(program.copy_blocks) == name:
-        every.append(program.copy_blocks)
+    every += [launch for launch in program.copy_blocks if _called(launch) == name]
     if program.library is None:
         grids = [" x ".join(map(str, launch.threadgroups)) for launch in every if isinstance(launch.body, KernelCall)]
         if grids:

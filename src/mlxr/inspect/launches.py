@@ -165,11 +165,10 @@ def phase_rows(artifact: Artifact, target: str) -> list[PhaseRows]:
     """Every launch of a target's program: decode, prefill, and the copy of shared blocks where there is one."""
     plan, program = artifact.plan, artifact.plan.program(target)
     phases = [_rows(plan, program, phase, artifact.graph(phase.name)) for phase in program.phases]
-    if program.copy_blocks is not None:
-        launch = program.copy_blocks
-        row = LaunchRow(
+    copies = tuple(
+        LaunchRow(
             phase=_ARENA_ONLY,
-            index=0,
+            index=index,
             launch=launch,
             kernel=program.kernel(launch.kernel),
             op_kind=_ARENA_ONLY,
@@ -178,7 +177,10 @@ def phase_rows(artifact: Artifact, target: str) -> list[PhaseRows]:
             reads="copies, blocks, arena, token",
             writes="token",
         )
-        phases.append(PhaseRows(_ARENA_ONLY, (row,)))
+        for index, launch in enumerate(program.copy_blocks)
+    )
+    if copies:
+        phases.append(PhaseRows(_ARENA_ONLY, copies))
     return phases
 
 

@@ -207,7 +207,7 @@ class HashHost:
             raise HostError("the step failed on the device")
         return np.array(result)
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+    def copy_blocks(self, copies: Sequence[tuple[int, int]], group: int = 0) -> None:
         if self.faults and self.faults[0] == "copy":
             self.faults.popleft()
             raise HostError("blocks could not be copied")

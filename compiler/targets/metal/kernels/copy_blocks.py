@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mlxr.compiler.artifact.launch import ONE, Extent
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.formats.stores import KEYS_AND_VALUES
+from mlxr.compiler.formats.stores import of_group
 from mlxr.compiler.ir.buffers import ARENA_TOKEN
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
@@ -63,14 +63,19 @@ class CopyBlocksKernel(ArenaKernel):
         return self.block_bytes // self.word_bytes
 
 
-def copy_blocks_launch(arena: ArenaGeometry) -> PendingLaunch:
-    """The launch that copies blocks before a step; no op of the graph stands for it."""
-    cache = arena.cache_of(0)
+def copy_blocks_launches(arena: ArenaGeometry) -> tuple[PendingLaunch, ...]:
+    """For each group with layers the launch that copies blocks before a step; no op of the graph stands for it."""
+    return tuple(_launch(arena, number) for number, group in enumerate(arena.groups) if group.layers)
+
+
+def _launch(arena: ArenaGeometry, group: int) -> PendingLaunch:
+    cache = arena.cache_of(arena.groups[group].layers[0])
+    stores = tuple(allocation.name for allocation in arena.of_group(group))
     kernel = CopyBlocksKernel("copy_blocks", cache)
     return PendingLaunch(
         "copy_blocks",
         kernel,
-        ("copies", "blocks", *KEYS_AND_VALUES, ARENA_TOKEN),
-        ("copy_blocks.token",),
+        ("copies", "blocks", *stores, ARENA_TOKEN),
+        (of_group("copy_blocks.token", group),),
         (Extent(dim="copies"), Extent(times=cache.num_layers), ONE),
     )

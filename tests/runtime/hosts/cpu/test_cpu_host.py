@@ -111,7 +111,7 @@ def test_launches_are_counted_by_the_program(rig: Rig) -> None:
     assert counts["attend_decode"] == 3 * rig.plan.num_layers and counts["attend_prefill"] == rig.plan.num_layers
     assert counts["embed"] == counts["logits"] == 4
     rig.host.copy_blocks([(0, 1), (2, 3)])
-    assert rig.host.launches[rig.plan.programs["cpu"].copy_blocks.kernel] == 1
+    assert rig.host.launches[rig.plan.programs["cpu"].copy_blocks[0].kernel] == 1
 
 
 def test_debug_tells_of_launches(capsys, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ class ToyTarget:
             lowering.lower_ops()
             shapes = {v.name: (v.shape, DType.F32) for v in graph.values if v.role == "activation"}
             phases.append(LoweredPhase(name, lowering.pending, shapes, graph.outputs[:1]))
-        return Lowered(tuple(phases), copy_blocks=None)
+        return Lowered(tuple(phases), copy_blocks=())
 
     def render(
         self, placed: PlacedProgram, inputs: LoweringInput, origin: Provenance
