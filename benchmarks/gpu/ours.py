@@ -79,7 +79,8 @@ class Loaded:
         """Makes sequences of so many tokens, whose keys and values are the arena's random numbers."""
         ids = [self.pager.add_sequence() for _ in range(batch)]
         if tokens:
-            self.pager.append_all([(seq_id, tokens) for seq_id in ids])
+            for seq_id in ids:
+                self.pager.pass_over(seq_id, tokens)
             self.pager.take_copies()
         return ids
 

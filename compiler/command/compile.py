@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from mlxr.compiler.command.parallel_summary import describe_parallel, parallel_s
 from mlxr.compiler.command.parser import CommandParser, VersionAction
 from mlxr.compiler.command.type_options import add_type_arguments, type_changes
 from mlxr.compiler.driver import Compilation, compile_spec
+from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.change import changed
 from mlxr.compiler.spec.load import load_spec
@@ -167,11 +168,22 @@ def describe(compilation: Compilation, output: Path | None) -> str:
         f"  weights  {size(memory.weights_bytes)}, {formats}",
         f"  arena    {size(memory.arena_bytes)}: {arena.num_blocks} blocks of {arena.block_size} tokens, {arena.mode}, "
         f"context {arena.context} x {sequences}{room}, {cache}",
+        *_windows(arena),
         f"  scratch  {_scratch(plan)}",
         f"  total    {_totals(plan)}{budget}",
         f"compiled in {compilation.time_us / 1000:.0f} ms" + (f" to {output}" if output else "; -o DIR writes it"),
     ]
     return "\n".join(lines)
+
+
+def _windows(arena: ArenaGeometry) -> Iterator[str]:
+    """What layers with a window save, if the arena gives back what left them."""
+    for group in arena.groups:
+        if group.window is not None:
+            yield (
+                f"           {counted(len(group.layers), 'layer')} with a window of {group.window} tokens: "
+                f"{group.num_blocks} blocks; whole, the arena would take {size(arena.whole_bytes)}"
+            )
 
 
 def _sources(artifact: Artifact, program: Program) -> str:

@@ -212,6 +212,16 @@ class ArenaGeometry:
         return sum(allocation.unit_bytes for allocation in self.allocations if allocation.group in kept)
 
     @property
+    def whole_bytes(self) -> int:
+        """Bytes that all stores would have if no group gave back what left its window."""
+        return sum(
+            allocation.size_bytes
+            if allocation.group is None
+            else allocation.unit_bytes * max(self.num_blocks, allocation.num_units)
+            for allocation in self.allocations
+        )
+
+    @property
     def fixed_bytes(self) -> int:
         """Bytes that do not depend on how many tokens are kept: of windows, and of states."""
         kept = [number for number, group in enumerate(self.groups) if group.window is None]

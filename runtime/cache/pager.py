@@ -48,6 +48,8 @@ from mlxr.runtime.cache.prefix_cache import Prefix, PrefixCache
 from mlxr.runtime.cache.prefix_index import CachedBlock as Evicted
 from mlxr.runtime.cache.sequence_states import SequenceStates
 
+_PASSED_BLOCKS = 4
+"""Blocks of tokens that are passed over at a time: those of windows have room for a step."""
 __all__ = ["Evicted", "Pager", "Prefix"]
 
 
@@ -342,6 +344,24 @@ class Pager:
             return self.num_blocks_needed(growths) <= self._pool.num_free and not self._lacking(growths)
         except ArenaError:
             return False
+
+    def has_room(self, growths: Sequence[tuple[int, int]]) -> bool:
+        """Whether sequences can grow so far in several steps: what leaves windows on the way is given back.
+
+        Raises:
+            ArenaError: as `num_blocks_needed`.
+        """
+        return self.num_blocks_needed(growths) <= self._pool.num_free
+
+    def pass_over(self, seq_id: int, num_tokens: int) -> None:
+        """Grows a sequence by tokens that no step computes, as measurements do.
+
+        Raises:
+            ArenaError: as `append_all`.
+        """
+        step = _PASSED_BLOCKS * self.block_size
+        for begin in range(0, num_tokens, step):
+            self.append(seq_id, min(step, num_tokens - begin))
 
     def num_blocks_needed(self, growths: Sequence[tuple[int, int]]) -> int:
         """How many free blocks `append_all` would take, copies of shared ones included.

@@ -158,7 +158,7 @@ class Model:
         self.host = make_host(host, artifact, file, self.arena, threads=threads, progress=progress)
         if ranks is not None:
             self.host = ranks.lead(self.host)
-        self._notes = chosen.notes
+        self._notes: tuple[str, ...] = chosen.notes
         if self.host.builds_late:
             warm_up(self.host, self.pager, progress)
         self.core = EngineCore(self.host, self.pager, self._open_tiers(file, tiers))
@@ -170,6 +170,9 @@ class Model:
 
     def _open_tiers(self, file: WeightFile, sizes: TierSizes) -> BlockTiers | None:
         if not sizes:
+            return None
+        if len(self.arena.geometry.groups) > 1 or self.arena.geometry.num_slots:
+            self._notes += ("the cache has no tiers: they would lack windows and states, which prefixes need",)
             return None
         own = BlockIdentity.of(self.artifact, weights_digest(file), self.host.name, self.arena)
         return BlockTiers(

@@ -91,9 +91,10 @@ def _decode(host: Host, pager: Pager, sequences: int, context: int, tops: int) -
         while len(ids) < sequences and pager.can_add_sequence():
             ids.append(pager.add_sequence())
         growths = [(seq_id, context + 2) for seq_id in ids]
-        if len(ids) < sequences or not pager.can_append_all(growths):
+        if len(ids) < sequences or not pager.has_room(growths):
             return
-        pager.append_all([(seq_id, context) for seq_id in ids])
+        for seq_id in ids:
+            pager.pass_over(seq_id, context)
         samples = _sample(host, pager, [BatchRequest(seq_id, [0], context) for seq_id in ids], _SAMPLINGS, tops=tops)
         after = [BatchRequest(seq_id, [0], context + 1) for seq_id in ids]
         _sample(host, pager, after, _SAMPLINGS[:1], samples.tokens if host.pipelines else None, tops)

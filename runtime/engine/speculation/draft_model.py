@@ -170,7 +170,7 @@ class DraftModel:
         return draft
 
     def _make_room(self, growths: Sequence[tuple[int, int]], keys: set[Hashable]) -> bool:
-        while not self._pager.can_append_all(growths):
+        while not self._pager.has_room(growths):
             if not self._give_up_one(keys):
                 return False
         return True

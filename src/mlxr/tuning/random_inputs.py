@@ -57,7 +57,7 @@ def _batch(artifact: Artifact, sequences: int, context: int, new: int, rows: Lit
     for _ in range(sequences):
         seq_id = pager.add_sequence()
         if context > new:
-            pager.append(seq_id, context - new)
+            pager.pass_over(seq_id, context - new)
         requests.append(BatchRequest(seq_id, [i % plan.vocab_size for i in range(new)], context - new, rows))
     return Batch.build(requests, pager, plan.query_tile)
 

@@ -10,14 +10,15 @@ With state slots, its logits depend also on a state that is carried from token t
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import MOST_UNDONE
 from mlxr.compiler.errors import HostError
+from mlxr.compiler.formats.dtypes import DType
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.engine.completion import Event
@@ -29,6 +30,7 @@ from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Row, Sampler, Sampling, sample_rows
 from mlxr.runtime.engine.sampling.device_sampling import sample_on_device
 from mlxr.runtime.hosts.batch import Batch
+from mlxr_tests.kv_arena import kv_arena
 
 VOCAB = 32
 _FACTOR, _ADDEND = 6364136223846793005, 1442695040888963407
@@ -269,17 +271,11 @@ class HashEngine:
         state_slots: int = 0,
         state_every: int = 0,
     ) -> None:
-        self.geometry: Any = SimpleNamespace(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            max_sequences=max_sequences,
-            context=context,
-            max_blocks_per_sequence=-(-context // block_size),
-            mode="paged",
-            num_slots=state_slots,
-            state_columns=2 + max(block_size, MOST_UNDONE),
-            snapshot_tokens=state_every,
+        columns = -(-context // block_size)
+        self.geometry = kv_arena(
+            *("block", "paged", num_blocks, 1, block_size, 1, 1, DType.F32, columns, max_sequences, context)
         )
+        self.geometry = replace(self.geometry, num_slots=state_slots, snapshot_tokens=state_every)
         options = {"state_slots": state_slots} if state_slots else {}
         self.host = make_host(self.geometry, max_tokens, pipelines=pipelines, **options)
         self.pager = Pager.from_geometry(self.geometry, record_evictions=tiers is not None)

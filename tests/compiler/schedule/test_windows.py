@@ -1,0 +1,44 @@
+"""The arena of a model whose layers have windows: planned bytes, by hand."""
+
+import pytest
+
+from mlxr.compiler.schedule.geometry_rules import GeometryTable
+from mlxr.compiler.schedule.memory import arena_geometry
+from mlxr_tests.specs import small_spec
+
+GPT_OSS = {
+    "model__num_layers": 24,
+    "model__context": 32768,
+    "model__attention": {"num_heads": 64, "num_kv_heads": 8, "head_dim": 64},
+    "model__layer_types": {"sliding": {"attention": {"sliding_window": 128}}, "full": {}},
+    "model__layer_pattern": ["sliding", "full"],
+    "cache": {"block_size": 16, "dtype": "bf16", "max_sequences": 1, "num_blocks": 2048, "mode": "paged"},
+    "prefill_chunk": 512,
+}
+ROW = 2 * 8 * 64 * 2  # K and V of a token in a layer, bf16
+
+
+def test_the_shape_of_gpt_oss_takes_half() -> None:
+    arena = arena_geometry(small_spec(**GPT_OSS), GeometryTable())
+    whole = 24 * 32768 * ROW
+    full, windowed = arena.groups
+    assert full.layers == tuple(range(1, 24, 2)) and windowed.layers == tuple(range(0, 24, 2))
+    assert arena.size_bytes == 12 * 32768 * ROW + 12 * windowed.num_blocks * 16 * ROW
+    assert 0.5 * whole < arena.size_bytes < 0.53 * whole and arena.whole_bytes == whole
+    # A sequence's window, a tile of keys, what may be taken back, and a step of a prompt fit.
+    assert windowed.num_blocks * 16 > 128 + 128 + 64 + 512
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__context": 512, "cache__num_blocks": None},
+        {"cache__mode": "contiguous", "cache__num_blocks": None},
+        {"parallel": {"tensor": 2}},
+        {"output": "hidden", "cache__num_blocks": None},
+    ],
+    ids=["short", "contiguous", "ranks", "hidden"],
+)
+def test_one_group_keeps_all_tokens_where_windows_save_nothing(changes: dict[str, object]) -> None:
+    arena = arena_geometry(small_spec(**GPT_OSS | changes), GeometryTable())
+    assert [group.layers for group in arena.groups] == [tuple(range(24))]
