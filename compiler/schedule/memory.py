@@ -53,13 +53,17 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
     if spec.output == "hidden":  # a prompt leaves when it is read: room for the longest, and for what two steps read
         most = min(most, per_sequence + cache.max_sequences - 1 + -(-2 * chunk // cache.block_size))
     blocks = cache.num_blocks or min(most, spec.usual_blocks)
-    groups = _groups(spec, stores, blocks, step_tokens(spec, chunk))
-    if cache.memory_budget is not None:
-        types = (DType(cache.dtype), *caches)
-        sizes = [max(_block_bytes(spec, stores, layers, dtype) for dtype in types) for layers, _, _ in groups]
-        fixed = num_slots * state_bytes
-        fixed += sum(size * count for size, (_, _, count) in zip(sizes[1:], groups[1:], strict=True))
-        blocks = min(most, max(0, cache.memory_budget - fixed) // sizes[0]) if sizes[0] else most
+    for keeps_all in (False, True):
+        groups = _groups(spec, stores, blocks, step_tokens(spec, chunk), keeps_all=keeps_all)
+        if cache.memory_budget is not None:
+            types = (DType(cache.dtype), *caches)
+            sizes = [max(_block_bytes(spec, stores, layers, dtype) for dtype in types) for layers, _, _ in groups]
+            fixed = num_slots * state_bytes
+            fixed += sum(size * count for size, (_, window, count) in zip(sizes, groups, strict=True) if window)
+            each = sum(size for size, (_, window, _) in zip(sizes, groups, strict=True) if not window)
+            blocks = min(most, max(0, cache.memory_budget - fixed) // each) if each else most
+        if all(count < blocks for _, window, count in groups if window):
+            break
     if blocks < least:
         limit = "cache.num_blocks" if cache.num_blocks else "cache.memory_budget"
         raise BudgetError(
@@ -86,13 +90,14 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
     )
     chosen = arena_choice(spec, arena, table)
     if chosen and context <= chosen.sizes["contiguous_context"]:
-        ((layers, _),) = groups_of(stores, [None] * spec.model.num_layers)
-        arena = replace(arena, mode="contiguous", groups=(replace(arena.groups[0], layers=layers),))
+        whole = groups_of(stores, [None] * spec.model.num_layers)
+        groups_of_all = tuple(replace(arena.groups[0], layers=layers) for layers, _ in whole)
+        arena = replace(arena, mode="contiguous", groups=groups_of_all)
     return arena
 
 
 def _groups(
-    spec: ModelSpec, stores: Sequence[Store], blocks: int, most_tokens: int
+    spec: ModelSpec, stores: Sequence[Store], blocks: int, most_tokens: int, *, keeps_all: bool
 ) -> list[tuple[tuple[int, ...], int | None, int]]:
     """The groups of layers: their layers, their window and the blocks that they need.
 
@@ -103,9 +108,10 @@ def _groups(
         stores: every store.
         blocks: that hold all tokens.
         most_tokens: of a step.
+        keeps_all: whether windows do not count.
     """
     cache, size = spec.cache, spec.cache.block_size
-    keeps_all = cache.mode == "contiguous" or spec.parallel is not None or spec.output == "hidden"
+    keeps_all = keeps_all or cache.mode == "contiguous" or spec.parallel is not None or spec.output == "hidden"
 
     def needed(window: int) -> int:
         # Each sequence may have a window that none other has, and as much again stays for prefixes; besides, blocks at
