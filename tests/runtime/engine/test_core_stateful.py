@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from mlxr.compiler.errors import HostError
+from mlxr.compiler.formats import stores
+from mlxr.runtime.cache import group_blocks
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr_tests.hash_host import Answer, Guesser, HashEngine
 from mlxr_tests.hash_tiers import DAMAGES, HashTiers
@@ -92,6 +94,8 @@ def event(**strategies):
 class CoreMachine(RuleBasedStateMachine):
     pipelines = False
     spare_states = st.none()
+    windows = st.just(0)
+    """Tokens that layers with a window see; 0: there are none."""
     """State slots beyond those that sequences need; None: the model has no states."""
 
     @initialize(
@@ -110,6 +114,9 @@ class CoreMachine(RuleBasedStateMachine):
     ):
         spare = data.draw(self.spare_states)
         self.states = {}
+        if window := data.draw(self.windows):
+            tiers = None  # which have no windows
+            self.states = {"window": window}
         if spare is not None:
             tiers = None  # which have no states
             self.states = {
@@ -309,6 +316,28 @@ class PipelinedMachine(CoreMachine):
     pipelines = True
 
 
+class WindowMachine(CoreMachine):
+    """Of a model with layers that see a few tokens, whose kernels begin where these do."""
+
+    windows = st.integers(1, 7)
+
+    def load(self):
+        if not hasattr(self, "patch"):
+            self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(stores, "MOST_TILE_KEYS", 1)
+        self.patch.setattr(group_blocks, "MOST_TAKEN_BACK", 8)
+        super().load()
+
+    def teardown(self):
+        super().teardown()
+        if hasattr(self, "patch"):
+            self.patch.undo()
+
+
+class PipelinedWindowMachine(WindowMachine):
+    pipelines = True
+
+
 class StateMachine(CoreMachine):
     """Of a model with states, of which there are many, or so few that snapshots and guesses lack slots."""
 
@@ -328,9 +357,13 @@ LONG = pytest.mark.long
         (CoreMachine, 10),
         (PipelinedMachine, 10),
         (PipelinedStateMachine, 8),
+        (PipelinedWindowMachine, 6),
         *[
             pytest.param(machine, 1500, marks=LONG)
-            for machine in (CoreMachine, PipelinedMachine, StateMachine, PipelinedStateMachine)
+            for machine in (
+                *(CoreMachine, PipelinedMachine, StateMachine, PipelinedStateMachine),
+                *(WindowMachine, PipelinedWindowMachine),
+            )
         ],
     ],
 )

@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlxr.compiler.artifact import Group
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.runtime.cache.pager import Pager
@@ -122,6 +123,7 @@ class HashHost:
         )
         self.size = geometry.block_size
         self.slots = np.zeros(geometry.num_blocks * self.size, np.uint64)
+        self.others = [np.zeros(group.num_blocks * self.size, np.uint64) for group in geometry.groups[1:]]
         self.states = [0] * state_slots
         self.arena = SimpleNamespace(token=mx.zeros((1,)), geometry=geometry, takes_pages=False)
         self.pipelines = pipelines
@@ -145,6 +147,8 @@ class HashHost:
         self._breaks = fault == "read" and (self.pipelines or bool(batch.num_rows))
         if fault is not None:
             self.slots[batch.slots] = 13
+            for slots, blocks in zip(self.others, batch.others, strict=True):
+                slots[blocks.slots] = 13
             if batch.state_table is not None:
                 for slot in batch.state_table[:, 1:].ravel().tolist():
                     self.states[slot] = 11 if slot >= 0 else self.states[slot]
@@ -163,6 +167,7 @@ class HashHost:
                 assert batch.slots[i] == slots[position] and batch.positions[i] == position
                 before = int(self.slots[slots[position - 1]]) if position else 0
                 self.slots[slots[position]] = _after(before, tokens[i]) if not self._breaks else 17
+            self._write_others(batch, sequence, slots)
             for row in batch.logit_rows.tolist():
                 if begin <= row < end:
                     rows.append(_logits(self.slots[slots[: length - end + row + 1]], carried[row]))
@@ -172,6 +177,18 @@ class HashHost:
         if self._breaks:
             self._broken = [logits]
         return logits
+
+    def _write_others(self, batch: Batch, sequence: int, slots: "np.ndarray[Any, Any]") -> None:
+        """Writes a sequence's tokens into the groups after the first; their windows must hold what that one holds."""
+        begin, end = batch.query_start[sequence : sequence + 2].tolist()
+        for own, blocks, group in zip(self.others, batch.others, self.arena.geometry.groups[1:], strict=True):
+            table = blocks.block_tables[sequence]
+            for i, position in enumerate(batch.positions[begin:end].tolist(), begin):
+                seen = np.arange(group.first_read(position), position)
+                found = own[table[seen // self.size] * self.size + seen % self.size]
+                assert self._breaks or (found == self.slots[slots[seen]]).all(), "a window lacks what it shows"
+                assert blocks.slots[i] == table[position // self.size] * self.size + position % self.size
+                own[blocks.slots[i]] = self.slots[slots[position]]
 
     def _carry(self, batch: Batch, tokens: Sequence[int]) -> list[int]:
         """The state after each token, 0 for a model without states; writes those that the step keeps."""
@@ -213,7 +230,7 @@ class HashHost:
         if self.faults and self.faults[0] == "copy":
             self.faults.popleft()
             raise HostError("blocks could not be copied")
-        blocks = self.slots.reshape(-1, self.size)
+        blocks = (self.others[group - 1] if group else self.slots).reshape(-1, self.size)
         for source, target in copies:
             blocks[target] = blocks[source]
 
@@ -270,12 +287,16 @@ class HashEngine:
         make_host: Callable[..., Any] = HashHost,
         state_slots: int = 0,
         state_every: int = 0,
+        window: int = 0,
     ) -> None:
         columns = -(-context // block_size)
         self.geometry = kv_arena(
             *("block", "paged", num_blocks, 1, block_size, 1, 1, DType.F32, columns, max_sequences, context)
         )
         self.geometry = replace(self.geometry, num_slots=state_slots, snapshot_tokens=state_every)
+        if window:
+            windowed = Group((1,), max_sequences * (-(-window // block_size) + 8) + max_tokens, columns, window)
+            self.geometry = replace(self.geometry, groups=(*self.geometry.groups, windowed))
         options = {"state_slots": state_slots} if state_slots else {}
         self.host = make_host(self.geometry, max_tokens, pipelines=pipelines, **options)
         self.pager = Pager.from_geometry(self.geometry, record_evictions=tiers is not None)
