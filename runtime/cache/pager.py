@@ -37,13 +37,12 @@ from mlxr.compiler.errors import ArenaError, ArenaFullError
 from mlxr.runtime.cache.block_copies import BlockCopies
 from mlxr.runtime.cache.block_hashes import BlockHashes
 from mlxr.runtime.cache.block_sequence import BlockSequence
-from mlxr.runtime.cache.block_states import block_states
 from mlxr.runtime.cache.blocks import BlockPool
 from mlxr.runtime.cache.group_blocks import GroupBlocks
 from mlxr.runtime.cache.growth import Growth
-from mlxr.runtime.cache.integrity import check_blocks, check_index, check_open_sequences, check_sequence, equal
 from mlxr.runtime.cache.kept_sequence import KeptSequence
 from mlxr.runtime.cache.one_token_each import OneTokenEach
+from mlxr.runtime.cache.pager_facts import PagerFacts
 from mlxr.runtime.cache.prefix_cache import Prefix, PrefixCache
 from mlxr.runtime.cache.prefix_index import CachedBlock as Evicted
 from mlxr.runtime.cache.sequence_states import SequenceStates
@@ -53,7 +52,7 @@ _PASSED_BLOCKS = 4
 __all__ = ["Evicted", "Pager", "Prefix"]
 
 
-class Pager:
+class Pager(PagerFacts):
     """Block tables of all sequences over one `BlockPool`, and the prefix cache.
 
     Sequence ids count up and are never reused, so a stale id is always an error.
@@ -109,12 +108,11 @@ class Pager:
         self._pool.record_evictions = record_evictions
         self._tables = np.zeros((max_sequences, max_blocks_per_sequence), dtype=np.int32)
         self._free_rows = list(range(max_sequences - 1, -1, -1))
-        self._prefixes: PrefixCache | KeptSequence
         if contiguous:
             self._prefixes = KeptSequence(self._pool, block_size)
         else:
             self._prefixes = PrefixCache(self._pool, block_size, self._tables)
-        self._sequences: dict[int, BlockSequence] = {}
+        self._sequences = {}
         self._copies = BlockCopies(self._pool)
         self._growth = Growth(self._get, self._pool, self._tables, self._copies, block_size, self.context)
         self._one_each = OneTokenEach(self._sequences, self._pool, self._tables, block_size, self._growth.take_block)
@@ -142,63 +140,10 @@ class Pager:
             others=geometry.groups[1:],
         )
 
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that no sequence and no pending copy uses; those that the prefix cache keeps are among them."""
-        return self._pool.num_free
-
-    num_free = num_free_blocks
-
-    @property
-    def num_idle(self) -> int:
-        """Blocks that only the prefix cache uses: they are free, and can be found."""
-        return self._prefixes.num_idle
-
-    @property
-    def num_used(self) -> int:
-        """Blocks that sequences or pending copies use."""
-        return self.num_blocks - self._pool.num_free
-
-    @property
-    def num_untaken(self) -> int:
-        """Blocks that nobody has taken yet, or that were given back: they are not in memory."""
-        return self.num_blocks - self._pool.num_taken
-
     def save_memory(self, is_low: bool, most: int) -> list[int]:
         """At most so many blocks that nobody uses; what they hold is lost. While memory is low, more are taken last."""
         self._pool.is_frugal = is_low
         return self._pool.give_back(most) if most and not self.contiguous else []
-
-    @property
-    def num_shared(self) -> int:
-        """Blocks that several sequences use."""
-        return sum(count > 1 for count in self._pool.references)
-
-    @property
-    def num_sequences(self) -> int:
-        """Sequences in the arena now."""
-        return len(self._sequences)
-
-    @property
-    def sequence_ids(self) -> tuple[int, ...]:
-        """Their ids, in the order in which they were added."""
-        return tuple(self._sequences)
-
-    def block_states(self) -> str:
-        """The state of each block; see `block_states.block_states`."""
-        return block_states(self._pool, self._prefixes.idle_blocks(), self._copies.source_of.values())
-
-    def length(self, seq_id: int) -> int:
-        """Tokens of a sequence."""
-        return self._get(seq_id).length
-
-    def block_table(self, seq_id: int) -> tuple[int, ...]:
-        """Blocks of a sequence in token order: ceil(length / block_size) of them."""
-        return tuple(self._get(seq_id).blocks)
-
-    def blocks_of(self, seq_id: int) -> list[int]:
-        """Like `block_table`, as a list of its own."""
-        return list(self._get(seq_id).blocks)
 
     def block_tables(self, seq_ids: Sequence[int], group: int = 0) -> npt.NDArray[np.int32]:
         """Blocks of several sequences: [sequences, blocks of the longest], int32; unused entries are 0.
@@ -548,41 +493,6 @@ class Pager:
         evicted = [block for block in self._pool.evicted if len(block.tokens) == self.block_size]
         self._pool.evicted.clear()
         return evicted
-
-    def cached_blocks(self) -> list[Evicted]:
-        """The full blocks that can be found, each after the one that it follows."""
-        return [block for block in self._prefixes.cached_blocks() if len(block.tokens) == self.block_size]
-
-    def check_integrity(self) -> None:
-        """Checks every invariant of the pager.
-
-        Raises:
-            ArenaError: one does not hold; the message is the failed equation.
-        """
-        check_blocks(self._pool, self._sequences.values(), self._copies.source_of)
-        check_index(self._pool, self._sequences.values(), self.block_size)
-        if isinstance(self._prefixes, PrefixCache):
-            check_open_sequences(self._prefixes.open_sequences, self._sequences.values())
-        for seq_id, sequence in self._sequences.items():
-            who = f"sequence {seq_id}: "
-            check_sequence(who, sequence, self._pool, self.block_size, self.context)
-            unused = [0] * (self.max_blocks_per_sequence - len(sequence.blocks))
-            equal(who + "block table", self._tables[sequence.row].tolist(), "blocks", [*sequence.blocks, *unused])
-            if self.contiguous:
-                equal(who + "contiguous table", sequence.blocks, "identity", list(range(len(sequence.blocks))))
-        rows = [sequence.row for sequence in self._sequences.values()] + self._free_rows
-        equal("rows of block tables, used and free", sorted(rows), "all", list(range(self.max_sequences)))
-        if self.states is not None:
-            self.states.check_integrity({seq_id: sequence.length for seq_id, sequence in self._sequences.items()})
-        for group in self.others:
-            group.check_integrity({seq_id: sequence.length for seq_id, sequence in self._sequences.items()})
-
-    def _get(self, seq_id: int) -> BlockSequence:
-        try:
-            return self._sequences[seq_id]
-        except KeyError:
-            known = ", ".join(map(str, self._sequences)) or "none"
-            raise ArenaError(f"unknown sequence {seq_id}, the arena holds: {known}") from None
 
     def _share(self, sequence: BlockSequence, prefix: Prefix) -> None:
         self._prefixes.share(sequence, prefix)

@@ -1,0 +1,123 @@
+"""What a pager tells of its blocks and sequences, and the check of its invariants; nothing here changes anything."""
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.compiler.errors import ArenaError
+from mlxr.runtime.cache.block_copies import BlockCopies
+from mlxr.runtime.cache.block_sequence import BlockSequence
+from mlxr.runtime.cache.block_states import block_states
+from mlxr.runtime.cache.blocks import BlockPool
+from mlxr.runtime.cache.group_blocks import GroupBlocks
+from mlxr.runtime.cache.integrity import check_blocks, check_index, check_open_sequences, check_sequence, equal
+from mlxr.runtime.cache.kept_sequence import KeptSequence
+from mlxr.runtime.cache.prefix_cache import PrefixCache
+from mlxr.runtime.cache.prefix_index import CachedBlock as Evicted
+from mlxr.runtime.cache.sequence_states import SequenceStates
+
+
+class PagerFacts:
+    """The base of `Pager`, which sets and changes all attributes."""
+
+    num_blocks: int
+    block_size: int
+    max_blocks_per_sequence: int
+    max_sequences: int
+    contiguous: bool
+    context: int
+    states: SequenceStates | None
+    others: tuple[GroupBlocks, ...]
+    _pool: BlockPool
+    _prefixes: PrefixCache | KeptSequence
+    _sequences: dict[int, BlockSequence]
+    _copies: BlockCopies
+    _tables: npt.NDArray[np.int32]
+    _free_rows: list[int]
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no sequence and no pending copy uses; those that the prefix cache keeps are among them."""
+        return self._pool.num_free
+
+    num_free = num_free_blocks
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks that only the prefix cache uses: they are free, and can be found."""
+        return self._prefixes.num_idle
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that sequences or pending copies use."""
+        return self.num_blocks - self._pool.num_free
+
+    @property
+    def num_untaken(self) -> int:
+        """Blocks that nobody has taken yet, or that were given back: they are not in memory."""
+        return self.num_blocks - self._pool.num_taken
+
+    @property
+    def num_shared(self) -> int:
+        """Blocks that several sequences use."""
+        return sum(count > 1 for count in self._pool.references)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in the arena now."""
+        return len(self._sequences)
+
+    @property
+    def sequence_ids(self) -> tuple[int, ...]:
+        """Their ids, in the order in which they were added."""
+        return tuple(self._sequences)
+
+    def block_states(self) -> str:
+        """The state of each block; see `block_states.block_states`."""
+        return block_states(self._pool, self._prefixes.idle_blocks(), self._copies.source_of.values())
+
+    def length(self, seq_id: int) -> int:
+        """Tokens of a sequence."""
+        return self._get(seq_id).length
+
+    def block_table(self, seq_id: int) -> tuple[int, ...]:
+        """Blocks of a sequence in token order: ceil(length / block_size) of them."""
+        return tuple(self._get(seq_id).blocks)
+
+    def blocks_of(self, seq_id: int) -> list[int]:
+        """Like `block_table`, as a list of its own."""
+        return list(self._get(seq_id).blocks)
+
+    def cached_blocks(self) -> list[Evicted]:
+        """The full blocks that can be found, each after the one that it follows."""
+        return [block for block in self._prefixes.cached_blocks() if len(block.tokens) == self.block_size]
+
+    def check_integrity(self) -> None:
+        """Checks every invariant of the pager.
+
+        Raises:
+            ArenaError: one does not hold; the message is the failed equation.
+        """
+        check_blocks(self._pool, self._sequences.values(), self._copies.source_of)
+        check_index(self._pool, self._sequences.values(), self.block_size)
+        if isinstance(self._prefixes, PrefixCache):
+            check_open_sequences(self._prefixes.open_sequences, self._sequences.values())
+        for seq_id, sequence in self._sequences.items():
+            who = f"sequence {seq_id}: "
+            check_sequence(who, sequence, self._pool, self.block_size, self.context)
+            unused = [0] * (self.max_blocks_per_sequence - len(sequence.blocks))
+            equal(who + "block table", self._tables[sequence.row].tolist(), "blocks", [*sequence.blocks, *unused])
+            if self.contiguous:
+                equal(who + "contiguous table", sequence.blocks, "identity", list(range(len(sequence.blocks))))
+        rows = [sequence.row for sequence in self._sequences.values()] + self._free_rows
+        equal("rows of block tables, used and free", sorted(rows), "all", list(range(self.max_sequences)))
+        if self.states is not None:
+            self.states.check_integrity({seq_id: sequence.length for seq_id, sequence in self._sequences.items()})
+        for group in self.others:
+            group.check_integrity({seq_id: sequence.length for seq_id, sequence in self._sequences.items()})
+
+    def _get(self, seq_id: int) -> BlockSequence:
+        try:
+            return self._sequences[seq_id]
+        except KeyError:
+            known = ", ".join(map(str, self._sequences)) or "none"
+            raise ArenaError(f"unknown sequence {seq_id}, the arena holds: {known}") from None
