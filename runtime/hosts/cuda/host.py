@@ -199,23 +199,23 @@ class CudaHost(MlxHost):
         everywhere = {entry.counts for entry, count in zip(entries, on_ranks[0], strict=True) if count == ranks}
         return [kernel for kernel in self._step_kernels if kernel.entry.counts in everywhere]
 
-    def launch_step(self, phase: Phase, dims: Dims, batch: BatchArrays) -> tuple[mx.array, mx.array]:
+    def launch_step(self, phase: Phase, dims: Dims, batch: BatchArrays, tops: int) -> tuple[mx.array, mx.array]:
         """See `MlxHost.launch_step`."""
         if self._unmet is not None:
             self._meet_peers(self._unmet)
         arrays = {name: array for name, array in batch.items() if isinstance(array, np.ndarray)}
         others = {name: array for name, array in batch.items() if isinstance(array, mx.array)}
         if phase.name == "decode" and not self._tell:  # to print launches, each must happen
-            return self._decode(phase, dims, arrays, others)
+            return self._decode(phase, dims, arrays, others, tops)
         packed = Packed.of(arrays)
         uploaded = packed.upload()
         places = (*(place.start for place in packed.places.values()), len(packed.numbers))
-        key = (*self._prefill_key(phase, dims), *places, len(others))
+        key = (*self._prefill_key(phase, dims), tops, *places, len(others))
         parts = self._prefills.get(key)
         if parts is None:
             # Padded steps have few sizes. The first step of another size is not traced: it may be the only one.
             traced = (key in self._prefills or self._has_few_sizes(dims)) and not self._tell
-            parts = self._parts(phase, dims, traced=traced)
+            parts = self._parts(phase, dims, tops, traced=traced)
             self._prefills.keep(key, parts if traced else None)
         else:
             self._prefills.keep(key, parts)
@@ -239,10 +239,10 @@ class CudaHost(MlxHost):
     def _prefill_key(self, phase: Phase, dims: Dims) -> _Key:
         """What the trace of a prefill step depends on; on the context only if a buffer has its size."""
         sizes = {name: size for name, size in dims.items() if name != "context" or self._context_matters}
-        return (phase.name, *sizes.values(), self.launcher.tops, *self.launcher.choice(phase, dims))
+        return (phase.name, *sizes.values(), *self.launcher.choice(phase, dims))
 
     def _decode(
-        self, phase: Phase, dims: Dims, arrays: dict[str, npt.NDArray[Any]], others: Mapping[str, mx.array]
+        self, phase: Phase, dims: Dims, arrays: dict[str, npt.NDArray[Any]], others: Mapping[str, mx.array], tops: int
     ) -> tuple[mx.array, mx.array]:
         tokens = others.get("token_ids")
         tokens = mx.array(arrays.pop("token_ids")) if tokens is None else tokens
@@ -250,11 +250,11 @@ class CudaHost(MlxHost):
         key = (
             phase.name,
             len(steady.numbers),
-            *(dims["tokens"], dims["seqs"], dims["rows"], self.launcher.tops),
+            *(dims["tokens"], dims["seqs"], dims["rows"], tops),
             *(dims[dim] for dim in self._grid_dims),
             *self.launcher.choice(phase, dims),
         )
-        trace = self._decodes.get(key) or self._trace(phase, dims, moving, steady)
+        trace = self._decodes.get(key) or self._trace(phase, dims, moving, steady, tops)
         self._decodes.keep(key, trace)
         if self._step_kernel(dims) is not None:
             with StepKernel.order:
@@ -280,7 +280,7 @@ class CudaHost(MlxHost):
         with StepKernel.order:
             StepKernel.turn = None
 
-    def _trace(self, phase: Phase, dims: Dims, moving: Packed, steady: Packed) -> _Trace:
+    def _trace(self, phase: Phase, dims: Dims, moving: Packed, steady: Packed, tops: int) -> _Trace:
         """The step as a function of tokens, the packed arrays, the arena's token and a step kernel's turn."""
         self._keep_unpacked(phase, dims)
 
@@ -293,20 +293,22 @@ class CudaHost(MlxHost):
                 logits, token, *turns = kernel.run(self._fixed | inputs, self._layers, dims, *turn)
                 if self._peers is not None:
                     own = of_shape(logits, (dims["rows"], kernel.width))
-                    logits = self.launcher.gather_result(own, dims)
+                    logits = self.launcher.gather_result(own, dims, tops)
                 return logits, token, moved + 1, *turns
-            logits, token = self.run(phase, dims, inputs)
+            logits, token = self.run(phase, dims, inputs, tops)
             if dims["rows"] == dims["seqs"] and any(dims["seqs"] in counts for counts in self._as_launches):
                 self.launches[AS_LAUNCHES] += 1
             return logits, token, moved + 1
 
         return self._compiled(run)
 
-    def run_launches(self, phase: Phase, launches: Sequence[Launch], dims: Dims, inputs: Arrays) -> Arrays:
+    def run_launches(
+        self, phase: Phase, launches: Sequence[Launch], dims: Dims, inputs: Arrays, tops: int = 0
+    ) -> Arrays:
         """See `MlxHost.run_launches`; what is kept is not made again."""
         if self._peers is not None:
             self._peers.begin()
-        return super().run_launches(phase, [la for la in launches if not self._kept.has(la)], dims, inputs)
+        return super().run_launches(phase, [la for la in launches if not self._kept.has(la)], dims, inputs, tops)
 
     def _keep_unpacked(self, phase: Phase, dims: Dims) -> None:
         """Unpacks and keeps the weights that the step needs unpacked, as far as there is memory to spare."""
@@ -323,24 +325,24 @@ class CudaHost(MlxHost):
     def _reads_weights_alone(self, launch: Launch) -> bool:
         return launch.needs_library and self.weights.keys() >= set(launch.inputs)
 
-    def _parts(self, phase: Phase, dims: Dims, traced: bool) -> list[_Trace]:
+    def _parts(self, phase: Phase, dims: Dims, tops: int, traced: bool) -> list[_Trace]:
         """The step in parts, each a function of all arrays that its launches and those of later parts read."""
         self._keep_unpacked(phase, dims)
         launches = [launch for launch in self.launcher.running(phase, dims) if not self._kept.has(launch)]
         cuts = [*range(0, len(launches), _PART), len(launches)]
         parts, needed = [], {*phase.outputs, *sent_by(phase)}
         for start, end in reversed(list(pairwise(cuts))):
-            parts.append(self._part(phase, launches[start:end], dims, frozenset(needed), traced))
+            parts.append(self._part(phase, launches[start:end], dims, tops, frozenset(needed), traced))
             needed.update(*(launch.inputs for launch in launches[start:end]))
         return parts[::-1]
 
     def _part(
-        self, phase: Phase, launches: Sequence[Launch], dims: Dims, needed: frozenset[str], traced: bool
+        self, phase: Phase, launches: Sequence[Launch], dims: Dims, tops: int, needed: frozenset[str], traced: bool
     ) -> _Trace:
         passed = [name for name in needed if name not in self._fixed]
 
         def run(arrays: Arrays) -> Arrays:
-            outputs = self.run_launches(phase, launches, dims, arrays)
+            outputs = self.run_launches(phase, launches, dims, arrays, tops)
             return {name: outputs[name] for name in passed if name in outputs}
 
         return self._compiled(run) if traced else _Trace(run, Counter())

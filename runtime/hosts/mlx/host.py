@@ -126,12 +126,12 @@ class MlxHost(ArrayHost):
         phase = self.program.phase(phase_of(self.plan, batch))
         if phase.name == "prefill":
             batch = padded_batch(batch, self.plan)
-        dims, self.launcher.tops = batch_dims(batch), self._tops(phase, batch)
+        dims, tops = batch_dims(batch), self._tops(phase, batch)
         arena = self.plan.arena
         columns = table_columns(batch, arena.max_blocks_per_sequence)
         arrays = batch_arrays(batch, columns, state_columns(batch, arena.state_columns))
         arrays = {name: array for name, array in arrays.items() if name in self._read[phase.name]}
-        logits, self.arena.token = self.launch_step(phase, dims, arrays)
+        logits, self.arena.token = self.launch_step(phase, dims, arrays, tops)
         if not dims["rows"]:
             with self.failures():
                 start_computing([self.arena.token])
@@ -147,34 +147,39 @@ class MlxHost(ArrayHost):
             return 0
         return next(tops for tops in _TOPS if tops >= batch.tops)
 
-    def launch_step(self, phase: Phase, dims: Dims, batch: BatchArrays) -> tuple[mx.array, mx.array]:
+    def launch_step(self, phase: Phase, dims: Dims, batch: BatchArrays, tops: int) -> tuple[mx.array, mx.array]:
         """Launches a step after the last access of the arena.
 
         Args:
             phase: the program's phase that runs the step.
             dims: the dims of the batch.
             batch: the metadata that the step reads, by the plan's buffer names.
+            tops: how many of the greatest logits ranks exchange; 0: all.
 
         Returns:
             Logits [rows, vocab] f32 and the arena's new token, both lazy.
         """
         inputs = {name: kernel_input(array) for name, array in batch.items()}
-        return self.run(phase, dims, inputs | {ARENA_TOKEN: self.arena.token})
+        return self.run(phase, dims, inputs | {ARENA_TOKEN: self.arena.token}, tops)
 
-    def run(self, phase: Phase, dims: Dims, inputs: Arrays) -> tuple[mx.array, mx.array]:
+    def run(self, phase: Phase, dims: Dims, inputs: Arrays, tops: int) -> tuple[mx.array, mx.array]:
         """Launches a step's kernels.
 
         Args:
             phase: the program's phase that runs the step.
             dims: the dims of the batch.
             inputs: the batch's metadata and the arena's token, by the plan's buffer names.
+            tops: how many of the greatest logits ranks exchange; 0: all.
 
         Returns:
             Logits [rows, vocab] f32 and the arena's new token, both lazy.
         """
-        return self.results_of(phase, dims, self.run_launches(phase, self.launcher.running(phase, dims), dims, inputs))
+        arrays = self.run_launches(phase, self.launcher.running(phase, dims), dims, inputs, tops)
+        return self.results_of(phase, dims, arrays)
 
-    def run_launches(self, phase: Phase, launches: Sequence[Launch], dims: Dims, inputs: Arrays) -> Arrays:
+    def run_launches(
+        self, phase: Phase, launches: Sequence[Launch], dims: Dims, inputs: Arrays, tops: int = 0
+    ) -> Arrays:
         """Launches some of a step's kernels.
 
         Args:
@@ -182,13 +187,14 @@ class MlxHost(ArrayHost):
             launches: launches of the phase that run for the batch, in order.
             dims: the dims of the batch.
             inputs: what these launches read besides weights and the arena, by the plan's buffer names.
+            tops: how many of the greatest logits ranks exchange; 0: all.
 
         Returns:
             All arrays: weights, arena, inputs, and the outputs of the launches.
         """
         arrays = {**self._fixed, **inputs}
         for launch in launches:
-            self.launcher.run(phase.name, launch, arrays, dims)
+            self.launcher.run(phase.name, launch, arrays, dims, tops)
         return arrays
 
     def results_of(self, phase: Phase, dims: Dims, arrays: Arrays) -> tuple[mx.array, mx.array]:

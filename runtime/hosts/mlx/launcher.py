@@ -47,7 +47,6 @@ class Launcher:
     Attributes:
         collectives: what launches exchange rows with, where the program is that of one rank of several.
         rank: which one that is.
-        tops: see `Batch.tops`; of the launches that follow.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class Launcher:
         """
         self.collectives: LazyCollectives | None = None
         self.rank: RankPlan | None = None
-        self.tops = 0
         self._count = count
         self._kernels = {
             entry.name: _Kernel(
@@ -89,7 +87,7 @@ class Launcher:
             self._running[key] = tuple(launch for launch in phase.launches if launch.runs(dims, library=True))
         return self._running[key]
 
-    def run(self, phase: PhaseName | None, launch: Launch, arrays: Arrays, dims: Dims) -> None:
+    def run(self, phase: PhaseName | None, launch: Launch, arrays: Arrays, dims: Dims, tops: int = 0) -> None:
         """Runs a launch that runs for a batch, lazily.
 
         Args:
@@ -97,6 +95,7 @@ class Launcher:
             launch: of the program.
             arrays: what it reads; what it makes is added.
             dims: the dims of the batch.
+            tops: how many of the greatest logits ranks exchange; 0: all. See `Batch.tops`.
 
         Raises:
             HostError: MLX cannot launch the kernel.
@@ -105,17 +104,18 @@ class Launcher:
         if isinstance(launch.body, KernelCall):
             self._launch(launch.body, launch, arrays, dims, shapes)
         else:
-            self._call(launch.body, launch, arrays, dims)
+            self._call(launch.body, launch, arrays, dims, tops)
 
-    def gather_result(self, own: mx.array | None, dims: Dims) -> mx.array:
+    def gather_result(self, own: mx.array | None, dims: Dims, tops: int) -> mx.array:
         """The result of a step at rank 0, elsewhere what hangs on it; see `gather_result_lazily`.
 
         Args:
             own: columns of this rank; None: it has none.
             dims: the dims of the batch.
+            tops: as for `run`.
         """
         assert self.collectives is not None and self.rank is not None, "a rank that has its collectives"
-        return gather_result_lazily(self.collectives, self.rank, own, dims["rows"], self.tops)
+        return gather_result_lazily(self.collectives, self.rank, own, dims["rows"], tops)
 
     def _launch(
         self,
@@ -142,7 +142,7 @@ class Launcher:
         arrays.update(zip(launch.outputs, outputs, strict=True))
         self._count(call.kernel, grid)
 
-    def _exchange(self, call: CollectiveCall, launch: Launch, arrays: Arrays, dims: Dims) -> None:
+    def _exchange(self, call: CollectiveCall, launch: Launch, arrays: Arrays, dims: Dims, tops: int) -> None:
         """Runs a collective. What a rank has sent hangs on the result, or else on the arena's token: see `MlxHost`."""
         collectives = self.collectives
         assert collectives is not None, "a part of a model is given them before its first step"
@@ -158,13 +158,13 @@ class Launcher:
         elif call.function == "receive":
             out = collectives.receive_lazily((dims["tokens"], call.width), dtype)
         else:
-            out = self.gather_result(bound.get("x"), dims)
+            out = self.gather_result(bound.get("x"), dims, tops)
         arrays[launch.outputs[0]] = bindable(out)
         self._count(call.label, launch.op)
 
-    def _call(self, call: LibraryCall, launch: Launch, arrays: Arrays, dims: Dims) -> None:
+    def _call(self, call: LibraryCall, launch: Launch, arrays: Arrays, dims: Dims, tops: int) -> None:
         if isinstance(call, CollectiveCall):
-            self._exchange(call, launch, arrays, dims)
+            self._exchange(call, launch, arrays, dims, tops)
             return
         inputs = {
             port.name: of_shape(arrays[name], shape_of(port.shape, dims))

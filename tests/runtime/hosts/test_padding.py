@@ -64,7 +64,7 @@ def numbers(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> tuple[list[n
     host = CudaHost(artifact, random_buffers(artifact.plan)[0], arena)
     launch_step = host.launch_step
     monkeypatch.setattr(
-        host, "launch_step", lambda step, dims, batch: launched.append(dims["tokens"]) or launch_step(step, dims, batch)
+        host, "launch_step", lambda step, dims, *rest: launched.append(dims["tokens"]) or launch_step(step, dims, *rest)
     )
     pager = Pager.from_geometry(artifact.plan.arena)
     ids, logits, random = [pager.add_sequence() for _ in range(3)], [], np.random.default_rng(3)
