@@ -194,11 +194,10 @@ class Batch:
     @property
     def blocks(self) -> dict[str, Int32Array]:
         """Slots and block tables of all groups, by the names of their values in graphs."""
-        return {
-            of_group(name, group): array
-            for group, blocks in enumerate((BlocksOfGroup(self.slots, self.block_tables), *self.others))
-            for name, array in blocks._asdict().items()
-        }
+        found = {"slots": self.slots, "block_tables": self.block_tables}
+        for group, blocks in enumerate(self.others, 1):
+            found |= {of_group(name, group): array for name, array in blocks._asdict().items()}
+        return found
 
     @property
     def num_tokens(self) -> int:

@@ -50,17 +50,22 @@ def batch_arrays(batch: Batch, columns: int | None = None, state_columns: int | 
         columns: of the block tables, as kernels get them; None: as many as the batch has. All else has its exact size.
         state_columns: of the table of states.
     """
-    states = {} if batch.state_table is None else {"state_table": _tables(batch.state_table, state_columns, NO_STATE)}
-    return states | {
+    arrays = {
         "token_ids": batch.tokens,
         "positions": batch.positions,
+        "slots": batch.slots,
         "query_start": batch.query_start,
         "context_lens": batch.context_lens,
         "logit_rows": batch.logit_rows,
         "query_tiles": batch.query_tiles,
         "dims": batch.dims,
-        **{n: _tables(a, columns) if a.ndim == 2 else a for n, a in batch.blocks.items()},
+        "block_tables": _tables(batch.block_tables, columns),
     }
+    if batch.state_table is not None:
+        arrays["state_table"] = _tables(batch.state_table, state_columns, NO_STATE)
+    if batch.others:
+        arrays |= {name: _tables(a, columns) if a.ndim == 2 else a for name, a in batch.blocks.items()}
+    return arrays
 
 
 def _tables(tables: Int32Array, columns: int | None, fill: int = 0) -> Int32Array:
