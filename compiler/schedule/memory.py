@@ -53,7 +53,7 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
     if spec.output == "hidden":  # a prompt leaves when it is read: room for the longest, and for what two steps read
         most = min(most, per_sequence + cache.max_sequences - 1 + -(-2 * chunk // cache.block_size))
     blocks = cache.num_blocks or min(most, spec.usual_blocks)
-    for keeps_all in (False, True):
+    for keeps_all in (cache.keep_windows, True):
         groups = _groups(spec, stores, blocks, step_tokens(spec, chunk), keeps_all=keeps_all)
         if cache.memory_budget is not None:
             types = (DType(cache.dtype), *caches)

@@ -30,6 +30,7 @@ class Changes:
         deterministic: whether steps are to be deterministic; False: as the spec says.
         output: what a step gives, `logits` or, for embeddings, `hidden`; None: as the spec says.
         parallel: how the model is split over ranks; None: as the spec says.
+        keep_windows: whether layers that see a window of tokens keep all of them; False: as the spec says.
         trust_artifact: whether an artifact's code runs even if it is not what its spec compiles to.
     """
 
@@ -45,6 +46,7 @@ class Changes:
     deterministic: bool = False
     output: Output | None = None
     parallel: Parallel | None = None
+    keep_windows: bool = False
     trust_artifact: bool = False
 
     def __post_init__(self) -> None:
@@ -72,6 +74,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "output": _OPTIONAL_TEXT,
     "cache_memory": ((int, str, type(None)), "bytes, a size such as 4GiB, or None"),
     "parallel": ((Parallel, type(None)), "mlxr.Parallel or None"),
+    "keep_windows": ((bool,), "True or False"),
     "trust_artifact": ((bool,), "True or False"),
 }
 
@@ -94,6 +97,8 @@ def changed(spec: ModelSpec, changes: Changes) -> ModelSpec:
         cache = cache.model_copy(update={"dtype": changes.cache_dtype})
     if changes.cache_memory is not None:
         cache = cache.model_copy(update={"memory_budget": parse_size(changes.cache_memory), "num_blocks": None})
+    if changes.keep_windows and any(layer.attention.sliding_window for layer in model.layers):
+        cache = cache.model_copy(update={"keep_windows": True})
     update: dict[str, Any] = {"model": model, "cache": cache, "compute": changes.compute or spec.compute}
     update["output"] = changes.output or spec.output
     update["deterministic"] = changes.deterministic or spec.deterministic

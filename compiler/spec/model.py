@@ -85,6 +85,8 @@ class Cache(Record):
     context, and for max_sequences of 8192 tokens or of least_context."""
     memory_budget: SizeBytes | None = None
     """Most bytes for K and V together, instead of num_blocks."""
+    keep_windows: bool = False
+    """Whether layers that see a window of tokens keep all of them, as tiers of the cache need it."""
 
     @property
     def widest_dtype(self) -> DType:

@@ -172,7 +172,10 @@ class Model:
         if not sizes:
             return None
         if len(self.arena.geometry.groups) > 1 or self.arena.geometry.num_slots:
-            self._notes += ("the cache has no tiers: they would lack windows and states, which prefixes need",)
+            self._notes += (
+                "the cache has no tiers: they would lack what left the windows of layers (compile with "
+                "cache.keep_windows: true) and states",
+            )
             return None
         own = BlockIdentity.of(self.artifact, weights_digest(file), self.host.name, self.arena)
         return BlockTiers(

@@ -64,11 +64,11 @@ def test_what_routers_add_changes_nothing(server: RunningServer, path: str) -> N
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("no_stop_trim", True, "False"),
-        ("skip_special_tokens", False, "True"),
-        ("separate_reasoning", False, "True"),
-        ("stream_reasoning", False, "True"),
-        ("return_hidden_states", True, "False"),
+        ("no_stop_trim", True, "false"),
+        ("skip_special_tokens", False, "true"),
+        ("separate_reasoning", False, "true"),
+        ("stream_reasoning", False, "true"),
+        ("return_hidden_states", True, "false"),
     ],
 )
 def test_other_values_are_refused(server: RunningServer, name: str, value: bool, expected: str) -> None:

@@ -116,7 +116,7 @@ def spec_of(found: FoundModel) -> tuple[ModelSpec, Path | None]:
         from mlxr.loading.imported_model import import_model  # noqa: PLC0415 (reads GGUF: only when needed)
 
         spec, own = import_model(Path(str(found.model)), _import_options(changes))
-        return changed(spec, Changes(parallel=changes.parallel)), own
+        return changed(spec, Changes(parallel=changes.parallel, keep_windows=changes.keep_windows)), own
     path = find_spec(str(found.model))
     spec = load_spec(path)
     bundled = path.parent / f"{spec.name}-q8_0.gguf"

@@ -36,8 +36,9 @@ def test_the_shape_of_gpt_oss_takes_half() -> None:
         {"cache__mode": "contiguous", "cache__num_blocks": None},
         {"parallel": {"tensor": 2}},
         {"output": "hidden", "cache__num_blocks": None},
+        {"cache": GPT_OSS["cache"] | {"keep_windows": True}},  # type: ignore[operator]
     ],
-    ids=["short", "contiguous", "ranks", "hidden"],
+    ids=["short", "contiguous", "ranks", "hidden", "asked for"],
 )
 def test_one_group_keeps_all_tokens_where_windows_save_nothing(changes: dict[str, object]) -> None:
     arena = arena_geometry(small_spec(**GPT_OSS | changes), GeometryTable())
