@@ -13,6 +13,7 @@ from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import layout_of
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.ops.experts import ExpertLinear, Route
+from mlxr.compiler.targets import source_graph
 from mlxr.compiler.targets.cpu.kernel_parts.matrix_kernel import Segment
 from mlxr.compiler.targets.cpu.kernels.experts import CpuExperts
 from mlxr.compiler.targets.cpu.kernels.route import CpuRoute
@@ -177,8 +178,8 @@ def of_rank(graph, first, owned, count):
 
 def test_ranks_are_compiled(monkeypatch):
     spec = family_spec("experts-normalised")
-    whole, build, count = driver.compile_spec(spec).artifact, driver.build_graph, spec.model.mlp.experts.count
-    monkeypatch.setattr(driver, "build_graph", lambda *given: of_rank(build(*given), 1, 1, count))
+    whole, build, count = driver.compile_spec(spec).artifact, source_graph.build_graph, spec.model.mlp.experts.count
+    monkeypatch.setattr(source_graph, "build_graph", lambda *given: of_rank(build(*given), 1, 1, count))
     artifact = driver.compile_spec(spec).artifact
     metal = {kernel.label: artifact.kernel_text(kernel.name) for kernel in artifact.plan.program("metal").kernels}
     assert "winner - 1u" in metal["route"] and "own < 1u" in metal["route"]
