@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from mlxr.compiler.errors import RequestError
-from mlxr.compiler.spec.change import Changes
+from mlxr.compiler.spec.change import Changes, changed
 from mlxr.loading.options import NO_OPTIONS, LoadOptions
 from mlxr.runtime.cache.tiers.tier_sizes import TierSizes
+from mlxr_tests.specs import small_spec
 
 REGISTERED = LoadOptions(Path("w"), Path("t"), "cpu", 3, Changes(context=64), "{{ registered }}")
 
@@ -48,3 +49,10 @@ def test_a_wrong_type_is_told_by_the_name_of_the_option(bad: dict[str, Any]) -> 
         LoadOptions(**bad)
     with pytest.raises(RequestError, match="both guess tokens"):
         LoadOptions(draft="small", prompt_lookup=True)
+
+
+def test_with_tiers_layers_that_see_a_window_keep_all_tokens() -> None:
+    assert LoadOptions(tiers=TierSizes(memory_bytes=1)).changes.keep_windows and not NO_OPTIONS.changes.keep_windows
+    windowed, plain = small_spec(model__attention__sliding_window=8), small_spec()
+    assert changed(windowed, Changes(keep_windows=True)).cache.keep_windows
+    assert changed(plain, Changes(keep_windows=True)) == plain

@@ -111,13 +111,8 @@ def load_found(found: FoundModel) -> "Model":
 
     where = resolve_host(found.options.host)
     _check_types(where, found.options.changes)
-    if found.kind != "artifact":
-        given, tiers = found.options.changes, bool(found.options.tiers)
-        changes = replace(
-            given,
-            deterministic=where.deterministic or given.deterministic,
-            keep_windows=tiers or given.keep_windows,  # a prefix that comes back from a tier needs all of its blocks
-        )
+    if where.deterministic and found.kind != "artifact":
+        changes = replace(found.options.changes, deterministic=True)
         found = replace(found, options=replace(found.options, changes=changes))
     with headers_read_once(), _garbage_waits():
         model = _compile_and_make(found, where)

@@ -32,7 +32,8 @@ class LoadOptions:
         tokenizer: a tokenizer.json, a tokenizer.model, a GGUF file or a folder; None: the one in or beside the weights.
         host: `auto`, `metal`, `cuda`, `cpu`, `sim` or `reference`.
         threads: how many threads host cpu runs; None: one for each core that this process may use.
-        changes: changes to the model's spec; of `needed_context` and `sequences` only the caller knows.
+        changes: changes to the model's spec; of `needed_context` and `sequences` only the caller knows. With tiers,
+            layers that see a window keep all tokens.
         template: the text of a chat template to use instead of the model's own; None: its own.
         tiers: how much to keep, in host memory and on disk, of the KV cache that the arena has no room for.
         draft: a smaller model of the same vocabulary that guesses tokens, named like the model; None: there is none.
@@ -74,6 +75,8 @@ class LoadOptions:
             raise RequestError("a draft model and prompt lookup both guess tokens: choose one of them")
         if self.threads is not None:
             whole_number("threads", self.threads)
+        if self.tiers:  # a prefix that comes back from a tier needs all of its blocks
+            object.__setattr__(self, "changes", replace(self.changes, keep_windows=True))
 
     def over(self, registered: "LoadOptions") -> "LoadOptions":
         """These, and of what a model was registered with all that these leave at their defaults.

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.stores import MOST_TILE_KEYS
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.attention import PackedAttention, RopeAttention
 from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES
@@ -154,6 +155,7 @@ class CpuAttendPrefill(CpuAttentionKernel):
 def call_attend_prefill(lowering: CpuLowering, op: Op, attrs: PackedAttention) -> None:
     """Adds the call for an op that attends to what is in the arena."""
     kernel = CpuAttendPrefill(label="attend_prefill", **attention_fields(lowering, op, attrs))
+    assert max(kernel.key_tile, kernel.tiled_keys) <= MOST_TILE_KEYS, "it would read blocks that were given back"
     lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs))
 
 

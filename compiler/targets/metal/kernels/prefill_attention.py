@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.artifact.site import Site
+from mlxr.compiler.formats.stores import MOST_TILE_KEYS
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.attention import RopeAttention
 from mlxr.compiler.schedule.geometry import AttendTile, PrefillAttention
@@ -39,6 +40,7 @@ def lower_prefill_attention(lowering: MetalLowering, op: Op, _: RopeAttention) -
     elif g.tile.mma:
         kernel = AttendPrefillMmaKernel.replacing(kernel, rows)
         unused = AttendTile.names("keys", "rows_per_simdgroup")
+    assert kernel.keys <= MOST_TILE_KEYS, "it would read blocks that were given back"
     library = None
     if not lowering.deterministic:
         library = library_condition(kernel, g.library, lowering.limits["tokens"])
