@@ -267,7 +267,10 @@ class EngineCore:
     def _schedule(self) -> list[Part]:
         if self.speculator is not None:
             self._draft(self.speculator)
-        parts = self.scheduler.schedule(self._decoded.parts if self._decoded and not self.speculator else None)
+        decoded, self._decoded = self._decoded, None
+        parts = self.scheduler.schedule(decoded.parts if decoded and not self.speculator else None)
+        if decoded is not None and parts is decoded.parts:  # not so if Ctrl-C ended the call
+            self._decoded = decoded
         while self.scheduler.failures:
             self._answers.fail(*self.scheduler.failures.pop())
         return parts

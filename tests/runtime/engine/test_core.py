@@ -305,6 +305,29 @@ def test_an_interruption_loses_nothing(pipelines: bool) -> None:
     engine.check_empty()
 
 
+def test_an_interruption_while_a_request_takes_the_place_of_another_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many run as before, but others, and the step before is no pattern for the next one."""
+    engine = HashEngine(max_sequences=2)
+    answers = [engine.add(prompt(6, i), max_tokens) for i, max_tokens in enumerate((6, 20, 9))]
+    begin = engine.core.scheduler._begin
+
+    def begin_and_stop(request: Request, prefix: Any) -> None:
+        begin(request, prefix)
+        if request is answers[2].request:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.core.scheduler, "_begin", begin_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run()
+    assert len(engine.core.scheduler.running) == 2
+    engine.run()
+    for answer in answers:
+        ends(answer, engine)
+    engine.check_empty()
+
+
 @BOTH
 def test_a_listener_that_raises_ends_its_own_request_only(pipelines: bool) -> None:
     engine = HashEngine(pipelines=pipelines)
