@@ -1,11 +1,38 @@
-"""The blocks of the KV arena: reference counts, pins, which are free, and which are idle, to be evicted.
+"""The blocks of the KV arena: the sequences that have them, reference counts, pins, which are free and which idle.
 
-Blocks are taken and given back only here.
+Blocks are taken and given back only by `BlockPool`.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
+from mlxr.runtime.cache.block_hashes import Digest
 from mlxr.runtime.cache.prefix_index import CachedBlock, PrefixIndex
+
+FREE, CACHED, USED, SHARED = "f", "c", "u", "s"
+"""Nobody has it; only the prefix cache has it; a sequence or a pending copy uses it; several sequences use it."""
+
+
+@dataclass(slots=True)
+class BlockSequence:
+    """A sequence: its block table, and how far its K and V are in the arena. Pager and prefix cache change it."""
+
+    row: int
+    """Its row of the pager's array of block tables."""
+    length: int = 0
+    settled: int = 0
+    """Leading tokens whose K and V are in the table's blocks once all steps so far have run."""
+    blocks: list[int] = field(default_factory=list)
+
+    committed: int = 0
+    """Leading tokens whose K and V others may use; if `settled` is less, that many."""
+    num_cached: int = 0
+    """Leading blocks that are in the prefix index, each under the digest of the one before it."""
+    tokens: Sequence[int] = ()
+    """Its tokens, of which the first `committed` count; the caller's own list, which may grow."""
+    parent: Digest | None = None
+    """The digest of its first `num_cached` blocks, since it was last committed; None: not known."""
 
 
 class BlockPool:
@@ -125,3 +152,20 @@ class BlockPool:
         else:
             self.free_blocks.append(block_id)
             self.version += 1
+
+
+def block_states(pool: BlockPool, idle: Iterable[int], copied: Iterable[int]) -> str:
+    """One letter for each block: `FREE`, `CACHED`, `USED` or `SHARED`.
+
+    Args:
+        pool: the blocks.
+        idle: blocks that only the prefix cache has.
+        copied: sources of pending copies.
+    """
+    states = [USED if count == 1 else SHARED if count else FREE for count in pool.references]
+    for block_id in idle:
+        states[block_id] = CACHED
+    for block_id in copied:
+        if not pool.references[block_id]:
+            states[block_id] = USED
+    return "".join(states)

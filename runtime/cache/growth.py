@@ -8,8 +8,7 @@ import numpy.typing as npt
 
 from mlxr.compiler.errors import ArenaError, ArenaFullError
 from mlxr.runtime.cache.block_copies import BlockCopies
-from mlxr.runtime.cache.block_sequence import BlockSequence
-from mlxr.runtime.cache.blocks import BlockPool
+from mlxr.runtime.cache.blocks import BlockPool, BlockSequence
 
 
 class Growth:

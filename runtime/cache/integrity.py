@@ -5,8 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from mlxr.compiler.errors import ArenaError
 from mlxr.runtime.cache.block_hashes import Digest, block_digest
-from mlxr.runtime.cache.block_sequence import BlockSequence
-from mlxr.runtime.cache.blocks import BlockPool
+from mlxr.runtime.cache.blocks import BlockPool, BlockSequence
 
 
 def check_blocks(pool: BlockPool, sequences: Collection[BlockSequence], copies: Mapping[int, int]) -> None:

@@ -7,8 +7,7 @@ the next one writes over it, and the next one takes what both have in common.
 from collections.abc import Sequence
 
 from mlxr.runtime.cache.block_hashes import BlockHashes
-from mlxr.runtime.cache.block_sequence import BlockSequence
-from mlxr.runtime.cache.blocks import BlockPool
+from mlxr.runtime.cache.blocks import BlockPool, BlockSequence
 from mlxr.runtime.cache.prefix_cache import Prefix
 from mlxr.runtime.cache.prefix_index import CachedBlock, num_common
 

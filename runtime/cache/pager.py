@@ -36,8 +36,7 @@ from mlxr.compiler.artifact import ArenaGeometry, Group
 from mlxr.compiler.errors import ArenaError, ArenaFullError
 from mlxr.runtime.cache.block_copies import BlockCopies
 from mlxr.runtime.cache.block_hashes import BlockHashes
-from mlxr.runtime.cache.block_sequence import BlockSequence
-from mlxr.runtime.cache.blocks import BlockPool
+from mlxr.runtime.cache.blocks import BlockPool, BlockSequence
 from mlxr.runtime.cache.group_blocks import GroupBlocks
 from mlxr.runtime.cache.growth import Growth
 from mlxr.runtime.cache.kept_sequence import KeptSequence

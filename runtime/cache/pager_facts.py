@@ -5,9 +5,7 @@ import numpy.typing as npt
 
 from mlxr.compiler.errors import ArenaError
 from mlxr.runtime.cache.block_copies import BlockCopies
-from mlxr.runtime.cache.block_sequence import BlockSequence
-from mlxr.runtime.cache.block_states import block_states
-from mlxr.runtime.cache.blocks import BlockPool
+from mlxr.runtime.cache.blocks import BlockPool, BlockSequence, block_states
 from mlxr.runtime.cache.group_blocks import GroupBlocks
 from mlxr.runtime.cache.integrity import check_blocks, check_index, check_open_sequences, check_sequence, equal
 from mlxr.runtime.cache.kept_sequence import KeptSequence
@@ -72,7 +70,7 @@ class PagerFacts:
         return tuple(self._sequences)
 
     def block_states(self) -> str:
-        """The state of each block; see `block_states.block_states`."""
+        """The state of each block; see `blocks.block_states`."""
         return block_states(self._pool, self._prefixes.idle_blocks(), self._copies.source_of.values())
 
     def length(self, seq_id: int) -> int:

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.runtime.cache.block_hashes import BlockHashes, Digest, block_digest
-from mlxr.runtime.cache.block_sequence import BlockSequence
-from mlxr.runtime.cache.blocks import BlockPool
+from mlxr.runtime.cache.blocks import BlockPool, BlockSequence
 from mlxr.runtime.cache.prefix_index import CachedBlock, num_common
 
 

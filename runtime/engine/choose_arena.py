@@ -5,9 +5,7 @@ from typing import NamedTuple
 from mlxr.compiler.artifact import ArenaGeometry, Artifact, size
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.entry import HostEntry
-from mlxr.runtime.memory.context_limit import ContextLimit
-from mlxr.runtime.memory.fitting_arena import block_bytes, fitting_arena
-from mlxr.runtime.memory.footprint import Footprint
+from mlxr.runtime.memory.fitting_arena import ContextLimit, Footprint, block_bytes, fitting_arena
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
 from mlxr.runtime.weights.weight_file import WeightFile
 

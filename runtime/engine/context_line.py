@@ -1,7 +1,7 @@
 """The line of statistics and servers that says how long a sequence may be, and why."""
 
 from mlxr.compiler.artifact import ArenaGeometry, size
-from mlxr.runtime.memory.context_limit import ContextLimit
+from mlxr.runtime.memory.fitting_arena import ContextLimit
 
 
 def context_line(limit: ContextLimit, arena: ArenaGeometry, takes_pages: bool) -> str:

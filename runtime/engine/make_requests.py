@@ -14,7 +14,7 @@ from mlxr.runtime.engine.request import SECONDS_PER_PRIORITY, Listener, Request
 from mlxr.runtime.engine.sampling import Sampler, Sampling
 from mlxr.runtime.engine.thought import Thought
 from mlxr.runtime.engine.too_long import too_long
-from mlxr.runtime.memory.context_limit import ContextLimit
+from mlxr.runtime.memory.fitting_arena import ContextLimit
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 
 

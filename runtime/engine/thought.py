@@ -9,8 +9,7 @@ import numpy as np
 
 from mlxr.runtime.engine.constraint.constraint import Mask
 from mlxr.runtime.engine.sampling.thought_limit import ThoughtLimit
-from mlxr.runtime.tokenizer.encode_inside import encode_inside
-from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+from mlxr.runtime.tokenizer.tokenizer import Tokenizer, encode_inside
 
 _SPACE = b" \t\r\n"
 _CONTROL = b"\xff"

@@ -1,7 +1,7 @@
 """Refuses prompts that leave no room for an answer; very long ones before they are encoded."""
 
 from mlxr.runtime.engine.errors import PromptTooLongError
-from mlxr.runtime.memory.context_limit import ContextLimit
+from mlxr.runtime.memory.fitting_arena import ContextLimit
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 
 _QUICKLY_ENCODED = 1 << 16

@@ -7,11 +7,10 @@ A spec with `cache.least_context` leaves the context to memory: a sequence may b
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from mlxr.compiler.artifact import ArenaGeometry, Artifact, size
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.memory.context_limit import GOOD_CONTEXT
-from mlxr.runtime.memory.footprint import Footprint
 from mlxr.runtime.memory.free_memory import FreeMemory
 
 SHARE = 0.75
@@ -19,6 +18,53 @@ SHARE = 0.75
 for a context of `GOOD_CONTEXT`."""
 _ROUND = 1024
 """A context that memory decides is a multiple of this, if it is longer than a good one."""
+GOOD_CONTEXT = 8192
+"""A context that memory decides is this or longer where that fits at all, and people are told where it is not."""
+_LONGER = "load the model with a longer context (--context N; in Python changes=mlxr.Changes(context=N))"
+
+
+@dataclass(frozen=True)
+class ContextLimit:
+    """The context of a loaded model.
+
+    Attributes:
+        tokens: most tokens of a sequence, prompt and answer.
+        own: most that the model was compiled for.
+        why: what decides the number, for people.
+        remedy: what makes it longer, for people; empty: nothing does.
+    """
+
+    tokens: int
+    own: int
+    why: str = "as the model was compiled"
+    remedy: str = _LONGER
+
+    def __str__(self) -> str:
+        """For people: `context 32,768 of the model's own 131,072: this machine has ...`."""
+        if self.tokens < self.own:
+            return f"context {self.tokens:,} of the model's own {self.own:,}: {self.why}"
+        return f"context {self.tokens:,}, {self.why}"
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is less than the model has."""
+        return self.tokens < self.own
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that a model takes besides its arena, known before it is loaded.
+
+    Attributes:
+        weights_bytes: weights in memory that the host allocates.
+        mapped_bytes: weights that stay mapped from their file. The system counts their pages as free, because it can
+            take them back at any time and read them again; a host that lacks memory for them is slow, but runs.
+        activation_bytes: activations of the largest step, and scratch of all threads.
+    """
+
+    weights_bytes: int
+    mapped_bytes: int
+    activation_bytes: int
 
 
 def fitting_arena(

@@ -14,7 +14,6 @@ from tokenizers import Tokenizer as Library
 from tokenizers.models import BPE
 
 from mlxr.compiler.errors import TokenizerError
-from mlxr.runtime.tokenizer.gguf_strips import stripping_names
 from mlxr.runtime.tokenizer.gguf_vocabulary import (
     CONTROL,
     PREFIX,
@@ -24,6 +23,7 @@ from mlxr.runtime.tokenizer.gguf_vocabulary import (
     read_column,
     read_flag,
     read_vocabulary,
+    stripping_names,
 )
 from mlxr.runtime.tokenizer.library_tokenizer import LibraryTokenizer, library_errors
 from mlxr.runtime.tokenizer.pre_tokenizers import Alphabet, PreTokenizer, pre_tokenizer

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlxr.compiler.errors import TokenizerError
-from mlxr.runtime.tokenizer.gguf_strips import stripping_names
 from mlxr.runtime.tokenizer.gguf_vocabulary import (
     BYTE,
     CONTROL,
@@ -24,6 +23,7 @@ from mlxr.runtime.tokenizer.gguf_vocabulary import (
     read_column,
     read_flag,
     read_vocabulary,
+    stripping_names,
 )
 from mlxr.runtime.tokenizer.model_proto import BPE, NO_PIECE, UNIGRAM, Piece, Pieces, write_model_proto
 from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer

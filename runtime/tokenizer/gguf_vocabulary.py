@@ -7,7 +7,7 @@ Source: llama-vocab.cpp of llama.cpp, for keys, defaults and exceptions.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ _END_KEYS = (  # other tokens that end an answer
 )
 BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 _PRIVATE = "\U0010fffd"  # in no text that means something
+_KEEPS_WHITE_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 
 
 @dataclass(frozen=True)
@@ -206,3 +207,24 @@ def read_flag(metadata: Mapping[str, Any], key: str, default: bool | None, sourc
     if not isinstance(value, bool):
         raise TokenizerError(f"{source}: `{PREFIX}{key}` is {value!r}, expected true or false")
     return value
+
+
+def stripping_names(metadata: Mapping[str, Any], names: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Those of the special tokens' names before which, and those after which, white space is left out.
+
+    Files do not say it, their models' tokenizer.json does. The models are those that llama.cpp knows, by the names that
+    it asks for.
+    """
+    name = str(metadata.get("general.name", "")).lower()
+    architecture, pre = metadata.get(file_keys.ARCHITECTURE), metadata.get(f"{PREFIX}pre", "")
+    kind = metadata.get(f"{PREFIX}model")
+    if pre in ("roberta-bpe", "jina-v2-de", "jina-v2-es", "jina-v2-code") or architecture in (
+        "nomic-bert-moe",
+        "jina-bert-v3",
+    ):
+        return frozenset({"<mask>"}.intersection(names)), frozenset()
+    if kind == "llama" and (architecture == "phi3" or "phi-3" in name or "phi3" in name):
+        return frozenset(), frozenset(names).difference(_KEEPS_WHITE_SPACE)
+    if pre == "modern-bert" or "modern-bert" in name:
+        return frozenset({"[MASK]"}.intersection(names)), frozenset()
+    return frozenset(), frozenset()

@@ -1,14 +1,27 @@
-"""Splits a text at the names of tokens, for libraries that do not."""
+"""Finds the names of tokens in a text, and splits it there, for libraries that do not."""
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-from mlxr.runtime.tokenizer.names_pattern import names_pattern
 
 _SPACES_BEFORE = re.compile(r"[^\S\x1c-\x1f]+\Z")  # white space by Unicode, as in the `tokenizers` library
 _SPACES_AFTER = re.compile(r"\A[^\S\x1c-\x1f]+")
+_STEM = 8
+"""Characters by which names are grouped. Some models have thousands of names that begin alike (`<unused17>`), and to
+try each of them wherever a text has `<` would take long."""
+
+
+def names_pattern(names: Iterable[str]) -> re.Pattern[str]:
+    """Finds names in a text, of several at one place the longest; `split` gives them at odd places."""
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for name in sorted(filter(None, names), key=len, reverse=True):
+        groups[name[:_STEM]].append(re.escape(name[_STEM:]))
+    # A name that is shorter than a stem stands for itself: it comes after the stems that it may begin.
+    stems = sorted(groups, key=len, reverse=True)
+    choices = "|".join(f"{re.escape(stem)}(?:{'|'.join(groups[stem])})" for stem in stems)
+    return re.compile(f"({choices or '(?!)'})")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,9 @@ from mlxr.runtime.tokenizer.stream_decoder import StreamDecoder
 from mlxr.runtime.tokenizer.text_growth import check_growth
 from mlxr.runtime.tokenizer.token_span import TokenSpan
 
+_BEFORE = ("\n", "a", ".", "0", " ")
+"""Texts to encode another text after, where the tokenizer treats the start of a text in its own way."""
+
 
 @dataclass(frozen=True)
 class SpecialTokens:
@@ -228,3 +231,23 @@ def _utf8_bytes(text: str) -> int:
             f"character {error.start} of the text is the lone surrogate {text[error.start]!a}, "
             "which no token stands for; decode the input as UTF-8 first"
         ) from error
+
+
+def encode_inside(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Token ids of `text` inside another text: what some tokenizers put before the first word is left out."""
+    ids = tokenizer.encode(text, add_special=False, parse_special=True)
+    if _spells(tokenizer, ids, text):
+        return ids
+    for before in _BEFORE:
+        first = tokenizer.encode(before, add_special=False)
+        both = tokenizer.encode(before + text, add_special=False, parse_special=True)
+        inside = both[len(first) :]
+        if both[: len(first)] == first and _spells(tokenizer, inside, text):
+            return inside
+    return ids  # such as text that the tokenizer normalises
+
+
+def _spells(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> bool:
+    control = tokenizer.control_ids
+    parts = [tokenizer.token_text(i).encode() if i in control else tokenizer.bytes_of(i) for i in ids]
+    return b"".join(parts) == text.encode()

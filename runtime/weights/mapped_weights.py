@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.compiler.artifact import plane_names
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.stored_tensor import StoredTensor, quoted
 from mlxr.runtime.weights.weight_file import WeightFile
 
 Bytes = npt.NDArray[np.uint8]
+_SLAB_BYTES = 1 << 24
 
 
 class MappedWeights:
@@ -68,3 +70,24 @@ class MappedWeights:
                 raise WeightsError(f"{tensor.file}: cannot be mapped: {error}") from error
             self._maps[tensor.file] = (block, np.frombuffer(block, np.uint8))
         return self._maps[tensor.file]
+
+
+def same_numbers(file: WeightFile, first: str, second: str) -> bool:
+    """Compares two matrices byte by byte, with their scales and biases, up to the first difference.
+
+    Raises:
+        WeightsError: the file cannot be mapped.
+    """
+    planes = zip(plane_names(first), plane_names(second), strict=True)
+    return all(_same(file, *names) for names in planes if any(name in file.tensors for name in names))
+
+
+def _same(file: WeightFile, first: str, second: str) -> bool:
+    tensors = file.tensors.get(first), file.tensors.get(second)
+    shapes = [(tensor.shape, tensor.type) for tensor in tensors if tensor is not None]
+    if len(shapes) < 2 or shapes[0] != shapes[1]:
+        return False
+    mapped = MappedWeights(file)
+    ours, theirs = (mapped.rows(file.tensors[name]).reshape(-1) for name in (first, second))
+    starts = range(0, ours.size, _SLAB_BYTES)
+    return all(np.array_equal(ours[at : at + _SLAB_BYTES], theirs[at : at + _SLAB_BYTES]) for at in starts)

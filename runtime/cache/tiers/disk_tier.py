@@ -3,7 +3,7 @@
 import errno
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,13 +13,40 @@ from mlxr.runtime.cache.tiers.block_file import Bytes, StoredBlock, encode, file
 from mlxr.runtime.cache.tiers.block_folder import BlockFolder
 from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
 from mlxr.runtime.cache.tiers.branches import branch_of
-from mlxr.runtime.cache.tiers.write_limit import WriteLimit
 
 QUEUE_BYTES = 64 << 20
 """Most bytes of blocks that wait to be written, unless it is one block alone. They are in host memory."""
 _IN_THE_WAY = (errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST)
 """Errors of a write that concern one file only: something else has its name."""
 _SECONDS_TO_CLOSE = 60.0
+_HOUR = 3600.0
+
+
+class WriteLimit:
+    """Limits the bytes that this process writes within any hour, because disks wear out: a sliding window."""
+
+    def __init__(self, bytes_per_hour: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begins with nothing written.
+
+        Args:
+            bytes_per_hour: the most bytes within any hour.
+            clock: the time in seconds.
+        """
+        self.bytes_per_hour = bytes_per_hour
+        self._clock = clock
+        self._writes: deque[tuple[float, int]] = deque()
+        self._total = 0
+
+    def take(self, size_bytes: int) -> bool:
+        """Whether so many bytes may be written now; if so, counts them."""
+        now = self._clock()
+        while self._writes and self._writes[0][0] <= now - _HOUR:
+            self._total -= self._writes.popleft()[1]
+        if self._total + size_bytes > self.bytes_per_hour:
+            return False
+        self._writes.append((now, size_bytes))
+        self._total += size_bytes
+        return True
 
 
 class DiskTier:

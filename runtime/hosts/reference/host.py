@@ -14,7 +14,7 @@ from mlxr.runtime.cache.arena_blocks import copy_blocks
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.host import ArrayHost
 from mlxr.runtime.hosts.mlx_ops import run_graph
-from mlxr.runtime.memory.footprint import Footprint
+from mlxr.runtime.memory.fitting_arena import Footprint
 from mlxr.runtime.weights.weight_file import WeightFile
 
 

@@ -19,7 +19,7 @@ from mlxr.loading.load import load_found
 from mlxr.loading.options import LoadOptions
 from mlxr.progress_line import ProgressLine
 from mlxr.runtime.hosts.registry import AUTO, host_choices, hosts
-from mlxr.runtime.memory.context_limit import GOOD_CONTEXT
+from mlxr.runtime.memory.fitting_arena import GOOD_CONTEXT
 
 if TYPE_CHECKING:
     from mlxr.runtime.engine.model import Model

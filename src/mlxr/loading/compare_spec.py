@@ -18,8 +18,8 @@ from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.spec.explain import show
 from mlxr.compiler.spec.model import LayerType, Model, ModelSpec
 from mlxr.loading.imported_model import import_weights
+from mlxr.runtime.weights.mapped_weights import same_numbers
 from mlxr.runtime.weights.open_weights import open_weights
-from mlxr.runtime.weights.same_numbers import same_numbers
 from mlxr.runtime.weights.weight_file import WeightFile
 
 _OF_MODEL = (

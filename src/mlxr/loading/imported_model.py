@@ -13,8 +13,8 @@ from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.other_files import is_gguf
 from mlxr.runtime.json_file import read_json_object
 from mlxr.runtime.weights.gguf_parts import model_name, only_model
+from mlxr.runtime.weights.mapped_weights import same_numbers
 from mlxr.runtime.weights.open_weights import open_weights
-from mlxr.runtime.weights.same_numbers import same_numbers
 from mlxr.runtime.weights.weight_file import WeightFile
 
 _MAX_FACTORS = 4096

@@ -7,8 +7,7 @@ import pytest
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import BudgetError, HostError
 from mlxr.compiler.spec.change import Changes, changed
-from mlxr.runtime.memory.fitting_arena import SHARE, block_bytes, fitting_arena, least_arena
-from mlxr.runtime.memory.footprint import Footprint
+from mlxr.runtime.memory.fitting_arena import SHARE, Footprint, block_bytes, fitting_arena, least_arena
 from mlxr.runtime.memory.free_memory import FreeMemory
 from mlxr_tests.specs import compiled, small_spec
 

@@ -11,7 +11,7 @@ import pytest
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.errors import EngineError, PromptTooLongError
 from mlxr.runtime.engine.sampling import Sampling
-from mlxr.runtime.memory.context_limit import ContextLimit
+from mlxr.runtime.memory.fitting_arena import ContextLimit
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.chat.chat_job import ChatJob

@@ -8,7 +8,7 @@ from typing import Any
 
 from mlxr.runtime.engine.constraint.grammar import lark_schema
 from mlxr.runtime.engine.sampling import Sampling
-from mlxr.runtime.tokenizer.names_pattern import names_pattern
+from mlxr.runtime.tokenizer.token_names import names_pattern
 
 ANYTHING = r"/(.|\n)*/"
 _SLASH = re.compile(r"\\.|/", re.DOTALL)

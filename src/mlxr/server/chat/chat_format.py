@@ -12,7 +12,7 @@ from mlxr.runtime.engine.errors import EngineError
 from mlxr.runtime.engine.reasoning import NO_REASONING, Reasoning
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.too_long import check_length
-from mlxr.runtime.memory.context_limit import ContextLimit
+from mlxr.runtime.memory.fitting_arena import ContextLimit
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.chat.answer_grammar import AnswerGrammar

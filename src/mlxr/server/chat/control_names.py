@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.tokenizer.names_pattern import names_pattern
+from mlxr.runtime.tokenizer.token_names import names_pattern
 
 _AT_ONCE = 1 << 20
 _MOST_NAMES = 100_000

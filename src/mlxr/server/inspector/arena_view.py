@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import Literal
 
 from mlxr.compiler.spec.record import Record
-from mlxr.runtime.cache.block_states import CACHED, FREE, SHARED, USED
+from mlxr.runtime.cache.blocks import CACHED, FREE, SHARED, USED
 from mlxr.runtime.engine.arena_state import ArenaState, SequenceState
 from mlxr.runtime.engine.engine import Engine
 

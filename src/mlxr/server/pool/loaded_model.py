@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from mlxr.runtime.engine.default_sampling import DefaultSampling
 from mlxr.runtime.engine.engine import Engine
-from mlxr.runtime.memory.context_limit import ContextLimit
+from mlxr.runtime.memory.fitting_arena import ContextLimit
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.errors import ApiError
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from mlxr.runtime.tokenizer.names_pattern import names_pattern
+from mlxr.runtime.tokenizer.token_names import names_pattern
 from mlxr.server.chat.answer_reader import Markers, named, spelled
 from mlxr.server.chat.learned.answer_form import AnswerForm, Slot, Style
 from mlxr.server.chat.learned.lexemes import chunks

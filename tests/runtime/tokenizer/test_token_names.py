@@ -2,7 +2,7 @@
 
 import random
 
-from mlxr.runtime.tokenizer.names_pattern import names_pattern
+from mlxr.runtime.tokenizer.token_names import names_pattern
 
 
 def found(text: str, names: set[str]) -> list[str]:

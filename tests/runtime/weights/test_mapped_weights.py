@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from mlxr.runtime.weights.mapped_weights import same_numbers
 from mlxr.runtime.weights.open_weights import open_weights
-from mlxr.runtime.weights.same_numbers import same_numbers
 
 NUMBERS = np.arange(24, dtype=np.float32).reshape(4, 6)
 
