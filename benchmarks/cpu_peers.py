@@ -28,7 +28,7 @@ from peers.worker import EngineError, Worker, random_tokens
 
 from mlxr.bench.lengths import LengthRange, UnseenLengths
 from mlxr.runtime.cache_folder import cache_folder
-from mlxr.runtime.threads import usable_cpus
+from mlxr.runtime.machine.threads import usable_cpus
 
 _LONG = 2000
 _BUSY = 0.5

@@ -156,7 +156,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 @pytest.fixture(scope="session", autouse=True)
 def _two_cpus() -> Iterator[None]:
     """Lets tests ask for two threads on a machine with one CPU, where users are refused them."""
-    from mlxr.runtime import threads
+    from mlxr.runtime.machine import threads
 
     real, root = threads.usable_cpus, threads._ROOT
     with pytest.MonkeyPatch.context() as patch:

@@ -18,6 +18,7 @@ from mlxr.compiler.artifact import ArenaGeometry, Artifact
 from mlxr.compiler.chips.catalog import find_chip_of_device
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.completion import Event
@@ -28,7 +29,6 @@ from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.select import array_host
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr.tuning.pieces import device_name
 
 WARM_UP = 4

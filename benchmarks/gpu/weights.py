@@ -16,8 +16,8 @@ from peers.models import Shape
 
 from gpu.work import FORMATS
 from mlxr.compiler.artifact import TensorSource, WeightPlan, part_places
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.hosts.select import array_host
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
 
 Planes = tuple[mx.array, ...]
 _STD = 0.02

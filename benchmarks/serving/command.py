@@ -11,7 +11,7 @@ from peers.models import ROOT, SHAPES, prepare
 from peers.report import machine
 
 from mlxr.runtime.cache_folder import cache_folder
-from mlxr.runtime.threads import usable_cpus
+from mlxr.runtime.machine.threads import usable_cpus
 from serving.bench import Bench
 from serving.figures import Figures
 

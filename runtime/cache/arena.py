@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import ArenaError
-from mlxr.runtime.mlx_arrays import MLX_DTYPES, Bits, as_bits
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES, Bits, as_bits
 
 
 class Arena:

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from mlxr.compiler.artifact import RankPlan
-from mlxr.runtime.greatest import floor_of_top, greatest_columns
+from mlxr.runtime.arrays.greatest import floor_of_top, greatest_columns
 from mlxr.runtime.hosts.collectives import BlockingCollectives, Floats
 
 

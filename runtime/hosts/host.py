@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import Artifact, debug_level
 from mlxr.compiler.errors import HostError, RankLostError
+from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.cache import arena_blocks
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.collectives import Collectives
 from mlxr.runtime.memory.fitting_arena import Footprint
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
-from mlxr.runtime.mlx_arrays import start_computing
 from mlxr.runtime.weights.load_weights import Fill, in_place, load_buffers, load_weights
 from mlxr.runtime.weights.weight_file import WeightFile
 

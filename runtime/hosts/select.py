@@ -8,7 +8,7 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.hosts.host import ArrayHost, Host, Progress
 from mlxr.runtime.hosts.registry import AUTO, hosts
-from mlxr.runtime.threads import num_threads
+from mlxr.runtime.machine.threads import num_threads
 from mlxr.runtime.weights.weight_file import WeightFile
 
 

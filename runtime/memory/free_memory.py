@@ -16,7 +16,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlxr.runtime.control_groups import group_folders, text_of
+from mlxr.runtime.machine.control_groups import group_folders, text_of
 
 _ROOT = Path("/")
 _UNLIMITED = 1 << 60

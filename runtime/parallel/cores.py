@@ -5,8 +5,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlxr.runtime.control_groups import text_of
-from mlxr.runtime.threads import cgroup_cpus
+from mlxr.runtime.machine.control_groups import text_of
+from mlxr.runtime.machine.threads import cgroup_cpus
 
 _ROOT = Path("/")
 

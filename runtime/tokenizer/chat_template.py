@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.compiler.errors import ChatTemplateError
-from mlxr.runtime.limited_process import LimitedProcess, ProcessEndedError
+from mlxr.runtime.sealed.limited_process import LimitedProcess, ProcessEndedError
 from mlxr.runtime.tokenizer.system_messages import ROLES, Message, joined_turns, render_all
 from mlxr.runtime.tokenizer.template_names import ASKED, ReadNames
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mlxr.compiler.errors import TokenizerError
-from mlxr.runtime.limited_process import LimitedProcess, ProcessEndedError
+from mlxr.runtime.sealed.limited_process import LimitedProcess, ProcessEndedError
 from mlxr.runtime.tokenizer import tokenizer_worker
 from mlxr.runtime.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 

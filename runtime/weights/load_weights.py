@@ -18,7 +18,7 @@ import numpy as np
 
 from mlxr.compiler.artifact import DType, WeightPlan, part_places
 from mlxr.compiler.errors import WeightsError
-from mlxr.runtime.threads import usable_cpus
+from mlxr.runtime.machine.threads import usable_cpus
 from mlxr.runtime.weights.check_tensors import check_tensors
 from mlxr.runtime.weights.element_types import STORAGE, Array
 from mlxr.runtime.weights.fill_tasks import Task, number_tasks, run_tasks, tasks_of

@@ -7,8 +7,8 @@ import pytest
 from mlxr.compiler.artifact import KEYS_AND_VALUES, DType
 from mlxr.compiler.targets.metal.kernels.attend import AttendKernel
 from mlxr.compiler.targets.metal.kernels.rope_cache_write import RopeCacheWriteKernel
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES, as_bits
 from mlxr.runtime.hosts.mlx_ops.cache_rows import encode_rows
-from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
 from mlxr_tests.kernel_bench import run_kernel
 from mlxr_tests.kv_arena import kv_arena
 

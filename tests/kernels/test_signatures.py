@@ -10,8 +10,8 @@ import mlx.core as mx
 import pytest
 
 from mlxr.compiler.artifact import Artifact
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.hosts.metal.host import metal_kernel
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.tolerances import Mismatch
 from mlxr_tests.variants import VARIANTS, variant
 

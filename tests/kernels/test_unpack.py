@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.errors import KernelFault
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr_tests.few import few_of
 from mlxr_tests.matrix_bench import MatrixBench, plant, unpacked_together
 from mlxr_tests.specs import floats

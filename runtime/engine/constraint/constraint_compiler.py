@@ -21,7 +21,7 @@ from mlxr.runtime.engine.constraint.grammar_tokens import GrammarTokens
 from mlxr.runtime.engine.constraint.vocabulary import Vocabulary
 from mlxr.runtime.engine.errors import ConstraintError
 from mlxr.runtime.engine.sampling import Sampling
-from mlxr.runtime.limited_process import LimitedProcess, ProcessEndedError
+from mlxr.runtime.sealed.limited_process import LimitedProcess, ProcessEndedError
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from mlxr.runtime.arrays.greatest import floor_of_top, greatest_columns
 from mlxr.runtime.engine.sampling.filters import Filters, Floats, Indices, padded
-from mlxr.runtime.greatest import floor_of_top, greatest_columns
 
 MOST = 4096
 """A row with more candidates is filtered as a whole."""

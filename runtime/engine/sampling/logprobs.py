@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mlxr.runtime.arrays.greatest import floor_of_top
 from mlxr.runtime.engine.sampling.candidates import LOWEST, candidates
 from mlxr.runtime.engine.sampling.filters import Floats, Indices, block_sums, relative_weights
-from mlxr.runtime.greatest import floor_of_top
 
 _TOGETHER = 1 << 17
 """Rows with so many logits are read together: more do not fit into a core's cache."""

@@ -11,6 +11,7 @@ from math import isfinite
 import numpy as np
 
 from mlxr.compiler.errors import HostError, MlxrError, RequestError
+from mlxr.runtime.arrays.greatest import floor_of_top
 from mlxr.runtime.engine.sampling.adjustments import adjust, adjustments
 from mlxr.runtime.engine.sampling.candidates import LOWEST, candidates, candidates_of_top, floor_of_min_p
 from mlxr.runtime.engine.sampling.draw import draw
@@ -28,7 +29,6 @@ from mlxr.runtime.engine.sampling.filters import (
 from mlxr.runtime.engine.sampling.logprobs import token_logprobs
 from mlxr.runtime.engine.sampling.long_rows import keep_in_long_row
 from mlxr.runtime.engine.sampling.row import Row, Sampled, allowed
-from mlxr.runtime.greatest import floor_of_top
 
 NOTHING_ALLOWED = "the constraint allows only tokens to which the model gives no probability at all"
 _TOGETHER = 1 << 17

@@ -13,7 +13,7 @@ from mlxr.runtime.hosts.cpu.toolchain import Compiler, user_flags
 from mlxr.runtime.hosts.cpu.units import Unit, units_of
 from mlxr.runtime.hosts.library_cache import LibraryCache, digest
 from mlxr.runtime.hosts.run_compiler import run_compiler
-from mlxr.runtime.threads import usable_cpus
+from mlxr.runtime.machine.threads import usable_cpus
 
 Tick = Callable[[str, float], None]
 """Called repeatedly while a compiler runs, with the compiler's name and the seconds so far."""

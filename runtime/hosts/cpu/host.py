@@ -34,8 +34,8 @@ from mlxr.runtime.hosts.cpu.overlap import fewest_tokens
 from mlxr.runtime.hosts.cpu.tensors import TensorReader, bytes_by_place, place_tensors, read_from
 from mlxr.runtime.hosts.cpu.timed_calls import TimedCalls, timed_calls
 from mlxr.runtime.hosts.host import Host, Logits, Progress
+from mlxr.runtime.machine.threads import num_threads
 from mlxr.runtime.memory.fitting_arena import Footprint
-from mlxr.runtime.threads import num_threads
 from mlxr.runtime.weights.check_tensors import check_tensors
 from mlxr.runtime.weights.weight_file import WeightFile
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import ArenaError, HostError
+from mlxr.runtime.arrays.mlx_arrays import Bits
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.cpu.memory import give_back, reserve
-from mlxr.runtime.mlx_arrays import Bits
 
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import ARENA_TOKEN, PEERS, Artifact, KernelCall, Launch, Phase, layer_buffer, mailbox_bytes
+from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, shape_of
 from mlxr.runtime.hosts.collectives import Collectives
@@ -41,7 +42,6 @@ from mlxr.runtime.hosts.mlx.bindable import of_shape
 from mlxr.runtime.hosts.mlx.host import MlxHost, sent_by
 from mlxr.runtime.hosts.mlx.launcher import Arrays, MlxKernel
 from mlxr.runtime.memory.free_memory import FreeMemory, gpu_memory
-from mlxr.runtime.mlx_arrays import start_computing
 from mlxr.runtime.weights.load_weights import Fill
 
 _MOST_TRACES = 128

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from mlxr.compiler.artifact import KernelEntry, Launch
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 
 SETTING = "MLXR_UNPACKED_MIB"
 Arrays = dict[str, mx.array]

@@ -22,6 +22,7 @@ from mlxr.compiler.artifact import (
     layer_buffer,
 )
 from mlxr.compiler.errors import HostError
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES, start_computing
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.arena_blocks import check_blocks
 from mlxr.runtime.hosts.batch import MOST_TOPS, Batch
@@ -31,7 +32,6 @@ from mlxr.runtime.hosts.host import ArrayHost, Logits, Progress
 from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, kernel_input, of_shape
 from mlxr.runtime.hosts.mlx.launcher import Arrays, Launcher, MlxKernel
 from mlxr.runtime.hosts.mlx.padding import padded_batch, state_columns, table_columns
-from mlxr.runtime.mlx_arrays import MLX_DTYPES, start_computing
 from mlxr.runtime.weights.weight_file import WeightFile
 
 _TOPS = (1, 64, MOST_TOPS)

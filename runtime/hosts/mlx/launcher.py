@@ -17,12 +17,12 @@ from mlxr.compiler.artifact import (
     RankPlan,
 )
 from mlxr.compiler.errors import HostError
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.hosts.binding import Dims, shape_of
 from mlxr.runtime.hosts.collectives import LazyCollectives
 from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, bindable_shape, of_shape
 from mlxr.runtime.hosts.mlx.gather_result_lazily import gather_result_lazily
 from mlxr.runtime.hosts.mlx.library import call_library
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
 
 Arrays = dict[str, mx.array]
 """Arrays by the names of the plan's buffers."""

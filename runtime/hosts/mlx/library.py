@@ -10,10 +10,10 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from mlxr.compiler.artifact import AttentionCall, DType, Finish, InputNorm, MatmulCall
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.hosts.mlx_ops.activations import activate, activate_gated
 from mlxr.runtime.hosts.mlx_ops.dense import finish_projection
 from mlxr.runtime.hosts.mlx_ops.types import Inputs, f32
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
 
 _ELEMENTWISE = ("bias", "gate", "residual")
 

@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from mlxr.runtime.mlx_arrays import Bits, as_bits
+from mlxr.runtime.arrays.mlx_arrays import Bits, as_bits
 
 
 def layer_rows(array: mx.array, layout: str, place: int) -> Bits:

@@ -7,7 +7,7 @@ the scale 0, and one with an element that is not finite has the scale NaN.
 import mlx.core as mx
 import numpy as np
 
-from mlxr.runtime.mlx_arrays import MLX_DTYPES, Bits, as_bits
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES, Bits, as_bits
 
 _LARGEST = np.float32(127)
 

@@ -7,11 +7,11 @@ from mlxr.compiler.ir.ops.elementwise import Activation, Add, Multiply, Scale, S
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.ir.ops.product import Finish
 from mlxr.compiler.ir.ops.rows import Embed, GateRows, GatherRows
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.hosts.mlx_ops.activations import activate, activate_gated, activate_projected
 from mlxr.runtime.hosts.mlx_ops.normalise import add_residual, normalise_input
 from mlxr.runtime.hosts.mlx_ops.table import evaluates
 from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
 
 
 @evaluates(Embed)

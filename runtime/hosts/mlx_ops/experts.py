@@ -7,11 +7,11 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.ir.ops.experts import ExpertCombine, ExpertLinear, ExpertProjection, ExpertSum, Route
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.hosts.mlx_ops.activations import activate_projected
 from mlxr.runtime.hosts.mlx_ops.normalise import add_residual, normalise_input
 from mlxr.runtime.hosts.mlx_ops.table import evaluates
 from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
 
 
 @evaluates(Route)

@@ -15,12 +15,12 @@ from mlxr.compiler.artifact import Artifact, DType, Phase, Value, layer_buffer
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.ir.ops.experts import Route
 from mlxr.compiler.text.plural import counted
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.binding import batch_arrays, batch_dims, shape_of
 from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, kernel_input
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr.tuning.tried_arena import tried_arena
 
 Input = Callable[[int], mx.array]

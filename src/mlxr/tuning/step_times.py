@@ -13,12 +13,12 @@ import mlx.core as mx
 from mlxr.bench.sequences import Sequences
 from mlxr.compiler.artifact import ArenaGeometry, Artifact
 from mlxr.compiler.errors import ArenaError, HostError
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.cache.arena import Arena, device_memory_bytes
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.mlx.bindable import bindable
 from mlxr.runtime.hosts.select import array_host
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr.tuning.tried_arena import tried_arena
 
 _STD = 0.02

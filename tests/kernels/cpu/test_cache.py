@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.artifact import DType
+from mlxr.runtime.arrays.mlx_arrays import as_bits
 from mlxr.runtime.cache.arena_blocks import copy_blocks
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.mlx_ops.cache_rows import encode_rows
-from mlxr.runtime.mlx_arrays import as_bits
 from mlxr_tests.arenas import copy_arena, snapshot, write_slots
 from mlxr_tests.attention_cases import CASES, EXTRA_CASES, Case
 from mlxr_tests.c_harness import aligned, check_cross_compiles, compilers, marches

@@ -8,8 +8,8 @@ import pytest
 
 from mlxr.compiler.errors import ArenaError
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.runtime.arrays.mlx_arrays import as_bits
 from mlxr.runtime.cache.arena import Arena
-from mlxr.runtime.mlx_arrays import as_bits
 from mlxr_tests.kv_arena import kv_arena
 
 GEOMETRY = kv_arena(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlxr.compiler.errors import ChatTemplateError
-from mlxr.runtime.limited_process import LimitedProcess
+from mlxr.runtime.sealed.limited_process import LimitedProcess
 from mlxr.runtime.tokenizer import chat_template
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate, process_begun
 from mlxr_tests.vocabularies import WORDS, byte_level

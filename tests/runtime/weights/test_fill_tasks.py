@@ -11,7 +11,7 @@ import pytest
 
 from mlxr.compiler.artifact import Recipe, TensorSource
 from mlxr.compiler.errors import WeightsError
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.weights import open_weights
 from mlxr.runtime.weights.element_types import STORAGE, encode
 from mlxr.runtime.weights.fill_tasks import number_tasks, run_tasks, tasks_of

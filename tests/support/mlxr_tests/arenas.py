@@ -8,10 +8,10 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.artifact import Allocation
+from mlxr.runtime.arrays.mlx_arrays import Bits
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows
-from mlxr.runtime.mlx_arrays import Bits
 from mlxr_tests.specs import floats
 from mlxr_tests.tolerances import Mismatch, check_op
 

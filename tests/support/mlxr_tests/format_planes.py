@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.artifact import Plan, WeightFormat, WeightPlan, part_places
-from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES, as_bits
 from mlxr_tests.block_fields import dequantised, exponent_bytes, half_bytes, half_sizes, number_bits
 from mlxr_tests.repetition import varied
 from mlxr_tests.specs import random_weight

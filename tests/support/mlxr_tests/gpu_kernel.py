@@ -15,6 +15,7 @@ import numpy as np
 from mlxr.compiler.artifact.kernel_entry import KernelEntry, KernelPort
 from mlxr.compiler.artifact.metal_sections import body_of, header_of
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES, as_bits
 from mlxr.runtime.hosts.cuda import host as cuda
 from mlxr.runtime.hosts.cuda.build import build_cubin, cuda_source
 from mlxr.runtime.hosts.cuda.device import architecture
@@ -22,7 +23,6 @@ from mlxr.runtime.hosts.metal import host as metal
 from mlxr.runtime.hosts.mlx.launcher import MlxKernel
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr.runtime.hosts.sim.signature import parse_signature
-from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
 
 _DTYPES = {dtype.metal: dtype for dtype in DType}
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}

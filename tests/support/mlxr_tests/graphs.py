@@ -17,11 +17,11 @@ from mlxr.compiler.ir.verify import verify
 from mlxr.compiler.passes.base import Pass
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.memory import arena_geometry
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.mlx_ops import run_graph
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.specs import floats, small_spec
 
 Floats = npt.NDArray[np.floating]

@@ -9,8 +9,8 @@ import numpy as np
 from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
 from mlxr.compiler.targets.metal.render import render
 from mlxr.compiler.targets.provenance import Provenance
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.kernel_host import load_kernel
 from mlxr_tests.specs import without_provenance
 

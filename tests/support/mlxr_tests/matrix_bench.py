@@ -21,8 +21,8 @@ from mlxr.compiler.targets.metal.kernels.matvec import MatvecKernel
 from mlxr.compiler.targets.metal.kernels.unpack import UnpackKernel
 from mlxr.compiler.targets.metal.render import KernelSource, render
 from mlxr.compiler.targets.provenance import Provenance
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.format_planes import joined, numbers_of, random_planes
 from mlxr_tests.kernel_host import load_kernel
 from mlxr_tests.repetition import varied

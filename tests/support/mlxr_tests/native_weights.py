@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.artifact import Plan, TensorSource
-from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES, as_bits
 from mlxr_tests.format_planes import numbers_of, random_planes
 from mlxr_tests.specs import random_weight
 

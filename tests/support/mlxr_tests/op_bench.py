@@ -18,13 +18,13 @@ from mlxr.compiler.artifact import Artifact, Op, OpGraph, Phase, PhaseName, Valu
 from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.ir.ops.attention import RopeAttention
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.binding import batch_arrays, batch_dims, grid_of, shape_of
 from mlxr.runtime.hosts.mlx_ops import arena_layer, evaluate
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.arenas import check_arena, copy_arena, copy_slots, nan_arena, snapshot, write_slots
 from mlxr_tests.format_planes import random_buffer
 from mlxr_tests.kernel_host import load_kernel, on_cpu

@@ -12,7 +12,7 @@ import numpy as np
 from mlxr.compiler.artifact import Artifact, ModelSpec, Plan, WeightPlan
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.schedule.geometry import Geometry
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 
 _SMALLEST: dict[str, Any] = {
     "name": "small",

@@ -15,12 +15,12 @@ import pytest
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError, RequestError, WeightsError
-from mlxr.runtime import threads as thread_counts
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cpu.host import CpuHost, _CompilingLine
+from mlxr.runtime.machine import threads as thread_counts
 from mlxr.runtime.weights import open_weights
 from mlxr.runtime.weights.tensor_rows import selected
 from mlxr_tests.few import few

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from mlxr.compiler.artifact import DType
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES, as_bits
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.arena_blocks import copy_blocks
 from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows
-from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
 from mlxr_tests.kv_arena import kv_arena
 from mlxr_tests.reference_ops import evaluate
 from mlxr_tests.specs import floats, random_array

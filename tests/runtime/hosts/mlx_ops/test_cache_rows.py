@@ -4,8 +4,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlxr.runtime.arrays.mlx_arrays import as_bits
 from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows
-from mlxr.runtime.mlx_arrays import as_bits
 from mlxr_tests.specs import floats, random_array
 
 SUBNORMAL = 2.0**-149

@@ -11,8 +11,8 @@ import pytest
 from mlxr.compiler.artifact import DType, MatmulCall
 from mlxr.compiler.ir.op_registry import read_op_kind
 from mlxr.compiler.ir.ops.linear import Projection
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.hosts.mlx.library import matmul
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.reference_ops import PLAIN_PROJECTION, evaluate
 from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import check_op

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr_tests.reference_ops import evaluate
 from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import check_op

@@ -4,9 +4,9 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.ir.ops.decayed_sum import DecayedSum
+from mlxr.runtime.arrays.mlx_arrays import as_bits
 from mlxr.runtime.hosts.mlx_ops.table import evaluates
 from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
-from mlxr.runtime.mlx_arrays import as_bits
 
 
 @evaluates(DecayedSum)

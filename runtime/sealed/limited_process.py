@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mlxr.runtime import limited_worker
+from mlxr.runtime.sealed import limited_worker
 
 _LOG = logging.getLogger(__name__)
 _START_SECONDS = 60.0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.control_groups import group_folders, text_of
+from mlxr.runtime.machine.control_groups import group_folders, text_of
 
 _ROOT = Path("/")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlxr.runtime.engine.constraint import grammar_worker
-from mlxr.runtime.limited_process import LimitedProcess
+from mlxr.runtime.sealed.limited_process import LimitedProcess
 from mlxr.runtime.tokenizer import template_worker
 
 SCRIPT = """

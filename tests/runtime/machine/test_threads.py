@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mlxr.compiler.errors import HostError
-from mlxr.runtime import threads
-from mlxr.runtime.threads import cgroup_cpus, num_threads, usable_cpus
+from mlxr.runtime.machine import threads
+from mlxr.runtime.machine.threads import cgroup_cpus, num_threads, usable_cpus
 
 V2 = "33 24 0:28 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"
 V1 = "31 23 0:27 {0} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct"
