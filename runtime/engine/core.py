@@ -23,7 +23,7 @@ from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.engine.answers import Answers
 from mlxr.runtime.engine.completion import FinishReason
-from mlxr.runtime.engine.core_stats import CoreStats
+from mlxr.runtime.engine.core_stats import CoreStats, StepRecord
 from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.launched_step import LaunchedStep, batch_requests, with_tokens_of
 from mlxr.runtime.engine.prompt_rows import add_prompt_rows
@@ -32,7 +32,6 @@ from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.engine.sampling import Sampled
 from mlxr.runtime.engine.scheduler import Part, Scheduler
 from mlxr.runtime.engine.speculation.speculator import Speculator
-from mlxr.runtime.engine.step_record import StepRecord
 from mlxr.runtime.engine.step_times import StepTimes
 from mlxr.runtime.engine.tier_link import TierLink
 from mlxr.runtime.hosts.host import Host

@@ -1,6 +1,7 @@
-"""What an engine's core has done and what it holds, for people and for monitoring."""
+"""What an engine's core has done and what it holds, for people and for monitoring; and what its newest steps were."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass
@@ -66,3 +67,21 @@ class CoreStats:
     def tokens_per_step(self) -> float | None:
         """Tokens that a step gave to a request that speculates, 1 without drafts; None before the first step."""
         return 1 + self.accepted_tokens / self.speculating_parts if self.speculating_parts else None
+
+
+class StepRecord(NamedTuple):
+    """One step that has ended.
+
+    Attributes:
+        end: when, in seconds of `time.perf_counter`.
+        seconds: its time.
+        decoding: sequences with one token.
+        prompt_tokens: tokens of the other sequences.
+        drafted: draft tokens.
+    """
+
+    end: float
+    seconds: float
+    decoding: int
+    prompt_tokens: int
+    drafted: int

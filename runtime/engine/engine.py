@@ -20,14 +20,13 @@ from mlxr.runtime.argument_types import described, whole_number
 from mlxr.runtime.engine.arena_state import ArenaState, arena_state
 from mlxr.runtime.engine.call import Call, CallsToWake
 from mlxr.runtime.engine.completion import Completion, Event
-from mlxr.runtime.engine.core_stats import CoreStats
+from mlxr.runtime.engine.core_stats import CoreStats, StepRecord
 from mlxr.runtime.engine.errors import EngineError, ModelClosedError, QueueFullError
 from mlxr.runtime.engine.events import Events
 from mlxr.runtime.engine.make_requests import Terms
 from mlxr.runtime.engine.model import Model, Prompt
 from mlxr.runtime.engine.pool import Pooling, Vector
 from mlxr.runtime.engine.sampling.options import Sampling
-from mlxr.runtime.engine.step_record import StepRecord
 
 _T = TypeVar("_T")
 _MOST_EMBEDDED = 256

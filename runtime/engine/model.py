@@ -20,7 +20,6 @@ from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.engine.choose_arena import choose_arena
 from mlxr.runtime.engine.completion import Completion, Event
-from mlxr.runtime.engine.context_line import context_line
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.default_pooling import default_pooling
 from mlxr.runtime.engine.default_sampling import DefaultSampling, default_sampling
@@ -33,14 +32,14 @@ from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
 from mlxr.runtime.engine.pool import POOLINGS, Pooling, check_dimensions, finished
 from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Sampling
-from mlxr.runtime.engine.speculation.draft_model import DraftModel
-from mlxr.runtime.engine.speculation.same_vocabulary import check_same_vocabulary
+from mlxr.runtime.engine.speculation.draft_model import DraftModel, check_same_vocabulary
 from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.too_long import check_length
 from mlxr.runtime.engine.warm_up import warm_up
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Progress
 from mlxr.runtime.hosts.select import check_host, make_host
+from mlxr.runtime.memory.fitting_arena import context_line
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.find_chat_template import Place, ReadMetadata, load_chat_template
 from mlxr.runtime.tokenizer.template_files import DEFAULT, NamedTemplates

@@ -8,7 +8,7 @@ is a token forced by a mask.
 import numpy as np
 
 from mlxr.runtime.engine.constraint.constraint import Mask
-from mlxr.runtime.engine.sampling.thought_limit import ThoughtLimit
+from mlxr.runtime.engine.sampling.options import ThoughtLimit
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer, encode_inside
 
 _SPACE = b" \t\r\n"

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.runtime.engine.sampling.row import Row, allowed
-from mlxr.runtime.engine.sampling.sampler import SparseNumbers
+from mlxr.runtime.engine.sampling.sampler import Row, SparseNumbers, allowed
 
 
 class Adjustment(NamedTuple):

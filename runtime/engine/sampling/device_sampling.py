@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.sampling.adjustments import Adjustment, adjustments
-from mlxr.runtime.engine.sampling.row import Row, Sampled
 from mlxr.runtime.engine.sampling.rows import NOTHING_ALLOWED, broken_logits
-from mlxr.runtime.engine.sampling.sampler import Sampler
+from mlxr.runtime.engine.sampling.sampler import Row, Sampled, Sampler
 
 _BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
 _LEAST = float(np.finfo(np.float32).tiny)

@@ -14,21 +14,22 @@ from mlxr.compiler.errors import HostError, MlxrError, RequestError
 from mlxr.runtime.arrays.greatest import floor_of_top
 from mlxr.runtime.engine.sampling.adjustments import adjust, adjustments
 from mlxr.runtime.engine.sampling.candidates import LOWEST, candidates, candidates_of_top, floor_of_min_p
-from mlxr.runtime.engine.sampling.draw import draw
 from mlxr.runtime.engine.sampling.filters import (
+    BLOCK,
     LEAST,
     Doubles,
     Filters,
     Floats,
     Indices,
     Whole,
+    block_sums,
     distance,
     keep,
     relative_weights,
 )
 from mlxr.runtime.engine.sampling.logprobs import token_logprobs
 from mlxr.runtime.engine.sampling.long_rows import keep_in_long_row
-from mlxr.runtime.engine.sampling.row import Row, Sampled, allowed
+from mlxr.runtime.engine.sampling.sampler import Row, Sampled, allowed
 
 NOTHING_ALLOWED = "the constraint allows only tokens to which the model gives no probability at all"
 _TOGETHER = 1 << 17
@@ -170,3 +171,31 @@ def _draw_among(
     kept, _ = keep(relative_weights(values, greatest[rows], filters.temperature), filters, None)
     chosen: Indices = ids[np.arange(len(rows)), draw(kept, uniforms[rows])]
     return chosen
+
+
+def draw(weights: Floats, uniforms: Doubles) -> Indices:
+    """Draws an index of each row, with the probability of its weight: where a random number falls in the sum of all.
+
+    Args:
+        weights: [rows, n], f32, not negative, at least one positive; n is a multiple of `BLOCK`.
+        uniforms: [rows, 1], f64, in [0, 1).
+
+    Returns:
+        [rows], intp.
+    """
+    sums = block_sums(weights)
+    target = uniforms * sums[:, -1:]
+    if weights.shape[1] == BLOCK:
+        return _first_beyond(weights.cumsum(axis=1, dtype=np.float64), target)
+    block = _first_beyond(sums, target)
+    rows = np.arange(len(weights))
+    blocks = weights.reshape(len(weights), -1, BLOCK)
+    before = np.where(block > 0, sums[rows, block - 1], 0)
+    inner = blocks[rows, block].cumsum(axis=1, dtype=np.float64)
+    return block * BLOCK + _first_beyond(inner, target - before[:, None])
+
+
+def _first_beyond(sums: Doubles, target: Doubles) -> Indices:
+    """The first place whose sum is greater than the target; where rounding leaves none, the last with a weight."""
+    below_all = np.nextafter(sums[:, -1:], 0)
+    return np.asarray((sums > np.minimum(target, below_all)).argmax(axis=1))

@@ -1,13 +1,19 @@
-"""What choosing the tokens of one request needs to remember: its random numbers, and the tokens it has seen."""
+"""What goes into the choice of tokens besides logits, and what comes out.
+
+A `Sampler` remembers what the tokens of one request need: its random numbers, and the tokens it has seen. Of each row
+of logits, a `Row` goes in, and a `Sampled` token comes out.
+"""
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.compiler.errors import MlxrError
 from mlxr.runtime.engine.sampling.dry import Dry, TokenBytes
 from mlxr.runtime.engine.sampling.options import Sampling
 from mlxr.runtime.engine.sampling.seen_tokens import SeenTokens
@@ -164,3 +170,47 @@ def _kind(sampling: Sampling) -> Kind:
     if sampling.is_greedy:
         return Kind(True, False, False, False, False)
     return Kind(False, sampling.min_p > 0, sampling.top_k > 0, sampling.typical_p < 1, sampling.top_p < 1)
+
+
+@dataclass(slots=True)
+class Row:
+    """What is needed besides its logits to choose the token of a row.
+
+    Attributes:
+        sampler: of the request.
+        position: which token of the answer it is, from 0.
+        mask: the tokens that may come, a bit each, the lowest bit first: int32 [ceil(vocab / 32)]; None: all.
+        draft: tokens that this row takes as accepted, after those that `sampler` has accepted.
+    """
+
+    sampler: Sampler
+    position: int
+    mask: npt.NDArray[np.int32] | None = None
+    draft: Sequence[int] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the logits are taken as they are: no mask, no bias and no penalty."""
+        return self.mask is None and self.sampler.is_plain
+
+
+@dataclass(slots=True)
+class Sampled:
+    """The token of a row.
+
+    Attributes:
+        token: its id.
+        logprob: its log probability by the logits as the model gave them; None where nobody asked.
+        top: ids and log probabilities of the most probable tokens, as many as were asked for.
+        error: why there is no token: the row has a NaN or +inf, or nothing but -inf. `token` is 0 then.
+    """
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    error: MlxrError | None = None
+
+
+def allowed(mask: npt.NDArray[np.int32], vocab_size: int) -> npt.NDArray[np.bool_]:
+    """The bits of a mask: [vocab], bool."""
+    return np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)

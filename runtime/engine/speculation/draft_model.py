@@ -1,20 +1,39 @@
-"""A draft model: a smaller model of the same vocabulary guesses what a text goes on with, for several texts at once."""
+"""A draft model: a smaller model of the same vocabulary guesses what a text goes on with, for several texts at once.
+
+Its tokens must mean the same text as those of the model for which it guesses: `check_same_vocabulary`.
+"""
 
 import time
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from mlxr.compiler.artifact import MOST_UNDONE
+from mlxr.compiler.artifact import MOST_UNDONE, Artifact
+from mlxr.compiler.errors import RequestError
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.launch_step import launch_step
-from mlxr.runtime.engine.speculation.text import Text
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 
 _SAMPLES = 9
+
+
+class Text(NamedTuple):
+    """The text of a request that speculates, as those see it who guess how it goes on.
+
+    Attributes:
+        key: whose text it is; the same for each step.
+        tokens: prompt and answer so far. It only grows.
+        most: how many more tokens may be guessed now.
+    """
+
+    key: Hashable
+    tokens: Sequence[int]
+    most: int
 
 
 @dataclass
@@ -182,3 +201,34 @@ class DraftModel:
                 self.end(key)
                 return True
         return False
+
+
+def check_same_vocabulary(
+    artifact: Artifact, tokenizer: Tokenizer | None, draft_artifact: Artifact, draft_tokenizer: Tokenizer | None
+) -> None:
+    """Compares the vocabularies of a model and its draft model token by token; without tokenizers only their sizes.
+
+    Either model may have rows for more ids than the tokenizer: they have no text.
+
+    Raises:
+        RequestError: a token means another text in the draft model, or only one of the models has a tokenizer.
+    """
+    name, draft_name = artifact.spec.name, draft_artifact.spec.name
+    size, draft_size = artifact.plan.vocab_size, draft_artifact.plan.vocab_size
+    what = f"{draft_name} cannot be the draft model of {name}"
+    fix = "take a smaller model of the same family, or prompt lookup, which needs no model"
+    if tokenizer is None and draft_tokenizer is None:
+        if size != draft_size:
+            raise RequestError(f"{what}: its vocabulary has {draft_size} tokens, not {size}: {fix}")
+        return
+    if tokenizer is None or draft_tokenizer is None:
+        lacking = name if tokenizer is None else draft_name
+        raise RequestError(f"{what}: {lacking} has no tokenizer, so nothing tells whether their tokens are the same")
+    used = min(size, tokenizer.vocab_size)
+    draft_used = min(draft_size, draft_tokenizer.vocab_size)
+    if draft_used < used:
+        raise RequestError(f"{what}: its vocabulary has {draft_used} tokens, not {used}: {fix}")
+    for token in range(used):
+        text, draft_text = tokenizer.token_text(token), draft_tokenizer.token_text(token)
+        if text != draft_text:
+            raise RequestError(f"{what}: token {token} is {draft_text!r} in it, and {text!r} in {name}: {fix}")

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from mlxr.compiler.artifact import MOST_UNDONE
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.speculation.acceptance import Acceptance
-from mlxr.runtime.engine.speculation.draft_lengths import LEAST_GAIN, draft_lengths
-from mlxr.runtime.engine.speculation.draft_model import DraftModel
+from mlxr.runtime.engine.speculation.draft_model import DraftModel, Text
 from mlxr.runtime.engine.speculation.prompt_lookup import PromptLookup
 from mlxr.runtime.engine.speculation.step_costs import StepCosts
-from mlxr.runtime.engine.speculation.text import Text
 
 MOST_DRAFTED = MOST_UNDONE
 """Most draft tokens of a text in a step: with the token before them they fill a matrix tile of 16 rows."""
+_LEAST_GAIN = 0.03
+"""Drafts that promise less, of the speed without them, are not worth their risk."""
 _FIRST_REST, _LONGEST_REST = 64, 1024
 """Tokens of a text for which a draft model rests."""
 
@@ -159,8 +159,37 @@ class Speculator:
     def _lengths(
         self, chances: Sequence[Sequence[float]], tokens: int, room: int, drafting_seconds: float
     ) -> list[int]:
-        if all(not chance or chance[0] < LEAST_GAIN for chance in chances):
+        if all(not chance or chance[0] < _LEAST_GAIN for chance in chances):
             return [0] * len(chances)
         most = min(room, sum(len(chance) for chance in chances))
         seconds = self.costs.seconds(tokens, tokens + most)
         return draft_lengths(chances, seconds or [1.0], drafting_seconds)
+
+
+def draft_lengths(
+    chances: Sequence[Sequence[float]], seconds: Sequence[float], drafting_seconds: float = 0.0
+) -> list[int]:
+    """The number of draft tokens for each text of a step.
+
+    A step gives each text a token, and one more for each draft token that is accepted. So the likeliest guesses of all
+    texts go first, and as many of them are taken as make the step's tokens per second greatest.
+
+    Args:
+        chances: for each text, the chances that its guesses are accepted, which fall.
+        seconds: of the step with no guess, with one, two, ...; at least one number.
+        drafting_seconds: what it takes to make a guess for each text.
+    """
+    lengths = [0] * len(chances)
+    ranked = sorted((-chance, place, text) for text, row in enumerate(chances) for place, chance in enumerate(row))
+    ranked = ranked[: len(seconds) - 1]
+    tokens, longest, taken = float(len(chances)), 0, 0
+    best = (1 + _LEAST_GAIN) * tokens / seconds[0]
+    for count, (chance, place, _) in enumerate(ranked, 1):
+        tokens -= chance
+        longest = max(longest, place + 1)
+        speed = tokens / (seconds[count] + longest * drafting_seconds)
+        if speed > best:
+            best, taken = speed, count
+    for _, _, text in ranked[:taken]:
+        lengths[text] += 1
+    return lengths

@@ -60,7 +60,7 @@ def planned_context(model: "str | os.PathLike[str]", options: LoadOptions = NO_O
         MlxrError: it cannot be found, compiled or loaded.
     """
     from mlxr.runtime.engine.choose_arena import choose_arena  # noqa: PLC0415 (loads MLX)
-    from mlxr.runtime.engine.context_line import context_line  # noqa: PLC0415
+    from mlxr.runtime.memory.fitting_arena import context_line  # noqa: PLC0415
 
     artifact, file, entry, threads = _found(model, options)
     chosen = choose_arena(artifact, file, entry, threads=threads, tier_memory=options.tiers.memory_bytes, shrink=True)

@@ -12,9 +12,8 @@ import mlxr
 from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.arena_state import arena_state
-from mlxr.runtime.engine.core_stats import CoreStats
+from mlxr.runtime.engine.core_stats import CoreStats, StepRecord
 from mlxr.runtime.engine.errors import EngineError
-from mlxr.runtime.engine.step_record import StepRecord
 from mlxr.server.inspector import history as history_module
 from mlxr.server.inspector.arena_view import ArenaView, arena_view, view_of
 from mlxr.server.inspector.history import History, watch

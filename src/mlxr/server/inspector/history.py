@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from mlxr.compiler.spec.record import Record
-from mlxr.runtime.engine.core_stats import CoreStats
+from mlxr.runtime.engine.core_stats import CoreStats, StepRecord
 from mlxr.runtime.engine.engine import Engine
 from mlxr.runtime.engine.errors import EngineError
-from mlxr.runtime.engine.step_record import StepRecord
 
 INTERVAL = 1.0
 """Seconds between two samples."""

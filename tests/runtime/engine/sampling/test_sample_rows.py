@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mlxr.compiler.errors import HostError, RequestError
 from mlxr.runtime.engine.sampling import Row, Sampled, Sampler, Sampling, sample_rows
-from mlxr.runtime.engine.sampling.draw import draw
+from mlxr.runtime.engine.sampling.rows import draw
 from mlxr_tests.slow_sampling import probabilities
 
 LOGITS = np.log(np.array([0.05, 0.4, 0.1, 0.25, 0.2], dtype=np.float32))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxr.runtime.engine.speculation.acceptance import Acceptance
-from mlxr.runtime.engine.speculation.draft_lengths import draft_lengths
+from mlxr.runtime.engine.speculation.speculator import draft_lengths
 from mlxr.runtime.engine.speculation.step_costs import StepCosts
 
 

@@ -8,9 +8,7 @@ import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, RequestError
 from mlxr.runtime.engine.model import Model
-from mlxr.runtime.engine.speculation.draft_model import DraftModel
-from mlxr.runtime.engine.speculation.same_vocabulary import check_same_vocabulary
-from mlxr.runtime.engine.speculation.text import Text
+from mlxr.runtime.engine.speculation.draft_model import DraftModel, Text, check_same_vocabulary
 from mlxr_tests.storyteller import TINY, tiny_spec
 
 
