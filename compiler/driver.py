@@ -35,7 +35,7 @@ from mlxr.compiler.targets.make_plan import make_plan
 from mlxr.compiler.targets.provenance import Provenance
 from mlxr.compiler.targets.registry import TARGETS
 from mlxr.compiler.targets.source_graph import source_graph
-from mlxr.compiler.text.byte_sizes import size
+from mlxr.compiler.text import size
 
 Changes = dict[str, int]
 

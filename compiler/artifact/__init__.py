@@ -55,7 +55,7 @@ from mlxr.compiler.ir.ops.collectives import CollectiveKind
 from mlxr.compiler.ir.ops.product import Finish, InputNorm
 from mlxr.compiler.ir.tensor import BatchDim
 from mlxr.compiler.spec.model import ModelSpec
-from mlxr.compiler.text.byte_sizes import size
+from mlxr.compiler.text import size
 
 __all__ = [
     "ARENA_TOKEN",

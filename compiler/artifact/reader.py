@@ -25,7 +25,7 @@ from mlxr.compiler.artifact.phase_name import PHASES
 from mlxr.compiler.artifact.regular_file import read_regular
 from mlxr.compiler.errors import ArtifactError, MlxrError
 from mlxr.compiler.spec.other_files import other_than_an_artifact
-from mlxr.compiler.text.plural import counted
+from mlxr.compiler.text import counted
 from mlxr.compiler.version import ARTIFACT_FORMAT, VERSION
 
 

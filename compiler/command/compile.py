@@ -26,8 +26,7 @@ from mlxr.compiler.spec.load import load_spec
 from mlxr.compiler.spec.schema import spec_schema
 from mlxr.compiler.targets.refused_activations import refused_activations
 from mlxr.compiler.targets.registry import TARGETS
-from mlxr.compiler.text.byte_sizes import size
-from mlxr.compiler.text.plural import counted
+from mlxr.compiler.text import counted, size
 
 
 def run(argv: Sequence[str] | None) -> int:

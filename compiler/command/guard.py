@@ -11,8 +11,7 @@ from pathlib import Path
 
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.errors import MlxrError
-from mlxr.compiler.text.printable import printable
-from mlxr.compiler.text.without_python import without_python
+from mlxr.compiler.text import printable, without_python
 
 
 def guarded(command: Callable[[], int]) -> int:

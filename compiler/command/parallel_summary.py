@@ -9,8 +9,7 @@ from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShar
 from mlxr.compiler.artifact.record import MemoryPlan
 from mlxr.compiler.driver import Compilation
 from mlxr.compiler.spec.share import Range
-from mlxr.compiler.text.byte_sizes import size
-from mlxr.compiler.text.plural import counted
+from mlxr.compiler.text import counted, size
 
 
 def parallel_summary(compilation: Compilation, split: ParallelPlan, output: Path | None) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 import sys
 
-from mlxr.compiler.text.printable import printable
+from mlxr.compiler.text import printable
 
 
 class ProgressLine:

@@ -29,4 +29,4 @@ def test_every_package_stands_in_the_stack_once() -> None:
 
 def test_nothing_stands_at_the_compilers_root_but_its_entry_and_what_all_stages_share() -> None:
     files = {path.stem for path in (ROOT / "compiler").glob("*.py")} - {"__init__"}
-    assert files == {"cli", "debug", "driver", "errors", "version"}
+    assert files == {"cli", "debug", "driver", "errors", "text", "version"}

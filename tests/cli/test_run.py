@@ -19,7 +19,7 @@ from mlxr.compiler.artifact import load_artifact
 from mlxr.compiler.cli import main as compile_main
 from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.metal import render
-from mlxr.compiler.text.byte_sizes import size
+from mlxr.compiler.text import size
 from mlxr.loading import artifact_cache
 from mlxr.loading.resolve import resolve_artifact
 from mlxr.runtime.cache.tiers import block_tiers

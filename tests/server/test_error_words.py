@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxr.compiler.text.quoted_json import quoted_json
+from mlxr.server.errors import quoted_json
 from mlxr_tests.running_server import RunningServer
 
 OF_PYTHON = re.compile(r"\b(None|True|False)\b|<class|[\[{(]'|\b(dict|inf)\b|or None")

@@ -18,7 +18,7 @@ from mlxr.bench.peak_memory import peak_bytes
 from mlxr.bench.traffic import cache_bytes, weight_bytes
 from mlxr.bench.workload import Workload
 from mlxr.compiler.errors import RequestError
-from mlxr.compiler.text.plural import counted
+from mlxr.compiler.text import counted
 from mlxr.runtime.engine.model import Model
 
 AGREEMENT = 0.05

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.errors import RequestError
-from mlxr.compiler.text.plural import counted
+from mlxr.compiler.text import counted
 from mlxr.runtime.engine.model import Model
 
 Progress = Callable[[int, int, float], None]

@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from mlxr.compiler.errors import MlxrError
-from mlxr.compiler.text.byte_sizes import size
-from mlxr.compiler.text.plural import counted
+from mlxr.compiler.text import counted, size
 from mlxr.runtime.cache_folder import KV_FOLDER, cache_root
 from mlxr.runtime.hosts.registry import hosts
 

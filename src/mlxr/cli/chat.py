@@ -16,8 +16,7 @@ from mlxr.cli.speculation_options import add_speculation_arguments
 from mlxr.cli.streams import refuse_other_bytes_than_text, show_any_character, text_argument
 from mlxr.cli.tier_options import add_tier_arguments
 from mlxr.compiler.errors import ArenaError, ChatTemplateError, RequestError
-from mlxr.compiler.text.printable import printable
-from mlxr.compiler.text.without_python import without_python
+from mlxr.compiler.text import printable, without_python
 from mlxr.runtime.engine.conversation import Conversation
 from mlxr.runtime.engine.errors import PromptTooLongError
 from mlxr.runtime.engine.sampling import Sampling

@@ -11,7 +11,7 @@ from mlxr.cli.model_arguments import add_model_arguments, load_model
 from mlxr.cli.token_count import token_count
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.spec.change import Changes
-from mlxr.compiler.text.plural import counted
+from mlxr.compiler.text import counted
 from mlxr.progress_line import ProgressLine
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlxr.compiler.text.byte_sizes import size
+from mlxr.compiler.text import size
 from mlxr.hub.reference import hub_reference
 from mlxr.progress_line import ProgressLine
 

@@ -4,7 +4,7 @@ import argparse
 import json
 
 from mlxr.cli.model_name import model_name
-from mlxr.compiler.text.plural import counted
+from mlxr.compiler.text import counted
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

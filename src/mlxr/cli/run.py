@@ -17,7 +17,7 @@ from mlxr.cli.split_note import add_link_argument, check_link, split_note
 from mlxr.cli.streams import show_any_character
 from mlxr.cli.tier_options import add_tier_arguments, cache_line
 from mlxr.compiler.errors import RequestError
-from mlxr.compiler.text.printable import printable
+from mlxr.compiler.text import printable
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.model import Model

@@ -11,8 +11,7 @@ from mlxr.cli.shown_model import as_json, files_as_json, moment
 from mlxr.cli.table import print_table
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.spec.catalog import bundled_specs
-from mlxr.compiler.text.byte_sizes import size
-from mlxr.compiler.text.printable import printable
+from mlxr.compiler.text import printable, size
 from mlxr.loading.model_facts import ModelFacts, model_facts
 from mlxr.progress_line import ProgressLine
 from mlxr.registry.errors import RegistryError

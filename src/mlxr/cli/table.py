@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mlxr.compiler.text.printable import printable
+from mlxr.compiler.text import printable
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

@@ -9,7 +9,7 @@ from mlxr.cli.model_name import model_name
 from mlxr.cli.prompt_source import add_prompt_source, read_prompt
 from mlxr.cli.streams import show_any_character
 from mlxr.compiler.errors import RequestError
-from mlxr.compiler.text.plural import counted
+from mlxr.compiler.text import counted
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 
 

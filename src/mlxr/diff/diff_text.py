@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from mlxr.compiler.text.byte_sizes import size
+from mlxr.compiler.text import size
 from mlxr.diff.field_changes import Change
 from mlxr.diff.graph_diff import GraphDiff, OpChange
 from mlxr.diff.kernel_diff import KernelChange, TargetDiff

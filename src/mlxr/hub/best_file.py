@@ -13,8 +13,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
 from mlxr.compiler.errors import MlxrError
-from mlxr.compiler.text.byte_sizes import size
-from mlxr.compiler.text.plural import counted
+from mlxr.compiler.text import counted, size
 from mlxr.hub.choose_files import GgufModels, HubFile
 from mlxr.hub.errors import HubError
 from mlxr.hub.file_start import StartReader, write_starts

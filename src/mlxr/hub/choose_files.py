@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from mlxr.compiler.artifact import file_keys
-from mlxr.compiler.text.byte_sizes import size
+from mlxr.compiler.text import size
 from mlxr.hub.errors import HubError
 from mlxr.hub.reference import HubReference
 

@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import NoTokenizerError, SpecError
 from mlxr.compiler.importers.facts import find_architecture
-from mlxr.compiler.text.byte_sizes import size
-from mlxr.compiler.text.plural import counted
+from mlxr.compiler.text import counted, size
 from mlxr.hub.best_file import Planner, best_file, fetched_before
 from mlxr.hub.choose_files import GgufModels, HubFile, choose_files, weights_of_index
 from mlxr.hub.download import HubProgress, bytes_here, download

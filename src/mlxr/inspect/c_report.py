@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mlxr.compiler.artifact import Artifact, CLibrary, CTensor, KernelEntry, Launch, Op, Program
 from mlxr.compiler.errors import ArtifactError
 from mlxr.compiler.ir.ops.rows import Embed
-from mlxr.compiler.text.byte_sizes import size
+from mlxr.compiler.text import size
 from mlxr.inspect.layers import alike, model_layer, ranges, without_layer
 from mlxr.inspect.report import bits_text
 from mlxr.inspect.text_table import NARROWEST, Column, Heading, Ink, Row, render_table

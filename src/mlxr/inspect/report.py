@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from mlxr.compiler.artifact import Artifact, BatchDim, Program
 from mlxr.compiler.artifact.running import chunk_dims, decode_dims
-from mlxr.compiler.text.byte_sizes import size
+from mlxr.compiler.text import size
 from mlxr.inspect.launches import Block, LaunchRow, LibraryRow, PhaseRows, phase_rows
 from mlxr.inspect.layers import ranges, without_layer
 from mlxr.inspect.text_table import NARROWEST, Column, Heading, Ink, Row, render_table

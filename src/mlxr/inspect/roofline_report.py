@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxr.compiler.artifact import Artifact, Chip
-from mlxr.compiler.text.byte_sizes import size
+from mlxr.compiler.text import size
 from mlxr.inspect.layers import ranges, without_layer
 from mlxr.inspect.report import count
 from mlxr.inspect.roofline import LaunchLimit, StepLimits

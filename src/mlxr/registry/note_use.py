@@ -3,7 +3,7 @@
 import logging
 from functools import cache
 
-from mlxr.compiler.text.printable import printable
+from mlxr.compiler.text import printable
 from mlxr.loading.options import NO_OPTIONS
 from mlxr.registry.errors import RegistryError
 from mlxr.registry.file_status import status_of

@@ -1,11 +1,12 @@
 """Errors of requests: each has an HTTP status, and each API shows it in its own form."""
 
+import json
 import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from mlxr.compiler.errors import ChatTemplateError, HostError, MlxrError, RankLostError, RequestError, TokenizerError
-from mlxr.compiler.text.without_python import without_python
+from mlxr.compiler.text import without_python
 from mlxr.hub.errors import HubError
 from mlxr.registry.errors import NameTakenError, RegistryError
 from mlxr.runtime.engine.errors import EngineError, PromptTooLongError, QueueFullError
@@ -13,6 +14,7 @@ from mlxr.runtime.engine.errors import EngineError, PromptTooLongError, QueueFul
 _PATH = r"""~?/(?:[^\s/'"`:,;|<>()\[\]{}]+/)+"""
 _FOLDERS = re.compile(rf"(?<![\w.:/-]){_PATH}")
 _BARE_FOLDERS = re.compile(rf"(?<!\S){_PATH}")
+_LONGEST_QUOTE = 60
 
 
 @dataclass
@@ -141,3 +143,20 @@ def error_body(path: str, error: ApiError) -> dict[str, Any]:
     if path.startswith("/api/"):
         return ollama_body(error)
     return openai_body(error)
+
+
+def quoted_json(value: Any) -> str:
+    """A value as JSON, cut after 60 characters; of a long list no more is written than is shown.
+
+    Args:
+        value: of JSON; anything else in it is shown as a text.
+    """
+    value = value[:_LONGEST_QUOTE] if isinstance(value, str) else value
+    text = ""
+    for piece in json.JSONEncoder(ensure_ascii=False, skipkeys=True, check_circular=False, default=str).iterencode(
+        value
+    ):
+        text += piece
+        if len(text) >= _LONGEST_QUOTE:
+            break
+    return text[:_LONGEST_QUOTE]

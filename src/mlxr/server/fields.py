@@ -23,8 +23,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from mlxr.compiler.text.quoted_json import quoted_json
-from mlxr.server.errors import ApiError
+from mlxr.server.errors import ApiError, quoted_json
 from mlxr.server.request_record import note_warning
 
 MOST_MESSAGES = 16_384

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlxr.compiler.artifact import Artifact, DType, Phase, Value, layer_buffer
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.ir.ops.experts import Route
-from mlxr.compiler.text.plural import counted
+from mlxr.compiler.text import counted
 from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager

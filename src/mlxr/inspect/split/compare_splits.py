@@ -10,7 +10,7 @@ from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.spec.load import dump_spec, parse_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.parallel import Parallel
-from mlxr.compiler.text.byte_sizes import size
+from mlxr.compiler.text import size
 from mlxr.inspect.roofline import TARGET
 from mlxr.inspect.split.predict_split import SplitTimes, predict_split, rate_text
 from mlxr.inspect.split.ranks_report import split_of

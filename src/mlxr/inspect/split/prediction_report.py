@@ -4,8 +4,7 @@ import textwrap
 from typing import Any
 
 from mlxr.compiler.artifact.chip import Figure
-from mlxr.compiler.text.byte_sizes import size
-from mlxr.compiler.text.plural import counted
+from mlxr.compiler.text import counted, size
 from mlxr.inspect.split.compare_splits import SplitComparison
 from mlxr.inspect.split.predict_split import RankTime, SplitTimes, rate_text
 from mlxr.inspect.text_table import NARROWEST, Column, Ink, Row, render_table

@@ -10,8 +10,7 @@ from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.rank_plan import COLLECTIVES
 from mlxr.compiler.artifact.running import chunk_dims, decode_dims, usual_context
 from mlxr.compiler.spec.share import Range
-from mlxr.compiler.text.byte_sizes import size
-from mlxr.compiler.text.plural import counted
+from mlxr.compiler.text import counted, size
 from mlxr.inspect.text_table import NARROWEST, Column, Ink, Row, render_table
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxr.compiler.errors import RequestError
-from mlxr.compiler.text.quoted_json import quoted_json
+from mlxr.server.errors import quoted_json
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _INSTRUCTIONS = ("system", "developer")

@@ -12,7 +12,7 @@ from socket import socket
 import uvicorn
 from fastapi import FastAPI
 
-from mlxr.compiler.text.plural import counted
+from mlxr.compiler.text import counted
 from mlxr.server.life.connection import limited_connection
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.settings import ServerSettings

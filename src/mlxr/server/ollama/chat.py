@@ -6,12 +6,11 @@ from fastapi import APIRouter, Request
 from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
-from mlxr.compiler.text.quoted_json import quoted_json
 from mlxr.server.chat.answer import answer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import OllamaChat
-from mlxr.server.errors import bad_field
+from mlxr.server.errors import bad_field, quoted_json
 from mlxr.server.fields import MOST_MESSAGES, ApiModel, WithoutEffect
 from mlxr.server.large_body_route import made
 from mlxr.server.ollama.answers import Ask, Part, answered, loaded_or_not

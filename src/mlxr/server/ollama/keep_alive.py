@@ -2,8 +2,7 @@
 
 import re
 
-from mlxr.compiler.text.quoted_json import quoted_json
-from mlxr.server.errors import bad_field
+from mlxr.server.errors import bad_field, quoted_json
 from mlxr.server.pool.model_pool import FOREVER
 
 KeepAlive = str | float | int | None

@@ -4,9 +4,8 @@ from typing import Any
 
 from pydantic import Field
 
-from mlxr.compiler.text.quoted_json import quoted_json
 from mlxr.runtime.engine.sampling import Sampling
-from mlxr.server.errors import ApiError, bad_field
+from mlxr.server.errors import ApiError, bad_field, quoted_json
 from mlxr.server.fields import ApiModel, WithoutEffect
 from mlxr.server.openai.sampling_fields import ANY_OBJECT, check_schema, seed_of, share_of
 

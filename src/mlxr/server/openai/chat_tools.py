@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from mlxr.compiler.text.quoted_json import quoted_json
 from mlxr.server.chat.delta import Delta, ToolArguments, ToolStart
-from mlxr.server.errors import ApiError
+from mlxr.server.errors import ApiError, quoted_json
 from mlxr.server.fields import BY_TYPE, ApiModel, WithoutEffect, known_types, type_of
 from mlxr.server.openai.client_tool import ToolKit
 from mlxr.server.openai.free_text import FreeText

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Tag
 
-from mlxr.compiler.text.quoted_json import quoted_json
+from mlxr.server.errors import quoted_json
 from mlxr.server.fields import ApiModel, WithoutEffect
 from mlxr.server.openai.responses_calls import (
     CallItem,

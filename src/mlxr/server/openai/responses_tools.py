@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from mlxr.compiler.text.quoted_json import quoted_json
+from mlxr.server.errors import quoted_json
 from mlxr.server.fields import BY_TYPE, ApiModel, WithoutEffect, known_types
 from mlxr.server.openai.client_tool import FUNCTIONS, ClientTool, Kind
 from mlxr.server.openai.lark_pattern import lark_pattern

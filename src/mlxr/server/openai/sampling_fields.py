@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BeforeValidator, Field
 
-from mlxr.compiler.text.quoted_json import quoted_json
 from mlxr.runtime.engine.sampling import Sampling
-from mlxr.server.errors import ApiError, bad_field
+from mlxr.server.errors import ApiError, bad_field, quoted_json
 from mlxr.server.fields import ApiModel, NotServed, WithoutEffect, first_wrong
 from mlxr.server.request_record import note_unenforced
 

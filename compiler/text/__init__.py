@@ -1,1 +1,0 @@
-"""Text for people: counts with their nouns, and sizes."""
