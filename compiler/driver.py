@@ -12,10 +12,8 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.artifact.manifest import CHIP, PARALLEL, PLAN, SPEC, rank_folder
 from mlxr.compiler.artifact.parallel_plan import parallel_plan
-from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.plan import Plan
-from mlxr.compiler.artifact.record import MemoryPlan
-from mlxr.compiler.artifact.target_types import TargetTypes
+from mlxr.compiler.artifact.program import PHASES, MemoryPlan, PhaseName, TargetTypes
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.errors import BudgetError, MlxrError, PlanError

@@ -23,15 +23,12 @@ from mlxr.compiler.artifact.library_call import AttentionCall, CollectiveCall, L
 from mlxr.compiler.artifact.manifest import TUNING, is_artifact
 from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShare
 from mlxr.compiler.artifact.peer_mailboxes import BLOCKS, LONGEST_BYTES, mailbox_bytes, mailbox_macros
-from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.plan import Plan
-from mlxr.compiler.artifact.program import Phase, Program
+from mlxr.compiler.artifact.program import PHASES, MemoryPlan, Phase, PhaseName, Program, TargetTypes
 from mlxr.compiler.artifact.rank_plan import COLLECTIVES, Place, RankPlan
 from mlxr.compiler.artifact.reader import load_artifact
-from mlxr.compiler.artifact.record import MemoryPlan
 from mlxr.compiler.artifact.running import decode_dims
 from mlxr.compiler.artifact.step_kernel_entry import INCLUDE, LAYERS, PEERS, StepKernelEntry, StepsAsLaunches
-from mlxr.compiler.artifact.target_types import TargetTypes
 from mlxr.compiler.artifact.weight_plan import Columns, Recipe, Rows, TensorSource, WeightPlan
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.formats import file_keys

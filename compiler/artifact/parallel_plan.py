@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import model_validator
 
-from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.plan import Plan
-from mlxr.compiler.artifact.record import MemoryPlan
+from mlxr.compiler.artifact.program import PHASES, MemoryPlan, PhaseName
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.ops.collectives import Collective, CollectiveKind
 from mlxr.compiler.spec.model import ModelSpec

@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 
-from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
-from mlxr.compiler.artifact.padding import padded
-from mlxr.compiler.artifact.program import Program
+from mlxr.compiler.artifact.kernel_entry import ChosenGeometry
+from mlxr.compiler.artifact.program import MemoryPlan, Program
 from mlxr.compiler.artifact.rank_plan import RankPlan
-from mlxr.compiler.artifact.record import MemoryPlan
 from mlxr.compiler.artifact.weight_plan import WeightPlan
 from mlxr.compiler.errors import ArtifactError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.spec.record import Record
+
+_SMALLEST_STEP = 8
 
 
 class Plan(Record):
@@ -105,3 +105,16 @@ class Plan(Record):
         if not self.chunk.sizes["chunk_padding"]:
             return ()
         return tuple(dict.fromkeys(map(self.padded_tokens, range(1, self.max_tokens + 1))))
+
+
+def padded(tokens: int, padding: int, most: int) -> int:
+    """The padded size of a step: the next size that `chunk_padding` of the geometry allows, at most `most`."""
+    if not padding:
+        return tokens
+    if tokens <= padding:
+        size = _SMALLEST_STEP
+        while size < min(tokens, padding):
+            size *= 2
+        return min(size, most)
+    step = max(padding, 1 << (tokens - 1).bit_length() - 4)
+    return min(-(-tokens // step) * step, most)

@@ -6,19 +6,65 @@ that write the same buffer exclude each other. All sizes are numbers, except whe
 """
 
 import difflib
+from typing import Literal
 
 from mlxr.compiler.artifact.c_library import CLibrary
-from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
-from mlxr.compiler.artifact.kernel_entry import KernelEntry
+from mlxr.compiler.artifact.kernel_entry import ChosenGeometry, KernelEntry
 from mlxr.compiler.artifact.launch import Launch
 from mlxr.compiler.artifact.library_call import WeightCast
-from mlxr.compiler.artifact.phase_name import PhaseName
-from mlxr.compiler.artifact.record import Buffer, MemoryPlan
 from mlxr.compiler.artifact.step_kernel_entry import StepKernelEntry, StepsAsLaunches
-from mlxr.compiler.artifact.target_types import TargetTypes
 from mlxr.compiler.errors import ArtifactError
 from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.spec.record import Record
+
+PhaseName = Literal["decode", "prefill"]
+"""`decode`: one new token for each sequence; `prefill`: prompts, chunks of prompts, and batches that mix both."""
+PHASES: tuple[PhaseName, ...] = ("decode", "prefill")
+
+
+class Buffer(Record):
+    """A buffer between launches of a phase; `offset_bytes` is its place in the phase's activation memory."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: DType
+    offset_bytes: int
+    size_bytes: int
+
+
+class MemoryPlan(Record):
+    """The bytes that a program needs, known before anything is loaded. Activations are those of the larger phase."""
+
+    weights_bytes: int
+    arena_bytes: int
+    activation_bytes: int
+    budget_bytes: int | None
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum of weights, arena and activations."""
+        return self.weights_bytes + self.arena_bytes + self.activation_bytes
+
+
+class TargetTypes(Record):
+    """The types of one target.
+
+    Attributes:
+        target: its name: `metal` (hosts metal, cuda and sim), `cpu`, ...
+        activations: the type of buffers between kernels; sums are in f32.
+        cache: the type of cached keys and values.
+        activations_because, cache_because: the reasons, for people.
+    """
+
+    target: str
+    activations: DType
+    cache: DType
+    activations_because: str
+    cache_because: str
+
+    def __str__(self) -> str:
+        return f"activations {self.activations} ({self.activations_because}), cache {self.cache} ({self.cache_because})"
 
 
 class Phase(Record):

@@ -1,7 +1,11 @@
-"""Reads an artifact from its folder; refuses an artifact of another version, or a changed one."""
+"""Reads an artifact from its folder; refuses an artifact of another version, or a changed one.
+
+Anybody may have made the folder: no device and no pipe in it is read, and no file that is too large.
+"""
 
 import json
 import os
+import stat
 from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
@@ -21,12 +25,14 @@ from mlxr.compiler.artifact.manifest import (
     sha256,
 )
 from mlxr.compiler.artifact.parallel_plan import ParallelPlan, RankShare, parallel_plan
-from mlxr.compiler.artifact.phase_name import PHASES
-from mlxr.compiler.artifact.regular_file import read_regular
+from mlxr.compiler.artifact.program import PHASES
 from mlxr.compiler.errors import ArtifactError, MlxrError
 from mlxr.compiler.spec.other_files import other_than_an_artifact
 from mlxr.compiler.text import counted
 from mlxr.compiler.version import ARTIFACT_FORMAT, VERSION
+
+_MOST_BYTES = 256 << 20
+"""A hundred times what the files of the largest models have."""
 
 
 def load_artifact(path: str | Path) -> Artifact:
@@ -44,7 +50,7 @@ def _load(folder: Path) -> Artifact:
     if not is_artifact(folder):
         raise ArtifactError(other_than_an_artifact(folder))
     try:
-        manifest = json.loads(read_regular(folder / MANIFEST))
+        manifest = json.loads(_read_regular(folder / MANIFEST))
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{folder / MANIFEST} cannot be read ({error}); compile the spec again") from error
     try:
@@ -132,7 +138,7 @@ def _read(folder: Path, name: str, expected: str) -> str:
     if not parts or name.startswith("/") or ".." in parts:
         raise ArtifactError(f"{folder / MANIFEST} names {name!r}, which is outside the artifact")
     try:
-        content = read_regular(folder / name)
+        content = _read_regular(folder / name)
     except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
         reason = getattr(error, "strerror", None) or error
         raise ArtifactError(f"{folder / name} cannot be read ({reason}); compile the spec again") from error
@@ -142,3 +148,20 @@ def _read(folder: Path, name: str, expected: str) -> str:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ArtifactError(f"{folder / name} is not text ({error}); compile the spec again") from error
+
+
+def _read_regular(path: Path) -> bytes:
+    """A file's content; links are followed.
+
+    Raises:
+        OSError: it cannot be read, is too large, or is no regular file: /dev/zero has no end, and a pipe waits.
+        ValueError: no file has such a name.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(0, "it is not a regular file")
+        content = stream.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise OSError(0, f"it has more than {_MOST_BYTES} bytes")
+    return content

@@ -8,10 +8,8 @@ from pathlib import Path
 
 from mlxr.compiler.artifact.artifact import Artifact
 from mlxr.compiler.artifact.c_library import CLibrary
-from mlxr.compiler.artifact.phase_name import PHASES
 from mlxr.compiler.artifact.plan import Plan
-from mlxr.compiler.artifact.program import Program
-from mlxr.compiler.artifact.record import MemoryPlan
+from mlxr.compiler.artifact.program import PHASES, MemoryPlan, Program
 from mlxr.compiler.artifact.running import launches_of
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
 from mlxr.compiler.command.parallel_options import add_parallel_arguments, parallel_of

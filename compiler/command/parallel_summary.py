@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mlxr.compiler.artifact.artifact import Artifact
 from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShare
-from mlxr.compiler.artifact.record import MemoryPlan
+from mlxr.compiler.artifact.program import MemoryPlan
 from mlxr.compiler.driver import Compilation
 from mlxr.compiler.spec.share import Range
 from mlxr.compiler.text import counted, size

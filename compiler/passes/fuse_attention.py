@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from mlxr.compiler.artifact.phase_name import PhaseName
+from mlxr.compiler.artifact.program import PhaseName
 from mlxr.compiler.formats.stores import KEYS_AND_VALUES
 from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.ir.op_kind import RopeLayout

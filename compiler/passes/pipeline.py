@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlxr.compiler.artifact.phase_name import PhaseName
+from mlxr.compiler.artifact.program import PhaseName
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.verify import verify

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
 from mlxr.compiler.artifact.geometry_rule import GeometryRule
+from mlxr.compiler.artifact.kernel_entry import ChosenGeometry
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.schedule.size_record import SizeRecord

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mlxr.compiler.artifact.c_library import CTensor
-from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
+from mlxr.compiler.artifact.kernel_entry import ChosenGeometry
 from mlxr.compiler.artifact.library_call import WeightCast
-from mlxr.compiler.artifact.phase_name import PhaseName
+from mlxr.compiler.artifact.program import PhaseName, TargetTypes
 from mlxr.compiler.artifact.rank_plan import RankPlan
-from mlxr.compiler.artifact.target_types import TargetTypes
 from mlxr.compiler.artifact.weight_plan import WeightPlan
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType

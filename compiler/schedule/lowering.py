@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
+from mlxr.compiler.artifact.kernel_entry import ChosenGeometry
 from mlxr.compiler.artifact.launch import ONE, Condition, Extent
 from mlxr.compiler.artifact.library_call import LibraryCall, WeightCast
-from mlxr.compiler.artifact.phase_name import PhaseName
+from mlxr.compiler.artifact.program import PhaseName
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry, CacheGeometry
 from mlxr.compiler.formats.dtypes import DType

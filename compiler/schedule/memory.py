@@ -4,9 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
-from mlxr.compiler.artifact.phase_name import PhaseName
-from mlxr.compiler.artifact.record import Buffer
+from mlxr.compiler.artifact.kernel_entry import ChosenGeometry
+from mlxr.compiler.artifact.program import Buffer, PhaseName
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.errors import BudgetError
 from mlxr.compiler.formats.arena import ArenaGeometry

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
+from mlxr.compiler.artifact.kernel_entry import ChosenGeometry
 from mlxr.compiler.artifact.launch import ONE, Condition, Extent, KernelCall, Launch
 from mlxr.compiler.artifact.library_call import LibraryCall
 from mlxr.compiler.schedule.kernel import Kernel

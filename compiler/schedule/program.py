@@ -6,8 +6,7 @@ from functools import cached_property
 
 from mlxr.compiler.artifact.c_library import CLibrary
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
-from mlxr.compiler.artifact.program import Phase, Program
-from mlxr.compiler.artifact.record import Buffer, MemoryPlan
+from mlxr.compiler.artifact.program import Buffer, MemoryPlan, Phase, Program
 from mlxr.compiler.schedule.kernel import Kernel
 from mlxr.compiler.schedule.lowered import Lowered, LoweredPhase, LoweringInput
 from mlxr.compiler.schedule.memory import place_activations

@@ -2,13 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
+from mlxr.compiler.artifact.kernel_entry import ChosenGeometry
 from mlxr.compiler.artifact.library_call import AttentionCall
-from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.plan import Plan
-from mlxr.compiler.artifact.program import Program
+from mlxr.compiler.artifact.program import PHASES, PhaseName, Program, TargetTypes
 from mlxr.compiler.artifact.site import Site
-from mlxr.compiler.artifact.target_types import TargetTypes
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.parallel.rank_part import RankPart

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mlxr.compiler.artifact.target_types import TargetTypes
+from mlxr.compiler.artifact.program import TargetTypes
 from mlxr.compiler.build.build_graph import build_graph
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.ir.graph import OpGraph

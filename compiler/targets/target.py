@@ -8,8 +8,7 @@ places buffers, names launches and checks them.
 from typing import Protocol
 
 from mlxr.compiler.artifact.chip import HalfType
-from mlxr.compiler.artifact.program import Program
-from mlxr.compiler.artifact.target_types import TargetTypes
+from mlxr.compiler.artifact.program import Program, TargetTypes
 from mlxr.compiler.schedule.lowered import Lowered, LoweringInput
 from mlxr.compiler.schedule.program import PlacedProgram
 from mlxr.compiler.spec.model import ModelSpec

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mlxr.compiler.artifact.launch import ROWS_WANTED
-from mlxr.compiler.artifact.phase_name import PhaseName
+from mlxr.compiler.artifact.program import PhaseName
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import OpKind

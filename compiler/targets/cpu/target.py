@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from mlxr.compiler.artifact.c_library import CLibrary
 from mlxr.compiler.artifact.chip import HalfType
 from mlxr.compiler.artifact.kernel_entry import KernelEntry, KernelPort
-from mlxr.compiler.artifact.phase_name import PHASES
-from mlxr.compiler.artifact.program import Program
-from mlxr.compiler.artifact.target_types import TargetTypes
+from mlxr.compiler.artifact.program import PHASES, Program, TargetTypes
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.tensor import Shape

@@ -1,6 +1,6 @@
 """Chooses the types of activations and cache of the C program."""
 
-from mlxr.compiler.artifact.target_types import TargetTypes
+from mlxr.compiler.artifact.program import TargetTypes
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.spec.model import ModelSpec

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from mlxr.compiler.artifact.launch import Extent
-from mlxr.compiler.artifact.phase_name import PhaseName
+from mlxr.compiler.artifact.program import PhaseName
 from mlxr.compiler.ir.graph import Op, Value
 from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.schedule.lowered import LoweringInput

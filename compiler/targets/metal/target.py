@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from mlxr.compiler.artifact.chip import HalfType
 from mlxr.compiler.artifact.kernel_entry import KernelEntry, KernelPort
 from mlxr.compiler.artifact.library_call import WeightCast
-from mlxr.compiler.artifact.phase_name import PHASES
-from mlxr.compiler.artifact.program import Program
+from mlxr.compiler.artifact.program import PHASES, Program, TargetTypes
 from mlxr.compiler.artifact.site import Site
-from mlxr.compiler.artifact.target_types import TargetTypes
 from mlxr.compiler.schedule.geometry import StepKernel
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.schedule.kernel import Kernel

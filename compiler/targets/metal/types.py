@@ -1,7 +1,7 @@
 """Chooses the element types of GPU kernels."""
 
 from mlxr.compiler.artifact.chip import HalfType
-from mlxr.compiler.artifact.target_types import TargetTypes
+from mlxr.compiler.artifact.program import TargetTypes
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.spec.fields import AUTO

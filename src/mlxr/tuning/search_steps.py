@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
+from mlxr.compiler.artifact.kernel_entry import ChosenGeometry
 from mlxr.compiler.errors import HostError
 from mlxr.tuning.candidates import is_possible
 from mlxr.tuning.site_tuning import SiteTuning, Sizes, Trial

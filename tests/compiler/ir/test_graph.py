@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
+from mlxr.compiler.artifact.program import PHASES, PhaseName
 from mlxr.compiler.errors import GraphError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
@@ -118,7 +118,7 @@ import json
 from mlxr_tests.graphs import source_graph
 from mlxr_tests.specs import small_spec
 from mlxr.compiler.ir.ops.elementwise import Activation, Add
-from mlxr.compiler.artifact.phase_name import PHASES
+from mlxr.compiler.artifact.program import PHASES
 from mlxr.compiler.passes.pipeline import passes_of, run_passes
 graph = source_graph(small_spec(model__attention__qkv_bias=True))
 for g in (graph, *(run_passes(graph, passes_of(phase))[0] for phase in PHASES)):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.artifact import OpGraph
-from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
+from mlxr.compiler.artifact.program import PHASES, PhaseName
 from mlxr.compiler.passes.pipeline import passes_of, run_passes
 from mlxr_tests.family_specs import ALL_SPECS, NEIGHBOURS, family_spec
 from mlxr_tests.few import few_of

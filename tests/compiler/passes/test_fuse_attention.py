@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
+from mlxr.compiler.artifact.program import PHASES, PhaseName
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import OpGraph, Value
 from mlxr.compiler.ir.ops.attention import RopeWriteAttention

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
+from mlxr.compiler.artifact.program import PHASES, PhaseName
 from mlxr.compiler.errors import GraphError
 from mlxr.compiler.ir.buffers import ARENA_TOKEN
 from mlxr.compiler.ir.graph import Op, OpGraph

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
+from mlxr.compiler.artifact.program import PHASES, PhaseName
 from mlxr.compiler.errors import GraphError
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.passes.base import PassResult

@@ -9,8 +9,8 @@ import pytest
 import mlxr
 from mlxr.compiler.artifact.launch import Condition, Extent, KernelCall, Launch
 from mlxr.compiler.artifact.library_call import AttentionCall, MatmulCall
-from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.plan import Plan
+from mlxr.compiler.artifact.program import PHASES, PhaseName
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.schedule.check import check_plan

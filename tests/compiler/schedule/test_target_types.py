@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mlxr.compiler.artifact.chip import HalfType
-from mlxr.compiler.artifact.padding import padded
+from mlxr.compiler.artifact.plan import padded
 from mlxr.compiler.chips.catalog import known_chips
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.formats.dtypes import DType

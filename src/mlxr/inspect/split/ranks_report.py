@@ -6,7 +6,7 @@ from typing import Any
 
 from mlxr.compiler.artifact import Artifact, BatchDim
 from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShare
-from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
+from mlxr.compiler.artifact.program import PHASES, PhaseName
 from mlxr.compiler.artifact.rank_plan import COLLECTIVES
 from mlxr.compiler.artifact.running import chunk_dims, decode_dims, usual_context
 from mlxr.compiler.spec.share import Range

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mlxr.compiler.artifact import Artifact
-from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
+from mlxr.compiler.artifact.kernel_entry import ChosenGeometry
 from mlxr.compiler.spec.record import Record
 from mlxr.inspect.c_report import c_function
 from mlxr.inspect.highlight import highlight_html

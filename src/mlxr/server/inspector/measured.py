@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from mlxr.compiler.artifact import TUNING, Artifact
-from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
+from mlxr.compiler.artifact.kernel_entry import ChosenGeometry
 from mlxr.compiler.spec.record import Record
 from mlxr.runtime.hosts.cpu.timed_calls import TimedCalls
 

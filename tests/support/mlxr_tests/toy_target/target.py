@@ -5,9 +5,7 @@ from collections.abc import Mapping
 
 from mlxr.compiler.artifact.chip import HalfType
 from mlxr.compiler.artifact.kernel_entry import KernelEntry, KernelPort
-from mlxr.compiler.artifact.phase_name import PHASES
-from mlxr.compiler.artifact.program import Program
-from mlxr.compiler.artifact.target_types import TargetTypes
+from mlxr.compiler.artifact.program import PHASES, Program, TargetTypes
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import OpKind
