@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlxr.cli import main
-from mlxr.cli.table import print_table
+from mlxr.cli.terminal import print_table
 from mlxr.compiler.cli import main as compile_main
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.spec.document import read_document

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from mlxr.cli import COMMANDS, main
-from mlxr.cli.token_count import token_count
+from mlxr.cli.argparse_types import token_count
 from mlxr.compiler.cli import main as compile_main
 from mlxr.compiler.command.parser import CommandParser
 

@@ -225,9 +225,9 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: py
     monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "Apple M4 Pro"})
     monkeypatch.setattr(MetalHost, "make_kernels", gpu.make_kernels)
     monkeypatch.setattr(
-        "mlxr.tuning.command.Stopwatch", lambda: Stopwatch(gpu.clock, gpu.evaluate, rounds=1, longest=8)
+        "mlxr.tuning.stopwatch.Stopwatch", lambda: Stopwatch(gpu.clock, gpu.evaluate, rounds=1, longest=8)
     )
-    monkeypatch.setattr("mlxr.tuning.command.CANDIDATES", FEW)
+    monkeypatch.setattr("mlxr.tuning.candidates.CANDIDATES", FEW)
     assert main(["tune", str(tmp_path / "one"), "-o", str(tmp_path / "two"), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     found = load_artifact(tmp_path / "two")

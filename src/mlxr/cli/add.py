@@ -6,10 +6,10 @@ from pathlib import Path
 
 from mlxr.cli.model_arguments import add_context_argument, add_load_arguments, changes_of, telling_of_force
 from mlxr.cli.shown_model import as_json, files_as_json
+from mlxr.cli.terminal import ProgressLine
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.text import counted, size
 from mlxr.loading.options import LoadOptions
-from mlxr.progress_line import ProgressLine
 from mlxr.registry.file_status import OK
 from mlxr.registry.records import ModelRecord
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from mlxr.bench.lengths import LengthRange
 from mlxr.bench.workload import LEAST_PROMPTS, PROMPT_TOKENS, Workload
+from mlxr.cli.argparse_types import token_count
 from mlxr.cli.model_arguments import add_model_arguments, load_model
-from mlxr.cli.token_count import token_count
 from mlxr.compiler.errors import ContextError
 from mlxr.compiler.spec.change import Changes
 

@@ -8,12 +8,13 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlxr.cli.argparse_types import text_argument
 from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
 from mlxr.cli.pull_progress import pull_absent
 from mlxr.cli.reasoning_options import add_reasoning_arguments, reasoning_of, tell_without_effect
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_line, sampling_of
 from mlxr.cli.speculation_options import add_speculation_arguments
-from mlxr.cli.streams import refuse_other_bytes_than_text, show_any_character, text_argument
+from mlxr.cli.terminal import refuse_other_bytes_than_text, show_any_character
 from mlxr.cli.tier_options import add_tier_arguments
 from mlxr.compiler.errors import ArenaError, ChatTemplateError, RequestError
 from mlxr.compiler.text import printable, without_python

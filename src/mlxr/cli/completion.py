@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from mlxr.cli.model_name import model_name
+from mlxr.cli.argparse_types import model_name
 from mlxr.compiler.command.parser import CommandParser
 from mlxr.compiler.errors import MlxrError
 

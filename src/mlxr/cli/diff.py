@@ -1,9 +1,12 @@
-"""The arguments of `mlxr diff`; `mlxr.diff.command` does the work."""
+"""`mlxr diff`: shows what differs between two models."""
 
 import argparse
+import sys
 
+from mlxr.cli.argparse_types import token_count
 from mlxr.cli.model_arguments import add_key_argument
-from mlxr.cli.token_count import token_count
+from mlxr.cli.terminal import shows_colour, terminal_width
+from mlxr.compiler.spec.change import Changes
 from mlxr.loading.find_model import MODEL_HELP
 
 
@@ -36,7 +39,23 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code."""
-    from mlxr.diff.command import show  # noqa: PLC0415 (slow to import: not for other commands)
+    """Runs the command; returns the exit code.
 
-    return show(args)
+    Raises:
+        MlxrError: a model cannot be found or compiled, or does not hold the context.
+    """
+    from mlxr.compiler.chips.catalog import find_chip  # noqa: PLC0415 (all slow to import: not for the help)
+    from mlxr.diff.diff_text import diff_text  # noqa: PLC0415
+    from mlxr.diff.model_diff import model_diff  # noqa: PLC0415
+    from mlxr.inspect.text_table import Ink  # noqa: PLC0415
+    from mlxr.loading.resolve import here, resolve_artifact  # noqa: PLC0415
+
+    chip = find_chip(args.chip) if args.chip else here()
+    changes = Changes(accepted_keys=tuple(args.accept_key), trust_artifact=True)  # it runs neither
+    a, b = (resolve_artifact(model, changes, chip)[0] for model in (args.a, args.b))
+    diff = model_diff(a, b, chip, args.context, lines=args.lines)
+    if args.json:
+        print(diff.model_dump_json(indent=1))
+    else:
+        sys.stdout.write(diff_text(diff, terminal_width(), Ink(shows_colour())))
+    return 0

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.cli.agents import AGENTS, Agent, Served, Start
+from mlxr.cli.argparse_types import model_name, token_count
 from mlxr.cli.model_arguments import add_host_argument
-from mlxr.cli.model_name import model_name
 from mlxr.cli.pull_progress import pull_absent
 from mlxr.cli.serve import served_name
-from mlxr.cli.token_count import token_count
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.hosts.registry import AUTO
 from mlxr.server.life.control import AnswerError, ask, status_of

@@ -5,6 +5,7 @@ import json
 
 from mlxr.cli.shown_model import as_json, moment
 from mlxr.cli.table import print_table
+from mlxr.cli.terminal import print_table
 from mlxr.compiler.text import size
 from mlxr.registry.file_status import status_of
 from mlxr.registry.registry import Registry

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
+from mlxr.cli.argparse_types import model_name, token_count
 from mlxr.cli.card_note import tell_of_card
-from mlxr.cli.model_name import model_name
+from mlxr.cli.terminal import ProgressLine
 from mlxr.cli.tier_options import tier_sizes
-from mlxr.cli.token_count import token_count
 from mlxr.compiler.command.parser import meant_choice
 from mlxr.compiler.command.type_options import add_type_arguments
 from mlxr.compiler.errors import ContextError, RequestError
@@ -17,7 +17,6 @@ from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.loading.find_model import MODEL_HELP, find_model
 from mlxr.loading.load import load_found
 from mlxr.loading.options import LoadOptions
-from mlxr.progress_line import ProgressLine
 from mlxr.runtime.hosts.registry import AUTO, host_choices, hosts
 from mlxr.runtime.memory.fitting_arena import GOOD_CONTEXT
 

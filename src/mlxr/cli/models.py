@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from mlxr.cli.table import print_table
+from mlxr.cli.terminal import print_table
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlxr.cli.argparse_types import token_count
 from mlxr.cli.model_arguments import add_model_arguments, load_model
-from mlxr.cli.token_count import token_count
+from mlxr.cli.terminal import ProgressLine
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.spec.change import Changes
 from mlxr.compiler.text import counted

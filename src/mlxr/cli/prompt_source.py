@@ -4,7 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from mlxr.cli.streams import refuse_other_bytes_than_text, text_argument
+from mlxr.cli.argparse_types import text_argument
+from mlxr.cli.terminal import refuse_other_bytes_than_text
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.parallel.launch import is_launched
 

@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from mlxr.cli.table import print_table
+from mlxr.cli.terminal import print_table
 from mlxr.server.life.control import status_of
 from mlxr.server.life.state_file import running_servers
 

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlxr.cli.terminal import ProgressLine
 from mlxr.compiler.text import size
 from mlxr.hub.reference import hub_reference
-from mlxr.progress_line import ProgressLine
 
 if TYPE_CHECKING:
     from mlxr.hub.choose_files import HubFile

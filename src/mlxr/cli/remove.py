@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from mlxr.cli.model_name import model_name
+from mlxr.cli.argparse_types import model_name
 from mlxr.compiler.text import counted
 
 

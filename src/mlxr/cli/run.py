@@ -14,7 +14,7 @@ from mlxr.cli.pull_progress import pull_absent
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_line, sampling_of, sampling_stats
 from mlxr.cli.speculation_options import add_speculation_arguments, speculation_line, speculation_stats
 from mlxr.cli.split_note import add_link_argument, check_link, split_note
-from mlxr.cli.streams import show_any_character
+from mlxr.cli.terminal import show_any_character
 from mlxr.cli.tier_options import add_tier_arguments, cache_line
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.text import printable

@@ -6,14 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mlxr.cli.model_name import model_name
+from mlxr.cli.argparse_types import model_name
 from mlxr.cli.shown_model import as_json, files_as_json, moment
-from mlxr.cli.table import print_table
+from mlxr.cli.terminal import ProgressLine, print_table
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.spec.catalog import bundled_specs
 from mlxr.compiler.text import printable, size
 from mlxr.loading.model_facts import ModelFacts, model_facts
-from mlxr.progress_line import ProgressLine
 from mlxr.registry.errors import RegistryError
 from mlxr.registry.file_status import status_of
 from mlxr.registry.names import close_names

@@ -2,7 +2,7 @@
 
 import argparse
 
-from mlxr.cli.model_name import model_name
+from mlxr.cli.argparse_types import model_name
 from mlxr.runtime.engine.core_stats import CoreStats
 
 

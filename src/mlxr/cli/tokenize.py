@@ -5,9 +5,9 @@ import json
 import sys
 from pathlib import Path
 
-from mlxr.cli.model_name import model_name
+from mlxr.cli.argparse_types import model_name
 from mlxr.cli.prompt_source import add_prompt_source, read_prompt
-from mlxr.cli.streams import show_any_character
+from mlxr.cli.terminal import show_any_character
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.text import counted
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer

@@ -10,5 +10,4 @@ memory_diff     bytes of weights, arena, activations and scratch
 time_diff       predicted times of steps
 model_diff      all of it
 diff_text       as text for people
-command         `mlxr diff`
 """

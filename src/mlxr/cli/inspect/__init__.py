@@ -1,11 +1,10 @@
-"""The arguments of `mlxr inspect`; `mlxr.inspect.command` does the work."""
+"""`mlxr inspect`: shows what an artifact holds. Its arguments are here; `show` does the work, and is slow to import."""
 
 import argparse
 from pathlib import Path
 
+from mlxr.cli.argparse_types import model_name, token_count
 from mlxr.cli.model_arguments import add_key_argument, add_trust_argument
-from mlxr.cli.model_name import model_name
-from mlxr.cli.token_count import token_count
 from mlxr.compiler.command.type_options import add_type_arguments
 from mlxr.compiler.targets.registry import TARGETS
 from mlxr.loading.find_model import MODEL_HELP
@@ -64,6 +63,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    from mlxr.inspect.command import show  # noqa: PLC0415 (slow to import: not for other commands)
+    from mlxr.cli.inspect.show import show  # noqa: PLC0415 (slow to import: not for the help)
 
     return show(args)

@@ -1,12 +1,11 @@
-"""Runs `mlxr inspect`. Results go to standard output, everything else to standard error."""
+"""What `mlxr inspect` does. Results go to standard output, everything else to standard error."""
 
 import argparse
 import json
-import os
-import shutil
 import sys
 from dataclasses import replace
 
+from mlxr.cli.terminal import shows_colour, terminal_width
 from mlxr.compiler.artifact import Artifact, Chip, Plan
 from mlxr.compiler.artifact.running import usual_context
 from mlxr.compiler.chips.catalog import find_chip, find_chip_of_device
@@ -28,7 +27,6 @@ from mlxr.inspect.text_table import Ink
 from mlxr.loading.resolve import here, resolve_artifact
 from mlxr.runtime.hosts.registry import AUTO
 
-_DEFAULT_SIZE = (120, 24)
 _ONLY_WITH_TIMES = "--context and --batch are for --chip NAME, --predict or --measure"
 
 
@@ -57,7 +55,7 @@ def show(args: argparse.Namespace) -> int:
 def show_split(artifact: Artifact, args: argparse.Namespace) -> int:
     """Shows all ranks of a model that is split, or one of them; see `show`."""
     size = split_of(artifact).size
-    width = shutil.get_terminal_size(_DEFAULT_SIZE).columns
+    width = terminal_width()
     if args.measure:
         raise RequestError("--measure times the launches of a model on one machine, and this one is split over ranks")
     if args.rank is not None:
@@ -82,13 +80,13 @@ def show_split(artifact: Artifact, args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(prediction_json(comparison), indent=1))
         else:
-            sys.stdout.write(prediction_report(comparison, width, Ink(_colour())))
+            sys.stdout.write(prediction_report(comparison, width, Ink(shows_colour())))
     elif args.context is not None or args.batch is not None:
         raise RequestError(_ONLY_WITH_TIMES)
     elif args.json:
         print(json.dumps(ranks_json(artifact), indent=1))
     else:
-        sys.stdout.write(ranks_report(artifact, target, width, Ink(_colour())))
+        sys.stdout.write(ranks_report(artifact, target, width, Ink(shows_colour())))
     return 0
 
 
@@ -120,9 +118,9 @@ def show_artifact(artifact: Artifact, args: argparse.Namespace, about_rank: dict
         contents = c_json(artifact, target) if in_c else report_json(artifact, target)
         print(json.dumps(contents | ({"rank": about_rank} if about_rank else {}), indent=1))
     else:
-        width = shutil.get_terminal_size(_DEFAULT_SIZE).columns
+        width = terminal_width()
         show = c_report if in_c else report
-        sys.stdout.write(show(artifact, width, Ink(_colour()), args.all_launches, target))
+        sys.stdout.write(show(artifact, width, Ink(shows_colour()), args.all_launches, target))
     return 0
 
 
@@ -168,8 +166,8 @@ def _show_roofline(artifact: Artifact, args: argparse.Namespace, target: str) ->
     if args.json:
         print(json.dumps(report_json(artifact) | {"roofline": roofline_json(roofline)}, indent=1))
     else:
-        width = shutil.get_terminal_size(_DEFAULT_SIZE).columns
-        sys.stdout.write(roofline_text(roofline, width, Ink(_colour())))
+        width = terminal_width()
+        sys.stdout.write(roofline_text(roofline, width, Ink(shows_colour())))
 
 
 def _predicted(artifact: Artifact, name: str | None, context: int, batch: int) -> Roofline:
@@ -201,9 +199,4 @@ def _kernel(artifact: Artifact, name: str, target: str, as_json: bool) -> str:
     text = artifact.files[entry.file]
     if as_json:
         return json.dumps(kernel_json(entry) | {"source": text}, indent=1) + "\n"
-    return highlight(text) if _colour() else text
-
-
-def _colour() -> bool:
-    """Whether standard output takes colour: if it is a terminal and NO_COLOR is not set (https://no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return highlight(text) if shows_colour() else text
