@@ -4,7 +4,6 @@ import argparse
 import json
 
 from mlxr.cli.shown_model import as_json, moment
-from mlxr.cli.table import print_table
 from mlxr.cli.terminal import print_table
 from mlxr.compiler.text import size
 from mlxr.registry.file_status import status_of

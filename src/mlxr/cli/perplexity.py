@@ -13,7 +13,6 @@ from mlxr.cli.terminal import ProgressLine
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.spec.change import Changes
 from mlxr.compiler.text import counted
-from mlxr.progress_line import ProgressLine
 
 if TYPE_CHECKING:
     from mlxr.runtime.engine.model import Model
