@@ -5,6 +5,8 @@ usage is wrong; 130, interrupted.
 """
 
 import argparse
+import atexit
+import gc
 import importlib
 import os
 import sys
@@ -12,6 +14,7 @@ from collections.abc import Sequence
 
 from mlxr.compiler.command.guard import guarded
 from mlxr.compiler.command.parser import CommandParser, VersionAction
+from mlxr.runtime.garbage_waits import garbage_waits
 
 COMMANDS = {
     "run": ("run", "generate text"),
@@ -39,6 +42,8 @@ COMMANDS = {
     "completion": ("completion", "let a shell complete commands, options and models"),
 }
 """Each command's module here, which is imported when the command is given, and its line in the help."""
+
+atexit.register(gc.freeze)  # of what is left when a process ends, none is worth a search for garbage
 
 _ALSO = {"rm": "remove", "ls": "list"}
 """What people type for a command because other programs call it so."""
@@ -68,12 +73,13 @@ def _main(argv: list[str]) -> int:
     if argv[:1] and argv[0] in _ALSO:
         argv = [_ALSO[argv[0]], *argv[1:]]
     chosen = next((word for word in argv if not word.startswith("-")), None)
-    for name, (module, line) in COMMANDS.items():
-        if name == chosen:
-            # Inside the guard: loading MLX takes long enough to be interrupted.
-            importlib.import_module(f"mlxr.cli.{module}").add_parser(commands)
-        else:
-            commands.add_parser(name, help=line)
+    with garbage_waits():
+        for name, (module, line) in COMMANDS.items():
+            if name == chosen:
+                # Inside the guard: loading MLX takes long enough to be interrupted.
+                importlib.import_module(f"mlxr.cli.{module}").add_parser(commands)
+            else:
+                commands.add_parser(name, help=line)
     commands.add_parser("help", help="show this, or what a command does", usage="mlxr help [COMMAND]")
     own, passed = _split(argv) if chosen in _PASSING else (argv, [])
     args: argparse.Namespace = parser.parse_args(own, argparse.Namespace(argv=argv, passed=passed))

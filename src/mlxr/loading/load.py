@@ -1,9 +1,6 @@
 """Loads a model: finds it, compiles what is not compiled yet, and makes it ready to generate."""
 
-import gc
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +18,7 @@ from mlxr.loading.options import LoadOptions
 from mlxr.loading.resolve import artifact_of, chip_of
 from mlxr.registry.note_use import note_use
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
+from mlxr.runtime.garbage_waits import garbage_waits
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.parallel.launch import read_launch
 
@@ -114,7 +112,7 @@ def load_found(found: FoundModel) -> "Model":
     if where.deterministic and found.kind != "artifact":
         changes = replace(found.options.changes, deterministic=True)
         found = replace(found, options=replace(found.options, changes=changes))
-    with headers_read_once(), _garbage_waits():
+    with headers_read_once(), garbage_waits():
         model = _compile_and_make(found, where)
         _speculate(model, found.options)
     if found.registered is not None:
@@ -171,18 +169,6 @@ def _speculate(model: "Model", options: LoadOptions) -> None:
     except BaseException:
         model.close()
         raise
-
-
-@contextmanager
-def _garbage_waits() -> Iterator[None]:
-    """A context in which Python looks for no garbage: among a vocabulary and graphs that takes a sixth of a load."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _started() -> int:
