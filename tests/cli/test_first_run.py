@@ -98,3 +98,17 @@ def test_nothing_is_compiled_for_a_model_like_another(compiled: list[str], tmp_p
     assert like.files == compile_spec(like.spec).artifact.files, "what its own spec compiles to"
     again, _ = resolve_artifact(str(twin))
     assert again.files == like.files and len(list((tmp_path / "cache" / "artifacts").glob("*"))) == 2
+
+
+def test_a_model_like_another_is_refused_all_the_same(
+    compiled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resolve_artifact(str(TINY))
+    twin, refused = tmp_path / "twin.gguf", _refused(tmp_path / "refused.gguf")
+    twin.write_bytes(TINY.read_bytes().replace(b"blk.0.ffn_norm.weight", b"blk.0.ffn_none.weight"))
+    with pytest.raises(WeightsError, match=r"lacks 1 of the model's .* tensors: 'blk.0.ffn_norm.weight'"):
+        mlxr.load(twin, host="cpu")
+    assert main(["add", str(twin), "--host", "cpu"]) == 1
+    assert main(["run", str(refused), "--host", "cpu", "--prompt", "A"]) == 1
+    assert "blk.0.ffn_norm.weight" in (said := capsys.readouterr().err) and "nokin" in said
+    assert compiled == ["plan"]

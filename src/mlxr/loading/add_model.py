@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from mlxr.compiler.artifact import Artifact, Chip, file_keys, is_artifact
@@ -93,7 +92,9 @@ def add_model(
         if weights is None:
             raise WeightsError(f"{source} comes without weights: name a file or folder of them (--weights W)")
         check_tokenizer(weights, options.tokenizer, spec.model.vocab_size)
-        artifact = artifact or cached_artifact(spec, chip, partial(check_first, spec, own))
+        if artifact is None:
+            check_first(spec, own)  # also of what is compiled already: nothing is loaded here
+            artifact = cached_artifact(spec, chip)
         if options.weights is not None or kind in ("artifact", "spec"):
             check_spec(spec, weights, options.changes.accepted_keys, options.changes.force_context)
         paths = _files(path, kind, weights, None if options.tokenizer is None else Path(options.tokenizer))
