@@ -1,4 +1,4 @@
-"""The errors that MLXR raises on purpose, but those that one package alone raises: these stand in its `errors.py`.
+"""The errors that MLXR raises on purpose. Those that one package alone raises are defined there, as the tree says.
 
     MlxrError                 a user can act on it: it says what is wrong, what was expected, where, and the fix
       SpecError               a spec that does not parse or contradicts itself (path:line:column)
@@ -25,10 +25,10 @@
         QueueFullError        too many requests wait already
         ConstraintError       a constraint on the answer that cannot be used
         ModelClosedError      a model that was closed
-    mlxr.registry.errors
+    mlxr.registry
       RegistryError           a registry that cannot be read or written, or a name that it lacks
         NameTakenError        a name that it has already, for another model
-    mlxr.hub.errors
+    mlxr.hub
       HubError                a model that cannot be fetched from the hub
 
 The commands print the message and exit with 1. They show the traceback only if MLXR_DEBUG is set.

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from mlxr.compiler.spec.change import Changes
     from mlxr.compiler.spec.model import ModelSpec
     from mlxr.compiler.spec.parallel import Parallel
-    from mlxr.hub.errors import HubError
+    from mlxr.hub import HubError
     from mlxr.loading.engine import Engine
     from mlxr.loading.load import load
-    from mlxr.registry.errors import NameTakenError, RegistryError
+    from mlxr.registry import NameTakenError, RegistryError
     from mlxr.runtime.cache.tiers.tier_sizes import TierSizes
     from mlxr.runtime.engine.completion import Completion, Event
     from mlxr.runtime.engine.conversation import Conversation
@@ -101,9 +101,9 @@ __all__ = [
 
 # Names are imported when they are first used, so that `mlxr-compile` never waits for MLX.
 _HOMES = {
-    "HubError": "mlxr.hub.errors",
-    "RegistryError": "mlxr.registry.errors",
-    "NameTakenError": "mlxr.registry.errors",
+    "HubError": "mlxr.hub",
+    "RegistryError": "mlxr.registry",
+    "NameTakenError": "mlxr.registry",
     "QueueFullError": "mlxr.runtime.engine.errors",
     "EngineError": "mlxr.runtime.engine.errors",
     "PromptTooLongError": "mlxr.runtime.engine.errors",

@@ -10,7 +10,7 @@ from mlxr.cli import main
 from mlxr.compiler import driver
 from mlxr.compiler.errors import WeightsError
 from mlxr.loading import artifact_cache
-from mlxr.loading.check_first import check_tensors_first
+from mlxr.loading.compare_spec import check_tensors_first
 from mlxr.loading.imported_model import import_model
 from mlxr_tests.family_gguf import CASES, write_gguf
 from mlxr_tests.family_models import CONFIGS, build_model, config_of, save_folder

@@ -15,7 +15,7 @@ from mlxr.compiler import driver
 from mlxr.compiler.artifact import load_artifact
 from mlxr.loading.find_model import find_model
 from mlxr.loading.options import LoadOptions
-from mlxr.registry.errors import RegistryError
+from mlxr.registry import RegistryError
 from mlxr.registry.registry import Registry
 from mlxr.server.pool.model_source import ModelSource
 from mlxr_tests.small_templates import TEMPLATES

@@ -10,9 +10,9 @@ from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metada
 
 from mlxr.cli import main
 from mlxr.compiler.errors import WeightsError
+from mlxr.hub import HubError
 from mlxr.hub.best_file import Need, best_file
 from mlxr.hub.choose_files import HubFile
-from mlxr.hub.errors import HubError
 from mlxr.loading.options import LoadOptions
 from mlxr.loading.planned_memory import planned_memory
 from mlxr.registry.registry import Registry

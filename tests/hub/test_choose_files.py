@@ -2,8 +2,8 @@
 
 import pytest
 
+from mlxr.hub import HubError
 from mlxr.hub.choose_files import HubFile, choose_files, weights_of_index
-from mlxr.hub.errors import HubError
 from mlxr.hub.reference import hub_reference
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from mlxr.cli import main
+from mlxr.hub import HubError
 from mlxr.hub.best_file import Need
-from mlxr.hub.errors import HubError
 from mlxr.hub.fetch import fetch
 from mlxr.hub.reference import HubReference, hub_reference
 from mlxr.loading.options import LoadOptions

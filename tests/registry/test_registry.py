@@ -12,9 +12,8 @@ import pytest
 
 from mlxr.compiler.spec.change import Changes
 from mlxr.loading.options import LoadOptions, merged
-from mlxr.registry import database
-from mlxr.registry.data_folder import data_folder
-from mlxr.registry.errors import RegistryError
+from mlxr.registry import RegistryError, database
+from mlxr.registry.database import data_folder
 from mlxr.registry.records import ArtifactRecord, FileRecord, ModelRecord
 from mlxr.registry.registry import Registry
 from mlxr_tests.registry_users import add_and_remove

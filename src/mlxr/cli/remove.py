@@ -22,9 +22,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from mlxr.loading.remove_model import remove_model  # noqa: PLC0415 (slow to import: not for the help)
+    from mlxr.loading.artifact_cache import discard  # noqa: PLC0415 (slow to import: not for the help)
+    from mlxr.registry.registry import Registry  # noqa: PLC0415
 
-    removed = [str(folder) for folder in remove_model(args.name)]
+    unneeded = [artifact.folder for artifact in Registry().remove(args.name)]
+    removed = [str(folder) for folder in unneeded if discard(folder)]
     if args.json:
         print(json.dumps({"name": args.name, "removed_from_cache": removed}, indent=1))
     else:

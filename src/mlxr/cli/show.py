@@ -13,10 +13,9 @@ from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.spec.catalog import bundled_specs
 from mlxr.compiler.text import printable, size
 from mlxr.loading.model_facts import ModelFacts, model_facts
-from mlxr.registry.errors import RegistryError
+from mlxr.registry import RegistryError
 from mlxr.registry.file_status import status_of
-from mlxr.registry.names import close_names
-from mlxr.registry.records import ArtifactRecord
+from mlxr.registry.records import ArtifactRecord, close_names
 from mlxr.registry.registry import Registry
 from mlxr.runtime.tokenizer.template_files import DEFAULT, NamedTemplates
 

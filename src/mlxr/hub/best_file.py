@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.text import counted, size
+from mlxr.hub import HubError
 from mlxr.hub.choose_files import GgufModels, HubFile
-from mlxr.hub.errors import HubError
 from mlxr.hub.file_start import StartReader, write_starts
 
 _USUAL = "Q4_K_M"

@@ -8,7 +8,7 @@ from typing import Any
 
 from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.text import size
-from mlxr.hub.errors import HubError
+from mlxr.hub import HubError
 from mlxr.hub.reference import HubReference
 
 INDEX = "model.safetensors.index.json"

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from mlxr.compiler.version import VERSION
+from mlxr.hub import HubError
 from mlxr.hub.choose_files import HubFile
-from mlxr.hub.errors import HubError
 
 HubProgress = Callable[[str, HubFile, int], None]
 """Called with what is done (`fetching`, `checking`), a file, and how many of its bytes are done.

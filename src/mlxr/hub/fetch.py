@@ -12,10 +12,10 @@ from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import NoTokenizerError, SpecError
 from mlxr.compiler.importers.facts import find_architecture
 from mlxr.compiler.text import counted, size
+from mlxr.hub import HubError
 from mlxr.hub.best_file import Planner, best_file, fetched_before
 from mlxr.hub.choose_files import GgufModels, HubFile, choose_files, weights_of_index
 from mlxr.hub.download import HubProgress, bytes_here, download
-from mlxr.hub.errors import HubError
 from mlxr.hub.file_start import StartReader, hub_starts, write_safetensors_starts, write_starts
 from mlxr.hub.reference import HubReference
 from mlxr.hub.worded_errors import worded

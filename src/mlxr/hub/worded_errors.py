@@ -4,8 +4,8 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from mlxr.hub import HubError
 from mlxr.hub.download import has_begun
-from mlxr.hub.errors import HubError
 
 
 @contextmanager

@@ -21,10 +21,9 @@ from mlxr.loading.compare_spec import check_spec
 from mlxr.loading.imported_model import is_model_file
 from mlxr.loading.options import NO_OPTIONS, USUAL_SEQUENCES, LoadOptions, with_sequences
 from mlxr.loading.resolve import check_first, chip_of, resolve_artifact, resolve_spec
-from mlxr.registry.errors import NameTakenError, RegistryError
+from mlxr.registry import NameTakenError, RegistryError
 from mlxr.registry.file_status import HashProgress, recorded
-from mlxr.registry.names import check_name
-from mlxr.registry.records import ArtifactRecord, Kind, ModelRecord
+from mlxr.registry.records import ArtifactRecord, Kind, ModelRecord, check_name
 from mlxr.registry.registry import Registry, taken
 from mlxr.runtime.engine.model_tokenizer import check_tokenizer
 from mlxr.runtime.hosts.entry import HostEntry

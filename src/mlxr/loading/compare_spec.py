@@ -6,6 +6,7 @@ choose is not compared: types, formats, the cache, and a context up to the model
 """
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.spec.explain import show
 from mlxr.compiler.spec.model import LayerType, Model, ModelSpec
 from mlxr.loading.imported_model import import_weights
+from mlxr.runtime.weights.check_tensors import check_tensors
 from mlxr.runtime.weights.mapped_weights import same_numbers
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -161,3 +163,28 @@ def _shown(value: Any) -> str:
     if value is _NOTHING:
         return "not there"
     return show(value) if isinstance(value, str) or _section(value) is None else "a section"
+
+
+def check_tensors_first(spec: ModelSpec, weights: Path) -> None:
+    """Refuses a spec whose tensors are not, by names and shapes, those in the header of its weights.
+
+    Before it is compiled: a file that lies about its sizes is refused at once, however large they are.
+
+    Args:
+        spec: as the weights' own files describe it.
+        weights: a weight file or a folder.
+
+    Raises:
+        WeightsError: they are not.
+        MlxrError: the spec cannot be compiled.
+    """
+    from mlxr.compiler.targets.source_weights import source_weights  # noqa: PLC0415 (not for what is cached)
+
+    file = open_weights(weights)
+    if spec.model.num_layers > len(file.tensors):
+        raise WeightsError(
+            f"{file.path}: the model has {spec.model.num_layers} layers by what its files say, and there are only "
+            f"{len(file.tensors)} tensors: fetch the file anew"
+        )
+    model = source_weights(spec)
+    check_tensors(file, model.weights, [re.compile(pattern) for pattern in model.ignored_tensors])

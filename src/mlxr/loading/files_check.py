@@ -51,7 +51,7 @@ class FilesCheck:
             RequestError: there must be a tokenizer, and there is none that can be used.
             MlxrError: the weights' own files describe another model.
         """
-        from mlxr.loading.check_first import check_tensors_first  # noqa: PLC0415 (slow to import: not for what is cached)
+        from mlxr.loading.compare_spec import check_tensors_first  # noqa: PLC0415 (imports what reads config.json)
 
         if spec.parallel is not None:
             return

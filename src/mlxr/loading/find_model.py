@@ -16,9 +16,8 @@ from mlxr.compiler.spec.catalog import bundled_specs
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.hub.reference import hub_reference, is_in_a_folder
 from mlxr.loading.options import NO_OPTIONS, LoadOptions
-from mlxr.registry.errors import RegistryError
-from mlxr.registry.names import close_names
-from mlxr.registry.records import ModelRecord
+from mlxr.registry import RegistryError
+from mlxr.registry.records import ModelRecord, close_names
 from mlxr.registry.registry import Registry
 from mlxr.runtime.argument_types import PATH, expect
 

@@ -16,7 +16,7 @@ from mlxr.loading.artifact_cache import cached_artifact
 from mlxr.loading.find_model import FoundModel, find_model
 from mlxr.loading.options import LoadOptions
 from mlxr.loading.resolve import artifact_of, chip_of
-from mlxr.registry.note_use import note_use
+from mlxr.registry.file_status import note_use
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.garbage_waits import garbage_waits
 from mlxr.runtime.hosts.entry import HostEntry

@@ -6,18 +6,17 @@ from functools import partial
 from pathlib import Path
 
 from mlxr.compiler.spec.catalog import bundled_specs
+from mlxr.hub import HubError
 from mlxr.hub.best_file import Need
 from mlxr.hub.download import HubProgress
-from mlxr.hub.errors import HubError
 from mlxr.hub.fetch import fetch
 from mlxr.hub.reference import hub_reference, is_in_a_folder
 from mlxr.loading.add_model import add_model
 from mlxr.loading.options import NO_OPTIONS, LoadOptions
 from mlxr.loading.planned_memory import planned_memory
-from mlxr.registry.errors import NameTakenError
+from mlxr.registry import NameTakenError
 from mlxr.registry.file_status import HashProgress
-from mlxr.registry.names import check_name
-from mlxr.registry.records import ModelRecord
+from mlxr.registry.records import ModelRecord, check_name
 from mlxr.registry.registry import Registry, taken
 from mlxr.runtime.hosts.select import resolve_host
 

@@ -83,7 +83,7 @@ def artifact_of(
 def check_first(spec: ModelSpec, own: Path | None) -> None:
     """What is checked before a spec is compiled that comes with weights of its own; see `check_tensors_first`."""
     if own is not None:
-        from mlxr.loading.check_first import check_tensors_first  # noqa: PLC0415 (slow to import: not for the cached)
+        from mlxr.loading.compare_spec import check_tensors_first  # noqa: PLC0415 (slow to import: not for the cached)
 
         check_tensors_first(spec, own)
 

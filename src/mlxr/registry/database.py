@@ -1,4 +1,4 @@
-"""Opens the registry's SQLite file, brings its tables up to date, and words SQLite's errors.
+"""Finds and opens the registry's SQLite file, brings its tables up to date, and words SQLite's errors.
 
 * Each use opens a connection of its own and closes it: threads and processes share nothing but the file.
 * The journal is a write-ahead log: readers and a writer do not wait for each other. A writer waits for another one, up
@@ -8,19 +8,42 @@
 
 import os
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from mlxr.compiler.artifact.folder_lock import alone_in
-from mlxr.registry.errors import RegistryError
+from mlxr.registry import RegistryError
 from mlxr.registry.schema import APPLICATION_ID, MIGRATIONS
 
 PATIENCE_S = 10.0
 """How long a writer waits for another one."""
-
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT")
 _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED")
+
+
+def data_folder() -> Path:
+    """The folder, as an absolute path. It may not exist yet.
+
+    It is `$MLXR_DATA_DIR`; else `~/Library/Application Support/mlxr` on macOS; else `$XDG_DATA_HOME/mlxr`, else
+    `~/.local/share/mlxr`.
+
+    Raises:
+        RegistryError: no variable is set and there is no home folder, or the current folder does not exist any more.
+    """
+    try:
+        if own := os.environ.get("MLXR_DATA_DIR"):
+            folder = Path(own)
+        elif sys.platform == "darwin":
+            folder = Path.home() / "Library" / "Application Support" / "mlxr"
+        elif base := os.environ.get("XDG_DATA_HOME"):
+            folder = Path(base) / "mlxr"
+        else:
+            folder = Path.home() / ".local" / "share" / "mlxr"
+        return folder.absolute()
+    except (RuntimeError, OSError) as error:
+        raise RegistryError(f"there is no place for the registry: {error}; set MLXR_DATA_DIR to a folder") from error
 
 
 @contextmanager

@@ -1,18 +1,23 @@
-"""Whether the files of a registered model are what they were when it was added."""
+"""Whether the files of a registered model are what they were when it was added, and what is said when it is loaded."""
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from mlxr.registry.errors import RegistryError
-from mlxr.registry.records import FileRecord
+from mlxr.compiler.text import printable
+from mlxr.loading.options import NO_OPTIONS
+from mlxr.registry import RegistryError
+from mlxr.registry.records import FileRecord, ModelRecord
+from mlxr.registry.registry import Registry
 
 HashProgress = Callable[[Path, int, int], None]
 """Called with a file, how many bytes of it are read, and how many it has."""
-
 _PIECE_BYTES = 1 << 22
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,3 +87,21 @@ def _hash(path: Path, size_bytes: int, progress: HashProgress | None) -> tuple[s
             if progress is not None:
                 progress(path, done, size_bytes)
     return digest.hexdigest(), done
+
+
+def note_use(model: ModelRecord) -> None:
+    """Notes in the registry that a model was loaded, and tells of a file that changed. Neither stops the caller."""
+    if (status := status_of(model.files)).state != "ok":
+        options = "" if model.options == NO_OPTIONS else ", and its options"
+        again = f"mlxr add {model.source} --name {model.name} --replace{options}"
+        _warn(f"{model.name}: {status} since it was added; to add it as it is now: {again}")
+    try:
+        Registry().touch(model.name)
+    except RegistryError as error:
+        _warn(f"the registry does not know of this use: {error}")
+
+
+@cache
+def _warn(text: str) -> None:
+    """Logs a note, once in a process."""
+    _LOG.warning("note: %s", printable(text))

@@ -11,9 +11,8 @@ from typing import Any
 
 from mlxr.compiler.spec.change import Changes
 from mlxr.loading.options import LoadOptions, changes_as_dict
-from mlxr.registry.data_folder import data_folder
-from mlxr.registry.database import reading, writing
-from mlxr.registry.errors import NameTakenError, RegistryError
+from mlxr.registry import NameTakenError, RegistryError
+from mlxr.registry.database import data_folder, reading, writing
 from mlxr.registry.records import ArtifactRecord, FileRecord, ModelRecord
 from mlxr.runtime.hosts.registry import AUTO
 

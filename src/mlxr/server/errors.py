@@ -7,8 +7,8 @@ from typing import Any
 
 from mlxr.compiler.errors import ChatTemplateError, HostError, MlxrError, RankLostError, RequestError, TokenizerError
 from mlxr.compiler.text import without_python
-from mlxr.hub.errors import HubError
-from mlxr.registry.errors import NameTakenError, RegistryError
+from mlxr.hub import HubError
+from mlxr.registry import NameTakenError, RegistryError
 from mlxr.runtime.engine.errors import EngineError, PromptTooLongError, QueueFullError
 
 _PATH = r"""~?/(?:[^\s/'"`:,;|<>()\[\]{}]+/)+"""

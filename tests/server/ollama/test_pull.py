@@ -12,7 +12,7 @@ import httpx
 import ollama
 import pytest
 
-from mlxr.registry.errors import RegistryError
+from mlxr.registry import RegistryError
 from mlxr.registry.records import ModelRecord
 from mlxr.registry.registry import Registry
 from mlxr.server.errors import pull_error

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from mlxr.registry.errors import RegistryError
+from mlxr.registry import RegistryError
 from mlxr.registry.records import ArtifactRecord, ModelRecord
 from mlxr.registry.registry import Registry
 

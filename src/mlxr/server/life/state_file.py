@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from mlxr.compiler.errors import MlxrError
-from mlxr.registry.data_folder import data_folder
+from mlxr.registry.database import data_folder
 from mlxr.server.life.processes import start_of
 
 

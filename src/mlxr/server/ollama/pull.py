@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from mlxr.hub.reference import hub_reference, without_hub
-from mlxr.registry.errors import RegistryError
-from mlxr.registry.names import check_name
+from mlxr.registry import RegistryError
+from mlxr.registry.records import check_name
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import OllamaPull
 from mlxr.server.errors import ApiError, bad_field, ollama_body

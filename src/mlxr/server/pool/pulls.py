@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from mlxr.compiler.errors import MlxrError
+from mlxr.hub import HubError
 from mlxr.hub.choose_files import HubFile
-from mlxr.hub.errors import HubError
 from mlxr.loading.pull_model import PullProgress, pull_model
 from mlxr.server.errors import pull_error
 from mlxr.server.pool.model_pool import ModelPool
