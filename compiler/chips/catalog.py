@@ -1,17 +1,50 @@
-"""The known chips, by name and by the name that a device reports."""
+"""The known chips, by name and by the name that a device reports, and the schema of the files that have them."""
 
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Annotated
 
-from mlxr.compiler.artifact.chip import Chip
-from mlxr.compiler.chips.chip_file import ChipFile
+from pydantic import AfterValidator, Field
+
+from mlxr.compiler.artifact.chip import Chip, ChipFigures, HalfType
+from mlxr.compiler.artifact.geometry_rule import GeometryRule
 from mlxr.compiler.errors import PlanError
+from mlxr.compiler.schedule.geometry_rules import known_sizes
 from mlxr.compiler.spec.document import read_document
 from mlxr.compiler.spec.explain import nearest, validated
+from mlxr.compiler.spec.record import Record
 
 GENERIC = "generic"
 """The chip about which nothing is assumed."""
+CheckedRule = Annotated[GeometryRule, AfterValidator(known_sizes)]
+"""A rule that names only sizes of the geometry."""
+
+
+class ChipEntry(Record):
+    """One chip in a file."""
+
+    title: str
+    """Its name for people."""
+    device: str = ""
+    """The beginning of the name that the device reports, in lower case; empty: several chips report the same name."""
+    figures: ChipFigures | None = None
+    """Its speed; null if nothing is assumed."""
+    half: HalfType | None = None
+    """The 16-bit type that it prefers; null: no preference."""
+    geometry: tuple[CheckedRule, ...] = ()
+    """Its own rules, which come after the file's."""
+
+
+class ChipFile(Record):
+    """Chips of one family."""
+
+    about: str
+    """What the chips share, and where their figures are from."""
+    geometry: tuple[CheckedRule, ...] = ()
+    """Rules for all of the file's chips."""
+    chips: Annotated[dict[str, ChipEntry], Field(min_length=1)]
+    """The chips by their names in commands."""
 
 
 def find_chip(name: str) -> Chip:
