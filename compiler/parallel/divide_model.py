@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.artifact.rank_plan import RankPlan
+from mlxr.compiler.artifact.weight_plan import WeightPlan
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.stores import Countable, StoreRow
 from mlxr.compiler.ir.graph import OpGraph
@@ -30,6 +31,21 @@ class DividedModel:
     graph: OpGraph
     arena: ArenaGeometry
     slices: Mapping[str, TensorSlice]
+
+
+@dataclass(frozen=True)
+class RankPart:
+    """What a plan is made from besides graphs, where it is for one rank of several.
+
+    Attributes:
+        plan: what the rank's plan says of it.
+        slices: its part of each tensor of the model that it has anything of, by canonical name.
+        all_weights: the weights of the whole model.
+    """
+
+    plan: RankPlan
+    slices: Mapping[str, TensorSlice]
+    all_weights: tuple[WeightPlan, ...]
 
 
 def divide_model(spec: ModelSpec, source: OpGraph, arena: ArenaGeometry) -> list[DividedModel]:

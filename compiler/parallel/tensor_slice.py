@@ -1,7 +1,10 @@
-"""Which rows and columns of a tensor a rank has, by what its axes count."""
+"""Which rows and columns of a tensor a rank has, by what its axes count, and how they are read from whole files."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
+from mlxr.compiler.artifact.weight_plan import Columns, Recipe, Rows, TensorSource
+from mlxr.compiler.errors import PlanError
 from mlxr.compiler.ir.division import Axes
 from mlxr.compiler.spec.share import Range, Share
 
@@ -22,3 +25,86 @@ def slice_of(axes: Axes, share: Share) -> TensorSlice:
     if not share.is_divided:
         return WHOLE
     return TensorSlice(*(None if axis is None else axis.elements_of(share) for axis in axes))
+
+
+def slice_source(source: TensorSource, rows: Range | None, columns: Range | None) -> TensorSource:
+    """The source of some rows and columns of a tensor.
+
+    Args:
+        source: the tensor; it may be a part itself.
+        rows: which of its rows, or elements of a vector; None: all.
+        columns: which of its columns, if it is a matrix; None: all.
+
+    Raises:
+        PlanError: the columns would divide a block of a quantised format, or files have the rows among others in a way
+            that no recipe describes.
+    """
+    rows = None if rows == (0, source.shape[0]) else rows
+    columns = None if columns == (0, source.shape[-1]) else columns
+    shape = list(source.shape)
+    if rows is not None:
+        assert 0 <= rows[0] < rows[1] <= shape[0], f"{source.name} has {shape[0]} rows, not {rows}"
+        shape[0] = rows[1] - rows[0]
+    if columns is not None:
+        assert len(shape) == 2, f"{source.name} is a vector and has no columns"
+        assert 0 <= columns[0] < columns[1] <= shape[1], f"{source.name} has {shape[1]} columns, not {columns}"
+        _check_blocks(source, columns)
+        shape[1] = columns[1] - columns[0]
+
+    def sliced(recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
+        return tuple(_columns_of(_rows_of(recipe, source, rows), source, columns) for recipe in recipes)
+
+    return replace(source, shape=tuple(shape), safetensors=sliced(source.safetensors), gguf=sliced(source.gguf))
+
+
+def _check_blocks(source: TensorSource, columns: Range) -> None:
+    block = source.format.block_elements
+    if columns[0] % block or columns[1] % block:
+        raise PlanError(
+            f"{source.name}: a rank would have columns {columns[0]} to {columns[1]}, which are not whole blocks of "
+            f"{block} in {source.format}; use another number of ranks, other shares, or another format for this tensor "
+            "(weights.tensors)"
+        )
+
+
+def _columns_of(recipe: Recipe, source: TensorSource, columns: Range | None) -> Recipe:
+    if columns is None:
+        return recipe
+    whole = recipe.columns or Columns(0, source.shape[1])
+    return replace(recipe, columns=Columns(whole.first + columns[0], whole.total))
+
+
+def _rows_of(recipe: Recipe, source: TensorSource, rows: Range | None) -> Recipe:
+    if rows is None:
+        return recipe
+    of_each = source.shape[0] // recipe.stack
+    first, end = rows[0] // of_each, -(-rows[1] // of_each)
+    whole = rows[0] % of_each == rows[1] % of_each == 0
+    if not whole and end - first > 1:
+        raise PlanError(
+            f"{source.name}: a rank would have rows {rows[0]} to {rows[1]}, but files may have {recipe.stack} tensors "
+            f"of {of_each} rows, and only whole ones or a part of a single one can be read; use another number of "
+            "ranks, or other shares"
+        )
+    recipe = replace(recipe, first=recipe.first + first, stack=end - first) if recipe.stack > 1 else recipe
+    if whole:
+        return recipe
+    part = _part_of(recipe.rows or Rows(0, (of_each,), (1,)), rows[0] - first * of_each, rows[1] - first * of_each)
+    if part is None:
+        raise PlanError(
+            f"{source.name}: a rank would have rows {rows[0]} to {rows[1]}, which are not together in "
+            f"files' {recipe.tensor}; use another number of ranks, or other shares"
+        )
+    return replace(recipe, rows=part)
+
+
+def _part_of(rows: Rows, first: int, last: int) -> Rows | None:
+    """Rows [first, last) of these rows; None if they are neither whole outer digits nor within one of them."""
+    inner, stride = prod(rows.counts[1:]), rows.strides[0]
+    digit = first // inner
+    if first % inner == last % inner == 0 and (last - first > inner or inner == 1):
+        return Rows(rows.start + digit * stride, ((last - first) // inner, *rows.counts[1:]), rows.strides)
+    if last > (digit + 1) * inner:
+        return None
+    within = Rows(rows.start + digit * stride, rows.counts[1:], rows.strides[1:])
+    return _part_of(within, first - digit * inner, last - digit * inner)

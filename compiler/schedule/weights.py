@@ -6,8 +6,7 @@ from mlxr.compiler.artifact.weight_plan import TensorSource, WeightPlan
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.ir.graph import OpGraph, Value
-from mlxr.compiler.parallel.slice_source import slice_source
-from mlxr.compiler.parallel.tensor_slice import WHOLE, TensorSlice
+from mlxr.compiler.parallel.tensor_slice import WHOLE, TensorSlice, slice_source
 from mlxr.compiler.schedule.recipes import recipes
 from mlxr.compiler.spec.model import ModelSpec
 

@@ -10,7 +10,7 @@ from mlx.utils import tree_map
 
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import SpecError, WeightsError
-from mlxr.compiler.parallel.slice_source import slice_source
+from mlxr.compiler.parallel.tensor_slice import slice_source
 from mlxr.loading.imported_model import import_model
 from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_tensor import open_tensor

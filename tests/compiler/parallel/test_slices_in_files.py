@@ -7,7 +7,7 @@ import pytest
 
 from mlxr.compiler.artifact import TensorSource
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.parallel.slice_source import slice_source
+from mlxr.compiler.parallel.tensor_slice import slice_source
 from mlxr.loading.imported_model import import_model
 from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_tensor import open_tensor

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mlxr.compiler.artifact import Columns, Recipe, Rows, TensorSource, WeightFormat
 from mlxr.compiler.errors import PlanError
-from mlxr.compiler.parallel.slice_source import slice_source
+from mlxr.compiler.parallel.tensor_slice import slice_source
 
 
 def source(shape, format="f32", **recipe):
