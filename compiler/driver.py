@@ -16,12 +16,11 @@ from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import PHASES, MemoryPlan, PhaseName, TargetTypes
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
 from mlxr.compiler.debug import debug_level
-from mlxr.compiler.errors import BudgetError, MlxrError, PlanError
+from mlxr.compiler.errors import BudgetError, MlxrError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.parallel.check_ranks import Rank, check_order, check_ranks, collectives
-from mlxr.compiler.parallel.divide_model import divide_model
-from mlxr.compiler.parallel.rank_part import RankPart
+from mlxr.compiler.parallel.divide_model import RankPart, divide_model
 from mlxr.compiler.passes.pipeline import PassRecord, passes_of, run_passes
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
@@ -31,7 +30,7 @@ from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.early import Early
 from mlxr.compiler.targets.make_plan import make_plan
 from mlxr.compiler.targets.provenance import Provenance
-from mlxr.compiler.targets.registry import TARGETS
+from mlxr.compiler.targets.registry import TARGETS, choose_targets
 from mlxr.compiler.targets.source_graph import source_graph
 from mlxr.compiler.text import size
 
@@ -83,19 +82,6 @@ def compile_spec(
         files |= split_files
     files[CHIP] = chip.model_dump_json(indent=1, exclude_defaults=True) + "\n"
     return Compilation(Artifact(files), records, (time.perf_counter() - start) * 1e6)
-
-
-def choose_targets(names: Sequence[str] | None) -> tuple[str, ...]:
-    """The targets to generate code for, in the registry's order: those named, or all.
-
-    Raises:
-        PlanError: a name is not a target's, or there is none.
-    """
-    unknown = [name for name in names or () if name not in TARGETS]
-    if unknown or (names is not None and not names):
-        problem = f"there is no target {unknown[0]!r}" if unknown else "no target is named"
-        raise PlanError(f"{problem}; targets are {', '.join(TARGETS)}")
-    return tuple(target for target in TARGETS if names is None or target in names)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.change import changed
 from mlxr.compiler.spec.load import load_spec
 from mlxr.compiler.spec.schema import spec_schema
-from mlxr.compiler.targets.refused_activations import refused_activations
-from mlxr.compiler.targets.registry import TARGETS
+from mlxr.compiler.targets.registry import TARGETS, refused_activations
 from mlxr.compiler.text import counted, size
 
 

@@ -1,4 +1,4 @@
-"""A target whose sources are wanted before the artifact is complete."""
+"""A target whose sources are wanted before the artifact is complete. Light to import: who loads a model names it."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

@@ -9,7 +9,7 @@ from mlxr.compiler.artifact.program import PHASES, PhaseName, Program, TargetTyp
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.ir.graph import OpGraph
-from mlxr.compiler.parallel.rank_part import RankPart
+from mlxr.compiler.parallel.divide_model import RankPart
 from mlxr.compiler.schedule.check import check_plan
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.lowered import LoweringInput

@@ -1,4 +1,6 @@
-"""The protocol of targets. A target is a language that the compiler writes, for the hosts that run it.
+"""The protocol of targets, and what their choices of types share.
+
+A target is a language that the compiler writes, for the hosts that run it.
 
 A target is one folder here and one line in registry.py. It chooses the types of a model's values, lowers graphs to
 launches of its kernels, and renders the kernels' texts. All targets share the rest (`mlxr.compiler.schedule`), which
@@ -9,10 +11,16 @@ from typing import Protocol
 
 from mlxr.compiler.artifact.chip import HalfType
 from mlxr.compiler.artifact.program import Program, TargetTypes
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.schedule.lowered import Lowered, LoweringInput
 from mlxr.compiler.schedule.program import PlacedProgram
+from mlxr.compiler.spec.fields import AUTO
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.provenance import Provenance
+
+ASKED = "the spec says so"
+"""The reason for a type that the spec states."""
 
 
 class Target(Protocol):
@@ -59,3 +67,13 @@ class Target(Protocol):
             PlanError: a template has a mistake, or a kernel is too large.
         """
         ...
+
+
+def cache_type(spec: ModelSpec, chosen: DType, why: str) -> tuple[DType, str]:
+    """The type of the cache and its reason: those of the spec if it states a type, or else those of the target."""
+    return (chosen, why) if spec.cache.dtype == AUTO else (DType(spec.cache.dtype), ASKED)
+
+
+def matrix_formats(spec: ModelSpec) -> set[WeightFormat]:
+    """The formats of all matrices."""
+    return {spec.weights.of_tensor(name) for name in spec.matrix_shapes()}

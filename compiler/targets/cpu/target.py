@@ -12,6 +12,7 @@ from mlxr.compiler.artifact.chip import HalfType
 from mlxr.compiler.artifact.kernel_entry import KernelEntry, KernelPort
 from mlxr.compiler.artifact.program import PHASES, Program, TargetTypes
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.tensor import Shape
 from mlxr.compiler.schedule.kernel import Kernel
@@ -24,11 +25,26 @@ from mlxr.compiler.targets.cpu.kernels.collective import latest_addend
 from mlxr.compiler.targets.cpu.kernels.copy_blocks import copy_blocks_launch
 from mlxr.compiler.targets.cpu.lowering import CpuLowering
 from mlxr.compiler.targets.cpu.tensors import c_tensors
-from mlxr.compiler.targets.cpu.types import cpu_types
 from mlxr.compiler.targets.cpu.unit import Unit, name_kernels, render_unit
 from mlxr.compiler.targets.provenance import Provenance
+from mlxr.compiler.targets.target import cache_type, matrix_formats
 
 FILE = "cpu/model.c"
+
+
+def cpu_types(spec: ModelSpec) -> TargetTypes:
+    """The types of the C program, whose activations are always f32."""
+    only_f32 = matrix_formats(spec) == {WeightFormat.F32}
+    cache, why = cache_type(
+        spec, DType.F32 if only_f32 else DType.F16, "as the weights" if only_f32 else "half of f32's bytes"
+    )
+    return TargetTypes(
+        target="cpu",
+        activations=DType.F32,
+        cache=cache,
+        activations_because="a CPU is no slower with it",
+        cache_because=why,
+    )
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from mlxr.compiler.artifact.c_library import CTensor
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.targets.cpu.format_headers import affine_definitions, format_headers
-from mlxr.compiler.targets.cpu.kernel_parts.helper import LINKS, CpuHeader
-from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import LINKS, CpuHeader, CpuKernel
 from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.provenance import Provenance
 

@@ -6,7 +6,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.spec.fields import AUTO
 from mlxr.compiler.spec.model import ModelSpec
-from mlxr.compiler.targets.types import ASKED, cache_type, matrix_formats
+from mlxr.compiler.targets.target import ASKED, cache_type, matrix_formats
 
 
 def metal_types(spec: ModelSpec, half: HalfType | None) -> TargetTypes:

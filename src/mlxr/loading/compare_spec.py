@@ -178,7 +178,7 @@ def check_tensors_first(spec: ModelSpec, weights: Path) -> None:
         WeightsError: they are not.
         MlxrError: the spec cannot be compiled.
     """
-    from mlxr.compiler.targets.source_weights import source_weights  # noqa: PLC0415 (not for what is cached)
+    from mlxr.compiler.targets.source_graph import source_weights  # noqa: PLC0415 (not for what is cached)
 
     file = open_weights(weights)
     if spec.model.num_layers > len(file.tensors):

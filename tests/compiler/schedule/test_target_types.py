@@ -10,7 +10,7 @@ from mlxr.compiler.chips.catalog import known_chips
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.spec.model import ModelSpec
-from mlxr.compiler.targets.cpu.types import cpu_types
+from mlxr.compiler.targets.cpu.target import cpu_types
 from mlxr.compiler.targets.metal.types import metal_types
 from mlxr_tests.specs import small_spec
 

@@ -6,8 +6,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.attention import PackedAttention
 from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES
-from mlxr.compiler.targets.cpu.kernel_parts.helper import CpuHeader
-from mlxr.compiler.targets.cpu.kernel_parts.kernel import Param
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHeader, Param
 from mlxr.compiler.targets.cpu.kernel_parts.matrix import Compute
 from mlxr.compiler.targets.cpu.kernel_parts.rotary_kernel import CpuRotaryKernel, RotaryFields, rotary_fields
 from mlxr.compiler.targets.cpu.lowering import CpuLowering

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mlxr.compiler.targets.cpu.kernel_parts.helper import CpuHelper
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHelper
 from mlxr.compiler.targets.environment import float_literal
 from mlxr.compiler.targets.epilogue import Epilogue
 

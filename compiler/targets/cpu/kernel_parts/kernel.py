@@ -1,15 +1,40 @@
-"""The base of C kernels: a frozen context with a template, parameters and scratch.
+"""The base of C kernels: a frozen context with a template, parameters and scratch, and the helpers that it uses.
 
 Equal contexts are one C function; see `mlxr.compiler.schedule.kernel`.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.schedule.kernel import Kernel, Port
-from mlxr.compiler.targets.cpu.kernel_parts.helper import CpuHelper
+
+
+@dataclass(frozen=True)
+class CpuHelper(ABC):
+    """C text that appears once in a program, before its kernels. Its template reads this object as `h`."""
+
+    @property
+    @abstractmethod
+    def template(self) -> str:
+        """Its file under templates/cpu."""
+
+
+@dataclass(frozen=True)
+class CpuHeader(CpuHelper):
+    """A C header that only some kernels use. `unit.py` lists the headers that every program has."""
+
+    file: str
+
+    @property
+    def template(self) -> str:
+        """The file itself."""
+        return self.file
+
+
+LINKS = CpuHeader("links.h")
+"""How ranks exchange rows; in the program of one of several."""
 
 ParamKind = Literal["matrix", "vector", "input", "output", "indices", "output_indices", "layer"]
 OUTPUTS: tuple[ParamKind, ...] = ("output", "output_indices")

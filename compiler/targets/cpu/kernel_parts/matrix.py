@@ -5,7 +5,7 @@ from typing import Literal
 
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS
-from mlxr.compiler.targets.cpu.kernel_parts.helper import CpuHelper
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHelper
 
 Compute = Literal["exact", "fast", "steady"]
 """What may be rounded: see `CpuMatrixKernel`."""

@@ -15,8 +15,7 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import NormKind
 from mlxr.compiler.ir.ops.product import Product
 from mlxr.compiler.targets.cpu.kernel_parts.finish_rows import FinishRows
-from mlxr.compiler.targets.cpu.kernel_parts.helper import CpuHelper
-from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHelper, CpuKernel, Param
 from mlxr.compiler.targets.cpu.kernel_parts.matrix import HALF_FORMATS, Compute, Matrix
 from mlxr.compiler.targets.cpu.lowering import CpuLowering
 from mlxr.compiler.targets.epilogue import Epilogue, epilogue_of

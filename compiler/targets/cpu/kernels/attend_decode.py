@@ -11,7 +11,7 @@ from mlxr.compiler.targets.cpu.kernel_parts.attention_kernel import (
     CpuAttentionKernel,
     attention_fields,
 )
-from mlxr.compiler.targets.cpu.kernel_parts.helper import CpuHelper
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHelper
 from mlxr.compiler.targets.cpu.kernel_parts.region import Arrays, Region, place_regions, regions_bytes
 from mlxr.compiler.targets.cpu.kernels.attend_prefill import call_attend_prefill
 from mlxr.compiler.targets.cpu.kernels.cache_write import call_cache_write

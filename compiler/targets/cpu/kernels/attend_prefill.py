@@ -13,7 +13,7 @@ from mlxr.compiler.targets.cpu.kernel_parts.attention_kernel import (
     CpuAttentionKernel,
     attention_fields,
 )
-from mlxr.compiler.targets.cpu.kernel_parts.helper import CpuHeader, CpuHelper
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHeader, CpuHelper
 from mlxr.compiler.targets.cpu.kernel_parts.region import Arrays, Region, place_regions, regions_bytes
 from mlxr.compiler.targets.cpu.kernels.rope_table import rope_table_buffers
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers

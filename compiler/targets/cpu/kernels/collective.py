@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.collectives import AllSum, Collective, CollectiveKind, GatherResult, Receive, Send
-from mlxr.compiler.targets.cpu.kernel_parts.helper import LINKS, CpuHelper
-from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import LINKS, CpuHelper, CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
 

@@ -2,10 +2,13 @@
 
 Activations are in one scratch buffer, at the offsets of the memory plan. Launches whose condition depends on the
 context stay conditional, so that one program serves all contexts; a mask says which conditions hold.
+
+Blocks wait for each other before a launch if and only if it conflicts with one since the last wait: it touches bytes
+that the other wrote, or writes bytes that the other read. A wait costs about a microsecond; a missing one is a race.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
 from mlxr.compiler.artifact.launch import Condition, Extent
@@ -107,3 +110,15 @@ class StepProgram:
     def running(self, mask: int) -> Iterator[StepLaunch]:
         """The launches that run with a mask."""
         return (launch for launch in self.launches if launch.condition is None or mask >> launch.condition & 1)
+
+
+def with_barriers(program: StepProgram, masks: Iterable[int]) -> StepProgram:
+    """The program with exactly the waits that it needs when it runs with any of these masks."""
+    placed = {id(launch): replace(launch, waits=False) for launch in program.launches}
+    for mask in sorted(masks):
+        since: list[StepLaunch] = []
+        for launch in program.running(mask):
+            if not placed[id(launch)].waits and any(launch.conflicts(earlier) for earlier in since):
+                placed[id(launch)] = replace(launch, waits=True)
+            since = [launch] if placed[id(launch)].waits else [*since, launch]
+    return replace(program, launches=tuple(placed.values()))

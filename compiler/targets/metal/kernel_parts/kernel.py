@@ -7,6 +7,8 @@ from mlxr.compiler.schedule.kernel import Kernel
 
 SIMD_WIDTH = 32
 THREADGROUP_BYTES = 32768
+MMA_ROWS = 16
+"""Rows of the first factor of a matrix instruction: of a weight, or of query heads."""
 PIECE = 16
 """Elements of a quantised row that a lane takes at once, in every format."""
 

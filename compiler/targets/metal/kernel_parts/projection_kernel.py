@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernel_parts.formula import formula
+from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.kernel_parts.matrix_kernel import MatrixKernel
 
 
@@ -58,3 +58,23 @@ class ProjectionKernel(MatrixKernel):
             rows.append("rows       [rows] i32")
         rows.append(f"out        [{self.count}, {self.out_features}] {e.out}")
         return "".join(f"//   {row}\n" for row in rows)
+
+
+def formula(e: Epilogue, x: str) -> str:
+    """The formula of a projection of x with this epilogue, for the head of a kernel."""
+    bias = " + bias" if e.bias else ""
+    y = f"{x} @ weight.T{bias}"
+    if e.gated:
+        gate, up = f"{x} @ gate.T{bias}", f"{x} @ up.T{bias}"
+        if e.activation == "swiglu_oai":
+            y = f"swiglu_oai({gate}, {up}), weight = [gate; up]"
+        else:
+            y = f"{e.activation}({gate}) * ({up}), weight = [gate; up]"
+    elif e.activation:
+        y = f"{e.activation}({y})"
+    y = f"{e.out_scale:g} * ({y})" if e.out_scale != 1.0 else y
+    y = f"soft_cap({y}, {e.out_cap:g})" if e.out_cap else y
+    y = f"sigmoid(gate) * ({y})" if e.gate else y
+    if e.residual:
+        y = f"residual + {e.residual_scale:g} * ({y})" if e.residual_scale != 1.0 else f"{y} + residual"
+    return y

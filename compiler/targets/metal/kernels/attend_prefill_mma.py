@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from mlxr.compiler.targets.metal.kernel_parts.mma_rows import MMA_ROWS
+from mlxr.compiler.targets.metal.kernel_parts.kernel import MMA_ROWS
 from mlxr.compiler.targets.metal.kernels.attend_prefill import AttendPrefillKernel
 
 _TILE_ELEMENTS = 4096

@@ -14,8 +14,8 @@ from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
     expert_choice,
     expert_fields,
 )
-from mlxr.compiler.targets.metal.kernel_parts.formula import formula
 from mlxr.compiler.targets.metal.kernel_parts.fused_norm import fused_norm_of
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import formula
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 

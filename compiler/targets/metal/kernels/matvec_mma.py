@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
-from mlxr.compiler.targets.metal.kernel_parts.mma_rows import MMA_ROWS
+from mlxr.compiler.targets.metal.kernel_parts.kernel import MMA_ROWS
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
 

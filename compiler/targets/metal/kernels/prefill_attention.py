@@ -9,7 +9,7 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.attention import RopeAttention
 from mlxr.compiler.schedule.geometry import AttendTile, PrefillAttention
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
-from mlxr.compiler.targets.metal.kernel_parts.mma_rows import MMA_ROWS
+from mlxr.compiler.targets.metal.kernel_parts.kernel import MMA_ROWS
 from mlxr.compiler.targets.metal.kernels.attend_prefill import attend_prefill
 from mlxr.compiler.targets.metal.kernels.attend_prefill_mma import AttendPrefillMmaKernel
 from mlxr.compiler.targets.metal.kernels.library_attention import (

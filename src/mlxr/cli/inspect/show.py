@@ -12,7 +12,7 @@ from mlxr.compiler.chips.catalog import find_chip, find_chip_of_device
 from mlxr.compiler.chips.link_catalog import find_link, known_links
 from mlxr.compiler.command.type_options import type_changes
 from mlxr.compiler.errors import ArtifactError, RequestError
-from mlxr.compiler.targets.refused_activations import refused_activations
+from mlxr.compiler.targets.registry import refused_activations
 from mlxr.inspect.c_report import c_function, c_json, c_report
 from mlxr.inspect.highlight import highlight
 from mlxr.inspect.picture.draw import draw_graphs, write_picture

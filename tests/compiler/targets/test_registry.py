@@ -3,7 +3,7 @@
 import pytest
 
 from mlxr.cli import main
-from mlxr.compiler.targets.refused_activations import refused_activations
+from mlxr.compiler.targets.registry import refused_activations
 
 REASON = "--activations bf16 is for target metal: target cpu computes with f32 ones"
 
