@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mlxr.cli import COMMANDS, main
 from mlxr.compiler.cli import main as compile_main
-from mlxr.compiler.command.parser import CommandParser
+from mlxr.compiler.cli.parser import CommandParser
 
 PAGE = Path(__file__).with_name("commands.md")
 _COLUMNS = "110"

@@ -10,7 +10,7 @@ import pytest
 from mlxr.cli import COMMANDS, main
 from mlxr.cli.argparse_types import token_count
 from mlxr.compiler.cli import main as compile_main
-from mlxr.compiler.command.parser import CommandParser
+from mlxr.compiler.cli.parser import CommandParser
 
 _HELP = """
 import sys

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxr.compiler.command.guard import guarded
+from mlxr.compiler.cli.guard import guarded
 from mlxr.compiler.errors import RequestError
 from mlxr.server.log_output import LogOutput
 

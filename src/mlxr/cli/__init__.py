@@ -12,8 +12,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mlxr.compiler.command.guard import guarded
-from mlxr.compiler.command.parser import CommandParser, VersionAction
+from mlxr.compiler.cli.guard import guarded
+from mlxr.compiler.cli.parser import CommandParser, VersionAction
 from mlxr.runtime.garbage_waits import garbage_waits
 
 COMMANDS = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from mlxr.cli.argparse_types import model_name
-from mlxr.compiler.command.parser import CommandParser
+from mlxr.compiler.cli.parser import CommandParser
 from mlxr.compiler.errors import MlxrError
 
 _BASH = r"""_mlxr() {

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from mlxr.cli.model_arguments import add_context_argument, add_key_argument, telling_of_force
-from mlxr.compiler.command.type_options import add_type_arguments
+from mlxr.compiler.cli.spec_options import add_type_arguments
 from mlxr.compiler.errors import RequestError, SpecError
 from mlxr.output_file import write_output
 

@@ -10,8 +10,8 @@ from mlxr.cli.argparse_types import model_name, token_count
 from mlxr.cli.card_note import tell_of_card
 from mlxr.cli.terminal import ProgressLine
 from mlxr.cli.tier_options import tier_sizes
-from mlxr.compiler.command.parser import meant_choice
-from mlxr.compiler.command.type_options import add_type_arguments
+from mlxr.compiler.cli.parser import meant_choice
+from mlxr.compiler.cli.spec_options import add_type_arguments
 from mlxr.compiler.errors import ContextError, RequestError
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.loading.find_model import MODEL_HELP, find_model

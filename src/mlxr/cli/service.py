@@ -3,7 +3,7 @@
 import argparse
 
 from mlxr.cli.serve import add_parser as add_serve_parser
-from mlxr.compiler.command.parser import CommandParser
+from mlxr.compiler.cli.parser import CommandParser
 from mlxr.compiler.errors import RequestError
 from mlxr.server.life.service import this_systems_service
 

@@ -11,7 +11,7 @@ from mlxr.cli.terminal import ProgressLine
 from mlxr.compiler.artifact import TUNING, Artifact, Chip
 from mlxr.compiler.artifact.running import usual_context
 from mlxr.compiler.chips.catalog import GENERIC, find_chip, find_chip_of_device
-from mlxr.compiler.command.type_options import add_type_arguments, type_changes
+from mlxr.compiler.cli.spec_options import add_type_arguments, type_changes
 from mlxr.loading.find_model import MODEL_HELP
 from mlxr.loading.resolve import here, resolve_artifact
 from mlxr.runtime.hosts.registry import AUTO, host_choices

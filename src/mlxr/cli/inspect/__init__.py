@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mlxr.cli.argparse_types import model_name, token_count
 from mlxr.cli.model_arguments import add_key_argument, add_trust_argument
-from mlxr.compiler.command.type_options import add_type_arguments
+from mlxr.compiler.cli.spec_options import add_type_arguments
 from mlxr.compiler.targets.registry import TARGETS
 from mlxr.loading.find_model import MODEL_HELP
 

@@ -10,7 +10,7 @@ from mlxr.compiler.artifact import Artifact, Chip, Plan
 from mlxr.compiler.artifact.running import usual_context
 from mlxr.compiler.chips.catalog import find_chip, find_chip_of_device
 from mlxr.compiler.chips.link_catalog import find_link, known_links
-from mlxr.compiler.command.type_options import type_changes
+from mlxr.compiler.cli.spec_options import type_changes
 from mlxr.compiler.errors import ArtifactError, RequestError
 from mlxr.compiler.targets.registry import refused_activations
 from mlxr.inspect.c_report import c_function, c_json, c_report

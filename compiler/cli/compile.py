@@ -12,10 +12,9 @@ from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import PHASES, MemoryPlan, Program
 from mlxr.compiler.artifact.running import launches_of
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
-from mlxr.compiler.command.parallel_options import add_parallel_arguments, parallel_of
-from mlxr.compiler.command.parallel_summary import describe_parallel, parallel_summary
-from mlxr.compiler.command.parser import CommandParser, VersionAction
-from mlxr.compiler.command.type_options import add_type_arguments, type_changes
+from mlxr.compiler.cli.parallel_summary import describe_parallel, parallel_summary
+from mlxr.compiler.cli.parser import CommandParser, VersionAction
+from mlxr.compiler.cli.spec_options import add_parallel_arguments, add_type_arguments, parallel_of, type_changes
 from mlxr.compiler.driver import Compilation, compile_spec
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
