@@ -19,9 +19,8 @@ from mlxr.compiler.errors import HostError, RequestError
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.runtime.hosts.metal.host import MetalHost
 from mlxr.tuning.candidates import CANDIDATES, Candidates
-from mlxr.tuning.report import tuning_text
 from mlxr.tuning.search import Tuner, Tuning
-from mlxr.tuning.site_tuning import SiteTuning
+from mlxr.tuning.site_tuning import SiteTuning, tuning_text
 from mlxr.tuning.step_times import StepTimes
 from mlxr.tuning.stopwatch import Stopwatch
 from mlxr_tests.fake_gpu import FakeGpu

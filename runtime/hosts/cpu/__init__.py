@@ -8,8 +8,7 @@
     units            cuts the text into units that can be compiled by themselves
     compile_units    compiles units side by side, and links them
     library          calls the library through ctypes
-    memory           zeroed memory in large pages
-    logits_memory    memory for logits, reused from step to step
+    memory           zeroed memory in large pages, and memory for logits that is used again from step to step
     tensors          maps, converts or packs the weights for the program
     host             the host itself
 

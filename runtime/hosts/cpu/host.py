@@ -28,8 +28,8 @@ from mlxr.runtime.hosts.cpu.c_batch import c_batch
 from mlxr.runtime.hosts.cpu.compile_units import Tick
 from mlxr.runtime.hosts.cpu.exchange import Exchange
 from mlxr.runtime.hosts.cpu.library import CBatch, Library, OpenProgram
-from mlxr.runtime.hosts.cpu.logits_memory import LogitsMemory
 from mlxr.runtime.hosts.cpu.mapped_arena import MappedArena
+from mlxr.runtime.hosts.cpu.memory import LogitsMemory
 from mlxr.runtime.hosts.cpu.overlap import fewest_tokens
 from mlxr.runtime.hosts.cpu.tensors import TensorReader, bytes_by_place, place_tensors, read_from
 from mlxr.runtime.hosts.cpu.timed_calls import TimedCalls, timed_calls

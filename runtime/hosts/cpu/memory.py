@@ -1,8 +1,9 @@
-"""Memory of the system: a block of zeros whose pages are taken when they are touched, large ones where there are."""
+"""Memory of the system: zeros whose pages are taken when they are touched, and logits that are used again."""
 
 import contextlib
 import mmap
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,11 @@ from mlxr.compiler.errors import HostError
 
 _LARGE_PAGE = 2 << 20
 ALIGNMENT = 64
+_MOST_ARRAYS = 2
+"""How many arrays are kept: the caller still has the logits of one step while the next step runs."""
+_UNUSED = 2
+"""What `sys.getrefcount` returns for an array that only our list refers to."""
+_MOST_BYTES = 64 << 20
 
 
 def reserve(size_bytes: int, what: str = "the weights") -> npt.NDArray[np.uint8]:
@@ -68,3 +74,28 @@ def give_back(memory: npt.NDArray[np.uint8], first: int, stop: int) -> None:
 def aligned(size_bytes: int) -> int:
     """A size rounded up to the alignment of tensors."""
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT
+
+
+class LogitsMemory:
+    """Arrays of f32 rows of one width, used again once nothing refers to them. Several threads may use it.
+
+    The first touch of each page of new memory is slow.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._arrays: list[npt.NDArray[np.float32]] = []
+        self._lock = threading.Lock()
+
+    def take(self, rows: int) -> npt.NDArray[np.float32]:
+        """An array [rows, width] that nothing else refers to, not even to a part of it. Its content is undefined."""
+        with self._lock:
+            for index in range(len(self._arrays)):
+                # A view refers to the array whose memory it shows, so views are counted too.
+                if sys.getrefcount(self._arrays[index]) == _UNUSED and len(self._arrays[index]) >= rows:
+                    return self._arrays[index][:rows]
+            array = np.empty((rows, self._width), np.float32)
+            if 0 < array.nbytes <= _MOST_BYTES:
+                self._arrays = [array, *self._arrays][:_MOST_ARRAYS]
+                return array[:]
+            return array

@@ -13,8 +13,7 @@ from mlxr.compiler.ir.ops.attention import Attention, PackedAttention, RopeAtten
 from mlxr.compiler.ir.ops.cache import CacheWrite, RopeCacheWrite
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
-from mlxr.runtime.hosts.mlx_ops.arena_view import layer_rows
-from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows
+from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows, layer_rows
 from mlxr.runtime.hosts.mlx_ops.dense import capped
 from mlxr.runtime.hosts.mlx_ops.table import evaluates
 from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32

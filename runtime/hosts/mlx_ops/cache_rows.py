@@ -12,6 +12,16 @@ from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES, Bits, as_bits
 _LARGEST = np.float32(127)
 
 
+def layer_rows(array: mx.array, layout: str, place: int) -> Bits:
+    """One layer of a store, by its place in the array: [blocks, block_size, *row], as bits.
+
+    A view without a copy: who writes through it changes the arena that every host sees.
+    """
+    view = as_bits(array)
+    assert view.flags.writeable and view.flags.c_contiguous, "a view of the arena must be the arena itself"
+    return view[:, place] if layout == "block" else view[place]
+
+
 def encode_rows(rows: mx.array, dtype: str) -> Bits:
     """Rows [..., head_dim] as the bits of an arena of that type: [..., row_elements], unsigned integers."""
     if dtype != "q8":

@@ -4,7 +4,6 @@ Only `host` knows plans. To the other modules a kernel is text, and a launch is 
 
     signature    reads a kernel's name and parameters from its text
     toolchain    finds clang and says how to compile and link
-    qualifiers   refuses pointers without an address space, which clang would let pass
     instrument   puts the checks of memory accesses into the LLVM IR
     build        text -> shared library, cached by content
     library      the C runtime (fibers, barriers, simdgroup operations, workers) through ctypes

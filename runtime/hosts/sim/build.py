@@ -20,8 +20,7 @@ from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.library_cache import LibraryCache, digest
 from mlxr.runtime.hosts.run_compiler import run_compiler
 from mlxr.runtime.hosts.sim.instrument import instrument
-from mlxr.runtime.hosts.sim.qualifiers import require_address_spaces
-from mlxr.runtime.hosts.sim.signature import Signature, without_comments
+from mlxr.runtime.hosts.sim.signature import Signature, require_address_spaces, without_comments
 from mlxr.runtime.hosts.sim.toolchain import (
     KERNEL_FLAGS,
     NO_PASSES,
@@ -36,7 +35,7 @@ L = TypeVar("L")
 ENTRY = "mlxr_sim_entry"
 _PRELUDE = ("sim_layout.h", "metal_on_cpu.h", "metal_on_cpu_math.h", "metal_on_cpu_simd.h")
 # The files of this package that decide, together with flags and templates, how a text becomes a library.
-_SOURCES = ("build.py", "instrument.py", "qualifiers.py", "signature.py")
+_SOURCES = ("build.py", "instrument.py", "signature.py")
 
 
 @dataclass(frozen=True, slots=True)

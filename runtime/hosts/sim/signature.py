@@ -1,7 +1,9 @@
-"""Reads a kernel's signature from its Metal text.
+"""Reads a kernel's signature from its Metal text, and checks the address spaces of its pointers.
 
 The entry function that calls a kernel is written from its signature: its buffers, their address spaces, and the
-attributes that it has as parameters. Only the signature is parsed here; clang checks the rest.
+attributes that it has as parameters. Only the signature is parsed here; clang checks the rest, but for address
+spaces: C++ for OpenCL takes a pointer without one for a generic one. Only declarations of types that can be recognised
+in the text are checked: built-in types, template parameters, and structs of the text.
 """
 
 import re
@@ -30,6 +32,10 @@ _UINT = {
     "quadgroup_index_in_threadgroup": "i / 4u",
 }
 _ATTRIBUTE_TYPE = re.compile(r"(?:const\s+)?(uint|ushort|uint32_t|uint16_t)([23]?)$")
+_SCALAR = r"(?:bool|char|uchar|short|ushort|int|uint|long|ulong|half|float|bfloat|void|size_t)"
+_BUILT_IN = rf"{_SCALAR}[234]?|u?int(?:8|16|32|64)_t|b?float16_t|unsigned(?: int)?|vec<[^<>]*>"
+_SPACES = ("device", "threadgroup", "thread", "constant")
+_WORD = r"(?:const|volatile|restrict|device|threadgroup|thread|constant)"
 
 
 @dataclass(frozen=True)
@@ -171,3 +177,27 @@ def _attribute(kernel: str, item: str) -> str:
         )
     known = ", ".join(sorted([*_UINT, *_UINT3]))
     raise HostError(f"sim: kernel {kernel!r}: unknown attribute [[{attribute}]] of `{item}`; known are {known}")
+
+
+def require_address_spaces(plain: str, kernel: str) -> None:
+    """Refuses pointers and references without an address space, as a Metal compiler does.
+
+    Args:
+        plain: a text whose comments have been replaced by spaces.
+        kernel: its name, for messages.
+
+    Raises:
+        HostError: a pointer or reference names no address space.
+    """
+    own = re.findall(r"\b(?:typename|struct)\s+(\w+)", plain)
+    types = "|".join([_BUILT_IN, *sorted({re.escape(name) for name in own})])
+    pattern = re.compile(rf"(?<![\w.])((?:{_WORD}\s+)*)\b({types})\b((?:\s+{_WORD})*)\s*(\*|&(?!&))")
+    for match in pattern.finditer(plain):
+        words = f"{match[1]} {match[3]}".split()
+        if not any(space in words for space in _SPACES):
+            line = plain.count("\n", 0, match.start()) + 1
+            declaration = " ".join(match.group().split())
+            raise HostError(
+                f"sim: kernel {kernel!r}, line {line}: `{declaration}`: pointer or reference without an address space; "
+                "Metal wants device, threadgroup, thread or constant"
+            )

@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     """
     from mlxr.tuning.candidates import CANDIDATES  # noqa: PLC0415 (these load MLX)
     from mlxr.tuning.pieces import device_name, gpu_host  # noqa: PLC0415
-    from mlxr.tuning.report import tuning_json, tuning_text  # noqa: PLC0415
     from mlxr.tuning.search import Tuner  # noqa: PLC0415
+    from mlxr.tuning.site_tuning import tuning_json, tuning_text  # noqa: PLC0415
     from mlxr.tuning.step_times import StepTimes  # noqa: PLC0415
     from mlxr.tuning.stopwatch import Stopwatch  # noqa: PLC0415
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import mlx.core as mx
 
-from mlxr.compiler.artifact import Artifact, DType, Phase, Value, layer_buffer
+from mlxr.compiler.artifact import ArenaGeometry, Artifact, DType, Phase, Plan, Value, layer_buffer
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.ir.ops.experts import Route
 from mlxr.compiler.text import counted
@@ -21,13 +21,27 @@ from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.binding import batch_arrays, batch_dims, shape_of
 from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, kernel_input
-from mlxr.tuning.tried_arena import tried_arena
+from mlxr.runtime.memory.fitting_arena import has_free_size
 
 Input = Callable[[int], mx.array]
 """An input of a launch, by turn."""
-
 _MOST_COPIES = 256
 _EXPERT_TURNS = 16
+_TRIED_TOKENS = 8192
+
+
+def tried_arena(plan: Plan, context: int) -> ArenaGeometry:
+    """The plan's arena, with room for no more than all sequences of so many tokens, or of 8192.
+
+    Args:
+        plan: of the artifact that is tried.
+        context: most tokens of a sequence.
+    """
+    arena = plan.arena
+    if not has_free_size(arena):
+        return arena
+    each = -(-max(context, plan.max_tokens, _TRIED_TOKENS) // arena.block_size)
+    return arena.with_blocks(min(arena.num_blocks, arena.max_sequences * each))
 
 
 def decode_batch(artifact: Artifact, sequences: int, context: int) -> Batch:

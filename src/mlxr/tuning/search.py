@@ -26,8 +26,7 @@ from mlxr.tuning.search_thresholds import search_threshold
 from mlxr.tuning.site_tuning import SiteTuning
 from mlxr.tuning.step_times import StepTimes
 from mlxr.tuning.stopwatch import Stopwatch
-from mlxr.tuning.trial_artifacts import TrialArtifacts
-from mlxr.tuning.workbench import Workbench
+from mlxr.tuning.workbench import TrialArtifacts, Workbench
 
 _DEFAULT_CACHE_MIB = 64.0
 

@@ -6,8 +6,7 @@ from mlxr.compiler.artifact import Artifact, KernelCall
 from mlxr.tuning.scenario import LaunchKind, Scenario, kinds_of
 from mlxr.tuning.site_tuning import MARGIN, SiteTuning
 from mlxr.tuning.stopwatch import Piece
-from mlxr.tuning.trial_artifacts import EVERYWHERE
-from mlxr.tuning.workbench import Workbench
+from mlxr.tuning.workbench import EVERYWHERE, Workbench
 
 _NEVER = 1_000_000
 """A number of rows that no step has."""

@@ -1,13 +1,13 @@
-"""The times that the tuner measures for one kind of launch, and its choice."""
+"""The times that the tuner measures for one kind of launch, its choice, and both as `tuning.json` and for people."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 from mlxr.compiler.errors import HostError
 
 Sizes = dict[str, int]
 """Sizes of the geometry by flat name."""
-
 MARGIN = 0.02
 """The share of the time that a candidate must save to be chosen: less than this is noise."""
 
@@ -77,3 +77,30 @@ class SiteTuning:
     def reason(self, before_us: float, after_us: float, device: str) -> str:
         """Why the best sizes are the best, for people."""
         return f"{after_us:.2f} us instead of {before_us:.2f} us with {self.scenario} on {device}"
+
+
+def tuning_json(about: Mapping[str, object], sites: Sequence[SiteTuning]) -> str:
+    """The text of tuning.json, in which an artifact keeps what was measured.
+
+    Args:
+        about: the machine, and what was tuned there.
+        sites: what was measured.
+    """
+    measured = [asdict(site) | {"changed": site.changed} for site in sites]
+    return json.dumps({**about, "sites": measured}, indent=1) + "\n"
+
+
+def tuning_text(sites: Sequence[SiteTuning]) -> str:
+    """What was changed and what it gained, for people."""
+    return "\n".join(map(_line, sites)) + "\n"
+
+
+def _line(site: SiteTuning) -> str:
+    sizes = ", ".join(f"{name} {site.before[name]} -> {value}" for name, value in site.changed.items())
+    if sizes:
+        outcome = f"{sizes} ({site.because})"
+    elif site.failure:
+        outcome = f"stays as it is, since it cannot be timed: {site.failure}"
+    else:
+        outcome = "stays as it is"
+    return f"{site.site}, {site.scenario}: {outcome}"

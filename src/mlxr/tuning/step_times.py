@@ -19,7 +19,7 @@ from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.mlx.bindable import bindable
 from mlxr.runtime.hosts.select import array_host
-from mlxr.tuning.tried_arena import tried_arena
+from mlxr.tuning.random_inputs import tried_arena
 
 _STD = 0.02
 _FAILURES = (HostError, ArenaError, RuntimeError)

@@ -4,8 +4,8 @@ import threading
 
 import numpy as np
 
-from mlxr.runtime.hosts.cpu import logits_memory
-from mlxr.runtime.hosts.cpu.logits_memory import LogitsMemory
+from mlxr.runtime.hosts.cpu import memory as memory_module
+from mlxr.runtime.hosts.cpu.memory import LogitsMemory
 
 
 def start(array: np.ndarray) -> int:
@@ -52,9 +52,9 @@ def test_little_is_kept(monkeypatch) -> None:
     memory = LogitsMemory(100)
     held = [memory.take(1) for _ in range(9)]
     assert len({start(array) for array in held}) == 9
-    assert len(memory._arrays) == logits_memory._MOST_ARRAYS
-    monkeypatch.setattr(logits_memory, "_MOST_BYTES", 100)
-    assert memory.take(2).base is None and len(memory._arrays) == logits_memory._MOST_ARRAYS
+    assert len(memory._arrays) == memory_module._MOST_ARRAYS
+    monkeypatch.setattr(memory_module, "_MOST_BYTES", 100)
+    assert memory.take(2).base is None and len(memory._arrays) == memory_module._MOST_ARRAYS
 
 
 def test_several_threads_never_get_the_same() -> None:
