@@ -46,11 +46,10 @@ from mlxr.compiler.formats.stores import (
 )
 from mlxr.compiler.formats.weight_format import Affine, WeightFormat
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS, Segment, WeightLayout, part_places, plane_row_bytes
-from mlxr.compiler.ir.buffers import ARENA_TOKEN, layer_buffer
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
 from mlxr.compiler.ir.ops.collectives import CollectiveKind
 from mlxr.compiler.ir.ops.product import Finish, InputNorm
-from mlxr.compiler.ir.tensor import BatchDim
+from mlxr.compiler.ir.tensor import ARENA_TOKEN, BatchDim, layer_buffer
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.text import size
 

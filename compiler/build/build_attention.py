@@ -5,11 +5,11 @@ from dataclasses import replace
 from mlxr.compiler.build.builder import Builder
 from mlxr.compiler.build.rope import rope_scale
 from mlxr.compiler.formats.stores import KEYS_AND_VALUES
-from mlxr.compiler.ir.buffers import layer_prefix
 from mlxr.compiler.ir.division import Axis
 from mlxr.compiler.ir.ops.attention import Attention
 from mlxr.compiler.ir.ops.cache import CacheWrite
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
+from mlxr.compiler.ir.tensor import layer_prefix
 from mlxr.compiler.spec.model import LayerType
 
 

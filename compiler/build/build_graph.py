@@ -9,14 +9,13 @@ from mlxr.compiler.build.builder import Builder
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import of_group
-from mlxr.compiler.ir.buffers import layer_prefix
 from mlxr.compiler.ir.division import Axis
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.ops.elementwise import Add, Scale, SoftCap
 from mlxr.compiler.ir.ops.linear import Linear
 from mlxr.compiler.ir.ops.norm import NormRows
 from mlxr.compiler.ir.ops.rows import Embed, GatherRows
-from mlxr.compiler.ir.tensor import Shape
+from mlxr.compiler.ir.tensor import Shape, layer_prefix
 from mlxr.compiler.spec.model import ModelSpec
 
 

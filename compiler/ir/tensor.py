@@ -1,4 +1,4 @@
-"""Shapes and element types of values, as shape rules see them.
+"""Shapes and element types of values, as shape rules see them, and names that graphs, plans and hosts share.
 
 Shapes mix numbers with the symbolic dims `tokens`, `seqs`, `rows` and `tiles` of a batch.
 """
@@ -27,3 +27,15 @@ Tensors = Mapping[str, Tensor]
 """The tensors of an op's ports, by port."""
 TOKEN = Tensor((8,), DType.U32)
 """A token that orders accesses of the KV arena."""
+ARENA_TOKEN = "arena_token"
+"""The token that the previous step's last access made."""
+
+
+def layer_buffer(layer: int) -> str:
+    """The constant buffer that tells a kernel its layer."""
+    return f"layer.{layer}"
+
+
+def layer_prefix(layer: int) -> str:
+    """The prefix of the names of a layer's ops, values and tensors: `layers.3.`."""
+    return f"layers.{layer}."

@@ -5,10 +5,10 @@ In program order every value is written before it is read, so a verified graph h
 """
 
 from mlxr.compiler.errors import GraphError
-from mlxr.compiler.ir.buffers import ARENA_TOKEN
 from mlxr.compiler.ir.checks import RuleError
 from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.ir.op_kind import Stage
+from mlxr.compiler.ir.tensor import ARENA_TOKEN
 
 
 def verify(graph: OpGraph, stage: Stage, context: str = "") -> None:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.buffers import ARENA_TOKEN
 from mlxr.compiler.ir.graph import OpGraph, Value
+from mlxr.compiler.ir.tensor import ARENA_TOKEN
 from mlxr.compiler.passes.base import Edits, PassResult
 
 

@@ -11,8 +11,7 @@ from mlxr.compiler.artifact.program import Phase, Program
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import of_group
-from mlxr.compiler.ir.buffers import ARENA_TOKEN, layer_buffer
-from mlxr.compiler.ir.tensor import BatchDim
+from mlxr.compiler.ir.tensor import ARENA_TOKEN, BatchDim, layer_buffer
 
 _BATCH = frozenset(
     ("token_ids", "positions", "query_start", "context_lens", "logit_rows", "query_tiles", "state_table")

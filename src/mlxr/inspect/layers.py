@@ -3,7 +3,7 @@
 import re
 from collections.abc import Hashable, Mapping, Sequence
 
-from mlxr.compiler.ir.buffers import layer_prefix
+from mlxr.compiler.ir.tensor import layer_prefix
 
 
 def without_layer(name: str, layer: int | None) -> str:

@@ -7,8 +7,8 @@ import pytest
 
 from mlxr.compiler.artifact.program import PHASES, PhaseName
 from mlxr.compiler.errors import GraphError
-from mlxr.compiler.ir.buffers import ARENA_TOKEN
 from mlxr.compiler.ir.graph import Op, OpGraph
+from mlxr.compiler.ir.tensor import ARENA_TOKEN
 from mlxr.compiler.ir.verify import verify
 from mlxr.compiler.passes.order_arena import OrderArena
 from mlxr.compiler.passes.pipeline import passes_of, run_passes

@@ -14,8 +14,7 @@ from mlxr.compiler.artifact.program import Phase, Program
 from mlxr.compiler.artifact.running import decode_dims
 from mlxr.compiler.artifact.step_kernel_entry import LAYERS, PEERS, SCRATCH
 from mlxr.compiler.errors import PlanError
-from mlxr.compiler.ir.buffers import ARENA_TOKEN, layer_buffer
-from mlxr.compiler.ir.tensor import BatchDim
+from mlxr.compiler.ir.tensor import ARENA_TOKEN, BatchDim, layer_buffer
 from mlxr.compiler.targets.metal.decode_kernel.step_program import Grid, Place, StepLaunch, StepProgram, with_barriers
 from mlxr.compiler.targets.metal.decode_kernel.sum_in_step import sum_entry
 

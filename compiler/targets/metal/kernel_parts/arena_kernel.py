@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from mlxr.compiler.formats.arena import CacheGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import KEYS_AND_VALUES
-from mlxr.compiler.ir.buffers import layer_buffer
 from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.tensor import layer_buffer
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering

@@ -6,7 +6,7 @@ from mlxr.compiler.artifact.launch import ONE, Extent
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import of_group
-from mlxr.compiler.ir.buffers import ARENA_TOKEN
+from mlxr.compiler.ir.tensor import ARENA_TOKEN
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import ArenaKernel

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mlxr.compiler.artifact import DType, Op, OpGraph, Value
-from mlxr.compiler.ir.buffers import layer_prefix
+from mlxr.compiler.ir.tensor import layer_prefix
 from mlxr.inspect.layers import alike, is_in_layer, without_layer
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from mlxr.compiler.artifact import Artifact, BatchDim, Chip, OpGraph, decode_dims
 from mlxr.compiler.artifact.running import chunk_dims, usual_context
 from mlxr.compiler.errors import ArtifactError, RequestError
-from mlxr.compiler.ir.buffers import layer_prefix
+from mlxr.compiler.ir.tensor import layer_prefix
 from mlxr.inspect.c_report import CallRow, call_rows
 from mlxr.inspect.launches import PhaseRows, phase_rows
 from mlxr.inspect.roofline import LaunchLimit, Work, call_works, roofline
