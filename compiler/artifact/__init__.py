@@ -27,8 +27,8 @@ from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import PHASES, MemoryPlan, Phase, PhaseName, Program, TargetTypes
 from mlxr.compiler.artifact.rank_plan import COLLECTIVES, Place, RankPlan
 from mlxr.compiler.artifact.reader import load_artifact
-from mlxr.compiler.artifact.running import decode_dims
 from mlxr.compiler.artifact.step_kernel_entry import INCLUDE, LAYERS, PEERS, StepKernelEntry, StepsAsLaunches
+from mlxr.compiler.artifact.typical_steps import decode_dims
 from mlxr.compiler.artifact.weight_plan import Columns, Recipe, Rows, TensorSource, WeightPlan
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.formats import file_keys

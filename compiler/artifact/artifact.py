@@ -7,9 +7,8 @@ from functools import cached_property
 from pathlib import Path
 
 from mlxr.compiler.artifact.chip import Chip
-from mlxr.compiler.artifact.kernel_entry import KernelEntry
+from mlxr.compiler.artifact.kernel_entry import KernelEntry, body_of, header_of
 from mlxr.compiler.artifact.manifest import CHIP, MANIFEST, PARALLEL, PLAN, SPEC, digest_of, rank_folder, sha256
-from mlxr.compiler.artifact.metal_sections import body_of, header_of
 from mlxr.compiler.artifact.parallel_plan import ParallelPlan
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.writer import write_files

@@ -1,9 +1,15 @@
-"""The plan's entry for a generated kernel, and the launch geometry that was chosen for it."""
+"""The plan's entry for a generated kernel, its launch geometry, and the sections of its Metal file."""
 
 from collections.abc import Mapping
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.spec.record import Record
+
+
+# Marks in a complete Metal file, of which MLX's `metal_kernel` takes two sections.
+_HEADER = "// ---- header\n"
+_KERNEL = "// ---- kernel\n"
+_BODY = ") {\n"
 
 
 class ChosenGeometry(Record):
@@ -48,3 +54,14 @@ class KernelEntry(Record):
     threads: int = 0
     threadgroup_bytes: int = 0
     chosen: ChosenGeometry | None = None
+
+
+def header_of(text: str) -> str:
+    """The text between the includes and the kernel of a Metal file."""
+    return text[text.index(_HEADER) + len(_HEADER) : text.index(_KERNEL)]
+
+
+def body_of(text: str) -> str:
+    """The text between the signature and the last brace of the kernel in a Metal file."""
+    start = text.index(_BODY, text.index(_KERNEL)) + len(_BODY)
+    return text[start : text.rindex("}")]

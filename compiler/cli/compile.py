@@ -10,7 +10,7 @@ from mlxr.compiler.artifact.artifact import Artifact
 from mlxr.compiler.artifact.c_library import CLibrary
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import PHASES, MemoryPlan, Program
-from mlxr.compiler.artifact.running import launches_of
+from mlxr.compiler.artifact.typical_steps import launches_of
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
 from mlxr.compiler.cli.parallel_summary import describe_parallel, parallel_summary
 from mlxr.compiler.cli.parser import CommandParser, VersionAction

@@ -33,3 +33,8 @@ class Kernel(ABC):
     @abstractmethod
     def outputs(self) -> tuple[Port, ...]:
         """Output buffers in order."""
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple that is at least `value`."""
+    return -(-value // multiple) * multiple

@@ -14,7 +14,7 @@ import pytest
 
 import mlxr
 from mlxr.compiler.artifact import Artifact, folder_lock, load_artifact
-from mlxr.compiler.artifact.metal_sections import body_of, header_of
+from mlxr.compiler.artifact.kernel_entry import body_of, header_of
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import ArtifactError
 from mlxr_tests.specs import compiled, small_spec

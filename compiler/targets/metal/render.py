@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import jinja2
 
-from mlxr.compiler.artifact.metal_sections import body_of, header_of
+from mlxr.compiler.artifact.kernel_entry import body_of, header_of
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.environment import environment

@@ -12,7 +12,7 @@ from time import perf_counter
 import numpy as np
 
 from mlxr.compiler.artifact import PHASES, ArenaGeometry, Plan
-from mlxr.compiler.artifact.running import chunk_dims, usual_context
+from mlxr.compiler.artifact.typical_steps import chunk_dims, usual_context
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cpu.c_batch import c_batch

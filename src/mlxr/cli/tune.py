@@ -9,7 +9,7 @@ from mlxr.cli.argparse_types import model_name, token_count
 from mlxr.cli.model_arguments import add_trust_argument
 from mlxr.cli.terminal import ProgressLine
 from mlxr.compiler.artifact import TUNING, Artifact, Chip
-from mlxr.compiler.artifact.running import usual_context
+from mlxr.compiler.artifact.typical_steps import usual_context
 from mlxr.compiler.chips.catalog import GENERIC, find_chip, find_chip_of_device
 from mlxr.compiler.cli.spec_options import add_type_arguments, type_changes
 from mlxr.loading.find_model import MODEL_HELP

@@ -2,7 +2,7 @@
 
 from mlxr.compiler.artifact import Artifact, Chip
 from mlxr.compiler.artifact.manifest import CHIP, PLAN, SPEC
-from mlxr.compiler.artifact.running import usual_context
+from mlxr.compiler.artifact.typical_steps import usual_context
 from mlxr.compiler.spec.record import Record
 from mlxr.diff.field_changes import FieldChange, Json, field_changes
 from mlxr.diff.graph_diff import GraphDiff, graph_diff

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from mlxr.compiler.artifact import Artifact, BatchDim, Program
-from mlxr.compiler.artifact.running import chunk_dims, decode_dims
+from mlxr.compiler.artifact.typical_steps import chunk_dims, decode_dims
 from mlxr.compiler.text import size
 from mlxr.inspect.launches import Block, LaunchRow, LibraryRow, PhaseRows, phase_rows
 from mlxr.inspect.layers import ranges, without_layer

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from mlxr.compiler.artifact import PHASES, ArenaGeometry, Artifact, KernelEntry
-from mlxr.compiler.artifact.running import chunk_dims
+from mlxr.compiler.artifact.typical_steps import chunk_dims
 from mlxr.inspect.launches import LaunchRow, phase_rows
 from mlxr.inspect.report import parameters, scenarios
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mlxr.compiler.artifact import BATCH_DIMS, Artifact, BatchDim, Chip, Op, OpGraph, Phase, Plan
-from mlxr.compiler.artifact.running import chunk_dims, decode_dims
+from mlxr.compiler.artifact.typical_steps import chunk_dims, decode_dims
 from mlxr.compiler.errors import ArtifactError, RequestError
 from mlxr.compiler.ir.work import OpWork
 from mlxr.inspect.c_report import CallRow

@@ -12,8 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact.kernel_entry import KernelEntry, KernelPort
-from mlxr.compiler.artifact.metal_sections import body_of, header_of
+from mlxr.compiler.artifact.kernel_entry import KernelEntry, KernelPort, body_of, header_of
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES, as_bits
 from mlxr.runtime.hosts.cuda import host as cuda

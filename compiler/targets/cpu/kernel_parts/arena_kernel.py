@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from mlxr.compiler.formats.arena import CacheGeometry
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.schedule.kernel import round_up
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
-from mlxr.compiler.targets.rounding import round_up
 
 LANES = 16
 """Lanes of the widest vector; scratch is padded to whole vectors of this width."""

@@ -14,12 +14,12 @@ from mlxr.compiler.formats.weight_layout import PANEL_ROWS
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import NormKind
 from mlxr.compiler.ir.ops.product import Product
+from mlxr.compiler.schedule.kernel import round_up
 from mlxr.compiler.targets.cpu.kernel_parts.finish_rows import FinishRows
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHelper, CpuKernel, Param
 from mlxr.compiler.targets.cpu.kernel_parts.matrix import HALF_FORMATS, Compute, Matrix
 from mlxr.compiler.targets.cpu.lowering import CpuLowering
 from mlxr.compiler.targets.epilogue import Epilogue, epilogue_of
-from mlxr.compiler.targets.rounding import round_up
 
 _UNIT_BYTES = 2 * PANEL_ROWS * 4096  # the most unpacked weights of a unit of work
 _UNITS = 8

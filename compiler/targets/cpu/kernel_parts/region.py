@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from mlxr.compiler.targets.rounding import round_up
+from mlxr.compiler.schedule.kernel import round_up
 
 _CACHE_LINE = 64
 

@@ -7,10 +7,10 @@ from mlxr.compiler.formats.arena import CacheGeometry
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import RopeLayout
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
+from mlxr.compiler.schedule.kernel import round_up
 from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES, CpuArenaKernel
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering
-from mlxr.compiler.targets.rounding import round_up
 
 
 @dataclass(frozen=True)

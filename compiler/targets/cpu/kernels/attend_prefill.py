@@ -6,6 +6,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import MOST_TILE_KEYS
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.attention import PackedAttention, RopeAttention
+from mlxr.compiler.schedule.kernel import round_up
 from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES
 from mlxr.compiler.targets.cpu.kernel_parts.attention_kernel import (
     MATRIX_TILE_BYTES,
@@ -17,7 +18,6 @@ from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHeader, CpuHelper
 from mlxr.compiler.targets.cpu.kernel_parts.region import Arrays, Region, place_regions, regions_bytes
 from mlxr.compiler.targets.cpu.kernels.rope_table import rope_table_buffers
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
-from mlxr.compiler.targets.rounding import round_up
 
 _TILE_FLOATS = 4096  # of K or of V: a third of a usual first-level cache
 _QUERY_FLOATS = 8192

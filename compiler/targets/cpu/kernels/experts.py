@@ -10,6 +10,7 @@ from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.experts import ExpertCombine, ExpertProduct, ExpertProjection
+from mlxr.compiler.schedule.kernel import round_up
 from mlxr.compiler.targets.cpu.kernel_parts.finish_rows import FinishRows
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import Param
 from mlxr.compiler.targets.cpu.kernel_parts.matrix_kernel import (
@@ -20,7 +21,6 @@ from mlxr.compiler.targets.cpu.kernel_parts.matrix_kernel import (
     weight_label,
 )
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
-from mlxr.compiler.targets.rounding import round_up
 
 
 @dataclass(frozen=True)

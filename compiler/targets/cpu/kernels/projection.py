@@ -6,6 +6,7 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.experts import Route
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.ir.ops.product import Product
+from mlxr.compiler.schedule.kernel import round_up
 from mlxr.compiler.targets.cpu.kernel_parts.finish_rows import FinishRows
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import Param
 from mlxr.compiler.targets.cpu.kernel_parts.matrix import Matrix
@@ -17,7 +18,6 @@ from mlxr.compiler.targets.cpu.kernel_parts.matrix_kernel import (
     weight_label,
 )
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
-from mlxr.compiler.targets.rounding import round_up
 
 
 @dataclass(frozen=True)

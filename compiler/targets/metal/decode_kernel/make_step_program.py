@@ -11,8 +11,8 @@ from mlxr.compiler.artifact.launch import Condition, Extent, Launch
 from mlxr.compiler.artifact.library_call import CollectiveCall
 from mlxr.compiler.artifact.peer_mailboxes import BLOCKS
 from mlxr.compiler.artifact.program import Phase, Program
-from mlxr.compiler.artifact.running import decode_dims
 from mlxr.compiler.artifact.step_kernel_entry import LAYERS, PEERS, SCRATCH
+from mlxr.compiler.artifact.typical_steps import decode_dims
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.ir.tensor import ARENA_TOKEN, BatchDim, layer_buffer
 from mlxr.compiler.targets.metal.decode_kernel.step_program import Grid, Place, StepLaunch, StepProgram, with_barriers

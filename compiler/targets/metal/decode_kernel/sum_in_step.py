@@ -7,9 +7,8 @@ Its text is templates/hosts/peer_sum_on_cuda.cuh, which is also a kernel of its 
 
 from importlib.resources import files
 
-from mlxr.compiler.artifact.kernel_entry import KernelEntry, KernelPort
+from mlxr.compiler.artifact.kernel_entry import KernelEntry, KernelPort, body_of, header_of
 from mlxr.compiler.artifact.library_call import CollectiveCall
-from mlxr.compiler.artifact.metal_sections import body_of, header_of
 from mlxr.compiler.artifact.peer_mailboxes import mailbox_macros
 from mlxr.compiler.artifact.rank_plan import RankPlan
 from mlxr.compiler.formats.dtypes import DType

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.schedule.kernel import Port, round_up
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
-from mlxr.compiler.targets.rounding import round_up
 from mlxr.compiler.targets.scores import LOG2_E
 
 

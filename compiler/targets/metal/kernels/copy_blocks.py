@@ -7,11 +7,10 @@ from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import of_group
 from mlxr.compiler.ir.tensor import ARENA_TOKEN
-from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.schedule.kernel import Port, round_up
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import ArenaKernel
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH
-from mlxr.compiler.targets.rounding import round_up
 
 _WORDS = {16: "uint4", 8: "uint2", 4: "uint"}
 """Types of words by their bytes, largest first."""

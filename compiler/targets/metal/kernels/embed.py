@@ -8,10 +8,9 @@ from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.rows import Embed
-from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.schedule.kernel import Port, round_up
 from mlxr.compiler.targets.metal.kernel_parts.kernel import PIECE, SIMD_WIDTH, MetalKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
-from mlxr.compiler.targets.rounding import round_up
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,11 @@ from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
-from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.schedule.kernel import Port, round_up
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH
 from mlxr.compiler.targets.metal.kernel_parts.rope_kernel import RopeKernel, rope_fields
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
-from mlxr.compiler.targets.rounding import round_up
 
 
 @dataclass(frozen=True)

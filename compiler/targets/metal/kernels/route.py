@@ -6,10 +6,9 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import Router
 from mlxr.compiler.ir.ops.experts import Route
-from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.schedule.kernel import Port, round_up
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
-from mlxr.compiler.targets.rounding import round_up
 
 
 @dataclass(frozen=True)

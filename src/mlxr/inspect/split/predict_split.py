@@ -12,7 +12,7 @@ from functools import cached_property
 from mlxr.compiler.artifact import Artifact, BatchDim, Chip
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import PhaseName
-from mlxr.compiler.artifact.running import decode_dims
+from mlxr.compiler.artifact.typical_steps import decode_dims
 from mlxr.compiler.chips.link import Link
 from mlxr.compiler.errors import RequestError
 from mlxr.inspect.launches import phase_rows

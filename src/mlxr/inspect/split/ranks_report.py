@@ -8,7 +8,7 @@ from mlxr.compiler.artifact import Artifact, BatchDim
 from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShare
 from mlxr.compiler.artifact.program import PHASES, PhaseName
 from mlxr.compiler.artifact.rank_plan import COLLECTIVES
-from mlxr.compiler.artifact.running import chunk_dims, decode_dims, usual_context
+from mlxr.compiler.artifact.typical_steps import chunk_dims, decode_dims, usual_context
 from mlxr.compiler.spec.share import Range
 from mlxr.compiler.text import counted, size
 from mlxr.inspect.text_table import NARROWEST, Column, Ink, Row, render_table

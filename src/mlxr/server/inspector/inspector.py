@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from mlxr.compiler.artifact import Artifact, BatchDim, Chip, OpGraph, decode_dims
-from mlxr.compiler.artifact.running import chunk_dims, usual_context
+from mlxr.compiler.artifact.typical_steps import chunk_dims, usual_context
 from mlxr.compiler.errors import ArtifactError, RequestError
 from mlxr.compiler.ir.tensor import layer_prefix
 from mlxr.inspect.c_report import CallRow, call_rows
