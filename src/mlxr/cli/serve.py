@@ -220,7 +220,7 @@ def _check_model(found: "FoundModel") -> None:
 
 def _detach(args: argparse.Namespace) -> int:
     from mlxr.server.life.detach import detach  # noqa: PLC0415 (not for other uses)
-    from mlxr.server.life.other_machines import url_for_others  # noqa: PLC0415
+    from mlxr.server.life.state_file import url_for_others  # noqa: PLC0415
 
     arguments = [word for word in args.argv[args.argv.index("serve") + 1 :] if not _is_detach(word)]
     state, log = detach(arguments, args.log_file)

@@ -15,17 +15,15 @@ from starlette.responses import Response
 
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.version import VERSION
-from mlxr.server import health, tokens
+from mlxr.server import about_server, tokens
 from mlxr.server.anthropic import messages
 from mlxr.server.documents.answers import errors
 from mlxr.server.errors import ApiError
 from mlxr.server.fields import ApiModel, bad_request
 from mlxr.server.inspector import router as inspector
 from mlxr.server.inspector.watched import watched
-from mlxr.server.life import status
-from mlxr.server.metrics import scrape
 from mlxr.server.metrics.server_metrics import ServerMetrics
-from mlxr.server.ollama import routers as ollama
+from mlxr.server.ollama import OLLAMA_ROUTERS
 from mlxr.server.openai import chat, completions, embeddings, models, responses
 from mlxr.server.openai.kept_responses import KeptResponses
 from mlxr.server.page import docs_page
@@ -40,9 +38,7 @@ from mlxr.server.sse import error_response, told
 from mlxr.server.state import ServerState
 
 ROUTERS: tuple[APIRouter, ...] = (
-    health.router,
-    scrape.router,
-    status.router,
+    about_server.router,
     models.router,
     chat.router,
     completions.router,
@@ -50,7 +46,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     embeddings.router,
     tokens.router,
     messages.router,
-    *ollama.ROUTERS,
+    *OLLAMA_ROUTERS,
     inspector.router,
     page.router,
     docs_page.router,

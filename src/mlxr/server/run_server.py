@@ -15,8 +15,7 @@ from mlxr.compiler.errors import HostError
 from mlxr.server.app import make_app
 from mlxr.server.first_lines import tell_first_lines
 from mlxr.server.life.graceful_server import GracefulServer
-from mlxr.server.life.other_machines import url_for_others
-from mlxr.server.life.state_file import StateFile
+from mlxr.server.life.state_file import StateFile, url_for_others
 from mlxr.server.log_output import LogOutput
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.settings import ServerSettings

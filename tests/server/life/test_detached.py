@@ -14,9 +14,7 @@ import pytest
 from mlxr.cli import main
 from mlxr.compiler.errors import HostError
 from mlxr.server.life import control
-from mlxr.server.life.other_machines import url_for_others
-from mlxr.server.life.processes import start_of
-from mlxr.server.life.state_file import StateFile, running_servers
+from mlxr.server.life.state_file import StateFile, running_servers, start_of, url_for_others
 from mlxr_tests.serve_process import wait_for
 from mlxr_tests.storyteller import ROOT, TINY
 

@@ -12,7 +12,7 @@ import mlxr
 from mlxr.runtime.engine.default_sampling import USUAL
 from mlxr.server.ollama import chat
 from mlxr.server.ollama.chat import Message, told_messages
-from mlxr.server.ollama.keep_alive import seconds_of
+from mlxr.server.ollama.named_models import seconds_of
 from mlxr.server.pool.model_pool import FOREVER
 from mlxr_tests.running_server import EXACT, RunningServer
 from mlxr_tests.scripted_answer import scripted_answer

@@ -1,13 +1,18 @@
-"""The form of a model's answers for people and for programs: what `mlxr show` tells."""
+"""The form of a model's answers, from its templates alone: what `mlxr show` and lists of models say of it."""
 
 import json
+from contextlib import closing
 from dataclasses import asdict
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
+from mlxr.compiler.errors import ChatTemplateError
+from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.template_files import NamedTemplates
+from mlxr.server.chat.formats.family import Family
+from mlxr.server.chat.formats.registry import family_of
 from mlxr.server.chat.learned.answer_form import ArgumentForm, CallForm, Slot, Style
-from mlxr.server.chat.model_forms import family_of_templates
 
 _SHOWN = {
     Slot.NAME: "NAME",
@@ -16,6 +21,7 @@ _SHOWN = {
     Slot.ARGUMENTS: "{ARGUMENTS}",
     Slot.KEY: "KEY",
 }
+_KEPT = 64
 
 
 def form_lines(templates: NamedTemplates) -> list[tuple[str, str]]:
@@ -73,3 +79,19 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def family_of_templates(templates: NamedTemplates) -> Family | None:
+    """The family of a model's answers where tools are given; None if its template is faulty. Slow the first time."""
+    return _family(templates.text, templates.tool_use)
+
+
+@lru_cache(_KEPT)
+def _family(text: str, tool_use: str | None) -> Family | None:
+    with closing(ChatTemplate(text, "the model", {"bos_token": "", "eos_token": ""}, tool_use=tool_use)) as template:
+        needed: dict[str, Any] = {} if tool_use is None else {"tools": []}
+        try:
+            template.render([{"role": "user", "content": "Hi"}], **needed)
+            return family_of(template, needed, {})
+        except ChatTemplateError:
+            return None

@@ -11,9 +11,10 @@ from contextlib import suppress
 from typing import Any
 
 from mlxr.compiler.errors import HostError
-from mlxr.server.life.program import SAVE_SECONDS
 from mlxr.server.life.state_file import StateFile
 
+SAVE_SECONDS = 60.0
+"""How long a server may take to save what its models have cached, after the time of grace."""
 _ASK_SECONDS = 2.0
 _LOOK_SECONDS = 0.05
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))

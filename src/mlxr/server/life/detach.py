@@ -1,15 +1,17 @@
 """Starts a server that outlives its terminal."""
 
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from mlxr.compiler.errors import HostError
-from mlxr.server.life.program import PROGRAM
 from mlxr.server.life.state_file import StateFile, running_servers, servers_folder
 from mlxr.server.log_output import open_own_file
 
+PROGRAM = (sys.executable, "-P", "-m", "mlxr.cli", "serve")
+"""`mlxr serve`. -P: else Python would run modules of the current folder, which may be a download."""
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
 _MOST_SHOWN = 2000

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlxr.compiler.errors import HostError
-from mlxr.server.life.program import PROGRAM, SAVE_SECONDS
+from mlxr.server.life.control import SAVE_SECONDS
+from mlxr.server.life.detach import PROGRAM
 
 _KEPT = ("PATH", "PYTHONPATH", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "XDG_CACHE_HOME", "XDG_DATA_HOME")
 """Variables that the service gets as they are now, besides MLXR's own."""

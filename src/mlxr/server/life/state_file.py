@@ -3,6 +3,8 @@
 import json
 import os
 import platform
+import socket
+import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -11,7 +13,10 @@ from typing import Self
 
 from mlxr.compiler.errors import MlxrError
 from mlxr.registry.database import data_folder
-from mlxr.server.life.processes import start_of
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_ANYWHERE = {"0.0.0.0": (socket.AF_INET, "192.0.2.1"), "::": (socket.AF_INET6, "2001:db8::1")}
+"""For each such address an address of documentation, the way to which begins at the one that is wanted."""
 
 
 def servers_folder() -> Path:
@@ -113,3 +118,53 @@ def _read(path: Path) -> StateFile | None:
         return StateFile(**{each.name: values[each.name] for each in fields(StateFile)})
     except (OSError, ValueError, TypeError, KeyError):
         return None  # it is being removed, or not ours
+
+
+def start_of(pid: int) -> str | None:
+    """When a process started, in a form that only serves to compare: ids of processes are used again.
+
+    Args:
+        pid: of the process.
+
+    Returns:
+        The same text as long as the process runs; None: there is none that runs.
+    """
+    return _linux_start(pid) if sys.platform == "linux" else _start_by_ps(pid)
+
+
+def _linux_start(pid: int) -> str | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        boot = _BOOT.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    state, *rest = stat.rpartition(")")[2].split()  # the name before it may have spaces
+    return None if state in {"Z", "X"} else f"{boot} {rest[18]}"
+
+
+def _start_by_ps(pid: int) -> str | None:
+    command = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
+    told = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={"LC_ALL": "C", "PATH": "/bin:/usr/bin"}
+    )
+    state, _, start = told.stdout.strip().partition(" ")
+    return start.strip() or None if state and not state.startswith("Z") else None
+
+
+def url_for_others(address: str, port: int) -> str:
+    """The URL for other machines of this network; empty: this machine alone reaches it, or its own URL is that.
+
+    Args:
+        address: where the server listens.
+        port: its port.
+    """
+    if address not in _ANYWHERE:
+        return ""
+    family, far = _ANYWHERE[address]
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((far, 9))  # nothing is sent
+            own = probe.getsockname()[0]
+    except OSError:
+        return ""
+    return f"http://[{own}]:{port}" if family == socket.AF_INET6 else f"http://{own}:{port}"

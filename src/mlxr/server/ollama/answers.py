@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import Request
@@ -12,17 +13,17 @@ from starlette.responses import JSONResponse, Response
 from mlxr.server.blocks import Blocks, Change, arguments_of
 from mlxr.server.chat.answer import Piece
 from mlxr.server.errors import ollama_body
-from mlxr.server.ollama.keep_alive import KeepAlive, seconds_of
-from mlxr.server.ollama.loading import loaded_or_unloaded
-from mlxr.server.ollama.names import own_name
+from mlxr.server.ollama.named_models import KeepAlive, loaded_or_unloaded, own_name, seconds_of
 from mlxr.server.ollama.options import Options, context_of
-from mlxr.server.ollama.times import written
 from mlxr.server.openai.json_text import dumped
 from mlxr.server.openai.logprobs import chat_logprobs
 from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.request_record import noted_warnings
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState
+
+NEVER = "9999-12-31T23:59:59Z"
+"""What is written for a time that never comes."""
 
 
 @dataclass
@@ -169,3 +170,13 @@ def _part(blocks: Blocks, changes: list[Change]) -> Part:
 
 def _line(record: dict[str, Any]) -> bytes:
     return f"{dumped(record)}\n".encode()
+
+
+def written(seconds: float | None = None) -> str:
+    """A time in UTC.
+
+    Args:
+        seconds: since 1970; None: now.
+    """
+    time = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return time.isoformat().replace("+00:00", "Z")

@@ -12,10 +12,9 @@ from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import OllamaChat
 from mlxr.server.errors import bad_field, quoted_json
 from mlxr.server.fields import MOST_MESSAGES, ApiModel, WithoutEffect
-from mlxr.server.large_body_route import made
+from mlxr.server.large_body_route import JsonRoute, made
 from mlxr.server.ollama.answers import Ask, Part, answered, loaded_or_not
-from mlxr.server.ollama.json_route import JsonRoute
-from mlxr.server.ollama.keep_alive import KeepAlive
+from mlxr.server.ollama.named_models import KeepAlive
 from mlxr.server.ollama.options import Options, sampling_of
 from mlxr.server.request_record import note_warning
 from mlxr.server.state import ServerState

@@ -13,10 +13,8 @@ from mlxr.server.documents.other_answers import OllamaEmbed, OllamaEmbedding
 from mlxr.server.embedding import embed, numbers_text, written
 from mlxr.server.embedding_prompts import Texts, check_texts, prompts_of
 from mlxr.server.fields import ApiModel
-from mlxr.server.ollama.json_route import JsonRoute
-from mlxr.server.ollama.keep_alive import KeepAlive, seconds_of
-from mlxr.server.ollama.loading import loaded_or_unloaded
-from mlxr.server.ollama.names import own_name
+from mlxr.server.large_body_route import JsonRoute
+from mlxr.server.ollama.named_models import KeepAlive, loaded_or_unloaded, own_name, seconds_of
 from mlxr.server.ollama.options import EmbedOptions, context_of
 from mlxr.server.openai.json_text import dumped
 from mlxr.server.request_record import noted_warnings

@@ -16,9 +16,9 @@ from mlxr.server.chat.delta import Content
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import OllamaText
 from mlxr.server.errors import bad_field
+from mlxr.server.large_body_route import JsonRoute
 from mlxr.server.ollama.answers import Ask, Part, answered, loaded_or_not
 from mlxr.server.ollama.chat import Common
-from mlxr.server.ollama.json_route import JsonRoute
 from mlxr.server.ollama.options import sampling_of
 from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.state import ServerState

@@ -13,14 +13,14 @@ from mlxr.compiler.version import VERSION
 from mlxr.loading.model_facts import ModelFacts
 from mlxr.runtime.engine.default_sampling import DefaultSampling
 from mlxr.server.chat.learned.answer_form import Origin
-from mlxr.server.chat.model_forms import family_of_templates
+from mlxr.server.chat.shown_form import family_of_templates
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import LoadedOllamaModels, OllamaModels, OllamaShow
 from mlxr.server.errors import bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect
-from mlxr.server.ollama.json_route import JsonRoute
-from mlxr.server.ollama.names import own_name
-from mlxr.server.ollama.times import NEVER, written
+from mlxr.server.large_body_route import JsonRoute
+from mlxr.server.ollama.answers import NEVER, written
+from mlxr.server.ollama.named_models import own_name
 from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.pool.model_pool import FOREVER, ModelPool
 from mlxr.server.pool.served_model import ServedModel

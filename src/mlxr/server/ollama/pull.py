@@ -15,7 +15,7 @@ from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import OllamaPull
 from mlxr.server.errors import ApiError, bad_field, ollama_body
 from mlxr.server.fields import ApiModel, WithoutEffect
-from mlxr.server.ollama.json_route import JsonRoute
+from mlxr.server.large_body_route import JsonRoute
 from mlxr.server.pool.pulls import Pulls, PullStep
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState

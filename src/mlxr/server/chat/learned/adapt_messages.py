@@ -1,4 +1,4 @@
-"""Brings messages into the form that a template takes."""
+"""Brings messages into the form that a template takes; earlier calls become text where it leaves them out."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mlxr.server.chat.learned.answer_form import MessageForm
+from mlxr.server.chat.learned.answer_form import CallForm, MessageForm, Slot, Style
 from mlxr.server.chat.messages import with_text_arguments
 from mlxr.server.chat.split_messages import one_call_each, text_before_calls
 
@@ -117,3 +117,32 @@ def _with_results_of_user(messages: Sequence[dict[str, Any]]) -> list[dict[str, 
 def json_text(value: Any) -> str:
     """JSON, as models write it."""
     return json.dumps(value, ensure_ascii=False)
+
+
+def written_calls(form: CallForm, message: Mapping[str, Any]) -> str:
+    """The text of a message's calls, as a model would write it."""
+    calls = message["tool_calls"]
+    texts = [form.start + _body(form, number, call) + form.end for number, call in enumerate(calls)]
+    return form.section_start + form.between.join(texts) + form.section_end
+
+
+def _body(form: CallForm, number: int, call: Mapping[str, Any]) -> str:
+    function = call["function"]
+    slots = {
+        Slot.NAME: function["name"],
+        Slot.ID: call["id"],
+        Slot.NUMBER: str(form.first_number + number),
+        Slot.ARGUMENTS: _arguments(form, function["arguments"]),
+    }
+    return "".join(part if isinstance(part, str) else slots[part] for part in form.body)
+
+
+def _arguments(form: CallForm, arguments: Mapping[str, Any]) -> str:
+    if form.style is not Style.KEYED or form.argument is None:
+        return json_text(arguments)
+    argument, items = form.argument, []
+    for key, value in arguments.items():
+        end = "".join(key if part is Slot.KEY else str(part) for part in argument.end)
+        is_raw = isinstance(value, str) and argument.quote is None
+        items.append(f"{argument.start}{key}{argument.middle('string')}{value if is_raw else json_text(value)}{end}")
+    return argument.between.join(items)

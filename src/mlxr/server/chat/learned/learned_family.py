@@ -9,12 +9,11 @@ from mlxr.server.chat.answer_grammar import ANYTHING, AnswerGrammar
 from mlxr.server.chat.answer_reader import AnswerReader, Reading
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.formats.family import Beginning, Family
-from mlxr.server.chat.learned.adapt_messages import adapted, json_text, tool_variables
+from mlxr.server.chat.learned.adapt_messages import adapted, json_text, tool_variables, written_calls
 from mlxr.server.chat.learned.answer_form import AnswerForm, MessageForm, Slot, ThoughtForm
 from mlxr.server.chat.learned.lexemes import chunks
 from mlxr.server.chat.learned.read_answer import FENCE, FENCE_END, FormReader
 from mlxr.server.chat.learned.spelled_form import SpelledForm
-from mlxr.server.chat.learned.write_calls import written_calls
 from mlxr.server.chat.learned.write_grammar import CallGrammar
 
 

@@ -1,4 +1,4 @@
-"""Whether the server lives, and whether it can answer."""
+"""The server about itself: whether it lives and can answer, what it has loaded, what it counts."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from mlxr.compiler.version import VERSION
-from mlxr.server.documents.other_answers import Health
+from mlxr.server.documents.answers import answers
+from mlxr.server.documents.other_answers import Health, Status
 from mlxr.server.errors import without_folders
 from mlxr.server.state import ServerState
 
@@ -47,3 +48,30 @@ async def server_info(request: Request) -> dict[str, str]:
     """What sglang-router asks of a server: the name of its model, where it has only one."""
     models = ServerState.of(request).pool.models
     return {"version": VERSION} | ({"served_model_name": models[0].name} if len(models) == 1 else {})
+
+
+@router.get("/metrics", tags=["Server"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def scrape(request: Request) -> Response:
+    """What Prometheus collects."""
+    text, content_type = await ServerState.of(request).metrics.render(request.headers.get("accept", ""))
+    return Response(text, headers={"content-type": content_type})
+
+
+@router.get("/status", tags=["Server"], response_model=None, responses=answers(Status))
+async def status(request: Request) -> dict[str, Any]:
+    """The server, and its models, loaded or not. What is loaded for embeddings is told apart."""
+    pool = ServerState.of(request).pool
+    models = [
+        {
+            "name": model.name,
+            "state": model.state,
+            "progress": model.progress,
+            "requests": model.users,
+            "context": None if model.loaded is None else model.loaded.context,
+            "memory": None if model.loaded is None else model.loaded.engine.model.context_line,
+            "bytes": model.planned_bytes if model.loaded is not None else 0,
+            "pinned": model.pinned,
+        }
+        for model in pool.listed
+    ]
+    return {"version": VERSION, "state": "ending" if pool.is_closing else "serving", "models": models}
