@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.spec.record import Record
 
-
 # Marks in a complete Metal file, of which MLX's `metal_kernel` takes two sections.
 _HEADER = "// ---- header\n"
 _KERNEL = "// ---- kernel\n"
