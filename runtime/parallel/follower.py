@@ -22,8 +22,7 @@ from mlxr.runtime.parallel.heartbeat import Heartbeat
 from mlxr.runtime.parallel.identity import Identity
 from mlxr.runtime.parallel.loss import LOST_CODE, Loss, write_line
 from mlxr.runtime.parallel.meeting import Meeting, Share, find
-from mlxr.runtime.parallel.starts_ahead import starts_ahead
-from mlxr.runtime.parallel.step_message import StepLimits, unpack_step
+from mlxr.runtime.parallel.step_message import StepLimits, starts_ahead, unpack_step
 
 _CONNECT_SECONDS = 60.0
 """How long to try to connect to rank 0, which waits for so long, too."""

@@ -3,16 +3,20 @@
 import contextlib
 import faulthandler
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.parallel.launch import Backend, Launch, read_launch
 from mlxr.runtime.parallel.wait_for_ranks import wait_for_ranks
 
 _CONNECT_S = 120
+Gather = Callable[[bytes], list[bytes]]
+"""A collective that all ranks call with equally many bytes; it returns those of each rank, in order. A `HostError` says
+that a rank was lost."""
 
 
 @dataclass(frozen=True)
@@ -93,3 +97,22 @@ def _ends_after(seconds: float) -> Iterator[None]:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def gather_bytes(group: "mx.distributed.Group") -> Gather:
+    """The collective of a group, for a few bytes while ranks load.
+
+    Args:
+        group: of all ranks.
+    """
+
+    def gather(data: bytes) -> list[bytes]:
+        own = mx.array(np.frombuffer(data, np.uint8).astype(np.int32)[None])
+        try:
+            rows = mx.distributed.all_gather(own, group=group, stream=mx.cpu)
+            mx.eval(rows)
+        except RuntimeError as error:
+            raise HostError(f"rank {group.rank()} lost another rank: {error}") from error
+        return [row.astype(np.uint8).tobytes() for row in np.array(rows)]
+
+    return gather

@@ -1,4 +1,4 @@
-"""Keeps `mlx.launch` off the cores of ranks.
+"""Keeps `mlx.launch` off the cores of ranks, and ends them when it has ended.
 
 The launcher of mlx 0.32.4 passes on what ranks print and what is typed. A thread for each rank waits until the rank's
 input can be written to, which it always can, and so takes a fifth of a core or more, for as long as the ranks run. On
@@ -7,10 +7,16 @@ core each decoded at 0.4 of the speed of one rank.
 """
 
 import contextlib
+import functools
 import os
+import signal
 import stat
 import subprocess
+import threading
+import time
 from pathlib import Path
+
+_LOOK_SECONDS = 0.5
 
 
 def is_launcher(process: int) -> bool:
@@ -55,3 +61,27 @@ def fill_input() -> None:
                 os.write(end, bytes(4096))
         finally:
             os.close(end)  # full: BlockingIOError
+
+
+@functools.cache
+def watch_launcher() -> bool:
+    """Sends this process SIGTERM, in a thread, when its parent has gone, if that is `mlx.launch`. Call it early.
+
+    Killed, it leaves its ranks behind; on other machines ssh ends them, by SIGHUP. A process that was started in
+    another way, such as by nohup, is left alone.
+
+    Returns:
+        Whether it watches.
+    """
+    parent = os.getppid()
+    if not is_launcher(parent):
+        return False
+    threading.Thread(target=_watch, args=(parent,), name="mlxr-launcher-watch", daemon=True).start()
+    return True
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    # To the main thread: handlers run there, and it may wait in a system call.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)

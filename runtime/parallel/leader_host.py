@@ -1,9 +1,12 @@
 """Rank 0's host: it tells the other ranks what to execute, and executes its own part of it."""
 
+import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from types import FrameType
 from typing import Any, NoReturn
 
 import mlx.core as mx
@@ -15,9 +18,7 @@ from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.host import Host, Logits
 from mlxr.runtime.parallel.connection import Kind
 from mlxr.runtime.parallel.leader import Leader
-from mlxr.runtime.parallel.starts_ahead import starts_ahead
-from mlxr.runtime.parallel.step_message import pack_step
-from mlxr.runtime.parallel.uninterrupted import Uninterrupted
+from mlxr.runtime.parallel.step_message import pack_step, starts_ahead
 
 
 class LeaderHost(Host):
@@ -178,3 +179,29 @@ class LeaderHost(Host):
         if isinstance(error, RankLostError):
             raise error
         self._leader.fail(f"{what} failed on rank 0: {type(error).__name__}: {error}")
+
+
+class Uninterrupted:
+    """A `with` block in which Ctrl-C waits until the end. It changes nothing outside the main thread.
+
+    For what must not stop half-way, such as a step that other ranks have been told of.
+    """
+
+    def __enter__(self) -> None:
+        """Holds the signal back."""
+        self._came: FrameType | None = None
+        self._has_come = self._is_main = False
+        if threading.current_thread() is threading.main_thread():
+            self._is_main = True
+            self._before: Any = signal.signal(signal.SIGINT, self._note)
+
+    def __exit__(self, *exception: object) -> None:
+        """Delivers it."""
+        if not self._is_main:
+            return
+        signal.signal(signal.SIGINT, self._before)
+        if self._has_come and callable(self._before):
+            self._before(signal.SIGINT, self._came)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._has_come, self._came = True, frame

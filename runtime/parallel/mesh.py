@@ -17,9 +17,8 @@ import numpy as np
 from mlxr.compiler.artifact import Place
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.collectives import Floats, Wires
-from mlxr.runtime.parallel.gather_bytes import gather_bytes
 from mlxr.runtime.parallel.handshake import SECRET_BYTES, StrangerError, check_proof, connect, seconds_left
-from mlxr.runtime.parallel.join import World
+from mlxr.runtime.parallel.join import World, gather_bytes
 from mlxr.runtime.parallel.shared_memory import SharedMemory
 
 _LOG = logging.getLogger(__name__)

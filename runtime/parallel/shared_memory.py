@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from mlxr.runtime.parallel.gather_bytes import Gather
+from mlxr.runtime.parallel.join import Gather
 
 _TOKEN_BYTES = 16
 _TOLD = struct.Struct(f"<iiQ{_TOKEN_BYTES}s")

@@ -12,6 +12,8 @@ import numpy as np
 from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.batch import MOST_TOPS, Batch, Int32Array, query_tiles_of
+from mlxr.runtime.hosts.collectives import EXACT_IDS
+from mlxr.runtime.hosts.host import Host
 
 _COUNTS = 7
 
@@ -150,3 +152,16 @@ def unpack_step(data: bytes | bytearray, limits: StepLimits, late_ids: Callable[
 def _check(what: str, values: Int32Array, end: int, begin: int = 0) -> None:
     if len(values) and not (values.min() >= begin and values.max() < end):
         raise HostError(f"{what} of a step are {values.min()} to {values.max()}, expected {begin} to {end - 1}")
+
+
+def starts_ahead(host: Host) -> bool:
+    """Whether they do, which all ranks answer in the same way: with one stage, on a host that pipelines.
+
+    Ids reach the others by a sum over the ranks of a stage, so rank 0's reach no other stage.
+
+    Args:
+        host: of this rank.
+    """
+    if not host.pipelines or host.plan.rank is None:
+        return False
+    return host.plan.rank.pipeline == 1 and host.plan.vocab_size <= EXACT_IDS

@@ -84,8 +84,7 @@ def _main(argv: list[str]) -> int:
     own, passed = _split(argv) if chosen in _PASSING else (argv, [])
     args: argparse.Namespace = parser.parse_args(own, argparse.Namespace(argv=argv, passed=passed))
     from mlxr.runtime.parallel.launch import naming_rank  # noqa: PLC0415 (not for the help)
-    from mlxr.runtime.parallel.launcher_process import fill_input  # noqa: PLC0415
-    from mlxr.runtime.parallel.launcher_watch import watch_launcher  # noqa: PLC0415
+    from mlxr.runtime.parallel.launcher_process import fill_input, watch_launcher  # noqa: PLC0415
 
     if "MLX_RANK" in os.environ:
         watch_launcher()

@@ -18,8 +18,7 @@ from mlxr.runtime.parallel.cores import place_threads
 from mlxr.runtime.parallel.follower import Follower
 from mlxr.runtime.parallel.join import World, join
 from mlxr.runtime.parallel.launch import naming_rank
-from mlxr.runtime.parallel.launcher_process import fill_input, give_way_to_ranks
-from mlxr.runtime.parallel.launcher_watch import watch_launcher
+from mlxr.runtime.parallel.launcher_process import fill_input, give_way_to_ranks, watch_launcher
 from mlxr.runtime.parallel.leader import Leader
 from mlxr.runtime.parallel.links import Links
 from mlxr.runtime.parallel.loss import LOST_CODE, write_line

@@ -17,7 +17,7 @@ from mlxr.runtime.engine.model import Model
 from mlxr.runtime.hosts.registry import hosts
 from mlxr.runtime.parallel import loss
 from mlxr.runtime.parallel.follower import Follower
-from mlxr.runtime.parallel.gather_bytes import gather_bytes
+from mlxr.runtime.parallel.join import gather_bytes
 from mlxr.runtime.parallel.leader import Leader
 from mlxr_tests.storyteller import TINY
 

@@ -10,9 +10,8 @@ import pytest
 
 from mlxr.compiler.artifact import Place
 from mlxr.runtime.parallel import handshake, mesh
-from mlxr.runtime.parallel.gather_bytes import Gather
 from mlxr.runtime.parallel.handshake import Purpose, StrangerError
-from mlxr.runtime.parallel.join import World
+from mlxr.runtime.parallel.join import Gather, World
 from mlxr.runtime.parallel.mesh import Mesh
 from mlxr_tests.strangers import strangers
 
