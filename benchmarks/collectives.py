@@ -23,7 +23,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import Place, RankPlan
+from mlxr.compiler.artifact import RankPlan, RankPosition
 from mlxr.runtime.hosts.gather_result import gather_result
 from mlxr.runtime.hosts.mlx.gather_result_lazily import gather_result_lazily
 from mlxr.runtime.parallel.cores import place_threads
@@ -58,7 +58,10 @@ def run_rank(size: int, free: bool) -> None:
     world = join(size)
     cpus = None if free else place_threads(world.local_rank, world.local_size)
     rank = world.group.rank()
-    tensor, pipeline = Place(rank=rank, tensor=size, pipeline=1), Place(rank=rank, tensor=1, pipeline=size)
+    tensor, pipeline = (
+        RankPosition(rank=rank, tensor=size, pipeline=1),
+        RankPosition(rank=rank, tensor=1, pipeline=size),
+    )
     sums, stages = Links(tensor, world), Links(pipeline, world)
     say(world, f"{size} ranks by {world.backend}, " + (f"{cpus} CPUs for each" if cpus else "not pinned"))
     say(world, f"{'':44}{'p50':>10}{'p99':>10}   CPU time of rank 0")

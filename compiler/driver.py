@@ -34,7 +34,7 @@ from mlxr.compiler.targets.registry import TARGETS, choose_targets
 from mlxr.compiler.targets.source_graph import source_graph
 from mlxr.compiler.text import size
 
-Changes = dict[str, int]
+_Sizes = dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _what_fits(spec: ModelSpec, weights_bytes: int, table: GeometryTable, types:
     """The largest context, number of sequences and (where the spec fixes it) number of blocks within the budget."""
     context, sequences = spec.model.context, spec.cache.max_sequences
 
-    def largest(limit: int, change: Callable[[int], Changes]) -> int:
+    def largest(limit: int, change: Callable[[int], _Sizes]) -> int:
         return _largest(limit, lambda n: _fits(spec, change(n), weights_bytes, table, types))
 
     ways = []
@@ -204,7 +204,7 @@ def _what_fits(spec: ModelSpec, weights_bytes: int, table: GeometryTable, types:
 
 
 def _fits(
-    spec: ModelSpec, changes: Changes, weights_bytes: int, table: GeometryTable, types: Sequence[TargetTypes]
+    spec: ModelSpec, changes: _Sizes, weights_bytes: int, table: GeometryTable, types: Sequence[TargetTypes]
 ) -> bool:
     """Whether a changed spec fits. It plans one layer: activations do not depend on the number of layers."""
     data = spec.model_dump()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from mlxr.compiler.artifact import Place, mailbox_bytes
+from mlxr.compiler.artifact import RankPosition, mailbox_bytes
 from mlxr.runtime.hosts.cuda.device import check_cuda
 from mlxr.runtime.hosts.cuda.meet_peers import NoPeersError, meet_peers
 from mlxr.runtime.hosts.cuda.peer_sums import PeerSums
@@ -23,7 +23,7 @@ CHAIN = 64
 check_cuda()
 rank, ranks = int(os.environ["MLX_RANK"]), int(sys.argv[1])
 world = join(ranks)
-links = Links(Place(rank=rank, tensor=ranks, pipeline=1), world)
+links = Links(RankPosition(rank=rank, tensor=ranks, pipeline=1), world)
 ways: dict[str, Callable[[mx.array], mx.array]] = {f"MLX, {world.backend}": links.all_sum_lazy}
 try:
     ways["peer memory"] = PeerSums(rank, meet_peers(links.all_sum, rank, ranks, mailbox_bytes(ranks))).sum

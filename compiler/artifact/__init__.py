@@ -25,7 +25,7 @@ from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShar
 from mlxr.compiler.artifact.peer_mailboxes import BLOCKS, LONGEST_BYTES, mailbox_bytes, mailbox_macros
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import PHASES, MemoryPlan, Phase, PhaseName, Program, TargetTypes
-from mlxr.compiler.artifact.rank_plan import COLLECTIVES, Place, RankPlan
+from mlxr.compiler.artifact.rank_plan import COLLECTIVES, RankPlan, RankPosition
 from mlxr.compiler.artifact.reader import load_artifact
 from mlxr.compiler.artifact.step_kernel_entry import INCLUDE, LAYERS, PEERS, StepKernelEntry, StepsAsLaunches
 from mlxr.compiler.artifact.typical_steps import decode_dims
@@ -41,7 +41,7 @@ from mlxr.compiler.formats.stores import (
     MOST_TAKEN_BACK,
     MOST_UNDONE,
     Allocation,
-    Group,
+    LayerGroup,
     of_group,
 )
 from mlxr.compiler.formats.weight_format import Affine, WeightFormat
@@ -85,11 +85,11 @@ __all__ = [
     "DType",
     "Extent",
     "Finish",
-    "Group",
     "InputNorm",
     "KernelCall",
     "KernelEntry",
     "Launch",
+    "LayerGroup",
     "LibraryCall",
     "MatmulCall",
     "MemoryPlan",
@@ -100,10 +100,10 @@ __all__ = [
     "ParallelPlan",
     "Phase",
     "PhaseName",
-    "Place",
     "Plan",
     "Program",
     "RankPlan",
+    "RankPosition",
     "RankShare",
     "Recipe",
     "Rows",

@@ -9,7 +9,7 @@ COLLECTIVES: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 """The kinds by their numbers in C."""
 
 
-class Place(Record):
+class RankPosition(Record):
     """Where a rank stands among the ranks of a model. The ranks of a stage are neighbours.
 
     Attributes:
@@ -43,7 +43,7 @@ class Place(Record):
         return self.stage == self.pipeline - 1
 
 
-class RankPlan(Place):
+class RankPlan(RankPosition):
     """Which part of a model a plan is for.
 
     Attributes:

@@ -13,7 +13,7 @@ from mlxr.compiler.formats.stores import (
     KEYS_AND_VALUES,
     MOST_UNDONE,
     Allocation,
-    Group,
+    LayerGroup,
     Store,
     cache_row_bytes,
     of_group,
@@ -84,7 +84,7 @@ class ArenaGeometry:
     max_sequences: int
     context: int
     stores: tuple[Store, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[LayerGroup, ...]
     num_slots: int = 0
     snapshot_tokens: int = 0
 

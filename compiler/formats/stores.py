@@ -1,8 +1,8 @@
 """Stores: what a model keeps between steps. Keys and values are two of them; a state of each sequence is another.
 
 A store of scope `token` has a row for each token, in blocks that the pager hands out; one of scope `sequence` has a row
-for each sequence, in a slot. Layers with the same needs of scope `token` form a `Group`, which has one block table:
-block i of a group holds the same tokens in all of its stores and layers.
+for each sequence, in a slot. Layers with the same needs of scope `token` form a `LayerGroup`, which has one block
+table: block i of a group holds the same tokens in all of its stores and layers.
 """
 
 import math
@@ -95,7 +95,7 @@ class Store:
 
 
 @dataclass(frozen=True)
-class Group:
+class LayerGroup:
     """Layers with the same needs: they keep the same rows in stores of scope `token`, of the same tokens.
 
     The first group keeps all tokens, and has no layers if every layer has a window: prefixes go by its blocks.

@@ -14,7 +14,7 @@ from mlxr.compiler.spec.explain import show
 from mlxr.compiler.spec.fields import MAX_LAYERS
 from mlxr.compiler.spec.functions import FUNCTIONS, NULL, is_false
 from mlxr.compiler.spec.model import ModelSpec
-from mlxr.compiler.spec.schema import Place, schema_of
+from mlxr.compiler.spec.schema import SchemaNode, schema_of
 
 Want = Literal["integer", "number", "flag", "text", "layers", "any"]
 
@@ -199,7 +199,7 @@ def _wanted(path: str) -> Want:
     """The kind of value that a property of `model` has, by the schema."""
     if path == "layer_pattern":
         return "layers"
-    place = Place(_SCHEMA).child("model")
+    place = SchemaNode(_SCHEMA).child("model")
     steps = path.split(".")
     if steps[0] == "layer_types":
         steps = steps[2:]

@@ -19,7 +19,7 @@ AttrValue = int | float | str | bool | None
 """The type of an attribute in JSON."""
 Access = Literal["read", "write", "readwrite"]
 """What an op does with its layer's rows of a store."""
-Family = Literal["gather", "norm", "matmul", "rope", "cache", "attention", "elementwise", "collective"]
+OpFamily = Literal["gather", "norm", "matmul", "rope", "cache", "attention", "elementwise", "collective"]
 """How the picture of a graph draws an op."""
 Stage = Literal["source", "fused", "ordered"]
 
@@ -60,7 +60,7 @@ class OpKind:
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    family: ClassVar[Family]
+    family: ClassVar[OpFamily]
     inputs: ClassVar[tuple[str, ...]]
     optional: ClassVar[tuple[str, ...]] = ()
     outputs: ClassVar[tuple[str, ...]] = ("out",)

@@ -204,7 +204,7 @@ def _makes_partial(op: Op, slices: Mapping[str, TensorSlice]) -> bool:
 
 
 @dataclass(frozen=True)
-class Event:
+class Exchange:
     """A collective of a rank: its kind and its op, and the columns that all who take part must agree on."""
 
     kind: str
@@ -212,18 +212,18 @@ class Event:
     columns: int
 
 
-def collectives(graph: OpGraph) -> list[Event]:
+def collectives(graph: OpGraph) -> list[Exchange]:
     """The collectives of a rank, in order."""
     events = []
     for op in graph.ops:
         if isinstance(op.attrs, Collective):
             width = graph.value(op.out).shape[1]
             assert isinstance(width, int), "only rows have symbolic dims"
-            events.append(Event(op.kind, op.name, width))
+            events.append(Exchange(op.kind, op.name, width))
     return events
 
 
-def check_order(events: Sequence[Sequence[Event]], split: Parallel) -> None:
+def check_order(events: Sequence[Sequence[Exchange]], split: Parallel) -> None:
     """Runs the collectives of all ranks without data.
 
     Raises:
@@ -232,7 +232,7 @@ def check_order(events: Sequence[Sequence[Event]], split: Parallel) -> None:
     at = [0] * len(events)
     sent = [[0] for _ in range(split.pipeline + 1)]
 
-    def now(rank: int) -> Event | None:
+    def now(rank: int) -> Exchange | None:
         return events[rank][at[rank]] if at[rank] < len(events[rank]) else None
 
     def group(stage: int) -> range:
@@ -271,5 +271,5 @@ def check_order(events: Sequence[Sequence[Event]], split: Parallel) -> None:
         raise PlanError("a stage sends what no stage receives")
 
 
-def _name(event: Event | None) -> str:
+def _name(event: Exchange | None) -> str:
     return "its end" if event is None else f"{event.op} of {event.columns} columns"

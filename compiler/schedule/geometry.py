@@ -255,7 +255,7 @@ class ArenaSizes(SizeRecord):
 
 
 @dataclass(frozen=True)
-class StepKernel(SizeRecord):
+class StepKernelSizes(SizeRecord):
     """A decode step that host cuda runs as one kernel."""
 
     threads: int = size(
@@ -295,7 +295,7 @@ class Geometry(SizeRecord):
     prefill_attention: PrefillAttention = PrefillAttention()
     chunk: ChunkSizes = ChunkSizes()
     arena: ArenaSizes = ArenaSizes()
-    step: StepKernel = StepKernel()
+    step: StepKernelSizes = StepKernelSizes()
 
     @classmethod
     def of(cls, **sizes: int) -> "Geometry":

@@ -13,7 +13,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import (
     MOST_TAKEN_BACK,
     MOST_TILE_KEYS,
-    Group,
+    LayerGroup,
     Store,
     StoreRow,
     groups_of,
@@ -81,7 +81,7 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
         context=context,
         stores=stores,
         groups=tuple(
-            Group(layers, count if window else per_sequence if contiguous else blocks, per_sequence, window)
+            LayerGroup(layers, count if window else per_sequence if contiguous else blocks, per_sequence, window)
             for layers, window, count in groups
         ),
         num_slots=num_slots,

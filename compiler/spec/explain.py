@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from mlxr.compiler.spec.document import Document, Path
 from mlxr.compiler.spec.fields import CONTRADICTION, ONE_SIZE, SIZES
 from mlxr.compiler.spec.problems import MAX_SHOWN, Problem
-from mlxr.compiler.spec.schema import Place, schema_of, show_number
+from mlxr.compiler.spec.schema import SchemaNode, schema_of, show_number
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -87,7 +87,7 @@ def nearest(word: str, choices: tuple[str, ...]) -> str | None:
 
 
 def _explain(model: type[BaseModel], error: ValidationError, document: Document) -> list[Problem]:
-    root = Place(schema_of(model))
+    root = SchemaNode(schema_of(model))
     problems: list[Problem] = []
     renamed: set[Path] = set()
     details = error.errors(include_url=False)
@@ -118,7 +118,7 @@ def _below(path: Path, at: str, document: Document) -> Path:
     return path
 
 
-def _locate(root: Place, loc: tuple[str | int, ...]) -> tuple[Path, Place]:
+def _locate(root: SchemaNode, loc: tuple[str | int, ...]) -> tuple[Path, SchemaNode]:
     """The key path of an error, and the section that holds its last key. Drops the tags pydantic puts into unions."""
     path: Path = ()
     section = place = root
@@ -133,7 +133,7 @@ def _locate(root: Place, loc: tuple[str | int, ...]) -> tuple[Path, Place]:
     return path, section
 
 
-def _explain_value(detail: ErrorDetails, path: Path, section: Place, document: Document) -> Problem:
+def _explain_value(detail: ErrorDetails, path: Path, section: SchemaNode, document: Document) -> Problem:
     name, kind, got = _dotted(path), detail["type"], detail["input"]
     place = section.child(path[-1]) if path else section
     expected = place.describe()
@@ -174,11 +174,11 @@ def _explain_choice(path: Path, got: Any, choices: tuple[str, ...], document: Do
     return Problem(document.at_value(path), text, f'did you mean "{like}"?' if like else "")
 
 
-def _fix_indent(place: Place) -> str:
+def _fix_indent(place: SchemaNode) -> str:
     return "indent its keys under it" if place.keys else ""
 
 
-def _fix_type(got: Any, place: Place) -> str:
+def _fix_type(got: Any, place: SchemaNode) -> str:
     """What to do about a value of the wrong type, where that is plain."""
     kind = place.node.get("type")
     if place.variants and isinstance(got, str):
@@ -195,7 +195,7 @@ def _fix_type(got: Any, place: Place) -> str:
     return ""
 
 
-def _suggest_key(root: Place, section: Place, path: Path) -> tuple[str, set[Path]]:
+def _suggest_key(root: SchemaNode, section: SchemaNode, path: Path) -> tuple[str, set[Path]]:
     """What an unknown key was meant to be, and the paths that it would have filled."""
     key = str(path[-1])
     if key == "<<":

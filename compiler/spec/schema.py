@@ -77,7 +77,7 @@ def spec_schema() -> Schema:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "MLXR model spec"}
 
 
-class Place:
+class SchemaNode:
     """A node of a schema. Follows references and looks through `or null`."""
 
     def __init__(self, root: Schema, node: Schema | None = None) -> None:
@@ -105,19 +105,19 @@ class Place:
         """Keys of a section."""
         return tuple(self.node.get("properties", ()))
 
-    def variant(self, kind: str) -> "Place":
+    def variant(self, kind: str) -> "SchemaNode":
         """One of the possible sections."""
-        return Place(self._root, {"$ref": self.variants[kind]})
+        return SchemaNode(self._root, {"$ref": self.variants[kind]})
 
-    def child(self, key: str | int) -> "Place":
+    def child(self, key: str | int) -> "SchemaNode":
         """The place of a key's value; an empty place if the key is unknown."""
         for name in ("properties", "items", "additionalProperties"):
             node = self.node.get(name)
             if name == "properties" and node and key in node:
-                return Place(self._root, node[key])
+                return SchemaNode(self._root, node[key])
             if name != "properties" and isinstance(node, dict):
-                return Place(self._root, node)
-        return Place(self._root, {"type": "unknown"})
+                return SchemaNode(self._root, node)
+        return SchemaNode(self._root, {"type": "unknown"})
 
     def walk(self, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
         """Paths of all keys below."""

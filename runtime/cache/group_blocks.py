@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mlxr.compiler.artifact import MOST_TAKEN_BACK, Group
+from mlxr.compiler.artifact import MOST_TAKEN_BACK, LayerGroup
 from mlxr.compiler.errors import ArenaError
 from mlxr.runtime.cache.block_copies import BlockCopies
 from mlxr.runtime.cache.block_hashes import BlockHashes, Digest
@@ -43,7 +43,7 @@ class _Held:
 class GroupBlocks:
     """Block tables of all sequences over the blocks of one group. Only bookkeeping; the pager calls it."""
 
-    def __init__(self, group: Group, block_size: int, max_sequences: int) -> None:
+    def __init__(self, group: LayerGroup, block_size: int, max_sequences: int) -> None:
         """Makes it with all blocks free."""
         self.group, self._size = group, block_size
         self.pool = BlockPool(group.num_blocks)

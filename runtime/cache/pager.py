@@ -32,7 +32,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import ArenaGeometry, Group
+from mlxr.compiler.artifact import ArenaGeometry, LayerGroup
 from mlxr.compiler.errors import ArenaError, ArenaFullError
 from mlxr.runtime.cache.block_copies import BlockCopies
 from mlxr.runtime.cache.block_hashes import BlockHashes
@@ -68,7 +68,7 @@ class Pager(PagerFacts):
         context: int | None = None,
         record_evictions: bool = False,
         states: SequenceStates | None = None,
-        others: Sequence[Group] = (),
+        others: Sequence[LayerGroup] = (),
     ) -> None:
         """Makes a pager with all blocks free.
 

@@ -7,7 +7,7 @@ import itertools
 
 import mlx.core as mx
 
-from mlxr.compiler.artifact import Place
+from mlxr.compiler.artifact import RankPosition
 
 Group = mx.distributed.Group
 Target = mx.ThreadLocalStream | None
@@ -16,7 +16,7 @@ Target = mx.ThreadLocalStream | None
 class GroupMoves:
     """Lazy collectives: every rank evaluates what it gets, also where it ignores the result."""
 
-    def __init__(self, place: Place, world: Group, stream: Target) -> None:
+    def __init__(self, place: RankPosition, world: Group, stream: Target) -> None:
         """Splits the world; all ranks do it at the same time.
 
         Args:

@@ -6,7 +6,7 @@ the last of all is a neighbour of rank 0.
 
 import mlx.core as mx
 
-from mlxr.compiler.artifact import Place
+from mlxr.compiler.artifact import RankPosition
 
 _BUFFERED_BYTES = 16384
 
@@ -14,7 +14,9 @@ _BUFFERED_BYTES = 16384
 class LineMoves:
     """Moves that are done when the method returns: a lazy receive depends on nothing, and MLX might do it too early."""
 
-    def __init__(self, place: Place, world: mx.distributed.Group, stream: mx.ThreadLocalStream, buffered: bool) -> None:
+    def __init__(
+        self, place: RankPosition, world: mx.distributed.Group, stream: mx.ThreadLocalStream, buffered: bool
+    ) -> None:
         """Stores what is needed.
 
         Args:

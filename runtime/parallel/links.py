@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import Place
+from mlxr.compiler.artifact import RankPosition
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.collectives import Floats, Wires
 from mlxr.runtime.parallel.group_moves import GroupMoves
@@ -33,7 +33,7 @@ class Links:
         stays_on_gpu: see `LazyCollectives`.
     """
 
-    def __init__(self, place: Place, world: World, ordered: bool = True) -> None:
+    def __init__(self, place: RankPosition, world: World, ordered: bool = True) -> None:
         """Makes what is needed; all ranks do it at the same time.
 
         Args:

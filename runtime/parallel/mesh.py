@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mlxr.compiler.artifact import Place
+from mlxr.compiler.artifact import RankPosition
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.collectives import Floats, Wires
 from mlxr.runtime.parallel.handshake import SECRET_BYTES, StrangerError, check_proof, connect, seconds_left
@@ -32,13 +32,13 @@ _TOLD = struct.Struct(f"<H{SECRET_BYTES}s")
 class Mesh:
     """The sockets of a rank."""
 
-    def __init__(self, place: Place, world: World, links: Mapping[int, socket.socket]) -> None:
+    def __init__(self, place: RankPosition, world: World, links: Mapping[int, socket.socket]) -> None:
         """Takes over sockets; see `connect`."""
         self._place, self._world, self._links = place, world, dict(links)
         self._shared: SharedMemory | None = None
 
     @classmethod
-    def connect(cls, place: Place, world: World) -> "Mesh | None":
+    def connect(cls, place: RankPosition, world: World) -> "Mesh | None":
         """Connects the ranks; all do it at the same time.
 
         Args:
@@ -143,7 +143,7 @@ class Mesh:
 
 
 def _connect(
-    place: Place,
+    place: RankPosition,
     addresses: Sequence[tuple[str, int]],
     secret: bytes,
     listener: socket.socket,
@@ -177,7 +177,7 @@ def _tuned(link: socket.socket) -> socket.socket:
     return link
 
 
-def partners(place: Place) -> set[int]:
+def partners(place: RankPosition) -> set[int]:
     """The ranks that a rank exchanges rows with."""
     stage = range(place.stage * place.tensor, (place.stage + 1) * place.tensor)
     beside = {place.rank - place.tensor, place.rank + place.tensor} & set(range(place.size))

@@ -8,7 +8,7 @@ import pytest
 from mlxr.compiler.artifact import Artifact, Extent, decode_dims
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.schedule.geometry import Geometry, StepKernel
+from mlxr.compiler.schedule.geometry import Geometry, StepKernelSizes
 from mlxr.compiler.targets.metal.decode_kernel.make_step_program import (
     ONE_SEQUENCE,
     make_step_program,
@@ -41,7 +41,7 @@ NAME = re.compile(r"_ZN\d+(\w+?)_[0-9a-f]{8}_\d+3runEj")
 def cuda_text(
     artifact: Artifact, threads: int = 512, blocks: int = 2, prefetch: int = 0, counts: range = ONE_SEQUENCE
 ) -> str:
-    return with_prelude(text_of(artifact, StepKernel(threads, blocks=blocks, prefetch=prefetch), counts).text)
+    return with_prelude(text_of(artifact, StepKernelSizes(threads, blocks=blocks, prefetch=prefetch), counts).text)
 
 
 @pytest.mark.parametrize("name", few(ALL_SPECS, SHORT_SPECS[::2]))

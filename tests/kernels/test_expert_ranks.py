@@ -14,7 +14,7 @@ from mlxr.compiler.formats.weight_layout import layout_of
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.ops.experts import ExpertLinear, Route
 from mlxr.compiler.targets import source_graph
-from mlxr.compiler.targets.cpu.kernel_parts.matrix_kernel import Segment
+from mlxr.compiler.targets.cpu.kernel_parts.matrix_kernel import OutputSegment
 from mlxr.compiler.targets.cpu.kernels.experts import CpuExperts
 from mlxr.compiler.targets.cpu.kernels.route import CpuRoute
 from mlxr.compiler.targets.epilogue import Epilogue
@@ -107,7 +107,7 @@ def by_metal(first, owned, weights, logits, x):
 
 def c_kernels(first, owned):
     shared = {"compute": "exact", "max_rows": 40, "num_experts": owned, "top_k": TOP_K}
-    up, down = (Segment(WeightFormat.F32, rows) for rows in (WIDTH, HIDDEN))
+    up, down = (OutputSegment(WeightFormat.F32, rows) for rows in (WIDTH, HIDDEN))
     return [
         CpuRoute("route", EXPERTS, bias=False, first_expert=first, owned=owned, **ROUTED),
         CpuExperts("up", HIDDEN, (up, up), epilogue=Epilogue(out=F32, **UP), **shared),

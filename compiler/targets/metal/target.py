@@ -7,7 +7,7 @@ from mlxr.compiler.artifact.kernel_entry import KernelEntry, KernelPort
 from mlxr.compiler.artifact.library_call import WeightCast
 from mlxr.compiler.artifact.program import PHASES, Program, TargetTypes
 from mlxr.compiler.artifact.site import Site
-from mlxr.compiler.schedule.geometry import StepKernel
+from mlxr.compiler.schedule.geometry import StepKernelSizes
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.schedule.kernel import Kernel
 from mlxr.compiler.schedule.lowered import Lowered, LoweredPhase, LoweringInput
@@ -46,7 +46,7 @@ class MetalTarget:
             graph = inputs.graphs[name]
             shapes = {v.name: (v.shape, v.dtype) for v in graph.values if v.role == "activation"}
             shapes |= {buffer.name: (buffer.shape, buffer.dtype) for buffer in lowering.scratch}
-            chosen = whole.sizes(StepKernel) if name == "decode" else None
+            chosen = whole.sizes(StepKernelSizes) if name == "decode" else None
             casts |= lowering.casts
             phases.append(LoweredPhase(name, merge_unpacks(lowering.pending), shapes, graph.outputs, chosen))
         prefill = phases[PHASES.index("prefill")]

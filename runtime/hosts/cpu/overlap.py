@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mlxr.compiler.artifact import Place, Program
+from mlxr.compiler.artifact import Program, RankPosition
 from mlxr.runtime.hosts.collectives import EXACT_IDS, Floats
 from mlxr.runtime.hosts.cpu.program_links import PROBE_BYTES
 
@@ -23,7 +23,7 @@ _PROBE_FLOATS = PROBE_BYTES // 8  # what a rank receives of a sum is rounded up
 _NEVER = EXACT_IDS - 1
 
 
-def fewest_tokens(all_sum: AllSum, place: Place, program: Program) -> int:
+def fewest_tokens(all_sum: AllSum, place: RankPosition, program: Program) -> int:
     """Measures the network. All ranks of a stage call it at the same time, and get the same number.
 
     Args:

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from mlxr.compiler.artifact import Place
+from mlxr.compiler.artifact import RankPosition
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.collectives import Wires
 
@@ -48,7 +48,7 @@ class ProgramLinks:
         sends_sums: whether the program sums over sockets, by itself.
     """
 
-    def __init__(self, call: object, place: Place, wires: Wires | None, activation_bytes: int) -> None:
+    def __init__(self, call: object, place: RankPosition, wires: Wires | None, activation_bytes: int) -> None:
         """Fills the structure.
 
         Args:

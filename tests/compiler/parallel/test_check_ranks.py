@@ -12,7 +12,7 @@ from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.ops.collectives import AllSum
 from mlxr.compiler.ir.ops.norm import Norm
 from mlxr.compiler.ir.ops.shared_norm import MeanSquares
-from mlxr.compiler.parallel.check_ranks import Event, Rank, check_order, check_ranks
+from mlxr.compiler.parallel.check_ranks import Exchange, Rank, check_order, check_ranks
 from mlxr.compiler.parallel.divide_model import divide_model
 from mlxr.compiler.parallel.tensor_slice import TensorSlice
 from mlxr.compiler.schedule.geometry import Geometry
@@ -160,9 +160,9 @@ def test_the_only_kv_head_may_be_one_group(scope: str) -> None:
     check_ranks(spec, source, [Rank(part.graph, part.slices) for part in divided])
 
 
-SUM, OTHER = Event("all_sum", "a", 8), Event("all_sum", "b", 8)
-SEND, RECEIVE, GATHER = Event("send", "s", 8), Event("receive", "r", 8), Event("gather_result", "g", 9)
-ORDERS: dict[str, tuple[dict[str, int], list[list[Event]], str]] = {
+SUM, OTHER = Exchange("all_sum", "a", 8), Exchange("all_sum", "b", 8)
+SEND, RECEIVE, GATHER = Exchange("send", "s", 8), Exchange("receive", "r", 8), Exchange("gather_result", "g", 9)
+ORDERS: dict[str, tuple[dict[str, int], list[list[Exchange]], str]] = {
     "another order": ({"tensor": 2}, [[SUM, OTHER], [OTHER, SUM]], "rank 0 is at a of 8 columns, and rank 1 at b"),
     "one sum less": ({"tensor": 2}, [[SUM, OTHER], [SUM]], "rank 1 at its end"),
     "other columns": ({"tensor": 2}, [[SUM], [replace(SUM, columns=9)]], "rank 1 at a of 9 columns"),

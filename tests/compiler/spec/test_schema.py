@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from mlxr.compiler.spec.catalog import bundled_specs
 from mlxr.compiler.spec.family import Family
 from mlxr.compiler.spec.model import SizeBytes
-from mlxr.compiler.spec.schema import Place, schema_of, spec_schema
+from mlxr.compiler.spec.schema import SchemaNode, schema_of, spec_schema
 
 
 def sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -109,7 +109,7 @@ def test_keys_of_bundled_specs_are_in_the_schema() -> None:
     schema = spec_schema()
     for file in bundled_specs().values():
         for path in paths(yaml.safe_load(file.read_text(encoding="utf-8"))):
-            place = Place(schema)
+            place = SchemaNode(schema)
             for key in path:
                 place = place.variant("llama3").child(key) if place.variants else place.child(key)
             assert place.node != {"type": "unknown"}, (file, path)

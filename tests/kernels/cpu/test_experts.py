@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.formats.weight_format import WeightFormat as F
-from mlxr.compiler.targets.cpu.kernel_parts.matrix_kernel import Segment
+from mlxr.compiler.targets.cpu.kernel_parts.matrix_kernel import OutputSegment
 from mlxr.compiler.targets.cpu.kernels.experts import CpuExperts
 from mlxr_tests.c_harness import check_cross_compiles, compilers, marches
 from mlxr_tests.cpu_kernels import HEADERS, CpuKernels, kernels_code
@@ -19,7 +19,7 @@ MOST = 70
 
 
 def experts(label, columns, formats, rows, compute, num_experts, top_k, **fields):
-    segments = tuple(Segment(format, rows) for format in formats)
+    segments = tuple(OutputSegment(format, rows) for format in formats)
     eps = EPS if "norm" in fields else None
     fields = {"gated": len(formats) == 2, "inputs_of_pairs": fields.get("combine", False)} | fields
     epilogue, fields = epilogue_from(fields)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.formats.weight_format import WeightFormat as F
-from mlxr.compiler.targets.cpu.kernel_parts.matrix_kernel import Segment
+from mlxr.compiler.targets.cpu.kernel_parts.matrix_kernel import OutputSegment
 from mlxr.compiler.targets.cpu.kernels.embed import CpuEmbed
 from mlxr.compiler.targets.cpu.kernels.projection import CpuProjection
 from mlxr_tests.c_harness import aligned, compilers, marches
@@ -22,7 +22,7 @@ MOST = 70
 
 
 def projection(label, columns, formats, rows, compute, **fused):
-    segments = tuple(Segment(format, n) for format, n in zip(formats, rows, strict=True))
+    segments = tuple(OutputSegment(format, n) for format, n in zip(formats, rows, strict=True))
     eps = EPS if "norm" in fused else None
     gated = "activation" in fused
     epilogue, fields = epilogue_from({"gated": gated} | fused)

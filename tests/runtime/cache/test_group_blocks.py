@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from mlxr.compiler.artifact import Group
+from mlxr.compiler.artifact import LayerGroup
 from mlxr.compiler.errors import ArenaError
 from mlxr.compiler.formats import stores
 from mlxr.runtime.cache import group_blocks
@@ -36,9 +36,9 @@ class Machine:
         self.rng = rng
         columns, most = -(-CONTEXT // size), 3
         self.each = -(-(window + tile + TAKEN_BACK) // size) + 3
-        windowed = Group((1,), most * self.each + -(-40 // size), columns, window)
-        whole = Group((2,), most * columns, columns)
-        self.groups = (Group((0,), most * columns, columns), windowed, whole)
+        windowed = LayerGroup((1,), most * self.each + -(-40 // size), columns, window)
+        whole = LayerGroup((2,), most * columns, columns)
+        self.groups = (LayerGroup((0,), most * columns, columns), windowed, whole)
         self.pager = Pager(most * columns, size, columns, most, context=CONTEXT, others=self.groups[1:])
         self.memory = [{} for _ in self.groups]
         self.starts = {}  # id -> tokens before its newest step

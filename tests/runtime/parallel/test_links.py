@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxr.compiler.artifact import Place
+from mlxr.compiler.artifact import RankPosition
 from mlxr.runtime.parallel.group_moves import GroupMoves
 from mlxr_tests.few import few
 from mlxr_tests.ranks import run_ranks
@@ -61,7 +61,7 @@ def test_stages_where_groups_can_be_split(tensor: int, pipeline: int, monkeypatc
     results: dict[int, np.ndarray[Any, Any]] = {}
 
     def run(rank: int) -> None:
-        place = Place(rank=rank, tensor=tensor, pipeline=pipeline)
+        place = RankPosition(rank=rank, tensor=tensor, pipeline=pipeline)
         moves = GroupMoves(place, _Group(list(range(place.size)), rank, shared), None)
         rows = moves.receive((2, 3), mx.float32) + 1 if place.stage else mx.zeros((2, 3))
         if not place.in_last_stage:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlxr.compiler.artifact import Place
+from mlxr.compiler.artifact import RankPosition
 from mlxr.runtime.parallel import handshake, mesh
 from mlxr.runtime.parallel.handshake import Purpose, StrangerError
 from mlxr.runtime.parallel.join import Gather, World
@@ -38,7 +38,7 @@ def connect(monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, ...]) -> list[Mes
 
     def run(rank: int) -> Mesh | None:
         group: Any = rank
-        return Mesh.connect(Place(rank=rank, tensor=size, pipeline=1), World(group, "ring", rank, size, hosts))
+        return Mesh.connect(RankPosition(rank=rank, tensor=size, pipeline=1), World(group, "ring", rank, size, hosts))
 
     monkeypatch.setattr(mesh, "gather_bytes", gather_bytes)
     with ThreadPoolExecutor(size) as threads:

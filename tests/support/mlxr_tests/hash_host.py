@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import Group
+from mlxr.compiler.artifact import LayerGroup
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.runtime.cache.pager import Pager
@@ -295,7 +295,7 @@ class HashEngine:
         )
         self.geometry = replace(self.geometry, num_slots=state_slots, snapshot_tokens=state_every)
         if window:
-            windowed = Group((1,), max_sequences * (-(-window // block_size) + 8) + max_tokens, columns, window)
+            windowed = LayerGroup((1,), max_sequences * (-(-window // block_size) + 8) + max_tokens, columns, window)
             self.geometry = replace(self.geometry, groups=(*self.geometry.groups, windowed))
         options = {"state_slots": state_slots} if state_slots else {}
         self.host = make_host(self.geometry, max_tokens, pipelines=pipelines, **options)

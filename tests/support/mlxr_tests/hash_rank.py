@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import Place
+from mlxr.compiler.artifact import RankPosition
 from mlxr.loading.resolve import resolve_artifact
 from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
@@ -46,7 +46,7 @@ class RankHost(HashHost):
     def __init__(self, world: Any, seconds: float, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._world, self._seconds = world, seconds
-        self.plan.rank = Place(rank=world.rank(), tensor=world.size(), pipeline=1)
+        self.plan.rank = RankPosition(rank=world.rank(), tensor=world.size(), pipeline=1)
 
     def step(self, batch: Any) -> Any:
         time.sleep(self._seconds)

@@ -4,7 +4,7 @@ from typing import Literal
 
 from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.formats.stores import Group, StoreRow, keys_and_values
+from mlxr.compiler.formats.stores import LayerGroup, StoreRow, keys_and_values
 
 
 def kv_arena(
@@ -22,5 +22,5 @@ def kv_arena(
 ) -> ArenaGeometry:
     """One group of all layers."""
     stores = keys_and_values([StoreRow((num_kv_heads, head_dim), dtype)] * num_layers)
-    groups = (Group(tuple(range(num_layers)), num_blocks, max_blocks_per_sequence),)
+    groups = (LayerGroup(tuple(range(num_layers)), num_blocks, max_blocks_per_sequence),)
     return ArenaGeometry(layout, mode, block_size, max_sequences, context, stores, groups)

@@ -13,7 +13,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import Place
+from mlxr.compiler.artifact import RankPosition
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.collectives import Floats
 from mlxr.runtime.parallel.cores import place_threads
@@ -26,7 +26,7 @@ SHAPES = ((1, 7), (3, 2048), (257, 1100))
 def main() -> None:
     """Runs as one rank."""
     tensor, pipeline = map(int, sys.argv[1:])
-    place = Place(rank=int(os.environ["MLX_RANK"]), tensor=tensor, pipeline=pipeline)
+    place = RankPosition(rank=int(os.environ["MLX_RANK"]), tensor=tensor, pipeline=pipeline)
     world = join(place.size)
     assert (world.local_rank, world.local_size) == (place.rank, place.size)
     _check_cores(place_threads(world.local_rank, world.local_size))
@@ -107,7 +107,7 @@ def _check_move(links: Links, shape: tuple[int, int]) -> None:
     np.testing.assert_array_equal(np.array(lazy.astype(mx.float32)), expected_lazy)
 
 
-def _bounds(place: Place) -> tuple[int, ...]:
+def _bounds(place: RankPosition) -> tuple[int, ...]:
     return tuple(int(bound) for bound in np.cumsum([0, *[5, 0, 9, 2][: place.tensor]]))
 
 

@@ -10,7 +10,7 @@ import sys
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import Place, mailbox_bytes
+from mlxr.compiler.artifact import RankPosition, mailbox_bytes
 from mlxr.runtime.hosts.cuda.device import check_cuda
 from mlxr.runtime.hosts.cuda.meet_peers import meet_peers
 from mlxr.runtime.hosts.cuda.peer_sums import PeerSums
@@ -26,7 +26,7 @@ def main() -> None:
     """Runs as one rank."""
     check_cuda()
     rank, ranks = int(os.environ["MLX_RANK"]), int(sys.argv[1])
-    links = Links(Place(rank=rank, tensor=ranks, pipeline=1), join(ranks))
+    links = Links(RankPosition(rank=rank, tensor=ranks, pipeline=1), join(ranks))
     sums = PeerSums(rank, meet_peers(links.all_sum, rank, ranks, mailbox_bytes(ranks)))
     digest = hashlib.sha256()
     for size in SIZES:

@@ -31,7 +31,7 @@ _MOST_COLUMNS = 64
 
 
 @dataclass(frozen=True)
-class Segment:
+class OutputSegment:
     """Adjacent outputs whose weights are one tensor, [rows, in_features]."""
 
     format: WeightFormat
@@ -55,7 +55,7 @@ class CpuMatrixKernel(CpuKernel):
     """
 
     in_features: int
-    segments: tuple[Segment, ...]
+    segments: tuple[OutputSegment, ...]
     compute: Compute
     max_rows: int
     epilogue: Epilogue
@@ -179,7 +179,7 @@ class MatrixFields(TypedDict):
     """The fields of a `CpuMatrixKernel` that its op fixes."""
 
     in_features: int
-    segments: tuple[Segment, ...]
+    segments: tuple[OutputSegment, ...]
     max_rows: int
     norm: NormKind | None
     norm_bias: bool
@@ -192,7 +192,9 @@ def matrix_fields(lowering: CpuLowering, op: Op, attrs: Product, matrices: int =
     parts, formats, norm = lowering.value(op, "weight").parts, lowering.spec.weights, attrs.norm
     return {
         "in_features": lowering.width(op, "weight"),
-        "segments": tuple(Segment(formats.of_tensor(part), lowering.shapes[part][0] // matrices) for part in parts),
+        "segments": tuple(
+            OutputSegment(formats.of_tensor(part), lowering.shapes[part][0] // matrices) for part in parts
+        ),
         "max_rows": lowering.max_tokens,
         "norm": norm.kind if norm else None,
         "norm_bias": "norm_bias" in op.inputs,

@@ -7,7 +7,7 @@ from mlxr.compiler.artifact.library_call import CollectiveCall
 from mlxr.compiler.artifact.program import Program
 from mlxr.compiler.artifact.rank_plan import RankPlan
 from mlxr.compiler.artifact.step_kernel_entry import StepKernelEntry, StepsAsLaunches
-from mlxr.compiler.schedule.geometry import StepKernel
+from mlxr.compiler.schedule.geometry import StepKernelSizes
 from mlxr.compiler.schedule.lowered import LoweringInput
 from mlxr.compiler.targets.metal.decode_kernel.make_step_program import (
     NotOneKernelError,
@@ -19,7 +19,7 @@ from mlxr.compiler.targets.metal.decode_kernel.sum_in_step import sum_entry, sum
 
 
 def with_step_kernels(
-    program: Program, sources: Mapping[str, str], inputs: LoweringInput, sizes: StepKernel
+    program: Program, sources: Mapping[str, str], inputs: LoweringInput, sizes: StepKernelSizes
 ) -> tuple[Program, dict[str, str]]:
     """The program with its step kernels, if the geometry asks for any, and their texts by file.
 

@@ -15,7 +15,13 @@ from mlxr.compiler.artifact.step_kernel_entry import LAYERS, PEERS, SCRATCH
 from mlxr.compiler.artifact.typical_steps import decode_dims
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.ir.tensor import ARENA_TOKEN, BatchDim, layer_buffer
-from mlxr.compiler.targets.metal.decode_kernel.step_program import Grid, Place, StepLaunch, StepProgram, with_barriers
+from mlxr.compiler.targets.metal.decode_kernel.step_program import (
+    Grid,
+    MemoryRange,
+    StepLaunch,
+    StepProgram,
+    with_barriers,
+)
 from mlxr.compiler.targets.metal.decode_kernel.sum_in_step import sum_entry
 
 MOST_CONDITIONS = 32
@@ -80,7 +86,7 @@ def make_step_program(program: Program, counts: range = ONE_SEQUENCE) -> StepPro
         condition = None
         if launch.when is not None and any(part.dim == "context" for part in launch.when.parts):
             condition = conditions.setdefault(launch.when, len(conditions))
-        operands = tuple(places.get(name) or Place(name) for name in (*launch.inputs, *launch.outputs))
+        operands = tuple(places.get(name) or MemoryRange(name) for name in (*launch.inputs, *launch.outputs))
         arguments |= dict.fromkeys(place.argument for place in operands)
         launches.append(StepLaunch(kernels[launch.kernel], grid, operands, len(launch.inputs), condition, stores))
     if len(conditions) > MOST_CONDITIONS:
@@ -101,14 +107,14 @@ def own_result(phase: Phase) -> str:
     return gathers[0].inputs[0] if gathers else phase.outputs[0]
 
 
-def _sum(launch: Launch, call: CollectiveCall, places: Mapping[str, Place], counts: range) -> StepLaunch:
+def _sum(launch: Launch, call: CollectiveCall, places: Mapping[str, MemoryRange], counts: range) -> StepLaunch:
     if call.function != "all_sum":
         raise NotOneKernelError(f"ranks exchange rows between the launches of a step ({call.function})")
     entry = sum_entry(call)
-    dims = Place("dims" if len(counts) > 1 else PEERS)  # of one sequence, it is not read
+    dims = MemoryRange("dims" if len(counts) > 1 else PEERS)  # of one sequence, it is not read
     x, out = (places[name] for name in (*launch.inputs, *launch.outputs))
     grid = (Extent(times=BLOCKS), Extent(), Extent())
-    return StepLaunch(entry, grid, (x, Place(PEERS), dims, out), 3, None)
+    return StepLaunch(entry, grid, (x, MemoryRange(PEERS), dims, out), 3, None)
 
 
 def _extreme_batches(counts: range, contexts: Iterable[int]) -> list[Dims]:
@@ -139,18 +145,18 @@ def _grid(launch: Launch, running: Sequence[Dims]) -> Grid:
     return grid[0], grid[1], grid[2]
 
 
-def _places(phase: Phase, num_layers: int) -> tuple[dict[str, Place], int]:
+def _places(phase: Phase, num_layers: int) -> tuple[dict[str, MemoryRange], int]:
     """The places of the phase's own buffers and of the layers' constants, and the size of scratch memory."""
-    places = {layer_buffer(i): Place(LAYERS, i * _LAYER_BYTES, _LAYER_BYTES) for i in range(num_layers)}
+    places = {layer_buffer(i): MemoryRange(LAYERS, i * _LAYER_BYTES, _LAYER_BYTES) for i in range(num_layers)}
     for buffer in phase.buffers:
         if buffer.name in (own_result(phase), *phase.outputs):
-            places[buffer.name] = Place(buffer.name)
+            places[buffer.name] = MemoryRange(buffer.name)
         else:
-            places[buffer.name] = Place(SCRATCH, buffer.offset_bytes, buffer.size_bytes)
+            places[buffer.name] = MemoryRange(SCRATCH, buffer.offset_bytes, buffer.size_bytes)
     end = -(-phase.activation_bytes // _TOKEN_BYTES) * _TOKEN_BYTES
     tokens = dict.fromkeys(name for launch in phase.launches for name in launch.outputs if name not in places)
     for name in tokens:
         if name not in phase.outputs:
-            places[name] = Place(SCRATCH, end, _TOKEN_BYTES)
+            places[name] = MemoryRange(SCRATCH, end, _TOKEN_BYTES)
             end += _TOKEN_BYTES
     return places, end

@@ -20,14 +20,14 @@ _UNKNOWN_BYTES = 1 << 62
 
 
 @dataclass(frozen=True)
-class Place:
+class MemoryRange:
     """The place of a buffer: `offset_bytes` into one of the step kernel's arguments."""
 
     argument: str
     offset_bytes: int = 0
     size_bytes: int = _UNKNOWN_BYTES
 
-    def overlaps(self, other: "Place") -> bool:
+    def overlaps(self, other: "MemoryRange") -> bool:
         """Whether the two places share bytes."""
         return (
             self.argument == other.argument
@@ -52,7 +52,7 @@ class StepLaunch:
 
     kernel: KernelEntry
     grid: Grid
-    operands: tuple[Place, ...]
+    operands: tuple[MemoryRange, ...]
     num_inputs: int
     condition: int | None
     stores: frozenset[str] = frozenset()
@@ -64,12 +64,12 @@ class StepLaunch:
         return x, y, z
 
     @property
-    def reads(self) -> tuple[Place, ...]:
+    def reads(self) -> tuple[MemoryRange, ...]:
         """Places of its inputs, the arena included."""
         return self.operands[: self.num_inputs]
 
     @property
-    def writes(self) -> tuple[Place, ...]:
+    def writes(self) -> tuple[MemoryRange, ...]:
         """Places that it writes. A launch that makes a token also writes stores, which are inputs."""
         outputs = self.operands[self.num_inputs :]
         makes_token = any(port.name == "token_out" for port in self.kernel.outputs)

@@ -20,7 +20,7 @@ from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.artifact.peer_mailboxes import TIMEOUT_S
 from mlxr.compiler.artifact.step_kernel_entry import INCLUDE, PEERS
 from mlxr.compiler.formats.weight_layout import WeightLayout, plane_row_bytes
-from mlxr.compiler.schedule.geometry import StepKernel
+from mlxr.compiler.schedule.geometry import StepKernelSizes
 from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.metal.decode_kernel.make_step_program import NotOneKernelError
 from mlxr.compiler.targets.metal.decode_kernel.step_program import Grid, StepLaunch, StepProgram
@@ -84,7 +84,7 @@ class _Row:
 
 
 def step_text(
-    program: StepProgram, sources: Mapping[str, str], layouts: Mapping[str, WeightLayout], sizes: StepKernel
+    program: StepProgram, sources: Mapping[str, str], layouts: Mapping[str, WeightLayout], sizes: StepKernelSizes
 ) -> StepText:
     """The text of a program.
 

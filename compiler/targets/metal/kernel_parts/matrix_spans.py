@@ -14,7 +14,7 @@ from mlxr.compiler.formats.weight_layout import Segment, WeightLayout
 
 
 @dataclass(frozen=True)
-class Group:
+class FormatRows:
     """Rows of one format that the outputs of a span need.
 
     Attributes:
@@ -36,7 +36,7 @@ class Span:
     end: int
     first_out: int
     end_out: int
-    groups: tuple[Group, ...]
+    groups: tuple[FormatRows, ...]
 
 
 def spans_of(layout: WeightLayout, halves: int, outputs: int, outputs_per_threadgroup: int) -> Iterator[Span]:
@@ -55,7 +55,7 @@ def spans_of(layout: WeightLayout, halves: int, outputs: int, outputs_per_thread
     for start, end in pairwise(cuts):
         sources = [(half, _segment_of(layout, start + half * size)) for half in range(halves)]
         groups = [
-            Group(format, members[0][0], tuple(segment for _, segment in members))
+            FormatRows(format, members[0][0], tuple(segment for _, segment in members))
             for format, iterator in groupby(sources, key=lambda source: source[1].format)
             if (members := list(iterator))
         ]

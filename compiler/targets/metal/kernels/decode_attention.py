@@ -20,7 +20,7 @@ from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 
 @dataclass(frozen=True)
-class Variant:
+class DecodeVariant:
     """A kernel, and the condition of the steps that it takes; None: it takes all steps."""
 
     kernel: AttendKernel
@@ -57,7 +57,9 @@ def lower_decode_attention(lowering: MetalLowering, op: Op, attrs: RopeWriteAtte
         lowering.emit(op, reduce, heads, partial | {"out": op.out}, when=when, chosen=chosen)
 
 
-def variants_of(lowering: MetalLowering, op: Op, attrs: RopeWriteAttention, g: DecodeAttention) -> Iterator[Variant]:
+def variants_of(
+    lowering: MetalLowering, op: Op, attrs: RopeWriteAttention, g: DecodeAttention
+) -> Iterator[DecodeVariant]:
     """The kernels that attend, each with its condition. Every step meets the condition of exactly one.
 
     The geometry decides for each of them whether it uses matrix instructions (MMA), which gain most with long contexts:
@@ -89,11 +91,11 @@ def variants_of(lowering: MetalLowering, op: Op, attrs: RopeWriteAttention, g: D
             unroll=g.many.unroll,
         )
         few = Condition(dim="seqs", maximum=g.many.min_sequences - 1)
-        yield Variant(_with_mma(many, bool(g.many.mma)), Condition(dim="seqs", minimum=g.many.min_sequences))
+        yield DecodeVariant(_with_mma(many, bool(g.many.mma)), Condition(dim="seqs", minimum=g.many.min_sequences))
     # Short contexts need one launch: to split them gains less than the second launch costs (not measured alone).
     longest = g.whole.max_context or g.partition.length
     short = few if arena.context <= longest else Condition(dim="context", maximum=longest, also=few)
-    yield Variant(_with_mma(whole, bool(g.whole.mma) and alone), short)
+    yield DecodeVariant(_with_mma(whole, bool(g.whole.mma) and alone), short)
     if arena.context <= longest:
         return
     # Long contexts are split into partitions, so that one sequence has enough threadgroups: 32,000 tokens of 8B 188 ->
@@ -109,7 +111,7 @@ def variants_of(lowering: MetalLowering, op: Op, attrs: RopeWriteAttention, g: D
         sinks=None,
     )
     long = Condition(dim="context", minimum=longest + 1, also=few)
-    yield Variant(_with_mma(part, bool(g.partition.mma) and alone), long)
+    yield DecodeVariant(_with_mma(part, bool(g.partition.mma) and alone), long)
 
 
 def _with_mma(kernel: AttendKernel, mma: bool) -> AttendKernel:

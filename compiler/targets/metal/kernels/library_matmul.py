@@ -8,7 +8,7 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.product import Product
 from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
-from mlxr.compiler.targets.metal.kernels.projection_variants import Variant
+from mlxr.compiler.targets.metal.kernels.projection_variants import ProjectionVariant
 from mlxr.compiler.targets.metal.kernels.unpack import UnpackKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 
@@ -16,7 +16,7 @@ _NORM_PORTS = ("norm", "norm_bias")
 """The ports of an op for the weights of its norm."""
 
 
-def library_ranges(p: ProjectionFacts, variants: Sequence[Variant]) -> list[tuple[int, int]]:
+def library_ranges(p: ProjectionFacts, variants: Sequence[ProjectionVariant]) -> list[tuple[int, int]]:
     """The first and the last row of each range that MLX's matmul takes from the variants that yield to it.
 
     Args:

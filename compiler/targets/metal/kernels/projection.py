@@ -10,7 +10,7 @@ from mlxr.compiler.schedule.size_record import SizeRecord
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts, facts_of
 from mlxr.compiler.targets.metal.kernels.library_matmul import call_matmul, library_ranges, unpack_weight
 from mlxr.compiler.targets.metal.kernels.norm import NormKernel
-from mlxr.compiler.targets.metal.kernels.projection_variants import Variant, divided, variants_of
+from mlxr.compiler.targets.metal.kernels.projection_variants import ProjectionVariant, divided, variants_of
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
 
 
@@ -28,7 +28,7 @@ def lower_projection(lowering: MetalLowering, op: Op, _: Product) -> None:
             call_matmul(lowering, op, p, first_row_of[variant.last], variant.last)
 
 
-def _launch(lowering: MetalLowering, op: Op, p: ProjectionFacts, variant: Variant) -> None:
+def _launch(lowering: MetalLowering, op: Op, p: ProjectionFacts, variant: ProjectionVariant) -> None:
     """Adds the launch of a variant, and before it the launch that normalises x, if the variant needs that."""
     kernel, first, last = variant.kernel, variant.first, variant.last
     when = None  # for a kernel that takes every number of rows

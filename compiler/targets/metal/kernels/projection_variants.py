@@ -22,7 +22,7 @@ from mlxr.compiler.targets.metal.kernels.matvec_mma import MMA_FORMATS, matvec_m
 
 
 @dataclass(frozen=True)
-class Variant:
+class ProjectionVariant:
     """A kernel, and the rows that it takes.
 
     Attributes:
@@ -43,7 +43,7 @@ class Variant:
     yields: bool = True
 
 
-def variants_of(p: ProjectionFacts) -> list[Variant]:
+def variants_of(p: ProjectionFacts) -> list[ProjectionVariant]:
     """The kernels of a projection with the rows that each can take, in order of preference.
 
     Raises:
@@ -56,14 +56,14 @@ def variants_of(p: ProjectionFacts) -> list[Variant]:
     decided_by: list[type[SizeRecord]] = [UnpackedTiles] if can_tile(p) else []
     decided_by += [MatrixTiles] if mma_tiles else []
     unpacks = can_tile(p) and g.unpacked.min_rows <= most
-    variants: list[Variant] = []
+    variants: list[ProjectionVariant] = []
     if p.one_row_alone:
         # One row has no use for tiles. Logits of a prompt's last token took 503 us in bf16 and 618 in 4 bits by the
         # kernel for several rows; by this one they take 265 and 169 (experiment 6). Matrix instructions help large
         # weights of 4 bits: gate and up 33 -> 27.5 us (8).
         one_row = matvec_mma(p) if p.choice.geometry.one_row.mma else matvec(p)
         unused = () if set(p.layout.formats) <= MMA_FORMATS else OneRow.names("mma")
-        variants.append(Variant(one_row, 1, 1, (OneRow,), unused))
+        variants.append(ProjectionVariant(one_row, 1, 1, (OneRow,), unused))
     # Few rows by matrix instructions. By the kernel for several rows, gate and up took 128 us for 8 rows in bf16 and
     # 261 us for 16 rows in 4 bits; by these they take 67 (experiment 11) and 44 (31). MLX's matmul does not replace
     # them, since a call of it costs the CPU 30 to 70 us (11).
@@ -73,25 +73,27 @@ def variants_of(p: ProjectionFacts) -> list[Variant]:
         # 589 us and takes 206 (21). It ends where MLX's matmul begins: hosts that have it would normalise x for nothing
         # by the launch before.
         last = most if p.library_rows is None else p.library_rows - 1
-        variants.append(Variant(gemm_mma(p), g.unpacked.min_rows, last, tuple(decided_by), normalises_before=True))
+        variants.append(
+            ProjectionVariant(gemm_mma(p), g.unpacked.min_rows, last, tuple(decided_by), normalises_before=True)
+        )
     if unpacks:
         # Many rows for f32 activations and for chips without matrix instructions: unpacks a weight once for 32 rows,
         # where the last variant does so for each `matmul_tile` rows; the gain was not recorded.
-        variants.append(Variant(gemm(p), g.unpacked.min_rows, most, tuple(decided_by)))
+        variants.append(ProjectionVariant(gemm(p), g.unpacked.min_rows, most, tuple(decided_by)))
     # All other rows, by a kernel that takes every weight and type: reads a weight once for `matmul_tile` rows instead
     # of once for each; the gain was not recorded.
-    variants.append(Variant(matmul(p), 1, most, (SeveralRows, *decided_by)))
+    variants.append(ProjectionVariant(matmul(p), 1, most, (SeveralRows, *decided_by)))
     return variants
 
 
-def divided(variants: Sequence[Variant], most_rows: int) -> list[Variant]:
+def divided(variants: Sequence[ProjectionVariant], most_rows: int) -> list[ProjectionVariant]:
     """Gives each number of rows, 1 to `most_rows`, to the first variant that takes it.
 
     Returns:
         The variants with their rows, in order of rows. A variant that others interrupt occurs twice.
     """
     free = [(1, most_rows)]
-    taken: list[Variant] = []
+    taken: list[ProjectionVariant] = []
     for variant in variants:
         left: list[tuple[int, int]] = []
         for low, high in free:
@@ -105,16 +107,19 @@ def divided(variants: Sequence[Variant], most_rows: int) -> list[Variant]:
     return sorted(taken, key=lambda variant: variant.first)
 
 
-def _same_arithmetic(p: ProjectionFacts) -> list[Variant]:
+def _same_arithmetic(p: ProjectionFacts) -> list[ProjectionVariant]:
     """Kernels that differ only in the number of rows that share a read of the weight: a row's sums have one order.
 
     A row alone is multiplied by the kernel for two, whose other row is empty.
     """
     two, several = matmul(p, most=2), matmul(p)
-    return _mma_tiles(p) or [Variant(two, 1, 2, (SeveralRows,)), Variant(several, 3, p.most_rows, (SeveralRows,))]
+    return _mma_tiles(p) or [
+        ProjectionVariant(two, 1, 2, (SeveralRows,)),
+        ProjectionVariant(several, 3, p.most_rows, (SeveralRows,)),
+    ]
 
 
-def _mma_tiles(p: ProjectionFacts) -> list[Variant]:
+def _mma_tiles(p: ProjectionFacts) -> list[ProjectionVariant]:
     """A variant for each MMA kernel, with the rows that the geometry gives it; all rows if they are deterministic."""
     g, kernels = p.many_rows.matrix, matmul_mma(p)
     first, last = max(p.least_rows, g.min_rows), min(p.most_rows, g.max_rows)
@@ -125,7 +130,7 @@ def _mma_tiles(p: ProjectionFacts) -> list[Variant]:
     # More rows than the largest tile take several of the largest tiles.
     most = (*MMA_TILES[:-1], max(last, MMA_TILES[-1]))
     return [
-        Variant(
+        ProjectionVariant(
             kernel,
             max(first, below + 1),
             min(last, up_to),

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, Literal, cast
 
 from mlxr.compiler.artifact import Artifact, Op, OpGraph
-from mlxr.compiler.ir.op_kind import AttrValue, Family
+from mlxr.compiler.ir.op_kind import AttrValue, OpFamily
 from mlxr.compiler.spec.record import Record
 from mlxr.inspect.layers import without_layer
 from mlxr.inspect.picture.column import PILL_HEIGHT, Column
@@ -47,7 +47,7 @@ class PartView(Record):
 
     id: str
     kind: str
-    family: Family
+    family: OpFamily
 
 
 class TextView(Record):
@@ -88,7 +88,7 @@ class NodeView(Record):
     label: str
     kind: str
     summary: str
-    family: Family
+    family: OpFamily
     layer: int | None
     attributes: Mapping[str, AttrValue]
     inputs: tuple[PortView, ...]

@@ -13,7 +13,7 @@ from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernels.library_matmul import library_ranges
-from mlxr.compiler.targets.metal.kernels.projection_variants import Variant, divided, variants_of
+from mlxr.compiler.targets.metal.kernels.projection_variants import ProjectionVariant, divided, variants_of
 
 
 def projection(
@@ -137,7 +137,9 @@ def test_each_number_of_rows_goes_to_the_first_that_takes_it() -> None:
     for _ in range(200):
         most = rng.randint(1, 30)
         ranges = [(rng.randint(1, 30), rng.randint(1, 30)) for _ in range(rng.randint(0, 4))]
-        variants = [Variant(kernel, a, b, (OneRow,), (str(n),)) for n, (a, b) in enumerate([*ranges, (1, most)])]
+        variants = [
+            ProjectionVariant(kernel, a, b, (OneRow,), (str(n),)) for n, (a, b) in enumerate([*ranges, (1, most)])
+        ]
         parts = divided(variants, most)
         assert [row for part in parts for row in range(part.first, part.last + 1)] == list(range(1, most + 1))
         for part in parts:
