@@ -77,13 +77,13 @@ static uintptr_t distance(uintptr_t address, uintptr_t base, uintptr_t size) {
     return address < base ? base - address : address < base + size ? 0 : address - base - size;
 }
 
-/* Names the object nearest to the address. */
+/* Names the object nearest to the address; none is near a null pointer, wherever the system puts buffers. */
 static FAIL void fail_out_of_bounds(const Access *access) {
     SimWorker *worker = sim_worker();
     SimFault fault = describe(access);
     fault.object_kind = SIM_IN_NOTHING;
     fault.offset = (int64_t)access->address;
-    uintptr_t nearest = (uintptr_t)1 << 30;
+    uintptr_t nearest = access->address < 65536 ? 0 : (uintptr_t)1 << 30;
     if (access->address - arena(worker) < SIM_ARENA_SIZE) {
         for (uint32_t i = 0; i < worker->num_arrays; i++) {
             const SimArray *array = &worker->arrays[i];

@@ -14,6 +14,7 @@ from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.memory_weights import read_memory
 from mlxr_tests.native_weights import random_native
 from mlxr_tests.specs import compiled, small_spec
+from mlxr_tests.tolerances import LOGIT_ERROR
 
 WINDOW, CHUNK, STEPS = 40, 64, 8
 
@@ -80,6 +81,6 @@ def test_what_left_the_window_is_given_back_and_never_read(target, pattern, leng
     assert 0 < 16 * used <= most < length, "the blocks do not grow with the sequence"
     np.testing.assert_array_equal(got, run(host_of(whole, target)[0], length)[0])
     want, _ = run(ReferenceHost(whole, weights, nan_arena(Arena(whole.plan.arena))), length)
-    assert error(got, want) < 1e-3
+    assert error(got, want) < (LOGIT_ERROR["fast"] if target == "cpu" else 1e-3)
     also, _ = run(ReferenceHost(given_back, weights, nan_arena(Arena(given_back.plan.arena))), length)
     assert error(also, want) < 1e-5

@@ -464,5 +464,5 @@ def test_a_killed_process_leaves_nothing_wrong(kills: int, tmp_path: Path) -> No
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     lines = [line.split() for line in output.splitlines()]
-    assert len(lines) == 7 * kills and all(got == count for got, count in lines)
+    assert len(lines) == 7 * kills and all(got == count for got, count in lines), output
     assert np.sum([int(got) for got, _ in lines]) > kills, "some blocks came back"

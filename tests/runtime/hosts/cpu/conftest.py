@@ -42,6 +42,7 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeCompiler:
     monkeypatch.setenv("REAL", real)
     monkeypatch.setattr(toolchain, "zig_executable", lambda: None)
     monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("CC", raising=False)
 
     def make(name: str, script: str) -> Path:
         program = folder / name
