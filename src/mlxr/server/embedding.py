@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from mlxr.runtime.engine.pool import Pooling, Vector, check_dimensions, finished
-from mlxr.server.openai.json_text import dumped
+from mlxr.server.documents.json_form import dumped
 from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.request_record import RECORD
 

@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from mlxr.server.documents.json_form import EscapedJson
 from mlxr.server.errors import ApiError, api_error, error_body
-from mlxr.server.escaped_json import EscapedJson
 from mlxr.server.request_record import note_error
 
 _T = TypeVar("_T")

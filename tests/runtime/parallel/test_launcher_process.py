@@ -1,4 +1,4 @@
-"""A process named mlx.launch runs only where a core is idle, and sleeps; its ranks end with it; others are left alone."""
+"""A process named mlx.launch runs only where a core is idle, and its ranks end with it; others are left alone."""
 
 import os
 import select

@@ -16,10 +16,10 @@ from mlxr.server.chat.answer import Piece, answer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Delta
 from mlxr.server.documents.answers import answers
+from mlxr.server.documents.json_form import dumped
 from mlxr.server.documents.other_answers import TokenCount, WholeMessage
 from mlxr.server.errors import anthropic_body
 from mlxr.server.large_body_route import LargeBodyRoute, made
-from mlxr.server.openai.json_text import dumped
 from mlxr.server.request_record import noted_warnings
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState

@@ -1,8 +1,10 @@
-"""The fast writer of answers: a function that writes the JSON text of a document, with holes for what changes."""
+"""Writers of answers' JSON: the fast one is a function that writes a document with holes for what changes."""
 
 import json
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
+
+from starlette.responses import JSONResponse
 
 from mlxr.server.documents.answers import Told
 
@@ -80,4 +82,17 @@ def _write(value: object, holes: tuple[str, ...], parts: list[str], found: list[
             _write(item, holes, parts, found)
         parts[-1] += "]"
     else:
-        parts[-1] += json.dumps(value, separators=(",", ":"))
+        parts[-1] += dumped(value)
+
+
+def dumped(value: Any) -> str:
+    """The JSON text of a value, as short as it gets."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+class EscapedJson(JSONResponse):
+    """JSON whose other characters are escaped: what a client has sent and gets back may be no valid Unicode."""
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from mlxr.server.documents.json_form import EscapedJson
 from mlxr.server.errors import ApiError, error_body
-from mlxr.server.escaped_json import EscapedJson
 
 MOST_HEAD_BYTES = 64 << 10
 _MOST_UNREAD_BYTES = 16 << 20

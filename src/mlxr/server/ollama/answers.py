@@ -12,10 +12,10 @@ from starlette.responses import JSONResponse, Response
 
 from mlxr.server.blocks import Blocks, Change, arguments_of
 from mlxr.server.chat.answer import Piece
+from mlxr.server.documents.json_form import dumped
 from mlxr.server.errors import ollama_body
 from mlxr.server.ollama.named_models import KeepAlive, loaded_or_unloaded, own_name, seconds_of
 from mlxr.server.ollama.options import Options, context_of
-from mlxr.server.openai.json_text import dumped
 from mlxr.server.openai.logprobs import chat_logprobs
 from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.request_record import noted_warnings

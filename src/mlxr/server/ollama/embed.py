@@ -9,6 +9,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from mlxr.server.documents.answers import answers
+from mlxr.server.documents.json_form import dumped
 from mlxr.server.documents.other_answers import OllamaEmbed, OllamaEmbedding
 from mlxr.server.embedding import embed, numbers_text, written
 from mlxr.server.embedding_prompts import Texts, check_texts, prompts_of
@@ -16,7 +17,6 @@ from mlxr.server.fields import ApiModel
 from mlxr.server.large_body_route import JsonRoute
 from mlxr.server.ollama.named_models import KeepAlive, loaded_or_unloaded, own_name, seconds_of
 from mlxr.server.ollama.options import EmbedOptions, context_of
-from mlxr.server.openai.json_text import dumped
 from mlxr.server.request_record import noted_warnings
 from mlxr.server.sse import unless_gone
 from mlxr.server.state import ServerState

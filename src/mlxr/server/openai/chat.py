@@ -15,18 +15,16 @@ from mlxr.server.chat.answer import Piece, answer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
 from mlxr.server.documents.answers import answers
-from mlxr.server.documents.json_form import json_form
+from mlxr.server.documents.json_form import dumped, json_form
 from mlxr.server.documents.openai_answers import ChatCompletion
 from mlxr.server.documents.openai_chunks import CallDelta, ChatChunk, ChatChunkChoice, ChatDelta, FunctionDelta
 from mlxr.server.errors import openai_body
 from mlxr.server.large_body_route import LargeBodyRoute, made
 from mlxr.server.openai.chat_request import ChatRequest, job_of
 from mlxr.server.openai.chat_tools import CustomDeltas, kit_of, whole_call
-from mlxr.server.openai.chunk_writer import DONE, FINGERPRINT, ChunkForms, ChunkWriter
+from mlxr.server.openai.chunk_writer import DONE, FINGERPRINT, ChunkForms, ChunkWriter, RunningUsage
 from mlxr.server.openai.client_tool import ToolKit
-from mlxr.server.openai.json_text import dumped
 from mlxr.server.openai.logprobs import chat_logprobs
-from mlxr.server.openai.running_usage import RunningUsage
 from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.request_record import noted_warnings
 from mlxr.server.sse import Stream, unless_gone

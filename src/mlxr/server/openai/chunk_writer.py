@@ -1,18 +1,25 @@
-"""Writes the chunks of streams."""
+"""Writes the chunks of streams, and the usage in each of them, for `continuous_usage_stats` as vLLM has it."""
 
 import time
+from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from mlxr.compiler.version import VERSION
-from mlxr.server.documents.json_form import json_form, json_form_in_two
-from mlxr.server.documents.openai_chunks import Chunk
-from mlxr.server.openai.json_text import dumped
+from mlxr.runtime.engine.completion import Event
+from mlxr.server.documents.json_form import dumped, json_form, json_form_in_two
+from mlxr.server.documents.openai_chunks import Chunk, RunningTokens
 from mlxr.server.request_record import noted_warnings
 
 FINGERPRINT = f"mlxr-{VERSION}"
 DONE = b"data: [DONE]\n\n"
 """The end of a stream."""
+_RUNNING_USAGE = json_form(
+    RunningTokens(prompt_tokens=0, completion_tokens=0, total_tokens=0),
+    "prompt_tokens",
+    "completion_tokens",
+    "total_tokens",
+)
 
 
 class ChunkForms:
@@ -99,3 +106,22 @@ class ChunkWriter:
             return self._head
         head = self._forms.heads[1 + 2 * self._counts]
         return f"data: {head(*self._place, dumped(noted['warnings']), *self._usage)}"
+
+
+class RunningUsage:
+    """Counts the tokens of each answer as they come."""
+
+    def __init__(self, prompt_tokens: Sequence[int]) -> None:
+        """Begins with no token of any answer.
+
+        Args:
+            prompt_tokens: tokens of each answer's prompt, by the answer's number.
+        """
+        self._prompt_tokens = prompt_tokens
+        self._completion_tokens = [0] * len(prompt_tokens)
+
+    def count(self, index: int, event: Event) -> str:
+        """Counts an event of an answer, and gives the JSON text of its usage so far."""
+        self._completion_tokens[index] += event.token_id is not None
+        prompt, completion = self._prompt_tokens[index], self._completion_tokens[index]
+        return _RUNNING_USAGE(prompt, completion, prompt + completion)

@@ -17,16 +17,15 @@ from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.too_long import check_length
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.documents.answers import answers
+from mlxr.server.documents.json_form import dumped
 from mlxr.server.documents.openai_answers import TextCompletion
 from mlxr.server.documents.openai_chunks import TextChunk, TextChunkChoice
 from mlxr.server.errors import bad_field, openai_body
 from mlxr.server.large_body_route import LargeBodyRoute
 from mlxr.server.merged import merged
 from mlxr.server.openai.chat import new_id, plain_reason, usage
-from mlxr.server.openai.chunk_writer import DONE, FINGERPRINT, ChunkForms, ChunkWriter
-from mlxr.server.openai.json_text import dumped
+from mlxr.server.openai.chunk_writer import DONE, FINGERPRINT, ChunkForms, ChunkWriter, RunningUsage
 from mlxr.server.openai.logprobs import completion_logprobs
-from mlxr.server.openai.running_usage import RunningUsage
 from mlxr.server.openai.sampling_fields import ResponseFormat, SamplingFields, Terms, response_schema, sampling_of
 from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.request_record import noted_warnings

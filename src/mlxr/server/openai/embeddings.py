@@ -11,14 +11,13 @@ from starlette.responses import Response
 
 from mlxr.runtime.engine.pool import Pooling, Vector
 from mlxr.server.documents.answers import answers
-from mlxr.server.documents.json_form import json_form
+from mlxr.server.documents.json_form import dumped, json_form
 from mlxr.server.documents.openai_answers import Embedding, Embeddings, InputUsage
 from mlxr.server.embedding import embed, numbers_text, written
 from mlxr.server.embedding_prompts import Texts, check_texts, prompts_of
 from mlxr.server.errors import bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect
 from mlxr.server.large_body_route import LargeBodyRoute
-from mlxr.server.openai.json_text import dumped
 from mlxr.server.sse import unless_gone
 from mlxr.server.state import ServerState
 

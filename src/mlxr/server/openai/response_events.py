@@ -8,10 +8,10 @@ from uuid import uuid4
 from mlxr.runtime.engine.completion import Completion
 from mlxr.server.blocks import Block, Blocks, Change
 from mlxr.server.chat.answer import Piece
+from mlxr.server.documents.json_form import dumped
 from mlxr.server.errors import ApiError
 from mlxr.server.openai.client_tool import ToolKit
 from mlxr.server.openai.growing_call import GrowingCall
-from mlxr.server.openai.json_text import dumped
 from mlxr.server.openai.responses_items import sealed_reasoning
 from mlxr.server.openai.responses_request import ResponsesRequest
 from mlxr.server.request_record import noted_warnings

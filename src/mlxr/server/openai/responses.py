@@ -14,10 +14,10 @@ from starlette.responses import Response
 from mlxr.server.chat.answer import answer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.documents.answers import answers
+from mlxr.server.documents.json_form import EscapedJson
 from mlxr.server.documents.openai_answers import DeletedResponse, InputTokens, ResponseItems
 from mlxr.server.documents.openai_answers import Response as WholeResponse
 from mlxr.server.errors import ApiError, bad_field
-from mlxr.server.escaped_json import EscapedJson
 from mlxr.server.large_body_route import LargeBodyRoute, made
 from mlxr.server.openai.kept_responses import owner_of
 from mlxr.server.openai.response_events import GrowingResponse
