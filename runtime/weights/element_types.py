@@ -1,7 +1,8 @@
 """Element types of weight files: converts their bytes to numbers, and numbers to the bytes of MLX arrays.
 
 NumPy has no bfloat16. So the 16 bits of a bf16 number are passed as uint16, and reading makes it float32.
-Quantised types are those of GGUF; the `gguf` package dequantises them.
+Quantised types are those of GGUF. The `gguf` package dequantises them, and knows types that are newer than this table;
+it is imported when it is needed: that takes as long as reading the header of a file.
 """
 
 from dataclasses import dataclass
@@ -10,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 
 from mlxr.compiler.errors import WeightsError
+
+# ruff: noqa: PLC0415 (gguf: see above)
 
 Array = npt.NDArray[Any]
 
@@ -31,6 +32,25 @@ _NATIVE: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
+_GGUF_TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    20: ("IQ4_NL", 32, 18),
+    23: ("IQ4_XS", 256, 136),
+    30: ("BF16", 1, 2),
+    39: ("MXFP4", 32, 17),
+}
+"""The types that most files have, by their numbers: names, elements and bytes of a block."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _SAFETENSORS_SIZES = {"BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "C64": 8}
 LARGEST_FINITE = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "f32": 3.4028234663852886e38}
@@ -70,24 +90,37 @@ def safetensors_type(name: str) -> ElementType | None:
 
 def gguf_type(number: int) -> ElementType | None:
     """The element type with this number in GGUF files, or None if there is none."""
+    if number in _GGUF_TYPES:
+        return ElementType(*_GGUF_TYPES[number])
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
     try:
         kind = GGMLQuantizationType(number)
     except ValueError:
         return None
-    block_elements, block_bytes = GGML_QUANT_SIZES[kind]
-    return ElementType(kind.name, block_elements, block_bytes)
+    return ElementType(kind.name, *GGML_QUANT_SIZES[kind])
 
 
 @cache
 def _can_dequantise(name: str) -> bool:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
     kind = GGMLQuantizationType.__members__.get(name)
     if kind is None:
         return False
     try:
-        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        _dequantised(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), name)
     except NotImplementedError:
         return False
     return True
+
+
+def _dequantised(raw: npt.NDArray[np.uint8], name: str) -> Array:
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    numbers: Array = dequantize(raw, GGMLQuantizationType[name])
+    return numbers
 
 
 def decode(raw: npt.NDArray[np.uint8], element_type: ElementType) -> Array:
@@ -106,8 +139,7 @@ def decode(raw: npt.NDArray[np.uint8], element_type: ElementType) -> Array:
     if not element_type.is_readable:
         raise WeightsError(f"elements of type {element_type.name} cannot be read; convert to BF16, F16 or F32")
     with np.errstate(all="ignore"):  # corrupt scales are the file's own NaN and infinity
-        numbers: Array = dequantize(raw, GGMLQuantizationType[element_type.name])
-    return numbers
+        return _dequantised(raw, element_type.name)
 
 
 def encode(numbers: Array, dtype: str) -> Array:

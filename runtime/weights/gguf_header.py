@@ -1,8 +1,8 @@
 """Reads the header of a GGUF file: its metadata, and which tensors are where.
 
-The `gguf` package has the sizes of types and dequantises. Its reader is for trusted files: a hostile count makes it
-loop or take all memory, and a truncated file makes it raise anything. So the header is scanned here, once, and nothing
-is read for which the file is not long enough. Every fault is a WeightsError.
+The reader of the `gguf` package is for trusted files: a hostile count makes it loop or take all memory, and a truncated
+file makes it raise anything. So the header is scanned here, once, and nothing is read for which the file is not long
+enough. Every fault is a WeightsError.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -15,8 +15,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf import GGUFValueType
-
 from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.element_types import gguf_type
@@ -26,19 +24,9 @@ from mlxr.runtime.weights.stored_tensor import StoredTensor, is_possible, quoted
 Scalar = bool | int | float | str
 MetadataValue = Scalar | list[bool] | list[int] | list[float] | list[str]
 
-_SCALARS = {
-    GGUFValueType.UINT8: "B",
-    GGUFValueType.INT8: "b",
-    GGUFValueType.UINT16: "H",
-    GGUFValueType.INT16: "h",
-    GGUFValueType.UINT32: "I",
-    GGUFValueType.INT32: "i",
-    GGUFValueType.FLOAT32: "f",
-    GGUFValueType.BOOL: "?",
-    GGUFValueType.UINT64: "Q",
-    GGUFValueType.INT64: "q",
-    GGUFValueType.FLOAT64: "d",
-}
+_STRING, _ARRAY = 8, 9
+_SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+"""The `struct` codes of the types of values, by their numbers."""
 _MAX_HEADER_BYTES = 64 << 20  # the largest vocabularies with their merges take about 16 MiB
 _MIN_ENTRY_BYTES = 8 + 4 + 1  # a metadata entry: key length, type, one byte of value
 _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8  # a tensor: name length, dimension count, type, offset
@@ -133,11 +121,11 @@ def _scan(cursor: GgufCursor, path: Path, file_bytes: int) -> GgufHeader:
 def _read_value(cursor: GgufCursor, key: str) -> MetadataValue:
     where = f"the metadata of {quoted(key)}"
     (kind,) = cursor.unpack("I", where)
-    if kind == GGUFValueType.STRING:
+    if kind == _STRING:
         return cursor.text(where, strict=False)
-    if kind == GGUFValueType.ARRAY:
+    if kind == _ARRAY:
         item_kind, count = cursor.unpack("IQ", where)
-        if item_kind == GGUFValueType.STRING:
+        if item_kind == _STRING:
             cursor.check_count(count, 8, f"strings in {where}")
             return cursor.texts(count, where)
         item_code = _SCALARS.get(item_kind)

@@ -1,11 +1,15 @@
 """Conversion to the types of weights: rounding as MLX has it, and numbers that do not fit."""
 
+import struct
+
+import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from mlxr.compiler.errors import WeightsError
-from mlxr.runtime.weights.element_types import encode, gguf_type, safetensors_type
+from mlxr.runtime.weights import gguf_header
+from mlxr.runtime.weights.element_types import ElementType, encode, gguf_type, safetensors_type
 
 
 def test_bf16_rounds_like_mlx():
@@ -52,3 +56,16 @@ def test_unknown_types():
     assert safetensors_type("F13") is None
     assert gguf_type(4) is None
     assert gguf_type(8).block_elements == 32
+
+
+def test_types_are_those_of_the_gguf_package():
+    for kind, (elements, size_bytes) in gguf.GGML_QUANT_SIZES.items():
+        assert gguf_type(int(kind)) == ElementType(kind.name, elements, size_bytes)
+    sizes = {"U": "BHIQ", "I": "bhiq", "F": "fd", "B": "?"}
+    for kind in gguf.GGUFValueType:
+        if kind.name in ("STRING", "ARRAY"):
+            assert int(kind) not in gguf_header._SCALARS
+        else:
+            assert gguf_header._SCALARS[int(kind)] in sizes[kind.name[0]]
+            bits = int("".join(filter(str.isdigit, kind.name)) or 8)
+            assert struct.calcsize(gguf_header._SCALARS[int(kind)]) * 8 == bits
