@@ -50,7 +50,8 @@ _GGUF_TYPES = {
     30: ("BF16", 1, 2),
     39: ("MXFP4", 32, 17),
 }
-"""The types that most files have, by their numbers: names, elements and bytes of a block."""
+"""The types that most files have, by their numbers: names, elements and bytes of a block. All of them can be read."""
+_READABLE = {*_NATIVE, *(name for name, *_ in _GGUF_TYPES.values())}
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _SAFETENSORS_SIZES = {"BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "C64": 8}
 LARGEST_FINITE = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "f32": 3.4028234663852886e38}
@@ -74,7 +75,7 @@ class ElementType:
     @property
     def is_readable(self) -> bool:
         """Whether `decode` can turn it into numbers."""
-        return self.name in _NATIVE or self.name == "BF16" or _can_dequantise(self.name)
+        return self.name in _READABLE or _can_dequantise(self.name)
 
     @property
     def is_float(self) -> bool:

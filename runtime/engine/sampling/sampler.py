@@ -107,7 +107,7 @@ class Sampler:
         return self._numbers[position]
 
     @cached_property
-    def _generator(self) -> np.random.Generator:
+    def _generator(self) -> "np.random.Generator":  # quoted: NumPy imports it when it is named
         seed = np.random.SeedSequence(self.sampling.seed, spawn_key=(self._stream,))
         return np.random.Generator(np.random.Philox(seed))
 

@@ -9,7 +9,7 @@ import pytest
 
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights import gguf_header
-from mlxr.runtime.weights.element_types import ElementType, encode, gguf_type, safetensors_type
+from mlxr.runtime.weights.element_types import ElementType, decode, encode, gguf_type, safetensors_type
 
 
 def test_bf16_rounds_like_mlx():
@@ -60,7 +60,9 @@ def test_unknown_types():
 
 def test_types_are_those_of_the_gguf_package():
     for kind, (elements, size_bytes) in gguf.GGML_QUANT_SIZES.items():
-        assert gguf_type(int(kind)) == ElementType(kind.name, elements, size_bytes)
+        assert (ours := gguf_type(int(kind))) == ElementType(kind.name, elements, size_bytes)
+        if ours.is_readable and elements > 1:
+            assert decode(np.zeros((1, size_bytes), np.uint8), ours).shape == (1, elements)
     sizes = {"U": "BHIQ", "I": "bhiq", "F": "fd", "B": "?"}
     for kind in gguf.GGUFValueType:
         if kind.name in ("STRING", "ARRAY"):
