@@ -6,6 +6,7 @@ letters; some, and files of the kind `gemma4`, spell characters as they are, wit
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -47,7 +48,7 @@ def bpe_from_gguf(metadata: Mapping[str, Any], source: str) -> LibraryTokenizer:
         raise TokenizerError(f"{source}: `{PREFIX}pre` is {name!r:.60}, expected a name")
     split = pre_tokenizer(name or "default", source)
     vocabulary = read_vocabulary(metadata, source)
-    merges = _merges(metadata, vocabulary, source)
+    merges = read_column(metadata, "merges", str, source)
     if split.alphabet is Alphabet.WORDS:
         split = replace(split, lowercase=bool(read_flag(metadata, "normalizer.lowercase", False, source)))
     with library_errors(source):
@@ -55,16 +56,14 @@ def bpe_from_gguf(metadata: Mapping[str, Any], source: str) -> LibraryTokenizer:
     special = vocabulary.special
     add_bos = split.add_bos if special.add_bos is None or split.always_bos else special.add_bos
     special = replace(special, add_bos=add_bos, add_eos=bool(special.add_eos))
-    return LibraryTokenizer(library, source, special, spellings=vocabulary.tokens)
+    return LibraryTokenizer(library, source, special, spellings=vocabulary.tokens, ids=vocabulary.ids)
 
 
 def _build(
-    metadata: Mapping[str, Any], vocabulary: Vocabulary, merges: list[tuple[str, str]], split: PreTokenizer
+    metadata: Mapping[str, Any], vocabulary: Vocabulary, merges: list[str], split: PreTokenizer
 ) -> Library:
     in_bytes = split.alphabet is Alphabet.BYTES
-    library = Library(
-        BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=split.ignore_merges, byte_fallback=not in_bytes)
-    )
+    library = Library(_model(vocabulary.ids, merges, split.ignore_merges, byte_fallback=not in_bytes))
     words = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns]
     if split.composed:
         library.normalizer = normalizers.NFC()
@@ -98,13 +97,20 @@ def _build(
     return library
 
 
-def _merges(metadata: Mapping[str, Any], vocabulary: Vocabulary, source: str) -> list[tuple[str, str]]:
-    """The merges in order, each once. Those that use or make a token that there is not have no effect."""
-    tokens = vocabulary.ids
-    merges: dict[tuple[str, str], None] = {}
-    for merge in read_column(metadata, "merges", str, source):
+def _model(ids: dict[str, int], merges: list[str], ignore_merges: bool, byte_fallback: bool) -> BPE:
+    """The library's model. Merges that use or make a token that there is not have no effect, nor the second of two."""
+
+    def model(pairs: list[tuple[str, str]]) -> BPE:
+        return BPE(vocab=ids, merges=pairs, ignore_merges=ignore_merges, byte_fallback=byte_fallback)
+
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    if {*map(len, pairs)} == {2} and len({*merges}) == len(merges):
+        with suppress(Exception):  # nearly never: the library looks for the tokens itself, and sooner than we would
+            return model(pairs)
+    known: dict[tuple[str, str], None] = {}
+    for merge in merges:
         at = merge.find(" ", 1)  # a token may begin with a space
         left, right = merge[:at], merge[at + 1 :]
-        if at > 0 and left in tokens and right in tokens and left + right in tokens:
-            merges[left, right] = None
-    return [*merges]
+        if at > 0 and left in ids and right in ids and left + right in ids:
+            known[left, right] = None
+    return model([*known])

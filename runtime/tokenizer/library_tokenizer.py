@@ -45,6 +45,7 @@ class LibraryTokenizer(Tokenizer):
         source: str,
         special: SpecialTokens = SpecialTokens(),  # noqa: B008
         spellings: Sequence[str] | None = None,
+        ids: Mapping[str, int] | None = None,
     ) -> None:
         """Wraps a tokenizer of the library, which must not be changed afterwards.
 
@@ -53,6 +54,7 @@ class LibraryTokenizer(Tokenizer):
             source: the file that it comes from, for messages.
             special: its special tokens. If they do not say whether to add BOS and EOS, its post-processor decides.
             spellings: of all tokens, where the library has others for some; by default the library's.
+            ids: the vocabulary that the library was given; None: it is asked for it, which takes longer.
 
         Raises:
             TokenizerError: it cannot be used, or an id is outside its vocabulary.
@@ -61,7 +63,7 @@ class LibraryTokenizer(Tokenizer):
             library.no_truncation()
             library.no_padding()
             self._added = library.get_added_tokens_decoder()
-            vocabulary = library.get_vocab(with_added_tokens=False)
+            vocabulary = library.get_vocab(with_added_tokens=False) if ids is None else ids
             model_size = max(vocabulary.values(), default=-1) + 1
             decoder = _state(library.decoder)
             self.rule = decoding_rule(decoder, source)
