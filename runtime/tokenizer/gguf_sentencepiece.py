@@ -123,7 +123,7 @@ def read_scores(metadata: Mapping[str, Any], num_tokens: int, source: str) -> li
         return [0.0] * num_tokens
     scores = read_column(metadata, "scores", (int, float), source)[:num_tokens]
     check_length(source, "scores", scores, num_tokens)
-    if any(map(math.isnan, scores)):
+    if math.isnan(sum(scores)) and any(map(math.isnan, scores)):
         token_id = next(i for i, score in enumerate(scores) if math.isnan(score))
         raise TokenizerError(f"{source}: token {token_id} of the vocabulary has the impossible score nan")
     if min(scores) >= -_MAX_SCORE and max(scores) <= _MAX_SCORE:

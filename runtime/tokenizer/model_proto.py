@@ -10,10 +10,14 @@ import functools
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain, repeat
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from mlxr.runtime.tokenizer.proto_fields import proto_fields
+
+Numbers = npt.NDArray[Any]
 
 _VARINT, _BYTES, _FIXED32 = 0, 2, 5
 UNIGRAM, BPE = 1, 2
@@ -96,11 +100,46 @@ def write_model_proto(
 def write_pieces(pieces: Pieces) -> bytes:
     """The part of a serialised model that lists its pieces. Appended to a model, it adds pieces to the model."""
     # No loop of Python's own: a vocabulary of 262,144 is written at every start.
-    encoded = [text.encode("utf-8") for text in pieces.texts]
-    sizes = list(map(len, encoded))
-    heads = {size: _head(size) for size in set(sizes)}
-    ends = map(_END, repeat(_SCORE_TAG), pieces.scores, repeat(_KIND_TAG), pieces.kinds)
-    return b"".join(chain.from_iterable(zip(map(heads.__getitem__, sizes), encoded, ends, strict=True)))
+    texts = np.frombuffer("\0".join([*pieces.texts, ""]).encode("utf-8"), np.uint8)
+    ends = np.flatnonzero(texts == 0)
+    if ends.size != len(pieces):  # a zero of its own
+        ends = np.cumsum([len(text.encode("utf-8")) + 1 for text in pieces.texts]) - 1
+    sizes = np.diff(ends, prepend=-1) - 1
+    scores = np.array(pieces.scores, "<f4").view(np.uint8).reshape(-1, 4)
+    # Each piece: its tag, bytes that follow; tag and bytes of the text, the text; tag and score; tag and kind.
+    tails = 1 + _varint_sizes(sizes) + sizes + 7
+    begins = np.cumsum(np.concatenate([[0], 1 + _varint_sizes(tails) + tails]))
+    result, is_text = np.empty(begins[-1], np.uint8), np.ones(begins[-1], bool)
+
+    def put(at: Numbers, values: Numbers | int) -> None:
+        result[at] = values
+        is_text[at] = False
+
+    def put_varint(at: Numbers, values: Numbers) -> None:
+        while at.size:
+            more = values > 0x7F
+            put(at, values & 0x7F | np.where(more, 0x80, 0))
+            at, values = at[more] + 1, values[more] >> 7
+
+    begins, text, score = begins[:-1], begins[1:] - tails, begins[1:] - 7
+    put(begins, _PIECE_TAG)
+    put_varint(begins + 1, tails)
+    put(text, _TEXT_TAG)
+    put_varint(text + 1, sizes)
+    put(score, _SCORE_TAG)
+    for byte in range(4):
+        put(score + 1 + byte, scores[:, byte])
+    put(score + 5, _KIND_TAG)
+    put(score + 6, np.array(pieces.kinds, np.int64))
+    is_end = np.ones(texts.size, bool)
+    is_end[ends] = False
+    result[is_text] = texts[is_end]
+    return result.tobytes()
+
+
+def _varint_sizes(values: Numbers) -> Numbers:
+    """How many bytes each value takes as a varint."""
+    return 1 + np.searchsorted([1 << 7 * more for more in range(1, 9)], values, side="right")
 
 
 def changed_pieces(proto: bytes, changes: Mapping[int, Piece]) -> bytes:
@@ -139,12 +178,6 @@ def _score(piece: bytes) -> float:
     return float(struct.unpack("<f", packed)[0]) if isinstance(packed, bytes) and len(packed) == 4 else 0.0
 
 
-def _head(size: int) -> bytes:
-    """What a piece begins with whose text has `size` bytes, tags and lengths included."""
-    text = _tag(1, _BYTES) + _varint(size)
-    return _tag(_PIECES, _BYTES) + _varint(len(text) + size + _END_BYTES) + text
-
-
 def _text(field: int, text: str) -> bytes:
     return _message(field, text.encode("utf-8"))
 
@@ -173,8 +206,9 @@ def _varint(value: int) -> bytes:
     return bytes(groups)
 
 
-_SCORE_TAG, _KIND_TAG = _tag(2, _FIXED32)[0], _tag(3, _VARINT)[0]
-_END, _END_BYTES = struct.Struct("<BfBB").pack, 7
+_PIECE_TAG, _TEXT_TAG, _SCORE_TAG, _KIND_TAG = (
+    _tag(field, wire_type)[0] for field, wire_type in ((_PIECES, _BYTES), (1, _BYTES), (2, _FIXED32), (3, _VARINT))
+)
 
 WITHOUT_PREFIX = _message(3, _integer(3, 0))
 """Appended to a model, it is one that puts no space before a text: of what is there twice, the last counts."""
