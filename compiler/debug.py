@@ -1,4 +1,4 @@
-"""MLXR_DEBUG, the one switch for what the compiler and the runtime tell of themselves."""
+"""MLXR_DEBUG, the one switch for the debug output of compiler and runtime."""
 
 import os
 

@@ -60,7 +60,7 @@ def compile_spec(
         geometry: the sizes of launches for which the chip has no rule; None: the defaults.
         targets: the targets to generate code for; None: every target that can run the spec.
         chip: the chip to choose launch geometry for; None: the generic one.
-        early: which target to render first, and who gets its sources before the rest is done; not of a split model.
+        early: a target to render first, and what to call with its sources; a split model ignores it.
 
     Raises:
         BudgetError: the spec needs more than its memory budget; the message says what would fit.

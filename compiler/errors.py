@@ -9,7 +9,7 @@
       ArtifactError           an artifact that is missing, tampered with, or of another version
       WeightsError            a weight file that is missing, corrupt, or does not match the artifact
       TokenizerError          a tokenizer that is missing or corrupt
-        NoTokenizerError      a model comes without one
+        NoTokenizerError      a model without a tokenizer, where text needs one
       ChatTemplateError       a chat template that is missing, is faulty, or took too long or too much memory
       HostError               a host that cannot run here, or a kernel that cannot be built
         KernelFault           a kernel that did something illegal (sim: out of bounds, divergence, race, ...)
@@ -72,7 +72,7 @@ class TokenizerError(MlxrError):
 
 
 class NoTokenizerError(TokenizerError):
-    """A model comes without a tokenizer, which only text needs."""
+    """A model without a tokenizer, where text needs one."""
 
 
 class ChatTemplateError(MlxrError):

@@ -1,6 +1,6 @@
 """The version: of the package, and so of every artifact it writes.
 
-`VERSION` is the release that the sources are, or are on the way to. Which commit they are, git knows: `full_version`.
+`VERSION` is the current release, or the next one. `full_version` adds the commit, which it asks git for.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ ARTIFACT_FORMAT = 12
 
 
 def full_version() -> str:
-    """The version of this very copy of MLXR, as PEP 440 has versions.
+    """The version of this copy of MLXR, in the form of PEP 440.
 
     In a clone, git tells: `VERSION` if the commit has the tag `vVERSION`, else `VERSION.devN+gCOMMIT`, where N is the
     number of commits up to it, so that pip takes it for older than the release and for newer than the commit before;

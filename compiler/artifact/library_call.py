@@ -1,4 +1,4 @@
-"""Calls of what is no generated kernel: MLX's functions, where they replace kernels, and exchanges with other ranks."""
+"""Calls other than generated kernels: MLX's functions that replace kernels, and exchanges with other ranks."""
 
 from typing import Annotated, Literal
 
@@ -62,7 +62,7 @@ class CollectiveCall(Record):
     Attributes:
         function: what is exchanged.
         label: the name under which hosts count it.
-        ports: `x`, or, of a rank that has nothing to give, `after`: what it has done before.
+        ports: `x`; on a rank that contributes nothing, `after`: a value that has to be computed before.
         dtype: type of the rows.
         width: columns of the result.
     """

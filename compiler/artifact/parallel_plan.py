@@ -81,7 +81,7 @@ class ParallelPlan(Record):
 
 
 def parallel_plan(spec: ModelSpec, plans: Sequence[Plan], graphs: Sequence[Mapping[str, OpGraph]]) -> ParallelPlan:
-    """What the artifact says of all ranks; its reader makes it again, and compares.
+    """The record of all ranks. The reader of an artifact computes it again, and compares.
 
     Args:
         spec: the spec, which says how the model is split.

@@ -32,7 +32,7 @@ from mlxr.compiler.text import counted
 from mlxr.compiler.version import ARTIFACT_FORMAT, VERSION
 
 _MOST_BYTES = 256 << 20
-"""A hundred times what the files of the largest models have."""
+"""A hundred times the size of the largest models' files."""
 
 
 def load_artifact(path: str | Path) -> Artifact:
@@ -93,7 +93,7 @@ def _load(folder: Path) -> Artifact:
 
 
 def _check_ranks(artifact: Artifact, split: ParallelPlan, folder: Path) -> None:
-    """Checks that what is said of all ranks is what the spec, and the plans and graphs of each, say."""
+    """Checks the record of all ranks against the spec, and against each rank's plan and graphs."""
     parts = [artifact.of_rank(rank) for rank in range(split.size)]
     try:
         wanted = artifact.spec.parallel

@@ -29,7 +29,7 @@ class SequenceCounts(Record):
         return range(self.first_count, self.last_count + 1)
 
     def takes(self, dims: Mapping[BatchDim, int]) -> bool:
-        """Whether the batch of a decode step is such a step."""
+        """Whether a decode step with this batch is one of them."""
         return dims["tokens"] in self.counts and dims["tokens"] == dims["seqs"] == dims["rows"]
 
 

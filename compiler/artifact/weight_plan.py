@@ -50,7 +50,7 @@ class Recipe:
     columns: Columns | None = None
     """The columns to take; None: all."""
     is_transposed: bool = False
-    """Whether the last two dimensions of each tensor change places before that; only of floats."""
+    """Whether the last two dimensions of each tensor are swapped before that; for float types only."""
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from mlxr.compiler.artifact.chip import Figure
 from mlxr.compiler.spec.record import Record
 
 Backend = Literal["ring", "jaccl", "nccl"]
-"""What of `mx.distributed` moves the bytes: `ring` over TCP, from neighbour to neighbour; `jaccl` over RDMA, where each
-machine has a cable to every other one; `nccl` between NVIDIA GPUs."""
+"""The backend of `mx.distributed` that moves the bytes: `ring` over TCP, from neighbour to neighbour; `jaccl` over
+RDMA, where each machine has a cable to every other one; `nccl` between NVIDIA GPUs."""
 
 
 class LinkEntry(Record):
@@ -26,7 +26,7 @@ class LinkEntry(Record):
     own_sum_us: Figure | None = None
     """Time of a sum of a few KB by host cuda's own kernel over peer memory, with its launch; null: there is none."""
     handover_us: Figure | None = None
-    """For a message of a GPU's: the time from the GPU to the CPU, which sends, and back; null: part of the latency."""
+    """For messages of GPUs: time from the GPU to the CPU, which sends, and back; null: it is part of the latency."""
 
 
 class LinkFile(Record):

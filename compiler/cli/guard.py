@@ -52,7 +52,7 @@ def guarded(command: Callable[[], int]) -> int:
 
 
 class _Notes(logging.Handler):
-    """Prints what the packages log to standard error, as it is: it says itself whether it is a note or a warning."""
+    """Prints log records to standard error without a prefix: their texts say whether they are notes or warnings."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr, flush=True)

@@ -162,7 +162,7 @@ class ArenaGeometry:
 
     @property
     def state_columns(self) -> int:
-        """Most columns of a batch's table of states: what is read, and written after as many tokens as may matter."""
+        """Most columns of a batch's table of states: the slot that a step reads, and all that it may write."""
         return 2 + max(self.block_size, MOST_UNDONE)
 
     @property

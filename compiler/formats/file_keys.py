@@ -1,4 +1,4 @@
-"""Names of files and keys with which models describe themselves, as far as code asks for them.
+"""Names of the files and metadata keys of models that code refers to.
 
 The keys of a model's architecture are not here: models/importers and models/families say what they mean.
 """

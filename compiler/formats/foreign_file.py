@@ -1,4 +1,4 @@
-"""Says what a file is that stands where a model's file should be: a Git LFS pointer, a picture, an archive."""
+"""Tells what a file is that was taken for a model's file: a Git LFS pointer, a picture, an archive."""
 
 from pathlib import Path
 

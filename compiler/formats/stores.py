@@ -17,9 +17,9 @@ Countable = Literal["heads", "kv_heads", "columns", "experts", "vocabulary"]
 """What the ranks of a stage divide."""
 KEYS, VALUES = "k_arena", "v_arena"
 MOST_TAKEN_BACK = 64
-"""Tokens before its newest step that a sequence may go back to without what left its windows since."""
+"""The most tokens before its newest step that a sequence may drop; windows keep their blocks for as long."""
 MOST_TILE_KEYS = 128
-"""Kernels of prompts begin at a multiple of their tile of keys, which is at most this."""
+"""The largest tile of keys of a prefill kernel; it begins to read at a multiple of its tile."""
 _TITLES = {KEYS: "K", VALUES: "V"}
 KEYS_AND_VALUES = (KEYS, VALUES)
 """The stores of attention, in the order in which plans list them."""
@@ -104,7 +104,7 @@ class LayerGroup:
         layers: that have rows of their own, ascending; a kernel gets a layer's place here as its number.
         num_blocks: blocks of each of its allocations.
         max_blocks_per_sequence: columns of its block table: blocks of a sequence of the whole context.
-        window: tokens that each of its layers sees, the newest included; None: all. What left it is given back.
+        window: tokens that each of its layers sees, the newest included; None: all. Blocks that left it are freed.
     """
 
     layers: tuple[int, ...]

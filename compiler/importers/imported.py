@@ -16,7 +16,7 @@ from mlxr.compiler.spec.load import parse_spec
 from mlxr.compiler.spec.model import ModelSpec
 
 LEAST_CONTEXT = 2048
-"""The fewest tokens of a sequence with which an imported model runs where memory lacks, unless it has fewer itself."""
+"""The shortest context that an imported model is cut to where memory is short, unless its own is shorter."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _of_short_factors(model: Mapping[str, Any], needed: int) -> int:
 
 
 def _least_context(own: int, options: ImportOptions) -> int | None:
-    """As in specs: what is asked for is not less where memory lacks."""
+    """As in specs. A context that is asked for is not cut where memory is short."""
     return LEAST_CONTEXT if options.context is None and own > LEAST_CONTEXT else None
 
 

@@ -108,7 +108,7 @@ class Tensors:
         """The `weights` section of a spec: the most frequent format of each class, and every exception.
 
         Args:
-            tied: whether the file's output projection, if it has one, is not used: the embedding table is, or none.
+            tied: whether an output projection in the file is ignored: the embedding table is used, or there is none.
 
         Raises:
             SpecError: a matrix has a type that is not supported.

@@ -35,7 +35,7 @@ class OpWork:
 
     Attributes:
         flops: of all its arithmetic that counts, or `NOT_COUNTED`.
-        store_bytes: what it reads and writes of what the model keeps between steps.
+        store_bytes: bytes of stores that it reads and writes.
         span: tokens of a sequence's store that its last query sees; 0 for an op that attends to nothing.
         weight_tokens: how many tokens' weights it reads, where each has its own (`OpKind.weights_per_token`).
         rows: of inputs of which it reads some rows only, their number by port.

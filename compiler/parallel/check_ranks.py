@@ -1,9 +1,9 @@
-"""Verifiers of a split model: what no rank can see of itself.
+"""Verifies a split model as a whole: the rules that no rank can check alone.
 
 1. Every row and column of every tensor is owned once, or copied by all ranks of a stage; a KV head is copied by the
    ranks whose queries read it, and by no other.
-2. No op but a linear one reads a partial sum, only partial sums are summed, and what is whole is added to one once.
-3. Norms over columns that ranks divide take the mean squares of all columns, and each KV head is in these once.
+2. Only linear ops read a partial sum, only partial sums are summed, and only one rank adds a whole value to one.
+3. Norms over columns that ranks divide take the mean squares of all columns, which count each KV head once.
 4. All ranks issue the same collectives in the same order, so that none waits for another for ever.
 """
 
@@ -143,7 +143,7 @@ def _check_heads(spec: ModelSpec, ranks: Sequence[Rank]) -> None:
 
 
 def _check_norms(source: OpGraph, part: Rank) -> None:
-    """Checks that nothing is normalised by a part of its columns alone."""
+    """Checks that no norm takes the mean square of only a part of its columns."""
     wholes = {op.inputs["weight"]: norm for op, norm in source.ops_of(Norm)}
     for op, _ in part.graph.ops_of(Norm):
         weight = op.inputs["weight"]
@@ -153,7 +153,7 @@ def _check_norms(source: OpGraph, part: Rank) -> None:
 
 
 def _check_keys_counted(spec: ModelSpec, ranks: Sequence[Rank]) -> None:
-    """Checks that the mean squares of a layer have the keys of each KV head once."""
+    """Checks that the mean squares of a layer count the keys of each KV head once."""
     counted: dict[str, list[int]] = {}
     for part in ranks:
         for op, attrs in part.graph.ops_of(MeanSquares):

@@ -41,7 +41,7 @@ class Shard:
     slices: dict[str, TensorSlice] = field(default_factory=dict)
     """The rank's part of each tensor that it reads."""
     names: dict[str, str] = field(default_factory=dict)
-    """For a value of the model that has another name here: a sum, or the only addend that this rank has."""
+    """The names of values that have another name on this rank, by their names in the whole model."""
 
     def run(self) -> OpGraph:
         """The graph of the rank.
@@ -170,7 +170,7 @@ class Shard:
             self._emit(replace(op, attrs=attrs, inputs=inputs), division.out)
 
     def _has(self, op: Op, port: str) -> Holding:
-        """What the rank has of an input when the op runs: partial sums are made whole before, unless they may wait."""
+        """What the rank has of an input when the op runs: partial sums are summed before, unless the op takes them."""
         value = self.graph.value(op.inputs[port])
         if value.role == "weight":
             divided = self.share.is_divided and any(value.axes)

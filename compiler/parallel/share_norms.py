@@ -1,4 +1,4 @@
-"""Rewrites norms over all heads, so that ranks that have some of the heads each can compute them."""
+"""Rewrites norms over all heads, so that ranks that each have some of the heads can compute them."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""How a model is split over ranks where nobody has said."""
+"""The default split of a model over ranks."""
 
 from mlxr.compiler.errors import PlanError, SpecError
 from mlxr.compiler.spec.change import Changes, changed
@@ -8,7 +8,7 @@ from mlxr.compiler.spec.share import shares
 
 
 def split_for(spec: ModelSpec, ranks: int) -> Parallel:
-    """The split that the spec has; else every layer over all ranks; else, where that divides a whole, layers by stages.
+    """The spec's own split; else each layer over all ranks; else, if a layer cannot be divided so, stages of layers.
 
     Args:
         spec: the spec.

@@ -80,7 +80,7 @@ class UnpackedTiles(SizeRecord):
     """Projections of many rows by quantised weights, which are unpacked into threadgroup memory."""
 
     min_rows: int = size("gemm_min_rows", 17, tuning=RowThreshold())
-    """From this many rows on, projections take this way, 32 rows at once."""
+    """The fewest rows that are computed this way, 32 at once."""
     mma: int = size("gemm_mma", 0, one_of=_OFF_ON)
     """1: uses MMA, 64 rows at once, if activations have 16 bits."""
 
@@ -93,16 +93,16 @@ class MatrixTiles(SizeRecord):
     """
 
     min_rows: int = size("mma_min_rows", 0, least=0)
-    """From this many rows on, projections take this way; 0: never."""
+    """The fewest rows that are computed this way; 0: none are."""
     max_rows: int = size("mma_max_rows", 64)
-    """Up to this many rows, projections take this way."""
+    """The most rows that are computed this way."""
     simdgroups: int = size("mma_simdgroups", 8, most=14, reason="whose sums fit", tuning=Values((4, 6, 8, 12)))
     """Simdgroups that share the columns of a threadgroup's weight rows."""
     outputs: int = size("mma_outputs", 64, one_of=(16, 32, 64))
     """Weight rows per threadgroup, for quantised weights; other weights always have 64."""
 
     def check_together(self) -> None:
-        """Some number of rows takes this way, unless it is turned off."""
+        """Some number of rows is computed this way, unless that is turned off."""
         if self.min_rows > self.max_rows:
             raise PlanError(f"geometry: mma_min_rows {self.min_rows} must be at most mma_max_rows, {self.max_rows}")
 
@@ -112,9 +112,9 @@ class LibraryMatmul(SizeRecord):
     """Projections with MLX's matmul, on hosts that have MLX's ops."""
 
     min_rows: int = size("mlx_min_rows", 32, least=0, tuning=RowThreshold())
-    """From this many rows on, it takes projections whose weight has the activations' type; 0: never."""
+    """The fewest rows for which it multiplies by a weight of the activations' type; 0: it never does."""
     quantised_min_rows: int = size("mlx_quantised_min_rows", 0, least=0, tuning=RowThreshold(shared=True))
-    """From this many rows on, it takes projections whose weight is quantised and is first unpacked; 0: never."""
+    """The fewest rows for which it multiplies by a quantised weight, unpacked before; 0: it never does."""
     unpack_unroll: int = size("unpack_unroll", 4)
     """Pieces of a weight that one thread unpacks, with all their loads in flight at once."""
 
@@ -151,7 +151,7 @@ class AttendMany(SizeRecord):
     """Decode attention of batches whose sequences alone fill the GPU: one launch, however long the contexts are."""
 
     min_sequences: int = size("attend_many", 0, least=0)
-    """From this many sequences on, attention takes this way: at least 2; 0: never."""
+    """The fewest sequences that are computed this way, at least 2; 0: none are."""
     simdgroups: int = size("attend_many_simdgroups", 8)
     """As in `AttendWhole`."""
     heads: int = size("attend_many_heads", 0, least=0)
@@ -221,9 +221,9 @@ class LibraryAttention(SizeRecord):
     """Attention of one sequence with MLX's op, on hosts that have MLX's ops."""
 
     min_tokens: int = size("mlx_min_tokens", 0, least=0)
-    """From this many new tokens on, it takes a step; 0: never."""
+    """The fewest new tokens of a step that it computes; 0: it computes none."""
     min_context: int = size("mlx_min_context", 0, least=0)
-    """From this many tokens of context on, the new ones included, it takes such a step."""
+    """The fewest tokens of context, the new ones included, of a step that it computes."""
 
 
 @dataclass(frozen=True)

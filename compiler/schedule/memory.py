@@ -49,7 +49,7 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
     state_bytes = sum(_state_bytes(store) for store in stores if store.scope == "sequence")
     num_slots = _num_slots(cache.max_sequences) if state_bytes else 0
     most = per_sequence * cache.max_sequences
-    if spec.output == "hidden":  # a prompt leaves when it is read: room for the longest, and for what two steps read
+    if spec.output == "hidden":  # prompts leave once they are read: room for the longest one and for two steps
         most = min(most, per_sequence + cache.max_sequences - 1 + -(-2 * chunk // cache.block_size))
     blocks = cache.num_blocks or min(most, spec.usual_blocks)
     for keeps_all in (cache.keep_windows, True):
@@ -113,8 +113,8 @@ def _groups(
     keeps_all = keeps_all or cache.mode == "contiguous" or spec.parallel is not None or spec.output == "hidden"
 
     def needed(window: int) -> int:
-        # Each sequence may have a window that none other has, and as much again stays for prefixes; besides, blocks at
-        # both ends that are used in part, and one that is copied.
+        # The window of each sequence, which may share none of it, and as much again for prefixes. A window also has
+        # a block at either end that is used in part, and one that is copied.
         kept = -(-(window + MOST_TILE_KEYS + MOST_TAKEN_BACK) // size) + 3
         return 2 * cache.max_sequences * kept + -(-most_tokens // size)
 

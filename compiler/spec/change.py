@@ -90,7 +90,7 @@ def changed(spec: ModelSpec, changes: Changes) -> ModelSpec:
     model, cache = spec.model, spec.cache
     if changes.context is not None:
         model = model.model_copy(update={"context": changes.context})
-        cache = cache.model_copy(update={"least_context": None})  # what is asked for is not less where memory lacks
+        cache = cache.model_copy(update={"least_context": None})  # a context that is asked for is never cut
     if changes.sequences > cache.max_sequences:
         cache = cache.model_copy(update={"max_sequences": changes.sequences})
     if changes.cache_dtype is not None:

@@ -33,7 +33,7 @@ class Family(Record):
     extends: str | None = None
     """The family of which this one is a variant."""
     tensors: dict[str, FamilyTensor | None] = Field(default_factory=dict)
-    """Canonical name to names in files; `{i}` is the layer. Null: this family has none, though the other has."""
+    """Canonical name to names in files; `{i}` is the layer. Null: this family lacks a tensor that the other has."""
     ignored: tuple[str, ...] = ()
     """Patterns of tensors that any file of the family may hold and nothing needs."""
     ignored_when_tied: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ CONTRADICTION = "contradiction"
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = r"^[ \t]*([0-9]{1,15}(?:\.[0-9]{1,15})?)[ \t]*([bB]|[kKmMgG][iI]?[bB])?[ \t]*$"
-"""What the loader reads and the schema tells editors: without \\s and \\d, which JavaScript and Python read unlike."""
+"""For the loader, and for editors by the schema: without \\s and \\d, which differ between JavaScript and Python."""
 
 
 def parse_size(value: Any) -> Any:

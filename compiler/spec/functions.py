@@ -99,7 +99,7 @@ def _alike(value: Any, other: Any) -> bool:
 
 
 def _every(of: Arguments) -> list[str] | None:
-    """Types of layers that repeat, the last of them another: (how many repeat, the usual, the last)."""
+    """A period of layer types that ends in another type: (its length, the usual type, the last one's type)."""
     if of.value(0) is None:
         return None
     count, usual, last = of.count(0), of.value(1), of.value(2)
@@ -115,7 +115,7 @@ def _after(of: Arguments) -> list[str]:
 def _flags(of: Arguments) -> list[str] | None:
     """Types of layers by a key: (the key, its default, the type where true, the other).
 
-    The key has a flag for each layer, or the number of layers after which one of the other type returns.
+    The key has a flag for each layer, or a number n: then every n-th layer is of the other type.
     """
     flags = of.key(0)
     if flags is None:
@@ -132,7 +132,7 @@ def _flags(of: Arguments) -> list[str] | None:
 def _letters(of: Arguments) -> list[str] | None:
     """Types of layers by letters: (the text, a letter, its type, ...).
 
-    A number instead of the text means that all are of the first type, but for every so manyth, which is of the second.
+    A number n instead of the text: every n-th layer is of the second type, and all others of the first.
     """
     text, *rest = (of.value(index) for index in range(len(of)))
     types = dict(zip(rest[::2], rest[1::2], strict=True))
@@ -146,7 +146,7 @@ def _letters(of: Arguments) -> list[str] | None:
 
 
 def _sparse(of: Arguments) -> list[str]:
-    """Layers with experts: (every how many, a key with a list of those without, the type with, the type without)."""
+    """Types of a mixture: (n, a key with a list of layers, the type of every n-th layer not in the list, the other)."""
     step, dense = of.count(0), of.key(1) or []
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         raise of.refuse(1, dense, "a list of layers")

@@ -21,7 +21,7 @@ class ImportRules(Record):
     only_with: str | None = None
     """A key that files of this family have, and files of another family with the same name do not."""
     classes: tuple[str, ...] = ()
-    """What it calls its classes, if not as Hugging Face's do: config.json only."""
+    """Names of its classes that differ from Hugging Face's; config.json only."""
     set: dict[str, Expression] = Field(default_factory=dict)
     """For each property of the spec's model section, by its dotted path, the expression that gives it."""
     must_equal: dict[str, Expression] = Field(default_factory=dict)

@@ -149,7 +149,7 @@ def _of_stages(spec: ModelSpec, split: Parallel) -> tuple[float, ...]:
 
 
 def _layers(spec: ModelSpec, split: Parallel, fractions: Sequence[float]) -> list[Range]:
-    """The layers of each stage. Without a list, embedding and output count as what they weigh."""
+    """The layers of each stage. Without a list, by fractions of all elements, embedding and output included."""
     counts = list(split.layers or ())
     if split.pipeline > spec.model.num_layers or (counts and sum(counts) != spec.model.num_layers):
         stages = f"stages of {', '.join(map(str, counts))} layers" if counts else f"{split.pipeline} stages"

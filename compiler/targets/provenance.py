@@ -1,4 +1,4 @@
-"""The origin of a source, which one of its first lines states, and of an artifact whose model has another name."""
+"""The origin that the head of each source states, and artifacts that differ in their model's name alone."""
 
 import hashlib
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class Provenance:
 
 
 def renamed(files: Mapping[str, str], old: ModelSpec, new: ModelSpec) -> dict[str, str]:
-    """What a spec compiles to, from what another compiles to that has another name and is the same otherwise.
+    """The files of an artifact under another name: what `new` compiles to, where only its name differs from `old`.
 
     Nothing but the spec and the line of sources that states it depends on the name.
 

@@ -97,7 +97,7 @@ class Add(OfTwo):
         return super().infer(t)
 
     def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
-        """To a partial sum, the first rank alone adds what is whole; the others' is what they have of the sum."""
+        """Only the first rank adds a whole value to a partial sum; the others keep what they have of the sum."""
         if has["a"] == has["b"] or share.tensor_rank == 0:
             return Division(self, _sum_of(has))
         if has["a"].is_partial:

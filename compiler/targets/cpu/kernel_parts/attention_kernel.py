@@ -47,7 +47,7 @@ class CpuAttentionKernel(CpuRotaryKernel):
 
     @property
     def apart(self) -> bool:
-        """See `CpuKernel.apart`: attention takes compilers half of their time."""
+        """See `CpuKernel.apart`: attention is half of the time that a program takes to compile."""
         return True
 
     @property

@@ -109,7 +109,7 @@ class CpuKernel(Kernel):
 
     @property
     def apart(self) -> bool:
-        """Whether compilers take so long for it that hosts may compile it by itself, beside the rest of the program.
+        """Whether it compiles so slowly that hosts may compile it separately, in parallel with the rest of the program.
 
         Its function then stands between two lines that say so, and uses nothing but the headers, none of them a weight
         format's, and no helper that is not a header.

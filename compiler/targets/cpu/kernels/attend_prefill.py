@@ -92,7 +92,7 @@ class CpuAttendPrefill(CpuAttentionKernel):
 
     @property
     def ahead_lines(self) -> int:
-        """Cache lines of K, and of V, to bring closer with each two keys of K, and with each two of V."""
+        """Cache lines to prefetch for each two keys, of K as of V."""
         return -(-self.arena.row_bytes // 64)
 
     @property

@@ -18,8 +18,8 @@ class CpuCollective(CpuKernel):
         columns: columns of x; of a `receive`, those of out; 0 if a rank takes part in a `gather` without any.
         width: columns of out.
         follows: whether it has no x, but comes after something that the rank does.
-        keeps: whether it is a sum after another, whose addend other ranks may still be reading. It is kept until here:
-            they have read it when they have come to this one. That of the last sum is kept to the end of the step.
+        keeps: whether it is a sum after another, whose addend other ranks may still be reading. That is kept until
+            this sum: ranks that have come to it have read the addend. The last sum's is kept to the end of the step.
     """
 
     template = "collective.jinja"
