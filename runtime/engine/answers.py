@@ -6,14 +6,14 @@ A request whose listener, tokenizer or constraint fails ends; the others go on.
 import threading
 from collections.abc import Sequence
 
-from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.completion import Event, TokenLogprob
 from mlxr.runtime.engine.constraint.constraint import Mask
 from mlxr.runtime.engine.core_stats import CoreStats
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.sampling import Sampled
-from mlxr.runtime.engine.scheduler import Part, Scheduler
+from mlxr.runtime.engine.scheduler import Scheduler
 from mlxr.runtime.engine.speculation.speculator import Speculator
+from mlxr.runtime.engine.step import Part
 
 
 class Answers:
@@ -24,19 +24,16 @@ class Answers:
         step_end: when the newest step ended, in seconds of `time.perf_counter`; events get it as their time.
     """
 
-    def __init__(
-        self, pager: Pager, scheduler: Scheduler, stats: CoreStats, wake: threading.Event, vocab_size: int
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, stats: CoreStats, wake: threading.Event, vocab_size: int) -> None:
         """Takes what all requests share.
 
         Args:
-            pager: has their sequences.
             scheduler: has the requests.
             stats: counts what they get.
             wake: is set when a request fails, since others may then go on.
             vocab_size: how many logits the model has.
         """
-        self._pager, self._scheduler, self._stats, self._wake = pager, scheduler, stats, wake
+        self._scheduler, self._stats, self._wake = scheduler, stats, wake
         self._num_words = -(-vocab_size // 32)  # of a mask
         self.speculator: Speculator | None = None
         self.step_end = 0.0
@@ -50,10 +47,10 @@ class Answers:
         if sampled.logprob is not None:
             logprob = TokenLogprob(sampled.token, sampled.logprob, sampled.top)
         is_complete = False
-        if request.constraint is not None:
+        if (constraint := request.answer.constraint) is not None:
             try:
-                request.constraint.accept(sampled.token)
-                is_complete = request.constraint.is_complete
+                constraint.accept(sampled.token)
+                is_complete = constraint.is_complete
             except Exception as error:
                 self.fail(request, error)
                 return
@@ -67,37 +64,33 @@ class Answers:
             end: tokens of the request that the step has computed, without draft tokens.
             sampled: the token after the last of these, then those after each draft token.
         """
-        request, size, first = part.request, self._pager.block_size, end
+        request, first = part.request, end
         for draft, before, after in zip(part.draft, sampled, sampled[1:], strict=False):
-            if request.is_done or before.token != draft or request.is_forced:
+            if request.answer.is_done or before.token != draft or request.is_forced:
                 break
             end += 1
-            request.computed = request.certain = end
+            self._scheduler.has_accepted(request, end)
             self._stats.accepted_tokens += 1
             self._stats.generated_tokens += 1
             self.accept(request, after)
-        if request.is_done:
-            return
-        assert request.seq_id is not None, "only a step that was launched ahead takes sequences away"
-        self._pager.truncate(request.seq_id, end)
-        if end // size != first // size:
-            self._pager.commit(request.seq_id, request.tokens, request.hashes, end)
+        if not request.answer.is_done:
+            self._scheduler.take_back(request, first)
 
     def take_forced(self, request: Request) -> None:
         """Gives a request the tokens that there is no choice for. The next step computes all of them.
 
         They end a thought that has become too long, or are all that its constraint allows.
         """
-        if request.is_done or request.asks_logits:
+        answer, constraint = request.answer, request.answer.constraint
+        if answer.is_done or request.asks_logits:
             return
-        constraint = request.constraint
         try:
-            while not request.is_done and request.thought is not None and request.thought.forced:
-                token = request.thought.forced[0]
+            while not answer.is_done and answer.thought is not None and answer.thought.forced:
+                token = answer.thought.forced[0]
                 if constraint is not None:
                     constraint.accept(token)
                 self._add_forced(request, token)
-            if constraint is None or request.is_done:
+            if constraint is None or answer.is_done:
                 return
             tokens = constraint.forced()
             is_complete = constraint.is_complete
@@ -105,7 +98,7 @@ class Answers:
             self.fail(request, error)
             return
         for i, token in enumerate(tokens):
-            if not request.is_done:
+            if not answer.is_done:
                 self._add_forced(request, token, is_complete and i == len(tokens) - 1)
 
     def _add_forced(self, request: Request, token: int, is_complete: bool = False) -> None:
@@ -119,17 +112,18 @@ class Answers:
         There are masks up to the first draft token that is not allowed.
         If there are no masks, the request ends with the error.
         """
-        if request.thought is not None and request.thought.forced:
-            return [request.thought.mask(self._num_words)]
+        thought, constraint = request.answer.thought, request.answer.constraint
+        if thought is not None and thought.forced:
+            return [thought.mask(self._num_words)]
         try:
-            return [None] if request.constraint is None else request.constraint.masks()
+            return [None] if constraint is None else constraint.masks()
         except Exception as error:
             self.fail(request, error)
             return [None]
 
     def remove(self, request: Request, *, keep: bool = True) -> None:
         """Takes a request that has ended out of the core; see `Scheduler.preempt` for `keep`."""
-        request.is_done = True
+        request.leave()
         self._stats.finished += 1
         self._scheduler.remove(request, keep=keep)
         if self.speculator is not None:
@@ -144,15 +138,15 @@ class Answers:
 
     def abandon(self, request: Request) -> None:
         """Ends a request whose listener has gone or failed: nobody is told."""
-        if not request.is_done:
-            request.completion.finish_reason = "cancelled"
+        if not request.answer.is_done:
+            request.give_up()
             self.remove(request)
 
     def fail(self, request: Request, error: Exception, *, keep: bool = True) -> None:
         """Ends a request with an error; see `Scheduler.preempt` for `keep`."""
         self._wake.set()  # others may go on now
-        if not request.is_done:
-            request.completion.finish_reason = "cancelled"
+        if not request.answer.is_done:
+            request.give_up()
             try:
                 self.remove(request, keep=keep)
             finally:

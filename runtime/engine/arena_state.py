@@ -48,14 +48,14 @@ class ArenaState:
 def arena_state(model: "Model") -> ArenaState:
     """The state of a model's arena. Only the thread that runs its steps may call this, between two of them."""
     pager = model.pager
-    requests = {request.seq_id: request for request in model.core.scheduler.running}
+    requests = {request.run.seq_id: request for request in model.core.scheduler.running}
     sequences = []
     for seq_id in pager.sequence_ids:
         request = requests.get(seq_id)
         sequences.append(
             SequenceState(
                 seq_id=seq_id,
-                request=None if request is None else request.number,
+                request=None if request is None else request.run.number,
                 prompt_tokens=None if request is None else request.prompt_length,
                 tokens=pager.length(seq_id),
                 blocks=pager.block_table(seq_id),

@@ -112,7 +112,7 @@ class Call:
     @property
     def num_open(self) -> int:
         """Answers that have not ended."""
-        return sum(request.completion.finish_reason is None for request in self.requests)
+        return sum(request.answer.completion.finish_reason is None for request in self.requests)
 
 
 def _wake(waiter: "asyncio.Future[None]") -> None:

@@ -1,8 +1,8 @@
 """The engine's core: the one loop that runs steps. It owns host, pager and scheduler, and runs in one thread.
 
-A step: the scheduler chooses parts of requests, the host computes them, tokens are sampled, and each request takes its
-token and tells its listener. On hosts that pipeline, the next step is launched before the tokens of this one are read:
-it takes them where they are, on the device. Requests join and leave at each step there too.
+A `Step` is planned by the scheduler, launched and read; then each request takes its token and tells its listener. On
+hosts that pipeline, the next step is launched before the tokens of this one are read: it takes them where they are, on
+the device. Requests join and leave at each step there too. `EngineCore._step` is all of this, in its order.
 
 What the core promises: a request's failure ends that request; a step's failure ends the requests of that step; in both
 cases the others go on, and the blocks go back. An interruption (Ctrl-C) leaves it ready to go on: requests of the
@@ -12,11 +12,9 @@ interrupted step compute it again.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
-
-import mlx.core as mx
 
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.cache.pager import Pager
@@ -24,14 +22,10 @@ from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.engine.answers import Answers
 from mlxr.runtime.engine.completion import FinishReason
 from mlxr.runtime.engine.core_stats import CoreStats, StepRecord
-from mlxr.runtime.engine.launch_step import launch_step
-from mlxr.runtime.engine.launched_step import LaunchedStep, batch_requests, with_tokens_of
-from mlxr.runtime.engine.prompt_rows import add_prompt_rows
 from mlxr.runtime.engine.request import Request
-from mlxr.runtime.engine.samples import Samples
-from mlxr.runtime.engine.sampling import Sampled
-from mlxr.runtime.engine.scheduler import Part, Scheduler
+from mlxr.runtime.engine.scheduler import Scheduler
 from mlxr.runtime.engine.speculation.speculator import Speculator
+from mlxr.runtime.engine.step import Decode, Step
 from mlxr.runtime.engine.step_times import StepTimes
 from mlxr.runtime.engine.tier_link import TierLink
 from mlxr.runtime.hosts.host import Host
@@ -75,9 +69,8 @@ class EngineCore:
         self._watch = MemoryWatch()
         self.scheduler = Scheduler(host.plan, pager, self._times, self._link)
         self._stats = CoreStats()
-        self._answers = Answers(pager, self.scheduler, self._stats, self.wake, host.plan.vocab_size)
-        self._ahead: LaunchedStep | None = None
-        self._decoded: LaunchedStep | None = None  # the step before, if it has `decode` and its tokens have been taken
+        self._answers = Answers(self.scheduler, self._stats, self.wake, host.plan.vocab_size)
+        self._ahead: Step | None = None  # launched while the step before it was not read
         self._next_deadline = float("inf")
         self.recent_steps: deque[StepRecord] = deque(maxlen=512)
         self._is_stepping = False
@@ -96,12 +89,12 @@ class EngineCore:
         """Takes a request."""
         if request.deadline is not None:
             self._next_deadline = min(self._next_deadline, request.deadline)
-        request.speculates = self.speculator is not None and request.can_speculate
+        request.draft.speculates = self.speculator is not None and request.can_speculate
         self.scheduler.add(request)
 
     def cancel(self, request: Request, reason: FinishReason = "cancelled") -> None:
         """Ends a request, if it has not ended; its listener gets a last event."""
-        if not request.is_done:
+        if not request.answer.is_done:
             self._answers.remove(request)
             self._answers.tell(request, request.end(reason))
 
@@ -137,14 +130,15 @@ class EngineCore:
             if scarce_bytes:
                 self._link.tiers.shrink(scarce_bytes)
         step, self._ahead = self._ahead, None
-        if step is None or all(part.request.is_done for part in step.parts):
-            parts = self._schedule()
-            step = self._launch(parts)
-            if step is None:
-                return bool(parts)  # it failed at once; others may go on
+        if step is None or all(part.request.answer.is_done for part in step.parts):
+            step = self._plan()
+            if not step.parts:
+                return False
         try:
+            if step.state == "planned" and not self._launch(step):
+                return True  # others may go on
             if self._host.pipelines:
-                self._ahead = self._launch_ahead(step)
+                self._launch_ahead(step)
             self._complete(step)
         except BaseException:
             self._forget(step)
@@ -222,62 +216,44 @@ class EngineCore:
             launches=dict(self._host.launches),
         )
 
-    def _launch(self, parts: list[Part], before: LaunchedStep | None = None) -> LaunchedStep | None:
-        """Launches a step and the sampling of its tokens; None if there is nothing to compute or it failed.
-
-        Args:
-            parts: what the scheduler chose.
-            before: the step before, if its tokens have not been read.
-        """
-        if not parts:
-            return None
-        decoded, self._decoded = self._decoded, None
-        step = LaunchedStep(parts, time.perf_counter(), decoded if decoded and decoded.parts is parts else None)
-        decode = None if self._host.pipelines else step.decode
-        requests = [] if decode else batch_requests(parts)
-        try:
-            on_device = None if before is None else with_tokens_of(before, parts, requests)
-            tops = step.tops() if self._host.gathers_tops else 0
-            logits = launch_step(self._host, self._pager, decode or requests, on_device, self._save, tops)
-            if not decode:
-                for (request, _, samples, _), end in zip(parts, step.ends, strict=True):
-                    request.computed = end
-                    request.in_flight += samples
-                if any(part.request.prompt_rows for part in parts):
-                    step.logits = logits
-            if self._host.pipelines and any(part.samples and part.request.constraint for part in parts):
-                assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"
-                self._host.start(logits, self._host.arena.token)  # it computes while masks are made
-            step.samples = Samples(self._host, logits, *step.rows(self._answers.masks))
-        except Exception as error:
-            self._fail_step(step, error)
-            return None
-        except BaseException:
-            self._forget(step)
-            raise
-        return step
-
-    def _launch_ahead(self, step: LaunchedStep) -> LaunchedStep | None:
-        """Launches the step after one whose tokens have not been read; None where these decide what it is."""
-        if any(part.request.needs_token for part in step.parts):
-            return None
-        return self._launch(self._schedule(), step)
-
-    def _schedule(self) -> list[Part]:
-        if self.speculator is not None:
-            self._draft(self.speculator)
-        decoded, self._decoded = self._decoded, None
-        parts = self.scheduler.schedule(decoded.parts if decoded and not self.speculator else None)
-        if decoded is not None and parts is decoded.parts:  # not so if Ctrl-C ended the call
-            self._decoded = decoded
+    def _plan(self) -> Step:
+        """The next step, planned; it has no parts if there is nothing to compute."""
+        speculator = self.speculator
+        if speculator is not None:
+            self._draft(speculator)
+        step = self.scheduler.schedule(may_draft=speculator is not None)
         while self.scheduler.failures:
             self._answers.fail(*self.scheduler.failures.pop())
-        return parts
+        return step
+
+    def _launch(self, step: Step, before: Step | None = None) -> bool:
+        """Launches a planned step and the sampling of its tokens; whether that succeeded.
+
+        Args:
+            step: it.
+            before: the step before, if its tokens have not been read.
+        """
+        try:
+            step.launch(self._host, self._pager, self._answers.masks, before, self._save)
+            self.scheduler.has_launched(step)
+        except Exception as error:
+            self._fail_step(step, error)
+            return False
+        return True
+
+    def _launch_ahead(self, step: Step) -> None:
+        """Launches the step after one whose tokens have not been read, unless these decide what it is."""
+        if any(part.request.needs_token for part in step.parts):
+            return
+        ahead = self._plan()
+        if ahead.parts:
+            self._ahead = ahead  # before its launch: who forgets the step before forgets it, too
+            self._launch(ahead, step)
 
     def _draft(self, speculator: Speculator) -> None:
         """Lets requests that decode and speculate have draft tokens in the next step."""
         decoding = [request for request in self.scheduler.running if request.num_pending == 1]
-        requests = [request for request in decoding if request.speculates and not request.is_forced]
+        requests = [request for request in decoding if request.draft.speculates and not request.is_forced]
         if not requests:
             return
         plan = self._host.plan
@@ -287,74 +263,56 @@ class EngineCore:
             for request in requests:
                 self._answers.fail(request, error)
 
-    def _complete(self, step: LaunchedStep) -> None:
-        """Waits for a step and gives its tokens to their requests."""
+    def _complete(self, step: Step) -> None:
+        """Waits for a launched step and gives its tokens to their requests."""
         try:
-            samples = step.samples.read()
-            if step.logits is not None:
-                add_prompt_rows(self._host.read(step.logits), step.parts, step.ends)
+            step.read()
+            if step.decode is None:
+                for request, rows, end in step.prompt_rows(self._host):
+                    request.add_prompt_rows(rows, end)
         except Exception as error:
             self._fail_step(step, error)
             return
-        self._measure(step)
-        self._count(step, len(samples))
-        if step.decode is not None and not self._host.pipelines:
-            self._complete_decode(step, samples)
+        self._record(step)
+        self.scheduler.has_read(step)
+        if step.decode is not None:
+            self._answer_decode(step, step.decode)
         else:
-            self._complete_parts(step, samples)
-        if (states := self._pager.states) is not None and states.keeping:
-            for part, seq_id in zip(step.parts, step.sequences, strict=True):
-                request = part.request
-                if seq_id is not None and request.seq_id == seq_id and seq_id in states.keeping:
-                    states.commit(seq_id, request.tokens, request.hashes, request.certain)
+            self._answer_parts(step)
+        self.scheduler.has_ended(step)
 
-    def _complete_parts(self, step: LaunchedStep, samples: Sequence[Sampled]) -> None:
-        """`_complete` of any step."""
-        answers, size, tokens = self._answers, self._pager.block_size, iter(samples)
-        for part, end, seq_id in zip(step.parts, step.ends, step.sequences, strict=True):
-            request, _, has_sample, draft = part
-            sampled = next(tokens) if has_sample else None
-            after_draft = [next(tokens) for _ in draft] if draft else []
-            if request.is_done:
+    def _answer_parts(self, step: Step) -> None:
+        """Gives requests the tokens of any step."""
+        answers = self._answers
+        for part, end, seq_id, sampled in zip(step.parts, step.ends, step.sequences, step.sampled_by_part, strict=True):
+            request, answer = part.request, part.request.answer
+            if answer.is_done:
                 continue
-            if sampled is not None and sampled.error is not None:
-                request.in_flight -= 1
-                answers.fail(request, sampled.error, keep=False)  # nobody knows since when K and V are broken
+            if sampled and sampled[0].error is not None:
+                answers.fail(request, sampled[0].error, keep=False)
                 continue
-            if seq_id is not None and request.seq_id == seq_id:
-                if request.unread or end // size != request.certain // size:
-                    self._pager.commit(seq_id, request.tokens, request.hashes, end)
-                request.certain = end
-                if request.prompt_rows and end >= request.prompt_length:
-                    request.prompt_rows = False
-                    if request.pool is not None:
-                        self.cancel(request, "length")
-                if request.unread:
-                    self.scheduler.has_computed(request)
-            if sampled is not None:
-                request.in_flight -= 1
-                answers.accept(request, sampled)
-                self._stats.speculating_parts += request.speculates
-                if draft:
-                    answers.accept_draft(part, end, [sampled, *after_draft])
-                if request.constraint is not None or request.thought is not None:
+            if answer.prompt_rows and end >= request.prompt_length and request.run.seq_id == seq_id:
+                request.has_prompt()
+                if request.pool is not None:
+                    self.cancel(request, "length")
+            if sampled:
+                answers.accept(request, sampled[0])
+                self._stats.speculating_parts += request.draft.speculates
+                if part.draft:
+                    answers.accept_draft(part, end, sampled)
+                if answer.constraint is not None or answer.thought is not None:
                     answers.take_forced(request)
 
-    def _complete_decode(self, step: LaunchedStep, samples: Sequence[Sampled]) -> None:
-        """`_complete` of a step with `decode`. Each statement of its loop runs for each sequence of most steps."""
-        size, pager, answers = self._pager.block_size, self._pager, self._answers
+    def _answer_decode(self, step: Step, decode: Decode) -> None:
+        """`_answer_parts` of a step with `decode`. Each statement of its loop runs for each sequence of most steps."""
+        answers = self._answers
         now = answers.step_end
-        for request, end, sampled in zip(step.requests, step.ends, samples, strict=True):
-            if request.is_done:  # a listener has ended it
+        for request, sampled in zip(decode.requests, step.sampled, strict=True):
+            if request.answer.is_done:  # a listener has ended it
                 continue
             if sampled.error is not None:
                 answers.fail(request, sampled.error, keep=False)
                 continue
-            request.computed = request.certain = end
-            if request.unread or not end % size:
-                assert request.seq_id is not None, "it runs"
-                pager.commit(request.seq_id, request.tokens, request.hashes, end)
-                self.scheduler.has_computed(request)
             if sampled.logprob is not None:
                 answers.accept(request, sampled)
                 continue
@@ -371,30 +329,28 @@ class EngineCore:
             except Exception:
                 answers.abandon(request)
         if self.speculator is not None:
-            self._stats.speculating_parts += sum(request.speculates for request in step.requests)
-        self._decoded = step
+            self._stats.speculating_parts += sum(request.draft.speculates for request in decode.requests)
 
-    def _count(self, step: LaunchedStep, num_samples: int) -> None:
-        stats = self._stats
-        stats.steps += 1
-        stats.batch_sequences = len(step.parts)
-        stats.batch_tokens = step.decoding + step.prompt_tokens + step.drafted
-        stats.computed_tokens += stats.batch_tokens
-        stats.generated_tokens += num_samples - step.drafted
-        stats.draft_tokens += step.drafted
-
-    def _measure(self, step: LaunchedStep) -> None:
-        """Tells those who plan steps how long one has taken."""
+    def _record(self, step: Step) -> None:
+        """Counts what a step has computed, and tells those who plan steps how long it has taken."""
         now = time.perf_counter()
         seconds = now - max(step.begin, self._answers.step_end)
         self._answers.step_end = now
-        if not step.drafted:
-            self._times.measured(step.decoding, step.prompt_tokens, seconds)
-        if self._link and step.prompt_tokens and not step.decoding:
-            self._link.tiers.computed(step.prompt_tokens, seconds)
-        if self.speculator is not None and not step.prompt_tokens:
-            self.speculator.costs.measured(step.decoding + step.drafted, seconds)
-        self.recent_steps.append(StepRecord(now, seconds, step.decoding, step.prompt_tokens, step.drafted))
+        decoding, prompt_tokens, drafted = step.num_decoding, step.num_prompt_tokens, step.num_drafted
+        stats = self._stats
+        stats.steps += 1
+        stats.batch_sequences = len(step.parts)
+        stats.batch_tokens = decoding + prompt_tokens + drafted
+        stats.computed_tokens += stats.batch_tokens
+        stats.generated_tokens += len(step.sampled) - drafted
+        stats.draft_tokens += drafted
+        if not drafted:
+            self._times.measured(decoding, prompt_tokens, seconds)
+        if self._link and prompt_tokens and not decoding:
+            self._link.tiers.computed(prompt_tokens, seconds)
+        if self.speculator is not None and not prompt_tokens:
+            self.speculator.costs.measured(decoding + drafted, seconds)
+        self.recent_steps.append(StepRecord(now, seconds, decoding, prompt_tokens, drafted))
 
     def _end_overdue(self) -> None:
         now, self._next_deadline = self.clock(), float("inf")
@@ -406,20 +362,17 @@ class EngineCore:
             else:
                 self._next_deadline = min(self._next_deadline, request.deadline)
 
-    def _fail_step(self, step: LaunchedStep, error: Exception) -> None:
+    def _fail_step(self, step: Step, error: Exception) -> None:
         """Ends the requests of a step that failed."""
         self._stats.failed_steps += 1
         for part in step.parts:
-            part.request.in_flight = 0
             self._answers.fail(part.request, error, keep=False)  # copies into its blocks may not have been made
         self._forget(step)
 
-    def _forget(self, step: LaunchedStep) -> None:
+    def _forget(self, step: Step) -> None:
         """Forgets a step and the one launched after it: their requests compute them again."""
         ahead, self._ahead = self._ahead, None
-        for part in (*step.parts, *(ahead.parts if ahead else ())):
-            part.request.in_flight = 0
-            if part.request.seq_id is not None:
-                self.scheduler.preempt(part.request, keep=False)
-            if part.request.constraint is not None:
-                part.request.constraint.truncate(len(part.request.completion.token_ids))  # it may be ahead
+        for forgotten in (step, ahead) if ahead is not None else (step,):
+            self.scheduler.forget(forgotten)
+            for part in forgotten.parts:
+                part.request.forget_unread()

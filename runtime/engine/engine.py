@@ -184,7 +184,7 @@ class Engine:
         with Events(call, self._leave) as events:
             for _ in events:
                 pass
-        return [request.completion for request in call.requests]
+        return [request.answer.completion for request in call.requests]
 
     def stats(self) -> CoreStats:
         """What the engine has done so far, and what it holds now."""

@@ -37,7 +37,7 @@ class Generation(Iterator[Event]):
         self._core: EngineCore | None = core
         self._requests, self._events = list(requests), events
         self._has_begun = self._lost_its_model = False
-        self.completions = [request.completion for request in requests]
+        self.completions = [request.answer.completion for request in requests]
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
 
@@ -73,10 +73,10 @@ class Generation(Iterator[Event]):
             self._has_begun = True
             for request in self._requests:
                 self._core.add(request)
-        if all(request.is_done for request in self._requests):
+        if all(request.answer.is_done for request in self._requests):
             raise StopIteration
         start = time.perf_counter()
-        is_reading = any(not request.completion.token_ids for request in self._requests)
+        is_reading = any(not request.answer.completion.token_ids for request in self._requests)
         if not self._core.step() and not self._events:
             self._core.wait()
         seconds = time.perf_counter() - start
@@ -109,6 +109,6 @@ class Generation(Iterator[Event]):
 
         Tokens that have not been taken yet are lost.
         """
-        is_over = self._core is None or (all(request.is_done for request in self._requests) and not self._events)
+        is_over = self._core is None or (all(request.answer.is_done for request in self._requests) and not self._events)
         self._lost_its_model = not is_over
         self.close()

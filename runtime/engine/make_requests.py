@@ -10,7 +10,7 @@ from mlxr.runtime.engine.answer_text import AnswerText
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.constraint import ConstraintCompiler
 from mlxr.runtime.engine.pool import Pool, Pooling
-from mlxr.runtime.engine.request import SECONDS_PER_PRIORITY, Listener, Request
+from mlxr.runtime.engine.request import SECONDS_PER_PRIORITY, Answer, Listener, Request
 from mlxr.runtime.engine.sampling import Sampler, Sampling
 from mlxr.runtime.engine.thought import Thought
 from mlxr.runtime.engine.too_long import too_long
@@ -142,24 +142,27 @@ class RequestMaker:
         root = root_digest(*self._identity, terms.adapter or "", terms.salt)
         requests: list[Request] = []
         for sample in range(sampling.n):
+            answer = Answer(
+                list(prompt),
+                Completion(len(prompt)),
+                self._constraints.compile(sampling),
+                self._thought(sampling),
+                prompt_rows=sampling.prompt_logprobs is not None or pooling is not None,
+            )
             requests.append(
                 Request(
                     index=number * sampling.n + sample,
                     prompt_length=len(prompt),
-                    tokens=list(prompt),
                     max_length=max_length,
                     stop_ids=stop_ids,
                     late_ids=self._eos_ids.difference(sampling.stop_tokens),
                     sampler=Sampler(sampling, sample, prompt, ends, self._tokenizer),
                     text=AnswerText(self._tokenizer, prompt, sampling),
                     hashes=BlockHashes(root, self._arena.block_size),
-                    completion=Completion(len(prompt)),
                     listener=listener,
                     order=order,
+                    answer=answer,
                     deadline=deadline,
-                    constraint=self._constraints.compile(sampling),
-                    thought=self._thought(sampling),
-                    prompt_rows=sampling.prompt_logprobs is not None or pooling is not None,
                     pool=None if pooling is None else Pool(pooling, len(prompt)),
                 )
             )

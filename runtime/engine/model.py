@@ -26,7 +26,6 @@ from mlxr.runtime.engine.default_sampling import DefaultSampling, default_sampli
 from mlxr.runtime.engine.errors import ModelClosedError
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.group_rank import LeadingRank
-from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.make_requests import TERMS, RequestMaker, Terms
 from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
 from mlxr.runtime.engine.pool import POOLINGS, Pooling, check_dimensions, finished
@@ -34,6 +33,7 @@ from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.speculation.draft_model import DraftModel, check_same_vocabulary
 from mlxr.runtime.engine.speculation.speculator import Speculator
+from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.engine.too_long import check_length
 from mlxr.runtime.engine.warm_up import warm_up
 from mlxr.runtime.hosts.batch import BatchRequest

@@ -12,7 +12,7 @@ from mlxr.runtime.hosts.host import Host, Logits
 class Samples:
     """Tokens of one step, one for each `Row`."""
 
-    def __init__(self, host: Host, logits: Logits, indices: Sequence[int], rows: Sequence[Row]) -> None:
+    def __init__(self, host: Host, logits: Logits, indices: Sequence[int], rows: Sequence[Row], later: int = 0) -> None:
         """Starts the step and the sampling on hosts that pipeline; does not wait.
 
         Args:
@@ -20,11 +20,12 @@ class Samples:
             logits: [rows, vocab], f32, as `Host.step` returns them.
             indices: which row of the logits belongs to each of `rows`, in ascending order.
             rows: how the tokens are chosen.
+            later: by how much the position of each token is greater than its row says; 0 on hosts that pipeline.
 
         Raises:
             HostError: the host cannot start the step.
         """
-        self._host, self._rows, self._indices = host, rows, indices
+        self._host, self._rows, self._indices, self._later = host, rows, indices, later
         self._logits = logits
         if not host.pipelines:
             return
@@ -64,5 +65,5 @@ class Samples:
             logits = self._host.read(self._logits)
             if len(self._indices) != len(logits):
                 logits = logits[list(self._indices)]
-            return sample_rows(logits, self._rows)
+            return sample_rows(logits, self._rows, self._later)
         return self._on_device.read(self._host.read, self._tokens_to_read)

@@ -8,53 +8,27 @@ A request that waits is admitted when there are blocks for all its tokens. If bl
 the running ones gives its blocks back and waits again (preemption). Its full blocks stay in the prefix cache, or go to
 a tier, until others need the memory; what is left of them need not be computed again.
 
+The scheduler alone writes how far a request is (`Request.run`). So it is told what becomes of the steps that it plans:
+`has_launched`, `has_read`, `has_ended`.
+
 Source: vLLM, v1/core/sched/scheduler.py. Here requests also wait for a prompt that another one is reading.
 """
 
 from bisect import insort
 from collections.abc import Hashable, Sequence
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from mlxr.compiler.artifact import Plan
 from mlxr.compiler.errors import ArenaFullError, MlxrError
 from mlxr.runtime.cache.block_hashes import Digest
 from mlxr.runtime.cache.pager import Pager, Prefix
 from mlxr.runtime.engine.request import Request
+from mlxr.runtime.engine.step import Decode, Part, Step
 from mlxr.runtime.engine.step_times import SHORT_DELAY, SHORT_PROMPT, StepTimes
 
-_ORDER = attrgetter("order", "number")
+_ORDER = attrgetter("order", "run.number")
 _NO_PREFIX = Prefix(0, ())
-
-
-class Part(NamedTuple):
-    """A request's part of a step.
-
-    Attributes:
-        request: whose tokens they are.
-        num_tokens: tokens, from `request.computed` on; draft tokens come after them.
-        samples: whether the last of them is the last that is known, so that the next token is sampled. Requests that
-            pool their rows sample none.
-        draft: draft tokens, which may or may not be what is sampled.
-    """
-
-    request: Request
-    num_tokens: int
-    samples: bool
-    draft: tuple[int, ...] = ()
-
-    @property
-    def growth(self) -> tuple[int, int]:
-        """The sequence, and by how many tokens it grows."""
-        assert self.request.seq_id is not None, "only a request with a sequence takes part in a step"
-        return self.request.seq_id, self.num_tokens + len(self.draft)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of logits that it asks for."""
-        if self.request.prompt_rows:
-            return self.num_tokens if self.request.needs_all_rows else 1
-        return int(self.samples) + len(self.draft)
 
 
 class Restorer(Protocol):
@@ -90,6 +64,7 @@ class Scheduler:
         """
         self._plan, self._pager, self._times, self._restorer = plan, pager, times, restorer
         self._being_read: dict[Hashable, Request] = {}
+        self._last: Step | None = None  # which the next step may repeat: since it ended, nobody has joined or left
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.preemptions = self.prompt_tokens = self.cached_tokens = self._added = 0
@@ -98,40 +73,41 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Puts a request into the queue."""
         self._added += 1
-        request.number = self._added
+        request.run.number = self._added
         insort(self.waiting, request, key=_ORDER)
 
     def remove(self, request: Request, *, keep: bool = True) -> None:
         """Takes a request out; its sequence, if it has one, goes back to the pager. See `preempt` for `keep`."""
-        if request.seq_id is not None:
+        self._last = None
+        if request.run.seq_id is not None:
             self.running.remove(request)
             self._give_back(request, keep)
         elif request in self.waiting:
             self.waiting.remove(request)
 
-    def schedule(self, before: list[Part] | None = None) -> list[Part]:
-        """The parts of the next step; none if nothing can be computed now. Admitted requests get their sequences.
+    def schedule(self, *, may_draft: bool = False) -> Step:
+        """Plans the next step; it is empty if nothing can be computed now. Admitted requests get their sequences.
 
         Args:
-            before: what it returned last, if all of that was one token for each request without draft tokens, and each
-                request has since got its next token, or has been removed. The same list comes again if nobody has been
-                removed and nobody can join.
+            may_draft: whether requests may have draft tokens.
         """
+        last, self._last = self._last, None
         can_join = self.waiting and self._pager.can_add_sequence()
-        if before is not None and not can_join and len(before) == len(self.running) <= self._pager.num_free:
-            return before
+        if last is not None and not (can_join or may_draft) and len(self.running) <= self._pager.num_free:
+            return last.repeated()
         budget, rows, states = self._plan.max_tokens, self._plan.max_rows, self._pager.states
         undo = budget if states is None else states.room
         parts: list[Part] = []
         reading: list[Request] = []
         most_blocks = 0  # no token needs more than one
         for request in self.running:  # each statement here runs for each sequence of each step
-            pending = len(request.tokens) + request.in_flight
-            pending = (pending if pending < request.max_length else request.max_length - 1) - request.computed
-            if pending == 1 and not request.prompt_rows and budget and rows:
+            answer, run = request.answer, request.run
+            pending = len(answer.tokens) + run.in_flight
+            pending = (pending if pending < request.max_length else request.max_length - 1) - run.computed
+            if pending == 1 and not answer.prompt_rows and budget and rows:
                 draft: tuple[int, ...] = ()
-                if request.drafted:
-                    draft = tuple(request.drafted[: min(budget, rows, undo + 1) - 1])
+                if request.draft.drafted:
+                    draft = tuple(request.draft.drafted[: min(budget, rows, undo + 1) - 1])
                     undo -= len(draft)
                 parts.append(Part(request, 1, True, draft))
                 budget -= 1 + len(draft)
@@ -148,16 +124,88 @@ class Scheduler:
             long_budget = budget
         reading.reverse()
         while budget > 0 and rows > 0 and (reader := reading.pop() if reading else self._admit()):
-            is_long = len(reader.tokens) - reader.completion.cached_tokens > SHORT_PROMPT
+            is_long = len(reader.answer.tokens) - reader.answer.completion.cached_tokens > SHORT_PROMPT
             most = long_budget if is_long else budget
-            if reader.seq_id is not None and (part := self._chunk(reader, most, rows, parts)):
+            if reader.run.seq_id is not None and (part := self._chunk(reader, most, rows, parts)):
                 parts.append(part)
                 budget -= part.num_tokens
                 long_budget -= part.num_tokens
                 rows -= part.num_rows
         if not parts and not self.running and not self.failures:
             self._fail_stuck()
-        return parts
+        return Step(parts)
+
+    def has_launched(self, step: Step) -> None:
+        """A step has been launched: its tokens count as computed. So the next step can be planned before it is read."""
+        if step.decode is None:  # else it is read first
+            for (request, _, samples, _), end in zip(step.parts, step.ends, strict=True):
+                request.run.computed = end
+                request.run.in_flight += samples
+
+    def has_read(self, step: Step) -> None:
+        """A step has run: what it computed is certain, and others may use it. Its tokens are not known yet."""
+        size, commit = self._pager.block_size, self._pager.commit
+        if step.decode is not None:
+            self._has_decoded(step, step.decode)
+            return
+        for part, end, seq_id, sampled in zip(step.parts, step.ends, step.sequences, step.sampled_by_part, strict=True):
+            request, run = part.request, part.request.run
+            if request.answer.is_done:
+                continue
+            run.in_flight -= part.samples
+            if sampled and sampled[0].error is not None:
+                continue  # nobody knows since when K and V are broken
+            if seq_id is not None and run.seq_id == seq_id:
+                if run.unread or end // size != run.certain // size:
+                    commit(seq_id, request.answer.tokens, request.hashes, end)
+                run.certain = end
+                if run.unread:
+                    self._has_computed(request)
+
+    def _has_decoded(self, step: Step, decode: Decode) -> None:
+        """`has_read` of a step with `decode`. Each statement of its loop runs for each sequence of most steps."""
+        size = self._pager.block_size
+        for run, end, request, sampled in zip(decode.runs, step.ends, decode.requests, step.sampled, strict=True):
+            run.computed = run.certain = end
+            if (run.unread or not end % size) and sampled.error is None:
+                assert run.seq_id is not None, "it runs"
+                self._pager.commit(run.seq_id, request.answer.tokens, request.hashes, end)
+                self._has_computed(request)
+
+    def has_accepted(self, request: Request, end: int) -> None:
+        """One more draft token was right: so many tokens are computed."""
+        request.run.computed = request.run.certain = end
+
+    def take_back(self, request: Request, first: int) -> None:
+        """Takes the draft tokens that were wrong out of a request's sequence.
+
+        Args:
+            request: it.
+            first: tokens of it that the step computed, without draft tokens.
+        """
+        run, size = request.run, self._pager.block_size
+        assert run.seq_id is not None, "only a step that was launched ahead takes sequences away"
+        self._pager.truncate(run.seq_id, run.certain)
+        if run.certain // size != first // size:
+            self._pager.commit(run.seq_id, request.answer.tokens, request.hashes, run.certain)
+
+    def has_ended(self, step: Step) -> None:
+        """A step's requests have their tokens: the next one repeats it, if they are all that run and nobody joins."""
+        if (states := self._pager.states) is not None and states.keeping:
+            for part, seq_id in zip(step.parts, step.sequences, strict=True):
+                request, run = part.request, part.request.run
+                if seq_id is not None and run.seq_id == seq_id and seq_id in states.keeping:
+                    states.commit(seq_id, request.answer.tokens, request.hashes, run.certain)
+        if step.decode is not None and len(step.parts) == len(self.running):
+            self._last = step
+
+    def forget(self, step: Step) -> None:
+        """A step was given up: its requests wait again, and will compute it again."""
+        self._last = None
+        for part in step.parts:
+            part.request.run.in_flight = 0
+            if part.request.run.seq_id is not None:
+                self.preempt(part.request, keep=False)
 
     def preempt(self, request: Request, *, keep: bool = True) -> None:
         """Takes a running request's blocks; it waits again.
@@ -167,27 +215,28 @@ class Scheduler:
             keep: whether what it computed stays in the prefix cache while there is room. Full blocks that are there
                 already stay in any case.
         """
+        self._last = None
         self.preemptions += 1
         self.running.remove(request)
         self._give_back(request, keep)
         insort(self.waiting, request, key=_ORDER)
 
-    def has_computed(self, request: Request) -> None:
+    def _has_computed(self, request: Request) -> None:
         """Lets the requests go on that waited for the blocks which this one has computed by now."""
-        unread = request.unread
-        while unread and unread[-1][0] <= request.certain:
-            self._forget(request, unread.pop()[1])
+        unread = request.run.unread
+        while unread and unread[-1][0] <= request.run.certain:
+            self._no_longer_reads(request, unread.pop()[1])
 
     def _chunk(self, request: Request, budget: int, rows: int, chosen: Sequence[Part]) -> Part | None:
         """The next tokens of a prompt, if there is room for them. A long chunk of a longer prompt ends with a block."""
         pending = request.num_pending
-        count = min(pending, budget, rows if request.prompt_rows else budget)
+        count = min(pending, budget, rows if request.answer.prompt_rows else budget)
         if count < pending:
-            end = request.computed + count
+            end = request.run.computed + count
             count -= end % self._pager.block_size if count >= 4 * self._pager.block_size else 0
         if self._pager.states is not None and count > 0:
-            assert request.seq_id is not None, "it runs"
-            count = self._pager.states.cut(request.seq_id, count)
+            assert request.run.seq_id is not None, "it runs"
+            count = self._pager.states.cut(request.run.seq_id, count)
         part = Part(request, count, count == pending and request.pool is None)
         if count <= 0 or part.num_rows > rows:
             return None
@@ -207,7 +256,7 @@ class Scheduler:
         growths: list[tuple[int, int]] = []
         for with_draft in sorted(decoding, key=lambda part: _ORDER(part.request)):
             part = with_draft._replace(draft=())
-            while part.request.seq_id is not None:
+            while part.request.run.seq_id is not None:
                 if self._pager.can_append_all([*growths, part.growth]):
                     growths.append(part.growth)
                     chosen.append(part)
@@ -229,28 +278,29 @@ class Scheduler:
         return True
 
     def _give_back(self, request: Request, keep: bool = True) -> None:
-        assert request.seq_id is not None, "it runs"
+        run = request.run
+        assert run.seq_id is not None, "it runs"
         if keep:
-            self._pager.free(request.seq_id, request.tokens, request.hashes, request.certain)
+            self._pager.free(run.seq_id, request.answer.tokens, request.hashes, run.certain)
         else:
-            self._pager.truncate(request.seq_id, 0)  # so that its last block, which may lack its copy, is not kept
-            self._pager.free(request.seq_id)
-        request.seq_id, request.computed, request.certain = None, 0, 0
-        while request.unread:
-            self._forget(request, request.unread.pop()[1])
+            self._pager.truncate(run.seq_id, 0)  # so that its last block, which may lack its copy, is not kept
+            self._pager.free(run.seq_id)
+        run.seq_id, run.computed, run.certain = None, 0, 0
+        while run.unread:
+            self._no_longer_reads(request, run.unread.pop()[1])
 
-    def _forget(self, request: Request, key: Hashable) -> None:
+    def _no_longer_reads(self, request: Request, key: Hashable) -> None:
         if self._being_read.get(key) is request:
             del self._being_read[key]
 
     def _fail_stuck(self) -> None:
         """Ends the first request if nothing that the engine knows of will ever make room for it."""
-        if self.waiting and not any(request.in_flight or request.fetch for request in self.waiting):
+        if self.waiting and not any(request.run.in_flight or request.fetch.blocks for request in self.waiting):
             self._fail(self.waiting[0])
 
     def _fail(self, request: Request) -> None:
         pager = self._pager
-        tokens = len(request.tokens)
+        tokens = len(request.answer.tokens)
         error = ArenaFullError(
             f"{tokens} tokens of a request need {-(-tokens // pager.block_size)} blocks of {pager.block_size} tokens; "
             f"{pager.num_free} of {pager.num_blocks} are free, with {pager.num_sequences} of {pager.max_sequences} "
@@ -267,11 +317,12 @@ class Scheduler:
         if not self.waiting or not self._pager.can_add_sequence():
             return None
         for request in self.waiting:
-            if request.in_flight or request.awaited in self._being_read:
+            run = request.run
+            if run.in_flight or run.awaited in self._being_read:
                 continue
             prefix = self._prefix_of(request)
-            request.awaited = self._next_key(request, max(prefix.num_tokens, prefix.num_known))
-            if request.awaited in self._being_read and not request.needs_all_rows:
+            run.awaited = self._next_key(request, max(prefix.num_tokens, prefix.num_known))
+            if run.awaited in self._being_read and not request.needs_all_rows:
                 continue
             if self._restorer is not None and not request.needs_all_rows and self._restorer.fetches(request, prefix):
                 continue
@@ -285,58 +336,55 @@ class Scheduler:
         """What the arena has of a request's tokens; only full blocks where blocks from a tier will follow."""
         if request.needs_all_rows:
             return _NO_PREFIX
-        is_fetched = request.fetch is not None and request.fetch.done()
-        return self._pager.find_prefix(request.tokens, request.hashes, whole_blocks=is_fetched)
+        is_fetched = request.fetch.blocks is not None and request.fetch.blocks.done()
+        return self._pager.find_prefix(request.answer.tokens, request.hashes, whole_blocks=is_fetched)
 
     def _has_room(self, request: Request, prefix: Prefix) -> bool:
         """Whether there are blocks for all tokens of a request, beside what running ones still need."""
         promised = 0
         for other in self.running:
             if (pending := other.num_pending) > 0:
-                assert other.seq_id is not None, "it runs"
-                most = self._pager.context - other.computed
-                growth = (other.seq_id, min(pending + len(other.drafted), most))
+                assert other.run.seq_id is not None, "it runs"
+                most = self._pager.context - other.run.computed
+                growth = (other.run.seq_id, min(pending + len(other.draft.drafted), most))
                 promised += max(pending // self._pager.block_size + 1, self._pager.num_blocks_needed([growth]))
-        needed = self._pager.blocks_to_begin(prefix, min(len(request.tokens) + 1, self._pager.context))
+        needed = self._pager.blocks_to_begin(prefix, min(len(request.answer.tokens) + 1, self._pager.context))
         if needed + promised <= self._pager.num_free:
             return True
         return not self.running and needed <= self._pager.num_free
 
     def _begin(self, request: Request, prefix: Prefix) -> None:
-        request.seq_id = self._pager.add_sequence(prefix)
-        request.computed = request.certain = prefix.num_tokens
+        run = request.run
+        run.seq_id = self._pager.add_sequence(prefix)
+        run.computed = run.certain = prefix.num_tokens
         if self._pager.states is not None:
-            self._pager.states.want(request.seq_id, request.prompt_length, prefix.num_known)
+            self._pager.states.want(run.seq_id, request.prompt_length, prefix.num_known)
         self.waiting.remove(request)
         self.running.append(request)
         if self._restorer is not None:
-            request.computed = request.certain = prefix.num_tokens + self._restorer.restore(request, prefix)
-        if request.prompt_rows:
-            request.completion.prompt_logprobs.clear()
-            if request.pool is not None:
-                request.pool.clear()
-        if not request.has_started:
-            request.has_started = True
-            request.completion.cached_tokens = request.computed
+            run.computed = run.certain = prefix.num_tokens + self._restorer.restore(request, prefix)
+        request.begin(run.computed, is_first=not run.has_started)
+        if not run.has_started:
+            run.has_started = True
             self.prompt_tokens += request.prompt_length
-            self.cached_tokens += request.computed
+            self.cached_tokens += run.computed
         self._announce(request)
 
     def _announce(self, request: Request) -> None:
         """Tells requests with the same prompt that they can wait for this one to read it."""
-        size, tokens = self._pager.block_size, request.tokens
+        size, tokens, run = self._pager.block_size, request.answer.tokens, request.run
         digests = request.hashes.of(tokens, len(tokens))
         unread: list[tuple[int, Hashable]] = [
-            ((block + 1) * size, digests[block]) for block in range(request.computed // size, len(digests))
+            ((block + 1) * size, digests[block]) for block in range(run.computed // size, len(digests))
         ]
         if len(tokens) % size:
             unread.append((len(tokens), _tail_key(digests, tokens, size)))
-        request.unread = [(end, key) for end, key in reversed(unread) if key not in self._being_read]
-        self._being_read |= {key: request for _, key in request.unread}
+        run.unread = [(end, key) for end, key in reversed(unread) if key not in self._being_read]
+        self._being_read |= {key: request for _, key in run.unread}
 
     def _next_key(self, request: Request, computed: int) -> Hashable:
         """The key of the block that a request would compute first."""
-        size, tokens = self._pager.block_size, request.tokens
+        size, tokens = self._pager.block_size, request.answer.tokens
         digests = request.hashes.of(tokens, len(tokens))
         block = computed // size
         return digests[block] if block < len(digests) else _tail_key(digests, tokens, size)

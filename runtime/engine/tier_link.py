@@ -67,9 +67,10 @@ class TierLink:
 
     def fetches(self, request: Request, prefix: Prefix) -> bool:
         """See `Restorer`."""
-        if request.fetch is not None:
-            return not request.fetch.done()
-        size, tokens = self._pager.block_size, request.tokens
+        fetch = request.fetch
+        if fetch.blocks is not None:
+            return not fetch.blocks.done()
+        size, tokens = self._pager.block_size, request.answer.tokens
         first = prefix.num_tokens // size
         digests = request.hashes.of(tokens, len(tokens) - 1)[first:]
         count = self.tiers.count(digests)
@@ -77,45 +78,45 @@ class TierLink:
         from_disk = self.tiers.count_in_memory(digests) < count
         if not count or not self.tiers.worth(num_tokens, from_disk):
             return False
-        self._fetching = [other for other in self._fetching if other.fetch is not None and not other.is_done]
+        self._fetching = [other for other in self._fetching if other.fetch.blocks and not other.answer.is_done]
         if len(self._fetching) >= _MOST_FETCHES:
             return True  # its turn comes when one of these has begun
         self._fetching.append(request)
         end = (first + count) * size
         rest = tokens[end : min(end + size, len(tokens) - 1)]  # the last token's logits are wanted
-        request.fetch = self.tiers.fetch(digests[:count], request.hashes.parent(first + count), rest)
-        request.fetched_from = first
-        request.fetch.add_done_callback(lambda _: self._wake.set())
+        fetch.blocks = self.tiers.fetch(digests[:count], request.hashes.parent(first + count), rest)
+        fetch.first_block = first
+        fetch.blocks.add_done_callback(lambda _: self._wake.set())
         return True
 
     def restore(self, request: Request, prefix: Prefix) -> int:
         """See `Restorer`."""
-        fetch, request.fetch = request.fetch, None
-        if fetch is None or request.seq_id is None:
+        fetch, seq_id = request.fetch, request.run.seq_id
+        blocks, fetch.blocks = fetch.blocks, None
+        if blocks is None or seq_id is None:
             return 0
         try:
-            return self._restored(fetch.result(), request, prefix)
+            return self._restored(blocks.result(), request, seq_id, prefix)
         except BaseException as error:
-            self._pager.truncate(request.seq_id, prefix.num_tokens)
+            self._pager.truncate(seq_id, prefix.num_tokens)
             if isinstance(error, MlxrError | OSError | RuntimeError | MemoryError):
                 return 0  # what cannot be brought back is computed
             raise
 
-    def _restored(self, fetched: Fetched, request: Request, prefix: Prefix) -> int:
-        assert request.seq_id is not None, "it has just been admitted"
-        size = self._pager.block_size
+    def _restored(self, fetched: Fetched, request: Request, seq_id: int, prefix: Prefix) -> int:
+        size, fetched_from = self._pager.block_size, request.fetch.first_block
         first = prefix.num_tokens // size
-        data = fetched.data[first - request.fetched_from :]
-        num_tokens = fetched.num_tokens - (first - request.fetched_from) * size
+        data = fetched.data[first - fetched_from :]
+        num_tokens = fetched.num_tokens - (first - fetched_from) * size
         # While the blocks were read, the arena may have lost blocks before them, or got some of them.
-        if first < request.fetched_from or num_tokens <= 0 or prefix.num_tokens % size:
+        if first < fetched_from or num_tokens <= 0 or prefix.num_tokens % size:
             return 0
-        self._pager.append(request.seq_id, num_tokens)
+        self._pager.append(seq_id, num_tokens)
         self.save(self._pager.take_evicted())
         copies = self._pager.take_copies()
         assert not copies, "a sequence that ends with a full block needs no copy"
-        blocks = self._pager.blocks_of(request.seq_id)[first : first + len(data)]
+        blocks = self._pager.blocks_of(seq_id)[first : first + len(data)]
         self._host.write_blocks(blocks, data)
-        self._pager.commit(request.seq_id, request.tokens, request.hashes, prefix.num_tokens + num_tokens)
+        self._pager.commit(seq_id, request.answer.tokens, request.hashes, prefix.num_tokens + num_tokens)
         self.restored_tokens += num_tokens
         return num_tokens

@@ -130,9 +130,10 @@ class Batch:
             ArenaError: unknown sequence, or one beyond the context; nothing has been appended.
         """
         assert query_tile >= 1, f"query_tile {query_tile} must be >= 1"
+        decode = requests if isinstance(requests, DecodeRequests) else _as_decode(requests)
+        if decode is not None and (batch := cls._build_decode(decode, pager, query_tile, tokens)):
+            return batch
         if isinstance(requests, DecodeRequests):
-            if tokens is None and (batch := cls._build_decode(requests, pager, query_tile)):
-                return batch
             requests = [BatchRequest(i, [token], start) for i, token, start in zip(*requests, strict=True)]
         _check(requests, pager)
         seq_ids, ids, first, rows, undo = zip(*requests, strict=True)
@@ -165,20 +166,23 @@ class Batch:
         )
 
     @classmethod
-    def _build_decode(cls, requests: DecodeRequests, pager: Pager, query_tile: int) -> "Batch | None":
+    def _build_decode(
+        cls, requests: DecodeRequests, pager: Pager, query_tile: int, tokens: mx.array | None
+    ) -> "Batch | None":
         """`build` of requests with nothing special about them; None of others, and then nothing has changed."""
-        seq_ids, tokens, starts = requests
-        if not tokens or min(tokens) < _LOWEST or max(tokens) > _HIGHEST:
+        seq_ids, ids, starts = requests
+        if not ids or min(ids) < _LOWEST or max(ids) > _HIGHEST:
             return None
         slots = pager.append_one_each(seq_ids, starts)
         if slots is None:
             return None
-        count = len(tokens)
+        count = len(ids)
+        assert tokens is None or (tokens.shape == (count,) and tokens.dtype == mx.int32), "[tokens], int32"
         # All at once: NumPy's calls are slow for so few numbers.
-        numbers = np.array([*tokens, *starts, *slots, *[start + 1 for start in starts]], np.int32)
+        numbers = np.array([*ids, *starts, *slots, *[start + 1 for start in starts]], np.int32)
         query_start, query_tiles, logit_rows = _layout_of_decode(count)
         return cls(
-            tokens=numbers[:count],
+            tokens=numbers[:count] if tokens is None else tokens,
             positions=numbers[count : 2 * count],
             slots=numbers[2 * count : 3 * count],
             query_start=query_start,
@@ -229,6 +233,16 @@ class Batch:
         """The counts that kernels read, u32[8]: tokens, seqs, rows, tiles, 0, 0, 0, 0."""
         counts = (self.num_tokens, self.num_seqs, self.num_rows, self.num_tiles)
         return np.array([*counts, 0, 0, 0, 0], dtype=np.uint32)
+
+
+def _as_decode(requests: Sequence[BatchRequest]) -> DecodeRequests | None:
+    """The columns of requests that are no more than one token and its logits each; None of others."""
+    if not requests:
+        return None
+    seq_ids, ids, starts, rows, undo = zip(*requests, strict=True)
+    if any(undo) or rows.count("last") < len(rows) or max(map(len, ids)) > 1 or not all(ids):
+        return None
+    return DecodeRequests(list(seq_ids), [token for (token,) in ids], list(starts))
 
 
 def _check(requests: Sequence[BatchRequest], pager: Pager) -> None:

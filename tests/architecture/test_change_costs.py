@@ -160,8 +160,8 @@ class Engine:
             self.core.add(requests[-1])
         while self.core.step():
             self.pager.check_integrity()
-        assert all(len(request.completion.token_ids) == 12 for request in requests)
-        return [(r.completion.token_ids, r.completion.logprobs) for r in requests], requests
+        assert all(len(request.answer.completion.token_ids) == 12 for request in requests)
+        return [(r.answer.completion.token_ids, r.answer.completion.logprobs) for r in requests], requests
 
     def guess(self, answers):
         costs = SimpleNamespace(measured=lambda *counts: None)
@@ -170,12 +170,12 @@ class Engine:
 
     def draft(self, requests, tokens, room):
         for request in requests:
-            known = self.known[tuple(request.tokens[: request.prompt_length])]
-            done = len(request.completion.token_ids)
-            request.drafted = known[done : min(done + len(request.tokens) % 4, 11)]
-            if request.drafted and done % 3 == 0:
-                request.drafted[-1] = (request.drafted[-1] + 1) % 61
-            room -= len(request.drafted)
+            known = self.known[tuple(request.answer.tokens[: request.prompt_length])]
+            done = len(request.answer.completion.token_ids)
+            request.draft.drafted = known[done : min(done + len(request.answer.tokens) % 4, 11)]
+            if request.draft.drafted and done % 3 == 0:
+                request.draft.drafted[-1] = (request.draft.drafted[-1] + 1) % 61
+            room -= len(request.draft.drafted)
 
 for target in ("metal", "cpu"):
     pair = HostPair(compiled(small_spec(**DECAY), target=target))
@@ -203,11 +203,11 @@ for target in ("metal", "cpu"):
     for prompt, answer in zip(prompts, alone, strict=True):
         got, (request,) = again.ask(prompt)
         assert got == [answer], "after a part of its prompt that others had"
-        cached.append(request.completion.cached_tokens)
+        cached.append(request.answer.completion.cached_tokens)
     longer = [*prompts[0], *alone[0][0], 3]
     got, (request,) = again.ask(longer)
     assert got == Engine(target, 40).ask(longer)[0], "after the answer of its conversation"
-    print(*cached, request.completion.cached_tokens)
+    print(*cached, request.answer.completion.cached_tokens)
     guessing = Engine(target, 40)
     guessing.guess([(prompt, tokens) for prompt, (tokens, _) in zip(prompts, alone, strict=True)])
     got, _ = guessing.ask(*prompts)

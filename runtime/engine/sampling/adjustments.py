@@ -31,14 +31,14 @@ class Adjustment(NamedTuple):
     minus: npt.NDArray[np.float32]
 
 
-def adjustments(rows: Sequence[Row], vocab_size: int) -> list[Adjustment]:
-    """The changes of the rows' logits, to make in this order; none if all are plain."""
+def adjustments(rows: Sequence[Row], vocab_size: int, later: int = 0) -> list[Adjustment]:
+    """The changes of the rows' logits, to make in this order; none if all are plain. For `later` see `sample_rows`."""
     bias, penalties, dry = _Changes(), _Changes(), _Changes()
     for index, row in enumerate(rows):
         sampler = row.sampler
         if sampler.is_plain:
             continue
-        ids, numbers = sampler.bias_below_minimum if _must_go_on(row, vocab_size) else sampler.bias
+        ids, numbers = sampler.bias_below_minimum if _must_go_on(row, vocab_size, later) else sampler.bias
         known = ids < vocab_size  # a tokenizer may have end-of-sequence tokens that the model lacks
         bias.add(index, (ids[known], -numbers[known]))
         for minus, factor in sampler.penalties(row.draft):
@@ -78,9 +78,9 @@ class _Changes:
         return Adjustment(np.repeat(np.array(self.rows, dtype=np.intp), lengths), ids, factor, minus)
 
 
-def _must_go_on(row: Row, vocab_size: int) -> bool:
+def _must_go_on(row: Row, vocab_size: int, later: int) -> bool:
     """Whether the token must not end the answer. Where a mask allows nothing else, it may: the mask comes first."""
-    if not row.sampler.is_below_minimum(row.position):
+    if not row.sampler.is_below_minimum(row.position + later):
         return False
     if row.mask is None:
         return True

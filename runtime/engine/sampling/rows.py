@@ -38,12 +38,13 @@ _FEW = 512
 """So many tokens are tried where there is nothing but a top-p or a typical-p."""
 
 
-def sample_rows(logits: Floats, rows: Sequence[Row]) -> list[Sampled]:
+def sample_rows(logits: Floats, rows: Sequence[Row], later: int = 0) -> list[Sampled]:
     """Chooses a token for each row. A row's result does not depend on the other rows.
 
     Args:
         logits: [rows, vocab], f32; -inf for a token that must not come. They are not changed.
         rows: what belongs to each row.
+        later: by how much the position of each token is greater than its row says.
     """
     assert logits.ndim == 2 and len(logits) == len(rows), f"{len(rows)} rows for logits of shape {logits.shape}"
     if len(rows) == 1 and rows[0].sampler.takes_greatest and rows[0].mask is None:  # NumPy's calls are slow for one row
@@ -64,7 +65,7 @@ def sample_rows(logits: Floats, rows: Sequence[Row]) -> list[Sampled]:
             chunk = group[start : start + count]
             is_range = chunk[-1] - chunk[0] == len(chunk) - 1  # then nothing is copied
             part = logits[chunk[0] : chunk[-1] + 1] if is_range else logits[chunk]
-            for i, token in zip(chunk, _sample_alike(part, [rows[i] for i in chunk], is_plain), strict=True):
+            for i, token in zip(chunk, _sample_alike(part, [rows[i] for i in chunk], is_plain, later), strict=True):
                 sampled[i] = token
     asked = [i for i, row in enumerate(rows) if row.sampler.asks_logprobs and sampled[i].error is None]
     if asked:
@@ -78,7 +79,7 @@ def sample_rows(logits: Floats, rows: Sequence[Row]) -> list[Sampled]:
     return sampled
 
 
-def _sample_alike(logits: Floats, rows: Sequence[Row], is_plain: bool) -> list[Sampled]:
+def _sample_alike(logits: Floats, rows: Sequence[Row], is_plain: bool, later: int) -> list[Sampled]:
     """Chooses a token for each row; all rows have the same kind of options."""
     errors: dict[int, MlxrError] = {}
     tokens, greatest = _greatest(logits)
@@ -88,13 +89,13 @@ def _sample_alike(logits: Floats, rows: Sequence[Row], is_plain: bool) -> list[S
         logits[list(errors)] = greatest[list(errors)] = 0
     adjusted = logits
     if not is_plain:
-        adjusted = _adjusted(logits, rows)
+        adjusted = _adjusted(logits, rows, later)
         tokens, greatest = _greatest(adjusted)
         for i in _broken_rows(greatest):
             errors[i] = RequestError(NOTHING_ALLOWED)
             adjusted[i] = greatest[i] = 0
     if not rows[0].sampler.kind.greedy:
-        uniforms = np.array([[row.sampler.uniform(row.position)] for row in rows])
+        uniforms = np.array([[row.sampler.uniform(row.position + later)] for row in rows])
         tokens = _draw(adjusted, greatest, Filters.of([row.sampler for row in rows]), uniforms)
     sampled = [Sampled(token) for token in tokens.tolist()]
     for i, error in errors.items():
@@ -122,13 +123,13 @@ def broken_logits(logits: Floats) -> HostError:
     )
 
 
-def _adjusted(logits: Floats, rows: Sequence[Row]) -> Floats:
+def _adjusted(logits: Floats, rows: Sequence[Row], later: int) -> Floats:
     """The logits after masks, biases and penalties."""
     logits = logits.copy()
     for i, row in enumerate(rows):
         if row.mask is not None:
             np.copyto(logits[i], -np.inf, where=~allowed(row.mask, logits.shape[1]))
-    adjust(logits, adjustments(rows, logits.shape[1]))
+    adjust(logits, adjustments(rows, logits.shape[1], later))
     return logits
 
 

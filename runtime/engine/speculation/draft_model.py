@@ -14,7 +14,7 @@ import numpy as np
 from mlxr.compiler.artifact import MOST_UNDONE, Artifact
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.engine.launch_step import launch_step
+from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer

@@ -79,7 +79,7 @@ class Speculator:
         self.costs = StepCosts()
 
     def draft(self, requests: Sequence[Request], tokens: int, room: int) -> None:
-        """Sets `Request.drafted` of requests that speculate.
+        """Sets `Request.draft.drafted` of requests that speculate.
 
         Args:
             requests: those whose next token is in the next step.
@@ -90,9 +90,10 @@ class Speculator:
             HostError: a step of the draft model failed.
         """
         # After the last draft token comes one more, that of the step itself.
-        texts = [Text(request, request.tokens, request.max_length - len(request.tokens) - 1) for request in requests]
+        asked = [(request, request.answer.tokens) for request in requests]
+        texts = [Text(request, tokens, request.max_length - len(tokens) - 1) for request, tokens in asked]
         for request, draft in zip(requests, self.propose(texts, tokens, room), strict=True):
-            request.drafted = draft
+            request.draft.drafted = draft
 
     def propose(self, texts: Sequence[Text], tokens: int, room: int) -> list[list[int]]:
         """A draft for each text, which may be empty.

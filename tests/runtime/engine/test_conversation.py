@@ -64,8 +64,8 @@ def test_what_a_prompt_begins_with_is_not_read_again(model: Model) -> None:
         sampling, terms = mlxr.Sampling(max_tokens=5, ignore_eos=True), Terms(salt=str(cached))
         with_salt = model.make_requests([prompt], sampling, lambda news: None, terms)
         run(model, with_salt)
-        assert with_salt[0].completion.cached_tokens == 0
-        assert with_salt[0].completion.token_ids == again.token_ids
+        assert with_salt[0].answer.completion.cached_tokens == 0
+        assert with_salt[0].answer.completion.token_ids == again.token_ids
         answer(model, first)
 
 

@@ -1,14 +1,15 @@
 """The core with a host without a model: deadlines, order, shared prompts, chunks beside decoding, faults."""
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mlxr.compiler.errors import HostError
+from mlxr.runtime.engine import step
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.generation import Generation
-from mlxr.runtime.engine.launched_step import LaunchedStep
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.step_times import SHORT_DELAY, StepTimes
@@ -41,7 +42,7 @@ def test_a_deadline_ends_requests_that_wait_and_that_run(pipelines: bool) -> Non
     engine.now = 100.0
     engine.core.step()
     assert running.finish_reason == "deadline" and len(running.tokens) == got + 1
-    assert running.request.completion.finish_reason == "deadline"
+    assert running.request.answer.completion.finish_reason == "deadline"
     assert not other.finish_reason
     engine.run()
     ends(other, engine)
@@ -89,8 +90,8 @@ def test_a_prompt_is_computed_once_for_requests_that_come_together(pipelines: bo
     engine.run()
     for answer in (*answers, longer):
         ends(answer, engine)
-    assert [answer.request.completion.cached_tokens for answer in answers] == [0, length - 1, length - 1]
-    assert longer.request.completion.cached_tokens == length
+    assert [answer.request.answer.completion.cached_tokens for answer in answers] == [0, length - 1, length - 1]
+    assert longer.request.answer.completion.cached_tokens == length
     computed = engine.core.stats().computed_tokens
     assert computed == length + 3 + 2 * (1 + 3) + 3 + 3
 
@@ -102,7 +103,7 @@ def test_others_go_on_when_the_one_that_reads_their_prompt_ends(pipelines: bool,
     first, second, third = (engine.add(prompt(60), 4) for _ in range(3))
     for _ in range(2):
         engine.core.step()
-    assert 0 < first.request.certain < 60 and engine.core.stats().running == 1
+    assert 0 < first.request.run.certain < 60 and engine.core.stats().running == 1
     if fault == "cancel":
         engine.core.cancel(first.request)
     elif fault == "preempt":
@@ -116,8 +117,8 @@ def test_others_go_on_when_the_one_that_reads_their_prompt_ends(pipelines: bool,
         ends(first, engine)
     elif fault == "fail":
         assert isinstance(first.error, HostError)
-    assert second.request.completion.cached_tokens >= 32, "what the first has read"
-    assert third.request.completion.cached_tokens == 59
+    assert second.request.answer.completion.cached_tokens >= 32, "what the first has read"
+    assert third.request.answer.completion.cached_tokens == 59
     engine.check_empty()
 
 
@@ -126,8 +127,8 @@ def test_samples_share_their_prompt() -> None:
     answers = [Answer() for _ in range(3)]
     requests = engine.requests(prompt(30), Sampling(temperature=1, seed=4, n=3, max_tokens=9))
     for request, answer in zip(requests, answers, strict=True):
-        answer.request, request.listener = request, answer.listen
-        engine.core.add(request)
+        answer.request = replace(request, listener=answer.listen)
+        engine.core.add(answer.request)
     engine.run()
     for answer in answers:
         ends(answer, engine)
@@ -153,7 +154,7 @@ def test_steady_decoding_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) ->
     before = len(answers[0].tokens)
     with monkeypatch.context() as patched:
         patched.setattr(engine.pager, "append_all", None)
-        patched.setattr(LaunchedStep, "_plain_decode", None)
+        patched.setattr(step, "_decode", None)
         for _ in range(10):  # over the ends of blocks, too
             engine.core.step()
     assert len(answers[0].tokens) == before + 10
@@ -183,7 +184,7 @@ def test_what_changes_between_two_steps_ends_steady_decoding(change: str) -> Non
             core.step()
     elif change == "speculate":
         core.speculator = Guesser(engine)  # type: ignore[assignment]
-        first.request.speculates = True
+        first.request.draft.speculates = True
     else:
         answers += [engine.add(prompt(30, i), 20) for i in range(3)]  # one finds no place, and blocks run out
     engine.run()
@@ -225,9 +226,9 @@ def test_short_prompts_are_read_faster_beside_a_stream_than_long_ones(length: in
     answer = engine.add(prompt(length), 1)
     chunks = []
     while not answer.tokens:
-        before = answer.request.computed
+        before = answer.request.run.computed
         engine.core.step()
-        chunks.append(answer.request.computed - before)
+        chunks.append(answer.request.run.computed - before)
     assert chunks[0] == 32, "nothing is known before the first"
     assert set(chunks[1:-1]) == {chunk}
 
@@ -263,7 +264,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(pipelines: bool, faul
     engine.host.faults.append(fault)
     engine.run()
     for answer in answers[:2]:
-        assert isinstance(answer.error, HostError) and answer.request.is_done
+        assert isinstance(answer.error, HostError) and answer.request.answer.is_done
         assert answer.tokens == engine.alone(answer.request)[: len(answer.tokens)]
     for answer in answers[2:]:
         ends(answer, engine)
@@ -340,7 +341,7 @@ def test_a_listener_that_raises_ends_its_own_request_only(pipelines: bool) -> No
     engine.core.add(broken)
     for _ in range(3):
         engine.core.step()
-    assert broken.is_done and engine.core.stats().running == 2
+    assert broken.answer.is_done and engine.core.stats().running == 2
     engine.run()
     for answer in others:
         ends(answer, engine)
@@ -372,9 +373,9 @@ def test_a_request_is_admitted_beside_draft_tokens_only_if_there_are_blocks_for_
     engine.core.speculator = Guesser(engine)  # type: ignore[assignment]
     engine.core.speculator.draft = lambda *_: None  # type: ignore[method-assign, union-attr]
     first = engine.add(prompt(4, 11), 25)
-    while first.request.computed < 8:
+    while first.request.run.computed < 8:
         engine.core.step()
-    assert (first.request.computed, engine.pager.num_free, engine.pager.num_idle) == (8, 6, 5)
+    assert (first.request.run.computed, engine.pager.num_free, engine.pager.num_idle) == (8, 6, 5)
     engine.core.speculator.draft = draft_zeros  # type: ignore[method-assign, union-attr]
     second = engine.add([*prompt(16), 9], 4)
     engine.run()
@@ -399,7 +400,7 @@ def test_a_request_is_admitted_only_if_others_can_copy_what_it_shares_with_them(
 
 def draft_zeros(requests: list[Request], tokens: int, room: int) -> None:
     for request in requests:
-        request.drafted = [0] * min(8, room, max(0, request.max_length - 1 - len(request.tokens)))
+        request.draft.drafted = [0] * min(8, room, max(0, request.max_length - 1 - len(request.answer.tokens)))
 
 
 @BOTH
@@ -418,7 +419,7 @@ def test_a_generation_that_the_garbage_collector_ends_within_a_step(pipelines: b
 
     engine.core._times.prompt_tokens = collect  # type: ignore[method-assign]
     engine.core.step()
-    assert request.is_done and request.seq_id is None
+    assert request.answer.is_done and request.run.seq_id is None
     engine.run()
     ends(answer, engine)
     engine.check_empty()

@@ -7,6 +7,7 @@ all end soon, and everything is free.
 import tempfile
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -162,9 +163,9 @@ class CoreMachine(RuleBasedStateMachine):
         answers = [Told(raises_at) for _ in range(sampling.n)]
         requests = self.engine.requests(prompt, sampling, lambda news: None, **terms)
         for answer, request in zip(answers, requests, strict=True):
-            request.listener, answer.request = answer.listen, request
+            answer.request = replace(request, listener=answer.listen)
             answer.expected = self.engine.alone(request)
-            self.engine.core.add(request)
+            self.engine.core.add(answer.request)
         self.open += answers
 
     @event()
@@ -255,7 +256,7 @@ class CoreMachine(RuleBasedStateMachine):
         with suppress(HostError):
             self.engine.core.close()
         self.tiers.check_closed()
-        assert all(answer.request.is_done for answer in self.open)
+        assert all(answer.request.answer.is_done for answer in self.open)
         self.open.clear()
         self.load()
 
@@ -266,7 +267,7 @@ class CoreMachine(RuleBasedStateMachine):
         core.wake.clear()
         goes_on = core.step()
         if not goes_on and (core.scheduler.running or core.scheduler.waiting):
-            reads = [request.fetch for request in core.scheduler.waiting if request.fetch]
+            reads = [request.fetch.blocks for request in core.scheduler.waiting if request.fetch.blocks]
             assert core.wake.is_set() or not all(read.done() for read in reads), "they wait for something"
         if tiers:
             tiers.readers.run(self.reads, newest=self.newest_first)
@@ -280,7 +281,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.engine.check()
         for answer in list(self.open):
             request = answer.request
-            tokens = request.completion.token_ids
+            tokens = request.answer.completion.token_ids
             assert tokens == answer.expected[: len(tokens)], "what it gets alone"
             assert answer.tokens == tokens[: len(answer.tokens)]
             if answer.error is not None:
@@ -289,14 +290,14 @@ class CoreMachine(RuleBasedStateMachine):
                 assert tokens == answer.expected
             if answer.finish_reason == "deadline":
                 assert request.deadline <= self.engine.now
-            if request.is_done:
+            if request.answer.is_done:
                 assert answer.error or answer.has_raised or answer.finish_reason
                 self.open.remove(answer)
 
     def teardown(self):
         if not hasattr(self, "engine"):
             return
-        total = sum(len(answer.request.tokens) + len(answer.expected) for answer in self.open)
+        total = sum(len(answer.request.answer.tokens) + len(answer.expected) for answer in self.open)
         self.reads, self.writes = 10, True
         for _ in range(20 + 4 * total):
             if not self.open:

@@ -14,9 +14,9 @@ import pytest
 import mlxr
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.engine.default_pooling import default_pooling
-from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.pool import Pooling
 from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -166,13 +166,13 @@ def test_requests_that_pool_among_others_that_are_preempted(pipelines: bool) -> 
         if isinstance(end, HostError):
             continue
         assert end.finish_reason == "length" and end.token_id is None
-        rows = rows_alone(request.tokens)
-        assert request.pool is not None and len(request.tokens) == request.prompt_length
+        rows = rows_alone(request.answer.tokens)
+        assert request.pool is not None and len(request.answer.tokens) == request.prompt_length
         expected = rows[-1] if request.pool.pooling == "last" else rows.mean(0, dtype=np.float64)
         np.testing.assert_allclose(request.pooled, expected, rtol=1e-6)
     assert sum(isinstance(news[0], HostError) for _, news in pooled) <= 4
     for answer in answers:
-        assert answer.error or answer.request.completion.token_ids == engine.alone(answer.request)
+        assert answer.error or answer.request.answer.completion.token_ids == engine.alone(answer.request)
 
 
 def test_engines_embed_for_many_tasks(model: mlxr.Model) -> None:

@@ -19,7 +19,9 @@ from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.engine import tier_link
 from mlxr.runtime.engine.completion import Completion
+from mlxr.runtime.engine.request import Answer as RequestAnswer
 from mlxr.runtime.engine.request import Request
+from mlxr.runtime.engine.sampling import Sampled
 from mlxr.runtime.engine.scheduler import Scheduler
 from mlxr.runtime.engine.step_times import StepTimes
 from mlxr.runtime.memory.free_memory import FreeMemory
@@ -100,8 +102,8 @@ def test_a_task_that_is_cancelled_while_its_request_is_sent(
 @pytest.mark.parametrize("leave", [lambda events: events.close(), lambda events: None])
 def test_a_stream_that_nobody_reads_is_cancelled(engine: mlxr.Engine, made: list[Request], leave: Any) -> None:
     leave(engine.stream(PROMPT, LONG))
-    wait_for(lambda: made and made[0].is_done)
-    assert made[0].completion.finish_reason == "cancelled"
+    wait_for(lambda: made and made[0].answer.is_done)
+    assert made[0].answer.completion.finish_reason == "cancelled"
 
 
 def test_a_request_whose_text_fails_leaves_the_others_alone(engine: mlxr.Engine, made: list[Request]) -> None:
@@ -114,8 +116,8 @@ def test_a_request_whose_text_fails_leaves_the_others_alone(engine: mlxr.Engine,
 
     bad = engine.stream(PROMPT[:3], LONG)
     next(bad)
-    broken: Any = SimpleNamespace(can_stop=False, decode=fail, flush=str)
-    made[1].text = broken
+    broken: Any = SimpleNamespace(push=fail, flush=str)
+    made[1].text._decoder = broken
     with pytest.raises(ValueError, match="broken"):
         list(bad)
     assert len(list(other)) == 399
@@ -144,15 +146,14 @@ def request(order: float, length: int, most: int = 100) -> Request:
     return Request(
         0,
         length,
-        tokens,
         length + most,
         (),
         sampler,
         text,
         BlockHashes(root_digest(), 4),
-        Completion(length),
         lambda news: None,
         order,
+        RequestAnswer(tokens, Completion(length)),
     )
 
 
@@ -161,17 +162,18 @@ def scheduler(num_blocks: int, max_tokens: int = 64, max_rows: int = 64) -> Sche
     return Scheduler(plan, Pager(num_blocks, 4, num_blocks, 8), StepTimes())
 
 
-def run(chosen: Any, pager: Pager, read: bool = True) -> None:
-    """Does what the core does with a step: grows sequences, and samples."""
-    pager.append_all([part.growth for part in chosen])
+def run(queue: Scheduler, read: bool = True) -> None:
+    """Does what the core does with the next step: grows sequences, and samples."""
+    chosen, pager = queue.schedule(), queue._pager
+    chosen.decode = None
+    pager.append_all([part.growth for part in chosen.parts])
     pager.take_copies()
-    for part in chosen:
-        part.request.computed += part.num_tokens
-        part.request.certain = part.request.computed
-        part.request.in_flight += part.samples
-        if read and part.samples:
-            part.request.in_flight -= 1
-            part.request.tokens.append(7)
+    queue.has_launched(chosen)
+    if read:
+        chosen.sampled_by_part = [[Sampled(7)] * part.samples for part in chosen.parts]
+        queue.has_read(chosen)
+        for part in chosen.parts:
+            part.request.answer.tokens += [7] * part.samples
 
 
 def test_a_prompt_waits_for_blocks_that_a_request_before_it_will_give_back() -> None:
@@ -180,15 +182,15 @@ def test_a_prompt_waits_for_blocks_that_a_request_before_it_will_give_back() -> 
     ending = request(0, 16, most=2)  # blocks 0 to 3, then one more
     queue.add(ending)
     for _ in range(3):
-        run(queue.schedule(), queue._pager)
+        run(queue)
     reading = request(1, 12)
     queue.add(reading)
     assert ending.num_pending == 1
-    run(queue.schedule(), queue._pager, read=False)
+    run(queue, read=False)
     assert ending.num_pending == 0 and reading in queue.running
     while queue._pager.num_free:  # what else uses the arena
         queue._pager.append(queue._pager.add_sequence(), 4)
-    assert queue.schedule() == []
+    assert not queue.schedule().parts
     assert queue.failures == []
 
 
@@ -261,7 +263,7 @@ def test_few_requests_that_wait_have_blocks_read_for_them(monkeypatch: pytest.Mo
         def count(tiers: Any, *wanted: Any) -> Any:
             nonlocal most
             result = fetch(tiers, *wanted)
-            reading = [request for request in model.core.scheduler.waiting if request.fetch is not None]
+            reading = [request for request in model.core.scheduler.waiting if request.fetch.blocks is not None]
             most = max(most, len(reading) + 1)
             return result
 

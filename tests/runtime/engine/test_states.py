@@ -3,6 +3,8 @@
 The host's logits are a hash of K, V and the state (`HashHost`); `test_core_stateful` has random requests.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from mlxr.compiler.errors import ArenaError
@@ -25,7 +27,7 @@ def ask(engine, prompt, **terms):
     answer = engine.add(prompt, **terms)
     engine.run()
     assert answer.tokens == engine.alone(answer.request)
-    return answer.request.completion.cached_tokens, [*prompt, *answer.tokens]
+    return answer.request.answer.completion.cached_tokens, [*prompt, *answer.tokens]
 
 
 def test_the_same_prompt_begins_at_its_last_block(engine):
@@ -64,11 +66,10 @@ def test_answers_of_one_prompt_read_it_once(engine):
     answers = [Answer() for _ in range(3)]
     requests = engine.requests(SYSTEM, Sampling(max_tokens=6, temperature=1.0, seed=5, n=3))
     for answer, request in zip(answers, requests, strict=True):
-        request.listener = answer.listen
-        engine.core.add(request)
+        engine.core.add(replace(request, listener=answer.listen))
     engine.run()
     assert [answer.tokens for answer in answers] == [engine.alone(request) for request in requests]
-    assert [request.completion.cached_tokens for request in requests] == [0, 8, 8]
+    assert [request.answer.completion.cached_tokens for request in requests] == [0, 8, 8]
 
 
 def test_a_preempted_request_goes_on_from_its_state(engine):
@@ -76,10 +77,10 @@ def test_a_preempted_request_goes_on_from_its_state(engine):
     for _ in range(5):
         engine.core.step()
     engine.core._ahead = None
-    answer.request.in_flight = 0
+    answer.request.run.in_flight = 0
     engine.core.scheduler.preempt(answer.request)
     before = engine.core.stats().computed_tokens
-    length = len(answer.request.tokens)
+    length = len(answer.request.answer.tokens)
     engine.run()
     assert answer.tokens == engine.alone(answer.request)
     assert engine.core.stats().computed_tokens - before == len(SYSTEM) + 12 - length, "nothing is computed again"

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from mlxr.compiler.artifact import RankPlan
 from mlxr.runtime.engine.constraint.constraint import Constraint
-from mlxr.runtime.engine.launched_step import LaunchedStep
 from mlxr.runtime.engine.sampling import Row, Sampler, Sampling, sample_rows
-from mlxr.runtime.engine.scheduler import Part
 from mlxr.runtime.engine.speculation.speculator import Speculator
+from mlxr.runtime.engine.step import Part, Step
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.collectives import Floats
 from mlxr.runtime.hosts.gather_result import gather_result
@@ -156,6 +155,6 @@ def test_only_what_needs_few_logits_gets_few(options: dict[str, Any] | None) -> 
 def test_a_constraint_takes_all_logits() -> None:
     (request,) = HashEngine().requests([1, 2, 3], Sampling())
     parts = [Part(request, 3, True, [])]
-    assert LaunchedStep(parts, 0.0).tops() == 1
-    request.constraint = cast(Constraint, SimpleNamespace())
-    assert LaunchedStep(parts, 0.0).tops() == 0
+    assert Step(parts).tops() == 1
+    request.answer.constraint = cast(Constraint, SimpleNamespace())
+    assert Step(parts).tops() == 0

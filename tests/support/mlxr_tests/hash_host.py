@@ -332,7 +332,7 @@ class HashEngine:
 
     def alone(self, request: Request) -> list[int]:
         """What a request must get."""
-        prompt, sampling = request.tokens[: request.prompt_length], request.sampler.sampling
+        prompt, sampling = request.answer.tokens[: request.prompt_length], request.sampler.sampling
         sample, on_device = request.index % sampling.n, self.host.pipelines
         context, has_state = self.geometry.context, self.pager.states is not None
         return answer_alone(prompt, sampling, sample, context, on_device=on_device, has_state=has_state)
@@ -349,8 +349,8 @@ class HashEngine:
         """What holds between any two steps."""
         self.pager.check_integrity()
         scheduler = self.core.scheduler
-        assert all(request.seq_id is not None and not request.is_done for request in scheduler.running)
-        assert all(request.seq_id is None and not request.is_done for request in scheduler.waiting)
+        assert all(request.run.seq_id is not None and not request.answer.is_done for request in scheduler.running)
+        assert all(request.run.seq_id is None and not request.answer.is_done for request in scheduler.waiting)
         assert self.pager.num_sequences == len(scheduler.running)
         assert all(request in scheduler.running for request in scheduler._being_read.values())
 
@@ -399,16 +399,16 @@ class Guesser:
 
     def draft(self, requests: Sequence[Request], tokens: int, room: int) -> None:
         for request in requests:
-            length = len(request.tokens)
+            length = len(request.answer.tokens)
             count = min(length % 5, room, request.max_length - 1 - length)
             known = length - request.prompt_length
-            request.drafted = self.alone(request)[known : known + max(count, 0)]
-            if length % 3 == 0 and request.drafted:
-                request.drafted[-1] = (request.drafted[-1] + 1) % VOCAB
-            room -= len(request.drafted)
+            request.draft.drafted = self.alone(request)[known : known + max(count, 0)]
+            if length % 3 == 0 and request.draft.drafted:
+                request.draft.drafted[-1] = (request.draft.drafted[-1] + 1) % VOCAB
+            room -= len(request.draft.drafted)
 
     def end(self, request: Request) -> None:
-        request.drafted = []
+        request.draft.drafted = []
 
 
 class Answer:

@@ -195,11 +195,13 @@ def test_an_interruption_leaves_the_constraint_where_the_answer_is(
     monkeypatch.setattr(model.core._answers, "_add_token", interrupted)
     model.core.add(request)
     with pytest.raises(KeyboardInterrupt):
-        while not request.is_done:
+        while not request.answer.is_done:
             model.core.step()
-    while not request.is_done:
+    while not request.answer.is_done:
         model.core.step()
-    same = replace(request.completion, cached_tokens=expected.cached_tokens)  # other tests may have the same prompt
+    same = replace(
+        request.answer.completion, cached_tokens=expected.cached_tokens
+    )  # other tests may have the same prompt
     assert same == expected and calls > 3
 
 

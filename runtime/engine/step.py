@@ -1,0 +1,378 @@
+"""A step: the tokens of several requests that are computed together.
+
+It is *planned* by the scheduler, which says how many tokens of which requests; *launched*, when the host has been given
+it; and *read*, when its tokens are known. On hosts that pipeline, one step is launched before the step before it is
+read: it then takes the sampled tokens where they are, on the device, and nothing else that it needs depends on them:
+positions, slots, context lengths, and the random numbers that choose tokens are known. There a step and the sampling of
+its tokens (`Samples`) are lazy MLX graphs.
+
+No step changes another one, and steps change no request: what one means for its requests is written by the scheduler
+(`Scheduler.has_launched`, `has_read`) and by the requests themselves (`Request.accept`).
+
+To give up a launched step (its request has ended, or lost its blocks), it is enough to free or truncate the
+sequence. The step still runs and writes its slot, whose block may have a new owner by then. That is harmless. One
+thread launches all steps and copies, and each one binds the arena token that the one before it made. So the late write
+happens before everything that the new owner launches, and an owner writes a slot before it reads it.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.runtime.cache.pager import Evicted, Pager
+from mlxr.runtime.engine.constraint.constraint import Mask
+from mlxr.runtime.engine.request import Request, RunState
+from mlxr.runtime.engine.samples import Samples
+from mlxr.runtime.engine.sampling import Row, Sampled
+from mlxr.runtime.hosts.batch import MOST_TOPS, Batch, BatchRequest, DecodeRequests, Rows
+from mlxr.runtime.hosts.host import Host, Logits
+
+
+class Part(NamedTuple):
+    """A request's part of a step.
+
+    Attributes:
+        request: whose tokens they are.
+        num_tokens: how many of its tokens, the first of those that are not computed; draft tokens come after them.
+        samples: whether the last of them is the last that is known, so that the next token is sampled. Requests that
+            pool their rows sample none.
+        draft: draft tokens, which may or may not be what is sampled.
+    """
+
+    request: Request
+    num_tokens: int
+    samples: bool
+    draft: tuple[int, ...] = ()
+
+    @property
+    def growth(self) -> tuple[int, int]:
+        """The sequence, and by how many tokens it grows."""
+        assert self.request.run.seq_id is not None, "only a request with a sequence takes part in a step"
+        return self.request.run.seq_id, self.num_tokens + len(self.draft)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits that it asks for."""
+        if self.request.answer.prompt_rows:
+            return self.num_tokens if self.request.needs_all_rows else 1
+        return int(self.samples) + len(self.draft)
+
+
+class Decode(NamedTuple):
+    """Columns of a step in which each request has one known token and nothing special: most steps are that.
+
+    Steps that follow each other and have the same requests share them. Nobody changes them.
+
+    Attributes:
+        requests: of the parts.
+        runs: how far they are.
+        seq_ids: their sequences.
+        tokens: all that are known of each; these grow.
+        rows: how the next token of each is chosen, in the first of the steps.
+    """
+
+    requests: list[Request]
+    runs: list[RunState]
+    seq_ids: list[int]
+    tokens: list[list[int]]
+    rows: list[Row]
+
+
+class Step:
+    """One step.
+
+    Attributes:
+        state: `planned`, `launched`, or `read`. A launch that fails leaves it launched: its requests have failed.
+        parts: what is computed.
+        sequences: of the parts.
+        ends: tokens of each part's request that are computed when it ends, without draft tokens.
+        decode: its columns, if it is that simple, and is read before the next step is planned; else None.
+        num_repeats: how many steps before this one had the same `decode`, each one token less of each request.
+        num_decoding: parts of one token.
+        num_prompt_tokens: tokens of the other parts.
+        num_drafted: draft tokens.
+        begin: when it was launched, in seconds of `time.perf_counter`.
+        samples: the tokens that it samples, once it is launched: on the device where the host pipelines.
+        sampled: these, once it is read.
+        sampled_by_part: the same of each part, unless there is `decode`: the token after it, then one after each draft
+            token.
+    """
+
+    __slots__ = (
+        "_prompt_logits",
+        "_starts",
+        "begin",
+        "decode",
+        "ends",
+        "num_decoding",
+        "num_drafted",
+        "num_prompt_tokens",
+        "num_repeats",
+        "parts",
+        "sampled",
+        "sampled_by_part",
+        "samples",
+        "sequences",
+        "state",
+    )
+
+    begin: float
+    samples: Samples
+    sampled: Sequence[Sampled]
+    sampled_by_part: Sequence[Sequence[Sampled]]
+
+    def __init__(self, parts: Sequence[Part], before: "Step | None" = None) -> None:
+        """Plans a step.
+
+        Args:
+            parts: what is computed.
+            before: the step before, if this one repeats it.
+        """
+        self.state: Literal["planned", "launched", "read"] = "planned"
+        self.parts = parts
+        self.num_repeats = 0
+        self._prompt_logits: Logits | None = None
+        self.sequences: Sequence[int | None]
+        self.ends: list[int]
+        self.decode: Decode | None
+        if before is not None:
+            assert before.decode is not None, "only a step that decodes is repeated"
+            self.decode, self.num_repeats = before.decode, before.num_repeats + 1
+            self.sequences, self._starts = before.sequences, before.ends
+            self.ends = [end + 1 for end in before.ends]
+        else:
+            self.sequences = [request.run.seq_id for request, _, _, _ in parts]
+            self.ends = [request.run.computed + num_tokens for request, num_tokens, _, _ in parts]
+            self.decode = _decode(parts)
+            self._starts = [] if self.decode is None else [end - 1 for end in self.ends]
+        if self.decode is not None:
+            self.num_decoding, self.num_prompt_tokens, self.num_drafted = len(parts), 0, 0
+            return
+        counts = [num_tokens for _, num_tokens, _, _ in parts]
+        self.num_decoding = counts.count(1)
+        self.num_prompt_tokens = sum(counts) - self.num_decoding
+        self.num_drafted = sum([len(draft) for _, _, _, draft in parts])
+
+    def repeated(self) -> "Step":
+        """The step after this one, planned: the same requests, each with the token that it has got from this one."""
+        return Step(self.parts, self)
+
+    def launch(
+        self,
+        host: Host,
+        pager: Pager,
+        masks_of: Callable[[Request], Sequence[Mask | None]],
+        before: "Step | None" = None,
+        save: Callable[[Sequence[Evicted]], None] | None = None,
+    ) -> None:
+        """Gives a planned step to the host; waits for nothing on hosts that pipeline.
+
+        Args:
+            host: where it runs.
+            pager: of the host's arena.
+            masks_of: the tokens that a request allows next, and after its draft tokens, as far as these are allowed.
+            before: the step before, if it is launched and its tokens have not been read.
+            save: see `launch_step`.
+
+        Raises:
+            ArenaFullError: as `launch_step`.
+            HostError: as `launch_step`.
+        """
+        assert self.state == "planned", f"the step is {self.state}"
+        self.state, self.begin = "launched", time.perf_counter()
+        if host.pipelines:
+            self.decode = None
+        requests: DecodeRequests | list[BatchRequest]
+        if self.decode is not None:
+            ids = [tokens[start] for tokens, start in zip(self.decode.tokens, self._starts, strict=True)]
+            requests, on_device = DecodeRequests(self.decode.seq_ids, ids, self._starts), None
+        else:
+            requests = _batch_requests(self.parts)
+            on_device = None if before is None else _tokens_on_device(before, self.parts, requests)
+        tops = self.tops() if host.gathers_tops else 0
+        logits = launch_step(host, pager, requests, on_device, save, tops)
+        if self.decode is not None:
+            rows = self.decode.rows
+            self.samples = Samples(host, logits, range(len(rows)), rows, self.num_repeats)
+            return
+        if any(part.request.answer.prompt_rows for part in self.parts):
+            self._prompt_logits = logits
+        if host.pipelines and any(part.samples and part.request.answer.constraint for part in self.parts):
+            assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"
+            host.start(logits, host.arena.token)  # it computes while masks are made
+        self.samples = Samples(host, logits, *self._rows(masks_of))
+
+    def read(self) -> None:
+        """Waits for a launched step and its tokens.
+
+        Raises:
+            HostError: the step failed.
+        """
+        assert self.state == "launched", f"the step is {self.state}"
+        self.sampled = self.samples.read()
+        if self.decode is None:
+            self.sampled_by_part = self._by_part(self.sampled)
+        self.state = "read"
+
+    def prompt_rows(self, host: Host) -> Iterator[tuple[Request, npt.NDArray[np.float32], int]]:
+        """The rows of their prompts that requests ask for: the request, the rows, and the tokens up to the last one.
+
+        Raises:
+            HostError: the step failed.
+        """
+        if self._prompt_logits is None:
+            return
+        rows, first = host.read(self._prompt_logits), 0
+        for part, end in zip(self.parts, self.ends, strict=True):
+            request, count = part.request, part.num_rows
+            if request.answer.prompt_rows and not request.answer.is_done:
+                yield request, rows[first : first + count], end
+            first += count
+
+    def _by_part(self, sampled: Sequence[Sampled]) -> list[Sequence[Sampled]]:
+        """See `sampled_by_part`."""
+        if len(sampled) == len(self.parts) and not self.num_drafted:
+            return [(one,) for one in sampled]
+        found, first = list[Sequence[Sampled]](), 0
+        for _, _, samples, draft in self.parts:
+            last = first + samples + len(draft)
+            found.append(sampled[first:last])
+            first = last
+        return found
+
+    def tops(self) -> int:
+        """How many of the greatest logits of each row are enough to sample its tokens; 0: all. See `Batch.tops`."""
+        most = 0
+        for request, _, samples, _ in self.parts:
+            if request.answer.prompt_rows:
+                return 0
+            if samples:
+                is_free = request.answer.constraint is None and not request.is_forced
+                enough = request.sampler.tops if is_free else 0
+                if not 0 < enough <= MOST_TOPS:
+                    return 0
+                most = max(most, enough)
+        return most
+
+    def _rows(self, masks_of: Callable[[Request], Sequence[Mask | None]]) -> tuple[Sequence[int], list[Row]]:
+        """Which rows of logits are sampled, and how."""
+        indices: list[int] = []
+        rows: list[Row] = []
+        index = 0
+        for part, end in zip(self.parts, self.ends, strict=True):
+            request, _, samples, draft = part
+            index += part.num_rows if request.answer.prompt_rows or draft else samples
+            if not samples:
+                continue
+            position = end - request.prompt_length
+            if not draft and request.answer.constraint is None and not request.is_forced:  # nearly every row
+                indices.append(index - 1)
+                rows.append(Row(request.sampler, position))
+                continue
+            masks = masks_of(request)
+            for i in range(1 + len(draft)):
+                indices.append(index - 1 - len(draft) + i)
+                rows.append(Row(request.sampler, position + i, masks[min(i, len(masks) - 1)]))
+        return indices, rows
+
+
+def _decode(parts: Sequence[Part]) -> Decode | None:
+    """The columns of a step that is simple enough for them; None of any other."""
+    runs: list[RunState] = []
+    seq_ids: list[int] = []
+    tokens: list[list[int]] = []
+    rows: list[Row] = []
+    for request, num_tokens, samples, draft in parts:  # each statement here runs for each sequence of many steps
+        answer, run = request.answer, request.run
+        if num_tokens != 1 or not samples or draft or run.seq_id is None or run.in_flight:
+            return None
+        if answer.constraint is not None or answer.prompt_rows or answer.thought is not None:
+            return None
+        runs.append(run)
+        seq_ids.append(run.seq_id)
+        tokens.append(answer.tokens)
+        rows.append(Row(request.sampler, run.computed + 1 - request.prompt_length))
+    return Decode([part.request for part in parts], runs, seq_ids, tokens, rows)
+
+
+def _batch_requests(parts: Sequence[Part]) -> list[BatchRequest]:
+    """What a step asks the host for; ids that are on the device are 0. Constraints prepare their masks."""
+    requests = []
+    for request, num_tokens, samples, draft in parts:
+        answer, run = request.answer, request.run
+        assert run.seq_id is not None, "only a request with a sequence takes part in a step"
+        start = run.computed
+        tokens = answer.tokens[start : start + num_tokens]
+        if len(tokens) < num_tokens:
+            tokens.append(0)  # it is on the device
+        wants_one = samples or answer.prompt_rows
+        rows: Rows = "all" if draft or request.needs_all_rows else "last" if wants_one else "none"
+        requests.append(BatchRequest(run.seq_id, [*tokens, *draft], start, rows, len(draft)))
+        if answer.constraint is not None and samples:
+            answer.constraint.prepare(draft)
+    return requests
+
+
+def _tokens_on_device(before: Step, parts: Sequence[Part], requests: Sequence[BatchRequest]) -> mx.array | None:
+    """The token ids of a step: [tokens], int32, of which some are sampled by the step before. None if none are."""
+    sampled = [part.request for part in before.parts if part.samples]
+    index = {request: i for i, request in enumerate(sampled)}
+    num_sampled = len(index)
+    known: list[int] = []
+    places: list[int] = []  # in the sampled tokens with the known ones after them
+    for part, request in zip(parts, requests, strict=True):
+        places += range(num_sampled + len(known), num_sampled + len(known) + len(request.tokens))
+        known += request.tokens
+        if part.samples and part.request.run.in_flight:
+            places[-1] = index[part.request]
+    unread = sum(place < num_sampled for place in places)
+    if not unread:
+        return None
+    tokens = before.samples.tokens
+    if unread < len(places):
+        tokens = mx.concatenate([tokens, mx.array(np.array(known, np.int32))])
+    elif places == list(range(num_sampled)):
+        return tokens
+    return tokens[mx.array(np.array(places, np.int32))]
+
+
+def launch_step(
+    host: Host,
+    pager: Pager,
+    requests: Sequence[BatchRequest] | DecodeRequests,
+    tokens: mx.array | None = None,
+    save: Callable[[Sequence[Evicted]], None] | None = None,
+    tops: int = 0,
+) -> Logits:
+    """Grows sequences, copies the blocks that they share, and runs the host's step; its logits may be lazy.
+
+    Args:
+        host: where it runs.
+        pager: of the host's arena.
+        requests: the sequences' parts of the step.
+        tokens: [tokens], int32: token ids on the device. Of the requests' own ids, only the number then matters.
+        save: is given the blocks that the prefix cache gave up, while they still hold what they held; None: they are
+            lost.
+        tops: see `Batch.tops`.
+
+    Raises:
+        ArenaFullError: the arena cannot hold all requests; nothing has been appended.
+        HostError: the step cannot be launched, or failed.
+    """
+    batch = Batch.build(requests, pager, host.plan.query_tile, tokens)
+    if tops:
+        batch = replace(batch, tops=tops)
+    evicted = pager.take_evicted()
+    if save is not None:
+        save(evicted)
+    if copies := pager.take_copies():
+        host.copy_blocks(copies)
+    for group in range(1, len(pager.others) + 1):
+        if copies := pager.take_copies_of(group):
+            host.copy_blocks(copies, group)
+    return host.step(batch)
