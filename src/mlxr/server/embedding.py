@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from mlxr.runtime.engine.pool import Pooling, Vector, check_dimensions, finished
-from mlxr.server.documents.json_form import dumped
+from mlxr.server.documents.json_form import json_text
 from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.request_record import RECORD
 
@@ -54,4 +54,4 @@ async def written(vectors: Sequence[Vector], write: Callable[[Vector], str]) -> 
 
 def numbers_text(vector: Vector) -> str:
     """A vector in JSON."""
-    return dumped(vector.tolist())
+    return json_text(vector.tolist())

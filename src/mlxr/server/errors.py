@@ -3,13 +3,21 @@
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 from mlxr.compiler.errors import ChatTemplateError, HostError, MlxrError, RankLostError, RequestError, TokenizerError
 from mlxr.compiler.text import without_python
 from mlxr.hub import HubError
 from mlxr.registry import NameTakenError, RegistryError
 from mlxr.runtime.engine.errors import EngineError, PromptTooLongError, QueueFullError
+from mlxr.server.documents.answers import (
+    AnthropicError,
+    AnthropicErrorDetail,
+    AnthropicErrorFacts,
+    OllamaError,
+    OpenAIError,
+    OpenAIErrorDetail,
+    Told,
+)
 
 _PATH = r"""~?/(?:[^\s/'"`:,;|<>()\[\]{}]+/)+"""
 _FOLDERS = re.compile(rf"(?<![\w.:/-]){_PATH}")
@@ -100,9 +108,10 @@ def pull_error(name: str, error: MlxrError) -> ApiError:
     return ApiError(422, message, code="model_not_supported", param="model")
 
 
-def openai_body(error: ApiError) -> dict[str, Any]:
+def openai_body(error: ApiError) -> OpenAIError:
     """OpenAI's form."""
-    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+    detail = OpenAIErrorDetail(message=error.message, type=error.kind, param=error.param, code=error.code)
+    return OpenAIError(error=detail)
 
 
 _ANTHROPIC = {
@@ -117,26 +126,26 @@ _ANTHROPIC = {
 }
 
 
-_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+_NO_THREADS = AnthropicErrorFacts(error_code="thread_unsupported_request", unsupported=["thread"])
 """By this Anthropic's SDKs know to go on without a thread: they send the whole conversation from then on."""
 
 
-def anthropic_body(error: ApiError) -> dict[str, Any]:
+def anthropic_body(error: ApiError) -> AnthropicError:
     """Anthropic's form. Its clients know a prompt that is too long by the first words, and then make it shorter."""
     start = "prompt is too long: " if error.code == "context_length_exceeded" else ""
     kind = _ANTHROPIC.get(error.status, "api_error")
-    told: dict[str, Any] = {"type": kind, "message": f"{start}{error.message}"}
+    told = AnthropicErrorDetail(type=kind, message=f"{start}{error.message}")
     if error.code == "unsupported_field" and error.param == "thread":
-        told["details"] = _NO_THREADS
-    return {"type": "error", "error": told}
+        told.details = _NO_THREADS
+    return AnthropicError(type="error", error=told)
 
 
-def ollama_body(error: ApiError) -> dict[str, Any]:
+def ollama_body(error: ApiError) -> OllamaError:
     """Ollama's form."""
-    return {"error": error.message}
+    return OllamaError(error=error.message)
 
 
-def error_body(path: str, error: ApiError) -> dict[str, Any]:
+def error_body(path: str, error: ApiError) -> Told:
     """The form of the API that a path belongs to."""
     if path.startswith("/v1/messages"):
         return anthropic_body(error)
@@ -145,7 +154,7 @@ def error_body(path: str, error: ApiError) -> dict[str, Any]:
     return openai_body(error)
 
 
-def quoted_json(value: Any) -> str:
+def quoted_json(value: object) -> str:
     """A value as JSON, cut after 60 characters; of a long list no more is written than is shown.
 
     Args:

@@ -4,12 +4,15 @@ import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.constraint import unenforced
+from mlxr.server.documents.answers import Told
 from mlxr.server.error_outline import outline
 from mlxr.server.errors import ApiError
+
+_T = TypeVar("_T", bound=Told)
 
 
 @dataclass(slots=True)
@@ -138,13 +141,19 @@ def note_left_out(place: str, kind: str) -> None:
     note_warning(f"{place} is left out: {kind} is run by a service, which this server does not have")
 
 
-def noted_warnings() -> dict[str, list[str]]:
-    """The answer's field `warnings`; nothing if there are none. All APIs have it at the top of an answer.
+def noted_warnings() -> list[str]:
+    """The warnings of the request that the current task works on.
 
-    In streams, it is in the first object that is sent: by then everything has been noted.
+    In streams, they are in the first object that is sent: by then everything has been noted.
     """
     record = RECORD.get()
-    return {} if record is None or not record.warnings else {"warnings": list(record.warnings)}
+    return [] if record is None else list(record.warnings)
+
+
+def with_warnings(answer: _T) -> _T:
+    """An answer with the warnings, if there are any, in its field `warnings`: all APIs have it at the top."""
+    noted = noted_warnings()
+    return answer.model_copy(update={"warnings": noted}) if noted else answer
 
 
 RECORD: ContextVar[RequestRecord | None] = ContextVar("request", default=None)

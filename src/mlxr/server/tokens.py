@@ -15,6 +15,7 @@ from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.documents.answers import answers
+from mlxr.server.documents.json_form import JsonAnswer
 from mlxr.server.documents.openai_answers import Text, TokenizerInfo, Tokens
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.fields import MOST_MESSAGES, ApiModel
@@ -52,7 +53,7 @@ class DetokenizeRequest(ApiModel):
     tokens: list[int] = Field(max_length=_MOST_TOKENS)
 
 
-@router.post("/tokenize", tags=["Tokens"], response_model=None, responses=answers(Tokens))
+@router.post("/tokenize", tags=["Tokens"], responses=answers(Tokens))
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """The token ids of a text, or of a conversation up to where the answer begins."""
     if (body.prompt is None) == (body.messages is None):
@@ -69,12 +70,12 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         else:
             check_prompt_end(body.add_generation_prompt, body.continue_final_message)
             ids = await model.format.prompt(await made(request, lambda: _job(body)))
-        told: dict[str, Any] = {"count": len(ids), "max_model_len": model.context, "tokens": ids}
 
         def written() -> bytes:
+            told = Tokens(count=len(ids), max_model_len=model.context, tokens=ids)
             if body.return_token_strs:
-                told["token_strs"] = [tokenizer.token_text(token_id) for token_id in ids]
-            return written_in_pieces(told)
+                told.token_strs = [tokenizer.token_text(token_id) for token_id in ids]
+            return written_in_pieces(told.fields())
 
         return JsonBytes(await asyncio.to_thread(written))
 
@@ -99,29 +100,35 @@ def _ids(tokenizer: Tokenizer, text: str, add_special: bool) -> list[int]:
     return tokenizer.encode(text, add_special=add_special, parse_special=True)
 
 
-@router.post("/detokenize", tags=["Tokens"], response_model=None, responses=answers(Text))
+@router.post("/detokenize", tags=["Tokens"], responses=answers(Text))
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """The text of token ids."""
     async with _use(request, body.model) as model:
         tokenizer = model.engine.model.require_tokenizer()
-        written = await asyncio.to_thread(lambda: written_in_pieces({"prompt": tokenizer.decode(body.tokens)}))
-        return JsonBytes(written)
+
+        def written() -> bytes:
+            return written_in_pieces(Text(prompt=tokenizer.decode(body.tokens)).fields())
+
+        return JsonBytes(await asyncio.to_thread(written))
 
 
-@router.get("/tokenizer_info", tags=["Tokens"], response_model=None, responses=answers(TokenizerInfo))
-async def tokenizer_info(request: Request, model: str | None = None) -> dict[str, Any]:
+@router.get("/tokenizer_info", tags=["Tokens"], responses=answers(TokenizerInfo))
+async def tokenizer_info(request: Request, model: str | None = None) -> Response:
     """What a model's tokenizer is."""
     async with _use(request, model) as loaded:
         tokenizer = loaded.engine.model.require_tokenizer()
-        special = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
-        return {
-            "vocab_size": tokenizer.vocab_size,
-            "bos_token_id": tokenizer.bos_id,
-            "eos_token_id": tokenizer.eos_id,
-            "end_token_ids": sorted(tokenizer.eos_ids),
-            "add_bos_token": tokenizer.adds_bos,
-            "chat_template": loaded.template or None,
-        } | {name: None if token is None else tokenizer.token_text(token) for name, token in special.items()}
+        bos, eos = tokenizer.bos_id, tokenizer.eos_id
+        info = TokenizerInfo(
+            vocab_size=tokenizer.vocab_size,
+            bos_token_id=bos,
+            eos_token_id=eos,
+            end_token_ids=sorted(tokenizer.eos_ids),
+            add_bos_token=tokenizer.adds_bos,
+            chat_template=loaded.template or None,
+            bos_token=None if bos is None else tokenizer.token_text(bos),
+            eos_token=None if eos is None else tokenizer.token_text(eos),
+        )
+        return JsonAnswer(info)
 
 
 def _use(request: Request, name: str | None) -> AbstractAsyncContextManager[LoadedModel]:

@@ -1,1 +1,1 @@
-"""What the OpenAPI document says of answers and errors. Nothing here runs when a request is answered."""
+"""What answers and errors are: the OpenAPI document, whole answers and the writers of streams come from this."""

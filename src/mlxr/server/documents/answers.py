@@ -1,22 +1,30 @@
-"""The `responses` of routes: what an answer is, whole and streamed, and what errors are."""
+"""What an answer is: `Told`, and the `responses` of routes, with what errors are."""
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SkipValidation
+
+LooseText = Annotated[str, SkipValidation]
+"""A text that a client or a model wrote: it may be no valid Unicode, half of a pair of surrogates, say."""
 
 
 class Told(BaseModel):
-    """An answer, or a part of one: it has no further fields."""
+    """An answer, or a part of one: it has no further fields. Those that it was not given are left out."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    def fields(self) -> dict[str, Any]:
+        """What is written of it; what is in that is as it was given."""
+        given = self.model_fields_set
+        return {name: value for name, value in self.__dict__.items() if name in given}
 
 
 class OpenAIErrorDetail(Told):
     """What is wrong, and how to go on."""
 
-    message: str
+    message: LooseText
     type: str
-    param: str | None
+    param: LooseText | None
     code: str | None
 
 
@@ -26,24 +34,32 @@ class OpenAIError(Told):
     error: OpenAIErrorDetail
 
 
+class AnthropicErrorFacts(Told):
+    """What programs go by: a part of the request that this server does not have."""
+
+    error_code: str
+    unsupported: list[str]
+
+
 class AnthropicErrorDetail(Told):
     """What is wrong, and how to go on."""
 
     type: str
-    message: str
+    message: LooseText
+    details: AnthropicErrorFacts | None = None
 
 
 class AnthropicError(Told):
     """Anthropic's form of errors."""
 
-    type: str
+    type: Literal["error"]
     error: AnthropicErrorDetail
 
 
 class OllamaError(Told):
     """Ollama's form of errors."""
 
-    error: str
+    error: LooseText
 
 
 def answers(model: type[BaseModel], stream: str = "", **others: str) -> dict[int | str, dict[str, Any]]:

@@ -1,8 +1,15 @@
 """Answers of OpenAI's API, and of what goes with it."""
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from mlxr.server.documents.answers import Told
+from pydantic import ConfigDict
+
+from mlxr.server.documents.answers import LooseText, Told
+
+ChatReason = Literal["stop", "length", "tool_calls"]
+TextReason = Literal["stop", "length"]
+"""Why an answer ended."""
 
 
 class PromptDetails(Told):
@@ -38,7 +45,7 @@ class Custom(Told):
     """What is called; the input is free text."""
 
     name: str
-    input: str
+    input: LooseText
 
 
 class ToolCall(Told):
@@ -50,14 +57,18 @@ class ToolCall(Told):
     custom: Custom | None = None
 
 
-class TopToken(Told):
-    """A token and its log probability."""
+@dataclass
+class TopToken:
+    """A token and its log probability. An answer may have many thousands: other classes take longer."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     token: str
     logprob: float
     bytes: list[int]
 
 
+@dataclass
 class ChatToken(TopToken):
     """A token of the answer, and the most probable ones in its place."""
 
@@ -87,7 +98,7 @@ class ChatChoice(Told):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: ChatReason
 
 
 class ChatCompletion(Told):
@@ -118,7 +129,7 @@ class TextChoice(Told):
     text: str
     index: int
     logprobs: TextLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: TextReason
 
 
 class TextCompletion(Told):
@@ -155,71 +166,6 @@ class ModelList(Told):
     has_more: bool
     first_id: str | None
     last_id: str | None
-
-
-class ResponseUsage(Told):
-    """Tokens of a response."""
-
-    input_tokens: int
-    input_tokens_details: dict[str, int]
-    output_tokens: int
-    output_tokens_details: dict[str, int]
-    total_tokens: int
-
-
-class Response(Told):
-    """Of /v1/responses."""
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
-    background: bool
-    error: dict[str, Any] | None
-    incomplete_details: dict[str, str] | None
-    instructions: str | None
-    max_output_tokens: int | None
-    metadata: Any
-    model: str
-    output: list[dict[str, Any]]
-    parallel_tool_calls: bool
-    previous_response_id: str | None
-    reasoning: dict[str, str | None]
-    store: bool
-    temperature: float
-    text: dict[str, Any]
-    tool_choice: str | dict[str, Any]
-    tools: list[dict[str, Any]]
-    top_p: float
-    truncation: str
-    usage: ResponseUsage | None
-    user: Any
-    warnings: list[str] | None = None
-
-
-class ResponseItems(Told):
-    """Of /v1/responses/ID/input_items."""
-
-    object: Literal["list"]
-    data: list[dict[str, Any]]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-
-
-class DeletedResponse(Told):
-    """Of DELETE /v1/responses/ID."""
-
-    id: str
-    object: Literal["response"]
-    deleted: Literal[True]
-
-
-class InputTokens(Told):
-    """Of /v1/responses/input_tokens."""
-
-    object: Literal["response.input_tokens"]
-    input_tokens: int
 
 
 class Tokens(Told):

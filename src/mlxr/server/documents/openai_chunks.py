@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from mlxr.server.documents.answers import Told
-from mlxr.server.documents.openai_answers import ChatLogprobs, TextLogprobs, Usage
+from mlxr.server.documents.answers import LooseText, Told
+from mlxr.server.documents.openai_answers import ChatLogprobs, ChatReason, TextLogprobs, TextReason, Usage
 
 
 class RunningTokens(Told):
@@ -21,13 +21,21 @@ class FunctionDelta(Told):
     arguments: str
 
 
+class CustomDelta(Told):
+    """The name comes first, and alone; the input is free text, in pieces."""
+
+    name: str = ""
+    input: LooseText
+
+
 class CallDelta(Told):
     """A call of a tool: the id and what is called come first."""
 
     index: int
     id: str = ""
-    type: Literal["function"] = "function"
-    function: FunctionDelta
+    type: Literal["function", "custom"] = "function"
+    function: FunctionDelta | None = None
+    custom: CustomDelta | None = None
 
 
 class ChatDelta(Told):
@@ -46,7 +54,7 @@ class ChatChunkChoice(Told):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    finish_reason: ChatReason | None
 
 
 class Chunk(Told):
@@ -79,7 +87,7 @@ class TextChunkChoice(Told):
     index: int
     text: str
     logprobs: TextLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: TextReason | None
 
 
 class TextChunk(Chunk):

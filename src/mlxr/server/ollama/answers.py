@@ -5,20 +5,24 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from fastapi import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from mlxr.server.blocks import Blocks, Change, arguments_of
 from mlxr.server.chat.answer import Piece
-from mlxr.server.documents.json_form import dumped
+from mlxr.server.documents.answers import Told
+from mlxr.server.documents.json_form import Form, JsonAnswer, json_text
+from mlxr.server.documents.ollama_answers import OllamaCall, OllamaEnd, OllamaFunction, OllamaMore
+from mlxr.server.documents.openai_answers import ChatToken
 from mlxr.server.errors import ollama_body
 from mlxr.server.ollama.named_models import KeepAlive, loaded_or_unloaded, own_name, seconds_of
 from mlxr.server.ollama.options import Options, context_of
-from mlxr.server.openai.logprobs import chat_logprobs
+from mlxr.server.openai.logprobs import chat_token, chat_token_text
 from mlxr.server.pool.loaded_model import LoadedModel
-from mlxr.server.request_record import noted_warnings
+from mlxr.server.request_record import with_warnings
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState
 
@@ -32,8 +36,13 @@ class Part:
 
     text: str = ""
     thinking: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[OllamaCall] = field(default_factory=list)
+    logprobs: list[ChatToken] = field(default_factory=list)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is text alone, and perhaps its log probabilities, as nearly all parts are."""
+        return not (self.thinking or self.calls)
 
     def add(self, more: "Part") -> None:
         """Adds what follows."""
@@ -41,6 +50,25 @@ class Part:
         self.thinking += more.thinking
         self.calls += more.calls
         self.logprobs += more.logprobs
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of a path.
+
+    Attributes:
+        fields: those of a part of an answer, or of all of it.
+        end: the last record, or the only one.
+        more: another record of a stream.
+        text_line: writes a line of text alone, of the JSON of the model, the time and the text.
+        token_line: the same with log probabilities.
+    """
+
+    fields: Callable[[Part], dict[str, Any]]
+    end: Callable[..., OllamaEnd]
+    more: Callable[..., OllamaMore]
+    text_line: Form
+    token_line: Form
 
 
 @dataclass(frozen=True)
@@ -53,7 +81,7 @@ class Ask:
         keep_alive: how long the model stays loaded afterwards.
         options: of the request.
         pieces: begins the answer.
-        shown: a part of the answer, as fields of a record.
+        records: of the path.
     """
 
     state: ServerState
@@ -61,12 +89,12 @@ class Ask:
     keep_alive: KeepAlive
     options: Options | None
     pieces: Callable[[LoadedModel], AsyncGenerator[Piece]]
-    shown: Callable[[Part], dict[str, Any]]
+    records: Records
 
-    @property
-    def head(self) -> dict[str, Any]:
-        """The fields that each record has."""
-        return {"model": self.model, "created_at": written()}
+    def fields(self, part: Part) -> dict[str, Any]:
+        """The fields of a record."""
+        logprobs = {"logprobs": part.logprobs} if part.logprobs else {}
+        return {"model": self.model, "created_at": written(), **self.records.fields(part), **logprobs}
 
 
 async def answered(request: Request, ask: Ask, stream: bool | None) -> Response:
@@ -81,32 +109,41 @@ async def answered(request: Request, ask: Ask, stream: bool | None) -> Response:
             media_type="application/x-ndjson",
             alive=None,
         )
-    return JSONResponse(await unless_gone(request, _whole(ask, name)))
+    return JsonAnswer(await unless_gone(request, _whole(ask, name)))
 
 
 async def loaded_or_not(ask: Ask) -> Response:
     """The response to a request without a prompt: it loads the model, or unloads it if `keep_alive` is 0."""
     reason = await loaded_or_unloaded(ask.state.pool, ask.model, ask.keep_alive, context=context_of(ask.options))
-    return JSONResponse(ask.head | ask.shown(Part()) | {"done": True, "done_reason": reason} | noted_warnings())
+    record = ask.records.end(**ask.fields(Part()), done=True, done_reason=reason)
+    return JsonAnswer(with_warnings(record))
 
 
-async def _whole(ask: Ask, name: str) -> dict[str, Any]:
+async def _whole(ask: Ask, name: str) -> OllamaEnd:
     whole, times = Part(), _Times()
     async for part in _parts(ask, name, times):
         whole.add(part)
-    return _record(ask, whole) | times.numbers() | noted_warnings()
+    return with_warnings(ask.records.end(**ask.fields(whole), **times.numbers()))
 
 
 async def _lines(ask: Ask, name: str) -> AsyncGenerator[bytes]:
-    times, is_first = _Times(), True
+    times, is_first, model = _Times(), True, quoted(ask.model)
     async for part in _parts(ask, name, times):
-        yield _line(_record(ask, part) | {"done": False} | (noted_warnings() if is_first else {}))
+        if part.is_text and not is_first:
+            yield _text_line(ask.records, part, model, quoted(written())).encode()
+            continue
+        record = ask.records.more(**ask.fields(part), done=False)
+        yield _line(with_warnings(record) if is_first else record)
         is_first = False
-    yield _line(_record(ask, Part()) | times.numbers() | (noted_warnings() if is_first else {}))
+    end = ask.records.end(**ask.fields(Part()), **times.numbers())
+    yield _line(with_warnings(end) if is_first else end)
 
 
-def _record(ask: Ask, part: Part) -> dict[str, Any]:
-    return ask.head | ask.shown(part) | ({"logprobs": part.logprobs} if part.logprobs else {})
+def _text_line(records: Records, part: Part, model: str, time: str) -> str:
+    if not part.logprobs:
+        return records.text_line(model, time, quoted(part.text))
+    logprobs = ",".join(map(chat_token_text, part.logprobs))
+    return records.token_line(model, time, quoted(part.text), f"[{logprobs}]")
 
 
 class _Times:
@@ -149,7 +186,7 @@ async def _parts(ask: Ask, name: str, times: _Times) -> AsyncGenerator[Part]:
                     changes += blocks.end()
                 part = _part(blocks, changes)
                 if piece.event.logprob is not None:
-                    part.logprobs = chat_logprobs(model.engine.model.tokenizer, [piece.event.logprob])["content"]
+                    part.logprobs = [chat_token(model.engine.model.tokenizer, piece.event.logprob)]
                 if part != Part():
                     yield part
 
@@ -163,13 +200,13 @@ def _part(blocks: Blocks, changes: list[Change]) -> Part:
             part.thinking += change.text
         elif change.kind == "end" and change.block.kind == "call":
             index = sum(block.kind == "call" for block in blocks.all[: change.block.index])
-            function = {"index": index, "name": change.block.name, "arguments": arguments_of(change.block)}
-            part.calls.append({"id": change.block.call_id, "function": function})
+            function = OllamaFunction(index=index, name=change.block.name, arguments=arguments_of(change.block))
+            part.calls.append(OllamaCall(id=change.block.call_id, function=function))
     return part
 
 
-def _line(record: dict[str, Any]) -> bytes:
-    return f"{dumped(record)}\n".encode()
+def _line(record: Told) -> bytes:
+    return f"{json_text(record)}\n".encode()
 
 
 def written(seconds: float | None = None) -> str:

@@ -9,11 +9,12 @@ from starlette.responses import Response
 from mlxr.server.chat.answer import answer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.documents.answers import answers
-from mlxr.server.documents.other_answers import OllamaChat
+from mlxr.server.documents.json_form import Form, json_form
+from mlxr.server.documents.ollama_answers import OllamaChat, OllamaChatLine, OllamaMessage
 from mlxr.server.errors import bad_field, quoted_json
 from mlxr.server.fields import MOST_MESSAGES, ApiModel, WithoutEffect
 from mlxr.server.large_body_route import JsonRoute, made
-from mlxr.server.ollama.answers import Ask, Part, answered, loaded_or_not
+from mlxr.server.ollama.answers import Ask, Part, Records, answered, loaded_or_not
 from mlxr.server.ollama.named_models import KeepAlive
 from mlxr.server.ollama.options import Options, sampling_of
 from mlxr.server.request_record import note_warning
@@ -131,8 +132,8 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     body.check()
     job = await made(request, lambda: _job(body)) if body.messages else None
     if job is None:
-        return await loaded_or_not(Ask(state, body.model, body.keep_alive, body.options, _no_pieces, _shown))
-    ask = Ask(state, body.model, body.keep_alive, body.options, lambda model: answer(model, job), _shown)
+        return await loaded_or_not(Ask(state, body.model, body.keep_alive, body.options, _no_pieces, _RECORDS))
+    ask = Ask(state, body.model, body.keep_alive, body.options, lambda model: answer(model, job), _RECORDS)
     return await answered(request, ask, body.stream)
 
 
@@ -196,10 +197,19 @@ def _answered_call(place: int, message: Message, waiting: dict[str, str]) -> str
     return fitting[0]
 
 
-def _shown(part: Part) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": part.text}
+def _fields(part: Part) -> dict[str, Any]:
+    message = OllamaMessage(role="assistant", content=part.text)
     if part.thinking:
-        message["thinking"] = part.thinking
+        message.thinking = part.thinking
     if part.calls:
-        message["tool_calls"] = part.calls
+        message.tool_calls = part.calls
     return {"message": message}
+
+
+def _line_form(*holes: str, **more: Any) -> Form:
+    message = OllamaMessage(role="assistant", content="")
+    example = OllamaChatLine(model="", created_at="", message=message, done=False, **more)
+    return json_form(example, "model", "created_at", "content", *holes, after="\n")
+
+
+_RECORDS = Records(_fields, OllamaChat, OllamaChatLine, _line_form(), _line_form("logprobs", logprobs=[]))

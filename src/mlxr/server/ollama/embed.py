@@ -9,15 +9,15 @@ from pydantic import Field
 from starlette.responses import Response
 
 from mlxr.server.documents.answers import answers
-from mlxr.server.documents.json_form import dumped
-from mlxr.server.documents.other_answers import OllamaEmbed, OllamaEmbedding
+from mlxr.server.documents.json_form import json_form, json_text, json_with
+from mlxr.server.documents.ollama_answers import OllamaEmbed, OllamaEmbedding
 from mlxr.server.embedding import embed, numbers_text, written
 from mlxr.server.embedding_prompts import Texts, check_texts, prompts_of
 from mlxr.server.fields import ApiModel
 from mlxr.server.large_body_route import JsonRoute
 from mlxr.server.ollama.named_models import KeepAlive, loaded_or_unloaded, own_name, seconds_of
 from mlxr.server.ollama.options import EmbedOptions, context_of
-from mlxr.server.request_record import noted_warnings
+from mlxr.server.request_record import with_warnings
 from mlxr.server.sse import unless_gone
 from mlxr.server.state import ServerState
 
@@ -52,14 +52,14 @@ async def embed_texts(body: EmbedRequest, request: Request) -> Response:
     state, given = ServerState.of(request), body.input
     if not given:
         await loaded_or_unloaded(state.pool, body.model, body.keep_alive, embeds=True, context=context_of(body.options))
-        return _response(dumped({"model": body.model, "embeddings": []}))
+        return _response(json_text(OllamaEmbed(model=body.model, embeddings=[])))
     texts = [given] if isinstance(given, str) else given
     check_texts(texts, state.settings.most_inputs, is_list=isinstance(given, list))
     options: dict[str, Any] = {"cuts": bool(body.truncate), "fix": "shorten it, or set truncate"}
     work = _embedded(state, body, texts, dimensions=body.dimensions, **options)
     told, numbers = await unless_gone(request, work)
-    head = dumped({"model": body.model} | numbers | noted_warnings())
-    return _response(f'{head[:-1]},"embeddings":[{",".join(told)}]}}')
+    answer = with_warnings(OllamaEmbed(model=body.model, embeddings=[], **numbers))
+    return _response(json_with(answer, embeddings=f"[{','.join(told)}]"))
 
 
 @router.post("/api/embeddings", tags=["Ollama"], responses=answers(OllamaEmbedding))
@@ -68,9 +68,9 @@ async def embed_prompt(body: EmbeddingsRequest, request: Request) -> Response:
     state = ServerState.of(request)
     if not body.prompt:
         await loaded_or_unloaded(state.pool, body.model, body.keep_alive, embeds=True, context=context_of(body.options))
-        return _response('{"embedding":[]}')
+        return _response(_EMBEDDING("[]"))
     (told,), _ = await unless_gone(request, _embedded(state, body, [body.prompt], "prompt", normalize=False))
-    return _response(f'{{"embedding":{told}}}')
+    return _response(_EMBEDDING(told))
 
 
 async def _embedded(
@@ -97,6 +97,9 @@ async def _embedded(
         "prompt_eval_count": prompts.num_tokens,
     }
     return await written(vectors, numbers_text), numbers | ({"truncated": prompts.cut} if prompts.cut else {})
+
+
+_EMBEDDING = json_form(OllamaEmbedding(embedding=[]), "embedding")
 
 
 def _response(content: str) -> Response:

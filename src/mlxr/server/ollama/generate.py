@@ -14,10 +14,11 @@ from mlxr.server.chat.answer import Piece, answer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Content
 from mlxr.server.documents.answers import answers
-from mlxr.server.documents.other_answers import OllamaText
+from mlxr.server.documents.json_form import Form, json_form
+from mlxr.server.documents.ollama_answers import OllamaText, OllamaTextLine
 from mlxr.server.errors import bad_field
 from mlxr.server.large_body_route import JsonRoute
-from mlxr.server.ollama.answers import Ask, Part, answered, loaded_or_not
+from mlxr.server.ollama.answers import Ask, Part, Records, answered, loaded_or_not
 from mlxr.server.ollama.chat import Common
 from mlxr.server.ollama.options import sampling_of
 from mlxr.server.pool.loaded_model import LoadedModel
@@ -52,7 +53,7 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
     if body.raw and body.system:
         raise bad_field("system", "system is given, and raw takes the prompt as it is: write it into the prompt")
     sampling = sampling_of(body.options, body.format, body.logprobs, body.top_logprobs)
-    ask = Ask(state, body.model, body.keep_alive, body.options, lambda model: _pieces(model, body, sampling), _shown)
+    ask = Ask(state, body.model, body.keep_alive, body.options, lambda model: _pieces(model, body, sampling), _RECORDS)
     if not body.prompt:
         return await loaded_or_not(ask)
     return await answered(request, ask, body.stream)
@@ -83,5 +84,13 @@ async def _continued(model: LoadedModel, prompt: str, sampling: Sampling, parse_
             yield Piece(event.index, [Content(event.text)] if event.text else [], event, False)
 
 
-def _shown(part: Part) -> dict[str, Any]:
+def _fields(part: Part) -> dict[str, Any]:
     return {"response": part.text} | ({"thinking": part.thinking} if part.thinking else {})
+
+
+def _line_form(*holes: str, **more: Any) -> Form:
+    example = OllamaTextLine(model="", created_at="", response="", done=False, **more)
+    return json_form(example, "model", "created_at", "response", *holes, after="\n")
+
+
+_RECORDS = Records(_fields, OllamaText, OllamaTextLine, _line_form(), _line_form("logprobs", logprobs=[]))

@@ -15,7 +15,16 @@ from mlxr.runtime.engine.default_sampling import DefaultSampling
 from mlxr.server.chat.learned.answer_form import Origin
 from mlxr.server.chat.shown_form import family_of_templates
 from mlxr.server.documents.answers import answers
-from mlxr.server.documents.other_answers import LoadedOllamaModels, OllamaModels, OllamaShow
+from mlxr.server.documents.json_form import JsonAnswer
+from mlxr.server.documents.ollama_answers import (
+    LoadedOllamaModel,
+    LoadedOllamaModels,
+    OllamaDetails,
+    OllamaModel,
+    OllamaModels,
+    OllamaShow,
+    OllamaVersion,
+)
 from mlxr.server.errors import bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect
 from mlxr.server.large_body_route import JsonRoute
@@ -51,52 +60,55 @@ async def alive() -> Response:
 
 
 @router.head("/api/version", include_in_schema=False)
-@router.get("/api/version", tags=["Ollama"])
-async def version() -> dict[str, str]:
+@router.get("/api/version", tags=["Ollama"], responses=answers(OllamaVersion))
+async def version() -> Response:
     """The version of Ollama whose API this is, and the server's own."""
-    return {"version": _API_VERSION, "mlxr": VERSION}
+    return JsonAnswer(OllamaVersion(version=_API_VERSION, mlxr=VERSION))
 
 
 @router.head("/api/tags", include_in_schema=False)
-@router.get("/api/tags", tags=["Ollama"], response_model=None, responses=answers(OllamaModels))
-async def tags(request: Request) -> dict[str, Any]:
+@router.get("/api/tags", tags=["Ollama"], responses=answers(OllamaModels))
+async def tags(request: Request) -> Response:
     """All models, loaded or not."""
     models = ServerState.of(request).pool.models
-    return {"models": await asyncio.to_thread(lambda: [_record(model, _facts(model)) for model in models])}
+    records = await asyncio.to_thread(lambda: [OllamaModel(**_record(model, _facts(model))) for model in models])
+    return JsonAnswer(OllamaModels(models=records))
 
 
-@router.get("/api/ps", tags=["Ollama"], response_model=None, responses=answers(LoadedOllamaModels))
-async def running(request: Request) -> dict[str, Any]:
+@router.get("/api/ps", tags=["Ollama"], responses=answers(LoadedOllamaModels))
+async def running(request: Request) -> Response:
     """The models that are loaded."""
     pool = ServerState.of(request).pool
     loaded = [(model, model.loaded) for model in pool.forms if model.loaded is not None]
     facts = await asyncio.to_thread(lambda: [_facts(model) for model, _ in loaded])
-    return {"models": [_running(pool, *each, told) for each, told in zip(loaded, facts, strict=True)]}
+    records = [_running(pool, *each, told) for each, told in zip(loaded, facts, strict=True)]
+    return JsonAnswer(LoadedOllamaModels(models=records))
 
 
-@router.post("/api/show", tags=["Ollama"], response_model=None, responses=answers(OllamaShow))
-async def show(body: ShowRequest, request: Request) -> dict[str, Any]:
+@router.post("/api/show", tags=["Ollama"], responses=answers(OllamaShow))
+async def show(body: ShowRequest, request: Request) -> Response:
     """One model. It is not loaded."""
     pool = ServerState.of(request).pool
     if (asked := body.model or body.name) is None:
         raise bad_field("model", "model is missing: it is required")
     model = pool.find(own_name(pool, asked))
     facts = await asyncio.to_thread(model.source.facts)
-    return {
-        "modelfile": f"FROM {model.name}\n",
-        "parameters": "\n".join(parameters(facts.sampling)),
-        "template": "" if facts.templates is None else facts.templates.text,
-        "details": _details(facts),
-        "model_info": {
+    told = OllamaShow(
+        modelfile=f"FROM {model.name}\n",
+        parameters="\n".join(parameters(facts.sampling)),
+        template="" if facts.templates is None else facts.templates.text,
+        details=_details(facts),
+        model_info={
             "general.architecture": facts.family,
             "general.parameter_count": facts.num_parameters,
             f"{facts.family}.context_length": facts.context,
             f"{facts.family}.block_count": facts.num_layers,
             f"{facts.family}.vocab_size": facts.vocab_size,
         },
-        "capabilities": await asyncio.to_thread(_capabilities, facts),
-        "modified_at": written(model.created),
-    }
+        capabilities=await asyncio.to_thread(_capabilities, facts),
+        modified_at=written(model.created),
+    )
+    return JsonAnswer(told)
 
 
 def parameters(sampling: DefaultSampling) -> list[str]:
@@ -129,6 +141,7 @@ def _facts(model: ServedModel) -> ModelFacts | None:
 
 
 def _record(model: ServedModel, facts: ModelFacts | None) -> dict[str, Any]:
+    """The fields of an `OllamaModel`."""
     return {
         "name": model.name,
         "model": model.name,
@@ -139,29 +152,27 @@ def _record(model: ServedModel, facts: ModelFacts | None) -> dict[str, Any]:
     }
 
 
-def _running(pool: ModelPool, model: ServedModel, loaded: LoadedModel, facts: ModelFacts | None) -> dict[str, Any]:
+def _running(pool: ModelPool, model: ServedModel, loaded: LoadedModel, facts: ModelFacts | None) -> LoadedOllamaModel:
     keep = pool.keep_alive if model.keep_alive is None else model.keep_alive
     idle = 0.0 if model.users else time.monotonic() - model.last_used
     on_card = loaded.engine.model.host.name in _HOSTS_WITH_CARDS
-    return _record(model, facts) | {
-        "model": model.base or model.name,
-        "expires_at": NEVER if model.pinned or keep == FOREVER else written(time.time() + keep - idle),
-        "size": model.planned_bytes,
-        "size_vram": model.planned_bytes if on_card else 0,
-        "context_length": loaded.context,
-    }
+    own = {"model": model.base or model.name, "size": model.planned_bytes}
+    return LoadedOllamaModel(
+        **_record(model, facts) | own,
+        expires_at=NEVER if model.pinned or keep == FOREVER else written(time.time() + keep - idle),
+        size_vram=model.planned_bytes if on_card else 0,
+        context_length=loaded.context,
+    )
 
 
-def _details(facts: ModelFacts | None) -> dict[str, Any]:
-    if facts is None:
-        details: dict[str, Any] = {"parent_model": "", "format": "", "family": "", "families": []}
-        return details | {"parameter_size": "", "quantization_level": ""}
-    count = facts.num_parameters
-    return {
-        "parent_model": "",
-        "format": facts.format,
-        "family": facts.family,
-        "families": [facts.family],
-        "parameter_size": f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M",
-        "quantization_level": facts.quantization,
-    }
+def _details(facts: ModelFacts | None) -> OllamaDetails:
+    count = 0 if facts is None else facts.num_parameters
+    size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
+    return OllamaDetails(
+        parent_model="",
+        format="" if facts is None else facts.format,
+        family="" if facts is None else facts.family,
+        families=[] if facts is None else [facts.family],
+        parameter_size="" if facts is None else size,
+        quantization_level="" if facts is None else facts.quantization,
+    )

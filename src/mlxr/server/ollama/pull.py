@@ -1,18 +1,17 @@
 """/api/pull: has a model fetched from the hub, and tells how far that is."""
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from mlxr.hub.reference import hub_reference, without_hub
 from mlxr.registry import RegistryError
 from mlxr.registry.records import check_name
-from mlxr.server.documents.answers import answers
-from mlxr.server.documents.other_answers import OllamaPull
+from mlxr.server.documents.answers import Told, answers
+from mlxr.server.documents.json_form import JsonAnswer, json_text
+from mlxr.server.documents.ollama_answers import OllamaPull
 from mlxr.server.errors import ApiError, bad_field, ollama_body
 from mlxr.server.fields import ApiModel, WithoutEffect
 from mlxr.server.large_body_route import JsonRoute
@@ -60,7 +59,7 @@ async def pull(body: PullRequest, request: Request) -> Response:
     name = without_hub(asked).removesuffix(":latest")
     if hub_reference(name) is None:
         if any(model.name in (name, asked) for model in state.pool.models):
-            return JSONResponse({"status": "success"})  # it is here, and nothing newer is anywhere
+            return JsonAnswer(_SUCCESS)  # it is here, and nothing newer is anywhere
         raise bad_field(
             "model", f"model is {asked!r:.80}, and models come from huggingface.co: expected ORG/REPO or ORG/REPO:FILE"
         )
@@ -76,36 +75,36 @@ async def pull(body: PullRequest, request: Request) -> Response:
             media_type="application/x-ndjson",
             alive=None,
         )
-    return JSONResponse(await unless_gone(request, _whole(state.pulls, name)))
+    await unless_gone(request, _finished(state.pulls, name))
+    return JsonAnswer(_SUCCESS)
 
 
 async def _lines(pulls: Pulls, name: str) -> AsyncGenerator[bytes]:
-    yield _line({"status": "pulling manifest"})
+    yield _line(OllamaPull(status="pulling manifest"))
     async with aclosing(pulls.follow(name)) as steps:
         async for step in steps:
             yield _line(_record(step))
-    yield _line({"status": "success"})
+    yield _line(_SUCCESS)
 
 
-async def _whole(pulls: Pulls, name: str) -> dict[str, Any]:
+async def _finished(pulls: Pulls, name: str) -> None:
     async with aclosing(pulls.follow(name)) as steps:
         async for _ in steps:
             pass
-    return {"status": "success"}
 
 
-def _record(step: PullStep) -> dict[str, Any]:
+def _record(step: PullStep) -> OllamaPull:
     """A step as Ollama tells it: clients show a bar for each digest."""
-    if step.file is None:
-        return {"status": step.what}
-    kind = "sha256" if len(step.file.digest) == 64 else "sha1"
-    return {
-        "status": step.what,
-        "digest": f"{kind}:{step.file.digest}",
-        "total": step.file.size_bytes,
-        "completed": step.done,
-    }
+    record = OllamaPull(status=step.what)
+    if step.file is not None:
+        kind = "sha256" if len(step.file.digest) == 64 else "sha1"
+        record.digest = f"{kind}:{step.file.digest}"
+        record.total, record.completed = step.file.size_bytes, step.done
+    return record
 
 
-def _line(record: dict[str, Any]) -> bytes:
-    return json.dumps(record).encode() + b"\n"
+def _line(record: Told) -> bytes:
+    return f"{json_text(record)}\n".encode()
+
+
+_SUCCESS = OllamaPull(status="success")

@@ -5,28 +5,36 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from mlxr.runtime.engine.completion import Event, FinishReason, TokenLogprob, Usage
 from mlxr.server.chat.answer import Piece, answer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
 from mlxr.server.documents.answers import answers
-from mlxr.server.documents.json_form import dumped, json_form
-from mlxr.server.documents.openai_answers import ChatCompletion
+from mlxr.server.documents.json_form import JsonAnswer, json_form, json_text
+from mlxr.server.documents.openai_answers import (
+    ChatChoice,
+    ChatCompletion,
+    ChatMessage,
+    ChatReason,
+    CompletionDetails,
+    PromptDetails,
+    TextReason,
+)
+from mlxr.server.documents.openai_answers import Usage as UsageTold
 from mlxr.server.documents.openai_chunks import CallDelta, ChatChunk, ChatChunkChoice, ChatDelta, FunctionDelta
-from mlxr.server.errors import openai_body
+from mlxr.server.errors import ApiError, openai_body
 from mlxr.server.large_body_route import LargeBodyRoute, made
 from mlxr.server.openai.chat_request import ChatRequest, job_of
-from mlxr.server.openai.chat_tools import CustomDeltas, kit_of, whole_call
+from mlxr.server.openai.chat_tools import NO_DELTA, CustomDeltas, kit_of, whole_call
 from mlxr.server.openai.chunk_writer import DONE, FINGERPRINT, ChunkForms, ChunkWriter, RunningUsage
 from mlxr.server.openai.client_tool import ToolKit
-from mlxr.server.openai.logprobs import chat_logprobs
+from mlxr.server.openai.logprobs import chat_logprobs, chat_logprobs_text
 from mlxr.server.pool.loaded_model import LoadedModel
-from mlxr.server.request_record import noted_warnings
+from mlxr.server.request_record import with_warnings
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState
 
@@ -44,11 +52,11 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         pieces = _stream(state, body, job)
         return Stream(
             pieces,
-            failed=lambda error: _data(openai_body(error)),
+            failed=error_event,
             alive_seconds=state.settings.alive_seconds,
             alive=lambda: state.alive(body.model),
         )
-    return JSONResponse(await unless_gone(request, _whole(state, body, job)))
+    return JsonAnswer(await unless_gone(request, _whole(state, body, job)))
 
 
 class _Answer:
@@ -61,7 +69,7 @@ class _Answer:
         self.calls: list[tuple[str, str, list[str]]] = []
         self.logprobs: list[TokenLogprob] = []
         self.reasoning_tokens = 0
-        self.finish_reason = "stop"
+        self.finish_reason: ChatReason = "stop"
         self.usage = Usage(0, 0, 0)
 
     def add(self, piece: Piece) -> None:
@@ -82,37 +90,37 @@ class _Answer:
             self.finish_reason = finish_reason(piece)
             self.usage = _usage_of(piece.event)
 
-    def choice(self, index: int, model: LoadedModel, job: ChatJob, shows_reasoning: bool) -> dict[str, Any]:
-        content: str | None = "".join(self.content)
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    def choice(self, index: int, model: LoadedModel, job: ChatJob, shows_reasoning: bool) -> ChatChoice:
+        message = ChatMessage(role="assistant", content="".join(self.content), refusal=None)
         if self.reasoning and shows_reasoning:
-            message["reasoning_content"] = "".join(self.reasoning)
+            message.reasoning_content = "".join(self.reasoning)
         if self.calls:
-            message["tool_calls"] = [
+            message.tool_calls = [
                 whole_call(self._kit, call_id, name, "".join(arguments)) for call_id, name, arguments in self.calls
             ]
-            message["content"] = content or None
+            message.content = message.content or None
         wanted = job.sampling.logprobs is not None
         logprobs = chat_logprobs(model.engine.model.tokenizer, self.logprobs) if wanted else None
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": self.finish_reason}
+        return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=self.finish_reason)
 
 
-async def _whole(state: ServerState, body: ChatRequest, job: ChatJob) -> dict[str, Any]:
+async def _whole(state: ServerState, body: ChatRequest, job: ChatJob) -> ChatCompletion:
     created, answers = int(time.time()), [_Answer(kit_of(body.tools)) for _ in range(job.sampling.n)]
     async with state.pool.use(body.model) as model:
         async with aclosing(answer(model, job, **body.terms())) as pieces:
             async for piece in pieces:
                 answers[piece.index].add(piece)
-        return {
-            "id": new_id("chatcmpl"),
-            "object": "chat.completion",
-            "created": created,
-            "model": body.model,
-            "choices": [each.choice(i, model, job, body.shows_reasoning) for i, each in enumerate(answers)],
-            "usage": usage([each.usage for each in answers], sum(each.reasoning_tokens for each in answers)),
-            "system_fingerprint": FINGERPRINT,
-            **noted_warnings(),
-        }
+        return with_warnings(
+            ChatCompletion(
+                id=new_id("chatcmpl"),
+                object="chat.completion",
+                created=created,
+                model=body.model,
+                choices=[each.choice(i, model, job, body.shows_reasoning) for i, each in enumerate(answers)],
+                usage=usage([each.usage for each in answers], sum(each.reasoning_tokens for each in answers)),
+                system_fingerprint=FINGERPRINT,
+            )
+        )
 
 
 async def _stream(state: ServerState, body: ChatRequest, job: ChatJob) -> AsyncGenerator[bytes]:
@@ -141,7 +149,7 @@ async def _stream(state: ServerState, body: ChatRequest, job: ChatJob) -> AsyncG
                 yield chunk(index, _BEGINNING)
             logprobs = "null"
             if wants_logprobs and event.logprob is not None:
-                logprobs = dumped(chat_logprobs(model.engine.model.tokenizer, [event.logprob]))
+                logprobs = chat_logprobs_text(model.engine.model.tokenizer, event.logprob)
             deltas = piece.deltas
             if not body.shows_reasoning:
                 deltas = [delta for delta in deltas if not isinstance(delta, Reasoning)]
@@ -149,16 +157,16 @@ async def _stream(state: ServerState, body: ChatRequest, job: ChatJob) -> AsyncG
                 yield chunk(index, _NOTHING, logprobs)
             for delta in deltas:
                 own = customs[index].shown(delta) if customs else None
-                yield chunk(index, _delta(delta) if own is None else dumped(own), logprobs)
+                yield chunk(index, _delta(delta) if own is None else own, logprobs)
                 logprobs = "null"
             reasoning_tokens += is_reasoning(piece.deltas)
             if event.finish_reason:
                 for rest in customs[index].rest() if customs else ():
-                    yield chunk(index, dumped(rest))
+                    yield chunk(index, rest)
                 usages.append(_usage_of(event))
-                yield chunk(index, "{}", reason=quoted(finish_reason(piece)))
+                yield chunk(index, NO_DELTA, reason=quoted(finish_reason(piece)))
     if body.wants_usage:
-        yield writer.last(dumped(usage(usages, reasoning_tokens)))
+        yield writer.last(json_text(usage(usages, reasoning_tokens)))
     yield DONE
 
 
@@ -207,14 +215,14 @@ def is_reasoning(deltas: Sequence[Delta]) -> bool:
     return any(isinstance(delta, Reasoning) for delta in deltas)
 
 
-def finish_reason(piece: Piece) -> str:
+def finish_reason(piece: Piece) -> ChatReason:
     """OpenAI's reason for the end of an answer."""
     if piece.has_tool_calls and piece.event.finish_reason == "stop":
         return "tool_calls"
     return plain_reason(piece.event.finish_reason)
 
 
-def plain_reason(reason: FinishReason | None) -> str:
+def plain_reason(reason: FinishReason | None) -> TextReason:
     """OpenAI's reason for the end of a text: where it is cut short, `length`."""
     return "stop" if reason == "stop" else "length"
 
@@ -224,17 +232,17 @@ def _usage_of(event: Event) -> Usage:
     return event.completion.usage
 
 
-def usage(answers: Sequence[Usage], reasoning_tokens: int = 0) -> dict[str, Any]:
+def usage(answers: Sequence[Usage], reasoning_tokens: int = 0) -> UsageTold:
     """Tokens of a request whose answers have one prompt, which counts once."""
     prompt = answers[0].prompt_tokens if answers else 0
     completion = sum(each.completion_tokens for each in answers)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": answers[0].cached_tokens if answers else 0},
-        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
-    }
+    return UsageTold(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=PromptDetails(cached_tokens=answers[0].cached_tokens if answers else 0),
+        completion_tokens_details=CompletionDetails(reasoning_tokens=reasoning_tokens),
+    )
 
 
 def new_id(kind: str) -> str:
@@ -242,5 +250,6 @@ def new_id(kind: str) -> str:
     return f"{kind}-{uuid.uuid4().hex}"
 
 
-def _data(body: dict[str, Any]) -> bytes:
-    return f"data: {dumped(body)}\n\n".encode()
+def error_event(error: ApiError) -> bytes:
+    """The event of an error that ends a stream."""
+    return f"data: {json_text(openai_body(error))}\n\n".encode()

@@ -1,11 +1,17 @@
 """The tools of /v1/chat/completions: functions, custom tools with free text, and those that a service would run."""
 
 from collections.abc import Iterator, Sequence
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from mlxr.server.chat.delta import Delta, ToolArguments, ToolStart
+from mlxr.server.documents.json_form import json_form, json_text
+from mlxr.server.documents.openai_answers import Custom as CustomTold
+from mlxr.server.documents.openai_answers import Function as FunctionTold
+from mlxr.server.documents.openai_answers import ToolCall as ToolCallTold
+from mlxr.server.documents.openai_chunks import CallDelta, ChatDelta, CustomDelta
 from mlxr.server.errors import ApiError, quoted_json
 from mlxr.server.fields import BY_TYPE, ApiModel, WithoutEffect, known_types, type_of
 from mlxr.server.openai.client_tool import ToolKit
@@ -147,14 +153,14 @@ def _as_in_responses(tool: FunctionTool | CustomTool | HostedTool) -> Any:
     return tool
 
 
-def whole_call(kit: ToolKit, call_id: str, name: str, arguments: str) -> dict[str, Any]:
+def whole_call(kit: ToolKit, call_id: str, name: str, arguments: str) -> ToolCallTold:
     """A call in a whole answer."""
     if kit.find(name).kind == "custom":
         text = FreeText()
         text.push(arguments)
         text.finish()
-        return {"id": call_id, "type": "custom", "custom": {"name": name, "input": text.text}}
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        return ToolCallTold(id=call_id, type="custom", custom=CustomTold(name=name, input=text.text))
+    return ToolCallTold(id=call_id, type="function", function=FunctionTold(name=name, arguments=arguments))
 
 
 class CustomDeltas:
@@ -165,22 +171,31 @@ class CustomDeltas:
         self._kit = kit
         self._texts: dict[int, FreeText] = {}
 
-    def shown(self, delta: Delta) -> dict[str, Any] | None:
-        """The delta of a custom tool's call as the API has it, empty if it has nothing to say yet; None: of others."""
+    def shown(self, delta: Delta) -> str | None:
+        """The JSON of a delta of a custom tool's call, empty if it has nothing to say yet; None: of others."""
         if isinstance(delta, ToolStart) and self._kit.find(delta.name).kind == "custom":
             self._texts[delta.index] = FreeText()
-            custom = {"name": delta.name, "input": ""}
-            return {"tool_calls": [{"index": delta.index, "id": delta.id, "type": "custom", "custom": custom}]}
+            return _START(delta.index, quoted(delta.id), quoted(delta.name))
         if isinstance(delta, ToolArguments) and (text := self._texts.get(delta.index)) is not None:
             return _more(delta.index, text.push(delta.text))
         return None
 
-    def rest(self) -> Iterator[dict[str, Any]]:
-        """What is left to say at the end."""
+    def rest(self) -> Iterator[str]:
+        """The JSON of what is left to say at the end."""
         for index, text in self._texts.items():
-            if more := _more(index, text.finish()):
-                yield more
+            if more := text.finish():
+                yield _MORE(index, quoted(more))
 
 
-def _more(index: int, text: str) -> dict[str, Any]:
-    return {"tool_calls": [{"index": index, "custom": {"input": text}}]} if text else {}
+def _more(index: int, text: str) -> str:
+    return _MORE(index, quoted(text)) if text else NO_DELTA
+
+
+NO_DELTA = json_text(ChatDelta())
+_START = json_form(
+    ChatDelta(tool_calls=[CallDelta(index=0, id="", type="custom", custom=CustomDelta(name="", input=""))]),
+    "index",
+    "id",
+    "name",
+)
+_MORE = json_form(ChatDelta(tool_calls=[CallDelta(index=0, custom=CustomDelta(input=""))]), "index", "input")

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlxr.compiler.version import VERSION
 from mlxr.runtime.engine.completion import Event
-from mlxr.server.documents.json_form import dumped, json_form, json_form_in_two
+from mlxr.server.documents.json_form import json_form, json_form_in_two, json_text
 from mlxr.server.documents.openai_chunks import Chunk, RunningTokens
 from mlxr.server.request_record import noted_warnings
 
@@ -105,7 +105,7 @@ class ChunkWriter:
         if not (noted := noted_warnings()):
             return self._head
         head = self._forms.heads[1 + 2 * self._counts]
-        return f"data: {head(*self._place, dumped(noted['warnings']), *self._usage)}"
+        return f"data: {head(*self._place, json_text(noted), *self._usage)}"
 
 
 class RunningUsage:

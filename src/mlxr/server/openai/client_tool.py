@@ -9,6 +9,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mlxr.server.documents.responses_answers import (
+    CallItem,
+    LocalShellAction,
+    LocalShellCall,
+    OutputCall,
+    PatchCall,
+    PatchOperation,
+    SearchCall,
+    ShellAction,
+    ShellCall,
+    ShellEnvironment,
+)
 from mlxr.server.errors import bad_field
 
 Kind = Literal["function", "custom", "local_shell", "shell", "apply_patch", "tool_search"]
@@ -131,34 +143,44 @@ def _count(arguments: Mapping[str, Any], name: str) -> int | None:
     return given if isinstance(given, int) else None
 
 
-def _local_shell(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _local_shell(given: OutputCall, arguments: Mapping[str, Any]) -> LocalShellCall:
     folder = arguments.get("working_directory")
-    action: dict[str, Any] = {
-        "type": "exec",
-        "command": _commands(arguments, "command", "bash", "-lc"),
-        "env": {},
-        "timeout_ms": _count(arguments, "timeout_ms"),
-        "user": None,
-        "working_directory": None if folder is None else str(folder),
-    }
-    return {"action": action}
+    action = LocalShellAction(
+        type="exec",
+        command=_commands(arguments, "command", "bash", "-lc"),
+        env={},
+        timeout_ms=_count(arguments, "timeout_ms"),
+        user=None,
+        working_directory=None if folder is None else str(folder),
+    )
+    return LocalShellCall(**given.fields(), action=action)
 
 
-def _shell(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    limits = {name: _count(arguments, name) for name in ("timeout_ms", "max_output_length")}
-    return {"action": {"commands": _commands(arguments, "commands")} | limits, "environment": {"type": "local"}}
+def _shell(given: OutputCall, arguments: Mapping[str, Any]) -> ShellCall:
+    action = ShellAction(
+        commands=_commands(arguments, "commands"),
+        timeout_ms=_count(arguments, "timeout_ms"),
+        max_output_length=_count(arguments, "max_output_length"),
+    )
+    return ShellCall(**given.fields(), action=action, environment=ShellEnvironment(type="local"))
 
 
-def _apply_patch(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _apply_patch(given: OutputCall, arguments: Mapping[str, Any]) -> PatchCall:
     kind = str(arguments.get("type", "update_file"))
-    operation = {"type": kind, "path": str(arguments.get("path", ""))}
-    return {"operation": operation | ({} if kind == "delete_file" else {"diff": str(arguments.get("diff", ""))})}
+    operation = PatchOperation(type=kind, path=str(arguments.get("path", "")))
+    if kind != "delete_file":
+        operation.diff = str(arguments.get("diff", ""))
+    return PatchCall(**given.fields(), operation=operation)
 
 
-ITEMS: dict[Kind, tuple[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
+def _tool_search(given: OutputCall, arguments: Mapping[str, Any]) -> SearchCall:
+    return SearchCall(**given.fields(), execution="client", arguments=dict(arguments))
+
+
+ITEMS: dict[Kind, tuple[str, Callable[[OutputCall, Mapping[str, Any]], CallItem]]] = {
     "local_shell": ("lsh", _local_shell),
     "shell": ("sh", _shell),
     "apply_patch": ("apc", _apply_patch),
-    "tool_search": ("tsc", lambda arguments: {"execution": "client", "arguments": dict(arguments)}),
+    "tool_search": ("tsc", _tool_search),
 }
-"""For kinds whose calls have fields of their own: how ids of their items begin, and the fields by the arguments."""
+"""For kinds whose calls have fields of their own: how ids of their items begin, and what makes these."""

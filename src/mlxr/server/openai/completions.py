@@ -6,29 +6,30 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, ClassVar, cast
 
 from fastapi import APIRouter, Request
 from pydantic import Discriminator, Field, Tag
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from mlxr.runtime.engine.completion import Completion, Event, TokenLogprob, Usage
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.too_long import check_length
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.documents.answers import answers
-from mlxr.server.documents.json_form import dumped
-from mlxr.server.documents.openai_answers import TextCompletion
+from mlxr.server.documents.json_form import JsonAnswer, json_text
+from mlxr.server.documents.openai_answers import TextChoice, TextCompletion, TextReason
+from mlxr.server.documents.openai_answers import Usage as UsageTold
 from mlxr.server.documents.openai_chunks import TextChunk, TextChunkChoice
-from mlxr.server.errors import bad_field, openai_body
+from mlxr.server.errors import bad_field
 from mlxr.server.large_body_route import LargeBodyRoute
 from mlxr.server.merged import merged
-from mlxr.server.openai.chat import new_id, plain_reason, usage
+from mlxr.server.openai.chat import error_event, new_id, plain_reason, usage
 from mlxr.server.openai.chunk_writer import DONE, FINGERPRINT, ChunkForms, ChunkWriter, RunningUsage
 from mlxr.server.openai.logprobs import completion_logprobs
 from mlxr.server.openai.sampling_fields import ResponseFormat, SamplingFields, Terms, response_schema, sampling_of
 from mlxr.server.pool.loaded_model import LoadedModel
-from mlxr.server.request_record import noted_warnings
+from mlxr.server.request_record import with_warnings
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState
 
@@ -100,7 +101,7 @@ class _Text:
 
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    reason: str = "length"
+    reason: TextReason = "length"
     completion: Completion | None = None
 
     def add(self, event: Event) -> None:
@@ -121,11 +122,11 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     if body.stream:
         return Stream(
             _stream(state, body, job),
-            failed=lambda error: f"data: {dumped(openai_body(error))}\n\n".encode(),
+            failed=error_event,
             alive_seconds=state.settings.alive_seconds,
             alive=lambda: state.alive(body.model),
         )
-    return JSONResponse(await unless_gone(request, _whole(state, body, job)))
+    return JsonAnswer(await unless_gone(request, _whole(state, body, job)))
 
 
 def _job(body: CompletionRequest) -> _Job:
@@ -185,7 +186,7 @@ def _events(model: LoadedModel, job: _Encoded) -> Sequence[AsyncGenerator[Event]
     return [model.engine.generate(prompt, job.sampling, **job.terms) for prompt in job.ids]
 
 
-async def _whole(state: ServerState, body: CompletionRequest, asked: _Job) -> dict[str, Any]:
+async def _whole(state: ServerState, body: CompletionRequest, asked: _Job) -> TextCompletion:
     created = int(time.time())
     async with state.pool.use(body.model) as model:
         job = await _encoded(model, asked)
@@ -193,19 +194,20 @@ async def _whole(state: ServerState, body: CompletionRequest, asked: _Job) -> di
         async with aclosing(merged(_events(model, job))) as events:
             async for number, event in events:
                 texts[number * job.sampling.n + event.index].add(event)
-        return {
-            "id": new_id("cmpl"),
-            "object": "text_completion",
-            "created": created,
-            "model": body.model,
-            "choices": [_choice(i, model, job, text) for i, text in enumerate(texts)],
-            "usage": _usage(job, texts),
-            "system_fingerprint": FINGERPRINT,
-            **noted_warnings(),
-        }
+        return with_warnings(
+            TextCompletion(
+                id=new_id("cmpl"),
+                object="text_completion",
+                created=created,
+                model=body.model,
+                choices=[_choice(i, model, job, text) for i, text in enumerate(texts)],
+                usage=_usage(job, texts),
+                system_fingerprint=FINGERPRINT,
+            )
+        )
 
 
-def _choice(index: int, model: LoadedModel, job: _Encoded, text: _Text) -> dict[str, Any]:
+def _choice(index: int, model: LoadedModel, job: _Encoded, text: _Text) -> TextChoice:
     tokenizer, prompt = model.engine.model.tokenizer, job.ids[index // job.sampling.n]
     assert text.completion is not None, "its last event has come"
     written = "".join(text.text) if job.most else ""
@@ -219,7 +221,7 @@ def _choice(index: int, model: LoadedModel, job: _Encoded, text: _Text) -> dict[
     told = None
     if job.logprobs is not None:
         told = completion_logprobs(tokenizer, logprobs, answer_ids[: len(logprobs)], 0)
-    return {"text": before + written, "index": index, "logprobs": told, "finish_reason": text.reason}
+    return TextChoice(text=before + written, index=index, logprobs=told, finish_reason=text.reason)
 
 
 def _echoed(job: _Encoded, tokenizer: Tokenizer | None, index: int) -> str:
@@ -231,7 +233,7 @@ def _echoed(job: _Encoded, tokenizer: Tokenizer | None, index: int) -> str:
     return tokenizer.decode(job.ids[number]) if tokenizer else ""
 
 
-def _usage(job: _Job, texts: Sequence[_Text]) -> dict[str, Any]:
+def _usage(job: _Job, texts: Sequence[_Text]) -> UsageTold:
     """Each prompt counts once, however many answers it has."""
     used = [text.completion.usage for text in texts[:: job.sampling.n] if text.completion is not None]
     answered = sum(len(text.completion.token_ids) for text in texts if text.completion is not None) if job.most else 0
@@ -263,8 +265,8 @@ async def _stream(state: ServerState, body: CompletionRequest, asked: _Job) -> A
             logprobs = "null"
             if job.logprobs is not None and event.logprob is not None and event.token_id is not None:
                 told = completion_logprobs(tokenizer, [event.logprob], [event.token_id], lengths[index])
-                logprobs = dumped(told)
-                lengths[index] += len(told["tokens"][0])
+                logprobs = json_text(told)
+                lengths[index] += len(told.tokens[0])
             reason = quoted(plain_reason(event.finish_reason)) if event.finish_reason else "null"
             if job.most == 0:
                 if event.finish_reason:
@@ -272,7 +274,7 @@ async def _stream(state: ServerState, body: CompletionRequest, asked: _Job) -> A
             elif event.text or event.finish_reason or logprobs != "null":
                 yield chunk(index, quoted(event.text), logprobs, reason)
         if body.wants_usage:
-            yield writer.last(dumped(_usage(job, texts)))
+            yield writer.last(json_text(_usage(job, texts)))
     yield DONE
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from mlxr.runtime.engine.pool import Pooling, Vector
 from mlxr.server.documents.answers import answers
-from mlxr.server.documents.json_form import dumped, json_form
+from mlxr.server.documents.json_form import json_form, json_text
 from mlxr.server.documents.openai_answers import Embedding, Embeddings, InputUsage
 from mlxr.server.embedding import embed, numbers_text, written
 from mlxr.server.embedding_prompts import Texts, check_texts, prompts_of
@@ -81,7 +81,7 @@ async def _answer(state: ServerState, body: EmbeddingRequest, inputs: Texts) -> 
         )
     told = await written(vectors, _base64_text if body.encoding_format == "base64" else numbers_text)
     data = ",".join(starmap(_EMBEDDING, enumerate(told)))
-    return _EMBEDDINGS(f"[{data}]", dumped(body.model), prompts.num_tokens, prompts.num_tokens).encode()
+    return _EMBEDDINGS(f"[{data}]", json_text(body.model), prompts.num_tokens, prompts.num_tokens).encode()
 
 
 _EMBEDDING = json_form(Embedding(object="embedding", index=0, embedding=""), "index", "embedding")

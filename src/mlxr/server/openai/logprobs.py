@@ -1,33 +1,57 @@
 """Log probabilities of answers, in the two forms of OpenAI's API."""
 
 from collections.abc import Sequence
-from typing import Any
+from json.encoder import encode_basestring_ascii as quoted
 
 from mlxr.runtime.engine.completion import TokenLogprob
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+from mlxr.server.documents.json_form import json_form
+from mlxr.server.documents.openai_answers import ChatLogprobs, ChatToken, TextLogprobs, TopToken
 
 _LEAST = -9999.0
 """What clients get for a probability of 0: JSON has no infinity."""
 
 
-def chat_logprobs(tokenizer: Tokenizer | None, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+def chat_logprobs(tokenizer: Tokenizer | None, tokens: Sequence[TokenLogprob]) -> ChatLogprobs:
     """The form of chat."""
-    return {"content": [_chat_token(tokenizer, token) for token in tokens], "refusal": None}
+    return ChatLogprobs(content=[chat_token(tokenizer, token) for token in tokens], refusal=None)
 
 
-def _chat_token(tokenizer: Tokenizer | None, token: TokenLogprob) -> dict[str, Any]:
-    top = [_entry(tokenizer, token_id, logprob) for token_id, logprob in token.top]
-    return _entry(tokenizer, token.token_id, token.logprob) | {"top_logprobs": top}
+def chat_token(tokenizer: Tokenizer | None, token: TokenLogprob) -> ChatToken:
+    """A token in the form of chat."""
+    top = [TopToken(*_entry(tokenizer, *each)) for each in token.top]
+    return ChatToken(*_entry(tokenizer, token.token_id, token.logprob), top)
 
 
-def _entry(tokenizer: Tokenizer | None, token_id: int, logprob: float) -> dict[str, Any]:
+def chat_logprobs_text(tokenizer: Tokenizer | None, token: TokenLogprob) -> str:
+    """The JSON text of `chat_logprobs` of one token."""
+    return _CHAT_LOGPROBS(f"[{chat_token_text(chat_token(tokenizer, token))}]")
+
+
+def chat_token_text(token: ChatToken) -> str:
+    """The JSON text of a token in the form of chat."""
+    return _CHAT_TOKEN(*_texts(token), f"[{','.join([_TOP(*_texts(top)) for top in token.top_logprobs])}]")
+
+
+def _texts(token: TopToken) -> tuple[str, float, str]:
+    return quoted(token.token), token.logprob, f"[{','.join(map(str, token.bytes))}]"
+
+
+def _entry(tokenizer: Tokenizer | None, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
     data = bytes_of(tokenizer, token_id)
-    return {"token": _text(tokenizer, token_id, data), "logprob": max(logprob, _LEAST), "bytes": list(data)}
+    return _text(tokenizer, token_id, data), max(logprob, _LEAST), list(data)
+
+
+_TOP = json_form(TopToken(token="", logprob=0.0, bytes=[]), "token", "logprob", "bytes")
+_CHAT_TOKEN = json_form(
+    ChatToken(token="", logprob=0.0, bytes=[], top_logprobs=[]), "token", "logprob", "bytes", "top_logprobs"
+)
+_CHAT_LOGPROBS = json_form(ChatLogprobs(content=[], refusal=None), "content")
 
 
 def completion_logprobs(
     tokenizer: Tokenizer | None, tokens: Sequence[TokenLogprob | None], ids: Sequence[int], offset: int
-) -> dict[str, Any]:
+) -> TextLogprobs:
     """The form of completions.
 
     Args:
@@ -42,12 +66,12 @@ def completion_logprobs(
         texts.append(token_name(tokenizer, token_id))
         offsets.append(offset)
         offset += len(texts[-1])
-    return {
-        "tokens": texts,
-        "token_logprobs": [None if token is None else max(token.logprob, _LEAST) for token in tokens],
-        "top_logprobs": [None if token is None else _by_name(tokenizer, token) for token in tokens],
-        "text_offset": offsets,
-    }
+    return TextLogprobs(
+        tokens=texts,
+        token_logprobs=[None if token is None else max(token.logprob, _LEAST) for token in tokens],
+        top_logprobs=[None if token is None else _by_name(tokenizer, token) for token in tokens],
+        text_offset=offsets,
+    )
 
 
 def _by_name(tokenizer: Tokenizer | None, token: TokenLogprob) -> dict[str, float]:

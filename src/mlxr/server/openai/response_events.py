@@ -1,20 +1,50 @@
 """One response of /v1/responses as it grows: the events that tell of it, and what it has become."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 from uuid import uuid4
 
 from mlxr.runtime.engine.completion import Completion
 from mlxr.server.blocks import Block, Blocks, Change
 from mlxr.server.chat.answer import Piece
-from mlxr.server.documents.json_form import dumped
+from mlxr.server.documents.json_form import Form
+from mlxr.server.documents.named_events import event_form, event_text
+from mlxr.server.documents.responses_answers import (
+    Incomplete,
+    InputDetails,
+    Item,
+    ItemStatus,
+    OutputDetails,
+    OutputMessage,
+    OutputReasoning,
+    OutputText,
+    Part,
+    Reasoning,
+    ReasoningText,
+    Response,
+    ResponseError,
+    ResponseStatus,
+    ResponseUsage,
+    TextForm,
+)
+from mlxr.server.documents.responses_events import (
+    CallDelta,
+    CallDone,
+    ItemEvent,
+    NumberedEvent,
+    PartEvent,
+    ResponseEvent,
+    TextDelta,
+    TextDone,
+)
 from mlxr.server.errors import ApiError
 from mlxr.server.openai.client_tool import ToolKit
 from mlxr.server.openai.growing_call import GrowingCall
 from mlxr.server.openai.responses_items import sealed_reasoning
 from mlxr.server.openai.responses_request import ResponsesRequest
-from mlxr.server.request_record import noted_warnings
+from mlxr.server.request_record import with_warnings
 
 _PREFIXES = {"reasoning": "rs", "text": "msg"}
 _EVENTS = {"reasoning": "reasoning_text", "text": "output_text"}
@@ -50,7 +80,7 @@ class GrowingResponse:
         """The first events."""
         self.has_begun = True
         for name in ("created", "in_progress"):
-            yield self._event(f"response.{name}", response=self._response("in_progress"))
+            yield self._event(ResponseEvent, f"response.{name}", response=self._response("in_progress"))
 
     def add(self, piece: Piece) -> Iterator[bytes]:
         """The events of a token; `last` follows those of the last one."""
@@ -63,55 +93,68 @@ class GrowingResponse:
 
     def last(self) -> bytes:
         """The event of the end."""
-        return self._event(f"response.{self._status}", response=self.whole())
+        return self._event(ResponseEvent, f"response.{self._status}", response=self.whole())
 
     def failed(self, error: ApiError) -> bytes:
         """The events of an error that ends the stream, which may not have begun, but for its headers."""
         before = b"" if self.has_begun else b"".join(self.begin())
         code = error.code if error.code == _TOO_LONG else _CODES.get(error.status, "server_error")
-        told = {"code": code, "message": error.message}
-        return before + self._event("response.failed", response=self._response("failed", told))
+        told = ResponseError(code=code, message=error.message)
+        return before + self._event(ResponseEvent, "response.failed", response=self._response("failed", told))
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Response:
         """The response at its end."""
         return self._response(self._status)
 
     @property
-    def _status(self) -> str:
+    def _status(self) -> ItemStatus:
         ended = self._completion
         return "in_progress" if ended is None else "completed" if ended.finish_reason == "stop" else "incomplete"
 
     def _changed(self, change: Change) -> Iterator[bytes]:
         block = change.block
-        place: dict[str, Any] = {"output_index": block.index}
-        if change.kind == "begin":
+        if change.kind == "grow":
+            if (event := self._grown(block, change.text)) is not None:
+                yield event
+        elif change.kind == "begin":
             item = self._item(block, "in_progress", is_empty=True)
-            yield self._event("response.output_item.added", **place, item=item)
-        if block.kind == "call":
-            call, place["item_id"] = self._call(block), self._id(block)
-            events = {"begin": (), "grow": call.grow(change.text), "end": call.end()}[change.kind]
-            for name, fields in events:
-                yield self._event(f"response.{name}", **place, **fields)
+            yield self._event(ItemEvent, "response.output_item.added", output_index=block.index, item=item)
+            if block.kind != "call":
+                part = _part(Block(block.index, block.kind))
+                yield self._event(PartEvent, "response.content_part.added", **self._place(block), part=part)
         else:
-            yield from self._text_changed(change)
-        if change.kind == "end":
+            yield from self._call_ended(block) if block.kind == "call" else self._text_ended(block)
             item = self._item(block, self._status_of(block))
-            yield self._event("response.output_item.done", output_index=block.index, item=item)
+            yield self._event(ItemEvent, "response.output_item.done", output_index=block.index, item=item)
 
-    def _text_changed(self, change: Change) -> Iterator[bytes]:
-        block = change.block
-        part = {"item_id": self._id(block), "output_index": block.index, "content_index": 0}
+    def _grown(self, block: Block, text: str) -> bytes | None:
+        """The event of further text, or of further characters of a call's arguments; None: it has none."""
+        if block.kind != "call":
+            return _GROW[block.kind](self._next(), quoted(self._id(block)), block.index, quoted(text)).encode()
+        call = self._call(block)
+        more = call.grow(text)
+        return None if more is None else self._call_grown(call, block, more)
+
+    def _call_grown(self, call: GrowingCall, block: Block, text: str) -> bytes:
+        write = _CALL_GROWS[call.told]
+        return write(self._next(), block.index, quoted(self._id(block)), quoted(text)).encode()
+
+    def _text_ended(self, block: Block) -> Iterator[bytes]:
         more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
-        name = f"response.{_EVENTS[block.kind]}"
-        match change.kind:
-            case "begin":
-                empty = Block(block.index, block.kind)
-                yield self._event("response.content_part.added", **part, part=_part(empty))
-            case "grow":
-                yield self._event(f"{name}.delta", **part, delta=change.text, **more)
-            case "end":
-                yield self._event(f"{name}.done", **part, text=block.text, **more)
-                yield self._event("response.content_part.done", **part, part=_part(block))
+        name = f"response.{_EVENTS[block.kind]}.done"
+        yield self._event(TextDone, name, **self._place(block), text=block.text, **more)
+        yield self._event(PartEvent, "response.content_part.done", **self._place(block), part=_part(block))
+
+    def _call_ended(self, block: Block) -> Iterator[bytes]:
+        call = self._call(block)
+        if (rest := call.rest()) is not None:
+            yield self._call_grown(call, block, rest)
+        if call.told:
+            place = {"output_index": block.index, "item_id": self._id(block)}
+            yield self._event(CallDone, f"response.{call.told}.done", **place, **call.whole())
+
+    def _place(self, block: Block) -> dict[str, Any]:
+        return {"item_id": self._id(block), "output_index": block.index, "content_index": 0}
 
     def _call(self, block: Block) -> GrowingCall:
         if block.index not in self._calls:
@@ -122,73 +165,98 @@ class GrowingResponse:
         prefix = self._call(block).prefix if block.kind == "call" else _PREFIXES[block.kind]
         return f"{prefix}_{self._unique}{block.index}"
 
-    def _status_of(self, block: Block) -> str:
+    def _status_of(self, block: Block) -> ItemStatus:
         is_last = block.index == len(self._blocks.all) - 1
         return "incomplete" if is_last and self._status == "incomplete" else "completed"
 
-    def _item(self, block: Block, status: str, *, is_empty: bool = False) -> dict[str, Any]:
-        item: dict[str, Any] = {"id": self._id(block), "status": status}
+    def _item(self, block: Block, status: ItemStatus, *, is_empty: bool = False) -> Item:
+        item_id = self._id(block)
         if block.kind == "call":
-            return item | self._call(block).item(is_empty=is_empty)
-        content = [] if is_empty else [_part(block)]
-        if block.kind == "reasoning":
-            sealed = self._request.wants_sealed_reasoning and not is_empty
-            more = {"encrypted_content": sealed_reasoning(block.text)} if sealed else {}
-            return item | {"type": "reasoning", "summary": [], "content": content} | more
-        return item | {"type": "message", "role": "assistant", "content": content}
+            return self._call(block).item(item_id, status, is_empty=is_empty)
+        if block.kind == "text":
+            said = [] if is_empty else [_text(block)]
+            return OutputMessage(id=item_id, status=status, type="message", role="assistant", content=said)
+        thought = [] if is_empty else [_reasoning(block)]
+        item = OutputReasoning(id=item_id, status=status, type="reasoning", summary=[], content=thought)
+        if self._request.wants_sealed_reasoning and not is_empty:
+            item.encrypted_content = sealed_reasoning(block.text)
+        return item
 
-    def _items(self) -> Iterable[dict[str, Any]]:
-        return [self._item(block, self._status_of(block)) for block in self._blocks.all]
-
-    def _response(self, status: str, error: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _response(self, status: ResponseStatus, error: ResponseError | None = None) -> Response:
         asked = self._request.model_dump(by_alias=True)
         text, reasoning = asked["text"] or {}, asked["reasoning"] or {}
-        return {
-            "id": f"resp_{self._unique}",
-            "object": "response",
-            "created_at": self._created,
-            "status": status,
-            "background": False,
-            "error": error,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": asked["instructions"],
-            "max_output_tokens": asked["max_output_tokens"],
-            "metadata": asked["metadata"] or {},
-            "model": asked["model"],
-            "output": self._items() if status != "in_progress" else [],
-            "parallel_tool_calls": asked["parallel_tool_calls"] is not False,
-            "previous_response_id": asked["previous_response_id"],
-            "reasoning": {"effort": reasoning.get("effort"), "summary": None},
-            "store": self.is_kept,
-            "temperature": 1.0 if asked["temperature"] is None else asked["temperature"],
-            "text": {"format": text.get("format") or {"type": "text"}},
-            "tool_choice": asked["tool_choice"] or "auto",
-            "tools": asked["tools"] or [],
-            "top_p": 1.0 if asked["top_p"] is None else asked["top_p"],
-            "truncation": "disabled",
-            "usage": None if self._completion is None else _usage(self._completion, self._blocks.num_reasoning),
-            "user": asked["user"],
-            **noted_warnings(),
-        }
+        items = [self._item(block, self._status_of(block)) for block in self._blocks.all]
+        return with_warnings(
+            Response(
+                id=f"resp_{self._unique}",
+                object="response",
+                created_at=self._created,
+                status=status,
+                background=False,
+                error=error,
+                incomplete_details=Incomplete(reason="max_output_tokens") if status == "incomplete" else None,
+                instructions=asked["instructions"],
+                max_output_tokens=asked["max_output_tokens"],
+                metadata=asked["metadata"] or {},
+                model=asked["model"],
+                output=items if status != "in_progress" else [],
+                parallel_tool_calls=asked["parallel_tool_calls"] is not False,
+                previous_response_id=asked["previous_response_id"],
+                reasoning=Reasoning(effort=reasoning.get("effort"), summary=None),
+                store=self.is_kept,
+                temperature=1.0 if asked["temperature"] is None else asked["temperature"],
+                text=TextForm(format=text.get("format") or {"type": "text"}),
+                tool_choice=asked["tool_choice"] or "auto",
+                tools=asked["tools"] or [],
+                top_p=1.0 if asked["top_p"] is None else asked["top_p"],
+                truncation="disabled",
+                usage=None if self._completion is None else _usage(self._completion, self._blocks.num_reasoning),
+                user=asked["user"],
+            )
+        )
 
-    def _event(self, name: str, **fields: Any) -> bytes:
-        data = dumped({"type": name, "sequence_number": self._number} | fields)
+    def _event(self, kind: type[NumberedEvent], name: str, **fields: Any) -> bytes:
+        return event_text(kind(type=name, sequence_number=self._next(), **fields))
+
+    def _next(self) -> int:
+        """The number of the next event."""
         self._number += 1
-        return f"event: {name}\ndata: {data}\n\n".encode()
+        return self._number - 1
 
 
-def _part(block: Block) -> dict[str, Any]:
-    if block.kind == "reasoning":
-        return {"type": "reasoning_text", "text": block.text}
-    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+def _text_grows(name: str, **more: Any) -> Form:
+    place: dict[str, Any] = {"item_id": "", "output_index": 0, "content_index": 0}
+    example = TextDelta(type=f"response.{name}.delta", sequence_number=0, **place, delta="", **more)
+    return event_form(example, "sequence_number", "item_id", "output_index", "delta")
 
 
-def _usage(completion: Completion, num_reasoning: int) -> dict[str, Any]:
+def _call_grows(name: str) -> Form:
+    example = CallDelta(type=f"response.{name}.delta", sequence_number=0, output_index=0, item_id="", delta="")
+    return event_form(example, "sequence_number", "output_index", "item_id", "delta")
+
+
+_GROW = {"text": _text_grows(_EVENTS["text"], logprobs=[]), "reasoning": _text_grows(_EVENTS["reasoning"])}
+_CALL_GROWS = {name: _call_grows(name) for name in ("function_call_arguments", "custom_tool_call_input")}
+
+
+def _part(block: Block) -> Part:
+    return _reasoning(block) if block.kind == "reasoning" else _text(block)
+
+
+def _text(block: Block) -> OutputText:
+    return OutputText(type="output_text", text=block.text, annotations=[], logprobs=[])
+
+
+def _reasoning(block: Block) -> ReasoningText:
+    return ReasoningText(type="reasoning_text", text=block.text)
+
+
+def _usage(completion: Completion, num_reasoning: int) -> ResponseUsage:
     asked, answered = completion.prompt_tokens, len(completion.token_ids)
-    return {
-        "input_tokens": asked,
-        "input_tokens_details": {"cached_tokens": completion.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": answered,
-        "output_tokens_details": {"reasoning_tokens": num_reasoning},
-        "total_tokens": asked + answered,
-    }
+    return ResponseUsage(
+        input_tokens=asked,
+        input_tokens_details=InputDetails(cached_tokens=completion.cached_tokens, cache_write_tokens=0),
+        output_tokens=answered,
+        output_tokens_details=OutputDetails(reasoning_tokens=num_reasoning),
+        total_tokens=asked + answered,
+    )

@@ -15,8 +15,8 @@ from mlxr.server.chat.answer import answer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.json_form import EscapedJson
-from mlxr.server.documents.openai_answers import DeletedResponse, InputTokens, ResponseItems
-from mlxr.server.documents.openai_answers import Response as WholeResponse
+from mlxr.server.documents.responses_answers import DeletedResponse, InputTokens, ResponseItems
+from mlxr.server.documents.responses_answers import Response as WholeResponse
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.large_body_route import LargeBodyRoute, made
 from mlxr.server.openai.kept_responses import owner_of
@@ -57,8 +57,8 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     return EscapedJson(await unless_gone(request, _whole(events, growing)))
 
 
-@router.post("/v1/responses/input_tokens", tags=["OpenAI"], response_model=None, responses=answers(InputTokens))
-async def input_tokens(body: Conversation, request: Request) -> dict[str, Any]:
+@router.post("/v1/responses/input_tokens", tags=["OpenAI"], responses=answers(InputTokens))
+async def input_tokens(body: Conversation, request: Request) -> Response:
     """How many tokens a conversation has, up to where the answer begins."""
     state = ServerState.of(request)
     state.pool.find(body.model)
@@ -66,7 +66,8 @@ async def input_tokens(body: Conversation, request: Request) -> dict[str, Any]:
     full = body.model_copy(update={"input": items})
     job = await made(request, lambda: conversation_of(full, toolkit_of(full)))
     async with state.pool.use(body.model) as model:
-        return {"object": "response.input_tokens", "input_tokens": len(await model.format.prompt(job))}
+        count = len(await model.format.prompt(job))
+        return EscapedJson(InputTokens(object="response.input_tokens", input_tokens=count))
 
 
 @router.post("/v1/responses/compact", include_in_schema=False)
@@ -102,15 +103,16 @@ async def kept_input(
         raise ApiError(404, f"there is no item {after!r:.80} among the response's", param="after", code="not_found")
     start = 0 if after is None else names.index(after) + 1
     page = items[start : start + limit]
-    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-    return EscapedJson({"object": "list", "data": page, "has_more": start + limit < len(items), **ends})
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    more = start + limit < len(items)
+    return EscapedJson(ResponseItems(object="list", data=page, has_more=more, first_id=first, last_id=last))
 
 
-@router.delete("/v1/responses/{response_id}", tags=["OpenAI"], response_model=None, responses=answers(DeletedResponse))
-async def delete(response_id: str, request: Request) -> dict[str, Any]:
+@router.delete("/v1/responses/{response_id}", tags=["OpenAI"], responses=answers(DeletedResponse))
+async def delete(response_id: str, request: Request) -> Response:
     """Removes a response that is kept."""
     await asyncio.to_thread(ServerState.of(request).responses.delete, response_id, _owner(request))
-    return {"id": response_id, "object": "response", "deleted": True}
+    return EscapedJson(DeletedResponse(id=response_id, object="response", deleted=True))
 
 
 async def _earlier(state: ServerState, body: Conversation, request: Request) -> list[Item]:
@@ -139,7 +141,7 @@ def _owner(request: Request) -> str:
     return owner_of(key_of(request.scope["headers"]) if ServerState.of(request).settings.api_keys else "")
 
 
-async def _whole(events: AsyncGenerator[bytes], growing: GrowingResponse) -> dict[str, Any]:
+async def _whole(events: AsyncGenerator[bytes], growing: GrowingResponse) -> WholeResponse:
     async with aclosing(events):
         async for _ in events:
             pass
@@ -161,7 +163,9 @@ async def _events(
                 yield event
     if growing.is_kept:
         given = [{"type": item.type} | item.model_dump(by_alias=True, exclude_unset=True) for item in own]
-        growing.is_kept = await asyncio.to_thread(_save, state, growing.whole(), given, owner)
+        growing.is_kept = await asyncio.to_thread(
+            _save, state, growing.whole().model_dump(exclude_unset=True), given, owner
+        )
     yield growing.last()
 
 

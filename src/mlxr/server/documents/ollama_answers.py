@@ -1,50 +1,27 @@
-"""Answers of Anthropic's API, of Ollama's, and of the server's own paths."""
+"""Answers of Ollama's API.
+
+Where a class has several bases, the fields of the last one are written first.
+"""
 
 from typing import Any, Literal
 
-from mlxr.server.documents.answers import Told
+from mlxr.server.documents.answers import LooseText, Told
+from mlxr.server.documents.openai_answers import ChatToken
 
 
-class MessageUsage(Told):
-    """Tokens of a message. Those from the cache are not among `input_tokens`."""
-
-    input_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-    output_tokens: int
-    output_tokens_details: dict[str, int]
-
-
-class WholeMessage(Told):
-    """Of /v1/messages."""
-
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: list[dict[str, Any]]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
-    stop_sequence: str | None
-    usage: MessageUsage
-    warnings: list[str] | None = None
-
-
-class TokenCount(Told):
-    """Of /v1/messages/count_tokens."""
-
-    input_tokens: int
-    warnings: list[str] | None = None
-
-
-class OllamaRecord(Told):
-    """The last record of an answer, or the only one. Durations are in nanoseconds."""
+class OllamaHead(Told):
+    """What each record has."""
 
     model: str
     created_at: str
-    done: bool
+
+
+class OllamaEnd(Told):
+    """What the last record of an answer has, or the only one. Durations are in nanoseconds."""
+
+    logprobs: list[ChatToken] | None = None
+    done: Literal[True]
     done_reason: Literal["stop", "length", "load", "unload"]
-    thinking: str | None = None
-    logprobs: list[dict[str, Any]] | None = None
     total_duration: int | None = None
     load_duration: int | None = None
     prompt_eval_count: int | None = None
@@ -54,42 +31,90 @@ class OllamaRecord(Told):
     warnings: list[str] | None = None
 
 
+class OllamaMore(Told):
+    """What the other records of a stream have."""
+
+    logprobs: list[ChatToken] | None = None
+    done: Literal[False]
+    warnings: list[str] | None = None
+
+
+class OllamaFunction(Told):
+    """What is called."""
+
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCall(Told):
+    """A call of a tool."""
+
+    id: str
+    function: OllamaFunction
+
+
 class OllamaMessage(Told):
-    """An answer to a conversation."""
+    """An answer to a conversation, or a part of one."""
 
     role: Literal["assistant"]
-    content: str
-    thinking: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    content: LooseText
+    thinking: LooseText | None = None
+    tool_calls: list[OllamaCall] | None = None
 
 
-class OllamaChat(OllamaRecord):
-    """Of /api/chat."""
+class OllamaChatPart(OllamaHead):
+    """A part of what /api/chat answers."""
 
     message: OllamaMessage
 
 
-class OllamaText(OllamaRecord):
+class OllamaTextPart(OllamaHead):
+    """A part of what /api/generate answers."""
+
+    response: LooseText
+    thinking: LooseText | None = None
+
+
+class OllamaChat(OllamaEnd, OllamaChatPart):
+    """Of /api/chat."""
+
+
+class OllamaText(OllamaEnd, OllamaTextPart):
     """Of /api/generate."""
 
-    response: str
+
+class OllamaChatLine(OllamaMore, OllamaChatPart):
+    """Of the stream of /api/chat; `OllamaChat` ends it."""
+
+
+class OllamaTextLine(OllamaMore, OllamaTextPart):
+    """Of the stream of /api/generate; `OllamaText` ends it."""
 
 
 class OllamaEmbed(Told):
     """Of /api/embed. `truncated` has the places of the texts that were cut; it is not there if none was."""
 
     model: str
-    embeddings: list[list[float]]
     total_duration: int | None = None
     load_duration: int | None = None
     prompt_eval_count: int | None = None
     truncated: list[int] | None = None
+    warnings: list[str] | None = None
+    embeddings: list[list[float]]
 
 
 class OllamaEmbedding(Told):
     """Of /api/embeddings."""
 
     embedding: list[float]
+
+
+class OllamaVersion(Told):
+    """Of /api/version: the version of Ollama whose API this is, and the server's own."""
+
+    version: str
+    mlxr: str
 
 
 class OllamaDetails(Told):
@@ -153,30 +178,3 @@ class OllamaPull(Told):
     digest: str | None = None
     total: int | None = None
     completed: int | None = None
-
-
-class ModelState(Told):
-    """A model and whether it is loaded."""
-
-    name: str
-    state: Literal["cold", "loading", "loaded", "unloading"]
-    progress: str
-    requests: int
-    context: int | None
-    memory: str | None
-    bytes: int
-    pinned: bool
-
-
-class Status(Told):
-    """Of /status."""
-
-    version: str
-    state: Literal["serving", "ending"]
-    models: list[ModelState]
-
-
-class Health(Told):
-    """Of /health and /ready."""
-
-    status: str
