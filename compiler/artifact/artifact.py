@@ -92,7 +92,7 @@ class Artifact:
 
         Args:
             name: its full name, or its label if only one kernel of the program has that label.
-            target: the target whose program has the kernel; None: the first target.
+            target: the target whose program has the kernel; None: the leading target.
 
         Raises:
             ArtifactError: there is no such program or kernel, or several kernels match.

@@ -59,12 +59,12 @@ class Plan(Record):
 
     @property
     def first(self) -> Program:
-        """The first program; the graphs have its types."""
+        """The program of the leading target, whose types the graphs have."""
         return next(iter(self.programs.values()))
 
     @property
     def arena(self) -> ArenaGeometry:
-        """The arena of the first program; other programs' arenas differ only in the type of the cache."""
+        """The arena of the leading program; other programs' arenas differ only in the type of the cache."""
         return self.first.arena
 
     @property

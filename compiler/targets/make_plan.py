@@ -1,12 +1,15 @@
 """Makes the plan: each target lowers the graphs, buffers get places, each target renders its kernels."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from mlxr.compiler.artifact.kernel_entry import ChosenGeometry
 from mlxr.compiler.artifact.library_call import AttentionCall
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import PHASES, PhaseName, Program, TargetTypes
 from mlxr.compiler.artifact.site import Site
+from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.parallel.divide_model import RankPart
@@ -20,7 +23,7 @@ from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.early import Early
 from mlxr.compiler.targets.provenance import Provenance
-from mlxr.compiler.targets.registry import TARGETS
+from mlxr.compiler.targets.registry import TARGETS, leading
 
 
 def make_plan(
@@ -38,7 +41,7 @@ def make_plan(
 
     Args:
         spec: the spec.
-        arena: the arena, with the first target's cache type; each target puts its own in its place.
+        arena: the arena, with the cache type of the leading target; each target puts its own in its place.
         source: the graph as built, of the whole model.
         graphs: the ordered graph of each phase.
         table: the geometry of each launch.
@@ -59,22 +62,9 @@ def make_plan(
     tensors = {tensor.name: tensor.shape for weight in weights for tensor in weight.parts}
     budget, rank = spec.budget_of(part.plan.rank if part else 0), part.plan if part else None
     limits = {phase: batch_limits(spec, phase, max_tokens, max_rows) for phase in PHASES}
-    programs: dict[str, Program] = {}
-    texts: dict[str, dict[str, str]] = {}
-    query_tiles: dict[str, int | None] = {}
-    for types_of_target in sorted(types, key=lambda types: early is None or types.target != early.target):
-        target = TARGETS[types_of_target.target]
-        own_arena = arena.with_cache(types_of_target.cache)
-        inputs = LoweringInput(spec, graphs, weights, own_arena, limits, table, types_of_target, tensors, budget, rank)
-        lowered = target.lower(inputs)
-        programs[target.name], texts[target.name] = target.render(place(lowered, inputs), inputs, origin)
-        query_tiles[target.name] = lowered.query_tile
-        if early is not None and target.name == early.target:
-            early.take(texts[target.name])
-    names = [types_of_target.target for types_of_target in types]
-    programs = {name: programs[name] for name in names}
-    query_tile = next((tile for name in names if (tile := query_tiles[name])), DEFAULT_QUERY_TILE)
-    attention = table.choose(Site.of_arena("attend", arena.cache_of(0))).geometry.decode_attention
+    inputs = LoweringInput(spec, graphs, weights, arena, limits, table, leading(types), tensors, budget, rank)
+    made = _programs(types, inputs, origin, early)
+    programs = {name: one.program for name, one in made.items()}
     plan = Plan(
         programs=programs,
         chunk=_exact(chunk) if _reads_whole_contexts(programs.values()) else chunk,
@@ -83,8 +73,8 @@ def make_plan(
         arena_chosen=arena_choice(spec, arena, table),
         vocab_size=spec.model.vocab_size,
         num_layers=arena.num_layers,
-        query_tile=query_tile,
-        whole_context=min(arena.context, attention.whole.max_context or attention.partition.length),
+        query_tile=_query_tile(made),
+        whole_context=_whole_context(arena, table),
         max_tokens=max_tokens,
         max_rows=max_rows,
         hidden_size=spec.model.hidden_size if spec.output == "hidden" else None,
@@ -92,7 +82,45 @@ def make_plan(
         all_weights=part.all_weights if part else (),
     )
     check_plan(plan)
-    return plan, {path: text for name in names for path, text in texts[name].items()}
+    return plan, {path: text for one in made.values() for path, text in one.texts.items()}
+
+
+class _Made(NamedTuple):
+    """A target's program, its sources by file, and the tile of queries that its kernels fix, if they do."""
+
+    program: Program
+    texts: dict[str, str]
+    query_tile: int | None
+
+
+def _programs(
+    types: Sequence[TargetTypes], inputs: LoweringInput, origin: Provenance, early: Early | None
+) -> dict[str, _Made]:
+    """What each target makes of the inputs, with its own types in place of theirs; in the order of `types`."""
+    made = {}
+    for own in sorted(types, key=lambda own: early is None or own.target != early.target):
+        target, own_inputs = TARGETS[own.target], replace(inputs, arena=inputs.arena.with_cache(own.cache), types=own)
+        lowered = target.lower(own_inputs)
+        program, texts = target.render(place(lowered, own_inputs), own_inputs, origin)
+        made[own.target] = _Made(program, texts, lowered.query_tile)
+        if early is not None and own.target == early.target:
+            early.take(texts)
+    return {own.target: made[own.target] for own in types}
+
+
+def _query_tile(made: Mapping[str, _Made]) -> int:
+    """The tile of queries in which batches are laid out, for all programs: the one that some target's kernels fix."""
+    fixed = {name: one.query_tile for name, one in made.items() if one.query_tile}
+    if len(set(fixed.values())) > 1:
+        tiles = ", ".join(f"{tile} for {name}" for name, tile in fixed.items())
+        raise PlanError(f"targets fix different tiles of queries: {tiles}; compile each of them alone")
+    return next(iter(fixed.values()), DEFAULT_QUERY_TILE)
+
+
+def _whole_context(arena: ArenaGeometry, table: GeometryTable) -> int:
+    """The longest context that decode attends to in one launch, with the arena of the leading target."""
+    attention = table.choose(Site.of_arena("attend", arena.cache_of(0))).geometry.decode_attention
+    return min(arena.context, attention.whole.max_context or attention.partition.length)
 
 
 def _reads_whole_contexts(programs: Iterable[Program]) -> bool:

@@ -14,13 +14,13 @@ from mlxr.compiler.schedule.memory import arena_geometry
 from mlxr.compiler.schedule.weights import plan_weights
 from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.model import ModelSpec
-from mlxr.compiler.targets.registry import TARGETS
+from mlxr.compiler.targets.registry import TARGETS, leading
 
 
 def source_graph(spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTypes]) -> tuple[OpGraph, ArenaGeometry]:
     """The graph as built, and the arena.
 
-    There is one of each for all targets. They say the types of the first one; each target puts its own in their place.
+    There is one of each for all targets, with the types of the leading one. Each target puts its own in their place.
 
     Args:
         spec: the spec; its types may be `auto`.
@@ -30,8 +30,9 @@ def source_graph(spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTy
     Raises:
         BudgetError: the arena cannot hold even one sequence.
     """
-    cache = spec.cache.model_copy(update={"dtype": str(types[0].cache)})
-    typed = spec.model_copy(update={"activation_dtype": str(types[0].activations), "cache": cache})
+    lead = leading(types)
+    cache = spec.cache.model_copy(update={"dtype": str(lead.cache)})
+    typed = spec.model_copy(update={"activation_dtype": str(lead.activations), "cache": cache})
     arena = arena_geometry(typed, table, [of_target.cache for of_target in types])
     return build_graph(typed, arena), arena
 

@@ -59,9 +59,7 @@ def bpe_from_gguf(metadata: Mapping[str, Any], source: str) -> LibraryTokenizer:
     return LibraryTokenizer(library, source, special, spellings=vocabulary.tokens, ids=vocabulary.ids)
 
 
-def _build(
-    metadata: Mapping[str, Any], vocabulary: Vocabulary, merges: list[str], split: PreTokenizer
-) -> Library:
+def _build(metadata: Mapping[str, Any], vocabulary: Vocabulary, merges: list[str], split: PreTokenizer) -> Library:
     in_bytes = split.alphabet is Alphabet.BYTES
     library = Library(_model(vocabulary.ids, merges, split.ignore_merges, byte_fallback=not in_bytes))
     words = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns]

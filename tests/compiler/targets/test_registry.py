@@ -1,9 +1,10 @@
-"""Activations that a target cannot compute with are refused, and the message says where they have an effect."""
+"""What is asked of the targets: activations that one cannot compute with, and what their programs share."""
 
 import pytest
 
 from mlxr.cli import main
-from mlxr.compiler.targets.registry import refused_activations
+from mlxr.compiler.targets.registry import TARGETS, leading, refused_activations
+from mlxr_tests.specs import small_spec
 
 REASON = "--activations bf16 is for target metal: target cpu computes with f32 ones"
 
@@ -27,3 +28,10 @@ def test_only_targets_that_compute_with_other_types_refuse(
 def test_inspect_says_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "storyteller", "--target", "cpu", "--activations", "bf16"]) == 1
     assert capsys.readouterr().err == f"error: {REASON}\n"
+
+
+def test_what_programs_share_has_the_types_of_the_target_that_comes_first_whatever_the_order() -> None:
+    spec = small_spec()
+    types = [target.types(spec, None) for target in TARGETS.values()]
+    assert leading(types).target == leading(types[::-1]).target == "metal"
+    assert leading(types[1:]).target == "cpu"

@@ -1,5 +1,6 @@
 """A third target needs one folder and one line in the registry: the toy target, whose programs are NumPy."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,3 +96,13 @@ def test_what_it_has_no_kernel_for_is_refused() -> None:
     changes = {"model__norm": {"kind": "rms", "placement": "post"}, "model__tensor_names": "canonical"}
     with pytest.raises(PlanError, match=r"\(norm\) has no kernel in phase decode; was it not fused\?"):
         compile_spec(small_spec(**changes), targets=("toy",))
+
+
+def test_targets_whose_kernels_fix_different_tiles_of_queries_cannot_share_a_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lower = ToyTarget.lower
+    monkeypatch.setattr(ToyTarget, "lower", lambda *args: replace(lower(*args), query_tile=3))
+    assert compile_spec(small_spec(**ONE_SEQUENCE), targets=("toy",)).artifact.plan.query_tile == 3
+    with pytest.raises(PlanError, match=r"tiles of queries: \d+ for metal, 3 for toy; compile each of them alone"):
+        compile_spec(small_spec(**ONE_SEQUENCE))
