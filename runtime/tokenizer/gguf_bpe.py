@@ -101,10 +101,10 @@ def _model(ids: dict[str, int], merges: list[str], ignore_merges: bool, byte_fal
     def model(pairs: list[tuple[str, str]]) -> BPE:
         return BPE(vocab=ids, merges=pairs, ignore_merges=ignore_merges, byte_fallback=byte_fallback)
 
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    if {*map(len, pairs)} == {2} and len({*merges}) == len(merges):
+    parts = [merge.split(" ") for merge in merges]
+    if {*map(len, parts)} == {2} and len({*merges}) == len(merges):
         with suppress(Exception):  # nearly never: the library looks for the tokens itself, and sooner than we would
-            return model(pairs)
+            return model([(left, right) for left, right in parts])
     known: dict[tuple[str, str], None] = {}
     for merge in merges:
         at = merge.find(" ", 1)  # a token may begin with a space

@@ -60,7 +60,8 @@ def test_unknown_types():
 
 def test_types_are_those_of_the_gguf_package():
     for kind, (elements, size_bytes) in gguf.GGML_QUANT_SIZES.items():
-        assert (ours := gguf_type(int(kind))) == ElementType(kind.name, elements, size_bytes)
+        ours = gguf_type(int(kind))
+        assert ours == ElementType(kind.name, elements, size_bytes)
         if ours.is_readable and elements > 1:
             assert decode(np.zeros((1, size_bytes), np.uint8), ours).shape == (1, elements)
     sizes = {"U": "BHIQ", "I": "bhiq", "F": "fd", "B": "?"}
