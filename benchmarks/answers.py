@@ -21,7 +21,7 @@ from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.server.chat.answer_parser import AnswerParser
 from mlxr.server.chat.answer_reader import AnswerReader
 from mlxr.server.chat.chat_job import ChatJob
-from mlxr.server.chat.formats.family import Beginning, Family
+from mlxr.server.chat.formats.family import Beginning, TemplateFamily
 from mlxr.server.chat.formats.registry import family_of, form_name
 
 _QUESTION = {"role": "user", "content": "What is the weather?"}
@@ -57,7 +57,7 @@ def main() -> None:
         print(f"{path.stem:<44} {learned:8.0f} {' '.join(shown)}  {form_name(family)}", flush=True)
 
 
-def _calls(family: Family, template: ChatTemplate, text: str) -> str:
+def _calls(family: TemplateFamily, template: ChatTemplate, text: str) -> str:
     """An answer with two calls, as the template writes it; nothing if it refuses the conversation."""
     calls = [
         {"id": f"call0000{n}", "type": "function", "function": {"name": "write", "arguments": {"text": text[n::2]}}}
@@ -73,7 +73,7 @@ def _calls(family: Family, template: ChatTemplate, text: str) -> str:
     return written[written.rfind(_QUESTION["content"]) + len(_QUESTION["content"]) :]
 
 
-def _microseconds(family: Family, answer: str) -> float:
+def _microseconds(family: TemplateFamily, answer: str) -> float:
     """CPU time for a token."""
     if not answer:
         return 0.0
@@ -81,7 +81,7 @@ def _microseconds(family: Family, answer: str) -> float:
     return min(_seconds(family, pieces) for _ in range(3)) / len(pieces) * 1e6
 
 
-def _seconds(family: Family, pieces: Sequence[str]) -> float:
+def _seconds(family: TemplateFamily, pieces: Sequence[str]) -> float:
     job = ChatJob((_QUESTION,), Sampling(), (_TOOL,))
     reader = AnswerReader()
     parser = AnswerParser(_NoTokens(), reader, family.read(reader, job, Beginning.OPEN))  # type: ignore[arg-type]

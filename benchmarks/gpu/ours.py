@@ -29,7 +29,7 @@ from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.select import array_host
-from mlxr.tuning.pieces import device_name
+from mlxr.tuning.timed_launches import device_name
 
 WARM_UP = 4
 """Steps before each measurement: a pipeline that has stood still has one step done in advance."""

@@ -23,7 +23,7 @@ Facts = Mapping[str, Any]
 """What a message of facts says: a JSON object."""
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a message is."""
 
     FACTS = 1
@@ -57,7 +57,7 @@ class Connection:
         """Of the socket, to wait for messages of several connections."""
         return self._link.fileno()
 
-    def send(self, kind: Kind, data: "bytes | memoryview" = b"") -> None:
+    def send(self, kind: MessageKind, data: "bytes | memoryview" = b"") -> None:
         """Sends a message.
 
         Raises:
@@ -79,12 +79,12 @@ class Connection:
         Raises:
             ConnectionEndedError: it cannot be sent.
         """
-        self.send(Kind.FACTS, json.dumps(dict(facts)).encode())
+        self.send(MessageKind.FACTS, json.dumps(dict(facts)).encode())
 
     def send_error(self, text: str) -> None:
         """Sends an error, if that is still possible."""
         with suppress(ConnectionEndedError):
-            self.send(Kind.ERROR, text.encode(errors="replace")[:MOST_TEXT_BYTES])
+            self.send(MessageKind.ERROR, text.encode(errors="replace")[:MOST_TEXT_BYTES])
 
     def has_message(self, seconds: float) -> bool:
         """Waits for a message to come, or for the connection to end, for so long at most."""
@@ -92,7 +92,7 @@ class Connection:
         poll.register(self._link, select.POLLIN)
         return bool(poll.poll(1000 * seconds))
 
-    def receive(self, most_bytes: int = MOST_TEXT_BYTES) -> tuple[Kind, bytearray]:
+    def receive(self, most_bytes: int = MOST_TEXT_BYTES) -> tuple[MessageKind, bytearray]:
         """Waits for a message.
 
         Args:
@@ -103,11 +103,11 @@ class Connection:
             HostError: what came is no message, or a longer one than the other side may send.
         """
         magic, kind, length = _HEADER.unpack(self._read(_HEADER.size))
-        if magic != _MAGIC or kind not in Kind.__members__.values():
+        if magic != _MAGIC or kind not in MessageKind.__members__.values():
             raise HostError(f"{self.peer} sent bytes that do not begin a message of the control channel")
         if length > most_bytes:
             raise HostError(f"{self.peer} sent a message of {length} bytes, expected at most {most_bytes}")
-        return Kind(kind), self._read(length)
+        return MessageKind(kind), self._read(length)
 
     def receive_facts(self) -> dict[str, Any]:
         """Waits for a JSON object.
@@ -117,10 +117,10 @@ class Connection:
             HostError: it is something else, or the other side reports an error.
         """
         kind, data = self.receive()
-        if kind == Kind.ERROR:
+        if kind == MessageKind.ERROR:
             raise HostError(bytes(data).decode(errors="replace"))
         try:
-            facts = json.loads(bytes(data)) if kind == Kind.FACTS else None
+            facts = json.loads(bytes(data)) if kind == MessageKind.FACTS else None
         except ValueError:
             facts = None
         if not isinstance(facts, dict):

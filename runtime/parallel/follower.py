@@ -16,7 +16,7 @@ import numpy as np
 
 from mlxr.compiler.errors import HostError, MlxrError
 from mlxr.runtime.hosts.host import Host
-from mlxr.runtime.parallel.connection import Connection, ConnectionEndedError, Facts, Kind
+from mlxr.runtime.parallel.connection import Connection, ConnectionEndedError, Facts, MessageKind
 from mlxr.runtime.parallel.handshake import Purpose, StrangerError, connect
 from mlxr.runtime.parallel.heartbeat import Heartbeat
 from mlxr.runtime.parallel.identity import Identity
@@ -118,7 +118,7 @@ class Follower:
                     if self._running and not self._connection.has_message(_IDLE_SECONDS):
                         self._wait_for_steps(0)
                     kind, data = self._connection.receive(most)
-                    if kind in (Kind.CLOSE, Kind.ERROR):
+                    if kind in (MessageKind.CLOSE, MessageKind.ERROR):
                         break
                     self._run(host, limits, kind, data)
                 self._wait_for_steps(0)
@@ -127,28 +127,28 @@ class Follower:
             except Exception as error:
                 self._fail(f"a step failed: {type(error).__name__}: {error}", own=True)
             host.close()
-            if kind == Kind.ERROR:  # rank 0 could not load what comes after the ranks
+            if kind == MessageKind.ERROR:  # rank 0 could not load what comes after the ranks
                 raise HostError(bytes(data).decode(errors="replace"))
 
-    def _run(self, host: Host, limits: StepLimits, kind: Kind, data: bytearray) -> None:
-        if kind == Kind.STEP:
+    def _run(self, host: Host, limits: StepLimits, kind: MessageKind, data: bytearray) -> None:
+        if kind == MessageKind.STEP:
             logits = host.step(unpack_step(data, limits, partial(host.ids_of_rank_0, None)))
             if host.pipelines:  # the collectives of this step come before those of the next one
                 assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"
                 host.start(logits, host.arena.token)
                 self._running.append(host.arena.token)
                 self._wait_for_steps(_STEPS_AHEAD - 1 if starts_ahead(host) else 0)
-        elif kind == Kind.COPY:
+        elif kind == MessageKind.COPY:
             copies = _numbers(data, 2, limits.num_blocks)
             host.copy_blocks(list(zip(copies[::2], copies[1::2], strict=True)))
-        elif kind == Kind.READ:
+        elif kind == MessageKind.READ:
             try:
                 blocks = host.read_blocks(_numbers(data, 1, limits.num_blocks))
             except MlxrError as error:
                 self._connection.send_error(str(error))
             else:
-                self._connection.send(Kind.BLOCKS, np.ascontiguousarray(blocks).data.cast("B"))
-        elif kind == Kind.WRITE:
+                self._connection.send(MessageKind.BLOCKS, np.ascontiguousarray(blocks).data.cast("B"))
+        elif kind == MessageKind.WRITE:
             count = int.from_bytes(data[:4], "little")
             if len(data) != 4 + count * (4 + host.block_bytes):
                 raise HostError(f"{len(data)} bytes to write {count} blocks of {host.block_bytes} bytes")

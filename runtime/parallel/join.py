@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.parallel.launch import Backend, Launch, read_launch
+from mlxr.runtime.parallel.launch import Backend, RankLaunch, read_launch
 from mlxr.runtime.parallel.wait_for_ranks import wait_for_ranks
 
 _CONNECT_S = 120
@@ -77,7 +77,7 @@ def join(size: int, wait_s: float = 300) -> World:
     return World(group, launch.backend, local_rank, local_size, hosts, machines)
 
 
-def _local_place(launch: Launch, machines: Sequence[bytes]) -> tuple[int, int]:
+def _local_place(launch: RankLaunch, machines: Sequence[bytes]) -> tuple[int, int]:
     if launch.backend == "mpi":
         try:
             return int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]), int(os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"])

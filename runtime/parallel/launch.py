@@ -25,7 +25,7 @@ _NEEDED: dict[Backend, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Launch:
+class RankLaunch:
     """How this process was started.
 
     Attributes:
@@ -52,7 +52,7 @@ def is_launched() -> bool:
     return read_launch(os.environ) is not None
 
 
-def read_launch(environ: Mapping[str, str]) -> Launch | None:
+def read_launch(environ: Mapping[str, str]) -> RankLaunch | None:
     """How this process was started; None: not by `mlx.launch`.
 
     Raises:
@@ -84,7 +84,7 @@ def read_launch(environ: Mapping[str, str]) -> Launch | None:
             address = _address("MLX_JACCL_COORDINATOR", environ["MLX_JACCL_COORDINATOR"])
     if not 0 <= rank < size:
         raise HostError(f"this process was started as rank {rank} of {size}; ranks are 0 to {size - 1}")
-    return Launch(backend, rank, size, address, names or ("",) * size)
+    return RankLaunch(backend, rank, size, address, names or ("",) * size)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.parallel.connection import Connection, ConnectionEndedError, Kind
+from mlxr.runtime.parallel.connection import Connection, ConnectionEndedError, MessageKind
 from mlxr.runtime.parallel.handshake import StrangerError, check_proof, seconds_left
 from mlxr.runtime.parallel.heartbeat import Heartbeat
 from mlxr.runtime.parallel.identity import Identity, check_same
@@ -148,7 +148,7 @@ class Leader:
                         raise HostError(f"{self.names[rank]}: {error}") from error
         return {rank: told[rank] for rank in self._connections}
 
-    def send(self, kind: Kind, data: bytes = b"", rank: int | None = None) -> None:
+    def send(self, kind: MessageKind, data: bytes = b"", rank: int | None = None) -> None:
         """Sends a message to all ranks, or to one.
 
         Raises:
@@ -158,7 +158,7 @@ class Leader:
         for each in self._connections if rank is None else (rank,):
             self._send(each, lambda link: link.send(kind, data))
 
-    def receive(self, rank: int, kind: Kind, size: int) -> bytearray:
+    def receive(self, rank: int, kind: MessageKind, size: int) -> bytearray:
         """Waits for a message of a rank.
 
         Args:
@@ -174,7 +174,7 @@ class Leader:
             got, data = self._connections[rank].receive(max(size, 1 << 16))
         except ConnectionEndedError as error:
             self._fail(rank, error)
-        if got == Kind.ERROR:
+        if got == MessageKind.ERROR:
             raise HostError(f"{self.names[rank]}: {bytes(data).decode(errors='replace')}")
         if got != kind or len(data) != size:
             self.fail(f"{self.names[rank]} sent {len(data)} bytes of {got.name}, expected {size} of {kind.name}")
@@ -208,7 +208,7 @@ class Leader:
         self._heartbeat.end()
         for connection in self._connections.values():
             try:
-                connection.send(Kind.CLOSE)
+                connection.send(MessageKind.CLOSE)
             except ConnectionEndedError:
                 continue
 

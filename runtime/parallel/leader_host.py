@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mlxr.compiler.errors import HostError, RankLostError
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.host import Host, Logits
-from mlxr.runtime.parallel.connection import Kind
+from mlxr.runtime.parallel.connection import MessageKind
 from mlxr.runtime.parallel.leader import Leader
 from mlxr.runtime.parallel.step_message import pack_step, starts_ahead
 
@@ -81,7 +81,7 @@ class LeaderHost(Host):
             RankLostError: a rank was lost, or a part of the step failed: the process ends soon.
         """
         with Uninterrupted():
-            self._leader.send(Kind.STEP, pack_step(batch, self.arena.geometry.block_size))
+            self._leader.send(MessageKind.STEP, pack_step(batch, self.arena.geometry.block_size))
             try:
                 if isinstance(batch.tokens, mx.array):
                     assert self.pipelines, "the ids of a step are known where ranks do not pipeline"
@@ -128,7 +128,7 @@ class LeaderHost(Host):
         """See `Host.copy_blocks`; all ranks copy."""
         assert group == 0, "ranks keep all tokens, in one group"
         with Uninterrupted():
-            self._leader.send(Kind.COPY, np.array(copies, np.int32).tobytes())
+            self._leader.send(MessageKind.COPY, np.array(copies, np.int32).tobytes())
             try:
                 self._inner.copy_blocks(copies)
             except Exception as error:
@@ -138,11 +138,11 @@ class LeaderHost(Host):
         """See `Host.read_blocks`: of each block the bytes of rank 0, then those of the others in their order."""
         count = len(block_ids)
         with Uninterrupted():
-            self._leader.send(Kind.READ, np.array(block_ids, np.int32).tobytes())
+            self._leader.send(MessageKind.READ, np.array(block_ids, np.int32).tobytes())
             parts, failures = [], []
             for rank, size in self._bytes.items():  # all answer, whatever fails here
                 try:
-                    data = self._leader.receive(rank, Kind.BLOCKS, count * size)
+                    data = self._leader.receive(rank, MessageKind.BLOCKS, count * size)
                 except RankLostError:
                     raise
                 except HostError as error:
@@ -159,7 +159,7 @@ class LeaderHost(Host):
         start = self._inner.block_bytes
         with Uninterrupted():
             for rank, size in self._bytes.items():
-                self._leader.send(Kind.WRITE, head + data[:, start : start + size].tobytes(), rank)
+                self._leader.send(MessageKind.WRITE, head + data[:, start : start + size].tobytes(), rank)
                 start += size
             try:
                 self._inner.write_blocks(block_ids, np.ascontiguousarray(data[:, : self._inner.block_bytes]))

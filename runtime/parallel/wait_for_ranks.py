@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.parallel.launch import Launch
+from mlxr.runtime.parallel.launch import RankLaunch
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _SAY_AFTER_S, _SAY_EVERY_S, _LOOK_EVERY_S = 5.0, 30.0, 0.2
 _MACHINE_BYTES = 16
 
 
-def wait_for_ranks(launch: Launch, wait_s: float) -> tuple[bytes, ...]:
+def wait_for_ranks(launch: RankLaunch, wait_s: float) -> tuple[bytes, ...]:
     """Waits for all ranks.
 
     Args:
@@ -59,7 +59,7 @@ def this_machine() -> bytes:
     return hashlib.sha256(f"{socket.gethostname()} {boot}".encode()).digest()[:_MACHINE_BYTES]
 
 
-def _receive_all(launch: Launch, until: float, wait_s: float) -> bytes:
+def _receive_all(launch: RankLaunch, until: float, wait_s: float) -> bytes:
     """Rank 0: a connection of each other rank; then the answer to all."""
     assert launch.address is not None
     machines = {0: this_machine()}
@@ -114,7 +114,7 @@ def _receive_all(launch: Launch, until: float, wait_s: float) -> bytes:
         return everything
 
 
-def _visit(launch: Launch, until: float, wait_s: float) -> bytes:
+def _visit(launch: RankLaunch, until: float, wait_s: float) -> bytes:
     """Another rank: asks rank 0 again and again until it answers."""
     assert launch.address is not None
     host, port = launch.address
@@ -142,7 +142,7 @@ def _visit(launch: Launch, until: float, wait_s: float) -> bytes:
     )
 
 
-def _listen(launch: Launch) -> socket.socket:
+def _listen(launch: RankLaunch) -> socket.socket:
     assert launch.address is not None
     host, port = launch.address
     if launch.backend == "nccl":
@@ -168,6 +168,6 @@ def _read(connection: socket.socket, count: int) -> bytes:
     return data if len(data) == count else b""
 
 
-def _named(launch: Launch, ranks: list[int]) -> str:
+def _named(launch: RankLaunch, ranks: list[int]) -> str:
     names = [f"{rank} ({launch.names[rank]})" if launch.names[rank] else str(rank) for rank in ranks]
     return ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(names)

@@ -20,7 +20,7 @@ from mlxr.runtime.tokenizer.gguf_vocabulary import (
     PREFIX,
     UNKNOWN,
     USER_DEFINED,
-    Vocabulary,
+    GgufVocabulary,
     read_column,
     read_flag,
     read_vocabulary,
@@ -59,7 +59,7 @@ def bpe_from_gguf(metadata: Mapping[str, Any], source: str) -> LibraryTokenizer:
     return LibraryTokenizer(library, source, special, spellings=vocabulary.tokens, ids=vocabulary.ids)
 
 
-def _build(metadata: Mapping[str, Any], vocabulary: Vocabulary, merges: list[str], split: PreTokenizer) -> Library:
+def _build(metadata: Mapping[str, Any], vocabulary: GgufVocabulary, merges: list[str], split: PreTokenizer) -> Library:
     in_bytes = split.alphabet is Alphabet.BYTES
     library = Library(_model(vocabulary.ids, merges, split.ignore_merges, byte_fallback=not in_bytes))
     words = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns]

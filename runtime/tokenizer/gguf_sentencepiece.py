@@ -18,7 +18,7 @@ from mlxr.runtime.tokenizer.gguf_vocabulary import (
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
-    Vocabulary,
+    GgufVocabulary,
     check_length,
     read_column,
     read_flag,
@@ -138,7 +138,7 @@ def _charsmap(metadata: Mapping[str, Any], source: str) -> bytes:
     return bytes(value & 0xFF for value in read_column(metadata, "precompiled_charsmap", int, source))
 
 
-def _pieces(vocabulary: Vocabulary, scores: list[float]) -> Pieces:
+def _pieces(vocabulary: GgufVocabulary, scores: list[float]) -> Pieces:
     """The pieces as sentencepiece has them: with its sign for spaces, and none of the kind unknown."""
     texts, kinds, ids = [*vocabulary.spellings], vocabulary.kinds, vocabulary.ids
     user_defined = vocabulary.of_kind(USER_DEFINED)
@@ -172,14 +172,14 @@ def _missing_bytes(pieces: Pieces) -> list[str]:
     return [name for name in _BYTE_NAMES if name not in there] if there else []
 
 
-def _unknown_id(vocabulary: Vocabulary) -> int | None:
+def _unknown_id(vocabulary: GgufVocabulary) -> int | None:
     """The token for text that has no other, unless that is one with a text."""
     named = [] if vocabulary.unknown_id is None else [vocabulary.unknown_id]
     candidates = (*named, *vocabulary.of_kind(UNKNOWN), 0)
     return next((i for i in candidates if vocabulary.kinds[i] in (UNKNOWN, CONTROL)), None)
 
 
-def _names(metadata: Mapping[str, Any], vocabulary: Vocabulary, adds_space: bool) -> TokenNames:
+def _names(metadata: Mapping[str, Any], vocabulary: GgufVocabulary, adds_space: bool) -> TokenNames:
     control = {vocabulary.spellings[i]: i for i in vocabulary.of_kind(CONTROL, UNKNOWN)}
     user_defined = {vocabulary.spellings[i]: i for i in vocabulary.of_kind(USER_DEFINED)}
     strips_left, strips_right = stripping_names(metadata, {**control, **user_defined})
@@ -195,6 +195,6 @@ def _names(metadata: Mapping[str, Any], vocabulary: Vocabulary, adds_space: bool
     )
 
 
-def _control_piece(vocabulary: Vocabulary, token_id: int | None) -> str | None:
+def _control_piece(vocabulary: GgufVocabulary, token_id: int | None) -> str | None:
     is_control = token_id is not None and vocabulary.kinds[token_id] == CONTROL
     return vocabulary.spellings[token_id] if token_id is not None and is_control else None

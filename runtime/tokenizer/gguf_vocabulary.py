@@ -31,7 +31,7 @@ _KEEPS_WHITE_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class GgufVocabulary:
     """A GGUF file's vocabulary, in the order of the ids.
 
     Attributes:
@@ -70,7 +70,7 @@ def read_vocabulary(
     bos_id: int | None = None,
     eos_id: int | None = None,
     unknown_id: int | None = None,
-) -> Vocabulary:
+) -> GgufVocabulary:
     """The tokens, their kinds and the special ids.
 
     Args:
@@ -116,11 +116,11 @@ def read_vocabulary(
         add_bos=read_flag(metadata, "add_bos_token", None, source),
         add_eos=read_flag(metadata, "add_eos_token", None, source),
     )
-    return Vocabulary(tokens, spellings, ids, kinds, not_normal, unknown, special)
+    return GgufVocabulary(tokens, spellings, ids, kinds, not_normal, unknown, special)
 
 
 def _spellings(tokens: list[str]) -> tuple[list[str], dict[str, int]]:
-    """See `Vocabulary`: the spellings, and the id of each."""
+    """See `GgufVocabulary`: the spellings, and the id of each."""
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) == len(tokens) and "" not in ids and _is_unicode("".join(tokens)):
         return tokens, ids  # nearly always; to look at each takes long

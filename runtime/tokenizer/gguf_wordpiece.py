@@ -14,7 +14,7 @@ from mlxr.runtime.tokenizer.gguf_vocabulary import (
     CONTROL,
     UNKNOWN,
     USER_DEFINED,
-    Vocabulary,
+    GgufVocabulary,
     read_column,
     read_flag,
     read_id,
@@ -53,7 +53,7 @@ def wordpiece_from_gguf(metadata: Mapping[str, Any], source: str) -> LibraryToke
     return LibraryTokenizer(library, source, vocabulary.special, spellings=spellings)
 
 
-def _spellings(vocabulary: Vocabulary, special: tuple[int, ...]) -> list[str]:
+def _spellings(vocabulary: GgufVocabulary, special: tuple[int, ...]) -> list[str]:
     """The tokens as BERT's own vocabulary has them."""
     own = {*special, *vocabulary.of_kind(CONTROL, UNKNOWN, USER_DEFINED)}
     spellings: dict[str, int] = {}
@@ -64,7 +64,7 @@ def _spellings(vocabulary: Vocabulary, special: tuple[int, ...]) -> list[str]:
     return [*spellings]
 
 
-def _build(vocabulary: Vocabulary, spellings: list[str], unknown_id: int, around: tuple[int, int]) -> Library:
+def _build(vocabulary: GgufVocabulary, spellings: list[str], unknown_id: int, around: tuple[int, int]) -> Library:
     special = {unknown_id, *around, *vocabulary.of_kind(CONTROL, UNKNOWN)}
     library = Library(
         models.WordPiece(

@@ -19,8 +19,8 @@ from mlxr.cli import launch, main
 from mlxr.cli.agents import AGENTS, Served
 from mlxr.loading.options import LoadOptions
 from mlxr.server.anthropic import messages
-from mlxr.server.chat.answer import Piece
-from mlxr.server.chat.delta import Content, Delta, ToolArguments, ToolStart
+from mlxr.server.chat.answer import AnswerEvent
+from mlxr.server.chat.delta import ContentDelta, Delta, ToolArguments, ToolStart
 from mlxr.server.life.control import AnswerError
 from mlxr.server.life.state_file import running_servers
 from mlxr.server.openai import chat, responses
@@ -220,15 +220,15 @@ def test_real_agents_call_tools(tmp_path: Path, talker: Path, monkeypatch: pytes
         pytest.skip(f"{name} is not installed: {AGENTS[name].install}")
     results: list[str] = []
 
-    async def scripted(model: Any, job: Any, **options: Any) -> AsyncGenerator[Piece]:
+    async def scripted(model: Any, job: Any, **options: Any) -> AsyncGenerator[AnswerEvent]:
         called = [call["function"]["name"] for message in job.messages for call in message.get("tool_calls", ())]
         results[:] = [message["content"] for message in job.messages if message["role"] == "tool"]
-        script: list[list[Delta]] = [[Content("All is done.")]]
+        script: list[list[Delta]] = [[ContentDelta("All is done.")]]
         for tool, arguments in CALLS[name]:
             if tool in job.tool_names and tool not in called:
                 call = f"call_{len(called)}"
                 script = [
-                    [Content("I call it.")],
+                    [ContentDelta("I call it.")],
                     [ToolStart(0, call, tool)],
                     [ToolArguments(0, json.dumps(arguments).replace("FOLDER", str(tmp_path)))],
                 ]

@@ -14,7 +14,7 @@ from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import ArtifactError, RequestError
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.inspect.c_report import call_rows
-from mlxr.inspect.roofline import LaunchLimit, StepLimits, call_works, roofline
+from mlxr.inspect.roofline import LaunchLimit, StepRoofline, call_works, roofline
 from mlxr.inspect.roofline_report import Roofline, roofline_json, roofline_text
 from mlxr.inspect.text_table import Ink
 from mlxr_tests.family_specs import family_spec
@@ -30,11 +30,11 @@ def chip(bandwidth: float = 1.0, f32: float = 1.0, matmul: float = 1.0, launch: 
     return Chip.model_validate({"name": "toy", "title": "Toy", "figures": figures})
 
 
-def steps(artifact: Artifact, context: int = 20, batch: int = 1, on: Chip | None = None) -> dict[str, StepLimits]:
+def steps(artifact: Artifact, context: int = 20, batch: int = 1, on: Chip | None = None) -> dict[str, StepRoofline]:
     return {step.name: step for step in roofline(artifact, on or chip(), context, batch)}
 
 
-def launch(step: StepLimits, label: str) -> LaunchLimit:
+def launch(step: StepRoofline, label: str) -> LaunchLimit:
     return next(found for found in step.launches if found.row.kernel.label == label)
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from mlxr.runtime.engine.completion import Completion, Event, TokenLogprob
 from mlxr.server.anthropic import messages
-from mlxr.server.chat.answer import Piece
-from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
+from mlxr.server.chat.answer import AnswerEvent
+from mlxr.server.chat.delta import ContentDelta, Delta, ReasoningDelta, ToolArguments, ToolStart
 from mlxr.server.ollama import chat as ollama_chat
 from mlxr.server.ollama import embed as ollama_embed
 from mlxr.server.openai import chat as openai_chat
@@ -24,10 +24,10 @@ from mlxr_tests.running_server import RunningServer
 
 RECORDED = Path(__file__).parents[1] / "goldens/server_answers.txt"
 SCRIPT: Sequence[Sequence[Delta]] = (
-    [Reasoning("Let me ")],
+    [ReasoningDelta("Let me ")],
     [],
-    [Reasoning("see.")],
-    [Content('I "look"\n'), Content("ít up \U0001f98a.")],
+    [ReasoningDelta("see.")],
+    [ContentDelta('I "look"\n'), ContentDelta("ít up \U0001f98a.")],
     [ToolStart(0, "call_a", "weather")],
     [ToolArguments(0, '{"city": "Ró')],
     [ToolArguments(0, 'me"}'), ToolStart(1, "call_b", "note")],
@@ -116,7 +116,7 @@ CHANGING = (
 def scripted(script: Sequence[Sequence[Delta]]) -> Any:
     """Takes the place of `answer`; tokens have log probabilities if they are asked for."""
 
-    async def answer(model: Any, job: Any, **options: Any) -> AsyncGenerator[Piece]:
+    async def answer(model: Any, job: Any, **options: Any) -> AsyncGenerator[AnswerEvent]:
         completion = Completion(10, cached_tokens=4, token_ids=[1] * len(script), finish_reason="stop")
         logprob = None if job.sampling.logprobs is None else LOGPROBS
         has_called = False
@@ -124,7 +124,7 @@ def scripted(script: Sequence[Sequence[Delta]]) -> Any:
             end = completion if number == len(script) - 1 else None
             reason = end and end.finish_reason
             has_called |= any(isinstance(delta, ToolStart) for delta in deltas)
-            yield Piece(0, list(deltas), Event(0, 1, "", reason, logprob, end, cached_tokens=4), has_called)
+            yield AnswerEvent(0, list(deltas), Event(0, 1, "", reason, logprob, end, cached_tokens=4), has_called)
 
     return answer
 
@@ -157,7 +157,7 @@ SHELL_CALLS = [
 def recorded(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """All answers, with what was asked above each."""
 
-    async def answer(model: Any, job: Any, **options: Any) -> AsyncGenerator[Piece]:
+    async def answer(model: Any, job: Any, **options: Any) -> AsyncGenerator[AnswerEvent]:
         is_shell = any(tool["function"]["name"] == "shell" for tool in job.tools)
         async for piece in scripted(SHELL_CALLS if is_shell else SCRIPT)(model, job, **options):
             yield piece

@@ -17,7 +17,7 @@ import pytest
 from mlxr.runtime.engine.engine import Engine
 from mlxr.runtime.engine.errors import EngineError
 from mlxr.server.anthropic import messages
-from mlxr.server.chat.answer import Piece
+from mlxr.server.chat.answer import AnswerEvent
 from mlxr.server.ollama import chat
 from mlxr.server.openai import chat as openai_chat
 from mlxr.server.openai import responses
@@ -72,7 +72,7 @@ def wait_until_idle(engine: Engine) -> None:
         time.sleep(0.01)
 
 
-async def failing_answer(model: Any, job: Any, **options: Any) -> AsyncGenerator[Piece]:
+async def failing_answer(model: Any, job: Any, **options: Any) -> AsyncGenerator[AnswerEvent]:
     """The first tokens of an answer, and a failure."""
     async for piece in scripted_answer(model, job):
         if piece.deltas and piece.has_tool_calls:
@@ -80,7 +80,7 @@ async def failing_answer(model: Any, job: Any, **options: Any) -> AsyncGenerator
         yield piece
 
 
-async def slow_answer(model: Any, job: Any, **options: Any) -> AsyncGenerator[Piece]:
+async def slow_answer(model: Any, job: Any, **options: Any) -> AsyncGenerator[AnswerEvent]:
     """An answer that takes long to begin, as after a long prompt."""
     await asyncio.sleep(0.3)
     async for piece in scripted_answer(model, job):

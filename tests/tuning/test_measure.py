@@ -18,9 +18,9 @@ from mlxr.runtime.hosts.mlx import launcher
 from mlxr.runtime.hosts.mlx.library import call_library
 from mlxr.runtime.hosts.mlx_ops.types import Inputs
 from mlxr.tuning.measure_launches import measure_launches
-from mlxr.tuning.pieces import Pieces, gpu_host
 from mlxr.tuning.random_inputs import RandomInputs, decode_batch, prefill_batch
-from mlxr.tuning.stopwatch import Piece, Stopwatch
+from mlxr.tuning.stopwatch import Stopwatch, TimedTask
+from mlxr.tuning.timed_launches import TimedLaunches, gpu_host
 from mlxr_tests.fake_gpu import FakeGpu
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.few import few
@@ -72,12 +72,12 @@ def test_ops_whose_weights_one_launch_unpacks() -> None:
     unpack = artifact.kernel_entry("unpack")
     assert found["prefill", unpack.name] == pytest.approx(cost_us(unpack))
     batch = prefill_batch(artifact, 64)
-    pieces = Pieces(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, 1 << 10), batch)
+    timed = TimedLaunches(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, 1 << 10), batch)
     step, graph = artifact.plan.first.phase("prefill"), artifact.graph("prefill")
     for op in ("layers.0.attention.qkv_projected", "layers.0.attention.out", "layers.0.mlp.gated", "layers.0.mlp.out"):
         gpu.launched.clear()
-        piece = pieces.piece([one for one in pieces.running if one.op == op])
-        made = piece.run(0, piece.x)
+        task = timed.task([one for one in timed.running if one.op == op])
+        made = task.run(0, task.x)
         assert made.shape == (64, *next(b.shape[1:] for b in step.buffers if b.name == graph.op(op).out))
         assert gpu.launched == ([unpack.name] if op.endswith("qkv_projected") else [])
 
@@ -92,12 +92,12 @@ def test_norms_of_mlx_ops_are_cast_before_the_clock_starts(monkeypatch: pytest.M
 
     monkeypatch.setattr(launcher, "call_library", note)
     gpu, batch = FakeGpu(cost_us), prefill_batch(artifact, 64)
-    pieces = Pieces(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, 1 << 10), batch)
-    launches = [one for one in pieces.running if one.op == "layers.0.attention.qkv_projected"]
+    timed = TimedLaunches(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, 1 << 10), batch)
+    launches = [one for one in timed.running if one.op == "layers.0.attention.qkv_projected"]
     norm = artifact.graph("prefill").op(launches[0].op).inputs["norm"]
     assert [str(one.layout.dtype) for one in artifact.plan.weights if one.name == norm] == ["f32"]
-    piece = pieces.piece(launches)
-    piece.run(0, piece.x)
+    task = timed.task(launches)
+    task.run(0, task.x)
     assert taken == [(mx.bfloat16, mx.bfloat16)]
 
 
@@ -106,16 +106,16 @@ def test_the_median_of_interleaved_chains_is_free_of_what_a_chain_costs() -> Non
     gpu = FakeGpu(lambda entry: 0.0)
     order: list[str] = []
 
-    def piece(name: str, cost: float) -> Piece:
+    def task(name: str, cost: float) -> TimedTask:
         def run(turn: int, x: mx.array) -> mx.array:
             order.append(name)
             gpu.spend(cost + (5000.0 if turn in (40, 90) else 0.0))
             return mx.zeros((8,))
 
-        return Piece(mx.ones((2, 3)), run)
+        return TimedTask(mx.ones((2, 3)), run)
 
     watch = stopwatch(gpu, rounds=5)
-    assert watch.times_us([piece("a", 3.0), piece("b", 40.0)]) == pytest.approx([3.0, 40.0])
+    assert watch.times_us([task("a", 3.0), task("b", 40.0)]) == pytest.approx([3.0, 40.0])
     runs = "".join(order[-5 * 2 * 8 :])
     assert runs.count("ab") >= 2 and runs.count("ba") >= 2, "not one after the other"
 
@@ -129,8 +129,8 @@ def test_chains_are_as_long_as_the_clock_needs() -> None:
         gpu.spend(10.0)
         return mx.zeros((8,))
 
-    Stopwatch(gpu.clock, gpu.evaluate, rounds=1, chain_us=900, longest=1000).times_us([Piece(mx.ones((8,)), run)])
-    # 8 pieces cost 100 + 80 us, so 900 us are 40 pieces; before them one to try, and twice 8 to estimate.
+    Stopwatch(gpu.clock, gpu.evaluate, rounds=1, chain_us=900, longest=1000).times_us([TimedTask(mx.ones((8,)), run)])
+    # 8 tasks cost 100 + 80 us, so 900 us are 40 tasks; before them one to try, and twice 8 to estimate.
     assert len(lengths) == 1 + 16 + 40
 
 
@@ -138,9 +138,9 @@ def test_weights_are_read_from_more_memory_than_the_cache_holds() -> None:
     artifact, gpu = compiled(small_spec()), FakeGpu(cost_us, compute=False)
     cache = 100_000
     batch = decode_batch(artifact, 1, 20)
-    pieces = Pieces(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, cache), batch)
-    launch = next(one for one in pieces.running if artifact.plan.first.kernel(one.kernel).label == "qkv")
-    stopwatch(gpu, longest=60).times_us([pieces.piece([launch])])
+    timed = TimedLaunches(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, cache), batch)
+    launch = next(one for one in timed.running if artifact.plan.first.kernel(one.kernel).label == "qkv")
+    stopwatch(gpu, longest=60).times_us([timed.task([launch])])
     weights = {id(inputs["weight"]): inputs["weight"] for inputs in gpu.inputs}
     assert sum(weight.nbytes for weight in weights.values()) >= 3 * cache
     assert all(first is not second for first, second in zip(gpu.inputs, gpu.inputs[1:], strict=False))
@@ -148,14 +148,14 @@ def test_weights_are_read_from_more_memory_than_the_cache_holds() -> None:
 
 
 def test_packed_weights_are_read_from_more_memory_than_the_cache_holds() -> None:
-    """And a piece that begins with unpacking is chained by its activations, not by a weight that is made anew."""
+    """And a task that begins with unpacking is chained by its activations, not by a weight that is made anew."""
     artifact, gpu = variant("for-mlx"), FakeGpu(cost_us, compute=False)
     cache, batch = 1 << 20, prefill_batch(artifact, 64)
-    pieces = Pieces(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, cache), batch)
-    piece = pieces.piece([one for one in pieces.running if one.op == "layers.0.attention.qkv_projected"])
-    assert piece.x.shape == (64, artifact.spec.model.hidden_size)
+    timed = TimedLaunches(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, cache), batch)
+    task = timed.task([one for one in timed.running if one.op == "layers.0.attention.qkv_projected"])
+    assert task.x.shape == (64, artifact.spec.model.hidden_size)
     for turn in range(100):
-        piece.run(turn, piece.x)
+        task.run(turn, task.x)
     packed = [[x for port, x in inputs.items() if x.dtype == mx.uint8] for inputs in gpu.inputs]
     assert len(packed) == 100 and all(packed)
     for weights in zip(*packed, strict=True):
@@ -167,8 +167,8 @@ def test_a_kernel_that_cannot_run_is_told_and_others_are_timed() -> None:
     artifact, gpu = compiled(small_spec()), FakeGpu(cost_us, compute=False)
     gpu.fails = lambda entry: entry.label == "qkv"
     batch = decode_batch(artifact, 1, 20)
-    pieces = Pieces(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, 1 << 10), batch)
-    by_label = {artifact.plan.first.kernel(one.kernel).label: pieces.piece([one]) for one in pieces.running}
+    timed = TimedLaunches(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, 1 << 10), batch)
+    by_label = {artifact.plan.first.kernel(one.kernel).label: timed.task([one]) for one in timed.running}
     bad, good = stopwatch(gpu).times_us([by_label["qkv"], by_label["down"]])
     assert isinstance(bad, HostError)
     assert "qkv" in str(bad) and "too many resources" in str(bad)

@@ -21,7 +21,7 @@ from mlxr.runtime.hosts.metal.host import MetalHost
 from mlxr.tuning.candidates import CANDIDATES, Candidates
 from mlxr.tuning.search import Tuner, Tuning
 from mlxr.tuning.site_tuning import SiteTuning, tuning_text
-from mlxr.tuning.step_times import StepTimes
+from mlxr.tuning.step_times import StepTimer
 from mlxr.tuning.stopwatch import Stopwatch
 from mlxr_tests.fake_gpu import FakeGpu
 from mlxr_tests.few import few
@@ -62,7 +62,7 @@ def tuned(
     gpu: FakeGpu,
     spec: ModelSpec,
     *,
-    steps: StepTimes | None = None,
+    steps: StepTimer | None = None,
     told: list[str] | None = None,
     candidates: Candidates = FEW,
     **rule: Any,
@@ -349,7 +349,7 @@ def test_a_threshold_of_quantised_weights_is_one_for_all(start: int, unpack_us: 
     assert minima == {expected}
 
 
-class Arenas(StepTimes):
+class Arenas(StepTimer):
     """Steps whose times are known: of an arena of this mode 90 us, of others 100; or none at all."""
 
     def __init__(self, fast: str) -> None:
@@ -402,7 +402,7 @@ def test_an_arena_that_is_said_or_cannot_be_timed_stays() -> None:
     assert text.endswith(" tokens: stays as it is, since it cannot be timed: no memory")
 
 
-class Steps(StepTimes):
+class Steps(StepTimer):
     """Steps whose times are known: launches 900 us, one kernel 700 of 512 threads and more of others, none of 1024."""
 
     def times_us(self, artifacts: Sequence[Artifact], context: int) -> list[float | HostError]:
@@ -438,7 +438,7 @@ def test_a_step_that_cannot_run_as_it_is_becomes_the_best_of_others() -> None:
 
 
 def test_too_long_a_context_is_refused_before_anything_is_timed() -> None:
-    class Untouched(StepTimes):
+    class Untouched(StepTimer):
         def times_us(self, artifacts: Sequence[Artifact], context: int) -> list[float | HostError]:
             raise AssertionError("timed")
 

@@ -11,7 +11,7 @@ from mlxr.bench.sequences import Sequences
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.hosts.cuda.device import has_cuda
-from mlxr.tuning.step_times import StepTimes
+from mlxr.tuning.step_times import StepTimer
 from mlxr_tests.fake_card import SimLauncher, use_card
 from mlxr_tests.few import few
 from mlxr_tests.specs import compiled, small_spec
@@ -30,7 +30,7 @@ def test_launches_and_step_kernels_take_turns(monkeypatch: pytest.MonkeyPatch, w
     use_card(monkeypatch, artifacts[0], lambda **options: called.append(options["name"]) or launcher(**options))
     mx.disable_compile()
     try:
-        as_launches, as_kernel, too_small = StepTimes("cuda", rounds=2, steps=3).times_us(artifacts, 5)
+        as_launches, as_kernel, too_small = StepTimer("cuda", rounds=2, steps=3).times_us(artifacts, 5)
     finally:
         mx.enable_compile()
     assert isinstance(as_launches, float) and isinstance(as_kernel, float) and min(as_launches, as_kernel) > 0
@@ -49,7 +49,7 @@ def test_memory_for_one_call_is_memory_for_the_next(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("mlxr.tuning.step_times.device_memory_bytes", lambda: memory)
     mx.disable_compile()
     try:
-        times = [StepTimes("cuda", rounds=1, steps=2).times_us([artifact], 5) for _ in range(2)]
+        times = [StepTimer("cuda", rounds=1, steps=2).times_us([artifact], 5) for _ in range(2)]
     finally:
         mx.enable_compile()
     assert all(isinstance(time, float) for (time,) in times), times
@@ -70,7 +70,7 @@ def test_contiguous_and_paged_arenas_take_turns(monkeypatch: pytest.MonkeyPatch,
         use_card(monkeypatch, any_of_them, SimLauncher(any_of_them))
     mx.disable_compile()
     try:
-        times = StepTimes(host, rounds=1, steps=2).times_us(artifacts, 5)
+        times = StepTimer(host, rounds=1, steps=2).times_us(artifacts, 5)
     finally:
         mx.enable_compile()
     assert all(isinstance(time, float) and time > 0 for time in times)
@@ -81,7 +81,7 @@ def test_weights_that_do_not_fit_are_told(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("[malloc] out of memory")
 
     monkeypatch.setattr(mx.random, "normal", full)
-    found = StepTimes("sim").times_us([compiled(small_spec())] * 2, 5)
+    found = StepTimer("sim").times_us([compiled(small_spec())] * 2, 5)
     assert [str(one) for one in found] == ["no memory for whole steps: [malloc] out of memory"] * 2
 
 
@@ -89,7 +89,7 @@ def test_what_exceeds_the_memory_is_not_tried(monkeypatch: pytest.MonkeyPatch) -
     artifact = compiled(small_spec())
     weights, arena = sum(one.layout.size_bytes for one in artifact.plan.weights), artifact.plan.arena.size_bytes
     monkeypatch.setattr("mlxr.tuning.step_times.device_memory_bytes", lambda: mx.get_active_memory() + weights)
-    found = StepTimes("sim").times_us([artifact] * 2, 5)
+    found = StepTimer("sim").times_us([artifact] * 2, 5)
     assert [str(one).split(" in use")[0] for one in found] == [
         f"no memory for whole steps: {weights} bytes of weights, {arena} of arenas and {mx.get_active_memory()}"
     ] * 2
@@ -107,7 +107,7 @@ def test_a_host_that_fails_on_the_way_is_told(monkeypatch: pytest.MonkeyPatch, f
         return decode(sequences, steps)
 
     monkeypatch.setattr(Sequences, "decode", failing)
-    first, second = StepTimes("reference", rounds=2, steps=2).times_us([compiled(spec)] * 2, 5)
+    first, second = StepTimer("reference", rounds=2, steps=2).times_us([compiled(spec)] * 2, 5)
     assert isinstance(first, HostError) and str(first) == "[malloc] out of memory"
     assert isinstance(second, float)
     assert len(calls) == 2 + turns + 2, "each once before the clock starts; then turns of both, two of the second"

@@ -28,7 +28,7 @@ _WARM_UP_STEPS = 8
 
 
 @dataclass(frozen=True)
-class Measurement:
+class BenchResult:
     """The figures. Tokens per second count the tokens of all sequences.
 
     Attributes:
@@ -102,7 +102,7 @@ class WarmUp:
         self.agreed = False
 
 
-def measure(model: Model, work: Workload) -> Measurement:
+def measure(model: Model, work: Workload) -> BenchResult:
     """Measures a workload.
 
     Raises:
@@ -124,7 +124,7 @@ def measure(model: Model, work: Workload) -> Measurement:
     read = weight_bytes(model.artifact, target, work.batch)
     cached = cache_bytes(model.arena.geometry, work.batch * (work.start + work.decode_tokens // 2))
     memory = plan.programs[target].memory
-    return Measurement(
+    return BenchResult(
         prefill_tokens_per_second=statistics.median(rates),
         decode_tokens_per_second=work.batch * work.decode_tokens / sum(steps),
         time_to_first_token_seconds=statistics.median(first),

@@ -26,7 +26,7 @@ _OURS = re.compile(r"sha256|.+-[0-9a-f]{16,64}(\.\w+)*|\..+", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Kind:
+class CachedKind:
     """A kind of cached files: the name of its folder, how many there are, and how many bytes they take."""
 
     name: str
@@ -120,12 +120,12 @@ def _clear(folder: Path) -> None:
             folder.rmdir()
 
 
-def _kind(root: Path, name: str, about: str) -> Kind:
+def _kind(root: Path, name: str, about: str) -> CachedKind:
     try:
         entries = [path for path in (root / name).iterdir() if path.name != "sha256"]  # hashes are not entries
     except OSError:
         entries = []
-    return Kind(name, about, len(entries), _bytes_below(root / name))
+    return CachedKind(name, about, len(entries), _bytes_below(root / name))
 
 
 def _bytes_below(folder: Path) -> int:

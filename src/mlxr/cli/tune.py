@@ -58,11 +58,11 @@ def run(args: argparse.Namespace) -> int:
         MlxrError: there is no such model or chip, no GPU, or the artifact cannot be written.
     """
     from mlxr.tuning.candidates import CANDIDATES  # noqa: PLC0415 (these load MLX)
-    from mlxr.tuning.pieces import device_name, gpu_host  # noqa: PLC0415
     from mlxr.tuning.search import Tuner  # noqa: PLC0415
     from mlxr.tuning.site_tuning import tuning_json, tuning_text  # noqa: PLC0415
-    from mlxr.tuning.step_times import StepTimes  # noqa: PLC0415
+    from mlxr.tuning.step_times import StepTimer  # noqa: PLC0415
     from mlxr.tuning.stopwatch import Stopwatch  # noqa: PLC0415
+    from mlxr.tuning.timed_launches import device_name, gpu_host  # noqa: PLC0415
 
     changes = replace(type_changes(args), trust_artifact=args.trust_artifact)
     artifact, _ = resolve_artifact(args.model, changes, find_chip(args.chip) if args.chip else here())
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             Stopwatch(),
             device,
             line.show,
-            StepTimes(host.name),
+            StepTimer(host.name),
             step_kernels=host.has_step_kernels,
             candidates=CANDIDATES,
             context=context,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.spec.record import Record
 from mlxr.diff.field_changes import Change, FieldChange, field_changes
-from mlxr.diff.kernel_sources import KernelSource, kernel_sources
+from mlxr.diff.kernel_sources import ComparedKernel, kernel_sources
 
 
 class KernelChange(Record):
@@ -64,10 +64,10 @@ def kernel_diff(a: Artifact, b: Artifact, target: str, *, lines: bool = False) -
     return TargetDiff(target=target, same=len(changes) - len(differ), changes=tuple(differ))
 
 
-def _pairs(a: Sequence[KernelSource], b: Sequence[KernelSource]) -> dict[str, KernelSource]:
+def _pairs(a: Sequence[ComparedKernel], b: Sequence[ComparedKernel]) -> dict[str, ComparedKernel]:
     """The kernel in B of each name in A: that of the same text, else of the same label with most lines in common."""
     left = list(b)
-    pairs: dict[str, KernelSource] = {}
+    pairs: dict[str, ComparedKernel] = {}
     for likeness in (_equal, _common):
         for kernel in a:
             if kernel.name in pairs:
@@ -79,15 +79,15 @@ def _pairs(a: Sequence[KernelSource], b: Sequence[KernelSource]) -> dict[str, Ke
     return pairs
 
 
-def _equal(a: KernelSource, b: KernelSource) -> int | None:
+def _equal(a: ComparedKernel, b: ComparedKernel) -> int | None:
     return int(a.facts == b.facts) if a.text == b.text else None
 
 
-def _common(a: KernelSource, b: KernelSource) -> int | None:
+def _common(a: ComparedKernel, b: ComparedKernel) -> int | None:
     return (Counter(a.text.splitlines()) & Counter(b.text.splitlines())).total()
 
 
-def _compared(a: KernelSource, b: KernelSource, lines: bool) -> KernelChange | None:
+def _compared(a: ComparedKernel, b: ComparedKernel, lines: bool) -> KernelChange | None:
     fields = field_changes(a.facts, b.facts)
     if not fields and a.text == b.text:
         return None

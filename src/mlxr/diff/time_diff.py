@@ -2,7 +2,7 @@
 
 from mlxr.compiler.artifact import Artifact, Chip
 from mlxr.compiler.spec.record import Record
-from mlxr.inspect.roofline import StepLimits, roofline
+from mlxr.inspect.roofline import StepRoofline, roofline
 
 
 class StepPrediction(Record):
@@ -62,7 +62,7 @@ def time_diff(a: Artifact, b: Artifact, chip: Chip, context: int, batch: int) ->
     )
 
 
-def _prediction(step: StepLimits) -> StepPrediction:
+def _prediction(step: StepRoofline) -> StepPrediction:
     work = step.work
     return StepPrediction(
         about=step.about,

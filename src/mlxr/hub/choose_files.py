@@ -39,7 +39,7 @@ GgufModels = Mapping[str, tuple[HubFile, ...]]
 
 
 @dataclass(frozen=True)
-class Choice:
+class FileChoice:
     """Files to fetch.
 
     Attributes:
@@ -55,7 +55,7 @@ class Choice:
 
 def choose_files(
     reference: HubReference, files: Collection[HubFile], best: Callable[[GgufModels], tuple[HubFile, ...]]
-) -> Choice:
+) -> FileChoice:
     """The files of a model.
 
     Args:
@@ -108,20 +108,20 @@ def _is_plain(path: str) -> bool:
     return bool(parts) and not path.startswith("/") and ".." not in parts and "\\" not in path and "\0" not in path
 
 
-def _safetensors(reference: HubReference, by_path: Mapping[str, HubFile]) -> Choice | None:
+def _safetensors(reference: HubReference, by_path: Mapping[str, HubFile]) -> FileChoice | None:
     needless = file_keys.OLDER_VOCABULARIES if "tokenizer.json" in by_path else ()
     describing = tuple(by_path[name] for name in file_keys.DESCRIBING_FILES if name in by_path and name not in needless)
     if _SINGLE in by_path:
-        return Choice((*describing, by_path[_SINGLE]))
+        return FileChoice((*describing, by_path[_SINGLE]))
     if INDEX in by_path:
-        return Choice((*describing, by_path[INDEX]), index=by_path[INDEX])
+        return FileChoice((*describing, by_path[INDEX]), index=by_path[INDEX])
     others = [path for path in by_path if path.endswith(".safetensors") and "/" not in path]
     if len(others) > 1:
         raise HubError(
             f"{reference.repo} has {len(others)} safetensors files and no {INDEX} that says how they belong together: "
             f"{', '.join(others[:8])}"
         )
-    return Choice((*describing, by_path[others[0]])) if others else None
+    return FileChoice((*describing, by_path[others[0]])) if others else None
 
 
 def _gguf_models(files: Sequence[HubFile]) -> GgufModels:
@@ -136,7 +136,7 @@ def _gguf_models(files: Sequence[HubFile]) -> GgufModels:
     return models
 
 
-def _named(reference: HubReference, by_path: Mapping[str, HubFile], models: GgufModels) -> Choice:
+def _named(reference: HubReference, by_path: Mapping[str, HubFile], models: GgufModels) -> FileChoice:
     wanted = reference.file or ""
     is_folder = wanted.lower() == "safetensors" and file_keys.CONFIG_FILE in by_path
     if is_folder and (choice := _safetensors(reference, by_path)) is not None:
@@ -164,8 +164,8 @@ def _named(reference: HubReference, by_path: Mapping[str, HubFile], models: Gguf
     raise HubError(f"{reference}: no GGUF file of {reference.repo} has {wanted!r} in its name{_listed(models)}")
 
 
-def _gguf(files: tuple[HubFile, ...]) -> Choice:
-    return Choice(files, files[0].path)
+def _gguf(files: tuple[HubFile, ...]) -> FileChoice:
+    return FileChoice(files, files[0].path)
 
 
 def _listed(models: GgufModels) -> str:

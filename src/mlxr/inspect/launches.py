@@ -105,7 +105,7 @@ class LaunchRow:
 
 
 @dataclass(frozen=True)
-class Block:
+class FoldedLayers:
     """Rows of a representative layer, which stand for every layer in `layers`; if that is empty, of no layer."""
 
     layers: tuple[int, ...]
@@ -133,7 +133,7 @@ class PhaseRows:
     last: tuple[LibraryRow, ...] = ()
 
     @cached_property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[FoldedLayers, ...]:
         """Rows with the layers that are alike folded, in order of first appearance."""
         by_layer: dict[int, list[LaunchRow]] = {}
         for row in self.rows:
@@ -145,15 +145,15 @@ class PhaseRows:
         written = {name for launch in launches for name in launch.outputs}
         signatures = {layer: tuple(_signature(row, written) for row in rows) for layer, rows in by_layer.items()}
         groups = {group[0]: group for group in alike(signatures)}
-        blocks: list[Block] = []
+        blocks: list[FoldedLayers] = []
         for row in self.rows:
             if row.layer is None:
                 if blocks and not blocks[-1].layers:
-                    blocks[-1] = Block((), (*blocks[-1].rows, row))
+                    blocks[-1] = FoldedLayers((), (*blocks[-1].rows, row))
                 else:
-                    blocks.append(Block((), (row,)))
+                    blocks.append(FoldedLayers((), (row,)))
             elif row.layer in groups:
-                blocks.append(Block(groups.pop(row.layer), tuple(by_layer[row.layer])))
+                blocks.append(FoldedLayers(groups.pop(row.layer), tuple(by_layer[row.layer])))
         return tuple(blocks)
 
     def running(self, dims: Mapping[BatchDim, int]) -> list[LaunchRow]:

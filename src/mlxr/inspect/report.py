@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from mlxr.compiler.artifact import Artifact, BatchDim, Program
 from mlxr.compiler.artifact.typical_steps import chunk_dims, decode_dims
 from mlxr.compiler.text import size
-from mlxr.inspect.launches import Block, LaunchRow, LibraryRow, PhaseRows, phase_rows
+from mlxr.inspect.launches import FoldedLayers, LaunchRow, LibraryRow, PhaseRows, phase_rows
 from mlxr.inspect.layers import ranges, without_layer
 from mlxr.inspect.text_table import NARROWEST, Column, Heading, Ink, Row, render_table
 
@@ -152,7 +152,7 @@ def _choices(artifact: Artifact, target: str, width: int, ink: Ink) -> Iterator[
         yield from render_table(columns, [cells for _, *cells in sorted(lines)], width, ink)
 
 
-def _block(block: Block, titled: bool) -> Iterator[Row]:
+def _block(block: FoldedLayers, titled: bool) -> Iterator[Row]:
     if block.layers:
         many = f"each row is {block.times} launches" if block.times > 1 else "each row is 1 launch"
         yield Heading(f"layer{'s' if block.times > 1 else ''} {ranges(block.layers)}: {many}")

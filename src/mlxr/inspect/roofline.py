@@ -78,7 +78,7 @@ class LaunchLimit:
 
 
 @dataclass(frozen=True)
-class StepLimits:
+class StepRoofline:
     """The limits of a step, for a batch on a chip.
 
     Attributes:
@@ -114,7 +114,7 @@ class StepLimits:
         return sum(launch.predicted_us for launch in self.launches)
 
 
-def roofline(artifact: Artifact, chip: Chip, context: int, batch: int) -> tuple[StepLimits, StepLimits]:
+def roofline(artifact: Artifact, chip: Chip, context: int, batch: int) -> tuple[StepRoofline, StepRoofline]:
     """A decode step of `batch` sequences with `context` tokens each, and a prefill of one prompt's first chunk.
 
     Raises:
@@ -185,7 +185,7 @@ def call_works(artifact: Artifact, target: str, rows: Iterable[CallRow], dims: D
     return works
 
 
-def limits_of(artifact: Artifact, chip: Chip, rows: PhaseRows, dims: Dims, about: str) -> StepLimits:
+def limits_of(artifact: Artifact, chip: Chip, rows: PhaseRows, dims: Dims, about: str) -> StepRoofline:
     """The limits of one step.
 
     Args:
@@ -217,7 +217,7 @@ def limits_of(artifact: Artifact, chip: Chip, rows: PhaseRows, dims: Dims, about
                 launch_us=figures.launch_us.value,
             )
         )
-    return StepLimits(rows.name, about, dims["tokens"], rows, dims, tuple(launches))
+    return StepRoofline(rows.name, about, dims["tokens"], rows, dims, tuple(launches))
 
 
 def _work(phase: Phase, graph: OpGraph, row: LaunchRow | CallRow, dims: Dims) -> Work:

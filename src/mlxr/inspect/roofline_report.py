@@ -9,7 +9,7 @@ from mlxr.compiler.artifact import Artifact, Chip
 from mlxr.compiler.text import size
 from mlxr.inspect.layers import ranges, without_layer
 from mlxr.inspect.report import count
-from mlxr.inspect.roofline import LaunchLimit, StepLimits
+from mlxr.inspect.roofline import LaunchLimit, StepRoofline
 from mlxr.inspect.text_table import NARROWEST, Column, Heading, Ink, Row, render_table
 
 Measured = Mapping[tuple[str, str], float]
@@ -22,16 +22,16 @@ class Roofline:
 
     artifact: Artifact
     chip: Chip
-    steps: Sequence[StepLimits]
+    steps: Sequence[StepRoofline]
     host: str | None = None
     device: str | None = None
     measured: Measured | None = None
 
-    def time_us(self, step: StepLimits, launch: LaunchLimit) -> float | None:
+    def time_us(self, step: StepRoofline, launch: LaunchLimit) -> float | None:
         """The measured time of a launch, if there is one."""
         return None if self.measured is None else self.measured[step.name, launch.row.launch.kernel]
 
-    def total_us(self, step: StepLimits) -> float | None:
+    def total_us(self, step: StepRoofline) -> float | None:
         """The measured time of a step's launches together, if they were measured."""
         times = [self.time_us(step, launch) for launch in step.launches]
         return None if self.measured is None else sum(time for time in times if time is not None)
@@ -71,7 +71,7 @@ def roofline_text(roofline: Roofline, width: int, ink: Ink) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _totals(roofline: Roofline, step: StepLimits) -> Iterator[str]:
+def _totals(roofline: Roofline, step: StepRoofline) -> Iterator[str]:
     work, tokens = step.work, step.tokens
     each = (
         "" if tokens == 1 else f" ({size(work.size_bytes // tokens)} and {count(work.flops // tokens)} for each token)"
@@ -89,7 +89,7 @@ def _rate(tokens: int, time_us: float) -> str:
     return f"{1e6 * tokens / time_us:.4g} tokens/s"
 
 
-def _rows(roofline: Roofline, step: StepLimits) -> Iterator[Row]:
+def _rows(roofline: Roofline, step: StepRoofline) -> Iterator[Row]:
     limits = {launch.row.index: launch for launch in step.launches}
     blocks = step.rows.blocks
     for number, block in enumerate(blocks):
@@ -103,7 +103,7 @@ def _rows(roofline: Roofline, step: StepLimits) -> Iterator[Row]:
                 yield _cells(roofline, step, limits[row.index], block.times)
 
 
-def _cells(roofline: Roofline, step: StepLimits, launch: LaunchLimit, times: int) -> tuple[str, ...]:
+def _cells(roofline: Roofline, step: StepRoofline, launch: LaunchLimit, times: int) -> tuple[str, ...]:
     cells = (
         str(times),
         without_layer(launch.row.launch.op, launch.row.layer),
@@ -128,7 +128,7 @@ def roofline_json(roofline: Roofline) -> dict[str, Any]:
     }
 
 
-def _step_json(roofline: Roofline, step: StepLimits) -> dict[str, Any]:
+def _step_json(roofline: Roofline, step: StepRoofline) -> dict[str, Any]:
     work, measured = step.work, roofline.total_us(step)
     return {
         "step": step.name,
@@ -145,7 +145,7 @@ def _step_json(roofline: Roofline, step: StepLimits) -> dict[str, Any]:
     }
 
 
-def _launch_json(roofline: Roofline, step: StepLimits, launch: LaunchLimit) -> dict[str, Any]:
+def _launch_json(roofline: Roofline, step: StepRoofline, launch: LaunchLimit) -> dict[str, Any]:
     time = roofline.time_us(step, launch)
     return {
         "index": launch.row.index,

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic_core import from_json
 
-from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
+from mlxr.server.chat.delta import ContentDelta, Delta, ReasoningDelta, ToolArguments, ToolStart
 
 BlockKind = Literal["reasoning", "text", "call"]
 
@@ -63,10 +63,10 @@ class Blocks:
         is_reasoning = False
         for delta in deltas:
             match delta:
-                case Reasoning(text):
+                case ReasoningDelta(text):
                     is_reasoning = True
                     yield from self._grow("reasoning", text)
-                case Content(text):
+                case ContentDelta(text):
                     yield from self._grow("text", text)
                 case ToolStart(_, call_id, name):
                     yield from self._begin(Block(len(self.all), "call", call_id, name))

@@ -16,7 +16,7 @@ from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.json_form import JsonAnswer
-from mlxr.server.documents.openai_answers import Text, TokenizerInfo, Tokens
+from mlxr.server.documents.openai_answers import DetokenizedText, TokenizerInfo, Tokens
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.fields import MOST_MESSAGES, ApiModel
 from mlxr.server.large_body_route import JsonBytes, LargeBodyRoute, made, written_in_pieces
@@ -100,14 +100,14 @@ def _ids(tokenizer: Tokenizer, text: str, add_special: bool) -> list[int]:
     return tokenizer.encode(text, add_special=add_special, parse_special=True)
 
 
-@router.post("/detokenize", tags=["Tokens"], responses=answers(Text))
+@router.post("/detokenize", tags=["Tokens"], responses=answers(DetokenizedText))
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """The text of token ids."""
     async with _use(request, body.model) as model:
         tokenizer = model.engine.model.require_tokenizer()
 
         def written() -> bytes:
-            return written_in_pieces(Text(prompt=tokenizer.decode(body.tokens)).fields())
+            return written_in_pieces(DetokenizedText(prompt=tokenizer.decode(body.tokens)).fields())
 
         return JsonBytes(await asyncio.to_thread(written))
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from mlxr.compiler.artifact import Artifact, Launch
 from mlxr.compiler.errors import HostError
-from mlxr.tuning.pieces import KernelMaker, Pieces, running, with_kernels_of
 from mlxr.tuning.random_inputs import RandomInputs
 from mlxr.tuning.scenario import Ops, Scenario
 from mlxr.tuning.site_tuning import MARGIN, Sizes, Trial
-from mlxr.tuning.stopwatch import Piece, Stopwatch
+from mlxr.tuning.stopwatch import Stopwatch, TimedTask
+from mlxr.tuning.timed_launches import KernelMaker, TimedLaunches, running, with_kernels_of
 
-Candidate = tuple[Sizes, Sequence[Piece]]
-"""Sizes, and what is timed for them: a piece for each kind of op of a site."""
+Candidate = tuple[Sizes, Sequence[TimedTask]]
+"""Sizes, and what is timed for them: a task for each kind of op of a site."""
 
 _COMPARISONS = 2
 
@@ -34,7 +34,7 @@ class Comparison:
     is_faster: bool
 
 
-class Measurement:
+class LaunchTimer:
     """Builds kernels and times launches on one GPU."""
 
     def __init__(self, make_kernels: KernelMaker, stopwatch: Stopwatch, inputs: RandomInputs) -> None:
@@ -42,13 +42,13 @@ class Measurement:
 
         Args:
             make_kernels: of the host.
-            stopwatch: times pieces.
+            stopwatch: times tasks.
             inputs: of the launches.
         """
         self._make_kernels, self._stopwatch, self._inputs = make_kernels, stopwatch, inputs
 
-    def pieces(self, artifact: Artifact, scenario: Scenario, ops: Ops) -> dict[str, list[Piece]]:
-        """The ops of each site in a batch, each with all its launches as one piece.
+    def tasks(self, artifact: Artifact, scenario: Scenario, ops: Ops) -> dict[str, list[TimedTask]]:
+        """The ops of each site in a batch, each with all its launches as one task.
 
         Raises:
             HostError: a kernel cannot be built.
@@ -58,8 +58,8 @@ class Measurement:
         for launch in wanted:
             launches_of.setdefault(launch.op, []).append(launch)
         kernels = self._make_kernels(with_kernels_of(artifact, wanted))
-        pieces = Pieces(artifact, kernels, self._inputs, scenario.batch(artifact))
-        return {site: [pieces.piece(launches_of[op]) for op in names] for site, names in ops.items()}
+        timed = TimedLaunches(artifact, kernels, self._inputs, scenario.batch(artifact))
+        return {site: [timed.task(launches_of[op]) for op in names] for site, names in ops.items()}
 
     def build_ahead(self, scenario: Scenario, artifacts: Iterable[tuple[Artifact, Ops]]) -> None:
         """Builds the kernels of several artifacts side by side, since building one takes longer than timing it.
@@ -77,10 +77,10 @@ class Measurement:
                 pool.submit(build, artifact, ops)
 
     def trials(self, candidates: Sequence[Candidate]) -> list[Trial]:
-        """Times all candidates interleaved; the times of a candidate's pieces are added up."""
+        """Times all candidates interleaved; the times of a candidate's tasks are added up."""
         totals = [0.0] * len(candidates)
         errors: list[str | None] = [None] * len(candidates)
-        for group in zip(*(pieces for _, pieces in candidates), strict=True):
+        for group in zip(*(tasks for _, tasks in candidates), strict=True):
             for index, time_us in enumerate(self._stopwatch.times_us(group)):
                 if isinstance(time_us, HostError):
                     errors[index] = errors[index] or str(time_us)
@@ -91,13 +91,13 @@ class Measurement:
             for (sizes, _), total, error in zip(candidates, totals, errors, strict=True)
         ]
 
-    def compare(self, pairs: Sequence[tuple[Piece, Piece]]) -> Comparison:
-        """Times what was and what is to replace it again, each the sum of several pieces.
+    def compare(self, pairs: Sequence[tuple[TimedTask, TimedTask]]) -> Comparison:
+        """Times what was and what is to replace it again, each the sum of several tasks.
 
         Where another program keeps the machine busy, nothing wins nearly every round.
 
         Args:
-            pairs: the piece that was, and the one that is to replace it.
+            pairs: the task that was, and the one that is to replace it.
 
         Raises:
             HostError: one of them cannot run.

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from mlxr.compiler.artifact import Artifact, KernelCall, Launch
 from mlxr.compiler.errors import HostError
-from mlxr.tuning.pieces import KernelMaker, Pieces
 from mlxr.tuning.random_inputs import RandomInputs, decode_batch, prefill_batch
 from mlxr.tuning.stopwatch import Stopwatch
+from mlxr.tuning.timed_launches import KernelMaker, TimedLaunches
 
 
 def measure_launches(
@@ -37,14 +37,14 @@ def measure_launches(
         ("decode", decode_batch(artifact, batch, context)),
         ("prefill", prefill_batch(artifact, min(plan.max_tokens, plan.arena.context))),
     ):
-        pieces = Pieces(artifact, kernels, inputs, step_batch)
-        kernel_of = {la.outputs[0]: la.kernel for la in pieces.planned if not la.needs_library}
+        timed = TimedLaunches(artifact, kernels, inputs, step_batch)
+        kernel_of = {la.outputs[0]: la.kernel for la in timed.planned if not la.needs_library}
         distinct: dict[str, Launch] = {}
-        for launch in pieces.running:
+        for launch in timed.running:
             is_kernel = isinstance(launch.body, KernelCall)
             distinct.setdefault(launch.kernel if is_kernel else kernel_of[launch.outputs[0]], launch)
         for kernel, launch in distinct.items():
-            (time_us,) = stopwatch.times_us([pieces.piece([launch])])
+            (time_us,) = stopwatch.times_us([timed.task([launch])])
             if isinstance(time_us, HostError):
                 raise time_us
             times_us[phase, kernel] = time_us

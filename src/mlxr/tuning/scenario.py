@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.schedule.geometry import AttendTile, DecodeAttention, MatrixTiles, OneRow, SeveralRows
 from mlxr.runtime.hosts.batch import Batch
-from mlxr.tuning.pieces import planned
 from mlxr.tuning.random_inputs import decode_batch, prefill_batch
 from mlxr.tuning.site_tuning import Sizes
+from mlxr.tuning.timed_launches import planned
 
 Ops = Mapping[str, Sequence[str]]
 """The ops to time of each site, by name: one for each kind of op that the site has."""

@@ -16,16 +16,16 @@ from dataclasses import dataclass
 
 from mlxr.compiler.artifact import Artifact, Chip
 from mlxr.tuning.candidates import CANDIDATES, Candidates
-from mlxr.tuning.measure import Measurement
-from mlxr.tuning.pieces import KernelMaker
+from mlxr.tuning.measure import LaunchTimer
 from mlxr.tuning.random_inputs import RandomInputs, decode_batch
 from mlxr.tuning.scenario import scenarios
 from mlxr.tuning.search_sizes import SizeSearch
 from mlxr.tuning.search_steps import StepSearch
 from mlxr.tuning.search_thresholds import search_threshold
 from mlxr.tuning.site_tuning import SiteTuning
-from mlxr.tuning.step_times import StepTimes
+from mlxr.tuning.step_times import StepTimer
 from mlxr.tuning.stopwatch import Stopwatch
+from mlxr.tuning.timed_launches import KernelMaker
 from mlxr.tuning.workbench import TrialArtifacts, Workbench
 
 _DEFAULT_CACHE_MIB = 64.0
@@ -50,7 +50,7 @@ class Tuner:
         stopwatch: Stopwatch,
         device: str,
         tell: Callable[[str], None],
-        step_times: StepTimes | None = None,
+        step_times: StepTimer | None = None,
         step_kernels: bool = False,
         candidates: Candidates = CANDIDATES,
         context: int = 1,
@@ -74,8 +74,8 @@ class Tuner:
         """
         cache_mib = chip.figures.cache_mib.value if chip.figures else _DEFAULT_CACHE_MIB
         inputs = RandomInputs(artifact, round(cache_mib * 2**20), context)
-        measurement = Measurement(make_kernels, stopwatch, inputs)
-        self._bench = Workbench(TrialArtifacts(artifact, chip), measurement, candidates, device, tell)
+        timer = LaunchTimer(make_kernels, stopwatch, inputs)
+        self._bench = Workbench(TrialArtifacts(artifact, chip), timer, candidates, device, tell)
         self._variants = candidates.variants_of(chip.geometry)
         self._step_times, self._step_kernels = step_times, step_kernels
 

@@ -15,7 +15,7 @@ from mlxr.tuning.candidates import is_possible
 from mlxr.tuning.measure import Candidate
 from mlxr.tuning.scenario import Ops, Scenario, kinds_of
 from mlxr.tuning.site_tuning import SiteTuning, Sizes, Trial
-from mlxr.tuning.stopwatch import Piece
+from mlxr.tuning.stopwatch import TimedTask
 from mlxr.tuning.workbench import Workbench
 
 _PASSES = 2
@@ -77,7 +77,7 @@ class SizeSearch:
     def _vary(self, name: str) -> None:
         """Times all values of one size for every site that has it, and keeps the best."""
         varied = {site: tuning for site, tuning in self._sites.items() if name in tuning.best}
-        present = self._pieces(self._bench.artifacts.compiled(self._changed()), varied)
+        present = self._tasks(self._bench.artifacts.compiled(self._changed()), varied)
         candidates: dict[str, list[Candidate]] = {
             site: [(tuning.best, present[site])] for site, tuning in varied.items()
         }
@@ -90,12 +90,12 @@ class SizeSearch:
             for change in self._bench.candidates.changes_of(name)
         ]
         trials = [sizes for sizes in trials if sizes]
-        self._bench.measurement.build_ahead(self._scenario, self._compiled_each(trials))
+        self._bench.timer.build_ahead(self._scenario, self._compiled_each(trials))
         for sizes in trials:
-            for site, pieces in self._pieces_with(sizes).items():
-                candidates[site].append((sizes[site], pieces))
+            for site, tasks in self._tasks_with(sizes).items():
+                candidates[site].append((sizes[site], tasks))
         for site, tuning in varied.items():
-            tuning.choose(self._bench.measurement.trials(candidates[site]), self._bench.device)
+            tuning.choose(self._bench.timer.trials(candidates[site]), self._bench.device)
 
     def _changed(self) -> dict[str, Sizes]:
         return {site: tuning.changed for site, tuning in self._sites.items()}
@@ -110,30 +110,30 @@ class SizeSearch:
             with suppress(PlanError):
                 yield self._compiled_with(sizes), {site: self._ops[site] for site in sizes}
 
-    def _pieces(self, artifact: Artifact, sites: Mapping[str, object]) -> dict[str, list[Piece]]:
+    def _tasks(self, artifact: Artifact, sites: Mapping[str, object]) -> dict[str, list[TimedTask]]:
         ops = {site: self._ops[site] for site in sites}
-        return self._bench.measurement.pieces(artifact, self._scenario, ops)
+        return self._bench.timer.tasks(artifact, self._scenario, ops)
 
-    def _pieces_with(self, sizes: Mapping[str, Sizes]) -> dict[str, list[Piece]]:
+    def _tasks_with(self, sizes: Mapping[str, Sizes]) -> dict[str, list[TimedTask]]:
         """The launches of sites with these sizes; sites of which there is no such kernel are left out."""
         try:
-            return self._pieces(self._compiled_with(sizes), sizes)
+            return self._tasks(self._compiled_with(sizes), sizes)
         except (PlanError, HostError) as error:
             if len(sizes) == 1:
                 self._bench.tell(f"{' and '.join(sizes)} with {next(iter(sizes.values()))} is left out: {error}")
                 return {}
-        alone = [self._pieces_with({site: sizes[site]}) for site in sizes]
-        return {site: pieces for pieces_of in alone for site, pieces in pieces_of.items()}
+        alone = [self._tasks_with({site: sizes[site]}) for site in sizes]
+        return {site: tasks for tasks_of in alone for site, tasks in tasks_of.items()}
 
     def _confirm(self) -> None:
         """Times each winner and what it replaces again; the winner is forgotten where it does not win again."""
         bench = self._bench
         changed = {site: tuning for site, tuning in self._sites.items() if tuning.changed}
-        before = self._pieces(bench.artifacts.compiled(), changed)
-        after = self._pieces(bench.artifacts.compiled({s: tuning.changed for s, tuning in changed.items()}), changed)
+        before = self._tasks(bench.artifacts.compiled(), changed)
+        after = self._tasks(bench.artifacts.compiled({s: tuning.changed for s, tuning in changed.items()}), changed)
         for site, tuning in changed.items():
             try:
-                comparison = bench.measurement.compare(list(zip(before[site], after[site], strict=True)))
+                comparison = bench.timer.compare(list(zip(before[site], after[site], strict=True)))
             except HostError as error:
                 bench.tell(f"{site}: {error}")
                 bench.forget(tuning)

@@ -6,14 +6,14 @@ from mlxr.compiler.artifact.kernel_entry import ChosenGeometry
 from mlxr.compiler.errors import HostError
 from mlxr.tuning.candidates import is_possible
 from mlxr.tuning.site_tuning import SiteTuning, Sizes, Trial
-from mlxr.tuning.step_times import StepTimes
+from mlxr.tuning.step_times import StepTimer
 from mlxr.tuning.workbench import Workbench
 
 
 class StepSearch:
     """Searches by the times of whole decode steps of one sequence."""
 
-    def __init__(self, bench: Workbench, step_times: StepTimes, context: int) -> None:
+    def __init__(self, bench: Workbench, step_times: StepTimer, context: int) -> None:
         """Prepares.
 
         Args:

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from mlxr.compiler.artifact import Artifact, KernelCall
 from mlxr.tuning.scenario import LaunchKind, Scenario, kinds_of
 from mlxr.tuning.site_tuning import MARGIN, SiteTuning
-from mlxr.tuning.stopwatch import Piece
+from mlxr.tuning.stopwatch import TimedTask
 from mlxr.tuning.workbench import EVERYWHERE, Workbench
 
 _NEVER = 1_000_000
 """A number of rows that no step has."""
 
-_Sides = list[tuple[Piece, Piece]]
+_Sides = list[tuple[TimedTask, TimedTask]]
 """What runs below a threshold, and from it on, for each kind of op of a site."""
 
 
@@ -44,7 +44,7 @@ def search_threshold(bench: Workbench, name: str) -> list[SiteTuning]:
                 ({name: rows + 1}, [below for below, _ in sides]),
                 ({name: rows}, [above for _, above in sides]),
             ]
-            trials = bench.measurement.trials(candidates)
+            trials = bench.timer.trials(candidates)
             tuning.rounds.append(trials)
             if not any(trial.error for trial in trials):
                 timed.setdefault(site, {})[rows] = sides
@@ -59,7 +59,7 @@ def _sides(bench: Workbench, scenario: Scenario, name: str, kinds: Mapping[str, 
     """The launches of each site in a batch as they are below the threshold, and as they are from it on."""
     ops = {site: kind.ops for site, kind in kinds.items()}
     below, above = (
-        bench.measurement.pieces(bench.artifacts.compiled({site: {name: rows} for site in ops}), scenario, ops)
+        bench.timer.tasks(bench.artifacts.compiled({site: {name: rows} for site in ops}), scenario, ops)
         for rows in (_NEVER, 1)
     )
     return {site: list(zip(below[site], above[site], strict=True)) for site in ops}
@@ -120,5 +120,5 @@ def _confirm(bench: Workbench, tuning: SiteTuning, name: str, timed: Mapping[int
         for below, above in sides
         if (rows >= old) != (rows >= new)
     ]
-    if pairs and not bench.measurement.compare(pairs).is_faster:
+    if pairs and not bench.timer.compare(pairs).is_faster:
         bench.forget(tuning)

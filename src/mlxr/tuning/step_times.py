@@ -35,7 +35,7 @@ class _Loaded:
     pager: Pager
 
 
-class StepTimes:
+class StepTimer:
     """Times artifacts that differ in geometry alone, with the same random weights and an arena of each form."""
 
     def __init__(self, host: str, *, rounds: int = 5, steps: int = 32) -> None:

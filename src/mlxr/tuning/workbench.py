@@ -8,7 +8,7 @@ from mlxr.compiler.artifact import Artifact, Chip
 from mlxr.compiler.artifact.geometry_rule import GeometryRule
 from mlxr.compiler.driver import compile_spec
 from mlxr.tuning.candidates import Candidates
-from mlxr.tuning.measure import Measurement
+from mlxr.tuning.measure import LaunchTimer
 from mlxr.tuning.site_tuning import SiteTuning, Sizes
 
 EVERYWHERE = "all quantised weights"
@@ -68,14 +68,14 @@ class Workbench:
 
     Attributes:
         artifacts: compiles candidates, and keeps the sizes chosen so far.
-        measurement: times the candidates.
+        timer: times the candidates.
         candidates: the values to try of each size.
         device: the GPU's name, which the recorded reasons give.
         tell: called with a line of progress.
     """
 
     artifacts: TrialArtifacts
-    measurement: Measurement
+    timer: LaunchTimer
     candidates: Candidates
     device: str
     tell: Callable[[str], None]

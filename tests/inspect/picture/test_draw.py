@@ -16,7 +16,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.load import load_spec
-from mlxr.inspect.picture.column import Column
+from mlxr.inspect.picture.column import GraphColumn
 from mlxr.inspect.picture.draw import draw_graphs, place_columns
 from mlxr.inspect.picture.lines import arena_lines, token_lines, value_lines
 from mlxr_tests.specs import compiled, small_spec
@@ -65,7 +65,7 @@ def artifact(request: pytest.FixtureRequest) -> Artifact:
     return artifact_of(request.param)
 
 
-def rects(column: Column) -> list[Rect]:
+def rects(column: GraphColumn) -> list[Rect]:
     """Everything that holds text: boxes, labels and arenas."""
     _, pills = value_lines(column)
     _, token_pills = token_lines(column)

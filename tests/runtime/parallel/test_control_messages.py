@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
-from mlxr.runtime.parallel.connection import Connection, ConnectionEndedError, Kind
+from mlxr.runtime.parallel.connection import Connection, ConnectionEndedError, MessageKind
 from mlxr.runtime.parallel.handshake import StrangerError, check_proof, prove
 from mlxr.runtime.parallel.step_message import StepLimits, pack_step, unpack_step
 from mlxr_tests.hash_host import HashEngine
@@ -98,8 +98,8 @@ def test_damaged_descriptors_are_refused(data: st.DataObject) -> None:
     [
         (b"GET / HTTP/1.1\r\n", "do not begin a message"),
         (struct.pack("<4sIQ", b"MLXR", 99, 0), "do not begin a message"),
-        (struct.pack("<4sIQ", b"MLXR", Kind.STEP, 2**60), "expected at most 100"),
-        (struct.pack("<4sIQ", b"MLXR", Kind.STEP, 50), None),
+        (struct.pack("<4sIQ", b"MLXR", MessageKind.STEP, 2**60), "expected at most 100"),
+        (struct.pack("<4sIQ", b"MLXR", MessageKind.STEP, 50), None),
         (b"ML", None),
     ],
 )

@@ -13,24 +13,24 @@ from mlxr.compiler.errors import HostError
 from mlxr.runtime.parallel import wait_for_ranks as waiting
 from mlxr.runtime.parallel.cores import share
 from mlxr.runtime.parallel.join import join
-from mlxr.runtime.parallel.launch import Launch, is_launched, read_launch
+from mlxr.runtime.parallel.launch import RankLaunch, is_launched, read_launch
 from mlxr_tests.ranks import free_ports
 
 
 def test_what_each_backend_of_mlx_launch_sets(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts.json"
     hosts.write_text(json.dumps([["10.0.0.1:5000", "10.0.0.1:5001"], ["10.0.0.2:5000"]]))
-    ring = Launch("ring", 1, 2, ("10.0.0.1", 5000), ("10.0.0.1:5000", "10.0.0.2:5000"))
+    ring = RankLaunch("ring", 1, 2, ("10.0.0.1", 5000), ("10.0.0.1:5000", "10.0.0.2:5000"))
     assert read_launch({"MLX_RANK": "1", "MLX_HOSTFILE": str(hosts)}) == ring
     nccl = {"MLX_RANK": "0", "NCCL_HOST_IP": "10.0.0.1", "NCCL_PORT": "12345", "MLX_WORLD_SIZE": "2"}
-    assert read_launch(nccl) == Launch("nccl", 0, 2, ("10.0.0.1", 12345), ("", ""))
+    assert read_launch(nccl) == RankLaunch("nccl", 0, 2, ("10.0.0.1", 12345), ("", ""))
     jaccl = {"MLX_RANK": "0", "MLX_IBV_DEVICES": str(hosts), "MLX_JACCL_COORDINATOR": "10.0.0.1:7"}
-    assert read_launch(jaccl) == Launch("jaccl", 0, 2, ("10.0.0.1", 7), ("", ""))
+    assert read_launch(jaccl) == RankLaunch("jaccl", 0, 2, ("10.0.0.1", 7), ("", ""))
     mpi = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}
-    assert read_launch(mpi) == Launch("mpi", 3, 4, None, ("",) * 4)
+    assert read_launch(mpi) == RankLaunch("mpi", 3, 4, None, ("",) * 4)
     empty = tmp_path / "empty"
     empty.touch()  # what mlx.launch -n 1 writes
-    assert read_launch({"MLX_RANK": "0", "MLX_HOSTFILE": str(empty)}) == Launch("ring", 0, 1, None, ("",))
+    assert read_launch({"MLX_RANK": "0", "MLX_HOSTFILE": str(empty)}) == RankLaunch("ring", 0, 1, None, ("",))
     assert read_launch({"MLX_RANK": "0"}) is None
 
 
@@ -63,8 +63,8 @@ def test_without_mlx_launch_the_error_shows_the_command(monkeypatch: pytest.Monk
         join(2)
 
 
-def _launch(rank: int, port: int, size: int = 3) -> Launch:
-    return Launch("ring", rank, size, ("127.0.0.1", port), tuple(f"host{i}:1" for i in range(size)))
+def _launch(rank: int, port: int, size: int = 3) -> RankLaunch:
+    return RankLaunch("ring", rank, size, ("127.0.0.1", port), tuple(f"host{i}:1" for i in range(size)))
 
 
 class _Ranks:

@@ -17,7 +17,7 @@ from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.cuda import device
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.host import Host
-from mlxr.runtime.parallel.connection import Kind
+from mlxr.runtime.parallel.connection import MessageKind
 from mlxr.runtime.parallel.leader_host import LeaderHost
 from mlxr.runtime.parallel.step_message import StepLimits, unpack_step
 from mlxr_tests.fake_card import SimLauncher, use_card
@@ -40,11 +40,11 @@ def test_a_host_that_pipelines_leads(monkeypatch: pytest.MonkeyPatch) -> None:
     use_card(monkeypatch, artifact, SimLauncher(artifact))
     plan, weights = artifact.plan, random_buffers(artifact.plan)[0]
     limits = StepLimits.of(plan.max_tokens, plan.max_rows, plan.query_tile, plan.arena)
-    sent: list[Kind] = []
+    sent: list[MessageKind] = []
 
-    def send(kind: Kind, data: bytes) -> None:
+    def send(kind: MessageKind, data: bytes) -> None:
         sent.append(kind)
-        assert kind is not Kind.STEP or unpack_step(data, limits, pytest.fail).num_tokens
+        assert kind is not MessageKind.STEP or unpack_step(data, limits, pytest.fail).num_tokens
 
     leader: Any = SimpleNamespace(ranks=(), send=send)
 
@@ -63,5 +63,5 @@ def test_a_host_that_pipelines_leads(monkeypatch: pytest.MonkeyPatch) -> None:
     pager = Pager.from_geometry(plan.arena)
     assert not host.pipelines and host.builds_late, "nobody would get the ids: it is no rank"
     warm_up(host, pager)
-    assert Kind.STEP in sent and not pager.num_sequences, "the others run these steps too"
+    assert MessageKind.STEP in sent and not pager.num_sequences, "the others run these steps too"
     np.testing.assert_array_equal(run(host, pager), alone)

@@ -15,10 +15,10 @@ from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.engine import Engine
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
-from mlxr.server.chat.answer import Piece, answer
+from mlxr.server.chat.answer import AnswerEvent, answer
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.chat.chat_job import ChatJob
-from mlxr.server.chat.delta import Content, ToolStart
+from mlxr.server.chat.delta import ContentDelta, ToolStart
 from mlxr_tests.storyteller import Q8_0, storyteller_spec
 
 PLAIN = "{% for message in messages %}{{ message.content }} {% endfor %}"
@@ -48,8 +48,8 @@ def served(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Served]:
         yield Served(engine, chat)
 
 
-def ask(model: Served, job: ChatJob) -> list[Piece]:
-    async def read() -> list[Piece]:
+def ask(model: Served, job: ChatJob) -> list[AnswerEvent]:
+    async def read() -> list[AnswerEvent]:
         return [piece async for piece in answer(model, job)]
 
     return asyncio.run(read())
@@ -64,8 +64,8 @@ def test_a_plain_answer_is_that_of_the_engine(served: Served) -> None:
         text = ""
         for piece in pieces:
             if piece.index == index:
-                assert all(isinstance(delta, Content) for delta in piece.deltas)
-                text += "".join(delta.text for delta in piece.deltas if isinstance(delta, Content))
+                assert all(isinstance(delta, ContentDelta) for delta in piece.deltas)
+                text += "".join(delta.text for delta in piece.deltas if isinstance(delta, ContentDelta))
         assert text == expected.text != ""
     assert not any(piece.has_tool_calls for piece in pieces)
 

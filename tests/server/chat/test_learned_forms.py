@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.template_files import NamedTemplates
-from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
+from mlxr.server.chat.delta import ContentDelta, Delta, ReasoningDelta, ToolArguments, ToolStart
 from mlxr.server.chat.formats.registry import family_of
 from mlxr.server.chat.shown_form import form_as_json, form_lines
 from mlxr_tests.chat_formats import a_job, byte_tokenizer, cuts, family, parsed
@@ -51,8 +51,12 @@ def test_what_a_template_writes_is_read_back(message: Any, tokens: bool) -> None
     control = CONTROL[name] if tokens else ()
     answer, form = written(*message), family(name, tokens)
     deltas = parsed(form, byte_tokenizer(control), next(cuts(answer, control)), a_job())
-    assert [delta for delta in deltas if isinstance(delta, Reasoning)] == ([Reasoning(thought)] if thought else [])
-    assert [delta for delta in deltas if isinstance(delta, Content)] == ([Content(content)] if content else [])
+    assert [delta for delta in deltas if isinstance(delta, ReasoningDelta)] == (
+        [ReasoningDelta(thought)] if thought else []
+    )
+    assert [delta for delta in deltas if isinstance(delta, ContentDelta)] == (
+        [ContentDelta(content)] if content else []
+    )
     starts = [delta.name for delta in deltas if isinstance(delta, ToolStart)]
     arguments = [json.loads(delta.text) for delta in deltas if isinstance(delta, ToolArguments)]
     assert list(zip(starts, arguments, strict=True)) == calls, answer
@@ -87,7 +91,7 @@ def test_where_an_answer_is_cut_changes_nothing(data: st.DataObject) -> None:
 )
 def test_what_is_no_call_is_text_exactly_as_it_came(name: str, answer: str) -> None:
     for pieces in cuts(answer, ()):
-        assert parsed(family(name, False), byte_tokenizer(), pieces, a_job()) == [Content(answer)], pieces
+        assert parsed(family(name, False), byte_tokenizer(), pieces, a_job()) == [ContentDelta(answer)], pieces
 
 
 def test_text_that_is_no_call_comes_late_by_a_marker_at_most() -> None:
@@ -95,7 +99,7 @@ def test_text_that_is_no_call_comes_late_by_a_marker_at_most() -> None:
     form, tokenizer = family("qwen", False), byte_tokenizer()
     for end in range(1, len(answer)):
         deltas: list[Delta] = parsed(form, tokenizer, [answer[:end]], a_job(), is_partial=True)
-        told = "".join(delta.text for delta in deltas if isinstance(delta, Content))
+        told = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
         assert answer.startswith(told) and len(told) >= end - len("\n\n<tool_call>")
 
 
@@ -215,4 +219,4 @@ def test_instructions_after_each_conversation_are_no_part_of_an_answer() -> None
         form = family_of(template, {}, {})
     for answer in ("<|assistant|>Hi<|over|>", "<|inner><|inner>thought\n<inner|>Hi<|over|>\n"):
         for pieces in cuts(answer, ()):
-            assert parsed(form, byte_tokenizer(), pieces, a_job()) == [Content("Hi")], pieces
+            assert parsed(form, byte_tokenizer(), pieces, a_job()) == [ContentDelta("Hi")], pieces

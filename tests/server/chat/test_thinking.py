@@ -17,10 +17,10 @@ from mlxr.runtime.engine.reasoning import Reasoning as Asked
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.server.anthropic.conversation import job_of as job_of_anthropic
 from mlxr.server.anthropic.messages_request import MessagesRequest
-from mlxr.server.chat.answer import Piece, answer
+from mlxr.server.chat.answer import AnswerEvent, answer
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.chat.chat_job import ChatJob
-from mlxr.server.chat.delta import Content, Reasoning
+from mlxr.server.chat.delta import ContentDelta, ReasoningDelta
 from mlxr.server.errors import ApiError
 from mlxr.server.ollama.chat import ChatRequest as OllamaRequest
 from mlxr.server.openai.chat_request import ChatRequest, job_of
@@ -52,7 +52,7 @@ def engine() -> Iterator[Engine]:
         yield loaded
 
 
-async def _pieces(model: Served, job: ChatJob) -> list[Piece]:
+async def _pieces(model: Served, job: ChatJob) -> list[AnswerEvent]:
     return [piece async for piece in answer(model, job)]
 
 
@@ -62,8 +62,8 @@ def told(engine: Engine, template: str, job: ChatJob, **defaults: Any) -> tuple[
     with closing(ChatFormat(ChatTemplate(template, "here"), tokenizer, None, Asked(**defaults))) as chat:
         pieces = asyncio.run(_pieces(Served(engine, chat), job))
     deltas = [delta for piece in pieces for delta in piece.deltas]
-    texts = ["".join(d.text for d in deltas if isinstance(d, kind)) for kind in (Reasoning, Content)]
-    return texts[0], texts[1], sum(any(isinstance(d, Reasoning) for d in piece.deltas) for piece in pieces)
+    texts = ["".join(d.text for d in deltas if isinstance(d, kind)) for kind in (ReasoningDelta, ContentDelta)]
+    return texts[0], texts[1], sum(any(isinstance(d, ReasoningDelta) for d in piece.deltas) for piece in pieces)
 
 
 def test_a_thought_ends_at_its_budget_by_the_templates_own_marker(engine: Engine) -> None:

@@ -23,9 +23,9 @@ from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.constraint import ConstraintCompiler
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
-from mlxr.server.chat.answer import Piece
+from mlxr.server.chat.answer import AnswerEvent
 from mlxr.server.chat.chat_format import ChatFormat
-from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
+from mlxr.server.chat.delta import ContentDelta, Delta, ReasoningDelta, ToolArguments, ToolStart
 from mlxr.server.openai import responses
 from mlxr.server.openai.free_text import FreeText
 from mlxr.server.openai.lark_pattern import lark_pattern
@@ -101,7 +101,7 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def _script() -> Sequence[Sequence[Delta]]:
-    script: list[list[Delta]] = [[Reasoning("hm")], [Content("I do.")]]
+    script: list[list[Delta]] = [[ReasoningDelta("hm")], [ContentDelta("I do.")]]
     for number, (name, arguments, _) in enumerate(CALLS):
         script.append([ToolStart(number, f"call_{number}", name)])
         script += [[ToolArguments(number, sign)] for sign in arguments]
@@ -278,9 +278,9 @@ def test_random_calls_have_the_shapes_that_clients_know(tool: Any, shape: type[p
         written = bytes_of(tokenizer, random_answer(constraint, tokenizer, seed, most=20_000)).decode()
         growing = GrowingResponse(request, kit)
         for deltas in ([ToolStart(0, "call_0", function["name"])], [ToolArguments(0, written)]):
-            list(growing.add(Piece(0, list(deltas), Event(0, 1, ""), has_tool_calls=True)))
+            list(growing.add(AnswerEvent(0, list(deltas), Event(0, 1, ""), has_tool_calls=True)))
         ended = Event(0, None, "", "stop", None, Completion(1, token_ids=[1], finish_reason="stop"))
-        list(growing.add(Piece(0, [], ended, has_tool_calls=True)))
+        list(growing.add(AnswerEvent(0, [], ended, has_tool_calls=True)))
         (item,) = growing.whole().model_dump(exclude_unset=True)["output"]
         assert shape.model_validate(item, strict=True).to_dict() is not None  # type: ignore[attr-defined]
         back = ResponsesRequest.model_validate(ASK | {"input": [item]})

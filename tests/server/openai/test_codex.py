@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from mlxr.server.chat.answer import Piece
-from mlxr.server.chat.delta import Content, Reasoning, ToolArguments, ToolStart
+from mlxr.server.chat.answer import AnswerEvent
+from mlxr.server.chat.delta import ContentDelta, ReasoningDelta, ToolArguments, ToolStart
 from mlxr.server.openai import responses
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr_tests.running_server import EXACT, HERMES, RunningServer, running_server, tiny_source
@@ -39,16 +39,20 @@ class Script:
         self.jobs: list[Any] = []
         self.prompts: list[list[int]] = []
 
-    async def answer(self, model: Any, job: Any, **options: Any) -> AsyncGenerator[Piece]:
+    async def answer(self, model: Any, job: Any, **options: Any) -> AsyncGenerator[AnswerEvent]:
         """In the place of `mlxr.server.chat.answer.answer`, after the template has written the prompt."""
         self.prompts.append(await model.format.prompt(job))
         self.jobs.append(job)
         turn = len(self.jobs) - 1
         if turn < len(self._calls):
             name, arguments = self._calls[turn]
-            script: Any = [[Reasoning("I look.")], [ToolStart(0, f"call_{turn}", name)], [ToolArguments(0, arguments)]]
+            script: Any = [
+                [ReasoningDelta("I look.")],
+                [ToolStart(0, f"call_{turn}", name)],
+                [ToolArguments(0, arguments)],
+            ]
         else:
-            script = [[Content("All is "), Content("done.")]]
+            script = [[ContentDelta("All is "), ContentDelta("done.")]]
         async for piece in answering(script)(model, job, **options):
             yield piece
 

@@ -22,7 +22,7 @@ from mlxr.loading.options import LoadOptions
 from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.meet_peers import SETTING
-from mlxr.runtime.parallel.connection import Kind
+from mlxr.runtime.parallel.connection import MessageKind
 from mlxr.runtime.parallel.leader import Leader
 from mlxr.runtime.parallel.links import Links
 from mlxr_tests.fake_card import SimLauncher, use_card
@@ -79,8 +79,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts = Counter(told=0, ahead=0, unread=0)
     send, read = Leader.send, Samples.read
 
-    def counting_send(leader: Leader, kind: Kind, *arguments: Any) -> None:
-        if kind is Kind.STEP:
+    def counting_send(leader: Leader, kind: MessageKind, *arguments: Any) -> None:
+        if kind is MessageKind.STEP:
             counts.update(told=1, ahead=counts["unread"] > 0)
             counts["unread"] += 1
         send(leader, kind, *arguments)

@@ -17,7 +17,7 @@ from mlxr.server.chat.answer_parser import AnswerParser, joined
 from mlxr.server.chat.answer_reader import AnswerReader
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Delta, ToolStart
-from mlxr.server.chat.formats.family import Beginning, Family
+from mlxr.server.chat.formats.family import Beginning, TemplateFamily
 from mlxr.server.chat.formats.registry import family_of
 from mlxr_tests.small_templates import CONTROL, TEMPLATES
 
@@ -91,7 +91,7 @@ def cuts(answer: str, control: Sequence[str]) -> Iterator[list[str]]:
 
 
 @cache
-def family(name: str, tokens: bool) -> Family:
+def family(name: str, tokens: bool) -> TemplateFamily:
     """The family of a small template, whose markers are control tokens or text."""
     tokenizer = byte_tokenizer(CONTROL[name] if tokens else ())
     with closing(ChatTemplate(TEMPLATES[name], "here")) as template:
@@ -99,7 +99,7 @@ def family(name: str, tokens: bool) -> Family:
 
 
 def parsed(
-    family: Family,
+    family: TemplateFamily,
     tokenizer: LibraryTokenizer,
     pieces: Sequence[str],
     job: ChatJob,

@@ -16,7 +16,7 @@ from mlxr.runtime.tokenizer.library_tokenizer import LibraryTokenizer
 from mlxr.server.chat.answer_parser import joined
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.chat.chat_job import ChatJob
-from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
+from mlxr.server.chat.delta import ContentDelta, Delta, ReasoningDelta, ToolArguments, ToolStart
 from mlxr_tests.chat_formats import byte_tokenizer, events
 from mlxr_tests.outside_chats import ChatCase, Message
 
@@ -47,14 +47,15 @@ class Answer:
     def of(deltas: Sequence[Delta]) -> "Answer":
         """The sum of deltas."""
         texts = {
-            kind: "".join(delta.text for delta in deltas if isinstance(delta, kind)) for kind in (Content, Reasoning)
+            kind: "".join(delta.text for delta in deltas if isinstance(delta, kind))
+            for kind in (ContentDelta, ReasoningDelta)
         }
         names = [delta.name for delta in deltas if isinstance(delta, ToolStart)]
         arguments = [""] * len(names)
         for delta in deltas:
             if isinstance(delta, ToolArguments):
                 arguments[delta.index] += delta.text
-        return Answer(texts[Content], texts[Reasoning], tuple(zip(names, arguments, strict=True)))
+        return Answer(texts[ContentDelta], texts[ReasoningDelta], tuple(zip(names, arguments, strict=True)))
 
 
 class SpokenModel:

@@ -4,14 +4,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from mlxr.runtime.engine.completion import Completion, Event
-from mlxr.server.chat.answer import Piece
-from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
+from mlxr.server.chat.answer import AnswerEvent
+from mlxr.server.chat.delta import ContentDelta, Delta, ReasoningDelta, ToolArguments, ToolStart
 
 SCRIPT: Sequence[Sequence[Delta]] = (
-    [Reasoning("Let me ")],
+    [ReasoningDelta("Let me ")],
     [],
-    [Reasoning("see.")],
-    [Content("I look "), Content("it up.")],
+    [ReasoningDelta("see.")],
+    [ContentDelta("I look "), ContentDelta("it up.")],
     [ToolStart(0, "call_a", "weather")],
     [ToolArguments(0, '{"city": "Ró')],
     [ToolArguments(0, 'me"}'), ToolStart(1, "call_b", "time")],
@@ -19,17 +19,17 @@ SCRIPT: Sequence[Sequence[Delta]] = (
 )
 
 
-def answering(script: Sequence[Sequence[Delta]]) -> Callable[..., AsyncGenerator[Piece]]:
+def answering(script: Sequence[Sequence[Delta]]) -> Callable[..., AsyncGenerator[AnswerEvent]]:
     """What takes the place of `mlxr.server.chat.answer.answer`, and says this."""
 
-    async def answer(model: Any, job: Any, **options: Any) -> AsyncGenerator[Piece]:
+    async def answer(model: Any, job: Any, **options: Any) -> AsyncGenerator[AnswerEvent]:
         completion = Completion(10, cached_tokens=4, token_ids=[1] * len(script), finish_reason="stop")
         has_called = False
         for number, deltas in enumerate(script):
             last = number == len(script) - 1
             event = Event(0, 1, "", "stop" if last else None, None, completion if last else None)
             has_called |= any(isinstance(delta, ToolStart) for delta in deltas)
-            yield Piece(0, list(deltas), event, has_called)
+            yield AnswerEvent(0, list(deltas), event, has_called)
 
     return answer
 

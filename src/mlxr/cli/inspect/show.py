@@ -177,8 +177,8 @@ def _predicted(artifact: Artifact, name: str | None, context: int, batch: int) -
 
 def _measured(artifact: Artifact, name: str | None, context: int, batch: int) -> Roofline:
     from mlxr.tuning.measure_launches import measure_launches  # noqa: PLC0415 (loads MLX)
-    from mlxr.tuning.pieces import device_name, gpu_host  # noqa: PLC0415
     from mlxr.tuning.stopwatch import Stopwatch  # noqa: PLC0415
+    from mlxr.tuning.timed_launches import device_name, gpu_host  # noqa: PLC0415
 
     host = gpu_host(AUTO, artifact)
     device = device_name()

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from mlxr.compiler.artifact import Op
 from mlxr.inspect.layers import ranges
-from mlxr.inspect.picture.content import Content, content_of, label_of, label_width
+from mlxr.inspect.picture.content import BoxText, content_of, label_of, label_width
 from mlxr.inspect.picture.folded import Folded, arena_access
-from mlxr.inspect.picture.rows import GAP_X, PASS_WIDTH, Row, Rows, make_rows, spread
+from mlxr.inspect.picture.rows import GAP_X, PASS_WIDTH, OpRow, OpRows, make_rows, spread
 
 GAP_Y = 36.0
 ENTER_LAYERS = 26.0
@@ -33,7 +33,7 @@ class Box:
     """An op's box."""
 
     op: Op
-    content: Content
+    content: BoxText
     x: float
     y: float
     width: float
@@ -72,11 +72,11 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Column:
+class GraphColumn:
     """One graph, placed. `tops` and `bottoms` are the edges of its rows; x positions are of the whole picture."""
 
     graph: Folded
-    rows: Rows
+    rows: OpRows
     x: float
     width: float
     inner_x: float
@@ -97,7 +97,7 @@ class Column:
         return self.inner_x + self.inner_width
 
 
-def source_column(graph: Folded, x: float, y: float) -> Column:
+def source_column(graph: Folded, x: float, y: float) -> GraphColumn:
     """Places the source graph, its first row at `y`."""
     rows = make_rows(graph)
     contents = {op.name: content_of(graph.graph, op, ()) for op in graph.ops}
@@ -114,7 +114,7 @@ def source_column(graph: Folded, x: float, y: float) -> Column:
     return _column(graph, rows, contents, widths, x, tops, bottoms)
 
 
-def fused_column(graph: Folded, origins: Mapping[str, tuple[Op, ...]], source: Column, x: float) -> Column:
+def fused_column(graph: Folded, origins: Mapping[str, tuple[Op, ...]], source: GraphColumn, x: float) -> GraphColumn:
     """Places a fused graph beside the source graph it came from."""
     rows = make_rows(graph)
     contents = {op.name: content_of(graph.graph, op, origins[op.name]) for op in graph.ops}
@@ -136,7 +136,7 @@ def fused_column(graph: Folded, origins: Mapping[str, tuple[Op, ...]], source: C
     return _column(graph, rows, contents, widths, x, tops, bottoms)
 
 
-def _row_width(row: Row, least: Mapping[str, float]) -> float:
+def _row_width(row: OpRow, least: Mapping[str, float]) -> float:
     each = max(least[op.name] for op in row.ops)
     return len(row.ops) * (each + GAP_X) - GAP_X + len(row.passes) * (PASS_WIDTH + GAP_X)
 
@@ -146,7 +146,7 @@ def _pill_width(graph: Folded, op: Op) -> float:
     return sum(label_width(label_of(graph, graph.value(name))) for name in shown)
 
 
-def _gap(graph: Folded, rows: Sequence[Row], number: int) -> float:
+def _gap(graph: Folded, rows: Sequence[OpRow], number: int) -> float:
     """Space above a row."""
     section = rows[number].section
     enters = number == 0 or rows[number - 1].section != section
@@ -159,7 +159,7 @@ def _gap(graph: Folded, rows: Sequence[Row], number: int) -> float:
 
 
 def _spans(
-    rows: Sequence[Row], origins: Mapping[str, tuple[Op, ...]], source: Column
+    rows: Sequence[OpRow], origins: Mapping[str, tuple[Op, ...]], source: GraphColumn
 ) -> list[tuple[float, float] | None]:
     """The height beside the replaced ops for every row; rows that would overlap share it evenly."""
     spans: list[tuple[float, float] | None] = []
@@ -185,13 +185,13 @@ def _spans(
 
 def _column(
     graph: Folded,
-    rows: Rows,
-    contents: Mapping[str, Content],
+    rows: OpRows,
+    contents: Mapping[str, BoxText],
     widths: Mapping[str, float],
     x: float,
     tops: Sequence[float],
     bottoms: Sequence[float],
-) -> Column:
+) -> GraphColumn:
     inner_width = spread(rows, graph, lambda op: widths[op.name])
     inner_x = x + (PAD + TOKEN_WIDTH if graph.tokens else PAD)
     beside = ARENA_GAP + ARENA_WIDTH + PAD if any(arena_access(op) != "none" for op in graph.ops) else 0.0
@@ -217,4 +217,4 @@ def _column(
             times = len(section.layers)
             label = f"layer{'s' if times > 1 else ''} {ranges(section.layers)}{f' (× {times})' if times > 1 else ''}"
             frames.append(Frame(x + 5, top, width - 10, bottom - top, label))
-    return Column(graph, rows, x, width, inner_x, inner_width, tuple(tops), tuple(bottoms), boxes, tuple(frames))
+    return GraphColumn(graph, rows, x, width, inner_x, inner_width, tuple(tops), tuple(bottoms), boxes, tuple(frames))

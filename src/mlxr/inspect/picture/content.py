@@ -25,7 +25,7 @@ PAD_Y = 6.0
 
 
 @dataclass(frozen=True)
-class Chip:
+class Badge:
     """A replaced op inside a fused box; x and y from the box's top left."""
 
     x: float
@@ -36,7 +36,7 @@ class Chip:
 
 
 @dataclass(frozen=True)
-class Content:
+class BoxText:
     """The text of a box. `chips` are (text, family) of the ops that it replaced."""
 
     title: str
@@ -56,7 +56,7 @@ class Content:
         chips = self.placed_chips(width)
         return lines + 2 * PAD_Y + ((chips[-1].y - chips[0].y + CHIP_PITCH) if chips else 0.0)
 
-    def placed_chips(self, width: float) -> list[Chip]:
+    def placed_chips(self, width: float) -> list[Badge]:
         """The chips in lines below the text, each line centred."""
         lines: list[list[tuple[str, str]]] = []
         used = math.inf
@@ -66,12 +66,12 @@ class Content:
                 used = -CHIP_GAP
             lines[-1].append((text, family))
             used += CHIP_GAP + chip_width(text)
-        chips: list[Chip] = []
+        chips: list[Badge] = []
         y = PAD_Y + LINE * (1 + len(self.notes)) + (CHIP_PITCH - CHIP_HEIGHT)
         for line in lines:
             x = (width - sum(chip_width(text) + CHIP_GAP for text, _ in line) + CHIP_GAP) / 2
             for text, family in line:
-                chips.append(Chip(x, y, chip_width(text), text, family))
+                chips.append(Badge(x, y, chip_width(text), text, family))
                 x += chip_width(text) + CHIP_GAP
             y += CHIP_PITCH
         return chips
@@ -87,11 +87,11 @@ def chip_width(text: str) -> float:
     return text_width(text, CHIP_SIZE) + 12
 
 
-def content_of(graph: OpGraph, op: Op, replaced: Sequence[Op]) -> Content:
+def content_of(graph: OpGraph, op: Op, replaced: Sequence[Op]) -> BoxText:
     """The content of an op's box. An op that replaced only an op like itself shows no chips."""
     weights = [value for value in map(graph.value, op.inputs.values()) if value.role == "weight"]
     notes = tuple(f"{_weight_name(w)} {dims(w)}" for w in weights if len(w.shape) == 2)
-    return Content(op.kind, op.attrs.family, notes, tuple(_chips(replaced)) if len(replaced) > 1 else ())
+    return BoxText(op.kind, op.attrs.family, notes, tuple(_chips(replaced)) if len(replaced) > 1 else ())
 
 
 def _chips(replaced: Sequence[Op]) -> list[tuple[str, str]]:

@@ -10,8 +10,8 @@ from mlxr.compiler.artifact import Artifact, OpGraph
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.targets.environment import environment
 from mlxr.inspect.layers import model_layer
-from mlxr.inspect.picture.column import PILL_HEIGHT, PILL_TOP, Box, Column, Frame, fused_column, source_column
-from mlxr.inspect.picture.content import LINE, PAD_Y, Chip
+from mlxr.inspect.picture.column import PILL_HEIGHT, PILL_TOP, Box, Frame, GraphColumn, fused_column, source_column
+from mlxr.inspect.picture.content import LINE, PAD_Y, Badge
 from mlxr.inspect.picture.folded import Folded, fold, layer_groups
 from mlxr.inspect.picture.lines import ArenaBox, Line, Pill, arena_lines, token_lines, value_lines
 from mlxr.inspect.picture.origins import origins
@@ -44,7 +44,7 @@ _LEGEND = (
 
 
 @dataclass(frozen=True)
-class Text:
+class TextLine:
     """A line of text inside a box; `x` is its middle, `y` its baseline."""
 
     x: float
@@ -63,8 +63,8 @@ class DrawnBox:
     height: float
     family: str
     fused: bool
-    texts: tuple[Text, ...]
-    chips: tuple[Chip, ...]
+    texts: tuple[TextLine, ...]
+    chips: tuple[Badge, ...]
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Picture:
     notes: tuple[str, ...]
 
 
-def place_columns(artifact: Artifact) -> tuple[list[Column], list[Band]]:
+def place_columns(artifact: Artifact) -> tuple[list[GraphColumn], list[Band]]:
     """The three graphs of an artifact, placed side by side, and the bands behind the source ops."""
     graphs = [_with_model_layers(artifact.graph(name)) for name in ABOUT]
     groups = layer_groups(graphs)
@@ -128,7 +128,7 @@ def _with_model_layers(graph: OpGraph) -> OpGraph:
     return OpGraph(graph.values, ops, graph.outputs)
 
 
-def _bands(source: Column, fused: Folded) -> list[Band]:
+def _bands(source: GraphColumn, fused: Folded) -> list[Band]:
     bands = []
     replaced = origins(source.graph, fused)
     for op in fused.ops:
@@ -175,7 +175,7 @@ def draw_graphs(artifact: Artifact) -> str:
     return _environment().get_template("svg/graph.svg.jinja").render(picture=picture)
 
 
-def draw_column(artifact: Artifact, name: str, column: Column, bands: list[Band]) -> DrawnColumn:
+def draw_column(artifact: Artifact, name: str, column: GraphColumn, bands: list[Band]) -> DrawnColumn:
     """A placed graph as the template takes it; its boxes are in the order of `column.boxes`."""
     values, pills = value_lines(column)
     arena, arenas = arena_lines(column)
@@ -203,10 +203,11 @@ def _draw_box(box: Box) -> DrawnBox:
     offset = box.y + (box.height - content.height(box.width)) / 2
     lines = [(content.title, "op"), *((note, "note") for note in content.notes)]
     texts = tuple(
-        Text(box.centre, offset + PAD_Y + number * LINE + 10, text, style) for number, (text, style) in enumerate(lines)
+        TextLine(box.centre, offset + PAD_Y + number * LINE + 10, text, style)
+        for number, (text, style) in enumerate(lines)
     )
     chips = tuple(
-        Chip(box.x + chip.x, offset + chip.y, chip.width, chip.text, chip.family)
+        Badge(box.x + chip.x, offset + chip.y, chip.width, chip.text, chip.family)
         for chip in content.placed_chips(box.width)
     )
     return DrawnBox(box.x, box.y, box.width, box.height, content.family, bool(chips), texts, chips)

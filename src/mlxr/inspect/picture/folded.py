@@ -10,7 +10,7 @@ from mlxr.inspect.layers import alike, is_in_layer, without_layer
 
 
 @dataclass(frozen=True)
-class Link:
+class Edge:
     """A value read at an op's port, or returned (`target` is None); `source` is None for a value that no op makes."""
 
     value: str
@@ -41,8 +41,8 @@ class Folded:
     graph: OpGraph
     dtype: DType
     sections: tuple[Section, ...]
-    links: tuple[Link, ...]
-    tokens: tuple[Link, ...]
+    links: tuple[Edge, ...]
+    tokens: tuple[Edge, ...]
     order: tuple[tuple[str, str], ...]
 
     @property
@@ -116,13 +116,13 @@ def fold(graph: OpGraph, groups: Sequence[tuple[int, ...]], dtype: DType) -> Fol
         return layer_prefix(representative[producer.layer]) + without_layer(name, producer.layer)
 
     ops = [op for section in sections for op in section.ops]
-    links: dict[Link, None] = {}
-    tokens: dict[Link, None] = {}
+    links: dict[Edge, None] = {}
+    tokens: dict[Edge, None] = {}
     reads = [(op.name, port, name) for op in ops for port, name in op.inputs.items()]
     for target, port, read in [*reads, *((None, "", name) for name in graph.outputs)]:
         name = folded(read)
         value, producer = graph.value(name), graph.producer(name)
-        link = Link(name, producer.name if producer else None, target, port)
+        link = Edge(name, producer.name if producer else None, target, port)
         if value.role == "token":
             tokens[link] = None
         elif producer or value.role == "input":

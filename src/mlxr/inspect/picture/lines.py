@@ -13,10 +13,10 @@ from mlxr.inspect.picture.column import (
     PILL_HEIGHT,
     PILL_TOP,
     Box,
-    Column,
+    GraphColumn,
 )
 from mlxr.inspect.picture.content import dims, label_of, label_width
-from mlxr.inspect.picture.folded import Link, arena_access
+from mlxr.inspect.picture.folded import Edge, arena_access
 
 RADIUS = 5.0
 ARENA_HEIGHT = 34.0
@@ -33,7 +33,7 @@ class Line:
     path: str
     kind: Kind
     arrows: Literal["none", "end", "both"] = "end"
-    link: Link | None = None
+    link: Edge | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _toward(start: Point, end: Point, distance: float) -> Point:
     return (start[0] + (end[0] - start[0]) / length * distance, start[1] + (end[1] - start[1]) / length * distance)
 
 
-def value_lines(column: Column) -> tuple[list[Line], list[Pill]]:
+def value_lines(column: GraphColumn) -> tuple[list[Line], list[Pill]]:
     """Values between ops with their shapes, the input that feeds the first op, and what the graph returns."""
     graph, boxes = column.graph, column.boxes
     lines: list[Line] = []
@@ -126,19 +126,19 @@ def _pill(x: float, y: float, text: str, kind: Kind, terminal: bool) -> Pill:
     return Pill(x, y, label_width(text), text, kind, terminal)
 
 
-def _is_first(column: Column, link: Link) -> bool:
+def _is_first(column: GraphColumn, link: Edge) -> bool:
     """Whether an input is the only one that its op computes with; the others are metadata and not drawn."""
     return not any(other.target == link.target and other.source for other in column.graph.links)
 
 
-def _exit(column: Column, link: Link) -> float:
+def _exit(column: GraphColumn, link: Edge) -> float:
     assert link.source is not None, "an input leaves no box"
     box = column.boxes[link.source]
     values = list(dict.fromkeys(other.value for other in column.graph.links if other.source == link.source))
     return _port(box, values.index(link.value), len(values))
 
 
-def _entry(column: Column, link: Link) -> float:
+def _entry(column: GraphColumn, link: Edge) -> float:
     """Where a link enters its op from above; links are in the order of where their lines come from."""
     assert link.target is not None, "a returned value enters no box"
     into = [
@@ -150,7 +150,7 @@ def _entry(column: Column, link: Link) -> float:
     return _port(column.boxes[link.target], into.index(link), len(into))
 
 
-def _last_x(column: Column, link: Link) -> float:
+def _last_x(column: GraphColumn, link: Edge) -> float:
     assert link.target is not None, "a returned value enters no box"
     number = column.rows.row_of[link.target] - 1
     passing = column.rows.pass_x.get((link, number))
@@ -161,7 +161,7 @@ def _port(box: Box, index: int, number: int) -> float:
     return box.centre + (index - (number - 1) / 2) * min(28.0, box.width / (number + 1))
 
 
-def _route(column: Column, link: Link) -> list[Point]:
+def _route(column: GraphColumn, link: Edge) -> list[Point]:
     assert link.source is not None and link.target is not None, "only links between ops are routed"
     rows, start, end = column.rows, column.boxes[link.source], column.boxes[link.target]
     x = _exit(column, link)
@@ -180,7 +180,7 @@ def _route(column: Column, link: Link) -> list[Point]:
     return [*points, (x, end.y)]
 
 
-def arena_lines(column: Column) -> tuple[list[Line], list[ArenaBox]]:
+def arena_lines(column: GraphColumn) -> tuple[list[Line], list[ArenaBox]]:
     """The arena of each section and the accesses to it: arrows point where the data goes."""
     lines: list[Line] = []
     arenas: list[ArenaBox] = []
@@ -205,7 +205,7 @@ def arena_lines(column: Column) -> tuple[list[Line], list[ArenaBox]]:
     return lines, arenas
 
 
-def token_lines(column: Column) -> tuple[list[Line], list[Pill]]:
+def token_lines(column: GraphColumn) -> tuple[list[Line], list[Pill]]:
     """The chain of tokens: from the step before, through every arena access, to the step after."""
     if not column.graph.tokens:
         return [], []

@@ -15,7 +15,7 @@ import networkx as nx
 
 from mlxr.compiler.artifact import Op
 from mlxr.compiler.ir.ops.elementwise import Add
-from mlxr.inspect.picture.folded import Folded, Link
+from mlxr.inspect.picture.folded import Edge, Folded
 
 PASS_WIDTH = 8.0
 GAP_X = 10.0
@@ -24,16 +24,16 @@ FAR = 3
 
 
 @dataclass(frozen=True)
-class Row:
+class OpRow:
     """Ops side by side, and the links that pass between them."""
 
     section: int
     ops: tuple[Op, ...]
-    passes: tuple[Link, ...]
+    passes: tuple[Edge, ...]
 
 
 @dataclass
-class Rows:
+class OpRows:
     """All rows of a graph.
 
     Attributes:
@@ -42,11 +42,11 @@ class Rows:
         op_x, pass_x: centres, from the centre of the column; set by `spread`.
     """
 
-    rows: list[Row]
+    rows: list[OpRow]
     row_of: dict[str, int]
-    lanes: dict[Link, int]
+    lanes: dict[Edge, int]
     op_x: dict[str, float] = field(default_factory=dict)
-    pass_x: dict[tuple[Link, int], float] = field(default_factory=dict)
+    pass_x: dict[tuple[Edge, int], float] = field(default_factory=dict)
 
     @property
     def num_lanes(self) -> int:
@@ -54,7 +54,7 @@ class Rows:
         return max(self.lanes.values(), default=-1) + 1
 
 
-def make_rows(graph: Folded) -> Rows:
+def make_rows(graph: Folded) -> OpRows:
     """Places every op and every passing link in rows."""
     generations = [(s, ops) for s in range(len(graph.sections)) for ops in _generations(graph, s)]
     row_of = {op.name: number for number, (_, ops) in enumerate(generations) for op in ops}
@@ -67,8 +67,8 @@ def make_rows(graph: Folded) -> Rows:
     rows = []
     for number, (section, ops) in enumerate(generations):
         passing = (link for link, (top, bottom) in spans.items() if link not in far and top < number < bottom)
-        rows.append(Row(section, ops, tuple(passing)))
-    return Rows(rows, row_of, _lanes(far))
+        rows.append(OpRow(section, ops, tuple(passing)))
+    return OpRows(rows, row_of, _lanes(far))
 
 
 def _generations(graph: Folded, section: int) -> list[tuple[Op, ...]]:
@@ -84,17 +84,17 @@ def _generations(graph: Folded, section: int) -> list[tuple[Op, ...]]:
     return [tuple(ops[name] for name in sorted(names, key=place.__getitem__)) for names in generations]
 
 
-def _is_far(graph: Folded, link: Link, span: tuple[int, int]) -> bool:
+def _is_far(graph: Folded, link: Edge, span: tuple[int, int]) -> bool:
     rows = span[1] - span[0]
     assert link.target is not None, "only links between ops have spans"
     residual = link.port == "residual" or isinstance(graph.graph.op(link.target).attrs, Add)
     return rows >= FAR or (residual and rows > 1)
 
 
-def _lanes(far: dict[Link, tuple[int, int]]) -> dict[Link, int]:
+def _lanes(far: dict[Edge, tuple[int, int]]) -> dict[Edge, int]:
     """The innermost lane that is free over each link's rows."""
     ends: list[int] = []
-    lanes: dict[Link, int] = {}
+    lanes: dict[Edge, int] = {}
     for link, (top, bottom) in sorted(far.items(), key=lambda item: (item[1], item[0].value)):
         free = next((lane for lane, end in enumerate(ends) if end <= top), len(ends))
         if free == len(ends):
@@ -104,7 +104,7 @@ def _lanes(far: dict[Link, tuple[int, int]]) -> dict[Link, int]:
     return lanes
 
 
-def spread(rows: Rows, graph: Folded, width_of: Callable[[Op], float]) -> float:
+def spread(rows: OpRows, graph: Folded, width_of: Callable[[Op], float]) -> float:
     """Sets the sideways positions.
 
     Args:
@@ -116,17 +116,17 @@ def spread(rows: Rows, graph: Folded, width_of: Callable[[Op], float]) -> float:
         The width that holds all rows: that of the widest, within which the others are kept.
     """
     limit = max(_row_width(row, width_of) for row in rows.rows) / 2
-    into: dict[str, list[Link]] = {}
+    into: dict[str, list[Edge]] = {}
     for link in graph.links:
         if link.target is not None and link.source is not None and link not in rows.lanes:
             into.setdefault(link.target, []).append(link)
 
-    def above(link: Link, number: int) -> float:
+    def above(link: Edge, number: int) -> float:
         assert link.source is not None, "links into ops were chosen by their source"
         return rows.pass_x.get((link, number - 1), rows.op_x[link.source])
 
     for number, row in enumerate(rows.rows):
-        items: list[tuple[float, int, float, Op | Link]] = []
+        items: list[tuple[float, int, float, Op | Edge]] = []
         for place, link in enumerate(row.passes):
             items.append((above(link, number), place - len(row.passes), PASS_WIDTH, link))
         for place, op in enumerate(row.ops):
@@ -135,14 +135,14 @@ def spread(rows: Rows, graph: Folded, width_of: Callable[[Op], float]) -> float:
             items.append((sum(wanted) / len(wanted) if wanted and not alone else 0.0, place, width_of(op), op))
         items.sort(key=lambda item: item[:2])
         for item, x in zip(items, _apart([i[0] for i in items], [i[2] for i in items], limit), strict=True):
-            if isinstance(item[3], Link):
+            if isinstance(item[3], Edge):
                 rows.pass_x[item[3], number] = x
             else:
                 rows.op_x[item[3].name] = x
     return 2 * limit
 
 
-def _row_width(row: Row, width_of: Callable[[Op], float]) -> float:
+def _row_width(row: OpRow, width_of: Callable[[Op], float]) -> float:
     return sum(width_of(op) + GAP_X for op in row.ops) + len(row.passes) * (PASS_WIDTH + GAP_X) - GAP_X
 
 

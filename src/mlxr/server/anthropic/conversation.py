@@ -18,7 +18,7 @@ from mlxr.server.anthropic.content import (
 from mlxr.server.anthropic.given_tools import given_tools
 from mlxr.server.anthropic.messages_request import (
     AnyChoice,
-    Conversation,
+    CountTokensRequest,
     MessagesRequest,
     NamedChoice,
     NoChoice,
@@ -30,7 +30,7 @@ from mlxr.server.errors import bad_field
 from mlxr.server.openai.sampling_fields import check_schema, seed_of, share_of
 
 
-def job_of(request: Conversation) -> ChatJob:
+def job_of(request: CountTokensRequest) -> ChatJob:
     """The conversation of a request.
 
     Raises:
@@ -56,12 +56,12 @@ def job_of(request: Conversation) -> ChatJob:
     )
 
 
-def hides_thinking(request: Conversation) -> bool:
+def hides_thinking(request: CountTokensRequest) -> bool:
     """Whether the client wants no text of the model's thinking."""
     return getattr(request.thinking, "display", None) == "omitted"
 
 
-def _sampling(request: Conversation) -> Sampling:
+def _sampling(request: CountTokensRequest) -> Sampling:
     output_format = request.output_format
     if request.output_config is not None and request.output_config.format is not None:
         output_format = request.output_config.format
@@ -89,7 +89,7 @@ def _choice(choice: object) -> str:
     return "none" if isinstance(choice, NoChoice) else "auto"
 
 
-def _variables(request: Conversation) -> dict[str, Any]:
+def _variables(request: CountTokensRequest) -> dict[str, Any]:
     variables: dict[str, Any] = {}
     if request.thinking is not None:
         variables["enable_thinking"] = not isinstance(request.thinking, ThinkingOff)
@@ -98,7 +98,7 @@ def _variables(request: Conversation) -> dict[str, Any]:
     return variables
 
 
-def _messages(request: Conversation) -> tuple[dict[str, Any], ...]:
+def _messages(request: CountTokensRequest) -> tuple[dict[str, Any], ...]:
     told: list[dict[str, Any]] = []
     if system := text_of(request.system):
         told.append({"role": "system", "content": system})

@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from mlxr.runtime.engine.completion import Completion
 from mlxr.server.anthropic.conversation import hides_thinking, job_of
-from mlxr.server.anthropic.messages_request import Conversation, MessagesRequest
+from mlxr.server.anthropic.messages_request import CountTokensRequest, MessagesRequest
 from mlxr.server.blocks import Block, BlockKind, Blocks, Change, arguments_of
-from mlxr.server.chat.answer import Piece, answer
+from mlxr.server.chat.answer import AnswerEvent, answer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Delta
 from mlxr.server.documents.answers import answers
@@ -67,7 +67,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
 
 
 @router.post("/v1/messages/count_tokens", tags=["Anthropic"], responses=answers(TokenCount))
-async def count_tokens(body: Conversation, request: Request) -> Response:
+async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
     """How many tokens a conversation has, up to where the answer begins."""
     state = ServerState.of(request)
     state.pool.find(body.model)
@@ -162,19 +162,19 @@ def _message(model: str, content: list[BlockTold], usage: MessageUsage, end: Mes
     )
 
 
-def _completion(piece: Piece) -> Completion:
+def _completion(piece: AnswerEvent) -> Completion:
     assert piece.event.completion is not None, "the last event of an answer has it"
     return piece.event.completion
 
 
-def _end(body: MessagesRequest, piece: Piece) -> MessageEnd:
+def _end(body: MessagesRequest, piece: AnswerEvent) -> MessageEnd:
     if not body.max_tokens:
         return MessageEnd(stop_reason="max_tokens", stop_sequence=None)
     stop_text = _completion(piece).stop_text
     return MessageEnd(stop_reason=_stop_reason(piece, stop_text), stop_sequence=stop_text)
 
 
-def _stop_reason(piece: Piece, stop_text: str | None) -> StopReason:
+def _stop_reason(piece: AnswerEvent, stop_text: str | None) -> StopReason:
     if piece.event.finish_reason == "context":
         return "model_context_window_exceeded"
     if piece.event.finish_reason != "stop":
@@ -184,7 +184,7 @@ def _stop_reason(piece: Piece, stop_text: str | None) -> StopReason:
     return "tool_use" if piece.has_tool_calls else "end_turn"
 
 
-def _wanted(body: MessagesRequest, piece: Piece) -> list[Delta]:
+def _wanted(body: MessagesRequest, piece: AnswerEvent) -> list[Delta]:
     """What of a piece is told: nothing, if the prompt was only to be read."""
     return piece.deltas if body.max_tokens else []
 

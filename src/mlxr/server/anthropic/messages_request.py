@@ -96,7 +96,7 @@ class OutputConfig(ApiModel):
     task_budget: NotServed = None
 
 
-class Conversation(ApiModel):
+class CountTokensRequest(ApiModel):
     """What is asked: the body of /v1/messages/count_tokens."""
 
     refused: ClassVar[dict[str, str]] = {
@@ -127,7 +127,7 @@ class Conversation(ApiModel):
     fallbacks: NotServed = None
 
 
-class MessagesRequest(Conversation):
+class MessagesRequest(CountTokensRequest):
     """The body of /v1/messages."""
 
     max_tokens: int = Field(ge=0)

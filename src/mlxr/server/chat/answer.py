@@ -29,7 +29,7 @@ class Answerer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerEvent:
     """One event of an answer, and what it means.
 
     Attributes:
@@ -53,7 +53,7 @@ async def answer(
     priority: int = 0,
     deadline: float | None = None,
     salt: str = "",
-) -> AsyncGenerator[Piece]:
+) -> AsyncGenerator[AnswerEvent]:
     """The pieces of a job's answers, as they come. Leaving the loop cancels what is left.
 
     Args:
@@ -81,7 +81,7 @@ async def answer(
                 deltas = parser.push(event)
                 if event.finish_reason is not None:
                     deltas = joined([*deltas, *parser.finish()])
-                yield Piece(event.index, deltas, event, parser.has_tool_calls)
+                yield AnswerEvent(event.index, deltas, event, parser.has_tool_calls)
         except ConstraintError as error:
             if sampling is not job.sampling and error.option == "grammar":
                 raise RequestError(f"the tools or the form of the answer cannot be enforced: {error}") from error

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.chat.answer_reader import AnswerReader, Reading, spelled
-from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
+from mlxr.server.chat.delta import ContentDelta, Delta, ReasoningDelta, ToolArguments, ToolStart
 
 
 class AnswerParser:
@@ -56,10 +56,10 @@ def joined(deltas: Collection[Delta]) -> list[Delta]:
     for delta in deltas:
         last = whole[-1] if whole else None
         match delta, last:
-            case (Reasoning(text), Reasoning(before)):
-                whole[-1] = Reasoning(before + text)
-            case (Content(text), Content(before)):
-                whole[-1] = Content(before + text)
+            case (ReasoningDelta(text), ReasoningDelta(before)):
+                whole[-1] = ReasoningDelta(before + text)
+            case (ContentDelta(text), ContentDelta(before)):
+                whole[-1] = ContentDelta(before + text)
             case (ToolArguments(index, text), ToolArguments(same, before)) if index == same:
                 whole[-1] = ToolArguments(index, before + text)
             case _:

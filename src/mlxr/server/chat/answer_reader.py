@@ -14,15 +14,15 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import TypeVar
 
 from mlxr.runtime.tokenizer.thinking_form import MARKER
-from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
+from mlxr.server.chat.delta import ContentDelta, Delta, ReasoningDelta, ToolArguments, ToolStart
 from mlxr.server.chat.json_value import JsonValue
 from mlxr.server.chat.loose_value import LooseScan
 
 _T = TypeVar("_T")
-Part = Generator[None, None, _T]
-"""Part of a reading, which yields where it needs more of the answer, and returns a result."""
-Reading = Part[None]
-TextKind = type[Content] | type[Reasoning]
+Parse = Generator[None, None, _T]
+"""A step of parsing, which yields where it needs more of the answer, and returns a result."""
+Reading = Parse[None]
+TextKind = type[ContentDelta] | type[ReasoningDelta]
 
 _OPEN, _CLOSE = "\ud800", "\udc00"
 _CONTROL = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
@@ -151,7 +151,7 @@ class AnswerReader:
 
     def rest(self) -> Reading:
         """All that is left is content, exactly as it comes."""
-        yield from self.rest_as(lambda text: self.emit(Content, text))
+        yield from self.rest_as(lambda text: self.emit(ContentDelta, text))
 
     def rest_as(self, use: Callable[[str], None]) -> Reading:
         """All that is left, up to the end of the answer: calls a function with each piece of it."""
@@ -170,7 +170,7 @@ class AnswerReader:
                 self._taken.append(last[:-left])
             left -= min(left, len(last))
 
-    def text_until(self, kind: TextKind, names: "Sequence[str] | Markers", *, exact: bool = False) -> Part[str | None]:
+    def text_until(self, kind: TextKind, names: "Sequence[str] | Markers", *, exact: bool = False) -> Parse[str | None]:
         """Emits text up to the first of some markers, which is read too.
 
         Args:
@@ -185,7 +185,7 @@ class AnswerReader:
 
     def each_until(
         self, use: Callable[[str], None], names: "Sequence[str] | Markers", *, exact: bool = False
-    ) -> Part[str | None]:
+    ) -> Parse[str | None]:
         """As `text_until`, calling a function with each piece of the text."""
         markers = names if isinstance(names, Markers) else Markers({self.marker(name): name for name in names})
         space = "" if exact else _SPACE
@@ -207,7 +207,7 @@ class AnswerReader:
                 return None
             yield
 
-    def first_of(self, markers: "Markers") -> Part[str | None]:
+    def first_of(self, markers: "Markers") -> Parse[str | None]:
         """The name of the marker that comes next, perhaps after white space: then both are read, else nothing."""
         while True:
             text = self._buffer.lstrip(_SPACE)
@@ -222,7 +222,7 @@ class AnswerReader:
             self._take(match.end())
             return markers.names[match[0]]
 
-    def next_is(self, chunks: Sequence[str]) -> Part[bool]:
+    def next_is(self, chunks: Sequence[str]) -> Parse[bool]:
         """Whether texts come next, between which there may be white space: then all are read, else nothing."""
         while True:
             at, is_open = 0, False
@@ -277,7 +277,7 @@ class AnswerReader:
                 return
             yield
 
-    def begins_with(self, name: str) -> Part[bool]:
+    def begins_with(self, name: str) -> Parse[bool]:
         """Whether a marker comes next, perhaps after white space: then both are read, else nothing."""
         marker = self.marker(name)
         while True:
@@ -289,7 +289,7 @@ class AnswerReader:
                 return False
             yield
 
-    def next_sign(self) -> Part[str]:
+    def next_sign(self) -> Parse[str]:
         """The next character that is no white space, which stays; nothing at the end of the answer."""
         yield from self.skip_space()
         return self._buffer[:1]
@@ -298,7 +298,7 @@ class AnswerReader:
         """Reads the character that `next_sign` has returned."""
         self._take(1)
 
-    def json_value(self, use: Callable[[str], None]) -> Part[bool]:
+    def json_value(self, use: Callable[[str], None]) -> Parse[bool]:
         """Reads a JSON value, calling a function with each piece of it.
 
         Returns:
@@ -315,7 +315,7 @@ class AnswerReader:
                 return value.is_complete
             yield
 
-    def loose_value(self, scan: LooseScan, use: Callable[[str], None]) -> Part[bool]:
+    def loose_value(self, scan: LooseScan, use: Callable[[str], None]) -> Parse[bool]:
         """Reads a value whose end is found by a scan, calling a function with each piece of it.
 
         Returns:

@@ -20,7 +20,7 @@ from mlxr.server.chat.answer_parser import AnswerParser
 from mlxr.server.chat.answer_reader import AnswerReader
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.control_names import ControlNames
-from mlxr.server.chat.formats.family import Beginning, Family
+from mlxr.server.chat.formats.family import Beginning, TemplateFamily
 from mlxr.server.chat.formats.registry import form_name
 from mlxr.server.chat.learned.answer_form import AnswerForm, Origin
 from mlxr.server.chat.messages import checked_messages, plain_tools
@@ -141,7 +141,7 @@ class ChatFormat:
         start = family.start(grammar, job, beginning)
         return replace(sampling, json_schema=None, regex=None, choice=None, grammar=grammar.written(start))
 
-    def _ending(self, sampling: Sampling, family: Family) -> Sampling:
+    def _ending(self, sampling: Sampling, family: TemplateFamily) -> Sampling:
         """The options, by which an answer also ends where the template ends one, if the files do not say so."""
         end = self._tokenizer.control_tokens.get(family.last_marker)
         if end is None or end in self._tokenizer.eos_ids or sampling.ignore_eos:
@@ -163,10 +163,10 @@ class ChatFormat:
     def _form(self, job: ChatJob) -> TemplateForm:
         return self._with_tools if job.uses_tools else self._plain
 
-    def _family(self, job: ChatJob) -> Family:
+    def _family(self, job: ChatJob) -> TemplateFamily:
         return self._learned(self._form(job))
 
-    def _learned(self, form: TemplateForm) -> Family:
+    def _learned(self, form: TemplateForm) -> TemplateFamily:
         """The family of a template, which its own thread must find."""
         if form.is_learned or threading.get_ident() == self._thread_id:
             return form.family

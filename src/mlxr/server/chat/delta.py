@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningDelta:
     """Text that the model wrote for itself."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ContentDelta:
     """Text of the answer."""
 
     text: str
@@ -43,4 +43,4 @@ class ToolArguments:
     text: str
 
 
-Delta = Reasoning | Content | ToolStart | ToolArguments
+Delta = ReasoningDelta | ContentDelta | ToolStart | ToolArguments

@@ -6,7 +6,7 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import Any
 
-from mlxr.server.chat.answer_reader import AnswerReader, Part
+from mlxr.server.chat.answer_reader import AnswerReader, Parse
 from mlxr.server.chat.learned.answer_form import ObjectKeys
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -31,7 +31,7 @@ class CallState(Enum):
 
 def read_json_call(
     reader: AnswerReader, names: Collection[str] | None = None, keys: ObjectKeys | None = None
-) -> Part[CallState]:
+) -> Parse[CallState]:
     """Reads a call whose `{` has been read.
 
     Args:
@@ -114,7 +114,7 @@ def as_object(arguments: str | None) -> str:
     return arguments or ""
 
 
-def _value(reader: AnswerReader) -> Part[tuple[str, bool]]:
+def _value(reader: AnswerReader) -> Parse[tuple[str, bool]]:
     """A JSON value as text, and whether it is whole."""
     pieces: list[str] = []
     use: Callable[[str], None] = pieces.append

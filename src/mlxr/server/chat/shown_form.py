@@ -10,7 +10,7 @@ from typing import Any
 from mlxr.compiler.errors import ChatTemplateError
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.template_files import NamedTemplates
-from mlxr.server.chat.formats.family import Family
+from mlxr.server.chat.formats.family import TemplateFamily
 from mlxr.server.chat.formats.registry import family_of
 from mlxr.server.chat.learned.answer_form import ArgumentForm, CallForm, Slot, Style
 
@@ -81,13 +81,13 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def family_of_templates(templates: NamedTemplates) -> Family | None:
+def family_of_templates(templates: NamedTemplates) -> TemplateFamily | None:
     """The family of a model's answers where tools are given; None if its template is faulty. Slow the first time."""
     return _family(templates.text, templates.tool_use)
 
 
 @lru_cache(_KEPT)
-def _family(text: str, tool_use: str | None) -> Family | None:
+def _family(text: str, tool_use: str | None) -> TemplateFamily | None:
     with closing(ChatTemplate(text, "the model", {"bos_token": "", "eos_token": ""}, tool_use=tool_use)) as template:
         needed: dict[str, Any] = {} if tool_use is None else {"tools": []}
         try:

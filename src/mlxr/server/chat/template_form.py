@@ -13,7 +13,7 @@ from mlxr.runtime.tokenizer.template_names import ReadNames
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.control_names import ControlNames
-from mlxr.server.chat.formats.family import Beginning, Family
+from mlxr.server.chat.formats.family import Beginning, TemplateFamily
 from mlxr.server.chat.formats.registry import family_of
 from mlxr.server.chat.learned.probe import CONTENT
 from mlxr.server.chat.messages import described_tools
@@ -33,7 +33,7 @@ class TemplateForm:
         self._template = template
         self._needed: dict[str, Any] = {"tools": []} if for_tools else {}
         self._tokenizer = tokenizer
-        self._family: Family | None = None
+        self._family: TemplateFamily | None = None
         self._names: ControlNames | None = None
         self._read_names = ReadNames()
 
@@ -43,7 +43,7 @@ class TemplateForm:
         return self._family is not None
 
     @property
-    def family(self) -> Family:
+    def family(self) -> TemplateFamily:
         """How answers are written. The first time, that is learned by rendering the template.
 
         Raises:

@@ -145,7 +145,7 @@ class TextCompletion(Told):
     warnings: list[str] | None = None
 
 
-class ModelRecord(Told):
+class ListedModel(Told):
     """A model. How long its sequences may be is what its files say until it is loaded: memory may allow less."""
 
     id: str
@@ -162,7 +162,7 @@ class ModelList(Told):
     """All models."""
 
     object: Literal["list"]
-    data: list[ModelRecord]
+    data: list[ListedModel]
     has_more: bool
     first_id: str | None
     last_id: str | None
@@ -177,7 +177,7 @@ class Tokens(Told):
     token_strs: list[str] | None = None
 
 
-class Text(Told):
+class DetokenizedText(Told):
     """Of /detokenize."""
 
     prompt: str

@@ -12,7 +12,7 @@ from mlxr.compiler.artifact import Artifact, Op, OpGraph
 from mlxr.compiler.ir.op_kind import AttrValue, OpFamily
 from mlxr.compiler.spec.record import Record
 from mlxr.inspect.layers import without_layer
-from mlxr.inspect.picture.column import PILL_HEIGHT, Column
+from mlxr.inspect.picture.column import PILL_HEIGHT, GraphColumn
 from mlxr.inspect.picture.draw import ABOUT, TITLE_HEIGHT, Band, DrawnBox, draw_column, place_columns
 from mlxr.inspect.picture.folded import Folded
 from mlxr.inspect.picture.lines import Line
@@ -59,7 +59,7 @@ class TextView(Record):
     style: str
 
 
-class ChipView(Record):
+class BadgeView(Record):
     """A small box inside a fused op's box: ops that it replaced."""
 
     x: float
@@ -101,7 +101,7 @@ class NodeView(Record):
     width: float
     height: float
     texts: tuple[TextView, ...]
-    chips: tuple[ChipView, ...]
+    chips: tuple[BadgeView, ...]
 
 
 class EdgeView(Record):
@@ -218,7 +218,7 @@ def graphs_view(artifact: Artifact) -> GraphsView:
 def _graph(
     artifact: Artifact,
     name: GraphName,
-    column: Column,
+    column: GraphColumn,
     parts: Mapping[str, Mapping[str, tuple[Op, ...]]],
     bands: list[Band],
 ) -> GraphView:
@@ -275,7 +275,7 @@ def _node(graph: Folded, name: str, box: DrawnBox, parts: tuple[Op, ...], fused_
         width=_pixels(box.width),
         height=_pixels(box.height),
         texts=tuple(TextView(**_rounded(asdict(text))) for text in box.texts),
-        chips=tuple(ChipView(**_rounded(asdict(chip))) for chip in box.chips),
+        chips=tuple(BadgeView(**_rounded(asdict(chip))) for chip in box.chips),
     )
 
 

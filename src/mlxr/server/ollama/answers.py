@@ -12,7 +12,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from mlxr.server.blocks import Blocks, Change, arguments_of
-from mlxr.server.chat.answer import Piece
+from mlxr.server.chat.answer import AnswerEvent
 from mlxr.server.documents.answers import Told
 from mlxr.server.documents.json_form import Form, JsonAnswer, json_text
 from mlxr.server.documents.ollama_answers import OllamaCall, OllamaEnd, OllamaFunction, OllamaMore
@@ -31,7 +31,7 @@ NEVER = "9999-12-31T23:59:59Z"
 
 
 @dataclass
-class Part:
+class PartialAnswer:
     """A part of an answer, or all of it."""
 
     text: str = ""
@@ -44,7 +44,7 @@ class Part:
         """Whether it is text alone, and perhaps its log probabilities, as nearly all parts are."""
         return not (self.thinking or self.calls)
 
-    def add(self, more: "Part") -> None:
+    def add(self, more: "PartialAnswer") -> None:
         """Adds what follows."""
         self.text += more.text
         self.thinking += more.thinking
@@ -64,7 +64,7 @@ class Records:
         token_line: the same with log probabilities.
     """
 
-    fields: Callable[[Part], dict[str, Any]]
+    fields: Callable[[PartialAnswer], dict[str, Any]]
     end: Callable[..., OllamaEnd]
     more: Callable[..., OllamaMore]
     text_line: Form
@@ -88,10 +88,10 @@ class Ask:
     model: str
     keep_alive: KeepAlive
     options: Options | None
-    pieces: Callable[[LoadedModel], AsyncGenerator[Piece]]
+    pieces: Callable[[LoadedModel], AsyncGenerator[AnswerEvent]]
     records: Records
 
-    def fields(self, part: Part) -> dict[str, Any]:
+    def fields(self, part: PartialAnswer) -> dict[str, Any]:
         """The fields of a record."""
         logprobs = {"logprobs": part.logprobs} if part.logprobs else {}
         return {"model": self.model, "created_at": written(), **self.records.fields(part), **logprobs}
@@ -115,12 +115,12 @@ async def answered(request: Request, ask: Ask, stream: bool | None) -> Response:
 async def loaded_or_not(ask: Ask) -> Response:
     """The response to a request without a prompt: it loads the model, or unloads it if `keep_alive` is 0."""
     reason = await loaded_or_unloaded(ask.state.pool, ask.model, ask.keep_alive, context=context_of(ask.options))
-    record = ask.records.end(**ask.fields(Part()), done=True, done_reason=reason)
+    record = ask.records.end(**ask.fields(PartialAnswer()), done=True, done_reason=reason)
     return JsonAnswer(with_warnings(record))
 
 
 async def _whole(ask: Ask, name: str) -> OllamaEnd:
-    whole, times = Part(), _Times()
+    whole, times = PartialAnswer(), _Times()
     async for part in _parts(ask, name, times):
         whole.add(part)
     return with_warnings(ask.records.end(**ask.fields(whole), **times.numbers()))
@@ -135,11 +135,11 @@ async def _lines(ask: Ask, name: str) -> AsyncGenerator[bytes]:
         record = ask.records.more(**ask.fields(part), done=False)
         yield _line(with_warnings(record) if is_first else record)
         is_first = False
-    end = ask.records.end(**ask.fields(Part()), **times.numbers())
+    end = ask.records.end(**ask.fields(PartialAnswer()), **times.numbers())
     yield _line(with_warnings(end) if is_first else end)
 
 
-def _text_line(records: Records, part: Part, model: str, time: str) -> str:
+def _text_line(records: Records, part: PartialAnswer, model: str, time: str) -> str:
     if not part.logprobs:
         return records.text_line(model, time, quoted(part.text))
     logprobs = ",".join(map(chat_token_text, part.logprobs))
@@ -151,7 +151,7 @@ class _Times:
 
     def __init__(self) -> None:
         self.asked = self.loaded = self.first = self.last = time.perf_counter_ns()
-        self.piece: Piece | None = None
+        self.piece: AnswerEvent | None = None
 
     def numbers(self) -> dict[str, Any]:
         """The fields of the last record; durations are in nanoseconds."""
@@ -169,7 +169,7 @@ class _Times:
         }
 
 
-async def _parts(ask: Ask, name: str, times: _Times) -> AsyncGenerator[Part]:
+async def _parts(ask: Ask, name: str, times: _Times) -> AsyncGenerator[PartialAnswer]:
     """The parts that have something in them."""
     blocks = Blocks()
     context = context_of(ask.options)
@@ -187,12 +187,12 @@ async def _parts(ask: Ask, name: str, times: _Times) -> AsyncGenerator[Part]:
                 part = _part(blocks, changes)
                 if piece.event.logprob is not None:
                     part.logprobs = [chat_token(model.engine.model.tokenizer, piece.event.logprob)]
-                if part != Part():
+                if part != PartialAnswer():
                     yield part
 
 
-def _part(blocks: Blocks, changes: list[Change]) -> Part:
-    part = Part()
+def _part(blocks: Blocks, changes: list[Change]) -> PartialAnswer:
+    part = PartialAnswer()
     for change in changes:
         if change.kind == "grow" and change.block.kind == "text":
             part.text += change.text

@@ -14,7 +14,7 @@ from mlxr.server.documents.ollama_answers import OllamaChat, OllamaChatLine, Oll
 from mlxr.server.errors import bad_field, quoted_json
 from mlxr.server.fields import MOST_MESSAGES, ApiModel, WithoutEffect
 from mlxr.server.large_body_route import JsonRoute, made
-from mlxr.server.ollama.answers import Ask, Part, Records, answered, loaded_or_not
+from mlxr.server.ollama.answers import Ask, PartialAnswer, Records, answered, loaded_or_not
 from mlxr.server.ollama.named_models import KeepAlive
 from mlxr.server.ollama.options import Options, sampling_of
 from mlxr.server.request_record import note_warning
@@ -79,7 +79,7 @@ class Tool(ApiModel):
     function: Function
 
 
-class Common(ApiModel):
+class CommonRequest(ApiModel):
     """The fields that chat and generate share."""
 
     model: str
@@ -116,7 +116,7 @@ class Common(ApiModel):
         return {"enable_thinking": self.think is not False} | effort
 
 
-class ChatRequest(Common):
+class ChatRequest(CommonRequest):
     """The body of /api/chat."""
 
     refused: ClassVar[dict[str, str]] = {"messages[].images": "this server takes text only"}
@@ -197,7 +197,7 @@ def _answered_call(place: int, message: Message, waiting: dict[str, str]) -> str
     return fitting[0]
 
 
-def _fields(part: Part) -> dict[str, Any]:
+def _fields(part: PartialAnswer) -> dict[str, Any]:
     message = OllamaMessage(role="assistant", content=part.text)
     if part.thinking:
         message.thinking = part.thinking

@@ -24,7 +24,7 @@ from mlxr.server.state import ServerState
 router = APIRouter(route_class=JsonRoute)
 
 
-class Common(ApiModel):
+class CommonEmbedRequest(ApiModel):
     """The fields that both paths have."""
 
     model: str
@@ -32,7 +32,7 @@ class Common(ApiModel):
     keep_alive: KeepAlive = None
 
 
-class EmbedRequest(Common):
+class EmbedRequest(CommonEmbedRequest):
     """The body of /api/embed."""
 
     input: str | list[str] | None = None
@@ -40,7 +40,7 @@ class EmbedRequest(Common):
     dimensions: int | None = Field(None, ge=1)
 
 
-class EmbeddingsRequest(Common):
+class EmbeddingsRequest(CommonEmbedRequest):
     """The body of /api/embeddings."""
 
     prompt: str | None = None
@@ -75,7 +75,7 @@ async def embed_prompt(body: EmbeddingsRequest, request: Request) -> Response:
 
 async def _embedded(
     state: ServerState,
-    body: Common,
+    body: CommonEmbedRequest,
     texts: Texts,
     field: str = "input",
     *,

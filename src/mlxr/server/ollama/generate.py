@@ -10,16 +10,16 @@ from starlette.responses import Response
 
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.too_long import check_length
-from mlxr.server.chat.answer import Piece, answer
+from mlxr.server.chat.answer import AnswerEvent, answer
 from mlxr.server.chat.chat_job import ChatJob
-from mlxr.server.chat.delta import Content
+from mlxr.server.chat.delta import ContentDelta
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.json_form import Form, json_form
 from mlxr.server.documents.ollama_answers import OllamaText, OllamaTextLine
 from mlxr.server.errors import bad_field
 from mlxr.server.large_body_route import JsonRoute
-from mlxr.server.ollama.answers import Ask, Part, Records, answered, loaded_or_not
-from mlxr.server.ollama.chat import Common
+from mlxr.server.ollama.answers import Ask, PartialAnswer, Records, answered, loaded_or_not
+from mlxr.server.ollama.chat import CommonRequest
 from mlxr.server.ollama.options import sampling_of
 from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.state import ServerState
@@ -27,7 +27,7 @@ from mlxr.server.state import ServerState
 router = APIRouter(route_class=JsonRoute)
 
 
-class GenerateRequest(Common):
+class GenerateRequest(CommonRequest):
     """The body of /api/generate."""
 
     refused: ClassVar[dict[str, str]] = {
@@ -59,7 +59,7 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
     return await answered(request, ask, body.stream)
 
 
-def _pieces(model: LoadedModel, body: GenerateRequest, sampling: Sampling) -> AsyncGenerator[Piece]:
+def _pieces(model: LoadedModel, body: GenerateRequest, sampling: Sampling) -> AsyncGenerator[AnswerEvent]:
     if body.raw or (model.chat_format is None and not body.system):
         return _continued(model, body.prompt or "", sampling, parse_special=bool(body.raw))
     messages = [{"role": "system", "content": body.system}] if body.system else []
@@ -74,17 +74,19 @@ def _pieces(model: LoadedModel, body: GenerateRequest, sampling: Sampling) -> As
     return answer(model, job)
 
 
-async def _continued(model: LoadedModel, prompt: str, sampling: Sampling, parse_special: bool) -> AsyncGenerator[Piece]:
+async def _continued(
+    model: LoadedModel, prompt: str, sampling: Sampling, parse_special: bool
+) -> AsyncGenerator[AnswerEvent]:
     """The text that continues a prompt. In a raw one, the names of control tokens mean these tokens."""
     tokenizer = model.engine.model.require_tokenizer()
     check_length(prompt, tokenizer, model.limit)
     ids = await asyncio.to_thread(tokenizer.encode, prompt, parse_special=parse_special)
     async with aclosing(model.engine.generate(ids, sampling)) as events:
         async for event in events:
-            yield Piece(event.index, [Content(event.text)] if event.text else [], event, False)
+            yield AnswerEvent(event.index, [ContentDelta(event.text)] if event.text else [], event, False)
 
 
-def _fields(part: Part) -> dict[str, Any]:
+def _fields(part: PartialAnswer) -> dict[str, Any]:
     return {"response": part.text} | ({"thinking": part.thinking} if part.thinking else {})
 
 

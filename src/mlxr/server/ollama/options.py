@@ -23,7 +23,7 @@ _INSTEAD = {
 """Options that can only be off, each with what to do instead."""
 
 
-class LoadOptions(ApiModel):
+class OllamaLoadOptions(ApiModel):
     """Options of how a model is loaded, which is the server's affair, not a request's."""
 
     num_ctx: int | None = Field(default=None, ge=0)
@@ -44,7 +44,7 @@ class LoadOptions(ApiModel):
     num_thread: WithoutEffect = None
 
 
-class Options(LoadOptions):
+class Options(OllamaLoadOptions):
     """The `options` of a request for an answer."""
 
     num_predict: int | None = None
@@ -66,7 +66,7 @@ class Options(LoadOptions):
     mirostat_eta: WithoutEffect = None
 
 
-class EmbedOptions(LoadOptions):
+class EmbedOptions(OllamaLoadOptions):
     """The `options` of a request for embeddings: those of answers say nothing here."""
 
     num_predict: WithoutEffect = None
@@ -88,7 +88,7 @@ class EmbedOptions(LoadOptions):
     penalize_newline: WithoutEffect = None
 
 
-def context_of(options: LoadOptions | None) -> int | None:
+def context_of(options: OllamaLoadOptions | None) -> int | None:
     """The context that a request counts on; None: it does not say."""
     return (options.num_ctx or None) if options is not None else None
 

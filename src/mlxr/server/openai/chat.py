@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from mlxr.runtime.engine.completion import Event, FinishReason, TokenLogprob, Usage
-from mlxr.server.chat.answer import Piece, answer
+from mlxr.server.chat.answer import AnswerEvent, answer
 from mlxr.server.chat.chat_job import ChatJob
-from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
+from mlxr.server.chat.delta import ContentDelta, Delta, ReasoningDelta, ToolArguments, ToolStart
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.json_form import JsonAnswer, json_form, json_text
 from mlxr.server.documents.openai_answers import (
@@ -72,12 +72,12 @@ class _Answer:
         self.finish_reason: ChatReason = "stop"
         self.usage = Usage(0, 0, 0)
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: AnswerEvent) -> None:
         for delta in piece.deltas:
             match delta:
-                case Content(text):
+                case ContentDelta(text):
                     self.content.append(text)
-                case Reasoning(text):
+                case ReasoningDelta(text):
                     self.reasoning.append(text)
                 case ToolStart(_, call_id, name):
                     self.calls.append((call_id, name, []))
@@ -152,7 +152,7 @@ async def _stream(state: ServerState, body: ChatRequest, job: ChatJob) -> AsyncG
                 logprobs = chat_logprobs_text(model.engine.model.tokenizer, event.logprob)
             deltas = piece.deltas
             if not body.shows_reasoning:
-                deltas = [delta for delta in deltas if not isinstance(delta, Reasoning)]
+                deltas = [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
             if not deltas and logprobs != "null":
                 yield chunk(index, _NOTHING, logprobs)
             for delta in deltas:
@@ -199,10 +199,10 @@ _CALL_ARGUMENTS = json_form(
 
 
 def _delta(delta: Delta) -> str:
-    if isinstance(delta, Content):  # nearly all; a pattern takes longer
+    if isinstance(delta, ContentDelta):  # nearly all; a pattern takes longer
         return _CONTENT(quoted(delta.text))
     match delta:
-        case Reasoning(text):
+        case ReasoningDelta(text):
             return _REASONING(quoted(text))
         case ToolStart(index, call_id, name):
             return _CALL_START(index, quoted(call_id), quoted(name))
@@ -212,10 +212,10 @@ def _delta(delta: Delta) -> str:
 
 def is_reasoning(deltas: Sequence[Delta]) -> bool:
     """Whether a token is one of reasoning."""
-    return any(isinstance(delta, Reasoning) for delta in deltas)
+    return any(isinstance(delta, ReasoningDelta) for delta in deltas)
 
 
-def finish_reason(piece: Piece) -> ChatReason:
+def finish_reason(piece: AnswerEvent) -> ChatReason:
     """OpenAI's reason for the end of an answer."""
     if piece.has_tool_calls and piece.event.finish_reason == "stop":
         return "tool_calls"

@@ -15,7 +15,7 @@ from mlxr.server.openai.sampling_fields import ResponseFormat, SamplingFields, r
 _MOST_TOP = 20
 
 
-class Part(ApiModel):
+class ContentPart(ApiModel):
     """A part of a message's content; this server knows text only."""
 
     type: Literal["text", "input_text", "output_text", "refusal"]
@@ -26,7 +26,7 @@ class Part(ApiModel):
 
 
 _TextPart = Annotated[
-    Part, known_types("text", "input_text", "output_text", "refusal", instead="this server takes text only")
+    ContentPart, known_types("text", "input_text", "output_text", "refusal", instead="this server takes text only")
 ]
 
 
@@ -157,7 +157,7 @@ def told_message(place: int, message: Message) -> dict[str, Any]:
     return told
 
 
-def text_of(place: str, content: str | list[Part] | None) -> str:
+def text_of(place: str, content: str | list[ContentPart] | None) -> str:
     """The text of a message's content.
 
     Raises:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from mlxr.compiler.errors import MlxrError
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.json_form import JsonAnswer
-from mlxr.server.documents.openai_answers import ModelList, ModelRecord
+from mlxr.server.documents.openai_answers import ListedModel, ModelList
 from mlxr.server.pool.served_model import ServedModel
 from mlxr.server.state import ServerState
 
@@ -25,15 +25,15 @@ async def models(request: Request) -> JsonAnswer:
     return JsonAnswer(ModelList(object="list", data=records, has_more=False, first_id=first, last_id=last))
 
 
-@router.get("/v1/models/{name:path}", tags=["OpenAI"], responses=answers(ModelRecord))
+@router.get("/v1/models/{name:path}", tags=["OpenAI"], responses=answers(ListedModel))
 async def model(name: str, request: Request) -> JsonAnswer:
     """One model."""
     record = await asyncio.to_thread(_record, ServerState.of(request).pool.find(name))
     return JsonAnswer(record)
 
 
-def _record(model: ServedModel) -> ModelRecord:
-    record = ModelRecord(
+def _record(model: ServedModel) -> ListedModel:
+    record = ListedModel(
         id=model.name,
         object="model",
         created=model.created,

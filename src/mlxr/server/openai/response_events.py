@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from mlxr.runtime.engine.completion import Completion
 from mlxr.server.blocks import Block, Blocks, Change
-from mlxr.server.chat.answer import Piece
+from mlxr.server.chat.answer import AnswerEvent
 from mlxr.server.documents.json_form import Form
 from mlxr.server.documents.named_events import event_form, event_text
 from mlxr.server.documents.responses_answers import (
@@ -82,7 +82,7 @@ class GrowingResponse:
         for name in ("created", "in_progress"):
             yield self._event(ResponseEvent, f"response.{name}", response=self._response("in_progress"))
 
-    def add(self, piece: Piece) -> Iterator[bytes]:
+    def add(self, piece: AnswerEvent) -> Iterator[bytes]:
         """The events of a token; `last` follows those of the last one."""
         changes = list(self._blocks.add(piece.deltas))
         if piece.event.finish_reason is not None:

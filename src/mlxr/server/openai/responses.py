@@ -22,7 +22,13 @@ from mlxr.server.large_body_route import LargeBodyRoute, made
 from mlxr.server.openai.kept_responses import owner_of
 from mlxr.server.openai.response_events import GrowingResponse
 from mlxr.server.openai.responses_items import Item, MessageItem, ReferenceItem, listed_items
-from mlxr.server.openai.responses_request import Conversation, ResponsesRequest, conversation_of, job_of, toolkit_of
+from mlxr.server.openai.responses_request import (
+    InputTokensRequest,
+    ResponsesRequest,
+    conversation_of,
+    job_of,
+    toolkit_of,
+)
 from mlxr.server.request_record import note_warning
 from mlxr.server.security import key_of
 from mlxr.server.sse import Stream, unless_gone
@@ -58,7 +64,7 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
 
 
 @router.post("/v1/responses/input_tokens", tags=["OpenAI"], responses=answers(InputTokens))
-async def input_tokens(body: Conversation, request: Request) -> Response:
+async def input_tokens(body: InputTokensRequest, request: Request) -> Response:
     """How many tokens a conversation has, up to where the answer begins."""
     state = ServerState.of(request)
     state.pool.find(body.model)
@@ -115,7 +121,7 @@ async def delete(response_id: str, request: Request) -> Response:
     return EscapedJson(DeletedResponse(id=response_id, object="response", deleted=True))
 
 
-async def _earlier(state: ServerState, body: Conversation, request: Request) -> list[Item]:
+async def _earlier(state: ServerState, body: InputTokensRequest, request: Request) -> list[Item]:
     """The conversation that the request goes on from."""
     if body.previous_response_id is None:
         return []
@@ -123,7 +129,7 @@ async def _earlier(state: ServerState, body: Conversation, request: Request) -> 
     return _ITEMS.validate_python(await asyncio.to_thread(store.conversation, name, _owner(request)))
 
 
-async def _own_items(state: ServerState, body: Conversation, request: Request) -> list[Item]:
+async def _own_items(state: ServerState, body: InputTokensRequest, request: Request) -> list[Item]:
     """The request's items, with those that it names only."""
     if isinstance(body.input, str):
         return [MessageItem(role="user", content=body.input)]

@@ -45,7 +45,7 @@ class MessageItem(ApiModel):
     phase: WithoutEffect = None
 
 
-class Thought(ApiModel):
+class ReasoningText(ApiModel):
     """Text of reasoning."""
 
     type: Literal["reasoning_text", "summary_text"]
@@ -56,8 +56,8 @@ class ReasoningItem(ApiModel):
     """What the assistant wrote for itself: as text, or as this server has sealed it; others' seals cannot be read."""
 
     type: Literal["reasoning"]
-    content: list[Thought] | None = None
-    summary: list[Thought] | None = None
+    content: list[ReasoningText] | None = None
+    summary: list[ReasoningText] | None = None
     id: WithoutEffect = None
     status: WithoutEffect = None
     encrypted_content: str | None = None

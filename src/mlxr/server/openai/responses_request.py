@@ -118,7 +118,7 @@ class StreamOptions(ApiModel):
     include_obfuscation: WithoutEffect = None
 
 
-class Conversation(ApiModel):
+class InputTokensRequest(ApiModel):
     """What is asked: the body of /v1/responses/input_tokens."""
 
     refused: ClassVar[dict[str, str]] = {
@@ -150,10 +150,10 @@ class Conversation(ApiModel):
     """No conversation is ever cut: one that is too long is refused."""
 
 
-class ResponsesRequest(Conversation):
+class ResponsesRequest(InputTokensRequest):
     """The body of /v1/responses."""
 
-    refused: ClassVar[dict[str, str]] = Conversation.refused | {
+    refused: ClassVar[dict[str, str]] = InputTokensRequest.refused | {
         "top_logprobs": "ask /v1/chat/completions for log probabilities",
         "stop": "ask /v1/chat/completions for stop texts",
         "background_options": "ask for a stream",
@@ -196,7 +196,7 @@ class ResponsesRequest(Conversation):
         return _REASONING in (self.include or ())
 
 
-def toolkit_of(request: Conversation) -> ToolKit:
+def toolkit_of(request: InputTokensRequest) -> ToolKit:
     """The tools that the model is told of: those of the request, and those that came with items."""
     tools = [*client_tools(request.tools or (), "tools")]
     for place, item in enumerate(() if isinstance(request.input, str) else request.input):
@@ -228,7 +228,7 @@ def job_of(request: ResponsesRequest, kit: ToolKit) -> ChatJob:
     return replace(conversation_of(request, kit), sampling=_sampling(request))
 
 
-def conversation_of(request: Conversation, kit: ToolKit) -> ChatJob:
+def conversation_of(request: InputTokensRequest, kit: ToolKit) -> ChatJob:
     """The same without options of sampling.
 
     Args:
@@ -278,7 +278,7 @@ def _schema(form: TextFormat | JsonFormat | SchemaFormat | None) -> dict[str, An
     return ANY_OBJECT if isinstance(form, JsonFormat) else None
 
 
-def _choice(request: Conversation, kit: ToolKit) -> str:
+def _choice(request: InputTokensRequest, kit: ToolKit) -> str:
     choice = request.tool_choice
     if isinstance(choice, AllowedTools):
         return choice.mode
@@ -295,6 +295,6 @@ def _named(kit: ToolKit, named: ToolName) -> ClientTool:
     return kit.named(named.type, named.name or named.type, named.namespace or "")
 
 
-def _variables(request: Conversation) -> dict[str, Any]:
+def _variables(request: InputTokensRequest) -> dict[str, Any]:
     effort = None if request.reasoning is None else request.reasoning.effort
     return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}

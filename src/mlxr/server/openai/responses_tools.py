@@ -66,7 +66,7 @@ class AnyText(ApiModel):
     type: Literal["text"]
 
 
-class Grammar(ApiModel):
+class ToolGrammar(ApiModel):
     """The input of a custom tool follows a grammar."""
 
     type: Literal["grammar"]
@@ -80,7 +80,7 @@ class CustomTool(_Offered):
     type: Literal["custom"]
     format: (
         Annotated[
-            Annotated[AnyText, Tag("[text]")] | Annotated[Grammar, Tag("[grammar]")],
+            Annotated[AnyText, Tag("[text]")] | Annotated[ToolGrammar, Tag("[grammar]")],
             BY_TYPE,
             known_types("text", "grammar", instead="choose one of these"),
         ]
@@ -245,8 +245,8 @@ def _offered(tool: FunctionTool | CustomTool, description: str, namespace: str =
         given = {name: value for name, value in function.items() if value not in (None, "")}
         return ClientTool("function", tool.name, given, namespace)
     text: dict[str, Any] = {"type": "string", "description": "The text, as it is."}
-    is_strict = isinstance(tool.format, Grammar)
-    if isinstance(tool.format, Grammar):
+    is_strict = isinstance(tool.format, ToolGrammar)
+    if isinstance(tool.format, ToolGrammar):
         text["description"] = f"Text that follows this {tool.format.syntax} grammar:\n{tool.format.definition.strip()}"
         pattern = _pattern(tool.format)
         if pattern is None:
@@ -260,7 +260,7 @@ def _offered(tool: FunctionTool | CustomTool, description: str, namespace: str =
     return ClientTool("custom", tool.name, function, namespace)
 
 
-def _pattern(grammar: Grammar) -> str | None:
+def _pattern(grammar: ToolGrammar) -> str | None:
     """An expression of all texts of a grammar."""
     pattern = grammar.definition if grammar.syntax == "regex" else lark_pattern(grammar.definition)
     return None if pattern is None else f"^(?:{pattern})$"

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
+from mlxr.server.chat.delta import ContentDelta, Delta, ReasoningDelta, ToolArguments, ToolStart
 from mlxr.server.chat.formats.family import Beginning
 from mlxr_tests.chat_formats import a_job, byte_tokenizer, cuts, family, parsed
 from mlxr_tests.small_templates import CONTROL
@@ -28,19 +28,19 @@ class Case(NamedTuple):
 ROME = '{"city": "Rome \\"}{</tool_call> é🎉", "days": [1, {"a": null}]}'
 PARIS = '{"city": "Paris"}'
 CASES = {
-    "plain": Case("plain", " Hi <think> <tool_call>\n\n", [Content(" Hi <think> <tool_call>\n\n")]),
-    "thinks": Case("plain", "\n<think>\nhm\n\n</think>\n\nHi \n", [Reasoning("hm"), Content("Hi \n")]),
-    "thinks in tokens": Case("plain", "<think>a</think>b", [Reasoning("a"), Content("b")], True),
-    "spells a token": Case("plain", "<thinkx</think>b", [Content("<thinkx</think>b")]),
-    "opened": Case("plain", "\nhm\n</think>\nHi", [Reasoning("hm"), Content("Hi")], beginning=THINKING),
-    "unclosed": Case("plain", "<think>hm </thin", [Reasoning("hm </thin")]),
-    "closed, and again": Case("plain", "<think>x", [Reasoning("x")], beginning=ANSWERING),
+    "plain": Case("plain", " Hi <think> <tool_call>\n\n", [ContentDelta(" Hi <think> <tool_call>\n\n")]),
+    "thinks": Case("plain", "\n<think>\nhm\n\n</think>\n\nHi \n", [ReasoningDelta("hm"), ContentDelta("Hi \n")]),
+    "thinks in tokens": Case("plain", "<think>a</think>b", [ReasoningDelta("a"), ContentDelta("b")], True),
+    "spells a token": Case("plain", "<thinkx</think>b", [ContentDelta("<thinkx</think>b")]),
+    "opened": Case("plain", "\nhm\n</think>\nHi", [ReasoningDelta("hm"), ContentDelta("Hi")], beginning=THINKING),
+    "unclosed": Case("plain", "<think>hm </thin", [ReasoningDelta("hm </thin")]),
+    "closed, and again": Case("plain", "<think>x", [ReasoningDelta("x")], beginning=ANSWERING),
     "empty": Case("qwen", "<think>\n\n</think>\n\n", []),
     "not apart": Case(
-        "plain", "<think>\nhm\n</think>\nHi", [Content("<think>\nhm\n</think>\nHi")], options={"reasoning": False}
+        "plain", "<think>\nhm\n</think>\nHi", [ContentDelta("<think>\nhm\n</think>\nHi")], options={"reasoning": False}
     ),
     "not apart, tokens": Case(
-        "mistral", "[THINK]a[/THINK] b", [Content("[THINK]a[/THINK] b")], True, options={"reasoning": False}
+        "mistral", "[THINK]a[/THINK] b", [ContentDelta("[THINK]a[/THINK] b")], True, options={"reasoning": False}
     ),
     "hermes": Case(
         "qwen",
@@ -48,18 +48,18 @@ CASES = {
         f'\n</tool_call>\n<tool_call>\n{{"arguments":{PARIS}, "name":"get_weather"}}\n</tool_call>\n'
         '<tool_call>{"name": "time"}</tool_call> Bye',
         [
-            Reasoning("hm <tool_call>"),
-            Content("Let me see."),
+            ReasoningDelta("hm <tool_call>"),
+            ContentDelta("Let me see."),
             *call("get_weather", ROME),
             *call("get_weather", PARIS, index=1),
             *call("time", "{}", index=2),
-            Content("Bye"),
+            ContentDelta("Bye"),
         ],
     ),
     "hermes, tokens": Case(
         "qwen",
         f'a</tool_call> <tool_call>{{"name": "get_weather", "arguments": {PARIS}}}</tool_call>',
-        [Content("a"), *call("get_weather", PARIS)],
+        [ContentDelta("a"), *call("get_weather", PARIS)],
         True,
     ),
     "arguments as text": Case(
@@ -68,26 +68,29 @@ CASES = {
     "broken arguments": Case(
         "qwen",
         '<tool_call>{"name": "f", "arguments": {"a": 1, oops</tool_call>Hi',
-        [*call("f", '{"a": 1, oops'), Content("Hi")],
+        [*call("f", '{"a": 1, oops'), ContentDelta("Hi")],
     ),
     "cut arguments": Case("qwen", '<tool_call>{"name": "f", "arguments": {"a": "b', call("f", '{"a": "b')),
     "two in one": Case(
         "qwen",
         '<tool_call>{"name": "f"}\n{"name": "g"} ?</tool_call>',
-        [*call("f", "{}"), *call("g", "{}", index=1), Content("?</tool_call>")],
+        [*call("f", "{}"), *call("g", "{}", index=1), ContentDelta("?</tool_call>")],
     ),
     "missing brace": Case("qwen", '<tool_call>{"name": "f", "arguments": {}</tool_call>', call("f", "{}")),
-    "no call": Case("qwen", "<tool_call>what? </tool_call> x", [Content("<tool_call>what? </tool_call> x")]),
-    "no name": Case("qwen", '<tool_call> {"nam": 1} x', [Content('<tool_call> {"nam": 1} x')]),
-    "cut name": Case("qwen", '<tool_call>{"name": "f', [Content('<tool_call>{"name": "f')]),
-    "half a marker": Case("qwen", "a <tool_ca", [Content("a <tool_ca")]),
+    "no call": Case("qwen", "<tool_call>what? </tool_call> x", [ContentDelta("<tool_call>what? </tool_call> x")]),
+    "no name": Case("qwen", '<tool_call> {"nam": 1} x', [ContentDelta('<tool_call> {"nam": 1} x')]),
+    "cut name": Case("qwen", '<tool_call>{"name": "f', [ContentDelta('<tool_call>{"name": "f')]),
+    "half a marker": Case("qwen", "a <tool_ca", [ContentDelta("a <tool_ca")]),
     "tools not to be used": Case(
-        "qwen", "<tool_call>{}</tool_call>", [Content("<tool_call>{}</tool_call>")], options={"tool_choice": "none"}
+        "qwen",
+        "<tool_call>{}</tool_call>",
+        [ContentDelta("<tool_call>{}</tool_call>")],
+        options={"tool_choice": "none"},
     ),
     "smollm3": Case(
         "qwen",
         '<think>\nhm\n</think>\n<tool_call>{"name": "time", "arguments": {}}</tool_call>',
-        [Reasoning("hm"), *call("time", "{}")],
+        [ReasoningDelta("hm"), *call("time", "{}")],
     ),
     "llama": Case("llama", f'{{"name": "get_weather", "parameters": {ROME}}}', call("get_weather", ROME)),
     "llama, two": Case(
@@ -98,15 +101,15 @@ CASES = {
     "llama, a tag": Case(
         "llama",
         f'Well. <|python_tag|>{{"name": "get_weather", "parameters": {PARIS}}}',
-        [Content("Well."), *call("get_weather", PARIS)],
+        [ContentDelta("Well."), *call("get_weather", PARIS)],
         True,
     ),
     "llama, built in": Case(
         "llama", '<|python_tag|>brave_search.call(query="a (b)")', call("brave_search", '{"query": "a (b)"}')
     ),
-    "llama, code": Case("llama", "<|python_tag|>print(1)", [Content("<|python_tag|>print(1)")], True),
-    "llama, JSON": Case("llama", ' {"name": "Ann", "a": 1} ', [Content(' {"name": "Ann", "a": 1} ')]),
-    "llama, text": Case("llama", ' Hi {"name": "time"}', [Content(' Hi {"name": "time"}')]),
+    "llama, code": Case("llama", "<|python_tag|>print(1)", [ContentDelta("<|python_tag|>print(1)")], True),
+    "llama, JSON": Case("llama", ' {"name": "Ann", "a": 1} ', [ContentDelta(' {"name": "Ann", "a": 1} ')]),
+    "llama, text": Case("llama", ' Hi {"name": "time"}', [ContentDelta(' Hi {"name": "time"}')]),
     "mistral, a list": Case(
         "mistral list",
         f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {ROME}}}, {{"name": "time", "id": "a"}}]\n',
@@ -116,13 +119,13 @@ CASES = {
     "mistral, named": Case(
         "mistral",
         f"[THINK]hm[/THINK]Well.[TOOL_CALLS]get_weather[ARGS]{ROME}[TOOL_CALLS]time[CALL_ID]abc[ARGS]{{}}",
-        [Reasoning("hm"), Content("Well."), *call("get_weather", ROME), *call("time", "{}", index=1)],
+        [ReasoningDelta("hm"), ContentDelta("Well."), *call("get_weather", ROME), *call("time", "{}", index=1)],
         True,
     ),
     "mistral, text": Case(
         "mistral",
         f"[TOOL_CALLS]get_weather{PARIS}[TOOL_CALLS]?",
-        [*call("get_weather", PARIS), Content("[TOOL_CALLS]?")],
+        [*call("get_weather", PARIS), ContentDelta("[TOOL_CALLS]?")],
     ),
     "mistral, broken": Case(
         "mistral list", '[TOOL_CALLS][{"name": "f", "arguments": {"a" <}]', call("f", '{"a" <}'), True
@@ -134,30 +137,32 @@ CASES = {
         f"<|call|><|start|>assistant to=functions.time<|channel|>commentary json<|message|>{{}}<|call|><|start|>"
         "assistant<|channel|>final<|message|> Hi. <|return|>",
         [
-            Reasoning("hm "),
-            Content("Wait."),
+            ReasoningDelta("hm "),
+            ContentDelta("Wait."),
             *call("get_weather", ROME),
             *call("time", "{}", index=1),
-            Content("\n Hi. "),
+            ContentDelta("\n Hi. "),
         ],
         True,
     ),
-    "harmony, spelled": Case("harmony", "<|channel|>final<|message|><|cal<|channel|>x", [Content("<|cal<|channel|>x")]),
+    "harmony, spelled": Case(
+        "harmony", "<|channel|>final<|message|><|cal<|channel|>x", [ContentDelta("<|cal<|channel|>x")]
+    ),
     "harmony, two of a kind": Case(
         "harmony",
         "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b",
-        [Reasoning("a\nb")],
+        [ReasoningDelta("a\nb")],
         True,
     ),
-    "harmony, continued": Case("harmony", " there<|return|>", [Content(" there")], True, ANSWERING),
-    "harmony, no message": Case("harmony", "just text", [Content("just text")], True),
+    "harmony, continued": Case("harmony", " there<|return|>", [ContentDelta(" there")], True, ANSWERING),
+    "harmony, no message": Case("harmony", "just text", [ContentDelta("just text")], True),
     "glm": Case(
         "glm",
         '\n<think>hm</think>\nWell.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome "é</arg_value>\n'
         "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>\n<tool_call>time\n</tool_call>",
         [
-            Reasoning("hm"),
-            Content("Well."),
+            ReasoningDelta("hm"),
+            ContentDelta("Well."),
             *call("get_weather", '{"city": "Rome \\"é", "days": 2}'),
             *call("time", "{}", index=1),
         ],
@@ -172,7 +177,7 @@ CASES = {
     "glm, cut": Case(
         "glm", "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Ro", call("get_weather", '{"city": "Ro')
     ),
-    "glm, no call": Case("glm", "<tool_call>a b</tool_call>", [Content("<tool_call>a b</tool_call>")]),
+    "glm, no call": Case("glm", "<tool_call>a b</tool_call>", [ContentDelta("<tool_call>a b</tool_call>")]),
 }
 
 

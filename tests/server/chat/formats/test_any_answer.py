@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
+from mlxr.server.chat.delta import ContentDelta, Delta, ReasoningDelta, ToolArguments, ToolStart
 from mlxr.server.chat.formats.family import Beginning
 from mlxr_tests.chat_formats import a_job, byte_tokenizer, family, parsed
 from mlxr_tests.small_templates import CONTROL, TEMPLATES
@@ -40,7 +40,7 @@ def words_in(deltas: list[Delta]) -> str:
     texts = []
     for delta in deltas:
         match delta:
-            case Content(text) | Reasoning(text) | ToolArguments(_, text):
+            case ContentDelta(text) | ReasoningDelta(text) | ToolArguments(_, text):
                 texts.append(text)
             case ToolStart(_, _, name):
                 texts.append(name)

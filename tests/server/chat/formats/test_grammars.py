@@ -14,7 +14,7 @@ from mlxr.runtime.tokenizer.library_tokenizer import LibraryTokenizer
 from mlxr.server.chat.answer_parser import joined
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.chat.chat_job import ChatJob
-from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
+from mlxr.server.chat.delta import ContentDelta, Delta, ReasoningDelta, ToolArguments, ToolStart
 from mlxr_tests.chat_formats import WEATHER, a_job, byte_tokenizer, events_of_ids
 from mlxr_tests.constrained import tokens_of
 from mlxr_tests.few import few
@@ -99,7 +99,7 @@ def test_what_must_be_called_is_called(name: str, tokens: bool) -> None:
     for choice, parallel in (("function:get_weather", True), ("required", False), ("required", True)):
         for deltas in answers(name, tokens, a_job(tool_choice=choice, parallel_tool_calls=parallel)):
             calls = calls_of(deltas)
-            assert calls and not any(isinstance(delta, Content) for delta in deltas)
+            assert calls and not any(isinstance(delta, ContentDelta) for delta in deltas)
             check(calls)
             assert len(calls) == 1 or (choice, parallel) == ("required", True)
             assert choice == "required" or calls[0][0] == "get_weather"
@@ -122,7 +122,7 @@ def test_the_requests_own_form_holds_for_the_answer_beside_calls(name: str) -> N
         if calls := calls_of(deltas):
             check(calls)
             kinds.add("calls")
-        elif text := "".join(delta.text for delta in deltas if isinstance(delta, Content)):
+        elif text := "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta)):
             jsonschema.validate(json.loads(text), JSON.json_schema)
             kinds.add("text")
     assert kinds
@@ -139,7 +139,7 @@ def test_json_may_stand_in_a_code_fence_which_is_dropped(name: str) -> None:
         constraint.accept(token)
     deltas = [delta for event in events_of_ids(tokenizer, ids) for delta in parser.push(event)]
     assert constraint.is_complete or tokenizer.eos_id in tokens_of(constraint.mask())
-    assert joined([*deltas, *parser.finish()]) == [Content("[1, 2]")]
+    assert joined([*deltas, *parser.finish()]) == [ContentDelta("[1, 2]")]
     compiler.close()
     chat.close()
 
@@ -148,10 +148,10 @@ def test_json_may_stand_in_a_code_fence_which_is_dropped(name: str) -> None:
 def test_thinking_comes_before_the_requests_own_form(tokens: bool) -> None:
     for prompt in ("hi<think>\n", "hi", "hi<think></think>\n\n"):
         for deltas in answers("qwen", tokens, a_job(tools=(), sampling=JSON), prompt):
-            text = "".join(delta.text for delta in deltas if isinstance(delta, Content))
+            text = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
             jsonschema.validate(json.loads(text), JSON.json_schema)
             if prompt.endswith("</think>\n\n"):
-                assert not any(isinstance(delta, Reasoning) for delta in deltas)
+                assert not any(isinstance(delta, ReasoningDelta) for delta in deltas)
 
 
 def test_what_cannot_be_combined_is_refused_and_the_rest_left_alone() -> None:

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
+from mlxr.server.chat.delta import ContentDelta, Delta, ReasoningDelta, ToolArguments, ToolStart
 from mlxr.server.chat.formats.family import Beginning
 from mlxr_tests.chat_formats import a_job, byte_tokenizer, cuts, family, parsed
 from mlxr_tests.small_templates import CONTROL
@@ -39,52 +39,56 @@ ODD = {
     "quoted": Odd(
         "qwen",
         f"<think>\nI could say {F} or not.\n</think>\n\n{G}",
-        [Reasoning(f"I could say {F} or not."), *CALLED_G],
+        [ReasoningDelta(f"I could say {F} or not."), *CALLED_G],
     ),
     "quoted, opened by the prompt": Odd(
         "qwen",
         f"I could say {F}, {G} or not.\n</think>\nNo.",
-        [Reasoning(f"I could say {F}, {G} or not."), Content("No.")],
+        [ReasoningDelta(f"I could say {F}, {G} or not."), ContentDelta("No.")],
         THINKING,
     ),
     "quoted at the end of a thought": Odd(
-        "qwen", f"Hm {F}\n</think>\nHi", [Reasoning(f"Hm {F}"), Content("Hi")], THINKING
+        "qwen", f"Hm {F}\n</think>\nHi", [ReasoningDelta(f"Hm {F}"), ContentDelta("Hi")], THINKING
     ),
-    "all of an answer is in its thought": Odd("qwen", f"Hm {F}\n</think>\n", [Reasoning("Hm"), *CALLED_F], THINKING),
+    "all of an answer is in its thought": Odd(
+        "qwen", f"Hm {F}\n</think>\n", [ReasoningDelta("Hm"), *CALLED_F], THINKING
+    ),
     "a thought that is never closed": Odd(
-        "qwen", f"Hm {F}\n{G}\n", [Reasoning("Hm"), *CALLED_F, *call("g", "{}", 1)], THINKING
+        "qwen", f"Hm {F}\n{G}\n", [ReasoningDelta("Hm"), *CALLED_F, *call("g", "{}", 1)], THINKING
     ),
-    "never closed, opened by the model": Odd("qwen", f"<think>Hm {F}", [Reasoning("Hm"), *CALLED_F]),
-    "never closed, and text": Odd("qwen", f"Hm {F}\nDone.", [Reasoning("Hm"), *CALLED_F, Content("Done.")], THINKING),
+    "never closed, opened by the model": Odd("qwen", f"<think>Hm {F}", [ReasoningDelta("Hm"), *CALLED_F]),
+    "never closed, and text": Odd(
+        "qwen", f"Hm {F}\nDone.", [ReasoningDelta("Hm"), *CALLED_F, ContentDelta("Done.")], THINKING
+    ),
     "quoted in part": Odd(
         "qwen",
         f'Hm <tool_call>{{"name": "f", "arguments": {{"a": ...</think>{G}',
-        [Reasoning('Hm <tool_call>{"name": "f", "arguments": {"a": ...'), *CALLED_G],
+        [ReasoningDelta('Hm <tool_call>{"name": "f", "arguments": {"a": ...'), *CALLED_G],
         THINKING,
     ),
     "quoted in part, arguments one by one": Odd(
         "coder",
         f"Hm <tool_call>\n<function=f>\n<parameter=a>...\n</think>\n\n{CODER}",
-        [Reasoning("Hm <tool_call>\n<function=f>\n<parameter=a>..."), *call("get_weather", ROME)],
+        [ReasoningDelta("Hm <tool_call>\n<function=f>\n<parameter=a>..."), *call("get_weather", ROME)],
         THINKING,
     ),
     "the end of a thought in an argument": Odd(
         "qwen",
         'Hm <tool_call>{"name": "f", "arguments": {"a": "</think>"}}</tool_call>',
-        [Reasoning("Hm"), *call("f", '{"a": "</think>"}')],
+        [ReasoningDelta("Hm"), *call("f", '{"a": "</think>"}')],
         THINKING,
         tokens=False,
     ),
     "quoted, and thoughts stay in the text": Odd(
         "qwen",
         f"<think>\nHm {F} \n</think>\n\n{G}",
-        [Content(f"<think>\nHm {F} \n</think>"), *CALLED_G],
+        [ContentDelta(f"<think>\nHm {F} \n</think>"), *CALLED_G],
         options={"reasoning": False},
     ),
     "thoughts between calls": Odd(
         "qwen",
         f"<think>A</think>{F}<think>B</think>{G}\nEnd",
-        [Reasoning("A"), *CALLED_F, Reasoning("B"), *call("g", "{}", 1), Content("End")],
+        [ReasoningDelta("A"), *CALLED_F, ReasoningDelta("B"), *call("g", "{}", 1), ContentDelta("End")],
     ),
     # A call that breaks off is a call once its name is known.
     "cut before the arguments": Odd("qwen", '<tool_call>\n{"name": "f", ', call("f")),
@@ -95,12 +99,12 @@ ODD = {
         "qwen", r'<tool_call>{"name": "f", "arguments": "{\"a\": \"\ud83c\udf89 \ud83c', call("f", '{"a": "🎉 ')
     ),
     "cut in an unknown key": Odd(
-        "qwen", '<tool_call>{"name": "f", "other', [Content('<tool_call>{"name": "f", "other')]
+        "qwen", '<tool_call>{"name": "f", "other', [ContentDelta('<tool_call>{"name": "f", "other')]
     ),
     "gpt-oss, thoughts stay in the text": Odd(
         "harmony",
         "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Hi",
-        [Content("<|channel|>analysis<|message|>Hm<|end|>Hi")],
+        [ContentDelta("<|channel|>analysis<|message|>Hm<|end|>Hi")],
         options={"reasoning": False},
     ),
     "cut in a list": Odd(
@@ -113,10 +117,10 @@ ODD = {
     "a list of commas": Odd(
         "qwen", f"<tool_call>{F[11:-12]}, {G[11:-12]}</tool_call>", [*CALLED_F, *call("g", "{}", 1)]
     ),
-    "braces twice": Odd("qwen", f"<tool_call>{{{F[11:-12]}}}</tool_call>.", [*CALLED_F, Content(".")]),
-    "a brace too many": Odd("qwen", f"{F[:-12]}}}</tool_call>.", [*CALLED_F, Content(".")]),
+    "braces twice": Odd("qwen", f"<tool_call>{{{F[11:-12]}}}</tool_call>.", [*CALLED_F, ContentDelta(".")]),
+    "a brace too many": Odd("qwen", f"{F[:-12]}}}</tool_call>.", [*CALLED_F, ContentDelta(".")]),
     "an end too many": Odd("qwen", f"{F}\n</tool_call>\n{G}", [*CALLED_F, *call("g", "{}", 1)]),
-    "no end": Odd("qwen", f"{F[:-12]} I wait.", [*CALLED_F, Content("I wait.")]),
+    "no end": Odd("qwen", f"{F[:-12]} I wait.", [*CALLED_F, ContentDelta("I wait.")]),
     "no end before the next": Odd("qwen", f"{F[:-12]}\n{G}", [*CALLED_F, *call("g", "{}", 1)]),
     "a dict of Python": Odd(
         "qwen",
@@ -149,7 +153,7 @@ ODD = {
         "kimi", "<|calls_begin|><|call_begin|>functions.g:0<|call_args|><|call_end|><|calls_end|>", CALLED_G
     ),
     "a part of the end": Odd(
-        "coder", CODER.replace("</function>\n", "") + " Hi", [*call("get_weather", ROME), Content("Hi")]
+        "coder", CODER.replace("</function>\n", "") + " Hi", [*call("get_weather", ROME), ContentDelta("Hi")]
     ),
     # Ends of arguments within their values.
     "an end in a text of a list": Odd(

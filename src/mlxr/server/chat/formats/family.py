@@ -26,7 +26,7 @@ class Beginning(Enum):
     ANSWERING = auto()
 
 
-class Family(ABC):
+class TemplateFamily(ABC):
     """A family. The defaults are those of most.
 
     Attributes:

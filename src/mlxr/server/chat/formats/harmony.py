@@ -12,8 +12,8 @@ from mlxr.runtime.engine.sampling import ThoughtLimit
 from mlxr.server.chat.answer_grammar import ANYTHING, AnswerGrammar
 from mlxr.server.chat.answer_reader import AnswerReader, Reading
 from mlxr.server.chat.chat_job import ChatJob
-from mlxr.server.chat.delta import Content, Reasoning
-from mlxr.server.chat.formats.family import Beginning, Family
+from mlxr.server.chat.delta import ContentDelta, ReasoningDelta
+from mlxr.server.chat.formats.family import Beginning, TemplateFamily
 from mlxr.server.chat.learned.answer_form import AnswerForm
 from mlxr.server.chat.split_messages import one_call_each
 
@@ -25,7 +25,7 @@ _PEOPLE = ("assistant", "user", "all")
 _SYSTEM = ("system", "developer")
 
 
-class Harmony(Family):
+class Harmony(TemplateFamily):
     """Its template takes one call in a message, `thinking`, and instructions at the beginning alone."""
 
     has_developer: ClassVar[bool] = True
@@ -33,12 +33,12 @@ class Harmony(Family):
 
     @property
     def spoken(self) -> tuple[str, ...]:
-        """See `Family`. The markers of its thinking also end messages."""
+        """See `TemplateFamily`. The markers of its thinking also end messages."""
         return ()
 
     @property
     def last_marker(self) -> str:
-        """See `Family`. What ends messages ends thoughts, too."""
+        """See `TemplateFamily`. What ends messages ends thoughts, too."""
         return ""
 
     @staticmethod
@@ -47,7 +47,7 @@ class Harmony(Family):
         return f"{_CHANNEL}final{_MESSAGE}" in form.content_start
 
     def messages(self, job: ChatJob) -> Sequence[dict[str, Any]]:
-        """See `Family`."""
+        """See `TemplateFamily`."""
         messages = list(job.messages)
         count = next((i for i, message in enumerate(messages) if message["role"] not in _SYSTEM), len(messages))
         if count > 1:
@@ -56,13 +56,13 @@ class Harmony(Family):
         return [adapted for message in one_call_each(messages) for adapted in _adapted(message)]
 
     def __init__(self, form: AnswerForm) -> None:
-        """See `Family`."""
+        """See `TemplateFamily`."""
         super().__init__(form)
         self.thinks, self.thinking = True, type(self).thinking
         self._opening = self.thinking[0]
 
     def thought_limit(self, tokens: int, job: ChatJob, beginning: Beginning) -> ThoughtLimit:
-        """See `Family`. Where tools may be called, the model chooses the channel that follows its first thought."""
+        """See `TemplateFamily`. Where tools may be called, the model chooses the channel after its first thought."""
         del beginning
         again = f"{_ENDS[0]}{_START}assistant{_CHANNEL}"
         final = f"{again}final{_MESSAGE}"
@@ -72,19 +72,19 @@ class Harmony(Family):
         return ThoughtLimit(tokens, self.thinking[0], final, _ENDS[0], reopens=True)
 
     def beginning(self, prompt: str, job: ChatJob) -> Beginning:
-        """See `Family`."""
+        """See `TemplateFamily`."""
         del prompt
         return super().beginning("", job) if job.continue_final else Beginning.OPEN
 
     def read(self, reader: AnswerReader, job: ChatJob, beginning: Beginning) -> Reading:
-        """See `Family`."""
+        """See `TemplateFamily`."""
         is_body, is_opened = beginning is not Beginning.OPEN, beginning is Beginning.THINKING
         header, before = f"{_CHANNEL}{'analysis' if beginning is Beginning.THINKING else 'final'}", ""
         while True:
             if not is_body:
                 reader.mark()
                 if (yield from reader.each_until(lambda text: None, [_MESSAGE])) is None:
-                    reader.emit(Content, _rest_of_header(reader.since_mark()))
+                    reader.emit(ContentDelta, _rest_of_header(reader.since_mark()))
                     return
                 header = reader.since_mark()
             is_body = False
@@ -96,21 +96,21 @@ class Harmony(Family):
                 end = yield from reader.each_until(reader.emit_arguments, [*_ENDS, _START])
             else:
                 is_thought = channel == ["analysis"]
-                kind = Reasoning if job.reasoning and is_thought else Content
+                kind = ReasoningDelta if job.reasoning and is_thought else ContentDelta
                 is_within = is_thought and not job.reasoning  # of the content: then with its markers
                 if is_within:
-                    reader.emit(Content, "" if is_opened else self.thinking[0])
+                    reader.emit(ContentDelta, "" if is_opened else self.thinking[0])
                 elif before == kind.__name__:
                     reader.emit(kind, "\n")
                 before, is_opened = "" if is_within else kind.__name__, False
                 end = yield from reader.text_until(kind, [*_ENDS, _START], exact=True)
                 if is_within and end is not None:
-                    reader.emit(Content, self.thinking[1])
+                    reader.emit(ContentDelta, self.thinking[1])
             if end is None:
                 return
 
     def start(self, grammar: AnswerGrammar, job: ChatJob, beginning: Beginning) -> str:
-        """See `Family`."""
+        """See `TemplateFamily`."""
         if beginning is not Beginning.OPEN:
             answer = grammar.answer(job.sampling)
             if answer is None or job.uses_tools:

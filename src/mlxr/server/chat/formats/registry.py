@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
-from mlxr.server.chat.formats.family import Family
+from mlxr.server.chat.formats.family import TemplateFamily
 from mlxr.server.chat.formats.harmony import Harmony
 from mlxr.server.chat.learned.answer_form import Origin
 from mlxr.server.chat.learned.learn_form import learn_form
@@ -17,7 +17,7 @@ def family_of(
     ends: Collection[str] = (),
     *,
     has_tools: bool = True,
-) -> Family:
+) -> TemplateFamily:
     """The family of a template.
 
     Args:
@@ -36,7 +36,7 @@ def family_of(
     return Learned(form, control)
 
 
-def form_name(family: Family) -> str:
+def form_name(family: TemplateFamily) -> str:
     """A family's form of calls in a few words."""
     origin = {Origin.OURS: ", asked for by the system message", Origin.TOLD: ", told in words"}
     return f"{family.shown}{origin.get(family.form.origin, '')}"

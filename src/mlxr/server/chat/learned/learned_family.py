@@ -1,4 +1,4 @@
-"""A family whose form was learned from its template: all that `Family` asks for comes from an `AnswerForm`."""
+"""A family whose form was learned from its template: all that `TemplateFamily` asks for comes from an `AnswerForm`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ from mlxr.runtime.engine.sampling import ThoughtLimit
 from mlxr.server.chat.answer_grammar import ANYTHING, AnswerGrammar
 from mlxr.server.chat.answer_reader import AnswerReader, Reading
 from mlxr.server.chat.chat_job import ChatJob
-from mlxr.server.chat.formats.family import Beginning, Family
+from mlxr.server.chat.formats.family import Beginning, TemplateFamily
 from mlxr.server.chat.learned.adapt_messages import adapted, json_text, tool_variables, written_calls
 from mlxr.server.chat.learned.answer_form import AnswerForm, MessageForm, Slot, ThoughtForm
 from mlxr.server.chat.learned.lexemes import chunks
@@ -17,7 +17,7 @@ from mlxr.server.chat.learned.spelled_form import SpelledForm
 from mlxr.server.chat.learned.write_grammar import CallGrammar
 
 
-class Learned(Family):
+class Learned(TemplateFamily):
     """A family that is described by a form."""
 
     def __init__(self, form: AnswerForm, control: Mapping[str, int]) -> None:
@@ -32,31 +32,31 @@ class Learned(Family):
 
     @property
     def spoken(self) -> tuple[str, ...]:
-        """See `Family`."""
+        """See `TemplateFamily`."""
         return super().spoken if self.thinks else ()
 
     @property
     def shown(self) -> str:
-        """See `Family`."""
+        """See `TemplateFamily`."""
         calls = self.form.calls
         marker = (calls.section_start + calls.start).strip()
         return f"{calls.style.value}{f', {marker!r}' if marker else ''}"
 
     @property
     def is_described(self) -> bool:
-        """See `Family`."""
+        """See `TemplateFamily`."""
         return True
 
     # Prompts.
 
     def adapted_jobs(self, job: ChatJob) -> Iterator[Sequence[dict[str, Any]]]:
-        """See `Family`. Some templates take no text beside calls, nor in a message of its own."""
+        """See `TemplateFamily`. Some templates take no text beside calls, nor in a message of its own."""
         yield self.messages(job)
         if self.form.messages.is_text_apart:
             yield self._adapted(job, replace(self.form.messages, is_text_apart=False))
 
     def messages(self, job: ChatJob) -> Sequence[dict[str, Any]]:
-        """See `Family`."""
+        """See `TemplateFamily`."""
         return self._adapted(job, self.form.messages)
 
     def _adapted(self, job: ChatJob, form: MessageForm) -> list[dict[str, Any]]:
@@ -70,15 +70,15 @@ class Learned(Family):
         return messages
 
     def variables(self, job: ChatJob) -> dict[str, Any]:
-        """See `Family`."""
+        """See `TemplateFamily`."""
         return dict(job.variables) | (tool_variables(job.tools, self.form.messages) if job.uses_tools else {})
 
     def beginning(self, prompt: str, job: ChatJob) -> Beginning:
-        """See `Family`."""
+        """See `TemplateFamily`."""
         return super().beginning(prompt, job) if self.thinks or job.continues_thought else Beginning.ANSWERING
 
     def thought_limit(self, tokens: int, job: ChatJob, beginning: Beginning) -> ThoughtLimit:
-        """See `Family`. Where calls may follow, the text that ends a thought does not begin a text."""
+        """See `TemplateFamily`. Where calls may follow, the text that ends a thought does not begin a text."""
         limit = super().thought_limit(tokens, job, beginning)
         if not (job.uses_tools and self.after_thinking):
             return limit
@@ -90,7 +90,7 @@ class Learned(Family):
     # Answers.
 
     def read(self, reader: AnswerReader, job: ChatJob, beginning: Beginning) -> Reading:
-        """See `Family`."""
+        """See `TemplateFamily`."""
         if self.form.lead and job.begins_answer and not job.continue_final:
             lead = self._spelled.spell.text(self.form.lead)
             yield from reader.next_is([lead.strip()])  # some models write it once more
@@ -104,11 +104,11 @@ class Learned(Family):
     # Grammars.
 
     def calls(self, grammar: AnswerGrammar, job: ChatJob) -> tuple[str, str]:
-        """See `Family`."""
+        """See `TemplateFamily`."""
         return CallGrammar(self.form, grammar, job).calls()
 
     def start(self, grammar: AnswerGrammar, job: ChatJob, beginning: Beginning) -> str:
-        """See `Family`. Text is begun as the form has it."""
+        """See `TemplateFamily`. Text is begun as the form has it."""
         form, begin = self.form, self.form.content_start.removeprefix(self.form.lead).lstrip()
         plain = self._answers(grammar, job, form.lead, begin)
         if not self.may_think(beginning):

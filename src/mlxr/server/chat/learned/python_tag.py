@@ -6,7 +6,7 @@ import re
 
 from mlxr.server.chat.answer_reader import AnswerReader, Reading
 from mlxr.server.chat.chat_job import ChatJob
-from mlxr.server.chat.delta import Content
+from mlxr.server.chat.delta import ContentDelta
 from mlxr.server.chat.json_call import CallState, read_json_call
 
 TAG = "<|python_tag|>"
@@ -33,7 +33,7 @@ def read_tagged(reader: AnswerReader, job: ChatJob) -> Reading:
     if built_in is None and _INTERPRETER in job.tool_names:
         built_in = _INTERPRETER, json.dumps({"code": text.strip()}, ensure_ascii=False)
     if built_in is None:
-        reader.emit(Content, TAG + text.lstrip())
+        reader.emit(ContentDelta, TAG + text.lstrip())
         return
     reader.start_call(built_in[0])
     reader.emit_arguments(built_in[1])

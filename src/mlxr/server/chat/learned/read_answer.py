@@ -1,8 +1,8 @@
 """Reads an answer whose form was learned: thoughts, text and calls, in any order."""
 
-from mlxr.server.chat.answer_reader import AnswerReader, Part, Reading, TextKind
+from mlxr.server.chat.answer_reader import AnswerReader, Parse, Reading, TextKind
 from mlxr.server.chat.chat_job import ChatJob
-from mlxr.server.chat.delta import Content, Reasoning
+from mlxr.server.chat.delta import ContentDelta, ReasoningDelta
 from mlxr.server.chat.formats.family import Beginning
 from mlxr.server.chat.learned.python_tag import TAG, read_tagged
 from mlxr.server.chat.learned.read_call import CallReader
@@ -49,7 +49,7 @@ class FormReader:
                 if self._may_fence:
                     yield from self._fenced()
                 markers = form.within_tools if self._uses_tools else form.within_text
-                kind = yield from reader.text_until(Content, markers)
+                kind = yield from reader.text_until(ContentDelta, markers)
                 if kind is None:
                     return
             is_fresh, has_begun = (yield from self._handle(kind)), True
@@ -59,10 +59,10 @@ class FormReader:
         reader, self._may_fence = self._reader, False
         if (yield from reader.next_is([FENCE])):
             yield from reader.skip_space()
-            yield from reader.json_value(lambda text: reader.emit(Content, text))
+            yield from reader.json_value(lambda text: reader.emit(ContentDelta, text))
             yield from reader.next_is([FENCE_END])
 
-    def _fresh(self) -> Part[str | None]:
+    def _fresh(self) -> Parse[str | None]:
         """What comes where no text has begun; None if it is text."""
         form, reader = self._form, self._reader
         markers = form.fresh_tools if self._uses_tools else form.fresh_text
@@ -81,7 +81,7 @@ class FormReader:
         if self._form.is_bare and (yield from self._reader.next_sign()) == ";":
             self._reader.take_sign()
 
-    def _handle(self, kind: str) -> Part[bool]:
+    def _handle(self, kind: str) -> Parse[bool]:
         """Reads what a marker begins; whether no text has begun after it."""
         reader = self._reader
         if kind == CALL:
@@ -93,11 +93,11 @@ class FormReader:
         elif kind == CONTENT:
             return False
         elif kind == THOUGHT_END and not self._job.reasoning:
-            reader.emit(Content, self._form.form.thought.end_marker)  # type: ignore[union-attr]
+            reader.emit(ContentDelta, self._form.form.thought.end_marker)  # type: ignore[union-attr]
             return False
         return True
 
-    def _call(self) -> Part[bool]:
+    def _call(self) -> Parse[bool]:
         """Reads calls whose first marker has been read; if there is none, the marker is text."""
         reader = self._reader
         marker = reader.last_marker
@@ -106,7 +106,7 @@ class FormReader:
         if (yield from self._calls.read(self._form.triggers[marker])):
             yield from self._skip_between()
             return True
-        self._is_text(Content, space + marker)
+        self._is_text(ContentDelta, space + marker)
         return False
 
     def _is_text(self, kind: TextKind, marker: str) -> None:
@@ -119,7 +119,7 @@ class FormReader:
         else:
             reader.emit(kind, again)
 
-    def _call_within(self, kind: TextKind) -> Part[bool]:
+    def _call_within(self, kind: TextKind) -> Parse[bool]:
         """Reads calls within a thought whose first marker has been read; whether they end the thought.
 
         If the end of the thought still comes, they were only thought of. So they are told when the answer has ended.
@@ -156,7 +156,7 @@ class FormReader:
         reader.emit_named(kind, marker + reader.raw_since_mark())
         return False
 
-    def _ends_later(self) -> Part[bool]:
+    def _ends_later(self) -> Parse[bool]:
         """Whether a thought goes on after calls, as its end tells that comes later; what is read must be put back.
 
         An end that directly follows, and after which there is nothing, does not tell.
@@ -171,13 +171,13 @@ class FormReader:
     def _think(self, *, is_opened: bool) -> Reading:
         """Reads a thought whose beginning has been read, here or in the prompt."""
         form, reader, reasoning = self._form, self._reader, self._job.reasoning
-        kind: TextKind = Reasoning if reasoning else Content
+        kind: TextKind = ReasoningDelta if reasoning else ContentDelta
         thought = form.form.thought
         assert thought is not None, "a form with thoughts"
         if is_opened and reasoning:  # some models open it once more
             yield from reader.next_is([form.thought_start])
         elif not is_opened and not reasoning:
-            reader.emit(Content, thought.opening.strip())
+            reader.emit(ContentDelta, thought.opening.strip())
         if reasoning:
             yield from reader.skip_space()
         markers = form.thinking_tools if self._uses_tools else form.thinking_text
@@ -190,7 +190,7 @@ class FormReader:
         if found is None or found == CONTENT:
             return
         if not reasoning:
-            reader.emit(Content, thought.end_marker)
+            reader.emit(ContentDelta, thought.end_marker)
             return
         rest, header = thought.closing.partition(thought.end_marker)[2].strip(), form.form.header.strip()
         is_text = bool(rest) and (yield from reader.next_is(form.spell.chunks(rest)))

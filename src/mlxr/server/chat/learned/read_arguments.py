@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlxr.server.chat.answer_reader import AnswerReader, Markers, Part, Reading
+from mlxr.server.chat.answer_reader import AnswerReader, Markers, Parse, Reading
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.learned.answer_form import ArgumentForm, Slot
 from mlxr.server.chat.learned.argument_schemas import arguments_of, may_be
@@ -100,14 +100,14 @@ class ArgumentReader:
                 return
         reader.emit_arguments("}")
 
-    def _begins(self) -> Part[list[str] | None]:
+    def _begins(self) -> Parse[list[str] | None]:
         """What begins an argument, which is read; None if nothing does."""
         for start in self._starts:
             if not start or (yield from self._reader.next_is(start)):
                 return start
         return None
 
-    def _has_ended(self) -> Part[bool]:
+    def _has_ended(self) -> Parse[bool]:
         """Whether the end of the call comes next, which stays."""
         reader = self._reader
         yield from reader.skip_space()
@@ -120,7 +120,7 @@ class ArgumentReader:
                 return True
         return reader.ended and not reader.peek()
 
-    def _skip_to_start(self) -> Part[bool]:
+    def _skip_to_start(self) -> Parse[bool]:
         """What is neither an argument nor the end is told as it comes; whether there is an argument after it."""
         reader = self._reader
         begins = [start[0] for start in self._starts]
@@ -133,7 +133,7 @@ class ArgumentReader:
             reader.put_back(found)
         return found in begins
 
-    def _key(self, start: list[str]) -> Part[str | None]:
+    def _key(self, start: list[str]) -> Parse[str | None]:
         """The name of an argument after what begins it, and what follows it; None if there is none."""
         reader = self._reader
         middles = [middle for middle in self._middles if middle.start == start]
@@ -155,7 +155,7 @@ class ArgumentReader:
         self._middle = middles[-1]
         return key
 
-    def _value(self, key: str, schema: Any) -> Part[bool]:
+    def _value(self, key: str, schema: Any) -> Parse[bool]:
         """Reads a value and its end; whether it has one. Text is told as it comes, other values when they are whole."""
         if self._quote is not None:
             return (yield from self._loose())
@@ -184,7 +184,7 @@ class ArgumentReader:
             reader.put_back(reader.last_marker)
         return found is not None
 
-    def _verbatim(self, markers: Markers) -> Part[str | None]:
+    def _verbatim(self, markers: Markers) -> Parse[str | None]:
         """Reads a text that is taken as it is, and what ends the argument: nothing else ends the text."""
         reader = self._reader
         ends = Markers(markers.names | dict.fromkeys(self._call_end[:1], "stop"))
@@ -198,7 +198,7 @@ class ArgumentReader:
                 self._emit_text(_VERBATIM_END)
         return None
 
-    def _goes_on(self, found: str, text: str, markers: Markers, pieces: list[str]) -> Part[str]:
+    def _goes_on(self, found: str, text: str, markers: Markers, pieces: list[str]) -> Parse[str]:
         """Looks whether a value whose end stands within a string of it is whole at a later end: then that is it.
 
         Args:
@@ -244,7 +244,7 @@ class ArgumentReader:
             return value
         return f'"{escaped(text)}"'
 
-    def _loose(self) -> Part[bool]:
+    def _loose(self) -> Parse[bool]:
         """Reads a value whose strings are quoted."""
         reader = self._reader
         pieces: list[str] = []

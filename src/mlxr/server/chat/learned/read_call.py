@@ -3,7 +3,7 @@
 import json
 import re
 
-from mlxr.server.chat.answer_reader import AnswerReader, Markers, Part, Reading
+from mlxr.server.chat.answer_reader import AnswerReader, Markers, Parse, Reading
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.json_call import CallState, as_object, read_json_call
 from mlxr.server.chat.learned.answer_form import ObjectKeys, Slot, Style
@@ -38,7 +38,7 @@ class CallReader:
         if self._calls.argument is not None:
             self._arguments = ArgumentReader(form, reader, job)
 
-    def read(self, trigger: Trigger) -> Part[bool]:
+    def read(self, trigger: Trigger) -> Parse[bool]:
         """Reads calls whose first marker has been read; whether there is one.
 
         Args:
@@ -66,7 +66,7 @@ class CallReader:
                 yield from self._rest_of_section()
                 return True
 
-    def _first(self, trigger: Trigger) -> Part[bool]:
+    def _first(self, trigger: Trigger) -> Parse[bool]:
         """Reads the first call after a marker; whether there is one."""
         start = self._form.start
         if not (yield from self._begins(trigger.rest)):
@@ -75,13 +75,13 @@ class CallReader:
             return False
         return (yield from self._one())
 
-    def _begins(self, parts: list[str]) -> Part[bool]:
+    def _begins(self, parts: list[str]) -> Parse[bool]:
         """Whether what begins a call comes next, which is read; its last part may be missing if it is no marker."""
         if (yield from self._reader.next_is(parts)):
             return True
         return bool(parts) and not is_special(parts[-1]) and (yield from self._reader.next_is(parts[:-1]))
 
-    def _others(self) -> Part[bool]:
+    def _others(self) -> Parse[bool]:
         """Reads calls as most models write them, one JSON object or a list, where there are none in the form."""
         is_list = yield from self._reader.next_is(["["])
         if not (yield from self._object()):
@@ -92,7 +92,7 @@ class CallReader:
         yield from self._rest_of_section()
         return True
 
-    def read_bare(self) -> Part[bool]:
+    def read_bare(self) -> Parse[bool]:
         """Reads a call that nothing announces; whether there is one. If not, nothing is read."""
         reader = self._reader
         kept = reader.position()
@@ -117,13 +117,13 @@ class CallReader:
         while self._may_repeat_end and (yield from reader.next_is(end)):
             pass
 
-    def _one(self) -> Part[bool]:
+    def _one(self) -> Parse[bool]:
         """Reads a call after what begins it; whether it is one."""
         if self._calls.style is Style.OBJECT:
             return (yield from self._object())
         return (yield from self._named())
 
-    def _object(self) -> Part[bool]:
+    def _object(self) -> Parse[bool]:
         """Reads a call that is a JSON object, and more such objects after it, as some models write them."""
         reader, keys, kept = self._reader, self._calls.keys, self._reader.position()
         if self._calls.has_python:
@@ -152,7 +152,7 @@ class CallReader:
                 return True
         return state is not CallState.NO_CALL
 
-    def _python_object(self) -> Part[bool]:
+    def _python_object(self) -> Parse[bool]:
         """Reads a call that is a dict of Python, which is told when it is whole."""
         reader, keys = self._reader, self._calls.keys or _KEYS
         pieces: list[str] = []
@@ -179,7 +179,7 @@ class CallReader:
         if (yield from reader.each_until(reader.emit_arguments, Markers({end[0]: end[0]}))) is not None:
             reader.put_back(end[0])
 
-    def _named(self) -> Part[bool]:
+    def _named(self) -> Parse[bool]:
         reader, body = self._reader, self._calls.body
         place = 1 if body and isinstance(body[0], str) else 0
         name: str | None = None
@@ -211,7 +211,7 @@ class CallReader:
             return False
         return (yield from self._read_arguments(name))
 
-    def _word(self, stops: list[str]) -> Part[str | None]:
+    def _word(self, stops: list[str]) -> Parse[str | None]:
         """A name or an id, before one of some texts; None if there is none."""
         reader = self._reader
         yield from reader.skip_space()
@@ -237,7 +237,7 @@ class CallReader:
                 return None
             yield
 
-    def _read_arguments(self, name: str) -> Part[bool]:
+    def _read_arguments(self, name: str) -> Parse[bool]:
         reader = self._reader
         if self._calls.argument is not None:
             self.is_sure = False  # whatever comes is an argument

@@ -1,4 +1,4 @@
-"""Launches of an artifact as pieces that a stopwatch times: one launch, or all launches of an op in a batch."""
+"""Launches of an artifact as tasks that a stopwatch times: one launch, or all launches of an op in a batch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
@@ -13,7 +13,7 @@ from mlxr.runtime.hosts.mlx.host import MlxHost
 from mlxr.runtime.hosts.mlx.launcher import Launcher, MlxKernel
 from mlxr.runtime.hosts.select import check_host, resolve_host
 from mlxr.tuning.random_inputs import Input, RandomInputs
-from mlxr.tuning.stopwatch import Piece
+from mlxr.tuning.stopwatch import TimedTask
 
 
 class KernelMaker(Protocol):
@@ -85,8 +85,8 @@ def _phase(artifact: Artifact, batch: Batch) -> Phase:
     return _program(artifact).phase(phase_of(artifact.plan, batch))
 
 
-class Pieces:
-    """Makes pieces of one artifact's launches for one batch."""
+class TimedLaunches:
+    """Makes tasks of one artifact's launches for one batch."""
 
     def __init__(
         self, artifact: Artifact, kernels: Mapping[str, MlxKernel], inputs: RandomInputs, batch: Batch
@@ -115,15 +115,15 @@ class Pieces:
         """See `planned`."""
         return planned(self._artifact, self._batch)
 
-    def piece(self, launches: Sequence[Launch]) -> Piece:
-        """Launches as one piece; what one of them makes, the next ones read."""
+    def task(self, launches: Sequence[Launch]) -> TimedTask:
+        """Launches as one task; what one of them makes, the next ones read."""
         outputs = {name for launch in launches for name in launch.outputs}
         inputs: dict[str, Input] = {}
         for launch in launches:
             for name, dtype in self._read(launch):
                 if name not in outputs and name not in inputs:
                     inputs[name] = self._inputs.input(self._phase, self._batch, name, dtype)
-        # x is no weight: weights take turns, and are too large to be computed by the piece before.
+        # x is no weight: weights take turns, and are too large to be computed by the task before.
         names = [name for launch in launches for name in launch.inputs if name in inputs]
         first = next((name for name in names if not self._inputs.is_weight(name)), names[0])
 
@@ -133,7 +133,7 @@ class Pieces:
                 self._launcher.run(self._phase.name, launch, arrays, self._dims)
             return arrays[launches[-1].outputs[0]]
 
-        return Piece(inputs[first](0), run)
+        return TimedTask(inputs[first](0), run)
 
     def _read(self, launch: Launch) -> Iterator[tuple[str, DType]]:
         """The buffers that a launch reads, with the types of its ports."""
