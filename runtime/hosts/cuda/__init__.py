@@ -2,7 +2,8 @@
 
     device         the GPU, whether MLX can use it, and MLX's settings there
     build, nvrtc   kernel text -> machine code, cached by content
-    host           launches the plan's kernels through MLX, in traces
+    host           puts together what runs the plan's kernels through MLX
+    *_steps        decode steps and prompts, in traces
     step_*         a whole decode step as one kernel
     *peer*         sums over ranks through memory that their cards see of each other
 

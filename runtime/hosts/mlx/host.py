@@ -39,7 +39,12 @@ _TOPS = (1, 64, MOST_TOPS)
 
 
 class MlxHost(ArrayHost):
-    """Runs the plan on the GPU that MLX computes on."""
+    """Runs the plan on the GPU that MLX computes on.
+
+    Attributes:
+        launcher: runs the program's launches.
+        fixed: weights, the arena's stores, and what else stays the same in all steps, by the plan's buffer names.
+    """
 
     target: ClassVar[str] = "metal"
     pipelines = True
@@ -68,15 +73,15 @@ class MlxHost(ArrayHost):
             phase.name: {"token_ids", *(name for launch in phase.launches for name in launch.inputs)}
             for phase in self.program.phases
         }
-        self._fixed: Arrays = {
+        self.fixed: Arrays = {
             layer_buffer(i): mx.array([i] + [0] * 7, dtype=mx.uint32) for i in range(self.plan.num_layers)
         }
-        self._fixed |= {name: bindable(weight) for name, weight in weights.items()}
-        self._fixed |= arena.stores
+        self.fixed |= {name: bindable(weight) for name, weight in weights.items()}
+        self.fixed |= arena.stores
         self._no_blocks = mx.zeros((MIN_ELEMENTS,), mx.uint8)
         casts = {cast.name: weights[cast.weight].astype(MLX_DTYPES[str(cast.dtype)]) for cast in self.program.casts}
         mx.eval(list(casts.values()))  # a trace of a step would compute lazy ones again each time
-        self._fixed |= casts
+        self.fixed |= casts
 
     @classmethod
     def from_file(
@@ -192,7 +197,7 @@ class MlxHost(ArrayHost):
         Returns:
             All arrays: weights, arena, inputs, and the outputs of the launches.
         """
-        arrays = {**self._fixed, **inputs}
+        arrays = {**self.fixed, **inputs}
         for launch in launches:
             self.launcher.run(phase.name, launch, arrays, dims, tops)
         return arrays

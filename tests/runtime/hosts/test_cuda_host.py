@@ -25,8 +25,7 @@ from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.engine.sampling import Row, Sampler, Sampling
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
-from mlxr.runtime.hosts.cuda import device
-from mlxr.runtime.hosts.cuda import host as cuda_host
+from mlxr.runtime.hosts.cuda import device, peers, prefill_steps, traces
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.meet_peers import NoPeersError
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
@@ -188,8 +187,8 @@ def test_prefill_is_traced_when_its_size_comes_again(monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
 def test_few_parts_of_a_prompt_wait_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What all parts make at once would be the activations of all layers."""
-    monkeypatch.setattr(cuda_host, "_PART", 3)
-    monkeypatch.setattr(cuda_host, "_PARTS_AHEAD", 2)
+    monkeypatch.setattr(prefill_steps, "_PART", 3)
+    monkeypatch.setattr(prefill_steps, "_PARTS_AHEAD", 2)
     artifact = compiled(small_spec(model__num_layers=4))
     use_card(monkeypatch, artifact, Sums())
     host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
@@ -238,7 +237,7 @@ def test_mlx_keeps_no_more_than_a_quarter_of_the_gpus_memory(monkeypatch: pytest
 
 @pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
 def test_traces_that_are_used_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_host, "_MOST_TRACES", 3)
+    monkeypatch.setattr(traces, "MOST", 3)
 
     def batches(pager: Pager) -> Iterator[Batch]:
         for length in (5, 5, 5, 6, 5, 7, 5, 8, 5, 6):
@@ -290,7 +289,7 @@ def test_a_step_of_a_rank_is_traced_for_few_numbers_of_greatest_logits(monkeypat
     def meet_no_peers(*_: Any) -> None:
         raise NoPeersError("there are none")
 
-    monkeypatch.setattr(cuda_host, "meet_peers", meet_no_peers)
+    monkeypatch.setattr(peers, "meet_peers", meet_no_peers)
     gathered: list[int] = []
 
     def gather(collectives: Any, rank: Any, own: mx.array, rows: int, tops: int) -> mx.array:

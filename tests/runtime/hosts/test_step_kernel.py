@@ -10,8 +10,9 @@ from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.hosts.cuda import step_kernel
 from mlxr.runtime.hosts.cuda.build import prelude, with_prelude
+from mlxr.runtime.hosts.cuda.decode_steps import AS_LAUNCHES
 from mlxr.runtime.hosts.cuda.device import has_cuda
-from mlxr.runtime.hosts.cuda.host import AS_LAUNCHES, CudaHost
+from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.occupancy import Residency
 from mlxr_tests.fake_card import SimLauncher, use_card
 from mlxr_tests.family_specs import family_spec

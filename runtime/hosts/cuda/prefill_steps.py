@@ -1,0 +1,127 @@
+"""Steps of prompts, in parts, so that the GPU starts with the first layers while the CPU works on the others.
+
+Padded steps have few sizes (see runtime/hosts/mlx/padding.py), all of which are traced at load. The first step of
+another size is not traced: it may be the only one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import mlx.core as mx
+import numpy.typing as npt
+
+from mlxr.compiler.artifact import ARENA_TOKEN, Launch, Phase
+from mlxr.runtime.arrays.mlx_arrays import start_computing
+from mlxr.runtime.hosts.binding import Dims
+from mlxr.runtime.hosts.cuda.packed import Packed
+from mlxr.runtime.hosts.cuda.traces import Key, RecentTraces, Trace, traced, untraced
+from mlxr.runtime.hosts.mlx.host import MlxHost, sent_by
+from mlxr.runtime.hosts.mlx.launcher import Arrays
+
+_PART = 16
+"""Launches that are given to the GPU together: few, because all weights that they unpack use memory."""
+_PARTS_AHEAD = 6
+"""Most parts that wait for the GPU: their outputs use memory too."""
+
+
+class PrefillSteps:
+    """The steps of prompts that a host has run."""
+
+    def __init__(self, host: MlxHost, launches_of: Callable[[Phase, Dims], Sequence[Launch]]) -> None:
+        """Traces nothing yet.
+
+        Args:
+            host: launches, and counts launches.
+            launches_of: those that a step needs; called before it is traced.
+        """
+        self._host, self._launches_of = host, launches_of
+        self._recent: RecentTraces[list[Trace] | None] = RecentTraces()
+        self._context_matters = any(
+            "context" in buffer.shape
+            for phase in host.program.phases
+            if phase.name == "prefill"
+            for buffer in phase.buffers
+        )
+
+    def run(
+        self,
+        phase: Phase,
+        dims: Dims,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        others: Mapping[str, mx.array],
+        tops: int,
+        *,
+        traces: bool = True,
+    ) -> Arrays:
+        """Launches a step.
+
+        Args:
+            phase: the program's phase that runs it.
+            dims: of the batch.
+            arrays: what the step reads of the batch.
+            others: the same that is on the GPU already.
+            tops: how many of the greatest logits ranks exchange; 0: all.
+            traces: whether it may be traced.
+
+        Returns:
+            All arrays that later parts or the caller read.
+        """
+        packed, host = Packed.of(arrays), self._host
+        uploaded = packed.upload()
+        places = (*(place.start for place in packed.places.values()), len(packed.numbers))
+        parts = self._parts_of(phase, dims, tops, (*places, len(others)), traces=traces)
+        available: Arrays = {**others, **packed.unpack(uploaded), ARENA_TOKEN: host.arena.token}
+        started: list[mx.array] = []
+        with host.failures():
+            for part in parts:
+                start_computing(available.values())
+                if len(started) >= _PARTS_AHEAD:
+                    mx.eval(started[-_PARTS_AHEAD])
+                before, available = available, part.run(available)
+                # The last part of a step without logits may have no output that anyone reads.
+                if new := [available[name] for name in available.keys() - before.keys()]:
+                    started.append(min(new, key=lambda array: array.nbytes))
+                host.launches.update(part.launches)
+        return available
+
+    def _parts_of(self, phase: Phase, dims: Dims, tops: int, places: Key, *, traces: bool) -> list[Trace]:
+        key = (*self._key(phase, dims), tops, *places)
+        parts = self._recent.get(key)
+        if parts is not None:
+            self._recent.keep(key, parts)
+            return parts
+        traces = traces and (key in self._recent or self._has_few_sizes(dims))
+        parts = self._cut(phase, dims, tops, traces=traces)
+        self._recent.keep(key, parts if traces else None)
+        return parts
+
+    def _has_few_sizes(self, dims: Dims) -> bool:
+        return bool(self._host.plan.padded_sizes) and dims["seqs"] == 1 and dims["rows"] <= 1
+
+    def _key(self, phase: Phase, dims: Dims) -> Key:
+        """What the trace of a step depends on; on the context only if a buffer has its size."""
+        sizes = {name: size for name, size in dims.items() if name != "context" or self._context_matters}
+        return (phase.name, *sizes.values(), *self._host.launcher.choice(phase, dims))
+
+    def _cut(self, phase: Phase, dims: Dims, tops: int, *, traces: bool) -> list[Trace]:
+        """The step in parts, each a function of all arrays that its launches and those of later parts read."""
+        launches = self._launches_of(phase, dims)
+        cuts = [*range(0, len(launches), _PART), len(launches)]
+        parts, needed = [], {*phase.outputs, *sent_by(phase)}
+        for start, end in reversed(list(pairwise(cuts))):
+            part = self._part(phase, launches[start:end], dims, tops, frozenset(needed))
+            parts.append(traced(self._host, part) if traces else untraced(part))
+            needed.update(*(launch.inputs for launch in launches[start:end]))
+        return parts[::-1]
+
+    def _part(
+        self, phase: Phase, launches: Sequence[Launch], dims: Dims, tops: int, needed: frozenset[str]
+    ) -> Callable[[Arrays], Arrays]:
+        passed = [name for name in needed if name not in self._host.fixed]
+
+        def run(arrays: Arrays) -> Arrays:
+            outputs = self._host.run_launches(phase, launches, dims, arrays, tops)
+            return {name: outputs[name] for name in passed if name in outputs}
+
+        return run

@@ -1,0 +1,72 @@
+"""The step kernels of a plan that run on this card, and which are missing. Those decode steps are single launches."""
+
+from collections.abc import Iterator, Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from mlxr.compiler.artifact import Plan
+from mlxr.runtime.hosts.binding import Dims
+from mlxr.runtime.hosts.cuda.meet_peers import AllSum
+from mlxr.runtime.hosts.cuda.step_kernel import LauncherOf, NoStepKernelError, StepImages, StepKernel
+
+
+class StepKernels:
+    """The step kernels that are ready.
+
+    Attributes:
+        layers: [layers, 8] u32, the constants of all layers, which each of them reads.
+        notes: messages for people: which steps should be one kernel but are single launches, and why.
+    """
+
+    def __init__(self, built: StepImages, plan: Plan, layers: mx.array, launcher: LauncherOf) -> None:
+        """Loads them.
+
+        Args:
+            built: the compiled kernels.
+            plan: whose decode steps they run.
+            layers: the constants of all layers.
+            launcher: makes a launcher from a name and an image.
+        """
+        failures = list(built.failures)
+        self._entries = plan.program("metal").step_kernels
+        self._ready: list[StepKernel] = []
+        for image in built.images:
+            try:
+                self._ready.append(StepKernel.load(image, plan, launcher))
+            except NoStepKernelError as error:
+                failures.append((image.entry.counts, error))
+        self._lacking = [counts for counts, _ in failures]
+        self.layers, self.notes = layers, tuple(_notes_of(failures))
+
+    def of(self, dims: Dims) -> StepKernel | None:
+        """The one that runs a decode step of these dims; None: there is none."""
+        return next((kernel for kernel in self._ready if kernel.takes(dims)), None)
+
+    def lacks(self, dims: Dims) -> bool:
+        """Whether the plan wants a step of these dims as one kernel that is not ready."""
+        return dims["rows"] == dims["seqs"] and any(dims["seqs"] in counts for counts in self._lacking)
+
+    def keep_those_of_all(self, all_sum: AllSum, ranks: int) -> None:
+        """Keeps those that are ready on every rank: in a step, all ranks must sum in the same way.
+
+        Args:
+            all_sum: over the ranks, which all call this.
+            ranks: how many there are.
+        """
+        own = {kernel.entry.counts for kernel in self._ready}
+        here = np.array([[entry.counts in own for entry in self._entries]], np.float32)
+        on_ranks = here.copy()
+        if self._entries:
+            all_sum(here, on_ranks)
+        everywhere = {entry.counts for entry, count in zip(self._entries, on_ranks[0], strict=True) if count == ranks}
+        self._ready = [kernel for kernel in self._ready if kernel.entry.counts in everywhere]
+
+
+def _notes_of(failures: Sequence[tuple[range, NoStepKernelError]]) -> Iterator[str]:
+    for why in dict.fromkeys(str(error) for _, error in failures):
+        counts = [str(count) for counts, error in failures if str(error) == why for count in counts]
+        several = (
+            f"{', '.join(counts[:-1])} and {counts[-1]} sequences" if len(counts) > 1 else f"{counts[0]} sequence(s)"
+        )
+        yield f"decode steps of {several} are launches and not one kernel: {why}"
