@@ -249,7 +249,7 @@ class Pager(PagerFacts):
     def commit(self, seq_id: int, tokens: Sequence[int], hashes: BlockHashes, length: int) -> None:
         """Tells the prefix cache that K and V of the first tokens are certainly in the arena.
 
-        Costs nothing to speak of until a block is full. It may replace blocks of the sequence by equal ones.
+        It costs almost nothing until a block is full. It may replace blocks of the sequence by equal ones.
 
         Args:
             seq_id: the sequence.

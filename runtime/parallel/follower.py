@@ -163,7 +163,7 @@ class Follower:
             mx.eval(self._running.popleft())
 
     def _fail(self, reason: str, *, own: bool = False) -> NoReturn:
-        """Ends this process because it no longer does what the others do."""
+        """Ends this process because its steps are no longer those of the others."""
         self._loss.wait_for_reason()
         text = f"rank {self.rank}: {reason}"
         self._loss.tell(text, f"{text}; it ends", lambda: self._heartbeat.report(reason if own else text))

@@ -110,7 +110,7 @@ class Heartbeat:
                 peer.say(_Word.LOST, text)
 
     def end(self, reason: str = "") -> None:
-        """Tells the peers that all is over, and why, if not because all is done; stops watching them."""
+        """Tells the peers that this rank ends as it should, and why; stops watching them."""
         self._stopping = True
         for peer in list(self._peers.values()):
             peer.say(_Word.END, reason)

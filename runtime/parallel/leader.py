@@ -121,7 +121,7 @@ class Leader:
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """A block whose error, whatever it is, is told to all ranks, which end with it."""
+        """A `with` block: any error in it is sent to all ranks, which end with it."""
         try:
             yield
         except BaseException as error:
@@ -131,7 +131,7 @@ class Leader:
             raise
 
     def _collect(self) -> dict[int, dict[str, Any]]:
-        """What each rank says, in their order. The first error that comes is raised, with its rank's name."""
+        """The answer of each rank, in their order. The first error that comes is raised, with its rank's name."""
         told = {}
         with selectors.DefaultSelector() as selector:
             for rank, connection in self._connections.items():

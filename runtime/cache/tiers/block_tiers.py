@@ -236,7 +236,7 @@ class BlockTiers:
         return freed
 
     def computed(self, num_tokens: int, seconds: float) -> None:
-        """Tells how long a step took that computed so many tokens of prompts."""
+        """Notes how long a step took that computed so many tokens of prompts."""
         self._worth.computing.add(num_tokens, seconds)
 
     def worth(self, num_tokens: int, from_disk: bool) -> bool:
@@ -249,7 +249,7 @@ class BlockTiers:
         return self._worth(num_tokens, from_disk)
 
     def stats(self) -> TierStats:
-        """What there is, and what has been done."""
+        """What the tiers hold and have done; see `TierStats`."""
         disk, reading = self._disk, self._worth.reading
         return TierStats(
             memory_blocks=len(self._memory),

@@ -137,7 +137,7 @@ class DiskTier:
         return True
 
     def read(self, digest: Digest, data: Bytes) -> bool:
-        """Reads K and V of a block; that it is used must be said besides (`BlockFolder.use`).
+        """Reads K and V of a block; the caller also notes its use (`BlockFolder.use`).
 
         Args:
             digest: of the block.

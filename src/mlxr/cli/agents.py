@@ -1,4 +1,4 @@
-"""The coding agents that `mlxr launch` starts, and what each must be told: for one process, in none of its files."""
+"""The coding agents that `mlxr launch` starts, set up by environment and arguments: it never writes their own files."""
 
 import json
 import os
@@ -185,7 +185,7 @@ def _aider(served: Served, folder: Path) -> Start:
 
 
 def _users(variable: str) -> dict[str, Any]:
-    """What the user has set in a variable of JSON; nothing, if it is none: then the agent would not have read it."""
+    """The JSON object that the user has set in a variable; empty if it is not JSON, which no agent would read."""
     try:
         value = json.loads(os.environ.get(variable) or "{}")
     except ValueError:

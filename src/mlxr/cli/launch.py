@@ -198,7 +198,7 @@ def _environment(variables: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _run(words: list[str], environment: dict[str, str]) -> int:
-    """Runs an agent in this terminal. Ctrl-C is its affair; other signals that end this process end it first."""
+    """Runs an agent in this terminal. Ctrl-C is left to the agent; other signals that end this process end it first."""
     with _passed_on() as processes:
         process = subprocess.Popen(words, env=environment)
         processes.append(process)

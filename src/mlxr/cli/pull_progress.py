@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def pull_progress() -> "Iterator[PullProgress]":
-    """Tells of a fetch on standard error: one line of what it will be, and a progress line."""
+    """Reports a fetch on standard error: a line that says what is fetched, then a progress line."""
     from mlxr.loading.pull_model import PullProgress  # noqa: PLC0415 (slow to import: only when needed)
 
     with ProgressLine() as line:

@@ -78,7 +78,7 @@ def refuse_split(model: str) -> None:
 
 
 def run_again(args: argparse.Namespace) -> int | None:
-    """With --restart: runs the same command in a process that is started again; its exit code. None: this is it."""
+    """With --restart: runs the command in a child process that is started again; its exit code. None: in the child."""
     if not args.restart or PARENT_VARIABLE in os.environ:
         return None
     return keep_running([sys.executable, "-m", "mlxr.cli", *args.argv])

@@ -42,7 +42,7 @@ def reasoning_of(args: argparse.Namespace) -> "Reasoning":
 
 
 def tell_without_effect(reasoning: "Reasoning", template: "ChatTemplate") -> None:
-    """Says on standard error what of it has no effect with a template.
+    """Says on standard error which of these options have no effect with a template.
 
     Raises:
         ChatTemplateError: the template took too long or too much.

@@ -198,7 +198,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_model(found: "FoundModel") -> None:
-    """Refuses what is no model, and one whose tokenizer is, before the server starts.
+    """Refuses, before the server starts, what is not a model, and a model whose tokenizer cannot be used.
 
     Raises:
         MlxrError: the model cannot be served.
@@ -236,7 +236,7 @@ def _is_detach(word: str) -> bool:
 
 
 def _all_names(args: argparse.Namespace) -> dict[str, str]:
-    """Each served model's name, and what MODEL it is."""
+    """The MODEL that each served name stands for."""
     named: dict[str, str] = {}
     models = args.models if args.distributed is None else [args.distributed]
     for name, model in [*((served_name(model), model) for model in models), *args.named]:

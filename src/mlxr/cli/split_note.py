@@ -74,7 +74,7 @@ def usual_link(backend: str, on_one_machine: bool) -> str:
 
 
 def tell_beside(model: "Model", link: str | None) -> Thread:
-    """Writes the note to stderr, if there is one, while a server begins; the thread that does so."""
+    """Writes the note to stderr, if there is one, in a thread, which is returned: a server starts meanwhile."""
 
     def tell() -> None:
         if (note := split_note(model, link)) is not None:

@@ -1,4 +1,4 @@
-"""Ops of a graph that were added, removed or changed; layers in which the same happened are told together."""
+"""Ops of a graph that were added, removed or changed; layers in which the same happened are reported together."""
 
 from collections.abc import Iterator, Mapping
 

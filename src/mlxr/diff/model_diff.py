@@ -106,7 +106,7 @@ def _plan(artifact: Artifact) -> dict[str, Json]:
 
 
 def _files(a: Artifact, b: Artifact) -> tuple[str, ...]:
-    """Files that differ and that nothing else here tells of, such as tuning.json."""
+    """Files that differ and that no other comparison here covers, such as tuning.json."""
     sources = {file for artifact in (a, b) for program in artifact.plan.programs.values() for file in program.files}
     graphs = {f"graph.{name}.{kind}" for name in GRAPHS for kind in ("json", "txt")}
     told = {SPEC, PLAN, CHIP, *graphs, *sources}

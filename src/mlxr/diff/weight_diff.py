@@ -1,4 +1,4 @@
-"""Tensors of the model whose shape or format differs; layers in which the same differs are told together."""
+"""Tensors of the model whose shape or format differs; layers in which the same differs are reported together."""
 
 from mlxr.compiler.artifact import Artifact, TensorSource, WeightPlan
 from mlxr.compiler.formats.weight_layout import layout_of

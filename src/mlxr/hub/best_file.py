@@ -46,7 +46,7 @@ class Need:
     owner: str
 
     def of(self, size_bytes: int) -> int:
-        """Bytes that a model takes whose files have so many."""
+        """Bytes of memory that a model takes whose files have so many bytes."""
         return self.needed_bytes or int(_MARGIN * size_bytes)
 
     @property
@@ -121,7 +121,7 @@ def _need(files: Sequence[HubFile], plan: Planner, start_of: StartReader) -> Nee
 
 
 def _why(repo: str, key: str, count: int, needed: int, need: Need, tried: Sequence[str]) -> str:
-    """What is told of a choice."""
+    """What users read about the chosen file."""
     usual = ", the usual one" if _tag(key) == _USUAL else ""
     return (
         f"of the {counted(count, 'GGUF model')} of {repo}: {PurePosixPath(key).name}{usual}; {need.source} it takes "

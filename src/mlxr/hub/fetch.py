@@ -151,7 +151,7 @@ def _check_tokenizer(paths: Mapping[HubFile, Path]) -> None:
 
 
 def _check_gguf_tokenizer(repo: str, files: Sequence[HubFile], start_of: StartReader) -> None:
-    """Likewise, one in a GGUF file, of which the first bytes are read for that."""
+    """The same for a tokenizer in a GGUF file, of which only the first bytes are read."""
     size_bytes = sum(file.size_bytes for file in files)
     if size_bytes < _WORTH_A_LOOK or sum(bytes_here(repo, file) for file in files) == size_bytes:
         return

@@ -42,7 +42,7 @@ def write_safetensors_starts(files: Sequence[HubFile], folder: Path, start_of: S
         path = folder / file.path
         path.write_bytes(start[:end])
         with path.open("r+b") as stream:
-            stream.truncate(file.size_bytes)  # no disk holds what was not written
+            stream.truncate(file.size_bytes)  # a sparse file: it takes no room on the disk
     return True
 
 
@@ -66,7 +66,7 @@ def write_starts(files: Sequence[HubFile], folder: Path, start_of: StartReader) 
                 return None
             path.write_bytes(start)
             with path.open("r+b") as stream:
-                stream.truncate(file.size_bytes)  # no disk holds what was not written
+                stream.truncate(file.size_bytes)  # a sparse file: it takes no room on the disk
             header = _header(path, len(start))
             if header is not None:
                 break

@@ -137,7 +137,7 @@ def prepare(host: HostEntry, artifact: Artifact) -> None:
 
 
 def _served(path: Path, changes: Changes, chip: Chip | None) -> Artifact | None:
-    """What an engine loads of a model if nobody says how many sequences it is for; None, and a note: it cannot."""
+    """The artifact that an engine loads where nobody sets the number of sequences; None, and a note: there is none."""
     try:
         return resolve_artifact(os.fspath(path), with_sequences(changes, USUAL_SEQUENCES), chip)[0]
     except MlxrError as error:

@@ -107,7 +107,7 @@ def discard(folder: Path) -> bool:
 def _compiler_digest() -> str:
     """A hash of everything that decides what a spec compiles to, so that a changed template is never served stale.
 
-    Of the files as they are when a process first asks: what it has imported does not change afterwards either.
+    Of the files as they are when a process first asks: modules that it has imported do not change afterwards either.
     """
     digest = hashlib.sha256(VERSION.encode())
     for package, pattern in (

@@ -84,7 +84,7 @@ def check_spec(
 
 
 def _not_in_gguf(file: WeightFile, imported: Model) -> tuple[str, ...]:
-    """How the phrases begin of differences that do not count, since the GGUF file does not say these properties."""
+    """The first words of differences that do not count, since the GGUF file does not state these properties."""
     # Mistral's files call themselves llama and leave its window out; other families' say which layers have one.
     layers = range(imported.num_layers)
     windowless = all(imported.layer(index).attention.sliding_window is None for index in layers)

@@ -1,4 +1,4 @@
-"""What is refused of a model's files before anything is compiled for it."""
+"""Checks a model's files before anything is compiled for it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ class FilesCheck:
         return Path(chosen)
 
     def __call__(self, spec: ModelSpec, own: Path | None) -> None:
-        """Checks; what a model's ranks must tell each other first is left to them.
+        """Checks the files of a model that is not split; ranks of a split one check theirs once they are connected.
 
         Args:
             spec: the model's.

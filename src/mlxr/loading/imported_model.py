@@ -77,7 +77,7 @@ def import_weights(file: WeightFile, name: str, options: ImportOptions) -> Model
 
 
 def _factors(file: WeightFile) -> dict[str, list[float]]:
-    """Numbers of the tensors of RoPE divisors, with which a GGUF file describes its model too."""
+    """The values of the tensors of RoPE divisors, which are part of a GGUF file's description of its model."""
     factors = {}
     for name in FACTOR_TENSORS:
         info = file.tensors.get(name)

@@ -66,7 +66,7 @@ def make_model(
 def make_checked(artifact: Artifact, weights: Path, options: LoadOptions, check: FilesCheck) -> Model:
     """The model of an artifact, once its spec is compared with weights that it does not come from.
 
-    Of an artifact that is split, each rank compares when all can be told.
+    Of an artifact that is split, each rank compares once it can tell the others what it found.
 
     Args:
         artifact: it, whole.
@@ -92,13 +92,13 @@ def load_rank(
     check: Callable[[], object] | None = None,
     read: ModelTokenizer | None = None,
 ) -> Model:
-    """Joins the other ranks, and loads this rank's part. Ranks but 0 end in here when rank 0 ends.
+    """Joins the other ranks, and loads this rank's part. It returns on rank 0 alone: others end when rank 0 does.
 
     Args:
         artifact: of all ranks.
         weights: as for `Model`; each rank reads its own part.
         options: how it is loaded.
-        check: raises what is wrong with this rank's files; it runs when all ranks can be told. None: nothing is.
+        check: raises what is wrong with this rank's files; it runs once the other ranks can learn of it.
         read: as for `Model`.
 
     Raises:

@@ -79,7 +79,7 @@ class LoadOptions:
             object.__setattr__(self, "changes", replace(self.changes, keep_windows=True))
 
     def over(self, registered: "LoadOptions") -> "LoadOptions":
-        """These, and of what a model was registered with all that these leave at their defaults.
+        """These options; those at their defaults are taken from what the model was registered with.
 
         Threads belong to a host: those of the registry hold only where its host does.
         """

@@ -66,7 +66,7 @@ async def scrape(request: Request) -> Response:
 
 @router.get("/status", tags=["Server"], responses=answers(Status))
 async def status(request: Request) -> JsonAnswer:
-    """The server, and its models, loaded or not. What is loaded for embeddings is told apart."""
+    """The server, and its models, loaded or not. What is loaded for embeddings is listed by itself."""
     pool = ServerState.of(request).pool
     models = [
         ModelState(

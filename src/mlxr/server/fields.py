@@ -102,7 +102,7 @@ class ApiModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: object) -> object:
-        """Clients send null, or what is empty, for what they leave out, fields that are refused among it."""
+        """Drops null and empty values of refused fields, which clients send where they mean to leave them out."""
         for place in cls.refused:
             value = _without_null(value, place)
         if isinstance(value, dict) and len(value) > len(cls.model_fields) + _MOST_UNKNOWN:

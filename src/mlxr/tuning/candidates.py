@@ -1,4 +1,4 @@
-"""What the tuner tries: the fields of the geometry say it."""
+"""What the tuner tries, as the fields of the geometry declare it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

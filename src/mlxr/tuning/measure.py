@@ -1,4 +1,4 @@
-"""Times the launches of candidates: all of a size interleaved, and a winner against what it replaces once more."""
+"""Times the launches of candidates: all values of a size interleaved, then the winner against the present value."""
 
 import os
 import statistics
@@ -23,7 +23,7 @@ _COMPARISONS = 2
 
 @dataclass(frozen=True)
 class Comparison:
-    """The times of what was and of what is to replace it, each the median of several rounds.
+    """The times of the present launches and of their replacement, each the median of several rounds.
 
     Attributes:
         is_faster: whether the replacement wins by the margin and in nearly every round.
@@ -92,12 +92,12 @@ class LaunchTimer:
         ]
 
     def compare(self, pairs: Sequence[tuple[TimedTask, TimedTask]]) -> Comparison:
-        """Times what was and what is to replace it again, each the sum of several tasks.
+        """Compares present launches with their replacements; each side is the sum of several tasks.
 
         Where another program keeps the machine busy, nothing wins nearly every round.
 
         Args:
-            pairs: the task that was, and the one that is to replace it.
+            pairs: the present task, and the one that is to replace it.
 
         Raises:
             HostError: one of them cannot run.

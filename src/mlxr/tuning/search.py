@@ -4,7 +4,7 @@ The searches, in order:
 
 1. Whether the arena is contiguous or paged, where the spec leaves that open: whole steps are timed (search_steps.py).
 2. The sizes of each kind of launch: one after the other is varied (search_sizes.py).
-3. From how many rows something else runs: both sides of each threshold are timed (search_thresholds.py).
+3. Thresholds, the rows from which another kernel runs: both kernels are timed (search_thresholds.py).
 4. Whether a decode step is one kernel, on hosts that can do that: whole steps again.
 
 What wins is timed once more against what it replaces. Winners become rules of the artifact's chip, after the rules that

@@ -1,4 +1,4 @@
-"""Chooses from how many rows something else runs: both sides of each threshold are timed at several numbers of rows."""
+"""Chooses thresholds, the rows from which another kernel runs: both kernels are timed at several numbers of rows."""
 
 from collections.abc import Mapping
 
@@ -112,7 +112,7 @@ def _choose(tuning: SiteTuning, name: str, device: str) -> None:
 
 
 def _confirm(bench: Workbench, tuning: SiteTuning, name: str, timed: Mapping[int, _Sides]) -> None:
-    """Times again what runs now against what ran, for the rows for which the threshold decides otherwise now."""
+    """Compares the new threshold with the old one, at the numbers of rows for which they choose different kernels."""
     old, new = (rows or _NEVER for rows in (tuning.before[name], tuning.best[name]))
     pairs = [
         (above, below) if new > old else (below, above)

@@ -49,14 +49,14 @@ class StepTimer:
         self._host, self._rounds, self._steps = host, rounds, steps
 
     def context_of(self, artifact: Artifact, context: int) -> int:
-        """With how many tokens a turn begins: as many as asked for, or fewer, so that it can grow by its steps."""
+        """Tokens in the cache when a turn begins: as many as asked for, or fewer where its steps need the room."""
         return max(1, min(context, artifact.plan.arena.context - self._steps_of(artifact)))
 
     def _steps_of(self, artifact: Artifact) -> int:
         return min(self._steps, artifact.plan.arena.context - 1)
 
     def times_us(self, artifacts: Sequence[Artifact], context: int) -> list[float | HostError]:
-        """The time of a step of each artifact, in turns, or why it cannot run as it asks to.
+        """The time of a step of each artifact, measured in turns, or why it cannot run.
 
         Args:
             artifacts: one or more.
@@ -100,7 +100,7 @@ class StepTimer:
 
 
 def _check_memory(artifacts: Sequence[Artifact], context: int) -> None:
-    """MLX does not report memory that there is not everywhere: the machine would swap, or the process die."""
+    """Compares sizes first, since MLX may not report a lack of memory: the machine would swap, or the process die."""
     weights = sum(weight.layout.size_bytes for weight in artifacts[0].plan.weights)
     arenas = sum(geometry.size_bytes for geometry in {tried_arena(artifact.plan, context) for artifact in artifacts})
     used, memory = mx.get_active_memory(), device_memory_bytes()

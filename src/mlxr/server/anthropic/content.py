@@ -29,7 +29,7 @@ class ThinkingBlock(ApiModel):
 
 
 class RedactedThinkingBlock(ApiModel):
-    """Thinking that only the server that made it can read: nothing is made of it here."""
+    """Thinking that only the server that made it can read: it is ignored here."""
 
     type: Literal["redacted_thinking"]
     data: WithoutEffect = None

@@ -185,7 +185,7 @@ def _stop_reason(piece: AnswerEvent, stop_text: str | None) -> StopReason:
 
 
 def _wanted(body: MessagesRequest, piece: AnswerEvent) -> list[Delta]:
-    """What of a piece is told: nothing, if the prompt was only to be read."""
+    """The deltas that the client gets: none, if the prompt was only to be read."""
     return piece.deltas if body.max_tokens else []
 
 

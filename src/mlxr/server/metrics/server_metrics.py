@@ -58,7 +58,7 @@ class _Reading:
 
 @dataclass(frozen=True)
 class _Named:
-    """What goes by one name: the model, and after it models that had the name before and are still used."""
+    """All models of one name: the present one, then those that had the name before and are still in use."""
 
     name: str
     forms: list[ServedModel]
@@ -136,7 +136,7 @@ class ServerMetrics(Collector):
         self._readings[name] = _Reading(totals, launches, now)
 
     async def _stats(self, engine: Engine) -> CoreStats:
-        """What an engine tells; of one that has failed, what it had done.
+        """An engine's counters; of one that has failed, the last ones.
 
         Raises:
             TimeoutError: it does not answer in time.

@@ -1,7 +1,7 @@
 """Responses that the server keeps, so that requests may go on from them: in memory, or in a file of SQLite.
 
 A response has its own input and output alone, and the name of the one that it went on from: a conversation is a chain.
-When there are too many bytes, those go that were not used for longest; using a response uses all of its chain.
+When there are too many bytes, the least recently used are removed; using a response uses all of its chain.
 """
 
 import hashlib

@@ -363,7 +363,7 @@ class ModelPool:
         return min(self._memory_bytes - used, free)
 
     def _no_room(self, wanted: ServedModel, needed: int, room: int) -> ApiError:
-        """Says what would have to go; or that even this would not be enough, and then not to try again."""
+        """Says which models would have to go; where even that is not enough, that clients need not try again."""
         loaded = [model for model in self._all if model.state == "loaded"]
         kept = [model for model in loaded if not model.is_idle]
         takes = f"{wanted.name} takes {size(needed)} of memory"

@@ -102,7 +102,7 @@ class Pulls:
         self._threads = ThreadPoolExecutor(_AT_ONCE, "mlxr-pull")
 
     async def follow(self, name: str) -> AsyncGenerator[PullStep]:
-        """Fetches a model, or joins who does, and tells what is done until it is here. Leaving it is giving up.
+        """Fetches a model, or joins who does, and gives its steps until it is here. To leave the loop is to give up.
 
         Args:
             name: ORG/REPO, with a revision or a file; it is served under this name then.

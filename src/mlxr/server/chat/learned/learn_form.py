@@ -1,4 +1,4 @@
-"""Learns the form of a model's answers by rendering its template, and telling the renderings apart."""
+"""Learns the form of a model's answers by rendering its template in several ways, and comparing the results."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -131,7 +131,7 @@ def _with_calls(probe: Probe, form: AnswerForm) -> AnswerForm:
 
 
 def _lead(probe: Probe, form: AnswerForm) -> str:
-    """The end of the prompt with which all that may come begins, and which is therefore a part of it."""
+    """The end of the prompt, where every kind of answer begins with it: it is a part of the answer then."""
     opened = (probe.render([], prompt=True) or "").removeprefix(probe.header)
     begins = [form.content_start, form.calls.section_start + form.calls.start]
     begins += [] if form.thought is None else [form.thought.opening]

@@ -110,7 +110,7 @@ class FormReader:
         return False
 
     def _is_text(self, kind: TextKind, marker: str) -> None:
-        """Tells a marker that begins no call, and puts back what was read after it."""
+        """Emits a marker that begins no call as text, and puts back what was read after it."""
         reader = self._reader
         again = reader.raw_since_mark()
         reader.emit_named(kind, marker)

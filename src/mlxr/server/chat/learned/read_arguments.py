@@ -199,7 +199,7 @@ class ArgumentReader:
         return None
 
     def _goes_on(self, found: str, text: str, markers: Markers, pieces: list[str]) -> Parse[str]:
-        """Looks whether a value whose end stands within a string of it is whole at a later end: then that is it.
+        """Looks for a later end at which the value is whole, where the first one stands within one of its strings.
 
         Args:
             found: the end.

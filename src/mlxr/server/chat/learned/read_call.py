@@ -1,4 +1,4 @@
-"""Reads calls in a form that was learned; what turns out to be none is left to whoever asked."""
+"""Reads calls in a form that was learned; text that turns out to be no call is left to the caller."""
 
 import json
 import re
