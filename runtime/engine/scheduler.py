@@ -144,10 +144,10 @@ class Scheduler:
 
     def has_read(self, step: Step) -> None:
         """A step has run: what it computed is certain, and others may use it. Its tokens are not known yet."""
-        size, commit = self._pager.block_size, self._pager.commit
         if step.decode is not None:
             self._has_decoded(step, step.decode)
             return
+        size, commit = self._pager.block_size, self._pager.commit
         for part, end, seq_id, sampled in zip(step.parts, step.ends, step.sequences, step.sampled_by_part, strict=True):
             request, run = part.request, part.request.run
             if request.answer.is_done:
@@ -225,7 +225,8 @@ class Scheduler:
         """Lets the requests go on that waited for the blocks which this one has computed by now."""
         unread = request.run.unread
         while unread and unread[-1][0] <= request.run.certain:
-            self._no_longer_reads(request, unread.pop()[1])
+            self._no_longer_reads(request, unread[-1][1])
+            unread.pop()  # last: Ctrl-C may come in between
 
     def _chunk(self, request: Request, budget: int, rows: int, chosen: Sequence[Part]) -> Part | None:
         """The next tokens of a prompt, if there is room for them. A long chunk of a longer prompt ends with a block."""
@@ -287,7 +288,8 @@ class Scheduler:
             self._pager.free(run.seq_id)
         run.seq_id, run.computed, run.certain = None, 0, 0
         while run.unread:
-            self._no_longer_reads(request, run.unread.pop()[1])
+            self._no_longer_reads(request, run.unread[-1][1])
+            run.unread.pop()
 
     def _no_longer_reads(self, request: Request, key: Hashable) -> None:
         if self._being_read.get(key) is request:

@@ -1,0 +1,93 @@
+"""A step is planned, launched and read, once each; it repeats the one before where nothing else is new, and changes it
+in nothing."""
+
+from typing import Any
+
+import pytest
+
+from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.engine.step import Step
+from mlxr_tests.hash_host import Answer, HashEngine
+
+BOTH = pytest.mark.parametrize("pipelines", [False, True], ids=["plain", "pipelined"])
+
+
+def planned(engine: HashEngine) -> list[Step]:
+    """The steps that the scheduler will have planned."""
+    steps: list[Step] = []
+    schedule = engine.core.scheduler.schedule
+
+    def recorded(**options: bool) -> Step:
+        steps.append(schedule(**options))
+        assert steps[-1].state == "planned"
+        return steps[-1]
+
+    engine.core.scheduler.schedule = recorded  # type: ignore[method-assign]
+    return steps
+
+
+def facts(step: Step) -> dict[str, Any]:
+    """All that a step says of itself; of its columns, the rows as they are now."""
+    found = {name: getattr(step, name, None) for name in Step.__slots__}
+    rows = None if step.decode is None else [(row.sampler, row.position, row.mask) for row in step.decode.rows]
+    return found | {"ends": [*step.ends], "sequences": [*step.sequences], "rows": rows}
+
+
+def add(engine: HashEngine, first: int, **options: Any) -> Answer:
+    """Adds a request whose tokens are drawn, so that their positions matter."""
+    answer = Answer()
+    sampling = Sampling(**{"temperature": 1.0, "seed": first, "max_tokens": 12} | options)
+    (answer.request,) = engine.requests([first, 7, 3, 9], sampling, answer.listen)
+    engine.core.add(answer.request)
+    return answer
+
+
+@BOTH
+def test_no_step_changes_one_that_has_been_read(pipelines: bool) -> None:
+    engine = HashEngine(pipelines=pipelines)
+    steps = planned(engine)
+    answers = [add(engine, i) for i in range(3)]
+    known: list[dict[str, Any]] = []
+    while engine.core.step():
+        if len(known) == 5:
+            answers.append(add(engine, 9, max_tokens=4))
+        known += [facts(step) for step in steps[len(known) :] if step.state == "read"]
+        assert [facts(step) for step in steps[: len(known)]] == known
+    assert all(answer.tokens == engine.alone(answer.request) for answer in answers)
+    assert {step.state for step in steps if step.parts} == {"read"}
+
+
+def test_repeated_steps_share_their_columns_until_a_request_joins_or_leaves() -> None:
+    engine = HashEngine()
+    steps = planned(engine)
+    first, second = add(engine, 1), add(engine, 2, max_tokens=6)
+    for _ in range(4):
+        engine.core.step()
+    assert [step.num_repeats for step in steps] == [0, 0, 1, 2] and steps[0].decode is None
+    assert steps[1].decode is steps[2].decode is steps[3].decode
+    assert [step.ends for step in steps[1:]] == [[5, 5], [6, 6], [7, 7]]
+    third = add(engine, 3)
+    engine.run()
+    repeats = [step.num_repeats for step in steps if step.parts][4:]
+    assert repeats[0] == 0 and repeats.count(0) >= 4, "the third joins and decodes, the second leaves, then the first"
+    assert all(answer.tokens == engine.alone(answer.request) for answer in (first, second, third))
+
+
+@BOTH
+def test_a_step_is_launched_and_read_once(pipelines: bool) -> None:
+    engine = HashEngine(pipelines=pipelines)
+    engine.add([3, 5, 7], 4)
+    step = engine.core.scheduler.schedule()
+
+    def launch() -> None:
+        step.launch(engine.host, engine.pager, lambda request: [None])  # type: ignore[arg-type]
+
+    with pytest.raises(AssertionError, match="the step is planned"):
+        step.read()
+    launch()
+    with pytest.raises(AssertionError, match="the step is launched"):
+        launch()
+    step.read()
+    with pytest.raises(AssertionError, match="the step is read"):
+        step.read()
+    assert len(step.sampled) == 1
