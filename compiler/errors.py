@@ -13,10 +13,12 @@
       ChatTemplateError       a chat template that is missing, is faulty, or took too long or too much memory
       HostError               a host that cannot run here, or a kernel that cannot be built
         KernelFault           a kernel that did something illegal (sim: out of bounds, divergence, race, ...)
+        RankError             what went wrong on one rank of several: it cannot reach another one, or has lost it
         RankLostError         a rank of a model that runs on several was lost: its processes end
       ArenaError              a wrong use of the KV arena
         ArenaFullError        no free block is left
-      RequestError            a request that cannot be served (too many sequences, bad sampling option)
+      RequestError            a request that cannot be served (too many sequences)
+        OptionError           a sampling option that is out of its range
 
     mlxr.runtime.engine.errors
       EngineError             an engine that was closed, or that can no longer run
@@ -36,7 +38,13 @@ The commands print the message and exit with 1. They show the traceback only if 
 
 
 class MlxrError(Exception):
-    """Base of all errors that a user can act on."""
+    """Base of all errors that a user can act on.
+
+    Attributes:
+        rank: of a model that runs on several, the rank with whose name the text begins; None: with none.
+    """
+
+    rank: int | None = None
 
 
 class SpecError(MlxrError):
@@ -87,6 +95,20 @@ class KernelFault(HostError):  # noqa: N818 (what Metal and CUDA call it)
     """A kernel that did something illegal while it ran."""
 
 
+class RankError(HostError):
+    """What went wrong on a rank, with whose name the text begins."""
+
+    def __init__(self, rank: int, what: str) -> None:
+        """Puts the rank before the text.
+
+        Args:
+            rank: which one.
+            what: is wrong there; it goes on from the name.
+        """
+        super().__init__(f"rank {rank} {what}")
+        self.rank = rank
+
+
 class RankLostError(HostError):
     """A rank of a model that runs on several machines was lost, or failed: nothing can be computed any more."""
 
@@ -101,3 +123,17 @@ class ArenaFullError(ArenaError):
 
 class RequestError(MlxrError):
     """A request that cannot be served."""
+
+
+class OptionError(RequestError):
+    """An option whose value is out of its range.
+
+    Attributes:
+        option: its name, with which the text begins.
+        what: is wrong with it.
+    """
+
+    def __init__(self, option: str, what: str) -> None:
+        """Puts the name before the text."""
+        super().__init__(f"{option} {what}")
+        self.option, self.what = option, what

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.errors import HostError, MlxrError
+from mlxr.compiler.errors import HostError, MlxrError, RankError
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.parallel.connection import Connection, ConnectionEndedError, Facts, MessageKind
 from mlxr.runtime.parallel.handshake import Purpose, StrangerError, connect
@@ -221,12 +221,13 @@ def _connect(meeting: Meeting, rank: int, purpose: Purpose, until: float) -> soc
     try:
         return connect((meeting.host, meeting.port), meeting.secret, rank, purpose, until)
     except OSError as error:
-        raise HostError(
-            f"rank {rank} cannot reach rank 0 at {where}: {error.strerror or error}; name an address that all machines "
-            "reach with --control HOST:PORT"
+        raise RankError(
+            rank,
+            f"cannot reach rank 0 at {where}: {error.strerror or error}; name an address that all machines reach with "
+            "--control HOST:PORT",
         ) from error
     except StrangerError as error:
-        raise HostError(f"rank {rank} asked {where} for rank 0, and does not trust who answers: {error}") from error
+        raise RankError(rank, f"asked {where} for rank 0, and does not trust who answers: {error}") from error
 
 
 def _numbers(data: bytes | bytearray, group: int, end: int) -> list[int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.errors import HostError
+from mlxr.compiler.errors import HostError, RankError
 from mlxr.runtime.parallel.launch import Backend, RankLaunch, read_launch
 from mlxr.runtime.parallel.wait_for_ranks import wait_for_ranks
 
@@ -72,7 +72,7 @@ def join(size: int, wait_s: float = 300) -> World:
         with _ends_after(_CONNECT_S):
             group = mx.distributed.init(strict=True, backend=launch.backend)
     except (RuntimeError, ValueError) as error:
-        raise HostError(f"rank {launch.rank} cannot connect with the others by {launch.backend}: {error}") from error
+        raise RankError(launch.rank, f"cannot connect with the others by {launch.backend}: {error}") from error
     hosts = tuple(name.rpartition(":")[0] for name in launch.names if name)
     return World(group, launch.backend, local_rank, local_size, hosts, machines)
 
@@ -112,7 +112,7 @@ def gather_bytes(group: "mx.distributed.Group") -> Gather:
             rows = mx.distributed.all_gather(own, group=group, stream=mx.cpu)
             mx.eval(rows)
         except RuntimeError as error:
-            raise HostError(f"rank {group.rank()} lost another rank: {error}") from error
+            raise RankError(group.rank(), f"lost another rank: {error}") from error
         return [row.astype(np.uint8).tobytes() for row in np.array(rows)]
 
     return gather

@@ -5,7 +5,6 @@ Source: `init` of mlx/distributed/{ring,nccl,jaccl,mpi} and python/mlx/_distribu
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -96,9 +95,9 @@ def naming_rank() -> Iterator[None]:
         launch = None
         with suppress(HostError):
             launch = read_launch(os.environ)
-        if launch is None or not launch.rank or re.match(rf"rank {launch.rank}\b", str(error)):
-            raise
-        raise type(error)(f"rank {launch.rank}: {error}") from error
+        if launch is not None and launch.rank and error.rank is None:
+            error.args, error.rank = (f"rank {launch.rank}: {error}",), launch.rank
+        raise
 
 
 def _number(environ: Mapping[str, str], key: str) -> int:

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.artifact import RankPosition
-from mlxr.compiler.errors import HostError
+from mlxr.compiler.errors import HostError, RankError
 from mlxr.runtime.hosts.collectives import Floats, Wires
 from mlxr.runtime.parallel.group_moves import GroupMoves
 from mlxr.runtime.parallel.join import World
@@ -177,7 +177,7 @@ class Links:
         try:
             yield
         except RuntimeError as error:
-            raise HostError(f"rank {self.place.rank} lost a neighbour: {error}") from error
+            raise RankError(self.place.rank, f"lost a neighbour: {error}") from error
 
 
 def _numbers(array: mx.array) -> Floats:

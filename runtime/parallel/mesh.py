@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mlxr.compiler.artifact import RankPosition
-from mlxr.compiler.errors import HostError
+from mlxr.compiler.errors import RankError
 from mlxr.runtime.hosts.collectives import Floats, Wires
 from mlxr.runtime.parallel.handshake import SECRET_BYTES, StrangerError, check_proof, connect, seconds_left
 from mlxr.runtime.parallel.join import World, gather_bytes
@@ -124,7 +124,7 @@ class Mesh:
         try:
             self._links[rank].sendall(rows.data.cast("B"))
         except OSError as error:
-            raise HostError(f"rank {self._place.rank} lost rank {rank}: {error.strerror or error}") from error
+            raise RankError(self._place.rank, f"lost rank {rank}: {error.strerror or error}") from error
 
     def _receive(self, rank: int, rows: Floats) -> None:
         """Waits for rows. They come soon, and to sleep until then would take longer than most messages."""
@@ -136,9 +136,9 @@ class Mesh:
             except BlockingIOError:
                 continue
             except OSError as error:
-                raise HostError(f"rank {self._place.rank} lost rank {rank}: {error.strerror or error}") from error
+                raise RankError(self._place.rank, f"lost rank {rank}: {error.strerror or error}") from error
             if not size:
-                raise HostError(f"rank {self._place.rank} lost rank {rank}: it has ended the connection")
+                raise RankError(self._place.rank, f"lost rank {rank}: it has ended the connection")
             start += size
 
 

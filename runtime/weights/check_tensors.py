@@ -7,7 +7,7 @@ from re import Pattern
 from mlxr.compiler.artifact import TensorSource, WeightPlan
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.mapped_weights import MappedWeights
-from mlxr.runtime.weights.open_tensor import expected_names, find_recipe, open_tensor, rows_in_file
+from mlxr.runtime.weights.open_tensor import TensorError, expected_names, find_recipe, open_tensor, rows_in_file
 from mlxr.runtime.weights.stored_tensor import quoted
 from mlxr.runtime.weights.tensor_rows import TensorRows
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -43,8 +43,8 @@ def check_tensors(
             continue
         try:
             tensors.append(open_tensor(mapped, part))
-        except WeightsError as error:
-            wrong.append(str(error).removeprefix(f"{file.path}: tensor "))
+        except TensorError as error:
+            wrong.append(error.what)
     used = {plane.name for tensor in tensors for planes in tensor.pieces for plane in planes}
     hint = ""
     if (len(missing) + len(wrong)) * 2 > len(wanted):

@@ -5,6 +5,7 @@ The meaning of the bits in planes follows from the shapes of their tensors and t
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from mlxr.compiler.artifact import Recipe, TensorSource, plane_format, plane_names
@@ -26,6 +27,19 @@ class _Piece(NamedTuple):
     planes: tuple[StoredTensor, ...]
 
 
+class TensorError(WeightsError):
+    """A tensor that is not as a model needs it.
+
+    Attributes:
+        what: which one, and what is wrong with it.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        """Puts the file before the text."""
+        super().__init__(f"{path}: tensor {what}")
+        self.what = what
+
+
 def find_recipe(file: WeightFile, part: TensorSource) -> Recipe | None:
     """The first recipe whose tensors are in the file; None if there is none."""
     return next((r for r in _recipes(file, part) if all(name in file.tensors for name in r.tensors)), None)
@@ -40,18 +54,20 @@ def open_tensor(mapped: MappedWeights, part: TensorSource) -> TensorRows:
     """A part's tensor in a weight file.
 
     Raises:
-        WeightsError: the file has no such tensor, or it has not the shape or type that the recipe needs.
+        WeightsError: the file has no such tensor.
+        TensorError: it has not the shape or type that the recipe needs.
     """
     file = mapped.file
     recipe = find_recipe(file, part)
     if recipe is None:
         names = " or ".join(quoted(name) for name in expected_names(file, part))
         raise WeightsError(f"{file.path}: holds no tensor {names} ({part.name})")
-    where = f"{file.path}: tensor {quoted(recipe.tensor)} ({part.name})"
+    name = f"{quoted(recipe.tensor)} ({part.name})"
     try:
         pieces = _checked_pieces(file, recipe, part)
     except _FaultError as error:
-        raise WeightsError(f"{where} {error}") from error
+        raise TensorError(file.path, f"{name} {error}") from error
+    where = f"{file.path}: tensor {name}"
     return TensorRows(part.name, where, part.shape, pieces[0].format, tuple(p.planes for p in pieces), recipe, mapped)
 
 

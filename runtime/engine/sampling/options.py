@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Self
 
-from mlxr.compiler.errors import RequestError
+from mlxr.compiler.errors import OptionError, RequestError
 from mlxr.runtime.argument_types import described, expect, whole_number
 
 CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
@@ -248,14 +248,14 @@ def _check_number(name: str, value: float, low: float, high: float, expected: st
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {value!r}, expected {expected}")
     if not low <= value <= high:
-        raise RequestError(f"{name} is {value!r}, expected {expected}")
+        raise OptionError(name, f"is {value!r}, expected {expected}")
 
 
 def _check_whole(name: str, value: int, low: int, high: int, expected: str) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} is {value!r}, expected {expected}")
     if not low <= value <= high:
-        raise RequestError(f"{name} is {value!r}, expected {expected}")
+        raise OptionError(name, f"is {value!r}, expected {expected}")
 
 
 def _check_bool(name: str, value: object) -> None:

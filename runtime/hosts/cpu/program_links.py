@@ -6,7 +6,7 @@ import os
 import numpy as np
 
 from mlxr.compiler.artifact import RankPosition
-from mlxr.compiler.errors import HostError
+from mlxr.compiler.errors import RankError
 from mlxr.runtime.hosts.collectives import Wires
 
 CALL = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
@@ -90,4 +90,4 @@ class ProgramLinks:
             return
         reason = os.strerror(self._c.error) if self._c.error else "it has ended the connection"
         assert self._wires is not None, "the program looks at connections"
-        raise HostError(f"rank {self._place.rank} lost rank {self._wires.ranks[lost]}: {reason}")
+        raise RankError(self._place.rank, f"lost rank {self._wires.ranks[lost]}: {reason}")

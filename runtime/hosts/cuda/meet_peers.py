@@ -31,6 +31,10 @@ class NoPeersError(HostError):
     """The cards of a stage do not see each other's memory, on any of its ranks; the message says why."""
 
 
+class _NotWantedError(HostError):
+    """The user wants sums to go another way."""
+
+
 def meet_peers(all_sum: AllSum, rank: int, ranks: int, size_bytes: int) -> tuple[int, ...]:
     """Allocates memory and opens the others'; all ranks of a stage do it at the same time.
 
@@ -51,7 +55,7 @@ def meet_peers(all_sum: AllSum, rank: int, ranks: int, size_bytes: int) -> tuple
     def allocate() -> bytes:
         nonlocal own
         if os.environ.get(SETTING) == "0":
-            raise HostError(f"{SETTING}=0")
+            raise _NotWantedError(f"{SETTING}=0")
         own = PeerMemory(max(size_bytes, _PROBE_BYTES * ranks))
         return own.handle()
 
@@ -88,8 +92,10 @@ def _each(all_sum: AllSum, rank: int, ranks: int, do: Callable[[], bytes], size:
     """
     try:
         result, reason = do(), ""
-    except HostError as error:
+    except _NotWantedError as error:
         result, reason = bytes(size), str(error)
+    except HostError as error:
+        result, reason = bytes(size), f"rank {rank} of the stage: {error}"
     own = _machine() + reason.encode()[:_REASON_BYTES].ljust(_REASON_BYTES, b"\0") + result
     sent = np.zeros((ranks, len(own)), np.float32)
     sent[rank] = np.frombuffer(own, np.uint8)
@@ -98,9 +104,9 @@ def _each(all_sum: AllSum, rank: int, ranks: int, do: Callable[[], bytes], size:
     rows = [row.astype(np.uint8).tobytes() for row in received]
     if len({row[:_MACHINE_BYTES] for row in rows}) > 1:
         raise NoPeersError("the cards of a stage are in several machines")
-    for other, row in enumerate(rows):
+    for row in rows:
         if why := row[_MACHINE_BYTES:][:_REASON_BYTES].rstrip(b"\0").decode(errors="replace"):
-            raise NoPeersError(why if why.startswith(SETTING) else f"rank {other} of the stage: {why}")
+            raise NoPeersError(why)
     return [row[_MACHINE_BYTES + _REASON_BYTES :] for row in rows]
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from mlxr.compiler.errors import RequestError
+from mlxr.compiler.errors import OptionError, RequestError
 from mlxr.runtime.engine.default_sampling import USUAL, told
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.sampling import Sampling
@@ -59,9 +59,8 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
     """
     try:
         return Sampling.of_model(**{name: value for name in _NAMES if (value := getattr(args, name)) is not None})
-    except RequestError as error:  # it names what Python calls the option
-        name, _, what = str(error).partition(" ")
-        raise RequestError(f"--{name.replace('_', '-')} {what}") from error
+    except OptionError as error:
+        raise RequestError(f"--{error.option.replace('_', '-')} {error.what}") from error
 
 
 def sampling_line(model: Model, sampling: Sampling) -> str:

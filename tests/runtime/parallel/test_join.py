@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mlxr.compiler.errors import HostError
+from mlxr.compiler.errors import HostError, MlxrError, RankError, WeightsError
 from mlxr.runtime.parallel import wait_for_ranks as waiting
 from mlxr.runtime.parallel.cores import share
 from mlxr.runtime.parallel.join import join
-from mlxr.runtime.parallel.launch import RankLaunch, is_launched, read_launch
+from mlxr.runtime.parallel.launch import RankLaunch, is_launched, naming_rank, read_launch
 from mlxr_tests.ranks import free_ports
 
 
@@ -49,6 +49,23 @@ def test_what_the_backend_would_not_understand(rank: str, hosts: str, message: s
     path.write_text(hosts)
     with pytest.raises(HostError, match=message):
         read_launch({"MLX_RANK": rank, "MLX_HOSTFILE": str(path)})
+
+
+def test_errors_name_their_rank_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts.json"
+    hosts.write_text('[["10.0.0.1:1"], ["10.0.0.2:1"]]')
+    monkeypatch.setenv("MLX_HOSTFILE", str(hosts))
+
+    def told(rank: str, error: MlxrError) -> str:
+        monkeypatch.setenv("MLX_RANK", rank)
+        with pytest.raises(type(error)) as raised, naming_rank(), naming_rank():
+            raise error
+        return str(raised.value)
+
+    assert told("1", WeightsError("no such file")) == "rank 1: no such file"
+    assert told("1", RankError(1, "lost rank 0: it has ended")) == "rank 1 lost rank 0: it has ended"
+    assert told("1", HostError("rank 10 is another one")) == "rank 1: rank 10 is another one"
+    assert told("0", WeightsError("no such file")) == "no such file"
 
 
 def test_without_mlx_launch_the_error_shows_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
