@@ -13,6 +13,7 @@ import mlxr
 from mlxr.cli import main
 from mlxr.compiler import driver
 from mlxr.compiler.artifact import load_artifact
+from mlxr.compiler.spec.catalog import find_spec
 from mlxr.loading.find_model import find_model
 from mlxr.loading.options import LoadOptions
 from mlxr.registry import RegistryError
@@ -85,6 +86,14 @@ def test_the_bundled_model_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "storyteller"]) == 0
     shown = capsys.readouterr().out
     assert "source     storyteller" in shown and "family     llama, 6 layers" in shown and "up to 1,024 tokens" in shown
+
+
+def test_a_spec_is_shown_with_its_weights(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own.yaml").write_text(find_spec("storyteller").read_text(encoding="utf-8"), encoding="utf-8")
+    assert main(["show", str(tmp_path / "own.yaml")]) == 1
+    assert "--weights" in capsys.readouterr().err
+    assert main(["show", str(tmp_path / "own.yaml"), "--weights", str(tiny)]) == 0
+    assert "Q8_0" in capsys.readouterr().out
 
 
 def test_paths_are_kept_as_people_write_them(tiny: Path, answer: Callable[..., Any], tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="a name that mlxr list or mlxr models shows, a .gguf file, or a Hugging Face folder",
     )
     parser.add_argument(
+        "--weights", metavar="W", help="of a spec or an artifact, which have none: a weight file, or a folder of them"
+    )
+    parser.add_argument(
         "--verify", action="store_true", help="read all files and compare their hashes, not only sizes and times"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -50,12 +53,14 @@ def run(args: argparse.Namespace) -> int:
     registry = Registry()
     model = registry.get(args.name)
     if model is None and (args.name in bundled_specs() or Path(args.name).exists()):
-        _show_files(args.name, as_text=not args.json)
+        _show_files(args.name, args.weights, as_text=not args.json)
         return 0
     if model is None:
         close = close_names(args.name, registry.names())
         hint = f"; did you mean {' or '.join(close)}?" if close else "; mlxr list shows the names"
         raise RegistryError(f"no model is registered as {args.name!r}{hint}")
+    if args.weights is not None:
+        raise RegistryError(f"{args.name} is registered with its weights: leave --weights out")
     with ProgressLine() as line:
 
         def tell(path: Path, done: int, total: int) -> None:
@@ -100,9 +105,9 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _show_files(name: str, *, as_text: bool) -> None:
+def _show_files(name: str, weights: str | None, *, as_text: bool) -> None:
     """Shows a model that is not registered."""
-    facts = model_facts(name)
+    facts = model_facts(name, weights=weights)
     templates = [] if facts.templates is None else list(facts.templates.by_name)
     if not as_text:
         shown = {key: value for key, value in vars(facts).items() if key not in ("templates", "sampling")}

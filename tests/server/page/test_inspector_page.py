@@ -133,6 +133,8 @@ def test_the_graph_on_a_phone(browser: Any, models: RunningServer) -> None:
         page = tab.open("/#/inspector/graph")
         page.locator(".graph-decode .node").first.wait_for()
         assert page.locator(".stage").bounding_box()["height"] > 400 and not page.locator(".graph-source").is_visible()
+        rows = {round(button.bounding_box()["y"]) for button in page.locator(".graph-tools button").all()}
+        assert len(rows) == 1, "no button goes to a line of its own"
         page.locator(".graph-decode .node").nth(1).click()
         page.locator(".work").wait_for()
         table = page.locator("aside.op .wide").first
