@@ -1,7 +1,7 @@
 """How both sides of a connection prove that they are of the same group: they know a secret, which is never sent.
 
 The secret comes through the collectives, once, at the start. A connection that a stranger makes is refused. What
-follows is neither encrypted nor signed, and the collectives' own bytes are not either: ranks belong into a network of
+follows is neither encrypted nor signed, and the collectives' own bytes are not either: ranks belong in a network of
 their own.
 """
 

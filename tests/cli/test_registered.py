@@ -141,7 +141,7 @@ def test_a_path_wins_over_a_name(tiny: Path, answer: Callable[..., Any], capsys:
     assert '; registered are tiny\n  fix: did you mean "tiny"?' in told
 
 
-def test_a_file_that_changed_or_went_is_told(
+def test_a_file_that_has_changed_or_is_missing_is_noticed(
     tiny: Path, answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer("add", tiny, "--json")
@@ -241,7 +241,7 @@ def test_a_registry_that_cannot_be_written_does_not_stop_a_run(
     for _ in range(2):
         assert main(["run", "read-only", *RUN]) == 0
     told = capsys.readouterr().err
-    assert told.count("note: the registry does not know of this use: read-only file system") == 1
+    assert told.count("note: this use is not noted in the registry: read-only file system") == 1
     (tiny.parent / "data" / "registry.db").write_bytes(b"damaged" * 1000)
     assert main(["run", str(tiny), *RUN]) == 0, "a path needs no registry"
     assert main(["run", "read-only", *RUN]) == 1

@@ -432,7 +432,7 @@ def test_a_step_that_cannot_run_as_it_is_becomes_the_best_of_others() -> None:
     found = tuned(gpu, SPEC, steps=Steps("cuda"), sizes={"step_threads": 1024}, labels=("step",))
     one = of(found, "step", "whole steps of 1 sequence")
     assert one.changed == {"step_threads": 512}
-    reason = "700.00 us with whole steps of 1 sequence of 8 tokens on Toy; what was there: it does not fit"
+    reason = "700.00 us with whole steps of 1 sequence of 8 tokens on Toy; the form before: it does not fit"
     assert one.because == reason
     assert [trial.error for trial in one.rounds[-1]] == ["it does not fit", None], "timed again"
 

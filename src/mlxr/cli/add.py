@@ -15,8 +15,8 @@ from mlxr.registry.records import ModelRecord
 
 _ABOUT = (
     "Give a model a name that works wherever MODEL is taken. Its files stay where they are; their sizes and hashes are "
-    "noted, so that a change is told. What it compiles to, for mlxr run and for mlxr serve, is put into the cache. The "
-    "other options are noted too, and hold whenever the name is used, unless that use says otherwise."
+    "noted, so that a change is noticed. What it compiles to, for mlxr run and for mlxr serve, is put into the cache. "
+    "The other options are noted too, and hold whenever the name is used, unless that use says otherwise."
 )
 
 

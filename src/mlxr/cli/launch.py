@@ -39,8 +39,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="start a coding agent that uses a model here",
         usage="mlxr launch [OPTION ...] AGENT [MODEL] [-- ARGUMENT ...]",
         description="Start a coding agent that uses a model of this machine: by a server that runs and has the model, "
-        "else by one that ends with the agent. The agent is told by its environment and its own options, for this one "
-        "time: none of its files are written. What follows -- is given to it.",
+        "else by one that ends with the agent. The agent is set up by its environment and its own options, for this "
+        "run alone: none of its files are written. What follows -- is given to it.",
     )
     parser.add_argument("agent", choices=AGENTS, metavar="AGENT", help=", ".join(AGENTS))
     parser.add_argument(
@@ -56,8 +56,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="N",
         help=f"longest sequence in tokens, such as 32k (default: {_CONTEXT}, or what the model has)",
     )
-    parser.add_argument("--port", type=int, metavar="N", help="of the server that runs, or starts (default: any)")
-    add_host_argument(parser, "where a server that starts runs the model")
+    parser.add_argument("--port", type=int, metavar="N", help="of the server to use or to start (default: any)")
+    add_host_argument(parser, "where the model runs, if a server is started")
     parser.add_argument(
         "--kv", choices=("f32", "f16", "bf16", "q8"), help="element type of the cache, if a server starts"
     )

@@ -16,7 +16,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "list",
         help="list the registered models",
         description="List the models that were given names with mlxr add or mlxr pull, and whether their files are "
-        "what they were, by size and time of change.",
+        "unchanged, by size and time of change.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)

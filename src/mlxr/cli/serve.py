@@ -58,7 +58,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         type=seconds,
         default=300.0,
         metavar="TIME",
-        help="unload a model that nobody asked for so long, such as 90s, 10m, 2h or forever (default: 5m)",
+        help="unload a model that nobody has used for so long, such as 90s, 10m, 2h or forever (default: 5m)",
     )
     parser.add_argument(
         "--pin",
@@ -89,7 +89,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     keys.add_argument(
         "--allow-pull",
         action="store_true",
-        help="let whoever may ask have models fetched from the hub (/api/pull, and the page), onto this machine's disk",
+        help="let clients fetch models from the hub onto this machine's disk (/api/pull, and the page)",
     )
     keys.add_argument("--allow-open", action="store_true", help="listen beyond this machine without a key")
     keys.add_argument(

@@ -48,7 +48,7 @@ def worded(repo: str, revision: str | None = None) -> Iterator[None]:
             f"{repo} has no revision {revision!r}: after @ stands a branch, a tag or a commit; see {hub}/{repo}/commits"
         ) from error
     except EntryNotFoundError as error:
-        raise HubError(f"{repo}: a file went from {hub} meanwhile; try again") from error
+        raise HubError(f"{repo}: a file was removed from {hub} meanwhile; try again") from error
     except HFValidationError as error:
         raise HubError(f"{repo} cannot be the name of a model on the hub: {_line(error)}") from error
     except HfHubHTTPError as error:

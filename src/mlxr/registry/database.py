@@ -153,8 +153,9 @@ def _worded(path: Path, verb: str) -> Iterator[None]:
         code = getattr(error, "sqlite_errorname", "")
         if code.startswith(_DAMAGED):
             raise RegistryError(
-                f"{path}: the registry is damaged ({error}). Move the file away, with those named alike beside it, and "
-                "add the models again; the models' own files are elsewhere, and nothing has happened to them"
+                f"{path}: the registry is damaged ({error}). Move the file away, with the files beside it whose names "
+                "begin alike, and add the models again; the models' own files are elsewhere, and nothing has happened "
+                "to them"
             ) from error
         if code.startswith(_BUSY):
             raise RegistryError(

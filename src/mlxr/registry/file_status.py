@@ -98,7 +98,7 @@ def note_use(model: ModelRecord) -> None:
     try:
         Registry().touch(model.name)
     except RegistryError as error:
-        _warn(f"the registry does not know of this use: {error}")
+        _warn(f"this use is not noted in the registry: {error}")
 
 
 @cache

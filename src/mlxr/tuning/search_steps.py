@@ -69,6 +69,6 @@ class StepSearch:
         timed = [(trial.time_us, trial.sizes) for trial in trials if trial.time_us is not None]
         if timed:
             time_us, tuning.best = min(timed, key=lambda pair: pair[0])
-            tuning.because = f"{time_us:.2f} us with {tuning.scenario} on {device}; what was there: {present.error}"
+            tuning.because = f"{time_us:.2f} us with {tuning.scenario} on {device}; the form before: {present.error}"
         else:
             tuning.failure = present.error

@@ -108,7 +108,7 @@ def _choose(tuning: SiteTuning, name: str, device: str) -> None:
             break
         threshold = rows
     tuning.best = {name: threshold}
-    tuning.because = f"what runs from {threshold} rows on is faster there on {device}"
+    tuning.because = f"the kernel for {threshold} rows and more is faster there on {device}"
 
 
 def _confirm(bench: Workbench, tuning: SiteTuning, name: str, timed: Mapping[int, _Sides]) -> None:

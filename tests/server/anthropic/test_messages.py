@@ -220,7 +220,7 @@ def test_conversations_keep_their_order_and_parts() -> None:
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
-            "messages[0].content[0] is a thinking, which belongs into messages of the role assistant",
+            "messages[0].content[0] is a thinking, which belongs in messages of the role assistant",
         ),
         ({"tools": [{"type": "bash_20990101", "name": "bash"}]}, 'tools[0]: type is "bash_20990101"'),
         (

@@ -139,7 +139,7 @@ def test_the_least_recently_used_goes_for_another_but_none_in_use_or_pinned() ->
         with pytest.raises(ApiError, match=r"big takes 11\.0 GiB .* 8\.0 GiB of 12\.0 GiB .* d \(4\.0 GiB, pinned\)"):
             await use(pool, "big")
         with pytest.raises(
-            ApiError, match=r"huge takes 13\.0 GiB .* 12\.0 GiB .* free if all others went; .* --memory"
+            ApiError, match=r"huge takes 13\.0 GiB .* 12\.0 GiB .* free if all others were unloaded; .* --memory"
         ) as no:
             await use(pool, "huge")
         assert "Retry-After" not in no.value.headers, "waiting would not help"

@@ -152,7 +152,7 @@ def _parts(place: str, message: Message) -> list[dict[str, Any]]:
 
 def _check_role(place: str, kind: str, role: str, expected: str) -> None:
     if role != expected:
-        raise bad_field(place, f"{place} is a {kind}, which belongs into messages of the role {expected}, not {role}")
+        raise bad_field(place, f"{place} is a {kind}, which belongs in messages of the role {expected}, not {role}")
 
 
 def _join(message: dict[str, Any], more: dict[str, Any]) -> None:

@@ -36,7 +36,9 @@ def given_tools(tools: Sequence[Tool | KnownTool | HostedTool], messages: Sequen
         if (told := _told(where, tool)) is None or isinstance(tool, HostedTool):
             continue
         if tool.defer_loading and is_searched:
-            note_warning(f"{where}.defer_loading is without effect: nothing searches tools here, so it is told at once")
+            note_warning(
+                f"{where}.defer_loading is without effect: nothing searches tools here, so the model sees it at once"
+            )
         is_later = tool.defer_loading and not is_searched
         (deferred if is_later else first)[tool.name] = told
     known, later = first | deferred, dict[str, dict[str, Any]]()

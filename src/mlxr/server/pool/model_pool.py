@@ -371,7 +371,7 @@ class ModelPool:
         free = room + sum(model.planned_bytes for model in loaded)
         remedy = "a smaller --context" if self._memory_bytes is None else "more --memory or a smaller --context"
         if free < needed:
-            free_then = f"{size(max(0, free))}{limit} would be free if all others went"
+            free_then = f"{size(max(0, free))}{limit} would be free if all others were unloaded"
             message = f"{takes}, and {free_then}; start the server with {remedy}"
             return ApiError(503, message, "server_error", "no_memory")
         free -= sum(model.planned_bytes for model in kept)
@@ -380,8 +380,8 @@ class ModelPool:
         )
         return ApiError(
             503,
-            f"{takes}, and {size(max(0, free))}{limit} can be made free; what would have to go is in use or pinned: "
-            f"{names}. Try again later, or start the server with {remedy}",
+            f"{takes}, and {size(max(0, free))}{limit} can be made free; the models that would have to go are in use "
+            f"or pinned: {names}. Try again later, or start the server with {remedy}",
             "server_error",
             "no_memory",
             headers={"Retry-After": "10"},
