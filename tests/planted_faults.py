@@ -176,8 +176,8 @@ FAULTS = [
     # Pager
     Fault(
         "pager: a sequence is settled before its copy was made",
-        "runtime/cache/pager.py",
-        "sequence.settled = sequence.length - sequence.length % self.block_size",
+        "runtime/cache/growth.py",
+        "sequence.settled = sequence.length - sequence.length % self._size",
         "sequence.settled = sequence.length",
         (
             "tests/runtime/cache/test_pager.py",
@@ -186,7 +186,7 @@ FAULTS = [
     ),
     Fault(
         "pager: forks that grow together need a block too many",
-        "runtime/cache/pager.py",
+        "runtime/cache/growth.py",
         "references[last] > 1 and references[last] - left[last] > 1",
         "references[last] > 1",
         (
@@ -196,7 +196,7 @@ FAULTS = [
     ),
     Fault(
         "pager: what the prefix cache knows is overwritten",
-        "runtime/cache/pager.py",
+        "runtime/cache/growth.py",
         "len(cached[last].tokens) > offset",
         "len(cached[last].tokens) > offset + 1",
         (
