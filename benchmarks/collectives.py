@@ -24,9 +24,9 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.artifact import RankPlan, RankPosition
-from mlxr.runtime.hosts.gather_result import gather_result
-from mlxr.runtime.hosts.mlx.gather_result_lazily import gather_result_lazily
 from mlxr.runtime.parallel.cores import place_threads
+from mlxr.runtime.parallel.gather_result import gather_result
+from mlxr.runtime.parallel.gather_result_lazily import gather_result_lazily
 from mlxr.runtime.parallel.join import World, join
 from mlxr.runtime.parallel.launch import read_launch
 from mlxr.runtime.parallel.links import Links

@@ -30,7 +30,7 @@ _CLI = [sys.executable, "-m", "mlxr.cli"]
 _APART = "import os, runpy; del os.memfd_create; {}runpy.run_module('mlxr.cli', run_name='__main__', alter_sys=True)"
 _CLI_APART = [sys.executable, "-c", _APART.format("")]
 """The command where the system has no memory to share, as ranks on two machines have none."""
-_WHOLE = "import mlxr.runtime.hosts.cpu.overlap as overlap; overlap._AT_LEAST = 1e12; "
+_WHOLE = "import mlxr.runtime.hosts.cpu.parallel.overlap as overlap; overlap._AT_LEAST = 1e12; "
 _CLI_WHOLE = [sys.executable, "-c", _APART.format(_WHOLE)]
 """The same, with sums that are never beside the compute of another batch."""
 _SHAPED = (

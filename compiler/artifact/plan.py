@@ -90,6 +90,19 @@ class Plan(Record):
         """Columns of what a step gives: logits, or hidden rows."""
         return self.vocab_size if self.hidden_size is None else self.hidden_size
 
+    @property
+    def is_part(self) -> bool:
+        """Whether it is for a part of a model, which exchanges rows with the others."""
+        return self.rank is not None
+
+    @property
+    def own_columns(self) -> int:
+        """Columns of what a step gives that its own program makes, where it is one of those of the last stage."""
+        if self.rank is None:
+            return self.output_width
+        begin, end = self.rank.result_bounds[self.rank.tensor_rank :][:2]
+        return end - begin
+
     def with_program(self, target: str, **changes: object) -> "Plan":
         """A plan with some fields of one target's program changed."""
         program = self.program(target).model_copy(update=changes)

@@ -32,7 +32,7 @@ class HostEntry:
         target: the target whose program it runs; None: it interprets the graph of any artifact.
         load: imports and returns the host's class.
         check: raises a HostError that says why this machine cannot run the host; returns where it can.
-        rank: the host's place in lists, lowest first. Hosts of equal rank are listed by name.
+        preference: the host's place in lists, lowest first. Hosts of equal preference are listed by name.
         auto: whether `auto` may choose this host. It takes the first one in the list that can run, else the last one.
         takes_threads: whether the user may choose the number of its threads.
         activations: the only element types of activations that it computes with; empty: any that the spec asks for.
@@ -52,7 +52,7 @@ class HostEntry:
     target: str | None
     load: "Callable[[], type[Host]]"
     check: Callable[[], None] = lambda: None
-    rank: int = 100
+    preference: int = 100
     auto: bool = False
     takes_threads: bool = False
     activations: tuple[str, ...] = ()

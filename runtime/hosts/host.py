@@ -16,7 +16,7 @@ from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.cache import arena_blocks
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
-from mlxr.runtime.hosts.collectives import Collectives
+from mlxr.runtime.hosts.exchange import Exchange
 from mlxr.runtime.memory.fitting_arena import Footprint
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
 from mlxr.runtime.weights.load_weights import Fill, in_place, load_buffers, load_weights
@@ -125,20 +125,20 @@ class Host(ABC):
             KernelFault: a kernel did something illegal (sim).
         """
 
-    def use(self, collectives: Collectives) -> None:
-        """Takes what steps of one rank's part of a model exchange rows with; before the first step.
+    def use(self, exchange: Exchange) -> None:
+        """Takes what steps of a part of a model exchange rows with; before the first step.
 
-        All ranks call it at the same time. Hosts that do not have it run whole models only.
+        All processes call it at the same time. Hosts that do not have it run whole models only.
         """
         raise NotImplementedError(f"{type(self).__name__} runs no part of a model")
 
-    def ids_of_rank_0(self, ids: mx.array | None, count: int) -> mx.array:
-        """Gives all ranks of one stage token ids that rank 0 may still be computing; for hosts that pipeline.
+    def shared_ids(self, ids: mx.array | None, count: int) -> mx.array:
+        """Gives all processes of one stage token ids that the first may still be computing; for hosts that pipeline.
 
-        All ranks call it, in the same order as `step`.
+        All call it, in the same order as `step`.
 
         Args:
-            ids: at rank 0, [count], int32; None at the others.
+            ids: at the first one, [count], int32; None at the others.
             count: how many.
 
         Returns:

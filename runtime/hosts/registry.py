@@ -21,7 +21,7 @@ def hosts() -> Mapping[str, HostEntry]:
     """The record of each host by its name, in the order in which users are told of them."""
     names = {path.parent.name for folder in package.__path__ for path in Path(folder).glob("*/host.py")}
     entries = [entry for name in names if (entry := _entry(name)) is not None]
-    return MappingProxyType({entry.name: entry for entry in sorted(entries, key=lambda e: (e.rank, e.name))})
+    return MappingProxyType({entry.name: entry for entry in sorted(entries, key=lambda e: (e.preference, e.name))})
 
 
 def host_choices() -> tuple[str, ...]:

@@ -132,7 +132,7 @@ class Follower:
 
     def _run(self, host: Host, limits: StepLimits, kind: MessageKind, data: bytearray) -> None:
         if kind == MessageKind.STEP:
-            logits = host.step(unpack_step(data, limits, partial(host.ids_of_rank_0, None)))
+            logits = host.step(unpack_step(data, limits, partial(host.shared_ids, None)))
             if host.pipelines:  # the collectives of this step come before those of the next one
                 assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"
                 host.start(logits, host.arena.token)

@@ -85,7 +85,7 @@ class LeaderHost(Host):
             try:
                 if isinstance(batch.tokens, mx.array):
                     assert self.pipelines, "the ids of a step are known where ranks do not pipeline"
-                    batch = replace(batch, tokens=self._inner.ids_of_rank_0(batch.tokens, batch.num_tokens))
+                    batch = replace(batch, tokens=self._inner.shared_ids(batch.tokens, batch.num_tokens))
                 logits = self._inner.step(batch)
                 if self._inner.pipelines:  # the collectives of this step come before those of the next one
                     assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"

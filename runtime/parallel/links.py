@@ -1,4 +1,4 @@
-"""What the ranks of a model send each other during a step: the collectives that hosts are given.
+"""What the ranks of a model send each other during a step.
 
 All ranks call the same methods in the same order. Sums have the same bits on all ranks. Rows go over `mx.distributed`,
 but for programs that exchange them by themselves (host cpu): these get `wires`.
@@ -16,7 +16,7 @@ import numpy as np
 
 from mlxr.compiler.artifact import RankPosition
 from mlxr.compiler.errors import HostError, RankError
-from mlxr.runtime.hosts.collectives import Floats, Wires
+from mlxr.runtime.hosts.exchange import Floats, Wires
 from mlxr.runtime.parallel.group_moves import GroupMoves
 from mlxr.runtime.parallel.join import World
 from mlxr.runtime.parallel.line_moves import LineMoves
@@ -30,7 +30,7 @@ class Links:
     """`Collectives` of one rank. One thread at a time.
 
     Attributes:
-        stays_on_gpu: see `LazyCollectives`.
+        stays_on_gpu: see `Collectives`.
     """
 
     def __init__(self, place: RankPosition, world: World, ordered: bool = True) -> None:
@@ -65,14 +65,14 @@ class Links:
             self._groups = GroupMoves(place, world.group, stream)
 
     def wires(self, shared_bytes: int) -> Wires | None:
-        """See `BlockingCollectives`. MLX knows the ranks' addresses where its backend is ring."""
+        """See `Collectives`. MLX knows the ranks' addresses where its backend is ring."""
         if self.place.size == 1 or not self._world.hosts:
             return None
         self._mesh = Mesh.connect(self.place, self._world)
         return None if self._mesh is None else self._mesh.wires(shared_bytes)
 
     def all_sum(self, x: Floats, out: Floats) -> None:
-        """See `BlockingCollectives`; out may be x.
+        """See `Collectives`; out may be x.
 
         Raises:
             HostError: a neighbour was lost.
@@ -84,7 +84,7 @@ class Links:
                 np.copyto(out[begin : begin + step], _numbers(self.all_sum_lazily(piece)))
 
     def send(self, x: Floats) -> None:
-        """See `BlockingCollectives`. All ranks of this stage have the same rows.
+        """See `Collectives`. All ranks of this stage have the same rows.
 
         Raises:
             HostError: a neighbour was lost.
@@ -93,7 +93,7 @@ class Links:
             mx.eval(self.send_lazily(mx.array(x)))
 
     def receive(self, out: Floats) -> None:
-        """See `BlockingCollectives`.
+        """See `Collectives`.
 
         Raises:
             HostError: a neighbour was lost.
@@ -102,7 +102,7 @@ class Links:
             np.copyto(out, _numbers(self.receive_lazily(out.shape, mx.float32)))
 
     def gather(self, x: Floats | None, bounds: Sequence[int], out: Floats) -> None:
-        """See `BlockingCollectives`.
+        """See `Collectives`.
 
         Raises:
             HostError: a neighbour was lost.
@@ -129,11 +129,11 @@ class Links:
 
     @property
     def traceable(self) -> bool:
-        """See `LazyCollectives`. Between stages, rows are moved, or put in order, when the methods are called."""
+        """See `Collectives`. Between stages, rows are moved, or put in order, when the methods are called."""
         return self.place.pipeline == 1
 
     def all_sum_lazily(self, x: mx.array) -> mx.array:
-        """See `LazyCollectives`; of f32, bf16 or f16.
+        """See `Collectives`; of f32, bf16 or f16.
 
         Halves are added in f32, but by NCCL and along a line (ring with several stages) in their own type.
         """
@@ -151,15 +151,15 @@ class Links:
         return total.astype(x.dtype)
 
     def send_lazily(self, x: mx.array) -> mx.array:
-        """See `LazyCollectives`."""
+        """See `Collectives`."""
         return self._moves().send(x)
 
     def receive_lazily(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-        """See `LazyCollectives`."""
+        """See `Collectives`."""
         return self._moves().receive(shape, dtype)
 
     def gather_lazily(self, x: mx.array | None, bounds: Sequence[int], rows: int) -> mx.array:
-        """See `LazyCollectives`. Ranks that have nothing and get nothing return zeros."""
+        """See `Collectives`. Ranks that have nothing and get nothing return zeros."""
         if self.place.size == 1 and x is not None:
             return x
         if x is None and self.place.in_last_stage:

@@ -16,7 +16,7 @@ import numpy as np
 
 from mlxr.compiler.artifact import RankPosition
 from mlxr.compiler.errors import RankError
-from mlxr.runtime.hosts.collectives import Floats, Wires
+from mlxr.runtime.hosts.exchange import Floats, Wires
 from mlxr.runtime.parallel.handshake import SECRET_BYTES, StrangerError, check_proof, connect, seconds_left
 from mlxr.runtime.parallel.join import World, gather_bytes
 from mlxr.runtime.parallel.shared_memory import SharedMemory
@@ -95,12 +95,12 @@ class Mesh:
             sockets=tuple(files.get(rank, -1) for rank in stage),
             previous=files[place.rank - place.tensor] if place.stage else -1,
             next=-1 if place.in_last_stage else files[place.rank + place.tensor],
-            ranks={file: rank for rank, file in files.items()},
+            names={file: rank for rank, file in files.items()},
             memory=self._shared.addresses,
         )
 
     def gather(self, x: Floats | None, bounds: Sequence[int], out: Floats) -> None:
-        """See `BlockingCollectives.gather`.
+        """See `Collectives.gather`.
 
         Raises:
             HostError: a rank was lost.

@@ -12,7 +12,7 @@ import numpy as np
 from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.batch import MOST_TOPS, Batch, Int32Array, query_tiles_of
-from mlxr.runtime.hosts.collectives import EXACT_IDS
+from mlxr.runtime.hosts.exchange import EXACT_IDS
 from mlxr.runtime.hosts.host import Host
 
 _COUNTS = 7
@@ -72,7 +72,7 @@ def pack_step(batch: Batch, block_size: int) -> bytes:
 
     Args:
         batch: its token ids are sent if they are known. Of an `mx.array`, the descriptor only says that ranks get them
-            by `Host.ids_of_rank_0`.
+            by `Host.shared_ids`.
         block_size: tokens of a block of the arena.
     """
     columns = -(-int(batch.context_lens.max()) // block_size)
@@ -103,7 +103,7 @@ def unpack_step(data: bytes | bytearray, limits: StepLimits, late_ids: Callable[
     Args:
         data: what `pack_step` gave.
         limits: of this rank's plan and arena.
-        late_ids: gives so many token ids if the descriptor has none; see `Host.ids_of_rank_0`.
+        late_ids: gives so many token ids if the descriptor has none; see `Host.shared_ids`.
 
     Raises:
         HostError: it is no descriptor, or a step that this rank cannot run.

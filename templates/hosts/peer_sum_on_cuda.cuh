@@ -1,4 +1,4 @@
-/* The sum over the ranks of a stage, through memory of their cards that all of them see (see hosts/cuda/peer_sums.py).
+/* The sum over the ranks of a stage, through memory of their cards that all of them see (see peer_sums.py).
  *
  * Each rank writes its addend into a mailbox in every other card, and waits for the others' in its own. A word is 8
  * bytes with the message's number twice: 8 bytes are written at once, so a number that is right says that its half has

@@ -6,11 +6,11 @@ import mlx.core as mx
 import pytest
 
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.hosts.cuda import meet_peers as meeting
 from mlxr.runtime.hosts.cuda.device import has_cuda
-from mlxr.runtime.hosts.cuda.meet_peers import NoPeersError, meet_peers
 from mlxr.runtime.hosts.cuda.nvrtc import compile_cubin
-from mlxr.runtime.hosts.cuda.peer_sums import kernel_text
+from mlxr.runtime.hosts.cuda.parallel import meet_peers as meeting
+from mlxr.runtime.hosts.cuda.parallel.meet_peers import NoPeersError, meet_peers
+from mlxr.runtime.hosts.cuda.parallel.peer_sums import kernel_text
 from mlxr_tests.has_nvrtc import has_nvrtc
 from mlxr_tests.peer_rank import DTYPES
 from mlxr_tests.ranks import run_ranks

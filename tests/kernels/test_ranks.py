@@ -20,9 +20,9 @@ from mlxr.compiler.spec.parallel import Parallel
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
-from mlxr.runtime.hosts.collectives import Floats
-from mlxr.runtime.hosts.cpu import batch_halves
 from mlxr.runtime.hosts.cpu import host as cpu_host
+from mlxr.runtime.hosts.cpu.parallel import batch_halves
+from mlxr.runtime.hosts.exchange import Floats
 from mlxr.runtime.hosts.select import make_host
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr_tests.family_specs import ALL_SPECS, family_spec
@@ -251,7 +251,7 @@ def test_a_rank_that_ends_beside_compute(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_rank_that_ends_while_the_network_is_measured(tmp_path: Path) -> None:
     ranks = ranks_without_the_second(tmp_path)
     with pytest.raises(HostError, match="rank 0 lost rank 1: "):
-        ranks.hosts[0].use(ranks.collectives[0])
+        ranks.hosts[0].use(ranks.exchanges[0])
 
 
 @pytest.mark.parametrize(

@@ -21,18 +21,18 @@ from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import phase_of
-from mlxr.runtime.hosts.collectives import Collectives, Floats
-from mlxr.runtime.hosts.cpu.batch_halves import batch_halves
 from mlxr.runtime.hosts.cpu.build_ahead import take_library
 from mlxr.runtime.hosts.cpu.c_batch import c_batch
 from mlxr.runtime.hosts.cpu.compile_units import Tick
-from mlxr.runtime.hosts.cpu.exchange import Exchange
 from mlxr.runtime.hosts.cpu.library import CBatch, Library, OpenProgram
 from mlxr.runtime.hosts.cpu.mapped_arena import MappedArena
 from mlxr.runtime.hosts.cpu.memory import LogitsMemory
-from mlxr.runtime.hosts.cpu.overlap import fewest_tokens
+from mlxr.runtime.hosts.cpu.parallel.batch_halves import batch_halves
+from mlxr.runtime.hosts.cpu.parallel.overlap import fewest_tokens
+from mlxr.runtime.hosts.cpu.parallel.program_exchange import ProgramExchange
 from mlxr.runtime.hosts.cpu.tensors import TensorReader, bytes_by_place, place_tensors, read_from
 from mlxr.runtime.hosts.cpu.timed_calls import TimedCalls, timed_calls
+from mlxr.runtime.hosts.exchange import Exchange, Floats
 from mlxr.runtime.hosts.host import Host, Logits, Progress
 from mlxr.runtime.machine.threads import num_threads
 from mlxr.runtime.memory.fitting_arena import Footprint
@@ -98,7 +98,7 @@ class CpuHost(Host):
         self._names = [kernel.name for kernel in self.program.kernels]
         self._told = [0] * len(self._names)
         self._logits = LogitsMemory(self.plan.output_width)
-        self._exchange: Exchange | None = None
+        self._exchange: ProgramExchange | None = None
         self._overlaps_from = sys.maxsize
 
     @classmethod
@@ -126,11 +126,9 @@ class CpuHost(Host):
         scratch = program.library.thread_bytes * (num_threads(threads) - 1)  # the plan counts one thread
         return Footprint(own, mapped, program.memory.activation_bytes + scratch)
 
-    def use(self, collectives: Collectives) -> None:
+    def use(self, exchange: Exchange) -> None:
         """See `Host.use`."""
-        rank = self.plan.rank
-        assert rank is not None, "only a part of a model exchanges anything"
-        self._exchange = Exchange(collectives, rank, max(phase.activation_bytes for phase in self.program.phases))
+        self._exchange = ProgramExchange(exchange, max(phase.activation_bytes for phase in self.program.phases))
         self.gathers_tops = True
         planned = self.program.library
         assert planned is not None, "a program in C has a library"
@@ -141,7 +139,7 @@ class CpuHost(Host):
                 self._running.all_sum(links.address, x, out)
                 links.check()
 
-            self._overlaps_from = fewest_tokens(all_sum, rank, self.program)
+            self._overlaps_from = fewest_tokens(all_sum, exchange, self.program)
         if memory := links.memory:
             self._running.lend_activations(memory)
 
@@ -152,8 +150,6 @@ class CpuHost(Host):
             RequestError: the batch is larger than the plan allows.
             HostError: the host is closed, or this process was forked from the one that loaded it.
         """
-        if self._exchange is not None:
-            self._exchange.tops = batch.tops
         logits = self._logits.take(batch.num_rows)
         program = PHASES.index(phase_of(self.plan, batch))
         links = 0 if self._exchange is None else self._exchange.links.address
@@ -165,9 +161,10 @@ class CpuHost(Host):
         for part, ids in zip(reversed(parts), reversed(tokens), strict=True):
             second = ctypes.addressof(structures[-1]) if structures else 0
             structures.append(c_batch(program, part, ids, logits, links, second))
-        self._running.step(structures[-1])
-        if self._exchange is not None:
-            self._exchange.check()
+        if self._exchange is None:
+            self._running.step(structures[-1])
+        else:
+            self._exchange.run(partial(self._running.step, structures[-1]), batch.tops)
         if self._tell:
             self._count_launches()
         return logits
@@ -182,7 +179,7 @@ class CpuHost(Host):
         Raises:
             HostError: the model is one of several ranks, or the program cannot be built.
         """
-        if self.plan.rank is not None:
+        if self.plan.is_part:
             raise HostError("the calls of one of several ranks cannot be timed alone: ranks wait for each other")
         library = open_library(self.artifact, shows_progress=False, has_clock=True)
         return timed_calls(self.plan, library, self._placed, self.arena.geometry, num_threads(self.threads))

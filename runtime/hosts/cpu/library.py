@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.hosts.collectives import Floats
+from mlxr.runtime.hosts.exchange import Floats
 
 _CLOSE_WAIT_S = 30.0
 

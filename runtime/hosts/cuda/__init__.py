@@ -5,7 +5,7 @@
     host           puts together what runs the plan's kernels through MLX
     *_steps        decode steps and prompts, in traces
     step_*         a whole decode step as one kernel
-    *peer*         sums over ranks through memory that their cards see of each other
+    parallel       sums through memory that the cards of a stage see of each other
 
 The text of a kernel is the same as on Apple silicon: the prelude templates/hosts/metal_on_cuda.cuh makes it CUDA.
 """
@@ -42,7 +42,7 @@ HOST = HostEntry(
     target="metal",
     load=_load,
     check=_check,
-    rank=20,
+    preference=20,
     auto=True,
     calls_mlx=True,
     gpu_name=_gpu_name,

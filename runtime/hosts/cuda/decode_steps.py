@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import ARENA_TOKEN, KernelCall, Phase
 from mlxr.runtime.hosts.binding import Dims
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
-from mlxr.runtime.hosts.cuda.peers import Peers
+from mlxr.runtime.hosts.cuda.parallel.peers import Peers
 from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
 from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
 from mlxr.runtime.hosts.cuda.traces import RecentTraces, Trace, traced
@@ -35,7 +35,7 @@ class DecodeSteps:
         Args:
             host: launches, and counts launches.
             kernels: what runs whole steps.
-            peers: through whose memory the ranks of a stage sum.
+            peers: through whose memory the cards of a stage sum.
             prepare: called before a step is traced.
         """
         self._host, self._kernels, self._peers, self._prepare = host, kernels, peers, prepare
@@ -61,7 +61,7 @@ class DecodeSteps:
             dims: of the batch.
             arrays: what the step reads of the batch.
             others: the same that is on the GPU already.
-            tops: how many of the greatest logits ranks exchange; 0: all.
+            tops: how many of the greatest logits are exchanged; 0: all.
 
         Returns:
             Logits [rows, vocab] f32 and the arena's new token, both lazy.
@@ -96,8 +96,8 @@ class DecodeSteps:
             StepKernel.turn = None
 
     def _kernel(self, dims: Dims) -> StepKernel | None:
-        """What runs a step whole; a rank's needs the others' memory."""
-        if self._host.plan.rank is not None and self._peers.collectives is None:
+        """What runs a step whole; that of a part of a model needs the other cards' memory."""
+        if self._host.plan.is_part and self._peers.exchange is None:
             return None
         return self._kernels.of(dims)
 
@@ -113,7 +113,7 @@ class DecodeSteps:
             if (kernel := self._kernel(dims)) is not None:
                 host.launches.update(kernel.counts(dims))
                 logits, token, *turns = kernel.run(host.fixed | inputs, self._kernels.layers, dims, *turn)
-                if self._peers.collectives is not None:
+                if self._peers.exchange is not None:
                     own = of_shape(logits, (dims["rows"], kernel.width))
                     logits = host.launcher.gather_result(own, dims, tops)
                 return logits, token, moved + 1, *turns

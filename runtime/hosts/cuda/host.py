@@ -3,7 +3,7 @@
 The kernels have the same text as on Apple silicon. They are compiled with a prelude (see build.py), and MLX launches
 them. What a step is, its own classes know: see decode_steps.py and prefill_steps.py. The host puts them together with
 the weights that are kept unpacked, if there is memory to spare (kept_weights.py), with the kernels that run whole steps
-(step_kernels.py; which steps have none, `notes` and `launches` say), and with the other ranks' cards (peers.py).
+(step_kernels.py; which steps have none, `notes` and `launches` say), and with the other cards of a stage (parallel/).
 """
 
 import functools
@@ -16,16 +16,16 @@ import numpy as np
 from mlxr.compiler.artifact import PEERS, Artifact, Launch, Phase, layer_buffer
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, shape_of
-from mlxr.runtime.hosts.collectives import Collectives
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source
 from mlxr.runtime.hosts.cuda.decode_steps import DecodeSteps
 from mlxr.runtime.hosts.cuda.device import architecture, limit_cache
 from mlxr.runtime.hosts.cuda.device_array import filled_on_device, on_device
 from mlxr.runtime.hosts.cuda.kept_weights import KeptWeights
-from mlxr.runtime.hosts.cuda.peers import Peers
+from mlxr.runtime.hosts.cuda.parallel.peers import Peers
 from mlxr.runtime.hosts.cuda.prefill_steps import PrefillSteps
 from mlxr.runtime.hosts.cuda.step_kernel import StepImages, build_steps
 from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
+from mlxr.runtime.hosts.exchange import Exchange
 from mlxr.runtime.hosts.mlx.host import MlxHost
 from mlxr.runtime.hosts.mlx.launcher import Arrays, MlxKernel
 from mlxr.runtime.memory.free_memory import FreeMemory, gpu_memory
@@ -56,7 +56,7 @@ class CudaHost(MlxHost):
         mx.eval(list(self.fixed.values()))  # a lazy array would be computed in each step
         stacked = on_device(mx.stack([self.fixed[name] for name in layers]))
         self._step_kernels = StepKernels(images.result(), self.plan, stacked, self.launcher_of)
-        self._kept, self._peers = KeptWeights(), Peers(self.plan.rank)
+        self._kept, self._peers = KeptWeights(), Peers()
         self._decodes = DecodeSteps(self, self._step_kernels, self._peers, self._keep_unpacked)
         self._prefills = PrefillSteps(self, self._launches_of)
         self._tell_notes()
@@ -93,24 +93,23 @@ class CudaHost(MlxHost):
         """Launches a kernel through MLX, which never copies inputs."""
         return launcher(name, image)
 
-    def use(self, collectives: Collectives) -> None:
+    def use(self, exchange: Exchange) -> None:
         """See `MlxHost.use`."""
-        super().use(collectives)
-        self._peers.unmet = collectives
+        super().use(exchange)
+        self._peers.unmet = exchange
 
-    def ids_of_rank_0(self, ids: mx.array | None, count: int) -> mx.array:
-        """See `Host.ids_of_rank_0`."""
+    def shared_ids(self, ids: mx.array | None, count: int) -> mx.array:
+        """See `Host.shared_ids`."""
         if self._peers.unmet is not None:
             self._meet_peers()
         self._peers.begin()
-        return super().ids_of_rank_0(ids, count)
+        return super().shared_ids(ids, count)
 
     def _meet_peers(self) -> None:
-        if (met := self._peers.meet(self.count)) is not None:
-            collectives, ranks = met
-            self._step_kernels.keep_those_of_all(collectives.all_sum, ranks)
-            assert self._peers.memories is not None and self._peers.collectives is not None, "they have met"
-            self.fixed[PEERS], self.launcher.collectives = self._peers.memories, self._peers.collectives
+        if (given := self._peers.meet(self.count)) is not None:
+            self._step_kernels.keep_those_of_all(given)
+            assert self._peers.memories is not None and self._peers.exchange is not None, "they have met"
+            self.fixed[PEERS], self.launcher.exchange = self._peers.memories, self._peers.exchange
         self._tell_notes()
 
     def _tell_notes(self) -> None:

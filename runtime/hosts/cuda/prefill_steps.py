@@ -61,7 +61,7 @@ class PrefillSteps:
             dims: of the batch.
             arrays: what the step reads of the batch.
             others: the same that is on the GPU already.
-            tops: how many of the greatest logits ranks exchange; 0: all.
+            tops: how many of the greatest logits are exchanged; 0: all.
             traces: whether it may be traced.
 
         Returns:

@@ -46,7 +46,7 @@ class StepKernel:
 
     Attributes:
         entry: its entry in the plan; its launches are counted under its name.
-        width: columns of the logits; of a rank, its own.
+        width: columns of the logits that it makes.
         turn: u32[8], the output of the last step kernel of this process; the next one takes it.
         order: the lock to be held from taking a turn until the next turn is stored.
     """
@@ -64,9 +64,7 @@ class StepKernel:
             blocks: the blocks of its grid, all of which are on the GPU at once.
         """
         self.entry = entry
-        self._launches, rank = plan.program("metal").phase("decode").launches, plan.rank
-        bounds = (0, plan.output_width) if rank is None else rank.result_bounds[rank.tensor_rank :][:2]
-        self.width = bounds[1] - bounds[0]
+        self._launches, self.width = plan.program("metal").phase("decode").launches, plan.own_columns
         self._launch, self._blocks = launch, blocks
         self._gate = on_device(mx.zeros((8,), dtype=mx.uint32))
         self._masks: dict[int, mx.array] = {}

@@ -7,8 +7,8 @@ import numpy as np
 
 from mlxr.compiler.artifact import Plan
 from mlxr.runtime.hosts.binding import Dims
-from mlxr.runtime.hosts.cuda.meet_peers import AllSum
 from mlxr.runtime.hosts.cuda.step_kernel import LauncherOf, NoStepKernelError, StepImages, StepKernel
+from mlxr.runtime.hosts.exchange import BlockingExchange
 
 
 class StepKernels:
@@ -47,20 +47,20 @@ class StepKernels:
         """Whether the plan wants a step of these dims as one kernel that is not ready."""
         return dims["rows"] == dims["seqs"] and any(dims["seqs"] in counts for counts in self._lacking)
 
-    def keep_those_of_all(self, all_sum: AllSum, ranks: int) -> None:
-        """Keeps those that are ready on every rank: in a step, all ranks must sum in the same way.
+    def keep_those_of_all(self, exchange: BlockingExchange) -> None:
+        """Keeps those that are ready at every process of a stage: in a step, all must sum in the same way.
 
         Args:
-            all_sum: over the ranks, which all call this.
-            ranks: how many there are.
+            exchange: of the stage, all of which call this.
         """
         own = {kernel.entry.counts for kernel in self._ready}
         here = np.array([[entry.counts in own for entry in self._entries]], np.float32)
-        on_ranks = here.copy()
+        everywhere = here.copy()
         if self._entries:
-            all_sum(here, on_ranks)
-        everywhere = {entry.counts for entry, count in zip(self._entries, on_ranks[0], strict=True) if count == ranks}
-        self._ready = [kernel for kernel in self._ready if kernel.entry.counts in everywhere]
+            exchange.all_sum(here, everywhere)
+        of_all = everywhere[0] == exchange.size
+        kept = {entry.counts for entry, has_all in zip(self._entries, of_all, strict=True) if has_all}
+        self._ready = [kernel for kernel in self._ready if kernel.entry.counts in kept]
 
 
 def _notes_of(failures: Sequence[tuple[range, NoStepKernelError]]) -> Iterator[str]:

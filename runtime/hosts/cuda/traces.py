@@ -29,11 +29,11 @@ class Trace(NamedTuple):
 def traced(host: MlxHost, run: Callable[..., Any]) -> Trace:
     """A function that launches kernels of a host, compiled by MLX.
 
-    Its launches are counted when it is traced; the caller adds them to the host's each time it runs. Where ranks
-    exchange what MLX cannot trace, the function stays as it is, and the host counts.
+    Its launches are counted when it is traced; the caller adds them to the host's each time it runs. Where what is
+    exchanged cannot be traced, the function stays as it is, and the host counts.
     """
-    collectives = host.launcher.collectives
-    if collectives is not None and not collectives.traceable:
+    exchange = host.launcher.exchange
+    if exchange is not None and not exchange.traceable:
         return untraced(run)
     launches: Counter[str] = Counter()
 

@@ -27,7 +27,7 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.arena_blocks import check_blocks
 from mlxr.runtime.hosts.batch import MOST_TOPS, Batch
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_arrays, batch_dims, from_buffer, phase_of
-from mlxr.runtime.hosts.collectives import EXACT_IDS, Collectives
+from mlxr.runtime.hosts.exchange import EXACT_IDS, Exchange
 from mlxr.runtime.hosts.host import ArrayHost, Logits, Progress
 from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, kernel_input, of_shape
 from mlxr.runtime.hosts.mlx.launcher import Arrays, Launcher, MlxKernel
@@ -114,17 +114,17 @@ class MlxHost(ArrayHost):
             HostError: a kernel cannot be built.
         """
 
-    def use(self, collectives: Collectives) -> None:
+    def use(self, exchange: Exchange) -> None:
         """See `Host.use`."""
-        self.launcher.collectives, self.launcher.rank, self.gathers_tops = collectives, self.plan.rank, True
+        self.launcher.exchange, self.gathers_tops = exchange, True
 
-    def ids_of_rank_0(self, ids: mx.array | None, count: int) -> mx.array:
-        """See `Host.ids_of_rank_0`: a sum to which the others give zeros."""
-        collectives = self.launcher.collectives
-        assert collectives is not None and self.plan.vocab_size <= EXACT_IDS, "a rank whose ids f32 has"
+    def shared_ids(self, ids: mx.array | None, count: int) -> mx.array:
+        """See `Host.shared_ids`: a sum to which the others give zeros."""
+        exchange = self.launcher.exchange
+        assert exchange is not None and self.plan.vocab_size <= EXACT_IDS, "a part of a model whose ids f32 has"
         own = mx.zeros((count,), mx.float32) if ids is None else ids.astype(mx.float32)
         self.count("token_ids", count)
-        return collectives.all_sum_lazily(own).astype(mx.int32)
+        return exchange.all_sum_lazily(own).astype(mx.int32)
 
     def step(self, batch: Batch) -> mx.array:
         """Builds the graph of one step; its result and the arena's new token are lazy."""
@@ -143,12 +143,12 @@ class MlxHost(ArrayHost):
         return logits
 
     def _tops(self, phase: Phase, batch: Batch) -> int:
-        """How many of the greatest logits ranks exchange, at least `Batch.tops`; 0: all."""
-        collectives = self.launcher.collectives
-        if collectives is None or not batch.tops:
+        """How many of the greatest logits are exchanged, at least `Batch.tops`; 0: all."""
+        exchange = self.launcher.exchange
+        if exchange is None or not batch.tops:
             return 0
         # NCCL is expected to send a row as quickly as a card finds its greatest. Each size of prompt is traced once.
-        if batch.num_rows == 1 and (collectives.stays_on_gpu or phase.name == "prefill"):
+        if batch.num_rows == 1 and (exchange.stays_on_gpu or phase.name == "prefill"):
             return 0
         return next(tops for tops in _TOPS if tops >= batch.tops)
 
@@ -159,7 +159,7 @@ class MlxHost(ArrayHost):
             phase: the program's phase that runs the step.
             dims: the dims of the batch.
             batch: the metadata that the step reads, by the plan's buffer names.
-            tops: how many of the greatest logits ranks exchange; 0: all.
+            tops: how many of the greatest logits are exchanged; 0: all.
 
         Returns:
             Logits [rows, vocab] f32 and the arena's new token, both lazy.
@@ -174,7 +174,7 @@ class MlxHost(ArrayHost):
             phase: the program's phase that runs the step.
             dims: the dims of the batch.
             inputs: the batch's metadata and the arena's token, by the plan's buffer names.
-            tops: how many of the greatest logits ranks exchange; 0: all.
+            tops: how many of the greatest logits are exchanged; 0: all.
 
         Returns:
             Logits [rows, vocab] f32 and the arena's new token, both lazy.
@@ -192,7 +192,7 @@ class MlxHost(ArrayHost):
             launches: launches of the phase that run for the batch, in order.
             dims: the dims of the batch.
             inputs: what these launches read besides weights and the arena, by the plan's buffer names.
-            tops: how many of the greatest logits ranks exchange; 0: all.
+            tops: how many of the greatest logits are exchanged; 0: all.
 
         Returns:
             All arrays: weights, arena, inputs, and the outputs of the launches.
@@ -206,7 +206,7 @@ class MlxHost(ArrayHost):
         """Logits [rows, vocab] f32 and the arena's new token, from all arrays of a step."""
         name, token_name = phase.outputs
         shape = (dims["rows"], self.plan.output_width)
-        if self.plan.rank is not None:
+        if self.plan.is_part:
             sent = [arrays[name] for name in sent_by(phase)]
             if sent:  # a step without rows of logits has nothing else that hangs on it
                 arrays[token_name] = mx.depends([arrays[token_name]], sent)[0]

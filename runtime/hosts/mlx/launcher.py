@@ -14,14 +14,12 @@ from mlxr.compiler.artifact import (
     Phase,
     PhaseName,
     Program,
-    RankPlan,
 )
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.hosts.binding import Dims, shape_of
-from mlxr.runtime.hosts.collectives import LazyCollectives
+from mlxr.runtime.hosts.exchange import LazyExchange
 from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, bindable_shape, of_shape
-from mlxr.runtime.hosts.mlx.gather_result_lazily import gather_result_lazily
 from mlxr.runtime.hosts.mlx.library import call_library
 
 Arrays = dict[str, mx.array]
@@ -31,6 +29,7 @@ MlxKernel = Callable[..., list[mx.array]]
 """A kernel as MLX launches it; called with inputs, grid, threadgroup, output_shapes and output_dtypes."""
 
 _TOKEN_SHAPE = (MIN_ELEMENTS,)
+_GIVEN = "a part of a model is given an exchange before its first step"
 
 
 class _Kernel(NamedTuple):
@@ -45,8 +44,7 @@ class Launcher:
     """Runs launches of one program, as hosts and the tuner do.
 
     Attributes:
-        collectives: what launches exchange rows with, where the program is that of one rank of several.
-        rank: which one that is.
+        exchange: what launches exchange rows with, where the program is that of a part of a model.
     """
 
     def __init__(
@@ -62,8 +60,7 @@ class Launcher:
             kernels: ready to launch, by name; at least those that will be launched.
             count: called at each launch with the name of the kernel or the label of the library call, and a detail.
         """
-        self.collectives: LazyCollectives | None = None
-        self.rank: RankPlan | None = None
+        self.exchange: LazyExchange | None = None
         self._count = count
         self._kernels = {
             entry.name: _Kernel(
@@ -95,7 +92,7 @@ class Launcher:
             launch: of the program.
             arrays: what it reads; what it makes is added.
             dims: the dims of the batch.
-            tops: how many of the greatest logits ranks exchange; 0: all. See `Batch.tops`.
+            tops: how many of the greatest logits are exchanged; 0: all. See `Batch.tops`.
 
         Raises:
             HostError: MLX cannot launch the kernel.
@@ -107,15 +104,15 @@ class Launcher:
             self._call(launch.body, launch, arrays, dims, tops)
 
     def gather_result(self, own: mx.array | None, dims: Dims, tops: int) -> mx.array:
-        """The result of a step at rank 0, elsewhere what hangs on it; see `gather_result_lazily`.
+        """See `LazyExchange.gather_result_lazily`.
 
         Args:
-            own: columns of this rank; None: it has none.
+            own: columns of this process; None: it has none.
             dims: the dims of the batch.
             tops: as for `run`.
         """
-        assert self.collectives is not None and self.rank is not None, "a rank that has its collectives"
-        return gather_result_lazily(self.collectives, self.rank, own, dims["rows"], tops)
+        assert self.exchange is not None, _GIVEN
+        return self.exchange.gather_result_lazily(own, dims["rows"], tops)
 
     def _launch(
         self,
@@ -143,20 +140,20 @@ class Launcher:
         self._count(call.kernel, grid)
 
     def _exchange(self, call: CollectiveCall, launch: Launch, arrays: Arrays, dims: Dims, tops: int) -> None:
-        """Runs a collective. What a rank has sent hangs on the result, or else on the arena's token: see `MlxHost`."""
-        collectives = self.collectives
-        assert collectives is not None, "a part of a model is given them before its first step"
+        """Runs one. What is sent hangs on the result, or else on the arena's token: see `MlxHost`."""
+        exchange = self.exchange
+        assert exchange is not None, _GIVEN
         bound = {
             port.name: of_shape(arrays[name], shape_of(port.shape, dims))
             for port, name in zip(call.ports, launch.inputs, strict=True)
         }
         dtype = MLX_DTYPES[str(call.dtype)]
         if call.function == "all_sum":
-            out = collectives.all_sum_lazily(bound["x"])
+            out = exchange.all_sum_lazily(bound["x"])
         elif call.function == "send":
-            out = collectives.send_lazily(bound["x"])
+            out = exchange.send_lazily(bound["x"])
         elif call.function == "receive":
-            out = collectives.receive_lazily((dims["tokens"], call.width), dtype)
+            out = exchange.receive_lazily((dims["tokens"], call.width), dtype)
         else:
             out = self.gather_result(bound.get("x"), dims, tops)
         arrays[launch.outputs[0]] = bindable(out)

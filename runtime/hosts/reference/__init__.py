@@ -14,4 +14,4 @@ def _load() -> "type[Host]":
     return ReferenceHost
 
 
-HOST = HostEntry(name="reference", summary="MLX ops", target=None, load=_load, rank=50)
+HOST = HostEntry(name="reference", summary="MLX ops", target=None, load=_load, preference=50)

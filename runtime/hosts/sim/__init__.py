@@ -38,7 +38,7 @@ HOST = HostEntry(
     target="metal",
     load=_load,
     check=_check,
-    rank=40,
+    preference=40,
     deterministic=True,
     cached="kernels of host sim",
 )

@@ -27,8 +27,7 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.arena_blocks import check_blocks
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, from_buffer, grid_of, phase_of, shape_of
-from mlxr.runtime.hosts.collectives import BlockingCollectives
-from mlxr.runtime.hosts.gather_result import gather_result
+from mlxr.runtime.hosts.exchange import BlockingExchange
 from mlxr.runtime.hosts.host import ArrayHost, Progress
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, prepare
 from mlxr.runtime.weights.element_types import ElementType, decode, encode
@@ -82,7 +81,7 @@ class SimHost(ArrayHost):
         self._layouts: dict[tuple[str | int, ...], dict[str, SimBuffer]] = {}
         self._inputs: dict[tuple[int, int], SimBuffer] = {}
         self._seed = 0
-        self._collectives: BlockingCollectives | None = None
+        self._others: BlockingExchange | None = None
 
     @classmethod
     def from_file(
@@ -123,16 +122,16 @@ class SimHost(ArrayHost):
         size = rows * self.plan.output_width * 4
         return mx.array(self._memory[offset : offset + size].view(np.float32).reshape(rows, self.plan.output_width))
 
-    def use(self, collectives: BlockingCollectives) -> None:
+    def use(self, exchange: BlockingExchange) -> None:
         """See `Host.use`."""
-        self._collectives, self.gathers_tops = collectives, True
+        self._others, self.gathers_tops = exchange, True
 
     def _exchange(
         self, call: CollectiveCall, launch: Launch, buffers: dict[str, SimBuffer], dims: Dims, tops: int
     ) -> None:
-        """Runs a collective, in f32."""
-        collectives, rank = self._collectives, self.plan.rank
-        assert collectives is not None and rank is not None, "a part of a model is given them before its first step"
+        """Runs one, in f32."""
+        others = self._others
+        assert others is not None, "a part of a model is given it before its first step"
         values = {
             port.name: self._floats(buffers[name], shape_of(port.shape, dims), str(port.dtype))
             for port, name in zip(call.ports, launch.inputs, strict=True)
@@ -140,13 +139,13 @@ class SimHost(ArrayHost):
         rows = dims["rows" if call.function == "gather" else "tokens"]
         out = np.zeros((rows, call.width), np.float32)
         if call.function == "all_sum":
-            collectives.all_sum(values["x"], out)
+            others.all_sum(values["x"], out)
         elif call.function == "send":
-            collectives.send(values["x"])
+            others.send(values["x"])
         elif call.function == "receive":
-            collectives.receive(out)
+            others.receive(out)
         else:
-            gather_result(collectives, rank, values.get("x"), out, tops)
+            others.gather_result(values.get("x"), out, tops)
         to, size = buffers[launch.outputs[0]].address - self._memory.ctypes.data, out.size * call.dtype.size_bytes
         self._memory[to : to + size] = encode(out, str(call.dtype)).reshape(-1).view(np.uint8)
         self.count(call.label, launch.op)

@@ -23,6 +23,7 @@ from mlxr.runtime.parallel.leader import Leader
 from mlxr.runtime.parallel.links import Links
 from mlxr.runtime.parallel.loss import LOST_CODE, write_line
 from mlxr.runtime.parallel.meeting import share_bytes
+from mlxr.runtime.parallel.rank_exchange import RankExchange
 from mlxr.runtime.parallel.restart import RESTARTED_VARIABLE
 
 
@@ -119,7 +120,7 @@ def load_rank(
     def connect(runner: Host) -> None:
         plan = runner.plan.rank
         assert plan is not None, "its artifact is a rank's"
-        runner.use(Links(plan, world))
+        runner.use(RankExchange(Links(plan, world), plan))
 
     if isinstance(side, Leader):
         with side.refusing():

@@ -25,11 +25,11 @@ from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.engine.sampling import Row, Sampler, Sampling
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
-from mlxr.runtime.hosts.cuda import device, peers, prefill_steps, traces
+from mlxr.runtime.hosts.cuda import device, prefill_steps, traces
 from mlxr.runtime.hosts.cuda.host import CudaHost
-from mlxr.runtime.hosts.cuda.meet_peers import NoPeersError
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
-from mlxr.runtime.hosts.mlx import launcher
+from mlxr.runtime.hosts.cuda.parallel import peers
+from mlxr.runtime.hosts.cuda.parallel.meet_peers import NoPeersError
 from mlxr.runtime.hosts.registry import hosts
 from mlxr.runtime.hosts.select import resolve_host
 from mlxr_tests.fake_card import SimLauncher, Sums, use_card
@@ -292,14 +292,20 @@ def test_a_step_of_a_rank_is_traced_for_few_numbers_of_greatest_logits(monkeypat
     monkeypatch.setattr(peers, "meet_peers", meet_no_peers)
     gathered: list[int] = []
 
-    def gather(collectives: Any, rank: Any, own: mx.array, rows: int, tops: int) -> mx.array:
+    def gather(own: mx.array, rows: int, tops: int) -> mx.array:
         gathered.append(tops)
         return mx.broadcast_to(own[:, :1], (rows, spec.model.vocab_size))
 
-    monkeypatch.setattr(launcher, "gather_result_lazily", gather)
-    collectives: Any = SimpleNamespace(traceable=True, stays_on_gpu=False, all_sum_lazily=lambda x: x, all_sum=None)
+    exchange: Any = SimpleNamespace(
+        traceable=True,
+        stays_on_gpu=False,
+        all_sum_lazily=lambda x: x,
+        all_sum=None,
+        gather_result_lazily=gather,
+        **{"size": 2, "index": 0, "is_line": False},
+    )
     host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
-    host.use(collectives)
+    host.use(exchange)
     pager = Pager.from_geometry(artifact.plan.arena)
 
     def launched(tokens: list[list[int]], numbers: list[int]) -> list[int]:
@@ -317,5 +323,5 @@ def test_a_step_of_a_rank_is_traced_for_few_numbers_of_greatest_logits(monkeypat
     assert launched([[5], [6]], [0, 1, 5, 40, 64, 65, 256, 1, 0, 3, 100]) == [0, 1, 64, 256]
     assert launched([[5]], [1, 0, 1]) == [1, 0]
     assert launched([[1, 2, 3]], [1, 0, 40, 1]) == [0, 0], "a size is traced when it comes again"
-    collectives.stays_on_gpu = True
+    exchange.stays_on_gpu = True
     assert launched([[5]], [1, 64]) == [], "as all of them"

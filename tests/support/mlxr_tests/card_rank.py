@@ -21,7 +21,7 @@ from mlxr.loading.make_model import load_rank
 from mlxr.loading.options import LoadOptions
 from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.hosts.cuda.host import CudaHost
-from mlxr.runtime.hosts.cuda.meet_peers import SETTING
+from mlxr.runtime.hosts.cuda.parallel.meet_peers import SETTING
 from mlxr.runtime.parallel.connection import MessageKind
 from mlxr.runtime.parallel.leader import Leader
 from mlxr.runtime.parallel.links import Links
@@ -43,15 +43,15 @@ def main(parallel: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     part = artifact.of_rank(rank)
     use_card(monkeypatch, part, SimLauncher(part))
     late: list[list[int]] = []
-    share_ids = CudaHost.ids_of_rank_0
+    share_ids = CudaHost.shared_ids
 
-    def ids_of_rank_0(host: CudaHost, ids: mx.array | None, count: int) -> mx.array:
+    def shared_ids(host: CudaHost, ids: mx.array | None, count: int) -> mx.array:
         assert (ids is None) == (rank > 0), "rank 0 alone has ids"
         shared = share_ids(host, ids, count)
         late.append(shared.tolist())
         return shared
 
-    monkeypatch.setattr(CudaHost, "ids_of_rank_0", ids_of_rank_0)
+    monkeypatch.setattr(CudaHost, "shared_ids", shared_ids)
     if rank:
         try:
             load_rank(artifact, TINY, LoadOptions(host="cuda"))

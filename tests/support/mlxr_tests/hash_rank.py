@@ -56,7 +56,7 @@ class RankHost(HashHost):
             raise ValueError("the ranks have different K and V")
         return logits
 
-    def ids_of_rank_0(self, ids: mx.array | None, count: int) -> mx.array:
+    def shared_ids(self, ids: mx.array | None, count: int) -> mx.array:
         own = mx.zeros((count,), mx.int32) if ids is None else ids
         return mx.distributed.all_sum(own, group=self._world)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from mlxr.compiler.artifact import RankPosition
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.hosts.collectives import Floats
+from mlxr.runtime.hosts.exchange import Floats
 from mlxr.runtime.parallel.cores import place_threads
 from mlxr.runtime.parallel.join import join
 from mlxr.runtime.parallel.links import Links
@@ -134,8 +134,8 @@ def _check_wires(links: Links) -> None:
     stage = range(place.stage * place.tensor, (place.stage + 1) * place.tensor)
     beside = {place.rank - place.tensor: wires.previous, place.rank + place.tensor: wires.next}
     for rank, file in [*zip(stage, wires.sockets, strict=True), *beside.items()]:
-        assert file == -1 if rank == place.rank or not 0 <= rank < place.size else wires.ranks[file] == rank
-    for rank, file in sorted((rank, file) for file, rank in wires.ranks.items()):
+        assert file == -1 if rank == place.rank or not 0 <= rank < place.size else wires.names[file] == rank
+    for rank, file in sorted((rank, file) for file, rank in wires.names.items()):
         os.write(file, bytes([place.rank]))
         assert os.read(file, 1) == bytes([rank])
     assert len(wires.memory) == (place.tensor if place.tensor > 1 and hasattr(os, "memfd_create") else 0)

@@ -12,8 +12,8 @@ import numpy as np
 
 from mlxr.compiler.artifact import RankPosition, mailbox_bytes
 from mlxr.runtime.hosts.cuda.device import check_cuda
-from mlxr.runtime.hosts.cuda.meet_peers import meet_peers
-from mlxr.runtime.hosts.cuda.peer_sums import PeerSums
+from mlxr.runtime.hosts.cuda.parallel.meet_peers import meet_peers
+from mlxr.runtime.hosts.cuda.parallel.peer_sums import PeerSums
 from mlxr.runtime.parallel.join import join
 from mlxr.runtime.parallel.links import Links
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import mlx.core as mx
 import numpy as np
@@ -19,9 +19,10 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest, query_tiles_of
-from mlxr.runtime.hosts.collectives import Floats, Wires
+from mlxr.runtime.hosts.exchange import Floats, Wires
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.select import make_host
+from mlxr.runtime.parallel.rank_exchange import RankExchange
 from mlxr.runtime.weights.weight_file import WeightFile
 
 _PATIENCE_S = 60.0
@@ -72,7 +73,7 @@ class ThreadCollectives:
             sockets=tuple(files.get(other, -1) for other in stage),
             previous=files.get(rank - tensor, -1),
             next=files.get(rank + tensor, -1),
-            ranks={file: other for other, file in files.items()},
+            names={file: other for other, file in files.items()},
         )
         if meeting.transport == "sockets" or tensor == 1:
             return wires
@@ -133,6 +134,7 @@ class ThreadRanks:
         assert split is not None, "the artifact is split"
         self.artifacts = [artifact.of_rank(rank) for rank in range(split.size)]
         self.plan = self.artifacts[0].plan
+        plans = [part.plan.rank for part in self.artifacts if part.plan.rank is not None]
         meeting = Meeting(split.tensor, split.pipeline, transport)
         self.collectives = [ThreadCollectives(meeting, rank) for rank in range(split.size)]
         self.arenas = [Arena(part.plan.arena) for part in self.artifacts]
@@ -142,7 +144,8 @@ class ThreadRanks:
         ]
         self.pager = Pager.from_geometry(self.plan.arena)
         self._threads = ThreadPoolExecutor(split.size)
-        list(self._threads.map(lambda host, own: host.use(own), self.hosts, self.collectives))
+        self.exchanges = [RankExchange(cast(Any, own), part) for own, part in zip(self.collectives, plans, strict=True)]
+        list(self._threads.map(lambda host, own: host.use(own), self.hosts, self.exchanges))
 
     def step(self, batch: Batch) -> Floats:
         """Runs a batch on all ranks; the logits at rank 0."""

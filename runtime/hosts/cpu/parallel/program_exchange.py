@@ -1,47 +1,54 @@
-"""Collectives of the C program: what it does not do by itself, it asks for from the thread that called the step."""
+"""What a C program exchanges: what it does not do by itself, it asks for from the thread that called the step."""
 
 import ctypes
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mlxr.compiler.artifact import COLLECTIVES, RankPlan
+from mlxr.compiler.artifact import COLLECTIVES
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.hosts.collectives import BlockingCollectives, Floats
-from mlxr.runtime.hosts.cpu.program_links import BOARD_BYTES, CALL, ProgramLinks
-from mlxr.runtime.hosts.gather_result import gather_result
+from mlxr.runtime.hosts.cpu.parallel.program_links import BOARD_BYTES, CALL, ProgramLinks
+from mlxr.runtime.hosts.exchange import BlockingExchange, Floats
 
 
-class Exchange:
+class ProgramExchange:
     """What one program exchanges.
 
     Attributes:
         links: for the program.
-        tops: of the step that runs; see `Batch.tops`.
     """
 
-    def __init__(self, collectives: BlockingCollectives, rank: RankPlan, activation_bytes: int) -> None:
-        """Connects the program with those of the other ranks.
+    def __init__(self, others: BlockingExchange, activation_bytes: int) -> None:
+        """Connects the program with those of the others.
 
         Args:
-            collectives: this rank's.
-            rank: this one.
+            others: what the host was given.
             activation_bytes: memory of its activations.
         """
-        self._collectives, self._rank, self.tops = collectives, rank, 0
+        self._others, self._tops = others, 0
         self._failure: BaseException | None = None
         self._functions: Sequence[Callable[[int | None, int, int, int], None]] = [
             getattr(self, f"_{kind}") for kind in COLLECTIVES
         ]
-        wires = collectives.wires(BOARD_BYTES + activation_bytes)
-        self.links = ProgramLinks(CALL(self._call), rank, wires, activation_bytes)
+        wires = others.wires(BOARD_BYTES + activation_bytes)
+        self.links = ProgramLinks(CALL(self._call), others, wires, activation_bytes)
 
-    def check(self) -> None:
-        """Raises what a collective of the last step raised.
+    def run(self, step: Callable[[], None], tops: int) -> None:
+        """Runs a step of the program.
+
+        Args:
+            step: calls it.
+            tops: see `Batch.tops`.
 
         Raises:
-            HostError: it failed.
+            HostError: an exchange failed.
         """
+        self._tops = tops
+        step()
+        self._check()
+
+    def _check(self) -> None:
+        """Raises what an exchange of the last step raised."""
         self.links.check()
         if (failure := self._failure) is None:
             return
@@ -52,7 +59,7 @@ class Exchange:
 
     def _call(self, kind: int, x: int | None, out: int | None, rows: int, columns: int) -> None:
         if self._failure is not None:
-            return  # the step has failed, and its other collectives would wait for ranks that have left it
+            return  # the step has failed, and its other exchanges would wait for those that have left it
         try:
             self._functions[kind](x, out or 0, rows, columns)
         except BaseException as error:  # C cannot pass it on
@@ -60,18 +67,18 @@ class Exchange:
 
     def _all_sum(self, x: int | None, out: int, rows: int, columns: int) -> None:
         assert x is not None, "a sum has an addend"
-        self._collectives.all_sum(_floats(x, rows, columns), _floats(out, rows, columns))
+        self._others.all_sum(_floats(x, rows, columns), _floats(out, rows, columns))
 
     def _send(self, x: int | None, out: int, rows: int, columns: int) -> None:
         assert x is not None, "something is sent"
-        self._collectives.send(_floats(x, rows, columns))
+        self._others.send(_floats(x, rows, columns))
 
     def _receive(self, x: int | None, out: int, rows: int, columns: int) -> None:
-        self._collectives.receive(_floats(out, rows, columns))
+        self._others.receive(_floats(out, rows, columns))
 
     def _gather(self, x: int | None, out: int, rows: int, columns: int) -> None:
         own = None if x is None else _floats(x, rows, columns)
-        gather_result(self._collectives, self._rank, own, _floats(out, rows, self._rank.result_bounds[-1]), self.tops)
+        self._others.gather_result(own, _floats(out, rows, self._others.result_columns), self._tops)
 
 
 def _floats(address: int, rows: int, columns: int) -> Floats:

@@ -16,9 +16,9 @@ from mlxr.runtime.engine.sampling import Row, Sampler, Sampling, sample_rows
 from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.step import Part, Step
 from mlxr.runtime.hosts.batch import Batch
-from mlxr.runtime.hosts.collectives import Floats
-from mlxr.runtime.hosts.gather_result import gather_result
-from mlxr.runtime.hosts.mlx.gather_result_lazily import gather_result_lazily
+from mlxr.runtime.hosts.exchange import Floats
+from mlxr.runtime.parallel.gather_result import gather_result
+from mlxr.runtime.parallel.gather_result_lazily import gather_result_lazily
 from mlxr_tests.hash_host import Answer, Guesser, HashEngine, HashHost
 
 

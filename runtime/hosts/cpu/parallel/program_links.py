@@ -1,13 +1,12 @@
-"""What the C program knows of the other ranks; the structure is that of templates/cpu/links.h."""
+"""What the C program knows of the other processes; the structure is that of templates/cpu/links.h."""
 
 import ctypes
 import os
 
 import numpy as np
 
-from mlxr.compiler.artifact import RankPosition
 from mlxr.compiler.errors import RankError
-from mlxr.runtime.hosts.collectives import Wires
+from mlxr.runtime.hosts.exchange import BlockingExchange, Wires
 
 CALL = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
 """The type of `mlxr_links.call`."""
@@ -48,19 +47,19 @@ class ProgramLinks:
         sends_sums: whether the program sums over sockets, by itself.
     """
 
-    def __init__(self, call: object, place: RankPosition, wires: Wires | None, activation_bytes: int) -> None:
+    def __init__(self, call: object, others: BlockingExchange, wires: Wires | None, activation_bytes: int) -> None:
         """Fills the structure.
 
         Args:
             call: does what the program does not; a `CALL`.
-            place: of this rank.
+            others: what the host was given.
             wires: what the program may use by itself.
             activation_bytes: memory of its activations.
         """
         self._call = call  # kept alive: C has only its address
-        self._place, self._wires, self.memory = place, wires, 0
-        self.sends_sums = place.tensor > 1 and wires is not None and not wires.memory
-        self._c = _CLinks(call=call, tensor=place.tensor, tensor_rank=place.tensor_rank, lost=-1)
+        self._others, self._wires, self.memory = others, wires, 0
+        self.sends_sums = others.size > 1 and wires is not None and not wires.memory
+        self._c = _CLinks(call=call, tensor=others.size, tensor_rank=others.index, lost=-1)
         if wires is not None:
             self._sockets = np.array(wires.sockets, np.int32)
             self._memory = np.array(wires.memory, np.uint64)
@@ -69,9 +68,9 @@ class ProgramLinks:
             self._c.sockets = self._sockets.ctypes.data
             if wires.memory:
                 self._c.memory = self._memory.ctypes.data
-                self.memory = wires.memory[place.tensor_rank] + BOARD_BYTES
+                self.memory = wires.memory[others.index] + BOARD_BYTES
             else:
-                self._scratch = np.empty(max(activation_bytes, place.tensor * _SHORT_BYTES, PROBE_BYTES), np.uint8)
+                self._scratch = np.empty(max(activation_bytes, others.size * _SHORT_BYTES, PROBE_BYTES), np.uint8)
                 self._c.scratch = self._scratch.ctypes.data
         self.address = ctypes.addressof(self._c)
 
@@ -90,4 +89,4 @@ class ProgramLinks:
             return
         reason = os.strerror(self._c.error) if self._c.error else "it has ended the connection"
         assert self._wires is not None, "the program looks at connections"
-        raise RankError(self._place.rank, f"lost rank {self._wires.ranks[lost]}: {reason}")
+        raise RankError(self._others.name, f"lost rank {self._wires.names[lost]}: {reason}")

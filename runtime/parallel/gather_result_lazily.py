@@ -11,7 +11,8 @@ from itertools import accumulate, pairwise
 import mlx.core as mx
 
 from mlxr.compiler.artifact import RankPlan
-from mlxr.runtime.hosts.collectives import EXACT_IDS, LazyCollectives
+from mlxr.runtime.hosts.exchange import EXACT_IDS
+from mlxr.runtime.parallel.collectives import Collectives
 
 _GROUP = 32
 """Columns that are compared at first by their greatest alone: of a row of 64K, 2K groups are sorted instead."""
@@ -19,7 +20,7 @@ _ZERO, _INFINITY, _NAN = 0x80000000, 0x7F800000, 0xFFFFFFFF
 
 
 def gather_result_lazily(
-    collectives: LazyCollectives, rank: RankPlan, x: mx.array | None, rows: int, tops: int
+    collectives: Collectives, rank: RankPlan, x: mx.array | None, rows: int, tops: int
 ) -> mx.array:
     """At rank 0, the result, [rows, all columns], f32; elsewhere an array of this shape that hangs on the exchange.
 

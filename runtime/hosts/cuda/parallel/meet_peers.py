@@ -14,7 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.hosts.cuda.peer_memory import HANDLE_BYTES, PeerMemory, open_memory, read_memory, write_memory
+from mlxr.runtime.hosts.cuda.parallel.peer_memory import (
+    HANDLE_BYTES,
+    PeerMemory,
+    open_memory,
+    read_memory,
+    write_memory,
+)
 
 SETTING = "MLXR_PEER_MEMORY"
 """The environment variable: 0 leaves sums to MLX."""

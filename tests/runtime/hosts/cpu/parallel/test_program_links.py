@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from mlxr.compiler.artifact import COLLECTIVES
-from mlxr.runtime.hosts.cpu import program_links
+from mlxr.runtime.hosts.cpu.parallel import program_links
 from mlxr.runtime.hosts.cpu.toolchain import find_compilers
 from mlxr_tests.storyteller import ROOT
 

@@ -5,8 +5,8 @@ import pytest
 
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest, query_tiles_of
-from mlxr.runtime.hosts.cpu.batch_halves import batch_halves
-from mlxr.runtime.hosts.cpu.overlap import tokens_to_overlap
+from mlxr.runtime.hosts.cpu.parallel.batch_halves import batch_halves
+from mlxr.runtime.hosts.cpu.parallel.overlap import tokens_to_overlap
 
 TILE = 32
 

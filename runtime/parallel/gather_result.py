@@ -9,10 +9,11 @@ import numpy as np
 
 from mlxr.compiler.artifact import RankPlan
 from mlxr.runtime.arrays.greatest import floor_of_top, greatest_columns
-from mlxr.runtime.hosts.collectives import BlockingCollectives, Floats
+from mlxr.runtime.hosts.exchange import Floats
+from mlxr.runtime.parallel.collectives import Collectives
 
 
-def gather_result(collectives: BlockingCollectives, rank: RankPlan, x: Floats | None, out: Floats, tops: int) -> None:
+def gather_result(collectives: Collectives, rank: RankPlan, x: Floats | None, out: Floats, tops: int) -> None:
     """Writes the result to out at rank 0; all ranks call it with the same `tops`.
 
     Args:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mlxr.compiler.artifact import Program, RankPosition
-from mlxr.runtime.hosts.collectives import EXACT_IDS, Floats
-from mlxr.runtime.hosts.cpu.program_links import PROBE_BYTES
+from mlxr.compiler.artifact import Program
+from mlxr.runtime.hosts.cpu.parallel.program_links import PROBE_BYTES
+from mlxr.runtime.hosts.exchange import EXACT_IDS, BlockingExchange, Floats
 
 AllSum = Callable[[Floats, Floats], None]
 _MEMORY_BYTES_PER_S = 1e10
@@ -23,22 +23,22 @@ _PROBE_FLOATS = PROBE_BYTES // 8  # what a rank receives of a sum is rounded up
 _NEVER = EXACT_IDS - 1
 
 
-def fewest_tokens(all_sum: AllSum, place: RankPosition, program: Program) -> int:
-    """Measures the network. All ranks of a stage call it at the same time, and get the same number.
+def fewest_tokens(all_sum: AllSum, others: BlockingExchange, program: Program) -> int:
+    """Measures the network. All processes of a stage call it at the same time, and get the same number.
 
     Args:
         all_sum: over sockets, of arrays of the same size.
-        place: of this rank.
-        program: of this rank.
+        others: of the stage.
+        program: of this process.
     """
     x = np.zeros(_PROBE_FLOATS, np.float32)
     seconds = _seconds(all_sum, x)
     own = tokens_to_overlap(seconds / x.nbytes, _sum_bytes(program), program.memory.weights_bytes)
-    told = np.zeros(place.tensor, np.float32)
-    told[place.tensor_rank] = own
-    of_ranks = np.empty_like(told)
-    all_sum(told, of_ranks)
-    return int(of_ranks.max())
+    told = np.zeros(others.size, np.float32)
+    told[others.index] = own
+    of_all = np.empty_like(told)
+    all_sum(told, of_all)
+    return int(of_all.max())
 
 
 def tokens_to_overlap(seconds_per_byte: float, bytes_per_token: int, weights_bytes: int) -> int:

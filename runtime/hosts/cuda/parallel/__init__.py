@@ -1,0 +1,1 @@
+"""Ranks whose cards see each other's memory: how they find out, and their sums."""
