@@ -42,16 +42,16 @@ class OneTokenEach:
         self._sequences: list[BlockSequence] = []
         self._rows = np.zeros(0, np.intp)
 
-    def rows_of(self, seq_ids: Sequence[int]) -> npt.NDArray[np.intp] | None:
-        """The rows of sequences in the tables; None if an id is unknown or comes twice."""
+    def known(self, seq_ids: Sequence[int]) -> tuple[list[BlockSequence], npt.NDArray[np.intp]] | None:
+        """Sequences, and their rows in the tables; None if an id is unknown or comes twice."""
         if seq_ids == self._seq_ids:
-            return self._rows
+            return self._sequences, self._rows
         known = [sequence for seq_id in seq_ids if (sequence := self._by_id.get(seq_id)) is not None]
         if len(known) < len(seq_ids) or len({*seq_ids}) < len(seq_ids):
             return None
         self._seq_ids, self._sequences = [*seq_ids], known
         self._rows = np.array([sequence.row for sequence in known], np.intp)
-        return self._rows
+        return self._sequences, self._rows
 
     def append(self, seq_ids: Sequence[int], lengths: list[int], context: int) -> list[int] | None:
         """See `Pager.append_one_each`.
@@ -61,7 +61,7 @@ class OneTokenEach:
             lengths: tokens of each.
             context: most tokens of a sequence.
         """
-        if self.rows_of(seq_ids) is None or max(lengths, default=0) >= context:
+        if self.known(seq_ids) is None or max(lengths, default=0) >= context:
             return None
         sequences, size = self._sequences, self._size
         references, cached = self._pool.references, self._pool.index.cached

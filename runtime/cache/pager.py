@@ -150,9 +150,10 @@ class Pager(PagerFacts):
         There are no columns that none of them uses: a step of short sequences costs the same whatever the context is.
         """
         tables = self._tables if group == 0 else self.others[group - 1].tables
-        tables = tables[:, : max((len(self._get(i).blocks) for i in seq_ids), default=0)]
-        rows = self._one_each.rows_of(seq_ids)
-        return tables.take([self._get(i).row for i in seq_ids] if rows is None else rows, axis=0)
+        known = self._one_each.known(seq_ids)
+        sequences = [self._get(seq_id) for seq_id in seq_ids] if known is None else known[0]
+        rows = [sequence.row for sequence in sequences] if known is None else known[1]
+        return tables[:, : max([len(sequence.blocks) for sequence in sequences], default=0)].take(rows, axis=0)
 
     def find_prefix(self, tokens: Sequence[int], hashes: BlockHashes, *, whole_blocks: bool = False) -> Prefix:
         """The longest start of a prompt whose K and V are in the arena, without the last token: its logits are wanted.
