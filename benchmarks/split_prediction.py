@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from mlxr.compiler.artifact import Chip
 from mlxr.compiler.chips.catalog import find_chip
-from mlxr.compiler.chips.link import Link
-from mlxr.compiler.chips.link_catalog import find_link
+from mlxr.compiler.chips.link import Link, find_link
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.spec.catalog import find_spec
 from mlxr.compiler.spec.load import dump_spec, load_spec, parse_spec

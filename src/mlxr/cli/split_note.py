@@ -6,7 +6,7 @@ import sys
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from mlxr.compiler.chips.link_catalog import find_link
+from mlxr.compiler.chips.link import find_link
 from mlxr.compiler.errors import RequestError
 from mlxr.loading.resolve import chip_of
 from mlxr.runtime.hosts.registry import hosts

@@ -9,7 +9,7 @@ from mlxr.cli.terminal import shows_colour, terminal_width
 from mlxr.compiler.artifact import Artifact, Chip, Plan
 from mlxr.compiler.artifact.typical_steps import usual_context
 from mlxr.compiler.chips.catalog import find_chip, find_chip_of_device
-from mlxr.compiler.chips.link_catalog import find_link, known_links
+from mlxr.compiler.chips.link import find_link, known_links
 from mlxr.compiler.cli.spec_options import type_changes
 from mlxr.compiler.errors import ArtifactError, RequestError
 from mlxr.compiler.targets.registry import refused_activations
