@@ -21,8 +21,8 @@ from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.parallel.check_ranks import Rank, check_order, check_ranks, collectives
 from mlxr.compiler.parallel.divide_model import RankPart, divide_model
-from mlxr.compiler.passes.pipeline import PassRecord, passes_of, run_passes
-from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.compiler.passes.pipeline import PassRecord, run_phases
+from mlxr.compiler.schedule.geometry import USUAL_GEOMETRY, Geometry
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.weights import plan_weights
 from mlxr.compiler.spec.load import dump_spec
@@ -69,7 +69,7 @@ def compile_spec(
     """
     start = time.perf_counter()
     chip, targets = chip or find_chip(GENERIC), choose_targets(targets)
-    table = GeometryTable(geometry or Geometry(), chip.geometry)
+    table = GeometryTable(geometry or USUAL_GEOMETRY, chip.geometry)
     types = [TARGETS[target].types(spec, chip.half) for target in targets]
     files = {SPEC: dump_spec(spec)}
     if spec.parallel is None:
@@ -129,10 +129,7 @@ def _plan_graph(
 ) -> _Planned:
     """Plans a source graph, which is that of the whole model or of a part of it."""
     origin = Provenance.of(spec)
-    graphs: dict[PhaseName, OpGraph] = {}
-    records: dict[PhaseName, list[PassRecord]] = {}
-    for phase in PHASES:
-        graphs[phase], records[phase] = run_passes(source, passes_of(phase, deterministic=spec.deterministic))
+    graphs, records = run_phases(source, deterministic=spec.deterministic)
     plan, sources = make_plan(spec, arena, whole, graphs, table, types, origin, part, early)
     named = {"source": source} | {str(phase): graph for phase, graph in graphs.items()}
     return _Planned(plan, sources, named, records)

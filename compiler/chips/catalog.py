@@ -10,14 +10,32 @@ from pydantic import AfterValidator, Field
 from mlxr.compiler.artifact.chip import Chip, ChipFigures, HalfType
 from mlxr.compiler.artifact.geometry_rule import GeometryRule
 from mlxr.compiler.errors import PlanError
-from mlxr.compiler.schedule.geometry_rules import known_sizes
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.spec.document import read_document
 from mlxr.compiler.spec.explain import nearest, validated
+from mlxr.compiler.spec.fields import Contradictions
 from mlxr.compiler.spec.record import Record
 
 GENERIC = "generic"
 """The chip about which nothing is assumed."""
-CheckedRule = Annotated[GeometryRule, AfterValidator(known_sizes)]
+_SIZES = Geometry.names()
+
+
+def _known_sizes(rule: GeometryRule) -> GeometryRule:
+    """The rule itself, if the geometry has all the sizes that the rule sets; a validator for pydantic.
+
+    Raises:
+        PydanticCustomError: the rule names unknown sizes; the message lists them.
+    """
+    wrong = Contradictions()
+    for name in rule.sizes:
+        if name not in _SIZES:
+            wrong.add("sizes", f'"{name}" is not a size of the geometry', f"sizes are {', '.join(_SIZES)}")
+    wrong.refuse()
+    return rule
+
+
+CheckedRule = Annotated[GeometryRule, AfterValidator(_known_sizes)]
 """A rule that names only sizes of the geometry."""
 
 

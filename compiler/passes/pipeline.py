@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlxr.compiler.artifact.program import PhaseName
+from mlxr.compiler.artifact.program import PHASES, PhaseName
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.verify import verify
@@ -56,6 +56,18 @@ def passes_of(phase: PhaseName, *, deterministic: bool = False) -> list[Pass]:
         RemoveDeadOps(),
         OrderArena(),  # last: chains the remaining accesses in their final order
     ]
+
+
+def run_phases(
+    source: OpGraph, *, deterministic: bool
+) -> tuple[dict[PhaseName, OpGraph], dict[PhaseName, list[PassRecord]]]:
+    """The ordered graph of each phase, and the record of its passes; see `passes_of` and `run_passes`.
+
+    Raises:
+        GraphError: a pass broke a rule.
+    """
+    ran = {phase: run_passes(source, passes_of(phase, deterministic=deterministic)) for phase in PHASES}
+    return {phase: graph for phase, (graph, _) in ran.items()}, {phase: records for phase, (_, records) in ran.items()}
 
 
 def run_passes(graph: OpGraph, passes: Sequence[Pass]) -> tuple[OpGraph, list[PassRecord]]:

@@ -307,3 +307,7 @@ class Geometry(SizeRecord):
         unknown = set(sizes) - set(cls.names())
         assert not unknown, f"the geometry has no {', '.join(sorted(unknown))}"
         return cls().changed(sizes)
+
+
+USUAL_GEOMETRY = Geometry()
+"""The default of all sizes."""

@@ -9,23 +9,8 @@ from mlxr.compiler.artifact.kernel_entry import ChosenGeometry
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.schedule.size_record import SizeRecord
-from mlxr.compiler.spec.fields import Contradictions
 
 _SIZES = Geometry.names()
-
-
-def known_sizes(rule: GeometryRule) -> GeometryRule:
-    """The rule itself, if the geometry has all the sizes that the rule sets; a validator for pydantic.
-
-    Raises:
-        PydanticCustomError: the rule names unknown sizes; the message lists them.
-    """
-    wrong = Contradictions()
-    for name in rule.sizes:
-        if name not in _SIZES:
-            wrong.add("sizes", f'"{name}" is not a size of the geometry', f"sizes are {', '.join(_SIZES)}")
-    wrong.refuse()
-    return rule
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.early import Early
 from mlxr.compiler.targets.provenance import Provenance
-from mlxr.compiler.targets.registry import TARGETS, leading
+from mlxr.compiler.targets.registry import TARGETS
+from mlxr.compiler.targets.source_graph import leading
 
 
 def make_plan(

@@ -5,7 +5,6 @@ A new target is one line here.
 
 from collections.abc import Collection, Sequence
 
-from mlxr.compiler.artifact.program import TargetTypes
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.targets.cpu.target import CpuTarget
 from mlxr.compiler.targets.metal.target import MetalTarget
@@ -29,19 +28,6 @@ def choose_targets(names: Sequence[str] | None) -> tuple[str, ...]:
         problem = f"there is no target {unknown[0]!r}" if unknown else "no target is named"
         raise PlanError(f"{problem}; targets are {', '.join(TARGETS)}")
     return tuple(target for target in TARGETS if names is None or target in names)
-
-
-def leading(types: Sequence[TargetTypes]) -> TargetTypes:
-    """The types that decide what all programs of an artifact share: those of the target that comes first in TARGETS.
-
-    The source graph has these types, and by this cache the geometry chooses a paged or a contiguous arena, and the
-    contexts that decode attends to in one launch. Each target puts its own types in their place.
-
-    Args:
-        types: the types of each target of the artifact.
-    """
-    order = list(TARGETS)
-    return min(types, key=lambda of_target: order.index(of_target.target))
 
 
 def refused_activations(activations: str | None, targets: Collection[str]) -> str | None:

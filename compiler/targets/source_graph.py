@@ -14,7 +14,20 @@ from mlxr.compiler.schedule.memory import arena_geometry
 from mlxr.compiler.schedule.weights import plan_weights
 from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.model import ModelSpec
-from mlxr.compiler.targets.registry import TARGETS, leading
+from mlxr.compiler.targets.registry import TARGETS
+
+
+def leading(types: Sequence[TargetTypes]) -> TargetTypes:
+    """The types that decide what all programs of an artifact share: those of the target that comes first in TARGETS.
+
+    The source graph has these types, and by this cache the geometry chooses a paged or a contiguous arena, and the
+    contexts that decode attends to in one launch. Each target puts its own types in their place.
+
+    Args:
+        types: the types of each target of the artifact.
+    """
+    order = list(TARGETS)
+    return min(types, key=lambda of_target: order.index(of_target.target))
 
 
 def source_graph(spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTypes]) -> tuple[OpGraph, ArenaGeometry]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError, RequestError
-from mlxr.runtime.argument_types import PATH, described, expect, whole_number
+from mlxr.runtime.argument_types import described
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
@@ -30,7 +30,7 @@ from mlxr.runtime.engine.make_requests import TERMS, RequestMaker, Terms
 from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
 from mlxr.runtime.engine.pool import POOLINGS, Pooling, check_dimensions, finished
 from mlxr.runtime.engine.request import Listener, Request
-from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.engine.sampling import Sampling, sampling_for
 from mlxr.runtime.engine.speculation.draft_model import DraftModel, check_same_vocabulary
 from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.step import launch_step
@@ -110,10 +110,6 @@ class Model:
             HostError: the host cannot run here, or this machine has too little memory.
             ArenaError: the arena does not fit into this machine's memory.
         """
-        expect("artifact", artifact, Artifact, "an Artifact, as mlxr.compile gives it")
-        expect("weights", weights, PATH, "the path of a file or folder")
-        expect("host", host, str, "a host's name")
-        expect("tokenizer", tokenizer, (*PATH, type(None)), "the path of a file or folder")
         self._running: WeakSet[Generation] = WeakSet()
         self._closed = False
         self._draft: Model | None = None
@@ -244,12 +240,7 @@ class Model:
             RequestError: no prompt, or a bad option.
         """
         self._check_open()
-        expect("sampling", sampling, (Sampling, type(None)), "a mlxr.Sampling")
-        sampling = sampling or Sampling()
-        if max_tokens is not None:
-            sampling = replace(sampling, max_tokens=whole_number("max_tokens", max_tokens))
-        if ignore_eos:
-            sampling = replace(sampling, ignore_eos=True)
+        sampling = sampling_for(sampling, max_tokens, ignore_eos)
         events: deque[Event | BaseException] = deque()
         requests = self.make_requests(_list_of(prompts), sampling, events.append)
         generation = Generation(self.core, requests, events)

@@ -9,9 +9,7 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 import os
 import struct
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.element_types import gguf_type
 from mlxr.runtime.weights.gguf_cursor import GgufCursor, GgufFault
+from mlxr.runtime.weights.headers_read_once import HEADERS_READ
 from mlxr.runtime.weights.stored_tensor import StoredTensor, is_possible, quoted
 
 Scalar = bool | int | float | str
@@ -41,29 +40,13 @@ class GgufHeader:
     tensors: Mapping[str, StoredTensor]
 
 
-_headers_read: ContextVar[dict[tuple[object, ...], GgufHeader] | None] = ContextVar("_headers_read", default=None)
-
-
-@contextmanager
-def headers_read_once() -> Iterator[None]:
-    """A context in which a header is scanned once unless its file changes: 128,000 tokens of vocabulary take 0.2 s.
-
-    Importing a model, checking its spec and loading it each open its file.
-    """
-    token = _headers_read.set({})
-    try:
-        yield
-    finally:
-        _headers_read.reset(token)
-
-
 def read_gguf_header(path: Path) -> GgufHeader:
     """Scans the header of the GGUF file at `path`.
 
     Raises:
         WeightsError: the file cannot be read, is truncated or big-endian, or breaks a rule.
     """
-    known = _headers_read.get()
+    known: dict[tuple[object, ...], GgufHeader] | None = HEADERS_READ.get()
     try:
         if known is not None and (header := known.get(_state(path, path.stat()))) is not None:
             return header

@@ -9,7 +9,7 @@ Options that nobody gave are either those of `Sampling()`, which is greedy, or t
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Self
 
 from mlxr.compiler.errors import OptionError, RequestError
@@ -242,6 +242,27 @@ class Sampling:
             object.__setattr__(self, "choice", _texts("choice", self.choice))
             if not self.choice:
                 raise RequestError("choice is empty; expected at least one text")
+
+
+def sampling_for(sampling: Sampling | None, max_tokens: int | None, ignore_eos: bool) -> Sampling:
+    """The options of an answer: those that are given, or the defaults, with what a call says besides them.
+
+    Args:
+        sampling: the options; None: the defaults.
+        max_tokens: most tokens of the answer; None: what the options say.
+        ignore_eos: whether an end-of-sequence token does not end it; False: what the options say.
+
+    Raises:
+        TypeError: an argument of a wrong type.
+        RequestError: they contradict each other.
+    """
+    expect("sampling", sampling, (Sampling, type(None)), "a mlxr.Sampling")
+    changes: dict[str, Any] = {}
+    if max_tokens is not None:
+        changes["max_tokens"] = whole_number("max_tokens", max_tokens)
+    if ignore_eos:
+        changes["ignore_eos"] = True
+    return replace(sampling or Sampling(), **changes)
 
 
 def _check_number(name: str, value: float, low: float, high: float, expected: str) -> None:

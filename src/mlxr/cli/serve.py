@@ -206,7 +206,7 @@ def _check_model(found: "FoundModel") -> None:
     from mlxr.compiler.artifact import is_artifact, load_artifact  # noqa: PLC0415 (slow to import: not for the help)
     from mlxr.loading.resolve import spec_of  # noqa: PLC0415
     from mlxr.runtime.engine.model_tokenizer import check_tokenizer  # noqa: PLC0415
-    from mlxr.runtime.weights.gguf_header import headers_read_once  # noqa: PLC0415
+    from mlxr.runtime.weights.headers_read_once import headers_read_once  # noqa: PLC0415
 
     path = Path(str(found.model))
     with headers_read_once():

@@ -28,8 +28,8 @@ from mlxr.registry.registry import Registry, taken
 from mlxr.runtime.engine.model_tokenizer import check_tokenizer
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.hosts.select import resolve_host
-from mlxr.runtime.weights.gguf_header import headers_read_once
 from mlxr.runtime.weights.gguf_parts import model_name
+from mlxr.runtime.weights.headers_read_once import headers_read_once
 from mlxr.runtime.weights.open_weights import open_weights
 
 _LOG = logging.getLogger(__name__)

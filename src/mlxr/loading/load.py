@@ -105,7 +105,7 @@ def load_with(model: "Artifact | ModelSpec | str | os.PathLike[str]", options: L
 def load_found(found: FoundModel) -> "Model":
     """Loads a model that was found; see `load`."""
     from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
-    from mlxr.runtime.weights.gguf_header import headers_read_once  # noqa: PLC0415
+    from mlxr.runtime.weights.headers_read_once import headers_read_once  # noqa: PLC0415
 
     where = resolve_host(found.options.host)
     _check_types(where, found.options.changes)
@@ -153,7 +153,7 @@ def _compile_and_make(found: FoundModel, host: HostEntry) -> "Model":
 
         artifact, own = artifact_of(found, compiled=compiled)
         _refuse_whole(artifact, ranks)
-        return make_checked(artifact, check.path(artifact.spec, own), options, check)
+        return make_checked(artifact, own, options, check)
 
 
 def _speculate(model: "Model", options: LoadOptions) -> None:

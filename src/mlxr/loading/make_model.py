@@ -64,20 +64,21 @@ def make_model(
     )
 
 
-def make_checked(artifact: Artifact, weights: Path, options: LoadOptions, check: FilesCheck) -> Model:
+def make_checked(artifact: Artifact, own: Path | None, options: LoadOptions, check: FilesCheck) -> Model:
     """The model of an artifact, once its spec is compared with weights that it does not come from.
 
     Of an artifact that is split, each rank compares once it can tell the others what it found.
 
     Args:
         artifact: it, whole.
-        weights: as for `Model`.
+        own: weights of its own; None: it has none.
         options: how it is loaded.
         check: what was checked before, and the tokenizer that was read.
 
     Raises:
-        MlxrError: see `Model` and `load_rank`.
+        MlxrError: see `FilesCheck`, `Model` and `load_rank`.
     """
+    weights = check.path(artifact.spec, own)
     compare = partial(check.compare, artifact.spec, weights)
     if artifact.parallel is not None:
         return load_rank(artifact, weights, options, check=compare, read=check.read)

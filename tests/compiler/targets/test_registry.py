@@ -3,7 +3,8 @@
 import pytest
 
 from mlxr.cli import main
-from mlxr.compiler.targets.registry import TARGETS, leading, refused_activations
+from mlxr.compiler.targets.registry import TARGETS, refused_activations
+from mlxr.compiler.targets.source_graph import leading
 from mlxr_tests.specs import small_spec
 
 REASON = "--activations bf16 is for target metal: target cpu computes with f32 ones"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mlxr.compiler.errors import MlxrError, WeightsError
 from mlxr.runtime.tokenizer import load_tokenizer
 from mlxr.runtime.weights import gguf_header, gguf_metadata, open_weights
+from mlxr.runtime.weights.headers_read_once import headers_read_once
 from mlxr_tests.reads import counted_reads
 
 GOLDEN = Path(__file__).parents[2] / "data/golden/tiny-Q8_0.gguf"
@@ -177,7 +178,7 @@ def test_a_header_is_read_once_where_that_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(gguf_header, "_scan", lambda *arguments: scans.append(arguments[1]) or scan(*arguments))
     path = tmp_path / "a.gguf"
     path.write_bytes(GOLDEN.read_bytes())
-    with gguf_header.headers_read_once():
+    with headers_read_once():
         assert open_weights(path) == open_weights(path)
         assert len(scans) == 1
         path.write_bytes(build([entry("a", U8, b"\1")]))
