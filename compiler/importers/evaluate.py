@@ -6,15 +6,15 @@ See `mlxr.compiler.spec.expression` for the language of the rules.
 import math
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any, Literal, Protocol
+from types import NoneType
+from typing import Annotated, Any, Literal, Protocol, get_args, get_origin
 
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.importers.facts import Facts, shortest_f32
 from mlxr.compiler.spec.explain import show
 from mlxr.compiler.spec.fields import MAX_LAYERS
 from mlxr.compiler.spec.functions import FUNCTIONS, NULL, is_false
-from mlxr.compiler.spec.model import ModelSpec
-from mlxr.compiler.spec.schema import SchemaNode, schema_of
+from mlxr.compiler.spec.model import Model
 
 Want = Literal["integer", "number", "flag", "text", "layers", "any"]
 
@@ -196,22 +196,24 @@ def key_of(expression: Any) -> str:
 
 
 def _wanted(path: str) -> Want:
-    """The kind of value that a property of `model` has, by the schema."""
+    """The kind of value that a property of `model` has."""
     if path == "layer_pattern":
         return "layers"
-    place = SchemaNode(_SCHEMA).child("model")
     steps = path.split(".")
-    if steps[0] == "layer_types":
-        steps = steps[2:]
-    for step in steps:
-        place = place.child(step)
-    if place.choices:
-        return "any"
-    wants: dict[Any, Want] = {"integer": "integer", "number": "number", "boolean": "flag"}
-    return wants.get(place.node.get("type"), "any")
+    kind: Any = Model
+    for step in steps[2:] if steps[0] == "layer_types" else steps:
+        field = getattr(kind, "model_fields", {}).get(step)
+        kind = field and _plain_type(field.annotation)
+    wants: dict[Any, Want] = {int: "integer", float: "number", bool: "flag"}
+    return wants.get(kind, "any")
 
 
-_SCHEMA = schema_of(ModelSpec)
+def _plain_type(annotation: Any) -> Any:
+    """A type without its bounds, and without `or None`."""
+    if get_origin(annotation) is Annotated:
+        return _plain_type(get_args(annotation)[0])
+    some = [kind for kind in get_args(annotation) if kind is not NoneType]
+    return _plain_type(some[0]) if NoneType in get_args(annotation) and len(some) == 1 else annotation
 
 
 def _put(model: dict[str, Any], steps: list[str], value: Any) -> None:

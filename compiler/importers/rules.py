@@ -28,7 +28,7 @@ class Architecture(NamedTuple):
 def load_rules(kind: Kind) -> ImportRules:
     """The rules that hold for every file of one kind."""
     path = Path(str(resources.files("mlxr.models"))) / "importers" / f"{kind}.yaml"
-    return validated(ImportRules, read_document(path.read_text(encoding="utf-8"), str(path)))
+    return validated(ImportRules, read_document(path.read_text(encoding="utf-8"), str(path), is_ours=True))
 
 
 @lru_cache

@@ -143,7 +143,7 @@ def load_family(name: str) -> Family:
         like = nearest(name, families)
         hint = f'; did you mean "{like}"?' if like else ""
         raise SpecError(f'no family "{name}"; families are {", ".join(families) or "none"}{hint}')
-    family = validated(Family, read_document(family_text(name), str(_folder() / f"{name}.yaml")))
+    family = validated(Family, read_document(family_text(name), str(_folder() / f"{name}.yaml"), is_ours=True))
     return family.over(load_family(family.extends)) if family.extends else family
 
 

@@ -10,7 +10,8 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from mlxr.compiler.cli.guard import guarded
 from mlxr.compiler.cli.parser import CommandParser, VersionAction
@@ -73,7 +74,7 @@ def _main(argv: list[str]) -> int:
     if argv[:1] and argv[0] in _ALSO:
         argv = [_ALSO[argv[0]], *argv[1:]]
     chosen = next((word for word in argv if not word.startswith("-")), None)
-    with garbage_waits():
+    with garbage_waits(), _no_blas_threads():
         for name, (module, line) in COMMANDS.items():
             if name == chosen:
                 # Inside the guard: loading MLX takes long enough to be interrupted.
@@ -93,6 +94,20 @@ def _main(argv: list[str]) -> int:
     with naming_rank():
         code: int = args.run(args)
     return code
+
+
+@contextmanager
+def _no_blas_threads() -> Iterator[None]:
+    """A context in which NumPy, if it is imported, starts no threads: they wait busily for products, and none comes."""
+    name = "OPENBLAS_NUM_THREADS"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]  # a program that a command starts is not meant
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
