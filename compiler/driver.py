@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.artifact.manifest import CHIP, PARALLEL, PLAN, SPEC, rank_folder
-from mlxr.compiler.artifact.parallel_plan import parallel_plan
+from mlxr.compiler.artifact.parallel.parallel_plan import parallel_plan
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import PHASES, MemoryPlan, PhaseName, TargetTypes
 from mlxr.compiler.chips.catalog import GENERIC, find_chip

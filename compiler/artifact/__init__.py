@@ -21,11 +21,11 @@ from mlxr.compiler.artifact.kernel_entry import KernelEntry
 from mlxr.compiler.artifact.launch import BATCH_DIMS, Condition, Extent, KernelCall, Launch
 from mlxr.compiler.artifact.library_call import AttentionCall, CollectiveCall, LibraryCall, MatmulCall
 from mlxr.compiler.artifact.manifest import TUNING, is_artifact
-from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShare
-from mlxr.compiler.artifact.peer_mailboxes import BLOCKS, LONGEST_BYTES, mailbox_bytes, mailbox_macros
+from mlxr.compiler.artifact.parallel.parallel_plan import Message, ParallelPlan, RankShare
+from mlxr.compiler.artifact.parallel.peer_mailboxes import BLOCKS, LONGEST_BYTES, mailbox_bytes, mailbox_macros
+from mlxr.compiler.artifact.parallel.rank_plan import COLLECTIVES, RankPlan, RankPosition
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import PHASES, MemoryPlan, Phase, PhaseName, Program, TargetTypes
-from mlxr.compiler.artifact.rank_plan import COLLECTIVES, RankPlan, RankPosition
 from mlxr.compiler.artifact.reader import load_artifact
 from mlxr.compiler.artifact.step_kernel_entry import INCLUDE, LAYERS, PEERS, StepKernelEntry, StepsAsLaunches
 from mlxr.compiler.artifact.typical_steps import decode_dims

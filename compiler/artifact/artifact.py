@@ -9,7 +9,7 @@ from pathlib import Path
 from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.artifact.kernel_entry import KernelEntry, body_of, header_of
 from mlxr.compiler.artifact.manifest import CHIP, MANIFEST, PARALLEL, PLAN, SPEC, digest_of, rank_folder, sha256
-from mlxr.compiler.artifact.parallel_plan import ParallelPlan
+from mlxr.compiler.artifact.parallel.parallel_plan import ParallelPlan
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.writer import write_files
 from mlxr.compiler.errors import ArtifactError

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from mlxr.compiler.artifact.kernel_entry import ChosenGeometry
+from mlxr.compiler.artifact.parallel.rank_plan import RankPlan
 from mlxr.compiler.artifact.program import MemoryPlan, Program
-from mlxr.compiler.artifact.rank_plan import RankPlan
 from mlxr.compiler.artifact.weight_plan import WeightPlan
 from mlxr.compiler.errors import ArtifactError
 from mlxr.compiler.formats.arena import ArenaGeometry

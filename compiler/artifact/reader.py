@@ -24,9 +24,8 @@ from mlxr.compiler.artifact.manifest import (
     rank_folder,
     sha256,
 )
-from mlxr.compiler.artifact.parallel_plan import ParallelPlan, RankShare, parallel_plan
-from mlxr.compiler.artifact.program import PHASES
-from mlxr.compiler.errors import ArtifactError, MlxrError
+from mlxr.compiler.artifact.parallel.check_parallel import check_parallel
+from mlxr.compiler.errors import ArtifactError
 from mlxr.compiler.spec.other_files import other_than_an_artifact
 from mlxr.compiler.text import counted
 from mlxr.compiler.version import ARTIFACT_FORMAT, VERSION
@@ -88,30 +87,8 @@ def _load(folder: Path) -> Artifact:
         for rank in range(split.size):
             place = (rank, split.tensor, split.pipeline)
             _check_plan(artifact.of_rank(rank), folder / rank_folder(rank), place)
-        _check_ranks(artifact, split, folder)
+        check_parallel(artifact, split, folder)
     return artifact
-
-
-def _check_ranks(artifact: Artifact, split: ParallelPlan, folder: Path) -> None:
-    """Checks the record of all ranks against the spec, and against each rank's plan and graphs."""
-    parts = [artifact.of_rank(rank) for rank in range(split.size)]
-    try:
-        wanted = artifact.spec.parallel
-        if wanted is None or (wanted.tensor, wanted.pipeline) != (split.tensor, split.pipeline):
-            raise ArtifactError(f"{SPEC} has another split")
-        graphs = [{str(phase): part.graph(phase) for phase in PHASES} for part in parts]
-        expected = parallel_plan(artifact.spec, [part.plan for part in parts], graphs)
-    except (MlxrError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise ArtifactError(
-            f"{folder / PARALLEL} does not go with {SPEC} and the graphs of ranks ({error}); compile the spec again"
-        ) from error
-    for rank, (said, own) in enumerate(zip(split.ranks, expected.ranks, strict=True)):
-        for name in RankShare.model_fields:
-            if getattr(said, name) != getattr(own, name):
-                raise ArtifactError(
-                    f"{folder / PARALLEL}: {name} of rank {rank} differ from what its plan, graphs and {SPEC} say; "
-                    "compile the spec again"
-                )
 
 
 def _check_plan(artifact: Artifact, folder: Path, place: tuple[int, int, int] | None) -> None:

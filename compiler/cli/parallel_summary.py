@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlxr.compiler.artifact.artifact import Artifact
-from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShare
+from mlxr.compiler.artifact.parallel.parallel_plan import Message, ParallelPlan, RankShare
 from mlxr.compiler.artifact.program import MemoryPlan
 from mlxr.compiler.driver import Compilation
 from mlxr.compiler.spec.share import Range

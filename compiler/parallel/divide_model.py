@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mlxr.compiler.artifact.rank_plan import RankPlan
+from mlxr.compiler.artifact.parallel.rank_plan import RankPlan
 from mlxr.compiler.artifact.weight_plan import WeightPlan
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.stores import Countable, StoreRow

@@ -267,7 +267,7 @@ class StepKernelSizes(SizeRecord):
         tuning=Values((0, 256, 384, 512, 640, 768, 1024)),
     )
     """Threads per block; 0: each launch is a kernel of its own."""
-    rank_threads: int = size("step_rank_threads", 0, least=0, most=1024, multiple_of=32)
+    threads_with_sums: int = size("step_rank_threads", 0, least=0, most=1024, multiple_of=32)
     """The same, where the model is divided among tensor ranks and `threads` is 0."""
     sequences: int = size("step_sequences", 1)
     """The most sequences of such a step."""

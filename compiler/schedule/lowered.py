@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from mlxr.compiler.artifact.c_library import CTensor
 from mlxr.compiler.artifact.kernel_entry import ChosenGeometry
 from mlxr.compiler.artifact.library_call import WeightCast
+from mlxr.compiler.artifact.parallel.rank_plan import RankPlan
 from mlxr.compiler.artifact.program import PhaseName, TargetTypes
-from mlxr.compiler.artifact.rank_plan import RankPlan
 from mlxr.compiler.artifact.weight_plan import WeightPlan
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
@@ -45,6 +45,21 @@ class LoweringInput:
     shapes: Mapping[str, tuple[int, ...]]
     budget: int | None = None
     rank: RankPlan | None = None
+
+    @property
+    def num_sharing(self) -> int:
+        """How many share each layer, and so add up what each has of it."""
+        return 1 if self.rank is None else self.rank.tensor
+
+    @property
+    def sharing_index(self) -> int:
+        """Which of these this is."""
+        return 0 if self.rank is None else self.rank.tensor_rank
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether rows of one part of the layers go on to another part."""
+        return self.rank is not None and self.rank.pipeline > 1
 
 
 @dataclass(frozen=True)

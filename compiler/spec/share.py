@@ -54,6 +54,11 @@ class Share:
         return self.rank % self.split.tensor
 
     @property
+    def adds_wholes(self) -> bool:
+        """Whether it adds what all have whole to a sum of which each has a part: one of them does."""
+        return self.tensor_rank == 0
+
+    @property
     def is_divided(self) -> bool:
         """Whether several ranks share the layers of its stage."""
         return self.split.tensor > 1

@@ -9,7 +9,7 @@ import pytest
 
 from mlxr.cli import main
 from mlxr.compiler.artifact import Chip
-from mlxr.compiler.artifact.parallel_plan import Message
+from mlxr.compiler.artifact.parallel.parallel_plan import Message
 from mlxr.compiler.chips.link import Link, find_link, known_links, links_of
 from mlxr.compiler.errors import PlanError, SpecError
 from mlxr.compiler.ir.ops.collectives import CollectiveKind

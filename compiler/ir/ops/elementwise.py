@@ -98,7 +98,7 @@ class Add(OfTwo):
 
     def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
         """Only the first rank adds a whole value to a partial sum; the others keep what they have of the sum."""
-        if has["a"] == has["b"] or share.tensor_rank == 0:
+        if has["a"] == has["b"] or share.adds_wholes:
             return Division(self, _sum_of(has))
         if has["a"].is_partial:
             return Division(None, _sum_of(has), {"x": "a"})

@@ -37,7 +37,7 @@ class Linear(Product):
             require("bias" not in has or has["bias"].rows == rows, "a rank has a bias of other rows than the weight")
             return Division(self, split(rows))
         require(rows is None, "a rank has some rows and some columns of the weight")
-        ports = [port for port in has if port != "bias" or share.tensor_rank == 0]
+        ports = [port for port in has if port != "bias" or share.adds_wholes]
         return Division(self, PARTIAL, {port: port for port in ports})
 
 

@@ -70,7 +70,6 @@ class CpuTarget:
             addend = latest_addend(list(inputs.graphs[name].ops))
             kept = () if addend is None else (addend,)
             phases.append(LoweredPhase(name, lowering.pending, shapes, (logits,), kept=kept))
-        rank = inputs.rank
         copies = (copy_blocks_launch(inputs.arena),) if inputs.arena.max_sequences > 1 else ()
         scratch_bytes = sum(_scratch_bytes(_c_kernels(la.body for phase in phases for la in phase.launches)))
         return Lowered(
@@ -78,7 +77,7 @@ class CpuTarget:
             copies,
             tensors=c_tensors(inputs.weights),
             scratch_bytes=scratch_bytes,
-            step_batches=1 if rank is None or rank.tensor == 1 or rank.pipeline > 1 else 2,
+            step_batches=2 if inputs.num_sharing > 1 and not inputs.has_stages else 1,
             batch_invariant=inputs.spec.deterministic or inputs.spec.compute == "exact",
         )
 

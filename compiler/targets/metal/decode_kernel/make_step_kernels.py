@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from mlxr.compiler.artifact.library_call import CollectiveCall
 from mlxr.compiler.artifact.program import Program
-from mlxr.compiler.artifact.rank_plan import RankPlan
 from mlxr.compiler.artifact.step_kernel_entry import StepKernelEntry, StepsAsLaunches
 from mlxr.compiler.schedule.geometry import StepKernelSizes
 from mlxr.compiler.schedule.lowered import LoweringInput
@@ -29,9 +28,8 @@ def with_step_kernels(
         inputs: the input of the lowering.
         sizes: the geometry of step kernels: which steps they cover, threads of a block, and so on.
     """
-    rank = inputs.rank
-    if rank is not None and rank.tensor > 1 and not sizes.threads:
-        sizes = replace(sizes, threads=sizes.rank_threads)
+    if inputs.num_sharing > 1 and not sizes.threads:
+        sizes = replace(sizes, threads=sizes.threads_with_sums)
     if not sizes.threads:
         return program, {}
     layouts = {weight.name: weight.layout for weight in inputs.weights}
@@ -40,7 +38,7 @@ def with_step_kernels(
     if inputs.spec.deterministic:
         because = "steps are deterministic, and one kernel could round otherwise than those of a prefill step"
         return program.model_copy(update={"steps_as_launches": (_as_launches(range(1, most + 1), because),)}), {}
-    if rank is not None and rank.pipeline > 1:
+    if inputs.has_stages:
         because = "ranks exchange rows between the launches of a step"
         return program.model_copy(update={"steps_as_launches": (_as_launches(range(1, most + 1), because),)}), {}
     kernels: list[StepKernelEntry] = []
@@ -50,7 +48,7 @@ def with_step_kernels(
         first, last = counts[0], counts[-1]
         try:
             step = make_step_program(program, counts)
-            kernel = step_text(step, {**sources, **_sums(program, counts, rank)}, layouts, sizes)
+            kernel = step_text(step, {**sources, **_sums(program, counts, inputs)}, layouts, sizes)
         except NotOneKernelError as error:
             as_launches.append(_as_launches(counts, str(error)))
             continue
@@ -72,11 +70,11 @@ def with_step_kernels(
     return program.model_copy(update=changes), texts
 
 
-def _sums(program: Program, counts: range, rank: RankPlan | None) -> dict[str, str]:
-    """The texts of a rank's sums, by the names of their entries."""
+def _sums(program: Program, counts: range, inputs: LoweringInput) -> dict[str, str]:
+    """The texts of sums over those that share the layers, by the names of their entries."""
     calls = [launch.body for launch in program.phase("decode").launches]
     sums = [call for call in calls if isinstance(call, CollectiveCall) and call.function == "all_sum"]
-    return {sum_entry(call).name: sum_text(call, counts, rank) for call in sums if rank is not None}
+    return {sum_entry(call).name: sum_text(call, counts, inputs) for call in sums}
 
 
 def _as_launches(counts: range, because: str) -> StepsAsLaunches:

@@ -9,7 +9,7 @@ from itertools import groupby, product
 
 from mlxr.compiler.artifact.launch import Condition, Extent, Launch
 from mlxr.compiler.artifact.library_call import CollectiveCall
-from mlxr.compiler.artifact.peer_mailboxes import BLOCKS
+from mlxr.compiler.artifact.parallel.peer_mailboxes import BLOCKS
 from mlxr.compiler.artifact.program import Phase, Program
 from mlxr.compiler.artifact.step_kernel_entry import LAYERS, PEERS, SCRATCH
 from mlxr.compiler.artifact.typical_steps import decode_dims

@@ -17,7 +17,7 @@ from importlib.resources import files
 
 from mlxr.compiler.artifact.kernel_entry import KernelEntry, body_of, header_of
 from mlxr.compiler.artifact.launch import Extent
-from mlxr.compiler.artifact.peer_mailboxes import TIMEOUT_S
+from mlxr.compiler.artifact.parallel.peer_mailboxes import TIMEOUT_S
 from mlxr.compiler.artifact.step_kernel_entry import INCLUDE, PEERS
 from mlxr.compiler.formats.weight_layout import WeightLayout, plane_row_bytes
 from mlxr.compiler.schedule.geometry import StepKernelSizes

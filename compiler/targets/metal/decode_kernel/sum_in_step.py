@@ -9,9 +9,9 @@ from importlib.resources import files
 
 from mlxr.compiler.artifact.kernel_entry import KernelEntry, KernelPort, body_of, header_of
 from mlxr.compiler.artifact.library_call import CollectiveCall
-from mlxr.compiler.artifact.peer_mailboxes import mailbox_macros
-from mlxr.compiler.artifact.rank_plan import RankPlan
+from mlxr.compiler.artifact.parallel.peer_mailboxes import mailbox_macros
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.schedule.lowered import LoweringInput
 
 _THREADS = 128
 _TYPES = {DType.F32: "float", DType.F16: "__half", DType.BF16: "__nv_bfloat16"}
@@ -37,16 +37,16 @@ def sum_entry(call: CollectiveCall) -> KernelEntry:
     )
 
 
-def sum_text(call: CollectiveCall, counts: range, rank: RankPlan) -> str:
+def sum_text(call: CollectiveCall, counts: range, inputs: LoweringInput) -> str:
     """The text of a sum.
 
     Args:
         call: what is summed.
         counts: the numbers of sequences, and so of rows; of several, the batch's dims have the number.
-        rank: whose step it is.
+        inputs: the input of the lowering.
     """
     template = files("mlxr.templates").joinpath("hosts/peer_sum_on_cuda.cuh").read_text("utf-8")
-    macros = {"TYPE": _TYPES[call.dtype], **mailbox_macros(rank.tensor_rank, rank.tensor, _THREADS)}
+    macros = {"TYPE": _TYPES[call.dtype], **mailbox_macros(inputs.sharing_index, inputs.num_sharing, _THREADS)}
     macros |= {
         "SUM_THREAD": "thread_index_in_threadgroup",
         "SUM_BLOCK": "threadgroup_position_in_grid.x",

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlxr.compiler.artifact import LONGEST_BYTES
-from mlxr.compiler.artifact.parallel_plan import Message
+from mlxr.compiler.artifact.parallel.parallel_plan import Message
 from mlxr.compiler.chips.link import Link
 
 _BUFFERED_BYTES = 16384

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mlxr.compiler.artifact import Artifact, BatchDim
-from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShare
+from mlxr.compiler.artifact.parallel.parallel_plan import Message, ParallelPlan, RankShare
+from mlxr.compiler.artifact.parallel.rank_plan import COLLECTIVES
 from mlxr.compiler.artifact.program import PHASES, PhaseName
-from mlxr.compiler.artifact.rank_plan import COLLECTIVES
 from mlxr.compiler.artifact.typical_steps import chunk_dims, decode_dims, usual_context
 from mlxr.compiler.spec.share import Range
 from mlxr.compiler.text import counted, size

@@ -1,0 +1,1 @@
+"""What an artifact says of a model that is split over ranks: each one's part, what they send, and where sums meet."""
