@@ -48,7 +48,7 @@ class Call:
             calls: those with an end that has not been told; this one leaves it at its last end.
             to_wake: takes this call when its task waits and has news; the engine wakes the loops after each step.
             loop: the task's; None: a thread calls.
-            pause: as for `Engine.generate`.
+            pause: as for `EngineThread.generate`.
         """
         self._calls, self._to_wake, self._pause = calls, to_wake, pause
         self.requests: list[Request] = []

@@ -10,7 +10,7 @@ class Events(Iterator[Event]):
     """The events of a call, for a thread. `close`, or the last reference to it, cancels what is left of the call."""
 
     def __init__(self, call: Call, leave: Callable[[Call], None]) -> None:
-        """See `Engine.stream`.
+        """See `EngineThread.stream`.
 
         Args:
             call: whose events.

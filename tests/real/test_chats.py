@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr_tests.counted_chats import counted, table, template_files
 from mlxr_tests.form_clients import CLIENTS, writing
@@ -37,7 +37,7 @@ def test_every_client_gets_what_each_template_writes(tmp_path: Path, monkeypatch
         calls = [(each["function"]["name"], each["function"]["arguments"]) for each in message["tool_calls"]]
         expected = (message["content"], message.get("reasoning_content", ""), calls)
         with monkeypatch.context() as patch:
-            patch.setattr(Engine, "generate", writing(text.answer))
+            patch.setattr(EngineThread, "generate", writing(text.answer))
             with running_server(lambda: ModelPool([tiny_source("m", template=path)])) as server:  # noqa: B023
                 for client in CLIENTS:
                     for stream in (False, True):

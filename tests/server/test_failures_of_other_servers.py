@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 
 import mlxr
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.server.field_tables import request_models
 from mlxr.server.fields import classes
 from mlxr.server.pool.model_pool import ModelPool
@@ -50,8 +50,8 @@ def ask(server: RunningServer, api: Api, question: Question) -> Answer:
         return api.answer(lines, question.stream)
 
 
-def engine_of(server: RunningServer, name: str = "tiny") -> Engine:
-    engine: Engine = server.do(lambda: server.pool.find(name).loaded.engine)  # type: ignore[union-attr]
+def engine_of(server: RunningServer, name: str = "tiny") -> EngineThread:
+    engine: EngineThread = server.do(lambda: server.pool.find(name).loaded.engine)  # type: ignore[union-attr]
     return engine
 
 

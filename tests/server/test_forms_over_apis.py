@@ -12,7 +12,7 @@ import jsonschema
 import openai
 import pytest
 
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr_tests.few import few
 from mlxr_tests.form_clients import CLIENTS, HELLO, writing
@@ -36,7 +36,7 @@ def test_every_client_gets_what_the_template_writes(name: str, tmp_path: Path, m
         text = written(model.template, expected, ends=ends, switched=False).answer
     if name == "Hermes":  # which writes a thought without its end
         text = text.replace(THOUGHT, f"<think>{THOUGHT}</think>")
-    monkeypatch.setattr(Engine, "generate", writing(text))
+    monkeypatch.setattr(EngineThread, "generate", writing(text))
     path = tmp_path / "chat.jinja"
     path.write_text(template)
     with running_server(lambda: ModelPool([tiny_source("m", template=path)])) as server:

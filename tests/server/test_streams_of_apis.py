@@ -14,7 +14,7 @@ import ollama
 import openai
 import pytest
 
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.runtime.engine.errors import EngineError
 from mlxr.server.anthropic import messages
 from mlxr.server.chat.answer import AnswerEvent
@@ -64,7 +64,7 @@ def test_tokens_are_sent_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(events) > 60 and len(events) <= 4, events  # some tokens have no text
 
 
-def wait_until_idle(engine: Engine) -> None:
+def wait_until_idle(engine: EngineThread) -> None:
     """Waits until an engine has nothing to do."""
     end = time.monotonic() + 10
     while (stats := engine.stats()).running + stats.waiting:

@@ -11,14 +11,14 @@ from mlxr.compiler.spec.model import ModelSpec
 from mlxr.loading.load import load_with
 from mlxr.loading.options import USUAL_SEQUENCES, LoadOptions
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
-from mlxr.runtime.engine.engine import Engine as RunningEngine
+from mlxr.runtime.engine.engine_thread import EngineThread
 
 if TYPE_CHECKING:
     from mlxr.runtime.hosts.host import Progress
 
 
-class Engine(RunningEngine):
-    """A model that answers many requests at once; see `mlxr.runtime.engine.engine`.
+class Engine(EngineThread):
+    """A model that answers many requests at once; see `mlxr.runtime.engine.engine_thread`.
 
     For example:
 

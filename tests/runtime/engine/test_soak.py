@@ -18,7 +18,7 @@ import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.engine.completion import Event
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr_tests.storyteller import TINY, tiny_spec
 
 SHARED = [1, *range(20, 60)]
@@ -50,7 +50,7 @@ def pooled() -> int:
 class Callers:
     """Threads and tasks that ask for random answers until the time is over, and check them."""
 
-    def __init__(self, engine: Engine, alone: dict[tuple[int, int, int], list[int]], seconds: float) -> None:
+    def __init__(self, engine: EngineThread, alone: dict[tuple[int, int, int], list[int]], seconds: float) -> None:
         self.engine, self.alone = engine, alone
         self.end = time.monotonic() + seconds
         self.finished = self.left = self.failed = self.overdue = 0
@@ -154,7 +154,7 @@ class Callers:
             raise self.errors[0]
 
 
-def used(engine: Engine, alone: dict[tuple[int, int, int], list[int]], seconds: float) -> tuple[Callers, bool]:
+def used(engine: EngineThread, alone: dict[tuple[int, int, int], list[int]], seconds: float) -> tuple[Callers, bool]:
     """Has an engine used for so long, or until all has happened that is to; whether it has."""
     latest = time.monotonic() + seconds + MORE_SECONDS
     callers = Callers(engine, alone, seconds)
@@ -185,7 +185,7 @@ def test_an_engine_in_use(seconds: float, tmp_path: Path) -> None:
             for sampling, options in enumerate(SAMPLINGS):
                 for index, answer in enumerate(model.start([ids], sampling=options).finish()):
                     alone[prompt, sampling, index] = answer.token_ids
-    engine = Engine(lambda: load(tiers=sizes, prompt_lookup=True))
+    engine = EngineThread(lambda: load(tiers=sizes, prompt_lookup=True))
     step, rng = engine.model.host.step, random.Random(5)
 
     def sometimes_fails(batch: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.server.chat.answer import AnswerEvent, answer
 from mlxr.server.chat.chat_format import ChatFormat
@@ -29,21 +29,21 @@ USER = ({"role": "user", "content": "Once upon a time"},)
 
 @dataclass(frozen=True)
 class Served:
-    engine: Engine
+    engine: EngineThread
     format: ChatFormat
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
+def engine() -> Iterator[EngineThread]:
     artifact = compile_spec(
         storyteller_spec(model={"context": 512}, cache={"max_sequences": 4}, compute="exact")
     ).artifact
-    with Engine(lambda: mlxr.load(artifact, Q8_0, host="cpu")) as loaded:
+    with EngineThread(lambda: mlxr.load(artifact, Q8_0, host="cpu")) as loaded:
         yield loaded
 
 
 @pytest.fixture(params=[PLAIN], ids=["plain"])
-def served(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Served]:
+def served(engine: EngineThread, request: pytest.FixtureRequest) -> Iterator[Served]:
     with closing(ChatFormat(ChatTemplate(request.param, "here"), engine.model.require_tokenizer())) as chat:
         yield Served(engine, chat)
 
@@ -89,7 +89,7 @@ def test_a_model_that_knows_no_tools_calls_one_where_it_must(served: Served, cho
     assert pieces[-1].event.finish_reason == "stop" and pieces[-1].has_tool_calls
 
 
-def test_parameters_that_cannot_be_enforced_are_named(served: Served, engine: Engine) -> None:
+def test_parameters_that_cannot_be_enforced_are_named(served: Served, engine: EngineThread) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}, "strict": True}}
     message = "the tools or the form of the answer cannot be enforced: grammar"
     chat = ChatFormat(ChatTemplate(HERMES, "here"), engine.model.require_tokenizer())

@@ -12,7 +12,7 @@ import pytest
 import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.runtime.engine.reasoning import Reasoning as Asked
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.server.anthropic.conversation import job_of as job_of_anthropic
@@ -41,14 +41,14 @@ SAMPLING = mlxr.Sampling(max_tokens=40)
 
 @dataclass(frozen=True)
 class Served:
-    engine: Engine
+    engine: EngineThread
     format: ChatFormat
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
+def engine() -> Iterator[EngineThread]:
     spec = tiny_spec(model={"context": 256}, cache={"max_sequences": 2}, compute="exact")
-    with Engine(lambda: mlxr.load(compile_spec(spec).artifact, TINY, host="cpu")) as loaded:
+    with EngineThread(lambda: mlxr.load(compile_spec(spec).artifact, TINY, host="cpu")) as loaded:
         yield loaded
 
 
@@ -56,7 +56,7 @@ async def _pieces(model: Served, job: ChatJob) -> list[AnswerEvent]:
     return [piece async for piece in answer(model, job)]
 
 
-def told(engine: Engine, template: str, job: ChatJob, **defaults: Any) -> tuple[str, str, int]:
+def told(engine: EngineThread, template: str, job: ChatJob, **defaults: Any) -> tuple[str, str, int]:
     """The reasoning and the text of an answer, and how many of its tokens say reasoning."""
     tokenizer = engine.model.require_tokenizer()
     with closing(ChatFormat(ChatTemplate(template, "here"), tokenizer, None, Asked(**defaults))) as chat:
@@ -66,7 +66,7 @@ def told(engine: Engine, template: str, job: ChatJob, **defaults: Any) -> tuple[
     return texts[0], texts[1], sum(any(isinstance(d, ReasoningDelta) for d in piece.deltas) for piece in pieces)
 
 
-def test_a_thought_ends_at_its_budget_by_the_templates_own_marker(engine: Engine) -> None:
+def test_a_thought_ends_at_its_budget_by_the_templates_own_marker(engine: EngineThread) -> None:
     free = told(engine, OPENED, ChatJob(USER, SAMPLING))
     assert free[0] and not free[1], "a model that never ends its thought"
     none = told(engine, OPENED, ChatJob(USER, SAMPLING, thinking_budget=0))
@@ -78,7 +78,7 @@ def test_a_thought_ends_at_its_budget_by_the_templates_own_marker(engine: Engine
     assert told(engine, OWN, ChatJob(USER, SAMPLING, thinking_budget=0))[0] == "", "it may not think, and did not"
 
 
-def test_switched_off_is_what_the_template_does_or_a_budget_of_none(engine: Engine) -> None:
+def test_switched_off_is_what_the_template_does_or_a_budget_of_none(engine: EngineThread) -> None:
     off = {"enable_thinking": False}
     none = told(engine, OPENED, ChatJob(USER, SAMPLING, thinking_budget=0))
     assert told(engine, OPENED, ChatJob(USER, SAMPLING, variables=off)) == none
@@ -90,14 +90,16 @@ def test_switched_off_is_what_the_template_does_or_a_budget_of_none(engine: Engi
 
 
 @pytest.mark.parametrize("budget", [0, 5])
-def test_a_schema_holds_for_what_follows(engine: Engine, budget: int) -> None:
+def test_a_schema_holds_for_what_follows(engine: EngineThread, budget: int) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     sampling = replace(SAMPLING, json_schema=schema, max_tokens=100, temperature=1.0, seed=1)
     thought, text, _ = told(engine, OPENED, ChatJob(USER, sampling, thinking_budget=budget))
     assert bool(thought) == bool(budget) and json.loads(text)["a"] in (1, 2)
 
 
-def test_the_log_says_once_that_a_template_knows_no_reasoning(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_once_that_a_template_knows_no_reasoning(
+    engine: EngineThread, caplog: pytest.LogCaptureFixture
+) -> None:
     plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
     for template, times in ((plain, 1), (OWN, 0), (plain + "{{ thinking_budget }}", 0)):
         caplog.clear()
@@ -108,7 +110,7 @@ def test_the_log_says_once_that_a_template_knows_no_reasoning(engine: Engine, ca
         assert told == times * ["m: a budget of reasoning has no effect: the chat template knows no reasoning"]
 
 
-def test_a_template_is_told_its_budget(engine: Engine) -> None:
+def test_a_template_is_told_its_budget(engine: EngineThread) -> None:
     with closing(ChatFormat(ChatTemplate("{{ thinking_budget }}", "here"), engine.model.require_tokenizer())) as chat:
         assert chat._plain.render(ChatJob(USER, SAMPLING, thinking_budget=7)) == "7"
 

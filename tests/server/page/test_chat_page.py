@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.server.openai.chat_request import ChatRequest, job_of
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.settings import ServerSettings
@@ -110,10 +110,10 @@ def test_a_model_without_a_template_continues_texts(tab: Tab, tmp_path: Path) ->
     page.get_by_text("x.json: this file has no conversations").wait_for()
 
 
-def slow_engine(tab: Tab, monkeypatch: pytest.MonkeyPatch) -> Engine:
+def slow_engine(tab: Tab, monkeypatch: pytest.MonkeyPatch) -> EngineThread:
     """The engine of model `plain`, loaded, with steps that take long enough to do something meanwhile."""
     tab.server.http.post("/inspector/load", params={"model": "plain"}).raise_for_status()
-    engine: Engine = tab.server.do(lambda: tab.server.pool.find("plain").loaded).engine
+    engine: EngineThread = tab.server.do(lambda: tab.server.pool.find("plain").loaded).engine
     core, fast = engine.model.core, engine.model.core.step
     monkeypatch.setattr(core, "step", lambda: (time.sleep(0.03), fast())[1])
     return engine

@@ -17,7 +17,7 @@ import jsonschema
 import mlxr
 from mlxr.compiler.errors import ChatTemplateError, MlxrError
 from mlxr.compiler.spec.change import Changes
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.server.chat.answer import answer
@@ -98,7 +98,7 @@ class Forced:
 
 @dataclass(frozen=True)
 class _Served:
-    engine: Engine
+    engine: EngineThread
     format: ChatFormat
 
 
@@ -117,7 +117,7 @@ def forced_calls(template: str, control: Sequence[str], phrases: Sequence[str], 
         path = write_caller(Path(folder) / "caller.gguf", template, control, phrases, _ends(judge.format.form))
         changes = Changes(sequences=_SEQUENCES, context=8192)
         with (
-            Engine(lambda: mlxr.load(path, host="cpu", threads=1, changes=changes)) as engine,
+            EngineThread(lambda: mlxr.load(path, host="cpu", threads=1, changes=changes)) as engine,
             closing(ChatTemplate(template, "the template", {"bos_token": "", "eos_token": ""})) as program,
             closing(ChatFormat(program, engine.model.require_tokenizer())) as chat,
         ):
@@ -200,7 +200,7 @@ def _given(sampling: Sampling) -> dict[str, Any]:
     return {name: getattr(sampling, name) for name in ("temperature", "max_tokens", "n")}
 
 
-def _said(engine: Engine, ids: Sequence[int]) -> str:
+def _said(engine: EngineThread, ids: Sequence[int]) -> str:
     """What tokens say, control tokens by their names."""
     tokenizer = engine.model.require_tokenizer()
     control = tokenizer.control_ids

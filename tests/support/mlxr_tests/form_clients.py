@@ -9,7 +9,7 @@ import ollama
 import openai
 
 from mlxr.runtime.engine.completion import Completion, Event
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr_tests.judged_chats import Answer
 from mlxr_tests.running_server import RunningServer
 from mlxr_tests.template_answers import TOOLS, USER
@@ -82,7 +82,7 @@ CLIENTS: tuple[Callable[[RunningServer, bool], Answer], ...] = (chat, respond, m
 def writing(text: str) -> Callable[..., AsyncGenerator[Event]]:
     """An engine's `generate` that gives this text, three characters at a time."""
 
-    async def generate(self: Engine, prompt: Any, params: Any = None, **options: Any) -> AsyncGenerator[Event]:
+    async def generate(self: EngineThread, prompt: Any, params: Any = None, **options: Any) -> AsyncGenerator[Event]:
         pieces = [text[at : at + 3] for at in range(0, len(text), 3)]
         for piece in pieces:
             yield Event(0, 300, piece)

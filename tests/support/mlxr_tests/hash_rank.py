@@ -24,7 +24,7 @@ from mlxr.loading.resolve import resolve_artifact
 from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.cache.tiers.tier_sizes import TierSizes
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.runtime.engine.group_rank import FollowingRank, LeadingRank
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.sampling import Sampling
@@ -136,7 +136,7 @@ def answers(hashes: HashEngine) -> None:
     prompts = [[*starts[i % 4][: 20 + i % 40], *random.integers(1, VOCAB, 1 + i % 9).tolist()] for i in range(14)]
     sampling = Sampling(max_tokens=40, temperature=0.7, seed=5)
     model: Any = HashModel(hashes)
-    with Engine(lambda: model) as engine:
+    with EngineThread(lambda: model) as engine:
         wrong = 0
         for _ in range(2):
             completions = engine.generate_all(prompts, sampling)
@@ -152,7 +152,7 @@ def answers(hashes: HashEngine) -> None:
 def endless(hashes: HashEngine) -> None:
     """Answers that do not end by themselves; prints `running`, and the errors that the callers get."""
     model: Any = HashModel(hashes)
-    engine = Engine(lambda: model)
+    engine = EngineThread(lambda: model)
 
     def call(number: int) -> None:
         try:

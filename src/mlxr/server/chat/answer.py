@@ -8,7 +8,7 @@ from typing import Protocol
 
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.completion import Event
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.runtime.engine.errors import ConstraintError
 from mlxr.server.chat.answer_parser import joined
 from mlxr.server.chat.chat_format import ChatFormat
@@ -20,7 +20,7 @@ class Answerer(Protocol):
     """A model that answers: a `ServedModel`."""
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> EngineThread:
         """Generates."""
 
     @property
@@ -60,12 +60,12 @@ async def answer(
         model: answers.
         job: what is asked.
         prompt: its tokens, if the caller has asked the format for them; None: it is asked here.
-        priority: as for `Engine.generate`, as are the others.
+        priority: as for `EngineThread.generate`, as are the others.
         deadline: seconds from now.
         salt: separates prefix caches.
 
     Raises:
-        MlxrError: as `ChatFormat.prompt`, `ChatFormat.constrained` and `Engine.generate`.
+        MlxrError: as `ChatFormat.prompt`, `ChatFormat.constrained` and `EngineThread.generate`.
     """
     prompt = await model.format.prompt(job) if prompt is None else prompt
     if job.constrains_calls or job.sampling.is_constrained:  # a grammar may be long

@@ -6,7 +6,7 @@ from typing import Literal
 from mlxr.compiler.spec.record import Record
 from mlxr.runtime.cache.blocks import CACHED, FREE, SHARED, USED
 from mlxr.runtime.engine.arena_state import ArenaState, SequenceState
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 
 
 class SequenceView(Record):
@@ -51,7 +51,7 @@ class ArenaView(Record):
     sequences: tuple[SequenceView, ...]
 
 
-def arena_view(engine: Engine) -> ArenaView:
+def arena_view(engine: EngineThread) -> ArenaView:
     """The arena between two steps; waits for the step that runs. Not for an event loop's own thread.
 
     Raises:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from mlxr.compiler.spec.record import Record
 from mlxr.runtime.engine.core_stats import CoreStats, StepRecord
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.runtime.engine.errors import EngineError
 
 INTERVAL = 1.0
@@ -154,7 +154,7 @@ class History:
             self._merged = coarser
 
 
-async def watch(engine: Engine, history: History) -> None:
+async def watch(engine: EngineThread, history: History) -> None:
     """Takes samples until the engine ends, or the task is cancelled."""
     # A thread of its own: those of the event loop take requests, and an engine in a long step keeps one waiting.
     thread = ThreadPoolExecutor(1, "mlxr-watch")

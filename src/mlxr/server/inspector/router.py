@@ -15,7 +15,7 @@ from mlxr.compiler.chips.catalog import find_chip, known_chips
 from mlxr.compiler.errors import ArtifactError, PlanError
 from mlxr.compiler.spec.record import Record
 from mlxr.diff.model_diff import ModelDiff, model_diff
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.server.errors import ApiError
 from mlxr.server.inspector.arena_view import ArenaView, arena_view
 from mlxr.server.inspector.graph_view import GraphsView
@@ -168,7 +168,7 @@ async def diff(a: str, b: str, request: Request, chip: _Chip = "") -> ModelDiff:
         return await asyncio.to_thread(lambda: model_diff(first, second, chosen, lines=True))
 
 
-def _engine(request: Request, name: str) -> Engine:
+def _engine(request: Request, name: str) -> EngineThread:
     """The engine of a model.
 
     Raises:

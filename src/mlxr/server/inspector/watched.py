@@ -8,13 +8,13 @@ from weakref import WeakKeyDictionary
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.runtime.hosts.cpu.host import CpuHost
 from mlxr.runtime.hosts.cpu.timed_calls import TimedCalls
 from mlxr.server.inspector.history import History, watch
 from mlxr.server.inspector.inspector import Inspector
 
-_WATCHED: "WeakKeyDictionary[Engine, Watched]" = WeakKeyDictionary()
+_WATCHED: "WeakKeyDictionary[EngineThread, Watched]" = WeakKeyDictionary()
 
 
 class Watched:
@@ -26,7 +26,7 @@ class Watched:
         timed: times of the calls of host cpu, by phase, as far as they were measured.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineThread) -> None:
         """Begins to take samples."""
         self.artifact: Artifact = engine.model.artifact
         self.history = History(time.time())
@@ -59,7 +59,7 @@ class Watched:
         return self._inspectors[chip]
 
 
-def watched(engine: Engine) -> Watched:
+def watched(engine: EngineThread) -> Watched:
     """The watched engine: the same as long as the engine is loaded. It is first asked for when that is loaded."""
     if engine not in _WATCHED:
         _WATCHED[engine] = Watched(engine)

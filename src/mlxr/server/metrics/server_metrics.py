@@ -12,7 +12,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from mlxr.runtime.engine.core_stats import CoreStats
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.runtime.engine.errors import EngineError
 from mlxr.server.metrics.meter import COUNTERS, TIER_COUNTERS, Meter
 from mlxr.server.pool.model_pool import ModelPool
@@ -88,7 +88,7 @@ class ServerMetrics(Collector):
         """
         self._pool = pool
         self._readings: dict[str, _Reading] = {}
-        self._asking: dict[Engine, asyncio.Future[CoreStats]] = {}
+        self._asking: dict[EngineThread, asyncio.Future[CoreStats]] = {}
         # Threads of its own: those of the event loop take requests, and an engine in a long step keeps one waiting.
         self._threads = ThreadPoolExecutor(8, "mlxr-metrics")
         self.http_requests: Counter[tuple[str, str, str]] = Counter()
@@ -135,7 +135,7 @@ class ServerMetrics(Collector):
         now = next((stats for engine, stats in zip(engines, told, strict=True) if engine.health() is None), None)
         self._readings[name] = _Reading(totals, launches, now)
 
-    async def _stats(self, engine: Engine) -> CoreStats:
+    async def _stats(self, engine: EngineThread) -> CoreStats:
         """An engine's counters; of one that has failed, the last ones.
 
         Raises:
@@ -149,7 +149,7 @@ class ServerMetrics(Collector):
                 raise
             return stats
 
-    def _ask(self, engine: Engine) -> asyncio.Future[CoreStats]:
+    def _ask(self, engine: EngineThread) -> asyncio.Future[CoreStats]:
         """What an engine tells; it is asked once, however many scrapes wait for it."""
 
         def told(asked: asyncio.Future[CoreStats]) -> None:

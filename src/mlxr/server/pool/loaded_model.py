@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mlxr.runtime.engine.default_sampling import DefaultSampling
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.runtime.memory.fitting_arena import ContextLimit
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.errors import ApiError
@@ -25,7 +25,7 @@ class LoadedModel:
         unused: tells the bytes that it may still take of memory that is free now.
     """
 
-    engine: Engine
+    engine: EngineThread
     chat_format: ChatFormat | None
     no_format: str = ""
     template: str = ""

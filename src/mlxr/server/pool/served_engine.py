@@ -7,7 +7,7 @@ from typing import Any
 from mlxr.loading.load import load_with
 from mlxr.loading.options import LoadOptions
 from mlxr.runtime.engine.completion import Event
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.runtime.engine.model import Prompt
 from mlxr.runtime.engine.pool import Pooling, Vector
 from mlxr.runtime.engine.sampling import Sampling
@@ -20,7 +20,7 @@ _PAUSE_OF_EACH = 0.00125
 """So much for each stream, if that is longer: then no more than 800 pieces a second are sent."""
 
 
-class ServedEngine(Engine):
+class ServedEngine(EngineThread):
     """An engine whose answers a meter measures, whichever API asks; each key has a prefix cache of its own."""
 
     def __init__(self, model: str, options: LoadOptions, meter: Meter, *, max_waiting: int) -> None:

@@ -15,7 +15,7 @@ import pytest
 import mlxr
 from mlxr.compiler.errors import HostError, RequestError, WeightsError
 from mlxr.runtime.engine.completion import Event
-from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.runtime.engine.errors import EngineError, QueueFullError
 from mlxr_tests.hash_host import HashEngine, HashModel, answer_alone
 from mlxr_tests.storyteller import TINY
@@ -33,7 +33,7 @@ class Setup:
         self.gate = threading.Event()
         self.gate.set()
         self.hash.host.on_step = lambda: self.gate.wait(10)
-        self.engine = Engine(lambda: self.model, **options)  # type: ignore[arg-type, return-value]
+        self.engine = EngineThread(lambda: self.model, **options)  # type: ignore[arg-type, return-value]
 
     def wait_until_free(self) -> None:
         """Waits until no request has blocks."""
@@ -61,7 +61,7 @@ def setup(request: pytest.FixtureRequest) -> Iterator[Setup]:
     assert not made.engine._thread.is_alive() and made.model.is_closed
 
 
-async def read(engine: Engine, prompt: list[int], sampling: mlxr.Sampling, **terms: Any) -> list[Event]:
+async def read(engine: EngineThread, prompt: list[int], sampling: mlxr.Sampling, **terms: Any) -> list[Event]:
     return [event async for event in engine.generate(prompt, sampling, **terms)]
 
 
@@ -348,7 +348,7 @@ def test_errors_of_loading_are_raised_where_the_engine_is_made() -> None:
         raise WeightsError("the file is damaged")
 
     with pytest.raises(WeightsError, match="the file is damaged"):
-        Engine(load)
+        EngineThread(load)
     wait_for(lambda: threading.active_count() == before)
     with pytest.raises(TypeError, match=r"max_sequences is 1\.5"):
         mlxr.Engine(TINY, max_sequences=1.5)  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ _MOST_FAILURES = 3
 """Failures of the loop itself, one after another, after which the engine ends."""
 
 
-class Engine:
+class EngineThread:
     """Answers any number of requests, `max_sequences` of them in each step.
 
     All methods may be called from any thread. The end of a `with` block closes it.
@@ -257,7 +257,7 @@ class Engine:
         if self._thread is not threading.current_thread():
             self._thread.join(_ABANDONED_SECONDS if self._is_abandoned else None)
 
-    def __enter__(self) -> "Engine":
+    def __enter__(self) -> "EngineThread":
         """Itself; leaving closes it."""
         return self
 
@@ -266,7 +266,7 @@ class Engine:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Engine of {self._model!r}: {self.health() or 'running'}>"
+        return f"<{type(self).__name__} of {self._model!r}: {self.health() or 'running'}>"
 
     # What callers' threads do.
 
@@ -434,7 +434,7 @@ def _listed(prompts: Iterable[Prompt]) -> list[Prompt]:
     return list(prompts)
 
 
-_running: set[Engine] = set()
+_running: set[EngineThread] = set()
 
 
 @atexit.register
