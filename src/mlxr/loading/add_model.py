@@ -4,9 +4,10 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from mlxr.compiler.artifact import Artifact, Chip, file_keys, is_artifact
 from mlxr.compiler.artifact.manifest import MANIFEST
@@ -73,32 +74,10 @@ def add_model(
         weights=None if options.weights is None else _plain(Path(options.weights)),
         tokenizer=None if options.tokenizer is None else _plain(Path(options.tokenizer)),
     )
-    where = resolve_host(options.host)
-    kind, chip = _kind(path), chip_of(where)
-    # As `load` does for this host.
-    compiled_for = replace(options.changes, deterministic=where.deterministic or options.changes.deterministic)
+    where, kind, known = resolve_host(options.host), _kind(path), hashes or {}
     with headers_read_once():
-        if kind == "artifact":
-            compiled_for = options.changes
-            artifact, own = resolve_artifact(os.fspath(path), compiled_for)
-            spec, chip = artifact.spec, artifact.chip
-            _refuse_ranks(spec)
-        else:
-            spec, own = resolve_spec(os.fspath(path), compiled_for)
-            _refuse_ranks(spec)
-            artifact = None
-        weights = own if options.weights is None else Path(options.weights)
-        if weights is None:
-            raise WeightsError(f"{source} comes without weights: name a file or folder of them (--weights W)")
-        check_tokenizer(weights, options.tokenizer, spec.model.vocab_size)
-        if artifact is None:
-            check_first(spec, own)  # also of what is compiled already: nothing is loaded here
-            artifact = cached_artifact(spec, chip)
-        if options.weights is not None or kind in ("artifact", "spec"):
-            check_spec(spec, weights, options.changes.accepted_keys, options.changes.force_context)
-        paths = _files(path, kind, weights, None if options.tokenizer is None else Path(options.tokenizer))
-        served = _served(path, compiled_for, chip)
-    known = hashes or {}
+        found = _compiled(path, kind, options, where)
+    spec, chip, served = found.spec, found.chip, found.served
     text = dump_spec(spec)
     model = ModelRecord(
         name,
@@ -106,16 +85,58 @@ def add_model(
         kind,
         hashlib.sha256(text.encode()).hexdigest(),
         options,
-        tuple(recorded(file, progress, known.get(file)) for file in paths),
+        tuple(recorded(file, progress, known.get(file)) for file in found.files),
         time.time(),
     )
     records = [_in_cache(spec, chip, model.spec_hash, 1)]
-    prepare(where, artifact)
+    prepare(where, found.artifact)
     if served is not None and served.spec != spec:
         records.append(_in_cache(served.spec, chip, model.spec_hash, USUAL_SEQUENCES))
         prepare(where, served)
     registry.add(model, text, [record for record in records if record is not None], replace=replaces)
     return model
+
+
+class _Compiled(NamedTuple):
+    """A model that was checked and compiled, and the files that loading it reads.
+
+    Attributes:
+        spec: its spec, for one sequence.
+        artifact: what that compiles to.
+        chip: for which it is compiled; None: for none in particular.
+        served: what an engine loads; None: it cannot.
+    """
+
+    spec: ModelSpec
+    artifact: Artifact
+    chip: Chip | None
+    served: Artifact | None
+    files: Sequence[Path]
+
+
+def _compiled(path: Path, kind: Kind, options: LoadOptions, host: HostEntry) -> _Compiled:
+    """Checks a model and compiles it as `load` does for this host."""
+    changes, artifact = options.changes, None
+    chip: Chip | None
+    if kind == "artifact":
+        artifact, own = resolve_artifact(os.fspath(path), changes)
+        spec, chip = artifact.spec, artifact.chip
+    else:
+        changes = replace(changes, deterministic=host.deterministic or changes.deterministic)
+        spec, own = resolve_spec(os.fspath(path), changes)
+        chip = chip_of(host)
+    _refuse_ranks(spec)
+    weights = own if options.weights is None else Path(options.weights)
+    if weights is None:
+        raise WeightsError(f"{spec.name} comes without weights: name a file or folder of them (--weights W)")
+    check_tokenizer(weights, options.tokenizer, spec.model.vocab_size)
+    if artifact is None:
+        check_first(spec, own)  # also of what is compiled already: nothing is loaded here
+        artifact = cached_artifact(spec, chip)
+    if options.weights is not None or kind in ("artifact", "spec"):
+        check_spec(spec, weights, options.changes.accepted_keys, options.changes.force_context)
+    files = _files(path, kind, weights, None if options.tokenizer is None else Path(options.tokenizer))
+    return _Compiled(spec, artifact, chip, _served(path, changes, chip), files)
 
 
 def _refuse_ranks(spec: ModelSpec) -> None:
