@@ -82,7 +82,7 @@ def test_after_the_time_of_grace_streams_end_with_each_apis_own_error(tmp_path: 
                 server, stack, "/v1/completions", prompt="Once", max_tokens=400, ignore_eos=True
             ),
             '{"type": "error", "error": {"type": "overloaded_error"': begin(
-                server, stack, "/v1/messages", messages=messages, max_tokens=400
+                server, stack, "/v1/messages", messages=messages, max_tokens=400, temperature=0
             ),
             '{"error": "': begin(server, stack, "/api/generate", prompt="Once", options=native, raw=True),
         }
