@@ -57,7 +57,9 @@ def _experts(b: Builder, prefix: str, mlp: Mlp, experts: Experts, x: str) -> str
     ports = {"x": b.linear(f"{prefix}.router", x, (count, hidden), router_bias, DType.F32)}
     if experts.selection_bias:
         ports["bias"] = b.vector(f"{prefix}.selection_bias", count)
-    route = Route(top_k=top_k, router=experts.router, normalise=experts.normalise, scale=experts.scale)
+    groups = experts.groups
+    in_groups = (groups.count, groups.chosen, groups.judged_by) if groups is not None else ()
+    route = Route(top_k, experts.router, experts.normalise, experts.scale, *in_groups)
     chosen, weights = b.op_with_outputs(route, f"{prefix}.routed", ports, ("experts", "weights"))
 
     def linear(role: str, x: str, shape: tuple[int, int]) -> str:

@@ -18,6 +18,17 @@ class SharedExpert(Record):
     """Whether its result is multiplied by the sigmoid of a learned number of each token."""
 
 
+class Groups(Record):
+    """Groups of neighbouring experts, of which the best are chosen first; a token's experts are all of those."""
+
+    count: Annotated[int, Field(ge=1, le=32, strict=True)]
+    """Groups of equal size; `experts.count` is a multiple of it."""
+    chosen: Annotated[int, Field(ge=1, le=32, strict=True)]
+    """Groups that a token's experts are chosen from; at most `count`."""
+    judged_by: Annotated[int, Field(ge=1, le=2, strict=True)] = 2
+    """A group is judged by the sum of its best scores for the choice: of its two best, or of the best one."""
+
+
 class Experts(Record):
     """A mixture of experts: a router chooses `per_token` of `count` networks for each token and weights them."""
 
@@ -32,6 +43,8 @@ class Experts(Record):
     """Whether the router's logits have a bias."""
     selection_bias: Flag = False
     """Whether a bias is added for the choice of experts alone, and not for their weights."""
+    groups: Groups | None = None
+    """Groups of experts that are chosen before experts are; null for a choice among all."""
     normalise: Flag = False
     """Whether the weights of the chosen experts are divided by their sum."""
     scale: Positive = 1.0
@@ -48,8 +61,37 @@ class Experts(Record):
                 f"per_token {self.per_token} is more than count {self.count}; a token goes through an expert once",
                 f"use at most {self.count}",
             )
+        if self.groups is not None:
+            self._check_groups(self.groups, wrong)
         wrong.refuse()
         return self
+
+    def _check_groups(self, groups: Groups, wrong: Contradictions) -> None:
+        size = self.count // groups.count
+        if self.count % groups.count:
+            wrong.add(
+                "groups.count",
+                f"count {self.count} is not a multiple of groups.count {groups.count}; groups are of equal size",
+                "correct one of them",
+            )
+        elif groups.chosen > groups.count:
+            wrong.add(
+                "groups.chosen",
+                f"groups.chosen {groups.chosen} is more than groups.count {groups.count}",
+                f"use at most {groups.count}",
+            )
+        elif size < groups.judged_by:
+            wrong.add(
+                "groups.judged_by",
+                f"groups of {size} experts have no {groups.judged_by} best ones",
+                "use 1, or fewer groups",
+            )
+        elif size * groups.chosen < self.per_token:
+            wrong.add(
+                "groups.chosen",
+                f"{groups.chosen} groups of {size} experts are fewer experts than per_token {self.per_token}",
+                f"use at least {-(-self.per_token // size)}",
+            )
 
 
 class Mlp(Record):

@@ -33,9 +33,34 @@ MLXR_INLINE int mlxr_take_greatest(float *keys, int n) {
     return at;
 }
 
+// Leaves the `top` best of `groups` groups of n keys; the other keys become minus infinity. A group is judged by the sum of
+// its `judged_by` greatest keys, 1 or 2; the first one of equal groups is better.
+MLXR_INLINE void mlxr_keep_groups(float *keys, int n, int groups, int top, int judged_by) {
+    enum { MOST = 32 };
+    float judged[MOST];
+    int kept[MOST] = {0};
+    const int size = n / groups;
+    for (int g = 0; g < groups; g++) {
+        float first = -__builtin_inff(), second = first;
+        for (int i = g * size; i < (g + 1) * size; i++) {
+            second = keys[i] > first ? first : keys[i] > second ? keys[i] : second;
+            first = keys[i] > first ? keys[i] : first;
+        }
+        judged[g] = judged_by == 2 ? first + second : first;
+    }
+    for (int k = 0; k < top; k++) {
+        int best = -1;
+        for (int g = 0; g < groups; g++)
+            if (!kept[g] && (best < 0 || judged[g] > judged[best])) best = g;
+        kept[best] = 1;
+    }
+    for (int i = 0; i < n; i++)
+        if (!kept[i / size]) keys[i] = -__builtin_inff();
+}
+
 // The experts of one token from their n logits, best first, and their weights. All but the pointers are literals.
 MLXR_INLINE void mlxr_route(const float *logits, const float *bias, int n, int top_k, int router, int normalise,
-                            float scale, int32_t *experts, float *weights) {
+                            float scale, int groups, int top_groups, int judged_by, int32_t *experts, float *weights) {
     enum { MOST = 1024 };
     float scores[MOST], keys[MOST];
     const int padded = (n + 15) / 16 * 16;
@@ -51,12 +76,13 @@ MLXR_INLINE void mlxr_route(const float *logits, const float *bias, int n, int t
         for (int i = 0; i < n; i++) total += scores[i];
         for (int i = 0; i < n; i++) scores[i] /= total;
     }
-    // Without a bias the logits order the scores, and know no ties by rounding. Whatever they are, each expert has a key
+    // Without bias and groups the logits order the scores, and know no ties by rounding. Whatever they are, each expert has a key
     // above minus infinity until it is taken.
     for (int i = 0; i < padded; i++) {
-        const float key = i >= n ? -__builtin_inff() : bias ? scores[i] + bias[i] : logits[i];
+        const float key = i >= n ? -__builtin_inff() : bias ? scores[i] + bias[i] : groups > 1 ? scores[i] : logits[i];
         keys[i] = i < n && !(key > lowest) ? lowest : key;
     }
+    if (groups > 1) mlxr_keep_groups(keys, n, groups, top_groups, judged_by);
     total = 0.0f;
     for (int k = 0; k < top_k; k++) {
         experts[k] = mlxr_take_greatest(keys, padded);

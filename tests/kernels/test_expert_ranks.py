@@ -32,6 +32,7 @@ RANKS = [(0, 3), (3, 1), (4, 4)]
 """First expert and number of experts of each rank: two have fewer than a token chooses."""
 UNCHOSEN = 1
 ROUTED = {"top_k": TOP_K, "router": "softmax_topk", "normalise": True, "scale": 2.0}
+ALL_GROUPS = {"groups": 1, "top_groups": 1, "judged_by": 1}
 UP = {"activation": "silu", "gated": True}
 F32 = DType.F32
 
@@ -63,7 +64,7 @@ def mixture(weights, logits, x):
 
 def by_reference(first, owned, weights, logits, x):
     attrs = {"num_experts": owned, "top_k": TOP_K, "dtype": "f32"}
-    routed = evaluate("route", {"x": mx.array(logits)}, ROUTED | {"first_expert": first, "owned": owned})
+    routed = evaluate("route", {"x": mx.array(logits)}, ROUTED | ALL_GROUPS | {"first_expert": first, "owned": owned})
     matrix = mx.array(weights.gate_up.reshape(-1, HIDDEN))
     inputs = {"x": mx.array(x), "weight": matrix, "experts": routed["experts"]}
     plain = {"eps": None, "norm_kind": None, "limit": None}

@@ -20,14 +20,14 @@ ROUTERS = ["softmax_topk", "topk_softmax", "sigmoid"]
 SIZES = [(1, 1), (4, 2), (8, 8), (32, 4), (60, 4), (128, 8), (160, 6), (512, 10), (1024, 64)]
 
 
-def route_kernel(num_experts, top_k, router, *, bias=None, normalise=False, scale=1.0):
-    return RouteKernel("route", num_experts, top_k, router, DType(bias) if bias else None, normalise, scale)
+def route_kernel(num_experts, top_k, router, *, bias=None, normalise=False, scale=1.0, groups=(1, 1, 1)):
+    return RouteKernel("route", num_experts, top_k, router, DType(bias) if bias else None, normalise, scale, *groups)
 
 
 def route(kernel, x, bias=None, *, seed=0, text=None):
     """(experts, weights) of sim, once compared with the reference's."""
     inputs = {"x": x} | ({"bias": bias} if bias is not None else {})
-    names = ("top_k", "router", "normalise", "scale", "first_expert", "owned")
+    names = ("top_k", "router", "normalise", "scale", "first_expert", "owned", "groups", "top_groups", "judged_by")
     attrs = {name: getattr(kernel, name) for name in names}
     want = evaluate("route", inputs, attrs)
     shape = (x.shape[0], kernel.top_k)
@@ -66,6 +66,27 @@ def test_selection_bias(size, router, dtype):
     assert (experts != unbiased).any(), "a bias of the size of the scores must change some choice"
 
 
+GROUPS = [
+    (8, 2, (4, 2, 2)),
+    (60, 4, (4, 1, 1)),
+    (64, 6, (32, 3, 2)),
+    (160, 6, (8, 3, 1)),
+    (256, 8, (8, 4, 2)),
+    (40, 30, (1, 1, 1)),
+]
+
+
+@pytest.mark.parametrize(("case", "router", "bias"), few_of(GROUPS, ROUTERS, [None, "f32"]), ids=str)
+def test_groups(case, router, bias):
+    """Experts are all of a few groups, which are not always those of the best experts."""
+    num_experts, top_k, groups = case
+    x = numbers((TOKENS, num_experts), 4)
+    biases = mx.array(-(numbers((num_experts,), 5) ** 2)) if bias else None
+    experts, _ = route(route_kernel(num_experts, top_k, router, bias=bias, groups=groups), x, biases)
+    size = num_experts // groups[0]
+    assert all(len(set(chosen // size)) <= groups[1] for chosen in experts)
+
+
 @pytest.mark.parametrize("bias", [None, "f32"])
 @pytest.mark.parametrize("router", ROUTERS)
 def test_ties_go_to_the_lowest_index(router, bias):
@@ -81,9 +102,10 @@ def test_ties_go_to_the_lowest_index(router, bias):
     assert bias or experts[3].tolist() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("groups", [(1, 1, 1), (5, 2, 2)])
 @pytest.mark.parametrize("bias", [None, "f32"])
 @pytest.mark.parametrize("router", ROUTERS)
-def test_experts_are_valid_whatever_the_logits(router, bias):
+def test_experts_are_valid_whatever_the_logits(router, bias, groups):
     """NaN and infinities: what reads the experts' weights must find them."""
     rows = np.random.default_rng(0).standard_normal((6, 40)).astype(np.float32)
     rows[0] = np.nan
@@ -92,7 +114,7 @@ def test_experts_are_valid_whatever_the_logits(router, bias):
     rows[3, 3] = np.inf
     rows[4] = np.inf
     rows[5, ::2] = -np.inf
-    kernel = route_kernel(40, 9, router, bias=bias, normalise=True)
+    kernel = route_kernel(40, 9, router, bias=bias, normalise=True, groups=groups)
     inputs = {"x": mx.array(rows)} | ({"bias": mx.array(np.full(40, np.nan, np.float32))} if bias else {})
     got = run_kernel(kernel, inputs, {"experts": (6, 9), "weights": (6, 9)}, (6, 1, 1))
     for chosen in np.array(got["experts"]):
@@ -107,7 +129,10 @@ def test_the_order_of_threads_changes_nothing():
 
 
 PLAIN, BIASED = route_kernel(60, 4, "softmax_topk", normalise=True), route_kernel(60, 4, "sigmoid", bias="f32")
+GROUPED = route_kernel(60, 4, "sigmoid", bias="f32", groups=(4, 2, 2))
 MISTAKES = [
+    (GROUPED, "lane == holder ? second : first", "first"),
+    (GROUPED, "open = open && lane != winner;", ""),
     (PLAIN, "taken |= 1u << (winner / 32u);", ""),
     (PLAIN, " / sum", ""),
     (PLAIN, "logit[i] > best", "logit[i] < best"),

@@ -32,6 +32,8 @@ class Route(OpKind):
             over the chosen logits; `sigmoid`: the sigmoid of each logit.
         normalise: whether the chosen experts' weights are divided by their sum.
         scale: factor of the weights.
+        groups, top_groups, judged_by: a token's experts are all of its top_groups best of `groups` groups of
+            neighbouring experts; a group is judged by the sum of its judged_by best scores, 1 or 2, biases included.
         first_expert, owned: of a rank that has a part of the experts, the first one and their number. Choice and
             weights are those of all experts; an expert of the rank is then counted from its first one, and any other
             is -1. None: the rank has all experts.
@@ -48,6 +50,9 @@ class Route(OpKind):
     router: Router
     normalise: bool
     scale: float
+    groups: int = 1
+    top_groups: int = 1
+    judged_by: int = 1
     first_expert: int | None = None
     owned: int | None = None
 
@@ -57,6 +62,7 @@ class Route(OpKind):
         require(1 <= self.top_k <= count, f"top_k is {self.top_k} of {count} experts")
         require_positive("scale", self.scale)
         require_vector(t, "bias", count)
+        self._check_groups(count)
         self._check_owned(count)
         return {"experts": Tensor((rows, self.top_k), DType.I32), "weights": Tensor((rows, self.top_k), DType.F32)}
 
@@ -71,6 +77,13 @@ class Route(OpKind):
             return Division(self, WHOLE)
         first, last = Axis("experts", matrix(t, "x")[1]).range_of(share)
         return Division(replace(self, first_expert=first, owned=last - first), WHOLE)
+
+    def _check_groups(self, count: int) -> None:
+        require(1 <= self.top_groups <= self.groups <= 32, f"top_groups is {self.top_groups} of {self.groups} groups")
+        require(count % self.groups == 0, f"{count} experts are no {self.groups} groups of equal size")
+        size = count // self.groups
+        require(1 <= self.judged_by <= min(2, size), f"groups of {size} experts are judged by {self.judged_by}")
+        require(self.top_groups * size >= self.top_k, f"{self.top_groups} groups have fewer than {self.top_k} experts")
 
     def _check_owned(self, count: int) -> None:
         first, owned = self.first_expert, self.owned

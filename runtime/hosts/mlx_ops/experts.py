@@ -5,6 +5,7 @@ Which experts are chosen is read back when the function is called, so that only 
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from mlxr.compiler.ir.ops.experts import ExpertCombine, ExpertLinear, ExpertProjection, ExpertSum, Route
 from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
@@ -28,8 +29,11 @@ def route(inputs: Inputs, attrs: Route, arena: ArenaLayer | None = None) -> Outp
         scored = mx.softmax(logits, axis=-1)
     elif router == "sigmoid":
         scored = mx.sigmoid(logits)
-    # Without a bias the logits choose: softmax and sigmoid keep their order, but rounding makes ties.
-    choosing = np.array(scored + f32(inputs["bias"]) if "bias" in inputs else logits)
+    biased = scored + f32(inputs["bias"]) if "bias" in inputs else scored
+    # Without bias or groups the logits choose: softmax and sigmoid keep their order, but rounding makes ties.
+    choosing = np.array(biased if "bias" in inputs or attrs.groups > 1 else logits)
+    if attrs.groups > 1:
+        choosing = _in_best_groups(choosing, attrs)
     chosen = mx.array(np.argsort(-choosing, axis=-1, kind="stable")[:, :top_k].astype(np.int32))
     weights = mx.take_along_axis(scored, chosen, axis=-1)
     if router == "topk_softmax":
@@ -40,6 +44,16 @@ def route(inputs: Inputs, attrs: Route, arena: ArenaLayer | None = None) -> Outp
         own = chosen - attrs.first_expert
         chosen = mx.where((own >= 0) & (own < attrs.owned), own, -1)
     return {"experts": chosen, "weights": weights * attrs.scale}
+
+
+def _in_best_groups(scores: npt.NDArray[np.float32], attrs: Route) -> npt.NDArray[np.float32]:
+    """The scores [tokens, experts], minus infinity outside of a token's best groups; of equal groups the first wins."""
+    of_groups = scores.reshape(len(scores), attrs.groups, -1)
+    judged = np.sort(of_groups, axis=-1)[:, :, -attrs.judged_by :].sum(axis=-1)
+    order = np.argsort(-judged, axis=-1, kind="stable")
+    chosen = np.zeros(judged.shape, bool)
+    np.put_along_axis(chosen, order[:, : attrs.top_groups], True, axis=-1)
+    return np.where(chosen[:, :, None], of_groups, -np.inf).reshape(scores.shape)
 
 
 @evaluates(ExpertLinear)

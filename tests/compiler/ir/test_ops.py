@@ -30,7 +30,7 @@ PLAIN: dict[str, Any] = {"dtype": "bf16", **PLAIN_PROJECTION}
 NORM: dict[str, Any] = {"kind": "rms", "eps": 0.1, "groups": 1, "residual_scale": 1.0}
 CHOSEN: dict[str, Any] = {"num_experts": 4, "top_k": 2, "dtype": "bf16"}
 ROUTE: dict[str, Any] = {"top_k": 2, "router": "sigmoid", "normalise": True, "scale": 2.5}
-ROUTE |= {"first_expert": None, "owned": None}
+ROUTE |= {"groups": 1, "top_groups": 1, "judged_by": 1, "first_expert": None, "owned": None}
 QK: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40, "scope": "heads", "kind": "layer", "eps": 0.1}
 
 PART: dict[str, Any] = {"q_width": 480, "k_width": 80, "counts_keys": True}
@@ -310,6 +310,10 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
         {"router": "random"},
         "attribute router is 'random'; expected one of softmax_topk, topk_softmax, sigm",
     ),
+    ("route", {}, {"top_groups": 2}, "top_groups is 2 of 1 groups"),
+    ("route", {}, {"groups": 3}, "4 experts are no 3 groups"),
+    ("route", {}, {"groups": 4, "top_groups": 2, "judged_by": 2}, "groups of 1 experts are judged by 2"),
+    ("route", {}, {"groups": 4}, "1 groups have fewer than 2 experts"),
     ("route", {}, {"owned": 2}, "first_expert and owned are given together"),
     ("route", {}, {"first_expert": 3, "owned": 2}, "first_expert is 3 and owned 2; expected a range within the 4"),
     ("route", {}, {"normalise": 1}, "attribute normalise is 1; expected true or false"),

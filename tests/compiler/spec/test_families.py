@@ -114,6 +114,26 @@ MISTAKES: list[tuple[str, str, str | None]] = [
         "per_token 5 is more than count 4",
         "use at most 4",
     ),
+    (
+        with_mlp("experts: {count: 4, per_token: 2, router: sigmoid, groups: {count: ^3, chosen: 1}}"),
+        "count 4 is not a multiple of groups.count 3",
+        None,
+    ),
+    (
+        with_mlp("experts: {count: 4, per_token: 2, router: sigmoid, groups: {count: 2, chosen: ^3}}"),
+        "groups.chosen 3 is more than groups.count 2",
+        None,
+    ),
+    (
+        with_mlp("experts: {count: 4, per_token: 1, router: sigmoid, groups: {count: 4, chosen: 2, judged_by: ^2}}"),
+        "groups of 1 experts have no 2 best ones",
+        None,
+    ),
+    (
+        with_mlp("experts: {count: 8, per_token: 3, router: sigmoid, groups: {count: 4, chosen: ^1}}"),
+        "1 groups of 2 experts are fewer experts than per_token 3",
+        None,
+    ),
     (with_mlp("^experts: {count: 4, per_token: 2}"), "experts.router is missing; expected one of", None),
     (with_mlp("experts: {count: ^2000, per_token: 2, router: sigmoid}"), "of at most 1024", None),
     (

@@ -51,6 +51,11 @@ ROUTES = [
         ),
         (1.0, 2.5),
     )
+] + [
+    CpuRoute("route", count, top_k, router, bias, True, 2.5, *groups)
+    for (count, top_k, groups), (router, bias) in itertools.product(
+        ((8, 2, (4, 2, 2)), (60, 5, (3, 1, 1)), (128, 8, (8, 3, 2))), (("sigmoid", True), ("softmax_topk", False))
+    )
 ]
 BUILDS = [*((march, compilers()[0]) for march in marches()), *(("native", other) for other in compilers()[1:])]
 
@@ -151,7 +156,12 @@ def routed(kernel, x, bias):
     probabilities = np.exp(x - x.max(axis=1, keepdims=True))
     probabilities /= probabilities.sum(axis=1, keepdims=True)
     scores = {"softmax_topk": probabilities, "topk_softmax": x, "sigmoid": sigmoid(x)}[kernel.router]
-    experts = np.argsort(-(scores + bias if kernel.bias else x), axis=1, kind="stable")[:, : kernel.top_k]
+    keys = scores + bias if kernel.bias else scores if kernel.groups > 1 else x
+    for row in keys if kernel.groups > 1 else ():
+        judged = [sum(np.sort(group)[-kernel.judged_by :]) for group in np.split(row, kernel.groups)]
+        for group in np.argsort(-np.array(judged), kind="stable")[kernel.top_groups :]:
+            np.split(row, kernel.groups)[group][:] = -np.inf
+    experts = np.argsort(-keys, axis=1, kind="stable")[:, : kernel.top_k]
     weights = np.take_along_axis(scores, experts, axis=1)
     if kernel.router == "topk_softmax":
         weights = np.exp(weights - weights.max(axis=1, keepdims=True))

@@ -99,6 +99,9 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
     },
     "experts-sigmoid": _experts(count=8, per_token=3, router="sigmoid", selection_bias=True, scale=2.5),
     "experts-selection-bias": _experts(selection_bias=True, normalise=False),
+    "experts-groups": _experts(
+        count=12, per_token=3, groups={"count": 4, "chosen": 2, "judged_by": 1}, router="softmax_topk"
+    ),
     "experts-one": _experts(per_token=1, router="sigmoid", normalise=False),
     "experts-shared": _experts(shared={"intermediate_size": 40}),
     "experts-shared-gate": _experts(shared={"intermediate_size": 40, "gate": True}),
@@ -174,6 +177,7 @@ NEIGHBOURS: dict[str, dict[str, Any]] = {
                 "per_token": 3,
                 "router": "sigmoid",
                 "selection_bias": True,
+                "groups": {"count": 4, "chosen": 2},
                 "normalise": True,
                 "scale": 2.5,
                 "shared": {"intermediate_size": 56},

@@ -24,7 +24,7 @@ class CpuRoute(CpuKernel):
         bias: whether a bias, [num_experts], is added to the scores that choose experts; it does not change weights.
         normalise: whether the weights of a token are divided by their sum.
         scale: factor of the weights.
-        first_expert, owned: see `Route`.
+        groups, top_groups, judged_by, first_expert, owned: see `Route`.
     """
 
     template = "route.jinja"
@@ -34,6 +34,9 @@ class CpuRoute(CpuKernel):
     bias: bool
     normalise: bool
     scale: float
+    groups: int = 1
+    top_groups: int = 1
+    judged_by: int = 1
     first_expert: int | None = None
     owned: int | None = None
 
@@ -47,6 +50,8 @@ class CpuRoute(CpuKernel):
     def formula(self) -> str:
         """The formula, for the head of the function."""
         steps = f"{self.router}, the best {self.top_k} of {self.num_experts}"
+        if self.groups > 1:
+            steps += f" in the best {self.top_groups} of {self.groups} groups"
         return f"{self.label}: {steps}{', normalised' if self.normalise else ''}, times {self.scale}{self._own}"
 
     @property
@@ -74,6 +79,9 @@ def lower_route(lowering: CpuLowering, op: Op, attrs: Route) -> None:
         bias="bias" in op.inputs,
         normalise=attrs.normalise,
         scale=attrs.scale,
+        groups=attrs.groups,
+        top_groups=attrs.top_groups,
+        judged_by=attrs.judged_by,
         first_expert=attrs.first_expert,
         owned=attrs.owned,
     )

@@ -19,6 +19,7 @@ class RouteKernel(MetalKernel):
     experts (an argpartition promises no order). A logit that is not a number counts as minus infinity. Without a
     selection bias the kernel compares the logits themselves, so that rounding makes no ties. With one it compares
     softmax(logits) + bias in `softmax_topk`, logits + bias in `topk_softmax`, and sigmoid(logits) + bias in `sigmoid`.
+    With groups it compares these scores too.
 
     Attributes:
         num_experts: columns of x [tokens, num_experts] f32.
@@ -28,7 +29,7 @@ class RouteKernel(MetalKernel):
         bias: element type of the selection bias [num_experts]; None: there is no bias.
         normalise: whether the weights are divided by their sum.
         scale: factor of the weights.
-        first_expert, owned: see `Route`.
+        groups, top_groups, judged_by, first_expert, owned: see `Route`.
     """
 
     template = "route.metal.jinja"
@@ -38,6 +39,9 @@ class RouteKernel(MetalKernel):
     bias: DType | None
     normalise: bool
     scale: float
+    groups: int = 1
+    top_groups: int = 1
+    judged_by: int = 1
     first_expert: int | None = None
     owned: int | None = None
 
@@ -67,6 +71,11 @@ class RouteKernel(MetalKernel):
         return self.num_experts % SIMD_WIDTH == 0
 
     @property
+    def by_scores(self) -> bool:
+        """Whether scores choose the experts, and not the logits."""
+        return self.bias is not None or self.groups > 1
+
+    @property
     def kept(self) -> int:
         """Chosen experts whose weights a lane keeps: the lane rank % 32 keeps the expert of that rank."""
         return round_up(self.top_k, SIMD_WIDTH) // SIMD_WIDTH
@@ -84,6 +93,9 @@ def lower_route(lowering: MetalLowering, op: Op, attrs: Route) -> None:
         bias=lowering.optional_dtype(op, "bias"),
         normalise=attrs.normalise,
         scale=attrs.scale,
+        groups=attrs.groups,
+        top_groups=attrs.top_groups,
+        judged_by=attrs.judged_by,
         first_expert=attrs.first_expert,
         owned=attrs.owned,
     )

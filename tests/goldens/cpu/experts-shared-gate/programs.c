@@ -51,7 +51,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.routed
     MLXR_COUNT(6, 0, 6);
-    route_7d6c5510(w, b, (float *)(a + 768), (int32_t *)(a + 1024), (float *)(a + 1280));
+    route_c57caa6e(w, b, (float *)(a + 768), (int32_t *)(a + 1024), (float *)(a + 1280));
     mlxr_barrier(w);
     // layers.0.mlp.experts.gated
     MLXR_COUNT(7, 0, 7);
@@ -91,7 +91,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.routed
     MLXR_COUNT(6, 0, 16);
-    route_7d6c5510(w, b, (float *)(a + 768), (int32_t *)(a + 1024), (float *)(a + 1280));
+    route_c57caa6e(w, b, (float *)(a + 768), (int32_t *)(a + 1024), (float *)(a + 1280));
     mlxr_barrier(w);
     // layers.1.mlp.experts.gated
     MLXR_COUNT(7, 0, 17);
@@ -155,7 +155,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.routed
     MLXR_COUNT(6, 1, 7);
-    route_7d6c5510(w, b, (float *)(a + 5120), (int32_t *)(a + 5888), (float *)(a + 6144));
+    route_c57caa6e(w, b, (float *)(a + 5120), (int32_t *)(a + 5888), (float *)(a + 6144));
     mlxr_barrier(w);
     // layers.0.mlp.experts.gated
     MLXR_COUNT(7, 1, 8);
@@ -199,7 +199,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.routed
     MLXR_COUNT(6, 1, 18);
-    route_7d6c5510(w, b, (float *)(a + 0), (int32_t *)(a + 768), (float *)(a + 1024));
+    route_c57caa6e(w, b, (float *)(a + 0), (int32_t *)(a + 768), (float *)(a + 1024));
     mlxr_barrier(w);
     // layers.1.mlp.experts.gated
     MLXR_COUNT(7, 1, 19);

@@ -51,7 +51,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.routed
     MLXR_COUNT(6, 0, 6);
-    route_ea4facec(w, b, (float *)(a + 768), (int32_t *)(a + 1024), (float *)(a + 1280));
+    route_2b2beca4(w, b, (float *)(a + 768), (int32_t *)(a + 1024), (float *)(a + 1280));
     mlxr_barrier(w);
     // layers.0.mlp.experts.gated
     MLXR_COUNT(7, 0, 7);
@@ -79,7 +79,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.routed
     MLXR_COUNT(6, 0, 13);
-    route_ea4facec(w, b, (float *)(a + 1536), (int32_t *)(a + 1792), (float *)(a + 2048));
+    route_2b2beca4(w, b, (float *)(a + 1536), (int32_t *)(a + 1792), (float *)(a + 2048));
     mlxr_barrier(w);
     // layers.1.mlp.experts.gated
     MLXR_COUNT(7, 0, 14);
@@ -107,7 +107,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.mlp.routed
     MLXR_COUNT(6, 0, 20);
-    route_ea4facec(w, b, (float *)(a + 1536), (int32_t *)(a + 1792), (float *)(a + 2048));
+    route_2b2beca4(w, b, (float *)(a + 1536), (int32_t *)(a + 1792), (float *)(a + 2048));
     mlxr_barrier(w);
     // layers.2.mlp.experts.gated
     MLXR_COUNT(7, 0, 21);
@@ -135,7 +135,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.mlp.routed
     MLXR_COUNT(6, 0, 27);
-    route_ea4facec(w, b, (float *)(a + 768), (int32_t *)(a + 1024), (float *)(a + 1280));
+    route_2b2beca4(w, b, (float *)(a + 768), (int32_t *)(a + 1024), (float *)(a + 1280));
     mlxr_barrier(w);
     // layers.3.mlp.experts.gated
     MLXR_COUNT(7, 0, 28);
@@ -187,7 +187,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.routed
     MLXR_COUNT(6, 1, 7);
-    route_ea4facec(w, b, (float *)(a + 5120), (int32_t *)(a + 5888), (float *)(a + 6144));
+    route_2b2beca4(w, b, (float *)(a + 5120), (int32_t *)(a + 5888), (float *)(a + 6144));
     mlxr_barrier(w);
     // layers.0.mlp.experts.gated
     MLXR_COUNT(7, 1, 8);
@@ -219,7 +219,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.routed
     MLXR_COUNT(6, 1, 15);
-    route_ea4facec(w, b, (float *)(a + 11264), (int32_t *)(a + 12032), (float *)(a + 12288));
+    route_2b2beca4(w, b, (float *)(a + 11264), (int32_t *)(a + 12032), (float *)(a + 12288));
     mlxr_barrier(w);
     // layers.1.mlp.experts.gated
     MLXR_COUNT(7, 1, 16);
@@ -251,7 +251,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.mlp.routed
     MLXR_COUNT(6, 1, 23);
-    route_ea4facec(w, b, (float *)(a + 11264), (int32_t *)(a + 12032), (float *)(a + 12288));
+    route_2b2beca4(w, b, (float *)(a + 11264), (int32_t *)(a + 12032), (float *)(a + 12288));
     mlxr_barrier(w);
     // layers.2.mlp.experts.gated
     MLXR_COUNT(7, 1, 24);
@@ -283,7 +283,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.mlp.routed
     MLXR_COUNT(6, 1, 31);
-    route_ea4facec(w, b, (float *)(a + 6144), (int32_t *)(a + 6912), (float *)(a + 7168));
+    route_2b2beca4(w, b, (float *)(a + 6144), (int32_t *)(a + 6912), (float *)(a + 7168));
     mlxr_barrier(w);
     // layers.3.mlp.experts.gated
     MLXR_COUNT(7, 1, 32);

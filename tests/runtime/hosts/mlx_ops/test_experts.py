@@ -14,7 +14,7 @@ from mlxr_tests.tolerances import check_op
 
 Numbers = npt.NDArray[np.float64]
 EXPERTS, TOP_K, TOKENS = 5, 2, 7
-ALL: dict[str, Any] = {"first_expert": None, "owned": None}
+ALL: dict[str, Any] = {"first_expert": None, "owned": None, "groups": 1, "top_groups": 1, "judged_by": 1}
 
 
 def numbers(array: mx.array) -> Numbers:
@@ -57,6 +57,20 @@ def test_route(rng: np.random.Generator, router: str, bias: bool, normalise: boo
         if normalise:
             want = want / want.sum()
         np.testing.assert_allclose(weights[token], 2.5 * want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("judged_by", [1, 2])
+def test_groups_are_judged_by_their_best(judged_by: int) -> None:
+    """A bias counts for groups too, and not for weights."""
+    logits = mx.array([[0.0, 0.5, 1.5, 1.4, 2.0, -9.0], [0.0, 0.5, 1.5, 1.4, 2.0, 1.2]])
+    attrs: dict[str, Any] = {"top_k": 2, "router": "sigmoid", "normalise": False, "scale": 1.0, **ALL}
+    made = evaluate("route", {"x": logits}, attrs | {"groups": 3, "top_groups": 1, "judged_by": judged_by})
+    assert made["experts"].tolist() == [[4, 5] if judged_by == 1 else [2, 3], [4, 5]]
+    biased = {"x": logits, "bias": mx.array([0.0, 0.0, 0.0, 0.0, -1.0, -1.0])}
+    attrs |= {"groups": 3, "top_groups": 2, "judged_by": judged_by}
+    made = evaluate("route", biased, attrs)
+    assert made["experts"].tolist() == [[2, 3], [2, 3]]
+    np.testing.assert_allclose(numbers(made["weights"])[0], sigmoid(np.array([1.5, 1.4])), rtol=1e-6)
 
 
 def test_of_equal_experts_the_first_comes_first_and_nan_last() -> None:
