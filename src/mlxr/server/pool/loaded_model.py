@@ -14,7 +14,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What a model needs to answer.
+    """What a model needs to answer. A request keeps it to its end, whatever becomes of the pool's `ServedModel`.
 
     Attributes:
         engine: answers token ids.

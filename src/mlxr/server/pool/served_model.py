@@ -27,7 +27,7 @@ class Catalog(Protocol):
 
 @dataclass(eq=False)
 class ServedModel:
-    """One model of the pool.
+    """One model of the pool, as it changes while the server runs. Each load gives it a new `LoadedModel`.
 
     Attributes:
         source: where it comes from.
