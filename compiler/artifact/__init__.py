@@ -44,6 +44,7 @@ from mlxr.compiler.formats.stores import (
     LayerGroup,
     of_group,
 )
+from mlxr.compiler.formats.tensor_parts import FileKind, guessing_layers, part_beside, text_name
 from mlxr.compiler.formats.weight_format import Affine, WeightFormat
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS, Segment, WeightLayout, part_places, plane_row_bytes
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
@@ -84,6 +85,7 @@ __all__ = [
     "Condition",
     "DType",
     "Extent",
+    "FileKind",
     "Finish",
     "InputNorm",
     "KernelCall",
@@ -120,15 +122,18 @@ __all__ = [
     "decode_dims",
     "file_keys",
     "foreign_file",
+    "guessing_layers",
     "is_artifact",
     "layer_buffer",
     "load_artifact",
     "mailbox_bytes",
     "mailbox_macros",
     "of_group",
+    "part_beside",
     "part_places",
     "plane_format",
     "plane_names",
     "plane_row_bytes",
     "size",
+    "text_name",
 ]

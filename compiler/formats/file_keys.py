@@ -37,6 +37,8 @@ DESCRIBING_FILES = (
 """All files of a Hugging Face folder that are read beside the weights."""
 CONFIG_BYTES = 1 << 20
 """The largest size of config.json that is read."""
+TEXT_SECTION = "text_config"
+"""Its key for the text model, where it describes several."""
 QUANTISATION = ("quantization", "quantization_config")
 """Its keys for how weights are quantised: mlx-lm's and Hugging Face's."""
 

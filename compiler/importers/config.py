@@ -5,15 +5,16 @@ from typing import Any
 
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.importers.evaluate import Evaluation, key_of
-from mlxr.compiler.importers.facts import Facts, find_architecture
+from mlxr.compiler.importers.facts import Facts
 from mlxr.compiler.importers.imported import DEFAULTS, ImportOptions, choose_context, imported_spec
 from mlxr.compiler.importers.quantisation import check_quantisation, quantised_tensors
 from mlxr.compiler.importers.rope_section import ConfigRope
 from mlxr.compiler.importers.tensors import TensorFact, Tensors
+from mlxr.compiler.importers.text_model import find_text_model
 from mlxr.compiler.spec.fields import Output
 from mlxr.compiler.spec.model import ModelSpec
 
-_CLASS_ENDING = "ForCausalLM"
+_CLASS_ENDING, _WRAPPER_ENDING = "ForCausalLM", "ForConditionalGeneration"
 
 
 def spec_from_config(
@@ -38,10 +39,10 @@ def spec_from_config(
         SpecError: the architecture, a key, a value, the quantisation or a tensor's type is not supported; the message
             names it.
     """
-    architecture = find_architecture(source, "model_type", config, "config")
+    source, config, architecture, wrapper = find_text_model(source, config)
     facts = Facts(source, config, architecture.rules, accepted=options.accepted_keys)
     facts.get("model_type")
-    _check_task(facts, options.output)
+    _check_task(facts, options.output, wrapper)
     check_quantisation(facts)
     layers = facts.integer(key_of(architecture.rules.set["num_layers"]))
     placed = Tensors(source, quantised_tensors(facts, tensors), architecture.family, "safetensors", layers)
@@ -64,17 +65,18 @@ def spec_from_config(
     return imported_spec(source, name, model, placed.formats(tied or options.output == "hidden"), options)
 
 
-def _check_task(facts: Facts, output: Output) -> None:
+def _check_task(facts: Facts, output: Output, wrapper: str | None) -> None:
     """Refuses classes of models for other tasks. Without its head, a language model is a class of its own."""
     classes = facts.get("architectures")
     if classes is None:
         return
-    headless = f"{facts.get('model_type')}model".replace("_", "").lower() if output == "hidden" else None
+    ending = _CLASS_ENDING if wrapper is None else _WRAPPER_ENDING
+    headless = f"{wrapper or facts.get('model_type')}model".replace("_", "").lower() if output == "hidden" else None
     if not isinstance(classes, list) or not all(
-        isinstance(c, str) and (c.endswith(_CLASS_ENDING) or c in facts.rules.classes or c.lower() == headless)
+        isinstance(c, str) and (c.endswith(ending) or c in facts.rules.classes or c.lower() == headless)
         for c in classes
     ):
-        raise facts.refuse("architectures", classes, f"a language model, [...{_CLASS_ENDING}]")
+        raise facts.refuse("architectures", classes, f"a language model, [...{ending}]")
 
 
 def _check_output(facts: Facts, placed: Tensors, tied: bool, are_same: Callable[[str, str], bool]) -> None:

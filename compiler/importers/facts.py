@@ -204,7 +204,8 @@ def find_architecture(source: str, key: str, values: Mapping[str, Any], kind: Ki
         only_with = candidate.rules.only_with
         if only_with is None or values.get(f"{name}.{only_with}"):
             return candidate
-    names = tuple(dict.fromkeys(architecture.name for architecture in architectures(kind)))
+    all_of = architectures(kind)
+    names = tuple(sorted({name for one in all_of for name in (one.name, *one.rules.wrappers)}))
     what = "is missing" if name is None else f"is {show(name)}; that is not supported"
     like = nearest(name, names) if isinstance(name, str) else None
     hint = f'; did the file mean "{like}"?' if like else ""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.formats.file_keys import QUANTISATION
 from mlxr.compiler.formats.stored_planes import PLANE_ENDINGS, plane_format, plane_names
+from mlxr.compiler.formats.tensor_parts import text_name
 from mlxr.compiler.formats.weight_format import AFFINE_BITS, AFFINE_GROUPS, WeightFormat
 from mlxr.compiler.importers.facts import Facts
 from mlxr.compiler.importers.tensors import TensorFact
@@ -61,7 +62,7 @@ def check_quantisation(facts: Facts) -> None:
 
 
 def _layers(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    return {str(name): value for name, value in settings.items() if isinstance(value, dict)}
+    return {text_name(str(name)): value for name, value in settings.items() if isinstance(value, dict)}
 
 
 def quantised_tensors(facts: Facts, tensors: Mapping[str, TensorFact]) -> dict[str, TensorFact]:

@@ -10,6 +10,8 @@ from mlxr.compiler.importers.facts import Facts
 from mlxr.compiler.spec.explain import show
 
 _KINDS = ("default", "linear", "llama3", "yarn", "longrope", "su", "dynamic")
+_AXES = "mrope"
+"""The kind of positions that have several axes, which are the same number for text."""
 
 
 class ConfigRope:
@@ -26,6 +28,8 @@ class ConfigRope:
 
     def __call__(self, layers: str | None, theta: float, fraction: float | None) -> dict[str, Any] | None:
         """See `mlxr.compiler.importers.evaluate.RopeReader`. Layers with a sliding window share no scaling."""
+        kinds = (*_KINDS, _AXES) if layers == "axes" else _KINDS
+        layers = "any" if layers == "axes" else layers
         section = self._section(layers)
         if section is None:
             return {"theta": theta, "fraction": 1.0 if fraction is None else fraction, "scaling": {"kind": "none"}}
@@ -37,7 +41,7 @@ class ConfigRope:
         rope = {"theta": section.number("rope_theta", theta), "fraction": share}
         if layers != "any" and not section.flag("truncate", True):
             raise section.refuse("truncate", False, "true: the family's own code does not read it here")
-        scaling = self._scaling(section) or ({"kind": "none"} if layers == "sliding_attention" else None)
+        scaling = self._scaling(section, kinds) or ({"kind": "none"} if layers == "sliding_attention" else None)
         return rope | ({"scaling": scaling} if scaling else {})
 
     def _section(self, layers: str | None) -> Facts | None:
@@ -58,13 +62,13 @@ class ConfigRope:
             return None
         return facts.section("rope_parameters" if parameters else "rope_scaling")
 
-    def _scaling(self, section: Facts) -> dict[str, Any] | None:
-        kinds = [kind for kind in (section.get("rope_type"), section.get("type")) if kind is not None]
-        kind = kinds[0] if kinds else "default"
-        if kind not in _KINDS:
-            raise section.refuse("rope_type", kind, f"one of {', '.join(_KINDS)}")
+    def _scaling(self, section: Facts, kinds: tuple[str, ...]) -> dict[str, Any] | None:
+        named = [kind for kind in (section.get("rope_type"), section.get("type")) if kind is not None]
+        kind = named[0] if named else "default"
+        if kind not in kinds:
+            raise section.refuse("rope_type", kind, f"one of {', '.join(kinds)}")
         original = self._original(section)
-        if kind in ("default", "dynamic"):
+        if kind in ("default", "dynamic", _AXES):
             # Dynamic scaling begins beyond the model's own context, which is the longest that can be asked for.
             for key in ("factor", "finetuned"):
                 section.get(key)

@@ -45,6 +45,14 @@ def architectures_named(kind: Kind, name: str) -> tuple[Architecture, ...]:
     return tuple(architecture for architecture in _of_families(kind, families) if architecture.name == name)
 
 
+@lru_cache
+def architectures_in(wrapper: str) -> tuple[Architecture, ...]:
+    """The architectures of config.json that may be the text model of a whole with this `model_type`."""
+    named = re.compile(rf"wrappers: \[[^\]]*\b{re.escape(wrapper[:_MAX_NAME])}")
+    families = tuple(family for family in known_families() if named.search(family_text(family)))
+    return tuple(one for one in _of_families("config", families) if wrapper in one.rules.wrappers)
+
+
 def _of_families(kind: Kind, families: tuple[str, ...]) -> tuple[Architecture, ...]:
     architectures = []
     for name in families:

@@ -6,9 +6,10 @@ from math import prod
 from typing import Any, NamedTuple
 
 from mlxr.compiler.errors import SpecError
+from mlxr.compiler.formats.tensor_parts import FileKind
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.spec.family import load_family
-from mlxr.compiler.spec.family_tensors import FileKind, FileTensor
+from mlxr.compiler.spec.family_tensors import FileTensor
 
 _FORMATS = (
     {format.gguf: format for format in WeightFormat if format.gguf is not None}

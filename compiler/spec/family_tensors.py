@@ -13,8 +13,6 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from mlxr.compiler.spec.fields import Contradictions
 from mlxr.compiler.spec.record import Record
 
-FileKind = Literal["safetensors", "gguf"]
-
 _TERM = re.compile(r"[a-z_]+|[0-9]{1,9}", re.ASCII)
 DIMENSIONS = ("heads", "kv_heads", "head_dim", "half_head", "group", "hidden", "intermediate", "experts")
 """What sizes in family files may be made of; `half_head` is head_dim / 2, `group` heads / kv_heads."""

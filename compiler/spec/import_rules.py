@@ -22,6 +22,8 @@ class ImportRules(Record):
     """A key that files of this family have, and files of another family with the same name do not."""
     classes: tuple[str, ...] = ()
     """Names of its classes that differ from Hugging Face's; config.json only."""
+    wrappers: tuple[str, ...] = ()
+    """What config.json calls models with other parts beside, whose `text_config` names this architecture."""
     set: dict[str, Expression] = Field(default_factory=dict)
     """For each property of the spec's model section, by its dotted path, the expression that gives it."""
     must_equal: dict[str, Expression] = Field(default_factory=dict)
@@ -50,6 +52,7 @@ class ImportRules(Record):
             names=self.names,
             only_with=self.only_with,
             classes=self.classes,
+            wrappers=self.wrappers,
             set=base.set | self.set,
             must_equal=base.must_equal | self.must_equal,
             harmless=(*base.harmless, *self.harmless),

@@ -117,9 +117,11 @@ def _flag(config: Mapping[str, Any], key: str, path: Path) -> bool | None:
 def _end_ids(path: Path) -> list[int]:
     """The ids that a file names; none from what is no id or no JSON, which keeps no model from loading elsewhere."""
     try:
-        value = _read_json(path).get("eos_token_id")
+        said = _read_json(path)
     except TokenizerError:
         return []
+    text = said.get(file_keys.TEXT_SECTION)  # of a model that also takes images
+    value = said.get("eos_token_id", text.get("eos_token_id") if isinstance(text, dict) else None)
     values = value if isinstance(value, list) else [value]
     return [token_id for token_id in values if type(token_id) is int and token_id >= 0]
 

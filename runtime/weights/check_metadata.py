@@ -92,9 +92,12 @@ def check_metadata(file: WeightFile, spec: ModelSpec) -> None:
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
-    """The object in config.json; an empty one if there is none."""
+    """The object in config.json, with the text model's keys if it describes several; an empty one if there is none."""
     config = read_json(path, file_keys.CONFIG_BYTES, WeightsError) if path.is_file() else {}
-    return config if isinstance(config, dict) else {}
+    if not isinstance(config, dict):
+        return {}
+    text = config.get(file_keys.TEXT_SECTION)
+    return config | text if isinstance(text, dict) else config
 
 
 def _first(config: Mapping[str, Any], paths: tuple[str, ...]) -> Any:

@@ -4,8 +4,6 @@ A path may be a .safetensors file, a safetensors index, a .gguf file (or one of 
 with one of these, as Hugging Face has it. Pickled checkpoints are refused, because reading one runs code from it.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from mlxr.compiler.artifact import file_keys, foreign_file
@@ -13,12 +11,11 @@ from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.gguf_parts import only_model, read_gguf_model
 from mlxr.runtime.weights.safetensors_header import read_safetensors_header
 from mlxr.runtime.weights.safetensors_index import read_safetensors_index
-from mlxr.runtime.weights.stored_tensor import StoredTensor
+from mlxr.runtime.weights.usual_names import with_usual_names
 from mlxr.runtime.weights.weight_file import WeightFile
 
 INDEX_NAME = "model.safetensors.index.json"
 _SINGLE_NAME = "model.safetensors"
-_PREFIX = "model."
 
 
 def open_weights(path: str | Path) -> WeightFile:
@@ -35,11 +32,12 @@ def open_weights(path: str | Path) -> WeightFile:
         raise WeightsError(f"{path} is {kind}")
     if suffix == ".gguf" or _first_bytes(path) == file_keys.GGUF_MAGIC:
         header = read_gguf_model(path)
-        return WeightFile(path, "gguf", header.tensors, header.metadata)
-    if suffix == ".safetensors":
-        return WeightFile(path, "safetensors", with_usual_names(read_safetensors_header(path)))
-    if path.name.endswith(".index.json"):
-        return WeightFile(path, "safetensors", with_usual_names(read_safetensors_index(path)))
+        tensors, beside = with_usual_names(header.tensors, path, "gguf")
+        return WeightFile(path, "gguf", tensors, header.metadata, beside)
+    if suffix == ".safetensors" or path.name.endswith(".index.json"):
+        read = read_safetensors_header if suffix == ".safetensors" else read_safetensors_index
+        tensors, beside = with_usual_names(read(path), path, "safetensors")
+        return WeightFile(path, "safetensors", tensors, beside=beside)
     raise WeightsError(
         f"{path}: unknown kind of weight file; expected a name ending in .safetensors, .gguf or .safetensors.index.json"
     )
@@ -99,14 +97,3 @@ def _first_bytes(path: Path) -> bytes:
             return stream.read(len(file_keys.GGUF_MAGIC))
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read: {error.strerror or error}") from error
-
-
-def with_usual_names(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
-    """The tensors under the names that they have in a model with its head: `layers.0...` is `model.layers.0...`.
-
-    transformers' `AutoModel` and sentence-transformers write files without the head.
-    """
-    if "embed_tokens.weight" not in tensors or any(name.startswith(_PREFIX) for name in tensors):
-        return tensors
-    prefixes = {name: "" if name.startswith("lm_head.") else _PREFIX for name in tensors}
-    return {prefixes[name] + name: replace(tensor, name=prefixes[name] + name) for name, tensor in tensors.items()}

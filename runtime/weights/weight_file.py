@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from mlxr.compiler.artifact import FileKind
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.element_types import Array, decode
 from mlxr.runtime.weights.stored_tensor import StoredTensor, quoted
@@ -27,11 +28,14 @@ class WeightFile:
 
     path: Path
     """What was opened: a file, or the index or folder of several."""
-    format: Literal["safetensors", "gguf"]
+    format: FileKind
     tensors: Mapping[str, StoredTensor] = field(repr=False)
     """By name, in the order of the file."""
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What a GGUF file says of itself; empty for safetensors."""
+    beside: Mapping[str, tuple[StoredTensor, ...]] = field(default_factory=dict, repr=False)
+    """Tensors of other parts than the text model, which nobody reads, by what they are for: `images`, `sound`,
+    `guesses`."""
 
     def read(self, name: str) -> Array:
         """The whole tensor, in NumPy's own type if it has one, else (bf16, quantised) in float32.

@@ -9,6 +9,7 @@ from mlxr.cli import main
 from mlxr.compiler.spec.family import known_families
 from mlxr.compiler.spec.load import load_spec
 from mlxr.loading.resolve import resolve_artifact
+from mlxr_tests import multimodal_models
 from mlxr_tests.family_models import CONFIGS
 from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0
 
@@ -68,7 +69,9 @@ def test_models_lists_every_family(capsys: pytest.CaptureFixture[str]) -> None:
     assert [family["name"] for family in found["families"]] == list(known_families())
     names = {name for family in found["families"] for name in family["config"]}
     # Each is held against mlx-lm, but for one that has none of its own and is held against transformers' glm.
-    assert {case.partition(",")[0] for case in CONFIGS} == names - {"chatglm"}
+    of_wholes = {config["text_config"]["model_type"] for config in multimodal_models.CONFIGS.values()}
+    held = {case.partition(",")[0] for case in (*CONFIGS, *multimodal_models.CONFIGS)}
+    assert held | of_wholes == names - {"chatglm"}
     assert "storyteller" in [spec["name"] for spec in found["specs"]]
     assert all(family["about"] for family in found["families"])
     assert main(["models"]) == 0

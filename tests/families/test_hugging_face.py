@@ -24,7 +24,9 @@ from mlxr.compiler.spec.model import Model
 Config = dict[str, Any]
 OWN_CODE = ("chatglm", "internlm2")
 """Architectures whose config transformers does not know: they bring code of their own."""
-KINDS = [one.name for one in architectures("config") if one.name not in OWN_CODE]
+FLAT = ("qwen2_5_vl",)
+"""Architectures that transformers takes for wholes with a text model, also where the keys of both are side by side."""
+KINDS = [one.name for one in architectures("config") if one.name not in (*OWN_CODE, *FLAT)]
 FAMILIES = {one.name: one.family for one in architectures("config")}
 BIASES = {
     "attention.q_bias": ("attention_bias", "use_bias", "use_qkv_bias"),
@@ -88,8 +90,11 @@ NO_MATTER = {
     *("attention_dropout", "embedding_dropout", "hidden_dropout", "residual_dropout", "resid_pdrop"),
     *("initializer_range", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
     *("_attn_implementation", "pad_token_id"),
-    # Of Gemma 3 with images, in the same file.
-    *("get_text_config", "image_token_id", "mm_tokens_per_image", "text_config", "vision_config"),
+    # Of models with images, in the same file.
+    *("get_text_config", "image_token_id", "mm_tokens_per_image", "text_config", "vision_config", "video_token_id"),
+    *("deepstack_visual_indexes", "depth", "fullatt_block_indexes", "in_channels", "num_heads", "out_hidden_size"),
+    *("num_position_embeddings", "patch_size", "spatial_merge_size", "temporal_patch_size", "tokens_per_second"),
+    *("vision_end_token_id", "vision_start_token_id", "window_size"),
     "attention_chunk_size",  # of layers of a type that none of these families has
     "attn_logit_softcapping",  # Gemma 3 alone, whose code reads it and does nothing with it
     "use_bidirectional_attention",  # Gemma 1 and 2, likewise
@@ -97,7 +102,12 @@ NO_MATTER = {
 """Keys that transformers reads, and that change no logits."""
 
 
-MODULES = {"gemma3_text": "gemma3", "internlm3": "llama"}
+MODULES = {
+    "gemma3_text": "gemma3",
+    "internlm3": "llama",
+    "qwen2_5_vl_text": "qwen2_5_vl",
+    "qwen3_vl_text": "qwen3_vl",
+}
 """Modules of families that have none of their own name."""
 
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import NoTokenizerError, SpecError
-from mlxr.compiler.importers.facts import find_architecture
+from mlxr.compiler.importers.text_model import find_text_model
 from mlxr.compiler.text import counted, size
 from mlxr.hub import HubError
 from mlxr.hub.best_file import Planner, best_file, fetched_before
@@ -207,4 +207,4 @@ def _check_architecture(paths: Mapping[HubFile, Path]) -> None:
     for file, path in paths.items():
         if file.path == file_keys.CONFIG_FILE:
             config = read_json_object(path, file_keys.CONFIG_BYTES, SpecError)
-            find_architecture(str(path), "model_type", config, "config")
+            find_text_model(str(path), config)

@@ -1,5 +1,6 @@
 """Makes the `Model` of an artifact; of one that is split, rank 0 gets it, and the other ranks execute their parts."""
 
+import logging
 import os
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +11,7 @@ from mlxr.compiler.errors import HostError, MlxrError
 from mlxr.compiler.version import VERSION
 from mlxr.loading.files_check import FilesCheck
 from mlxr.loading.options import LoadOptions
+from mlxr.loading.parts_note import note_of_parts
 from mlxr.runtime.engine.group_rank import FollowingRank, LeadingRank
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
@@ -25,6 +27,9 @@ from mlxr.runtime.parallel.loss import LOST_CODE, write_line
 from mlxr.runtime.parallel.meeting import share_bytes
 from mlxr.runtime.parallel.rank_exchange import RankExchange
 from mlxr.runtime.parallel.restart import RESTARTED_VARIABLE
+from mlxr.runtime.weights.open_weights import open_weights
+
+_LOG = logging.getLogger(__name__)
 
 
 def make_model(
@@ -47,6 +52,8 @@ def make_model(
     Raises:
         MlxrError: see `Model`.
     """
+    if (note := note_of_parts(open_weights(weights))) is not None:
+        _LOG.warning("note: %s", note)
     return Model(
         artifact,
         weights,

@@ -1,0 +1,51 @@
+"""Which part of a file a tensor belongs to: the text model, or something beside it.
+
+Folders of models that also take images have the text model's tensors under a prefix, which depends on the program that
+wrote them; GGUF files of Ollama have all parts in one file. Layers that guess further tokens lie beside the model's
+own, with numbers that follow theirs.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+FileKind = Literal["safetensors", "gguf"]
+
+_PREFIXES = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""))
+"""transformers' own, that of published folders and mlx-lm, and that of the output projection beside these."""
+_BESIDE = {
+    "safetensors": {
+        "images": r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|embed_vision)\..*",
+        "sound": r"(model\.)?(audio_tower|audio_model|embed_audio)\..*",
+        "guesses": r"(model\.)?(mtp|mtp_layers)\..*",
+    },
+    "gguf": {"images": r"(v|mm)\..*", "sound": r"a\..+\..+"},
+}
+_GUESSING_LAYER = re.compile(r"((?:model\.layers|blk)\.\d+\.)(?:nextn\.)?eh_proj\.weight")
+"""Joins the last hidden row with the next token's embedding, in the way of DeepSeek's files."""
+
+
+def text_name(name: str) -> str:
+    """A tensor's or module's name in a folder that has the text model alone."""
+    for prefix, new in _PREFIXES:
+        if name.startswith(prefix):
+            return new + name.removeprefix(prefix)
+    return name
+
+
+def guessing_layers(names: Iterable[str]) -> tuple[str, ...]:
+    """How the names of the tensors in layers that guess further tokens begin."""
+    return tuple(match[1] for name in names if (match := _GUESSING_LAYER.fullmatch(name)))
+
+
+def part_beside(name: str, kind: FileKind, guessing: tuple[str, ...]) -> str | None:
+    """What a tensor is for, if not for the text model: `images`, `sound` or `guesses`.
+
+    Args:
+        name: the tensor's, by `text_name`.
+        kind: of the file.
+        guessing: the result of `guessing_layers` of the whole file.
+    """
+    if guessing and name.startswith(guessing):
+        return "guesses"
+    return next((part for part, pattern in _BESIDE[kind].items() if re.fullmatch(pattern, name)), None)

@@ -1,0 +1,166 @@
+"""Tiny random models that also take images: whole configs, and the logits that transformers gave of text alone.
+
+`tests/families/record_multimodal.py` has transformers make and save each of them with its other parts, and writes the
+tensors' names and shapes and the logits to `data/multimodal_logits.json`. Weights are generated from their names.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr_tests.config_effects import numbers
+
+Config = dict[str, Any]
+RECORDED = Path(__file__).parents[2] / "data" / "multimodal_logits.json"
+VOCAB = 61
+WINDOW = 6
+
+_TEXT: Config = {
+    "vocab_size": VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 88,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 48,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "pad_token_id": 0,
+}
+_YARN: Config = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "rope_theta": 5000.0,
+    "llama_4_scaling_beta": 0.3,
+}
+_SIGLIP: Config = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_PIXTRAL: Config = _SIGLIP | {"model_type": "pixtral", "head_dim": 16}
+_QWEN: Config = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_heads": 2,
+    "out_hidden_size": 128,
+    "patch_size": 14,
+}
+_IDS: Config = {"image_token_id": 58, "video_token_id": 59, "vision_start_token_id": 56, "vision_end_token_id": 57}
+
+CONFIGS: dict[str, Config] = {
+    "gemma3": {
+        "model_type": "gemma3",
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": _TEXT
+        | {
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 7,
+            "query_pre_attn_scalar": 24,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": WINDOW,
+        },
+        "vision_config": _SIGLIP,
+        "mm_tokens_per_image": 4,
+        "image_token_index": 58,
+        "boi_token_index": 56,
+        "eoi_token_index": 57,
+    },
+    # num_attention_heads, num_key_value_heads and head_dim are left out, as the published folder of 4B does.
+    "gemma3, few keys": {
+        "model_type": "gemma3",
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": {
+            "model_type": "gemma3_text",
+            "vocab_size": VOCAB,
+            "hidden_size": 64,
+            "intermediate_size": 88,
+            "num_hidden_layers": 2,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "vision_config": _SIGLIP,
+        "mm_tokens_per_image": 4,
+        "image_token_index": 58,
+        "boi_token_index": 56,
+        "eoi_token_index": 57,
+    },
+    "mistral3": {
+        "model_type": "mistral3",
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "text_config": _TEXT | {"model_type": "mistral", "rope_theta": 5000.0, "sliding_window": None},
+        "vision_config": _PIXTRAL,
+        "image_token_index": 58,
+        "tie_word_embeddings": False,
+    },
+    "mistral3, ministral3": {
+        "model_type": "mistral3",
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "text_config": _TEXT | {"model_type": "ministral3", "rope_parameters": _YARN, "tie_word_embeddings": True},
+        "vision_config": _PIXTRAL,
+        "image_token_index": 58,
+    },
+    "qwen3_vl": _IDS
+    | {
+        "model_type": "qwen3_vl",
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "text_config": _TEXT
+        | {
+            "model_type": "qwen3_vl_text",
+            "rope_theta": 5000.0,
+            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [8, 8, 8], "rope_type": "default"},
+        },
+        "vision_config": _QWEN
+        | {"model_type": "qwen3_vl", "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        "tie_word_embeddings": False,
+    },
+    "qwen2_5_vl": _IDS
+    | {
+        "model_type": "qwen2_5_vl",
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "text_config": {key: value for key, value in _TEXT.items() if key != "head_dim"}
+        | {
+            "model_type": "qwen2_5_vl_text",
+            "rope_theta": 5000.0,
+            "rope_scaling": {"mrope_section": [4, 6, 6], "type": "mrope"},
+            "use_sliding_window": False,
+        },
+        "vision_config": _QWEN | {"model_type": "qwen2_5_vl", "fullatt_block_indexes": [0]},
+        "tie_word_embeddings": False,
+    },
+}
+"""Cases by name; the text before the comma is the whole's `model_type`."""
+
+
+class Recorded(NamedTuple):
+    """What transformers made of a case."""
+
+    reference: str
+    shapes: dict[str, list[int]]
+    """Of all tensors that it saved, by their names."""
+    logits: list[float]
+    """After the last token of the first of the prompts."""
+
+
+def weights(case: str, shapes: dict[str, list[int]]) -> dict[str, npt.NDArray[np.float32]]:
+    """All weights of a model."""
+    around = 0.0 if case.startswith("gemma") else 1.0
+    return {name: numbers(name, tuple(shape), around) for name, shape in shapes.items()}
+
+
+def load_recorded() -> dict[str, Recorded]:
+    """The recorded results of all cases."""
+    return {case: Recorded(**entry) for case, entry in json.loads(RECORDED.read_text()).items()}
