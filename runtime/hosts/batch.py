@@ -45,7 +45,7 @@ class BatchRequest(NamedTuple):
 class DecodeRequests(NamedTuple):
     """The parts of a step in which each sequence has one token, whose logits are wanted: columns of `BatchRequest`s.
 
-    Steps are that, most of them, and then a step of many sequences costs less.
+    Most steps are of this kind, and are built in less time from these.
     """
 
     seq_ids: Sequence[int]

@@ -110,7 +110,7 @@ class LazyExchange(Shared, Protocol):
         """Rows of the stage before."""
 
     def gather_result_lazily(self, x: mx.array | None, rows: int, tops: int) -> mx.array:
-        """The result of a step, [rows, all columns], f32; elsewhere an array of this shape that hangs on the exchange.
+        """The result of a step, [rows, all columns], f32; elsewhere an array of this shape that depends on it.
 
         Args:
             x: this process's columns, [rows, columns], f32; None: it has none.

@@ -50,7 +50,7 @@ class Collectives(Protocol):
         """See `Exchange.receive_lazily`."""
 
     def gather_lazily(self, x: mx.array | None, bounds: Sequence[int], rows: int) -> mx.array:
-        """At rank 0, [rows, bounds[-1]], the columns of the ranks of the last stage; elsewhere what hangs on them.
+        """At rank 0, [rows, bounds[-1]], the columns of the ranks of the last stage; elsewhere what depends on them.
 
         Args:
             x: this rank's columns, [rows, columns], f32; None: it has none.

@@ -22,7 +22,7 @@ _ZERO, _INFINITY, _NAN = 0x80000000, 0x7F800000, 0xFFFFFFFF
 def gather_result_lazily(
     collectives: Collectives, rank: RankPlan, x: mx.array | None, rows: int, tops: int
 ) -> mx.array:
-    """At rank 0, the result, [rows, all columns], f32; elsewhere an array of this shape that hangs on the exchange.
+    """At rank 0, the result, [rows, all columns], f32; elsewhere an array of this shape that depends on the exchange.
 
     Args:
         collectives: of this rank.

@@ -18,7 +18,7 @@ _POLL_S = 0.5
 
 
 class _EndedError(Exception):
-    """Nobody wants the library any more."""
+    """The build was ended: nobody needs the library any more."""
 
 
 class _Build:

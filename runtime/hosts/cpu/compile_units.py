@@ -27,7 +27,7 @@ class BuildError(Exception):
 
 
 class _StoppedError(Exception):
-    """Another unit has failed, or the user wants no more."""
+    """The compilation was stopped: another unit has failed, or the user has interrupted it."""
 
 
 class UnitCompiler:
@@ -84,7 +84,7 @@ class UnitCompiler:
         (self._work / source).write_text(unit.text, "utf-8")
         self._run(command)
         if target is not None:
-            with contextlib.suppress(OSError):  # the library, which comes next, cannot be kept either: that is told
+            with contextlib.suppress(OSError):  # nor can the library, which comes next: a note says so then
                 self._cache.publish(self._work / output, target)
         return Path(output)
 

@@ -37,7 +37,7 @@ _FLAGS = (
     "-Wno-psabi",
 )
 # Zig would first make the C library and a runtime of its own, which takes it 5 s. A process that loads the library has
-# both: what the program calls is found there. Other systems want to be told of their library.
+# both: what the program calls is found there. On other systems the library must be named.
 _ZIG_LINKS = ("-nostdlib",) if sys.platform == "linux" and platform.machine() == "x86_64" else ("-lm",)
 
 

@@ -3,7 +3,7 @@
 The whole text is one unit that any compiler can build. Between the lines `// ---- apart: NAME` and `// ---- end` stands
 a kernel that takes compilers long. It gets a unit of its own: the headers that it may use, none of them a weight
 format's, and the kernel. Nothing in it is the model's alone, so that models with the same attention share its object.
-What is left of the text has a declaration in its place.
+The rest of the text has a declaration in its place.
 """
 
 import re

@@ -208,7 +208,7 @@ class MlxHost(ArrayHost):
         shape = (dims["rows"], self.plan.output_width)
         if self.plan.is_part:
             sent = [arrays[name] for name in sent_by(phase)]
-            if sent:  # a step without rows of logits has nothing else that hangs on it
+            if sent:  # a step without rows of logits has nothing else that depends on it
                 arrays[token_name] = mx.depends([arrays[token_name]], sent)[0]
         return of_shape(arrays[name], shape) if name in arrays else mx.zeros(shape), arrays[token_name]
 

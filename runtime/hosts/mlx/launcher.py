@@ -140,7 +140,7 @@ class Launcher:
         self._count(call.kernel, grid)
 
     def _exchange(self, call: CollectiveCall, launch: Launch, arrays: Arrays, dims: Dims, tops: int) -> None:
-        """Runs one. What is sent hangs on the result, or else on the arena's token: see `MlxHost`."""
+        """Runs one. A send is tied to the result, or else to the arena's token: see `MlxHost`."""
         exchange = self.exchange
         assert exchange is not None, _GIVEN
         bound = {
