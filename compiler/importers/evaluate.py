@@ -192,6 +192,8 @@ class _Arguments:
 
 def key_of(expression: Any) -> str:
     """The key that an expression is about, for messages."""
+    if isinstance(expression, dict) and "call" in expression:
+        return key_of(expression["of"][0])
     return str(expression.get("key", "a number") if isinstance(expression, dict) else expression)
 
 

@@ -126,10 +126,11 @@ class Facts:
         """
         value = self.get(key)
         if isinstance(value, list) and value:
-            if any(item != value[0] for item in value):
+            other = next((layer for layer, item in enumerate(value) if item != value[0]), None)
+            if other is not None:
                 raise SpecError(
-                    f"{self.source}: {self._prefix}{key} differs between layers ({show(value[0])} and others), "
-                    "which is not supported for this key"
+                    f"{self.source}: {self._prefix}{key} is {show(value[0])} in layer 0 and {show(value[other])} in "
+                    f"layer {other}; layers that differ in it are not supported"
                 )
             value = value[0]
         return value

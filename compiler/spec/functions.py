@@ -168,6 +168,7 @@ def _rope(of: Arguments) -> dict[str, Any] | None:
 
 FUNCTIONS = {
     "divide": Function(2, 2, _arithmetic(_divide)),
+    "subtract": Function(2, 2, _arithmetic(lambda a, b: a - b)),
     "multiply": Function(2, 8, _arithmetic(lambda *numbers: math.prod(numbers))),
     "sqrt": Function(1, 1, _arithmetic(math.sqrt)),
     "inverse": Function(1, 1, _arithmetic(lambda value: 1 / value)),

@@ -113,7 +113,10 @@ def test_an_output_beside_tied_embeddings_is_the_same_matrix(storyteller_config:
         ({"hidden_act": "mish"}, 'hidden_act is "mish"; expected one of silu'),
         ({"is_causal": False}, "'is_causal' = false: not supported"),
         ({"per_layer_config": {"1": {"num_key_value_heads": 4}}}, "'per_layer_config' = "),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types differs between layers"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            '"sliding_attention" in layer 1; layers that',
+        ),
         ({"partial_rotary_factor": 0.5}, r"'partial_rotary_factor' = 0\.5: not supported.*name it with --accept-key"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "0.5; expected 1: the family's own code does not read"),
         ({"num_hidden_layers": True}, "num_hidden_layers is true; expected a whole number"),

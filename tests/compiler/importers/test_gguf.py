@@ -126,7 +126,7 @@ def test_numbers_held_as_f32_are_read_as_people_wrote_them(tiny: Facts) -> None:
 
 def test_lists_for_each_layer_may_say_one_thing(tiny: Facts) -> None:
     assert imported(tiny, attention__head_count_kv=[2, 2]).model.attention.num_kv_heads == 2
-    with pytest.raises(SpecError, match=r"llama\.feed_forward_length differs between layers \(512 and others\)"):
+    with pytest.raises(SpecError, match=r"feed_forward_length is 512 in layer 0 and 1024 in layer 1; layers that"):
         imported(tiny, feed_forward_length=[512, 1024])
 
 
@@ -223,6 +223,11 @@ def test_other_divisors_than_llama_3s_are_taken_as_they_are(tiny: Facts) -> None
         ({"attention__head_count": None}, r"says nothing of llama\.attention\.head_count"),
         ({"block_count": "two"}, r'block_count is "two"; expected a whole number'),
         ({"rope__freq_base": math.inf}, r"rope\.freq_base is inf; expected a finite number"),
+        ({"block_count": 2, "nextn_predict_layers": 2}, r"block_count is 0; expected from 1 to 1024 layers"),
+        (
+            {"attention__head_count_kv": [2, 1]},
+            r"head_count_kv is 2 in layer 0 and 1 in layer 1; layers that differ in",
+        ),
         ({"block_count": 10**9}, r"block_count is 1000000000; expected from 1 to 1024 layers"),
         ({"attention__head_count": 0}, "head_count 0: of these nothing can be computed"),
         ({"embedding_length": -8}, "key_length -2: of these nothing can be computed"),

@@ -45,6 +45,21 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mixtral": ("mixtral", "llama", _EXPERTS),
     "qwen2": ("qwen2", "qwen2", {}),
     "qwen3": ("qwen3", "qwen3", {}),
+    # llama.cpp takes every third pair of a section, and does not rotate those that are left over.
+    "qwen3_vl": ("qwen3", "qwen3vl", {"rope.dimension_sections": [6, 5, 5, 0], "n_deepstack_layers": 1}),
+    "qwen2_5_vl": ("qwen2, output", "qwen2vl", {"rope.dimension_sections": [4, 6, 6, 0]}),
+    # What a layer says of itself, and a layer that guesses further tokens.
+    "glm4, a guessing layer": (
+        "glm4",
+        "glm4",
+        {
+            "rope.dimension_count": 16,
+            "block_count": 3,
+            "nextn_predict_layers": 1,
+            "feed_forward_length": [88, 88, 88],
+            "attention.head_count_kv": [2, 2, 2],
+        },
+    ),
     "qwen3_moe": ("qwen3_moe", "qwen3moe", _EXPERTS | {"expert_feed_forward_length": 40}),
     "olmoe": ("olmoe, GQA 1", "olmoe", _EXPERTS),
     "gemma": ("gemma", "gemma", {}),
@@ -156,6 +171,9 @@ def write_gguf(case: str, folder: Path) -> Path:
         for kind, factors in (("long", "long_factor"), ("short", "short_factor")):
             values = np.array(config["rope_scaling"][factors], np.float32)
             writer.add_tensor(f"rope_factors_{kind}.weight", values)
+    if case == "glm4, a guessing layer":
+        for name, array in _guessing_layer(tensors).items():
+            writer.add_tensor(name, array)
     if case == "llama, divisors":
         writer.add_tensor("rope_freqs.weight", np.linspace(1.0, 5.0, 16, dtype=np.float32))
     writer.write_header_to_file()
@@ -172,6 +190,14 @@ def _joined(tensors: dict[str, Any]) -> dict[str, Any]:
         new = re.sub(r"attn_[qkv]\.", "attn_qkv.", name)
         joined[new] = np.concatenate([joined[new], array]) if new in joined else array
     return joined
+
+
+def _guessing_layer(tensors: dict[str, Any]) -> dict[str, Any]:
+    """A layer behind the second, with what joins its row and the next token's embedding."""
+    layer = {name.replace("blk.1.", "blk.2."): array for name, array in tensors.items() if name.startswith("blk.1.")}
+    norm = layer["blk.2.attn_norm.weight"]
+    joins = {"eh_proj": np.ones((norm.size, 2 * norm.size), np.float32), "enorm": norm, "hnorm": norm}
+    return layer | {f"blk.2.nextn.{name}.weight": array for name, array in joins.items()}
 
 
 def _metadata(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:

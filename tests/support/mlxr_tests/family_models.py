@@ -65,6 +65,7 @@ CONFIGS: dict[str, Config] = {
         | {"rope_theta": 5000.0, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0},
     },
     "qwen2": {"tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": 32, "max_window_layers": 28},
+    "qwen2, output": {"use_sliding_window": False},
     "qwen3": _HEADS,
     "qwen3_moe": _HEADS | _EXPERTS | {"decoder_sparse_step": 1, "mlp_only_layers": []},
     "qwen3_moe, a dense layer": _HEADS
