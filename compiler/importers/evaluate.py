@@ -118,6 +118,8 @@ class Evaluation:
                 raise facts.missing(key)
             return self.value(default, want)
         if choices is not None:
+            if isinstance(value, list) and want == "layers" and len(value) < self.num_layers:
+                raise facts.refuse(key, value, f"one of {', '.join(choices)} for each of {self.num_layers} layers")
             return self._chosen(key, value, choices)
         if want == "integer":
             return facts.integer(key)

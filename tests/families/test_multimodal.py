@@ -23,6 +23,7 @@ from mlxr.compiler.errors import SpecError, WeightsError
 from mlxr.compiler.importers.config import spec_from_config
 from mlxr.compiler.importers.tensors import TensorFact
 from mlxr.compiler.text import size
+from mlxr.loading.compare_spec import check_tensors_first
 from mlxr.loading.imported_model import import_model
 from mlxr.loading.parts_note import note_of_parts
 from mlxr.runtime.weights.open_weights import open_weights
@@ -185,6 +186,20 @@ def test_logits_are_those_of_mlx_lm(case: str, quantised: bool, tmp_path: Path) 
     formats = {role: str(weights.of_tensor(f"layers.1.{role}")) for role in ("mlp.down", "mlp.up")}
     expected = ("affine8_g32_f32", "affine4_g32_f32") if quantised else ("f32", "f32")
     assert formats == dict(zip(("mlp.down", "mlp.up"), expected, strict=True))
+
+
+def test_a_quantised_copy_of_the_embedding_table(tmp_path: Path) -> None:
+    """mlx-vlm writes one as the output projection, though the embeddings are tied."""
+    config = mlx_lm_config("gemma3") | {"tie_word_embeddings": True}
+    model, config = quantize_model(build_model(config), config, bits=4, group_size=32)
+    output, table = model.language_model.lm_head, model.language_model.model.embed_tokens
+    output.weight, output.scales, output.biases = table.weight, table.scales, table.biases
+    folder = save_folder(model, config, tmp_path)
+    spec, weights = import_model(folder, EXACT)
+    assert spec.model.tie_embeddings
+    check_tensors_first(spec, weights)
+    tokens = prompts(cases.VOCAB)
+    assert relative_error(logits_of(folder, tokens, "reference"), mlx_lm_logits(model, tokens)) < 1e-4
 
 
 @pytest.mark.parametrize(
