@@ -40,6 +40,7 @@ REFUSED = {
 """Keys without an effect on these logits that are refused all the same."""
 IGNORED = {
     "initializer_range": "of training",
+    "residual_dropout": "of training",
     "pad_token_id": "of batches that are filled up; transformers wants it within the vocabulary",
 }
 """Keys that some references refuse, and that we ignore all the same."""

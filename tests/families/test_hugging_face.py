@@ -29,9 +29,16 @@ FLAT = ("qwen2_5_vl",)
 KINDS = [one.name for one in architectures("config") if one.name not in (*OWN_CODE, *FLAT)]
 FAMILIES = {one.name: one.family for one in architectures("config")}
 BIASES = {
-    "attention.q_bias": ("attention_bias", "use_bias", "use_qkv_bias"),
+    "attention.q_bias": ("attention_bias", "use_bias", "use_qkv_bias", "qkv_bias"),
     "mlp.up_bias": ("mlp_bias", "use_bias"),
 }
+
+
+BY_KIND: dict[str, Config] = {
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    "glm4_moe": {"hidden_size": 12288},
+}
+"""Keys of which transformers' defaults make no model."""
 
 
 def imported(config: Config) -> Model:
@@ -55,6 +62,7 @@ def default_config(kind: str) -> Config:
     config: Config = json.loads(CONFIG_MAPPING[kind]().to_json_string(use_diff=False))
     if kind == "granitemoehybrid":  # whose defaults have Mamba layers and experts
         config |= {"layer_types": ["attention"] * config["num_hidden_layers"], "num_local_experts": 0}
+    config |= BY_KIND.get(kind, {})
     return {**config, "model_type": kind, "architectures": None}
 
 
@@ -66,7 +74,19 @@ def test_every_key_that_transformers_writes_is_known(kind: str) -> None:
     assert model.attention.num_heads == config["num_attention_heads"]
 
 
-SAID = ("_size", "num_", "layer_types", "rope_parameters", "original_max", "model_type", "max_position", "bias", "tie_")
+SAID = (
+    "_size",
+    "num_",
+    "n_routed",
+    "n_shared",
+    "layer_types",
+    "rope_parameters",
+    "original_max",
+    "model_type",
+    "max_position",
+    "bias",
+    "tie_",
+)
 """Parts of keys that any config has: their values are among the tensors, or versions of transformers differ."""
 
 

@@ -26,11 +26,11 @@ METADATA: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "gguf_metadata.json").read_text()
 )
 FAMILIES = {one.name: one.family for one in architectures("config")}
-TIED = ("cohere", "gemma", "gemma2", "gemma3_text", "starcoder2")
+TIED = ("cohere", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3_text", "starcoder2")
 """Families whose configs leave tie_word_embeddings out where it is true."""
 TENSORS = {
     "attention.q_bias": ("add_qkv_bias", "attention_bias", "use_bias", "use_qkv_bias"),
-    "attention.q_norm": ("qk_layernorm",),
+    "attention.q_norm": ("qk_layernorm", "use_qk_norm"),
     "mlp.up_bias": ("use_bias",),
 }
 """Tensors by the keys that say that there are such."""
@@ -109,6 +109,26 @@ def test_what_some_of_them_say() -> None:
     assert imported(config_of("Mistral-7B-Instruct-v0.2")).attention.sliding_window is None
     granite = imported(config_of("granite-3.1-8b-instruct"))
     assert (granite.logit_scale, granite.residual_scale, granite.attention.scale) == (1 / 16, 0.22, 0.0078125)
+
+
+def test_what_some_with_experts_say() -> None:
+    """Numbers of the models' own cards: experts, those that every token goes through, first layers without."""
+    glm = imported(config_of("GLM-4.5"))
+    first, experts = glm.layer(2).mlp, glm.layer(3).mlp.experts
+    assert (first.experts, first.intermediate_size) == (None, 12288)
+    assert experts is not None and experts.shared is not None and experts.groups is None
+    assert (experts.count, experts.per_token, experts.scale, experts.shared.intermediate_size) == (160, 8, 2.5, 1536)
+    assert (experts.router, experts.selection_bias, experts.normalise) == ("sigmoid", True, True)
+    assert (glm.rotary_dim, glm.attention.qk_norm is None) == (64, False)
+    assert imported(config_of("GLM-4.5-Air")).attention.qk_norm is None
+    m2 = imported(config_of("MiniMax-M2"))
+    assert (m2.rotary_dim, m2.attention.qk_norm and m2.attention.qk_norm.scope) == (64, "all")
+    qwen = imported(config_of("Qwen1.5-MoE-A2.7B-Chat")).mlp.experts
+    assert qwen is not None and qwen.shared is not None and not qwen.normalise
+    assert (qwen.shared.intermediate_size, qwen.shared.gate) == (5632, True)
+    command = imported(config_of("c4ai-command-r7b-12-2024"))
+    assert [command.layer(i).rope is None for i in range(4)] == [False, False, False, True]
+    assert [command.layer(i).attention.sliding_window for i in range(4)] == [4096, 4096, 4096, None]
 
 
 def from_metadata(name: str) -> Model:

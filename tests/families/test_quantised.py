@@ -19,6 +19,7 @@ from mlxr_tests.split_logits import check_split
 
 TOLERANCE = 1e-4
 WIDE: Config = {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 64}
+WIDE |= {"shared_expert_intermediate_size": 64}
 
 
 def by_layers(path: str, _: object) -> bool | dict[str, Any]:
@@ -39,6 +40,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "8 bits": ("qwen2", {"bits": 8, "group_size": 64}),
     "by layers": ("qwen3", {"bits": 4, "group_size": 64, "quant_predicate": by_layers}),
     "experts, 8-bit router": ("qwen3_moe", {"bits": 4, "group_size": 32}),
+    "groups of experts and shared ones": ("glm4_moe", {"bits": 4, "group_size": 32}),
+    "a gate of one row": ("qwen2_moe", {"bits": 4, "group_size": 32}),
+    "all heads' norms": ("minimax_m2", {"bits": 8, "group_size": 32}),
     "mxfp4": ("qwen3", {"bits": 4, "group_size": 32, "mode": "mxfp4"}),
     "mxfp4 experts": ("gpt_oss", {"bits": 4, "group_size": 32, "mode": "mxfp4"}),
 }

@@ -38,6 +38,23 @@ _BASE: Config = {
     "pad_token_id": 0,
 }
 _EXPERTS: Config = {"num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True}
+_GROUPS: Config = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
+_GRANITE: Config = {
+    "logits_scaling": 4.0,
+    "attention_multiplier": 0.05,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.3,
+}
 _TURNS = ["sliding_attention", "full_attention"] * (NUM_LAYERS // 2)
 _WINDOWS: Config = {"layer_types": _TURNS, "sliding_window": WINDOW}
 _LAYER_NORM: Config = {"layer_norm_eps": 1e-5, "rms_norm_eps": None}
@@ -58,6 +75,9 @@ _LONGROPE: Config = {
 
 FAMILIES: dict[str, Config] = {
     "cohere": _LAYER_NORM | {"logit_scale": 0.25, "tie_word_embeddings": True, "head_dim": None},
+    "cohere2": _LAYER_NORM | _WINDOWS | {"logit_scale": 0.25, "tie_word_embeddings": True, "head_dim": None},
+    "dots1": _GROUPS | {"sliding_window": WINDOW, "max_window_layers": NUM_LAYERS},
+    "ernie4_5": {},
     "exaone4": _WINDOWS,
     "gemma": {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
     "gemma2": _GEMMA
@@ -66,13 +86,11 @@ FAMILIES: dict[str, Config] = {
     "gemma3_text": _GEMMA | _WINDOWS | {"tie_word_embeddings": True, "rope_local_base_freq": 100.0},
     "glm": {"attention_bias": True, "partial_rotary_factor": 0.5},
     "glm4": {"attention_bias": True, "partial_rotary_factor": 0.5},
+    "glm4_moe": _GROUPS | {"attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5},
     "gpt_oss": _WINDOWS | {"num_local_experts": 5, "num_experts_per_tok": 2, "rope_scaling": _YARN},
-    "granite": {
-        "logits_scaling": 4.0,
-        "attention_multiplier": 0.05,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.3,
-    },
+    "granite": _GRANITE,
+    "granitemoe": _GRANITE | {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": None},
+    "helium": {},
     "internlm2": {"bias": False, "head_dim": None},
     "internlm3": {},
     "llama": {},
@@ -80,15 +98,29 @@ FAMILIES: dict[str, Config] = {
         "rope_theta": None,
         "rope_parameters": _YARN | {"rope_theta": 5000.0, "llama_4_scaling_beta": 0.3},
     },
+    "minimax_m2": {
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "intermediate_size": 40,
+        "rotary_dim": 16,
+    },
     "mistral": {"sliding_window": None},
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "nemotron": {
+        "norm_eps": 1e-5,
+        "rms_norm_eps": None,
+        "hidden_act": "relu2",
+        "partial_rotary_factor": 0.5,
+    },
     "olmo2": {"head_dim": None},
     "olmo3": _WINDOWS | {"head_dim": None, "rope_theta": 500000.0},
     "olmoe": _EXPERTS | {"head_dim": None},
     "phi3": {"head_dim": None, "original_max_position_embeddings": 16},
     "qwen2": {"head_dim": None},
+    "qwen2_moe": _EXPERTS | {"moe_intermediate_size": 40, "shared_expert_intermediate_size": 48, "head_dim": None},
     "qwen3": {},
     "qwen3_moe": _EXPERTS | {"moe_intermediate_size": 40},
+    "seed_oss": {"attention_bias": True, "attention_out_bias": False},
     "smollm3": {"head_dim": None},
     "stablelm": _LAYER_NORM | {"head_dim": None, "partial_rotary_factor": 0.25},
     "starcoder2": {"norm_epsilon": 1e-5, "rms_norm_eps": None, "head_dim": None, "tie_word_embeddings": True},
@@ -116,12 +148,14 @@ _VALUES: dict[str, list[Any]] = {
     "attention_bias": [True, False],
     "attention_dropout": [0.5],
     "attention_multiplier": [0.1],
+    "attention_out_bias": [True],
     "attn_logit_softcapping": [1.5],
     "bias": [True, False],
     "clip_qkv": [0.3],
     "decoder_sparse_step": [2],
     "embedding_multiplier": [2.0],
     "final_logit_softcapping": [2.0],
+    "first_k_dense_replace": [2],
     "head_dim": [64],
     "hidden_act": ["gelu", "relu", "silu"],
     "hidden_activation": ["gelu", "relu", "silu"],
@@ -139,6 +173,8 @@ _VALUES: dict[str, list[Any]] = {
     "moe_intermediate_size": [48],
     "no_rope_layer_interval": [2],
     "no_rope_layers": [[1, 0, 1, 0]],
+    "n_group": [1, 2],
+    "n_shared_experts": [1],
     "norm_eps": [0.03],
     "norm_epsilon": [0.03],
     "norm_topk_prob": [False],
@@ -159,9 +195,14 @@ _VALUES: dict[str, list[Any]] = {
     "rope_parameters": [{"rope_theta": 700.0, "rope_type": "default"}],
     "rope_scaling": _ROPES,
     "rope_theta": [700.0],
+    "rotary_dim": [32],
+    "routed_scaling_factor": [1.0],
+    "scoring_func": ["softmax"],
+    "shared_expert_intermediate_size": [40],
     "sliding_window": [3, None],
     "sliding_window_pattern": [2],
     "swiglu_limit": [0.5],
+    "topk_group": [1],
     "tie_word_embeddings": [True, False, None],
     "use_bias": [True, False],
     "use_bidirectional_attention": [True],
@@ -271,6 +312,8 @@ def numbers(name: str, shape: tuple[int, ...], norms_around: float) -> npt.NDArr
     """The weights of a tensor, generated from its name."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     plain = rng.standard_normal(shape)
+    if name.endswith("e_score_correction_bias"):
+        return (plain * 0.5 - 1.0).astype(np.float32)  # below 0 with the scores, where an expert is masked by 0
     if "norm" in name and name.endswith("weight"):
         plain = plain * 0.3 + norms_around
     elif len(shape) > 1 and "embed" not in name:
@@ -282,7 +325,7 @@ def numbers(name: str, shape: tuple[int, ...], norms_around: float) -> npt.NDArr
 
 def weights(family: str, shapes: Mapping[str, list[int]]) -> dict[str, npt.NDArray[np.float32]]:
     """All weights of a model."""
-    around = 0.0 if family.startswith("gemma") else 1.0
+    around = 0.0 if family.startswith(("gemma", "nemotron")) else 1.0
     return {name: numbers(name, tuple(shape), around) for name, shape in shapes.items()}
 
 

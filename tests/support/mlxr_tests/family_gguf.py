@@ -20,6 +20,14 @@ from mlxr_tests.family_models import WINDOW, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT
 
 _EXPERTS = {"expert_count": 5, "expert_used_count": 2}
+_GROUPED = {
+    "expert_count": 8,
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 40,
+    "expert_shared_count": 2,
+    "expert_weights_scale": 2.5,
+    "expert_weights_norm": True,
+}
 _LAYER_NORM = {"attention.layer_norm_epsilon": 1e-4}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "llama", {}),
@@ -138,6 +146,41 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "glm": ("glm", "chatglm", {"rope.dimension_count": 16}),
     "glm, joined": ("glm", "chatglm", {"rope.dimension_count": 16}),
     "glm4": ("glm4", "glm4", {"rope.dimension_count": 16}),
+    "seed_oss": ("seed_oss", "seed_oss", {}),
+    "ernie4_5": ("ernie4_5, no biases", "ernie4_5", {}),
+    "nemotron": ("nemotron", "nemotron", _LAYER_NORM | {"rope.dimension_count": 16}),
+    "cohere2": (
+        "cohere2",
+        "cohere2",
+        _LAYER_NORM | {"logit_scale": 0.25, "attention.sliding_window": WINDOW, "rope.scaling.type": "none"},
+    ),
+    "qwen2_moe": (
+        "qwen2_moe",
+        "qwen2moe",
+        _EXPERTS | {"expert_feed_forward_length": 40, "expert_shared_feed_forward_length": 72},
+    ),
+    "granitemoe": (
+        "granitemoe",
+        "granitemoe",
+        _EXPERTS | {"attention.scale": 0.05, "embedding_scale": 3.0, "residual_scale": 0.3, "logit_scale": 4.0},
+    ),
+    "glm4_moe": (
+        "glm4_moe, no qk norm",
+        "glm4moe",
+        _GROUPED | {"rope.dimension_count": 16, "expert_gating_func": 2, "leading_dense_block_count": 0},
+    ),
+    "dots1": ("dots1", "dots1", _GROUPED | {"expert_gating_func": 2, "leading_dense_block_count": 1}),
+    "minimax_m2": (
+        "minimax_m2",
+        "minimax-m2",
+        {
+            "expert_count": 6,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 40,
+            "rope.dimension_count": 16,
+            "expert_gating_func": 2,
+        },
+    ),
     "gpt_oss": (
         "gpt_oss",
         "gpt-oss",
@@ -238,7 +281,8 @@ def _tensors(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     spec, weights = import_model(folder, EXACT)
     plan = compile_spec(spec, targets=("cpu",)).artifact.plan
     mapped = MappedWeights(open_weights(weights))
-    experts = config.get("num_experts", config.get("num_local_experts", 0))
+    counts = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((config[key] for key in counts if key in config), 0)
     arrays: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     parts = {part.name: part for weight in plan.weights for part in weight.parts}.values()

@@ -51,6 +51,18 @@ _LONGROPE: Config = {
     "long_factor": [1.5 + 0.25 * i for i in range(16)],
 }
 _EXPERTS: Config = {"num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True, "moe_intermediate_size": 40}
+_GROUPED: Config = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "rope_scaling": None,
+}
 _LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
 
 CONFIGS: dict[str, Config] = {
@@ -169,6 +181,62 @@ CONFIGS: dict[str, Config] = {
     },
     "glm": {"head_dim": 32, "attention_bias": True, "partial_rotary_factor": 1.0},
     "glm4": _HEADS | {"attention_bias": True, "partial_rotary_factor": 0.5},
+    "seed_oss": _HEADS | {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
+    "ernie4_5": _HEADS | {"use_bias": True, "tie_word_embeddings": True},
+    "ernie4_5, no biases": _HEADS | {"use_bias": False, "tie_word_embeddings": False},
+    "helium": {"head_dim": 32, "attention_bias": False, "mlp_bias": False},
+    "nemotron": {"norm_eps": 1e-4, "hidden_act": "relu2", "partial_rotary_factor": 0.5, "head_dim": 32},
+    "cohere2": {
+        "layer_norm_eps": 1e-4,
+        "logit_scale": 0.25,
+        "head_dim": 32,
+        "num_hidden_layers": 5,
+        "sliding_window": WINDOW,
+        "sliding_window_pattern": 4,
+        "tie_word_embeddings": True,
+    },
+    "qwen2_moe": _EXPERTS
+    | {
+        "norm_topk_prob": False,
+        "shared_expert_intermediate_size": 72,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+    "granitemoe": {
+        "logits_scaling": 4.0,
+        "attention_multiplier": 0.05,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.3,
+        "attention_bias": False,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+    },
+    "glm4_moe": _HEADS
+    | _GROUPED
+    | {"num_hidden_layers": 3, "attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5},
+    "glm4_moe, no qk norm": _HEADS
+    | _GROUPED
+    | {
+        "attention_bias": True,
+        "use_qk_norm": False,
+        "partial_rotary_factor": 0.5,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 0,
+    },
+    "dots1": {"head_dim": 32, "num_key_value_heads": 4, "attention_bias": False}
+    | _GROUPED
+    | {"n_group": 1, "topk_group": 1},
+    "minimax_m2": _HEADS
+    | {
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "shared_intermediate_size": 0,
+        "scoring_func": "sigmoid",
+        "rotary_dim": 16,
+        "use_qk_norm": True,
+        "intermediate_size": 40,
+    },
     "gpt_oss": _HEADS
     | _LAYERS
     | {
@@ -185,7 +253,7 @@ CONFIGS: dict[str, Config] = {
 def config_of(case: str) -> Config:
     """The config.json of a case."""
     config = _BASE | {"model_type": case.partition(",")[0]} | CONFIGS[case]
-    if {"layer_norm_eps", "norm_epsilon"} & config.keys():
+    if {"layer_norm_eps", "norm_epsilon", "norm_eps"} & config.keys():
         del config["rms_norm_eps"]
     return config
 
