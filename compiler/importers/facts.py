@@ -186,8 +186,8 @@ class Facts:
             if not isinstance(key, str) or not key.startswith(self._prefix) or key in self._read:
                 continue
             name = key.removeprefix(self._prefix)
-            neutral = self.rules.neutral.get(name)
-            if not (harmless.fullmatch(name) if neutral is None else any(_same(value, same) for same in neutral)):
+            neutral, one = self.rules.neutral.get(name), _of_all_layers(value)
+            if not (harmless.fullmatch(name) if neutral is None else any(_same(one, same) for same in neutral)):
                 strange[path + key] = value
         for name, section in self._sections.items():
             strange |= section._unread(f"{path}{name}.")
@@ -203,7 +203,7 @@ def find_architecture(source: str, key: str, values: Mapping[str, Any], kind: Ki
     name = values.get(key)
     for candidate in architectures_named(kind, name) if isinstance(name, str) else ():
         only_with = candidate.rules.only_with
-        if only_with is None or values.get(f"{name}.{only_with}"):
+        if only_with is None or _of_all_layers(values.get(f"{name}.{only_with}")):
             return candidate
     all_of = architectures(kind)
     names = tuple(sorted({name for one in all_of for name in (one.name, *one.rules.wrappers)}))
@@ -224,6 +224,12 @@ def shortest_f32(value: float) -> float:
     except OverflowError:
         pass
     return value
+
+
+def _of_all_layers(value: Any) -> Any:
+    """The one value that a list has for every layer; anything else as it is."""
+    is_one = isinstance(value, list) and bool(value) and all(_same(item, value[0]) for item in value)
+    return value[0] if is_one else value
 
 
 def _same(value: object, neutral: object) -> bool:

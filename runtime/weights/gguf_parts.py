@@ -17,6 +17,9 @@ from mlxr.runtime.weights.stored_tensor import StoredTensor, quoted
 
 _NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE | re.DOTALL)
 
+_SEES = "mmproj"
+"""In names of files with the part of a model that sees pictures."""
+
 
 def read_gguf_model(path: Path) -> GgufHeader:
     """The metadata and the tensors, in order, of a GGUF model; `path` may be one of several files of the model.
@@ -77,8 +80,9 @@ def model_name(path: Path) -> str:
 
 
 def only_model(files: Iterable[Path]) -> Path | None:
-    """The first or only file of a model, if these files are all those of one model and no others."""
-    ordered = sorted(files)
+    """The first or only file of a model, if these files are all those of one model, with parts beside it that see."""
+    every = sorted(files)
+    ordered = [file for file in every if _SEES not in file.name.lower()] or every
     if len(ordered) == 1:
         return ordered[0]
     if not ordered or not (match := _NAME.fullmatch(ordered[0].name)):

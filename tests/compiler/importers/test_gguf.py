@@ -240,7 +240,13 @@ def test_what_may_change_the_result_is_refused_by_name(tiny: Facts, changes: dic
 
 @pytest.mark.parametrize(
     "changes",
-    [{"expert_count": 0}, {"attention__causal": True}, {"rope__scaling__finetuned": True}, {"pooling_type": 0}],
+    [
+        {"expert_count": 0},
+        {"attention__causal": True},
+        {"rope__scaling__finetuned": True},
+        {"pooling_type": 0},
+        {"expert_count": [0, 0]},
+    ],
 )
 def test_what_changes_nothing_is_let_pass(tiny: Facts, changes: dict[str, Any]) -> None:
     assert imported(tiny, **changes) == imported(tiny)

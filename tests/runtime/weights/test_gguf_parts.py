@@ -85,3 +85,10 @@ def test_files_of_two_models_in_a_folder_are_not_guessed_at(parts: list[Path], t
     shutil.copy(TINY, tmp_path / "other.gguf")
     with pytest.raises(WeightsError, match=r"holds 4 \.gguf files"):
         open_weights(tmp_path)
+
+
+def test_parts_that_see_are_no_models(tmp_path: Path) -> None:
+    shutil.copy(TINY, tmp_path / "tiny-Q8_0.gguf")
+    for name in ("mmproj-tiny-f16.gguf", "tiny.mmproj-Q8_0.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    assert open_weights(tmp_path).path == tmp_path / "tiny-Q8_0.gguf"
