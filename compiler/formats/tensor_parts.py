@@ -14,28 +14,29 @@ FileKind = Literal["safetensors", "gguf"]
 _PREFIXES = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""))
 """transformers' own, that of published folders and mlx-lm, and that of the output projection beside these."""
 _BESIDE = {
-    "safetensors": {
-        "images": r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|embed_vision)\..*",
-        "sound": r"(model\.)?(audio_tower|audio_model|embed_audio)\..*",
-        "guesses": r"(model\.)?(mtp|mtp_layers)\..*",
-    },
-    "gguf": {"images": r"(v|mm)\..*", "sound": r"a\..+\..+"},
+    "safetensors": re.compile(
+        r"(?:model\.)?(?:(?P<images>vision_tower|vision_model|visual|multi_modal_projector|mm_projector|embed_vision)"
+        r"|(?P<sound>audio_tower|audio_model|embed_audio)|(?P<guesses>mtp|mtp_layers))\."
+    ),
+    "gguf": re.compile(r"(?P<images>v|mm)\.|(?P<sound>a)\..+\."),
 }
+"""How names of tensors of each part begin."""
 _GUESSING_LAYER = re.compile(r"((?:model\.layers|blk)\.\d+\.)(?:nextn\.)?eh_proj\.weight")
 """Joins the last hidden row with the next token's embedding, in the way of DeepSeek's files."""
 
 
 def text_name(name: str) -> str:
     """A tensor's or module's name in a folder that has the text model alone."""
-    for prefix, new in _PREFIXES:
-        if name.startswith(prefix):
-            return new + name.removeprefix(prefix)
+    if "language_model." in name:  # few files have it, and some have very many names
+        for prefix, new in _PREFIXES:
+            if name.startswith(prefix):
+                return new + name.removeprefix(prefix)
     return name
 
 
 def guessing_layers(names: Iterable[str]) -> tuple[str, ...]:
     """How the names of the tensors in layers that guess further tokens begin."""
-    return tuple(match[1] for name in names if (match := _GUESSING_LAYER.fullmatch(name)))
+    return tuple(match[1] for name in names if "eh_proj" in name and (match := _GUESSING_LAYER.fullmatch(name)))
 
 
 def part_beside(name: str, kind: FileKind, guessing: tuple[str, ...]) -> str | None:
@@ -48,4 +49,5 @@ def part_beside(name: str, kind: FileKind, guessing: tuple[str, ...]) -> str | N
     """
     if guessing and name.startswith(guessing):
         return "guesses"
-    return next((part for part, pattern in _BESIDE[kind].items() if re.fullmatch(pattern, name)), None)
+    match = _BESIDE[kind].match(name)
+    return None if match is None else match.lastgroup
