@@ -157,6 +157,19 @@ def _sparse(of: Arguments) -> list[str]:
     ]
 
 
+def _between(of: Arguments) -> list[str]:
+    """Types of a mixture: (its first layer, its last one or -1, n, the type of every n-th layer of them, the other)."""
+    first, step, last = of.count(0), of.count(2), of.value(1)
+    if not isinstance(last, int) or isinstance(last, bool) or last < -1:
+        raise of.refuse(1, last, "a layer, or -1 for the last one")
+    last = of.num_layers - 1 if last == -1 else last
+    with_experts, without = of.value(3), of.value(4)
+    return [
+        with_experts if first <= layer <= last and step and (layer + 1) % step == 0 else without
+        for layer in range(of.num_layers)
+    ]
+
+
 def _rope(of: Arguments) -> dict[str, Any] | None:
     """A `rope` section: (which layers, the base, the share of a head that is rotated)."""
     layers, theta = of.value(0), of.number(1)
@@ -181,5 +194,6 @@ FUNCTIONS = {
     "after": Function(3, 3, _after),
     "letters": Function(5, 9, _letters),
     "sparse": Function(4, 4, _sparse),
+    "between": Function(5, 5, _between),
     "rope": Function(2, 3, _rope),
 }

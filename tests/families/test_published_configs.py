@@ -26,7 +26,7 @@ METADATA: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "gguf_metadata.json").read_text()
 )
 FAMILIES = {one.name: one.family for one in architectures("config")}
-TIED = ("cohere", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3_text", "starcoder2")
+TIED = ("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "gemma", "gemma2", "gemma3_text", "minicpm", "starcoder2")
 """Families whose configs leave tie_word_embeddings out where it is true."""
 TENSORS = {
     "attention.q_bias": ("add_qkv_bias", "attention_bias", "use_bias", "use_qkv_bias"),
@@ -77,7 +77,11 @@ def test_published_configs_are_imported(family: str) -> None:
         config = config_of(name)
         model = imported(config)
         attention = model.attention
-        said = (config["num_hidden_layers"], config["hidden_size"], config["num_attention_heads"])
+        said = (
+            config.get("num_hidden_layers", config.get("num_layers")),
+            config["hidden_size"],
+            config["num_attention_heads"],
+        )
         assert (model.num_layers, model.hidden_size, attention.num_heads) == said, name
         kv_heads = config.get("num_key_value_heads", config.get("multi_query_group_num"))
         assert attention.num_kv_heads == kv_heads, name

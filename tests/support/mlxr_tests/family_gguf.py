@@ -148,6 +148,25 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "glm4": ("glm4", "glm4", {"rope.dimension_count": 16}),
     "seed_oss": ("seed_oss", "seed_oss", {}),
     "ernie4_5": ("ernie4_5, no biases", "ernie4_5", {}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe, first layer",
+        "ernie4_5-moe",
+        {
+            "expert_count": 6,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 40,
+            "expert_shared_count": 2,
+            "expert_shared_feed_forward_length": 80,
+            "leading_dense_block_count": 1,
+            "interleave_moe_layer_step": 1,
+        },
+    ),
+    "minicpm": (
+        "minicpm",
+        "minicpm",
+        {"embedding_scale": 12.0, "residual_scale": 1.4 / 2**0.5, "logit_scale": 128 / 24},
+    ),
+    "exaone": ("exaone", "exaone", {"attention.layer_norm_rms_epsilon": 1e-4}),
     "nemotron": ("nemotron", "nemotron", _LAYER_NORM | {"rope.dimension_count": 16}),
     "cohere2": (
         "cohere2",
@@ -281,7 +300,7 @@ def _tensors(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     spec, weights = import_model(folder, EXACT)
     plan = compile_spec(spec, targets=("cpu",)).artifact.plan
     mapped = MappedWeights(open_weights(weights))
-    counts = ("num_experts", "num_local_experts", "n_routed_experts")
+    counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     experts = next((config[key] for key in counts if key in config), 0)
     arrays: dict[str, Any] = {}
     sizes: dict[str, int] = {}

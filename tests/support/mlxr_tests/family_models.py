@@ -184,6 +184,36 @@ CONFIGS: dict[str, Config] = {
     "seed_oss": _HEADS | {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
     "ernie4_5": _HEADS | {"use_bias": True, "tie_word_embeddings": True},
     "ernie4_5, no biases": _HEADS | {"use_bias": False, "tie_word_embeddings": False},
+    "ernie4_5_moe": {
+        "head_dim": 32,
+        "num_hidden_layers": 3,
+        "use_bias": False,
+        "moe_num_experts": 6,
+        "moe_k": 2,
+        "moe_intermediate_size": 40,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": 1,
+        "moe_layer_interval": 1,
+        "moe_gate_act": "softmax",
+        "tie_word_embeddings": True,
+    },
+    "ernie4_5_moe, first layer": {
+        "head_dim": 32,
+        "num_hidden_layers": 2,
+        "use_bias": False,
+        "moe_num_experts": 6,
+        "moe_k": 2,
+        "moe_intermediate_size": 40,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": 1,
+        "moe_layer_interval": 1,
+        "moe_gate_act": "softmax",
+    },
+    "mimo": {"attention_bias": True, "num_nextn_predict_layers": 1},
+    "minicpm": {"dim_model_base": 24, "scale_depth": 1.4, "scale_emb": 12},
+    "exaone": {"num_layers": 2, "layer_norm_epsilon": 1e-4, "rope_scaling": _LLAMA3},
     "helium": {"head_dim": 32, "attention_bias": False, "mlp_bias": False},
     "nemotron": {"norm_eps": 1e-4, "hidden_act": "relu2", "partial_rotary_factor": 0.5, "head_dim": 32},
     "cohere2": {
@@ -253,7 +283,7 @@ CONFIGS: dict[str, Config] = {
 def config_of(case: str) -> Config:
     """The config.json of a case."""
     config = _BASE | {"model_type": case.partition(",")[0]} | CONFIGS[case]
-    if {"layer_norm_eps", "norm_epsilon", "norm_eps"} & config.keys():
+    if {"layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon"} & config.keys():
         del config["rms_norm_eps"]
     return config
 
