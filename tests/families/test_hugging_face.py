@@ -22,7 +22,7 @@ from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.model import Model
 
 Config = dict[str, Any]
-OWN_CODE = ("chatglm", "exaone", "internlm2", "mimo", "minicpm")
+OWN_CODE = ("chatglm", "exaone", "internlm2", "mimo", "minicpm", "minimax")
 """Architectures whose config transformers does not know: they bring code of their own."""
 FLAT = ("qwen2_5_vl",)
 """Architectures that transformers takes for wholes with a text model, also where the keys of both are side by side."""
@@ -104,6 +104,13 @@ def test_keys_that_no_code_reads_change_nothing() -> None:
     smollm = {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}}
     for kind, keys in (("phi3", phi), ("starcoder2", starcoder), ("llama", smollm | {"activation": "swiglu"})):
         assert imported(default_config(kind) | keys) == imported(default_config(kind))
+
+
+def test_of_minimax_s_models_those_with_attention_alone_are_read() -> None:
+    """Text 01 has layers without a softmax under the name that first configs of M2 have."""
+    with pytest.raises(SpecError, match=r"block_size|attn_alpha_factor|layer_types"):
+        imported(default_config("minimax"))
+    assert imported(default_config("minimax_m2") | {"model_type": "minimax"}) == imported(default_config("minimax_m2"))
 
 
 NO_MATTER = {
