@@ -33,6 +33,7 @@ def test_must_not_fire_when_the_results_are_read_elsewhere() -> None:
 def test_must_not_fire_when_all_experts_read_the_same_columns() -> None:
     sketch = Sketch()
     routed = {"top_k": 2, "router": "sigmoid", "normalise": False, "scale": 1.0, "first_expert": None, "owned": None}
+    routed |= {"groups": 1, "top_groups": 1, "judged_by": 1}
     sketch.op("route", "routed", attrs=routed, x=sketch.linear("router", sketch.x, 48, 4))
     weight = sketch.weight("weight", 4 * 24, 48)
     x = sketch.op("expert_linear", "down", attrs=CHOSEN, x=sketch.x, weight=weight, experts="routed.experts")

@@ -63,6 +63,15 @@ _GROUPED: Config = {
     "routed_scaling_factor": 2.5,
     "rope_scaling": None,
 }
+_MINIMAX: Config = _HEADS | {
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "shared_intermediate_size": 0,
+    "scoring_func": "sigmoid",
+    "rotary_dim": 16,
+    "use_qk_norm": True,
+    "intermediate_size": 40,
+}
 _LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
 
 CONFIGS: dict[str, Config] = {
@@ -257,16 +266,8 @@ CONFIGS: dict[str, Config] = {
     "dots1": {"head_dim": 32, "num_key_value_heads": 4, "attention_bias": False}
     | _GROUPED
     | {"n_group": 1, "topk_group": 1},
-    "minimax_m2": _HEADS
-    | {
-        "num_local_experts": 6,
-        "num_experts_per_tok": 3,
-        "shared_intermediate_size": 0,
-        "scoring_func": "sigmoid",
-        "rotary_dim": 16,
-        "use_qk_norm": True,
-        "intermediate_size": 40,
-    },
+    "minimax_m2": _MINIMAX,
+    "minimax": _MINIMAX,
     "gpt_oss": _HEADS
     | _LAYERS
     | {
