@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mlxr.runtime.engine import engine, samples
+from mlxr.runtime.engine import engine_thread, samples
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.scheduler import Scheduler
 from mlxr.runtime.hosts.batch import Batch
@@ -34,7 +34,7 @@ class TurnTimes:
         self._time(EngineCore, "step", "step")
         build = Batch.build.__func__  # type: ignore[attr-defined]
         Batch.build = classmethod(self._timed(build, "batch"))  # type: ignore[method-assign, assignment]
-        turn = engine.Engine._turn
+        turn = engine_thread.EngineThread._turn
 
         def timed_turn(*args: Any) -> None:
             self._turn = {}
@@ -43,7 +43,7 @@ class TurnTimes:
             times = {"turn": time.thread_time() - start, "wall": time.perf_counter() - begin}
             self._turns.append(times | self._turn)
 
-        engine.Engine._turn = timed_turn  # type: ignore[method-assign]
+        engine_thread.EngineThread._turn = timed_turn  # type: ignore[method-assign]
 
     def _time(self, owner: Any, function: str, name: str) -> None:
         setattr(owner, function, self._timed(getattr(owner, function), name))
