@@ -3,33 +3,70 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.artifact.launch import ONE, Extent
-from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.formats.arena import ArenaGeometry, Layout
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.formats.stores import of_group
+from mlxr.compiler.formats.stores import Allocation, of_group
 from mlxr.compiler.ir.tensor import ARENA_TOKEN
 from mlxr.compiler.schedule.kernel import Port, round_up
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
-from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import ArenaKernel
-from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH
+from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
 
-_WORDS = {16: "uint4", 8: "uint2", 4: "uint"}
+_WORDS = {16: "uint4", 8: "uint2", 4: "uint", 2: "ushort", 1: "uchar"}
 """Types of words by their bytes, largest first."""
 
 
 @dataclass(frozen=True)
-class CopyBlocksKernel(ArenaKernel):
-    """Copies whole blocks of all layers into the arena.
+class CopiedRows:
+    """One store's rows in the group.
+
+    Attributes:
+        name, title: of the store, for the kernel and for people.
+        shape, dtype: of the array.
+        row_elements: elements of a token's row.
+        layer_bytes: bytes of one layer of a block.
+    """
+
+    name: str
+    title: str
+    shape: tuple[int, ...]
+    dtype: DType
+    row_elements: int
+    layer_bytes: int
+
+    @classmethod
+    def of(cls, part: Allocation) -> "CopiedRows":
+        """Those of an allocation."""
+        elements = part.row.size_bytes // part.dtype.size_bytes
+        layer_bytes = part.unit_bytes // part.num_layers
+        return cls(part.store.name, part.store.title, part.shape, part.dtype, elements, layer_bytes)
+
+
+@dataclass(frozen=True)
+class CopyBlocksKernel(MetalKernel):
+    """Copies whole blocks of all layers of a group into the arena.
 
     They come from the arena, before a step writes into blocks that sequences share (copy-on-write), or from a buffer,
     where blocks are restored that were read from the arena before.
+
+    Attributes:
+        layout, block_size: see `ArenaGeometry`.
+        num_blocks, num_layers: of the group.
+        parts: what it copies, in the order in which the buffer has it.
     """
+
+    layout: Layout
+    block_size: int
+    num_blocks: int
+    num_layers: int
+    parts: tuple[CopiedRows, ...]
 
     template = "copy_blocks.metal.jinja"
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """Pairs of blocks, the blocks that are not in the arena, and the arena."""
-        return (("copies", DType.I32), ("blocks", DType.U8), *self.arena_ports)
+        """Pairs of blocks, the blocks that are not in the arena, the stores, and the token."""
+        stores = ((part.name, part.dtype) for part in self.parts)
+        return (("copies", DType.I32), ("blocks", DType.U8), *stores, ("token", DType.U32))
 
     @property
     def outputs(self) -> tuple[Port, ...]:
@@ -37,29 +74,37 @@ class CopyBlocksKernel(ArenaKernel):
         return (("token_out", DType.U32),)
 
     @property
-    def threads(self) -> int:
-        """A thread for each word of one layer of a block, up to 256."""
-        return min(256, round_up(self.chunks, SIMD_WIDTH))
+    def is_even(self) -> bool:
+        """Whether all stores have rows of the same form, as keys and values have: one loop copies them."""
+        return len({(part.shape, part.dtype) for part in self.parts}) == 1
 
     @property
-    def block_bytes(self) -> int:
-        """Bytes of one layer of a block."""
-        return self.arena.block_size * self.arena.num_kv_heads * self.arena.row_bytes
+    def threads(self) -> int:
+        """A thread for each word of one layer of a block, of the store with the most, up to 256."""
+        return min(256, round_up(max(map(self.chunks, self.parts)), SIMD_WIDTH))
 
     @property
     def word_bytes(self) -> int:
-        """Bytes of a word, which a thread copies at a time: the most that divide one layer of a block."""
-        return next(size for size in _WORDS if self.block_bytes % size == 0)
+        """Bytes of a word, which a thread copies at a time: the most that divide one layer of a block of each store."""
+        return next(size for size in _WORDS if all(part.layer_bytes % size == 0 for part in self.parts))
 
     @property
     def word(self) -> str:
         """The type of a word."""
         return _WORDS[self.word_bytes]
 
+    def chunks(self, part: CopiedRows) -> int:
+        """Words of one layer of a block of a store."""
+        return part.layer_bytes // self.word_bytes
+
+    def begin(self, part: CopiedRows) -> int:
+        """Words before a store in a block of the buffer."""
+        return sum(map(self.chunks, self.parts[: self.parts.index(part)])) * self.num_layers
+
     @property
-    def chunks(self) -> int:
-        """Words of one layer of a block."""
-        return self.block_bytes // self.word_bytes
+    def buffer_chunks(self) -> int:
+        """Words of a block of the buffer."""
+        return sum(map(self.chunks, self.parts)) * self.num_layers
 
 
 def copy_blocks_launches(arena: ArenaGeometry) -> tuple[PendingLaunch, ...]:
@@ -67,14 +112,14 @@ def copy_blocks_launches(arena: ArenaGeometry) -> tuple[PendingLaunch, ...]:
     return tuple(_launch(arena, number) for number, group in enumerate(arena.groups) if group.layers)
 
 
-def _launch(arena: ArenaGeometry, group: int) -> PendingLaunch:
-    cache = arena.cache_of(arena.groups[group].layers[0])
-    stores = tuple(allocation.name for allocation in arena.of_group(group))
-    kernel = CopyBlocksKernel("copy_blocks", cache)
+def _launch(arena: ArenaGeometry, number: int) -> PendingLaunch:
+    allocations, group = arena.of_group(number), arena.groups[number]
+    parts = tuple(CopiedRows.of(allocation) for allocation in allocations)
+    sizes = (arena.layout, arena.block_size, group.num_blocks, len(group.layers))
     return PendingLaunch(
         "copy_blocks",
-        kernel,
-        ("copies", "blocks", *stores, ARENA_TOKEN),
-        (of_group("copy_blocks.token", group),),
-        (Extent(dim="copies"), Extent(times=cache.num_layers), ONE),
+        CopyBlocksKernel("copy_blocks", *sizes, parts),
+        ("copies", "blocks", *(allocation.name for allocation in allocations), ARENA_TOKEN),
+        (of_group("copy_blocks.token", number),),
+        (Extent(dim="copies"), Extent(times=len(group.layers)), ONE),
     )

@@ -1,0 +1,204 @@
+"""Layers that keep different rows: their groups, where their rows are, and copies of blocks of every size."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxr.compiler.artifact import ArenaGeometry, DType
+from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.formats.stores import LayerGroup, Store, StoreRow, groups_of, keys_and_values
+from mlxr.compiler.schedule import memory
+from mlxr.compiler.targets.metal.kernels.copy_blocks import copy_blocks_launches
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.arena_blocks import copy_blocks, read_blocks, write_blocks
+from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.cpu.host import CpuHost
+from mlxr.runtime.hosts.reference.host import ReferenceHost
+from mlxr.runtime.hosts.sim.host import SimHost
+from mlxr_tests.format_planes import random_buffers
+from mlxr_tests.kernel_bench import run_kernel
+from mlxr_tests.memory_weights import read_memory
+from mlxr_tests.native_weights import random_native
+from mlxr_tests.specs import small_spec
+
+SMALL, WIDE = StoreRow((3,), DType.F16), StoreRow((2, 5), DType.F32)
+KEYS, VALUES = StoreRow((2, 24), DType.F32), StoreRow((2, 16), DType.F32)
+# Keys and values of other sizes; a store that layers 1 and 3 have in another size each, and the others not at all; and
+# layer 4 has what layer 0 has.
+STORES = (
+    Store("k_arena", "token", (KEYS, KEYS, None, KEYS, 0, KEYS), "kv_heads"),
+    Store("v_arena", "token", (VALUES, VALUES, None, VALUES, 0, VALUES), "kv_heads"),
+    Store("marks", "token", (None, SMALL, None, WIDE, None, None)),
+)
+
+
+def geometry_of(layout, stores=STORES, block_size=2, num_blocks=6):
+    groups = [LayerGroup(layers, num_blocks, num_blocks) for layers, _ in groups_of(stores, [None] * 6)]
+    return ArenaGeometry(layout, "paged", block_size, 3, num_blocks * block_size, stores, tuple(groups))
+
+
+def filled(geometry):
+    """An arena of random bytes."""
+    arena, rng = Arena(geometry), np.random.default_rng(1)
+    for bits in arena.bits().values():
+        bits[...] = rng.integers(0, np.iinfo(bits.dtype).max, bits.shape, bits.dtype)
+    return arena
+
+
+def test_layers_with_the_same_rows_are_a_group():
+    arena = geometry_of("block")
+    assert [group.layers for group in arena.groups] == [(0, 5), (1,), (3,)]
+    assert {part.name: part.shape for part in arena.allocations} == {
+        "k_arena": (6, 2, 2, 2, 24),
+        "v_arena": (6, 2, 2, 2, 16),
+        "k_arena.1": (6, 1, 2, 2, 24),
+        "v_arena.1": (6, 1, 2, 2, 16),
+        "marks.1": (6, 1, 2, 3),
+        "k_arena.2": (6, 1, 2, 2, 24),
+        "v_arena.2": (6, 1, 2, 2, 16),
+        "marks.2": (6, 1, 2, 2, 5),
+    }
+    keys, _, marks = arena.stores
+    assert [arena.group_of(layer) for layer in range(6)] == [0, 1, None, 2, 0, 0]
+    assert arena.place(keys, 4) == arena.place(keys, 0) == ("k_arena", 0) and arena.place(keys, 5) == ("k_arena", 1)
+    assert arena.place(marks, 3) == ("marks.2", 0)
+    token = 4 * (2 * 24 + 2 * 16)
+    assert arena.block_bytes == 2 * (4 * token + 2 * 3 + 4 * 10)
+
+
+ODD = (Store("bytes", "token", (StoreRow((3,), DType.U8), *[None] * 5)), *STORES[2:])
+
+
+@pytest.mark.parametrize("layout", ["block", "layer"])
+@pytest.mark.parametrize(("stores", "words"), [(STORES, [16, 4, 16]), (ODD, [1, 2, 8])], ids=["keys", "odd"])
+def test_metal_copies_the_rows_of_each_store(layout, stores, words):
+    block_size = 1 if stores is ODD else 2
+    geometry = geometry_of(layout, stores, block_size)
+    launches = copy_blocks_launches(geometry)
+    assert [launch.body.word_bytes for launch in launches] == words
+    for group, launch in enumerate(launches):
+        arena, expected = filled(geometry), filled(geometry)
+        restored = np.ascontiguousarray(read_blocks(expected, [5, 2], group)[:, ::-1])
+        copy_blocks(expected, [(0, 3)], group)
+        write_blocks(expected, [1, 4], restored, group)
+        names = {part.store.name: part.name for part in geometry.of_group(group)}
+        inputs = {
+            "copies": mx.array([[0, 3], [-1, 1], [-2, 4]], mx.int32),
+            "blocks": mx.array(restored),
+            "token": arena.token,
+            **{port: arena.stores[name] for port, name in names.items()},
+        }
+        grid = (3, len(geometry.groups[group].layers), 1)
+        outputs = run_kernel(launch.body, inputs, {"token_out": (8,)}, grid, in_place=names)
+        assert outputs["token_out"].tolist() == [1] * 8
+        wanted = expected.bits()
+        for name, bits in arena.bits().items():
+            np.testing.assert_array_equal(bits, wanted[name], name)
+
+
+class Kept:
+    """A host whose layers have other rows, run through a pager; the rows of a third store are written here."""
+
+    def __init__(self, host):
+        self.host, self.pager = host, Pager.from_geometry(host.plan.arena)
+        self.marks = host.plan.arena.store("marks")
+        self.tokens, self.hashes = {}, {}
+
+    def add(self, tokens):
+        """A sequence that begins with what it shares with others; the tokens that it has are those of the prefix."""
+        hashes = BlockHashes(root_digest("x"), self.pager.block_size)
+        prefix = self.pager.find_prefix(tokens, hashes)
+        seq_id = self.pager.add_sequence(prefix)
+        self.tokens[seq_id], self.hashes[seq_id] = list(tokens[: prefix.num_tokens]), hashes
+        return seq_id
+
+    def fork(self, seq_id):
+        fork_id = self.pager.fork(seq_id)
+        self.tokens[fork_id] = list(self.tokens[seq_id])
+        self.hashes[fork_id] = BlockHashes(root_digest("x"), self.pager.block_size)
+        return fork_id
+
+    def free(self, seq_id):
+        tokens = self.tokens.pop(seq_id)
+        self.pager.free(seq_id, tokens, self.hashes.pop(seq_id), len(tokens))
+
+    def step(self, *parts):
+        requests = [BatchRequest(seq_id, tokens, len(self.tokens[seq_id])) for seq_id, tokens in parts]
+        batch = Batch.build(requests, self.pager, self.host.plan.query_tile)
+        self.copied = [self.pager.take_copies(), *map(self.pager.take_copies_of, (1, 2))]
+        for group, copies in enumerate(self.copied):
+            if copies:
+                self.host.copy_blocks(copies, group)
+        logits = np.array(self.host.read(self.host.step(batch)))
+        for seq_id, tokens in parts:
+            start = len(self.tokens[seq_id])
+            self.tokens[seq_id] += tokens
+            for bits, place, wanted in self.rows(seq_id, start):
+                bits[place] = wanted
+            self.pager.commit(seq_id, self.tokens[seq_id], self.hashes[seq_id], len(self.tokens[seq_id]))
+        self.pager.check_integrity()
+        for seq_id in self.tokens:
+            for bits, place, wanted in self.rows(seq_id):
+                assert (bits[place] == wanted).all(), f"sequence {seq_id}"
+        return logits
+
+    def rows(self, seq_id, start=0):
+        """Of each token and layer: the array that has its row of the third store, the row's place, what it holds."""
+        geometry, arrays = self.host.arena.geometry, self.host.arena.bits()
+        for layer in range(geometry.num_layers):
+            if (owner := self.marks.owner(layer)) is None:
+                continue
+            (name, place), group = geometry.place(self.marks, layer), geometry.group_of(layer)
+            table = self.pager.block_tables([seq_id], group)[0]
+            for i in range(start, len(self.tokens[seq_id])):
+                block, offset = int(table[i // geometry.block_size]), i % geometry.block_size
+                outer = (block, place) if geometry.layout == "block" else (place, block)
+                yield arrays[name], (*outer, offset), 1000 * owner + sum(self.tokens[seq_id][: i + 1])
+
+
+def model_of(target, layout, monkeypatch):
+    """A model of keys and values with a third store; layer 3 writes over what layer 1 keeps."""
+
+    def stores_of(spec):
+        row = StoreRow((2, 40), DType.F32)
+        return (*keys_and_values((row, row, row, 1)), Store("marks", "token", (None, SMALL, WIDE, 1)))
+
+    monkeypatch.setattr(memory, "stores_of", stores_of)
+    spec = small_spec(model__num_layers=4, cache__layout=layout, cache__num_blocks=24)
+    return compile_spec(spec, targets=(target,)).artifact
+
+
+@pytest.mark.parametrize(
+    ("target", "layout"), [("metal", "block"), ("metal", "layer"), ("cpu", "block"), ("cpu", "layer")]
+)
+def test_a_model_forks_copies_and_finds_prefixes(target, layout, monkeypatch):
+    artifact = model_of(target, layout, monkeypatch)
+    plan = artifact.plan
+    assert [group.layers for group in plan.arena.groups] == [(0,), (1,), (2,)]
+    if target == "cpu":
+        native, weights = random_native(plan)
+        host = CpuHost(artifact, read_memory(native), Arena(plan.arena), threads=1)
+    else:
+        buffers, weights = random_buffers(plan)
+        host = SimHost(artifact, buffers, Arena(plan.arena))
+    both = [Kept(host), Kept(ReferenceHost(artifact, weights, Arena(plan.arena)))]
+
+    def step(*parts):
+        got, want = (kept.step(*parts) for kept in both)
+        np.testing.assert_allclose(got, want, atol=2e-5 * float(np.abs(want).max()), rtol=0)
+        return both[0].copied
+
+    prompt = [5, 60, 7, 8, 9, 11]
+    first, _ = (kept.add(prompt) for kept in both)
+    step((first, prompt))
+    second, _ = (kept.fork(first) for kept in both)
+    copied = step((first, [33]), (second, [34, 35, 36]))
+    assert [len(copies) for copies in copied] == [1, 1, 1], "of the block that both use in part, in each group"
+    step((first, [1]), (second, [2]))
+    for kept in both:
+        kept.free(second)
+    third, _ = (kept.add([*prompt, 34, 35, 36, 2, 3]) for kept in both)
+    assert len(both[0].tokens[third]) == 8, "whole blocks that all groups have"
+    step((third, [36, 2, 3]), (first, [4]))
