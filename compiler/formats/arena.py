@@ -155,6 +155,8 @@ class ArenaGeometry:
             tokens = [] if part.group is None else [f"{self.block_size} tokens"]
             row = [str(size) for size in part.shape[len(outer) + len(tokens) :]]
             text = f"{' x '.join((*outer, *tokens, *row))}, {part.dtype}"
+            window = None if part.group is None else self.groups[part.group].window
+            text += "" if window is None else f", for a window of {window} tokens"
             alike.setdefault(text, []).append(part.store.title)
         return "; ".join(
             f"{' and '.join(titles)}, {'each ' if len(titles) > 1 else ''}{text}" for text, titles in alike.items()

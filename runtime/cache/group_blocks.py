@@ -18,7 +18,7 @@ from mlxr.compiler.artifact import MOST_TAKEN_BACK, LayerGroup
 from mlxr.compiler.errors import ArenaError
 from mlxr.runtime.cache.block_copies import BlockCopies
 from mlxr.runtime.cache.block_hashes import BlockHashes, Digest
-from mlxr.runtime.cache.blocks import BlockPool
+from mlxr.runtime.cache.blocks import BlockPool, block_states
 from mlxr.runtime.cache.integrity import equal
 from mlxr.runtime.cache.prefix_index import CachedBlock
 
@@ -55,6 +55,15 @@ class GroupBlocks:
     def num_used(self) -> int:
         """Blocks that sequences or pending copies use."""
         return self.pool.num_blocks - self.pool.num_free
+
+    def block_states(self) -> str:
+        """The state of each block; see `blocks.block_states`."""
+        return block_states(self.pool, self.pool.idle, self._copies.source_of.values())
+
+    def held(self, seq_id: int) -> tuple[int, tuple[int, ...]]:
+        """The blocks that a sequence holds, in token order, after the number of the first one."""
+        held = self._held[seq_id]
+        return held.first, tuple(held.blocks)
 
     def add(self, seq_id: int, row: int, length: int = 0, blocks: Sequence[int] = ()) -> None:
         """Adds a sequence that begins with blocks that `find` gave for so many tokens, a multiple of the block size."""

@@ -69,8 +69,10 @@ class PagerFacts:
         """Their ids, in the order in which they were added."""
         return tuple(self._sequences)
 
-    def block_states(self) -> str:
-        """The state of each block; see `blocks.block_states`."""
+    def block_states(self, group: int = 0) -> str:
+        """The state of each block of a group; see `blocks.block_states`."""
+        if group:
+            return self.others[group - 1].block_states()
         return block_states(self._pool, self._prefixes.idle_blocks(), self._copies.source_of.values())
 
     def length(self, seq_id: int) -> int:
@@ -80,6 +82,13 @@ class PagerFacts:
     def block_table(self, seq_id: int) -> tuple[int, ...]:
         """Blocks of a sequence in token order: ceil(length / block_size) of them."""
         return tuple(self._get(seq_id).blocks)
+
+    def held_blocks(self, seq_id: int, group: int = 0) -> tuple[int, tuple[int, ...]]:
+        """The blocks of a group that a sequence holds, in token order, after the number of the first one.
+
+        That is 0, unless the group has a window that the first blocks have left.
+        """
+        return self.others[group - 1].held(seq_id) if group else (0, self.block_table(seq_id))
 
     def blocks_of(self, seq_id: int) -> list[int]:
         """Like `block_table`, as a list of its own."""

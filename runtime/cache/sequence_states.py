@@ -96,6 +96,10 @@ class SequenceStates:
         """Snapshots that can be found."""
         return len(self.slots.snapshots)
 
+    def slots_of(self, seq_id: int) -> dict[int, int]:
+        """The slot of each state that a sequence has, by how many tokens it is after."""
+        return dict(sorted(self._sequences[seq_id].slots.items()))
+
     def add(self, seq_id: int, length: int = 0, slot: int = NO_STATE) -> None:
         """Adds a sequence.
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mlxr.runtime.cache.block_hashes import BlockHashes, Digest
+from mlxr.runtime.cache.blocks import CACHED, FREE, SHARED, USED
 
 
 class Snapshot(NamedTuple):
@@ -53,6 +54,13 @@ class StateSlots:
     def num_free(self) -> int:
         """Slots that `take` can still return."""
         return len(self.free) + len(self.idle)
+
+    def slot_states(self) -> str:
+        """One letter for each slot, as `blocks.block_states` has them: those that are cached hold idle snapshots."""
+        states = [USED if count == 1 else SHARED if count else FREE for count in self.references]
+        for slot in self.idle:
+            states[slot] = CACHED
+        return "".join(states)
 
     def take(self) -> int:
         """Gives a free slot, or that of the snapshot that is evicted next, one reference."""

@@ -166,7 +166,7 @@ def test_what_is_loaded_for_embeddings_is_told(own: RunningServer) -> None:
     views = {view["name"]: view for view in own.http.get("/inspector/models").json()}
     assert views[name]["can_chat"] is False and views[name]["planned_bytes"] == running[name]["size"]
     arena = own.http.get("/inspector/arena", params={"model": name}).json()
-    assert arena["num_blocks"] == sum(
+    assert arena["groups"][0]["num_blocks"] == sum(
         after.of("mlxr:blocks", name, state=s) for s in ("free", "cached", "shared", "own")
     )
     assert own.http.post("/inspector/load", params={"model": name}).json()["name"] == name

@@ -25,6 +25,10 @@ def test_the_shape_of_gpt_oss_takes_half() -> None:
     assert full.layers == tuple(range(1, 24, 2)) and windowed.layers == tuple(range(0, 24, 2))
     assert arena.size_bytes == 12 * 32768 * ROW + 12 * windowed.num_blocks * 16 * ROW
     assert 0.5 * whole < arena.size_bytes < 0.53 * whole and arena.whole_bytes == whole
+    parts = arena.summary.split("; ")
+    assert "window" not in parts[0] and parts[1] == (
+        f"K and V, each {windowed.num_blocks} blocks x 12 layers x 16 tokens x 8 x 64, bf16, for a window of 128 tokens"
+    )
     # A sequence's window, a tile of keys, what may be taken back, and a step of a prompt fit.
     assert windowed.num_blocks * 16 > 128 + 128 + 64 + 512
 

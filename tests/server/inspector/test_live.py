@@ -1,6 +1,7 @@
 """The arena and the history of an engine, compared with what its requests must have used."""
 
 import asyncio
+import json
 import time
 from itertools import pairwise
 from types import SimpleNamespace
@@ -15,37 +16,87 @@ from mlxr.runtime.engine.arena_state import arena_state
 from mlxr.runtime.engine.core_stats import CoreStats, StepRecord
 from mlxr.runtime.engine.errors import EngineError
 from mlxr.server.inspector import history as history_module
-from mlxr.server.inspector.arena_view import ArenaView, arena_view, view_of
+from mlxr.server.inspector.arena_view import ArenaView, GroupView, SequenceView, arena_view, view_of
 from mlxr.server.inspector.history import History, watch
 from mlxr_tests.hash_host import HashEngine
 from mlxr_tests.storyteller import TINY
 
 
 def view(engine: HashEngine) -> ArenaView:
-    model: Any = SimpleNamespace(pager=engine.pager, core=engine.core, host=engine.host)
+    model: Any = SimpleNamespace(pager=engine.pager, core=engine.core, host=engine.host, arena=engine.host.arena)
     return view_of(arena_state(model))
+
+
+def counts(group: GroupView) -> tuple[int, int, int, int]:
+    return group.used, group.shared, group.cached, group.free
+
+
+def blocks(sequence: SequenceView) -> tuple[tuple[int, int], ...]:
+    (held,) = sequence.groups
+    assert held.first == 0
+    return held.blocks
 
 
 def test_blocks_of_requests() -> None:
     engine = HashEngine(num_blocks=16, block_size=4)
-    assert view(engine).states == "f" * 16 and view(engine).sequences == ()
+    (empty,) = view(engine).groups
+    assert empty.states == "f" * 16 and (empty.layers, empty.window, empty.block_bytes) == ((0,), None, 8 * 4)
+    assert view(engine).sequences == () and view(engine).slots is None
     prompt = list(range(1, 11))
     engine.add(prompt, max_tokens=8)
     engine.core.step()
     first = view(engine)
-    assert (first.used, first.free, first.shared, first.cached) == (3, 13, 0, 0), "10 tokens in blocks of 4"
+    assert counts(first.groups[0]) == (3, 0, 0, 13), "10 tokens in blocks of 4"
     (sequence,) = first.sequences
-    assert (sequence.prompt_tokens, sequence.tokens, sequence.blocks) == (10, 10, ((0, 2),))
+    assert (sequence.prompt_tokens, sequence.tokens, blocks(sequence)) == (10, 10, ((0, 2),))
     engine.add([*prompt[:8], 30, 31], max_tokens=8)
     engine.core.step()
     both = view(engine)
-    assert (both.shared, both.used) == (2, 2), "two full blocks are the same"
-    assert [s.blocks for s in both.sequences] == [((0, 2),), ((0, 1), (3, 3))]
-    assert len({s.request for s in both.sequences}) == 2 and both.block_bytes == 8 * 4
+    assert counts(both.groups[0])[:2] == (2, 2), "two full blocks are the same"
+    assert [blocks(s) for s in both.sequences] == [((0, 2),), ((0, 1), (3, 3))]
+    assert len({s.request for s in both.sequences}) == 2
     engine.run()
     rest = view(engine)
-    assert rest.sequences == () and rest.used == rest.shared == 0
-    assert rest.cached == engine.pager.num_idle > 0 and rest.free == 16 - rest.cached
+    idle = engine.pager.num_idle
+    assert rest.sequences == () and idle > 0 and counts(rest.groups[0]) == (0, 0, idle, 16 - idle)
+
+
+def test_blocks_of_a_window() -> None:
+    engine = HashEngine(num_blocks=128, block_size=4, context=400, window=8)
+    engine.add([1 + i % 7 for i in range(320)], max_tokens=40)
+    while engine.pager.num_sequences == 0 or engine.pager.length(0) < 320:
+        engine.core.step()
+    told = json.loads(view(engine).model_dump_json())
+    whole, windowed = told["groups"]
+    assert [(group["layers"], group["window"], group["block_bytes"]) for group in (whole, windowed)] == [
+        ([0], None, 32),
+        ([1], 8, 32),
+    ]
+    (sequence,) = told["sequences"]
+    held = sequence["groups"][1]
+    assert sequence["groups"][0] == {"first": 0, "blocks": [[0, 79]]} and whole["used"] == 80
+    assert held["first"] > 0 and held["first"] + windowed["used"] == 80, "the blocks before are given back"
+    assert sum(last - first + 1 for first, last in held["blocks"]) == windowed["used"] == windowed["states"].count("u")
+    engine.run()
+    assert [counts(group)[:2] for group in view(engine).groups] == [(0, 0)] * 2 and view(engine).sequences == ()
+
+
+def test_slots_of_states() -> None:
+    engine = HashEngine(state_slots=20)
+    prompt = list(range(1, 11))
+    engine.add(prompt, max_tokens=8)
+    engine.core.step()
+    told = json.loads(view(engine).model_dump_json())
+    (sequence,), slots = told["sequences"], told["slots"]
+    assert (slots["num_slots"], slots["slot_bytes"], len(slots["states"])) == (20, 8, 20)
+    (after,) = sequence["slots"]
+    assert after["tokens"] == 10 and slots["states"][after["slot"]] == "u" and slots["used"] == 1
+    assert len(slots["snapshots"]) == 2 and slots["cached"] == 1, "after the last full block, and at the end"
+    assert after["slot"] in slots["snapshots"]
+    engine.run()
+    rest = view(engine).slots
+    assert rest is not None and rest.used == rest.shared == 0
+    assert rest.cached == len(rest.snapshots) > 0 and {rest.states[slot] for slot in rest.snapshots} == {"c"}
 
 
 def test_a_contiguous_arena_keeps_its_last_sequence() -> None:
@@ -124,7 +175,8 @@ def test_an_engine_that_runs(monkeypatch: Any) -> None:
             assert seen is not None
             (sequence,) = seen.sequences
             assert sequence.prompt_tokens == len(prompt) <= sequence.tokens
-            assert seen.used == -(-sequence.tokens // seen.block_size)
+            (group,) = seen.groups
+            assert group.used == -(-sequence.tokens // seen.block_size)
             counts = engine.launch_counts()
             program = engine.model.artifact.plan.program("cpu")
             assert set(counts) <= {kernel.name for kernel in program.kernels}

@@ -51,7 +51,8 @@ def test_a_model_is_looked_at_once_it_is_loaded(other: RunningServer) -> None:
     assert c["kernel"] in get(other, "kernel", model="a", target="cpu", name=c["kernel"])["source"]
 
     arena = get(other, "arena", model="a")
-    assert arena["num_blocks"] == len(arena["states"]) and arena["cached"] >= 0
+    (group,) = arena["groups"]
+    assert group["num_blocks"] == len(group["states"]) and group["cached"] >= 0 and arena["slots"] is None
     generated, until = 0, time.monotonic() + 30
     while generated < 3 and time.monotonic() < until:
         time.sleep(0.1)  # until the next sample: the last one may have been taken amid the answer

@@ -3,12 +3,16 @@
 import re
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mlxr.runtime.engine.arena_state import arena_state
+from mlxr.server.inspector.arena_view import view_of
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr_tests.browser_tab import Tab, new_tab
+from mlxr_tests.hash_host import HashEngine
 from mlxr_tests.running_server import RunningServer, running_server, tiny_source
 
 
@@ -205,6 +209,44 @@ def test_live(opened: Tab) -> None:
     page.get_by_text("Block 0:").wait_for()
     named = page.locator("canvas").evaluate_all("all => all.map(canvas => canvas.getAttribute('aria-label'))")
     assert len(named) == 6 and all(named)
+
+
+@pytest.mark.long
+def test_groups_of_layers_and_slots_of_states(opened: Tab) -> None:
+    """The arena of a model with a window and states, in place of the tiny model's."""
+    load(opened.server, "a")
+    engine = HashEngine(num_blocks=128, block_size=4, context=400, window=8, state_slots=20)
+    engine.add([1 + i % 7 for i in range(320)], max_tokens=40)
+    while engine.pager.num_sequences == 0 or engine.pager.length(0) < 320:
+        engine.core.step()
+    model: Any = SimpleNamespace(pager=engine.pager, core=engine.core, host=engine.host, arena=engine.host.arena)
+    told = view_of(arena_state(model))
+    opened.page.route("**/inspector/arena?*", lambda route: route.fulfill(json=told.model_dump(mode="json")))
+    page = opened.open("/#/inspector/live")
+    assert told.slots is not None
+    whole, windowed = told.groups
+    for title, used, count in (
+        ("1 layer, all tokens", whole.used, "128 blocks"),
+        ("1 layer, a window of 8 tokens", windowed.used, f"{windowed.num_blocks} blocks"),
+        ("States of sequences", told.slots.used, "20 slots"),
+    ):
+        page.get_by_role("heading", name=title, exact=True).wait_for()
+        page.get_by_role("img", name=f"{title}: {used} of {count} in use", exact=False).wait_for()
+    page.get_by_text("those that have left the window are given back").wait_for()
+    (sequence,) = told.sequences
+    (first, _), *_ = sequence.groups[1].blocks
+    grid = page.get_by_role("img", name="1 layer, a window of 8 tokens")
+    grid.focus()
+    page.keyboard.press("ArrowRight")
+    for _ in range(first):
+        page.keyboard.press("ArrowRight")
+    whose = f"of request {sequence.request}, its block {sequence.groups[1].first}"
+    page.get_by_text(f"Block {first}: in use, {whose}").wait_for()
+    page.get_by_role("img", name="States of sequences").focus()
+    page.keyboard.press("ArrowRight")
+    page.get_by_text(re.compile("Slot 0: (in use|cached|free)")).wait_for()
+    heads = page.get_by_role("table").get_by_role("columnheader").all_inner_texts()
+    assert heads[3:] == ["blocks, all tokens", "blocks, a window of 8 tokens", "state slots"]
 
 
 @pytest.mark.long

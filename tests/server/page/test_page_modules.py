@@ -115,14 +115,26 @@ def test_imports(tab: Tab, file: Any, message: str | None) -> None:
 
 
 def test_the_blocks_of_sequences(tab: Tab) -> None:
-    arena = {"sequences": [{"id": 5, "blocks": [[0, 1], [4, 4]]}, {"id": 6, "blocks": [[0, 0], [2, 2]]}]}
+    whole = [{"first": 0, "blocks": [[0, 1], [4, 4]]}, {"first": 0, "blocks": [[0, 0], [2, 2]]}]
+    windowed = [{"first": 1, "blocks": [[7, 7], [3, 3]]}, {"first": 0, "blocks": []}]
+    slots = [[{"slot": 2, "tokens": 8}], [{"slot": 2, "tokens": 8}, {"slot": 0, "tokens": 9}]]
+    arena = {"sequences": [{"id": 5 + i, "groups": [whole[i], windowed[i]], "slots": slots[i]} for i in range(2)]}
     body = """
-        const told = ({sequence, place}) => [sequence.id, place];
-        const whose = [...m.owners(values[0])].map(([block, of]) => [block, of.map(told)]);
-        return [whose, m.cellSize(1024, 1200, 220), m.cellSize(8, 1200, 220), m.cellSize(100000, 300, 200)];
+        const owner = ({sequence, text}) => [sequence.id, text];
+        const told = (whose) => [...whose].map(([cell, of]) => [cell, of.map(owner)]);
+        return [told(m.owners(values[0], 0)), told(m.owners(values[0], 1)), told(m.slotOwners(values[0]))];
     """
-    whose, size, most, least = call(tab, "inspector/arena_picture", body, arena)
-    assert whose == [[0, [[5, 0], [6, 0]]], [1, [[5, 1]]], [4, [[5, 2]]], [2, [[6, 1]]]]
+    of_all, of_window, of_slots = call(tab, "inspector/arena_picture", body, arena)
+    first, second = "its block 0", "its block 1"
+    both = [[0, [[5, first], [6, first]]], [1, [[5, second]]]]
+    assert of_all == [*both, [4, [[5, "its block 2"]]], [2, [[6, second]]]]
+    assert of_window == [[7, [[5, second]]], [3, [[5, "its block 2"]]]]
+    assert of_slots == [[2, [[5, "after 8 tokens"], [6, "after 8 tokens"]]], [0, [[6, "after 9 tokens"]]]]
+
+
+def test_sizes_of_cells(tab: Tab) -> None:
+    body = "return [m.cellSize(1024, 1200, 220), m.cellSize(8, 1200, 220), m.cellSize(100000, 300, 200)];"
+    size, most, least = call(tab, "inspector/cell_grid", body)
     assert (1200 // size) * (220 // size) >= 1024 > (1200 // (size + 0.5)) * (220 // (size + 0.5))
     assert (most, least) == (22, 2)
 

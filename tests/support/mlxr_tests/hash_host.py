@@ -20,6 +20,7 @@ import numpy as np
 from mlxr.compiler.artifact import LayerGroup
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.stores import Store, StoreRow
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.engine.completion import Event
@@ -290,13 +291,22 @@ class HashEngine:
         window: int = 0,
     ) -> None:
         columns = -(-context // block_size)
+        layers = 2 if window else 1
         self.geometry = kv_arena(
-            *("block", "paged", num_blocks, 1, block_size, 1, 1, DType.F32, columns, max_sequences, context)
+            *("block", "paged", num_blocks, layers, block_size, 1, 1, DType.F32, columns, max_sequences, context)
         )
-        self.geometry = replace(self.geometry, num_slots=state_slots, snapshot_tokens=state_every)
+        if state_slots:
+            sums = Store("sums", "sequence", (StoreRow((2,), DType.F32), *[None] * (layers - 1)))
+            self.geometry = replace(
+                self.geometry,
+                stores=(*self.geometry.stores, sums),
+                num_slots=state_slots,
+                snapshot_tokens=state_every,
+            )
         if window:
             windowed = LayerGroup((1,), max_sequences * (-(-window // block_size) + 8) + max_tokens, columns, window)
-            self.geometry = replace(self.geometry, groups=(*self.geometry.groups, windowed))
+            whole = replace(self.geometry.groups[0], layers=(0,))
+            self.geometry = replace(self.geometry, groups=(whole, windowed))
         options = {"state_slots": state_slots} if state_slots else {}
         self.host = make_host(self.geometry, max_tokens, pipelines=pipelines, **options)
         self.pager = Pager.from_geometry(self.geometry, record_evictions=tiers is not None)

@@ -20,8 +20,9 @@ export class Chart {
     this.canvas = element("canvas", { role: "img", height: HEIGHT });
     this.swatches = series.map(([, color]) => element("i", { class: `swatch ${color}` }));
     this.values = series.map(() => element("b", { text: "–" }));
+    this.note = element("small", { text: note });
     this.node = element("figure", { class: "chart" },
-      element("figcaption", {}, element("h3", { text: title }), element("small", { text: note }),
+      element("figcaption", {}, element("h3", { text: title }), this.note,
         element("p", { class: "legend" }, ...series.map(([name], at) => element("span", {}, this.swatches[at], ` ${name} `, this.values[at])))),
       this.canvas);
   }

@@ -2,7 +2,8 @@
 
 import { getJson } from "../api.js";
 import { element, labelled } from "../element.js";
-import { ArenaPicture, hue } from "./arena_picture.js";
+import { ArenaPicture, kept, runTexts } from "./arena_picture.js";
+import { hue } from "./cell_grid.js";
 import { Chart } from "./chart.js";
 import { duration, short } from "./numbers.js";
 import { table } from "./op_panel.js";
@@ -24,11 +25,12 @@ export class LivePanel {
     this.since = 0;
     this.begun = 0;
     this.span = element("select", { on: { change: () => this.#draw() } }, ...SPANS.map(([, text], at) => element("option", { value: at, text: at === SPANS.length - 1 ? text : `the last ${text}`, selected: at === 0 })));
+    this.blocks = new Chart("Blocks", [["in use", "tone-1"], ["cached", "tone-4"], ["shared", "tone-3"]]);
     this.charts = [
       [new Chart("Tokens a second", [["of answers", "tone-1"], ["computed, with prompts", "tone-2"]], { mean: perSecond }), (s) => [s.generated_per_second, s.computed_per_second]],
       [new Chart("Requests", [["running", "tone-1"], ["waiting", "tone-3"]]), (s) => [s.running, s.waiting]],
       [new Chart("Prefix cache", [["of prompts' tokens were there", "tone-4"]], { most: 1, unit: (value) => `${short(value * 100)} %`, mean: hitRate }), (s) => [s.hit_rate]],
-      [new Chart("Blocks", [["in use", "tone-1"], ["cached", "tone-4"], ["shared", "tone-3"]]), (s) => [s.blocks_used, s.blocks_cached, s.blocks_shared]],
+      [this.blocks, (s) => [s.blocks_used, s.blocks_cached, s.blocks_shared]],
     ];
     this.batches = new Chart("Batch of each step, tokens", [["one of each sequence", "tone-1"], ["prompts", "tone-2"], ["drafts", "tone-3"]], { bars: true, note: "a bar for each step, logarithmic; the figures are of the newest one, at the right" });
     this.ago = element("small");
@@ -87,7 +89,11 @@ export class LivePanel {
     const key = JSON.stringify(this.last.sequences);
     if (key === this.shown) return;
     this.shown = key;
-    this.sequences.replaceChildren(this.last.sequences.length ? table(["request", "prompt", "tokens", "blocks"], this.last.sequences.map(row)) : element("p", { class: "hint", text: "None: nobody is being answered." }));
+    const { groups, sequences, slots } = this.last;
+    if (groups.length > 1) this.blocks.note.textContent = "those that keep all tokens";
+    const of = groups.length > 1 ? groups.map(({ window }) => `blocks, ${kept(window)}`) : ["blocks"];
+    const heads = ["request", "prompt", "tokens", ...of, ...(slots ? ["state slots"] : [])];
+    this.sequences.replaceChildren(sequences.length ? table(heads, sequences.map((sequence) => row(sequence, slots))) : element("p", { class: "hint", text: "None: nobody is being answered." }));
   }
 }
 
@@ -104,10 +110,10 @@ function hitRate(points) {
   return [sum("prompt_tokens") ? sum("cached_tokens") / sum("prompt_tokens") : null];
 }
 
-function row(sequence) {
+function row(sequence, slots) {
   const swatch = element("i", { class: "swatch" });
   swatch.style.backgroundColor = hue(sequence.id);
   const name = element("span", {}, swatch, ` ${sequence.request ?? "none"}`);
-  const blocks = sequence.blocks.map(([first, last]) => (first === last ? first : `${first}–${last}`)).join(", ");
-  return [name, sequence.prompt_tokens ?? "", sequence.tokens, blocks];
+  const states = slots ? [sequence.slots.map(({ slot }) => slot).join(", ")] : [];
+  return [name, sequence.prompt_tokens ?? "", sequence.tokens, ...sequence.groups.map(({ blocks }) => runTexts(blocks)), ...states];
 }
