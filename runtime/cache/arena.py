@@ -71,8 +71,8 @@ class Arena:
         """
         return tuple(int(bits.__array_interface__["data"][0]) for bits in self.bits().values())
 
-    def give_back(self, block_ids: Sequence[int]) -> None:
-        """Gives the memory of blocks that hold nothing back to the system, where that is possible; then they are zero.
+    def give_back(self, block_ids: Sequence[int], group: int = 0) -> None:
+        """Gives the memory of a group's blocks that hold nothing back to the system, where possible; they become zero.
 
         MLX's arrays keep their memory.
         """

@@ -95,15 +95,19 @@ class BlockPool:
         self.version += 1
         return block_id
 
-    def give_back(self, most: int) -> list[int]:
+    def give_back(self, most: int, *, forgets: bool = True) -> list[int]:
         """Blocks that nobody uses and whose memory can be given back: free ones, then idle ones, which are forgotten.
 
         They are zero when they are taken again, and come after all other free blocks.
+
+        Args:
+            most: how many at most.
+            forgets: whether idle ones count.
         """
         given = [block_id for block_id in reversed(self.free_blocks) if self._was_taken[block_id]][:most]
         kept = set(self.free_blocks).difference(given)
         record, self.record_evictions = self.record_evictions, False  # what they hold is gone at once
-        while len(given) < most and self.idle:
+        while forgets and len(given) < most and self.idle:
             block_id, _ = self.idle.popitem(last=False)
             self.forget(block_id)
             given.append(block_id)
@@ -152,6 +156,24 @@ class BlockPool:
         else:
             self.free_blocks.append(block_id)
             self.version += 1
+
+
+def give_back(pools: Sequence[BlockPool], sizes: Sequence[int], num_bytes: int) -> list[list[int]]:
+    """By pool the blocks whose memory is given back, together so many bytes where there are; idle ones come last.
+
+    Args:
+        pools: the pools.
+        sizes: by pool: bytes of a block.
+        num_bytes: how much is wanted.
+    """
+    given: list[list[int]] = [[] for _ in pools]
+    for forgets in (False, True):
+        for pool, size, blocks in zip(pools, sizes, given, strict=True):
+            if size and num_bytes > 0:
+                found = pool.give_back(-(-num_bytes // size), forgets=forgets)
+                num_bytes -= size * len(found)
+                blocks.extend(found)
+    return given
 
 
 def block_states(pool: BlockPool, idle: Iterable[int], copied: Iterable[int]) -> str:

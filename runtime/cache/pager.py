@@ -36,7 +36,7 @@ from mlxr.compiler.artifact import ArenaGeometry, LayerGroup
 from mlxr.compiler.errors import ArenaError, ArenaFullError
 from mlxr.runtime.cache.block_copies import BlockCopies
 from mlxr.runtime.cache.block_hashes import BlockHashes
-from mlxr.runtime.cache.blocks import BlockPool, BlockSequence
+from mlxr.runtime.cache.blocks import BlockPool, BlockSequence, give_back
 from mlxr.runtime.cache.group_blocks import GroupBlocks
 from mlxr.runtime.cache.growth import Growth
 from mlxr.runtime.cache.kept_sequence import KeptSequence
@@ -118,6 +118,7 @@ class Pager(PagerFacts):
         self._next_id = 0
         self.states = states
         self.others = tuple(GroupBlocks(group, block_size, max_sequences) for group in others)
+        self._pools = (self._pool, *(group.pool for group in self.others))
 
     @classmethod
     def from_geometry(cls, geometry: ArenaGeometry, *, record_evictions: bool = False) -> "Pager":
@@ -139,10 +140,14 @@ class Pager(PagerFacts):
             others=geometry.groups[1:],
         )
 
-    def save_memory(self, is_low: bool, most: int) -> list[int]:
-        """At most so many blocks that nobody uses; what they hold is lost. While memory is low, more are taken last."""
-        self._pool.is_frugal = is_low
-        return self._pool.give_back(most) if most and not self.contiguous else []
+    def save_memory(self, is_low: bool, num_bytes: int, sizes: Sequence[int]) -> list[list[int]]:
+        """By group the blocks that nobody uses, of so many bytes where there are; what they hold is lost.
+
+        While memory is low, blocks that are not in memory are taken last. `sizes` are the bytes of a group's block.
+        """
+        for pool in self._pools:
+            pool.is_frugal = is_low
+        return give_back(self._pools, sizes, num_bytes) if num_bytes and not self.contiguous else []
 
     def block_tables(self, seq_ids: Sequence[int], group: int = 0) -> npt.NDArray[np.int32]:
         """Blocks of several sequences: [sequences, blocks of the longest], int32; unused entries are 0.
@@ -198,11 +203,6 @@ class Pager(PagerFacts):
             prefix.num_tokens if self.states else 0,
             tuple(group.blocks_after(digests, count) for group in self.others),
         )
-
-    @property
-    def _version(self) -> int:
-        """Counts the changes of any group after which a block that was found may hold something else."""
-        return self._pool.version + sum(group.pool.version for group in self.others)
 
     def blocks_to_begin(self, prefix: Prefix, length: int) -> int:
         """How many of the free blocks a new sequence with this prefix needs until it has so many tokens.

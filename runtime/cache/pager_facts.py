@@ -26,11 +26,22 @@ class PagerFacts:
     states: SequenceStates | None
     others: tuple[GroupBlocks, ...]
     _pool: BlockPool
+    _pools: tuple[BlockPool, ...]
     _prefixes: PrefixCache | KeptSequence
     _sequences: dict[int, BlockSequence]
     _copies: BlockCopies
     _tables: npt.NDArray[np.int32]
     _free_rows: list[int]
+
+    @property
+    def _version(self) -> int:
+        """Counts the changes of any group after which a block that was found may hold something else."""
+        return sum(pool.version for pool in self._pools)
+
+    @property
+    def is_caching(self) -> bool:
+        """Whether there are blocks, of any group, that only the prefix cache uses."""
+        return bool(self.num_idle) or any(group.pool.idle for group in self.others)
 
     @property
     def num_free_blocks(self) -> int:
@@ -50,9 +61,9 @@ class PagerFacts:
         return self.num_blocks - self._pool.num_free
 
     @property
-    def num_untaken(self) -> int:
-        """Blocks that nobody has taken yet, or that were given back: they are not in memory."""
-        return self.num_blocks - self._pool.num_taken
+    def num_untaken(self) -> tuple[int, ...]:
+        """By group the blocks that nobody has taken yet, or that were given back: they are not in memory."""
+        return tuple(pool.num_blocks - pool.num_taken for pool in self._pools)
 
     @property
     def num_shared(self) -> int:

@@ -147,13 +147,14 @@ class EngineCore:
 
     def _save_memory(self, scarce_bytes: int) -> None:
         """Gives memory of the arena back that nobody uses, once the machine lacks it."""
-        most = -(-scarce_bytes // self._host.block_bytes)
-        if blocks := self._pager.save_memory(self._watch.is_low, most):
-            self._host.arena.give_back(blocks)
+        given = self._pager.save_memory(self._watch.is_low, scarce_bytes, self._host.block_bytes_of_groups)
+        for group, blocks in enumerate(given):
+            if blocks:
+                self._host.arena.give_back(blocks, group)
 
     def wait(self) -> None:
         """Waits after a step that was none, until another may be one; without requests, until `wake` is set."""
-        caches = self._link is not None or (self._host.arena.takes_pages and self._pager.num_idle)
+        caches = self._link is not None or (self._host.arena.takes_pages and self._pager.is_caching)
         longest = _WATCH_SECONDS if caches else None
         if self.scheduler.running or self.scheduler.waiting:
             longest = max(0.0, min(_LONGEST_WAIT, self._next_deadline - self.clock()))

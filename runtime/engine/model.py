@@ -193,7 +193,9 @@ class Model:
 
     def unused_bytes(self) -> int:
         """Bytes of the arena that are not in memory yet, and will be when more of it is used."""
-        return self.pager.num_untaken * self.host.block_bytes if self.arena.takes_pages else 0
+        if not self.arena.takes_pages:
+            return 0
+        return sum(map(operator.mul, self.pager.num_untaken, self.host.block_bytes_of_groups))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Text gets a BOS if its tokenizer says so; ids are taken as they are.

@@ -4,6 +4,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import mlx.core as mx
@@ -191,8 +192,15 @@ class Host(ABC):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of K and V of one block, all layers."""
+        """Bytes of one block of the first group, in all stores and layers."""
         return arena_blocks.block_bytes(self.arena.geometry)
+
+    @cached_property
+    def block_bytes_of_groups(self) -> tuple[int, ...]:
+        """By group the bytes of one block."""
+        geometry = self.arena.geometry
+        others = (arena_blocks.block_bytes(geometry, group) for group in range(1, len(geometry.groups)))
+        return (self.block_bytes, *others)
 
     def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
         """A copy of whole blocks of the arena, as all launches so far leave them; waits for these.

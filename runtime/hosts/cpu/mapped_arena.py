@@ -39,12 +39,12 @@ class MappedArena(Arena):
         """See `Arena`."""
         return self._bits
 
-    def give_back(self, block_ids: Sequence[int]) -> None:
+    def give_back(self, block_ids: Sequence[int], group: int = 0) -> None:
         """See `Arena`. In layout `layer` a block has no pages of its own."""
         if self.geometry.layout != "block":
             return
         for first, stop in _runs(sorted(block_ids)):
-            for allocation in self.geometry.of_group(0):
+            for allocation in self.geometry.of_group(group):
                 block = allocation.unit_bytes
                 give_back(self._memory[allocation.name], first * block, stop * block)
 

@@ -26,7 +26,9 @@ from mlxr.runtime.engine.scheduler import Scheduler
 from mlxr.runtime.engine.step_times import StepTimes
 from mlxr.runtime.memory.free_memory import FreeMemory
 from mlxr.runtime.memory.memory_watch import MemoryWatch
+from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.storyteller import TINY
+from mlxr_tests.thread_ranks import save_canonical
 
 LONG = mlxr.Sampling(max_tokens=400, ignore_eos=True)
 SHORT = mlxr.Sampling(max_tokens=8, ignore_eos=True)
@@ -225,6 +227,32 @@ def test_an_arena_gives_memory_back_while_it_is_scarce() -> None:
         now[0], free[0] = 1.0, 1 << 30
         assert not model.core.step() and model.unused_bytes() == whole
         again = model.generate([1, *range(20, 120)], max_tokens=4)
+        assert again.token_ids == answer and again.cached_tokens == 0
+
+
+@pytest.mark.parametrize("pattern", [["windowed", "full"], ["windowed"]], ids=["some", "all"])
+def test_layers_with_windows_give_memory_back_too(pattern: list[str], tmp_path: Path) -> None:
+    """If all layers have windows, the first group's blocks have no memory."""
+    now, free = [0.0], [1 << 40]
+    types = {"windowed": {"attention": {"sliding_window": 40}}, "full": {}}
+    spec = small_spec(
+        model__context=2048,
+        model__tensor_names="canonical",
+        model__layer_types={name: types[name] for name in pattern},
+        model__layer_pattern=pattern,
+        cache={"max_sequences": 2, "block_size": 16},
+        prefill_chunk=64,
+    )
+    artifact = compiled(spec, target="cpu")
+    with mlxr.load(artifact, save_canonical(tmp_path, artifact), host="cpu", threads=1) as model:
+        model.core._watch = MemoryWatch(lambda: FreeMemory(free[0], 1 << 40), lambda: now[0])
+        prompt, whole = [i % 50 for i in range(500)], model.arena.geometry.size_bytes
+        assert model.arena.geometry.groups[-1].window and model.unused_bytes() == whole
+        answer = model.generate(prompt, max_tokens=4).token_ids
+        assert model.unused_bytes() < whole
+        now[0], free[0] = 1.0, 1 << 30
+        assert not model.core.step() and model.unused_bytes() == whole
+        again = model.generate(prompt, max_tokens=4)
         assert again.token_ids == answer and again.cached_tokens == 0
 
 

@@ -51,6 +51,14 @@ def test_memory_that_is_given_back_is_zero_and_nothing_else_is() -> None:
     for bits in arena.bits().values():
         assert [bool(block.any()) for block in bits] == [True, False, False, True, False, True, True]
         assert bits.sum() == 4 * bits[0].size
+    groups = (*arena.geometry.groups, replace(arena.geometry.groups[0], layers=(8,), num_blocks=3))
+    stores = tuple(replace(store, rows=(*store.rows, store.rows[0])) for store in arena.geometry.stores)
+    arena = MappedArena(replace(arena.geometry, stores=stores, groups=groups, block_size=64))
+    for bits in arena.bits().values():
+        bits[...] = 1
+    arena.give_back([1], 1)
+    for name, bits in arena.bits().items():
+        assert [bool(block.any()) for block in bits] == ([True, False, True] if name.endswith(".1") else [True] * 7)
     layers = MappedArena(replace(GEOMETRY, layout="layer"))
     layers.bits()["k_arena"][...] = 1
     layers.give_back([0, 1])
