@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 import mlxr
+from mlxr.compiler.schedule.geometry_rules import GeometryTable
+from mlxr.compiler.schedule.memory import arena_geometry
+from mlxr.runtime.cache.arena_blocks import block_bytes
 from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.arena_state import arena_state
@@ -19,6 +22,7 @@ from mlxr.server.inspector import history as history_module
 from mlxr.server.inspector.arena_view import ArenaView, GroupView, SequenceView, arena_view, view_of
 from mlxr.server.inspector.history import History, watch
 from mlxr_tests.hash_host import HashEngine
+from mlxr_tests.specs import small_spec
 from mlxr_tests.storyteller import TINY
 
 
@@ -79,6 +83,30 @@ def test_blocks_of_a_window() -> None:
     assert sum(last - first + 1 for first, last in held["blocks"]) == windowed["used"] == windowed["states"].count("u")
     engine.run()
     assert [counts(group)[:2] for group in view(engine).groups] == [(0, 0)] * 2 and view(engine).sequences == ()
+
+
+@pytest.mark.parametrize(("pattern", "layers"), [(["windowed", "full"], [[1], [0]]), (["windowed"], [[], [0, 1]])])
+def test_groups_of_a_plan(pattern: list[str], layers: list[list[int]]) -> None:
+    types = {"windowed": {"attention": {"sliding_window": 40}}, "full": {}}
+    spec = small_spec(
+        model__num_layers=2,
+        model__context=1024,
+        model__layer_types={name: types[name] for name in pattern},
+        model__layer_pattern=pattern,
+        cache={"max_sequences": 1, "block_size": 16, "mode": "paged"},
+    )
+    geometry = arena_geometry(spec, GeometryTable())
+    model: Any = SimpleNamespace(
+        pager=Pager.from_geometry(geometry),
+        core=SimpleNamespace(scheduler=SimpleNamespace(running=[])),
+        host=SimpleNamespace(block_bytes=block_bytes(geometry)),
+        arena=SimpleNamespace(geometry=geometry),
+    )
+    groups = view_of(arena_state(model)).groups
+    assert [[*group.layers] for group in groups] == layers and [group.window for group in groups] == [None, 40]
+    assert [group.num_blocks for group in groups] == [64, geometry.groups[1].num_blocks] and groups[1].num_blocks < 64
+    total = sum(group.num_blocks * group.block_bytes for group in groups)
+    assert total == geometry.size_bytes, "a first group without layers takes no memory"
 
 
 def test_slots_of_states() -> None:

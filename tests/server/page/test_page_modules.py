@@ -132,6 +132,28 @@ def test_the_blocks_of_sequences(tab: Tab) -> None:
     assert of_slots == [[2, [[5, "after 8 tokens"], [6, "after 8 tokens"]]], [0, [[6, "after 9 tokens"]]]]
 
 
+def test_what_groups_are_called(tab: Tab) -> None:
+    def group(layers: list[int], window: int | None) -> Any:
+        return {"layers": layers, "window": window, "num_blocks": 64, "block_bytes": 2048 * bool(layers)}
+
+    def texts(*groups: Any) -> Any:
+        arena = {"mode": "paged", "block_size": 16, "groups": groups, "slots": None}
+        body = "return values[0].groups.map((_, number) => Object.values(m.groupTexts(values[0], number)));"
+        return call(tab, "inspector/arena_picture", body, arena)
+
+    size = "64 blocks of 16 tokens, 2 KiB each"
+    given_back = f"{size}; those that have left the window are given back"
+    assert texts(group([0, 1], None)) == [["KV arena", f"{size}, paged"]]
+    assert texts(group([1], None), group([0, 2, 3, 4], 128)) == [
+        ["1 layer, all tokens", f"layer 1; {size}"],
+        ["4 layers, a window of 128 tokens", f"layers 0, 2–4; {given_back}"],
+    ]
+    assert texts(group([], None), group([0, 1], 8)) == [
+        ["No layers, all tokens", "64 blocks of 16 tokens, without memory: prefixes are found by them"],
+        ["2 layers, a window of 8 tokens", f"layers 0–1; {given_back}"],
+    ]
+
+
 def test_sizes_of_cells(tab: Tab) -> None:
     body = "return [m.cellSize(1024, 1200, 220), m.cellSize(8, 1200, 220), m.cellSize(100000, 300, 200)];"
     size, most, least = call(tab, "inspector/cell_grid", body)
