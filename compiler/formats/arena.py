@@ -198,9 +198,16 @@ class ArenaGeometry:
         )
 
     @property
+    def caches(self) -> tuple[CacheGeometry, ...]:
+        """The keys and values of each group that has some."""
+        groups = [part.group for part in self.allocations if part.store.name == KEYS_AND_VALUES[0]]
+        return tuple(self.cache_of(self.groups[number].layers[0]) for number in groups if number is not None)
+
+    @property
     def cache_type(self) -> DType:
-        """The type of cached numbers of tokens."""
-        return next(allocation.dtype for allocation in self.allocations if allocation.group is not None)
+        """The type of cached numbers: of tokens where the model keeps some, else of states."""
+        types = [allocation.dtype for allocation in self.allocations if allocation.group is not None]
+        return (types or [allocation.dtype for allocation in self.allocations])[0]
 
     @property
     def num_layers(self) -> int:

@@ -98,7 +98,7 @@ class Store:
 class LayerGroup:
     """Layers with the same needs: they keep the same rows in stores of scope `token`, of the same tokens.
 
-    The first group keeps all tokens, and has no layers if every layer has a window: prefixes go by its blocks.
+    The first group keeps all tokens, and has no layers if none does so: prefixes go by its blocks.
 
     Attributes:
         layers: that have rows of their own, ascending; a kernel gets a layer's place here as its number.

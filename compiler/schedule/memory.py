@@ -60,7 +60,8 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
             fixed = num_slots * state_bytes
             fixed += sum(size * count for size, (_, window, count) in zip(sizes, groups, strict=True) if window)
             each = sum(size for size, (_, window, _) in zip(sizes, groups, strict=True) if not window)
-            blocks = min(most, max(0, cache.memory_budget - fixed) // each) if each else most
+            spare = cache.memory_budget - fixed
+            blocks = min(most, max(0, spare) // each if each else most if spare >= 0 else 0)
         if all(count < blocks for _, window, count in groups if window):
             break
     if blocks < least:
@@ -148,12 +149,15 @@ def _num_slots(max_sequences: int) -> int:
 
 
 def arena_choice(spec: ModelSpec, arena: ArenaGeometry, table: GeometryTable) -> ChosenGeometry | None:
-    """The geometry that decides between a contiguous and a paged arena; None if the spec or its limits decide."""
+    """The geometry that decides between a contiguous and a paged arena.
+
+    None if the spec or its limits decide, or if no layer keeps keys.
+    """
     cache = spec.cache
     sized = cache.num_blocks is not None or cache.memory_budget is not None
-    if cache.mode != "auto" or cache.max_sequences > 1 or sized:
+    if cache.mode != "auto" or cache.max_sequences > 1 or sized or not arena.caches:
         return None
-    return table.choose(Site.of_arena("arena", arena.cache_of(0))).sizes(ArenaSizes)
+    return table.choose(Site.of_arena("arena", arena.caches[0])).sizes(ArenaSizes)
 
 
 def chunk_choice(spec: ModelSpec, table: GeometryTable) -> ChosenGeometry:

@@ -120,8 +120,9 @@ def _query_tile(made: Mapping[str, _Made]) -> int:
 
 def _whole_context(arena: ArenaGeometry, table: GeometryTable) -> int:
     """The longest context that decode attends to in one launch, with the arena of the leading target."""
-    attention = table.choose(Site.of_arena("attend", arena.cache_of(0))).geometry.decode_attention
-    return min(arena.context, attention.whole.max_context or attention.partition.length)
+    sites = (Site.of_arena("attend", cache) for cache in arena.caches)
+    choices = (table.choose(site).geometry.decode_attention for site in sites)
+    return min([arena.context, *(choice.whole.max_context or choice.partition.length for choice in choices)])
 
 
 def _reads_whole_contexts(programs: Iterable[Program]) -> bool:

@@ -70,11 +70,11 @@ class CpuTarget:
             addend = latest_addend(list(inputs.graphs[name].ops))
             kept = () if addend is None else (addend,)
             phases.append(LoweredPhase(name, lowering.pending, shapes, (logits,), kept=kept))
-        copies = (copy_blocks_launch(inputs.arena),) if inputs.arena.max_sequences > 1 else ()
+        shares = inputs.arena.max_sequences > 1 and any(part.group is not None for part in inputs.arena.allocations)
         scratch_bytes = sum(_scratch_bytes(_c_kernels(la.body for phase in phases for la in phase.launches)))
         return Lowered(
             tuple(phases),
-            copies,
+            (copy_blocks_launch(inputs.arena),) if shares else (),
             tensors=c_tensors(inputs.weights),
             scratch_bytes=scratch_bytes,
             step_batches=2 if inputs.num_sharing > 1 and not inputs.has_stages else 1,

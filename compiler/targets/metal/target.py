@@ -50,11 +50,11 @@ class MetalTarget:
             casts |= lowering.casts
             phases.append(LoweredPhase(name, merge_unpacks(lowering.pending), shapes, graph.outputs, chosen))
         prefill = phases[PHASES.index("prefill")]
-        tile = next(la.body.tile for la in prefill.launches if isinstance(la.body, AttendPrefillKernel))
+        tiles = (la.body.tile for la in prefill.launches if isinstance(la.body, AttendPrefillKernel))
         return Lowered(
             tuple(phases),
             copy_blocks_launches(inputs.arena),
-            query_tile=tile,
+            query_tile=next(tiles, None),
             casts=tuple(casts.values()),
             batch_invariant=inputs.spec.deterministic,
         )

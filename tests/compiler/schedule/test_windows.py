@@ -2,6 +2,7 @@
 
 import pytest
 
+from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.memory import arena_geometry
 from mlxr_tests.specs import small_spec
@@ -47,3 +48,20 @@ def test_the_shape_of_gpt_oss_takes_half() -> None:
 def test_one_group_keeps_all_tokens_where_windows_save_nothing(changes: dict[str, object]) -> None:
     arena = arena_geometry(small_spec(**GPT_OSS | changes), GeometryTable())
     assert [group.layers for group in arena.groups] == [tuple(range(24))]
+
+
+def test_a_budget_that_windows_alone_exceed_is_not_exceeded() -> None:
+    """Where all layers have windows: then as few blocks as fit hold all tokens of all layers."""
+    cache = {"block_size": 16, "dtype": "bf16", "max_sequences": 1, "mode": "paged"}
+
+    def arena_of(**sizes: int) -> ArenaGeometry:
+        spec = {**GPT_OSS, "model__layer_pattern": ["sliding"], "cache": cache | sizes}
+        del spec["model__layer_types"]
+        sliding = {"sliding": {"attention": {"sliding_window": 128}}}
+        return arena_geometry(small_spec(**spec, model__layer_types=sliding), GeometryTable())
+
+    windowed = arena_of()
+    assert [group.layers for group in windowed.groups] == [(), tuple(range(24))]
+    assert arena_of(memory_budget=windowed.size_bytes) == windowed
+    smaller = arena_of(memory_budget=windowed.size_bytes - 1, least_context=512)
+    assert smaller.size_bytes < windowed.size_bytes and [group.window for group in smaller.groups] == [None]

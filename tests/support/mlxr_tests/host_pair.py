@@ -139,7 +139,7 @@ class HostPair:
         geometry = self.plan.arena
         expected = snapshot(self.arena)
         for bits in expected.values():
-            blocks = bits.reshape(geometry.num_layers, geometry.num_blocks, -1)
+            blocks = bits.reshape(len(bits), geometry.num_blocks, -1)
             for source, target in copies:
                 blocks[:, target] = blocks[:, source]
         self.host.copy_blocks(copies)
