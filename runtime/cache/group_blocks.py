@@ -7,6 +7,9 @@ kernel reads. What a sequence may go back to without them is `MOST_TAKEN_BACK` t
 
 Only full blocks can be found, by the same digests as the first group's. A prefix needs those that the query after it
 reads: `find` goes back to the last length for which they are all there.
+
+In a contiguous arena block i of the only sequence is block i of each group. So what the first group still has of the
+sequence before, all groups have, and there is no index: the lowest blocks are always the next ones.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,9 +46,10 @@ class _Held:
 class GroupBlocks:
     """Block tables of all sequences over the blocks of one group. Only bookkeeping; the pager calls it."""
 
-    def __init__(self, group: LayerGroup, block_size: int, max_sequences: int) -> None:
+    def __init__(self, group: LayerGroup, block_size: int, max_sequences: int, *, contiguous: bool = False) -> None:
         """Makes it with all blocks free."""
-        self.group, self._size = group, block_size
+        assert not contiguous or group.window is None, "a contiguous arena keeps all tokens"
+        self.group, self._size, self._contiguous = group, block_size, contiguous
         self.pool = BlockPool(group.num_blocks)
         self.tables = np.zeros((max_sequences, group.max_blocks_per_sequence), np.int32)
         self._copies = BlockCopies(self.pool)
@@ -70,7 +74,11 @@ class GroupBlocks:
         end = -(-length // self._size)
         held = _Held(row, end - len(blocks), list(blocks), end)
         for block_id in blocks:
-            self.pool.share(block_id)
+            if self._contiguous:
+                taken = self.pool.take()
+                assert taken == block_id, f"block {taken} is the next one, not {block_id}"
+            else:
+                self.pool.share(block_id)
         self.tables[row, held.first : end] = blocks
         self._held[seq_id] = held
 
@@ -85,19 +93,20 @@ class GroupBlocks:
     def find(self, digests: Sequence[Digest], count: int) -> int:
         """The most leading blocks, up to `count`, after which all blocks can be found that the next query reads."""
         block_of = self.pool.index.block_of
-        while count:
+        while count and not self._contiguous:
             needed = range(self._first_of(count * self._size), count)
             missing = next((number for number in reversed(needed) if digests[number] not in block_of), None)
             if missing is None:
                 return count
             count = missing
-        return 0
+        return count
 
     def blocks_after(self, digests: Sequence[Digest], count: int) -> tuple[int, ...]:
         """The blocks that a sequence of `count` blocks begins with, where `find` gave this number."""
-        return tuple(
-            self.pool.index.block_of[digests[number]] for number in range(self._first_of(count * self._size), count)
-        )
+        numbers = range(self._first_of(count * self._size), count)
+        if self._contiguous:
+            return tuple(numbers)
+        return tuple(self.pool.index.block_of[digests[number]] for number in numbers)
 
     def blocks_needed(self, growths: Iterable[tuple[int, int, int]]) -> int:
         """How many free blocks `grow` takes at most: (sequence id, its length, new tokens) of each."""
@@ -141,6 +150,8 @@ class GroupBlocks:
 
     def commit(self, seq_id: int, digests: Sequence[Digest], tokens: Sequence[int], hashes: BlockHashes) -> None:
         """Makes full blocks findable: those of the digests, of the sequence's first blocks, that it holds."""
+        if self._contiguous:
+            return
         held, pool = self._held[seq_id], self.pool
         for number in range(max(held.num_cached, held.first), min(len(digests), held.end)):
             place, digest = number - held.first, digests[number]

@@ -117,7 +117,7 @@ class Pager(PagerFacts):
         self._one_each = OneTokenEach(self._sequences, self._pool, self._tables, block_size, self._growth.take_block)
         self._next_id = 0
         self.states = states
-        self.others = tuple(GroupBlocks(group, block_size, max_sequences) for group in others)
+        self.others = tuple(GroupBlocks(group, block_size, max_sequences, contiguous=contiguous) for group in others)
         self._pools = (self._pool, *(group.pool for group in self.others))
 
     @classmethod

@@ -158,7 +158,7 @@ class Kept:
                 yield arrays[name], (*outer, offset), 1000 * owner + sum(self.tokens[seq_id][: i + 1])
 
 
-def model_of(target, layout, monkeypatch):
+def model_of(target, layout, monkeypatch, **changes):
     """A model of keys and values with a third store; layer 3 writes over what layer 1 keeps."""
 
     def stores_of(spec):
@@ -166,39 +166,62 @@ def model_of(target, layout, monkeypatch):
         return (*keys_and_values((row, row, row, 1)), Store("marks", "token", (None, SMALL, WIDE, 1)))
 
     monkeypatch.setattr(memory, "stores_of", stores_of)
-    spec = small_spec(model__num_layers=4, cache__layout=layout, cache__num_blocks=24)
+    spec = small_spec(model__num_layers=4, cache__layout=layout, **changes)
     return compile_spec(spec, targets=(target,)).artifact
+
+
+def hosts_of(artifact):
+    """The target's host and the reference, with the same weights."""
+    plan = artifact.plan
+    if plan.targets == ("cpu",):
+        native, weights = random_native(plan)
+        host = CpuHost(artifact, read_memory(native), Arena(plan.arena), threads=1)
+    else:
+        buffers, weights = random_buffers(plan)
+        host = SimHost(artifact, buffers, Arena(plan.arena))
+    return Kept(host), Kept(ReferenceHost(artifact, weights, Arena(plan.arena)))
+
+
+def step(both, *parts):
+    """Runs a step on both hosts and compares the logits; returns the copies that were made first, by group."""
+    got, want = (kept.step(*parts) for kept in both)
+    np.testing.assert_allclose(got, want, atol=2e-5 * float(np.abs(want).max()), rtol=0)
+    return both[0].copied
 
 
 @pytest.mark.parametrize(
     ("target", "layout"), [("metal", "block"), ("metal", "layer"), ("cpu", "block"), ("cpu", "layer")]
 )
 def test_a_model_forks_copies_and_finds_prefixes(target, layout, monkeypatch):
-    artifact = model_of(target, layout, monkeypatch)
-    plan = artifact.plan
-    assert [group.layers for group in plan.arena.groups] == [(0,), (1,), (2,)]
-    if target == "cpu":
-        native, weights = random_native(plan)
-        host = CpuHost(artifact, read_memory(native), Arena(plan.arena), threads=1)
-    else:
-        buffers, weights = random_buffers(plan)
-        host = SimHost(artifact, buffers, Arena(plan.arena))
-    both = [Kept(host), Kept(ReferenceHost(artifact, weights, Arena(plan.arena)))]
-
-    def step(*parts):
-        got, want = (kept.step(*parts) for kept in both)
-        np.testing.assert_allclose(got, want, atol=2e-5 * float(np.abs(want).max()), rtol=0)
-        return both[0].copied
-
+    artifact = model_of(target, layout, monkeypatch, cache__num_blocks=24)
+    assert [group.layers for group in artifact.plan.arena.groups] == [(0,), (1,), (2,)]
+    both = hosts_of(artifact)
     prompt = [5, 60, 7, 8, 9, 11]
     first, _ = (kept.add(prompt) for kept in both)
-    step((first, prompt))
+    step(both, (first, prompt))
     second, _ = (kept.fork(first) for kept in both)
-    copied = step((first, [33]), (second, [34, 35, 36]))
+    copied = step(both, (first, [33]), (second, [34, 35, 36]))
     assert [len(copies) for copies in copied] == [1, 1, 1], "of the block that both use in part, in each group"
-    step((first, [1]), (second, [2]))
+    step(both, (first, [1]), (second, [2]))
     for kept in both:
         kept.free(second)
     third, _ = (kept.add([*prompt, 34, 35, 36, 2, 3]) for kept in both)
     assert len(both[0].tokens[third]) == 8, "whole blocks that all groups have"
-    step((third, [36, 2, 3]), (first, [4]))
+    step(both, (third, [36, 2, 3]), (first, [4]))
+
+
+@pytest.mark.parametrize("target", ["metal", "cpu"])
+def test_a_contiguous_arena_holds_every_group_in_order(target, monkeypatch):
+    """Its kernels have no block table: block i of the sequence is block i of each group, whatever was there before."""
+    both = hosts_of(model_of(target, "block", monkeypatch, cache__max_sequences=1, cache__mode="contiguous"))
+    prompts = [5, 60, 7, 8, 9, 11], [3, 1, 4, 1, 5, 9, 2, 6, 5], [3, 1, 4, 1, 5, 9, 2, 6, 7]
+    for prompt, cached in zip(prompts, (0, 0, 8), strict=True):
+        seq_ids = [kept.add(prompt) for kept in both]
+        assert len(both[0].tokens[seq_ids[0]]) == cached
+        step(both, (seq_ids[0], prompt[cached:]))
+        step(both, (seq_ids[0], [33]))
+        for group in (1, 2):
+            table = both[0].pager.block_tables(seq_ids[:1], group)[0]
+            assert table.tolist() == list(range(len(table)))
+        for kept in both:
+            kept.free(seq_ids[0])
