@@ -139,8 +139,9 @@ class Follower:
                 self._running.append(host.arena.token)
                 self._wait_for_steps(_STEPS_AHEAD - 1 if starts_ahead(host) else 0)
         elif kind == MessageKind.COPY:
-            copies = _numbers(data, 2, limits.num_blocks)
-            host.copy_blocks(list(zip(copies[::2], copies[1::2], strict=True)))
+            group = int.from_bytes(data[:4], "little")
+            copies = _numbers(data[4:], 2, limits.blocks_of(group))
+            host.copy_blocks(list(zip(copies[::2], copies[1::2], strict=True)), group)
         elif kind == MessageKind.READ:
             try:
                 blocks = host.read_blocks(_numbers(data, 1, limits.num_blocks))

@@ -126,11 +126,11 @@ class LeaderHost(Host):
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]], group: int = 0) -> None:
         """See `Host.copy_blocks`; all ranks copy."""
-        assert group == 0, "ranks keep all tokens, in one group"
         with Uninterrupted():
-            self._leader.send(MessageKind.COPY, np.array(copies, np.int32).tobytes())
+            data = group.to_bytes(4, "little") + np.array(copies, np.int32).tobytes()
+            self._leader.send(MessageKind.COPY, data)
             try:
-                self._inner.copy_blocks(copies)
+                self._inner.copy_blocks(copies, group)
             except Exception as error:
                 self._failed("a copy of blocks", error)
 

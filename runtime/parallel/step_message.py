@@ -11,7 +11,7 @@ import numpy as np
 
 from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.hosts.batch import MOST_TOPS, Batch, Int32Array, query_tiles_of
+from mlxr.runtime.hosts.batch import MOST_TOPS, Batch, BlocksOfGroup, Int32Array, query_tiles_of
 from mlxr.runtime.hosts.exchange import EXACT_IDS
 from mlxr.runtime.hosts.host import Host
 
@@ -27,10 +27,11 @@ class StepLimits(NamedTuple):
         sequences: most sequences.
         query_tile: most tokens of a query tile of this plan.
         block_size: tokens of a block of the arena.
-        num_blocks: blocks of the arena.
+        num_blocks: blocks of the arena's first group.
         table: blocks of the longest sequence: columns of `Batch.block_tables`.
         state_slots: slots of states; 0: the model keeps none.
         state_columns: most columns of `Batch.state_table`.
+        other_blocks: blocks of each group of layers after the first.
     """
 
     tokens: int
@@ -42,6 +43,7 @@ class StepLimits(NamedTuple):
     table: int
     state_slots: int = 0
     state_columns: int = 0
+    other_blocks: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, max_tokens: int, max_rows: int, query_tile: int, arena: ArenaGeometry) -> "StepLimits":
@@ -56,12 +58,25 @@ class StepLimits(NamedTuple):
             arena.max_blocks_per_sequence,
             arena.num_slots,
             arena.state_columns,
+            tuple(group.num_blocks for group in arena.groups[1:]),
         )
+
+    def blocks_of(self, group: int) -> int:
+        """Blocks of a group.
+
+        Raises:
+            HostError: there is no such group.
+        """
+        blocks = (self.num_blocks, *self.other_blocks)
+        if not 0 <= group < len(blocks):
+            raise HostError(f"group {group} of layers, expected 0 to {len(blocks) - 1}")
+        return blocks[group]
 
     @property
     def most_bytes(self) -> int:
         """Bytes of the largest descriptor."""
         numbers = 3 * self.tokens + 2 * self.sequences + 1 + self.sequences * self.table + self.rows
+        numbers += len(self.other_blocks) * (self.tokens + self.sequences * self.table)
         if self.state_slots:
             numbers += self.sequences * self.state_columns
         return 4 * (_COUNTS + numbers)
@@ -93,6 +108,7 @@ def pack_step(batch: Batch, block_size: int) -> bytes:
         tables,
         *(() if states is None else (states,)),
         batch.logit_rows,
+        *(array for slots, table in batch.others for array in (slots, table[:, :columns])),
     )
     return np.concatenate(arrays, axis=None, dtype=np.int32).tobytes()
 
@@ -113,7 +129,8 @@ def unpack_step(data: bytes | bytearray, limits: StepLimits, late_ids: Callable[
     numbers = np.frombuffer(data, np.int32)
     tokens, sequences, rows, columns, state_columns, tops, late = numbers[:_COUNTS].tolist()
     per_sequence = (sequences + 1, sequences, sequences * columns, sequences * state_columns)
-    lengths = (0 if late else tokens, tokens, tokens, *per_sequence, rows)
+    of_others = (tokens, sequences * columns) * len(limits.other_blocks)
+    lengths = (0 if late else tokens, tokens, tokens, *per_sequence, rows, *of_others)
     fits = 0 < tokens <= limits.tokens and 0 < sequences <= limits.sequences and 0 <= rows <= limits.rows
     fits = fits and 0 < columns <= limits.table and 0 <= tops <= MOST_TOPS and late in (0, 1)
     fits = fits and (2 <= state_columns <= limits.state_columns if limits.state_slots else not state_columns)
@@ -124,10 +141,12 @@ def unpack_step(data: bytes | bytearray, limits: StepLimits, late_ids: Callable[
             f"is not one that this rank can run: {limits}"
         )
     ends = np.cumsum(lengths)[:-1].tolist()
-    ids, positions, slots, query_start, context, used, states, logit_rows = np.split(numbers[_COUNTS:], ends)
+    ids, positions, slots, query_start, context, used, states, logit_rows, *others = np.split(numbers[_COUNTS:], ends)
     _check("positions", positions, columns * limits.block_size)
-    _check("slots", slots, limits.num_blocks * limits.block_size)
-    _check("blocks", used, limits.num_blocks)
+    of_groups = list(zip([slots, *others[::2]], [used, *others[1::2]], strict=True))
+    for group, (places, table) in enumerate(of_groups):
+        _check("slots", places, limits.blocks_of(group) * limits.block_size)
+        _check("blocks", table, limits.blocks_of(group))
     _check("state slots", states, limits.state_slots, -1)
     _check("rows", logit_rows, tokens)
     _check("query starts", query_start, tokens + 1)
@@ -144,6 +163,7 @@ def unpack_step(data: bytes | bytearray, limits: StepLimits, late_ids: Callable[
         logit_rows=logit_rows,
         query_tiles=query_tiles_of(query_start, limits.query_tile),
         query_tile=limits.query_tile,
+        others=tuple(BlocksOfGroup(places, table.reshape(sequences, columns)) for places, table in of_groups[1:]),
         state_table=states.reshape(sequences, state_columns) if state_columns else None,
         tops=tops,
     )

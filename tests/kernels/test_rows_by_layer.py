@@ -13,15 +13,19 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.arena_blocks import copy_blocks, read_blocks, write_blocks
 from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cpu.host import CpuHost
 from mlxr.runtime.hosts.reference.host import ReferenceHost
+from mlxr.runtime.hosts.select import make_host
 from mlxr.runtime.hosts.sim.host import SimHost
+from mlxr.runtime.weights.open_weights import open_weights
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.kernel_bench import run_kernel
 from mlxr_tests.memory_weights import read_memory
 from mlxr_tests.native_weights import random_native
 from mlxr_tests.specs import small_spec
+from mlxr_tests.thread_ranks import ThreadRanks, save_canonical
 
 SMALL, WIDE = StoreRow((3,), DType.F16), StoreRow((2, 5), DType.F32)
 KEYS, VALUES = StoreRow((2, 24), DType.F32), StoreRow((2, 16), DType.F32)
@@ -158,12 +162,14 @@ class Kept:
                 yield arrays[name], (*outer, offset), 1000 * owner + sum(self.tokens[seq_id][: i + 1])
 
 
-def model_of(target, layout, monkeypatch, **changes):
-    """A model of keys and values with a third store; layer 3 writes over what layer 1 keeps."""
+def model_of(target, layout, monkeypatch, shares=1, **changes):
+    """A model of keys and values with a third store; layer 3 writes over what layer 1 keeps, or has its own row."""
 
     def stores_of(spec):
         row = StoreRow((2, 40), DType.F32)
-        return (*keys_and_values((row, row, row, 1)), Store("marks", "token", (None, SMALL, WIDE, 1)))
+        last = shares or row
+        marks = None, SMALL, WIDE, shares
+        return (*keys_and_values((row, row, row, last)), Store("marks", "token", marks))
 
     monkeypatch.setattr(memory, "stores_of", stores_of)
     spec = small_spec(model__num_layers=4, cache__layout=layout, **changes)
@@ -225,3 +231,26 @@ def test_a_contiguous_arena_holds_every_group_in_order(target, monkeypatch):
             assert table.tolist() == list(range(len(table)))
         for kept in both:
             kept.free(seq_ids[0])
+
+
+@pytest.mark.parametrize("parallel", [{"tensor": 2}, {"pipeline": 2}], ids=str)
+def test_ranks_have_every_group(parallel, monkeypatch, tmp_path):
+    changes = {"cache__num_blocks": 24, "model__tensor_names": "canonical"}
+    whole = model_of("cpu", "block", monkeypatch, shares=None, **changes)
+    file = open_weights(save_canonical(tmp_path, whole))
+    split = model_of("cpu", "block", monkeypatch, shares=None, parallel=parallel, **changes)
+    ranks = ThreadRanks(split, file)
+    host = make_host("reference", whole, file, Arena(whole.plan.arena), threads=None, progress=None)
+    pager = Pager.from_geometry(whole.plan.arena)
+
+    def both(*parts):
+        got = ranks.feed(*parts)
+        requests = [BatchRequest(seq_id, tokens, pager.length(seq_id), "all") for seq_id, tokens in parts]
+        want = np.array(launch_step(host, pager, requests))
+        np.testing.assert_allclose(got, want, atol=2e-5 * float(np.abs(want).max()), rtol=0)
+
+    first, _ = (each.add_sequence() for each in (pager, ranks.pager))
+    both((first, [5, 60, 7, 8, 9, 11]))
+    second, _ = (each.fork(first) for each in (pager, ranks.pager))
+    both((first, [33]), (second, [34, 35, 36]))
+    both((first, [1]), (second, [2]))

@@ -81,6 +81,24 @@ def test_states_are_those_of_the_model() -> None:
             unpack_step(data, LIMITS._replace(state_slots=slots, state_columns=6), no_ids)
 
 
+def test_layers_of_other_groups_have_blocks_of_their_own() -> None:
+    arena = replace(ARENA, groups=(*ARENA.groups, replace(ARENA.groups[0], layers=(), num_blocks=70)))
+    pager, limits = Pager.from_geometry(arena), StepLimits.of(16, 8, 4, arena)
+    ids = [pager.add_sequence() for _ in range(2)]
+    pager.others[0].pool.take()  # so that the groups' blocks differ
+    before = Batch.build([BatchRequest(ids[0], range(7), 0), BatchRequest(ids[1], [5], 0)], pager, 4)
+    data = pack_step(before, 4)
+    assert len(data) <= limits.most_bytes
+    ((slots, table),) = unpack_step(data, limits, no_ids).others
+    assert slots.tolist() == before.others[0].slots.tolist() == [4, 5, 6, 7, 8, 9, 10, 12]
+    assert table.tolist() == [[1, 2], [3, 0]] and before.block_tables.tolist() == [[0, 1], [2, 0]]
+    for wrong in (LIMITS, limits._replace(other_blocks=(3,))):
+        with pytest.raises(HostError):
+            unpack_step(data, wrong, no_ids)
+    with pytest.raises(HostError, match="group 2 of layers, expected 0 to 1"):
+        limits.blocks_of(2)
+
+
 @given(st.data())
 def test_damaged_descriptors_are_refused(data: st.DataObject) -> None:
     whole = pack_step(batch(7, 1, 5), 4)

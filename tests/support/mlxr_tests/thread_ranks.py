@@ -149,11 +149,13 @@ class ThreadRanks:
 
     def step(self, batch: Batch) -> Floats:
         """Runs a batch on all ranks; the logits at rank 0."""
-        copies = self.pager.take_copies()
+        others = range(1, len(self.pager.others) + 1)
+        copies = [self.pager.take_copies(), *map(self.pager.take_copies_of, others)]
 
         def run(host: Host) -> Any:
-            if copies:
-                host.copy_blocks(copies)
+            for group, pairs in enumerate(copies):
+                if pairs:
+                    host.copy_blocks(pairs, group)
             tile = host.plan.query_tile  # of each rank's own program
             own = replace(batch, query_tile=tile, query_tiles=query_tiles_of(batch.query_start, tile))
             return np.array(host.read(host.step(own)))
