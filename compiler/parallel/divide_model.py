@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from mlxr.compiler.artifact.parallel.rank_plan import RankPlan
 from mlxr.compiler.artifact.weight_plan import WeightPlan
+from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.stores import Countable, StoreRow
 from mlxr.compiler.ir.graph import OpGraph
@@ -78,8 +79,17 @@ def _arena_of(arena: ArenaGeometry, share: Share) -> ArenaGeometry:
     """The arena of one rank: its layers, and of their rows its part, in as many blocks and slots.
 
     It has every group of the model, those that have none of its layers too: block tables come by the group's number.
+
+    Raises:
+        PlanError: a layer shares the rows of one that another stage has.
     """
     first, end = share.layers
+    for store, layer in ((store, layer) for store in arena.stores for layer in range(first, end)):
+        if (owner := store.owner(layer)) is not None and owner < first:
+            raise PlanError(
+                f"layer {layer} shares the rows of layer {owner}, which an earlier stage has; split the model "
+                "elsewhere, or into tensor ranks alone"
+            )
 
     def part(row: StoreRow | int | None, along: Countable | None) -> StoreRow | int | None:
         if isinstance(row, int):

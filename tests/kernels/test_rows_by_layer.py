@@ -6,6 +6,7 @@ import pytest
 
 from mlxr.compiler.artifact import ArenaGeometry, DType
 from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.stores import LayerGroup, Store, StoreRow, groups_of, keys_and_values
 from mlxr.compiler.schedule import memory
 from mlxr.compiler.targets.metal.kernels.copy_blocks import copy_blocks_launches
@@ -254,3 +255,11 @@ def test_ranks_have_every_group(parallel, monkeypatch, tmp_path):
     second, _ = (each.fork(first) for each in (pager, ranks.pager))
     both((first, [33]), (second, [34, 35, 36]))
     both((first, [1]), (second, [2]))
+
+
+def test_stages_share_no_rows(monkeypatch):
+    """Layer 3 reads what layer 1 keeps."""
+    with pytest.raises(PlanError, match="layer 3 shares the rows of layer 1, which an earlier stage has"):
+        model_of("cpu", "block", monkeypatch, parallel={"pipeline": 2})
+    arena = model_of("cpu", "block", monkeypatch, parallel={"tensor": 2}).of_rank(1).plan.arena
+    assert arena.stores[0].rows == (*[StoreRow((1, 40), DType.F32)] * 3, 1)
