@@ -151,8 +151,8 @@ class Ours:
     def planned_bytes(self) -> int:
         """Bytes that a step in the middle of a turn reads, as MLXR counts them, to compare with the row's own count."""
         artifact = self._loaded.artifact
-        tokens = self._row.batch * (self._row.tokens + GROWTH // 2)
-        return weight_bytes(artifact, "metal", self._row.batch) + cache_bytes(artifact.plan.arena, tokens)
+        tokens, batch = self._row.tokens + GROWTH // 2, self._row.batch
+        return weight_bytes(artifact, "metal", batch) + cache_bytes(artifact.plan.arena, tokens, batch)
 
     def decode(self, steps: int) -> float:
         """Seconds of a step, averaged over `steps`; sequences that have grown too long start again."""

@@ -1,6 +1,7 @@
 """`mlxr bench`: what it prints, what it counts, and what it refuses. No speed is judged here."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mlxr.bench.traffic import cache_bytes, weight_bytes
 from mlxr.bench.workload import Workload
 from mlxr.cli import main
 from mlxr.cli.bench import KEYS
+from mlxr.compiler.artifact import DType, LayerGroup
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.hosts.batch import Batch
@@ -23,6 +25,7 @@ from mlxr.runtime.hosts.host import Logits
 from mlxr.runtime.hosts.reference import host as reference
 from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr_tests.family_specs import family_spec
+from mlxr_tests.kv_arena import kv_arena
 from mlxr_tests.specs import compiled
 from mlxr_tests.storyteller import GOLDEN, Q8_0
 
@@ -262,6 +265,15 @@ def test_traffic_counts_each_weight_once_and_of_the_table_only_rows() -> None:
         assert one == 2 * parameters + 4 * norms + 2 * 2048
         assert four - one == 3 * 2 * 2048
     assert cache_bytes(artifact.plan.arena, 10) == 10 * 22 * 2 * 4 * 64 * 2
+    assert cache_bytes(artifact.plan.arena, 10, 3) == 3 * cache_bytes(artifact.plan.arena, 10)
+
+
+def test_of_layers_with_a_window_traffic_counts_what_is_in_it() -> None:
+    arena = kv_arena("block", "paged", 40, 3, 16, 2, 32, DType.F32, 40, 2, 640)
+    full, windowed = replace(arena.groups[0], layers=(1,)), LayerGroup((0, 2), 20, 40, 64)
+    arena, row = replace(arena, groups=(full, windowed)), 2 * 2 * 32 * 4
+    assert cache_bytes(arena, 50, 2) == 2 * 3 * 50 * row
+    assert cache_bytes(arena, 500, 2) == 2 * (500 + 2 * 64) * row
 
 
 def test_a_tied_table_is_read_whole() -> None:

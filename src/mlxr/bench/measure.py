@@ -122,7 +122,7 @@ def measure(model: Model, work: Workload) -> BenchResult:
     steps, launched = running.decode(work.decode_tokens)
     plan, target, step = model.artifact.plan, model.types.target, statistics.median(steps)
     read = weight_bytes(model.artifact, target, work.batch)
-    cached = cache_bytes(model.arena.geometry, work.batch * (work.start + work.decode_tokens // 2))
+    cached = cache_bytes(model.arena.geometry, work.start + work.decode_tokens // 2, work.batch)
     memory = plan.programs[target].memory
     return BenchResult(
         prefill_tokens_per_second=statistics.median(rates),

@@ -35,6 +35,13 @@ def _shares(graph: OpGraph, rows: int) -> dict[str, float]:
     return shares
 
 
-def cache_bytes(arena: ArenaGeometry, tokens: int) -> int:
-    """Bytes that stores keep of so many tokens, in all layers."""
-    return tokens * arena.block_bytes // arena.block_size
+def cache_bytes(arena: ArenaGeometry, tokens: int, sequences: int = 1) -> int:
+    """Bytes of the stores that a decode step reads: all tokens, or of groups with a window those that are in it.
+
+    Args:
+        arena: the arena.
+        tokens: of each sequence.
+        sequences: of the step.
+    """
+    parts = ((part.unit_bytes, arena.groups[part.group].window) for part in arena.allocations if part.group is not None)
+    return sum(sequences * min(tokens, window or tokens) * size // arena.block_size for size, window in parts)
