@@ -14,6 +14,9 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.arena_blocks import copy_blocks, read_blocks, write_blocks
 from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.core import EngineCore
+from mlxr.runtime.engine.make_requests import RequestMaker, Terms
+from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cpu.host import CpuHost
@@ -263,3 +266,30 @@ def test_stages_share_no_rows(monkeypatch):
         model_of("cpu", "block", monkeypatch, parallel={"pipeline": 2})
     arena = model_of("cpu", "block", monkeypatch, parallel={"tensor": 2}).of_rank(1).plan.arena
     assert arena.stores[0].rows == (*[StoreRow((1, 40), DType.F32)] * 3, 1)
+
+
+ASKED = Sampling(max_tokens=12, ignore_eos=True, logprobs=1)
+
+
+def test_an_engine_whose_groups_are_short_of_blocks(monkeypatch):
+    """Requests are preempted and begin again; what they answer is what they answer alone."""
+    exact = {"compute": "exact", "deterministic": True, "cache__max_sequences": 4}
+
+    def answers(num_blocks, *prompts):
+        artifact = model_of("cpu", "block", monkeypatch, shares=None, cache__num_blocks=num_blocks, **exact)
+        host = CpuHost(artifact, read_memory(random_native(artifact.plan)[0]), Arena(artifact.plan.arena), threads=1)
+        pager = Pager.from_geometry(artifact.plan.arena)
+        core, maker = EngineCore(host, pager), RequestMaker(artifact.plan, artifact.plan.arena, None, ("toy", "f32"))
+        requests = []
+        for prompt in prompts * 3:
+            requests += maker.make(0, prompt, ASKED, lambda news: None, 0.0, Terms())
+            core.add(requests[-1])
+        while core.step():
+            pager.check_integrity()
+        told = [request.answer.completion for request in requests]
+        return [(answer.token_ids, answer.logprobs) for answer in told], core.stats()
+
+    prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9, *range(20, 20 + i)] for i in (1, 3, 1, 6)]
+    alone = [answers(40, prompt)[0][0] for prompt in prompts]
+    together, stats = answers(11, *prompts)
+    assert together == alone * 3 and stats.preemptions, "or else it shows little"
