@@ -29,12 +29,16 @@ def written(folder: Path, **parts: Any) -> Path:
     return path
 
 
+FUSED = {"type": "Sequence", "decoders": [{"type": "Fuse"}, replace(r"(x|x|x)+y")]}
+"""A decoder that sees the whole text, not token by token."""
+
+
 @pytest.mark.parametrize(
     ("key", "part"),
     [
         ("pre_tokenizer", split("(a+)+$")),
         pytest.param("normalizer", replace(r"(?:[a-z]+\s?)+x"), marks=pytest.mark.long),
-        pytest.param("decoder", {"type": "Sequence", "decoders": [replace(r"(x|x|x)+y")]}, marks=pytest.mark.long),
+        pytest.param("decoder", FUSED, marks=pytest.mark.long),
     ],
 )
 def test_an_expression_that_goes_back_without_end_is_refused(key: str, part: Any, tmp_path: Path) -> None:
