@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlxr.compiler.errors import SpecError
-from mlxr.compiler.importers.evaluate import Evaluation, key_of
+from mlxr.compiler.importers.evaluate import Evaluation
 from mlxr.compiler.importers.facts import Facts
 from mlxr.compiler.importers.imported import DEFAULTS, ImportOptions, choose_context, imported_spec
 from mlxr.compiler.importers.quantisation import check_quantisation, quantised_tensors
@@ -44,12 +44,13 @@ def spec_from_config(
     facts.get("model_type")
     _check_task(facts, options.output, wrapper)
     check_quantisation(facts)
-    layers = facts.integer(key_of(architecture.rules.set["num_layers"]))
-    placed = Tensors(source, quantised_tensors(facts, tensors), architecture.family, "safetensors", layers)
+    evaluation = Evaluation(facts, ConfigRope(facts))
+    quantised = quantised_tensors(facts, tensors)
+    placed = Tensors(source, quantised, architecture.family, "safetensors", evaluation.num_layers)
     rows = placed.vocab_size
     if facts.integer("vocab_size", rows) != rows:
         raise facts.refuse("vocab_size", facts.get("vocab_size"), f"the rows of the embedding table, {rows}")
-    model = Evaluation(facts, placed, ConfigRope(facts)).model()
+    model = evaluation.model(placed)
     tied = model.get("tie_embeddings", False)
     if options.output == "logits":
         _check_output(facts, placed, tied, are_same)

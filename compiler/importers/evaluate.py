@@ -41,26 +41,36 @@ class RopeReader(Protocol):
 
 
 class Evaluation:
-    """Reads the facts of one file by the rules of one family."""
+    """Reads the facts of one file by the rules of one family.
 
-    def __init__(self, facts: Facts, tensors: TensorRoles, rope: RopeReader) -> None:
-        """Prepares to read.
+    Attributes:
+        num_layers: how many layers the model has; no rule takes it from tensors, which are found by it.
+    """
+
+    def __init__(self, facts: Facts, rope: RopeReader) -> None:
+        """Reads the number of layers.
 
         Args:
             facts: what the file says.
-            tensors: its tensors.
             rope: reads how the file says that positions are rotated.
-        """
-        self.facts, self.rope, self._tensors = facts, rope, tensors
-        self.num_layers = 0
 
-    def model(self) -> dict[str, Any]:
+        Raises:
+            SpecError: the number is missing, or is none that a model can have.
+        """
+        self.facts, self.rope = facts, rope
+        self._tensors: TensorRoles | None = None
+        self.num_layers = self._checked_layers()
+
+    def model(self, tensors: TensorRoles) -> dict[str, Any]:
         """The `model` section by the rules: the properties that the file says, without the rest.
+
+        Args:
+            tensors: the file's tensors.
 
         Raises:
             SpecError: a key has a value that cannot be used, is missing without a default, or contradicts another key.
         """
-        self.num_layers = self._checked_layers()
+        self._tensors = tensors
         model: dict[str, Any] = {}
         for path in sorted(self.facts.rules.set, key=lambda path: path.count(".")):
             value = self.value(self.facts.rules.set[path], _wanted(path))
@@ -95,6 +105,7 @@ class Evaluation:
         if "is" in expression:
             return NULL if expression["is"] is None else deepcopy(expression["is"])  # a copy: callers put keys into it
         if "has" in expression:
+            assert self._tensors is not None, "no rule takes the number of layers from tensors"
             return self._tensors.has(expression["has"])
         if "if" in expression:
             return self.value(expression["else" if is_false(self.value(expression["if"])) else "then"], want)

@@ -44,7 +44,7 @@ def spec_from_gguf(
     rows = placed.vocab_size
     if facts.integer("vocab_size", rows) != rows:
         raise facts.refuse("vocab_size", facts.get("vocab_size"), f"the rows of the embedding table, {rows}")
-    model = Evaluation(facts, placed, GgufRope(facts, factors or {})).model()
+    model = Evaluation(facts, GgufRope(facts, factors or {})).model(placed)
     head_dim = model.get("attention", {}).get("head_dim")
     if facts.integer("attention.value_length", head_dim) != head_dim:
         raise facts.refuse("attention.value_length", facts.get("attention.value_length"), f"key_length, {head_dim}")

@@ -22,7 +22,7 @@ from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.model import Model
 
 Config = dict[str, Any]
-OWN_CODE = ("chatglm", "exaone", "internlm2", "mimo", "minicpm", "minimax")
+OWN_CODE = ("chatglm", "internlm2", "mimo", "minicpm", "minimax")
 """Architectures whose config transformers does not know: they bring code of their own."""
 FLAT = ("qwen2_5_vl",)
 """Architectures that transformers takes for wholes with a text model, also where the keys of both are side by side."""
@@ -108,9 +108,22 @@ def test_keys_that_no_code_reads_change_nothing() -> None:
 
 def test_of_minimax_s_models_those_with_attention_alone_are_read() -> None:
     """Text 01 has layers without a softmax under the name that first configs of M2 have."""
-    with pytest.raises(SpecError, match=r"block_size|attn_alpha_factor|layer_types"):
-        imported(default_config("minimax"))
+    config = default_config("minimax")
+    with pytest.raises(SpecError, match=r"layer_types"):
+        imported(config)
+    with pytest.raises(SpecError, match=r"'block_size' = 256.*'full_attn_alpha_.*'linear_attn_alpha_"):
+        imported({key: value for key, value in config.items() if key != "layer_types"})
     assert imported(default_config("minimax_m2") | {"model_type": "minimax"}) == imported(default_config("minimax_m2"))
+
+
+def test_exaone_s_own_keys_mean_what_those_of_transformers_mean() -> None:
+    own = {"num_hidden_layers": "num_layers", "rms_norm_eps": "layer_norm_epsilon", "hidden_act": "activation_function"}
+    config = default_config("exaone") | {"num_hidden_layers": 3, "rms_norm_eps": 1e-3, "hidden_act": "gelu"}
+    model = imported(config)
+    assert (model.num_layers, model.norm.eps, model.mlp.activation) == (3, 1e-3, "gelu")
+    assert imported({own.get(key, key): value for key, value in config.items()}) == model
+    with pytest.raises(SpecError, match=r"num_hidden_layers is 4; expected 3"):
+        imported(config | {"num_layers": 3, "num_hidden_layers": 4})
 
 
 NO_MATTER = {
@@ -130,6 +143,7 @@ NO_MATTER = {
 
 
 MODULES = {
+    "exaone": "llama",
     "gemma3_text": "gemma3",
     "internlm3": "llama",
     "qwen2_5_vl_text": "qwen2_5_vl",
@@ -281,6 +295,12 @@ def test_qwen_windows_begin_after_the_first_layers() -> None:
     config |= {"layer_types": None, "max_window_layers": 3}
     assert [imported(config).layer(i).attention.sliding_window for i in range(4)] == [None, None, None, 64]
     assert imported(config | {"use_sliding_window": False}).layer_types == {}
+
+
+def test_a_list_of_layers_that_leaves_some_out_is_refused() -> None:
+    """It would be taken for a pattern that repeats."""
+    with pytest.raises(SpecError, match=r"layer_types is a list; expected .* for each of 26 layers"):
+        imported(GEMMA_3_1B | {"layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 4})
 
 
 def test_longrope_knows_the_context_that_the_model_is_made_for() -> None:
