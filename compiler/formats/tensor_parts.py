@@ -16,7 +16,7 @@ _PREFIXES = (("model.language_model.", "model."), ("language_model.model.", "mod
 _BESIDE = {
     "safetensors": re.compile(
         r"(?:model\.)?(?:(?P<images>vision_tower|vision_model|visual|multi_modal_projector|mm_projector|embed_vision)"
-        r"|(?P<sound>audio_tower|audio_model|embed_audio)|(?P<guesses>mtp|mtp_layers))\."
+        r"|(?P<sound>audio_tower|audio_model|embed_audio)|(?P<guesses>mtp(?:_\w+)?))\."
     ),
     "gguf": re.compile(r"(?P<images>v|mm)\.|(?P<sound>a)\..+\."),
 }
