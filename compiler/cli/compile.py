@@ -16,12 +16,13 @@ from mlxr.compiler.cli.parallel_summary import describe_parallel, parallel_summa
 from mlxr.compiler.cli.parser import CommandParser, VersionAction
 from mlxr.compiler.cli.spec_options import add_parallel_arguments, add_type_arguments, parallel_of, type_changes
 from mlxr.compiler.driver import Compilation, compile_spec
+from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.change import changed
 from mlxr.compiler.spec.load import load_spec
 from mlxr.compiler.spec.schema import spec_schema
-from mlxr.compiler.targets.registry import TARGETS, refused_activations
+from mlxr.compiler.targets.registry import TARGETS, choose_targets, refused_activations
 from mlxr.compiler.text import counted, size
 
 
@@ -81,11 +82,10 @@ def run(argv: Sequence[str] | None) -> int:
 
 
 def _targets(text: str) -> tuple[str, ...]:
-    names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in TARGETS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"there is no target {unknown[0]!r}; targets are {', '.join(TARGETS)}")
-    return tuple(target for target in TARGETS if target in names)
+    try:
+        return choose_targets([name.strip() for name in text.split(",")])
+    except PlanError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def summary(compilation: Compilation, output: Path | None) -> dict[str, object]:

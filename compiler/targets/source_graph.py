@@ -8,7 +8,7 @@ from mlxr.compiler.artifact.weight_plan import WeightPlan
 from mlxr.compiler.build.build_graph import build_graph
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.ir.graph import OpGraph
-from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.compiler.schedule.geometry import USUAL_GEOMETRY
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.memory import arena_geometry
 from mlxr.compiler.schedule.weights import plan_weights
@@ -70,6 +70,6 @@ def source_weights(spec: ModelSpec) -> SourceWeights:
         MlxrError: the spec cannot be compiled.
     """
     types = [target.types(spec, None) for target in TARGETS.values()]
-    graph, _ = source_graph(spec, GeometryTable(Geometry(), ()), types)
+    graph, _ = source_graph(spec, GeometryTable(USUAL_GEOMETRY, ()), types)
     ignored = load_family(spec.model.tensor_names).ignored_for(spec.model, output=spec.output == "logits")
     return SourceWeights(plan_weights(spec, graph, [graph]), ignored)

@@ -126,3 +126,9 @@ def test_the_compilers_own_command_too(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit):
         compile_main(["storyteller", "--ouput", "x"])
     assert "there is no option --ouput; did you mean --output?" in capsys.readouterr().err
+
+
+def test_a_target_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        compile_main(["storyteller", "--target", "metal,gpu"])
+    assert "--target: there is no target 'gpu'; targets are metal, cpu" in capsys.readouterr().err
