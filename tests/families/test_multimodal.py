@@ -22,6 +22,7 @@ import mlxr
 from mlxr.compiler.errors import SpecError, WeightsError
 from mlxr.compiler.importers.config import spec_from_config
 from mlxr.compiler.importers.tensors import TensorFact
+from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.text import size
 from mlxr.loading.compare_spec import check_tensors_first
 from mlxr.loading.imported_model import import_model
@@ -200,6 +201,20 @@ def test_a_quantised_copy_of_the_embedding_table(tmp_path: Path) -> None:
     check_tensors_first(spec, weights)
     tokens = prompts(cases.VOCAB)
     assert relative_error(logits_of(folder, tokens, "reference"), mlx_lm_logits(model, tokens)) < 1e-4
+
+
+def test_what_the_text_model_may_say_of_itself_or_leave_out() -> None:
+    config = published("gemma3", "gemma-3-4b-it")
+    text = config["text_config"]
+    table = {"model.embed_tokens.weight": TensorFact((64, text["hidden_size"]), "BF16")}
+
+    def read(config: Config) -> ModelSpec:
+        return spec_from_config(config, table, "x", "config.json")
+
+    unnamed = {key: value for key, value in text.items() if key != "model_type"}
+    assert read(config | {"text_config": unnamed}) == read(config)
+    whole = {key: value for key, value in config.items() if key != "architectures"}
+    assert read(whole | {"text_config": text | {"architectures": ["Gemma3ForCausalLM"]}}) == read(config)
 
 
 @pytest.mark.parametrize(
