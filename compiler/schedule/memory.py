@@ -61,7 +61,7 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
             fixed += sum(size * count for size, (_, window, count) in zip(sizes, groups, strict=True) if window)
             each = sum(size for size, (_, window, _) in zip(sizes, groups, strict=True) if not window)
             spare = cache.memory_budget - fixed
-            blocks = min(most, max(0, spare) // each if each else most if spare >= 0 else 0)
+            blocks = 0 if spare < 0 else min(most, spare // each) if each else most
         if all(count < blocks for _, window, count in groups if window):
             break
     if blocks < least:
