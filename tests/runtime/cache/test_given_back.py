@@ -72,6 +72,16 @@ def test_every_group_gives_back_and_the_free_blocks_of_all_go_first() -> None:
     pager.check_integrity()
 
 
+def test_every_group_takes_more_memory_last_while_it_is_low() -> None:
+    pager = Pager(8, BLOCK, 8, 3, others=[LayerGroup((1,), 8, 8), LayerGroup((2,), 8, 8, 8)])
+    kept, seq_id = Prompt(pager, 10, 8), pager.add_sequence()
+    for is_low, untaken in ((True, 6), (True, 6), (False, 5), (True, 4)):
+        pager.save_memory(is_low, 0, [10, 10, 10])
+        pager.append(seq_id, BLOCK)
+        assert pager.num_untaken == (untaken,) * 3 and kept.found < 8
+    pager.check_integrity()
+
+
 def test_groups_without_memory_give_none_back() -> None:
     """The first group of a model whose layers all have a window has no layers."""
     pager = Pager(64, BLOCK, 64, 3, others=[LayerGroup((0,), 64, 64, 4)])

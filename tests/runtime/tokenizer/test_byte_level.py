@@ -113,6 +113,18 @@ def test_an_unnamed_way_to_split_is_the_default_one():
 
 GOOD = metadata_of(byte_level(WORDS["gpt-2"]), "gpt-2")
 TOKENS = GOOD["tokenizer.ggml.tokens"]
+MERGES = GOOD["tokenizer.ggml.merges"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [MERGES[:40], ["quite unknown"], [" unknown"], ["unknown "], ["a b c"], ["unknown"], [""]],
+    ids=["twice", "no tokens", "space first", "space last", "two spaces", "no space", "empty"],
+)
+def test_merges_that_say_nothing_new_change_nothing(more):
+    """Of two equal ones the first counts."""
+    ours = tokenizer_from_gguf(GOOD | {"tokenizer.ggml.merges": [*MERGES, *more]}, "x")
+    assert ours.encode(LANGUAGES) == tokenizer_from_gguf(GOOD, "x").encode(LANGUAGES)
 
 
 @pytest.mark.parametrize(

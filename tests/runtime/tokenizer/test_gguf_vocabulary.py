@@ -1,5 +1,6 @@
 """Vocabularies inside GGUF files: kinds, flags, malformed arrays, and the model file that is written from them."""
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary
-from mlxr.runtime.tokenizer.model_proto import Piece, Pieces, write_model_proto
+from mlxr.runtime.tokenizer.model_proto import Piece, Pieces, write_model_proto, write_pieces
+from mlxr.runtime.tokenizer.proto_fields import proto_fields
 from mlxr.runtime.weights import gguf_metadata
 
 TESTS = Path(__file__).parents[2]
@@ -163,6 +165,20 @@ def test_user_defined_tokens_with_real_spaces_are_found():
         tokenizer = tokenizer_from_gguf(changed(tokens=tokens, token_type=types, add_space_prefix=prefix), "tiny")
         assert [i for i in tokenizer.encode("a  b     c") if i >= 600] == [600, 601, 600]
         assert tokenizer.decode([600, 68, 601]) == "  A   "[prefix:]
+
+
+@pytest.mark.parametrize(
+    "texts", [[], ["", "a"], ["a", "\0", "b\0\0", "\0c"], ["é" * n for n in (58, 59, 63, 64, 8186, 8187, 8191, 8192)]]
+)
+def test_all_pieces_are_found_in_the_written_model(texts):
+    """Also those with a zero, and with lengths at which the number of bytes of a length changes."""
+    columns = Pieces(texts, [n - 1.5 for n in range(len(texts))], [1 + n % 6 for n in range(len(texts))])
+    pieces = [list(proto_fields(field.value)) for field in proto_fields(write_pieces(columns))]
+    found = [[(field.number, field.value) for field in piece] for piece in pieces]
+    assert found == [
+        [(1, text.encode()), (2, struct.pack("<f", score)), (3, kind)]
+        for text, score, kind in zip(texts, columns.scores, columns.kinds, strict=True)
+    ]
 
 
 def test_the_written_model_is_what_protobuf_reads():

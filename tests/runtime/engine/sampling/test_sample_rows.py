@@ -123,6 +123,16 @@ def test_a_row_does_not_depend_on_others(data: st.DataObject) -> None:
     assert [without_error(sampled) for sampled in together] == [without_error(sampled) for sampled in alone]
 
 
+def test_rows_of_later_steps_are_as_if_they_said_their_position() -> None:
+    """Positions decide on random numbers, and on whether an answer may end."""
+    samplers = [Sampler(Sampling(temperature=t, seed=5, min_tokens=3), 0, (), STOP_IDS) for t in (0.0, 1.0)]
+    logits = np.tile(np.array([9, 1, 1.5, 9, 1], np.float32), (2, 1))
+    for later in range(12):
+        found = sample_rows(logits, [Row(sampler, 1) for sampler in samplers], later)
+        assert found == sample_rows(logits, [Row(sampler, 1 + later) for sampler in samplers])
+        assert (found[0].token in STOP_IDS) == (1 + later >= 3)
+
+
 def without_error(sampled: Sampled) -> Sampled:
     return replace(sampled, error=None) if sampled.error is None else Sampled(-1)
 
