@@ -306,6 +306,30 @@ def test_an_interruption_loses_nothing(pipelines: bool) -> None:
     engine.check_empty()
 
 
+def test_an_interruption_while_the_next_step_is_launched_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests have got their sequences and slots, and one of them is not in the step before."""
+    engine = HashEngine(pipelines=True)
+    answers = [engine.add(prompt(6), 9)]
+    engine.core.step()
+    answers.append(engine.add(prompt(9, 40), 9))
+    launch = engine.host.step
+
+    def launch_and_stop(batch: Any) -> None:
+        launch(batch)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.host, "step", launch_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            engine.core.step()
+    assert not engine.core.scheduler.running
+    engine.check()
+    engine.run()
+    for answer in answers:
+        ends(answer, engine)
+    engine.check_empty()
+
+
 def test_an_interruption_while_a_request_takes_the_place_of_another_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
