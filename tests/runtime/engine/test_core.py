@@ -306,6 +306,17 @@ def test_an_interruption_loses_nothing(pipelines: bool) -> None:
     engine.check_empty()
 
 
+def test_a_block_that_draft_tokens_fill_can_be_found_at_once() -> None:
+    engine = HashEngine()
+    engine.core.speculator = Guesser(engine)  # type: ignore[assignment]
+    request, size = engine.add(prompt(6), 24).request, engine.pager.block_size
+    while engine.core.step() and request.run.seq_id is not None:
+        known = request.run.certain // size * size
+        start = [*request.answer.tokens[:known], 0]
+        assert engine.pager.find_prefix(start, request.hashes).num_tokens == known
+    assert engine.core.stats().accepted_tokens
+
+
 def test_an_interruption_while_the_next_step_is_launched_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its requests have got their sequences and slots, and one of them is not in the step before."""
     engine = HashEngine(pipelines=True)
