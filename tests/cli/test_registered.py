@@ -13,7 +13,6 @@ import mlxr
 from mlxr.cli import main
 from mlxr.compiler import driver
 from mlxr.compiler.artifact import load_artifact
-from mlxr.compiler.spec.catalog import find_spec
 from mlxr.loading.find_model import find_model
 from mlxr.loading.options import LoadOptions
 from mlxr.registry import RegistryError
@@ -89,11 +88,17 @@ def test_the_bundled_model_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_spec_is_shown_with_its_weights(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "own.yaml").write_text(find_spec("storyteller").read_text(encoding="utf-8"), encoding="utf-8")
+    assert main(["import", str(tiny), "-o", str(tmp_path / "own.yaml")]) == 0
     assert main(["show", str(tmp_path / "own.yaml")]) == 1
     assert "--weights" in capsys.readouterr().err
     assert main(["show", str(tmp_path / "own.yaml"), "--weights", str(tiny)]) == 0
     assert "Q8_0" in capsys.readouterr().out
+
+
+def test_weights_of_another_model_are_not_shown(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "storyteller", "--weights", str(tiny)]) == 1
+    shown = capsys.readouterr()
+    assert f"{tiny}: these are weights of another model" in shown.err and not shown.out
 
 
 def test_paths_are_kept_as_people_write_them(tiny: Path, answer: Callable[..., Any], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.memory import arena_geometry
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.loading.compare_spec import check_spec, check_tensors_first
 from mlxr.loading.find_model import FoundModel, find_model
 from mlxr.loading.options import NO_OPTIONS, LoadOptions
 from mlxr.loading.resolve import spec_of
@@ -86,7 +87,7 @@ def model_facts(
         weights: a file or folder of them; None: the model's own.
 
     Raises:
-        MlxrError: it cannot be found, or is not supported.
+        MlxrError: it cannot be found, or is not supported, or the weights are of another model.
     """
     name, options = os.fspath(model), LoadOptions(weights, changes=changes)
     found = find_model(name, options)
@@ -104,6 +105,10 @@ def _read(found: FoundModel, version: object, are_given: bool) -> _Known:
     weights = own if found.options.weights is None else Path(found.options.weights)
     if weights is None:
         raise WeightsError(f"{spec.name} comes without weights: name a file or folder of them (--weights W)")
+    if are_given:
+        changes = found.options.changes
+        check_spec(spec, weights, changes.accepted_keys, changes.force_context)
+        check_tensors_first(spec, weights)
     file, folder = open_weights(weights), weights if weights.is_dir() else weights.parent
     paths = sorted({tensor.file for tensor in file.tensors.values()})
     if not are_given and registered is not None and registered.files and status_of(registered.files).state == "ok":
