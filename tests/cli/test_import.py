@@ -72,6 +72,7 @@ def test_models_lists_every_family(capsys: pytest.CaptureFixture[str]) -> None:
     of_wholes = {config["text_config"]["model_type"] for config in multimodal_models.CONFIGS.values()}
     held = {case.partition(",")[0] for case in (*CONFIGS, *multimodal_models.CONFIGS)}
     assert held | of_wholes == names - {"chatglm"}
+    assert all(len(set(family["config"])) == len(family["config"]) for family in found["families"])
     assert "storyteller" in [spec["name"] for spec in found["specs"]]
     assert all(family["about"] for family in found["families"])
     assert main(["models"]) == 0

@@ -28,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
     families: list[dict[str, Any]] = []
     for name in known_families():
         family = load_family(name)
-        names = {"config": [*family.config.names, *family.config.wrappers], "gguf": list(family.gguf.names)}
+        config = list(dict.fromkeys((*family.config.names, *family.config.wrappers)))
+        names = {"config": config, "gguf": list(family.gguf.names)}
         families.append({"name": name, **names, "about": family.about})
     specs = [
         {"name": name, "family": spec.model.tensor_names, "weights": str(spec.weights.default), "path": str(path)}
