@@ -7,6 +7,7 @@ from pathlib import Path
 from mlxr.compiler.artifact import ArenaGeometry, Artifact
 from mlxr.compiler.errors import HostError, MlxrError
 from mlxr.runtime.engine.choose_arena import choose_arena
+from mlxr.runtime.garbage_waits import garbage_waits_no_longer
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.select import check_host, make_host
@@ -150,4 +151,6 @@ class FollowingRank(_Rank):
         except MlxrError as error:
             self.side.give_up(str(error))
             raise
-        self.side.serve(runner, self.connect, StepLimits.of(plan.max_tokens, plan.max_rows, plan.query_tile, geometry))
+        limits = StepLimits.of(plan.max_tokens, plan.max_rows, plan.query_tile, geometry)
+        with garbage_waits_no_longer():  # this is still within the load, as that returns on rank 0 alone
+            self.side.serve(runner, self.connect, limits)
