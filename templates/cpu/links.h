@@ -8,9 +8,9 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-enum { MLXR_ALL_SUM, MLXR_SEND, MLXR_RECEIVE, MLXR_GATHER };  // COLLECTIVES of compiler/artifact/rank_plan.py
+enum { MLXR_ALL_SUM, MLXR_SEND, MLXR_RECEIVE, MLXR_GATHER };  // COLLECTIVES of compiler/artifact/parallel/rank_plan.py
 
-// As in runtime/hosts/cpu/program_links.py.
+// As in runtime/hosts/cpu/parallel/program_links.py.
 struct mlxr_links {
     void (*call)(int32_t kind, const float *x, float *out, int32_t rows, int32_t columns);
     const int32_t *sockets;   // [tensor] of the ranks of this stage; its own is not used
