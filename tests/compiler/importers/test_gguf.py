@@ -284,3 +284,14 @@ def test_options_reach_the_spec(tiny: Facts) -> None:
 )
 def test_the_name_is_made_valid(tiny: Facts, file_name: str, name: str) -> None:
     assert spec_from_gguf(*tiny, file_name, "x.gguf").name == name
+
+
+def test_older_files_of_minicpm_have_the_factors_of_its_2b(tiny: Facts) -> None:
+    metadata = {key.replace("llama.", "minicpm."): value for key, value in tiny[0].items()}
+    metadata["general.architecture"] = "minicpm"
+    older = spec_from_gguf(metadata, tiny[1], "older", "older.gguf").model
+    factors = (older.embedding_scale, older.residual_scale, older.logit_scale)
+    assert factors == pytest.approx((12.0, 1.4 / math.sqrt(older.num_layers), 256 / older.hidden_size))
+    said = {"minicpm.embedding_scale": 3.0, "minicpm.residual_scale": 0.5, "minicpm.logit_scale": 4.0}
+    newer = spec_from_gguf(metadata | said, tiny[1], "newer", "newer.gguf").model
+    assert (newer.embedding_scale, newer.residual_scale, newer.logit_scale) == (3.0, 0.5, 0.25)
