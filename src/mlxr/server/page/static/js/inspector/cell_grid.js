@@ -46,6 +46,7 @@ export class CellGrid {
     for (const [key, count] of [["f", cells.free], ["c", cells.cached], ["u", cells.used], ["s", cells.shared]]) this.counts[key].textContent = count;
     this.canvas.setAttribute("aria-label", `${title}: ${cells.used + cells.shared} of ${cells.states.length} ${this.noun}s in use, ${cells.shared} of them shared, ${cells.cached} cached, ${cells.free} free`);
     this.#draw();
+    if (this.cursor >= cells.states.length) this.cursor = null; // the model was loaded again, with a smaller arena
     if (this.cursor !== null) this.#tell();
   }
 
