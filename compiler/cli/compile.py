@@ -20,6 +20,7 @@ from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.change import changed
+from mlxr.compiler.spec.heads_text import heads_of
 from mlxr.compiler.spec.load import load_spec
 from mlxr.compiler.spec.schema import spec_schema
 from mlxr.compiler.targets.registry import TARGETS, choose_targets, refused_activations
@@ -144,7 +145,6 @@ def describe(compilation: Compilation, output: Path | None) -> str:
         return describe_parallel(compilation, split, output)
     artifact, plan = compilation.artifact, compilation.artifact.plan
     model, arena, memory = artifact.spec.model, plan.arena, plan.first.memory
-    attention = model.attention
     ops = {name: len(artifact.graph(name)) for name in ("source", *PHASES)}
     sequences = counted(arena.max_sequences, "sequence")
     full_sequences = arena.num_blocks // arena.max_blocks_per_sequence
@@ -154,8 +154,8 @@ def describe(compilation: Compilation, output: Path | None) -> str:
     caches = {str(program.types.cache): target for target, program in plan.programs.items()}
     cache = ", ".join(f"{name} ({target})" if len(caches) > 1 else name for name, target in caches.items())
     lines = [
-        f"{artifact.spec.name}: {model.num_layers} layers, hidden {model.hidden_size}, {attention.num_heads} heads on "
-        f"{attention.num_kv_heads} KV heads (GQA {attention.gqa_ratio}:1), vocabulary {model.vocab_size}",
+        f"{artifact.spec.name}: {model.num_layers} layers, hidden {model.hidden_size}, "
+        f"{heads_of(model, ratio=True)}, vocabulary {model.vocab_size}",
         f"  graph    {ops['source']} ops, fused to {ops['decode']} (decode) and {ops['prefill']} (prefill)",
     ]
     lines += [f"  {target:<8} {_sources(artifact, program)}" for target, program in plan.programs.items()]

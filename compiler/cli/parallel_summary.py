@@ -8,7 +8,8 @@ from mlxr.compiler.artifact.artifact import Artifact
 from mlxr.compiler.artifact.parallel.parallel_plan import Message, ParallelPlan, RankShare
 from mlxr.compiler.artifact.program import MemoryPlan
 from mlxr.compiler.driver import Compilation
-from mlxr.compiler.spec.share import Range
+from mlxr.compiler.spec.divide_counts import Range
+from mlxr.compiler.spec.heads_text import heads_of
 from mlxr.compiler.text import counted, size
 
 
@@ -56,10 +57,10 @@ def describe_parallel(compilation: Compilation, split: ParallelPlan, output: Pat
     """The summary for people."""
     artifact = compilation.artifact
     model, arena = artifact.spec.model, artifact.of_rank(0).plan.arena
-    stages, attention = counted(split.pipeline, "stage"), model.attention
+    stages = counted(split.pipeline, "stage")
     lines = [
-        f"{artifact.spec.name}: {model.num_layers} layers, hidden {model.hidden_size}, {attention.num_heads} heads on "
-        f"{attention.num_kv_heads} KV heads, vocabulary {model.vocab_size}",
+        f"{artifact.spec.name}: {model.num_layers} layers, hidden {model.hidden_size}, "
+        f"{heads_of(model)}, vocabulary {model.vocab_size}",
         f"  split over {split.size} ranks: {stages} of {counted(split.tensor, 'rank')}, for targets "
         f"{', '.join(split.ranks[0].memory)}",
         f"  arena    {arena.num_blocks} blocks of {arena.block_size} tokens on every rank, context {arena.context} x "
@@ -77,11 +78,9 @@ def describe_parallel(compilation: Compilation, split: ParallelPlan, output: Pat
 
 def _rank_lines(artifact: Artifact, rank: int, share: RankShare) -> list[str]:
     model, memory, messages = artifact.spec.model, _largest(share), share.messages["decode"]
-    attention = model.attention
     has = [
         _range("layer", share.layers, model.num_layers),
-        f"{_range('head', share.heads, attention.num_heads)} on "
-        f"{_range('KV head', share.kv_heads, attention.num_kv_heads)}",
+        f"{' and '.join(_ranges('head', share.heads))} on {' and '.join(_ranges('KV head', share.kv_heads))}",
         *_ranges("MLP column", share.columns),
         *_ranges("expert", share.experts),
     ]

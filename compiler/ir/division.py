@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from mlxr.compiler.formats.stores import Countable
 from mlxr.compiler.ir.checks import require
-from mlxr.compiler.spec.share import Range, Share
+from mlxr.compiler.spec.divide_counts import Range
+from mlxr.compiler.spec.share import Share
 
 
 @dataclass(frozen=True)

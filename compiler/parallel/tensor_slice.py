@@ -6,7 +6,8 @@ from math import prod
 from mlxr.compiler.artifact.weight_plan import Columns, Recipe, Rows, TensorSource
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.ir.division import Axes
-from mlxr.compiler.spec.share import Range, Share
+from mlxr.compiler.spec.divide_counts import Range
+from mlxr.compiler.spec.share import Share
 
 
 @dataclass(frozen=True)

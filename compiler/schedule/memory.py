@@ -132,9 +132,9 @@ def _block_bytes(spec: ModelSpec, stores: Sequence[Store], layers: Sequence[int]
 
 def stores_of(spec: ModelSpec) -> tuple[Store, ...]:
     """Everything that the model keeps between steps."""
-    attention, dtype = spec.model.attention, DType(spec.cache.dtype)
-    rows = [StoreRow((attention.num_kv_heads, attention.head_dim), dtype)] * spec.model.num_layers
-    stores = [*keys_and_values(rows)]
+    dtype = DType(spec.cache.dtype)
+    attentions = [layer.attention for layer in spec.model.layers]
+    stores = [*keys_and_values([StoreRow((a.num_kv_heads, a.head_dim), dtype) for a in attentions])]
     return tuple(stores)
 
 

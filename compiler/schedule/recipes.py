@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mlxr.compiler.artifact.weight_plan import Recipe, Rows
 from mlxr.compiler.spec.family import layer_of, load_family
 from mlxr.compiler.spec.family_tensors import FileTensor, Selection, evaluate_size
-from mlxr.compiler.spec.model import Mlp, Model
+from mlxr.compiler.spec.model import LayerType, Model
 
 
 def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, ...]]:
@@ -20,17 +20,17 @@ def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, 
     """
     places = load_family(model.tensor_names).resolve(name)
     layer = layer_of(name)
-    mlp = model.mlp if layer is None else model.layer(layer).mlp
-    numbers = dimensions(model, mlp)
+    own = LayerType.model_construct(attention=model.attention, rope=model.rope, mlp=model.mlp)
+    numbers = dimensions(model, own if layer is None else model.layer(layer))
     layouts = {rope.layout for rope in (model.rope, *(layer.rope for layer in model.layer_types.values())) if rope}
     # Files store the rows of layers without rotation in the same order as those of the other layers.
     layout = layouts.pop() if len(layouts) == 1 else None
     return _recipes(places.safetensors, numbers, layout), _recipes(places.gguf, numbers, layout)
 
 
-def dimensions(model: Model, mlp: Mlp) -> dict[str, int]:
-    """The numbers of `mlxr.compiler.spec.family_tensors.DIMENSIONS` in a layer with this feed-forward block."""
-    attention, experts = model.attention, mlp.experts
+def dimensions(model: Model, layer: LayerType) -> dict[str, int]:
+    """The numbers of `mlxr.compiler.spec.family_tensors.DIMENSIONS` in a layer."""
+    attention, mlp, experts = layer.attention, layer.mlp, layer.mlp.experts
     return {
         "heads": attention.num_heads,
         "kv_heads": attention.num_kv_heads,

@@ -1,7 +1,7 @@
 """The architecture in a spec: it describes a model by its properties, never by its name.
 
-Invariants after validation: all layers have the same numbers of heads and the same head_dim; the rotary dim is even; no
-weight matrix (of experts: no matrix of one expert) has more than 2^31 - 1 elements, so kernels may use 32-bit indices.
+Invariants after validation: rotary dims are even; no weight matrix (of experts: no matrix of one expert) has more than
+2^31 - 1 elements, so kernels may use 32-bit indices.
 """
 
 from typing import Annotated, Any, Literal
@@ -15,7 +15,6 @@ from mlxr.compiler.spec.record import Record
 from mlxr.compiler.spec.rope import Rope
 
 _MAX_EXACT_POSITION = 2**24  # float32 cannot represent the next whole number
-_HEAD_COUNTS = ("num_heads", "num_kv_heads", "head_dim")
 
 
 class Norm(Record):
@@ -161,15 +160,8 @@ class Model(Record):
     def _check_layer(self, layer: LayerType, at: str, base: LayerType | None, wrong: Contradictions) -> None:
         """Notes contradictions within one layer type. Sections that equal those of `base` have been checked already."""
         attention, rope, mlp = layer.attention, layer.rope, layer.mlp
-        for name in _HEAD_COUNTS:
-            own, model = getattr(attention, name), getattr(self.attention, name)
-            if own != model:
-                wrong.add(
-                    f"{at}attention.{name}",
-                    f"{name} {own} differs from the model's {model}; all layers share one cache and its rows",
-                    "remove it",
-                )
-        if rope is not None and (base is None or rope != base.rope):
+        same_rope = base is not None and rope == base.rope and attention.head_dim == base.attention.head_dim
+        if rope is not None and not same_rope:
             rope.check(attention.head_dim, f"{at}rope", wrong)
         new_attention = base is None or attention != base.attention
         if attention.temperature is not None and rope is None and (new_attention or (base and base.rope is not None)):
@@ -214,6 +206,11 @@ class Model(Record):
     def layers(self) -> tuple[LayerType, ...]:
         """The properties of every layer, resolved."""
         return tuple(self.layer(index) for index in range(self.num_layers))
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The attention of each kind of layer that the model has, in the order of its first layer."""
+        return tuple(dict.fromkeys(layer.attention for layer in self.layers))
 
     @property
     def rotary_dim(self) -> int:

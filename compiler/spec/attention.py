@@ -13,7 +13,7 @@ from mlxr.compiler.spec.fields import INT32_MAX, Contradictions, Count, Flag
 from mlxr.compiler.spec.record import Record
 
 _MIN_HEAD_DIM = 32
-_MAX_HEAD_DIM = 256
+_MAX_HEAD_DIM = 512
 
 Positive = Annotated[float, Field(gt=0, le=1e6, strict=True)]
 Epsilon = Annotated[float, Field(ge=1e-20, lt=1, strict=True)]
@@ -86,7 +86,7 @@ class Attention(Record):
     num_kv_heads: Count
     """Key and value heads; num_heads is a multiple of it."""
     head_dim: Annotated[int, Field(ge=_MIN_HEAD_DIM, le=_MAX_HEAD_DIM, strict=True), BeforeValidator(_resolve_head_dim)]
-    """Elements of one head: 32 to 256, a multiple of 8. A spec may leave it out: hidden_size / num_heads."""
+    """Elements of one head: 32 to 512, a multiple of 8. A spec may leave it out: hidden_size / num_heads."""
     qkv_bias: Flag = False
     """Whether the query, key and value projections add a bias."""
     output_bias: Flag = False

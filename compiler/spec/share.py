@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.stores import Countable
+from mlxr.compiler.spec.divide_counts import Range, divide, ranges_of, shared_block, too_few
+from mlxr.compiler.spec.divide_heads import HeadRanges, divide_heads
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.parallel import Parallel
 
-Range = tuple[int, int]
-"""[first, last)."""
 _ROWS = 16
 """Rows of the vocabulary that stay together: target cpu packs as many."""
 
@@ -28,7 +28,7 @@ class Share:
         rank: its number.
         split: how the model is split.
         layers: its layers.
-        heads, kv_heads: its query heads and KV heads, the same in all layers.
+        heads, kv_heads: its query heads and KV heads, by how many a layer has.
         columns: its columns of MLPs, by their whole width.
         experts: its experts, by their whole number.
         vocabulary: its rows of embedding and output.
@@ -37,8 +37,8 @@ class Share:
     rank: int
     split: Parallel
     layers: Range
-    heads: Range
-    kv_heads: Range
+    heads: dict[int, Range]
+    kv_heads: dict[int, Range]
     columns: dict[int, Range]
     experts: dict[int, Range]
     vocabulary: Range
@@ -75,11 +75,10 @@ class Share:
 
     def range_of(self, what: Countable, count: int) -> Range:
         """Which the rank has of `count` that the model has."""
-        if what == "columns":
-            return self.columns[count]
-        if what == "experts":
-            return self.experts[count]
-        return {"heads": self.heads, "kv_heads": self.kv_heads, "vocabulary": self.vocabulary}[what]
+        if what == "vocabulary":
+            return self.vocabulary
+        by_count = {"heads": self.heads, "kv_heads": self.kv_heads, "columns": self.columns, "experts": self.experts}
+        return by_count[what][count]
 
 
 def shares(spec: ModelSpec) -> tuple[Share, ...]:
@@ -94,7 +93,7 @@ def shares(spec: ModelSpec) -> tuple[Share, ...]:
     of_stages = fractions if split.tensor == 1 else _of_stages(spec, split)
     of_ranks = fractions if split.tensor > 1 else (1.0,)
     layers = _layers(spec, split, of_stages)
-    model, heads = spec.model, _heads(spec, of_ranks)
+    model, heads = spec.model, divide_heads(spec, of_ranks)
     columns = {width: _columns(spec, width, names, of_ranks, heads) for width, names in _widths(spec).items()}
     experts = {}
     for count in sorted({la.mlp.experts.count for la in model.layers if la.mlp.experts is not None}):
@@ -106,8 +105,8 @@ def shares(spec: ModelSpec) -> tuple[Share, ...]:
             rank=rank,
             split=split,
             layers=layers[rank // split.tensor],
-            heads=heads[t][0],
-            kv_heads=heads[t][1],
+            heads={count: ranges[t] for count, ranges in heads.queries.items()},
+            kv_heads={count: ranges[t] for count, ranges in heads.keys.items()},
             columns={width: ranges[t] for width, ranges in columns.items()},
             experts={count: ranges[t] for count, ranges in experts.items()},
             vocabulary=vocabulary[t],
@@ -115,20 +114,6 @@ def shares(spec: ModelSpec) -> tuple[Share, ...]:
         for rank in range(split.size)
         for t in (rank % split.tensor,)
     )
-
-
-def divide(count: int, weights: Sequence[float]) -> list[int]:
-    """`count` things in parts as near to the weights as whole numbers can be, each at least 1; count >= parts.
-
-    The parts' ends are the rounded ends of the weights', so that equal weights give parts that differ by one at most.
-    """
-    ends: list[int] = []
-    total = sum(weights)
-    for index in range(1, len(weights) + 1):
-        end = round(count * sum(weights[:index]) / total)
-        low, high = (ends[-1] if ends else 0) + 1, count - (len(weights) - index)
-        ends.append(min(max(end, low), high))
-    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _fractions(spec: ModelSpec, split: Parallel) -> tuple[float, ...]:
@@ -169,41 +154,7 @@ def _layers(spec: ModelSpec, split: Parallel, fractions: Sequence[float]) -> lis
         weights[0] -= outside
         weights[-1] -= elements.get("output", outside)
         counts = divide(spec.model.num_layers, [max(weight, in_layers * 1e-3) for weight in weights])
-    return _ranges(counts)
-
-
-def _heads(spec: ModelSpec, fractions: Sequence[float]) -> list[tuple[Range, Range]]:
-    """Query heads and KV heads of each rank of a stage."""
-    attention, ranks = spec.model.attention, len(fractions)
-    ratio, head_dim, kv_heads = attention.gqa_ratio, attention.head_dim, attention.num_kv_heads
-    block = _block(spec, [f"layers.{layer}.attention.o" for layer in range(spec.model.num_layers)])
-    if ranks == 1:
-        return [((0, attention.num_heads), (0, kv_heads))]
-    for index, layer in enumerate(spec.model.layers):
-        norm = layer.attention.qk_norm
-        if norm is not None and norm.scope == "all" and (norm.kind or spec.model.norm.kind) == "layer":
-            raise PlanError(
-                f"attention of layer {index} cannot be divided among {ranks} ranks: its layer norm needs the mean of "
-                "all heads together, and ranks add up squares only; use stages instead (pipeline)"
-            )
-    if kv_heads >= ranks:
-        unit = block // math.gcd(block, ratio * head_dim)
-        what = f"{kv_heads} KV heads"
-        if kv_heads % unit or kv_heads // unit < ranks:
-            raise _too_few(what, ranks, f"layers.0.attention.o has blocks of {block} columns, those of {unit} KV heads")
-        kv_ranges = _ranges([unit * part for part in divide(kv_heads // unit, fractions)])
-        return [((first * ratio, last * ratio), (first, last)) for first, last in kv_ranges]
-    unit = block // math.gcd(block, head_dim)
-    result: list[tuple[Range, Range]] = []
-    for kv_head, copies in enumerate(divide(ranks, [1.0] * kv_heads)):
-        if ratio % unit or ratio // unit < copies:
-            raise _too_few(
-                f"the {ratio} query heads of a KV head", copies, f"{unit} of them share a block of attention.o"
-            )
-        mine = fractions[len(result) : len(result) + copies]
-        for first, last in _ranges([unit * part for part in divide(ratio // unit, mine)]):
-            result.append(((kv_head * ratio + first, kv_head * ratio + last), (kv_head, kv_head + 1)))
-    return result
+    return ranges_of(counts)
 
 
 def _widths(spec: ModelSpec) -> dict[int, list[str]]:
@@ -223,48 +174,33 @@ def _columns(
     width: int,
     names: Sequence[str],
     fractions: Sequence[float],
-    heads: Sequence[tuple[Range, Range]],
+    heads: HeadRanges,
 ) -> list[Range]:
     """Columns of each rank, such that each has its fraction of a layer, attention included."""
     if len(fractions) == 1:
         return [(0, width)]
-    unit = math.lcm(_block(spec, names), 16)
-    unit = unit if width % unit == 0 else math.lcm(_block(spec, names), 8)
+    unit = math.lcm(shared_block(spec, names), 16)
+    unit = unit if width % unit == 0 else math.lcm(shared_block(spec, names), 8)
     count = width // unit
     if width % unit or count < len(fractions):
-        raise _too_few(f"{names[0]} of {width} columns", len(fractions), f"it is divided by {unit} columns")
+        raise too_few(f"{names[0]} of {width} columns", len(fractions), f"it is divided by {unit} columns")
     shapes = spec.matrix_shapes()
     prefix = names[0].removesuffix("down")
     mlp = sum(rows * columns for name, (rows, columns) in shapes.items() if name.startswith(prefix))
     layer = prefix.split(".")[1]
-    of_head = 2 * spec.model.attention.head_dim * spec.model.hidden_size
-    own = [of_head * ((q[1] - q[0]) + (kv[1] - kv[0])) for q, kv in heads]
+    attention = spec.model.layer(int(layer)).attention
+    of_head = 2 * attention.head_dim * spec.model.hidden_size
+    both = zip(heads.queries[attention.num_heads], heads.keys[attention.num_kv_heads], strict=True)
+    own = [of_head * ((q[1] - q[0]) + (kv[1] - kv[0])) for q, kv in both]
     dense = f"layers.{layer}.mlp.experts.up" not in shapes
     weights = [f * (sum(own) + mlp) - o if dense else f * mlp for f, o in zip(fractions, own, strict=True)]
-    return _ranges([unit * part for part in divide(count, [max(weight, mlp * 1e-3) for weight in weights])])
+    return ranges_of([unit * part for part in divide(count, [max(weight, mlp * 1e-3) for weight in weights])])
 
 
 def _divided(count: int, unit: int, fractions: Sequence[float], what: str) -> list[Range]:
     """Ranges of whole units; the last one has what is left over."""
     if count // unit < len(fractions):
-        raise _too_few(what, len(fractions), f"it is divided by {unit}")
+        raise too_few(what, len(fractions), f"it is divided by {unit}")
     parts = [unit * part for part in divide(count // unit, fractions)]
     parts[-1] += count % unit
-    return _ranges(parts)
-
-
-def _block(spec: ModelSpec, names: Sequence[str]) -> int:
-    """Columns that no rank may divide in any of these matrices."""
-    return math.lcm(*(spec.weights.of_tensor(name).block_elements for name in names))
-
-
-def _ranges(counts: Sequence[int]) -> list[Range]:
-    ends = [sum(counts[: index + 1]) for index in range(len(counts))]
-    return [(end - count, end) for count, end in zip(counts, ends, strict=True)]
-
-
-def _too_few(what: str, ranks: int, why: str) -> PlanError:
-    return PlanError(
-        f"{what} cannot be divided among {ranks} ranks: {why}; use fewer tensor ranks, stages instead (pipeline), or "
-        "another weight format"
-    )
+    return ranges_of(parts)

@@ -31,25 +31,28 @@ def _thetas(spec: ModelSpec) -> Iterable[float]:
 
 
 def _rotary_dims(spec: ModelSpec) -> Iterable[float]:
-    model = spec.model
-    ropes = [model.rope, *(layer.rope for layer in model.layer_types.values())]
-    return {rope.rotary_dim(model.attention.head_dim) for rope in ropes if rope is not None}
+    return {layer.rotary_dim for layer in spec.model.layers if layer.rope is not None}
 
 
 _FACTS = (
     _Fact(
         "attention.num_heads",
-        lambda s: [s.model.attention.num_heads],
+        lambda s: {a.num_heads for a in s.model.attentions},
         ("attention.head_count",),
         ("num_attention_heads",),
     ),
     _Fact(
         "attention.num_kv_heads",
-        lambda s: [s.model.attention.num_kv_heads],
+        lambda s: {a.num_kv_heads for a in s.model.attentions},
         ("attention.head_count_kv",),
         ("num_key_value_heads",),
     ),
-    _Fact("attention.head_dim", lambda s: [s.model.attention.head_dim], ("attention.key_length",), ("head_dim",)),
+    _Fact(
+        "attention.head_dim",
+        lambda s: {a.head_dim for a in s.model.attentions},
+        ("attention.key_length",),
+        ("head_dim",),
+    ),
     _Fact(
         "norm.eps",
         lambda s: [s.model.norm.eps],

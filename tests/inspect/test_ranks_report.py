@@ -42,7 +42,7 @@ def test_the_launches_of_a_rank_with_its_messages(folder: Path, capsys: pytest.C
     assert [decode.count(f"{kind} over ranks") for kind in ("receive", "all_sum", "gather")] == [1, 2, 1]
     assert main(["inspect", str(folder), "--rank", "0", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["rank"]["heads"] == [0, 3]
+    assert shown["rank"]["heads"] == {"6": [0, 3]}
     assert {launch["layer"] for launch in shown["launches"]} == {None, 0, 1}
 
 

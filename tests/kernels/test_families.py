@@ -67,7 +67,8 @@ def check_types(name, dtype, mistake=()):
 
 
 WITH_Q8 = itertools.product(
-    ["soft-caps", "sinks", "some-layers-without-rope", "windows-and-ropes", "gemma-like"], ["block", "layer"]
+    ["soft-caps", "sinks", "some-layers-without-rope", "windows-and-ropes", "gemma-like", "heads-by-layer"],
+    ["block", "layer"],
 )
 
 
@@ -76,7 +77,9 @@ def test_q8_cache(name, layout):
     check_q8_cache(name, layout)
 
 
-IN_16_BITS = itertools.product(["qk-norm-all", "post-norm-layer-bias", "temperature", "olmo-like"], ["bf16", "f16"])
+IN_16_BITS = itertools.product(
+    ["qk-norm-all", "post-norm-layer-bias", "temperature", "olmo-like", "heads-by-layer"], ["bf16", "f16"]
+)
 
 
 @pytest.mark.parametrize(("name", "dtype"), few(IN_16_BITS, [("olmo-like", "bf16")]))

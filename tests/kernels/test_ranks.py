@@ -73,8 +73,10 @@ def logits_of_whole(
     pager = Pager.from_geometry(plan.arena)
 
     def step(batch: Batch) -> Floats:
-        if copies := pager.take_copies():
-            host.copy_blocks(copies)
+        groups = range(1, len(plan.arena.groups))
+        for group, copies in enumerate((pager.take_copies(), *map(pager.take_copies_of, groups))):
+            if copies:
+                host.copy_blocks(copies, group)
         return np.asarray(host.read(host.step(batch)))
 
     return path, list(steps(step, pager, plan.query_tile))

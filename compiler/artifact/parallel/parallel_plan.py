@@ -8,9 +8,10 @@ from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import PHASES, MemoryPlan, PhaseName
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.ops.collectives import Collective, CollectiveKind
+from mlxr.compiler.spec.divide_counts import Range
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.record import Record
-from mlxr.compiler.spec.share import Range, shares
+from mlxr.compiler.spec.share import shares
 
 
 class Message(Record):
@@ -35,7 +36,8 @@ class RankShare(Record):
     """What one rank has.
 
     Attributes:
-        layers, heads, kv_heads, vocabulary: ranges of the model's layers, query heads, KV heads, and vocabulary.
+        layers, vocabulary: ranges of the model's layers and vocabulary.
+        heads, kv_heads: query heads and KV heads, by how many a layer has.
         columns: columns of MLPs, by their whole width.
         experts: experts, by their whole number.
         memory: what each target's program needs.
@@ -43,9 +45,9 @@ class RankShare(Record):
     """
 
     layers: Range
-    heads: Range
-    kv_heads: Range
     vocabulary: Range
+    heads: dict[int, Range]
+    kv_heads: dict[int, Range]
     columns: dict[int, Range]
     experts: dict[int, Range]
     memory: dict[str, MemoryPlan]

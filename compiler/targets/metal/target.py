@@ -1,5 +1,6 @@
 """Target metal: one Metal file for each kernel, for hosts metal, cuda and sim."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlxr.compiler.artifact.chip import HalfType
@@ -11,11 +12,12 @@ from mlxr.compiler.schedule.geometry import StepKernelSizes
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.schedule.kernel import Kernel
 from mlxr.compiler.schedule.lowered import Lowered, LoweredPhase, LoweringInput
+from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.schedule.program import PlacedProgram, make_program
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.metal.decode_kernel.make_step_kernels import with_step_kernels
 from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
-from mlxr.compiler.targets.metal.kernels.attend_prefill import AttendPrefillKernel
+from mlxr.compiler.targets.metal.kernels.attend_prefill import with_batch_tile
 from mlxr.compiler.targets.metal.kernels.copy_blocks import copy_blocks_launches
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 from mlxr.compiler.targets.metal.merge_unpacks import merge_unpacks
@@ -38,7 +40,8 @@ class MetalTarget:
     def lower(self, inputs: LoweringInput) -> Lowered:
         """See `Target.lower`."""
         whole = _step_choice(inputs)
-        phases = []
+        phases: list[LoweredPhase] = []
+        query_tile: int | None = None
         casts: dict[str, WeightCast] = {}
         for name in PHASES:
             lowering = MetalLowering(inputs, name, one_kernel=whole.geometry.step.threads > 0)
@@ -48,13 +51,14 @@ class MetalTarget:
             shapes |= {buffer.name: (buffer.shape, buffer.dtype) for buffer in lowering.scratch}
             chosen = whole.sizes(StepKernelSizes) if name == "decode" else None
             casts |= lowering.casts
-            phases.append(LoweredPhase(name, merge_unpacks(lowering.pending), shapes, graph.outputs, chosen))
-        prefill = phases[PHASES.index("prefill")]
-        tiles = (la.body.tile for la in prefill.launches if isinstance(la.body, AttendPrefillKernel))
+            launches: Sequence[PendingLaunch] = lowering.pending
+            if name == "prefill":
+                launches, query_tile = with_batch_tile(launches)
+            phases.append(LoweredPhase(name, merge_unpacks(launches), shapes, graph.outputs, chosen))
         return Lowered(
             tuple(phases),
             copy_blocks_launches(inputs.arena),
-            query_tile=next(tiles, None),
+            query_tile=query_tile,
             casts=tuple(casts.values()),
             batch_invariant=inputs.spec.deterministic,
         )

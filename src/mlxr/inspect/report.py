@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from mlxr.compiler.artifact import Artifact, BatchDim, Program
 from mlxr.compiler.artifact.typical_steps import chunk_dims, decode_dims
+from mlxr.compiler.spec.heads_text import heads_of
 from mlxr.compiler.text import size
 from mlxr.inspect.launches import FoldedLayers, LaunchRow, LibraryRow, PhaseRows, phase_rows
 from mlxr.inspect.layers import ranges, without_layer
@@ -71,10 +72,9 @@ def bits_text(program: Program) -> str:
 def _head(artifact: Artifact, target: str, width: int, ink: Ink) -> Iterator[str]:
     spec, plan, program = artifact.spec, artifact.plan, artifact.plan.program(target)
     model, memory, arena = spec.model, program.memory, program.arena
-    attention = model.attention
     about = (
         f"{count(parameters(artifact))} parameters, {model.num_layers} layers, hidden size {model.hidden_size}, "
-        f"{attention.num_heads} query heads on {attention.num_kv_heads} KV heads of {attention.head_dim}, "
+        f"{heads_of(model, of='query heads', head_dim=True)}, "
         f"context {model.context}, up to {arena.max_sequences} sequence{'s' if arena.max_sequences > 1 else ''}"
     )
     first = textwrap.wrap(f"{spec.name}: {about}", max(width, NARROWEST), subsequent_indent="  ")

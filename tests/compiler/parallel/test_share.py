@@ -12,9 +12,10 @@ from mlxr.compiler.errors import PlanError
 from mlxr.compiler.parallel.split_for import split_for
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.change import Changes, changed
+from mlxr.compiler.spec.divide_counts import Range, divide
 from mlxr.compiler.spec.load import load_spec
 from mlxr.compiler.spec.parallel import Parallel
-from mlxr.compiler.spec.share import Range, Share, divide, shares
+from mlxr.compiler.spec.share import Share, shares
 from mlxr_tests.few import few
 from mlxr_tests.specs import small_spec
 
@@ -92,12 +93,13 @@ def test_each_rank_has_its_part_of_everything(drawn: tuple[Parallel, dict[str, A
         own = [rank for rank in ranks if rank.stage == stage]
         assert [rank.tensor_rank for rank in own] == list(range(split.tensor))
         assert len({rank.layers for rank in own}) == 1
-        assert covers([rank.heads for rank in own], attention["num_heads"])
+        assert covers([rank.heads[attention["num_heads"]] for rank in own], attention["num_heads"])
         assert covers([rank.vocabulary for rank in own], model["model__vocab_size"])
         ratio = attention["num_heads"] // attention["num_kv_heads"]
         for rank in own:
-            queries = range(*rank.heads)
-            assert {query // ratio for query in queries} == set(range(*rank.kv_heads)), "the KV heads that they read"
+            queries = range(*rank.heads[attention["num_heads"]])
+            keys = range(*rank.kv_heads[attention["num_kv_heads"]])
+            assert {query // ratio for query in queries} == set(keys), "the KV heads that they read"
         if "experts" in mlp:
             assert covers([rank.experts[5] for rank in own], 5)
         else:
@@ -109,7 +111,8 @@ def test_each_rank_has_its_part_of_everything(drawn: tuple[Parallel, dict[str, A
         for rank in ranks[: split.tensor]:
             wished = split.shares[rank.tensor_rank] * attention["num_kv_heads"]
             if min(split.shares) * attention["num_kv_heads"] >= 1:
-                assert abs(rank.kv_heads[1] - rank.kv_heads[0] - wished) <= 1
+                first, last = rank.kv_heads[attention["num_kv_heads"]]
+                assert abs(last - first - wished) <= 1
 
 
 @pytest.mark.parametrize(

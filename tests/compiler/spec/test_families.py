@@ -158,11 +158,6 @@ MISTAKES: list[tuple[str, str, str | None]] = [
         "name it in layer_pattern",
     ),
     (
-        added("layer_types: {full: {attention: {num_kv_heads: ^3}}}\n  layer_pattern: [full]"),
-        "num_kv_heads 3 differs from the model's 2; all layers share one cache",
-        "remove it",
-    ),
-    (
         added("layer_types: {full: {attention: {num_kv_heads: ^4}}}\n  layer_pattern: [full]"),
         "num_heads 6 is not a multiple of num_kv_heads 4",
         "1, 2, 3, 6",

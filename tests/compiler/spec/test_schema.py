@@ -40,7 +40,7 @@ def test_descriptions_come_from_the_docstrings() -> None:
 def test_bounds_and_choices() -> None:
     schema = spec_schema()
     head_dim = schema["$defs"]["Attention"]["properties"]["head_dim"]
-    assert (head_dim["type"], head_dim["minimum"], head_dim["maximum"]) == ("integer", 32, 256)
+    assert (head_dim["type"], head_dim["minimum"], head_dim["maximum"]) == ("integer", 32, 512)
     assert schema["$defs"]["Cache"]["properties"]["dtype"]["enum"] == ["f32", "f16", "bf16", "q8", "auto"]
     assert set(schema["$defs"]["Rope"]["properties"]["scaling"]["discriminator"]["mapping"]) == {
         "none",

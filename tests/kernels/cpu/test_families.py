@@ -19,7 +19,15 @@ EXACT = {"compute": "exact", "cache": PAGED}
 FAST = {"weights": {"default": "bf16", "norm": "f32"}, "cache": PAGED | {"dtype": "bf16", "block_size": 16}}
 CONTIGUOUS = {"compute": "exact", "cache": {"dtype": "q8", "mode": "contiguous", "block_size": 16}}
 # What meets matrix tiles, contiguous caches or lesser instruction sets.
-CHOSEN = ("soft-caps", "sinks", "temperature", "gemma-like", "experts-topk-softmax-bias", "experts-shared-gate")
+CHOSEN = (
+    "soft-caps",
+    "sinks",
+    "temperature",
+    "gemma-like",
+    "heads-by-layer",
+    "experts-topk-softmax-bias",
+    "experts-shared-gate",
+)
 
 
 def artifact(name: str, changes: dict[str, object]) -> Artifact:

@@ -7,9 +7,10 @@ from weakref import WeakKeyDictionary
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import Allocation
+from mlxr.compiler.artifact import Allocation, of_group
 from mlxr.runtime.arrays.mlx_arrays import Bits
 from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows
 from mlxr_tests.specs import floats
@@ -96,6 +97,14 @@ def check_block_io(host: Host) -> None:
     before[[1, last]] = before[[0, 2]]
     if (by_block() != before).any() or (host.read_blocks(range(geometry.num_blocks)) != before).any():
         raise Mismatch("write_blocks: other bytes in the arena")
+
+
+def slots_of(arena: Arena, batch: Batch, layer: int) -> list[int]:
+    """The slots of a batch's new tokens in the blocks of a layer."""
+    group = arena.geometry.group_of(layer)
+    assert group is not None, f"layer {layer} keeps nothing of tokens"
+    slots: list[int] = batch.blocks[of_group("slots", group)].tolist()
+    return slots
 
 
 def stored_rows(arena: Arena, layer: int, slots: list[int]) -> "dict[str, np.ndarray[Any, np.dtype[np.float32]]]":

@@ -71,6 +71,17 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
     "rope-longrope-short": _scaled(
         kind="longrope", short_factors=_SHORT, long_factors=_LONG, original_context=64, attention_factor=1.19
     ),
+    "heads-by-layer": {
+        "model__num_layers": 4,
+        "model__layer_types": {
+            "local": {"attention": {"sliding_window": 5}},
+            "whole": {
+                "attention": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 512, "scale": 0.05},
+                "rope": {"theta": 700.0, "fraction": 0.25},
+            },
+        },
+        "model__layer_pattern": ["local", "whole"],
+    },
     # scores and scales
     "soft-caps": {**_attention(softcap=2.0), "model__logit_softcap": 1.5},
     "sinks": _attention(sinks=True, sliding_window=6),

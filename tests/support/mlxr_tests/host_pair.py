@@ -17,7 +17,7 @@ from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cpu.host import CpuHost
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.reference.host import ReferenceHost
-from mlxr_tests.arenas import check_arena, nan_arena, snapshot
+from mlxr_tests.arenas import check_arena, nan_arena, slots_of, snapshot
 from mlxr_tests.following_reference import FollowingReference
 from mlxr_tests.format_planes import has_minima, random_buffers
 from mlxr_tests.kernel_host import make_kernel_host, on_cpu
@@ -113,7 +113,8 @@ class HostPair:
         rows_of: Mapping[int, Rows] = {s: rows for s, _ in parts} if isinstance(rows, str) else rows
         requests = [BatchRequest(s, tokens, self.pager.length(s), rows_of[s], undo) for s, tokens in parts]
         batch = Batch.build(requests, self.pager, self.plan.query_tile)
-        self._copy(self.pager.take_copies())
+        for group, copies in enumerate((self.pager.take_copies(), *self._copies_of_others())):
+            self._copy(copies, group)
         before = snapshot(self.arena)
         got, want = np.array(self.host.read(self.host.step(batch))), logits_of(self.reference, batch)
         self.pager.check_integrity()
@@ -121,7 +122,7 @@ class HostPair:
             self.fed[seq_id] += tokens
         what = f"batch of {[(len(t), self.pager.length(s)) for s, t in parts]} (tokens, context)"
         self._check_logits(what, batch, got, want)
-        written = {layer: set(batch.slots.tolist()) for layer in range(self.plan.num_layers)}
+        written = {layer: set(slots_of(self.arena, batch, layer)) for layer in range(self.plan.num_layers)}
         on_cpu(check_arena)(self.arena, before, self.reference_arena, written, self._check_rows)
         return got
 
@@ -133,18 +134,22 @@ class HostPair:
         batch = Batch.build([request], pager, self.plan.query_tile)
         return logits_of(ReferenceHost(self.artifact, self.weights, arena), batch).reshape(-1)
 
-    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
+    def _copies_of_others(self) -> list[list[tuple[int, int]]]:
+        return [self.pager.take_copies_of(group) for group in range(1, len(self.plan.arena.groups))]
+
+    def _copy(self, copies: Sequence[tuple[int, int]], group: int) -> None:
         if not copies:
             return
         geometry = self.plan.arena
         expected = snapshot(self.arena)
-        for bits in expected.values():
-            blocks = bits.reshape(len(bits), geometry.num_blocks, -1)
+        for part in geometry.of_group(group):
+            bits = expected[part.name]
+            blocks = bits.reshape(len(bits), part.num_units, -1)
             for source, target in copies:
                 blocks[:, target] = blocks[:, source]
-        self.host.copy_blocks(copies)
+        self.host.copy_blocks(copies, group)
         mx.eval(self.arena.token)  # a host may have queued the copies only
-        on_cpu(self.reference.copy_blocks)(copies)
+        on_cpu(self.reference.copy_blocks)(copies, group)
         after = snapshot(self.arena)
         for name, bits in expected.items():
             if (after[name] != bits).any():

@@ -15,7 +15,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.reference.host import ReferenceHost
-from mlxr_tests.arenas import nan_arena, stored_rows
+from mlxr_tests.arenas import nan_arena, slots_of, stored_rows
 from mlxr_tests.host_pair import HostPair, logits_of
 from mlxr_tests.kernel_host import on_cpu
 from mlxr_tests.tolerances import Floats, check_as_exact
@@ -44,13 +44,15 @@ class RoundingPair(HostPair):
         self.rows["logits"].append((got, want, logits_of(self.exact, batch)))
         for layer in range(self.plan.num_layers):
             arenas = (self.arena, self.reference_arena, self.exact_arena)
-            k, v = zip(*(stored_rows(arena, layer, batch.slots.tolist()).values() for arena in arenas), strict=True)
+            slots = slots_of(self.arena, batch, layer)
+            k, v = zip(*(stored_rows(arena, layer, slots).values() for arena in arenas), strict=True)
             self.rows[f"K of layer {layer}"].append(k)
             self.rows[f"V of layer {layer}"].append(v)
 
     def _check_rows(self, what: str, got: Floats, want: Floats, dtype: str) -> None:
         """Does nothing: `check` compares the rows."""
 
-    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        super()._copy(copies)
-        on_cpu(self.exact.copy_blocks)(copies)
+    def _copy(self, copies: Sequence[tuple[int, int]], group: int) -> None:
+        super()._copy(copies, group)
+        if copies:
+            on_cpu(self.exact.copy_blocks)(copies, group)

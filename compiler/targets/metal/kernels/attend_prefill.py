@@ -1,5 +1,6 @@
 """Attention of a prefill step."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.errors import PlanError
@@ -7,6 +8,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.schedule.geometry import AttendTile
 from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.targets.metal.kernel_parts.attention_kernel import AttentionKernel, attention_fields
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, THREADGROUP_BYTES
 from mlxr.compiler.targets.metal.lowering import MetalLowering
@@ -21,6 +23,7 @@ class AttendPrefillKernel(AttentionKernel):
         heads: query heads per threadgroup, all of one KV head.
         keys: keys that are in threadgroup memory at once.
         rows_per_simdgroup: rows per simdgroup; a row is one query head of one token.
+        batch_tile: query tokens of a tile of the batch, where layers differ and others have smaller tiles; 0: as many.
     """
 
     template = "attend_prefill.metal.jinja"
@@ -28,6 +31,7 @@ class AttendPrefillKernel(AttentionKernel):
     heads: int
     keys: int
     rows_per_simdgroup: int
+    batch_tile: int = 0
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -111,27 +115,48 @@ class AttendPrefillKernel(AttentionKernel):
 def attend_prefill(lowering: MetalLowering, op: Op, g: AttendTile) -> AttendPrefillKernel:
     """The kernel of an op with the largest tiles that threadgroup memory holds: as many keys as it can, then rows.
 
+    Tiles of fewer than 8 rows are for the longest heads alone.
+
     Raises:
         PlanError: not even the smallest tile fits.
     """
     fields = attention_fields(lowering, op)
-    keys = g.keys
-    while keys >= 4:
-        rows = g.rows
-        while rows >= 8:
-            kernel = AttendPrefillKernel(
-                "attend_prefill",
-                **fields,
-                tile=1,
-                heads=1,
-                keys=keys,
-                rows_per_simdgroup=g.rows_per_simdgroup,
-            )
-            heads = min(rows, kernel.gqa_ratio)
-            kernel = replace(kernel, tile=rows // heads, heads=heads)
-            if kernel.threadgroup_bytes <= THREADGROUP_BYTES and kernel.threads <= 1024:
-                return kernel
-            rows //= 2
-        keys //= 2
+    sizes = [(keys, rows) for keys in _halves(g.keys, 4) for rows in _halves(g.rows, 8)]
+    for keys, rows in (*sizes, *((keys, 4) for keys in _halves(g.keys, 4))):
+        kernel = AttendPrefillKernel(
+            "attend_prefill",
+            **fields,
+            tile=1,
+            heads=1,
+            keys=keys,
+            rows_per_simdgroup=min(g.rows_per_simdgroup, rows),
+        )
+        heads = min(rows, kernel.gqa_ratio)
+        kernel = replace(kernel, tile=rows // heads, heads=heads)
+        if kernel.threadgroup_bytes <= THREADGROUP_BYTES and kernel.threads <= 1024:
+            return kernel
     head_dim = lowering.cache_of(op).head_dim
     raise PlanError(f"no prefill attention tile of heads of {head_dim} fits {THREADGROUP_BYTES} bytes")
+
+
+def with_batch_tile(launches: Sequence[PendingLaunch]) -> tuple[tuple[PendingLaunch, ...], int | None]:
+    """The launches of prefill, whose kernels take whole tiles of a batch, and the tokens of such a tile.
+
+    Batches are laid out in the smallest tile of all kernels, so that the tiles of the others consist of several.
+    """
+    tiles = [launch.body.tile for launch in launches if isinstance(launch.body, AttendPrefillKernel)]
+    least = min(tiles, default=None)
+    if least is None or len(set(tiles)) == 1:
+        return tuple(launches), least
+    return tuple(
+        replace(one, body=replace(one.body, tile=one.body.tile // least * least, batch_tile=least))
+        if isinstance(one.body, AttendPrefillKernel)
+        else one
+        for one in launches
+    ), least
+
+
+def _halves(most: int, least: int) -> Iterator[int]:
+    while most >= least:
+        yield most
+        most //= 2

@@ -8,6 +8,7 @@ import jinja2
 
 from mlxr.compiler.artifact import Artifact, OpGraph
 from mlxr.compiler.errors import MlxrError
+from mlxr.compiler.spec.heads_text import heads_of
 from mlxr.compiler.targets.environment import environment
 from mlxr.inspect.layers import model_layer
 from mlxr.inspect.picture.column import PILL_HEIGHT, PILL_TOP, Box, Frame, GraphColumn, fused_column, source_column
@@ -145,7 +146,6 @@ def draw_graphs(artifact: Artifact) -> str:
     """The op graph before and after fusion, as SVG."""
     columns, bands = place_columns(artifact)
     spec, arena = artifact.spec, artifact.plan.arena
-    attention = spec.model.attention
     bottom = max(column.bottoms[-1] for column in columns) + PILL_TOP + PILL_HEIGHT + 14
     width = columns[-1].x + columns[-1].width + MARGIN
     drawn = tuple(
@@ -157,8 +157,8 @@ def draw_graphs(artifact: Artifact) -> str:
         height=bottom + LEGEND_HEIGHT + MARGIN,
         title=f"{spec.name}: the op graph before and after fusion",
         about=(
-            f"{count(parameters(artifact))} parameters, {spec.model.num_layers} layers, {attention.num_heads} query "
-            f"heads on {attention.num_kv_heads} KV heads of {attention.head_dim}; values are "
+            f"{count(parameters(artifact))} parameters, {spec.model.num_layers} layers, "
+            f"{heads_of(spec.model, of='query heads', head_dim=True)}; values are "
             f"{artifact.plan.first.types.activations} unless marked; the arena holds "
             f"{arena.summary.replace(' x ', ' × ')}"
         ),

@@ -9,7 +9,7 @@ from mlxr.compiler.artifact.parallel.parallel_plan import Message, ParallelPlan,
 from mlxr.compiler.artifact.parallel.rank_plan import COLLECTIVES
 from mlxr.compiler.artifact.program import PHASES, PhaseName
 from mlxr.compiler.artifact.typical_steps import chunk_dims, decode_dims, usual_context
-from mlxr.compiler.spec.share import Range
+from mlxr.compiler.spec.divide_counts import Range
 from mlxr.compiler.text import counted, size
 from mlxr.inspect.text_table import NARROWEST, Column, Ink, Row, render_table
 
@@ -86,8 +86,8 @@ def rank_lines(artifact: Artifact, rank: int, width: int) -> list[str]:
         sent.append(f"{phase} of {counted(steps[phase]['tokens'], 'token')}: {kinds}; gives {size(given)}")
     about = (
         f"rank {rank} of {split.size}: stage {rank // split.tensor} of {split.pipeline}, part {rank % split.tensor} of "
-        f"{split.tensor}; layers {_range(share.layers)}, heads {_range(share.heads)}, KV heads "
-        f"{_range(share.kv_heads)}. Messages of a step: {'. '.join(sent)}"
+        f"{split.tensor}; layers {_range(share.layers)}, heads {_all(share.heads)}, KV heads "
+        f"{_all(share.kv_heads)}. Messages of a step: {'. '.join(sent)}"
     )
     return textwrap.wrap(about, max(width, NARROWEST), subsequent_indent="  ")
 
@@ -131,10 +131,10 @@ def _cells(artifact: Artifact, rank: int, share: RankShare, target: str, experts
     return (
         str(rank),
         _range(share.layers),
-        _range(share.heads),
-        _range(share.kv_heads),
-        ", ".join(_range(columns) for columns in share.columns.values()) or "-",
-        *([", ".join(_range(ids) for ids in share.experts.values()) or "-"] if experts else []),
+        _all(share.heads),
+        _all(share.kv_heads),
+        _all(share.columns) or "-",
+        *([_all(share.experts) or "-"] if experts else []),
         _range(share.vocabulary),
         size(memory.weights_bytes),
         size(memory.arena_bytes),
@@ -142,6 +142,10 @@ def _cells(artifact: Artifact, rank: int, share: RankShare, target: str, experts
         size(memory.total_bytes),
         "-" if budget is None else size(budget),
     )
+
+
+def _all(ranges: Mapping[int, Range]) -> str:
+    return ", ".join(map(_range, ranges.values()))
 
 
 def _messages(
