@@ -63,18 +63,30 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
 
 def _queries_or_keys(b: Builder, prefix: str, role: str, layer: LayerType, x: str, heads: Axis) -> str:
     """Norm and rotation of the queries or the keys, [tokens, heads * head_dim]."""
-    num_heads, head_dim, norm = heads.count, layer.attention.head_dim, layer.attention.qk_norm
-    if norm is not None:
-        width = head_dim if norm.scope == "head" else num_heads * head_dim
-        groups = 1 if norm.scope == "all" else num_heads
-        name, out = f"{prefix}.{role}_norm", f"{prefix}.{role}_normed"
-        axis = None if norm.scope == "head" else heads
-        x = b.norm(name, out, x, width, groups=groups, kind=norm.kind, eps=norm.eps, bias=norm.bias, axis=axis)
+    norm = layer.attention.qk_norm
+    if norm is None:
+        return _rotated(b, prefix, role, layer, x, heads)
+    if norm.after_rope:
+        return _normed(b, prefix, role, layer, _rotated(b, prefix, role, layer, x, heads), heads)
+    return _rotated(b, prefix, role, layer, _normed(b, prefix, role, layer, x, heads), heads)
+
+
+def _normed(b: Builder, prefix: str, role: str, layer: LayerType, x: str, heads: Axis) -> str:
+    norm, head_dim = layer.attention.qk_norm, layer.attention.head_dim
+    assert norm is not None, "of layers that have such norms"
+    width = head_dim if norm.scope == "head" else heads.count * head_dim
+    groups = 1 if norm.scope == "all" else heads.count
+    name, out = f"{prefix}.{role}_norm", f"{prefix}.{role}_normed"
+    axis = None if norm.scope == "head" else heads
+    return b.norm(name, out, x, width, groups=groups, kind=norm.kind, eps=norm.eps, bias=norm.bias, axis=axis)
+
+
+def _rotated(b: Builder, prefix: str, role: str, layer: LayerType, x: str, heads: Axis) -> str:
     if layer.rope is None:
         return x
     rope = Rope(
-        num_heads=num_heads,
-        head_dim=head_dim,
+        num_heads=heads.count,
+        head_dim=layer.attention.head_dim,
         rotary_dim=layer.rotary_dim,
         rope_layout=layer.rope.layout,
         rope_scale=rope_scale(layer.rope, b.spec.model.context),

@@ -1,13 +1,13 @@
 """RoPE frequencies, computed once at compile time in double precision.
 
-Source: RoFormer (Su et al. 2021); linear scaling from kaiokendev and Chen et al. 2023; the piecewise scaling from
-Meta's Llama 3.1 release; YaRN from Peng et al. 2023; LongRoPE from Ding et al. 2024. We choose between LongRoPE's two
-lists once, from the context that the model is compiled for.
+Source: RoFormer (Su et al. 2021); linear scaling from kaiokendev and Chen et al. 2023; that of the base from
+bloc97 (NTK-aware, 2023); the piecewise scaling from Meta's Llama 3.1 release; YaRN from Peng et al. 2023; LongRoPE from
+Ding et al. 2024. We choose between LongRoPE's two lists once, from the context that the model is compiled for.
 """
 
 import math
 
-from mlxr.compiler.spec.model import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
+from mlxr.compiler.spec.model import BaseScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 
 
 def rope_frequencies(rope: Rope, rotary_dim: int, context: int = 1) -> tuple[float, ...]:
@@ -18,8 +18,10 @@ def rope_frequencies(rope: Rope, rotary_dim: int, context: int = 1) -> tuple[flo
         rotary_dim: rotated elements of a head.
         context: longest sequence of the model; LongRoPE has two lists of factors, for short and long contexts.
     """
-    plain = tuple(rope.theta ** (-2 * i / rotary_dim) for i in range(rotary_dim // 2))
-    scaling = rope.scaling
+    theta, scaling = rope.theta, rope.scaling
+    if isinstance(scaling, BaseScaling):
+        theta *= scaling.factor ** (rotary_dim / (rotary_dim - 2))
+    plain = tuple(theta ** (-2 * i / rotary_dim) for i in range(rotary_dim // 2))
     if isinstance(scaling, LinearScaling):
         return tuple(f / scaling.factor for f in plain)
     if isinstance(scaling, Llama3Scaling):

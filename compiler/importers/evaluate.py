@@ -34,7 +34,8 @@ class RopeReader(Protocol):
 
         Args:
             layers: which layers, where the family's own code tells them apart: `full_attention` or
-                `sliding_attention`; else `any`, or `axes` where a position may have several, as images need.
+                `sliding_attention`; else `any`, `axes` where a position may have several, as images need, or `alpha`
+                where dynamic scaling may have an alpha, which is scaling of another kind.
             theta: the base, unless the file has one beside its other keys of RoPE.
             fraction: the rotated share of a head, likewise; None: the family's own code always rotates whole heads.
         """

@@ -29,7 +29,8 @@ class ConfigRope:
     def __call__(self, layers: str | None, theta: float, fraction: float | None) -> dict[str, Any] | None:
         """See `mlxr.compiler.importers.evaluate.RopeReader`. Layers with a sliding window share no scaling."""
         kinds = (*_KINDS, _AXES) if layers == "axes" else _KINDS
-        layers = "any" if layers == "axes" else layers
+        has_alpha = layers == "alpha"
+        layers = "any" if layers in ("axes", "alpha") else layers
         section = self._section(layers)
         if section is None:
             return {"theta": theta, "fraction": 1.0 if fraction is None else fraction, "scaling": {"kind": "none"}}
@@ -41,6 +42,8 @@ class ConfigRope:
         rope = {"theta": section.number("rope_theta", theta), "fraction": share}
         if layers != "any" and not section.flag("truncate", True):
             raise section.refuse("truncate", False, "true: the family's own code does not read it here")
+        if has_alpha and "dynamic" in (section.get("rope_type"), section.get("type")) and section.get("alpha"):
+            return rope | {"scaling": {"kind": "base", "factor": section.number("alpha")}}
         scaling = self._scaling(section, kinds) or ({"kind": "none"} if layers == "sliding_attention" else None)
         return rope | ({"scaling": scaling} if scaling else {})
 

@@ -21,6 +21,7 @@ class Path:
 
     Attributes:
         temperature, rope, norm: the ops, in order from the attention back; None for a missing op.
+        rotated_first: whether the rope is before the norm, and not behind it.
         source: the value that the first op of the path reads; on an empty path, the value that the attention reads.
     """
 
@@ -28,6 +29,7 @@ class Path:
     rope: Op | None
     norm: Op | None
     source: str
+    rotated_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,22 @@ def source_of(graph: OpGraph, path: Path, kind: type[OpKind]) -> Op | None:
     return op if op and isinstance(op.attrs, kind) and alone else None
 
 
+def same_rotation(q: Op | None, k: Op | None) -> bool:
+    """Whether both ropes, or none, rotate at the same positions with the same frequencies."""
+    if q is None or k is None:
+        return q is k
+    a, b = q.attrs_as(Rope), k.attrs_as(Rope)
+    same_place = all(q.inputs[port] == k.inputs[port] for port in ("positions", "frequencies"))
+    return same_place and (a.rotary_dim, a.rope_layout, a.rope_scale) == (b.rotary_dim, b.rope_layout, b.rope_scale)
+
+
 def _path(graph: OpGraph, name: str) -> Path:
     steps: list[Op | None] = []
-    for kinds in ((Temperature,), (Rope,), (Norm, NormOfPart)):
+    for kinds in ((Temperature,), (Rope,), (Norm, NormOfPart), (Rope,)):
         op = sole_producer(graph, name, *kinds)
-        if op is not None and "residual" in op.inputs:
+        if op is not None and ("residual" in op.inputs or (len(steps) == 3 and steps[1] is not None)):
             op = None
         steps.append(op)
         name = op.inputs["x"] if op is not None else name
-    temperature, rope, norm = steps
-    return Path(temperature, rope, norm, name)
+    temperature, rope, norm, first = steps
+    return Path(temperature, rope or first, norm, name, rotated_first=norm is not None and first is not None)

@@ -10,7 +10,7 @@ from mlxr.compiler.ir.op_kind import RopeLayout
 from mlxr.compiler.ir.ops.attention import Attention, PackedAttention, RopeAttention, RopeWriteAttention, Split
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
-from mlxr.compiler.passes.attention_walk import AttentionSite, attention_sites
+from mlxr.compiler.passes.attention_walk import AttentionSite, attention_sites, same_rotation
 from mlxr.compiler.passes.base import Edits, PassResult, sole_producer
 
 _DECODE_BATCH = ("positions", "slots", "context_lens", "block_tables")
@@ -133,7 +133,7 @@ def _matches(graph: OpGraph) -> Iterator[_Match]:
         if (
             split
             and _has_no_other_ops(site)
-            and _same_rotation(site.q.rope, site.k.rope)
+            and same_rotation(site.q.rope, site.k.rope)
             and graph.index(site.write.name) < graph.index(site.attention.name)
             and sources == tuple(split.outputs[port] for port in "qkv")
             and all(graph.sole_consumer(name) for name in sources)
@@ -146,14 +146,6 @@ def _has_no_other_ops(site: AttentionSite) -> bool:
     """Whether nothing but the ropes and the queries' temperature lies between the projection and the attention."""
     others = (site.q.norm, site.k.norm, site.k.temperature, site.v.norm, site.v.rope, site.v.temperature)
     return not any(others)
-
-
-def _same_rotation(q: Op | None, k: Op | None) -> bool:
-    if q is None or k is None:
-        return q is k
-    a, b = q.attrs_as(Rope), k.attrs_as(Rope)
-    same_place = all(q.inputs[port] == k.inputs[port] for port in ("positions", "frequencies"))
-    return same_place and (a.rotary_dim, a.rope_layout, a.rope_scale) == (b.rotary_dim, b.rope_layout, b.rope_scale)
 
 
 def _same_positions(attention: Op, *others: Op | None) -> bool:

@@ -7,8 +7,9 @@ from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.ir.op_kind import NormKind, NormScope
 from mlxr.compiler.ir.ops.attention import Attention, Split
 from mlxr.compiler.ir.ops.norm import Norm, QkNorm
+from mlxr.compiler.ir.ops.rope import Rope
 from mlxr.compiler.ir.ops.shared_norm import MeanSquares, NormOfPart, QkMeanSquares
-from mlxr.compiler.passes.attention_walk import attention_sites, source_of
+from mlxr.compiler.passes.attention_walk import AttentionSite, attention_sites, same_rotation, source_of
 from mlxr.compiler.passes.base import Edits, PassResult, sibling
 
 
@@ -20,9 +21,11 @@ class FuseQkNorm:
        and a temperature -> split(qk_norm(qkv)).
     2. The same with norm_of_part(q, m), norm_of_part(k, m), where m is the sum over ranks of mean_squares(q, k) ->
        qk_mean_squares(qkv), and split(qk_norm(qkv, m)).
+    3. norm(rope(q)), norm(rope(k)) -> split(qk_norm(qkv)), which rotates; both are rotated at the same positions with
+       the same frequencies.
 
-    Does not fire when q, k or qkv has another consumer, the norms differ in kind or eps, only one has a bias, or the
-    groups of columns of one are neither heads nor the whole row.
+    Does not fire when q, k or qkv has another consumer, the norms differ in kind or eps, only one has a bias, the
+    groups of columns of one are neither heads nor the whole row, or only one is rotated before its norm.
     """
 
     name: str = "fuse_qk_norm"
@@ -34,20 +37,32 @@ class FuseQkNorm:
             q, k, split = site.q.norm, site.k.norm, source_of(graph, site.q, Split)
             if q is None or k is None or split is None or not graph.sole_consumer(split.inputs["x"]):
                 continue
-            reads = q.inputs["x"] == split.outputs["q"] and k.inputs["x"] == split.outputs["k"]
+            reads = site.q.source == split.outputs["q"] and site.k.source == split.outputs["k"]
             if not reads or source_of(graph, site.k, Split) is None:
+                continue
+            if site.q.rotated_first or site.k.rotated_first:
+                scope = _scope(graph, site.attention.attrs_as(Attention), q, k)
+                if scope in ("head", "heads") and _alike(q, k) and _rotated_alike(site):
+                    self._fuse(edits, site, split, q, k, scope)
                 continue
             squares = [op for op in graph.consumers(k.inputs["x"]) if isinstance(op.attrs, MeanSquares)]
             if isinstance(q.attrs, NormOfPart):
                 self._fuse_part(edits, site.attention, split, squares[0], q, k)
             elif not squares and (scope := _scope(graph, site.attention.attrs_as(Attention), q, k)) and _alike(q, k):
-                self._fuse(edits, site.attention, split, q, k, scope)
+                self._fuse(edits, site, split, q, k, scope)
         return edits.result()
 
-    def _fuse(self, edits: Edits, attention: Op, split: Op, q: Op, k: Op, scope: NormScope) -> None:
-        norm = q.attrs_as(Norm)
+    def _fuse(self, edits: Edits, site: AttentionSite, split: Op, q: Op, k: Op, scope: NormScope) -> None:
+        norm, rope = q.attrs_as(Norm), None
         biases = {f"{role}_norm_bias": op.inputs["bias"] for role, op in (("q", q), ("k", k)) if "bias" in op.inputs}
-        edits.replace(split, *_normed(edits, attention, split, (q, k), (scope, norm.kind, norm.eps), biases))
+        if site.q.rotated_first:
+            assert site.q.rope is not None and site.k.rope is not None, "both are rotated first"
+            rope, rotation = site.q.rope.attrs_as(Rope), site.q.rope.inputs
+            biases |= {port: rotation[port] for port in ("positions", "frequencies")}
+            edits.replace(site.q.rope)
+            edits.replace(site.k.rope)
+        how = (scope, norm.kind, norm.eps)
+        edits.replace(split, *_normed(edits, site.attention, split, (q, k), how, biases, rope))
         edits.replace(q)
         edits.replace(k)
 
@@ -77,6 +92,7 @@ def _normed(
     norms: tuple[Op, Op],
     how: tuple[NormScope, NormKind, float],
     others: dict[str, str],
+    rope: Rope | None = None,
 ) -> tuple[Op, Op]:
     """The norm of the packed projection, and the split of that."""
     (q, k), (scope, kind, eps), heads = norms, how, attention.attrs_as(Attention)
@@ -88,6 +104,9 @@ def _normed(
         scope=scope,
         kind=kind,
         eps=eps,
+        rotary_dim=rope.rotary_dim if rope else 0,
+        rope_layout=rope.rope_layout if rope else "half",
+        rope_scale=rope.rope_scale if rope else 1.0,
     )
     name = sibling(qkv.name, "qkv_normed")
     normed = edits.declare(replace(qkv, name=name))
@@ -102,6 +121,10 @@ def _normed(
 def _alike(q: Op, k: Op) -> bool:
     a, b = q.attrs_as(Norm), k.attrs_as(Norm)
     return (a.kind, a.eps) == (b.kind, b.eps) and ("bias" in q.inputs) == ("bias" in k.inputs)
+
+
+def _rotated_alike(site: AttentionSite) -> bool:
+    return site.q.rotated_first and site.k.rotated_first and same_rotation(site.q.rope, site.k.rope)
 
 
 def _scope(graph: OpGraph, attention: Attention, q: Op, k: Op) -> NormScope | None:

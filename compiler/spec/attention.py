@@ -56,7 +56,7 @@ def _resolve_head_dim(value: Any) -> Any:
 
 
 class QkNorm(Record):
-    """Normalisation of queries and keys, before RoPE."""
+    """Normalisation of queries and keys, before RoPE or after it."""
 
     scope: Literal["head", "heads", "all"]
     """`head`: each head by itself, one weight of head_dim for all heads; `heads`: each head by itself, with weights of
@@ -67,6 +67,20 @@ class QkNorm(Record):
     """As `model.norm.kind`; null for the same kind."""
     eps: Epsilon | None = None
     """As `model.norm.eps`; null for the same number."""
+    after_rope: Flag = False
+    """Whether heads are rotated first and normalised then; not with scope `all`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "QkNorm":
+        wrong = Contradictions()
+        if self.after_rope and self.scope == "all":
+            wrong.add(
+                "after_rope",
+                "heads that are normalised together are normalised before they are rotated",
+                "set after_rope to false, or scope to head or heads",
+            )
+        wrong.refuse()
+        return self
 
 
 class Temperature(Record):
@@ -100,7 +114,7 @@ class Attention(Record):
     sinks: Flag = False
     """Whether each head has one more, learned score in its softmax, whose share no value gets."""
     qk_norm: QkNorm | None = None
-    """Normalisation of queries and keys before RoPE; null for none."""
+    """Normalisation of queries and keys; null for none."""
     temperature: Temperature | None = None
     """Growth of the queries with their position, after RoPE; null for none."""
 

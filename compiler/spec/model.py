@@ -32,10 +32,19 @@ from mlxr.compiler.spec.matrices import matrix_shapes
 from mlxr.compiler.spec.mlp import Experts, Mlp, SharedExpert
 from mlxr.compiler.spec.parallel import Parallel
 from mlxr.compiler.spec.record import Record
-from mlxr.compiler.spec.rope import LinearScaling, Llama3Scaling, LongRopeScaling, NoScaling, Rope, YarnScaling
+from mlxr.compiler.spec.rope import (
+    BaseScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    NoScaling,
+    Rope,
+    YarnScaling,
+)
 
 __all__ = [
     "Attention",
+    "BaseScaling",
     "Cache",
     "Experts",
     "FloatType",

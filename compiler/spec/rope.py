@@ -27,6 +27,15 @@ class LinearScaling(Record):
     """How many times longer than the trained context."""
 
 
+class BaseScaling(Record):
+    """A greater base (NTK-aware scaling): the slowest pair turns `factor` times slower, the fastest as before."""
+
+    kind: Literal["base"]
+    """`base`: theta is multiplied by factor^(d / (d - 2)), where d is the rotary dim."""
+    factor: Factor
+    """How many times slower the slowest pair turns."""
+
+
 class Llama3Scaling(Record):
     """Llama 3.1's piecewise scaling: low frequencies divided by `factor`, high ones kept, a ramp between."""
 
@@ -117,7 +126,8 @@ class Rope(Record):
     layout: Literal["half", "interleaved"] = "half"
     """`half` rotates (x[i], x[i + rotary_dim/2]), `interleaved` rotates (x[2i], x[2i+1])."""
     scaling: Annotated[
-        NoScaling | LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling, Field(discriminator="kind")
+        NoScaling | LinearScaling | BaseScaling | Llama3Scaling | YarnScaling | LongRopeScaling,
+        Field(discriminator="kind"),
     ] = NoScaling()
     """How frequencies are stretched for contexts longer than the trained one."""
 
@@ -142,6 +152,8 @@ class Rope(Record):
                 "expected an even whole number, because elements are rotated in pairs",
                 f"fraction {nearest / head_dim:.6g} gives {nearest}",
             )
+        elif isinstance(self.scaling, BaseScaling) and rotary_dim < 4:
+            wrong.add(f"{at}.scaling.kind", "one pair of a head is rotated, and kind base needs two", "use linear")
         elif isinstance(self.scaling, LongRopeScaling):
             for name in ("short_factors", "long_factors"):
                 count = len(getattr(self.scaling, name))

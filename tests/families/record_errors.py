@@ -1,12 +1,14 @@
 """Records how far our logits are from those of other code, for the table in docs/families.md.
 
-    PYTHONPATH=src:tests/support python tests/families/record_errors.py
+    PYTHONPATH=src:tests/support python tests/families/record_errors.py [FAMILY ...]
 
 It runs every tiny model of `family_models` beside mlx-lm on hosts `reference` and `cpu`, and every GGUF file of
-`family_gguf` beside what llama.cpp gave, and takes some minutes. Then: python docs/make_families.py.
+`family_gguf` beside what llama.cpp gave, and takes some minutes; of families that are not named, what is recorded
+stays. Then: python docs/make_families.py.
 """
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 
@@ -41,23 +43,30 @@ def _centred(rows: Floats) -> Floats:
     return rows - rows.mean(axis=-1, keepdims=True)
 
 
-def main() -> None:
-    """Records all cases; of several of a family the worst."""
+def _family(case: str) -> str:
+    family = case.partition(",")[0]
+    return "mistral" if family == "mistral3" else family  # a name of GGUF alone
+
+
+def main(families: list[str]) -> None:
+    """Records all cases of these families, or of all; of several of a family the worst."""
+    held = json.loads(RECORDED.read_text()) if families else {}
     errors: dict[str, dict[str, float]] = {}
     for name, cases, measure in (
         ("mlx-lm", family_models.CONFIGS, folder_error),
         ("llama.cpp", family_gguf.CASES, gguf_error),
     ):
         for case in cases:
+            if families and _family(case) not in families:
+                continue
             with tempfile.TemporaryDirectory() as folder:
                 error = measure(case, Path(folder))
-            family = case.partition(",")[0]
-            of = errors.setdefault("mistral" if family == "mistral3" else family, {})  # a name of GGUF alone
+            of = errors.setdefault(_family(case), {})
             of[name] = float(f"{max(error, of.get(name, 0.0)):.1g}")
             print(f"{case}: {error:.2g} from {name}", flush=True)
-    lines = ",\n".join(f" {json.dumps(family)}: {json.dumps(of)}" for family, of in sorted(errors.items()))
+    lines = ",\n".join(f" {json.dumps(family)}: {json.dumps(of)}" for family, of in sorted((held | errors).items()))
     RECORDED.write_text(f"{{\n{lines}\n}}\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -14,7 +14,8 @@ from mlxr.compiler.ir.checks import (
     require_vector,
 )
 from mlxr.compiler.ir.division import WHOLE, Holdings, require_whole
-from mlxr.compiler.ir.op_kind import FUSED_STAGES, Division, NormKind, NormScope, OpKind
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, Division, NormKind, NormScope, OpKind, RopeLayout
+from mlxr.compiler.ir.ops.packed_heads import check_rotation
 from mlxr.compiler.ir.tensor import Tensor, Tensors
 from mlxr.compiler.ir.work import NOT_COUNTED, Dims, OpWork, Use
 from mlxr.compiler.spec.share import Share
@@ -121,15 +122,17 @@ class QkNorm(OpKind):
         scope: `head`: each head is normalised, and all heads share a weight [head_dim]; `heads`: each head is
             normalised with weights of its own; `all`: all queries are normalised together, and all keys together.
         kind, eps: see `Norm`.
+        rotary_dim, rope_layout, rope_scale: see `PackedHeads`: how heads are rotated before they are normalised. If
+            rotary_dim is 0 they are not, and `positions` and `frequencies` are not bound.
 
     With mean_squares, those of all queries and of all keys, qkv has some heads of the row that is normalised.
     """
 
     name = "qk_norm"
-    summary = "norm of the queries and keys of qkv; values as they are"
+    summary = "norm of the queries and keys of qkv, rotated or not; values as they are"
     family = "norm"
     inputs = ("qkv", "q_norm", "k_norm")
-    optional = ("q_norm_bias", "k_norm_bias", "mean_squares")
+    optional = ("q_norm_bias", "k_norm_bias", "mean_squares", "positions", "frequencies")
     stages = FUSED_STAGES
 
     num_heads: int
@@ -138,6 +141,9 @@ class QkNorm(OpKind):
     scope: NormScope
     kind: NormKind
     eps: float
+    rotary_dim: int
+    rope_layout: RopeLayout
+    rope_scale: float
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """From qkv [tokens, (heads + 2 kv_heads) * head_dim]; weights and biases as the scope says -> out like qkv.
@@ -150,6 +156,9 @@ class QkNorm(OpKind):
             width = self.head_dim if self.scope == "head" else count * self.head_dim
             require_vector(t, port, width)
             require_vector(t, f"{port}_bias", width)
+        check_rotation(t, self.rotary_dim, self.rope_scale)
+        require(("positions" in t) == (self.rotary_dim > 0), "positions are bound where heads are rotated")
+        require(not self.rotary_dim or self.scope != "all", "heads that are rotated are normalised each by itself")
         require_mean_squares(t, t["qkv"].shape[0])
         if "mean_squares" in t:
             given = f"{self.kind} of scope {self.scope}"

@@ -4,6 +4,7 @@ import mlx.core as mx
 
 from mlxr.compiler.ir.ops.norm import Norm, NormRows, QkNorm
 from mlxr.compiler.ir.ops.product import InputNorm
+from mlxr.compiler.ir.ops.rope import Rope
 from mlxr.compiler.ir.ops.shared_norm import MeanSquares, NormOfPart, QkMeanSquares
 from mlxr.runtime.hosts.mlx_ops.table import evaluate, evaluates
 from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
@@ -28,10 +29,14 @@ def norm_rows(inputs: Inputs, attrs: NormRows, arena: ArenaLayer | None = None) 
 def qk_norm(inputs: Inputs, attrs: QkNorm, arena: ArenaLayer | None = None) -> Outputs:
     """The queries and keys of qkv [tokens, (heads + 2 kv_heads) * head_dim] normalised, values as they are."""
     qkv, head_dim = inputs["qkv"], attrs.head_dim
+    rotation = {port: inputs[port] for port in ("positions", "frequencies") if port in inputs}
     parts: list[mx.array] = []
     start = 0
     for port, heads in (("q_norm", attrs.num_heads), ("k_norm", attrs.num_kv_heads)):
         x = f32(qkv[:, start : start + heads * head_dim])
+        if rotation:
+            rope = Rope(heads, head_dim, attrs.rotary_dim, attrs.rope_layout, attrs.rope_scale)
+            x = evaluate(rope, {"x": x} | rotation)["out"]
         groups = 1 if attrs.scope == "all" else heads
         if "mean_squares" in inputs:
             y = by_mean_square(x, inputs["mean_squares"][:, len(parts)], inputs[port], attrs.eps)

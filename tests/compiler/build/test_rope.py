@@ -7,7 +7,7 @@ import pytest
 from mlx_lm.models.rope_utils import initialize_rope
 
 from mlxr.compiler.build.rope import rope_frequencies, rope_scale
-from mlxr.compiler.spec.model import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
+from mlxr.compiler.spec.model import BaseScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.graphs import source_graph
 
@@ -26,6 +26,12 @@ def test_the_rotated_part_alone_counts() -> None:
 def test_linear() -> None:
     scaled = rope_frequencies(Rope(scaling=LinearScaling(kind="linear", factor=4.0)), 8)
     assert np.multiply(scaled, 4) == pytest.approx(rope_frequencies(Rope(), 8), rel=1e-12)
+
+
+def test_base_keeps_the_fastest_pair_and_slows_the_slowest_by_its_factor() -> None:
+    scaled = rope_frequencies(Rope(scaling=BaseScaling(kind="base", factor=50.0)), 32)
+    ratio = np.divide(rope_frequencies(Rope(), 32), scaled)
+    assert (ratio[0], ratio[-1]) == (1.0, pytest.approx(50.0, rel=1e-12))
 
 
 def test_llama3_keeps_divides_and_interpolates() -> None:

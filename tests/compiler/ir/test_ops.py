@@ -32,7 +32,7 @@ CHOSEN: dict[str, Any] = {"num_experts": 4, "top_k": 2, "dtype": "bf16"}
 ROUTE: dict[str, Any] = {"top_k": 2, "router": "sigmoid", "normalise": True, "scale": 2.5}
 ROUTE |= {"groups": 1, "top_groups": 1, "judged_by": 1, "first_expert": None, "owned": None}
 QK: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40, "scope": "heads", "kind": "layer", "eps": 0.1}
-
+QK |= {"rotary_dim": 0, "rope_layout": "half", "rope_scale": 1.0}
 PART: dict[str, Any] = {"q_width": 480, "k_width": 80, "counts_keys": True}
 
 
@@ -99,6 +99,12 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         },
         QK,
         {"out": tokens(400, BF16)},
+    ),
+    "qk_norm, after the rotation": (
+        "qk_norm",
+        {"qkv": tokens(400), "q_norm": matrix(40), "k_norm": matrix(40), "positions": IDS, "frequencies": matrix(8)},
+        QK | ROTARY | {"scope": "head"},
+        {"out": tokens(400)},
     ),
     "qk_norm, of some of the heads": (
         "qk_norm",
@@ -288,6 +294,7 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("qk_norm", {"qkv": ("tokens", 240)}, {}, "qkv has 240 columns; expected 10 x 40"),
     ("qk_norm", {}, {"scope": "head"}, r"q_norm is \[240\]; expected \[40\]"),
     ("qk_norm", {"k_norm_bias": (240,)}, {}, r"k_norm_bias is \[240\]; expected \[80\]"),
+    ("qk_norm, after the rotation", {}, {"rotary_dim": 0}, "rotary_dim is 0, and frequencies are bound"),
     ("qk_norm, of some of the heads", {}, {"kind": "layer"}, "the norm is layer of scope all; expected rms of scope"),
     (
         "qk_norm, of some of the heads",

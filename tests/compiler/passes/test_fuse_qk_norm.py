@@ -60,6 +60,26 @@ def test_one_head_is_a_head_and_all_heads() -> None:
         check_same_numbers(source, fused, spec)
 
 
+@pytest.mark.parametrize("scope", ["head", "heads"])
+def test_rule_3(scope: str) -> None:
+    changes = {"model__attention__temperature": {"beta": 0.3, "original_context": 4}} if scope == "head" else {}
+    spec = small_spec(
+        model__attention__qk_norm={"scope": scope, "after_rope": True}, model__rope__fraction=0.4, **changes
+    )
+    source = source_graph(spec)
+    fused = fires(FuseQkNorm(), fires(MergeQkv(), source))
+    assert kinds(fused).count("rope") == 0
+    assert fused.op(f"{PREFIX}.qkv_normed").attrs.rotary_dim == 16
+    check_same_numbers(source, fused, spec)
+
+
+@pytest.mark.parametrize("change", [{"rope_scale": 0.5}, {"rope_layout": "interleaved"}])
+def test_must_not_fire_when_the_ropes_before_norms_differ(change: dict[str, Any]) -> None:
+    spec = small_spec(model__num_layers=1, model__attention__qk_norm={"scope": "head", "after_rope": True})
+    graph = edited(fires(MergeQkv(), source_graph(spec)), f"{PREFIX}.k_rotated", attrs=change)
+    check_silent(FuseQkNorm(), graph)
+
+
 def test_must_not_fire_before_merge_qkv() -> None:
     spec = small_spec(model__num_layers=1, model__attention__qk_norm={"scope": "head"})
     check_silent(FuseQkNorm(), source_graph(spec))

@@ -115,7 +115,7 @@ MISTAKES = [
         ROPE,
         "rope: {scaling: none}",
         "8:19",
-        "expected a section with kind linear, llama3, longrope, none, yarn",
+        "expected a section with kind base, linear, llama3, longrope, none, yarn",
         "{kind: none}",
     ),
     (ROPE, "rope: {scaling: {factor: 2}}", "8:10", "scaling.kind is missing; expected one of", None),

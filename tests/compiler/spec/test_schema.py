@@ -44,6 +44,7 @@ def test_bounds_and_choices() -> None:
     assert schema["$defs"]["Cache"]["properties"]["dtype"]["enum"] == ["f32", "f16", "bf16", "q8", "auto"]
     assert set(schema["$defs"]["Rope"]["properties"]["scaling"]["discriminator"]["mapping"]) == {
         "none",
+        "base",
         "linear",
         "llama3",
         "yarn",

@@ -60,6 +60,7 @@ _WINDOWS: Config = {"layer_types": _TURNS, "sliding_window": WINDOW}
 _LAYER_NORM: Config = {"layer_norm_eps": 1e-5, "rms_norm_eps": None}
 _GEMMA: Config = {"query_pre_attn_scalar": 24, "hidden_activation": "gelu_pytorch_tanh"}
 _YARN: Config = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+_ALPHA: Config = {"rope_type": "dynamic", "factor": 1.0, "alpha": 50.0}
 _LLAMA3: Config = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -100,6 +101,8 @@ FAMILIES: dict[str, Config] = {
     "granite": _GRANITE,
     "granitemoe": _GRANITE | {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": None},
     "helium": {},
+    "hunyuan_v1_dense": {"rope_scaling": _ALPHA},
+    "hunyuan_v1_moe": {"rope_scaling": _ALPHA, "num_experts": 5, "moe_topk": 2},
     "internlm2": {"bias": False, "head_dim": None},
     "internlm3": {},
     "llama": {},
@@ -144,6 +147,7 @@ _ROPES: list[Config] = [
     {"type": "linear", "factor": 4.0},
     {"rope_type": "linear", "factor": 4.0, "partial_rotary_factor": 0.5},
     {"rope_type": "dynamic", "factor": 4.0},
+    {"rope_type": "dynamic", "factor": 1.0, "alpha": 100.0},
     _LLAMA3,
     _YARN,
     _YARN | {"attention_factor": 0.7},
@@ -154,6 +158,7 @@ _ROPES: list[Config] = [
     _LONGROPE | {"factor": 4.0},
 ]
 _VALUES: dict[str, list[Any]] = {
+    "alpha": [100.0],
     "attention_bias": [True, False],
     "attention_dropout": [0.5],
     "attention_multiplier": [0.1],
@@ -178,6 +183,7 @@ _VALUES: dict[str, list[Any]] = {
     "max_position_embeddings": [48],
     "max_window_layers": [1],
     "mlp_bias": [True],
+    "moe_topk": [3],
     "mlp_only_layers": [[1]],
     "moe_intermediate_size": [48],
     "no_rope_layer_interval": [2],

@@ -200,6 +200,22 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "expert_gating_func": 2,
         },
     ),
+    # The base says what alpha does.
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", "hunyuan-dense", {"rope.freq_base": 5000.0 * 50.0 ** (32 / 30)}),
+    "hunyuan_v1_moe": (
+        "hunyuan_v1_moe",
+        "hunyuan-moe",
+        {
+            "rope.freq_base": 5000.0 * 50.0 ** (32 / 30),
+            "rope.scaling.type": "none",
+            "rope.scaling.factor": 1.0,
+            "expert_count": 3,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 88,
+            "expert_shared_feed_forward_length": 88,
+            "expert_shared_count": 1,
+        },
+    ),
     "gpt_oss": (
         "gpt_oss",
         "gpt-oss",

@@ -50,6 +50,7 @@ _LONGROPE: Config = {
     "short_factor": [1.0 + 0.05 * i for i in range(16)],
     "long_factor": [1.5 + 0.25 * i for i in range(16)],
 }
+_ALPHA: Config = {"type": "dynamic", "alpha": 50.0, "factor": 1.0}
 _EXPERTS: Config = {"num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True, "moe_intermediate_size": 40}
 _GROUPED: Config = {
     "n_routed_experts": 8,
@@ -255,6 +256,22 @@ CONFIGS: dict[str, Config] = {
     | {"n_group": 1, "topk_group": 1},
     "minimax_m2": _MINIMAX,
     "minimax": _MINIMAX,
+    "hunyuan_v1_dense": _HEADS
+    | {"attention_bias": False, "rope_scaling": _ALPHA, "tie_word_embeddings": True, "use_qk_norm": True},
+    # All experts are chosen: mlx-lm does not divide their weights by the sum.
+    "hunyuan_v1_moe": {
+        "model_type": "hunyuan",
+        "rope_scaling": _ALPHA,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "moe_topk": [3, 3],
+        "num_experts": 3,
+        "num_shared_expert": 1,
+        "use_mixed_mlp_moe": True,
+        "use_qk_norm": True,
+        "use_cla": False,
+        "cla_share_factor": 2,
+    },
     "gpt_oss": _HEADS
     | _LAYERS
     | {

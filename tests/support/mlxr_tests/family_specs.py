@@ -36,6 +36,11 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
     # norms
     "qk-norm-head": _attention(qk_norm={"scope": "head"}),
     "qk-norm-heads-layer-bias": _attention(qk_norm={"scope": "heads", "kind": "layer", "bias": True, "eps": 0.01}),
+    "qk-norm-after-rope": _attention(qk_norm={"scope": "head", "after_rope": True}),
+    "qk-norm-after-partial-rope": {
+        "model__rope": {"fraction": 0.4, "layout": "interleaved"},
+        **_attention(qk_norm={"scope": "heads", "after_rope": True}),
+    },
     "qk-norm-all": _attention(qk_norm={"scope": "all"}, qkv_bias=True),
     "layer-norm": {"model__norm": {"kind": "layer"}},
     "layer-norm-bias": {"model__norm": _LAYER_NORM, **_attention(qkv_bias=True, output_bias=True), **_mlp(bias=True)},
@@ -62,6 +67,7 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
     },
     "temperature": _attention(temperature={"beta": 0.3, "original_context": 4}),
     "rope-linear": _scaled(kind="linear", factor=4.0),
+    "rope-base": _scaled(kind="base", factor=50.0),
     "rope-llama3": _scaled(kind="llama3", factor=8.0, original_context=16),
     "rope-yarn": _scaled(kind="yarn", factor=4.0, original_context=64),
     "rope-yarn-untruncated": _scaled(

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.op_kind import NormKind, NormScope
+from mlxr.compiler.ir.op_kind import NormKind, NormScope, RopeLayout
 from mlxr.compiler.ir.ops.norm import QkNorm
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
+from mlxr.compiler.targets.cpu.kernels.rope_table import rope_table_buffers
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
 
@@ -21,6 +22,8 @@ class CpuQkNorm(CpuKernel):
         bias: whether q and k each have a bias, of the shape of their weights. Only LayerNorm has biases.
         mean_squares: whether the mean squares of all queries and of all keys are given, [tokens, 2]; qkv then has some
             of the heads that are normalised together.
+        rotary_dim, rope_layout: see `PackedHeads`: the rotation before the norm; rotary_dim is 0 where heads are not
+            rotated here.
     """
 
     template = "qk_norm.jinja"
@@ -32,14 +35,17 @@ class CpuQkNorm(CpuKernel):
     eps: float
     bias: bool
     mean_squares: bool = False
+    rotary_dim: int = 0
+    rope_layout: RopeLayout = "half"
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """qkv, q_norm, k_norm, their biases, mean_squares, out."""
+        """qkv, q_norm, k_norm, their biases, mean_squares, rope_table, out."""
         biases = ("q_norm_bias", "k_norm_bias") if self.bias else ()
         vectors = [Param(name, "vector") for name in ("q_norm", "k_norm", *biases)]
         means = (Param("mean_squares", "input"),) if self.mean_squares else ()
-        return (Param("qkv", "input"), *vectors, *means, Param("out", "output"))
+        table = (Param("rope_table", "input"),) if self.rotary_dim else ()
+        return (Param("qkv", "input"), *vectors, *means, *table, Param("out", "output"))
 
     @property
     def heads(self) -> int:
@@ -66,7 +72,8 @@ class CpuQkNorm(CpuKernel):
         """The formula, for the head of the function."""
         whose = {"head": "each head", "heads": "each head, with weights of its own", "all": "all heads together"}
         of = whose[self.scope] + (", those of other ranks too" if self.mean_squares else "")
-        return f"{self.label}: queries and keys through {self.kind}_norm, {of}; values as they are"
+        rotated = ", rotated," if self.rotary_dim else ""
+        return f"{self.label}: queries and keys{rotated} through {self.kind}_norm, {of}; values as they are"
 
     @property
     def buffer_table(self) -> str:
@@ -77,6 +84,8 @@ class CpuQkNorm(CpuKernel):
             rows += [f"q_norm_bias [{q}] f32", f"k_norm_bias [{k}] f32"]
         if self.mean_squares:
             rows.append("mean_squares [tokens, 2] f32: of the queries and of the keys of all ranks")
+        if self.rotary_dim:
+            rows.append(f"rope_table [tokens, {self.rotary_dim}] f32: cosines, then sines")
         rows.append(f"out      [tokens, {self.qkv_width}] f32")
         return "".join(f"//   {row}\n" for row in rows)
 
@@ -94,5 +103,7 @@ def lower_qk_norm(lowering: CpuLowering, op: Op, attrs: QkNorm) -> None:
         eps=attrs.eps,
         bias="q_norm_bias" in op.inputs,
         mean_squares="mean_squares" in op.inputs,
+        rotary_dim=attrs.rotary_dim,
+        rope_layout=attrs.rope_layout,
     )
-    lowering.add_call(op, kernel)
+    lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.norm import QkNorm
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering
@@ -32,7 +33,7 @@ class CpuRopeTable(CpuKernel):
         return 2 * len(self.frequencies)
 
 
-def rope_table_buffers(lowering: CpuLowering, op: Op, attrs: PackedHeads) -> dict[str, str]:
+def rope_table_buffers(lowering: CpuLowering, op: Op, attrs: PackedHeads | QkNorm) -> dict[str, str]:
     """The buffer of an op's rotations, by the kernel's parameter; empty if nothing is rotated.
 
     Ops with the same rotations read the same table.

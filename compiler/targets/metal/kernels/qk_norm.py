@@ -1,11 +1,11 @@
-"""Norms of queries and keys, before they are rotated."""
+"""Norms of queries and keys, before they are rotated or after it."""
 
 from dataclasses import dataclass
 
 from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.op_kind import NormKind, NormScope
+from mlxr.compiler.ir.op_kind import NormKind, NormScope, RopeLayout
 from mlxr.compiler.ir.ops.norm import QkNorm
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
@@ -29,6 +29,8 @@ class QkNormKernel(MetalKernel):
         activation: element type of qkv and of the result.
         mean_squares: whether the mean squares of all queries and of all keys are given, [tokens, 2] f32; qkv then has
             some of the heads that are normalised together.
+        frequencies, rotary_dim, rope_layout, rope_scale: see `RopeKernel`: the rotation before the norm; rotary_dim is
+            0 where heads are not rotated here.
     """
 
     template = "qk_norm.metal.jinja"
@@ -44,10 +46,14 @@ class QkNormKernel(MetalKernel):
     k_bias: DType | None
     activation: DType
     mean_squares: bool = False
+    frequencies: tuple[float, ...] = ()
+    rotary_dim: int = 0
+    rope_layout: RopeLayout = "half"
+    rope_scale: float = 1.0
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """qkv, the weights and, if there are any, the biases and the mean squares."""
+        """qkv, the weights and, if there are any, the biases, the mean squares and the positions."""
         ports: list[Port] = [("qkv", self.activation), ("q_norm", self.q_norm), ("k_norm", self.k_norm)]
         if self.q_bias:
             ports.append(("q_norm_bias", self.q_bias))
@@ -55,6 +61,8 @@ class QkNormKernel(MetalKernel):
             ports.append(("k_norm_bias", self.k_bias))
         if self.mean_squares:
             ports.append(("mean_squares", DType.F32))
+        if self.rotary_dim:
+            ports.append(("positions", DType.I32))
         return tuple(ports)
 
     @property
@@ -132,6 +140,10 @@ def lower_qk_norm(lowering: MetalLowering, op: Op, attrs: QkNorm) -> None:
         k_bias=lowering.optional_dtype(op, "k_norm_bias"),
         activation=qkv.dtype,
         mean_squares="mean_squares" in op.inputs,
+        frequencies=lowering.value(op, "frequencies").data if attrs.rotary_dim else (),
+        rotary_dim=attrs.rotary_dim,
+        rope_layout=attrs.rope_layout,
+        rope_scale=attrs.rope_scale,
     )
     threadgroups = -(-kernel.pieces // kernel.pieces_per_threadgroup)
     lowering.emit(op, kernel, (Extent(times=threadgroups), row_count(qkv)), {"out": op.out})
