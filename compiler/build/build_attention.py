@@ -41,7 +41,7 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
     )
     q, k = (_queries_or_keys(b, prefix, role, layer, name, axes[role]) for role, name in (("q", q), ("k", k)))
     if a.temperature is not None:
-        temperature = Temperature(a.temperature.beta, a.temperature.original_context)
+        temperature = Temperature(a.temperature.beta, a.temperature.original_context, a.temperature.first_position)
         q = b.op(temperature, f"{prefix}.q_tempered", {"x": q, "positions": "positions"})
     cache = b.stores(index, KEYS_AND_VALUES)
     write = CacheWrite(num_kv_heads=a.num_kv_heads, head_dim=a.head_dim)
@@ -55,6 +55,7 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
         scale=a.score_scale,
         window=a.sliding_window,
         softcap=a.softcap,
+        chunked=a.chunked,
     )
     attended = b.op(attention, f"{prefix}.attended", {"q": q} | tables | cache | sinks)
     bias = f"{prefix}.o_bias" if a.output_bias else None
@@ -78,7 +79,18 @@ def _normed(b: Builder, prefix: str, role: str, layer: LayerType, x: str, heads:
     groups = 1 if norm.scope == "all" else heads.count
     name, out = f"{prefix}.{role}_norm", f"{prefix}.{role}_normed"
     axis = None if norm.scope == "head" else heads
-    return b.norm(name, out, x, width, groups=groups, kind=norm.kind, eps=norm.eps, bias=norm.bias, axis=axis)
+    return b.norm(
+        name,
+        out,
+        x,
+        width,
+        groups=groups,
+        kind=norm.kind,
+        eps=norm.eps,
+        weight=norm.weight,
+        bias=norm.bias,
+        axis=axis,
+    )
 
 
 def _rotated(b: Builder, prefix: str, role: str, layer: LayerType, x: str, heads: Axis) -> str:

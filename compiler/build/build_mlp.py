@@ -66,13 +66,16 @@ def _experts(b: Builder, prefix: str, mlp: Mlp, experts: Experts, x: str) -> str
         name = f"{prefix}.experts.{role}"
         axis = Axis("experts", count, shape[0])
         inputs = {"x": x, "weight": b.matrix(name, (count * shape[0], shape[1]), axis), "experts": chosen}
+        if experts.weigh == "inputs" and role != "down":
+            inputs["weights"] = weights
         if mlp.bias:
             inputs["bias"] = b.vector(f"{name}_bias", count * shape[0], axis)
         attrs = ExpertLinear(num_experts=count, top_k=top_k, dtype=b.activation)
         return b.op(attrs, f"{name}_projected", inputs)
 
     down = _feed_forward(b, f"{prefix}.experts", mlp, x, (mlp.intermediate_size, hidden), linear)
-    return b.op(ExpertSum(), f"{prefix}.experts.summed", {"x": down, "weights": weights})
+    summed = {"weights": weights} if experts.weigh == "results" else {}
+    return b.op(ExpertSum(top_k), f"{prefix}.experts.summed", {"x": down} | summed)
 
 
 def _feed_forward(

@@ -117,10 +117,11 @@ class Builder:
         groups: int = 1,
         kind: NormKind | None = None,
         eps: float | None = None,
+        weight: bool = True,
         bias: bool | None = None,
         axis: Axis | None = None,
     ) -> str:
-        """Adds a norm op, its weight `name` [width] and, with `bias`, `name_bias`.
+        """Adds a norm op, with `weight` its weight `name` [width] and, with `bias`, `name_bias`.
 
         Args:
             name: name of the weight.
@@ -130,11 +131,12 @@ class Builder:
             groups: number of equal pieces of a row, each of which is normalised alone.
             kind: rms or layer; None for the kind of the model's norms.
             eps: added to the mean square; None for the epsilon of the model's norms.
+            weight: whether the norm has a weight.
             bias: whether the norm adds a bias; None to follow the model's norms.
             axis: what the elements of the weight count, if ranks divide that.
         """
         norm = self.spec.model.norm
-        inputs = {"x": x, "weight": self.vector(name, width, axis)}
+        inputs = {"x": x} | ({"weight": self.vector(name, width, axis)} if weight else {})
         if norm.bias if bias is None else bias:
             inputs["bias"] = self.vector(f"{name}_bias", width, axis)
         return self.op(Norm(groups, 1.0, kind or norm.kind, eps or norm.eps), out, inputs)

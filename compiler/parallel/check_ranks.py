@@ -144,9 +144,11 @@ def _check_heads(spec: ModelSpec, ranks: Sequence[Rank]) -> None:
 
 def _check_norms(source: OpGraph, part: Rank) -> None:
     """Checks that no norm takes the mean square of only a part of its columns."""
-    wholes = {op.inputs["weight"]: norm for op, norm in source.ops_of(Norm)}
+    wholes = {op.inputs.get("weight"): norm for op, norm in source.ops_of(Norm)}
     for op, _ in part.graph.ops_of(Norm):
-        weight = op.inputs["weight"]
+        weight = op.inputs.get("weight")
+        if weight is None:
+            continue
         rows, whole = part.slices[weight].rows, source.value(weight).shape[0]
         if rows not in (None, (0, whole)) and wholes[weight].groups == 1:
             raise PlanError(f"{op.name} normalises columns {list(rows or ())} as if they were all {whole}")

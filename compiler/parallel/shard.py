@@ -191,6 +191,8 @@ class Shard:
         total = self.ops[makers[name]]
         if not isinstance(total.attrs, ExpertSum):
             return False
+        if "weights" not in total.inputs:
+            raise PlanError("ranks cannot scale the sum of experts whose inputs are weighed: set residual_scale to 1")
         index = makers[total.inputs["weights"]]
         route = self.ops[index].attrs_as(Route)
         self.ops[index] = replace(self.ops[index], attrs=replace(route, scale=route.scale * factor))

@@ -14,6 +14,8 @@ def share_norms(graph: OpGraph) -> OpGraph:
     """
     norms: dict[int | None, dict[str, Op]] = {}
     for op, norm in graph.ops_of(Norm):
+        if "weight" not in op.inputs:
+            continue  # of each head by itself, as the spec has seen to
         (axis, *_) = graph.value(op.inputs["weight"]).axes or (None,)
         if norm.groups == 1 and axis is not None:
             norms.setdefault(op.layer, {})[axis.of] = op

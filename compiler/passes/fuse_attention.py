@@ -70,6 +70,8 @@ class _Match:
             softcap=attention.softcap,
             temperature_beta=temperature.beta if temperature else None,
             temperature_context=temperature.original_context if temperature else None,
+            temperature_first=temperature.first_position if temperature else 0,
+            chunked=attention.chunked,
         )
 
     def inputs(self, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, str]:

@@ -19,8 +19,8 @@ class FuseMlp:
     3. activation(linear(x, up)) -> projection(x, up, activation).
     4. Rules 1 to 3 with expert_linear -> expert_projection.
 
-    Does not fire when gate and up read different x or experts, differ in shape, only one has a bias, or an intermediate
-    is read elsewhere. Rule 3 does not fire on a factor of a product, which rule 1 handles.
+    Does not fire when gate and up read different x, experts or weights, differ in shape, only one has a bias, or an
+    intermediate is read elsewhere. Rule 3 does not fire on a factor of a product, which rule 1 handles.
     """
 
     name: str = "fuse_mlp"
@@ -87,7 +87,7 @@ def _activated(
 
 
 def _alike(graph: OpGraph, gate: Op, up: Op) -> bool:
-    same_ports = [port for port in ("x", "experts") if port in gate.inputs]
+    same_ports = [port for port in ("x", "experts", "weights") if port in gate.inputs]
     return (
         gate is not up
         and gate.inputs.keys() == up.inputs.keys()

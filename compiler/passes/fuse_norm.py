@@ -17,8 +17,8 @@ class FuseNorm:
        expert_projection.
 
     Does not fire when a consumer is neither, reads the norm on another port, or has a norm already, or when the norm's
-    result is returned: the norm would still have to be computed. Does not fire when the norm adds a residual or has
-    several groups of columns.
+    result is returned: the norm would still have to be computed. Does not fire when the norm adds a residual, has no
+    weight, or has several groups of columns.
     """
 
     name: str = "fuse_norm"
@@ -29,6 +29,8 @@ class FuseNorm:
         for norm, attrs in graph.ops_of(Norm):
             consumers = graph.consumers(norm.out)
             if norm.out in graph.outputs or not consumers or "residual" in norm.inputs or attrs.groups != 1:
+                continue
+            if "weight" not in norm.inputs:
                 continue
             if all(_takes(op, norm.out) for op in consumers):
                 for op in consumers:

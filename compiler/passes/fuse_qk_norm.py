@@ -24,8 +24,8 @@ class FuseQkNorm:
     3. norm(rope(q)), norm(rope(k)) -> split(qk_norm(qkv)), which rotates; both are rotated at the same positions with
        the same frequencies.
 
-    Does not fire when q, k or qkv has another consumer, the norms differ in kind or eps, only one has a bias, the
-    groups of columns of one are neither heads nor the whole row, or only one is rotated before its norm.
+    Does not fire when q, k or qkv has another consumer, the norms differ in kind or eps, only one has a bias or a
+    weight, the groups of columns of one are neither heads nor the whole row, or only one is rotated before its norm.
     """
 
     name: str = "fuse_qk_norm"
@@ -110,7 +110,8 @@ def _normed(
     )
     name = sibling(qkv.name, "qkv_normed")
     normed = edits.declare(replace(qkv, name=name))
-    inputs = {"qkv": qkv.name, "q_norm": q.inputs["weight"], "k_norm": k.inputs["weight"]} | others
+    weights = {f"{role}_norm": op.inputs["weight"] for role, op in (("q", q), ("k", k)) if "weight" in op.inputs}
+    inputs = {"qkv": qkv.name} | weights | others
     outputs = {"q": q.out, "k": k.out, "v": split.outputs["v"]}
     return (
         Op(name, attrs, inputs, {"out": normed}, split.layer),
@@ -120,7 +121,8 @@ def _normed(
 
 def _alike(q: Op, k: Op) -> bool:
     a, b = q.attrs_as(Norm), k.attrs_as(Norm)
-    return (a.kind, a.eps) == (b.kind, b.eps) and ("bias" in q.inputs) == ("bias" in k.inputs)
+    same_ports = all((port in q.inputs) == (port in k.inputs) for port in ("weight", "bias"))
+    return (a.kind, a.eps) == (b.kind, b.eps) and same_ports
 
 
 def _rotated_alike(site: AttentionSite) -> bool:
@@ -130,11 +132,18 @@ def _rotated_alike(site: AttentionSite) -> bool:
 def _scope(graph: OpGraph, attention: Attention, q: Op, k: Op) -> NormScope | None:
     """The scope of both norms, or None if no scope of qk_norm describes them."""
     norms = ((q, attention.num_heads), (k, attention.num_kv_heads))
+
+    def has(norm: Op, width: int) -> bool:
+        """Whether its weight and bias, if it has any, are of this width."""
+        return all(
+            graph.value(norm.inputs[port]).shape == (width,) for port in ("weight", "bias") if port in norm.inputs
+        )
+
     scopes: tuple[NormScope, ...] = get_args(NormScope)
     for scope in scopes:
         if all(
             norm.attrs_as(Norm).groups == (1 if scope == "all" else heads)
-            and graph.value(norm.inputs["weight"]).shape == (attention.head_dim * (1 if scope == "head" else heads),)
+            and has(norm, attention.head_dim * (1 if scope == "head" else heads))
             for norm, heads in norms
         ):
             return scope

@@ -164,12 +164,6 @@ class Model(Record):
         if rope is not None and not same_rope:
             rope.check(attention.head_dim, f"{at}rope", wrong)
         new_attention = base is None or attention != base.attention
-        if attention.temperature is not None and rope is None and (new_attention or (base and base.rope is not None)):
-            wrong.add(
-                f"{at}attention.temperature" if new_attention else f"{at}rope",
-                "temperature grows with the position, but rope is null: these layers know no positions",
-                "set temperature to null, or give rope",
-            )
         if new_attention:
             self._check_attention(attention, at, wrong)
         if base is None or mlp != base.mlp:

@@ -61,6 +61,8 @@ class QkNorm(Record):
     scope: Literal["head", "heads", "all"]
     """`head`: each head by itself, one weight of head_dim for all heads; `heads`: each head by itself, with weights of
     its own; `all`: all heads together, a weight of num_heads x head_dim."""
+    weight: Flag = True
+    """Whether the norms multiply by weights."""
     bias: Flag = False
     """Whether the norms add a bias; layer norms only."""
     kind: Literal["rms", "layer"] | None = None
@@ -79,6 +81,11 @@ class QkNorm(Record):
                 "heads that are normalised together are normalised before they are rotated",
                 "set after_rope to false, or scope to head or heads",
             )
+        if not self.weight and (self.bias or self.scope != "head"):
+            what = "a bias" if self.bias else f"scope {self.scope}"
+            wrong.add(
+                "weight", f"norms with {what} have weights", "set weight to true, or bias to false and scope to head"
+            )
         wrong.refuse()
         return self
 
@@ -90,6 +97,8 @@ class Temperature(Record):
     """How fast they grow."""
     original_context: Count
     """Positions below it keep their queries."""
+    first_position: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
+    """What positions are counted from here: 0 or 1."""
 
 
 class Attention(Record):
@@ -107,6 +116,9 @@ class Attention(Record):
     """Whether the output projection adds a bias."""
     sliding_window: Count | None = None
     """Tokens a query may see, itself included; null for all. It may exceed the context, and then hides nothing."""
+    chunked: Flag = False
+    """Whether the window stands still: the sequence is cut into chunks of `sliding_window` tokens, and a query sees
+    those of its own chunk up to itself."""
     scale: Positive | None = None
     """Factor of the scores; null for 1 / sqrt(head_dim)."""
     softcap: Positive | None = None
@@ -133,6 +145,8 @@ class Attention(Record):
             wrong.add(
                 "head_dim", f"head_dim {self.head_dim} is not a multiple of 8", f"nearest are {low} and {low + 8}"
             )
+        if self.chunked and self.sliding_window is None:
+            wrong.add("chunked", "sliding_window, the tokens of a chunk, is null", "give sliding_window")
         wrong.refuse()
         return self
 

@@ -49,6 +49,8 @@ class Experts(Record):
     """Whether the weights of the chosen experts are divided by their sum."""
     scale: Positive = 1.0
     """Factor of the weights."""
+    weigh: Literal["results", "inputs"] = "results"
+    """What is multiplied by the weights: the chosen experts' results, or what they read."""
     shared: SharedExpert | None = None
     """An expert that every token goes through; null for none."""
 

@@ -321,6 +321,16 @@ MLXR_INLINE void attend_mask(float *scores, int stride, const int32_t *positions
         }
 }
 
+// The same where a column sees the keys of its own chunk up to it: position p those from p / chunk * chunk on.
+MLXR_INLINE void attend_mask_chunks(float *scores, int stride, const int32_t *positions, int first, int count,
+                                    int columns, int chunk) {
+    for (int v = 0; v < columns; v++) {
+        const int begin = positions[v] / chunk * chunk - first, end = positions[v] + 1 - first;
+        for (int j = 0; j < count; j++)
+            if (j < begin || j >= end) scores[(size_t)j * stride + v] = -__builtin_inff();
+    }
+}
+
 // Scores become weights in place, column by column, and those from `count` on zeros, up to a multiple of MLXR_LANES; keep
 // receives what the values so far are to be multiplied by. A tile's weights are added up as attend_softmax_row, whose
 // lanes are keys, adds them.

@@ -7,9 +7,10 @@
 // What was chosen, and what becomes of it.
 typedef struct {
     const int32_t *experts;  // [tokens][top_k]; -1: another rank's, whose inputs are not read nor its outputs written
-    const float *weights;    // [tokens][top_k]: outputs are summed over a token's choices by them; NULL: kept apart
+    const float *weights;    // [tokens][top_k]: factors of the outputs that are summed, else of the inputs; NULL: none
     int tokens, count, top_k;
     int inputs_of_pairs;  // inputs are [tokens * top_k] rows, else [tokens]
+    int summed;           // outputs are summed over a token's choices, else kept apart
 } mlxr_choice;
 
 // Pairs sorted by expert: those of expert e are [starts[e], starts[e + 1]); those of other ranks' come before them all.
@@ -36,7 +37,7 @@ MLXR_OUTLINE mlxr_pairs mlxr_sort_pairs(const mlxr_choice *c, uint8_t *memory) {
     for (int p = 0; p < pairs; p++) {
         const int at = to.starts[c->experts[p] + 1]++, token = p / c->top_k;
         to.sources[at] = c->inputs_of_pairs ? p : token;
-        to.places[at] = c->weights ? token : p;
+        to.places[at] = c->summed ? token : p;
         to.factors[at] = c->weights ? c->weights[p] : 1.0f;
     }
     return to;
@@ -113,7 +114,7 @@ MLXR_OUTLINE void mlxr_experts(mlxr_worker *w, const mlxr_input *inputs, const m
     }
     if (!alone) mlxr_barrier(w);
     int first = 0, last = 0;
-    if (choice->weights) {
+    if (choice->summed) {
         mlxr_share(w, units, &first, &last);
         const int wide_unit = all->up ? 16 : 32, to = last * wide_unit;
         mlxr_start_sums(output, choice->tokens, first * wide_unit, to < all->rows ? to : all->rows);
@@ -122,7 +123,7 @@ MLXR_OUTLINE void mlxr_experts(mlxr_worker *w, const mlxr_input *inputs, const m
     for (int e = 0; e < choice->count; e++) {
         const int start = sorted.starts[e], m = sorted.starts[e + 1] - start;
         if (!m) continue;
-        if (!choice->weights) mlxr_split_next(&split, mlxr_expert_cost(m), units, &first, &last);
+        if (!choice->summed) mlxr_split_next(&split, mlxr_expert_cost(m), units, &first, &last);
         if (first >= last) continue;
         // Panels have 16 rows, whatever `rows` is: matrices of floats may start at any row.
         mlxr_segment s = *all;
@@ -133,7 +134,7 @@ MLXR_OUTLINE void mlxr_experts(mlxr_worker *w, const mlxr_input *inputs, const m
         if (out.up_bias) out.up_bias += (size_t)e * (size_t)s.rows;
         out.places = sorted.places + start;
         out.factors = sorted.factors + start;
-        if (choice->weights) out.residual = out.out;
+        if (choice->summed) out.residual = out.out;
         const uint8_t *at[MLXR_FORMS];
         for (int form = 0; form < MLXR_FORMS; form++)
             at[form] = single || !x[form] ? x[form] : x[form] + (size_t)(start - elsewhere) * x_bytes[form];

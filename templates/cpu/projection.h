@@ -61,7 +61,7 @@ enum { MLXR_NO_ACTIVATION, MLXR_SILU, MLXR_GELU, MLXR_GELU_TANH, MLXR_RELU, MLXR
 
 // An epilogue's steps, as literals; a number that is 0 is a step left out.
 typedef struct {
-    int activation, gated, bias, residual, gate, places, factors;
+    int activation, gated, bias, residual, gate, places, factors, input_factors;
     float limit, out_scale, out_cap, residual_scale;
 } mlxr_epilogue;
 
@@ -97,9 +97,11 @@ MLXR_INLINE void mlxr_finish_rows(mlxr_epilogue e, const mlxr_output *out, int r
             const size_t to = (size_t)(e.places ? out->places[row + i] : row + i);
             const size_t place = to * (size_t)out->width + (size_t)c;
             f32v v = f32_load(y[i] + lane);
+            if (e.input_factors) v *= f32_set1(out->factors[row + i]);
             if (e.bias) v += b;
             if (e.gated) {
                 f32v up = f32_load(u[i] + lane);
+                if (e.input_factors) up *= f32_set1(out->factors[row + i]);
                 if (e.bias) up += up_b;
                 v = mlxr_gated(e.activation, e.limit, v, up);
             } else {

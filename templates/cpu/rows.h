@@ -1,11 +1,13 @@
 // Norms of rows and heads that no projection reads first, and the choice of experts.
 
-// Columns [from, to) of y = residual + factor * norm(x), of a row of n. `factor` 0: none; bias and residual: may be NULL.
+// Columns [from, to) of y = residual + factor * norm(x), of a row of n. `factor` 0: none; weight, bias and
+// residual: may be NULL.
 MLXR_INLINE void mlxr_norm_columns(const float *x, mlxr_moments m, const float *weight, const float *bias,
                                    const float *residual, float factor, int from, int to, float *y) {
     const f32v mean = f32_set1(m.mean), scale = f32_set1(m.scale);
     for (int k = from; k < to; k += MLXR_LANES) {
-        f32v v = (f32_load_at(x, k, to) - mean) * scale * f32_load_at(weight, k, to);
+        f32v v = (f32_load_at(x, k, to) - mean) * scale;
+        if (weight) v *= f32_load_at(weight, k, to);
         if (bias) v += f32_load_at(bias, k, to);
         if (factor) v *= factor;
         if (residual) v += f32_load_at(residual, k, to);

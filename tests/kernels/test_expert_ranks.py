@@ -96,6 +96,7 @@ def by_metal(first, owned, weights, logits, x):
         layout_of([(WeightFormat.F32, len(down))], WIDTH),
         epilogue=Epilogue(out=F32, bias=F32),
         outs=4,
+        weighs=True,
         **sizes,
     )
     inputs = {"x": mx.array(x), "weight": mx.array(gate_up), "experts": routed["experts"]}
@@ -119,6 +120,7 @@ def c_kernels(first, owned):
             epilogue=Epilogue(out=F32, bias=F32),
             inputs_of_pairs=True,
             combine=True,
+            weighs=True,
             **shared,
         ),
     ]

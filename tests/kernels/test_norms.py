@@ -80,7 +80,8 @@ def check_qk_norm(kernel, *, seed=0, text=None):
     if kernel.mean_squares:
         inputs["mean_squares"] = random_array(rng, (TOKENS, 2), "f32") ** 2
         mx.eval(inputs["mean_squares"])
-    attrs = {name: getattr(kernel, name) for name in ("num_heads", "num_kv_heads", "head_dim", "scope", "kind", "eps")}
+    names = ("num_heads", "num_kv_heads", "head_dim", "scope", "kind", "eps", "rotary_dim", "rope_layout", "rope_scale")
+    attrs = {name: getattr(kernel, name) for name in names}
     want = evaluate("qk_norm", inputs, attrs)["out"]
     grid = (-(-kernel.pieces // kernel.pieces_per_threadgroup), TOKENS, 1)
     got = run_kernel(kernel, inputs, {"out": shape}, grid, seed=seed, text=text)["out"]

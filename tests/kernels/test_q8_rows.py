@@ -132,6 +132,7 @@ def test_decode_stores_the_same_rows(head_dim, kv_heads, num_heads):
         scale=1e-3,
         window=None,
         softcap=None,
+        chunked=False,
         temperature=None,
         sinks=None,
         simdgroups=4,

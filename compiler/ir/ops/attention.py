@@ -7,6 +7,7 @@ from mlxr.compiler.ir.checks import matrix, require, require_cache, require_head
 from mlxr.compiler.ir.division import WHOLE, Axis, Holdings, require_whole
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Division, OpKind
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
+from mlxr.compiler.ir.ops.rope import Temperature
 from mlxr.compiler.ir.tensor import TOKEN, Tensor, Tensors
 from mlxr.compiler.ir.work import Dims, OpWork, Use
 from mlxr.compiler.spec.share import Share
@@ -55,6 +56,7 @@ class Attention(OpKind):
         scale: factor of the scores.
         window: tokens that a query sees, itself included; None for all.
         softcap: turns scores into softcap * tanh(score / softcap); None for no cap.
+        chunked: whether the window is the query's chunk of `window` tokens, up to itself.
     """
 
     name = "attention"
@@ -72,11 +74,12 @@ class Attention(OpKind):
     scale: float
     window: int | None
     softcap: float | None
+    chunked: bool = False
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """From q [tokens, heads * head_dim], batch tables, arenas, sinks [heads] -> out like q, token."""
         require_heads(t, "q", self.num_heads, self.head_dim)
-        _check_scores(t, self.num_heads, self.scale, self.softcap)
+        _check_scores(t, self)
         require_cache(t, self.accesses, self.num_kv_heads, self.head_dim)
         return {"out": t["q"], "token": TOKEN}
 
@@ -98,8 +101,9 @@ class PackedAttention(PackedHeads):
 
     Attributes:
         num_heads, num_kv_heads, head_dim, rotary_dim, rope_layout, rope_scale: see `PackedHeads`.
-        scale, window, softcap: see `Attention`.
-        temperature_beta, temperature_context: `beta` and `original_context` of a `Temperature`; None for none.
+        scale, window, softcap, chunked: see `Attention`.
+        temperature_beta, temperature_context, temperature_first: `beta`, `original_context` and `first_position` of a
+            `Temperature`; None, None and 0 for none.
     """
 
     scale: float
@@ -107,16 +111,18 @@ class PackedAttention(PackedHeads):
     softcap: float | None
     temperature_beta: float | None
     temperature_context: int | None
+    temperature_first: int = 0
+    chunked: bool = False
 
     @property
-    def temperature(self) -> tuple[float, int] | None:
-        """Beta and original context; None without a temperature."""
+    def temperature(self) -> Temperature | None:
+        """The temperature; None without one."""
         beta, context = self.temperature_beta, self.temperature_context
-        return None if beta is None or context is None else (beta, context)
+        return None if beta is None or context is None else Temperature(beta, context, self.temperature_first)
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """From qkv, frequencies, batch tables, arenas and sinks [heads] -> out [tokens, heads * head_dim], token."""
-        _check_scores(t, self.num_heads, self.scale, self.softcap)
+        _check_scores(t, self)
         both = (self.temperature_beta is None) == (self.temperature_context is None)
         require(both, "temperature_beta and temperature_context are given together or not at all")
         require_positive("temperature_beta", self.temperature_beta)
@@ -168,7 +174,8 @@ class RopeAttention(PackedAttention):
     stages = FUSED_STAGES
 
 
-def _check_scores(t: Tensors, num_heads: int, scale: float, softcap: float | None) -> None:
-    require_positive("scale", scale)
-    require_positive("softcap", softcap)
-    require_vector(t, "sinks", num_heads)
+def _check_scores(t: Tensors, attention: Attention | PackedAttention) -> None:
+    require_positive("scale", attention.scale)
+    require_positive("softcap", attention.softcap)
+    require(attention.window is not None or not attention.chunked, "chunked, but without a window")
+    require_vector(t, "sinks", attention.num_heads)

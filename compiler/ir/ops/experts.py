@@ -122,6 +122,7 @@ class ExpertProduct(Product):
         shape = t["experts"].shape
         require(shape == (rows, self.top_k), f"experts are {list(shape)}; expected {[rows, self.top_k]}")
         require_vector(t, "bias", features)
+        _check_weights(t, rows, self.top_k)
         return rows, features // count
 
     def routed(self, use: Use) -> int:
@@ -144,16 +145,16 @@ class ExpertProduct(Product):
 
 
 class ExpertLinear(ExpertProduct):
-    """A plain product for each chosen expert."""
+    """A plain product for each chosen expert; with weights, of x times the expert's weight."""
 
     name = "expert_linear"
-    summary = "x @ weight[expert].T + bias[expert] for each chosen expert"
+    summary = "weights * x @ weight[expert].T + bias[expert] for each chosen expert"
     inputs = ("x", "weight", "experts")
-    optional = ("bias",)
+    optional = ("bias", "weights")
     stages = SOURCE_STAGES
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """From x [tokens, K] or [tokens, top_k * K], weight [E * F, K], experts, bias -> out [tokens, top_k * F]."""
+        """From x [tokens, K] or [tokens, top_k * K], weight [E * F, K], experts, bias, weights -> [tokens, top_k F]."""
         rows, features = self.check_choice(t)
         width, columns, top_k = matrix(t, "x")[1], matrix(t, "weight")[1], self.top_k
         require(
@@ -166,26 +167,36 @@ class ExpertLinear(ExpertProduct):
         experts = has["weight"].rows
         own = None if experts is None else replace(experts, size=1)
         require(has["x"] in (WHOLE, split(own)), f"a rank has {has['x']} of x, and {has['weight']} of the weight")
-        require_whole(has, "experts")
+        require_whole(has, "experts", "weights")
         if experts is None:
             return Division(self, WHOLE)
         return Division(replace(self, num_experts=experts.count_of(share)), split(own))
 
 
+@dataclass(frozen=True)
 class ExpertSum(OpKind):
-    """The weighted sum over a token's experts. A choice of -1 adds nothing: its columns are zeros."""
+    """The sum over a token's experts, by their weights if there are any.
+
+    A choice of -1 adds nothing: its columns are zeros.
+
+    Attributes:
+        top_k: experts of a token.
+    """
 
     name = "expert_sum"
     summary = "the weighted sum of the experts' results"
     family = "elementwise"
-    inputs = ("x", "weights")
+    inputs = ("x",)
+    optional = ("weights",)
     stages = SOURCE_STAGES
+
+    top_k: int
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """From x [tokens, top_k * F], weights [tokens, top_k] -> out [tokens, F]."""
         rows, width = matrix(t, "x")
-        of, top_k = matrix(t, "weights")
-        require(of == rows, f"weights have {of} rows, x has {rows}")
+        top_k = self.top_k
+        _check_weights(t, rows, top_k)
         require(width % top_k == 0, f"x has {width} columns; expected {top_k} experts of equal size")
         return {"out": Tensor((rows, width // top_k), t["x"].dtype)}
 
@@ -197,7 +208,7 @@ class ExpertSum(OpKind):
 
 @dataclass(frozen=True)
 class ExpertProjection(ExpertProduct):
-    """The first product of each chosen expert, with its activation.
+    """The first product of each chosen expert, with its activation; with weights, of x times the expert's weight.
 
     Attributes:
         num_experts, top_k, dtype: see `ExpertProduct`.
@@ -206,9 +217,9 @@ class ExpertProjection(ExpertProduct):
     """
 
     name = "expert_projection"
-    summary = "act(norm(x) @ weight[expert].T + bias[expert]) for each chosen expert"
+    summary = "act(weights * norm(x) @ weight[expert].T + bias[expert]) for each chosen expert"
     inputs = ("x", "weight", "experts")
-    optional = ("norm", "norm_bias", "bias")
+    optional = ("norm", "norm_bias", "bias", "weights")
     stages = FUSED_STAGES
 
     eps: float | None = None
@@ -238,7 +249,9 @@ class ExpertProjection(ExpertProduct):
 
 @dataclass(frozen=True)
 class ExpertCombine(ExpertProduct):
-    """The last product of each chosen expert, and the sum over them, to which a choice of -1 adds nothing.
+    """The last product of each chosen expert, and the sum over them, by their weights if there are any.
+
+    A choice of -1 adds nothing.
 
     Attributes:
         num_experts, top_k, dtype: see `ExpertProduct`.
@@ -247,8 +260,8 @@ class ExpertCombine(ExpertProduct):
 
     name = "expert_combine"
     summary = "residual + residual_scale * sum of weights * (x @ weight[expert].T + bias[expert])"
-    inputs = ("x", "weight", "experts", "weights")
-    optional = ("bias", "residual")
+    inputs = ("x", "weight", "experts")
+    optional = ("weights", "bias", "residual")
     stages = FUSED_STAGES
 
     residual_scale: float = 1.0
@@ -263,8 +276,12 @@ class ExpertCombine(ExpertProduct):
         rows, features = self.check_choice(t)
         width, columns, top_k = matrix(t, "x")[1], matrix(t, "weight")[1], self.top_k
         require(width == top_k * columns, f"x has {width} columns; expected {top_k} x {columns}")
-        shape = t["weights"].shape
-        require(shape == (rows, top_k), f"weights are {list(shape)}; expected {[rows, top_k]}")
         out = Tensor((rows, features), self.dtype)
         require_residual(t, out)
         return {"out": out}
+
+
+def _check_weights(t: Tensors, rows: Dim, top_k: int) -> None:
+    if "weights" in t:
+        shape = t["weights"].shape
+        require(shape == (rows, top_k), f"weights are {list(shape)}; expected {[rows, top_k]}")

@@ -37,8 +37,8 @@ class Norm(OpKind):
         "residual + residual_scale * (x / rms(x) or (x - mean) / deviation, of each group of columns, * weight + bias)"
     )
     family = "norm"
-    inputs = ("x", "weight")
-    optional = ("bias", "residual")
+    inputs = ("x",)
+    optional = ("weight", "bias", "residual")
 
     groups: int
     residual_scale: float
@@ -57,7 +57,8 @@ class Norm(OpKind):
                 shape = t[port].shape
                 expected = " or ".join(dict.fromkeys(str(list(choice)) for choice in widths))
                 require(shape in widths, f"{port} is {list(shape)}; expected {expected}")
-                require(shape == t["weight"].shape, f"bias is {list(shape)}, weight {list(t['weight'].shape)}")
+                weight = t.get("weight", t[port]).shape
+                require(shape == weight, f"bias is {list(shape)}, weight {list(weight)}")
         require_residual(t, t["x"])
         return {"out": t["x"]}
 
@@ -131,8 +132,8 @@ class QkNorm(OpKind):
     name = "qk_norm"
     summary = "norm of the queries and keys of qkv, rotated or not; values as they are"
     family = "norm"
-    inputs = ("qkv", "q_norm", "k_norm")
-    optional = ("q_norm_bias", "k_norm_bias", "mean_squares", "positions", "frequencies")
+    inputs = ("qkv",)
+    optional = ("q_norm", "k_norm", "q_norm_bias", "k_norm_bias", "mean_squares", "positions", "frequencies")
     stages = FUSED_STAGES
 
     num_heads: int
@@ -159,6 +160,7 @@ class QkNorm(OpKind):
         check_rotation(t, self.rotary_dim, self.rope_scale)
         require(("positions" in t) == (self.rotary_dim > 0), "positions are bound where heads are rotated")
         require(not self.rotary_dim or self.scope != "all", "heads that are rotated are normalised each by itself")
+        require(("q_norm" in t) == ("k_norm" in t), "q_norm and k_norm are bound together")
         require_mean_squares(t, t["qkv"].shape[0])
         if "mean_squares" in t:
             given = f"{self.kind} of scope {self.scope}"

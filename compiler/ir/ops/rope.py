@@ -54,16 +54,18 @@ class Temperature(OpKind):
     Attributes:
         beta: the rate of growth.
         original_context: below this position, queries do not change.
+        first_position: what positions are counted from here.
     """
 
     name = "temperature"
-    summary = "x * (1 + beta * ln(1 + floor(position / original_context)))"
+    summary = "x * (1 + beta * ln(1 + floor((position + first_position) / original_context)))"
     family = "rope"
     inputs = ("x", "positions")
     stages = SOURCE_STAGES
 
     beta: float
     original_context: int
+    first_position: int = 0
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """From x [tokens, heads * head_dim], positions [tokens] -> out like x."""

@@ -28,9 +28,9 @@ def rope(inputs: Inputs, attrs: Rope, arena: ArenaLayer | None = None) -> Output
 
 @evaluates(Temperature)
 def temperature(inputs: Inputs, attrs: Temperature, arena: ArenaLayer | None = None) -> Outputs:
-    """The product of x [tokens, width] and 1 + beta * ln(1 + floor(position / original_context))."""
+    """The product of x [tokens, width] and a factor that grows with the position."""
     x = inputs["x"]
-    return {"out": _tempered(f32(x), inputs, (attrs.beta, attrs.original_context)).astype(x.dtype)}
+    return {"out": _tempered(f32(x), inputs, attrs).astype(x.dtype)}
 
 
 @evaluates(CacheWrite)
@@ -86,12 +86,12 @@ def _parts(inputs: Inputs, attrs: PackedHeads) -> tuple[mx.array, mx.array, mx.a
     return qkv[:, :q_width], qkv[:, q_width : q_width + kv_width], qkv[:, q_width + kv_width :]
 
 
-def _tempered(q: mx.array, inputs: Inputs, temperature: tuple[float, int] | None) -> mx.array:
-    """Queries times their growth with their position; (beta, original context)."""
+def _tempered(q: mx.array, inputs: Inputs, temperature: Temperature | None) -> mx.array:
+    """Queries times their growth with their position."""
     if temperature is None:
         return q
-    beta, context = temperature
-    return q * (1 + beta * mx.log(1 + f32(inputs["positions"] // context)))[:, None]
+    positions = inputs["positions"] + temperature.first_position
+    return q * (1 + temperature.beta * mx.log(1 + f32(positions // temperature.original_context)))[:, None]
 
 
 def _rotate(x: mx.array, inputs: Inputs, attrs: Rope | PackedHeads, num_heads: int) -> mx.array:
@@ -168,7 +168,8 @@ def _attend_one(
     keys = first + mx.arange(k.shape[1])
     seen = keys <= positions[:, None]
     if attrs.window is not None:
-        seen = seen & (keys > positions[:, None] - attrs.window)
+        last = positions[:, None]
+        seen = seen & (keys >= last // attrs.window * attrs.window if attrs.chunked else keys > last - attrs.window)
     scores = mx.where(seen, scores, -mx.inf)
     if sinks is not None:  # one more score, whose share of the softmax goes to no value
         more = mx.broadcast_to(f32(sinks).reshape(kv_heads, ratio, 1, 1), (*scores.shape[:-1], 1))

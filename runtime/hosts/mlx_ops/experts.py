@@ -7,7 +7,14 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.ir.ops.experts import ExpertCombine, ExpertLinear, ExpertProjection, ExpertSum, Route
+from mlxr.compiler.ir.ops.experts import (
+    ExpertCombine,
+    ExpertLinear,
+    ExpertProduct,
+    ExpertProjection,
+    ExpertSum,
+    Route,
+)
 from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.hosts.mlx_ops.activations import activate_projected
 from mlxr.runtime.hosts.mlx_ops.normalise import add_residual, normalise_input
@@ -58,35 +65,32 @@ def _in_best_groups(scores: npt.NDArray[np.float32], attrs: Route) -> npt.NDArra
 
 @evaluates(ExpertLinear)
 def expert_linear(inputs: Inputs, attrs: ExpertLinear, arena: ArenaLayer | None = None) -> Outputs:
-    """The product x @ weight[e].T + bias[e] of each chosen expert e.
+    """The product weights * x @ weight[e].T + bias[e] of each chosen expert e.
 
     x [tokens, K] or [tokens, top_k * K], weight [E * F, K] -> [tokens, top_k * F].
     """
-    y = _multiply(f32(inputs["x"]), inputs["weight"], inputs.get("bias"), inputs["experts"], attrs.num_experts)
+    y = _multiply(f32(inputs["x"]), inputs["weight"], inputs.get("bias"), inputs, attrs)
     return {"out": y.reshape(len(inputs["x"]), -1).astype(MLX_DTYPES[str(attrs.dtype)])}
 
 
 @evaluates(ExpertSum)
 def expert_sum(inputs: Inputs, attrs: ExpertSum, arena: ArenaLayer | None = None) -> Outputs:
-    """The sum of x [tokens, top_k * F] over the experts by their weights [tokens, top_k] -> [tokens, F]."""
-    x, weights = inputs["x"], inputs["weights"]
-    return {"out": _sum(f32(x).reshape(*weights.shape, -1), weights).astype(x.dtype)}
+    """The sum of x [tokens, top_k * F] over the experts by their weights [tokens, top_k], if any -> [tokens, F]."""
+    x = inputs["x"]
+    return {"out": _sum(f32(x).reshape(len(x), attrs.top_k, -1), inputs.get("weights")).astype(x.dtype)}
 
 
 @evaluates(ExpertProjection)
 def expert_projection(inputs: Inputs, attrs: ExpertProjection, arena: ArenaLayer | None = None) -> Outputs:
-    """The product act(norm(x) @ weight[e].T + bias[e]) of each chosen expert e: x [tokens, K] -> [tokens, top_k * F'].
+    """The product act(weights * norm(x) @ weight[e].T + bias[e]) of each chosen expert e.
 
-    Where gated, weight and bias are all experts' gates, then all experts' ups.
+    x [tokens, K] -> [tokens, top_k * F']. Where gated, weight and bias are all experts' gates, then all experts' ups.
     """
     x = normalise_input(f32(inputs["x"]), inputs, attrs.norm)
     halves = 2 if attrs.gated else 1
     weights = mx.split(inputs["weight"], halves)
     biases = mx.split(inputs["bias"], halves) if "bias" in inputs else [None] * halves
-    products = [
-        _multiply(x, weight, bias, inputs["experts"], attrs.num_experts)
-        for weight, bias in zip(weights, biases, strict=True)
-    ]
+    products = [_multiply(x, weight, bias, inputs, attrs) for weight, bias in zip(weights, biases, strict=True)]
     y = activate_projected(mx.concatenate(products, axis=-1), attrs.activation, attrs.gated, attrs.limit)
     return {"out": y.reshape(len(x), -1).astype(MLX_DTYPES[str(attrs.dtype)])}
 
@@ -98,19 +102,22 @@ def expert_combine(inputs: Inputs, attrs: ExpertCombine, arena: ArenaLayer | Non
     x [tokens, top_k * F], weight [E * H, F] -> [tokens, H].
     """
     x, bias = f32(inputs["x"]), inputs.get("bias")
-    y = _sum(_multiply(x, inputs["weight"], bias, inputs["experts"], attrs.num_experts), inputs["weights"])
+    unweighed = {port: value for port, value in inputs.items() if port != "weights"}
+    y = _sum(_multiply(x, inputs["weight"], bias, unweighed, attrs), inputs.get("weights"))
     return {"out": add_residual(y, inputs, attrs.residual_scale).astype(MLX_DTYPES[str(attrs.dtype)])}
 
 
-def _multiply(x: mx.array, weight: mx.array, bias: mx.array | None, experts: mx.array, num_experts: int) -> mx.array:
-    """The chosen experts' products, [tokens, top_k, F]; zeros where the choice is -1.
+def _multiply(x: mx.array, weight: mx.array, bias: mx.array | None, inputs: Inputs, attrs: ExpertProduct) -> mx.array:
+    """The chosen experts' products, of x times their weights if there are any, [tokens, top_k, F]; zeros for -1.
 
-    x [tokens, K] or [tokens, top_k * K], weight [E * F, K], bias [E * F], experts [tokens, top_k].
+    x [tokens, K] or [tokens, top_k * K], weight [E * F, K], bias [E * F], experts and weights [tokens, top_k].
     """
-    chosen = np.array(experts)
+    chosen = np.array(inputs["experts"])
     tokens, top_k = chosen.shape
     pieces = x.reshape(tokens, -1, weight.shape[1])
-    rows = weight.shape[0] // num_experts
+    if "weights" in inputs:
+        pieces = pieces * f32(inputs["weights"])[..., None]
+    rows = weight.shape[0] // attrs.num_experts
     order = np.argsort(chosen, axis=None, kind="stable")
     products = []
     for expert in np.unique(chosen):
@@ -125,6 +132,6 @@ def _multiply(x: mx.array, weight: mx.array, bias: mx.array | None, experts: mx.
     return mx.concatenate(products)[mx.array(np.argsort(order, kind="stable"))].reshape(tokens, top_k, rows)
 
 
-def _sum(y: mx.array, weights: mx.array) -> mx.array:
-    """The weighted sum of y [tokens, top_k, F]; weights [tokens, top_k] -> [tokens, F]."""
-    return mx.sum(y * f32(weights)[..., None], axis=1)
+def _sum(y: mx.array, weights: mx.array | None) -> mx.array:
+    """The sum of y [tokens, top_k, F], by weights [tokens, top_k] if there are any -> [tokens, F]."""
+    return mx.sum(y if weights is None else y * f32(weights)[..., None], axis=1)

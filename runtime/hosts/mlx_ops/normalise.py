@@ -14,7 +14,7 @@ from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
 def norm(inputs: Inputs, attrs: Norm, arena: ArenaLayer | None = None) -> Outputs:
     """The sum residual + residual_scale * norm of x: x [tokens, width], weight and bias [width] or [width / groups]."""
     x = inputs["x"]
-    y = normalise(f32(x), inputs["weight"], inputs.get("bias"), attrs.kind, attrs.eps, attrs.groups)
+    y = normalise(f32(x), inputs.get("weight"), inputs.get("bias"), attrs.kind, attrs.eps, attrs.groups)
     return {"out": add_residual(y, inputs, attrs.residual_scale).astype(x.dtype)}
 
 
@@ -41,7 +41,7 @@ def qk_norm(inputs: Inputs, attrs: QkNorm, arena: ArenaLayer | None = None) -> O
         if "mean_squares" in inputs:
             y = by_mean_square(x, inputs["mean_squares"][:, len(parts)], inputs[port], attrs.eps)
         else:
-            y = normalise(x, inputs[port], inputs.get(f"{port}_bias"), attrs.kind, attrs.eps, groups)
+            y = normalise(x, inputs.get(port), inputs.get(f"{port}_bias"), attrs.kind, attrs.eps, groups)
         parts.append(y.astype(qkv.dtype))
         start += heads * head_dim
     return {"out": mx.concatenate([*parts, qkv[:, start:]], axis=-1)}
@@ -76,19 +76,25 @@ def by_mean_square(x: mx.array, mean_square: mx.array, weight: mx.array, eps: fl
     return x * mx.rsqrt(mean_square[:, None] + eps) * f32(weight)
 
 
-def normalise(x: mx.array, weight: mx.array, bias: mx.array | None, kind: str, eps: float, groups: int = 1) -> mx.array:
+def normalise(
+    x: mx.array, weight: mx.array | None, bias: mx.array | None, kind: str, eps: float, groups: int = 1
+) -> mx.array:
     """Norm of x [tokens, width] in fp32, each of `groups` equal pieces of a row by itself.
 
-    A weight [width / groups] is that of every piece.
+    A weight or a bias [width / groups] is that of every piece.
     """
     pieces = x.reshape(x.shape[0], groups, x.shape[1] // groups)
     if kind == "layer":
         pieces = pieces - mx.mean(pieces, axis=-1, keepdims=True)
     pieces = pieces * mx.rsqrt(mx.mean(pieces * pieces, axis=-1, keepdims=True) + eps)
-    shape = (groups, -1) if weight.size == x.shape[1] else (1, -1)
-    pieces = pieces * f32(weight).reshape(shape)
+
+    def of_pieces(parameter: mx.array) -> mx.array:
+        return f32(parameter).reshape((groups, -1) if parameter.size == x.shape[1] else (1, -1))
+
+    if weight is not None:
+        pieces = pieces * of_pieces(weight)
     if bias is not None:
-        pieces = pieces + f32(bias).reshape(shape)
+        pieces = pieces + of_pieces(bias)
     return pieces.reshape(x.shape)
 
 

@@ -24,8 +24,8 @@ ARENA = Tensor((9, 2, 4, 2, 40), BF16)
 IDS, ROWS = Tensor(("tokens",), I32), Tensor(("rows",), I32)
 ROTARY: dict[str, Any] = {"rotary_dim": 16, "rope_layout": "half", "rope_scale": 1.0}
 HEADS: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40}
-ATTEND = HEADS | {"scale": 0.1, "window": None, "softcap": None}
-FUSED = ATTEND | ROTARY | {"temperature_beta": None, "temperature_context": None}
+ATTEND = HEADS | {"scale": 0.1, "window": None, "softcap": None, "chunked": False}
+FUSED = ATTEND | ROTARY | {"temperature_beta": None, "temperature_context": None, "temperature_first": 0}
 PLAIN: dict[str, Any] = {"dtype": "bf16", **PLAIN_PROJECTION}
 NORM: dict[str, Any] = {"kind": "rms", "eps": 0.1, "groups": 1, "residual_scale": 1.0}
 CHOSEN: dict[str, Any] = {"num_experts": 4, "top_k": 2, "dtype": "bf16"}
@@ -85,7 +85,7 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
     "temperature": (
         "temperature",
         {"x": tokens(240), "positions": IDS},
-        {"beta": 0.1, "original_context": 64},
+        {"beta": 0.1, "original_context": 64, "first_position": 1},
         {"out": tokens(240)},
     ),
     "qk_norm": (
@@ -152,7 +152,7 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
     "expert_sum": (
         "expert_sum",
         {"x": tokens(48, BF16), "weights": Tensor(("tokens", 2), F32)},
-        {},
+        {"top_k": 2},
         {"out": tokens(24, BF16)},
     ),
     "expert_projection": (
@@ -330,7 +330,7 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("expert_linear", {"experts": ("tokens", 3)}, {}, r"experts are \['tokens', 3\]; expected \['tokens', 2\]"),
     ("expert_linear", {"x": ("tokens", 144)}, {}, "x has 144 columns; expected 48 or 2 x 48"),
     ("expert_sum", {"x": ("tokens", 47)}, {}, "x has 47 columns; expected 2 experts of equal size"),
-    ("expert_sum", {"weights": ("rows", 2)}, {}, "weights have rows rows, x has tokens"),
+    ("expert_sum", {"weights": ("rows", 2)}, {}, r"weights are \['rows', 2\]; expected \['tokens', 2\]"),
     ("expert_projection", {"x": ("tokens", 96)}, {}, "weight has 48 columns, x has 96"),
     ("expert_projection", {"bias": (26,)}, {}, r"bias is \[26\]; expected \[104\]"),
     ("expert_projection", {}, {"gated": False}, "attribute activation is 'swiglu_oai'; expected one of silu"),
@@ -370,6 +370,7 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("rope_attention", {}, {"num_kv_heads": 3}, "qkv has 400 columns; expected 12 x 40"),
     ("rope_attention", {}, {"rotary_dim": 0}, "rotary_dim is 0, and frequencies are bound"),
     ("rope_attention", {}, {"temperature_beta": 0.1}, "temperature_beta and temperature_context are given together"),
+    ("rope_attention", {}, {"chunked": True}, "chunked, but without a window"),
     ("rope_attention", {}, {"softcap": 0}, "attribute softcap is 0; expected a number greater than 0"),
     ("rope_write_attention", {"sinks": (2,)}, {}, r"sinks is \[2\]; expected \[6\]"),
     ("attention", {"sinks": (2,)}, {}, r"sinks is \[2\]; expected \[6\]"),

@@ -66,8 +66,8 @@ def test_op_left_at_the_last_stage(name: str, kind: str) -> None:
 
 
 def test_missing_port() -> None:
-    graph = changed(small_graph(), "normed", inputs={"x": "layers.0.mlp.out"})
-    rejects(graph, "op 'normed' (norm) has wrong ports: missing ['weight'], unknown []")
+    graph = changed(small_graph(), "normed", inputs={"weight": "final_norm"})
+    rejects(graph, "op 'normed' (norm) has wrong ports: missing ['x'], unknown []")
 
 
 def test_unknown_port() -> None:

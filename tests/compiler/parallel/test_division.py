@@ -59,7 +59,7 @@ BECOMES: dict[str, Case] = {
         ExpertLinear(3, 2, DType.F32),
         RESULTS,
     ),
-    "expert_sum": (ExpertSum(), {"x": RESULTS, "weights": WHOLE}, ExpertSum(), PARTIAL),
+    "expert_sum": (ExpertSum(2), {"x": RESULTS, "weights": WHOLE}, ExpertSum(2), PARTIAL),
     "gate of a sum": (GateRows(), {"x": PARTIAL, "gate": WHOLE}, GateRows(), PARTIAL),
     "sum of sums": (Add(0.5), {"a": PARTIAL, "b": PARTIAL}, Add(0.5), PARTIAL),
     "residual of the first rank": (Add(0.5), {"a": PARTIAL, "b": WHOLE}, None, PARTIAL),

@@ -80,10 +80,11 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     (with_attention("scale: ^-1.0"), "scale is -1.0; expected a number greater than 0", None),
     (with_attention("sinks: ^4"), "sinks is 4; expected true or false", None),
     # positions
+    (with_attention("chunked: ^true"), "sliding_window, the tokens of a chunk, is null", "give sliding_window"),
     (
-        with_attention("temperature: ^{beta: 0.1, original_context: 8}") + "  rope: null\n",
-        "rope is null: these layers know no positions",
-        "temperature to null",
+        with_attention("qk_norm: {scope: all, weight: ^false}"),
+        "qk_norm.weight: norms with scope all have weights",
+        "weight to true",
     ),
     (
         added("rope: {^scaling: {kind: yarn, factor: 4}}"),
@@ -184,12 +185,6 @@ MISTAKES: list[tuple[str, str, str | None]] = [
         None,
     ),
     (added("layer_types: ^[full]"), "model.layer_types is a list; expected a section", None),
-    (
-        with_attention("temperature: {beta: 0.1, original_context: 8}")
-        + "  layer_types: {plain: {rope: ^null}}\n  layer_pattern: [plain]\n",
-        "rope is null: these layers know no positions",
-        "temperature to null",
-    ),
     (
         added("rope: {scaling: {kind: longrope, original_context: 16, short_factors: [1], long_factors: ^[]}}"),
         "long_factors has 0 items; expected at least 1",

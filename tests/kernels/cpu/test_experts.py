@@ -21,7 +21,8 @@ MOST = 70
 def experts(label, columns, formats, rows, compute, num_experts, top_k, **fields):
     segments = tuple(OutputSegment(format, rows) for format in formats)
     eps = EPS if "norm" in fields else None
-    fields = {"gated": len(formats) == 2, "inputs_of_pairs": fields.get("combine", False)} | fields
+    combine = fields.get("combine", False)
+    fields = {"gated": len(formats) == 2, "inputs_of_pairs": combine, "weighs": combine} | fields
     epilogue, fields = epilogue_from(fields)
     return CpuExperts(
         label, columns, segments, compute, MOST, epilogue, eps=eps, num_experts=num_experts, top_k=top_k, **fields
@@ -38,6 +39,9 @@ CASES = [
     experts("mixed", 512, (F.Q4_K, F.BF16), 48, "fast", 4, 4, norm="layer", norm_bias=True, activation="gelu"),
     experts("oai", 64, (F.F32, F.F32), 40, "fast", 4, 2, bias=True, activation="swiglu_oai", limit=2.0),
     experts("ungated", 64, (F.F16,), 61, "fast", 4, 2, activation="relu2"),
+    experts("weighed", 72, (F.F32, F.F32), 24, "exact", 5, 2, bias=True, weighs=True, **GATED),
+    experts("weighed_q4_0", 256, (F.Q4_0, F.Q4_0), 48, "fast", 8, 2, weighs=True, **GATED),
+    experts("added", 72, (F.F32,), 61, "exact", 5, 2, combine=True, weighs=False, bias=True, residual=True),
     experts("one", 64, (F.F32,), 61, "exact", 3, 1, inputs_of_pairs=True),
     experts("sum_f32", 72, (F.F32,), 61, "exact", 5, 2, combine=True, bias=True, residual=True, residual_scale=0.5),
     experts("sum_bf16", 96, (F.BF16,), 77, "fast", 4, 2, combine=True, residual=True),
@@ -84,6 +88,8 @@ def expected(kernel, given, weights):
     x = normed(kernel.norm, x, given["norm"], given["norm_bias"] if kernel.norm_bias else None, EPS)
     x = x.reshape(len(chosen), -1, k) if kernel.inputs_of_pairs else np.repeat(x[:, None], kernel.top_k, axis=1)
     bias = given["bias"].reshape(len(weights), kernel.num_experts, n) * bool(kernel.epilogue.bias)
+    if kernel.weighs and not kernel.combine:
+        x = x * given["weights"][..., None]
     parts = [np.einsum("tpk,tpnk->tpn", x, w[chosen]) + b[chosen] for w, b in zip(weights, bias, strict=True)]
     norms = [np.linalg.norm(w, axis=2)[chosen] * np.linalg.norm(x, axis=2)[..., None] for w in weights]
     if kernel.epilogue.gated:
@@ -120,7 +126,8 @@ def test_experts(kernels, kernel, kind):
         want, scale = expected(kernel, given, weights)
         want[~own] = scale[~own] = 0
         if kernel.combine:
-            want, scale = (np.einsum("tpn,tp->tn", a, given["weights"]) for a in (want, scale))
+            by = given["weights"] if kernel.weighs else np.ones_like(given["weights"])
+            want, scale = (np.einsum("tpn,tp->tn", a, by) for a in (want, scale))
             want = want * kernel.epilogue.residual_scale + given["residual"] * kernel.epilogue.residual
         got = given["out"][:tokens].reshape(want.shape)
         if not kernel.combine:

@@ -24,6 +24,7 @@ _EXTRAS: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": 1.5},
     "sinks": {"sinks": True},
     "temperature": {"temperature": {"beta": 0.4, "original_context": 16}},
+    "chunks": {"chunked": True, "temperature": {"beta": 0.4, "original_context": 16, "first_position": 1}},
     "everything": {
         "softcap": 3.0,
         "sinks": True,
@@ -128,6 +129,9 @@ EXTRA_CASES = [
     Case(8, 1, 256, "f32", "f32", "block", "paged", 32, 16, "half", extras="everything"),
     Case(6, 2, 56, "q8", "f16", "layer", "paged", 2, None, "interleaved", extras="everything"),
     Case(16, 2, 96, "f32", "f32", "block", "contiguous", 16, None, "yarn-half-of-it", extras="everything"),
+    Case(6, 2, 64, "bf16", "bf16", "block", "paged", 16, 21, "none", extras="chunks"),
+    Case(8, 2, 40, "f32", "f32", "layer", "contiguous", 4, 33, "interleaved", extras="chunks"),
+    Case(6, 3, 56, "q8", "f32", "layer", "paged", 8, 64, "half", extras="chunks"),
     Case(5, 5, 80, "f16", "bf16", "block", "paged", 16, 1, "none"),
     Case(3, 1, 104, "f16", "f16", "layer", "paged", 2, None, "yarn-half-of-it"),
 ]

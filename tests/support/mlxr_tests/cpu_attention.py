@@ -122,7 +122,9 @@ def kernels_of(
     """The kernels of a layer by name. `attrs` are the attributes of its decode attention."""
     cache: dict[str, Any] = {"arena": arena.cache_of(LAYER), "stores": (0, 1), "group": 0}
     heads: dict[str, Any] = cache | {name: getattr(attrs, name) for name in ("num_heads", "rotary_dim", "rope_layout")}
-    softmax: dict[str, Any] = {name: getattr(attrs, name) for name in ("scale", "window", "softcap", "temperature")}
+    softmax: dict[str, Any] = {
+        name: getattr(attrs, name) for name in ("scale", "window", "softcap", "chunked", "temperature")
+    }
     softmax |= {"compute": compute, "sinks": sinks}
     table = {"rope_table": CpuRopeTable("rope_table", tuple(frequencies), attrs.rope_scale)} if frequencies else {}
     return table | {

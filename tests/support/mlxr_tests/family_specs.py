@@ -42,6 +42,7 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
         **_attention(qk_norm={"scope": "heads", "after_rope": True}),
     },
     "qk-norm-all": _attention(qk_norm={"scope": "all"}, qkv_bias=True),
+    "qk-norm-no-weight": _attention(qk_norm={"scope": "head", "weight": False, "eps": 0.01}),
     "layer-norm": {"model__norm": {"kind": "layer"}},
     "layer-norm-bias": {"model__norm": _LAYER_NORM, **_attention(qkv_bias=True, output_bias=True), **_mlp(bias=True)},
     "post-norm": {"model__norm": {"placement": "post"}},
@@ -64,6 +65,16 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
             "full": {"rope": {"scaling": {"kind": "linear", "factor": 8.0}}},
         },
         "model__layer_pattern": ["sliding", "sliding", "full"],
+    },
+    "chunks": _attention(sliding_window=6, chunked=True),
+    "chunks-of-some-layers": {
+        "model__num_layers": 3,
+        "model__layer_types": {
+            "chunked": {"attention": {"sliding_window": 5, "chunked": True, "temperature": None}},
+            "full": {"rope": None},
+        },
+        "model__layer_pattern": ["chunked", "full"],
+        **_attention(temperature={"beta": 0.3, "original_context": 4, "first_position": 1}),
     },
     "temperature": _attention(temperature={"beta": 0.3, "original_context": 4}),
     "rope-linear": _scaled(kind="linear", factor=4.0),
@@ -120,6 +131,16 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
         count=12, per_token=3, groups={"count": 4, "chosen": 2, "judged_by": 1}, router="softmax_topk"
     ),
     "experts-one": _experts(per_token=1, router="sigmoid", normalise=False),
+    "experts-weighed-inputs": _experts(router="sigmoid", weigh="inputs", normalise=False, scale=3.0),
+    "experts-weighed-inputs-bias": {
+        "model__mlp": {
+            "intermediate_size": 56,
+            "activation": "swiglu_oai",
+            "limit": 7.0,
+            "bias": True,
+            "experts": _EXPERTS | {"weigh": "inputs", "shared": {"intermediate_size": 40}},
+        },
+    },
     "experts-shared": _experts(shared={"intermediate_size": 40}),
     "experts-shared-gate": _experts(shared={"intermediate_size": 40, "gate": True}),
     "experts-not-gated": {

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.attention import PackedAttention
+from mlxr.compiler.ir.ops.rope import Temperature
 from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHeader, Param
 from mlxr.compiler.targets.cpu.kernel_parts.matrix import Compute
@@ -28,8 +29,8 @@ class CpuAttentionKernel(CpuRotaryKernel):
         compute: unless it is `exact`, matrix tiles of bf16 may be used if the machine has them.
         softcap: turns scores into softcap * tanh(score / softcap); None for no cap.
         sinks: whether the softmax of each query head has one more logit in its denominator, [num_heads].
-        temperature: (beta, original_context): queries are multiplied by 1 + beta * log(1 + position //
-            original_context); None for no temperature.
+        chunked: whether the window is the query's chunk of `window` tokens, up to itself.
+        temperature: what queries are multiplied by, which grows with their position; None for no temperature.
     """
 
     scale: float
@@ -37,7 +38,8 @@ class CpuAttentionKernel(CpuRotaryKernel):
     compute: Compute
     softcap: float | None = None
     sinks: bool = False
-    temperature: tuple[float, int] | None = None
+    chunked: bool = False
+    temperature: Temperature | None = None
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -83,7 +85,8 @@ class AttentionFields(RotaryFields):
     softcap: float | None
     compute: Compute
     sinks: bool
-    temperature: tuple[float, int] | None
+    chunked: bool
+    temperature: Temperature | None
 
 
 def attention_fields(lowering: CpuLowering, op: Op, attrs: PackedAttention) -> AttentionFields:
@@ -95,5 +98,6 @@ def attention_fields(lowering: CpuLowering, op: Op, attrs: PackedAttention) -> A
         "softcap": attrs.softcap,
         "compute": lowering.compute,
         "sinks": "sinks" in op.inputs,
+        "chunked": attrs.chunked,
         "temperature": attrs.temperature,
     }

@@ -14,13 +14,14 @@ class FinishRows(CpuHelper):
 
     Attributes:
         epilogue: its steps.
-        choices: how it stores rows of a mixture of experts: `apart`: each in a row of its own; `summed`: each is
-            multiplied by its weight and added to its token's row. None: there are no experts.
+        choices: how it stores rows of a mixture of experts: `apart`: each in a row of its own; `weighed`: likewise, of
+            inputs times the expert's weight; `added`: each is added to its token's row; `summed`: likewise, times its
+            weight. None: there are no experts.
     """
 
     template = "finish.jinja"
     epilogue: Epilogue
-    choices: Literal["apart", "summed"] | None = None
+    choices: Literal["apart", "weighed", "added", "summed"] | None = None
 
     @property
     def _numbers(self) -> dict[str, float]:
@@ -54,6 +55,7 @@ class FinishRows(CpuHelper):
             "gate": e.gate is not None,
             "places": self.choices is not None,
             "factors": self.choices == "summed",
+            "input_factors": self.choices == "weighed",
             "residual": e.residual,
         }
         fields = [f".activation = MLXR_{e.activation.upper()}"] if e.activation else []

@@ -33,8 +33,8 @@ class CpuExperts(CpuMatrixKernel):
         top_k: experts that each token goes through.
         inputs_of_pairs: whether x has a row for each choice, [tokens, top_k, in_features], or for each token,
             [tokens, in_features].
-        combine: whether the results of a token's experts are summed, each times its weight, so that out is
-            [tokens, out_features].
+        combine: whether the results of a token's experts are summed, so that out is [tokens, out_features].
+        weighs: whether experts have weights: of what is summed, else of what they read.
         max_rows: the most tokens of a batch.
     """
 
@@ -43,6 +43,7 @@ class CpuExperts(CpuMatrixKernel):
     top_k: int = 1
     inputs_of_pairs: bool = False
     combine: bool = False
+    weighs: bool = False
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -53,7 +54,7 @@ class CpuExperts(CpuMatrixKernel):
         if self.epilogue.residual:
             params.append(Param("residual", "input"))
         params.append(Param("experts", "indices"))
-        if self.combine:
+        if self.weighs:
             params.append(Param("weights", "input"))
         return (*params, Param("out", "output"))
 
@@ -65,15 +66,17 @@ class CpuExperts(CpuMatrixKernel):
     @property
     def finish(self) -> FinishRows:
         """The function that turns sums into outputs. With `combine` it adds to `out`, which starts as residual or 0."""
-        choices: Literal["apart", "summed"] = "summed" if self.combine else "apart"
+        choices: Literal["apart", "weighed", "summed", "added"]
+        choices = ("summed" if self.weighs else "added") if self.combine else "weighed" if self.weighs else "apart"
         return FinishRows(replace(self.epilogue, residual=self.combine), choices)
 
     @property
     def formula(self) -> str:
         """The formula, for the head of the function."""
-        y = self._formula("x", "[e]")
+        y = self._formula("weight * x" if self.weighs and not self.combine else "x", "[e]")
         if self.combine:
-            return f"{self.label}: out = sum over a token's experts e of weight * ({y}){self._residual_formula}"
+            weight = "weight * " if self.weighs else ""
+            return f"{self.label}: out = sum over a token's experts e of {weight}({y}){self._residual_formula}"
         return f"{self.label}: out = {y} for each of a token's experts e"
 
     @property
@@ -87,7 +90,7 @@ class CpuExperts(CpuMatrixKernel):
         if self.epilogue.residual:
             rows.append(f"residual [tokens, {n}] f32")
         rows.append(f"experts  [tokens, {self.top_k}] i32")
-        if self.combine:
+        if self.weighs:
             rows.append(f"weights  [tokens, {self.top_k}] f32")
         rows.append(f"out      [tokens, {'' if self.combine else f'{self.top_k}, '}{n}] f32")
         return "".join(f"//   {row}\n" for row in rows)
@@ -128,6 +131,7 @@ def lower_experts(lowering: CpuLowering, op: Op, attrs: ExpertProduct) -> None:
         top_k=attrs.top_k,
         inputs_of_pairs=combine or lowering.width(op, "x") != fields["in_features"],
         combine=combine,
+        weighs="weights" in op.inputs,
         **fields,
     )
     lowering.add_call(op, kernel, weight_buffers(lowering, op))

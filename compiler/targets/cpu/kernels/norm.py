@@ -19,6 +19,7 @@ class CpuNorm(CpuKernel):
         groups: number of equal pieces of a row, each of which is normalised alone.
         kind, eps: see `Norm`.
         piece_weights: whether each piece has its own weights, [width], or all share them, [width / groups].
+        weight: whether the norm has one.
         bias, residual: whether the norm adds one.
         residual_scale: factor of the norm.
         count: the field of the batch with the number of rows: `tokens` for all, `rows` for rows of logits.
@@ -36,11 +37,14 @@ class CpuNorm(CpuKernel):
     residual_scale: float
     count: Literal["tokens", "rows"]
     gather: bool = False
+    weight: bool = True
 
     @property
     def params(self) -> tuple[Param, ...]:
         """x, weight, bias, residual, out."""
-        params = [Param("x", "input"), Param("weight", "vector")]
+        params = [Param("x", "input")]
+        if self.weight:
+            params.append(Param("weight", "vector"))
         if self.bias:
             params.append(Param("bias", "vector"))
         if self.residual:
@@ -70,7 +74,9 @@ class CpuNorm(CpuKernel):
         """Its buffers, for the head of the function."""
         weights = self.width if self.piece_weights else self.columns
         x_rows = "tokens" if self.gather else self.count
-        rows = [f"x        [{x_rows}, {self.width}] f32", f"weight   [{weights}] f32"]
+        rows = [f"x        [{x_rows}, {self.width}] f32"]
+        if self.weight:
+            rows.append(f"weight   [{weights}] f32")
         if self.bias:
             rows.append(f"bias     [{weights}] f32")
         if self.residual:
@@ -83,17 +89,19 @@ class CpuNorm(CpuKernel):
 def lower_norm(lowering: CpuLowering, op: Op, attrs: Norm) -> None:
     """Adds the call for an op."""
     width = lowering.width(op, "x")
+    parameters = [port for port in ("weight", "bias") if port in op.inputs]
     kernel = CpuNorm(
         label="norm",
         width=width,
         groups=attrs.groups,
         kind=attrs.kind,
         eps=attrs.eps,
-        piece_weights=attrs.groups > 1 and lowering.width(op, "weight") == width,
+        piece_weights=attrs.groups > 1 and any(lowering.width(op, port) == width for port in parameters),
         bias="bias" in op.inputs,
         residual="residual" in op.inputs,
         residual_scale=attrs.residual_scale,
         count="rows" if lowering.value(op, "x").shape[0] == "rows" else "tokens",
+        weight="weight" in op.inputs,
     )
     lowering.add_call(op, kernel)
 

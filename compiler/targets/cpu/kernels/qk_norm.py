@@ -19,6 +19,7 @@ class CpuQkNorm(CpuKernel):
         scope: `head`: each head is normalised, and all heads share weights [head_dim]; `heads`: each head is normalised
             with weights of its own, [heads * head_dim]; `all`: all query heads are normalised together, and all key
             heads together.
+        weight: whether there are weights.
         bias: whether q and k each have a bias, of the shape of their weights. Only LayerNorm has biases.
         mean_squares: whether the mean squares of all queries and of all keys are given, [tokens, 2]; qkv then has some
             of the heads that are normalised together.
@@ -37,12 +38,14 @@ class CpuQkNorm(CpuKernel):
     mean_squares: bool = False
     rotary_dim: int = 0
     rope_layout: RopeLayout = "half"
+    weight: bool = True
 
     @property
     def params(self) -> tuple[Param, ...]:
         """qkv, q_norm, k_norm, their biases, mean_squares, rope_table, out."""
         biases = ("q_norm_bias", "k_norm_bias") if self.bias else ()
-        vectors = [Param(name, "vector") for name in ("q_norm", "k_norm", *biases)]
+        weights = ("q_norm", "k_norm") if self.weight else ()
+        vectors = [Param(name, "vector") for name in (*weights, *biases)]
         means = (Param("mean_squares", "input"),) if self.mean_squares else ()
         table = (Param("rope_table", "input"),) if self.rotary_dim else ()
         return (Param("qkv", "input"), *vectors, *means, *table, Param("out", "output"))
@@ -79,7 +82,9 @@ class CpuQkNorm(CpuKernel):
     def buffer_table(self) -> str:
         """Its buffers, for the head of the function."""
         q, k = (self.head_dim,) * 2 if self.scope == "head" else (self.q_width, self.kv_width)
-        rows = [f"qkv      [tokens, {self.qkv_width}] f32", f"q_norm   [{q}] f32", f"k_norm   [{k}] f32"]
+        rows = [f"qkv      [tokens, {self.qkv_width}] f32"]
+        if self.weight:
+            rows += [f"q_norm   [{q}] f32", f"k_norm   [{k}] f32"]
         if self.bias:
             rows += [f"q_norm_bias [{q}] f32", f"k_norm_bias [{k}] f32"]
         if self.mean_squares:
@@ -105,5 +110,6 @@ def lower_qk_norm(lowering: CpuLowering, op: Op, attrs: QkNorm) -> None:
         mean_squares="mean_squares" in op.inputs,
         rotary_dim=attrs.rotary_dim,
         rope_layout=attrs.rope_layout,
+        weight="q_norm" in op.inputs,
     )
     lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.attention import PackedAttention
+from mlxr.compiler.ir.ops.rope import Temperature
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.rope_kernel import RopeFields, RopeKernel, rope_fields
 from mlxr.compiler.targets.metal.lowering import MetalLowering
@@ -19,15 +20,16 @@ class AttentionKernel(RopeKernel):
         scale: factor of the scores.
         window: tokens that a query sees, itself included; None: all.
         softcap: turns scores into softcap * tanh(score / softcap); None: no cap.
-        temperature: (beta, context): queries are multiplied by 1 + beta * ln(1 + floor(position / context)); None: no
-            temperature.
+        chunked: whether the window is the query's chunk of `window` tokens, up to itself.
+        temperature: what queries are multiplied by, which grows with their position; None: no temperature.
         sinks: element type of the sinks, which are one more score in the softmax of each head; None: no sinks.
     """
 
     scale: float
     window: int | None
     softcap: float | None
-    temperature: tuple[float, int] | None
+    chunked: bool
+    temperature: Temperature | None
     sinks: DType | None
 
     @property
@@ -68,7 +70,8 @@ class AttentionFields(RopeFields):
     scale: float
     window: int | None
     softcap: float | None
-    temperature: tuple[float, int] | None
+    chunked: bool
+    temperature: Temperature | None
     sinks: DType | None
 
 
@@ -80,6 +83,7 @@ def attention_fields(lowering: MetalLowering, op: Op) -> AttentionFields:
         "scale": attrs.scale,
         "window": attrs.window,
         "softcap": attrs.softcap,
+        "chunked": attrs.chunked,
         "temperature": attrs.temperature,
         "sinks": lowering.optional_dtype(op, "sinks"),
     }

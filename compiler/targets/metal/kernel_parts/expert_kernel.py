@@ -11,6 +11,7 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.experts import ExpertProduct
 from mlxr.compiler.schedule.geometry import OneRow
 from mlxr.compiler.schedule.geometry_rules import Choice
+from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.kernel_parts.matrix_kernel import MatrixKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
@@ -28,11 +29,13 @@ class ExpertKernel(MatrixKernel):
         num_experts: experts of the weight.
         top_k: experts of a token.
         skips: whether a choice may be -1, an expert of another rank: its results are neither computed nor read.
+        weighs: whether experts have weights.
     """
 
     num_experts: int
     top_k: int
     skips: bool = False
+    weighs: bool = False
 
     def __post_init__(self) -> None:
         """Checks that the rows of all experts lie in the same way."""
@@ -40,10 +43,17 @@ class ExpertKernel(MatrixKernel):
         borders = {s.first_row for s in self.layout.segments}
         assert borders <= {half * self.matrix_rows for half in range(self.epilogue.halves)}, f"{self.label}: segments"
 
+    @property
+    def choice_ports(self) -> tuple[Port, ...]:
+        """The chosen experts, and their weights if they have any."""
+        weights: tuple[Port, ...] = (("weights", DType.F32),) if self.weighs else ()
+        return (("experts", DType.I32), *weights)
+
     def _head(self, x: str, *rows: str) -> str:
         """The table of buffers: x has the shape `x`, and `rows` are lines for the subclass's own buffers."""
         skipped = "; -1: another rank's" if self.skips else ""
-        table = [*self._matrix_table(x), f"experts    [tokens, {self.top_k}] i32{skipped}", *rows]
+        weights = [f"weights    [tokens, {self.top_k}] f32"] if self.weighs else []
+        table = [*self._matrix_table(x), f"experts    [tokens, {self.top_k}] i32{skipped}", *weights, *rows]
         if self.epilogue.bias:
             table.append(f"bias       [{self.layout.rows}] {self.epilogue.bias}")
         return "".join(f"//   {row}\n" for row in table)
@@ -62,6 +72,7 @@ class ExpertFields(TypedDict):
     num_experts: int
     top_k: int
     skips: bool
+    weighs: bool
 
 
 def expert_choice(lowering: MetalLowering, op: Op, label: str) -> Choice:
@@ -92,4 +103,5 @@ def expert_fields(lowering: MetalLowering, op: Op, choice: Choice) -> ExpertFiel
         "num_experts": experts.num_experts,
         "top_k": experts.top_k,
         "skips": experts.routed(lowering.graph.use(op)) > experts.num_experts,
+        "weighs": "weights" in op.inputs,
     }

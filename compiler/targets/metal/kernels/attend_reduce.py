@@ -14,7 +14,7 @@ class AttendReduceKernel(MetalKernel):
 
     Attributes:
         num_heads, head_dim: query heads, and elements of each.
-        partition, max_partitions, window, sinks: see `AttendKernel`.
+        partition, max_partitions, window, chunked, sinks: see `AttendKernel`.
         activation: element type of the result.
     """
 
@@ -24,6 +24,7 @@ class AttendReduceKernel(MetalKernel):
     partition: int
     max_partitions: int
     window: int | None
+    chunked: bool
     activation: DType
     sinks: DType | None
 

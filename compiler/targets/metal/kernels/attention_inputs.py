@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.ops.rope import Temperature
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.rope_kernel import RopeKernel
 
@@ -16,11 +17,11 @@ class AttentionInputsKernel(RopeKernel):
     head by head, as MLX takes them.
 
     Attributes:
-        temperature: (beta, context), see `AttentionKernel`; None: queries have none.
+        temperature: see `AttentionKernel`; None: queries have none.
     """
 
     template = "attention_inputs.metal.jinja"
-    temperature: tuple[float, int] | None
+    temperature: Temperature | None
 
     def __post_init__(self) -> None:
         """Checks that rows consist of vectors of 16 bytes."""

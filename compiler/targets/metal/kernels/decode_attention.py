@@ -49,6 +49,7 @@ def lower_decode_attention(lowering: MetalLowering, op: Op, attrs: RopeWriteAtte
             partition=kernel.partition,
             max_partitions=kernel.max_partitions,
             window=kernel.window,
+            chunked=kernel.chunked,
             activation=kernel.activation,
             sinks=lowering.optional_dtype(op, "sinks"),
         )

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.artifact.launch import Extent
-from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.experts import ExpertCombine
 from mlxr.compiler.schedule.geometry import OneRow
@@ -19,20 +18,19 @@ from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 @dataclass(frozen=True)
 class ExpertCombineKernel(ExpertKernel):
-    """The last projections of the chosen experts, their weighted sum, and the residual."""
+    """The last projections of the chosen experts, their sum, by weights if there are any, and the residual."""
 
     template = "expert_combine.metal.jinja"
 
     @property
     def inputs(self) -> tuple[Port, ...]:
         """x, the weight, the chosen experts with their weights, and the ports of the epilogue."""
-        ports: list[Port] = [("x", self.activation), ("weight", self.layout.dtype), ("experts", DType.I32)]
-        return (*ports, ("weights", DType.F32), *self.epilogue.ports)
+        return (("x", self.activation), ("weight", self.layout.dtype), *self.choice_ports, *self.epilogue.ports)
 
     @property
     def buffer_table(self) -> str:
         """The buffers, for the head of the kernel."""
-        rows = [f"weights    [tokens, {self.top_k}] f32"]
+        rows = []
         if self.epilogue.residual:
             rows.append(f"residual   [tokens, {self.out_features}] {self.epilogue.out}")
         rows.append(f"out        [tokens, {self.out_features}] {self.epilogue.out}")

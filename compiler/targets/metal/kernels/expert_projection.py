@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.artifact.launch import Extent
-from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.experts import ExpertProjection
 from mlxr.compiler.schedule.geometry import OneRow
@@ -28,13 +27,14 @@ class ExpertProjectionKernel(ExpertKernel):
     @property
     def inputs(self) -> tuple[Port, ...]:
         """x, the weight, the chosen experts, and the ports of norm and epilogue."""
-        ports: list[Port] = [("x", self.activation), ("weight", self.layout.dtype), ("experts", DType.I32)]
+        ports: list[Port] = [("x", self.activation), ("weight", self.layout.dtype), *self.choice_ports]
         return (*ports, *(self.norm.ports if self.norm else ()), *self.epilogue.ports)
 
     @property
     def formula(self) -> str:
         """The formula, for the head of the kernel."""
-        return f"out = {formula(self.epilogue, f'{self.norm.kind}_norm(x)' if self.norm else 'x')}"
+        x = f"{self.norm.kind}_norm(x)" if self.norm else "x"
+        return f"out = {formula(self.epilogue, f'weight of the choice * {x}' if self.weighs else x)}"
 
     @property
     def buffer_table(self) -> str:

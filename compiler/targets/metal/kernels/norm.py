@@ -24,7 +24,7 @@ class NormKernel(MetalKernel):
         kind: `rms` or `layer`.
         eps: added to the mean square, or to the variance.
         shared: whether all pieces have one weight [width / groups]; otherwise the weight is [width].
-        weight, bias: element types of the weight and of the bias; None: there is no bias.
+        weight, bias: element types of the weight and of the bias; None: there is none.
         residual: whether the norm is added to a residual, which has x's type.
         residual_scale: factor of the norm where it is added to a residual.
         activation: element type of x.
@@ -38,7 +38,7 @@ class NormKernel(MetalKernel):
     kind: NormKind
     eps: float
     shared: bool
-    weight: DType
+    weight: DType | None
     bias: DType | None
     residual: bool
     residual_scale: float
@@ -49,7 +49,9 @@ class NormKernel(MetalKernel):
     @property
     def inputs(self) -> tuple[Port, ...]:
         """x, the weight, and the bias, the residual and the selected rows where there are any."""
-        ports: list[Port] = [("x", self.activation), ("weight", self.weight)]
+        ports: list[Port] = [("x", self.activation)]
+        if self.weight:
+            ports.append(("weight", self.weight))
         if self.bias:
             ports.append(("bias", self.bias))
         if self.residual:
@@ -116,8 +118,9 @@ def lower_norm(lowering: MetalLowering, op: Op, attrs: Norm) -> None:
     Raises:
         PlanError: the pieces of a row cannot be read 4 elements at a time.
     """
-    x, weight = lowering.value(op, "x"), lowering.value(op, "weight")
+    x = lowering.value(op, "x")
     width, groups = num_columns(x), attrs.groups
+    parameters = next((lowering.value(op, port) for port in ("weight", "bias") if port in op.inputs), None)
     _check_columns(op, width // groups)
     kernel = NormKernel(
         "norm",
@@ -125,8 +128,8 @@ def lower_norm(lowering: MetalLowering, op: Op, attrs: Norm) -> None:
         groups=groups,
         kind=attrs.kind,
         eps=attrs.eps,
-        shared=groups > 1 and weight.shape != (width,),
-        weight=weight.dtype,
+        shared=groups > 1 and parameters is not None and parameters.shape != (width,),
+        weight=lowering.optional_dtype(op, "weight"),
         bias=lowering.optional_dtype(op, "bias"),
         residual="residual" in op.inputs,
         residual_scale=attrs.residual_scale,

@@ -24,7 +24,7 @@ class QkNormKernel(MetalKernel):
             another, by weights [heads * head_dim].
         kind: `rms` or `layer`.
         eps: added to the mean square, or to the variance.
-        q_norm, k_norm: element types of the weights.
+        q_norm, k_norm: element types of the weights; None: there are none.
         q_bias, k_bias: element types of the biases; None: there is no bias.
         activation: element type of qkv and of the result.
         mean_squares: whether the mean squares of all queries and of all keys are given, [tokens, 2] f32; qkv then has
@@ -40,8 +40,8 @@ class QkNormKernel(MetalKernel):
     scope: NormScope
     kind: NormKind
     eps: float
-    q_norm: DType
-    k_norm: DType
+    q_norm: DType | None
+    k_norm: DType | None
     q_bias: DType | None
     k_bias: DType | None
     activation: DType
@@ -53,8 +53,9 @@ class QkNormKernel(MetalKernel):
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """qkv, the weights and, if there are any, the biases, the mean squares and the positions."""
-        ports: list[Port] = [("qkv", self.activation), ("q_norm", self.q_norm), ("k_norm", self.k_norm)]
+        """qkv, and, if there are any, the weights, the biases, the mean squares and the positions."""
+        ports: list[Port] = [("qkv", self.activation)]
+        ports += [(name, dtype) for name, dtype in (("q_norm", self.q_norm), ("k_norm", self.k_norm)) if dtype]
         if self.q_bias:
             ports.append(("q_norm_bias", self.q_bias))
         if self.k_bias:
@@ -77,7 +78,7 @@ class QkNormKernel(MetalKernel):
         return tuple((str(d), QUAD) for d in dtypes if d)
 
     @property
-    def sides(self) -> tuple[tuple[str, str, DType, DType | None], ...]:
+    def sides(self) -> tuple[tuple[str, str, DType | None, DType | None], ...]:
         """For queries and for keys: first letter, the weight's name and type, and the bias's type."""
         return (("q", "q_norm", self.q_norm, self.q_bias), ("k", "k_norm", self.k_norm, self.k_bias))
 
@@ -134,8 +135,8 @@ def lower_qk_norm(lowering: MetalLowering, op: Op, attrs: QkNorm) -> None:
         scope=attrs.scope,
         kind=attrs.kind,
         eps=attrs.eps,
-        q_norm=lowering.value(op, "q_norm").dtype,
-        k_norm=lowering.value(op, "k_norm").dtype,
+        q_norm=lowering.optional_dtype(op, "q_norm"),
+        k_norm=lowering.optional_dtype(op, "k_norm"),
         q_bias=lowering.optional_dtype(op, "q_norm_bias"),
         k_bias=lowering.optional_dtype(op, "k_norm_bias"),
         activation=qkv.dtype,

@@ -5,7 +5,7 @@
 //   w1       [5, 56, 48] f32
 //   experts  [tokens, 2] i32
 //   out      [tokens, 2, 56] f32
-static void experts_gate_up_85f98fa5(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const int32_t *experts, float *out) {
+static void experts_gate_up_bdeb49c1(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const int32_t *experts, float *out) {
     const mlxr_input in = {
         .x = x,
         .norm = norm,
@@ -19,6 +19,7 @@ static void experts_gate_up_85f98fa5(mlxr_worker *w, const mlxr_batch *b, const 
         .count = 5,
         .top_k = 2,
         .inputs_of_pairs = 0,
+        .summed = 0,
     };
     const mlxr_segment segment = {
         .matrix = &f32_48_f32,

@@ -55,7 +55,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.experts.gated
     MLXR_COUNT(7, 0, 7);
-    experts_gate_up_85f98fa5(w, b, (float *)(a + 1536), (const float *)t[3], t[23], t[24], (int32_t *)(a + 1024), (float *)(a + 2304));
+    experts_gate_up_bdeb49c1(w, b, (float *)(a + 1536), (const float *)t[3], t[23], t[24], (int32_t *)(a + 1024), (float *)(a + 2304));
     mlxr_barrier(w);
     // layers.0.mlp.shared.gated
     MLXR_COUNT(8, 0, 8);
@@ -67,7 +67,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.out_1
     MLXR_COUNT(10, 0, 10);
-    experts_down_c4f2cc14(w, b, (float *)(a + 2304), t[5], (float *)(a + 1536), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 4864));
+    experts_down_8c897dde(w, b, (float *)(a + 2304), t[5], (float *)(a + 1536), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 4864));
     mlxr_barrier(w);
     // layers.0.mlp.out
     MLXR_COUNT(11, 0, 11);
@@ -95,7 +95,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.experts.gated
     MLXR_COUNT(7, 0, 17);
-    experts_gate_up_85f98fa5(w, b, (float *)(a + 0), (const float *)t[10], t[27], t[28], (int32_t *)(a + 1024), (float *)(a + 1536));
+    experts_gate_up_bdeb49c1(w, b, (float *)(a + 0), (const float *)t[10], t[27], t[28], (int32_t *)(a + 1024), (float *)(a + 1536));
     mlxr_barrier(w);
     // layers.1.mlp.shared.gated
     MLXR_COUNT(8, 0, 18);
@@ -107,7 +107,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.out_1
     MLXR_COUNT(10, 0, 20);
-    experts_down_c4f2cc14(w, b, (float *)(a + 1536), t[12], (float *)(a + 0), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 4096));
+    experts_down_8c897dde(w, b, (float *)(a + 1536), t[12], (float *)(a + 0), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.1.mlp.out
     MLXR_COUNT(11, 0, 21);
@@ -159,7 +159,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.experts.gated
     MLXR_COUNT(7, 1, 8);
-    experts_gate_up_85f98fa5(w, b, (float *)(a + 11264), (const float *)t[3], t[23], t[24], (int32_t *)(a + 5888), (float *)(a + 17408));
+    experts_gate_up_bdeb49c1(w, b, (float *)(a + 11264), (const float *)t[3], t[23], t[24], (int32_t *)(a + 5888), (float *)(a + 17408));
     mlxr_barrier(w);
     // layers.0.mlp.shared.gated
     MLXR_COUNT(8, 1, 9);
@@ -171,7 +171,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.out_1
     MLXR_COUNT(10, 1, 11);
-    experts_down_c4f2cc14(w, b, (float *)(a + 17408), t[5], (float *)(a + 11264), (int32_t *)(a + 5888), (float *)(a + 6144), (float *)(a + 36864));
+    experts_down_8c897dde(w, b, (float *)(a + 17408), t[5], (float *)(a + 11264), (int32_t *)(a + 5888), (float *)(a + 6144), (float *)(a + 36864));
     mlxr_barrier(w);
     // layers.0.mlp.out
     MLXR_COUNT(11, 1, 12);
@@ -203,7 +203,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.experts.gated
     MLXR_COUNT(7, 1, 19);
-    experts_gate_up_85f98fa5(w, b, (float *)(a + 11520), (const float *)t[10], t[27], t[28], (int32_t *)(a + 768), (float *)(a + 17664));
+    experts_gate_up_bdeb49c1(w, b, (float *)(a + 11520), (const float *)t[10], t[27], t[28], (int32_t *)(a + 768), (float *)(a + 17664));
     mlxr_barrier(w);
     // layers.1.mlp.shared.gated
     MLXR_COUNT(8, 1, 20);
@@ -215,7 +215,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.out_1
     MLXR_COUNT(10, 1, 22);
-    experts_down_c4f2cc14(w, b, (float *)(a + 17664), t[12], (float *)(a + 11520), (int32_t *)(a + 768), (float *)(a + 1024), (float *)(a + 32000));
+    experts_down_8c897dde(w, b, (float *)(a + 17664), t[12], (float *)(a + 11520), (int32_t *)(a + 768), (float *)(a + 1024), (float *)(a + 32000));
     mlxr_barrier(w);
     // layers.1.mlp.out
     MLXR_COUNT(11, 1, 23);

@@ -15,11 +15,11 @@
 // Query tokens [first, last) of a sequence, of which the first has `position`, and KV heads from `head` on.
 typedef struct {
     int seq, head, heads, first, last, position, begin;
-} attend_prefill_342988b2_item;
+} attend_prefill_17e3940b_item;
 
 // Columns [column, column + 16) of an item as rows [16][64]. Columns past the last query are zeros, with the last
 // token's position.
-static void attend_prefill_342988b2_queries(const attend_prefill_342988b2_item *item, int column, const float *qkv, const float *rope_table, float *rows,
+static void attend_prefill_17e3940b_queries(const attend_prefill_17e3940b_item *item, int column, const float *qkv, const float *rope_table, float *rows,
         int32_t *positions) {
     for (int i = 0; i < 16; i++) {
         const int t = item->first + (column + i) / 8, h = item->head * 8 + (column + i) % 8;
@@ -32,7 +32,7 @@ static void attend_prefill_342988b2_queries(const attend_prefill_342988b2_item *
 }
 
 // Values [64][96] over their sums, to the heads' places.
-static void attend_prefill_342988b2_results(const attend_prefill_342988b2_item *item, const float *values, float *sums, float *out) {
+static void attend_prefill_17e3940b_results(const attend_prefill_17e3940b_item *item, const float *values, float *sums, float *out) {
     const int queried = (item->last - item->first) * 8;
     for (int column = 0; column < queried; column += 16) {
         float *to[16];
@@ -45,10 +45,10 @@ static void attend_prefill_342988b2_results(const attend_prefill_342988b2_item *
     }
 }
 
-enum { attend_prefill_342988b2_keys = 64, attend_prefill_342988b2_reading = 0 };
+enum { attend_prefill_17e3940b_keys = 64, attend_prefill_17e3940b_reading = 0 };
 
 // An item of few columns.
-static void attend_prefill_342988b2_few(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_342988b2_item *item, const float *qkv, const float *rope_table,
+static void attend_prefill_17e3940b_few(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_17e3940b_item *item, const float *qkv, const float *rope_table,
         int layer, float *out) {
     float *const rows = (float *)(w->scratch + 0);  // [16, 64]
     float *const queries = (float *)(w->scratch + 4096);  // [64, 96]
@@ -64,7 +64,7 @@ static void attend_prefill_342988b2_few(mlxr_worker *w, const mlxr_batch *b, con
     const uint8_t *v_rows = w->model->stores[1] + (size_t)layer * 20480u + item->head * 128;
     const int32_t *table = b->groups[0].tables + (size_t)item->seq * b->groups[0].columns;
     const int columns = (item->last - item->first) * 8;
-    attend_prefill_342988b2_queries(item, 0, qkv, rope_table, rows, positions);
+    attend_prefill_17e3940b_queries(item, 0, qkv, rope_table, rows, positions);
     for (int i = 0; i < columns; i++) maxima[i] = MLXR_LOWEST, sums[i] = 0.0f;
     memset(values, 0, MLXR_FEW_QUERIES * 256);
 
@@ -77,7 +77,7 @@ static void attend_prefill_342988b2_few(mlxr_worker *w, const mlxr_batch *b, con
         attend_rows_product(scores, 64, 1, rows, 64, turned, 64, 64, columns, rounded);
         for (int i = 0; i < columns; i++) {
             const int seen = mlxr_least(positions[i] + 1 - at, count);
-            const int hidden = mlxr_least(positions[i] + 1 - at > 7 ? positions[i] + 1 - at - 7 : 0, count);
+            const int hidden = mlxr_least(positions[i] - 6 > at ? positions[i] - 6 - at : 0, count);
             const float kept = attend_softmax_row(scores + i * 64, hidden, seen > 0 ? seen : 0, count, maxima + i, sums + i);
             for (int d = 0; d < 64; d++) values[i * 64 + d] *= kept;
         }
@@ -93,7 +93,7 @@ static void attend_prefill_342988b2_few(mlxr_worker *w, const mlxr_batch *b, con
     }
 }
 
-static void attend_prefill_342988b2_attend(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_342988b2_item *item, const float *qkv, const float *rope_table,
+static void attend_prefill_17e3940b_attend(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_17e3940b_item *item, const float *qkv, const float *rope_table,
         int layer, float *out) {
     float *const rows = (float *)(w->scratch + 0);  // [16, 64]
     float *const queries = (float *)(w->scratch + 4096);  // [64, 96]
@@ -110,11 +110,11 @@ static void attend_prefill_342988b2_attend(mlxr_worker *w, const mlxr_batch *b, 
     const int32_t *table = b->groups[0].tables + (size_t)item->seq * b->groups[0].columns;
     const int queried = (item->last - item->first) * 8, columns = (queried + 15) / 16 * 16;
     if (queried <= MLXR_FEW_QUERIES) {
-        attend_prefill_342988b2_few(w, b, item, qkv, rope_table, layer, out);
+        attend_prefill_17e3940b_few(w, b, item, qkv, rope_table, layer, out);
         return;
     }
     for (int i = 0; i < columns; i += 16) {
-        attend_prefill_342988b2_queries(item, i, qkv, rope_table, rows, positions);
+        attend_prefill_17e3940b_queries(item, i, qkv, rope_table, rows, positions);
         for (int d = 0; d < 64; d++)
             for (int v = 0; v < 16; v++) queries[d * 96 + i + v] = rows[v * 64 + d];
     }
@@ -128,45 +128,45 @@ static void attend_prefill_342988b2_attend(mlxr_worker *w, const mlxr_batch *b, 
         cache_offsets(offsets, table, at, count, 1, 128u, 128u);
         for (int j = 0; j < rounded; j++) cache_load(keys + j * 64, k_rows + offsets[j], MLXR_CACHE_F16, 64);
         attend_product(scores, NULL, keys, 64, 1, queries, 96, 64, rounded, columns);
-        if (at + count - 1 > item->position || at + 7 < end)
+        if (at + count - 1 > item->position || (end - 1) - 6 > at)
             attend_mask(scores, 96, positions, at, count, columns, 7);
         attend_softmax_columns(scores, 96, count, columns, maxima, sums, keep);
         for (int j = 0; j < count; j++) cache_load(keys + j * 64, v_rows + offsets[j], MLXR_CACHE_F16, 64);
         attend_product(values, keep, keys, 1, 64, scores, 96, count, 64, columns);
     }
 
-    attend_prefill_342988b2_results(item, values, sums, out);
+    attend_prefill_17e3940b_results(item, values, sums, out);
 }
 
 // The tile of a sequence's query tokens from `first` on, and what an item of it costs: keys times columns.
-static int64_t attend_prefill_342988b2_tile(const mlxr_batch *b, int seq, int first, attend_prefill_342988b2_item *item) {
+static int64_t attend_prefill_17e3940b_tile(const mlxr_batch *b, int seq, int first, attend_prefill_17e3940b_item *item) {
     const int start = b->query_start[seq], stop = b->query_start[seq + 1];
     item->seq = seq;
     item->first = first;
     item->last = mlxr_least(first + 12, stop);
     item->position = b->context_lens[seq] - (stop - start) + (first - start);
-    const int first_key = item->position >= 7 ? item->position - 6 : 0;
-    item->begin = first_key / attend_prefill_342988b2_keys * attend_prefill_342988b2_keys;
+    const int first_key = item->position - 6 > 0 ? item->position - 6 : 0;
+    item->begin = first_key / attend_prefill_17e3940b_keys * attend_prefill_17e3940b_keys;
     const int keys = item->position + item->last - item->first - item->begin;
-    return (int64_t)(keys + 16) * (attend_prefill_342988b2_reading + ((item->last - item->first) * 8 + 15) / 16);
+    return (int64_t)(keys + 16) * (attend_prefill_17e3940b_reading + ((item->last - item->first) * 8 + 15) / 16);
 }
 
-static void attend_prefill_342988b2(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, float *out) {
-    attend_prefill_342988b2_item item;
+static void attend_prefill_17e3940b(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, float *out) {
+    attend_prefill_17e3940b_item item;
     int64_t all = 0, done = 0;
     for (int seq = 0; seq < b->seqs; seq++)
         for (int t = b->query_start[seq]; t < b->query_start[seq + 1]; t += 12)
-            all += 1 * attend_prefill_342988b2_tile(b, seq, t, &item);
+            all += 1 * attend_prefill_17e3940b_tile(b, seq, t, &item);
     for (int seq = 0; seq < b->seqs; seq++) {
         int next = 0;  // the first head that is not yet in an item
         for (int head = 0; head < 1; head++)
             for (int t = b->query_start[seq]; t < b->query_start[seq + 1]; t += 12) {
-                const int64_t cost = attend_prefill_342988b2_tile(b, seq, t, &item);
+                const int64_t cost = attend_prefill_17e3940b_tile(b, seq, t, &item);
                 // The thread in whose share of all cost the item's middle lies.
                 if (head >= next && (2 * done + cost) * w->threads / (2 * all) == w->tid) {
                     item.head = head;
                     item.heads = 1;
-                    attend_prefill_342988b2_attend(w, b, &item, qkv, rope_table, layer, out);
+                    attend_prefill_17e3940b_attend(w, b, &item, qkv, rope_table, layer, out);
                 }
                 done += cost;
             }

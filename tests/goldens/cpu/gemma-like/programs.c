@@ -203,7 +203,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(13, 1, 6);
-    attend_prefill_2e7fbe86(w, b, (float *)(a + 38912), (float *)(a + 0), 0, (float *)(a + 14336));
+    attend_prefill_e9e800a5(w, b, (float *)(a + 38912), (float *)(a + 0), 0, (float *)(a + 14336));
     mlxr_barrier(w);
     // layers.0.attention.o_projected
     MLXR_COUNT(6, 1, 7);
@@ -239,7 +239,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(13, 1, 15);
-    attend_prefill_2e7fbe86(w, b, (float *)(a + 51200), (float *)(a + 0), 1, (float *)(a + 26624));
+    attend_prefill_e9e800a5(w, b, (float *)(a + 51200), (float *)(a + 0), 1, (float *)(a + 26624));
     mlxr_barrier(w);
     // layers.1.attention.o_projected
     MLXR_COUNT(6, 1, 16);
@@ -311,7 +311,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.attention.attended
     MLXR_COUNT(13, 1, 33);
-    attend_prefill_2e7fbe86(w, b, (float *)(a + 47104), (float *)(a + 0), 3, (float *)(a + 22528));
+    attend_prefill_e9e800a5(w, b, (float *)(a + 47104), (float *)(a + 0), 3, (float *)(a + 22528));
     mlxr_barrier(w);
     // layers.3.attention.o_projected
     MLXR_COUNT(6, 1, 34);

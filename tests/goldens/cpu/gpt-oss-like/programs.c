@@ -55,11 +55,11 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.experts.gated
     MLXR_COUNT(7, 0, 7);
-    experts_gate_up_eab020b0(w, b, (float *)(a + 1536), (const float *)t[5], t[55], t[56], (const float *)t[57], (int32_t *)(a + 1024), (float *)(a + 2304));
+    experts_gate_up_9efca71b(w, b, (float *)(a + 1536), (const float *)t[5], t[55], t[56], (const float *)t[57], (int32_t *)(a + 1024), (float *)(a + 2304));
     mlxr_barrier(w);
     // layers.0.mlp.out
     MLXR_COUNT(8, 0, 8);
-    experts_down_998319f3(w, b, (float *)(a + 2304), t[8], (const float *)t[9], (float *)(a + 1536), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 4096));
+    experts_down_5594246c(w, b, (float *)(a + 2304), t[8], (const float *)t[9], (float *)(a + 1536), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.1.attention.qkv_projected
     MLXR_COUNT(2, 0, 9);
@@ -83,11 +83,11 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.experts.gated
     MLXR_COUNT(7, 0, 14);
-    experts_gate_up_eab020b0(w, b, (float *)(a + 768), (const float *)t[14], t[58], t[59], (const float *)t[60], (int32_t *)(a + 1792), (float *)(a + 2304));
+    experts_gate_up_9efca71b(w, b, (float *)(a + 768), (const float *)t[14], t[58], t[59], (const float *)t[60], (int32_t *)(a + 1792), (float *)(a + 2304));
     mlxr_barrier(w);
     // layers.1.mlp.out
     MLXR_COUNT(8, 0, 15);
-    experts_down_998319f3(w, b, (float *)(a + 2304), t[17], (const float *)t[18], (float *)(a + 768), (int32_t *)(a + 1792), (float *)(a + 2048), (float *)(a + 4096));
+    experts_down_5594246c(w, b, (float *)(a + 2304), t[17], (const float *)t[18], (float *)(a + 768), (int32_t *)(a + 1792), (float *)(a + 2048), (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.2.attention.qkv_projected
     MLXR_COUNT(2, 0, 16);
@@ -111,11 +111,11 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.mlp.experts.gated
     MLXR_COUNT(7, 0, 21);
-    experts_gate_up_eab020b0(w, b, (float *)(a + 768), (const float *)t[23], t[61], t[62], (const float *)t[63], (int32_t *)(a + 1792), (float *)(a + 2304));
+    experts_gate_up_9efca71b(w, b, (float *)(a + 768), (const float *)t[23], t[61], t[62], (const float *)t[63], (int32_t *)(a + 1792), (float *)(a + 2304));
     mlxr_barrier(w);
     // layers.2.mlp.out
     MLXR_COUNT(8, 0, 22);
-    experts_down_998319f3(w, b, (float *)(a + 2304), t[26], (const float *)t[27], (float *)(a + 768), (int32_t *)(a + 1792), (float *)(a + 2048), (float *)(a + 4096));
+    experts_down_5594246c(w, b, (float *)(a + 2304), t[26], (const float *)t[27], (float *)(a + 768), (int32_t *)(a + 1792), (float *)(a + 2048), (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.3.attention.qkv_projected
     MLXR_COUNT(2, 0, 23);
@@ -139,11 +139,11 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.mlp.experts.gated
     MLXR_COUNT(7, 0, 28);
-    experts_gate_up_eab020b0(w, b, (float *)(a + 0), (const float *)t[32], t[64], t[65], (const float *)t[66], (int32_t *)(a + 1024), (float *)(a + 1536));
+    experts_gate_up_9efca71b(w, b, (float *)(a + 0), (const float *)t[32], t[64], t[65], (const float *)t[66], (int32_t *)(a + 1024), (float *)(a + 1536));
     mlxr_barrier(w);
     // layers.3.mlp.out
     MLXR_COUNT(8, 0, 29);
-    experts_down_998319f3(w, b, (float *)(a + 1536), t[35], (const float *)t[36], (float *)(a + 0), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 3328));
+    experts_down_5594246c(w, b, (float *)(a + 1536), t[35], (const float *)t[36], (float *)(a + 0), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 3328));
     mlxr_barrier(w);
     // logits_of_all_tokens
     if (b->rows) {
@@ -175,7 +175,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(12, 1, 4);
-    attend_prefill_e1e3ab9f(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 62464));
+    attend_prefill_c8322eea(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(4, 1, 5);
@@ -191,11 +191,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.experts.gated
     MLXR_COUNT(7, 1, 8);
-    experts_gate_up_eab020b0(w, b, (float *)(a + 11264), (const float *)t[5], t[55], t[56], (const float *)t[57], (int32_t *)(a + 5888), (float *)(a + 17408));
+    experts_gate_up_9efca71b(w, b, (float *)(a + 11264), (const float *)t[5], t[55], t[56], (const float *)t[57], (int32_t *)(a + 5888), (float *)(a + 17408));
     mlxr_barrier(w);
     // layers.0.mlp.out
     MLXR_COUNT(8, 1, 9);
-    experts_down_998319f3(w, b, (float *)(a + 17408), t[8], (const float *)t[9], (float *)(a + 11264), (int32_t *)(a + 5888), (float *)(a + 6144), (float *)(a + 31744));
+    experts_down_5594246c(w, b, (float *)(a + 17408), t[8], (const float *)t[9], (float *)(a + 11264), (int32_t *)(a + 5888), (float *)(a + 6144), (float *)(a + 31744));
     mlxr_barrier(w);
     // layers.1.attention.qkv_projected
     MLXR_COUNT(2, 1, 10);
@@ -223,11 +223,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.experts.gated
     MLXR_COUNT(7, 1, 16);
-    experts_gate_up_eab020b0(w, b, (float *)(a + 5120), (const float *)t[14], t[58], t[59], (const float *)t[60], (int32_t *)(a + 12032), (float *)(a + 12544));
+    experts_gate_up_9efca71b(w, b, (float *)(a + 5120), (const float *)t[14], t[58], t[59], (const float *)t[60], (int32_t *)(a + 12032), (float *)(a + 12544));
     mlxr_barrier(w);
     // layers.1.mlp.out
     MLXR_COUNT(8, 1, 17);
-    experts_down_998319f3(w, b, (float *)(a + 12544), t[17], (const float *)t[18], (float *)(a + 5120), (int32_t *)(a + 12032), (float *)(a + 12288), (float *)(a + 26880));
+    experts_down_5594246c(w, b, (float *)(a + 12544), t[17], (const float *)t[18], (float *)(a + 5120), (int32_t *)(a + 12032), (float *)(a + 12288), (float *)(a + 26880));
     mlxr_barrier(w);
     // layers.2.attention.qkv_projected
     MLXR_COUNT(2, 1, 18);
@@ -239,7 +239,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.attention.attended
     MLXR_COUNT(12, 1, 20);
-    attend_prefill_e1e3ab9f(w, b, (float *)(a + 33024), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 84224));
+    attend_prefill_c8322eea(w, b, (float *)(a + 33024), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 84224));
     mlxr_barrier(w);
     // layers.2.attention.out
     MLXR_COUNT(4, 1, 21);
@@ -255,11 +255,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.mlp.experts.gated
     MLXR_COUNT(7, 1, 24);
-    experts_gate_up_eab020b0(w, b, (float *)(a + 5120), (const float *)t[23], t[61], t[62], (const float *)t[63], (int32_t *)(a + 12032), (float *)(a + 12544));
+    experts_gate_up_9efca71b(w, b, (float *)(a + 5120), (const float *)t[23], t[61], t[62], (const float *)t[63], (int32_t *)(a + 12032), (float *)(a + 12544));
     mlxr_barrier(w);
     // layers.2.mlp.out
     MLXR_COUNT(8, 1, 25);
-    experts_down_998319f3(w, b, (float *)(a + 12544), t[26], (const float *)t[27], (float *)(a + 5120), (int32_t *)(a + 12032), (float *)(a + 12288), (float *)(a + 26880));
+    experts_down_5594246c(w, b, (float *)(a + 12544), t[26], (const float *)t[27], (float *)(a + 5120), (int32_t *)(a + 12032), (float *)(a + 12288), (float *)(a + 26880));
     mlxr_barrier(w);
     // layers.3.attention.qkv_projected
     MLXR_COUNT(2, 1, 26);
@@ -287,11 +287,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.mlp.experts.gated
     MLXR_COUNT(7, 1, 32);
-    experts_gate_up_eab020b0(w, b, (float *)(a + 0), (const float *)t[32], t[64], t[65], (const float *)t[66], (int32_t *)(a + 6912), (float *)(a + 7424));
+    experts_gate_up_9efca71b(w, b, (float *)(a + 0), (const float *)t[32], t[64], t[65], (const float *)t[66], (int32_t *)(a + 6912), (float *)(a + 7424));
     mlxr_barrier(w);
     // layers.3.mlp.out
     MLXR_COUNT(8, 1, 33);
-    experts_down_998319f3(w, b, (float *)(a + 7424), t[35], (const float *)t[36], (float *)(a + 0), (int32_t *)(a + 6912), (float *)(a + 7168), (float *)(a + 21760));
+    experts_down_5594246c(w, b, (float *)(a + 7424), t[35], (const float *)t[36], (float *)(a + 0), (int32_t *)(a + 6912), (float *)(a + 7168), (float *)(a + 21760));
     mlxr_barrier(w);
     // logits_of_all_tokens
     if (b->rows) {

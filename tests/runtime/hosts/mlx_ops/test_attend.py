@@ -27,11 +27,11 @@ STARTS = [0, 3, 4]
 POSITIONS = [6, 7, 8, 5]
 ROTARY = {"rotary_dim": 6, "rope_layout": "half", "rope_scale": 1.0}
 FREQUENCIES = [1.0, 0.25, 0.0625]
-NO_TEMPERATURE = {"temperature_beta": None, "temperature_context": None}
+NO_TEMPERATURE = {"temperature_beta": None, "temperature_context": None, "temperature_first": 0}
 
 
 def scores(window: int | None, softcap: float | None = None) -> dict[str, Any]:
-    return {"scale": 0.7, "window": window, "softcap": softcap}
+    return {"scale": 0.7, "window": window, "softcap": softcap, "chunked": False}
 
 
 def arena_of(layout: Any = "block", dtype: str = "f32", mode: Any = "paged") -> Arena:
@@ -121,6 +121,7 @@ def attend(
     tables: list[list[int]],
     softcap: float | None = None,
     sinks: Numbers | None = None,
+    chunked: bool = False,
 ) -> Numbers:
     """One token, one head, one key at a time."""
     out = np.zeros_like(q)
@@ -129,6 +130,8 @@ def attend(
     for token, head in np.ndindex(*q.shape[:2]):
         position, table = POSITIONS[token], tables[sequence_of[token]]
         seen = [p for p in range(position + 1) if window is None or position - p < window]
+        if chunked and window is not None:
+            seen = [p for p in range(position + 1) if p // window == position // window]
         keys = [block(arena, arena.stores["k_arena"], table[p // BLOCK])[p % BLOCK, head // ratio] for p in seen]
         values = [block(arena, arena.stores["v_arena"], table[p // BLOCK])[p % BLOCK, head // ratio] for p in seen]
         scores = scale * np.array(keys) @ q[token, head]
@@ -166,6 +169,17 @@ def test_attention(layout: str, dtype: str, ratio: int, window: int | None) -> N
     check_op("attention", floats(out), want.reshape(4, -1), "f32")
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 4, 100])
+def test_chunks(chunk: int) -> None:
+    arena = filled("block", "f32")
+    q = random_array(np.random.default_rng(2), (4, 4 * HEAD_DIM), "f32")
+    attrs = {"num_heads": 4, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM} | scores(chunk) | {"chunked": True}
+    out = evaluate("attention", {"q": q} | batch_inputs(arena), attrs, arena, LAYER)["out"]
+    queries = floats(q).astype(np.float64).reshape(4, 4, HEAD_DIM)
+    want = attend(arena, queries, 0.7, chunk, TABLES, chunked=True)
+    check_op("attention", floats(out), want.reshape(4, -1), "f32")
+
+
 @pytest.mark.parametrize("ratio", [1, 3])
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("softcap", [None, 1.5])
@@ -185,9 +199,10 @@ def test_soft_caps_and_sinks(ratio: int, window: int | None, softcap: float | No
 def test_temperature_grows_in_steps() -> None:
     x = random_array(np.random.default_rng(0), (4, 6), "f32")
     inputs = {"x": x, "positions": mx.array([0, 3, 4, 11])}
-    out = evaluate("temperature", inputs, {"beta": 0.5, "original_context": 4})["out"]
-    factors = [1, 1, 1 + 0.5 * np.log(2), 1 + 0.5 * np.log(3)]
-    check_op("temperature", floats(out), floats(x).astype(np.float64) * np.array(factors)[:, None], "f32")
+    for first, grown in ((0, [1, 1, 2, 3]), (1, [1, 2, 2, 4])):
+        out = evaluate("temperature", inputs, {"beta": 0.5, "original_context": 4, "first_position": first})["out"]
+        factors = 1 + 0.5 * np.log(np.array(grown))
+        check_op("temperature", floats(out), floats(x).astype(np.float64) * factors[:, None], "f32")
 
 
 def test_rope_scale_multiplies_what_is_rotated() -> None:
@@ -204,7 +219,7 @@ def test_fused_attention_with_all_that_layers_differ_in() -> None:
     qkv = random_array(np.random.default_rng(3), (4, 10 * HEAD_DIM), "f32")
     heads = floats(qkv).astype(np.float64).reshape(4, 10, HEAD_DIM)
     sinks = random_array(np.random.default_rng(5), (6,), "f32")
-    temperature = {"temperature_beta": 0.5, "temperature_context": 4}
+    temperature = {"temperature_beta": 0.5, "temperature_context": 4, "temperature_first": 0}
     growth = 1 + 0.5 * np.log(1 + np.array(POSITIONS) // 4)[:, None, None]
     for rotary, scale in ((0, 1.0), (6, 1.25)):
         arena = filled("block", "f32")
