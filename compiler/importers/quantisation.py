@@ -1,7 +1,8 @@
 """Folders of quantised weights: which tensors belong together, and which format they have.
 
-Two methods are supported: mlx-lm's `quantization`, in the modes that formats name (`WeightFormat.mlx_mode`) and with
-different settings for single layers; and Hugging Face's MXFP4 experts. Any other method is refused by name.
+Three kinds are supported: mlx-lm's `quantization`, in the modes that formats name (`WeightFormat.mlx_mode`) and with
+different settings for single layers; Hugging Face's MXFP4 experts; and floats of 8 bits, which are read as bf16. Any
+other method is refused by name.
 """
 
 import math
@@ -31,8 +32,18 @@ def _listed(items: Sequence[object], last: str) -> str:
 
 _SUPPORTED = (
     f"mlx-lm's affine ({_listed(AFFINE_BITS, 'or')} bits, groups of {_listed(AFFINE_GROUPS, 'or')}) and "
-    f"{', '.join(mode for mode in _MODES if mode != 'affine')}, and Hugging Face's mxfp4"
+    f"{', '.join(mode for mode in _MODES if mode != 'affine')}, and Hugging Face's mxfp4 and fp8"
 )
+_EIGHT_BITS: dict[str, dict[str, tuple[object, ...]]] = {
+    "fp8": {"fmt": ("e4m3", "float8_e4m3fn", None)},
+    "fbgemm_fp8": {},
+    "compressed-tensors": {"format": ("float-quantized", "naive-quantized")},
+    "modelopt": {"quant_algo": ("FP8", "FP8_PB_WO")},
+}
+"""Methods whose weights are floats of 8 bits with scales (transformers, llm-compressor, NVIDIA), with the settings that
+say so. How activations are rounded does not matter: here they are not."""
+_TILES = [1 << power for power in range(16)]
+"""Rows or columns that may share a scale: the reader of weights finds them by the numbers of scales."""
 
 
 def check_quantisation(facts: Facts) -> None:
@@ -48,7 +59,7 @@ def check_quantisation(facts: Facts) -> None:
         if not isinstance(settings, dict):
             raise facts.refuse(key, settings, "a section")
         method = settings.get("quant_method", "mlx" if {"bits", "group_size"} <= settings.keys() else None)
-        if method not in ("mlx", "mxfp4"):
+        if method not in ("mlx", "mxfp4") and not _has_eight_bits(method, settings):
             raise SpecError(
                 f"{facts.source}: {key}: quantised by {show(method)}, which is not supported; supported: {_SUPPORTED}. "
                 "Use the model's GGUF file, or its f16 or bf16 folder"
@@ -59,6 +70,18 @@ def check_quantisation(facts: Facts) -> None:
                 raise SpecError(
                     f"{facts.source}: {where[:100]!a}: mode {show(mode)} is not supported; supported: {_SUPPORTED}"
                 )
+
+
+def _has_eight_bits(method: object, settings: Mapping[str, Any]) -> bool:
+    if not isinstance(method, str) or method not in _EIGHT_BITS:
+        return False
+    groups = settings.get("config_groups")
+    weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
+    if not all(isinstance(w, dict) and (w.get("num_bits"), w.get("type")) == (8, "float") for w in weights):
+        return False
+    tiles = [settings.get("weight_block_size"), *(each.get("block_structure") for each in weights)]
+    known = all(tile is None or (isinstance(tile, list) and all(size in _TILES for size in tile)) for tile in tiles)
+    return known and all(settings.get(key) in values for key, values in _EIGHT_BITS[method].items())
 
 
 def _layers(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -51,7 +51,9 @@ _GGUF_TYPES = {
     39: ("MXFP4", 32, 17),
 }
 """The types that most files have, by their numbers: names, elements and bytes of a block. All of them can be read."""
-_READABLE = {*_NATIVE, *(name for name, *_ in _GGUF_TYPES.values())}
+_EIGHT_BITS = {"F8_E4M3": (4, 3), "F8_E5M2": (5, 2)}
+"""Bits of the exponent and the fraction of floats of 8 bits."""
+_READABLE = {*_NATIVE, *_EIGHT_BITS, *(name for name, *_ in _GGUF_TYPES.values())}
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _SAFETENSORS_SIZES = {"BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "C64": 8}
 LARGEST_FINITE = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "f32": 3.4028234663852886e38}
@@ -137,10 +139,31 @@ def decode(raw: npt.NDArray[np.uint8], element_type: ElementType) -> Array:
         return raw.view(_NATIVE[element_type.name])
     if element_type.name == "BF16":
         return (raw.view("<u2").astype("<u4") << 16).view("<f4")
+    if element_type.name in _EIGHT_BITS:
+        return _eight_bits(element_type.name)[raw]
     if not element_type.is_readable:
         raise WeightsError(f"elements of type {element_type.name} cannot be read; convert to BF16, F16 or F32")
     with np.errstate(all="ignore"):  # corrupt scales are the file's own NaN and infinity
         return _dequantised(raw, element_type.name)
+
+
+@cache
+def _eight_bits(name: str) -> npt.NDArray[np.float32]:
+    """The number of each byte. E4M3 has no infinities: only all ones are NaN.
+
+    Source: "FP8 formats for deep learning", arXiv 2209.05433.
+    """
+    exponent_bits, fraction_bits = _EIGHT_BITS[name]
+    codes = np.arange(128)
+    exponent, fraction = codes >> fraction_bits, (codes & ((1 << fraction_bits) - 1)) / (1 << fraction_bits)
+    bias, largest = (1 << (exponent_bits - 1)) - 1, (1 << exponent_bits) - 1
+    numbers = np.where(exponent > 0, 1 + fraction, fraction) * 2.0 ** (np.maximum(exponent, 1) - bias)
+    if name == "F8_E5M2":
+        numbers[exponent == largest] = np.nan
+        numbers[largest << fraction_bits] = np.inf
+    else:
+        numbers[-1] = np.nan
+    return np.concatenate([numbers, -numbers]).astype(np.float32)
 
 
 def encode(numbers: Array, dtype: str) -> Array:

@@ -51,7 +51,7 @@ class MappedWeights:
                 f"{tensor.file}: ends within tensor {quoted(tensor.name)}; it was cut short since it was opened"
             )
         is_one_row = len(tensor.shape) == 1 and tensor.element_type.block_elements > 1
-        return content.reshape(1 if is_one_row else tensor.shape[0], -1)
+        return content.reshape(1 if is_one_row or not tensor.shape else tensor.shape[0], -1)
 
     def forget(self, tensor: StoredTensor, first: int, last: int) -> None:
         """Releases the pages of bytes [first, last) of a tensor, which will not be needed soon."""
@@ -84,7 +84,7 @@ def same_numbers(file: WeightFile, first: str, second: str) -> bool:
 
 def _same(file: WeightFile, first: str, second: str) -> bool:
     tensors = file.tensors.get(first), file.tensors.get(second)
-    shapes = [(tensor.shape, tensor.type) for tensor in tensors if tensor is not None]
+    shapes = [(tensor.shape, tensor.type) for tensor in tensors if tensor is not None and tensor.scales is None]
     if len(shapes) < 2 or shapes[0] != shapes[1]:
         return False
     mapped = MappedWeights(file)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from mlxr.compiler.artifact import Recipe, TensorSource, plane_format, plane_names
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.mapped_weights import MappedWeights
+from mlxr.runtime.weights.scaled_tensors import has_tiles
 from mlxr.runtime.weights.stored_tensor import StoredTensor, quoted
 from mlxr.runtime.weights.tensor_rows import TensorRows, row_bytes
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -115,7 +116,8 @@ def _file_columns(recipe: Recipe, part: TensorSource) -> int:
 
 
 def _types(piece: _Piece) -> tuple[str, list[str]]:
-    return piece.format, [plane.type for plane in piece.planes]
+    scales = [plane.scales.type for plane in piece.planes if plane.scales is not None]
+    return piece.format, [*(plane.type for plane in piece.planes), *scales]
 
 
 def _rows_needed(recipe: Recipe, part: TensorSource) -> int:
@@ -138,6 +140,11 @@ def _find_piece(file: WeightFile, name: str, columns: int) -> _Piece:
     if scales is not None:
         return _find_planes(tensor, scales, file.tensors.get(biases_name), columns)
     if tensor.element_type.is_readable and tensor.element_type.is_float:
+        if tensor.scales is not None and not has_tiles(tensor, tensor.scales):
+            raise _FaultError(
+                f"has numbers {list(tensor.shape)} {tensor.type} and scales {list(tensor.scales.shape)} "
+                f"{tensor.scales.type}: no tiles of rows and columns have so many scales"
+            )
         return _Piece(tensor.type.lower(), (tensor,))
     raise _FaultError(f"is of type {tensor.type}, which cannot be read as weights")
 
@@ -145,7 +152,7 @@ def _find_piece(file: WeightFile, name: str, columns: int) -> _Piece:
 def _turned(piece: _Piece) -> _Piece:
     """The tensor as it is once its last two dimensions have changed places."""
     tensor = piece.planes[0]
-    if len(tensor.shape) < 2 or len(piece.planes) > 1 or tensor.element_type.block_elements > 1:
+    if len(tensor.shape) < 2 or len(piece.planes) > 1 or tensor.scales or tensor.element_type.block_elements > 1:
         raise _FaultError(
             f"is {piece.format} of {list(tensor.shape)}, expected a matrix of floats, as it is transposed"
         )

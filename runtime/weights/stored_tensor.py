@@ -19,6 +19,8 @@ class StoredTensor:
     file: Path
     offset: int
     """Where its bytes begin in `file`."""
+    scales: "StoredTensor | None" = None
+    """Factors of its numbers, one for each tile of rows and columns: see scaled_tensors.py; None for none."""
 
     @property
     def type(self) -> str:

@@ -17,6 +17,7 @@ from mlxr.compiler.artifact import Recipe, Rows, WeightFormat, plane_row_bytes
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.decode_planes import decode_planes
 from mlxr.runtime.weights.element_types import decode
+from mlxr.runtime.weights.scaled_tensors import tile_factors
 from mlxr.runtime.weights.stored_tensor import StoredTensor
 
 Bytes = npt.NDArray[np.uint8]
@@ -131,6 +132,8 @@ class TensorRows:
             numbers = decode_planes(planes, self.format)
         else:
             numbers = decode(self._plane_rows(0, first, last), self.planes[0].element_type)
+            if self.planes[0].scales is not None:
+                numbers = numbers * self._factors(first, last)
         if self.recipe.columns is not None:
             begin = self.recipe.columns.first - self._whole_blocks()[0]
             numbers = numbers[:, begin : begin + self.columns]
@@ -153,6 +156,18 @@ class TensorRows:
         for piece in range(first // of_piece, -(-last // of_piece)):
             start = piece * of_piece
             yield _Span(piece, max(first - start, 0), min(last - start, of_piece))
+
+    def _factors(self, first: int, last: int) -> Floats:
+        """What the numbers of rows [first, last) are multiplied by: [rows, columns of the file that are read]."""
+        found = []
+        for span in self._spans(first, last):
+            tensor = self.pieces[span.piece][0]
+            assert tensor.scales is not None, "the pieces of a tensor have the same planes"
+            scales = decode(self.source.rows(tensor.scales).reshape(1, -1), tensor.scales.element_type)
+            rows = self._file_rows(span)
+            places = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+            found.append(tile_factors(tensor, np.asarray(scales, np.float32), places, self._whole_blocks()))
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _vector(self) -> npt.NDArray[np.float32]:
         """The numbers of a quantised vector, [rows, 1]."""

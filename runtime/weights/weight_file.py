@@ -41,7 +41,8 @@ class WeightFile:
         """The whole tensor, in NumPy's own type if it has one, else (bf16, quantised) in float32.
 
         Raises:
-            WeightsError: there is no such tensor, or its type or the file cannot be read.
+            WeightsError: there is no such tensor, its type or the file cannot be read, or its numbers have scales, with
+                which only `TensorRows` reads them.
         """
         info = self._find(name)
         result: Array | None = None
@@ -64,6 +65,8 @@ class WeightFile:
             WeightsError: as `read`.
         """
         info = self._find(name)
+        if info.scales is not None:
+            raise WeightsError(f"{info.file}: tensor {quoted(name)}: has scales, {info.scales.name}")
         if not info.num_elements:
             return
         rows, row_shape = (info.shape[0], info.shape[1:]) if info.shape else (1, ())

@@ -32,7 +32,8 @@ def weights_digest(file: WeightFile) -> str:
     digest = blake2b(digest_size=16)
     by_file: dict[Path, list[StoredTensor]] = {}
     for tensor in file.tensors.values():
-        by_file.setdefault(tensor.file, []).append(tensor)
+        for plane in filter(None, (tensor, tensor.scales)):
+            by_file.setdefault(plane.file, []).append(plane)
     for path, tensors in by_file.items():
         try:
             with path.open("rb", buffering=0) as stream:

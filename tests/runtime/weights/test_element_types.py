@@ -72,3 +72,10 @@ def test_types_are_those_of_the_gguf_package():
             assert gguf_header._SCALARS[int(kind)] in sizes[kind.name[0]]
             bits = int("".join(filter(str.isdigit, kind.name)) or 8)
             assert struct.calcsize(gguf_header._SCALARS[int(kind)]) * 8 == bits
+
+
+def test_floats_of_8_bits():
+    codes = np.arange(256, dtype=np.uint8)
+    four, five = (decode(codes[None], safetensors_type(name))[0] for name in ("F8_E4M3", "F8_E5M2"))
+    np.testing.assert_array_equal(four, np.array(mx.from_fp8(mx.array(codes), dtype=mx.float32)))
+    np.testing.assert_array_equal(five, (codes.astype(np.uint16) << 8).view(np.float16).astype(np.float32))

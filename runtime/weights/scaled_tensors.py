@@ -1,0 +1,90 @@
+"""Tensors of 8-bit floats, whose numbers are multiplied by scales that the file keeps in tensors of their own.
+
+Published folders have one scale for each 128 x 128 tile of a matrix (DeepSeek V3, MiniMax M2, Qwen3-FP8), for each row,
+or for the whole matrix. The size of a tile is no part of the file: it follows from the shapes. Scales of activations,
+which other programs round to 8 bits too, are left out: here activations keep their bits.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.runtime.weights.stored_tensor import StoredTensor
+
+_SCALED = ("F8_E4M3", "F8_E5M2")
+_SCALES = ("_scale_inv", "_scale")
+"""Endings after the name of the numbers. Both are factors, whatever the first one is called."""
+_OF_ACTIVATIONS = ("activation_scale", "input_scale", "k_scale", "v_scale", "q_scale", "output_scale")
+
+
+def with_scales(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+    """The tensors without scales: each is a part of the tensor whose numbers it multiplies."""
+    scaled = [name for name, tensor in tensors.items() if tensor.type in _SCALED]
+    if not scaled:
+        return tensors
+    joined, left_out = dict(tensors), set()
+    for name in scaled:
+        for scales in (tensors[name + ending] for ending in _SCALES if name + ending in tensors):
+            joined[name] = replace(tensors[name], scales=scales)
+            left_out.add(scales.name)
+        owner = name.rpartition(".")[0].rpartition(".")[0]
+        left_out |= {f"{name.rpartition('.')[0]}.{ending}" for ending in _OF_ACTIVATIONS}
+        left_out |= {f"{owner}.{ending}" for ending in _OF_ACTIVATIONS}
+    return {name: tensor for name, tensor in joined.items() if name not in left_out}
+
+
+def has_tiles(tensor: StoredTensor, scales: StoredTensor) -> bool:
+    """Whether there are tiles of rows and columns with exactly so many scales."""
+    if not scales.element_type.is_float or scales.type in _SCALED:
+        return False
+    if scales.num_elements == 1:
+        return True
+    if len(tensor.shape) < 2 or len(scales.shape) not in (len(tensor.shape), len(tensor.shape) - 1):
+        return False
+    matrices, tall, wide = _grid(tensor, scales)
+    height, width = tensor.shape[-2:]
+    return matrices == prod(tensor.shape[:-2]) and _tile(height, tall) > 0 and _tile(width, wide) > 0
+
+
+def tile_factors(
+    tensor: StoredTensor, scales: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], columns: tuple[int, int]
+) -> npt.NDArray[np.float32]:
+    """The factors of some rows of a tensor.
+
+    Args:
+        tensor: 8-bit numbers and scales that `has_tiles` accepts.
+        scales: its scales as numbers, of any shape.
+        rows: numbers of rows, counted over all outer dimensions.
+        columns: the first column, and that after the last.
+
+    Returns:
+        [rows, columns], or [1, 1] where the whole tensor has one scale.
+    """
+    assert tensor.scales is not None, "its scales are given"
+    if scales.size == 1:
+        return scales.reshape(1, 1)
+    grid = _grid(tensor, tensor.scales)
+    height, width = tensor.shape[-2:]
+    tall, wide = _tile(height, grid[1]), _tile(width, grid[2])
+    places = np.arange(*columns) // wide
+    found: npt.NDArray[np.float32] = scales.reshape(grid)[rows // height, rows % height // tall][:, places]
+    return found
+
+
+def _grid(tensor: StoredTensor, scales: StoredTensor) -> tuple[int, int, int]:
+    """Scales by matrix, tile of rows and tile of columns; without the last dimension, there is one for each row."""
+    shape = scales.shape if len(scales.shape) == len(tensor.shape) else (*scales.shape, 1)
+    return prod(shape[:-2]), shape[-2], shape[-1]
+
+
+def _tile(size: int, count: int) -> int:
+    """Elements of a tile, of which `count` cover `size` elements: a power of two, or all; 0 if there is none."""
+    if count == 1:
+        return size
+    tile = 1
+    while tile < size and -(-size // tile) > count:
+        tile *= 2
+    return tile if -(-size // tile) == count else 0

@@ -1,0 +1,159 @@
+"""Folders whose weights are floats of 8 bits with scales, as DeepSeek, MiniMax, Qwen and others publish them."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
+
+from mlxr.compiler.errors import SpecError, WeightsError
+from mlxr.loading.imported_model import import_model
+from mlxr_tests.family_models import Config, build_model, config_of
+from mlxr_tests.family_oracle import EXACT, logits_of, mlx_lm_logits, prompts, relative_error
+from mlxr_tests.few import few
+from mlxr_tests.split_logits import check_split
+
+TOLERANCE = 5e-6
+KEPT = ("embed", "lm_head", "norm", "block_sparse_moe.gate", "bias")
+"""What published folders leave in bf16."""
+WIDE: Config = {"hidden_size": 192, "intermediate_size": 168, "num_attention_heads": 6, "num_key_value_heads": 2}
+"""Matrices of more than one tile, with tiles that are cut."""
+Arrays = dict[str, mx.array]
+
+
+class Form(NamedTuple):
+    """How a folder says what its numbers are multiplied by."""
+
+    case: str
+    tile: tuple[int, int]
+    ending: str
+    settings: Config
+
+
+ROWS: Config = {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}, "targets": ["Linear"]}
+FORMS = {
+    "tiles": Form("minimax_m2", (128, 128), "_scale_inv", {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    "rows": Form(
+        "qwen2",
+        (1, 4096),
+        "_scale",
+        {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": ROWS}},
+    ),
+    "one": Form("phi3, partial", (4096, 4096), "_scale_inv", {"quant_method": "fp8", "activation_scheme": "static"}),
+}
+
+
+def eight_bits(name: str, matrix: mx.array, form: Form) -> tuple[Arrays, mx.array]:
+    """A matrix as files have it, and the numbers that they mean, which bf16 holds: scales are powers of 2."""
+    (tall, wide), (rows, columns) = form.tile, matrix.shape
+    scales = 2.0 ** np.random.default_rng(rows).integers(-9, -6, (-(-rows // tall), -(-columns // wide)))
+    spread = mx.array(np.repeat(np.repeat(scales, tall, 0)[:rows], wide, 1)[:, :columns].astype(np.float32))
+    codes = mx.to_fp8(matrix / spread)
+    stored = mx.array(scales.astype(np.float32)) if scales.size > 1 else mx.array(float(scales[0, 0]))
+    files = {name: codes, name + form.ending: stored}
+    if form.settings.get("activation_scheme") == "static":
+        files[name.replace("weight", "activation_scale")] = mx.array(0.5)
+    return files, mx.from_fp8(codes, dtype=mx.float32) * spread
+
+
+def published(form: Form, folder: Path) -> Any:
+    """Writes a folder as it is published.
+
+    Returns:
+        mlx-lm's model with the numbers that the folder means.
+    """
+    config = config_of(form.case)
+    config |= {key: value for key, value in WIDE.items() if key in config}
+    model = build_model(config)
+    tensors: Arrays = {}
+    numbers: Arrays = {}
+    for name, array in tree_flatten(model.parameters()):
+        stem, _, part = name.removesuffix(".weight").partition(".switch_mlp.")
+        old = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}.get(part)
+        named = {f"{stem}.experts.{e}.{old}.weight": array[e] for e in range(len(array))} if part else {name: array}
+        for own, matrix in named.items():
+            if matrix.ndim < 2 or any(kept in own for kept in KEPT):
+                tensors[own] = matrix.astype(mx.bfloat16)
+                numbers[own] = tensors[own].astype(mx.float32)
+            else:
+                files, numbers[own] = eight_bits(own, matrix, form)
+                tensors |= files
+    save(folder, tensors)
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": form.settings}))
+    numbers = model.sanitize(numbers) if hasattr(model, "sanitize") else numbers
+    model.load_weights(list(numbers.items()))
+    return model
+
+
+def save(folder: Path, tensors: Arrays) -> None:
+    """Saves tensors; bytes become F8_E4M3, for which MLX has no type."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "model.safetensors"
+    mx.save_safetensors(str(path), tensors)
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    header.pop("__metadata__", None)
+    for entry in header.values():
+        if entry["dtype"] == "U8":
+            entry["dtype"] = "F8_E4M3"
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
+
+
+ON_HOSTS = [(form, host) for form in FORMS for host in ("reference", "cpu", "sim")]
+
+
+@pytest.mark.parametrize(("form", "host"), few(ON_HOSTS, ON_HOSTS[::4]))
+def test_logits_are_those_of_the_numbers(form: str, host: str, tmp_path: Path) -> None:
+    model = published(FORMS[form], tmp_path)
+    tokens = prompts(model.args.vocab_size)
+    assert relative_error(logits_of(tmp_path, tokens, host), mlx_lm_logits(model, tokens)) < TOLERANCE
+
+
+def test_mlx_lm_reads_the_same_numbers(tmp_path: Path) -> None:
+    model = published(FORMS["tiles"], tmp_path)
+    tokens = prompts(model.args.vocab_size)
+    theirs, _ = load_model(tmp_path)
+    theirs.set_dtype(mx.float32)
+    assert relative_error(mlx_lm_logits(theirs, tokens), mlx_lm_logits(model, tokens)) < 1e-6
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("form", FORMS)
+def test_two_ranks(form: str, tmp_path: Path) -> None:
+    model = published(FORMS[form], tmp_path)
+    tokens = prompts(model.args.vocab_size)
+    check_split(tmp_path, tokens, mlx_lm_logits(model, tokens), TOLERANCE)
+
+
+def test_scales_that_do_not_fit(tmp_path: Path) -> None:
+    model = published(FORMS["rows"]._replace(tile=(24, 24)), tmp_path)
+    with pytest.raises(WeightsError, match=r"numbers \[.*\] F8_E4M3 and scales \[8, 8\] F32: no tiles of rows"):
+        logits_of(tmp_path, prompts(model.args.vocab_size), "reference")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+        {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
+        },
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        {"quant_method": "fp8", "fmt": "e5m2fnuz"},
+        {"quant_method": "fp8", "weight_block_size": [96, 128]},
+    ],
+)
+def test_other_methods_are_refused_by_name(settings: Config, tmp_path: Path) -> None:
+    published(FORMS["one"], tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": settings}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SpecError, match=f'quantised by "{settings["quant_method"]}", which is not supported'):
+        import_model(tmp_path, EXACT)
