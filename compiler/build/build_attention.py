@@ -8,6 +8,7 @@ from mlxr.compiler.formats.stores import KEYS_AND_VALUES
 from mlxr.compiler.ir.division import Axis
 from mlxr.compiler.ir.ops.attention import Attention
 from mlxr.compiler.ir.ops.cache import CacheWrite
+from mlxr.compiler.ir.ops.elementwise import Clamp
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
 from mlxr.compiler.ir.tensor import layer_prefix
 from mlxr.compiler.spec.model import LayerType
@@ -39,6 +40,9 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
         )
         for role, axis in axes.items()
     )
+    if a.qkv_limit is not None:
+        named = (("q", q), ("k", k), ("v", v))
+        q, k, v = (b.op(Clamp(a.qkv_limit), f"{prefix}.{role}_clamped", {"x": x}) for role, x in named)
     q, k = (_queries_or_keys(b, prefix, role, layer, name, axes[role]) for role, name in (("q", q), ("k", k)))
     if a.temperature is not None:
         temperature = Temperature(a.temperature.beta, a.temperature.original_context, a.temperature.first_position)

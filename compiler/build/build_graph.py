@@ -50,7 +50,9 @@ def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
 def _hidden_rows(b: Builder, x: str) -> str:
     """Adds the final norm of the rows that the batch asks for."""
     norm = b.spec.model.norm
-    inputs = {"x": x, "weight": b.vector("final_norm", b.spec.model.hidden_size), "rows": "logit_rows"}
+    inputs = {"x": x, "rows": "logit_rows"}
+    if norm.weight:
+        inputs["weight"] = b.vector("final_norm", b.spec.model.hidden_size)
     if norm.bias:
         inputs["bias"] = b.vector("final_norm_bias", b.spec.model.hidden_size)
     return b.op(NormRows(norm.kind, norm.eps), "hidden", inputs)

@@ -117,11 +117,11 @@ class Builder:
         groups: int = 1,
         kind: NormKind | None = None,
         eps: float | None = None,
-        weight: bool = True,
+        weight: bool | None = None,
         bias: bool | None = None,
         axis: Axis | None = None,
     ) -> str:
-        """Adds a norm op, with `weight` its weight `name` [width] and, with `bias`, `name_bias`.
+        """Adds a norm op, with a weight its weight `name` [width] and, with `bias`, `name_bias`.
 
         Args:
             name: name of the weight.
@@ -131,12 +131,13 @@ class Builder:
             groups: number of equal pieces of a row, each of which is normalised alone.
             kind: rms or layer; None for the kind of the model's norms.
             eps: added to the mean square; None for the epsilon of the model's norms.
-            weight: whether the norm has a weight.
+            weight: whether the norm has a weight; None to follow the model's norms.
             bias: whether the norm adds a bias; None to follow the model's norms.
             axis: what the elements of the weight count, if ranks divide that.
         """
         norm = self.spec.model.norm
-        inputs = {"x": x} | ({"weight": self.vector(name, width, axis)} if weight else {})
+        has_weight = norm.weight if weight is None else weight
+        inputs = {"x": x} | ({"weight": self.vector(name, width, axis)} if has_weight else {})
         if norm.bias if bias is None else bias:
             inputs["bias"] = self.vector(f"{name}_bias", width, axis)
         return self.op(Norm(groups, 1.0, kind or norm.kind, eps or norm.eps), out, inputs)

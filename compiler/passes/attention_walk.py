@@ -59,12 +59,12 @@ def attention_sites(graph: OpGraph) -> Iterator[AttentionSite]:
             yield AttentionSite(attention, write, _path(graph, q), _path(graph, k), _path(graph, v))
 
 
-def source_of(graph: OpGraph, path: Path, kind: type[OpKind]) -> Op | None:
-    """The op that writes a path's source, if it is of this kind, and only the path and its mean squares read that."""
+def source_of(graph: OpGraph, path: Path, *kinds: type[OpKind]) -> Op | None:
+    """The op that writes a path's source, if it is of these kinds, and only the path and its mean squares read that."""
     op = graph.producer(path.source)
     readers = [reader for reader in graph.consumers(path.source) if not isinstance(reader.attrs, MeanSquares)]
     alone = len(readers) == 1 and path.source not in graph.outputs
-    return op if op and isinstance(op.attrs, kind) and alone else None
+    return op if op and isinstance(op.attrs, kinds) and alone else None
 
 
 def same_rotation(q: Op | None, k: Op | None) -> bool:

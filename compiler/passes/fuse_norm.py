@@ -8,6 +8,9 @@ from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.ir.ops.norm import Norm
 from mlxr.compiler.passes.base import Edits, PassResult, as_projection
 
+_PARAMETERS = {"weight": "norm", "bias": "norm_bias"}
+"""Ports of a norm that it need not have, and those of the projection for them."""
+
 
 @dataclass(frozen=True)
 class FuseNorm:
@@ -17,8 +20,8 @@ class FuseNorm:
        expert_projection.
 
     Does not fire when a consumer is neither, reads the norm on another port, or has a norm already, or when the norm's
-    result is returned: the norm would still have to be computed. Does not fire when the norm adds a residual, has no
-    weight, or has several groups of columns.
+    result is returned: the norm would still have to be computed. Does not fire when the norm adds a residual or has
+    several groups of columns.
     """
 
     name: str = "fuse_norm"
@@ -30,8 +33,6 @@ class FuseNorm:
             consumers = graph.consumers(norm.out)
             if norm.out in graph.outputs or not consumers or "residual" in norm.inputs or attrs.groups != 1:
                 continue
-            if "weight" not in norm.inputs:
-                continue
             if all(_takes(op, norm.out) for op in consumers):
                 for op in consumers:
                     edits.replace(op, _with_norm(op, norm, attrs))
@@ -42,7 +43,7 @@ class FuseNorm:
 def _takes(op: Op, name: str) -> bool:
     return (
         isinstance(op.attrs, Linear | Projection | ExpertProjection)
-        and "norm" not in op.inputs
+        and not (isinstance(op.attrs, Projection | ExpertProjection) and op.attrs.norm)
         and [port for port, bound in op.inputs.items() if bound == name] == ["x"]
     )
 
@@ -51,7 +52,6 @@ def _with_norm(op: Op, norm: Op, attrs: Norm) -> Op:
     """The op with the norm before it."""
     fused = op if isinstance(op.attrs, ExpertProjection) else as_projection(op)
     assert isinstance(fused.attrs, Projection | ExpertProjection), "the ops that take a norm"
-    inputs = fused.inputs | {"x": norm.inputs["x"], "norm": norm.inputs["weight"]}
-    if "bias" in norm.inputs:
-        inputs["norm_bias"] = norm.inputs["bias"]
+    inputs = fused.inputs | {"x": norm.inputs["x"]}
+    inputs |= {name: norm.inputs[port] for port, name in _PARAMETERS.items() if port in norm.inputs}
     return replace(fused, inputs=inputs, attrs=replace(fused.attrs, eps=attrs.eps, norm_kind=attrs.kind))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.ir.ops.attention import Split
-from mlxr.compiler.ir.ops.linear import Linear
+from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.passes.attention_walk import attention_sites, source_of
 from mlxr.compiler.passes.base import Edits, PassResult, sibling
 
@@ -15,6 +15,7 @@ class MergeQkv:
 
     1. linear(x, q), linear(x, k), linear(x, v) that reach one attention and its cache write, perhaps through a norm, a
        rope and a temperature -> split(linear(x, [q; k; v])).
+    2. The same with projections whose results are clamped -> split(projection(x, [q; k; v])).
 
     Does not fire when they read different x or only some have a bias.
     """
@@ -25,7 +26,7 @@ class MergeQkv:
         """Applies the rule to every layer."""
         edits = Edits(graph)
         for site in attention_sites(graph):
-            linears = [op for path in (site.q, site.k, site.v) if (op := source_of(graph, path, Linear))]
+            linears = [op for path in (site.q, site.k, site.v) if (op := source_of(graph, path, Linear, Projection))]
             if len({op.name for op in linears}) == 3 and self._alike(linears):
                 self._merge(edits, linears)
         return edits.result()

@@ -11,6 +11,7 @@ from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.verify import verify
 from mlxr.compiler.passes.base import Pass
 from mlxr.compiler.passes.fuse_attention import FuseAttention
+from mlxr.compiler.passes.fuse_clamp import FuseClamp
 from mlxr.compiler.passes.fuse_experts import FuseExperts
 from mlxr.compiler.passes.fuse_gather import FuseGather
 from mlxr.compiler.passes.fuse_mlp import FuseMlp
@@ -44,6 +45,7 @@ def passes_of(phase: PhaseName, *, deterministic: bool = False) -> list[Pass]:
     attention: PhaseName = "prefill" if deterministic else phase
     return [
         LastTokenLogits(),
+        FuseClamp(),  # before MergeQkv, which merges the projections that are clamped
         MergeQkv(),  # before FuseNorm, which then fuses the norm into one consumer instead of three
         FuseMlp(),  # before FuseNorm, for the same reason
         FuseNorm(),  # after FuseMlp, because it also fuses into expert projections

@@ -24,6 +24,8 @@ class Norm(Record):
     """`rms`: x / sqrt(mean(x^2) + eps) * weight; `layer`: (x - mean) / sqrt(variance + eps) * weight."""
     eps: Epsilon = 1e-5
     """Added to the mean square or the variance."""
+    weight: Flag = True
+    """Whether it multiplies by weights."""
     bias: Flag = False
     """Whether a bias is added; layer norms only."""
     placement: Literal["pre", "post", "sandwich"] = "pre"
@@ -34,6 +36,8 @@ class Norm(Record):
         wrong = Contradictions()
         if self.bias and self.kind == "rms":
             wrong.add("bias", "a norm of kind rms has no bias", "set bias to false, or kind to layer")
+        if self.bias and not self.weight:
+            wrong.add("weight", "a norm with a bias has weights", "set weight to true, or bias to false")
         wrong.refuse()
         return self
 

@@ -112,6 +112,8 @@ class Attention(Record):
     """Elements of one head: 32 to 512, a multiple of 8. A spec may leave it out: hidden_size / num_heads."""
     qkv_bias: Flag = False
     """Whether the query, key and value projections add a bias."""
+    qkv_limit: Positive | None = None
+    """Elements of the query, key and value projections are within +- this; null for no limit."""
     output_bias: Flag = False
     """Whether the output projection adds a bias."""
     sliding_window: Count | None = None

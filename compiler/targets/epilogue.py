@@ -11,7 +11,7 @@ from mlxr.compiler.schedule.kernel import Port
 
 @dataclass(frozen=True, kw_only=True)
 class Epilogue(Finish):
-    """The steps after a finished sum y: bias, activation, factor, cap, gate and residual, in this order.
+    """The steps after a finished sum y: bias, activation, factor, cap, limit, gate and residual, in this order.
 
     Attributes:
         out: type of the result, and of the residual.
@@ -53,6 +53,7 @@ def epilogue_of(op: Op, out: DType, dtype_of: Callable[[str], DType | None]) -> 
         residual_scale=finish.residual_scale,
         out_scale=finish.out_scale,
         out_cap=finish.out_cap,
+        out_limit=finish.out_limit,
         out=out,
         bias=dtype_of("bias"),
         gate=dtype_of("gate"),

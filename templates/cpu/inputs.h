@@ -17,8 +17,8 @@ enum { MLXR_ROWS_I8, MLXR_ROWS_F32, MLXR_ROWS_BF16, MLXR_FORMS };
 // A row in f32 on its way to another form.
 #define mlxr_row_floats(K) (((size_t)(K) + 31) / 32 * 32)
 
-// Rows of x: `rows` of them, those that `gather` names if it is not NULL. With `norm` they go through RMSNorm, or
-// through LayerNorm if `layer`, which may have a `norm_bias`.
+// Rows of x: `rows` of them, those that `gather` names if it is not NULL. With an `eps` above 0 they go through RMSNorm, or
+// through LayerNorm if `layer`, with weights `norm` and a `norm_bias` if these are not NULL.
 typedef struct {
     const float *x, *norm, *norm_bias;
     const int32_t *gather;
@@ -85,11 +85,12 @@ MLXR_OUTLINE void mlxr_norm_row(const float *x, const mlxr_input *in, float *y) 
     const int K = in->columns;
     const float *norm = in->norm, *bias = in->norm_bias;
     mlxr_moments m = {0.0f, 1.0f};
-    if (norm) m = in->layer ? mlxr_moments_of(x, K, 1, in->eps) : mlxr_moments_of(x, K, 0, in->eps);
+    if (in->eps > 0.0f) m = in->layer ? mlxr_moments_of(x, K, 1, in->eps) : mlxr_moments_of(x, K, 0, in->eps);
     const f32v mean = f32_set1(m.mean), scale = f32_set1(m.scale);
     for (int k = 0; k < K; k += MLXR_LANES) {
         f32v v = f32_load_at(x, k, K);
-        if (norm) v = (v - mean) * scale * f32_load_at(norm, k, K);
+        if (in->eps > 0.0f) v = (v - mean) * scale;
+        if (norm) v *= f32_load_at(norm, k, K);
         if (bias) v += f32_load_at(bias, k, K);
         f32_store(y + k, v);
     }

@@ -62,7 +62,7 @@ enum { MLXR_NO_ACTIVATION, MLXR_SILU, MLXR_GELU, MLXR_GELU_TANH, MLXR_RELU, MLXR
 // An epilogue's steps, as literals; a number that is 0 is a step left out.
 typedef struct {
     int activation, gated, bias, residual, gate, places, factors, input_factors;
-    float limit, out_scale, out_cap, residual_scale;
+    float limit, out_scale, out_cap, out_limit, residual_scale;
 } mlxr_epilogue;
 
 MLXR_INLINE f32v mlxr_activate(int kind, f32v v) {
@@ -109,6 +109,7 @@ MLXR_INLINE void mlxr_finish_rows(mlxr_epilogue e, const mlxr_output *out, int r
             }
             if (e.out_scale) v *= e.out_scale;
             if (e.out_cap) v = f32_tanh(v * (1.0f / e.out_cap)) * e.out_cap;
+            if (e.out_limit) v = f32_min(f32_set1(e.out_limit), f32_max(f32_set1(-e.out_limit), v));
             if (e.gate) v *= f32_sigmoid(f32_set1(out->gate[to]));
             if (e.factors) v *= f32_set1(out->factors[row + i]);
             if (e.residual_scale) v *= e.residual_scale;

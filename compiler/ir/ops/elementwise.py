@@ -144,6 +144,25 @@ class SoftCap(Elementwise):
         return super().infer(t)
 
 
+@dataclass(frozen=True)
+class Clamp(Elementwise):
+    """A bound of magnitudes.
+
+    Attributes:
+        limit: the greatest magnitude.
+    """
+
+    name = "clamp"
+    summary = "x within +-limit"
+
+    limit: float
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x -> out like x."""
+        require_positive("limit", self.limit)
+        return super().infer(t)
+
+
 def _sum_of(has: Holdings) -> Holding:
     """What a rank has of a sum."""
     if has["a"] == has["b"]:

@@ -48,12 +48,12 @@ class Projection(Product):
     Attributes:
         dtype: the type of its result.
         eps, norm_kind: epsilon and kind of the norm before it; None without a norm.
-        activation, gated, limit, residual_scale, out_scale, out_cap: see `Finish`.
+        activation, gated, limit, residual_scale, out_scale, out_cap, out_limit: see `Finish`.
     """
 
     name = "projection"
     summary = (
-        "y = act(norm(x[rows]) @ weight.T + bias) * out_scale, soft capped; residual + residual_scale * "
+        "y = act(norm(x[rows]) @ weight.T + bias) * out_scale, soft capped, clamped; residual + residual_scale * "
         "sigmoid(gate) * y"
     )
     inputs = ("x", "weight")
@@ -69,6 +69,7 @@ class Projection(Product):
     residual_scale: float = 1.0
     out_scale: float = 1.0
     out_cap: float | None = None
+    out_limit: float | None = None
 
     @property
     def norm(self) -> InputNorm | None:
@@ -78,7 +79,15 @@ class Projection(Product):
     @property
     def finish(self) -> Finish:
         """See `Product`."""
-        return Finish(self.activation, self.gated, self.limit, self.residual_scale, self.out_scale, self.out_cap)
+        return Finish(
+            self.activation,
+            self.gated,
+            self.limit,
+            self.residual_scale,
+            self.out_scale,
+            self.out_cap,
+            self.out_limit,
+        )
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """Like `Linear`, with a norm before it, and activation, scale, soft cap, gate and residual after it."""
@@ -89,6 +98,7 @@ class Projection(Product):
         features = self.finish.columns_of(features)
         require_positive("out_scale", self.out_scale)
         require_positive("out_cap", self.out_cap)
+        require_positive("out_limit", self.out_limit)
         if "gate" in t:
             require(t["gate"].shape == (rows, 1), f"gate is {list(t['gate'].shape)}; expected {[rows, 1]}")
         out = Tensor((rows, features), self.dtype)

@@ -89,8 +89,8 @@ class NormRows(OpKind):
     name = "norm_rows"
     summary = "norm of x[rows], in f32"
     family = "norm"
-    inputs = ("x", "weight", "rows")
-    optional = ("bias",)
+    inputs = ("x", "rows")
+    optional = ("weight", "bias")
 
     kind: NormKind
     eps: float

@@ -31,6 +31,7 @@ class Finish:
         residual_scale: factor of the result where it is added to the residual.
         out_scale: factor of the activated sums.
         out_cap: turns the scaled sums into out_cap * tanh(sum / out_cap); None for no cap.
+        out_limit: the greatest magnitude of what that gives; None for no limit.
     """
 
     activation: GatedKind | None = None
@@ -39,6 +40,7 @@ class Finish:
     residual_scale: float = 1.0
     out_scale: float = 1.0
     out_cap: float | None = None
+    out_limit: float | None = None
 
     def columns_of(self, features: int) -> int:
         """Columns of the result, from the weight's rows `features`; raises RuleError if the activation does not fit."""
@@ -90,13 +92,12 @@ def input_norm(kind: NormKind | None, eps: float | None) -> InputNorm | None:
 
 
 def check_input_norm(t: Tensors, kind: NormKind | None, eps: float | None) -> None:
-    """Raises RuleError unless the ports `norm` and `norm_bias` fit x and the attributes."""
-    if "norm" not in t:
-        require("norm_bias" not in t, "norm_bias is bound but norm is not")
-        require(eps is None and kind is None, "eps or norm_kind is given but norm is not bound")
+    """Raises RuleError unless the ports `norm` and `norm_bias`, which a norm may lack, fit x and the attributes."""
+    if eps is None and kind is None:
+        require("norm" not in t and "norm_bias" not in t, "norm or norm_bias is bound but there is no norm")
         return
     width = matrix(t, "x")[1]
     require_vector(t, "norm", width)
     require_vector(t, "norm_bias", width)
-    require(eps is not None, "norm is bound but eps is none")
+    require(eps is not None, "there is a norm but eps is none")
     require_choice("norm_kind", kind, get_args(NormKind))

@@ -49,6 +49,7 @@ def matmul(call: MatmulCall, inputs: Inputs) -> mx.array:
         all(port not in inputs for port in _ELEMENTWISE)
         and finish.activation is None
         and finish.out_cap is None
+        and finish.out_limit is None
         and finish.out_scale == 1
     ):
         return y
@@ -91,7 +92,7 @@ def _normalised(x: mx.array, inputs: Inputs, norm: InputNorm | None) -> mx.array
     """The norm of x in one pass, in fp32 and rounded to x's type, which its weight and bias have too."""
     if norm is None:
         return x
-    weight = inputs["norm"]
+    weight = inputs.get("norm")
     if norm.kind != "layer":
         assert "norm_bias" not in inputs, "only a layer norm has a bias"
         return mx.fast.rms_norm(x, weight, norm.eps)
@@ -101,7 +102,9 @@ def _normalised(x: mx.array, inputs: Inputs, norm: InputNorm | None) -> mx.array
 def _added_by_matmul(inputs: Inputs, finish: Finish, out: mx.Dtype) -> str | None:
     """The input that the matmul itself adds, in fp32, where nothing else is done to its sums; None if there is more."""
     ports = [port for port in _ELEMENTWISE if port in inputs]
-    if len(ports) != 1 or ports[0] == "gate" or finish.activation is not None or finish.out_cap is not None:
+    if len(ports) != 1 or ports[0] == "gate" or finish.activation is not None:
+        return None
+    if finish.out_cap is not None or finish.out_limit is not None:
         return None
     port = ports[0]
     # out_scale is a factor of the bias too.

@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 from mlxr.compiler.ir.ops.attention import Split
-from mlxr.compiler.ir.ops.elementwise import Activation, Add, Multiply, Scale, SoftCap, SwigluOai
+from mlxr.compiler.ir.ops.elementwise import Activation, Add, Clamp, Multiply, Scale, SoftCap, SwigluOai
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.ir.ops.product import Finish
 from mlxr.compiler.ir.ops.rows import Embed, GateRows, GatherRows
@@ -81,6 +81,17 @@ def capped(x: mx.array, cap: float | None) -> mx.array:
     return x if cap is None else cap * mx.tanh(x / cap)
 
 
+@evaluates(Clamp)
+def clamp(inputs: Inputs, attrs: Clamp, arena: ArenaLayer | None = None) -> Outputs:
+    """Every element within +- the limit."""
+    return {"out": clamped(inputs["x"], attrs.limit)}
+
+
+def clamped(x: mx.array, limit: float | None) -> mx.array:
+    """Every element within +-limit; x itself where there is no limit."""
+    return x if limit is None else mx.clip(x, -limit, limit)
+
+
 @evaluates(GateRows)
 def gate_rows(inputs: Inputs, attrs: GateRows, arena: ArenaLayer | None = None) -> Outputs:
     """Rows of x [tokens, width], each times the sigmoid of its gate [tokens, 1]."""
@@ -106,7 +117,7 @@ def split(inputs: Inputs, attrs: Split, arena: ArenaLayer | None = None) -> Outp
 def projection(inputs: Inputs, attrs: Projection, arena: ArenaLayer | None = None) -> Outputs:
     """The sum residual + residual_scale * sigmoid(gate) * y of a projection y.
 
-    y = act(norm(x[rows]) @ weight.T + bias) * out_scale, soft capped.
+    y = act(norm(x[rows]) @ weight.T + bias) * out_scale, soft capped, clamped.
 
     x [tokens, width], weight [features, width]; optional norm and norm_bias [width], bias [features], residual [rows,
     out], gate [rows, 1], rows [rows]. Where gated, the weight's rows are the gate's, then the up projection's.
@@ -122,8 +133,8 @@ def projection(inputs: Inputs, attrs: Projection, arena: ArenaLayer | None = Non
 
 
 def finish_projection(y: mx.array, inputs: Inputs, finish: Finish) -> mx.array:
-    """What follows the activated sums y [rows, out] of a projection, in fp32: factors, cap, gate and residual."""
-    y = capped(y * finish.out_scale, finish.out_cap)
+    """What follows the activated sums y [rows, out] of a projection, in fp32: up to gate and residual."""
+    y = clamped(capped(y * finish.out_scale, finish.out_cap), finish.out_limit)
     if "gate" in inputs:
         y = y * mx.sigmoid(f32(inputs["gate"]))
     return add_residual(y, inputs, finish.residual_scale)

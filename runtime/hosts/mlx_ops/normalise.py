@@ -22,7 +22,7 @@ def norm(inputs: Inputs, attrs: Norm, arena: ArenaLayer | None = None) -> Output
 def norm_rows(inputs: Inputs, attrs: NormRows, arena: ArenaLayer | None = None) -> Outputs:
     """The norms of the rows x[rows] of x [tokens, width], in f32."""
     x = f32(inputs["x"][inputs["rows"]])
-    return {"out": normalise(x, inputs["weight"], inputs.get("bias"), attrs.kind, attrs.eps)}
+    return {"out": normalise(x, inputs.get("weight"), inputs.get("bias"), attrs.kind, attrs.eps)}
 
 
 @evaluates(QkNorm)
@@ -107,4 +107,4 @@ def normalise_input(x: mx.array, inputs: Inputs, norm: InputNorm | None) -> mx.a
     """The norm before a product, of x [tokens, width] in fp32; x itself without one."""
     if norm is None:
         return x
-    return normalise(x, inputs["norm"], inputs.get("norm_bias"), norm.kind, norm.eps)
+    return normalise(x, inputs.get("norm"), inputs.get("norm_bias"), norm.kind, norm.eps)

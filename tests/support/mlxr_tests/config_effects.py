@@ -124,6 +124,7 @@ FAMILIES: dict[str, Config] = {
         "hidden_act": "relu2",
         "partial_rotary_factor": 0.5,
     },
+    "olmo": {"rms_norm_eps": None, "clip_qkv": 0.5, "head_dim": None},
     "olmo2": {"head_dim": None},
     "olmo3": _WINDOWS | {"head_dim": None, "rope_theta": 500000.0},
     "olmoe": _EXPERTS | {"head_dim": None},

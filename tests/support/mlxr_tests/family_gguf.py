@@ -3,11 +3,13 @@
 The metadata are written by hand here, key by key, so that they test the importer.
 """
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import gguf
+import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.driver import compile_spec
@@ -16,6 +18,7 @@ from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.tensor_rows import selected
+from mlxr_tests import config_effects
 from mlxr_tests.family_models import WINDOW, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT
 
@@ -89,6 +92,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma3_text, no window": ("gemma3_text, seven layers", "gemma3", {}),
     "phi3": ("phi3", "phi3", {"rope.scaling.attn_factor": 1.25, "rope.scaling.original_context_length": 16}),
     "phi3, partial": ("phi3, partial", "phi3", {"rope.dimension_count": 24, "attention.sliding_window": 64}),
+    "olmo": (
+        "transformers, olmo",
+        "olmo",
+        _LAYER_NORM | {"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": 0.5},
+    ),
     "olmo2": ("olmo2, square", "olmo2", {}),
     "olmo3": (
         "olmo3, square",
@@ -229,14 +237,14 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
 }
-"""Cases by name: the case of family_models with the tensors, the architecture, and further metadata."""
+"""Cases by name: the case of family_models with the tensors (`transformers, ` and a family: that of config_effects),
+the architecture, and further metadata."""
 
 
 def write_gguf(case: str, folder: Path) -> Path:
     """The GGUF file of a case, f32."""
     source, architecture, extra = CASES[case]
-    config = config_of(source)
-    hf = save_folder(build_model(config), config, folder / "hf")
+    config, hf = _folder(source, folder / "hf")
     path = folder / f"{architecture}.gguf"
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in _metadata(config, extra).items():
@@ -259,6 +267,20 @@ def write_gguf(case: str, folder: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _folder(source: str, folder: Path) -> tuple[dict[str, Any], Path]:
+    """The folder with a case's tensors, and its config."""
+    of_transformers = source.partition("transformers, ")[2]
+    if not of_transformers:
+        config = config_of(source)
+        return config, save_folder(build_model(config), config, folder)
+    config = config_effects.base_config(of_transformers, "rope_theta")
+    numbers = config_effects.weights(of_transformers, config_effects.load_recorded()[of_transformers].shapes)
+    folder.mkdir(parents=True)
+    mx.save_safetensors(str(folder / "model.safetensors"), {name: mx.array(held) for name, held in numbers.items()})
+    (folder / "config.json").write_text(json.dumps(config))
+    return config, folder
 
 
 def _joined(tensors: dict[str, Any]) -> dict[str, Any]:

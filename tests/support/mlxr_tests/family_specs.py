@@ -45,6 +45,11 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
     "qk-norm-no-weight": _attention(qk_norm={"scope": "head", "weight": False, "eps": 0.01}),
     "layer-norm": {"model__norm": {"kind": "layer"}},
     "layer-norm-bias": {"model__norm": _LAYER_NORM, **_attention(qkv_bias=True, output_bias=True), **_mlp(bias=True)},
+    "norm-without-weight": {"model__norm": {"weight": False}},
+    "layer-norm-without-weight": {
+        "model__norm": {"kind": "layer", "weight": False},
+        **_experts(shared={"intermediate_size": 40}),
+    },
     "post-norm": {"model__norm": {"placement": "post"}},
     "post-norm-layer-bias": {"model__norm": _LAYER_NORM | {"placement": "post"}},
     "sandwich-norm": {"model__norm": {"placement": "sandwich"}},
@@ -100,6 +105,7 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
         "model__layer_pattern": ["local", "whole"],
     },
     # scores and scales
+    "clamped-projections": _attention(qkv_limit=0.4, qkv_bias=True, qk_norm={"scope": "head"}),
     "soft-caps": {**_attention(softcap=2.0), "model__logit_softcap": 1.5},
     "sinks": _attention(sinks=True, sliding_window=6),
     "attention-scale": _attention(scale=0.3),

@@ -28,7 +28,7 @@ class FinishRows(CpuHelper):
         """The numbers other than the defaults, by their names in C."""
         e = self.epilogue
         scales = {"out_scale": e.out_scale, "residual_scale": e.residual_scale}
-        bounds = {"limit": e.limit, "out_cap": e.out_cap}
+        bounds = {"limit": e.limit, "out_cap": e.out_cap, "out_limit": e.out_limit}
         return {name: v for name, v in scales.items() if v != 1} | {name: v for name, v in bounds.items() if v}
 
     @property

@@ -50,6 +50,7 @@ class CpuMatrixKernel(CpuKernel):
         max_rows: the most rows of a batch.
         epilogue: the steps after the sums; its bias is [sum of the segments' rows].
         norm: the norm of x before the product; None without a norm.
+        norm_weight: whether the norm multiplies by weights.
         norm_bias: whether the norm adds a bias. Only LayerNorm does.
         eps: added to the mean square by the norm; None without a norm.
     """
@@ -61,6 +62,7 @@ class CpuMatrixKernel(CpuKernel):
     epilogue: Epilogue
     norm: NormKind | None = None
     norm_bias: bool = False
+    norm_weight: bool = True
     eps: float | None = None
 
     @property
@@ -128,7 +130,7 @@ class CpuMatrixKernel(CpuKernel):
     def _first_params(self) -> list[Param]:
         """x, the weights of its norm, and a weight per segment."""
         params = [Param("x", "input")]
-        if self.norm:
+        if self.norm and self.norm_weight:
             params.append(Param("norm", "vector"))
         if self.norm_bias:
             params.append(Param("norm_bias", "vector"))
@@ -136,7 +138,7 @@ class CpuMatrixKernel(CpuKernel):
 
     @property
     def _norm_table(self) -> list[str]:
-        rows = [f"norm     [{self.in_features}] f32"] if self.norm else []
+        rows = [f"norm     [{self.in_features}] f32"] if self.norm and self.norm_weight else []
         return rows + ([f"norm_bias [{self.in_features}] f32"] if self.norm_bias else [])
 
     def _formula(self, x: str, of: str = "") -> str:
@@ -183,6 +185,7 @@ class MatrixFields(TypedDict):
     max_rows: int
     norm: NormKind | None
     norm_bias: bool
+    norm_weight: bool
     eps: float | None
     epilogue: Epilogue
 
@@ -198,6 +201,7 @@ def matrix_fields(lowering: CpuLowering, op: Op, attrs: Product, matrices: int =
         "max_rows": lowering.max_tokens,
         "norm": norm.kind if norm else None,
         "norm_bias": "norm_bias" in op.inputs,
+        "norm_weight": norm is None or "norm" in op.inputs,
         "eps": norm.eps if norm else None,
         "epilogue": epilogue_of(op, DType.F32, lambda port: DType.F32 if port in op.inputs else None),
     }

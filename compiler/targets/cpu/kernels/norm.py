@@ -121,5 +121,6 @@ def lower_norm_rows(lowering: CpuLowering, op: Op, attrs: NormRows) -> None:
         residual_scale=1.0,
         count="rows",
         gather=True,
+        weight="weight" in op.inputs,
     )
     lowering.add_call(op, kernel)

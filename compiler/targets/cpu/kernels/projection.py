@@ -96,6 +96,8 @@ class CpuProjection(CpuMatrixKernel):
             y = f"({y}) * {self.epilogue.out_scale}"
         if self.epilogue.out_cap:
             y = f"{self.epilogue.out_cap} * tanh(({y}) / {self.epilogue.out_cap})"
+        if self.epilogue.out_limit:
+            y = f"clamp({y}, {self.epilogue.out_limit})"
         if self.epilogue.gate:
             y = f"sigmoid(gate) * ({y})"
         return f"{self.label}: out = {y}{self._residual_formula}"

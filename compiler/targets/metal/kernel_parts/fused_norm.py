@@ -17,24 +17,24 @@ class FusedNorm:
     Attributes:
         kind: `rms` or `layer`.
         eps: added to the mean square, or to the variance.
-        weight, bias: element types of the weight and of the bias; None: there is no bias.
+        weight, bias: element types of the weight and of the bias; None: there is none.
     """
 
     kind: NormKind
     eps: float
-    weight: DType
+    weight: DType | None
     bias: DType | None = None
 
     @property
     def ports(self) -> tuple[Port, ...]:
-        """The ports of the weight and, if there is one, of the bias."""
-        bias: tuple[Port, ...] = (("norm_bias", self.bias),) if self.bias else ()
-        return (("norm", self.weight), *bias)
+        """The ports of the weight and of the bias, if there are any."""
+        return tuple((name, dtype) for name, dtype in (("norm", self.weight), ("norm_bias", self.bias)) if dtype)
 
 
 def fused_norm_of(lowering: MetalLowering, op: Op) -> FusedNorm | None:
     """The norm of x in an op that multiplies by a weight; None: no norm."""
-    norm, weight = op.attrs_as(Product).norm, lowering.optional_dtype(op, "norm")
-    if norm is None or weight is None:
+    norm = op.attrs_as(Product).norm
+    if norm is None:
         return None
-    return FusedNorm(norm.kind, norm.eps, weight, lowering.optional_dtype(op, "norm_bias"))
+    types = (lowering.optional_dtype(op, port) for port in ("norm", "norm_bias"))
+    return FusedNorm(norm.kind, norm.eps, *types)

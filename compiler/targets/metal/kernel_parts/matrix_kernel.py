@@ -107,10 +107,10 @@ class MatrixKernel(MetalKernel):
     def _matrix_table(self, x: str) -> list[str]:
         """The lines on x, weight and norm in the head of a kernel; `x` is x's shape."""
         rows = [f"x          {x} {self.activation}", *self._weight_rows()]
-        if self.norm:
+        if self.norm and self.norm.weight:
             rows.append(f"norm       [{self.in_features}] {self.norm.weight}")
-            if self.norm.bias:
-                rows.append(f"norm_bias  [{self.in_features}] {self.norm.bias}")
+        if self.norm and self.norm.bias:
+            rows.append(f"norm_bias  [{self.in_features}] {self.norm.bias}")
         return rows
 
     def _weight_rows(self) -> list[str]:

@@ -74,6 +74,7 @@ def formula(e: Epilogue, x: str) -> str:
         y = f"{e.activation}({y})"
     y = f"{e.out_scale:g} * ({y})" if e.out_scale != 1.0 else y
     y = f"soft_cap({y}, {e.out_cap:g})" if e.out_cap else y
+    y = f"clamp({y}, {e.out_limit:g})" if e.out_limit else y
     y = f"sigmoid(gate) * ({y})" if e.gate else y
     if e.residual:
         y = f"residual + {e.residual_scale:g} * ({y})" if e.residual_scale != 1.0 else f"{y} + residual"

@@ -154,7 +154,7 @@ def lower_norm_rows(lowering: MetalLowering, op: Op, attrs: NormRows) -> None:
         kind=attrs.kind,
         eps=attrs.eps,
         shared=False,
-        weight=lowering.value(op, "weight").dtype,
+        weight=lowering.optional_dtype(op, "weight"),
         bias=lowering.optional_dtype(op, "bias"),
         residual=False,
         residual_scale=1.0,

@@ -76,6 +76,6 @@ def _normalise(lowering: MetalLowering, op: Op, p: ProjectionFacts, tile: int, w
         residual_scale=1.0,
         activation=x.dtype,
     )
-    names = {"weight": op.inputs["norm"], "bias": op.inputs.get("norm_bias", ""), "out": normalised}
+    names = {"weight": op.inputs.get("norm", ""), "bias": op.inputs.get("norm_bias", ""), "out": normalised}
     lowering.emit(op, kernel, (ONE, row_count(x)), names, when=when, chosen=p.choice.sizes(MatrixTiles))
     return normalised
