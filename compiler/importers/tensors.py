@@ -17,6 +17,8 @@ _FORMATS = (
     | {"F64": WeightFormat.F32, "F8_E4M3": WeightFormat.BF16, "F8_E5M2": WeightFormat.BF16}
 )
 _CLASSES = ("embedding", "attention", "mlp", "output")
+_ONE_ROW = "shared.router"
+"""The matrix of one row, of which converters to GGUF make a vector."""
 _VECTORS = ("_bias", "norm", "sinks")
 
 
@@ -131,7 +133,8 @@ class Tensors:
 
     def _matrices(self, tied: bool) -> Iterator[_Place]:
         for place, fact in self._facts.items():
-            if place.is_matrix and len(fact.shape) > 1 and not (tied and place.role == "output"):
+            has_rows = len(fact.shape) > 1 or place.role.endswith(_ONE_ROW)
+            if place.is_matrix and has_rows and not (tied and place.role == "output"):
                 yield place
 
     def _format(self, place: _Place, fact: TensorFact) -> WeightFormat:

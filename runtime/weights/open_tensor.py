@@ -77,6 +77,8 @@ def rows_in_file(format: str, planes: tuple[StoredTensor, ...], columns: int) ->
     first = planes[0]
     if columns == 1:  # of a vector
         return first.num_elements
+    if len(first.shape) == 1:  # converters drop the outer dimension of a matrix of one row
+        return 1 if first.num_elements == columns else None
     expected = row_bytes(format, planes, 0, columns)
     shapes = [first.shape[-count:] for count in (1, 2) if count < len(first.shape)]
     widths = [math.prod(shape) * first.element_type.block_bytes / first.element_type.block_elements for shape in shapes]

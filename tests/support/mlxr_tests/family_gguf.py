@@ -252,7 +252,7 @@ def write_gguf(case: str, folder: Path) -> Path:
     writer.add_tokenizer_model("no_vocab")
     tensors = _tensors(hf, config)
     for name, array in (_joined(tensors) if case == "glm, joined" else tensors).items():
-        writer.add_tensor(name, array)
+        writer.add_tensor(name, array.squeeze())  # as llama.cpp's converter: a matrix of one row is a vector
     if case == "phi3":
         for kind, factors in (("long", "long_factor"), ("short", "short_factor")):
             values = np.array(config["rope_scaling"][factors], np.float32)
