@@ -229,7 +229,7 @@ def gguf_writer(shape: Shape, path: Path, file_type: str, theta: float = 1e4) ->
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_vocab_size(shape.vocab)
     writer.add_file_type(getattr(LlamaFileType, file_type))
-    _add_tokenizer(writer, shape.vocab)
+    add_tokenizer(writer, shape.vocab)
     return writer
 
 
@@ -271,7 +271,8 @@ def vocabulary(size: int) -> list[str]:
     return tokens + [f"\u2581w{number}" for number in range(size - len(tokens))]
 
 
-def _add_tokenizer(writer: Any, vocab: int) -> None:
+def add_tokenizer(writer: Any, vocab: int) -> None:
+    """Adds a small vocabulary of so many tokens to a gguf-py writer."""
     from gguf import TokenType
 
     bytes_and_specials = len(_SPECIAL) + 256

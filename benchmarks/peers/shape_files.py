@@ -1,0 +1,270 @@
+"""GGUF files of random weights with the shapes of published models, cut to a few layers, on which engines are timed.
+
+A run of random blocks of each type is repeated as often as a tensor needs: speed does not depend on the numbers. Types
+follow llama.cpp's mixtures: `more` bits for values, down projections and the output in Q4_K_M.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileType
+from gguf.quants import quantize
+from gpu.k_blocks import q4_k, q6_k
+
+from peers.models import Array, add_tokenizer, finish_gguf
+
+FORMATS = {"q4_k_m": ("Q4_K", "Q6_K"), "q8_0": ("Q8_0", "Q8_0")}
+"""The types of most matrices, and of those that get more bits."""
+_INSTEAD = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
+"""What llama.cpp's quantiser takes where columns are no multiple of 256."""
+_BLOCKS = (1 << 14) - 3
+"""Random blocks of a run; no size of a tensor is a multiple of it."""
+_VOCAB = 32768
+"""Of every shape: a model of few layers should not be all embeddings."""
+_VECTORS = ("norm", "bias", "_inp.weight", "_inp_shexp", "probs_b", "rope_freqs", "scale")
+_MORE = ("attn_v", "ffn_down", "output.weight")
+
+Sizes = Mapping[str, tuple[int, ...]]
+"""Dimensions of tensors by their names, outermost first."""
+
+
+@dataclass(frozen=True)
+class PublishedShape:
+    """The dimensions of a published model.
+
+    Attributes:
+        architecture: GGUF's name for it.
+        layers: how many a file has.
+        hidden: the width of the residual stream.
+        metadata: GGUF keys, without the architecture's name before them.
+        layer: dimensions of the tensors of a layer, by its number.
+        outside: of tensors outside the layers, beside the embedding table and the last norm.
+    """
+
+    architecture: str
+    layers: int
+    hidden: int
+    metadata: Mapping[str, Any]
+    layer: Callable[[int], Sizes]
+    outside: Sizes = field(default_factory=dict)
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and dimensions of each tensor."""
+        yield "token_embd.weight", (_VOCAB, self.hidden)
+        yield from self.outside.items()
+        for i in range(self.layers):
+            yield from ((f"blk.{i}.{name}", dims) for name, dims in self.layer(i).items())
+        yield "output_norm.weight", (self.hidden,)
+
+
+def _weights(**sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": dims for name, dims in sizes.items()}
+
+
+def _mlp(hidden: int, width: int, ending: str = "", experts: tuple[int, ...] = ()) -> Sizes:
+    wide, down = (*experts, width, hidden), (*experts, hidden, width)
+    return {f"ffn_{name}{ending}.weight": down if name == "down" else wide for name in ("gate", "up", "down")}
+
+
+def _qwen2_moe(_: int) -> Sizes:
+    h = 2048
+    attention = _weights(attn_norm=(h,), attn_q=(h, h), attn_k=(h, h), attn_v=(h, h), attn_output=(h, h))
+    router = _weights(ffn_norm=(h,), ffn_gate_inp=(60, h), ffn_gate_inp_shexp=(h,))
+    biases = {f"attn_{role}.bias": (h,) for role in "qkv"}
+    return attention | biases | router | _mlp(h, 1408, "_exps", (60,)) | _mlp(h, 5632, "_shexp")
+
+
+def _glm_flash(i: int) -> Sizes:
+    h, heads, latent = 2048, 20, 512
+    attention = _weights(
+        attn_norm=(h,),
+        attn_q_a=(768, h),
+        attn_q_a_norm=(768,),
+        attn_q_b=(heads * 256, 768),
+        attn_kv_a_mqa=(latent + 64, h),
+        attn_kv_a_norm=(latent,),
+        attn_k_b=(heads, latent, 192),
+        attn_v_b=(heads, 256, latent),
+        attn_output=(h, heads * 256),
+        ffn_norm=(h,),
+    )
+    if i == 0:
+        return attention | _mlp(h, 10240)
+    router = {"ffn_gate_inp.weight": (64, h), "exp_probs_b.bias": (64,)}
+    return attention | router | _mlp(h, 1536, "_exps", (64,)) | _mlp(h, 1536, "_shexp")
+
+
+_E4B_LAYERS, _E4B_SHARED = 12, 6
+
+
+def _is_global(i: int) -> bool:
+    return i % 6 == 5
+
+
+def _gemma_e4b(i: int) -> Sizes:
+    h, width = 2560, 512 if _is_global(i) else 256
+    norms = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm")
+    attention = _weights(attn_q=(8 * width, h), attn_q_norm=(width,), attn_output=(h, 8 * width))
+    if i < _E4B_LAYERS - _E4B_SHARED:
+        attention |= _weights(attn_k=(2 * width, h), attn_k_norm=(width,), attn_v=(2 * width, h))
+    per_layer = _weights(inp_gate=(256, h), proj=(h, 256), layer_output_scale=(1,))
+    return attention | _weights(**dict.fromkeys(norms, (h,))) | _mlp(h, 10240) | per_layer
+
+
+SHAPES = {
+    "qwen1.5-moe-a2.7b": PublishedShape(
+        "qwen2moe",
+        4,
+        2048,
+        {
+            "feed_forward_length": 5632,
+            "attention.head_count": 16,
+            "attention.head_count_kv": 16,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+            "rope.freq_base": 1e6,
+            "expert_count": 60,
+            "expert_used_count": 4,
+            "expert_feed_forward_length": 1408,
+            "expert_shared_feed_forward_length": 5632,
+        },
+        _qwen2_moe,
+        {"output.weight": (_VOCAB, 2048)},
+    ),
+    "glm-4.7-flash": PublishedShape(
+        "deepseek2",
+        5,
+        2048,
+        {
+            "feed_forward_length": 10240,
+            "attention.head_count": 20,
+            "attention.head_count_kv": 1,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "attention.q_lora_rank": 768,
+            "attention.kv_lora_rank": 512,
+            "attention.key_length": 576,
+            "attention.value_length": 512,
+            "attention.key_length_mla": 256,
+            "attention.value_length_mla": 256,
+            "rope.dimension_count": 64,
+            "rope.freq_base": 1e6,
+            "leading_dense_block_count": 1,
+            "expert_count": 64,
+            "expert_used_count": 4,
+            "expert_shared_count": 1,
+            "expert_feed_forward_length": 1536,
+            "expert_weights_scale": 1.8,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+        },
+        _glm_flash,
+        {"output.weight": (_VOCAB, 2048)},
+    ),
+    "gemma-4-e4b": PublishedShape(
+        "gemma4",
+        _E4B_LAYERS,
+        2560,
+        {
+            "feed_forward_length": [10240] * _E4B_LAYERS,
+            "attention.head_count": 8,
+            "attention.head_count_kv": [2] * _E4B_LAYERS,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+            "attention.key_length": 512,
+            "attention.value_length": 512,
+            "attention.key_length_swa": 256,
+            "attention.value_length_swa": 256,
+            "attention.sliding_window": 512,
+            "attention.sliding_window_pattern": [not _is_global(i) for i in range(_E4B_LAYERS)],
+            "attention.shared_kv_layers": _E4B_SHARED,
+            "rope.dimension_count": 512,
+            "rope.dimension_count_swa": 256,
+            "rope.freq_base": 1e6,
+            "rope.freq_base_swa": 1e4,
+            "embedding_length_per_layer_input": 256,
+            "final_logit_softcapping": 30.0,
+        },
+        _gemma_e4b,
+        _weights(
+            per_layer_token_embd=(_VOCAB, 256 * _E4B_LAYERS),
+            per_layer_model_proj=(256 * _E4B_LAYERS, 2560),
+            per_layer_proj_norm=(256,),
+            rope_freqs=(256,),
+        ),
+    ),
+}
+"""Published shapes by name, with fewer layers and words."""
+
+
+def write_shape(name: str, format_name: str, folder: Path) -> Path:
+    """Writes a file, if it is not there.
+
+    Args:
+        name: one of SHAPES.
+        format_name: one of FORMATS.
+        folder: an existing folder.
+    """
+    path = folder / f"{name}-{format_name}.gguf"
+    if path.is_file():
+        return path
+    shape, staging = SHAPES[name], path.with_suffix(".part")
+    writer = GGUFWriter(staging, shape.architecture)
+    writer.add_name(name)
+    writer.add_context_length(8192)
+    writer.add_block_count(shape.layers)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_vocab_size(_VOCAB)
+    writer.add_file_type(getattr(LlamaFileType, f"MOSTLY_{format_name.upper()}"))
+    for key, value in shape.metadata.items():
+        _add(writer, f"{shape.architecture}.{key}", value)
+    add_tokenizer(writer, _VOCAB)
+    for tensor, dims in shape.tensors():
+        if len(dims) == 1 or any(word in tensor for word in _VECTORS):
+            writer.add_tensor(tensor, _vector(tensor, dims))
+            continue
+        kind = FORMATS[format_name][any(word in tensor for word in _MORE)]
+        kind = kind if dims[-1] % 256 == 0 else _INSTEAD.get(kind, kind)
+        writer.add_tensor(tensor, _matrix(kind, tensor, dims), raw_dtype=GGMLQuantizationType[kind])
+    finish_gguf(writer)
+    staging.replace(path)
+    return path
+
+
+def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    else:
+        writer.add_float32(key, value)
+
+
+def _vector(name: str, dims: tuple[int, ...]) -> Array:
+    if name == "rope_freqs.weight":  # a quarter of the pairs are rotated
+        return np.where(np.arange(*dims) < dims[0] // 4, 1, 1e30).astype(np.float32)
+    if len(dims) == 1 and "bias" not in name:
+        return np.ones(dims, np.float32)
+    return np.random.default_rng(zlib.crc32(name.encode())).standard_normal(dims, np.float32) * np.float32(0.02)
+
+
+def _matrix(kind: str, name: str, dims: tuple[int, ...]) -> Array:
+    elements, _ = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    count, start = prod(dims) // elements, zlib.crc32(name.encode()) % _BLOCKS
+    run = _run(kind)
+    blocks = np.resize(np.concatenate([run[start:], run[:start]]), (count, run.shape[1]))
+    return blocks.reshape(*dims[:-1], -1)
+
+
+@cache
+def _run(kind: str) -> Array:
+    """Random blocks of a type, [blocks, bytes] u8."""
+    if kind in ("Q4_K", "Q6_K"):
+        return (q4_k if kind == "Q4_K" else q6_k)().blocks
+    numbers = np.random.default_rng(3).standard_normal((_BLOCKS, 32), np.float32) * np.float32(0.02)
+    return quantize(numbers, GGMLQuantizationType[kind])
