@@ -51,7 +51,10 @@ def _llama3(frequency: float, scaling: Llama3Scaling) -> float:
     wavelength = 2 * math.pi / frequency
     if wavelength < scaling.original_context / scaling.high_freq_factor:
         return frequency
-    if wavelength > scaling.original_context / scaling.low_freq_factor:
+    if (
+        wavelength > scaling.original_context / scaling.low_freq_factor
+        or scaling.low_freq_factor == scaling.high_freq_factor
+    ):
         return frequency / scaling.factor
     ramp = (scaling.original_context / wavelength - scaling.low_freq_factor) / (
         scaling.high_freq_factor - scaling.low_freq_factor

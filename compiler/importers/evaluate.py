@@ -6,6 +6,7 @@ See `mlxr.compiler.spec.expression` for the language of the rules.
 import math
 from collections.abc import Mapping
 from copy import deepcopy
+from fnmatch import fnmatchcase
 from types import NoneType
 from typing import Annotated, Any, Literal, Protocol, get_args, get_origin
 
@@ -76,7 +77,8 @@ class Evaluation:
         for path in sorted(self.facts.rules.set, key=lambda path: path.count(".")):
             value = self.value(self.facts.rules.set[path], _wanted(path))
             if value is not None:
-                _put(model, path.split("."), None if value is NULL else value)
+                for steps in _places(model, path.split(".")):
+                    _put(model, steps, None if value is NULL else deepcopy(value))
         for key, expression in self.facts.rules.must_equal.items():
             expected = self.value(expression, "any")
             value = None if expected is None else self.facts.scalar(key)
@@ -125,7 +127,7 @@ class Evaluation:
     def _key(self, key: str, want: Want, choices: Mapping[str, Any] | None, default: Any, *, required: bool) -> Any:
         facts = self.facts
         value = facts.get(key) if want == "layers" else facts.scalar(key)
-        if value is None:
+        if value is None or (want == "layers" and value == []):
             if required:
                 raise facts.missing(key)
             return self.value(default, want)
@@ -170,6 +172,10 @@ class _Arguments:
 
     def key(self, index: int) -> Any:
         return self._evaluation.facts.get(self._of[index])
+
+    def layers(self, index: int) -> list[str] | None:
+        value = self._evaluation.value(self._of[index], "layers")
+        return [value] if isinstance(value, str) else value
 
     def number(self, index: int) -> float | None:
         value = self.value(index)
@@ -230,6 +236,14 @@ def _plain_type(annotation: Any) -> Any:
         return _plain_type(get_args(annotation)[0])
     some = [kind for kind in get_args(annotation) if kind is not NoneType]
     return _plain_type(some[0]) if NoneType in get_args(annotation) and len(some) == 1 else annotation
+
+
+def _places(model: dict[str, Any], steps: list[str]) -> list[list[str]]:
+    """The path itself; of a pattern with `*` for layer types, that of each type of this name that layers have."""
+    if steps[0] != "layer_types" or "*" not in steps[1]:
+        return [steps]
+    names = dict.fromkeys(str(name) for name in model.get("layer_pattern") or ())
+    return [["layer_types", name, *steps[2:]] for name in names if fnmatchcase(name, steps[1])]
 
 
 def _put(model: dict[str, Any], steps: list[str], value: Any) -> None:

@@ -37,6 +37,9 @@ class Arguments(Protocol):
     def key(self, index: int, /) -> Any:
         """The value of the key that an argument names, whatever its type."""
 
+    def layers(self, index: int, /) -> list[str] | None:
+        """Names of layer types, which are repeated over the layers; None where the file does not say it."""
+
     def number(self, index: int, /) -> float | None:
         """A finite number; None where the file does not say it."""
 
@@ -170,6 +173,24 @@ def _between(of: Arguments) -> list[str]:
     ]
 
 
+def _among(of: Arguments) -> list[str] | None:
+    """Types by a list of layers: (the key that has it, the type of those in it, the other, types without the key)."""
+    listed = of.key(0)
+    if listed is None:
+        return of.layers(3)
+    if not isinstance(listed, list) or not all(isinstance(layer, int) for layer in listed):
+        raise of.refuse(0, listed, "a list of layers")
+    return [of.value(1 if layer in listed else 2) for layer in range(of.num_layers)]
+
+
+def _cross(of: Arguments) -> list[str] | None:
+    """Layers that differ in several things: (types, types, ...), whose names are joined: a type is `rotated_sparse`."""
+    lists = [types for index in range(len(of)) if (types := of.layers(index))]
+    if len(lists) < len(of):
+        return None
+    return ["_".join(types[layer % len(types)] for types in lists) for layer in range(of.num_layers)]
+
+
 def _rope(of: Arguments) -> dict[str, Any] | None:
     """A `rope` section: (which layers, the base, the share of a head that is rotated)."""
     layers, theta = of.value(0), of.number(1)
@@ -195,5 +216,7 @@ FUNCTIONS = {
     "letters": Function(5, 9, _letters),
     "sparse": Function(4, 4, _sparse),
     "between": Function(5, 5, _between),
+    "among": Function(4, 4, _among),
+    "cross": Function(2, 4, _cross),
     "rope": Function(2, 3, _rope),
 }

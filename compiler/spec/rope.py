@@ -46,18 +46,17 @@ class Llama3Scaling(Record):
     low_freq_factor: Annotated[float, Field(gt=0, le=2**20, strict=True)] = 1.0
     """Wavelengths over original_context / low_freq_factor are fully scaled."""
     high_freq_factor: Annotated[float, Field(gt=0, le=2**20, strict=True)] = 4.0
-    """Wavelengths under original_context / high_freq_factor are kept; must be greater than low_freq_factor."""
+    """Wavelengths under original_context / high_freq_factor are kept; at least low_freq_factor."""
     original_context: Count = 8192
     """Context length the model was first trained with."""
 
     @model_validator(mode="after")
     def _check(self) -> "Llama3Scaling":
         wrong = Contradictions()
-        if self.high_freq_factor <= self.low_freq_factor:
+        if self.high_freq_factor < self.low_freq_factor:
             wrong.add(
                 "high_freq_factor",
-                f"high_freq_factor {self.high_freq_factor:g} must be greater than "
-                f"low_freq_factor {self.low_freq_factor:g}",
+                f"high_freq_factor {self.high_freq_factor:g} must be at least low_freq_factor {self.low_freq_factor:g}",
                 "Llama 3 models use low_freq_factor 1 and high_freq_factor 4",
             )
         wrong.refuse()

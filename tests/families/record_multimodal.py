@@ -37,6 +37,8 @@ def record(case: str, folder: Path) -> dict[str, Any]:
     )
     if any(info[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")):
         raise ValueError(f"the weights do not fit: {info}")
+    if case.startswith("llama4"):  # whose whole, in transformers 5.24, fails without images
+        model = model.language_model
     with torch.no_grad():
         logits = model.eval()(input_ids=torch.tensor([prompts(cases.VOCAB)[0]])).logits[0, -1]
     told = [float(np.format_float_positional(np.float32(number), unique=True)) for number in logits.tolist()]

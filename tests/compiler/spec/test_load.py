@@ -131,9 +131,9 @@ MISTAKES = [
     (ROPE, "rope: {scaling: {kind: linear, facter: 2}}", "8:34", "model.rope.scaling.facter", 'mean "factor"'),
     (
         ROPE,
-        "rope: {scaling: {kind: llama3, factor: 8, low_freq_factor: 4}}",
+        "rope: {scaling: {kind: llama3, factor: 8, low_freq_factor: 5}}",
         "8:10",
-        "high_freq_factor 4 must be greater than low_freq_factor 4",
+        "high_freq_factor 4 must be at least low_freq_factor 5",
         "low_freq_factor 1",
     ),
     ("  norm: {eps: 1e-5}", "  norm: {eps: abc}", "7:15", 'norm.eps is "abc"; expected a number', None),

@@ -224,6 +224,18 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "expert_shared_count": 1,
         },
     ),
+    # llama.cpp has chunks of 8192 tokens, whatever a file says.
+    "llama4_text": (
+        "llama4_text",
+        "llama4",
+        {
+            "expert_count": 5,
+            "expert_used_count": 1,
+            "expert_feed_forward_length": 40,
+            "feed_forward_length": 88,
+            "interleave_moe_layer_step": 2,
+        },
+    ),
     "gpt_oss": (
         "gpt_oss",
         "gpt-oss",

@@ -85,6 +85,22 @@ _ERNIE: Config = {
     "moe_layer_interval": 1,
     "moe_gate_act": "softmax",
 }
+_LLAMA4: Config = {
+    # mlx-lm's norm of queries and keys always has this epsilon.
+    "rms_norm_eps": 1e-6,
+    "num_hidden_layers": 5,
+    "intermediate_size": 40,
+    "intermediate_size_mlp": 88,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 2,
+    "attention_bias": False,
+    "attention_chunk_size": WINDOW,
+    "attn_scale": 0.4,
+    "floor_scale": 4,
+    "rope_scaling": _LLAMA3,
+    "use_qk_norm": True,
+}
 _LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
 
 CONFIGS: dict[str, Config] = {
@@ -272,6 +288,15 @@ CONFIGS: dict[str, Config] = {
         "use_cla": False,
         "cla_share_factor": 2,
     },
+    "llama4_text": {"model_type": "llama4", "text_config": _BASE | _HEADS | _LLAMA4 | {"model_type": "llama4_text"}},
+    "llama4_text, without experts": _HEADS
+    | {
+        "intermediate_size_mlp": 88,
+        "moe_layers": [],
+        "no_rope_layers": [1, 1],
+        "use_qk_norm": True,
+        "tie_word_embeddings": True,
+    },
     "gpt_oss": _HEADS
     | _LAYERS
     | {
@@ -288,6 +313,7 @@ CONFIGS: dict[str, Config] = {
 def config_of(case: str) -> Config:
     """The config.json of a case."""
     config = _BASE | {"model_type": case.partition(",")[0]} | CONFIGS[case]
+    config |= {key: value for key, value in config.get("text_config", {}).items() if key != "model_type"}
     if {"layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon"} & config.keys():
         del config["rms_norm_eps"]
     return config
