@@ -40,6 +40,7 @@ def dimensions(model: Model, layer: LayerType) -> dict[str, int]:
         "hidden": model.hidden_size,
         "intermediate": mlp.intermediate_size,
         "experts": experts.count if experts is not None else 0,
+        "shared": experts.shared.intermediate_size if experts is not None and experts.shared is not None else 0,
     }
 
 

@@ -14,8 +14,9 @@ from mlxr.compiler.spec.fields import Contradictions
 from mlxr.compiler.spec.record import Record
 
 _TERM = re.compile(r"[a-z_]+|[0-9]{1,9}", re.ASCII)
-DIMENSIONS = ("heads", "kv_heads", "head_dim", "half_head", "group", "hidden", "intermediate", "experts")
-"""What sizes in family files may be made of; `half_head` is head_dim / 2, `group` heads / kv_heads."""
+DIMENSIONS = ("heads", "kv_heads", "head_dim", "half_head", "group", "hidden", "intermediate", "experts", "shared")
+"""What sizes in family files may be made of; `half_head` is head_dim / 2, `group` heads / kv_heads,
+`shared` the width of the shared expert."""
 
 Size = Annotated[int | str, Field(union_mode="left_to_right")]
 

@@ -100,6 +100,8 @@ FAMILIES: dict[str, Config] = {
     "gpt_oss": _WINDOWS | {"num_local_experts": 5, "num_experts_per_tok": 2, "rope_scaling": _YARN},
     "granite": _GRANITE,
     "granitemoe": _GRANITE | {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": None},
+    "granitemoeshared": _GRANITE
+    | {"num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 48, "head_dim": None},
     "helium": {},
     "hunyuan_v1_dense": {"rope_scaling": _ALPHA},
     "hunyuan_v1_moe": {"rope_scaling": _ALPHA, "num_experts": 5, "moe_topk": 2},
@@ -236,6 +238,7 @@ _VALUES: dict[str, list[Any]] = {
     "routed_scaling_factor": [1.0],
     "scoring_func": ["softmax"],
     "shared_expert_intermediate_size": [40],
+    "shared_intermediate_size": [0],
     "sliding_window": [3, None],
     "sliding_window_pattern": [2],
     "swiglu_limit": [0.5],

@@ -191,6 +191,18 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "granitemoe",
         _EXPERTS | {"attention.scale": 0.05, "embedding_scale": 3.0, "residual_scale": 0.3, "logit_scale": 4.0},
     ),
+    "granitemoeshared": (
+        "transformers, granitemoeshared",
+        "granitemoe",
+        _EXPERTS
+        | {
+            "attention.scale": 0.05,
+            "embedding_scale": 3.0,
+            "residual_scale": 0.3,
+            "logit_scale": 4.0,
+            "expert_shared_feed_forward_length": 48,
+        },
+    ),
     "glm4_moe": (
         "glm4_moe, no qk norm",
         "glm4moe",
