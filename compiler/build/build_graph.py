@@ -38,7 +38,10 @@ def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
     normed = b.norm("final_norm", "normed", x, model.hidden_size)
     if not model.tie_embeddings:
         table = b.matrix("output", (model.vocab_size, model.hidden_size), words)
-    logits = b.op(Linear(DType.F32), "logits_of_all_tokens", {"x": normed, "weight": table})
+    inputs = {"x": normed, "weight": table}
+    if model.output_bias:
+        inputs["bias"] = b.vector("output_bias", model.vocab_size, words)
+    logits = b.op(Linear(DType.F32), "logits_of_all_tokens", inputs)
     if model.logit_scale != 1:
         logits = b.op(Scale(model.logit_scale), "logits_scaled", {"x": logits})
     if model.logit_softcap is not None:
@@ -83,6 +86,7 @@ def _layer(b: Builder, index: int, x: str) -> str:
     if model.parallel_blocks:
         normed = _pre_norm(b, attention, x)
         attended = build_attention(b, index, layer, normed)
+        normed = _pre_norm(b, mlp, x) if model.parallel_norms else normed
         between = b.residual(f"{attention}.out", x, attended)
         return _add_all(b, mlp, between, build_mlp(b, mlp, layer.mlp, normed))
     attended = build_attention(b, index, layer, _pre_norm(b, attention, x))

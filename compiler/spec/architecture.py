@@ -78,7 +78,9 @@ class Model(Record):
     mlp: Mlp
     """The feed-forward block of every layer."""
     parallel_blocks: Flag = False
-    """Whether both blocks read the same normalised x: x + attention(norm(x)) + mlp(norm(x)), with one norm."""
+    """Whether both blocks read the same x: x + attention(norm(x)) + mlp(norm(x)), with one norm."""
+    parallel_norms: Flag = False
+    """Whether each of the parallel blocks has a norm of its own."""
     layer_types: Annotated[dict[str, LayerType], Field(max_length=64)] = Field(default_factory=dict)
     """Layers that differ from the rest, by the name of their type: what they have instead of the model's properties."""
     layer_pattern: Annotated[tuple[str, ...], Field(max_length=MAX_LAYERS)] = ()
@@ -89,6 +91,8 @@ class Model(Record):
     """Factor of the embeddings."""
     residual_scale: Positive = 1.0
     """Factor of what each block adds to the residual stream."""
+    output_bias: Flag = False
+    """Whether the output projection adds a bias."""
     logit_scale: Positive = 1.0
     """Factor of the logits."""
     logit_softcap: Positive | None = None
@@ -137,10 +141,12 @@ class Model(Record):
         return self
 
     def _check_norms(self, wrong: Contradictions) -> None:
+        if self.parallel_norms and not self.parallel_blocks:
+            wrong.add("parallel_norms", "blocks that are not parallel have norms anyway", "set parallel_blocks to true")
         if self.parallel_blocks and self.norm.placement != "pre":
             wrong.add(
                 "parallel_blocks",
-                f"parallel blocks share the norm before them, but norm.placement is {self.norm.placement}",
+                f"parallel blocks have norms before them, but norm.placement is {self.norm.placement}",
                 "set norm.placement to pre, or parallel_blocks to false",
             )
 

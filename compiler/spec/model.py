@@ -177,7 +177,7 @@ _NORM_CLASS = ("norm", "norm_bias", "sinks", "selection_bias")
 def _class_of(name: str) -> TensorClass:
     if name == "embedding":
         return "embedding"
-    if name == "output":
+    if name in ("output", "output_bias"):
         return "output"
     return "attention" if ".attention." in name else "mlp"
 

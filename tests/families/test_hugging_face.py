@@ -128,6 +128,7 @@ def test_exaone_s_own_keys_mean_what_those_of_transformers_mean() -> None:
 
 NO_MATTER = {
     *("attention_dropout", "embedding_dropout", "hidden_dropout", "residual_dropout", "resid_pdrop"),
+    *("attn_pdrop", "classifier_dropout", "embd_pdrop", "num_labels"),
     *("initializer_range", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
     *("_attn_implementation", "pad_token_id"),
     # Of models with images, in the same file.

@@ -83,7 +83,7 @@ def test_published_configs_are_imported(family: str) -> None:
             config["num_attention_heads"],
         )
         assert (model.num_layers, model.hidden_size, attention.num_heads) == said, name
-        kv_heads = config.get("num_key_value_heads", config.get("multi_query_group_num"))
+        kv_heads = config.get("num_key_value_heads", config.get("multi_query_group_num", said[2]))
         assert attention.num_kv_heads == kv_heads, name
         ropes = [layer.rope for layer in model.layers if layer.rope is not None]
         if "rope_theta" in config:

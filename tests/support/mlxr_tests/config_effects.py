@@ -98,6 +98,8 @@ FAMILIES: dict[str, Config] = {
     "glm4": {"attention_bias": True, "partial_rotary_factor": 0.5},
     "glm4_moe": _GROUPS | {"attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5},
     "gpt_oss": _WINDOWS | {"num_local_experts": 5, "num_experts_per_tok": 2, "rope_scaling": _YARN},
+    "gpt_neox": _LAYER_NORM
+    | {"rope_theta": None, "rotary_pct": 0.25, "head_dim": None, "num_key_value_heads": None, "hidden_act": "gelu"},
     "granite": _GRANITE,
     "granitemoe": _GRANITE | {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": None},
     "granitemoeshared": _GRANITE
@@ -140,6 +142,7 @@ FAMILIES: dict[str, Config] = {
     "olmo2": {"head_dim": None},
     "olmo3": _WINDOWS | {"head_dim": None, "rope_theta": 500000.0},
     "olmoe": _EXPERTS | {"head_dim": None},
+    "phi": _LAYER_NORM | {"head_dim": None, "partial_rotary_factor": 0.5, "hidden_act": "gelu_new"},
     "phi3": {"head_dim": None, "original_max_position_embeddings": 16},
     "qwen2": {"head_dim": None},
     "qwen2_moe": _EXPERTS | {"moe_intermediate_size": 40, "shared_expert_intermediate_size": 48, "head_dim": None},
@@ -235,6 +238,8 @@ _VALUES: dict[str, list[Any]] = {
     "rope_scaling": _ROPES,
     "rope_theta": [700.0],
     "rotary_dim": [32],
+    "rotary_emb_base": [700.0],
+    "rotary_pct": [0.5],
     "routed_scaling_factor": [1.0],
     "scoring_func": ["softmax"],
     "shared_expert_intermediate_size": [40],
@@ -299,7 +304,8 @@ def _copied(config: Config) -> Config:
 
 def spellings(family: str) -> list[str]:
     """The spellings of a family's bases."""
-    if family in OF_MLX_LM:  # neither their own code nor mlx-lm's knows rope_parameters
+    named_otherwise = FAMILIES[family].get("rope_theta", 0) is None and "rope_parameters" not in FAMILIES[family]
+    if family in OF_MLX_LM or named_otherwise:  # the former's own code and mlx-lm's know no rope_parameters
         return ["rope_theta"]
     return ["rope_parameters"] if "rope_parameters" in FAMILIES[family] else ["rope_theta", "rope_parameters"]
 

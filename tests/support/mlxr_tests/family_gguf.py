@@ -248,6 +248,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "interleave_moe_layer_step": 2,
         },
     ),
+    "gpt_neox": (
+        "transformers, gpt_neox",
+        "gptneox",
+        {"attention.layer_norm_epsilon": 1e-5, "rope.dimension_count": 8, "use_parallel_residual": True},
+    ),
+    "phi": ("phi", "phi2", _LAYER_NORM | {"rope.dimension_count": 16}),
     "gpt_oss": (
         "gpt_oss",
         "gpt-oss",
@@ -333,11 +339,11 @@ def _metadata(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
         "block_count": config["num_hidden_layers"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
-        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.head_count_kv": config.get("num_key_value_heads", config["num_attention_heads"]),
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
         "rope.dimension_count": head_dim,
-        "rope.freq_base": float(config["rope_theta"]),
+        "rope.freq_base": float(config.get("rope_theta", 10000.0)),
     }
     if "rms_norm_eps" in config:
         base["attention.layer_norm_rms_epsilon"] = config["rms_norm_eps"]

@@ -316,6 +316,25 @@ CONFIGS: dict[str, Config] = {
         "use_qk_norm": True,
         "tie_word_embeddings": True,
     },
+    "gpt_neox": {
+        "layer_norm_eps": 1e-4,
+        "intermediate_size": 512,
+        "num_key_value_heads": 4,
+        "rotary_emb_base": 5000,
+        "rotary_pct": 0.25,
+        "hidden_act": "gelu_fast",
+        "use_parallel_residual": True,
+    },
+    "gpt_neox, one after the other": {
+        "layer_norm_eps": 1e-4,
+        "intermediate_size": 512,
+        "num_key_value_heads": 4,
+        "rotary_emb_base": 5000,
+        "rotary_pct": 1.0,
+        "hidden_act": "gelu_fast",
+        "use_parallel_residual": False,
+    },
+    "phi": {"layer_norm_eps": 1e-4, "partial_rotary_factor": 0.5, "hidden_act": "gelu_new"},
     "gpt_oss": _HEADS
     | _LAYERS
     | {

@@ -55,6 +55,8 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
     "sandwich-norm": {"model__norm": {"placement": "sandwich"}},
     "parallel": {"model__parallel_blocks": True},
     "parallel-layer-norm-bias": {"model__parallel_blocks": True, "model__norm": _LAYER_NORM},
+    "parallel-two-norms": {"model__parallel_blocks": True, "model__parallel_norms": True, "model__norm": _LAYER_NORM},
+    "output-bias": {"model__output_bias": True, "model__tie_embeddings": True},
     # positions
     "no-rope": {"model__rope": None},
     "some-layers-without-rope": {
