@@ -29,27 +29,30 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
     a, hidden = layer.attention, b.spec.model.hidden_size
     prefix = f"{layer_prefix(index)}attention"
     heads, kv_heads = Axis("heads", a.num_heads, a.head_dim), Axis("kv_heads", a.num_kv_heads, a.head_dim)
-    axes = {"q": heads, "k": kv_heads, "v": kv_heads}
-    q, k, v = (
-        b.linear(
-            f"{prefix}.{role}",
-            x,
-            (axis.count * a.head_dim, hidden),
-            f"{prefix}.{role}_bias" if a.qkv_bias else None,
-            rows=axis,
-        )
-        for role, axis in axes.items()
-    )
-    if a.qkv_limit is not None:
-        named = (("q", q), ("k", k), ("v", v))
-        q, k, v = (b.op(Clamp(a.qkv_limit), f"{prefix}.{role}_clamped", {"x": x}) for role, x in named)
-    q, k = (_queries_or_keys(b, prefix, role, layer, name, axes[role]) for role, name in (("q", q), ("k", k)))
+
+    def projected(role: str, axis: Axis) -> str:
+        bias = f"{prefix}.{role}_bias" if a.qkv_bias else None
+        y = b.linear(f"{prefix}.{role}", x, (axis.count * a.head_dim, hidden), bias, rows=axis)
+        return y if a.qkv_limit is None else b.op(Clamp(a.qkv_limit), f"{prefix}.{role}_clamped", {"x": y})
+
+    q, keys = projected("q", heads), {}
+    if b.spec.model.kv_owner(index) == index:
+        keys["k"] = projected("k", kv_heads)
+        keys["v"] = keys["k"] if a.values_from_keys else projected("v", kv_heads)
+    q = _queries_or_keys(b, prefix, "q", layer, q, heads)
+    if keys:
+        keys["k"] = _queries_or_keys(b, prefix, "k", layer, keys["k"], kv_heads)
+    norm = a.qk_norm
+    if keys and norm is not None and norm.values:
+        name, by = f"{prefix}.v_norm", {"groups": a.num_kv_heads, "kind": norm.kind, "eps": norm.eps}
+        keys["v"] = b.norm(name, f"{name}ed", keys["v"], a.head_dim, **by, weight=False, bias=False)
     if a.temperature is not None:
         temperature = Temperature(a.temperature.beta, a.temperature.original_context, a.temperature.first_position)
         q = b.op(temperature, f"{prefix}.q_tempered", {"x": q, "positions": "positions"})
     cache = b.stores(index, KEYS_AND_VALUES)
-    write = CacheWrite(num_kv_heads=a.num_kv_heads, head_dim=a.head_dim)
-    b.op_with_outputs(write, f"{prefix}.cache_write", {"k": k, "v": v} | b.of_blocks(index, "slots") | cache, ())
+    if keys:
+        write = CacheWrite(num_kv_heads=a.num_kv_heads, head_dim=a.head_dim)
+        b.op_with_outputs(write, f"{prefix}.cache_write", keys | b.of_blocks(index, "slots") | cache, ())
     tables = {name: name for name in ("positions", "query_start", "context_lens")} | b.of_blocks(index, "block_tables")
     sinks = {"sinks": b.vector(f"{prefix}.sinks", a.num_heads, replace(heads, size=1))} if a.sinks else {}
     attention = Attention(

@@ -125,6 +125,8 @@ def _check_heads(spec: ModelSpec, ranks: Sequence[Rank]) -> None:
             heads = range(cut.rows[0] // attention.head_dim, cut.rows[1] // attention.head_dim)
             needed = {head // attention.gqa_ratio for head in heads}
             for role in ("k", "v"):
+                if name[:-1] + role not in part.slices:
+                    continue  # keys of an earlier layer, or values that are made of keys
                 rows = part.slices[name[:-1] + role].rows
                 assert rows is not None, "keys are divided where queries are"
                 owned = set(range(rows[0] // attention.head_dim, rows[1] // attention.head_dim))
@@ -135,7 +137,7 @@ def _check_heads(spec: ModelSpec, ranks: Sequence[Rank]) -> None:
                         f"{role} of {sorted(owned)}"
                     )
             for projection in (name, name[:-1] + "k"):
-                norm = part.slices.get(f"{projection}_norm", WHOLE).rows
+                norm = part.slices.get(f"{projection}_norm", TensorSlice()).rows
                 if norm is not None and norm != part.slices[projection].rows:
                     raise PlanError(f"rank {number}: {projection}_norm is of other columns than {projection}")
             if part.slices[name[:-1] + "o"].columns != cut.rows:

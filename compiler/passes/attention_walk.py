@@ -48,6 +48,11 @@ class AttentionSite:
     k: Path
     v: Path
 
+    @property
+    def shares_source(self) -> bool:
+        """Whether keys and values are made of one projection."""
+        return self.k.source == self.v.source
+
 
 def attention_sites(graph: OpGraph) -> Iterator[AttentionSite]:
     """Every attention whose layer has a cache write, in program order."""
@@ -59,11 +64,22 @@ def attention_sites(graph: OpGraph) -> Iterator[AttentionSite]:
             yield AttentionSite(attention, write, _path(graph, q), _path(graph, k), _path(graph, v))
 
 
-def source_of(graph: OpGraph, path: Path, *kinds: type[OpKind]) -> Op | None:
-    """The op that writes a path's source, if it is of these kinds, and only the path and its mean squares read that."""
+def reading_attentions(graph: OpGraph) -> Iterator[tuple[Op, Path]]:
+    """Every attention whose layer has no cache write, with the path of its queries: it reads another layer's keys."""
+    writers = {op.layer for op, _ in graph.ops_of(CacheWrite)}
+    for attention, _ in graph.ops_of(Attention):
+        if attention.layer not in writers:
+            yield attention, _path(graph, attention.inputs["q"])
+
+
+def source_of(graph: OpGraph, path: Path, *kinds: type[OpKind], readers: int = 1) -> Op | None:
+    """The op that writes a path's source, if it is of these kinds, and only the path and its mean squares read that.
+
+    With 2 `readers`, the path of the values reads it, too.
+    """
     op = graph.producer(path.source)
-    readers = [reader for reader in graph.consumers(path.source) if not isinstance(reader.attrs, MeanSquares)]
-    alone = len(readers) == 1 and path.source not in graph.outputs
+    reading = [reader for reader in graph.consumers(path.source) if not isinstance(reader.attrs, MeanSquares)]
+    alone = len(reading) == readers and path.source not in graph.outputs
     return op if op and isinstance(op.attrs, kinds) and alone else None
 
 

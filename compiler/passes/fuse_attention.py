@@ -7,26 +7,39 @@ from mlxr.compiler.artifact.program import PhaseName
 from mlxr.compiler.formats.stores import KEYS_AND_VALUES
 from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.ir.op_kind import RopeLayout
-from mlxr.compiler.ir.ops.attention import Attention, PackedAttention, RopeAttention, RopeWriteAttention, Split
+from mlxr.compiler.ir.ops.attention import (
+    Attention,
+    PackedAttention,
+    RopeAttention,
+    RopeReadAttention,
+    RopeWriteAttention,
+    Split,
+)
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
-from mlxr.compiler.passes.attention_walk import AttentionSite, attention_sites, same_rotation
+from mlxr.compiler.passes.attention_walk import AttentionSite, attention_sites, reading_attentions, same_rotation
 from mlxr.compiler.passes.base import Edits, PassResult, sole_producer
 
 _DECODE_BATCH = ("positions", "slots", "context_lens", "block_tables")
+_READ_BATCH = ("positions", "context_lens", "block_tables")
 _PREFILL_BATCH = ("positions", "query_start", "context_lens", "block_tables")
 _WRITE_BATCH = ("positions", "slots")
 
 
 @dataclass(frozen=True)
 class _Match:
-    """The ops of one layer between the merged projection and the attention's result."""
+    """The ops of one layer between the merged projection and the attention's result.
 
-    split: Op
+    `qkv` is the projection. A layer that uses the keys and values of an earlier one has no split and no write, and
+    `qkv` has queries alone.
+    """
+
+    qkv: str
+    split: Op | None
     rope_q: Op | None
     rope_k: Op | None
     temperature: Op | None
-    write: Op
+    write: Op | None
     attention: Op
 
     @property
@@ -77,7 +90,8 @@ class _Match:
     def inputs(self, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, str]:
         rope = self.rope_q.inputs if self.rope_q else {}
         # All ops have the same positions; cache_write has none.
-        inputs = {**rope, **self.write.inputs, **self.attention.inputs, "qkv": self.split.inputs["x"]}
+        write = self.write.inputs if self.write else {}
+        inputs = {**rope, **write, **self.attention.inputs, "qkv": self.qkv}
         bound = [name for name in ("frequencies", *optional) if name in inputs]
         return {name: inputs[name] for name in ("qkv", *bound, *names, *KEYS_AND_VALUES)}
 
@@ -90,6 +104,9 @@ class FuseAttention:
 
     1. decode: cache_write(rope(k), v), attention(temperature(rope(q))) -> rope_write_attention(qkv).
     2. prefill: the same -> rope_cache_write(qkv), rope_attention(qkv).
+
+    3. decode, in a layer without a cache write: attention(temperature(rope(q))) -> rope_read_attention(q).
+    4. prefill: the same -> rope_attention(q).
 
     The temperature, and both ropes, may be missing.
 
@@ -115,17 +132,16 @@ class FuseAttention:
         return edits.result()
 
     def _decode(self, m: _Match) -> list[Op]:
-        inputs = m.inputs(_DECODE_BATCH, optional=("sinks",))
-        return [replace(m.attention, attrs=m.fused_attention(RopeWriteAttention), inputs=inputs)]
+        kind = RopeWriteAttention if m.write else RopeReadAttention
+        inputs = m.inputs(_DECODE_BATCH if m.write else _READ_BATCH, optional=("sinks",))
+        return [replace(m.attention, attrs=m.fused_attention(kind), inputs=inputs)]
 
     def _prefill(self, edits: Edits, m: _Match) -> list[Op]:
         if "query_tiles" not in edits.graph and not any(v.name == "query_tiles" for v in edits.values):
             edits.declare(replace(edits.graph.value("positions"), name="query_tiles", shape=("tiles", 2)))
         inputs = m.inputs(_PREFILL_BATCH, optional=("sinks",)) | {"query_tiles": "query_tiles"}
-        return [
-            replace(m.write, attrs=m.fused_write(), inputs=m.inputs(_WRITE_BATCH)),
-            replace(m.attention, attrs=m.fused_attention(RopeAttention), inputs=inputs),
-        ]
+        write = [replace(m.write, attrs=m.fused_write(), inputs=m.inputs(_WRITE_BATCH))] if m.write else []
+        return [*write, replace(m.attention, attrs=m.fused_attention(RopeAttention), inputs=inputs)]
 
 
 def _matches(graph: OpGraph) -> Iterator[_Match]:
@@ -141,7 +157,13 @@ def _matches(graph: OpGraph) -> Iterator[_Match]:
             and all(graph.sole_consumer(name) for name in sources)
             and _same_positions(site.attention, site.q.temperature, site.q.rope)
         ):
-            yield _Match(split, site.q.rope, site.k.rope, site.q.temperature, site.write, site.attention)
+            qkv = split.inputs["x"]
+            yield _Match(qkv, split, site.q.rope, site.k.rope, site.q.temperature, site.write, site.attention)
+    for attention, q in reading_attentions(graph):
+        if _same_positions(attention, q.temperature, q.rope):
+            first = q.rope or q.temperature
+            name = first.inputs["x"] if first else attention.inputs["q"]
+            yield _Match(name, None, q.rope, None, q.temperature, None, attention)
 
 
 def _has_no_other_ops(site: AttentionSite) -> bool:

@@ -133,8 +133,11 @@ def _block_bytes(spec: ModelSpec, stores: Sequence[Store], layers: Sequence[int]
 def stores_of(spec: ModelSpec) -> tuple[Store, ...]:
     """Everything that the model keeps between steps."""
     dtype = DType(spec.cache.dtype)
-    attentions = [layer.attention for layer in spec.model.layers]
-    stores = [*keys_and_values([StoreRow((a.num_kv_heads, a.head_dim), dtype) for a in attentions])]
+    rows: list[StoreRow | int] = []
+    for index, layer in enumerate(spec.model.layers):
+        owner, a = spec.model.kv_owner(index), layer.attention
+        rows.append(StoreRow((a.num_kv_heads, a.head_dim), dtype) if owner == index else owner)
+    stores = [*keys_and_values(rows)]
     return tuple(stores)
 
 

@@ -130,6 +130,7 @@ class Model(Record):
         _check_multiple(wrong, "hidden_size", self.hidden_size)
         self._check_norms(wrong)
         self._check_pattern(wrong)
+        self._check_shared_keys(wrong)
         whole = LayerType(attention=self.attention, rope=self.rope, mlp=self.mlp)
         self._check_layer(whole, "", None, wrong)
         for name, layer in self.layer_types.items():
@@ -166,6 +167,25 @@ class Model(Record):
                     "no layer is of this type: layer_pattern does not name it",
                     "name it in layer_pattern, or remove it",
                 )
+
+    def _check_shared_keys(self, wrong: Contradictions) -> None:
+        if self.attention.kv_from is not None:
+            wrong.add("attention.kv_from", "not all layers can use keys of an earlier one", "say it of a layer type")
+        for name, layer in self.layer_types.items():
+            source, at = layer.attention.kv_from, f"layer_types.{name}.attention.kv_from"
+            if source is None:
+                continue
+            of = self.layer_types.get(source)
+            if of is None or of.attention.kv_from is not None:
+                wrong.add(at, f'"{source}" is no layer type with keys and values of its own', "name one")
+                continue
+            mine, theirs = ((a.num_kv_heads, a.head_dim) for a in (layer.attention, of.attention))
+            if mine != theirs:
+                what = "{} KV heads of {}, its own are {} of {}".format(*theirs, *mine)
+                wrong.add(at, f"layers of type {source} have {what}", "give both types the same")
+            first = self.layer_pattern.index(name) if name in self.layer_pattern else 0
+            if source not in self.layer_pattern[:first]:
+                wrong.add(at, f"layer {first} is of type {name}, and no layer of type {source} comes before it")
 
     def _check_layer(self, layer: LayerType, at: str, base: LayerType | None, wrong: Contradictions) -> None:
         """Notes contradictions within one layer type. Sections that equal those of `base` have been checked already."""
@@ -205,6 +225,14 @@ class Model(Record):
         if not self.layer_pattern:
             return LayerType.model_construct(attention=self.attention, rope=self.rope, mlp=self.mlp)
         return self.layer_types[self.layer_pattern[index % len(self.layer_pattern)]]
+
+    def kv_owner(self, index: int) -> int:
+        """The layer whose keys and values a layer uses: itself, or an earlier one."""
+        source = self.layer(index).attention.kv_from
+        if source is None:
+            return index
+        names = [self.layer_pattern[i % len(self.layer_pattern)] for i in range(index)]
+        return max(i for i, name in enumerate(names) if name == source)
 
     @property
     def layers(self) -> tuple[LayerType, ...]:

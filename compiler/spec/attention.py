@@ -71,6 +71,8 @@ class QkNorm(Record):
     """As `model.norm.eps`; null for the same number."""
     after_rope: Flag = False
     """Whether heads are rotated first and normalised then; not with scope `all`."""
+    values: Flag = False
+    """Whether each head of the values is normalised, too, without weights; not with scope `all`."""
 
     @model_validator(mode="after")
     def _check(self) -> "QkNorm":
@@ -81,6 +83,8 @@ class QkNorm(Record):
                 "heads that are normalised together are normalised before they are rotated",
                 "set after_rope to false, or scope to head or heads",
             )
+        if self.values and self.scope == "all":
+            wrong.add("values", "values are normalised by heads, but scope is all", "set values to false")
         if not self.weight and (self.bias or self.scope != "head"):
             what = "a bias" if self.bias else f"scope {self.scope}"
             wrong.add(
@@ -129,6 +133,12 @@ class Attention(Record):
     """Whether each head has one more, learned score in its softmax, whose share no value gets."""
     qk_norm: QkNorm | None = None
     """Normalisation of queries and keys; null for none."""
+    values_from_keys: Flag = False
+    """Whether values are what the projection of the keys gives, before their norm and RoPE: they have no projection of
+    their own. Needs qk_norm by heads."""
+    kv_from: str | None = None
+    """A layer type: keys and values are those of the last earlier layer of that type, and these layers have no
+    projections for them; null for their own."""
     temperature: Temperature | None = None
     """Growth of the queries with their position, after RoPE; null for none."""
 
@@ -149,6 +159,12 @@ class Attention(Record):
             )
         if self.chunked and self.sliding_window is None:
             wrong.add("chunked", "sliding_window, the tokens of a chunk, is null", "give sliding_window")
+        if self.values_from_keys and (self.qk_norm is None or self.qk_norm.scope == "all"):
+            wrong.add("values_from_keys", "values are taken where keys are normalised by heads", "give qk_norm")
+        if self.kv_from is not None and self.qk_norm is not None and self.qk_norm.after_rope:
+            wrong.add(
+                "kv_from", "queries alone are normalised before RoPE, but qk_norm.after_rope is true", "remove it"
+            )
         wrong.refuse()
         return self
 

@@ -22,12 +22,12 @@ def matrix_shapes(model: Model) -> Shapes:
 
 def _attention(attention: Attention, hidden: int) -> Shapes:
     heads, kv_heads = (count * attention.head_dim for count in (attention.num_heads, attention.num_kv_heads))
-    return {
-        "attention.q": (heads, hidden),
-        "attention.k": (kv_heads, hidden),
-        "attention.v": (kv_heads, hidden),
-        "attention.o": (hidden, heads),
-    }
+    shapes = {"attention.q": (heads, hidden)}
+    if attention.kv_from is None:
+        shapes["attention.k"] = (kv_heads, hidden)
+        if not attention.values_from_keys:
+            shapes["attention.v"] = (kv_heads, hidden)
+    return shapes | {"attention.o": (hidden, heads)}
 
 
 def _mlp(mlp: Mlp, hidden: int) -> Shapes:

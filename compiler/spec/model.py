@@ -319,7 +319,7 @@ class ModelSpec(Record):
                 f"{self.least_context}, and a contiguous arena holds a whole sequence",
                 f"use {blocks_of_one} blocks, or leave num_blocks out",
             )
-        attentions = (layer.attention for layer in model.layers)
+        attentions = [layer.attention for layer in model.layers if layer.attention.kv_from is None]
         row_bytes = sum(a.num_kv_heads * cache_row_bytes(cache.widest_dtype, a.head_dim) for a in attentions)
         block_bytes = 2 * cache.block_size * row_bytes
         if cache.memory_budget is not None and not block_bytes <= cache.memory_budget:

@@ -154,7 +154,25 @@ def _layers(spec: ModelSpec, split: Parallel, fractions: Sequence[float]) -> lis
         weights[0] -= outside
         weights[-1] -= elements.get("output", outside)
         counts = divide(spec.model.num_layers, [max(weight, in_layers * 1e-3) for weight in weights])
+        return _moved(spec, ranges_of(counts))
     return ranges_of(counts)
+
+
+def _moved(spec: ModelSpec, stages: list[Range]) -> list[Range]:
+    """The stages, with ends moved as little as possible so that no layer uses keys that an earlier stage has.
+
+    As they are where that cannot be.
+    """
+    owners = [spec.model.kv_owner(layer) for layer in range(spec.model.num_layers)]
+    whole = [end for end in range(1, len(owners)) if all(owner >= end for owner in owners[end:])]
+    ends: list[int] = []
+    for number, (_, end) in enumerate(stages[:-1], 1):
+        allowed = [e for e in whole if (not ends or e > ends[-1])]
+        allowed = allowed[: len(allowed) - (len(stages) - 1 - number)]
+        if not allowed:
+            return stages
+        ends.append(min(allowed, key=lambda e: (abs(e - end), e)))
+    return list(zip([0, *ends], [*ends, len(owners)], strict=True))
 
 
 def _widths(spec: ModelSpec) -> dict[int, list[str]]:

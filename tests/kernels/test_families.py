@@ -67,7 +67,15 @@ def check_types(name, dtype, mistake=()):
 
 
 WITH_Q8 = itertools.product(
-    ["soft-caps", "sinks", "some-layers-without-rope", "windows-and-ropes", "gemma-like", "heads-by-layer"],
+    [
+        "soft-caps",
+        "sinks",
+        "some-layers-without-rope",
+        "windows-and-ropes",
+        "gemma-like",
+        "heads-by-layer",
+        "shared-keys",
+    ],
     ["block", "layer"],
 )
 
@@ -78,13 +86,29 @@ def test_q8_cache(name, layout):
 
 
 IN_16_BITS = itertools.product(
-    ["qk-norm-all", "post-norm-layer-bias", "temperature", "olmo-like", "heads-by-layer"], ["bf16", "f16"]
+    ["qk-norm-all", "post-norm-layer-bias", "temperature", "olmo-like", "heads-by-layer", "shared-keys"],
+    ["bf16", "f16"],
 )
 
 
 @pytest.mark.parametrize(("name", "dtype"), few(IN_16_BITS, [("olmo-like", "bf16")]))
 def test_types(name, dtype):
     check_types(name, dtype)
+
+
+def test_matrix_instructions_read_the_keys_of_an_earlier_layer():
+    """Whole contexts, and partitions of them."""
+    changes = {"activation_dtype": "bf16", "cache__dtype": "bf16", "weights": {"default": "bf16"}}
+    for partition in (512, 8):
+        mma = Geometry.of(attend_mma=1, partition_mma=1, partition=partition, prefill_mma=1)
+        pair = RoundingPair(
+            compiled(family_spec("shared-keys", **changes), mma),
+            compiled(family_spec("shared-keys", weights={"default": "bf16"}), SPLIT),
+        )
+        generate(pair)
+        pair.check()
+        ran = {pair.plan.first.kernel(name).label for name in pair.host.launches}
+        assert "attend_mma" in ran if partition > 40 else "attend_partition_mma" in ran
 
 
 def test_sinks_of_every_size():

@@ -1,6 +1,7 @@
 """Attention over the KV arena, and the split of a packed projection that it reads."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from mlxr.compiler.formats.stores import KEYS_AND_VALUES
 from mlxr.compiler.ir.checks import matrix, require, require_cache, require_heads, require_positive, require_vector
@@ -27,7 +28,7 @@ class Split(OpKind):
     summary = "columns of qkv"
     family = "gather"
     inputs = ("x",)
-    outputs = ("q", "k", "v")
+    outputs: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     stages = SOURCE_STAGES
 
     q: int
@@ -39,12 +40,23 @@ class Split(OpKind):
         rows, width = matrix(t, "x")
         sizes = {"q": self.q, "k": self.k, "v": self.v}
         require(sum(sizes.values()) == width, f"x has {width} columns, its parts {sum(sizes.values())}")
-        return {port: Tensor((rows, size), t["x"].dtype) for port, size in sizes.items()}
+        return {port: Tensor((rows, size), t["x"].dtype) for port, size in sizes.items() if size}
 
     def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
         """The same at every rank: projections are merged after division."""
         require_whole(has, "x")
         return Division(self, WHOLE)
+
+
+class SplitQk(Split):
+    """The same of a projection without values; v is 0."""
+
+    name = "split_qk"
+    summary = "columns of qk"
+    family = "gather"
+    inputs = ("x",)
+    outputs = ("q", "k")
+    stages = SOURCE_STAGES
 
 
 @dataclass(frozen=True)
@@ -161,8 +173,22 @@ class RopeWriteAttention(PackedAttention):
     stages = FUSED_STAGES
 
 
+class RopeReadAttention(PackedAttention):
+    """All of a layer's attention in a decode step, where it uses an earlier layer's keys and values."""
+
+    name = "rope_read_attention"
+    summary = "decode: RoPE and attention of one new token a sequence, whose key an earlier layer wrote"
+    family = "attention"
+    inputs = ("qkv", "positions", "context_lens", "block_tables", *KEYS_AND_VALUES)
+    optional = ("frequencies", "sinks", "token")
+    outputs = ("out", "token")
+    accesses = dict.fromkeys(KEYS_AND_VALUES, "read")
+    stages = FUSED_STAGES
+    packings = ("q",)
+
+
 class RopeAttention(PackedAttention):
-    """A layer's attention in a prefill step; a `rope_cache_write` comes before it."""
+    """A layer's attention in a prefill step; a `rope_cache_write`, of this layer or an earlier one, comes before it."""
 
     name = "rope_attention"
     summary = "prefill: RoPE of q and attention over the arena"
@@ -172,6 +198,7 @@ class RopeAttention(PackedAttention):
     outputs = ("out", "token")
     accesses = dict.fromkeys(KEYS_AND_VALUES, "read")
     stages = FUSED_STAGES
+    packings = ("qkv", "q")
 
 
 def _check_scores(t: Tensors, attention: Attention | PackedAttention) -> None:

@@ -46,7 +46,10 @@ class Norm(OpKind):
     eps: float
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """From x [tokens, width], weight and bias [width] or [width / groups], residual like x -> out like x."""
+        """From x [tokens, width], weight and bias [width] or [width / groups], residual like x -> out like x.
+
+        Without a weight, nothing is multiplied.
+        """
         _, width = matrix(t, "x")
         groups = self.groups
         require_positive("eps", self.eps)
@@ -125,12 +128,14 @@ class QkNorm(OpKind):
         kind, eps: see `Norm`.
         rotary_dim, rope_layout, rope_scale: see `PackedHeads`: how heads are rotated before they are normalised. If
             rotary_dim is 0 they are not, and `positions` and `frequencies` are not bound.
+        norms_values: whether each head of the values is normalised, too, without weights.
+        values_from_keys: whether qkv has no values: they are its keys, before their norm.
 
     With mean_squares, those of all queries and of all keys, qkv has some heads of the row that is normalised.
     """
 
     name = "qk_norm"
-    summary = "norm of the queries and keys of qkv, rotated or not; values as they are"
+    summary = "norm of the queries and keys of qkv, rotated or not, and of its values or not"
     family = "norm"
     inputs = ("qkv",)
     optional = ("q_norm", "k_norm", "q_norm_bias", "k_norm_bias", "mean_squares", "positions", "frequencies")
@@ -145,13 +150,19 @@ class QkNorm(OpKind):
     rotary_dim: int
     rope_layout: RopeLayout
     rope_scale: float
+    norms_values: bool = False
+    values_from_keys: bool = False
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """From qkv [tokens, (heads + 2 kv_heads) * head_dim]; weights and biases as the scope says -> out like qkv.
 
-        mean_squares is [tokens, 2] f32.
+        mean_squares is [tokens, 2] f32. With values_from_keys, qkv is [tokens, (heads + kv_heads) * head_dim], and out
+        has the values, too.
         """
-        require_heads(t, "qkv", self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        given = 1 if self.values_from_keys else 2
+        require_heads(t, "qkv", self.num_heads + given * self.num_kv_heads, self.head_dim)
+        by_heads = self.scope != "all" or not (self.norms_values or self.values_from_keys)
+        require(by_heads, "values are normalised, or made of keys, by heads")
         require_positive("eps", self.eps)
         for port, count in (("q_norm", self.num_heads), ("k_norm", self.num_kv_heads)):
             width = self.head_dim if self.scope == "head" else count * self.head_dim
@@ -163,9 +174,10 @@ class QkNorm(OpKind):
         require(("q_norm" in t) == ("k_norm" in t), "q_norm and k_norm are bound together")
         require_mean_squares(t, t["qkv"].shape[0])
         if "mean_squares" in t:
-            given = f"{self.kind} of scope {self.scope}"
-            require(given == "rms of scope all", f"the norm is {given}; expected rms of scope all, by its mean_squares")
-        return {"out": t["qkv"]}
+            kind = f"{self.kind} of scope {self.scope}"
+            require(kind == "rms of scope all", f"the norm is {kind}; expected rms of scope all, by its mean_squares")
+        width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return {"out": Tensor((t["qkv"].shape[0], width), t["qkv"].dtype)}
 
     def work(self, use: Use, dims: Dims) -> OpWork:
         """A few steps for each element."""

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mlxr.compiler.ir.checks import require, require_cache, require_heads, require_positive
 from mlxr.compiler.ir.op_kind import OpKind, RopeLayout
@@ -12,12 +13,17 @@ from mlxr.compiler.ir.tensor import Tensor, Tensors
 class PackedHeads(OpKind):
     """An op on qkv [tokens, (heads + 2 kv_heads) * head_dim] and the arenas.
 
+    Kinds whose `packings` has `q` also take queries alone, [tokens, heads * head_dim]: of layers that use the keys and
+    values of an earlier one.
+
     Attributes:
         num_heads, num_kv_heads, head_dim: see `Attention`.
         rotary_dim: number of leading elements of a head that are rotated; if 0, `frequencies` is not bound.
         rope_layout: `half` pairs element i with i + rotary_dim / 2, `interleaved` 2i with 2i + 1.
         rope_scale: factor of the cosines and sines.
     """
+
+    packings: ClassVar[tuple[str, ...]] = ("qkv",)
 
     num_heads: int
     num_kv_heads: int
@@ -28,10 +34,17 @@ class PackedHeads(OpKind):
 
     def check_packed(self, t: Tensors) -> Tensor:
         """The shape of attention's result; raises RuleError unless qkv, frequencies and arenas fit."""
-        require_heads(t, "qkv", self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        packing = "qkv" if self.has_keys(t["qkv"]) else "q"
+        require(packing in self.packings, f"{self.name} has {packing}; expected {' or '.join(self.packings)}")
+        heads = self.num_heads + (2 * self.num_kv_heads if packing == "qkv" else 0)
+        require_heads(t, "qkv", heads, self.head_dim)
         check_rotation(t, self.rotary_dim, self.rope_scale)
         require_cache(t, self.accesses, self.num_kv_heads, self.head_dim)
         return Tensor((t["qkv"].shape[0], self.num_heads * self.head_dim), t["qkv"].dtype)
+
+    def has_keys(self, qkv: Tensor) -> bool:
+        """Whether qkv has keys and values beside the queries."""
+        return qkv.shape[1] != self.num_heads * self.head_dim
 
     def token_bytes(self, t: Tensors) -> int:
         """Bytes of the key and the value of a token in this layer."""

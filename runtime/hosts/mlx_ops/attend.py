@@ -9,7 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import KEYS_AND_VALUES
-from mlxr.compiler.ir.ops.attention import Attention, PackedAttention, RopeAttention, RopeWriteAttention
+from mlxr.compiler.ir.ops.attention import (
+    Attention,
+    PackedAttention,
+    RopeAttention,
+    RopeReadAttention,
+    RopeWriteAttention,
+)
 from mlxr.compiler.ir.ops.cache import CacheWrite, RopeCacheWrite
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
@@ -65,6 +71,12 @@ def rope_write_attention(inputs: Inputs, attrs: RopeWriteAttention, arena: Arena
     assert seqs == tokens, f"decode has one token a sequence, got {tokens} tokens of {seqs} sequences"
     _rotate_and_store(inputs, attrs, arena)
     return _rotate_and_attend({**inputs, "query_start": mx.arange(seqs + 1)}, attrs, arena)
+
+
+@evaluates(RopeReadAttention)
+def rope_read_attention(inputs: Inputs, attrs: RopeReadAttention, arena: ArenaLayer | None = None) -> Outputs:
+    """Decode: attends to what an earlier layer stored; token i is sequence i's."""
+    return _rotate_and_attend({**inputs, "query_start": mx.arange(len(inputs["qkv"]) + 1)}, attrs, arena)
 
 
 def _rotate_and_store(inputs: Inputs, attrs: PackedHeads, arena: ArenaLayer | None) -> Outputs:

@@ -27,7 +27,7 @@ def norm_rows(inputs: Inputs, attrs: NormRows, arena: ArenaLayer | None = None) 
 
 @evaluates(QkNorm)
 def qk_norm(inputs: Inputs, attrs: QkNorm, arena: ArenaLayer | None = None) -> Outputs:
-    """The queries and keys of qkv [tokens, (heads + 2 kv_heads) * head_dim] normalised, values as they are."""
+    """The queries and keys of qkv [tokens, (heads + 2 kv_heads) * head_dim] normalised; values, too, or as they are."""
     qkv, head_dim = inputs["qkv"], attrs.head_dim
     rotation = {port: inputs[port] for port in ("positions", "frequencies") if port in inputs}
     parts: list[mx.array] = []
@@ -44,7 +44,10 @@ def qk_norm(inputs: Inputs, attrs: QkNorm, arena: ArenaLayer | None = None) -> O
             y = normalise(x, inputs.get(port), inputs.get(f"{port}_bias"), attrs.kind, attrs.eps, groups)
         parts.append(y.astype(qkv.dtype))
         start += heads * head_dim
-    return {"out": mx.concatenate([*parts, qkv[:, start:]], axis=-1)}
+    v = qkv[:, start - attrs.num_kv_heads * head_dim : start] if attrs.values_from_keys else qkv[:, start:]
+    if attrs.norms_values:
+        v = normalise(f32(v), None, None, attrs.kind, attrs.eps, attrs.num_kv_heads).astype(qkv.dtype)
+    return {"out": mx.concatenate([*parts, v], axis=-1)}
 
 
 @evaluates(MeanSquares)

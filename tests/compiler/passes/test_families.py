@@ -11,7 +11,10 @@ from mlxr_tests.few import few_of
 from mlxr_tests.graphs import check_same_numbers, kinds, source_graph, trace
 
 LAUNCHED = {"embed", "norm", "linear", "projection", "qk_norm", "route", "expert_projection", "expert_combine"}
-ATTENTION = {"decode": {"rope_write_attention"}, "prefill": {"rope_cache_write", "rope_attention"}}
+ATTENTION = {
+    "decode": {"rope_write_attention", "rope_read_attention"},
+    "prefill": {"rope_cache_write", "rope_attention"},
+}
 
 
 def fused(name: str, phase: PhaseName) -> OpGraph:
@@ -57,6 +60,9 @@ def test_launches_of_a_decode_layer(name: str, launches: list[str]) -> None:
 def test_mixed_layers() -> None:
     assert len(layer_launches("dense-then-experts", 0)) == 5
     assert len(layer_launches("dense-then-experts", 1)) == 3 + 4 + 2
+    assert layer_launches("shared-keys", 1) == [PROJECT, "qk_norm", ATTEND, *[PROJECT] * 3]
+    assert layer_launches("shared-keys", 3) == [PROJECT, "norm", "rope_read_attention", *[PROJECT] * 3]
+    assert layer_launches("shared-keys", 4) == [PROJECT, "rope_read_attention", *[PROJECT] * 3]
 
 
 @pytest.mark.parametrize("name", [name for name in ALL_SPECS if name != "plain"])

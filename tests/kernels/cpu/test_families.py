@@ -25,6 +25,7 @@ CHOSEN = (
     "temperature",
     "gemma-like",
     "heads-by-layer",
+    "shared-keys",
     "experts-topk-softmax-bias",
     "experts-shared-gate",
 )

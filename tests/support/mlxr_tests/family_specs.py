@@ -106,6 +106,24 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
         },
         "model__layer_pattern": ["local", "whole"],
     },
+    "normed-values": _attention(qk_norm={"scope": "head", "values": True}),
+    "values-from-keys": _attention(qk_norm={"scope": "heads", "after_rope": True}, values_from_keys=True),
+    "shared-keys": {
+        "model__num_layers": 6,
+        "model__attention": _HEADS | {"qk_norm": {"scope": "head", "values": True}},
+        "model__layer_types": {
+            "local": {"attention": {"sliding_window": 5}},
+            "whole": {
+                "attention": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "values_from_keys": True},
+                "rope": {"theta": 700.0},
+            },
+            "after-local": {"attention": {"sliding_window": 7, "kv_from": "local"}, "rope": {"theta": 700.0}},
+            "after-whole": {
+                "attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 64, "kv_from": "whole", "qk_norm": None}
+            },
+        },
+        "model__layer_pattern": ["local", "whole", "local", "after-local", "after-whole", "after-whole"],
+    },
     # scores and scales
     "clamped-projections": _attention(qkv_limit=0.4, qkv_bias=True, qk_norm={"scope": "head"}),
     "soft-caps": {**_attention(softcap=2.0), "model__logit_softcap": 1.5},

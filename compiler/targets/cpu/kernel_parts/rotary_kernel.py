@@ -19,11 +19,13 @@ class CpuRotaryKernel(CpuArenaKernel):
 
     Attributes:
         num_heads: query heads.
+        own_keys: whether the projection has keys and values; else they are those of an earlier layer.
         rotary_dim: number of leading elements of a head that are rotated; if 0, there is no table.
         rope_layout: see `PackedHeads`.
     """
 
     num_heads: int
+    own_keys: bool
     rotary_dim: int
     rope_layout: RopeLayout
 
@@ -40,7 +42,13 @@ class CpuRotaryKernel(CpuArenaKernel):
     @property
     def qkv_width(self) -> int:
         """Columns of the packed projection."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return (self.num_heads + (2 * self.num_kv_heads if self.own_keys else 0)) * self.head_dim
+
+    @property
+    def packing(self) -> str:
+        """What a row of qkv has, in words."""
+        others = f", {self.num_kv_heads} key, {self.num_kv_heads} value" if self.own_keys else ""
+        return f"{self.num_heads} query{others} heads of {self.head_dim}"
 
     @property
     def _inputs(self) -> tuple[Param, ...]:
@@ -55,6 +63,7 @@ class RotaryFields(TypedDict):
     stores: tuple[int, ...]
     group: int
     num_heads: int
+    own_keys: bool
     rotary_dim: int
     rope_layout: RopeLayout
 
@@ -66,6 +75,7 @@ def rotary_fields(lowering: CpuLowering, op: Op, attrs: PackedHeads) -> RotaryFi
         "stores": lowering.stores_of(op),
         "group": lowering.group_of(op),
         "num_heads": attrs.num_heads,
+        "own_keys": attrs.has_keys(lowering.value(op, "qkv").tensor),
         "rotary_dim": attrs.rotary_dim,
         "rope_layout": attrs.rope_layout,
     }

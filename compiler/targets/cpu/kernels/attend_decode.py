@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.ops.attention import RopeWriteAttention
+from mlxr.compiler.ir.ops.attention import PackedAttention, RopeReadAttention, RopeWriteAttention
 from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES
 from mlxr.compiler.targets.cpu.kernel_parts.attention_kernel import (
     MATRIX_TILE_BYTES,
@@ -24,7 +24,7 @@ _TILED_HEADS = 4
 
 @dataclass(frozen=True)
 class CpuAttendDecode(CpuAttentionKernel):
-    """Decode: RoPE, cache write and attention of one new token per sequence."""
+    """Decode: RoPE, cache write and attention of one new token per sequence; of others' keys, no write."""
 
     template = "attend_decode.jinja"
 
@@ -88,6 +88,17 @@ def lower_attend_decode(lowering: CpuLowering, op: Op, attrs: RopeWriteAttention
     """Adds the call for an op; unless `compute` is `fast`, those of a prefill step, so that both give the same bits."""
     if lowering.compute != "fast":
         call_cache_write(lowering, op, attrs)
+    _attend(lowering, op, attrs)
+
+
+@lowers(RopeReadAttention)
+def lower_attend_read(lowering: CpuLowering, op: Op, attrs: RopeReadAttention) -> None:
+    """The same without a write."""
+    _attend(lowering, op, attrs)
+
+
+def _attend(lowering: CpuLowering, op: Op, attrs: PackedAttention) -> None:
+    if lowering.compute != "fast":
         call_attend_prefill(lowering, op, attrs)
         return
     kernel = CpuAttendDecode(label="attend_decode", **attention_fields(lowering, op, attrs))

@@ -25,6 +25,7 @@ class CpuQkNorm(CpuKernel):
             of the heads that are normalised together.
         rotary_dim, rope_layout: see `PackedHeads`: the rotation before the norm; rotary_dim is 0 where heads are not
             rotated here.
+        norms_values, values_from_keys: see `QkNorm`.
     """
 
     template = "qk_norm.jinja"
@@ -39,6 +40,8 @@ class CpuQkNorm(CpuKernel):
     rotary_dim: int = 0
     rope_layout: RopeLayout = "half"
     weight: bool = True
+    norms_values: bool = False
+    values_from_keys: bool = False
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -67,8 +70,13 @@ class CpuQkNorm(CpuKernel):
 
     @property
     def qkv_width(self) -> int:
-        """All columns."""
+        """All columns of the result."""
         return self.q_width + 2 * self.kv_width
+
+    @property
+    def given_width(self) -> int:
+        """Columns of qkv."""
+        return self.qkv_width - (self.kv_width if self.values_from_keys else 0)
 
     @property
     def formula(self) -> str:
@@ -76,13 +84,15 @@ class CpuQkNorm(CpuKernel):
         whose = {"head": "each head", "heads": "each head, with weights of its own", "all": "all heads together"}
         of = whose[self.scope] + (", those of other ranks too" if self.mean_squares else "")
         rotated = ", rotated," if self.rotary_dim else ""
-        return f"{self.label}: queries and keys{rotated} through {self.kind}_norm, {of}; values as they are"
+        values = "values likewise, without weights" if self.norms_values else "values as they are"
+        made = ", which are the keys given" if self.values_from_keys else ""
+        return f"{self.label}: queries and keys{rotated} through {self.kind}_norm, {of}; {values}{made}"
 
     @property
     def buffer_table(self) -> str:
         """Its buffers, for the head of the function."""
         q, k = (self.head_dim,) * 2 if self.scope == "head" else (self.q_width, self.kv_width)
-        rows = [f"qkv      [tokens, {self.qkv_width}] f32"]
+        rows = [f"qkv      [tokens, {self.given_width}] f32"]
         if self.weight:
             rows += [f"q_norm   [{q}] f32", f"k_norm   [{k}] f32"]
         if self.bias:
@@ -111,5 +121,7 @@ def lower_qk_norm(lowering: CpuLowering, op: Op, attrs: QkNorm) -> None:
         rotary_dim=attrs.rotary_dim,
         rope_layout=attrs.rope_layout,
         weight="q_norm" in op.inputs,
+        norms_values=attrs.norms_values,
+        values_from_keys=attrs.values_from_keys,
     )
     lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs))

@@ -19,6 +19,8 @@ class RopeKernel(ArenaKernel):
 
     Attributes:
         num_heads: query heads of qkv [tokens, (num_heads + 2 num_kv_heads) * head_dim].
+        own_keys: whether qkv has keys and values; else it is [tokens, num_heads * head_dim], and they are those of an
+            earlier layer.
         activation: element type of qkv.
         frequencies: the angle per position of each pair of elements.
         rotary_dim: number of leading elements of a head that are rotated; 0: the layer has no RoPE.
@@ -27,6 +29,7 @@ class RopeKernel(ArenaKernel):
     """
 
     num_heads: int
+    own_keys: bool
     activation: DType
     frequencies: tuple[float, ...]
     rotary_dim: int
@@ -51,7 +54,13 @@ class RopeKernel(ArenaKernel):
     @property
     def qkv_width(self) -> int:
         """Columns of the packed projection."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return (self.num_heads + (2 * self.num_kv_heads if self.own_keys else 0)) * self.head_dim
+
+    @property
+    def packing(self) -> str:
+        """What a row of qkv has, in words."""
+        others = f", {self.num_kv_heads} key, {self.num_kv_heads} value" if self.own_keys else ""
+        return f"{self.num_heads} query{others} heads of {self.head_dim}"
 
     @property
     def table_ports(self) -> tuple[Port, ...]:
@@ -64,6 +73,7 @@ class RopeFields(TypedDict):
 
     arena: CacheGeometry
     num_heads: int
+    own_keys: bool
     activation: DType
     frequencies: tuple[float, ...]
     rotary_dim: int
@@ -77,6 +87,7 @@ def rope_fields(lowering: MetalLowering, op: Op) -> RopeFields:
     return {
         "arena": lowering.cache_of(op),
         "num_heads": attrs.num_heads,
+        "own_keys": attrs.has_keys(lowering.value(op, "qkv").tensor),
         "activation": lowering.value(op, "qkv").dtype,
         "frequencies": lowering.value(op, "frequencies").data if attrs.rotary_dim else (),
         "rotary_dim": attrs.rotary_dim,

@@ -14,7 +14,7 @@ _MOST_QUADS = 16
 
 @dataclass(frozen=True)
 class AttendKernel(AttentionKernel):
-    """RoPE, cache write and attention of one new token of each sequence.
+    """RoPE, cache write and attention of one new token of each sequence; of others' keys, no write.
 
     Attributes:
         simdgroups: simdgroups per threadgroup; they share its keys.
@@ -35,7 +35,8 @@ class AttendKernel(AttentionKernel):
     @property
     def inputs(self) -> tuple[Port, ...]:
         """The packed projection, positions and slots of the tokens, the layer, the sinks, and the arena."""
-        places = (("positions", DType.I32), ("slots", DType.I32), *self.table_ports, ("layer", DType.U32))
+        slots = (("slots", DType.I32),) if self.own_keys else ()
+        places = (("positions", DType.I32), *slots, *self.table_ports, ("layer", DType.U32))
         return (("qkv", self.activation), *places, *self.sink_ports, *self.arena_ports)
 
     @property

@@ -29,8 +29,8 @@ class AttendMmaKernel(AttendKernel):
 
     @property
     def newest_apart(self) -> bool:
-        """True, so that a simdgroup reads all of its keys in the same way."""
-        return True
+        """True for a token that it stores, so that a simdgroup reads all of its keys in the same way."""
+        return self.own_keys
 
     @property
     def one_block(self) -> bool:
@@ -57,4 +57,5 @@ class AttendMmaKernel(AttendKernel):
 
     @property
     def _fixed_bytes(self) -> int:
-        return 4 * (self.heads * self.head_dim + self.head_dim + self.heads + 2 * self.simdgroups * self.heads)
+        newest = self.head_dim + self.heads if self.own_keys else 0
+        return 4 * (self.heads * self.head_dim + newest + 2 * self.simdgroups * self.heads)

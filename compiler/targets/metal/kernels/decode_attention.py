@@ -8,7 +8,7 @@ from mlxr.compiler.artifact.launch import Condition, Extent
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.ops.attention import RopeWriteAttention
+from mlxr.compiler.ir.ops.attention import PackedAttention, RopeReadAttention, RopeWriteAttention
 from mlxr.compiler.schedule.geometry import AttendPartition, AttendWhole, DecodeAttention
 from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
@@ -27,8 +27,19 @@ class DecodeVariant:
     when: Condition | None
 
 
+@lowers(RopeReadAttention)
+def lower_read_attention(lowering: MetalLowering, op: Op, attrs: RopeReadAttention) -> None:
+    """The same launches without a write."""
+    _add_launches(lowering, op, attrs)
+
+
 @lowers(RopeWriteAttention)
 def lower_decode_attention(lowering: MetalLowering, op: Op, attrs: RopeWriteAttention) -> None:
+    """Adds the launches of attention with the write of the new token."""
+    _add_launches(lowering, op, attrs)
+
+
+def _add_launches(lowering: MetalLowering, op: Op, attrs: PackedAttention) -> None:
     """Adds a launch for each variant, and a second launch that merges the parts if the variant splits contexts."""
     choice = lowering.table.choose(Site.of_arena("attend", lowering.cache_of(op)))
     for variant in variants_of(lowering, op, attrs, choice.geometry.decode_attention):
@@ -58,9 +69,7 @@ def lower_decode_attention(lowering: MetalLowering, op: Op, attrs: RopeWriteAtte
         lowering.emit(op, reduce, heads, partial | {"out": op.out}, when=when, chosen=chosen)
 
 
-def variants_of(
-    lowering: MetalLowering, op: Op, attrs: RopeWriteAttention, g: DecodeAttention
-) -> Iterator[DecodeVariant]:
+def variants_of(lowering: MetalLowering, op: Op, attrs: PackedAttention, g: DecodeAttention) -> Iterator[DecodeVariant]:
     """The kernels that attend, each with its condition. Every step meets the condition of exactly one.
 
     The geometry decides for each of them whether it uses matrix instructions (MMA), which gain most with long contexts:

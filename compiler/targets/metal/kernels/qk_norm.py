@@ -31,6 +31,7 @@ class QkNormKernel(MetalKernel):
             some of the heads that are normalised together.
         frequencies, rotary_dim, rope_layout, rope_scale: see `RopeKernel`: the rotation before the norm; rotary_dim is
             0 where heads are not rotated here.
+        norms_values, values_from_keys: see `QkNorm`.
     """
 
     template = "qk_norm.metal.jinja"
@@ -50,6 +51,8 @@ class QkNormKernel(MetalKernel):
     rotary_dim: int = 0
     rope_layout: RopeLayout = "half"
     rope_scale: float = 1.0
+    norms_values: bool = False
+    values_from_keys: bool = False
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -84,8 +87,19 @@ class QkNormKernel(MetalKernel):
 
     @property
     def width(self) -> int:
-        """Columns of qkv."""
+        """Columns of the result."""
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def given_width(self) -> int:
+        """Columns of qkv."""
+        return self.width - (self.num_kv_heads * self.head_dim if self.values_from_keys else 0)
+
+    @property
+    def given(self) -> str:
+        """What a row of qkv has, in words."""
+        values = "" if self.values_from_keys else f", {self.num_kv_heads} value"
+        return f"{self.num_heads} query, {self.num_kv_heads} key{values} heads of {self.head_dim}"
 
     @property
     def pieces(self) -> int:
@@ -145,6 +159,8 @@ def lower_qk_norm(lowering: MetalLowering, op: Op, attrs: QkNorm) -> None:
         rotary_dim=attrs.rotary_dim,
         rope_layout=attrs.rope_layout,
         rope_scale=attrs.rope_scale,
+        norms_values=attrs.norms_values,
+        values_from_keys=attrs.values_from_keys,
     )
     threadgroups = -(-kernel.pieces // kernel.pieces_per_threadgroup)
     lowering.emit(op, kernel, (Extent(times=threadgroups), row_count(qkv)), {"out": op.out})
