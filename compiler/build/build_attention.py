@@ -44,8 +44,17 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
         keys["k"] = _queries_or_keys(b, prefix, "k", layer, keys["k"], kv_heads)
     norm = a.qk_norm
     if keys and norm is not None and norm.values:
-        name, by = f"{prefix}.v_norm", {"groups": a.num_kv_heads, "kind": norm.kind, "eps": norm.eps}
-        keys["v"] = b.norm(name, f"{name}ed", keys["v"], a.head_dim, **by, weight=False, bias=False)
+        keys["v"] = b.norm(
+            f"{prefix}.v_norm",
+            f"{prefix}.v_normed",
+            keys["v"],
+            a.head_dim,
+            groups=a.num_kv_heads,
+            kind=norm.kind,
+            eps=norm.eps,
+            weight=False,
+            bias=False,
+        )
     if a.temperature is not None:
         temperature = Temperature(a.temperature.beta, a.temperature.original_context, a.temperature.first_position)
         q = b.op(temperature, f"{prefix}.q_tempered", {"x": q, "positions": "positions"})

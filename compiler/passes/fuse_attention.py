@@ -111,7 +111,8 @@ class FuseAttention:
     The temperature, and both ropes, may be missing.
 
     Does not fire when q, k or v has another consumer, the two ropes differ, only one of them exists, the attention,
-    rope and temperature read different positions, or the attention comes before the write.
+    rope and temperature read different positions, the attention comes before the write, or there is no write and the
+    queries are columns of a merged projection.
     """
 
     phase: PhaseName
@@ -160,7 +161,8 @@ def _matches(graph: OpGraph) -> Iterator[_Match]:
             qkv = split.inputs["x"]
             yield _Match(qkv, split, site.q.rope, site.k.rope, site.q.temperature, site.write, site.attention)
     for attention, q in reading_attentions(graph):
-        if _same_positions(attention, q.temperature, q.rope):
+        apart = not isinstance(source.attrs, Split) if (source := graph.producer(q.source)) else True
+        if apart and _same_positions(attention, q.temperature, q.rope):
             first = q.rope or q.temperature
             name = first.inputs["x"] if first else attention.inputs["q"]
             yield _Match(name, None, q.rope, None, q.temperature, None, attention)

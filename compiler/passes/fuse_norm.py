@@ -33,8 +33,6 @@ class FuseNorm:
             consumers = graph.consumers(norm.out)
             if norm.out in graph.outputs or not consumers or "residual" in norm.inputs or attrs.groups != 1:
                 continue
-            if "weight" not in norm.inputs:
-                continue
             if all(_takes(op, norm.out) for op in consumers):
                 for op in consumers:
                     edits.replace(op, _with_norm(op, norm, attrs))
