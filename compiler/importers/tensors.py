@@ -43,7 +43,8 @@ class _Place(NamedTuple):
 
     @property
     def tensor_class(self) -> str:
-        return self.role.partition(".")[0]
+        first = self.role.partition(".")[0]
+        return "embedding" if first == "position_embedding" else first
 
     @property
     def is_matrix(self) -> bool:

@@ -39,6 +39,7 @@ def dimensions(model: Model, layer: LayerType) -> dict[str, int]:
         "group": attention.num_heads // attention.num_kv_heads,
         "hidden": model.hidden_size,
         "intermediate": mlp.intermediate_size,
+        "context": model.context,
         "experts": experts.count if experts is not None else 0,
         "shared": experts.shared.intermediate_size if experts is not None and experts.shared is not None else 0,
     }

@@ -73,6 +73,8 @@ class Model(Record):
     """Normalisation of the residual stream."""
     rope: Rope | None = Rope()
     """How queries and keys are rotated by their positions; null for no rotation."""
+    learned_positions: Flag = False
+    """Whether the embedding of a token has a learned row of its position added, one for each of `context`."""
     attention: Attention
     """The attention block of every layer."""
     mlp: Mlp
@@ -138,6 +140,9 @@ class Model(Record):
         if self.vocab_size * self.hidden_size > INT32_MAX:
             what = f"the embedding table of vocab_size x hidden_size {self.vocab_size} x {self.hidden_size}"
             wrong.add("vocab_size", f"{what} has more than 2^31 - 1 elements")
+        if self.learned_positions and self.context * self.hidden_size > INT32_MAX:
+            what = f"the positions' table of context x hidden_size {self.context} x {self.hidden_size}"
+            wrong.add("context", f"{what} has more than 2^31 - 1 elements")
         wrong.refuse()
         return self
 

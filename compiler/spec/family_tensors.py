@@ -14,7 +14,18 @@ from mlxr.compiler.spec.fields import Contradictions
 from mlxr.compiler.spec.record import Record
 
 _TERM = re.compile(r"[a-z_]+|[0-9]{1,9}", re.ASCII)
-DIMENSIONS = ("heads", "kv_heads", "head_dim", "half_head", "group", "hidden", "intermediate", "experts", "shared")
+DIMENSIONS = (
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "half_head",
+    "group",
+    "hidden",
+    "intermediate",
+    "experts",
+    "shared",
+    "context",
+)
 """What sizes in family files may be made of; `half_head` is head_dim / 2, `group` heads / kv_heads,
 `shared` the width of the shared expert."""
 

@@ -175,7 +175,7 @@ _NORM_CLASS = ("norm", "norm_bias", "sinks", "selection_bias")
 
 
 def _class_of(name: str) -> TensorClass:
-    if name == "embedding":
+    if name in ("embedding", "position_embedding"):
         return "embedding"
     if name in ("output", "output_bias"):
         return "output"

@@ -41,9 +41,14 @@ BY_KIND: dict[str, Config] = {
 """Keys of which transformers' defaults make no model."""
 
 
+def own_name(kind: str, key: str) -> str:
+    """What a family's own config calls a key."""
+    return str(CONFIG_MAPPING[kind].attribute_map.get(key, key)) if kind in CONFIG_MAPPING else key
+
+
 def imported(config: Config) -> Model:
     names = load_family(FAMILIES[config["model_type"]]).tensors
-    hidden = config["hidden_size"]
+    hidden = config[own_name(config["model_type"], "hidden_size")]
     tensors = {}
     for role in ("embedding", "output"):
         if role == "embedding" or not config.get("tie_word_embeddings"):
@@ -70,13 +75,14 @@ def default_config(kind: str) -> Config:
 def test_every_key_that_transformers_writes_is_known(kind: str) -> None:
     config = default_config(kind)
     model = imported(config)
-    assert (model.hidden_size, model.num_layers) == (config["hidden_size"], config["num_hidden_layers"])
-    assert model.attention.num_heads == config["num_attention_heads"]
+    said = (config[own_name(kind, key)] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    assert (model.hidden_size, model.num_layers, model.attention.num_heads) == tuple(said)
 
 
 SAID = (
     "_size",
     "num_",
+    "n_embd",
     "n_routed",
     "n_shared",
     "layer_types",
@@ -128,7 +134,9 @@ def test_exaone_s_own_keys_mean_what_those_of_transformers_mean() -> None:
 
 NO_MATTER = {
     *("attention_dropout", "embedding_dropout", "hidden_dropout", "residual_dropout", "resid_pdrop"),
-    *("attn_pdrop", "classifier_dropout", "embd_pdrop", "num_labels"),
+    *("attn_pdrop", "classifier_dropout", "embd_pdrop", "num_labels", "problem_type", "summary_activation"),
+    *("summary_first_dropout", "summary_last_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
+    *("attention_softmax_in_fp32", "reorder_and_upcast_attn", "scale_attention_softmax_in_fp32"),
     *("initializer_range", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
     *("_attn_implementation", "pad_token_id"),
     # Of models with images, in the same file.

@@ -26,7 +26,10 @@ METADATA: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "gguf_metadata.json").read_text()
 )
 FAMILIES = {one.name: one.family for one in architectures("config")}
-TIED = ("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "gemma", "gemma2", "gemma3_text", "minicpm", "starcoder2")
+TIED = (
+    *("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode"),
+    *("minicpm", "starcoder2"),
+)
 """Families whose configs leave tie_word_embeddings out where it is true."""
 TENSORS = {
     "attention.q_bias": ("add_qkv_bias", "attention_bias", "use_bias", "use_qkv_bias"),
@@ -60,13 +63,17 @@ def imported(config: Config) -> Model:
         if role == "embedding" or not config.get("tie_word_embeddings", config["model_type"] in TIED):
             places = names[role]
             assert places is not None
-            tensors[places.safetensors[0].tensor] = TensorFact((rows, config["hidden_size"]), "BF16")
+            tensors[places.safetensors[0].tensor] = TensorFact((rows, _first(config, "hidden_size", "n_embd")), "BF16")
     for role, keys in TENSORS.items():
         places = names.get(f"layers.{{i}}.{role}")
         if places is not None and any(config.get(key) for key in keys):
             name = places.safetensors[0].tensor.replace("{i}", "0").replace("{e}", "0")
             tensors[name] = TensorFact((8,), "BF16")
     return spec_from_config(config, tensors, "x", "config.json").model
+
+
+def _first(config: Config, *keys: str) -> Any:
+    return next(config[key] for key in keys if key in config)
 
 
 @pytest.mark.parametrize("family", PUBLISHED)
@@ -78,12 +85,13 @@ def test_published_configs_are_imported(family: str) -> None:
         model = imported(config)
         attention = model.attention
         said = (
-            config.get("num_hidden_layers", config.get("num_layers")),
-            config["hidden_size"],
-            config["num_attention_heads"],
+            _first(config, "num_hidden_layers", "num_layers", "n_layer"),
+            _first(config, "hidden_size", "n_embd"),
+            _first(config, "num_attention_heads", "n_head"),
         )
         assert (model.num_layers, model.hidden_size, attention.num_heads) == said, name
         kv_heads = config.get("num_key_value_heads", config.get("multi_query_group_num", said[2]))
+        kv_heads = 1 if config["model_type"] == "gpt_bigcode" else kv_heads
         assert attention.num_kv_heads == kv_heads, name
         ropes = [layer.rope for layer in model.layers if layer.rope is not None]
         if "rope_theta" in config:

@@ -4,7 +4,15 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.checks import matrix, require, require_first, require_integers, require_positive, weight_matrix
+from mlxr.compiler.ir.checks import (
+    matrix,
+    require,
+    require_first,
+    require_integers,
+    require_positive,
+    require_residual,
+    weight_matrix,
+)
 from mlxr.compiler.ir.division import PARTIAL, WHOLE, Holdings, require_whole
 from mlxr.compiler.ir.op_kind import SOURCE_STAGES, Division, OpKind
 from mlxr.compiler.ir.tensor import Tensor, Tensors
@@ -14,7 +22,7 @@ from mlxr.compiler.spec.share import Share
 
 @dataclass(frozen=True)
 class Embed(OpKind):
-    """Rows of the embedding table.
+    """Rows of the embedding table, or of another one, which may be added to a residual.
 
     Attributes:
         dtype: the type of its result.
@@ -24,21 +32,24 @@ class Embed(OpKind):
     """
 
     name = "embed"
-    summary = "scale * table[ids]"
+    summary = "scale * table[ids], or residual + scale * table[ids]"
     family = "gather"
     inputs = ("ids", "table")
+    optional = ("residual",)
 
     dtype: DType
     scale: float
     first_row: int | None = None
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """From ids [tokens] i32, table [vocab, hidden] -> out [tokens, hidden]."""
+        """From ids [tokens] i32, table [vocab, hidden], residual like out -> out [tokens, hidden]."""
         require_integers(t, "ids")
         _, hidden = matrix(t, "table")
         require_positive("scale", self.scale)
         require_first("first_row", self.first_row)
-        return {"out": Tensor((t["ids"].shape[0], hidden), self.dtype)}
+        out = Tensor((t["ids"].shape[0], hidden), self.dtype)
+        require_residual(t, out)
+        return {"out": out}
 
     def work(self, use: Use, dims: Dims) -> OpWork:
         """One step for each element. Each token reads its row, which others may have read, too."""
@@ -53,7 +64,9 @@ class Embed(OpKind):
         rows = has["table"].rows
         require(has["table"].columns is None, "a rank has some columns of the table")
         if rows is None:
+            require_whole(has, *has)
             return Division(self, WHOLE)
+        require("residual" not in has, "a rank has some rows of a table that is added to a residual")
         return Division(replace(self, first_row=rows.elements_of(share)[0]), PARTIAL)
 
 

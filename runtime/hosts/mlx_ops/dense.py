@@ -16,7 +16,7 @@ from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
 
 @evaluates(Embed)
 def embed(inputs: Inputs, attrs: Embed, arena: ArenaLayer | None = None) -> Outputs:
-    """Scaled rows of the table: ids [tokens], table [vocab, hidden] -> [tokens, hidden]."""
+    """Scaled rows of the table: ids [tokens], table [vocab, hidden], residual like the result -> [tokens, hidden]."""
     table, ids = inputs["table"], inputs["ids"]
     if attrs.first_row is None:
         rows = table[ids]
@@ -24,6 +24,8 @@ def embed(inputs: Inputs, attrs: Embed, arena: ArenaLayer | None = None) -> Outp
         own = (ids >= attrs.first_row) & (ids < attrs.first_row + table.shape[0])
         rows = mx.where(own[:, None], table[mx.where(own, ids - attrs.first_row, 0)], mx.zeros((), table.dtype))
     scaled = rows if attrs.scale == 1 else f32(rows) * attrs.scale
+    if "residual" in inputs:
+        scaled = f32(inputs["residual"]) + f32(scaled)
     return {"out": scaled.astype(MLX_DTYPES[str(attrs.dtype)])}
 
 

@@ -56,6 +56,12 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         {"dtype": "bf16", "scale": 1.0, "first_row": None},
         {"out": tokens(48, BF16)},
     ),
+    "embed, of positions": (
+        "embed",
+        {"ids": IDS, "table": matrix(64, 48), "residual": tokens(48, BF16)},
+        {"dtype": "bf16", "scale": 1.0, "first_row": None},
+        {"out": tokens(48, BF16)},
+    ),
     "norm": ("norm", {"x": tokens(48, BF16), "weight": matrix(48)}, NORM, {"out": tokens(48, BF16)}),
     "norm, all of it": (
         "norm",

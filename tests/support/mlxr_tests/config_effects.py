@@ -74,6 +74,18 @@ _LONGROPE: Config = {
     "long_factor": [1.5, 4.0] * 8,
 }
 
+_GPT2: Config = {
+    **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")),
+    **dict.fromkeys(("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_theta")),
+    "n_embd": 128,
+    "n_inner": 88,
+    "n_layer": NUM_LAYERS,
+    "n_head": 4,
+    "n_positions": 64,
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+}
+
 FAMILIES: dict[str, Config] = {
     "cohere": _LAYER_NORM | {"logit_scale": 0.25, "tie_word_embeddings": True, "head_dim": None},
     "cohere2": _LAYER_NORM | _WINDOWS | {"logit_scale": 0.25, "tie_word_embeddings": True, "head_dim": None},
@@ -98,6 +110,8 @@ FAMILIES: dict[str, Config] = {
     "glm4": {"attention_bias": True, "partial_rotary_factor": 0.5},
     "glm4_moe": _GROUPS | {"attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5},
     "gpt_oss": _WINDOWS | {"num_local_experts": 5, "num_experts_per_tok": 2, "rope_scaling": _YARN},
+    "gpt2": _GPT2 | {"activation_function": "gelu_new"},
+    "gpt_bigcode": _GPT2 | {"activation_function": "gelu_pytorch_tanh"},
     "gpt_neox": _LAYER_NORM
     | {"rope_theta": None, "rotary_pct": 0.25, "head_dim": None, "num_key_value_heads": None, "hidden_act": "gelu"},
     "granite": _GRANITE,
@@ -174,6 +188,7 @@ _ROPES: list[Config] = [
     _LONGROPE | {"factor": 4.0},
 ]
 _VALUES: dict[str, list[Any]] = {
+    "activation_function": ["gelu", "relu"],
     "alpha": [100.0],
     "attention_bias": [True, False],
     "attention_dropout": [0.5],
@@ -196,6 +211,7 @@ _VALUES: dict[str, list[Any]] = {
     "intermediate_size": [96],
     "layer_norm_bias": [True],
     "layer_norm_eps": [0.03],
+    "layer_norm_epsilon": [0.03],
     "layer_types": [["full_attention"] * NUM_LAYERS, ["sliding_attention"] * NUM_LAYERS, _TURNS[::-1]],
     "llama_4_scaling_beta": [0.5],
     "logit_scale": [0.5],
@@ -215,7 +231,10 @@ _VALUES: dict[str, list[Any]] = {
     "moe_layer_start_index": [0, 2],
     "moe_num_experts": [4],
     "moe_num_shared_experts": [0, 1],
+    "multi_query": [False],
     "n_group": [1, 2],
+    "n_head": [8],
+    "n_inner": [96, None],
     "n_shared_experts": [1],
     "norm_eps": [0.03],
     "norm_epsilon": [0.03],
@@ -241,6 +260,8 @@ _VALUES: dict[str, list[Any]] = {
     "rotary_emb_base": [700.0],
     "rotary_pct": [0.5],
     "routed_scaling_factor": [1.0],
+    "scale_attn_by_inverse_layer_idx": [True],
+    "scale_attn_weights": [False],
     "scoring_func": ["softmax"],
     "shared_expert_intermediate_size": [40],
     "shared_intermediate_size": [0],

@@ -191,6 +191,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "granitemoe",
         _EXPERTS | {"attention.scale": 0.05, "embedding_scale": 3.0, "residual_scale": 0.3, "logit_scale": 4.0},
     ),
+    "gpt2": ("gpt2", "gpt2", _LAYER_NORM),
+    "gpt_bigcode": ("gpt_bigcode", "starcoder", _LAYER_NORM | {"attention.head_count_kv": 1}),
     "granitemoeshared": (
         "transformers, granitemoeshared",
         "granitemoe",
@@ -337,7 +339,7 @@ def _metadata(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
         "block_count": config["num_hidden_layers"],
-        "feed_forward_length": config["intermediate_size"],
+        "feed_forward_length": config.get("n_inner", config["intermediate_size"]),
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config.get("num_key_value_heads", config["num_attention_heads"]),
         "attention.key_length": head_dim,

@@ -101,6 +101,18 @@ _LLAMA4: Config = {
     "rope_scaling": _LLAMA3,
     "use_qk_norm": True,
 }
+_GPT2: Config = {
+    "layer_norm_epsilon": 1e-4,
+    "n_embd": 128,
+    "n_head": 4,
+    "n_layer": 2,
+    "n_positions": 64,
+    "n_ctx": 64,
+    "n_inner": 512,
+    "num_key_value_heads": 4,
+    "activation_function": "gelu_new",
+    "tie_word_embeddings": True,
+}
 _LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
 
 CONFIGS: dict[str, Config] = {
@@ -246,6 +258,8 @@ CONFIGS: dict[str, Config] = {
     "mimo": {"attention_bias": True, "num_nextn_predict_layers": 1},
     "minicpm": {"dim_model_base": 24, "scale_depth": 1.4, "scale_emb": 12},
     "exaone": {"num_layers": 2, "layer_norm_epsilon": 1e-4, "rope_scaling": _LLAMA3},
+    "gpt2": _GPT2,
+    "gpt_bigcode": _GPT2 | {"activation_function": "gelu", "num_key_value_heads": 1},
     "helium": {"head_dim": 32, "attention_bias": False, "mlp_bias": False},
     "nemotron": {"norm_eps": 1e-4, "hidden_act": "relu2", "partial_rotary_factor": 0.5, "head_dim": 32},
     "cohere2": {

@@ -64,6 +64,7 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
         "model__layer_types": {"rotated": {}, "plain": {"rope": None}},
         "model__layer_pattern": ["rotated", "plain"],
     },
+    "learned-positions": {"model__rope": None, "model__learned_positions": True},
     "partial-interleaved-rope": {"model__rope": {"fraction": 0.4, "layout": "interleaved"}},
     "windows-and-ropes": {
         "model__num_layers": 4,

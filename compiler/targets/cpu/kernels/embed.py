@@ -12,12 +12,14 @@ from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
 @dataclass(frozen=True)
 class CpuEmbed(CpuKernel):
-    """out = table[token_ids] * scale, [tokens, hidden_size] f32.
+    """out = table[token_ids] * scale, [tokens, hidden_size] f32, or rows of positions, added to a residual.
 
     Attributes:
         vocab_size: rows of the table.
         layout: `rows`: as in the file; `packed`: panels of a quantised format.
         first_row: the id of the table's first row; ids that it has no row for give zeros. None: it has all rows.
+        ids: what the rows are of, a field of the batch.
+        residual: whether the rows are added to one.
     """
 
     template = "embed.jinja"
@@ -27,11 +29,14 @@ class CpuEmbed(CpuKernel):
     layout: Literal["rows", "packed"]
     scale: float = 1.0
     first_row: int | None = None
+    ids: Literal["token_ids", "positions"] = "token_ids"
+    residual: bool = False
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """The table and the result."""
-        return (Param("table", "matrix"), Param("out", "output"))
+        """The table, the residual if there is one, and the result."""
+        residual = (Param("residual", "input"),) if self.residual else ()
+        return (Param("table", "matrix"), *residual, Param("out", "output"))
 
     @property
     def row_bytes(self) -> int:
@@ -59,5 +64,7 @@ def lower_embed(lowering: CpuLowering, op: Op, attrs: Embed) -> None:
         layout="packed" if weight_format.is_quantised else "rows",
         scale=attrs.scale,
         first_row=attrs.first_row,
+        ids="positions" if op.inputs["ids"] == "positions" else "token_ids",
+        residual="residual" in op.inputs,
     )
     lowering.add_call(op, kernel)

@@ -15,13 +15,15 @@ from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 @dataclass(frozen=True)
 class EmbedKernel(MetalKernel):
-    """scale * table[token_ids], rows of a table [vocab, hidden].
+    """scale * table[token_ids], rows of a table [vocab, hidden], or those of positions, added to a residual.
 
     Attributes:
         layout: where the rows of the table lie, and in which format.
         activation: element type of the result.
         scale: factor of the rows.
         first_row: the id of the table's first row; ids that it has no row for give zeros. None: it has all rows.
+        ids: what the rows are of: `token_ids` or `positions`.
+        residual: whether the rows are added to one.
     """
 
     template = "embed.metal.jinja"
@@ -29,11 +31,14 @@ class EmbedKernel(MetalKernel):
     activation: DType
     scale: float
     first_row: int | None = None
+    ids: str = "token_ids"
+    residual: bool = False
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """Token ids and the table."""
-        return (("token_ids", DType.I32), ("table", self.layout.dtype))
+        """The numbers of the rows, the table, and the residual if there is one."""
+        ports = ((self.ids, DType.I32), ("table", self.layout.dtype))
+        return (*ports, ("residual", self.activation)) if self.residual else ports
 
     @property
     def outputs(self) -> tuple[Port, ...]:
@@ -55,5 +60,14 @@ class EmbedKernel(MetalKernel):
 def lower_embed(lowering: MetalLowering, op: Op, attrs: Embed) -> None:
     """Adds the launch of the embedding."""
     layout = lowering.layouts[op.inputs["table"]]
-    kernel = EmbedKernel("embed", layout, lowering.graph.value(op.out).dtype, attrs.scale, attrs.first_row)
-    lowering.emit(op, kernel, (Extent(dim="tokens"),), {"token_ids": op.inputs["ids"], "out": op.out})
+    ids = op.inputs["ids"]
+    kernel = EmbedKernel(
+        "embed",
+        layout,
+        lowering.graph.value(op.out).dtype,
+        attrs.scale,
+        attrs.first_row,
+        ids=ids,
+        residual="residual" in op.inputs,
+    )
+    lowering.emit(op, kernel, (Extent(dim="tokens"),), {ids: ids, "out": op.out})
