@@ -52,6 +52,7 @@ class OpKind:
         family: how the picture draws it.
         inputs, optional, outputs: its ports. A port `token` orders accesses of stores. It is optional because the
             pass `order_arena` binds it later; the verifier of stage `ordered` requires it.
+        optional_outputs: output ports that only some ops of the kind have, as their inputs say.
         accesses: its input ports that are stores, and what it does with its layer's rows of each. Dead-op removal keeps
             an op that writes.
         linear: ports whose sum over ranks may wait, because the op of a sum is the sum of what it gives.
@@ -64,6 +65,7 @@ class OpKind:
     inputs: ClassVar[tuple[str, ...]]
     optional: ClassVar[tuple[str, ...]] = ()
     outputs: ClassVar[tuple[str, ...]] = ("out",)
+    optional_outputs: ClassVar[tuple[str, ...]] = ()
     accesses: ClassVar[Mapping[str, Access]] = MappingProxyType({})
     linear: ClassVar[tuple[str, ...]] = ()
     stages: ClassVar[frozenset[Stage]] = EVERY_STAGE

@@ -53,7 +53,7 @@ def _check_ports(op: Op) -> None:
     kind = op.attrs
     missing = [port for port in kind.inputs if port not in op.inputs]
     unknown = [port for port in op.inputs if port not in (*kind.inputs, *kind.optional)]
-    wrong = [port for port in op.outputs if port not in kind.outputs]
+    wrong = [port for port in op.outputs if port not in (*kind.outputs, *kind.optional_outputs)]
     absent = [port for port in kind.outputs if port != "token" and port not in op.outputs]
     if missing or unknown or wrong or absent:
         raise GraphError(
@@ -69,9 +69,9 @@ def _check_shapes(graph: OpGraph, op: Op) -> None:
     except RuleError as error:
         raise GraphError(f"op {op.name!r} ({op.kind}): {error}") from None
     for port, name in op.outputs.items():
-        got = graph.value(name).tensor
-        if got != expected[port]:
-            raise GraphError(f"op {op.name!r} ({op.kind}) makes {got} on {port!r}; its rule says {expected[port]}")
+        got, rule = graph.value(name).tensor, expected.get(port)
+        if got != rule:
+            raise GraphError(f"op {op.name!r} ({op.kind}) makes {got} on {port!r}; its rule says {rule or 'nothing'}")
 
 
 def check_arena_order(graph: OpGraph) -> None:

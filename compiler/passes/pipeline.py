@@ -19,6 +19,8 @@ from mlxr.compiler.passes.fuse_norm import FuseNorm
 from mlxr.compiler.passes.fuse_output import FuseOutput
 from mlxr.compiler.passes.fuse_qk_norm import FuseQkNorm
 from mlxr.compiler.passes.fuse_residual import FuseResidual
+from mlxr.compiler.passes.fuse_route import FuseRoute
+from mlxr.compiler.passes.fuse_shared_expert import FuseSharedExpert
 from mlxr.compiler.passes.last_token_logits import LastTokenLogits
 from mlxr.compiler.passes.merge_qkv import MergeQkv
 from mlxr.compiler.passes.order_arena import OrderArena
@@ -40,9 +42,13 @@ def passes_of(phase: PhaseName, *, deterministic: bool = False) -> list[Pass]:
 
     Args:
         phase: the phase.
-        deterministic: whether both phases attend in the same way, so that they give the same bits.
+        deterministic: whether both phases compute in the same way, so that they give the same bits.
     """
-    attention: PhaseName = "prefill" if deterministic else phase
+    like: PhaseName = "prefill" if deterministic else phase
+    of_few_tokens = (
+        FuseRoute(),  # after FuseNorm and FuseMlp, which make the projection that takes it
+        FuseSharedExpert(),  # after FuseRoute, and after FuseResidual, which adds the shared expert to the others
+    )
     return [
         LastTokenLogits(),
         FuseClamp(),  # before MergeQkv, which merges the projections that are clamped
@@ -53,8 +59,9 @@ def passes_of(phase: PhaseName, *, deterministic: bool = False) -> list[Pass]:
         FuseGather(),  # after FuseNorm and FuseOutput, which leave the projection next to the gather
         FuseExperts(),  # before FuseResidual
         FuseResidual(),
+        *(of_few_tokens if like == "decode" else ()),
         FuseQkNorm(),  # needs MergeQkv's split
-        FuseAttention(attention),  # needs MergeQkv's split, with no norm between it and the attention
+        FuseAttention(like),  # needs MergeQkv's split, with no norm between it and the attention
         RemoveDeadOps(),
         OrderArena(),  # last: chains the remaining accesses in their final order
     ]

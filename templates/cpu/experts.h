@@ -1,6 +1,8 @@
 // Projections of a mixture of experts: `count` matrices, one after the other in memory, of which each token goes through
 // the `top_k` that were chosen for it.
 //
+// What every token goes through as well, a shared expert, is done in the same call: its rows are the tokens.
+//
 // A (token, choice) pair is a row. Pairs are sorted by expert, so that each chosen expert is one product of its rows, by
 // the same ways as any projection, and its weights are read once a step; those of the others are not read at all.
 
@@ -79,38 +81,83 @@ MLXR_INLINE void mlxr_start_sums(const mlxr_output *out, int tokens, int from, i
     }
 }
 
+// Products that every token goes through, beside its chosen experts: all of the same inputs.
+typedef struct {
+    const mlxr_input *inputs;  // a row for each token; NULL: those of the experts
+    const struct mlxr_always {
+        mlxr_segment segment;
+        mlxr_output output;
+        int few, wide;
+    } *products;
+    int count;
+} mlxr_shared;
+
+// The forms, as bits, that m rows of inputs of a segment need.
+MLXR_INLINE int mlxr_forms_of(const mlxr_segment *s, int m, int few, int wide) {
+    if (m > few) return 1 << wide;
+    return 1 << mlxr_form(s->matrix, m) | (s->up ? 1 << mlxr_form(s->up_matrix, m) : 0);
+}
+
+// What the units of m rows of a segment cost, as far as threads share them.
+MLXR_INLINE int64_t mlxr_unit_cost(const mlxr_segment *s, int m) {
+    return mlxr_expert_cost(m) * mlxr_panel_cost(s) / (s->up ? 2 : 1);
+}
+
+// Prepares rows in the forms `used`, in *own if `alone`, else in *shared, which it moves on; but not those that x has.
+MLXR_INLINE void mlxr_prepare(mlxr_worker *w, const mlxr_input *in, int used, int alone, float *row, uint8_t **own,
+                              uint8_t **shared, const uint8_t **x, size_t *x_bytes) {
+    for (int form = 0; form < MLXR_FORMS; form++) {
+        if (!(used >> form & 1) || x[form]) continue;
+        uint8_t **to = alone ? own : shared;
+        x_bytes[form] = mlxr_row_bytes(form, in->columns);
+        x[form] = mlxr_inputs(w, in, form, alone, row, *own, *shared);
+        *to += x_bytes[form] * (size_t)(in->rows + MLXR_MOST_TILE_ROWS);
+    }
+}
+
 // The whole projection. `all`: the first expert's matrices; the next ones' follow, and so their biases. `few` and `wide` as
 // for mlxr_project. Outputs are [tokens * top_k][rows]; sums of choices are [tokens][rows], added to the residual: then
-// threads share the columns, else the experts' units by their cost.
+// threads share the columns, else the experts' units by their cost. `always` comes last, to the same sums: its outputs
+// have as many columns as the experts'.
 MLXR_OUTLINE void mlxr_experts(mlxr_worker *w, const mlxr_input *inputs, const mlxr_choice *choice,
-                               const mlxr_segment *all, int few, int wide, const mlxr_output *output) {
+                               const mlxr_segment *all, int few, int wide, const mlxr_output *output,
+                               const mlxr_shared *always) {
     const int K = inputs->columns, all_pairs = choice->tokens * choice->top_k, alone = choice->tokens == 1;
     const int single = alone && !choice->inputs_of_pairs;  // one row serves all
     const mlxr_pairs sorted = mlxr_sort_pairs(choice, w->scratch);
     const int elsewhere = sorted.starts[0], pairs = all_pairs - elsewhere;
+    const int most = always->inputs && always->inputs->columns > K ? always->inputs->columns : K;
     float *row = (float *)(w->scratch + mlxr_pairs_bytes(choice->count, all_pairs));
-    uint8_t *own = (uint8_t *)row + mlxr_row_floats(K) * 4, *shared = w->shared;
+    uint8_t *own = (uint8_t *)row + mlxr_row_floats(most) * 4, *shared = w->shared;
     const int units = mlxr_units(all);
     int64_t cost = 0;
     int used = 0;
     for (int e = 0; e < choice->count; e++) {
         const int m = sorted.starts[e + 1] - sorted.starts[e];
         if (!m) continue;
-        cost += mlxr_expert_cost(m) * units;
-        if (m > few) used |= 1 << wide;
-        else used |= 1 << mlxr_form(all->matrix, m) | (all->up ? 1 << mlxr_form(all->up_matrix, m) : 0);
+        cost += mlxr_unit_cost(all, m) * units;
+        used |= mlxr_forms_of(all, m, few, wide);
     }
     mlxr_input in = *inputs;
     in.rows = single ? 1 : pairs;
     in.gather = single ? NULL : sorted.sources + elsewhere;
-    const uint8_t *x[MLXR_FORMS] = {NULL};
-    size_t x_bytes[MLXR_FORMS] = {0};
-    for (int form = 0; form < MLXR_FORMS; form++) {
-        if (!(used >> form & 1)) continue;
-        x_bytes[form] = mlxr_row_bytes(form, K);
-        x[form] = mlxr_inputs(w, &in, form, alone, row, own, shared);
-        if (alone) own += x_bytes[form] * (size_t)(in.rows + MLXR_MOST_TILE_ROWS);
-        else shared += x_bytes[form] * (size_t)(in.rows + MLXR_MOST_TILE_ROWS);
+    const uint8_t *x[MLXR_FORMS] = {NULL}, *always_x[MLXR_FORMS] = {NULL};
+    size_t x_bytes[MLXR_FORMS] = {0}, always_bytes[MLXR_FORMS] = {0};
+    mlxr_prepare(w, &in, used, alone, row, &own, &shared, x, x_bytes);
+    if (always->count) {
+        used = 0;
+        for (int i = 0; i < always->count; i++) {
+            const struct mlxr_always *p = &always->products[i];
+            cost += mlxr_unit_cost(&p->segment, choice->tokens) * mlxr_units(&p->segment);
+            used |= mlxr_forms_of(&p->segment, choice->tokens, p->few, p->wide);
+        }
+        in = always->inputs ? *always->inputs : *inputs;
+        in.rows = choice->tokens;
+        for (int form = 0; single && !always->inputs && form < MLXR_FORMS; form++) {
+            always_x[form] = x[form];
+            always_bytes[form] = x_bytes[form];
+        }
+        mlxr_prepare(w, &in, used, alone, row, &own, &shared, always_x, always_bytes);
     }
     if (!alone) mlxr_barrier(w);
     int first = 0, last = 0;
@@ -123,7 +170,7 @@ MLXR_OUTLINE void mlxr_experts(mlxr_worker *w, const mlxr_input *inputs, const m
     for (int e = 0; e < choice->count; e++) {
         const int start = sorted.starts[e], m = sorted.starts[e + 1] - start;
         if (!m) continue;
-        if (!choice->summed) mlxr_split_next(&split, mlxr_expert_cost(m), units, &first, &last);
+        if (!choice->summed) mlxr_split_next(&split, mlxr_unit_cost(all, m), units, &first, &last);
         if (first >= last) continue;
         // Panels have 16 rows, whatever `rows` is: matrices of floats may start at any row.
         mlxr_segment s = *all;
@@ -139,5 +186,13 @@ MLXR_OUTLINE void mlxr_experts(mlxr_worker *w, const mlxr_input *inputs, const m
         for (int form = 0; form < MLXR_FORMS; form++)
             at[form] = single || !x[form] ? x[form] : x[form] + (size_t)(start - elsewhere) * x_bytes[form];
         mlxr_expert(m, K, few, wide, &s, first, last, at, x_bytes, own, &out);
+    }
+    for (int i = 0; i < always->count; i++) {
+        const struct mlxr_always *p = &always->products[i];
+        const int m = choice->tokens;
+        if (!choice->summed)
+            mlxr_split_next(&split, mlxr_unit_cost(&p->segment, m), mlxr_units(&p->segment), &first, &last);
+        if (first >= last) continue;
+        mlxr_expert(m, in.columns, p->few, p->wide, &p->segment, first, last, always_x, always_bytes, own, &p->output);
     }
 }

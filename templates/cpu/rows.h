@@ -99,3 +99,11 @@ MLXR_INLINE void mlxr_route(const float *logits, const float *bias, int n, int t
     const float factor = (normalise || router == MLXR_TOPK_SOFTMAX ? 1.0f / total : 1.0f) * scale;
     for (int k = 0; k < top_k; k++) weights[k] *= factor;
 }
+
+// Counts n experts from the first one of this rank, which owns some; those of others become -1.
+MLXR_INLINE void mlxr_own_experts(int32_t *experts, int n, int first, int owned) {
+    for (int i = 0; i < n; i++) {
+        const int own = experts[i] - first;
+        experts[i] = own >= 0 && own < owned ? own : -1;
+    }
+}

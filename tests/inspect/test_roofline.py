@@ -94,12 +94,12 @@ def test_of_experts_those_that_are_chosen_count() -> None:
     experts = next(layer for layer in [artifact.spec.model.layer(i).mlp.experts for i in range(2)] if layer)
     weight = next(w for w in artifact.plan.weights if w.name.endswith("experts.down"))
     rows, columns = weight.shape
-    every = rows * columns
+    every, shared = rows * columns, rows // experts.count * experts.shared.intermediate_size
     for batch in (1, 2):
-        work = launch(steps(artifact, 4, batch)["decode"], "experts_down").work
-        assert work.flops == 2 * batch * every * experts.per_token // experts.count
+        work = launch(steps(artifact, 4, batch)["decode"], "experts_down_shared").work
+        assert work.flops == 2 * batch * (every * experts.per_token // experts.count + shared)
         chosen = min(every, batch * every * experts.per_token // experts.count)
-        assert 0 < work.size_bytes - 4 * chosen < 4 * columns * rows // experts.count
+        assert 0 < work.size_bytes - 4 * (chosen + shared) < 4 * columns * rows // experts.count
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -40,9 +40,9 @@ CASES = {
 WEIGHTS = {"f32": "f32", "q8_0": "q8_0", "mixed": {"default": "q4_0", "tensors": {"layers.1.attention.k": "f16"}}}
 
 
-def large_spec(name, weights):
+def large_spec(name, weights, **changes):
     """A family's spec whose columns are whole blocks, in a format or with several."""
-    changes = BLOCKS | {"model__mlp__intermediate_size": 96}
+    changes |= BLOCKS | {"model__mlp__intermediate_size": 96}
     shared = {"intermediate_size": 64, "gate": name == "experts-shared-gate"}
     if family_spec(name).model.mlp.experts and family_spec(name).model.mlp.experts.shared:
         changes["model__mlp__experts__shared"] = shared
@@ -80,37 +80,69 @@ EXPERTS = [
 ]
 
 
-def expert_ops(artifact):
+FIRST = {"decode": "routed_projection", "prefill": "expert_projection"}
+
+
+def expert_ops(artifact, phase):
     """The experts' projections of the last layer."""
-    ops = [
-        op for op in artifact.graph("decode").ops if op.kind.startswith("expert_") and op.name.startswith("layers.1")
-    ]
-    assert [op.kind for op in ops] == ["expert_projection", "expert_combine"]
+    kinds = (FIRST[phase], "expert_combine")
+    ops = [op for op in artifact.graph(phase).ops if op.kind in kinds and op.name.startswith("layers.1")]
+    assert [op.kind for op in ops] == [*kinds]
     return [op.name for op in ops]
 
 
 @pytest.mark.parametrize(("name", "weights"), few_of(EXPERTS, ["f32", "q8_0", "affine4_g32_f16", "bf16"]))
 def test_experts(name, weights):
     bench = OpBench(compiled(large_spec(name, weights)))
-    for op in expert_ops(bench.artifact):
-        for step, count in (("decode", 1), ("prefill", 1), ("prefill", 11)):
+    for step, count in (("decode", 1), ("prefill", 1), ("prefill", 11)):
+        for op in expert_ops(bench.artifact, step):
             seq_ids = bench.sequences(0)
             bench.run(step, [op], bench.batch([(seq_ids[0], count)]))
             bench.clear(seq_ids)
+
+
+ROUTED = [
+    "experts-shared",
+    "experts-shared-gate",
+    "experts-groups",
+    "experts-sigmoid",
+    "experts-one",
+    "experts-topk-softmax-bias",
+    "experts-selection-bias",
+    "experts-weighed-inputs",
+    "experts-weighed-inputs-bias",
+    "experts-scaled-residual",
+]
+
+
+@pytest.mark.parametrize(("name", "weights"), few_of(ROUTED, ["f32", "q8_0", "bf16", "q4_0"]))
+def test_experts_and_a_shared_one_of_several_sequences(name, weights):
+    bench = OpBench(compiled(large_spec(name, weights, cache__max_sequences=3)))
+    seq_ids = bench.sequences(0, 4, 9)
+    for op in expert_ops(bench.artifact, "decode"):
+        bench.run("decode", [op], bench.batch([(seq_id, 1) for seq_id in seq_ids]))
+
+
+@pytest.mark.parametrize("formats", [("q4_0", "q8_0", "f32"), ("q8_0", "bf16", "f16")])
+def test_a_shared_expert_of_other_formats(formats):
+    tensors = {f"layers.1.mlp.shared.{name}": formats[0] for name in ("gate", "up")}
+    tensors |= {"layers.1.mlp.shared.down": formats[1], "layers.1.mlp.shared.router": formats[2]}
+    bench = OpBench(compiled(large_spec("experts-shared-gate", {"default": "q5_0", "tensors": tensors})))
+    bench.run("decode", expert_ops(bench.artifact, "decode"), bench.batch([(bench.sequences(0)[0], 1)]))
 
 
 @pytest.mark.parametrize("gate_up", [("q4_0", "q8_0"), ("f16", "q8_0")])
 def test_experts_of_several_formats(gate_up):
     tensors = {"layers.1.mlp.experts.gate": gate_up[0], "layers.1.mlp.experts.up": gate_up[1]}
     bench = OpBench(compiled(large_spec("experts-normalised", {"default": "q5_0", "tensors": tensors})))
-    bench.run("prefill", expert_ops(bench.artifact), bench.batch([(bench.sequences(0)[0], 5)]))
+    bench.run("prefill", expert_ops(bench.artifact, "prefill"), bench.batch([(bench.sequences(0)[0], 5)]))
 
 
 def test_only_the_chosen_experts_are_read():
     """The other experts' numbers are NaN, and nothing that is computed is."""
     bench = OpBench(compiled(large_spec("experts-normalised", "f32")))
-    ops = {op.name: op for op in bench.artifact.graph("decode").ops}
-    name, combine = expert_ops(bench.artifact)
+    ops = {op.name: op for op in bench.artifact.graph("prefill").ops}
+    name, combine = expert_ops(bench.artifact, "prefill")
     chosen, num_experts = [3, 1], ops[name].attrs.num_experts
     make = bench._input
 
@@ -126,7 +158,7 @@ def test_only_the_chosen_experts_are_read():
 
     bench._input = poisoned
     bench._choices = lambda op, dims: mx.array(np.array([chosen], dtype=np.int32))
-    values = bench.run("decode", [name, combine], bench.batch([(bench.sequences(0)[0], 1)]))
+    values = bench.run("prefill", [name, combine], bench.batch([(bench.sequences(0)[0], 1)]))
     assert all(np.isfinite(value).all() for value in values.values())
 
 

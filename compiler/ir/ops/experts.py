@@ -1,8 +1,9 @@
 """Mixtures of experts: the choice of experts, and products with the chosen experts' matrices."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from fractions import Fraction
+from typing import ClassVar
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.checks import (
@@ -20,6 +21,9 @@ from mlxr.compiler.ir.ops.product import Finish, InputNorm, Product, check_input
 from mlxr.compiler.ir.tensor import Dim, Tensor, Tensors
 from mlxr.compiler.ir.work import NOT_COUNTED, Dims, OpWork, Use
 from mlxr.compiler.spec.share import Share
+
+SHARED_WEIGHTS = ("shared", "gate_weight")
+"""Ports of a fused op for the weights of a shared expert: its matrix, and the row that weights its result."""
 
 
 @dataclass(frozen=True)
@@ -130,18 +134,30 @@ class ExpertProduct(Product):
 
         Choices of the others are then -1.
         """
-        logits = use.behind.get("experts", {}).get("x")
+        behind = use.behind.get("experts", {})
+        logits = use.inputs.get("logits", behind.get("logits", behind.get("x")))
         return self.num_experts if logits is None else matrix({"x": logits}, "x")[1]
+
+    def chosen_per_token(self, use: Use) -> Fraction:
+        """The part of the experts that a token goes through; they are taken to be spread evenly over the ranks."""
+        return Fraction(self.top_k, self.routed(use))
 
     def work(self, use: Use, dims: Dims) -> OpWork:
         """As for `Product`, of the chosen experts; tokens choose different ones as long as there are others."""
-        used = math.prod(weight_matrix(use.inputs, "weight")) * self.top_k // self.routed(use)
-        weight_tokens = min(Fraction(dims["tokens"]), 1 / self.weights_per_token(use))
-        return OpWork(flops=2 * used * dims["tokens"], weight_tokens=weight_tokens)
+        experts, shared = self._elements(use)
+        chosen = experts * self.chosen_per_token(use)
+        read = min(dims["tokens"] * chosen, Fraction(experts)) + shared
+        return OpWork(flops=int(2 * (chosen + shared) * dims["tokens"]), weight_tokens=read / (chosen + shared))
 
     def weights_per_token(self, use: Use) -> Fraction:
-        """The chosen experts, taken to be spread evenly over the ranks."""
-        return Fraction(self.top_k, self.routed(use))
+        """The chosen experts, and what every token goes through."""
+        experts, shared = self._elements(use)
+        return (experts * self.chosen_per_token(use) + shared) / (experts + shared)
+
+    def _elements(self, use: Use) -> tuple[int, int]:
+        """Elements of the experts' weight, and of those that every token is multiplied with."""
+        of = {port: math.prod(weight_matrix(use.inputs, port)) for port in SHARED_WEIGHTS if port in use.inputs}
+        return math.prod(weight_matrix(use.inputs, "weight")), sum(of.values())
 
 
 class ExpertLinear(ExpertProduct):
@@ -219,7 +235,7 @@ class ExpertProjection(ExpertProduct):
     name = "expert_projection"
     summary = "act(weights * norm(x) @ weight[expert].T + bias[expert]) for each chosen expert"
     inputs = ("x", "weight", "experts")
-    optional = ("norm", "norm_bias", "bias", "weights")
+    optional: ClassVar[tuple[str, ...]] = ("norm", "norm_bias", "bias", "weights")
     stages = FUSED_STAGES
 
     eps: float | None = None
@@ -248,10 +264,70 @@ class ExpertProjection(ExpertProduct):
 
 
 @dataclass(frozen=True)
+class RoutedProjection(ExpertProjection):
+    """The choice of experts, and the first product of each chosen expert; and of a shared one, if there is one.
+
+    Attributes:
+        num_experts, top_k, dtype, eps, norm_kind, gated, limit, activation: see `ExpertProjection`.
+        router, normalise, scale, groups, top_groups, judged_by, first_expert, owned: see `Route`.
+        weighs: whether x is multiplied by the chosen expert's weight; then the weights are no result.
+    """
+
+    name = "routed_projection"
+    summary = (
+        "the top_k experts by logits, and their weights; act((weights *) norm(x) @ weight[expert].T + bias[expert]) of "
+        "each, and act(norm(x) @ shared.T)"
+    )
+    inputs = ("x", "weight", "logits")
+    optional = ("selection_bias", "norm", "norm_bias", "bias", *SHARED_WEIGHTS)
+    outputs = ("out", "experts")
+    optional_outputs = ("weights", "shared_out", "shared_gate")
+
+    _: KW_ONLY
+    router: Router
+    normalise: bool
+    scale: float
+    groups: int
+    top_groups: int
+    judged_by: int
+    first_expert: int | None
+    owned: int | None
+    weighs: bool
+
+    @property
+    def route(self) -> Route:
+        """The choice alone, of the logits; its bias is `selection_bias`."""
+        return Route(**{field.name: getattr(self, field.name) for field in fields(Route)})
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From logits [tokens, experts], selection_bias, x [tokens, K], weight [E * F, K], shared [S, K] and others.
+
+        Gives experts and weights as `Route` does, out [tokens, top_k * F'], shared_out [tokens, S'], shared_gate
+        [tokens, 1] of the row gate_weight [1, K].
+        """
+        routed = {"x": t["logits"]} | ({"bias": t["selection_bias"]} if "selection_bias" in t else {})
+        outputs = self.route.infer(routed)
+        outputs |= super().infer({**t, "experts": outputs["experts"]})
+        if self.weighs:
+            del outputs["weights"]
+        (rows, width), gate = matrix(t, "x"), t.get("gate_weight")
+        if "shared" in t:
+            features, columns = weight_matrix(t, "shared")
+            require(columns == width, f"shared has {columns} columns, x has {width}")
+            outputs["shared_out"] = Tensor((rows, self.finish.columns_of(features)), self.dtype)
+        if gate is not None:
+            require("shared" in t, "gate_weight is bound but shared is not")
+            require(gate.shape == (1, width), f"gate_weight is {list(gate.shape)}; expected {[1, width]}")
+            outputs["shared_gate"] = Tensor((rows, 1), DType.F32)
+        return outputs
+
+
+@dataclass(frozen=True)
 class ExpertCombine(ExpertProduct):
     """The last product of each chosen expert, and the sum over them, by their weights if there are any.
 
-    A choice of -1 adds nothing.
+    A choice of -1 adds nothing. A shared expert's result, times the sigmoid of its gate if it has one, is one more
+    addend.
 
     Attributes:
         num_experts, top_k, dtype: see `ExpertProduct`.
@@ -259,9 +335,12 @@ class ExpertCombine(ExpertProduct):
     """
 
     name = "expert_combine"
-    summary = "residual + residual_scale * sum of weights * (x @ weight[expert].T + bias[expert])"
+    summary = (
+        "residual + residual_scale * (sum of weights * (x @ weight[expert].T + bias[expert]) + "
+        "sigmoid(shared_gate) * (shared_x @ shared.T))"
+    )
     inputs = ("x", "weight", "experts")
-    optional = ("weights", "bias", "residual")
+    optional = ("weights", "bias", "residual", "shared_x", "shared", "shared_gate")
     stages = FUSED_STAGES
 
     residual_scale: float = 1.0
@@ -278,7 +357,19 @@ class ExpertCombine(ExpertProduct):
         require(width == top_k * columns, f"x has {width} columns; expected {top_k} x {columns}")
         out = Tensor((rows, features), self.dtype)
         require_residual(t, out)
+        self._check_shared(t, rows, features)
         return {"out": out}
+
+    @staticmethod
+    def _check_shared(t: Tensors, rows: Dim, features: int) -> None:
+        require(("shared" in t) == ("shared_x" in t), "shared and shared_x are given together")
+        if "shared" in t:
+            own, width = weight_matrix(t, "shared"), matrix(t, "shared_x")[1]
+            require(own == (features, width), f"shared is {list(own)}; expected {[features, width]}")
+        if "shared_gate" in t:
+            shape = t["shared_gate"].shape
+            require("shared" in t, "shared_gate is bound but shared is not")
+            require(shape == (rows, 1), f"shared_gate is {list(shape)}; expected {[rows, 1]}")
 
 
 def _check_weights(t: Tensors, rows: Dim, top_k: int) -> None:

@@ -21,7 +21,7 @@ class CpuLowering(Lowering):
 
     Attributes:
         spec: the spec.
-        max_tokens: the most tokens of a batch of any phase.
+        max_tokens, phase_tokens: the most tokens of a batch of any phase, and of this one.
         shapes: shape of every tensor of the model, by name.
     """
 
@@ -29,6 +29,7 @@ class CpuLowering(Lowering):
         super().__init__(inputs.graphs[phase], phase, inputs.arena)
         self.spec = inputs.spec
         self.max_tokens = max(limits["tokens"] for limits in inputs.limits.values())
+        self.phase_tokens = inputs.limits[phase]["tokens"]
         self.shapes = inputs.shapes
         self._tables: dict[CpuKernel, str] = {}
 

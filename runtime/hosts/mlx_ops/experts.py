@@ -14,6 +14,7 @@ from mlxr.compiler.ir.ops.experts import (
     ExpertProjection,
     ExpertSum,
     Route,
+    RoutedProjection,
 )
 from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.hosts.mlx_ops.activations import activate_projected
@@ -95,15 +96,36 @@ def expert_projection(inputs: Inputs, attrs: ExpertProjection, arena: ArenaLayer
     return {"out": y.reshape(len(x), -1).astype(MLX_DTYPES[str(attrs.dtype)])}
 
 
+@evaluates(RoutedProjection)
+def routed_projection(inputs: Inputs, attrs: RoutedProjection, arena: ArenaLayer | None = None) -> Outputs:
+    """The choice of experts, their first products, and those of a shared expert and of its gate, if there are any."""
+    bias = {"bias": inputs["selection_bias"]} if "selection_bias" in inputs else {}
+    outputs = route({"x": inputs["logits"]} | bias, attrs.route, arena)
+    chosen = {"experts": outputs["experts"]} | ({"weights": outputs["weights"]} if attrs.weighs else {})
+    outputs |= expert_projection({**inputs, **chosen}, attrs, arena)
+    if attrs.weighs:
+        del outputs["weights"]
+    x = normalise_input(f32(inputs["x"]), inputs, attrs.norm)
+    if "shared" in inputs:
+        y = activate_projected(x @ f32(inputs["shared"]).T, attrs.activation, attrs.gated, attrs.limit)
+        outputs["shared_out"] = y.astype(MLX_DTYPES[str(attrs.dtype)])
+    if "gate_weight" in inputs:
+        outputs["shared_gate"] = x @ f32(inputs["gate_weight"]).T
+    return outputs
+
+
 @evaluates(ExpertCombine)
 def expert_combine(inputs: Inputs, attrs: ExpertCombine, arena: ArenaLayer | None = None) -> Outputs:
-    """The sum residual + residual_scale * sum of weights * (x @ weight[e].T + bias[e]).
+    """The sum residual + residual_scale * (sum of weights * (x @ weight[e].T + bias[e]) + the shared expert's).
 
     x [tokens, top_k * F], weight [E * H, F] -> [tokens, H].
     """
     x, bias = f32(inputs["x"]), inputs.get("bias")
     unweighed = {port: value for port, value in inputs.items() if port != "weights"}
     y = _sum(_multiply(x, inputs["weight"], bias, unweighed, attrs), inputs.get("weights"))
+    if "shared" in inputs:
+        shared = f32(inputs["shared_x"]) @ f32(inputs["shared"]).T
+        y = y + (shared * mx.sigmoid(f32(inputs["shared_gate"])) if "shared_gate" in inputs else shared)
     return {"out": add_residual(y, inputs, attrs.residual_scale).astype(MLX_DTYPES[str(attrs.dtype)])}
 
 

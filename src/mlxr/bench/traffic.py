@@ -30,7 +30,7 @@ def _shares(graph: OpGraph, rows: int) -> dict[str, float]:
     shares: dict[str, float] = {}
     for op, experts in graph.ops_of(ExpertProduct):
         for weight in (graph.value(op.inputs[port]) for port in ("weight", "bias") if port in op.inputs):
-            share = min(1.0, float(rows * experts.weights_per_token(graph.use(op))))
+            share = min(1.0, float(rows * experts.chosen_per_token(graph.use(op))))
             shares |= dict.fromkeys((weight.name, *weight.parts), share)
     return shares
 

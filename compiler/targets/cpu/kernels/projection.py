@@ -134,7 +134,8 @@ def lower_projection(lowering: CpuLowering, op: Op, attrs: Product) -> None:
     """Adds the call for an op."""
     logits = op.out in lowering.graph.outputs
     # A router's logits are exact: between two nearly equal experts, rounding would decide.
-    routes = any(isinstance(reader.attrs, Route) for reader in lowering.graph.consumers(op.out))
+    readers = lowering.graph.consumers(op.out)
+    routes = any(isinstance(r.attrs, Route) or r.inputs.get("logits") == op.out for r in readers)
     kernel = CpuProjection(
         label="logits" if logits else weight_label(lowering, op),
         compute="exact" if routes else lowering.compute,

@@ -1,5 +1,6 @@
 """The choice of experts by a router's logits."""
 
+import dataclasses
 from dataclasses import dataclass
 
 from mlxr.compiler.errors import PlanError
@@ -8,6 +9,7 @@ from mlxr.compiler.ir.op_kind import Router
 from mlxr.compiler.ir.ops.experts import Route
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
+from mlxr.compiler.targets.environment import float_literal
 
 _MOST_EXPERTS = 1024
 """The most experts for which `mlxr_route`, a function of templates/cpu/rows.h, has room on its stack."""
@@ -47,6 +49,12 @@ class CpuRoute(CpuKernel):
         return (Param("x", "input"), *bias, Param("experts", "output_indices"), Param("weights", "output"))
 
     @property
+    def literals(self) -> str:
+        """The numbers of the choice, as arguments of `mlxr_route`."""
+        steps = f"MLXR_{self.router.upper()}, {int(self.normalise)}, {float_literal(self.scale)}"
+        return f"{self.num_experts}, {self.top_k}, {steps}, {self.groups}, {self.top_groups}, {self.judged_by}"
+
+    @property
     def formula(self) -> str:
         """The formula, for the head of the function."""
         steps = f"{self.router}, the best {self.top_k} of {self.num_experts}"
@@ -68,21 +76,16 @@ def lower_route(lowering: CpuLowering, op: Op, attrs: Route) -> None:
     Raises:
         PlanError: there are too many experts.
     """
-    count = lowering.width(op, "x")
-    if count > _MOST_EXPERTS:
-        raise PlanError(f"op {op.name!r} routes to {count} experts; target cpu has at most {_MOST_EXPERTS}")
-    kernel = CpuRoute(
-        label="route",
-        num_experts=count,
-        top_k=attrs.top_k,
-        router=attrs.router,
-        bias="bias" in op.inputs,
-        normalise=attrs.normalise,
-        scale=attrs.scale,
-        groups=attrs.groups,
-        top_groups=attrs.top_groups,
-        judged_by=attrs.judged_by,
-        first_expert=attrs.first_expert,
-        owned=attrs.owned,
-    )
-    lowering.add_call(op, kernel)
+    lowering.add_call(op, route_kernel(op, attrs, lowering.width(op, "x"), has_bias="bias" in op.inputs))
+
+
+def route_kernel(op: Op, attrs: Route, num_experts: int, *, has_bias: bool) -> CpuRoute:
+    """The kernel of an op's choice among so many experts.
+
+    Raises:
+        PlanError: there are too many experts.
+    """
+    if num_experts > _MOST_EXPERTS:
+        raise PlanError(f"op {op.name!r} routes to {num_experts} experts; target cpu has at most {_MOST_EXPERTS}")
+    fields = {field.name: getattr(attrs, field.name) for field in dataclasses.fields(attrs)}
+    return CpuRoute(label="route", num_experts=num_experts, bias=has_bias, **fields)

@@ -20,6 +20,7 @@ from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.artifact.parallel.peer_mailboxes import TIMEOUT_S
 from mlxr.compiler.artifact.step_kernel_entry import INCLUDE, PEERS
 from mlxr.compiler.formats.weight_layout import WeightLayout, plane_row_bytes
+from mlxr.compiler.ir.ops.experts import SHARED_WEIGHTS
 from mlxr.compiler.schedule.geometry import StepKernelSizes
 from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.metal.decode_kernel.make_step_program import NotOneKernelError
@@ -166,8 +167,10 @@ def _spans(launch: StepLaunch, layouts: Mapping[str, WeightLayout], first: int) 
     Experts and embeddings are left out: a launch reads only a few of their rows, which are not known yet.
     """
     alone = launch.grid == (Extent(), Extent(), Extent())
+    ports = [port.name for port in launch.kernel.inputs]
+    chooses = "experts" in ports or "logits" in ports
     for i, place in enumerate(launch.reads):
-        if place.argument not in layouts or alone or any(port.name == "experts" for port in launch.kernel.inputs):
+        if place.argument not in layouts or alone or (chooses and ports[i] not in SHARED_WEIGHTS):
             continue
         layout = layouts[place.argument]
         for segment in layout.segments:

@@ -1,23 +1,33 @@
 """The base of the experts' kernels, which read only the rows of a token's chosen experts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.ops.experts import ExpertProduct
+from mlxr.compiler.ir.ops.experts import ExpertProduct, RoutedProjection
 from mlxr.compiler.schedule.geometry import OneRow
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.epilogue import Epilogue
+from mlxr.compiler.targets.metal.kernel_parts.fused_norm import fused_norm_of
 from mlxr.compiler.targets.metal.kernel_parts.matrix_kernel import MatrixKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 EXPERTS_IGNORE = OneRow.names("mma")
 """Flat names of the one-row sizes that have no effect on the experts' kernels."""
+
+
+@dataclass(frozen=True)
+class SharedMatrix(MatrixKernel):
+    """What templates read of a weight that every token is multiplied with, in a kernel of experts; no kernel itself."""
+
+    template = ""
+    inputs = ()
 
 
 @dataclass(frozen=True)
@@ -30,12 +40,14 @@ class ExpertKernel(MatrixKernel):
         top_k: experts of a token.
         skips: whether a choice may be -1, an expert of another rank: its results are neither computed nor read.
         weighs: whether experts have weights.
+        shared: the shared expert's matrix; None: there is none in this kernel.
     """
 
     num_experts: int
     top_k: int
     skips: bool = False
     weighs: bool = False
+    shared: SharedMatrix | None = None
 
     def __post_init__(self) -> None:
         """Checks that the rows of all experts lie in the same way."""
@@ -49,6 +61,11 @@ class ExpertKernel(MatrixKernel):
         weights: tuple[Port, ...] = (("weights", DType.F32),) if self.weighs else ()
         return (("experts", DType.I32), *weights)
 
+    @property
+    def formats(self) -> tuple[WeightFormat, ...]:
+        """See `MatrixKernel`."""
+        return tuple(dict.fromkeys((*super().formats, *(self.shared.formats if self.shared else ()))))
+
     def _head(self, x: str, *rows: str) -> str:
         """The table of buffers: x has the shape `x`, and `rows` are lines for the subclass's own buffers."""
         skipped = "; -1: another rank's" if self.skips else ""
@@ -56,6 +73,8 @@ class ExpertKernel(MatrixKernel):
         table = [*self._matrix_table(x), f"experts    [tokens, {self.top_k}] i32{skipped}", *weights, *rows]
         if self.epilogue.bias:
             table.append(f"bias       [{self.layout.rows}] {self.epilogue.bias}")
+        if self.shared:
+            table += self._rows_of("shared", self.shared.layout)
         return "".join(f"//   {row}\n" for row in table)
 
 
@@ -73,6 +92,7 @@ class ExpertFields(TypedDict):
     top_k: int
     skips: bool
     weighs: bool
+    shared: SharedMatrix | None
 
 
 def expert_choice(lowering: MetalLowering, op: Op, label: str) -> Choice:
@@ -103,5 +123,32 @@ def expert_fields(lowering: MetalLowering, op: Op, choice: Choice) -> ExpertFiel
         "num_experts": experts.num_experts,
         "top_k": experts.top_k,
         "skips": experts.routed(lowering.graph.use(op)) > experts.num_experts,
-        "weighs": "weights" in op.inputs,
+        "weighs": "weights" in op.inputs or (isinstance(experts, RoutedProjection) and experts.weighs),
+        "shared": shared_matrix(lowering, op, epilogue, g) if "shared" in op.inputs else None,
     }
+
+
+def shared_matrix(
+    lowering: MetalLowering, op: Op, epilogue: Epilogue, sizes: OneRow, port: str = "shared"
+) -> SharedMatrix:
+    """A weight that every token is multiplied with.
+
+    Args:
+        lowering: of the phase.
+        op: the op of the experts, which reads it too.
+        epilogue: the steps after the experts' sums, of which the activation is its own, too.
+        sizes: the experts' geometry.
+        port: the op's port for the weight.
+    """
+    layout = lowering.layouts[op.inputs[port]]
+    return SharedMatrix(
+        port,
+        in_features=layout.columns,
+        out_features=layout.rows // epilogue.halves,
+        layout=layout,
+        activation=lowering.value(op, "x").dtype,
+        norm=fused_norm_of(lowering, op),
+        epilogue=replace(epilogue, bias=None, residual=False),
+        outs=min(max(1, sizes.outputs // epilogue.halves), layout.rows // epilogue.halves),
+        simdgroups=sizes.simdgroups,
+    )

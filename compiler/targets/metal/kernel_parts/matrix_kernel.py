@@ -3,6 +3,7 @@
 from dataclasses import KW_ONLY, dataclass
 
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.epilogue import Epilogue
@@ -44,6 +45,11 @@ class MatrixKernel(MetalKernel):
     def outputs(self) -> tuple[Port, ...]:
         """The result."""
         return (("out", self.epilogue.out),)
+
+    @property
+    def formats(self) -> tuple[WeightFormat, ...]:
+        """Formats of all weights that the kernel reads, each once."""
+        return self.layout.formats
 
     @property
     def threads(self) -> int:
@@ -114,13 +120,16 @@ class MatrixKernel(MetalKernel):
         return rows
 
     def _weight_rows(self) -> list[str]:
-        layout = self.layout
+        return self._rows_of("weight", self.layout)
+
+    @staticmethod
+    def _rows_of(port: str, layout: WeightLayout) -> list[str]:
         if not layout.is_bytes:
-            return [f"weight     [{layout.rows}, {self.in_features}] {layout.dtype}"]
-        rows = [f"weight     [{layout.size_bytes}] u8"]
+            return [f"{port:10} [{layout.rows}, {layout.columns}] {layout.dtype}"]
+        rows = [f"{port:10} [{layout.size_bytes}] u8"]
         for s in layout.segments:
             places = ", ".join(str(offset) for offset in s.offsets)
             rows.append(
-                f"  rows {s.first_row} to {s.end_row - 1}: [{s.rows}, {self.in_features}] {s.format} at byte {places}"
+                f"  rows {s.first_row} to {s.end_row - 1}: [{s.rows}, {layout.columns}] {s.format} at byte {places}"
             )
         return rows

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.artifact.launch import Extent
+from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.experts import ExpertCombine
 from mlxr.compiler.schedule.geometry import OneRow
@@ -18,19 +19,33 @@ from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 @dataclass(frozen=True)
 class ExpertCombineKernel(ExpertKernel):
-    """The last projections of the chosen experts, their sum, by weights if there are any, and the residual."""
+    """The last projections of the chosen experts and their sum, a shared expert's, and the residual.
+
+    Attributes:
+        shared_gate: type of the gate, [tokens, 1], whose sigmoid multiplies the shared expert's result; None: no gate.
+    """
 
     template = "expert_combine.metal.jinja"
+    shared_gate: DType | None = None
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """x, the weight, the chosen experts with their weights, and the ports of the epilogue."""
-        return (("x", self.activation), ("weight", self.layout.dtype), *self.choice_ports, *self.epilogue.ports)
+        """x, the weight, the chosen experts with their weights, the shared expert, and the ports of the epilogue."""
+        ports: list[Port] = [("x", self.activation), ("weight", self.layout.dtype), *self.choice_ports]
+        if self.shared:
+            ports += [("shared_x", self.activation), ("shared", self.shared.layout.dtype)]
+        if self.shared_gate:
+            ports.append(("shared_gate", self.shared_gate))
+        return (*ports, *self.epilogue.ports)
 
     @property
     def buffer_table(self) -> str:
         """The buffers, for the head of the kernel."""
         rows = []
+        if self.shared:
+            rows.append(f"shared_x   [tokens, {self.shared.in_features}] {self.activation}")
+        if self.shared_gate:
+            rows.append(f"shared_gate [tokens, 1] {self.shared_gate}")
         if self.epilogue.residual:
             rows.append(f"residual   [tokens, {self.out_features}] {self.epilogue.out}")
         rows.append(f"out        [tokens, {self.out_features}] {self.epilogue.out}")
@@ -41,6 +56,9 @@ class ExpertCombineKernel(ExpertKernel):
 def lower_expert_combine(lowering: MetalLowering, op: Op, _: ExpertCombine) -> None:
     """Adds the launch of the experts' last projections and their sum."""
     choice = expert_choice(lowering, op, "experts_down")
-    kernel = ExpertCombineKernel("experts_down", norm=None, **expert_fields(lowering, op, choice))
+    fields = expert_fields(lowering, op, choice)
+    gate = lowering.optional_dtype(op, "shared_gate")
+    label = "experts_down_shared" if fields["shared"] else "experts_down"
+    kernel = ExpertCombineKernel(label, norm=None, shared_gate=gate, **fields)
     grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
     lowering.emit(op, kernel, grid, {"out": op.out}, chosen=choice.sizes(OneRow, without=EXPERTS_IGNORE))

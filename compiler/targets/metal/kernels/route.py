@@ -1,5 +1,6 @@
 """The choice of experts by a router's logits."""
 
+import dataclasses
 from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
@@ -85,18 +86,11 @@ class RouteKernel(MetalKernel):
 def lower_route(lowering: MetalLowering, op: Op, attrs: Route) -> None:
     """Adds the launch of a choice of experts."""
     x = lowering.value(op, "x")
-    kernel = RouteKernel(
-        "route",
-        num_experts=num_columns(x),
-        top_k=attrs.top_k,
-        router=attrs.router,
-        bias=lowering.optional_dtype(op, "bias"),
-        normalise=attrs.normalise,
-        scale=attrs.scale,
-        groups=attrs.groups,
-        top_groups=attrs.top_groups,
-        judged_by=attrs.judged_by,
-        first_expert=attrs.first_expert,
-        owned=attrs.owned,
-    )
+    kernel = route_kernel(attrs, num_columns(x), lowering.optional_dtype(op, "bias"))
     lowering.emit(op, kernel, (row_count(x),), {port: op.outputs[port] for port in ("experts", "weights")})
+
+
+def route_kernel(attrs: Route, num_experts: int, bias: DType | None) -> RouteKernel:
+    """The kernel of a choice among so many experts, with a selection bias of that type if there is one."""
+    fields = {field.name: getattr(attrs, field.name) for field in dataclasses.fields(attrs)}
+    return RouteKernel("route", num_experts=num_experts, bias=bias, **fields)

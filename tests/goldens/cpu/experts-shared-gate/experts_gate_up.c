@@ -5,7 +5,7 @@
 //   w1       [5, 56, 48] f32
 //   experts  [tokens, 2] i32
 //   out      [tokens, 2, 56] f32
-static void experts_gate_up_bdeb49c1(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const int32_t *experts, float *out) {
+static void experts_gate_up_f84d670c(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const int32_t *experts, float *out) {
     const mlxr_input in = {
         .x = x,
         .norm = norm,
@@ -33,5 +33,6 @@ static void experts_gate_up_bdeb49c1(mlxr_worker *w, const mlxr_batch *b, const 
         .width = 56,
         .finish = finish_silu_apart,
     };
-    mlxr_experts(w, &in, &choice, &segment, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+    const mlxr_shared always = {NULL, NULL, 0};
+    mlxr_experts(w, &in, &choice, &segment, MLXR_FEW_F32, MLXR_ROWS_F32, &output, &always);
 }

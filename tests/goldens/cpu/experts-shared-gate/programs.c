@@ -49,74 +49,42 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     MLXR_COUNT(5, 0, 5);
     router_7923d5fa(w, b, (float *)(a + 1536), (const float *)t[3], t[4], (float *)(a + 768));
     mlxr_barrier(w);
-    // layers.0.mlp.routed
-    MLXR_COUNT(6, 0, 6);
-    route_c57caa6e(w, b, (float *)(a + 768), (int32_t *)(a + 1024), (float *)(a + 1280));
-    mlxr_barrier(w);
     // layers.0.mlp.experts.gated
-    MLXR_COUNT(7, 0, 7);
-    experts_gate_up_bdeb49c1(w, b, (float *)(a + 1536), (const float *)t[3], t[23], t[24], (int32_t *)(a + 1024), (float *)(a + 2304));
-    mlxr_barrier(w);
-    // layers.0.mlp.shared.gated
-    MLXR_COUNT(8, 0, 8);
-    gate_up_0314fb9f(w, b, (float *)(a + 1536), (const float *)t[3], t[25], t[26], (float *)(a + 4096));
-    mlxr_barrier(w);
-    // layers.0.mlp.shared.router_projected
-    MLXR_COUNT(9, 0, 9);
-    router_47f3c2ee(w, b, (float *)(a + 1536), (const float *)t[3], t[7], (float *)(a + 768));
-    mlxr_barrier(w);
-    // layers.0.mlp.out_1
-    MLXR_COUNT(10, 0, 10);
-    experts_down_8c897dde(w, b, (float *)(a + 2304), t[5], (float *)(a + 1536), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 4864));
+    MLXR_COUNT(6, 0, 6);
+    routed_experts_gate_up_1610adee(w, b, (float *)(a + 1536), (const float *)t[3], t[23], t[24], (float *)(a + 768), t[25], t[26], t[7], (float *)(a + 2304), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 4096), (float *)(a + 4864));
     mlxr_barrier(w);
     // layers.0.mlp.out
-    MLXR_COUNT(11, 0, 11);
-    down_6e6397c2(w, b, (float *)(a + 4096), t[6], (float *)(a + 4864), (float *)(a + 768), (float *)(a + 1024));
+    MLXR_COUNT(7, 0, 7);
+    experts_down_shared_b363204e(w, b, (float *)(a + 2304), t[5], (float *)(a + 1536), (int32_t *)(a + 1024), (float *)(a + 1280), t[6], (float *)(a + 4096), (float *)(a + 4864), (float *)(a + 5120));
     mlxr_barrier(w);
     // layers.1.attention.qkv_projected
-    MLXR_COUNT(2, 0, 12);
-    qkv_507e562b(w, b, (float *)(a + 1024), (const float *)t[8], t[20], t[21], t[22], (float *)(a + 1792));
+    MLXR_COUNT(2, 0, 8);
+    qkv_507e562b(w, b, (float *)(a + 5120), (const float *)t[8], t[20], t[21], t[22], (float *)(a + 5888));
     mlxr_barrier(w);
     // layers.1.attention.attended
-    MLXR_COUNT(3, 0, 13);
-    attend_decode_304bfad5(w, b, (float *)(a + 1792), (float *)(a + 0), 1, (float *)(a + 8192));
+    MLXR_COUNT(3, 0, 9);
+    attend_decode_304bfad5(w, b, (float *)(a + 5888), (float *)(a + 0), 1, (float *)(a + 768));
     mlxr_barrier(w);
     // layers.1.attention.out
-    MLXR_COUNT(4, 0, 14);
-    o_5f856a69(w, b, (float *)(a + 8192), t[9], (float *)(a + 1024), (float *)(a + 0));
+    MLXR_COUNT(4, 0, 10);
+    o_5f856a69(w, b, (float *)(a + 768), t[9], (float *)(a + 5120), (float *)(a + 0));
     mlxr_barrier(w);
     // layers.1.mlp.router_projected
-    MLXR_COUNT(5, 0, 15);
+    MLXR_COUNT(5, 0, 11);
     router_7923d5fa(w, b, (float *)(a + 0), (const float *)t[10], t[11], (float *)(a + 768));
     mlxr_barrier(w);
-    // layers.1.mlp.routed
-    MLXR_COUNT(6, 0, 16);
-    route_c57caa6e(w, b, (float *)(a + 768), (int32_t *)(a + 1024), (float *)(a + 1280));
-    mlxr_barrier(w);
     // layers.1.mlp.experts.gated
-    MLXR_COUNT(7, 0, 17);
-    experts_gate_up_bdeb49c1(w, b, (float *)(a + 0), (const float *)t[10], t[27], t[28], (int32_t *)(a + 1024), (float *)(a + 1536));
-    mlxr_barrier(w);
-    // layers.1.mlp.shared.gated
-    MLXR_COUNT(8, 0, 18);
-    gate_up_0314fb9f(w, b, (float *)(a + 0), (const float *)t[10], t[29], t[30], (float *)(a + 3328));
-    mlxr_barrier(w);
-    // layers.1.mlp.shared.router_projected
-    MLXR_COUNT(9, 0, 19);
-    router_47f3c2ee(w, b, (float *)(a + 0), (const float *)t[10], t[14], (float *)(a + 768));
-    mlxr_barrier(w);
-    // layers.1.mlp.out_1
-    MLXR_COUNT(10, 0, 20);
-    experts_down_8c897dde(w, b, (float *)(a + 1536), t[12], (float *)(a + 0), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 4096));
+    MLXR_COUNT(6, 0, 12);
+    routed_experts_gate_up_1610adee(w, b, (float *)(a + 0), (const float *)t[10], t[27], t[28], (float *)(a + 768), t[29], t[30], t[14], (float *)(a + 1024), (int32_t *)(a + 2816), (float *)(a + 3072), (float *)(a + 3328), (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.1.mlp.out
-    MLXR_COUNT(11, 0, 21);
-    down_6e6397c2(w, b, (float *)(a + 3328), t[13], (float *)(a + 4096), (float *)(a + 768), (float *)(a + 0));
+    MLXR_COUNT(7, 0, 13);
+    experts_down_shared_b363204e(w, b, (float *)(a + 1024), t[12], (float *)(a + 0), (int32_t *)(a + 2816), (float *)(a + 3072), t[13], (float *)(a + 3328), (float *)(a + 4096), (float *)(a + 4352));
     mlxr_barrier(w);
     // logits_of_all_tokens
     if (b->rows) {
-        MLXR_COUNT(12, 0, 22);
-        logits_9df983b8(w, b, (float *)(a + 0), (const float *)t[15], t[16], b->logits);
+        MLXR_COUNT(8, 0, 14);
+        logits_9df983b8(w, b, (float *)(a + 4352), (const float *)t[15], t[16], b->logits);
     }
 }
 
@@ -138,11 +106,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     qkv_507e562b(w, b, (float *)(a + 5120), (const float *)t[1], t[17], t[18], t[19], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.0.attention.cache_write
-    MLXR_COUNT(13, 1, 3);
+    MLXR_COUNT(9, 1, 3);
     cache_write_9e689b3a(w, b, (float *)(a + 11264), (float *)(a + 0), 0);
     mlxr_barrier(w);
     // layers.0.attention.attended
-    MLXR_COUNT(14, 1, 4);
+    MLXR_COUNT(10, 1, 4);
     attend_prefill_5382a970(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.0.attention.out
@@ -154,27 +122,27 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     router_7923d5fa(w, b, (float *)(a + 11264), (const float *)t[3], t[4], (float *)(a + 5120));
     mlxr_barrier(w);
     // layers.0.mlp.routed
-    MLXR_COUNT(6, 1, 7);
+    MLXR_COUNT(11, 1, 7);
     route_c57caa6e(w, b, (float *)(a + 5120), (int32_t *)(a + 5888), (float *)(a + 6144));
     mlxr_barrier(w);
     // layers.0.mlp.experts.gated
-    MLXR_COUNT(7, 1, 8);
-    experts_gate_up_bdeb49c1(w, b, (float *)(a + 11264), (const float *)t[3], t[23], t[24], (int32_t *)(a + 5888), (float *)(a + 17408));
+    MLXR_COUNT(12, 1, 8);
+    experts_gate_up_f84d670c(w, b, (float *)(a + 11264), (const float *)t[3], t[23], t[24], (int32_t *)(a + 5888), (float *)(a + 17408));
     mlxr_barrier(w);
     // layers.0.mlp.shared.gated
-    MLXR_COUNT(8, 1, 9);
+    MLXR_COUNT(13, 1, 9);
     gate_up_0314fb9f(w, b, (float *)(a + 11264), (const float *)t[3], t[25], t[26], (float *)(a + 31744));
     mlxr_barrier(w);
     // layers.0.mlp.shared.router_projected
-    MLXR_COUNT(9, 1, 10);
+    MLXR_COUNT(14, 1, 10);
     router_47f3c2ee(w, b, (float *)(a + 11264), (const float *)t[3], t[7], (float *)(a + 5120));
     mlxr_barrier(w);
     // layers.0.mlp.out_1
-    MLXR_COUNT(10, 1, 11);
-    experts_down_8c897dde(w, b, (float *)(a + 17408), t[5], (float *)(a + 11264), (int32_t *)(a + 5888), (float *)(a + 6144), (float *)(a + 36864));
+    MLXR_COUNT(15, 1, 11);
+    experts_down_c48955db(w, b, (float *)(a + 17408), t[5], (float *)(a + 11264), (int32_t *)(a + 5888), (float *)(a + 6144), (float *)(a + 36864));
     mlxr_barrier(w);
     // layers.0.mlp.out
-    MLXR_COUNT(11, 1, 12);
+    MLXR_COUNT(16, 1, 12);
     down_6e6397c2(w, b, (float *)(a + 31744), t[6], (float *)(a + 36864), (float *)(a + 5120), (float *)(a + 5376));
     mlxr_barrier(w);
     // layers.1.attention.qkv_projected
@@ -182,11 +150,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     qkv_507e562b(w, b, (float *)(a + 5376), (const float *)t[8], t[20], t[21], t[22], (float *)(a + 11520));
     mlxr_barrier(w);
     // layers.1.attention.cache_write
-    MLXR_COUNT(13, 1, 14);
+    MLXR_COUNT(9, 1, 14);
     cache_write_9e689b3a(w, b, (float *)(a + 11520), (float *)(a + 0), 1);
     mlxr_barrier(w);
     // layers.1.attention.attended
-    MLXR_COUNT(14, 1, 15);
+    MLXR_COUNT(10, 1, 15);
     attend_prefill_5382a970(w, b, (float *)(a + 11520), (float *)(a + 0), 1, (float *)(a + 62720));
     mlxr_barrier(w);
     // layers.1.attention.out
@@ -198,32 +166,32 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     router_7923d5fa(w, b, (float *)(a + 11520), (const float *)t[10], t[11], (float *)(a + 0));
     mlxr_barrier(w);
     // layers.1.mlp.routed
-    MLXR_COUNT(6, 1, 18);
+    MLXR_COUNT(11, 1, 18);
     route_c57caa6e(w, b, (float *)(a + 0), (int32_t *)(a + 768), (float *)(a + 1024));
     mlxr_barrier(w);
     // layers.1.mlp.experts.gated
-    MLXR_COUNT(7, 1, 19);
-    experts_gate_up_bdeb49c1(w, b, (float *)(a + 11520), (const float *)t[10], t[27], t[28], (int32_t *)(a + 768), (float *)(a + 17664));
+    MLXR_COUNT(12, 1, 19);
+    experts_gate_up_f84d670c(w, b, (float *)(a + 11520), (const float *)t[10], t[27], t[28], (int32_t *)(a + 768), (float *)(a + 17664));
     mlxr_barrier(w);
     // layers.1.mlp.shared.gated
-    MLXR_COUNT(8, 1, 20);
+    MLXR_COUNT(13, 1, 20);
     gate_up_0314fb9f(w, b, (float *)(a + 11520), (const float *)t[10], t[29], t[30], (float *)(a + 1280));
     mlxr_barrier(w);
     // layers.1.mlp.shared.router_projected
-    MLXR_COUNT(9, 1, 21);
+    MLXR_COUNT(14, 1, 21);
     router_47f3c2ee(w, b, (float *)(a + 11520), (const float *)t[10], t[14], (float *)(a + 0));
     mlxr_barrier(w);
     // layers.1.mlp.out_1
-    MLXR_COUNT(10, 1, 22);
-    experts_down_8c897dde(w, b, (float *)(a + 17664), t[12], (float *)(a + 11520), (int32_t *)(a + 768), (float *)(a + 1024), (float *)(a + 32000));
+    MLXR_COUNT(15, 1, 22);
+    experts_down_c48955db(w, b, (float *)(a + 17664), t[12], (float *)(a + 11520), (int32_t *)(a + 768), (float *)(a + 1024), (float *)(a + 32000));
     mlxr_barrier(w);
     // layers.1.mlp.out
-    MLXR_COUNT(11, 1, 23);
+    MLXR_COUNT(16, 1, 23);
     down_6e6397c2(w, b, (float *)(a + 1280), t[13], (float *)(a + 32000), (float *)(a + 0), (float *)(a + 6400));
     mlxr_barrier(w);
     // logits_of_all_tokens
     if (b->rows) {
-        MLXR_COUNT(12, 1, 24);
+        MLXR_COUNT(8, 1, 24);
         logits_9df983b8(w, b, (float *)(a + 6400), (const float *)t[15], t[16], b->logits);
     }
 }

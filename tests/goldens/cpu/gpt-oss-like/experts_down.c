@@ -6,7 +6,7 @@
 //   experts  [tokens, 2] i32
 //   weights  [tokens, 2] f32
 //   out      [tokens, 48] f32
-static void experts_down_5594246c(mlxr_worker *w, const mlxr_batch *b, const float *x, const uint8_t *w0, const float *bias, const float *residual, const int32_t *experts, const float *weights, float *out) {
+static void experts_down_69715bce(mlxr_worker *w, const mlxr_batch *b, const float *x, const uint8_t *w0, const float *bias, const float *residual, const int32_t *experts, const float *weights, float *out) {
     const mlxr_input in = {
         .x = x,
         .columns = 56,
@@ -32,5 +32,6 @@ static void experts_down_5594246c(mlxr_worker *w, const mlxr_batch *b, const flo
         .width = 48,
         .finish = finish_bias_summed_residual,
     };
-    mlxr_experts(w, &in, &choice, &segment, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+    const mlxr_shared always = {NULL, NULL, 0};
+    mlxr_experts(w, &in, &choice, &segment, MLXR_FEW_F32, MLXR_ROWS_F32, &output, &always);
 }

@@ -6,7 +6,7 @@
 //   bias     [2, 6, 56] f32
 //   experts  [tokens, 2] i32
 //   out      [tokens, 2, 56] f32
-static void experts_gate_up_9efca71b(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const float *bias, const int32_t *experts, float *out) {
+static void experts_gate_up_333e331c(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const float *bias, const int32_t *experts, float *out) {
     const mlxr_input in = {
         .x = x,
         .norm = norm,
@@ -36,5 +36,6 @@ static void experts_gate_up_9efca71b(mlxr_worker *w, const mlxr_batch *b, const 
         .width = 56,
         .finish = finish_bias_swiglu_oai_apart_limit_7p0,
     };
-    mlxr_experts(w, &in, &choice, &segment, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+    const mlxr_shared always = {NULL, NULL, 0};
+    mlxr_experts(w, &in, &choice, &segment, MLXR_FEW_F32, MLXR_ROWS_F32, &output, &always);
 }

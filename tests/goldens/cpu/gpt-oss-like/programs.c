@@ -49,105 +49,89 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     MLXR_COUNT(5, 0, 5);
     router_be7ef8db(w, b, (float *)(a + 1536), (const float *)t[5], t[6], (const float *)t[7], (float *)(a + 768));
     mlxr_barrier(w);
-    // layers.0.mlp.routed
-    MLXR_COUNT(6, 0, 6);
-    route_2b2beca4(w, b, (float *)(a + 768), (int32_t *)(a + 1024), (float *)(a + 1280));
-    mlxr_barrier(w);
     // layers.0.mlp.experts.gated
-    MLXR_COUNT(7, 0, 7);
-    experts_gate_up_9efca71b(w, b, (float *)(a + 1536), (const float *)t[5], t[55], t[56], (const float *)t[57], (int32_t *)(a + 1024), (float *)(a + 2304));
+    MLXR_COUNT(6, 0, 6);
+    routed_experts_gate_up_7cdbe374(w, b, (float *)(a + 1536), (const float *)t[5], t[55], t[56], (const float *)t[57], (float *)(a + 768), (float *)(a + 2304), (int32_t *)(a + 1024), (float *)(a + 1280));
     mlxr_barrier(w);
     // layers.0.mlp.out
-    MLXR_COUNT(8, 0, 8);
-    experts_down_5594246c(w, b, (float *)(a + 2304), t[8], (const float *)t[9], (float *)(a + 1536), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 4096));
+    MLXR_COUNT(7, 0, 7);
+    experts_down_69715bce(w, b, (float *)(a + 2304), t[8], (const float *)t[9], (float *)(a + 1536), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.1.attention.qkv_projected
-    MLXR_COUNT(2, 0, 9);
+    MLXR_COUNT(2, 0, 8);
     qkv_6bb3035b(w, b, (float *)(a + 4096), (const float *)t[10], t[43], t[44], t[45], (const float *)t[46], (float *)(a + 4864));
     mlxr_barrier(w);
     // layers.1.attention.attended
-    MLXR_COUNT(9, 0, 10);
+    MLXR_COUNT(8, 0, 9);
     attend_decode_a50ccce3(w, b, (float *)(a + 4864), (float *)(a + 0), 1, (const float *)t[11], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.1.attention.out
-    MLXR_COUNT(4, 0, 11);
+    MLXR_COUNT(4, 0, 10);
     o_38fa74f1(w, b, (float *)(a + 11264), t[12], (const float *)t[13], (float *)(a + 4096), (float *)(a + 768));
     mlxr_barrier(w);
     // layers.1.mlp.router_projected
-    MLXR_COUNT(5, 0, 12);
+    MLXR_COUNT(5, 0, 11);
     router_be7ef8db(w, b, (float *)(a + 768), (const float *)t[14], t[15], (const float *)t[16], (float *)(a + 1536));
     mlxr_barrier(w);
-    // layers.1.mlp.routed
-    MLXR_COUNT(6, 0, 13);
-    route_2b2beca4(w, b, (float *)(a + 1536), (int32_t *)(a + 1792), (float *)(a + 2048));
-    mlxr_barrier(w);
     // layers.1.mlp.experts.gated
-    MLXR_COUNT(7, 0, 14);
-    experts_gate_up_9efca71b(w, b, (float *)(a + 768), (const float *)t[14], t[58], t[59], (const float *)t[60], (int32_t *)(a + 1792), (float *)(a + 2304));
+    MLXR_COUNT(6, 0, 12);
+    routed_experts_gate_up_7cdbe374(w, b, (float *)(a + 768), (const float *)t[14], t[58], t[59], (const float *)t[60], (float *)(a + 1536), (float *)(a + 1792), (int32_t *)(a + 3584), (float *)(a + 3840));
     mlxr_barrier(w);
     // layers.1.mlp.out
-    MLXR_COUNT(8, 0, 15);
-    experts_down_5594246c(w, b, (float *)(a + 2304), t[17], (const float *)t[18], (float *)(a + 768), (int32_t *)(a + 1792), (float *)(a + 2048), (float *)(a + 4096));
+    MLXR_COUNT(7, 0, 13);
+    experts_down_69715bce(w, b, (float *)(a + 1792), t[17], (const float *)t[18], (float *)(a + 768), (int32_t *)(a + 3584), (float *)(a + 3840), (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.2.attention.qkv_projected
-    MLXR_COUNT(2, 0, 16);
+    MLXR_COUNT(2, 0, 14);
     qkv_6bb3035b(w, b, (float *)(a + 4096), (const float *)t[19], t[47], t[48], t[49], (const float *)t[50], (float *)(a + 4864));
     mlxr_barrier(w);
     // layers.2.attention.attended
-    MLXR_COUNT(3, 0, 17);
+    MLXR_COUNT(3, 0, 15);
     attend_decode_2f32d18d(w, b, (float *)(a + 4864), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.2.attention.out
-    MLXR_COUNT(4, 0, 18);
+    MLXR_COUNT(4, 0, 16);
     o_38fa74f1(w, b, (float *)(a + 11264), t[21], (const float *)t[22], (float *)(a + 4096), (float *)(a + 768));
     mlxr_barrier(w);
     // layers.2.mlp.router_projected
-    MLXR_COUNT(5, 0, 19);
+    MLXR_COUNT(5, 0, 17);
     router_be7ef8db(w, b, (float *)(a + 768), (const float *)t[23], t[24], (const float *)t[25], (float *)(a + 1536));
     mlxr_barrier(w);
-    // layers.2.mlp.routed
-    MLXR_COUNT(6, 0, 20);
-    route_2b2beca4(w, b, (float *)(a + 1536), (int32_t *)(a + 1792), (float *)(a + 2048));
-    mlxr_barrier(w);
     // layers.2.mlp.experts.gated
-    MLXR_COUNT(7, 0, 21);
-    experts_gate_up_9efca71b(w, b, (float *)(a + 768), (const float *)t[23], t[61], t[62], (const float *)t[63], (int32_t *)(a + 1792), (float *)(a + 2304));
+    MLXR_COUNT(6, 0, 18);
+    routed_experts_gate_up_7cdbe374(w, b, (float *)(a + 768), (const float *)t[23], t[61], t[62], (const float *)t[63], (float *)(a + 1536), (float *)(a + 1792), (int32_t *)(a + 3584), (float *)(a + 3840));
     mlxr_barrier(w);
     // layers.2.mlp.out
-    MLXR_COUNT(8, 0, 22);
-    experts_down_5594246c(w, b, (float *)(a + 2304), t[26], (const float *)t[27], (float *)(a + 768), (int32_t *)(a + 1792), (float *)(a + 2048), (float *)(a + 4096));
+    MLXR_COUNT(7, 0, 19);
+    experts_down_69715bce(w, b, (float *)(a + 1792), t[26], (const float *)t[27], (float *)(a + 768), (int32_t *)(a + 3584), (float *)(a + 3840), (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.3.attention.qkv_projected
-    MLXR_COUNT(2, 0, 23);
+    MLXR_COUNT(2, 0, 20);
     qkv_6bb3035b(w, b, (float *)(a + 4096), (const float *)t[28], t[51], t[52], t[53], (const float *)t[54], (float *)(a + 4864));
     mlxr_barrier(w);
     // layers.3.attention.attended
-    MLXR_COUNT(9, 0, 24);
+    MLXR_COUNT(8, 0, 21);
     attend_decode_a50ccce3(w, b, (float *)(a + 4864), (float *)(a + 0), 3, (const float *)t[29], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.3.attention.out
-    MLXR_COUNT(4, 0, 25);
+    MLXR_COUNT(4, 0, 22);
     o_38fa74f1(w, b, (float *)(a + 11264), t[30], (const float *)t[31], (float *)(a + 4096), (float *)(a + 0));
     mlxr_barrier(w);
     // layers.3.mlp.router_projected
-    MLXR_COUNT(5, 0, 26);
+    MLXR_COUNT(5, 0, 23);
     router_be7ef8db(w, b, (float *)(a + 0), (const float *)t[32], t[33], (const float *)t[34], (float *)(a + 768));
     mlxr_barrier(w);
-    // layers.3.mlp.routed
-    MLXR_COUNT(6, 0, 27);
-    route_2b2beca4(w, b, (float *)(a + 768), (int32_t *)(a + 1024), (float *)(a + 1280));
-    mlxr_barrier(w);
     // layers.3.mlp.experts.gated
-    MLXR_COUNT(7, 0, 28);
-    experts_gate_up_9efca71b(w, b, (float *)(a + 0), (const float *)t[32], t[64], t[65], (const float *)t[66], (int32_t *)(a + 1024), (float *)(a + 1536));
+    MLXR_COUNT(6, 0, 24);
+    routed_experts_gate_up_7cdbe374(w, b, (float *)(a + 0), (const float *)t[32], t[64], t[65], (const float *)t[66], (float *)(a + 768), (float *)(a + 1024), (int32_t *)(a + 2816), (float *)(a + 3072));
     mlxr_barrier(w);
     // layers.3.mlp.out
-    MLXR_COUNT(8, 0, 29);
-    experts_down_5594246c(w, b, (float *)(a + 1536), t[35], (const float *)t[36], (float *)(a + 0), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 3328));
+    MLXR_COUNT(7, 0, 25);
+    experts_down_69715bce(w, b, (float *)(a + 1024), t[35], (const float *)t[36], (float *)(a + 0), (int32_t *)(a + 2816), (float *)(a + 3072), (float *)(a + 3328));
     mlxr_barrier(w);
     // logits_of_all_tokens
     if (b->rows) {
-        MLXR_COUNT(10, 0, 30);
+        MLXR_COUNT(9, 0, 26);
         logits_9df983b8(w, b, (float *)(a + 3328), (const float *)t[37], t[38], b->logits);
     }
 }
@@ -170,11 +154,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     qkv_6bb3035b(w, b, (float *)(a + 5120), (const float *)t[1], t[39], t[40], t[41], (const float *)t[42], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.0.attention.cache_write
-    MLXR_COUNT(11, 1, 3);
+    MLXR_COUNT(10, 1, 3);
     cache_write_237e0dc6(w, b, (float *)(a + 11264), (float *)(a + 0), 0);
     mlxr_barrier(w);
     // layers.0.attention.attended
-    MLXR_COUNT(12, 1, 4);
+    MLXR_COUNT(11, 1, 4);
     attend_prefill_c8322eea(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.0.attention.out
@@ -186,27 +170,27 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     router_be7ef8db(w, b, (float *)(a + 11264), (const float *)t[5], t[6], (const float *)t[7], (float *)(a + 5120));
     mlxr_barrier(w);
     // layers.0.mlp.routed
-    MLXR_COUNT(6, 1, 7);
+    MLXR_COUNT(12, 1, 7);
     route_2b2beca4(w, b, (float *)(a + 5120), (int32_t *)(a + 5888), (float *)(a + 6144));
     mlxr_barrier(w);
     // layers.0.mlp.experts.gated
-    MLXR_COUNT(7, 1, 8);
-    experts_gate_up_9efca71b(w, b, (float *)(a + 11264), (const float *)t[5], t[55], t[56], (const float *)t[57], (int32_t *)(a + 5888), (float *)(a + 17408));
+    MLXR_COUNT(13, 1, 8);
+    experts_gate_up_333e331c(w, b, (float *)(a + 11264), (const float *)t[5], t[55], t[56], (const float *)t[57], (int32_t *)(a + 5888), (float *)(a + 17408));
     mlxr_barrier(w);
     // layers.0.mlp.out
-    MLXR_COUNT(8, 1, 9);
-    experts_down_5594246c(w, b, (float *)(a + 17408), t[8], (const float *)t[9], (float *)(a + 11264), (int32_t *)(a + 5888), (float *)(a + 6144), (float *)(a + 31744));
+    MLXR_COUNT(7, 1, 9);
+    experts_down_69715bce(w, b, (float *)(a + 17408), t[8], (const float *)t[9], (float *)(a + 11264), (int32_t *)(a + 5888), (float *)(a + 6144), (float *)(a + 31744));
     mlxr_barrier(w);
     // layers.1.attention.qkv_projected
     MLXR_COUNT(2, 1, 10);
     qkv_6bb3035b(w, b, (float *)(a + 31744), (const float *)t[10], t[43], t[44], t[45], (const float *)t[46], (float *)(a + 37888));
     mlxr_barrier(w);
     // layers.1.attention.cache_write
-    MLXR_COUNT(11, 1, 11);
+    MLXR_COUNT(10, 1, 11);
     cache_write_237e0dc6(w, b, (float *)(a + 37888), (float *)(a + 0), 1);
     mlxr_barrier(w);
     // layers.1.attention.attended
-    MLXR_COUNT(13, 1, 12);
+    MLXR_COUNT(14, 1, 12);
     attend_prefill_a2b3546b(w, b, (float *)(a + 37888), (float *)(a + 0), 1, (const float *)t[11], (float *)(a + 89088));
     mlxr_barrier(w);
     // layers.1.attention.out
@@ -218,27 +202,27 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     router_be7ef8db(w, b, (float *)(a + 5120), (const float *)t[14], t[15], (const float *)t[16], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.1.mlp.routed
-    MLXR_COUNT(6, 1, 15);
+    MLXR_COUNT(12, 1, 15);
     route_2b2beca4(w, b, (float *)(a + 11264), (int32_t *)(a + 12032), (float *)(a + 12288));
     mlxr_barrier(w);
     // layers.1.mlp.experts.gated
-    MLXR_COUNT(7, 1, 16);
-    experts_gate_up_9efca71b(w, b, (float *)(a + 5120), (const float *)t[14], t[58], t[59], (const float *)t[60], (int32_t *)(a + 12032), (float *)(a + 12544));
+    MLXR_COUNT(13, 1, 16);
+    experts_gate_up_333e331c(w, b, (float *)(a + 5120), (const float *)t[14], t[58], t[59], (const float *)t[60], (int32_t *)(a + 12032), (float *)(a + 12544));
     mlxr_barrier(w);
     // layers.1.mlp.out
-    MLXR_COUNT(8, 1, 17);
-    experts_down_5594246c(w, b, (float *)(a + 12544), t[17], (const float *)t[18], (float *)(a + 5120), (int32_t *)(a + 12032), (float *)(a + 12288), (float *)(a + 26880));
+    MLXR_COUNT(7, 1, 17);
+    experts_down_69715bce(w, b, (float *)(a + 12544), t[17], (const float *)t[18], (float *)(a + 5120), (int32_t *)(a + 12032), (float *)(a + 12288), (float *)(a + 26880));
     mlxr_barrier(w);
     // layers.2.attention.qkv_projected
     MLXR_COUNT(2, 1, 18);
     qkv_6bb3035b(w, b, (float *)(a + 26880), (const float *)t[19], t[47], t[48], t[49], (const float *)t[50], (float *)(a + 33024));
     mlxr_barrier(w);
     // layers.2.attention.cache_write
-    MLXR_COUNT(11, 1, 19);
+    MLXR_COUNT(10, 1, 19);
     cache_write_237e0dc6(w, b, (float *)(a + 33024), (float *)(a + 0), 2);
     mlxr_barrier(w);
     // layers.2.attention.attended
-    MLXR_COUNT(12, 1, 20);
+    MLXR_COUNT(11, 1, 20);
     attend_prefill_c8322eea(w, b, (float *)(a + 33024), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 84224));
     mlxr_barrier(w);
     // layers.2.attention.out
@@ -250,27 +234,27 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     router_be7ef8db(w, b, (float *)(a + 5120), (const float *)t[23], t[24], (const float *)t[25], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.2.mlp.routed
-    MLXR_COUNT(6, 1, 23);
+    MLXR_COUNT(12, 1, 23);
     route_2b2beca4(w, b, (float *)(a + 11264), (int32_t *)(a + 12032), (float *)(a + 12288));
     mlxr_barrier(w);
     // layers.2.mlp.experts.gated
-    MLXR_COUNT(7, 1, 24);
-    experts_gate_up_9efca71b(w, b, (float *)(a + 5120), (const float *)t[23], t[61], t[62], (const float *)t[63], (int32_t *)(a + 12032), (float *)(a + 12544));
+    MLXR_COUNT(13, 1, 24);
+    experts_gate_up_333e331c(w, b, (float *)(a + 5120), (const float *)t[23], t[61], t[62], (const float *)t[63], (int32_t *)(a + 12032), (float *)(a + 12544));
     mlxr_barrier(w);
     // layers.2.mlp.out
-    MLXR_COUNT(8, 1, 25);
-    experts_down_5594246c(w, b, (float *)(a + 12544), t[26], (const float *)t[27], (float *)(a + 5120), (int32_t *)(a + 12032), (float *)(a + 12288), (float *)(a + 26880));
+    MLXR_COUNT(7, 1, 25);
+    experts_down_69715bce(w, b, (float *)(a + 12544), t[26], (const float *)t[27], (float *)(a + 5120), (int32_t *)(a + 12032), (float *)(a + 12288), (float *)(a + 26880));
     mlxr_barrier(w);
     // layers.3.attention.qkv_projected
     MLXR_COUNT(2, 1, 26);
     qkv_6bb3035b(w, b, (float *)(a + 26880), (const float *)t[28], t[51], t[52], t[53], (const float *)t[54], (float *)(a + 33024));
     mlxr_barrier(w);
     // layers.3.attention.cache_write
-    MLXR_COUNT(11, 1, 27);
+    MLXR_COUNT(10, 1, 27);
     cache_write_237e0dc6(w, b, (float *)(a + 33024), (float *)(a + 0), 3);
     mlxr_barrier(w);
     // layers.3.attention.attended
-    MLXR_COUNT(13, 1, 28);
+    MLXR_COUNT(14, 1, 28);
     attend_prefill_a2b3546b(w, b, (float *)(a + 33024), (float *)(a + 0), 3, (const float *)t[29], (float *)(a + 84224));
     mlxr_barrier(w);
     // layers.3.attention.out
@@ -282,20 +266,20 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     router_be7ef8db(w, b, (float *)(a + 0), (const float *)t[32], t[33], (const float *)t[34], (float *)(a + 6144));
     mlxr_barrier(w);
     // layers.3.mlp.routed
-    MLXR_COUNT(6, 1, 31);
+    MLXR_COUNT(12, 1, 31);
     route_2b2beca4(w, b, (float *)(a + 6144), (int32_t *)(a + 6912), (float *)(a + 7168));
     mlxr_barrier(w);
     // layers.3.mlp.experts.gated
-    MLXR_COUNT(7, 1, 32);
-    experts_gate_up_9efca71b(w, b, (float *)(a + 0), (const float *)t[32], t[64], t[65], (const float *)t[66], (int32_t *)(a + 6912), (float *)(a + 7424));
+    MLXR_COUNT(13, 1, 32);
+    experts_gate_up_333e331c(w, b, (float *)(a + 0), (const float *)t[32], t[64], t[65], (const float *)t[66], (int32_t *)(a + 6912), (float *)(a + 7424));
     mlxr_barrier(w);
     // layers.3.mlp.out
-    MLXR_COUNT(8, 1, 33);
-    experts_down_5594246c(w, b, (float *)(a + 7424), t[35], (const float *)t[36], (float *)(a + 0), (int32_t *)(a + 6912), (float *)(a + 7168), (float *)(a + 21760));
+    MLXR_COUNT(7, 1, 33);
+    experts_down_69715bce(w, b, (float *)(a + 7424), t[35], (const float *)t[36], (float *)(a + 0), (int32_t *)(a + 6912), (float *)(a + 7168), (float *)(a + 21760));
     mlxr_barrier(w);
     // logits_of_all_tokens
     if (b->rows) {
-        MLXR_COUNT(10, 1, 34);
+        MLXR_COUNT(9, 1, 34);
         logits_9df983b8(w, b, (float *)(a + 21760), (const float *)t[37], t[38], b->logits);
     }
 }

@@ -1,15 +1,16 @@
-// down_f003aab7
+// down_rows_41ece074
 // small spec of a test
 //
-// Projection of one row: out = sigmoid(gate) * (x @ weight.T) + residual.
-// A simdgroup computes 4 rows of the weight; its lanes stride over the columns, so that neighbouring lanes read
-// neighbouring bytes, as wide as their alignment allows.
-// Grid: 6 threadgroups of 2 simdgroups.
+// Projection of several rows: out = sigmoid(gate) * (x @ weight.T) + residual.
+// As the one-row kernel, but a simdgroup keeps 4 weight rows times 8 input rows of sums, so that each
+// weight is read once for 8 rows.
+// Grid: (6, ceil(tokens / 8)) threadgroups of 2 simdgroups.
 //   x          [tokens, 40] f32
 //   weight     [48, 40] f32
 //   residual   [tokens, 48] f32
 //   gate       [tokens, 1] f32
 //   out        [tokens, 48] f32
+//   dims       [8] u32: tokens, seqs, rows, tiles
 #include <metal_stdlib>
 using namespace metal;
 typedef half float16_t;
@@ -35,12 +36,13 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
 
 
 // ---- kernel
-[[kernel]] void down_f003aab7(
+[[kernel]] void down_rows_41ece074(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
   const device float* gate [[buffer(3)]],
-  device float* out [[buffer(4)]],
+  const device uint32_t* dims [[buffer(4)]],
+  device float* out [[buffer(5)]],
   uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
@@ -51,14 +53,23 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
   if (first >= end) {
     return;
   }
-  const uint row = 0;
-  const device float* input = x;
-  float4 sums[4];
+  const uint count = dims[0];
+  const uint first_row = threadgroup_position_in_grid.y * 8u;
+  // Rows and outputs past the end repeat the last one and are not stored.
+  const device float* input[8];
 #pragma unroll
-  for (uint r = 0; r < 4u; r++) {
-    sums[r] = float4(0.0f);
+  for (uint t = 0; t < 8u; t++) {
+    const uint row = min(first_row + t, count - 1);
+    input[t] = x + (ulong)row * 40u;
   }
-
+  float sums[8][4];
+#pragma unroll
+  for (uint t = 0; t < 8u; t++) {
+#pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      sums[t][r] = 0.0f;
+    }
+  }
   Row_f32 w[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
@@ -74,30 +85,40 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
     }
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
-      float4 v[1];
-      load_f32_4(input + column + run * 4u, v);
-
+      float4 u[4][1];
 #pragma unroll
       for (uint r = 0; r < 4u; r++) {
-        float4 c[1];
-        codes_f32(raw[r], run, c);
+        codes_f32(raw[r], run, u[r]);
+      }
 #pragma unroll
-        for (uint j = 0; j < 1u; j++) {
-          sums[r] += c[j] * v[j];
+      for (uint t = 0; t < 8u; t++) {
+        float4 v[1];
+        load_f32_4(input[t] + column + run * 4u, v);
+
+#pragma unroll
+        for (uint r = 0; r < 4u; r++) {
+#pragma unroll
+          for (uint j = 0; j < 1u; j++) {
+            sums[t][r] += sum4(u[r][j] * v[j]);
+          }
         }
       }
     }
   }
-  // Lane r keeps row r, so that the epilogue runs in parallel.
+  // Lane t * 4 + r keeps output r of row t.
   float y = 0.0f;
 #pragma unroll
-  for (uint r = 0; r < 4u; r++) {
-    const float total = simd_sum(sum4(sums[r]));
-    y = lane == r ? total : y;
+  for (uint t = 0; t < 8u; t++) {
+#pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      const float total = simd_sum(sums[t][r]);
+      y = lane == t * 4u + r ? total : y;
+    }
   }
-  const uint o = first + lane;
-  if (lane < 4u && o < end) {
-    const ulong place = o;
+  const uint row = first_row + lane / 4u;
+  const uint o = first + lane % 4u;
+  if (lane < 32u && row < count && o < end) {
+    const ulong place = (ulong)row * 48u + o;
     y /= 1.0f + metal::precise::exp(-(float)gate[row]);
     y += (float)residual[place];
     out[place] = (float)y;

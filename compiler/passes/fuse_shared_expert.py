@@ -1,0 +1,91 @@
+"""Fuses a shared expert into the ops of the chosen experts."""
+
+from dataclasses import dataclass, replace
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import Op, OpGraph
+from mlxr.compiler.ir.ops.experts import ExpertCombine, RoutedProjection
+from mlxr.compiler.ir.ops.linear import Linear, Projection
+from mlxr.compiler.passes.base import Edits, PassResult, as_projection, sole_producer
+
+
+@dataclass(frozen=True)
+class FuseSharedExpert:
+    """Fuses a shared expert into the ops of the chosen experts.
+
+    1. projection(projection(x, first), last, residual = expert_combine(y)), where y = routed_projection(x) ->
+       expert_combine(y, shared_x, shared = last), where y, shared_x = routed_projection(x, shared = first).
+    2. The same where the last projection has a gate, which is linear(x, weight) -> shared_gate = routed_projection(x,
+       gate_weight = weight).
+
+    Does not fire when a value in between is read elsewhere, when the first projections differ in the norm of x, the
+    activation or the type of their results, when the last ones differ in the scale of the residual, or when a
+    projection of the shared expert does anything else.
+    """
+
+    name: str = "fuse_shared_expert"
+
+    def run(self, graph: OpGraph) -> PassResult:
+        """Applies the rules to every last projection."""
+        edits = Edits(graph)
+        for last, _ in graph.ops_of(Projection):
+            if "residual" in last.inputs and edits.untouched(last):
+                self._fuse(edits, last)
+        return edits.result()
+
+    def _fuse(self, edits: Edits, last: Op) -> None:
+        graph = edits.graph
+        combine = sole_producer(graph, last.inputs["residual"], ExpertCombine)
+        first = sole_producer(graph, last.inputs["x"], Projection)
+        routed = sole_producer(graph, combine.inputs["x"], RoutedProjection) if combine else None
+        if combine is None or first is None or routed is None or not _is_plain(last, combine):
+            return
+        if "shared" in routed.inputs or not _begins_alike(first, routed):
+            return
+        gate = None
+        if "gate" in last.inputs:
+            gate = sole_producer(graph, last.inputs["gate"], Linear, Projection)
+            if gate is None or not _is_gate_of(gate, routed):
+                return
+        inputs, outputs = {"shared": first.inputs["weight"]}, {"shared_out": first.out}
+        sums = combine.inputs | {"shared_x": first.out, "shared": last.inputs["weight"]}
+        if gate is not None:
+            inputs["gate_weight"] = gate.inputs["weight"]
+            outputs["shared_gate"] = sums["shared_gate"] = gate.out
+            edits.replace(gate)
+        edits.replace(routed, replace(routed, inputs=routed.inputs | inputs, outputs=routed.outputs | outputs))
+        edits.replace(first)
+        edits.replace(combine)
+        edits.replace(last, replace(last, attrs=combine.attrs, inputs=sums))
+
+
+def _is_plain(last: Op, combine: Op) -> bool:
+    """Whether the last projection is nothing but a product that is added to the sum, scaled as that is."""
+    attrs, sums = last.attrs_as(Projection), combine.attrs_as(ExpertCombine)
+    return (
+        last.inputs.keys() <= {"x", "weight", "residual", "gate"}
+        and attrs == Projection(sums.dtype, residual_scale=attrs.residual_scale)
+        and attrs.residual_scale == sums.residual_scale
+    )
+
+
+def _begins_alike(first: Op, routed: Op) -> bool:
+    """Whether the shared expert's first projection is that of the chosen ones, with another weight and without bias."""
+    attrs, of = first.attrs_as(Projection), routed.attrs_as(RoutedProjection)
+    same = Projection(of.dtype, of.eps, of.norm_kind, of.activation, of.gated, of.limit)
+    return attrs == same and _reads(first) == _reads(routed) and first.inputs.keys() <= {"x", "weight", *_NORM}
+
+
+def _is_gate_of(gate: Op, routed: Op) -> bool:
+    """Whether a product is the gate of an expert that reads the same x, with the same norm."""
+    of, attrs = routed.attrs_as(RoutedProjection), as_projection(gate).attrs
+    plain = gate.inputs.keys() <= {"x", "weight", *_NORM}
+    return plain and attrs == Projection(DType.F32, of.eps, of.norm_kind) and _reads(gate) == _reads(routed)
+
+
+_NORM = ("norm", "norm_bias")
+
+
+def _reads(op: Op) -> dict[str, str]:
+    """What the op multiplies with its weights: x, and its norm."""
+    return {port: name for port, name in op.inputs.items() if port in ("x", *_NORM)}

@@ -1,0 +1,119 @@
+"""The choice of experts and the first projections of the chosen ones, and those of a shared expert."""
+
+from dataclasses import KW_ONLY, dataclass
+
+from mlxr.compiler.artifact.launch import Extent
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.experts import RoutedProjection
+from mlxr.compiler.schedule.geometry import OneRow
+from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.epilogue import Epilogue
+from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
+    EXPERTS_IGNORE,
+    ExpertKernel,
+    SharedMatrix,
+    expert_choice,
+    expert_fields,
+    shared_matrix,
+)
+from mlxr.compiler.targets.metal.kernel_parts.fused_norm import fused_norm_of
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import formula
+from mlxr.compiler.targets.metal.kernels.route import RouteKernel, route_kernel
+from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns
+
+
+@dataclass(frozen=True)
+class RoutedProjectionKernel(ExpertKernel):
+    """The choice of experts, and their projections, each into its own columns of the result.
+
+    Attributes:
+        route: the choice.
+        gate: the row that makes the shared expert's gate; None: it has none.
+    """
+
+    template = "routed_projection.metal.jinja"
+    _: KW_ONLY
+    route: RouteKernel
+    gate: SharedMatrix | None = None
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """x, the weight, the logits and their bias, the shared expert's weights, the ports of norm and epilogue."""
+        ports: list[Port] = [("x", self.activation), ("weight", self.layout.dtype), ("logits", DType.F32)]
+        ports += [("selection_bias", self.route.bias)] if self.route.bias else []
+        ports += [("shared", self.shared.layout.dtype)] if self.shared else []
+        ports += [("gate_weight", self.gate.layout.dtype)] if self.gate else []
+        return (*ports, *(self.norm.ports if self.norm else ()), *self.epilogue.ports)
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The experts' results, the choice, and the shared expert's results."""
+        ports: list[Port] = [("out", self.epilogue.out), *self.route.outputs[: 1 if self.weighs else 2]]
+        ports += [("shared_out", self.epilogue.out)] if self.shared else []
+        return (*ports, *([("shared_gate", DType.F32)] if self.gate else []))
+
+    @property
+    def formats(self) -> tuple[WeightFormat, ...]:
+        """See `MatrixKernel`."""
+        return tuple(dict.fromkeys((*super().formats, *(self.gate.formats if self.gate else ()))))
+
+    @property
+    def expert_threadgroups(self) -> int:
+        """Threadgroups of each chosen expert of a token."""
+        return super().threadgroups
+
+    @property
+    def shared_threadgroups(self) -> int:
+        """Threadgroups of the shared expert, for each token, and of its gate."""
+        return sum(part.threadgroups for part in (self.shared, self.gate) if part is not None)
+
+    @property
+    def threadgroups(self) -> int:
+        """Threadgroups of each token."""
+        return self.shared_threadgroups + self.top_k * self.expert_threadgroups
+
+    @property
+    def formula(self) -> str:
+        """The formula, for the head of the kernel."""
+        x = f"{self.norm.kind}_norm(x)" if self.norm else "x"
+        return f"out = {formula(self.epilogue, f'weight of the choice * {x}' if self.weighs else x)}"
+
+    @property
+    def buffer_table(self) -> str:
+        """The buffers, for the head of the kernel."""
+        experts, out = self.route.num_experts, self.epilogue.out
+        rows = [f"logits     [tokens, {experts}] f32: the router's"]
+        if self.route.bias:
+            rows.append(f"selection_bias [{experts}] {self.route.bias}: added for the choice only")
+        if self.gate:
+            rows += self._rows_of("gate_weight", self.gate.layout)
+        if not self.weighs:
+            rows.append(f"weights    [tokens, {self.top_k}] f32")
+        rows.append(f"out        [tokens, {self.top_k} * {self.out_features}] {out}")
+        if self.shared:
+            rows.append(f"shared_out [tokens, {self.shared.out_features}] {out}")
+        if self.gate:
+            rows.append("shared_gate [tokens, 1] f32")
+        return self._head(f"[tokens, {self.in_features}]", *rows)
+
+
+@lowers(RoutedProjection)
+def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjection) -> None:
+    """Adds the launch of a choice of experts and of their first projections."""
+    choice, gate = expert_choice(lowering, op, "experts"), None
+    if "gate_weight" in op.inputs:
+        plain = Epilogue(out=DType.F32)
+        gate = shared_matrix(lowering, op, plain, choice.geometry.one_row, "gate_weight")
+    num_experts = num_columns(lowering.value(op, "logits"))
+    kernel = RoutedProjectionKernel(
+        "routed_experts",
+        norm=fused_norm_of(lowering, op),
+        route=route_kernel(attrs.route, num_experts, lowering.optional_dtype(op, "selection_bias")),
+        gate=gate,
+        **expert_fields(lowering, op, choice),
+    )
+    grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
+    chosen = choice.sizes(OneRow, without=EXPERTS_IGNORE)
+    lowering.emit(op, kernel, grid, chosen=chosen)

@@ -1,0 +1,34 @@
+"""The launches of a decode layer of every family, on both targets: at most 6, and 7 with experts.
+
+A norm of what a block adds to the residual is one more: it needs the whole row, which no launch of a product has.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from mlxr.compiler.artifact.typical_steps import decode_dims
+from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.importers.imported import ImportOptions
+from mlxr.loading.imported_model import import_model
+from mlxr_tests.family_models import CONFIGS, build_model, config_of, save_folder
+from mlxr_tests.few import few
+
+MOST, MOST_WITH_EXPERTS = 6, 7
+SHORT = [case for case in CONFIGS if "experts" in str(CONFIGS[case]) and "," not in case] + ["qwen3", "gemma3_text"]
+
+
+@pytest.mark.parametrize("case", few(list(CONFIGS), SHORT))
+def test_launches_of_a_decode_layer(case: str, tmp_path: Path) -> None:
+    config = config_of(case)
+    spec, _ = import_model(save_folder(build_model(config), config, tmp_path / "model"), ImportOptions())
+    plan = compile_spec(spec).artifact.plan
+    for target, program in plan.programs.items():
+        for layer in range(spec.model.num_layers):
+            most = MOST_WITH_EXPERTS if spec.model.layer(layer).mlp.experts else MOST
+            most += 2 * (spec.model.norm.placement != "pre")
+            for sequences in {1, min(3, spec.cache.max_sequences)}:
+                dims = decode_dims(sequences, 20)
+                launches = [la for la in program.phase("decode").launches if la.layer == layer]
+                labels = [program.kernel(la.kernel).label for la in launches if la.runs(dims, library=False)]
+                assert 5 <= len(labels) <= most, f"{target}, layer {layer}, {sequences} sequences: {labels}"

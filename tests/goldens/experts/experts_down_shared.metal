@@ -1,0 +1,174 @@
+// experts_down_shared_5a0c8220
+// small spec of a test
+//
+// out = residual + sum of weights * (x @ weight[expert].T + bias[expert]), over the 3 experts that a token's router chose.
+// To the sum is added sigmoid(shared_gate) * (shared_x @ shared.T), of the shared expert.
+// A simdgroup makes 4 outputs of a token, one expert after another, and sums them in registers.
+// Grid: (6, tokens) threadgroups of 2 simdgroups.
+//   x          [tokens, 3 * 64] f32
+//   weight     [1920, 64] f32
+//   experts    [tokens, 3] i32
+//   weights    [tokens, 3] f32
+//   shared_x   [tokens, 40] f32
+//   shared_gate [tokens, 1] f32
+//   residual   [tokens, 48] f32
+//   out        [tokens, 48] f32
+//   bias       [1920] f32
+//   shared     [48, 40] f32
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+// ---- header
+#ifndef MLXR_THREADGROUP
+#define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
+
+inline void load_f32_4(const device float* p, thread float4* v) {
+  v[0] = *(const device float4*)(p + 0);
+}
+
+inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+struct Row_f32 {
+  const device float* data;
+};
+struct Raw_f32 { float4 v; };
+inline Raw_f32 raw_f32(Row_f32 row, uint piece) { return Raw_f32{*(const device float4*)(row.data + piece * 4u)}; }
+inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
+
+
+// ---- kernel
+[[kernel]] void experts_down_shared_5a0c8220(
+  const device float* x [[buffer(0)]],
+  const device float* weight [[buffer(1)]],
+  const device int32_t* experts [[buffer(2)]],
+  const device float* weights [[buffer(3)]],
+  const device float* shared_x [[buffer(4)]],
+  const device float* shared [[buffer(5)]],
+  const device float* shared_gate [[buffer(6)]],
+  const device float* bias [[buffer(7)]],
+  const device float* residual [[buffer(8)]],
+  device float* out [[buffer(9)]],
+  uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
+  uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  const uint lane = thread_index_in_simdgroup;
+  const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 4u;
+  const uint end = 48u;
+
+  if (first >= end) {
+    return;
+  }
+  const uint token = threadgroup_position_in_grid.y;
+  float4 mixed[4];
+#pragma unroll
+  for (uint r = 0; r < 4u; r++) {
+    mixed[r] = float4(0.0f);
+  }
+  for (uint slot = 0; slot < 3u; slot++) {
+    const uint chosen = token * 3u + slot;
+    const uint expert_row = (uint)experts[chosen] * 48u;
+    const device float* input = x + (ulong)chosen * 64u;
+    float4 sums[4];
+  #pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      sums[r] = float4(0.0f);
+    }
+
+    Row_f32 w[4];
+  #pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      const uint row = expert_row + first + r;
+      w[r] = Row_f32{weight + (ulong)row * 64u};
+    }
+    for (uint piece = lane; piece < 16u; piece += 32) {
+      const uint column = piece * 4u;
+      Raw_f32 raw[4];
+  #pragma unroll
+      for (uint r = 0; r < 4u; r++) {
+        raw[r] = raw_f32(w[r], piece);
+      }
+  #pragma unroll
+      for (uint run = 0; run < 1u; run++) {
+        float4 v[1];
+        load_f32_4(input + column + run * 4u, v);
+
+  #pragma unroll
+        for (uint r = 0; r < 4u; r++) {
+          float4 c[1];
+          codes_f32(raw[r], run, c);
+  #pragma unroll
+          for (uint j = 0; j < 1u; j++) {
+            sums[r] += c[j] * v[j];
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      mixed[r] += sums[r] * weights[chosen];
+    }
+  }
+  {
+    const device float* input = shared_x + (ulong)token * 40u;
+    const float factor = 1.0f / (1.0f + metal::precise::exp(-(float)shared_gate[token]));
+    float4 sums[4];
+  #pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      sums[r] = float4(0.0f);
+    }
+
+    Row_f32 w[4];
+  #pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      const uint row = first + r;
+      w[r] = Row_f32{shared + (ulong)row * 40u};
+    }
+    for (uint piece = lane; piece < 10u; piece += 32) {
+      const uint column = piece * 4u;
+      Raw_f32 raw[4];
+  #pragma unroll
+      for (uint r = 0; r < 4u; r++) {
+        raw[r] = raw_f32(w[r], piece);
+      }
+  #pragma unroll
+      for (uint run = 0; run < 1u; run++) {
+        float4 v[1];
+        load_f32_4(input + column + run * 4u, v);
+
+  #pragma unroll
+        for (uint r = 0; r < 4u; r++) {
+          float4 c[1];
+          codes_f32(raw[r], run, c);
+  #pragma unroll
+          for (uint j = 0; j < 1u; j++) {
+            sums[r] += c[j] * v[j];
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      mixed[r] += sums[r] * factor;
+    }
+  }
+  // Lane r keeps row r, so that the epilogue runs in parallel.
+  float y = 0.0f;
+#pragma unroll
+  for (uint r = 0; r < 4u; r++) {
+    const float total = simd_sum(sum4(mixed[r]));
+    y = lane == r ? total : y;
+  }
+  const uint o = first + lane;
+  if (lane < 4u && o < end) {
+    for (uint slot = 0; slot < 3u; slot++) {
+      const uint chosen = token * 3u + slot;
+      y += weights[chosen] * (float)bias[(uint)experts[chosen] * 48u + o];
+    }
+    const ulong place = (ulong)token * 48u + o;
+    y += (float)residual[place];
+    out[place] = (float)y;
+  }
+}
