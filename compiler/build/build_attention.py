@@ -6,7 +6,7 @@ from mlxr.compiler.build.builder import Builder
 from mlxr.compiler.build.rope import rope_scale
 from mlxr.compiler.formats.stores import KEYS_AND_VALUES
 from mlxr.compiler.ir.division import Axis
-from mlxr.compiler.ir.ops.attention import Attention
+from mlxr.compiler.ir.ops.attention import Attention, GateHeads
 from mlxr.compiler.ir.ops.cache import CacheWrite
 from mlxr.compiler.ir.ops.elementwise import Clamp
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
@@ -74,6 +74,12 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
         chunked=a.chunked,
     )
     attended = b.op(attention, f"{prefix}.attended", {"q": q} | tables | cache | sinks)
+    if a.output_gate is not None:
+        size = a.gate_size
+        rows = replace(heads, size=size)
+        gate = b.linear(f"{prefix}.gate", x, (a.num_heads * size, hidden), rows=rows)
+        kind = GateHeads(a.num_heads, a.output_gate.activation, 0, size)
+        attended = b.op(kind, f"{prefix}.gated", {"x": attended, "gate": gate})
     bias = f"{prefix}.o_bias" if a.output_bias else None
     return b.linear(f"{prefix}.o", attended, (hidden, a.num_heads * a.head_dim), bias, columns=heads)
 

@@ -64,6 +64,12 @@ def require_heads(t: Tensors, port: str, num_heads: int, head_dim: int) -> None:
     require(width == num_heads * head_dim, f"{port} has {width} columns; expected {num_heads} x {head_dim}")
 
 
+def require_first_heads(t: Tensors, port: str, num_heads: int, head_dim: int) -> None:
+    """Checks that the first columns of a port are heads; others may follow."""
+    width = matrix(t, port)[1]
+    require(width >= num_heads * head_dim, f"{port} has {width} columns; expected at least {num_heads} x {head_dim}")
+
+
 def require_residual(t: Tensors, out: Tensor) -> None:
     """Checks that an optional residual has the shape and type of the result that it is added to."""
     if "residual" in t:

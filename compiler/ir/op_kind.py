@@ -24,6 +24,7 @@ OpFamily = Literal["gather", "norm", "matmul", "rope", "cache", "attention", "el
 Stage = Literal["source", "fused", "ordered"]
 
 NormKind = Literal["rms", "layer"]
+GateKind = Literal["sigmoid", "softplus"]
 ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 """Activations of one argument; `relu2` is the square of relu."""
 GatedKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.ir.op_kind import OpKind
-from mlxr.compiler.ir.ops.attention import Attention
+from mlxr.compiler.ir.ops.attention import Attention, GateHeads
 from mlxr.compiler.ir.ops.cache import CacheWrite
 from mlxr.compiler.ir.ops.norm import Norm
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
@@ -40,6 +40,7 @@ class AttentionSite:
         attention: the attention, which reads the queries.
         write: the cache write, which reads the keys and values.
         q, k, v: the paths of queries, keys and values.
+        gate: the op that multiplies the attention's result, which nothing else reads, by a gate; None for none.
     """
 
     attention: Op
@@ -47,6 +48,7 @@ class AttentionSite:
     q: Path
     k: Path
     v: Path
+    gate: Op | None = None
 
     @property
     def shares_source(self) -> bool:
@@ -61,7 +63,15 @@ def attention_sites(graph: OpGraph) -> Iterator[AttentionSite]:
         write = writes.get(attention.layer)
         if write is not None:
             q, k, v = attention.inputs["q"], write.inputs["k"], write.inputs["v"]
-            yield AttentionSite(attention, write, _path(graph, q), _path(graph, k), _path(graph, v))
+            yield AttentionSite(
+                attention, write, _path(graph, q), _path(graph, k), _path(graph, v), gate_of(graph, attention)
+            )
+
+
+def gate_of(graph: OpGraph, attention: Op) -> Op | None:
+    """The op that multiplies an attention's result by a gate, if nothing else reads that."""
+    op = graph.sole_consumer(attention.outputs["out"])
+    return op if op is not None and isinstance(op.attrs, GateHeads) else None
 
 
 def reading_attentions(graph: OpGraph) -> Iterator[tuple[Op, Path]]:

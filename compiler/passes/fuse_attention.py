@@ -9,6 +9,7 @@ from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.ir.op_kind import RopeLayout
 from mlxr.compiler.ir.ops.attention import (
     Attention,
+    GateHeads,
     PackedAttention,
     RopeAttention,
     RopeReadAttention,
@@ -17,7 +18,13 @@ from mlxr.compiler.ir.ops.attention import (
 )
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
-from mlxr.compiler.passes.attention_walk import AttentionSite, attention_sites, reading_attentions, same_rotation
+from mlxr.compiler.passes.attention_walk import (
+    AttentionSite,
+    attention_sites,
+    gate_of,
+    reading_attentions,
+    same_rotation,
+)
 from mlxr.compiler.passes.base import Edits, PassResult, sole_producer
 
 _DECODE_BATCH = ("positions", "slots", "context_lens", "block_tables")
@@ -41,10 +48,11 @@ class _Match:
     temperature: Op | None
     write: Op | None
     attention: Op
+    gate: Op | None
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        ops = (self.split, self.rope_q, self.rope_k, self.temperature, self.write, self.attention)
+        ops = (self.split, self.rope_q, self.rope_k, self.temperature, self.write, self.attention, self.gate)
         return tuple(op for op in ops if op)
 
     @property
@@ -71,6 +79,7 @@ class _Match:
         attention = self.attention.attrs_as(Attention)
         rotary_dim, rope_layout, rope_scale = self.rotation
         temperature = self.temperature.attrs_as(Temperature) if self.temperature else None
+        gate = self.gate.attrs_as(GateHeads) if self.gate else None
         return kind(
             num_heads=attention.num_heads,
             num_kv_heads=attention.num_kv_heads,
@@ -85,13 +94,22 @@ class _Match:
             temperature_context=temperature.original_context if temperature else None,
             temperature_first=temperature.first_position if temperature else 0,
             chunked=attention.chunked,
+            gate=gate.kind if gate else None,
+            gate_first=gate.first if gate else 0,
+            gate_size=gate.size if gate else 0,
         )
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        return self.attention.outputs | ({} if self.gate is None else self.gate.outputs)
 
     def inputs(self, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, str]:
         rope = self.rope_q.inputs if self.rope_q else {}
         # All ops have the same positions; cache_write has none.
         write = self.write.inputs if self.write else {}
         inputs = {**rope, **write, **self.attention.inputs, "qkv": self.qkv}
+        if self.gate is not None:
+            inputs["gate"] = self.gate.inputs["gate"]
         bound = [name for name in ("frequencies", *optional) if name in inputs]
         return {name: inputs[name] for name in ("qkv", *bound, *names, *KEYS_AND_VALUES)}
 
@@ -108,7 +126,7 @@ class FuseAttention:
     3. decode, in a layer without a cache write: attention(temperature(rope(q))) -> rope_read_attention(q).
     4. prefill: the same -> rope_attention(q).
 
-    The temperature, and both ropes, may be missing.
+    The temperature, and both ropes, may be missing. A gate_heads after the attention becomes part of it.
 
     Does not fire when q, k or v has another consumer, the two ropes differ, only one of them exists, the attention,
     rope and temperature read different positions, the attention comes before the write, or there is no write and the
@@ -129,20 +147,21 @@ class FuseAttention:
             for op in match.ops:
                 edits.replace(op)
             fused = self._decode(match) if self.phase == "decode" else self._prefill(edits, match)
-            edits.replace(match.attention, *fused)
+            edits.replace(match.attention if match.gate is None else match.gate, *fused)
         return edits.result()
 
     def _decode(self, m: _Match) -> list[Op]:
         kind = RopeWriteAttention if m.write else RopeReadAttention
-        inputs = m.inputs(_DECODE_BATCH if m.write else _READ_BATCH, optional=("sinks",))
-        return [replace(m.attention, attrs=m.fused_attention(kind), inputs=inputs)]
+        inputs = m.inputs(_DECODE_BATCH if m.write else _READ_BATCH, optional=("sinks", "gate"))
+        return [replace(m.attention, attrs=m.fused_attention(kind), inputs=inputs, outputs=m.outputs)]
 
     def _prefill(self, edits: Edits, m: _Match) -> list[Op]:
         if "query_tiles" not in edits.graph and not any(v.name == "query_tiles" for v in edits.values):
             edits.declare(replace(edits.graph.value("positions"), name="query_tiles", shape=("tiles", 2)))
-        inputs = m.inputs(_PREFILL_BATCH, optional=("sinks",)) | {"query_tiles": "query_tiles"}
+        inputs = m.inputs(_PREFILL_BATCH, optional=("sinks", "gate")) | {"query_tiles": "query_tiles"}
         write = [replace(m.write, attrs=m.fused_write(), inputs=m.inputs(_WRITE_BATCH))] if m.write else []
-        return [*write, replace(m.attention, attrs=m.fused_attention(RopeAttention), inputs=inputs)]
+        attrs = m.fused_attention(RopeAttention)
+        return [*write, replace(m.attention, attrs=attrs, inputs=inputs, outputs=m.outputs)]
 
 
 def _matches(graph: OpGraph) -> Iterator[_Match]:
@@ -159,13 +178,14 @@ def _matches(graph: OpGraph) -> Iterator[_Match]:
             and _same_positions(site.attention, site.q.temperature, site.q.rope)
         ):
             qkv = split.inputs["x"]
-            yield _Match(qkv, split, site.q.rope, site.k.rope, site.q.temperature, site.write, site.attention)
+            ropes = (site.q.rope, site.k.rope, site.q.temperature)
+            yield _Match(qkv, split, *ropes, site.write, site.attention, site.gate)
     for attention, q in reading_attentions(graph):
         apart = not isinstance(source.attrs, Split) if (source := graph.producer(q.source)) else True
         if apart and _same_positions(attention, q.temperature, q.rope):
             first = q.rope or q.temperature
             name = first.inputs["x"] if first else attention.inputs["q"]
-            yield _Match(name, None, q.rope, None, q.temperature, None, attention)
+            yield _Match(name, None, q.rope, None, q.temperature, None, attention, gate_of(graph, attention))
 
 
 def _has_no_other_ops(site: AttentionSite) -> bool:

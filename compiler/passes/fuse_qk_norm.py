@@ -5,7 +5,7 @@ from typing import get_args
 
 from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.ir.op_kind import NormKind, NormScope
-from mlxr.compiler.ir.ops.attention import Attention, Split
+from mlxr.compiler.ir.ops.attention import Attention, GateHeads, Split
 from mlxr.compiler.ir.ops.norm import Norm, QkNorm
 from mlxr.compiler.ir.ops.rope import Rope
 from mlxr.compiler.ir.ops.shared_norm import MeanSquares, NormOfPart, QkMeanSquares
@@ -37,7 +37,7 @@ class FuseQkNorm:
         edits = Edits(graph)
         for site in attention_sites(graph):
             q, k, split = site.q.norm, site.k.norm, source_of(graph, site.q, Split)
-            if q is None or k is None or split is None or not graph.sole_consumer(split.inputs["x"]):
+            if q is None or k is None or split is None or not _alone(graph, split):
                 continue
             reads = site.q.source == split.outputs["q"] and site.k.source == split.outputs["k"]
             if not reads or source_of(graph, site.k, Split, readers=2 if site.shares_source else 1) is None:
@@ -137,6 +137,13 @@ def _normed(
         Op(name, attrs, inputs, {"out": normed}, split.layer),
         replace(split, attrs=parts, inputs={"x": normed}, outputs=outputs),
     )
+
+
+def _alone(graph: OpGraph, split: Op) -> bool:
+    """Whether nothing else reads the projection, apart from the gate in its last columns."""
+    name = split.inputs["x"]
+    others = [op for op in graph.consumers(name) if op is not split]
+    return name not in graph.outputs and all(isinstance(op.attrs, GateHeads) for op in others)
 
 
 def _alike(q: Op, k: Op) -> bool:

@@ -3,10 +3,13 @@
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.ir.graph import Op, OpGraph
-from mlxr.compiler.ir.ops.attention import Split, SplitQk
+from mlxr.compiler.ir.ops.attention import GateHeads, Split, SplitQk
 from mlxr.compiler.ir.ops.linear import Linear, Projection
-from mlxr.compiler.passes.attention_walk import attention_sites, source_of
-from mlxr.compiler.passes.base import Edits, PassResult, sibling
+from mlxr.compiler.passes.attention_walk import AttentionSite, attention_sites, source_of
+from mlxr.compiler.passes.base import Edits, PassResult, sibling, sole_producer
+
+_ALIGNED = 8
+"""Columns of which a row is a multiple, so that kernels may read 16 bytes of any of its heads."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,8 @@ class MergeQkv:
        rope and a temperature -> split(linear(x, [q; k; v])).
     2. The same with projections whose results are clamped -> split(projection(x, [q; k; v])).
     3. The same where values are made of the keys, of linear(x, q) and linear(x, k) -> split_qk(linear(x, [q; k])).
+    4. Rules 1 and 2 with a gate_heads(attention, linear(x, gate)) -> split(linear(x, [q; k; v; gate])), and a
+       gate_heads of its last columns, if rows remain multiples of 16 bytes.
 
     Does not fire when they read different x or only some have a bias.
     """
@@ -30,7 +35,7 @@ class MergeQkv:
             paths = [(site.q, 1), (site.k, 2)] if site.shares_source else [(site.q, 1), (site.k, 1), (site.v, 1)]
             linears = [op for path, n in paths if (op := source_of(graph, path, Linear, Projection, readers=n))]
             if len({op.name for op in linears}) == len(paths) and self._alike(linears):
-                self._merge(edits, linears)
+                self._merge(edits, linears, None if site.shares_source else self._gate(graph, site, linears))
         return edits.result()
 
     def _alike(self, linears: list[Op]) -> bool:
@@ -40,8 +45,20 @@ class MergeQkv:
             for op in linears
         )
 
-    def _merge(self, edits: Edits, linears: list[Op]) -> None:
+    def _gate(self, graph: OpGraph, site: AttentionSite, linears: list[Op]) -> Op | None:
+        """The gate of the attention's result, if its projection can be merged, too."""
+        linear = sole_producer(graph, site.gate.inputs["gate"], Linear, Projection) if site.gate else None
+        if linear is None or not self._alike([*linears, linear]):
+            return None
+        columns = graph.value(linear.out).shape[1]
+        return site.gate if isinstance(columns, int) and columns % _ALIGNED == 0 else None
+
+    def _merge(self, edits: Edits, linears: list[Op], gate: Op | None) -> None:
         graph = edits.graph
+        if gate is not None:
+            producer = graph.producer(gate.inputs["gate"])
+            assert producer is not None, "a projection"
+            linears = [*linears, producer]
         outs = [graph.value(op.out) for op in linears]
         weights = [op.inputs["weight"] for op in linears]
         inputs = {"x": linears[0].inputs["x"], "weight": edits.concat(sibling(weights[0], "qkv"), weights)}
@@ -52,13 +69,17 @@ class MergeQkv:
         name = sibling(outs[0].name, "qkv_projected")
         qkv = edits.declare(replace(outs[0], name=name, shape=(outs[0].shape[0], sum(widths))))
         merged = replace(linears[0], name=name, inputs=inputs, outputs={"out": qkv})
+        q, k, *v = widths[: len(widths) - (gate is not None)]
         split = Op(
             sibling(name, "split"),
-            SplitQk(widths[0], widths[1], 0) if len(widths) == 2 else Split(*widths),
+            Split(q, k, *v) if v else SplitQk(q, k, 0),
             {"x": qkv},
             {port: value.name for port, value in zip("qkv", outs, strict=False)},
             merged.layer,
         )
+        if gate is not None:
+            attrs = replace(gate.attrs_as(GateHeads), first=q + k + sum(v))
+            edits.replace(gate, replace(gate, attrs=attrs, inputs=gate.inputs | {"gate": qkv}))
         # All read only x, so the first one's place is after all inputs and before all consumers.
         for op in linears:
             edits.replace(op)

@@ -105,6 +105,15 @@ class Temperature(Record):
     """What positions are counted from here: 0 or 1."""
 
 
+class OutputGate(Record):
+    """A factor of what attention gives, before the output projection: a function of a projection of its input."""
+
+    scope: Literal["head", "element"]
+    """`head`: one number for each query head; `element`: one for each of its elements."""
+    activation: Literal["sigmoid", "softplus"] = "sigmoid"
+    """The function: `softplus` is ln(1 + e^x)."""
+
+
 class Attention(Record):
     """Grouped-query attention. Each of `num_kv_heads` keys and values serves num_heads / num_kv_heads queries."""
 
@@ -139,6 +148,8 @@ class Attention(Record):
     kv_from: str | None = None
     """A layer type: keys and values are those of the last earlier layer of that type, and these layers have no
     projections for them; null for their own."""
+    output_gate: OutputGate | None = None
+    """A factor of the result of each head before the output projection; null for none."""
     temperature: Temperature | None = None
     """Growth of the queries with their position, after RoPE; null for none."""
 
@@ -172,6 +183,11 @@ class Attention(Record):
     def gqa_ratio(self) -> int:
         """Query heads per KV head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def gate_size(self) -> int:
+        """Numbers of a head's output gate; 0 without one."""
+        return 0 if self.output_gate is None else 1 if self.output_gate.scope == "head" else self.head_dim
 
     @property
     def score_scale(self) -> float:

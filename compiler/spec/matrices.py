@@ -25,6 +25,8 @@ def matrix_shapes(model: Model) -> Shapes:
 def _attention(attention: Attention, hidden: int) -> Shapes:
     heads, kv_heads = (count * attention.head_dim for count in (attention.num_heads, attention.num_kv_heads))
     shapes = {"attention.q": (heads, hidden)}
+    if attention.gate_size:
+        shapes["attention.gate"] = (attention.num_heads * attention.gate_size, hidden)
     if attention.kv_from is None:
         shapes["attention.k"] = (kv_heads, hidden)
         if not attention.values_from_keys:

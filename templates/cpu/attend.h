@@ -384,3 +384,20 @@ MLXR_INLINE void attend_results(float *const *to, int count, const float *values
         for (int d = 0; d < head_dim; d++) to[i][d] = values[(size_t)d * width + i] * weights[i];
 #endif
 }
+
+// The sigmoid of a number, or its softplus.
+MLXR_INLINE float attend_gate_of(float x, int softplus) {
+    if (!softplus) return 1.0f / (1.0f + expf(-x));
+    return (x > 0.0f ? x : 0.0f) + logf(1.0f + expf(-__builtin_fabsf(x)));
+}
+
+// A head's result times its gate: one number for all of its elements, or one for each.
+MLXR_INLINE void attend_gate(float *y, const float *gate, int head_dim, int of_elements, int softplus) {
+    if (of_elements && !softplus) {
+        for (int d = 0; d < head_dim; d += MLXR_LANES)
+            f32_store_at(y, d, head_dim, f32_load_at(y, d, head_dim) * f32_sigmoid(f32_load_at(gate, d, head_dim)));
+        return;
+    }
+    const float one = attend_gate_of(gate[0], softplus);
+    for (int d = 0; d < head_dim; d++) y[d] *= of_elements ? attend_gate_of(gate[d], softplus) : one;
+}

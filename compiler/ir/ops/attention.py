@@ -1,12 +1,20 @@
 """Attention over the KV arena, and the split of a packed projection that it reads."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from mlxr.compiler.formats.stores import KEYS_AND_VALUES
-from mlxr.compiler.ir.checks import matrix, require, require_cache, require_heads, require_positive, require_vector
+from mlxr.compiler.ir.checks import (
+    matrix,
+    require,
+    require_cache,
+    require_choice,
+    require_heads,
+    require_positive,
+    require_vector,
+)
 from mlxr.compiler.ir.division import WHOLE, Axis, Holdings, require_whole
-from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Division, OpKind
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Division, GateKind, OpKind
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.ir.ops.rope import Temperature
 from mlxr.compiler.ir.tensor import TOKEN, Tensor, Tensors
@@ -18,7 +26,7 @@ _TABLES = ("positions", "query_start", "context_lens", "block_tables")
 
 @dataclass(frozen=True)
 class Split(OpKind):
-    """Columns of a packed projection.
+    """Columns of a packed projection. Those of a gate may follow.
 
     Attributes:
         q, k, v: columns of each.
@@ -36,10 +44,10 @@ class Split(OpKind):
     v: int
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """From x [tokens, q + k + v] -> q, k and v, columns of it."""
+        """From x [tokens, q + k + v or more] -> q, k and v, columns of it."""
         rows, width = matrix(t, "x")
         sizes = {"q": self.q, "k": self.k, "v": self.v}
-        require(sum(sizes.values()) == width, f"x has {width} columns, its parts {sum(sizes.values())}")
+        require(sum(sizes.values()) <= width, f"x has {width} columns, its parts {sum(sizes.values())}")
         return {port: Tensor((rows, size), t["x"].dtype) for port, size in sizes.items() if size}
 
     def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
@@ -108,6 +116,44 @@ class Attention(OpKind):
 
 
 @dataclass(frozen=True)
+class GateHeads(OpKind):
+    """A factor of each head, or of each of its elements.
+
+    Attributes:
+        num_heads: heads of x.
+        kind: the function of the gate.
+        first: the column of the gate's value in which the gate begins.
+        size: numbers of a head's gate: 1, or as many as it has elements.
+    """
+
+    name = "gate_heads"
+    summary = "x * sigmoid(gate), or softplus, of each head or element"
+    family = "elementwise"
+    inputs = ("x", "gate")
+    stages = SOURCE_STAGES
+
+    num_heads: int
+    kind: GateKind
+    first: int
+    size: int
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x [tokens, heads * head_dim], gate [tokens, first + heads * size or more] -> out like x."""
+        require(matrix(t, "x")[1] % self.num_heads == 0, f"x has {matrix(t, 'x')[1]} columns of {self.num_heads} heads")
+        check_gate(t, self.kind, self.first, self.num_heads * self.size)
+        return {"out": t["x"]}
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """The rank's heads."""
+        heads, gated = has["x"].columns, has["gate"].columns
+        if heads is None:
+            require_whole(has, *has)
+            return Division(self, WHOLE)
+        require(gated is not None and gated.of == heads.of, "a rank has gates of other heads than x")
+        return Division(replace(self, num_heads=heads.count_of(share)), has["x"])
+
+
+@dataclass(frozen=True)
 class PackedAttention(PackedHeads):
     """Attention that also rotates its queries and may apply a temperature to them.
 
@@ -116,6 +162,7 @@ class PackedAttention(PackedHeads):
         scale, window, softcap, chunked: see `Attention`.
         temperature_beta, temperature_context, temperature_first: `beta`, `original_context` and `first_position` of a
             `Temperature`; None, None and 0 for none.
+        gate, gate_first, gate_size: `kind`, `first` and `size` of a `GateHeads`; None, 0 and 0 for none.
     """
 
     scale: float
@@ -125,6 +172,9 @@ class PackedAttention(PackedHeads):
     temperature_context: int | None
     temperature_first: int = 0
     chunked: bool = False
+    gate: GateKind | None = None
+    gate_first: int = 0
+    gate_size: int = 0
 
     @property
     def temperature(self) -> Temperature | None:
@@ -139,6 +189,9 @@ class PackedAttention(PackedHeads):
         require(both, "temperature_beta and temperature_context are given together or not at all")
         require_positive("temperature_beta", self.temperature_beta)
         require_positive("temperature_context", self.temperature_context)
+        require((self.gate is None) == ("gate" not in t), f"gate is {self.gate}, and its value is bound otherwise")
+        if self.gate is not None:
+            check_gate(t, self.gate, self.gate_first, self.num_heads * self.gate_size)
         return {"out": self.check_packed(t), "token": TOKEN}
 
     def work(self, use: Use, dims: Dims) -> OpWork:
@@ -167,7 +220,7 @@ class RopeWriteAttention(PackedAttention):
     summary = "decode: RoPE, cache write and attention of one new token a sequence"
     family = "attention"
     inputs = ("qkv", "positions", "slots", "context_lens", "block_tables", *KEYS_AND_VALUES)
-    optional = ("frequencies", "sinks", "token")
+    optional = ("frequencies", "sinks", "gate", "token")
     outputs = ("out", "token")
     accesses = dict.fromkeys(KEYS_AND_VALUES, "readwrite")
     stages = FUSED_STAGES
@@ -180,7 +233,7 @@ class RopeReadAttention(PackedAttention):
     summary = "decode: RoPE and attention of one new token a sequence, whose key an earlier layer wrote"
     family = "attention"
     inputs = ("qkv", "positions", "context_lens", "block_tables", *KEYS_AND_VALUES)
-    optional = ("frequencies", "sinks", "token")
+    optional = ("frequencies", "sinks", "gate", "token")
     outputs = ("out", "token")
     accesses = dict.fromkeys(KEYS_AND_VALUES, "read")
     stages = FUSED_STAGES
@@ -194,11 +247,18 @@ class RopeAttention(PackedAttention):
     summary = "prefill: RoPE of q and attention over the arena"
     family = "attention"
     inputs = ("qkv", "query_tiles", *_TABLES, *KEYS_AND_VALUES)
-    optional = ("frequencies", "sinks", "token")
+    optional = ("frequencies", "sinks", "gate", "token")
     outputs = ("out", "token")
     accesses = dict.fromkeys(KEYS_AND_VALUES, "read")
     stages = FUSED_STAGES
     packings = ("qkv", "q")
+
+
+def check_gate(t: Tensors, kind: GateKind, first: int, width: int) -> None:
+    """Raises RuleError unless the port `gate` has these columns."""
+    require_choice("gate", kind, get_args(GateKind))
+    columns = matrix(t, "gate")[1]
+    require(first >= 0 and first + width <= columns, f"gate has {columns} columns; expected {width} from {first} on")
 
 
 def _check_scores(t: Tensors, attention: Attention | PackedAttention) -> None:

@@ -6,7 +6,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.checks import (
     matrix,
     require,
-    require_heads,
+    require_first_heads,
     require_integers,
     require_mean_squares,
     require_positive,
@@ -153,14 +153,18 @@ class QkNorm(OpKind):
     norms_values: bool = False
     values_from_keys: bool = False
 
+    @property
+    def given_columns(self) -> int:
+        """Columns of qkv that are heads."""
+        return (self.num_heads + (1 if self.values_from_keys else 2) * self.num_kv_heads) * self.head_dim
+
     def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """From qkv [tokens, (heads + 2 kv_heads) * head_dim]; weights and biases as the scope says -> out like qkv.
+        """From qkv [tokens, (heads + 2 kv_heads) * head_dim or more]; weights and biases as the scope says -> out.
 
         mean_squares is [tokens, 2] f32. With values_from_keys, qkv is [tokens, (heads + kv_heads) * head_dim], and out
         has the values, too.
         """
-        given = 1 if self.values_from_keys else 2
-        require_heads(t, "qkv", self.num_heads + given * self.num_kv_heads, self.head_dim)
+        require_first_heads(t, "qkv", self.given_columns // self.head_dim, self.head_dim)
         by_heads = self.scope != "all" or not (self.norms_values or self.values_from_keys)
         require(by_heads, "values are normalised, or made of keys, by heads")
         require_positive("eps", self.eps)

@@ -4,14 +4,14 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlxr.compiler.ir.checks import require, require_cache, require_heads, require_positive
+from mlxr.compiler.ir.checks import require, require_cache, require_first_heads, require_positive
 from mlxr.compiler.ir.op_kind import OpKind, RopeLayout
 from mlxr.compiler.ir.tensor import Tensor, Tensors
 
 
 @dataclass(frozen=True)
 class PackedHeads(OpKind):
-    """An op on qkv [tokens, (heads + 2 kv_heads) * head_dim] and the arenas.
+    """An op on qkv [tokens, (heads + 2 kv_heads) * head_dim] and the arenas. A gate's columns may follow in qkv.
 
     Kinds whose `packings` has `q` also take queries alone, [tokens, heads * head_dim]: of layers that use the keys and
     values of an earlier one.
@@ -37,7 +37,7 @@ class PackedHeads(OpKind):
         packing = "qkv" if self.has_keys(t["qkv"]) else "q"
         require(packing in self.packings, f"{self.name} has {packing}; expected {' or '.join(self.packings)}")
         heads = self.num_heads + (2 * self.num_kv_heads if packing == "qkv" else 0)
-        require_heads(t, "qkv", heads, self.head_dim)
+        require_first_heads(t, "qkv", heads, self.head_dim)
         check_rotation(t, self.rotary_dim, self.rope_scale)
         require_cache(t, self.accesses, self.num_kv_heads, self.head_dim)
         return Tensor((t["qkv"].shape[0], self.num_heads * self.head_dim), t["qkv"].dtype)
@@ -45,6 +45,12 @@ class PackedHeads(OpKind):
     def has_keys(self, qkv: Tensor) -> bool:
         """Whether qkv has keys and values beside the queries."""
         return qkv.shape[1] != self.num_heads * self.head_dim
+
+    def more_columns(self, qkv: Tensor) -> int:
+        """Columns of qkv behind the values."""
+        columns = qkv.shape[1]
+        assert isinstance(columns, int), "only rows have symbolic dims"
+        return columns - (self.num_heads + 2 * self.num_kv_heads) * self.head_dim if self.has_keys(qkv) else 0
 
     def token_bytes(self, t: Tensors) -> int:
         """Bytes of the key and the value of a token in this layer."""

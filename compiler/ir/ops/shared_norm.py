@@ -10,7 +10,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.checks import (
     matrix,
     require,
-    require_heads,
+    require_first_heads,
     require_mean_squares,
     require_positive,
     require_vector,
@@ -84,7 +84,7 @@ class QkMeanSquares(OpKind):
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """From qkv [tokens, (heads + 2 kv_heads) * head_dim] -> out [tokens, 2] f32."""
-        require_heads(t, "qkv", self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        require_first_heads(t, "qkv", self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         for name, width, heads in (("q", self.q_width, self.num_heads), ("k", self.k_width, self.num_kv_heads)):
             own = heads * self.head_dim
             require(own <= width, f"attribute {name}_width is {width}; expected at least {own}")

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import KEYS_AND_VALUES
 from mlxr.compiler.ir.ops.attention import (
     Attention,
+    GateHeads,
     PackedAttention,
     RopeAttention,
     RopeReadAttention,
@@ -52,6 +53,13 @@ def attention(inputs: Inputs, attrs: Attention, arena: ArenaLayer | None = None)
     return {"out": _attend(f32(q), inputs, attrs, arena).astype(q.dtype)} | _token(inputs)
 
 
+@evaluates(GateHeads)
+def gate_heads(inputs: Inputs, attrs: GateHeads, arena: ArenaLayer | None = None) -> Outputs:
+    """The heads of x [tokens, heads * head_dim] times the function of their gates."""
+    x = inputs["x"]
+    return {"out": _gated(f32(x), inputs, attrs).astype(x.dtype)}
+
+
 @evaluates(RopeCacheWrite)
 def rope_cache_write(inputs: Inputs, attrs: RopeCacheWrite, arena: ArenaLayer | None = None) -> Outputs:
     """Rotates the keys of qkv and stores keys and values."""
@@ -88,6 +96,8 @@ def _rotate_and_attend(inputs: Inputs, attrs: PackedAttention, arena: ArenaLayer
     q, _, _ = _parts(inputs, attrs)
     q = _tempered(_rotate(q, inputs, attrs, attrs.num_heads), inputs, attrs.temperature)
     out = _attend(q, inputs, attrs, arena)
+    if attrs.gate is not None:
+        out = _gated(out, inputs, GateHeads(attrs.num_heads, attrs.gate, attrs.gate_first, attrs.gate_size))
     return {"out": out.astype(inputs["qkv"].dtype)} | _token(inputs)
 
 
@@ -95,7 +105,7 @@ def _parts(inputs: Inputs, attrs: PackedHeads) -> tuple[mx.array, mx.array, mx.a
     """q, k and v of the packed projection, in fp32."""
     q_width, kv_width = (heads * attrs.head_dim for heads in (attrs.num_heads, attrs.num_kv_heads))
     qkv = f32(inputs["qkv"])
-    return qkv[:, :q_width], qkv[:, q_width : q_width + kv_width], qkv[:, q_width + kv_width :]
+    return qkv[:, :q_width], qkv[:, q_width : q_width + kv_width], qkv[:, q_width + kv_width : q_width + 2 * kv_width]
 
 
 def _tempered(q: mx.array, inputs: Inputs, temperature: Temperature | None) -> mx.array:
@@ -104,6 +114,12 @@ def _tempered(q: mx.array, inputs: Inputs, temperature: Temperature | None) -> m
         return q
     positions = inputs["positions"] + temperature.first_position
     return q * (1 + temperature.beta * mx.log(1 + f32(positions // temperature.original_context)))[:, None]
+
+
+def _gated(x: mx.array, inputs: Inputs, gate: GateHeads) -> mx.array:
+    numbers = f32(inputs["gate"])[:, gate.first : gate.first + gate.num_heads * gate.size]
+    factors = mx.sigmoid(numbers) if gate.kind == "sigmoid" else mx.logaddexp(numbers, 0.0)
+    return (x.reshape(len(x), gate.num_heads, -1) * factors.reshape(len(x), gate.num_heads, -1)).reshape(x.shape)
 
 
 def _rotate(x: mx.array, inputs: Inputs, attrs: Rope | PackedHeads, num_heads: int) -> mx.array:

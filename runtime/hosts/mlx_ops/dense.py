@@ -109,10 +109,10 @@ def gather_rows(inputs: Inputs, attrs: GatherRows, arena: ArenaLayer | None = No
 
 @evaluates(Split)
 def split(inputs: Inputs, attrs: Split, arena: ArenaLayer | None = None) -> Outputs:
-    """Columns q, k and v of x [tokens, q + k + v]."""
+    """Columns q, k and v of x [tokens, q + k + v or more]."""
     q, k = attrs.q, attrs.k
     x = inputs["x"]
-    return {"q": x[:, :q], "k": x[:, q : q + k], "v": x[:, q + k :]}
+    return {"q": x[:, :q], "k": x[:, q : q + k], "v": x[:, q + k : q + k + attrs.v]}
 
 
 @evaluates(Projection)

@@ -27,6 +27,7 @@ ROTARY: dict[str, Any] = {"rotary_dim": 16, "rope_layout": "half", "rope_scale":
 HEADS: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40}
 ATTEND = HEADS | {"scale": 0.1, "window": None, "softcap": None, "chunked": False}
 FUSED = ATTEND | ROTARY | {"temperature_beta": None, "temperature_context": None, "temperature_first": 0}
+FUSED |= {"gate": None, "gate_first": 0, "gate_size": 0}
 PLAIN: dict[str, Any] = {"dtype": "bf16", **PLAIN_PROJECTION}
 NORM: dict[str, Any] = {"kind": "rms", "eps": 0.1, "groups": 1, "residual_scale": 1.0}
 QK: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40, "scope": "heads", "kind": "layer", "eps": 0.1}
@@ -76,6 +77,12 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
     "soft_cap": ("soft_cap", {"x": tokens(48)}, {"cap": 30.0}, {"out": tokens(48)}),
     "clamp": ("clamp", {"x": tokens(48)}, {"limit": 8.0}, {"out": tokens(48)}),
     "gate_rows": ("gate_rows", {"x": tokens(48, BF16), "gate": tokens(1)}, {}, {"out": tokens(48, BF16)}),
+    "gate_heads": (
+        "gate_heads",
+        {"x": tokens(240, BF16), "gate": tokens(8 + 6)},
+        {"num_heads": 6, "kind": "softplus", "first": 8, "size": 1},
+        {"out": tokens(240, BF16)},
+    ),
     "temperature": (
         "temperature",
         {"x": tokens(240), "positions": IDS},
@@ -232,9 +239,12 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("soft_cap", {}, {"cap": None}, "attribute cap is None; expected a number"),
     ("clamp", {}, {"limit": 0}, "attribute limit is 0; expected a number greater than 0"),
     ("gate_rows", {"gate": ("tokens", 2)}, {}, r"gate is \['tokens', 2\]; expected \['tokens', 1\]"),
+    ("gate_heads", {}, {"first": 9}, "gate has 14 columns; expected 6 from 9 on"),
+    ("gate_heads", {}, {"kind": "tanh"}, "attribute kind is 'tanh'; expected one of sigmoid, softplus"),
+    ("rope_attention", {}, {"gate": "sigmoid"}, "gate is sigmoid, and its value is bound otherwise"),
     ("temperature", {}, {"beta": 0}, "attribute beta is 0; expected a number"),
     ("temperature", {}, {"original_context": 0}, "attribute original_context is 0; expected a number"),
-    ("qk_norm", {"qkv": ("tokens", 240)}, {}, "qkv has 240 columns; expected 10 x 40"),
+    ("qk_norm", {"qkv": ("tokens", 240)}, {}, "qkv has 240 columns; expected at least 10 x 40"),
     ("qk_norm", {}, {"scope": "head"}, r"q_norm is \[240\]; expected \[40\]"),
     ("qk_norm", {"k_norm_bias": (240,)}, {}, r"k_norm_bias is \[240\]; expected \[80\]"),
     ("qk_norm, after the rotation", {}, {"rotary_dim": 0}, "rotary_dim is 0, and frequencies are bound"),
@@ -248,7 +258,7 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("mean_squares", {"q": ("rows", 240)}, {}, "q has rows rows, k tokens"),
     ("mean_squares", {}, {"k_width": 40}, "k has 80 columns; expected at most 40"),
     ("qk_mean_squares", {}, {"q_width": 200}, "attribute q_width is 200; expected at least 240"),
-    ("qk_mean_squares", {}, {"num_heads": 5}, "qkv has 400 columns; expected 9 x 40"),
+    ("qk_mean_squares", {}, {"num_heads": 7}, "qkv has 400 columns; expected at least 11 x 40"),
     ("norm_of_part", {}, {"column": 2}, "attribute column is 2; expected 0 or 1"),
     ("norm_of_part", {"mean_squares": tokens(2, BF16)}, {}, "mean_squares is bf16; expected f32"),
     ("norm_of_part", {"weight": (240,)}, {}, r"weight is \[240\]; expected \[80\]"),
@@ -294,7 +304,7 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("rope", {}, {"num_heads": 5}, "x has 240 columns; expected 5 x 40"),
     ("rope", {"frequencies": (16,)}, {}, r"frequencies are \[16\]; expected \[8\]"),
     ("rope", {}, {"num_heads": "6"}, "attribute num_heads is '6'; expected a whole number"),
-    ("split", {}, {"v": 40}, "x has 400 columns, its parts 360"),
+    ("split", {}, {"v": 120}, "x has 400 columns, its parts 440"),
     ("cache_write", {"v": ("tokens", 40)}, {}, "v has 40 columns; expected 2 x 40"),
     ("cache_write", {"k": ("tokens", 240)}, {}, "k has 240 columns; expected 2 x 40"),
     ("cache_write", {"v_arena": (9, 2, 4, 6, 40)}, {}, "v_arena is"),
@@ -318,10 +328,10 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     (ALL, {"residual": Tensor(("tokens", 13), BF16)}, {}, r"residual is \['tokens', 13\]"),
     (ALL, {"residual": Tensor(("rows", 26), BF16)}, {}, r"residual is \['rows', 26\]"),
     (ALL, {"residual": Tensor(("rows", 13), F32)}, {}, "residual is f32, out is bf16"),
-    ("rope_write_attention", {"qkv": ("tokens", 240)}, {}, "qkv has 240 columns; expected 10 x 40"),
+    ("rope_write_attention", {"qkv": ("tokens", 240)}, {}, "qkv has 240 columns; expected at least 10 x 40"),
     ("rope_write_attention", {"frequencies": (20,)}, {}, r"frequencies are \[20\]; expected \[8\]"),
     ("rope_cache_write", {"v_arena": (9, 2, 4, 2, 32)}, {}, "v_arena is"),
-    ("rope_attention", {}, {"num_kv_heads": 3}, "qkv has 400 columns; expected 12 x 40"),
+    ("rope_attention", {}, {"num_kv_heads": 3}, "qkv has 400 columns; expected at least 12 x 40"),
     ("rope_attention", {}, {"rotary_dim": 0}, "rotary_dim is 0, and frequencies are bound"),
     ("rope_attention", {}, {"temperature_beta": 0.1}, "temperature_beta and temperature_context are given together"),
     ("rope_attention", {}, {"chunked": True}, "chunked, but without a window"),

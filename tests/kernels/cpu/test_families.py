@@ -23,6 +23,10 @@ CHOSEN = (
     "soft-caps",
     "sinks",
     "temperature",
+    "chunks-of-some-layers",
+    "element-gate",
+    "head-gate-softplus",
+    "experts-weighed-inputs",
     "gemma-like",
     "heads-by-layer",
     "shared-keys",
@@ -47,7 +51,7 @@ def test_exact(name: str) -> None:
     run(name, EXACT)
 
 
-@pytest.mark.parametrize("name", few(CHOSEN, ["experts-topk-softmax-bias"]))
+@pytest.mark.parametrize("name", few(CHOSEN, ["experts-topk-softmax-bias", "element-gate"]))
 def test_fast(name: str) -> None:
     """Every expert is chosen: where two are nearly as good, rounding chooses, and results are far apart."""
     mlp = ALL_SPECS[name].get("model__mlp", {})

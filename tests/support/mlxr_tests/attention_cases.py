@@ -25,6 +25,8 @@ _EXTRAS: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": True},
     "temperature": {"temperature": {"beta": 0.4, "original_context": 16}},
     "chunks": {"chunked": True, "temperature": {"beta": 0.4, "original_context": 16, "first_position": 1}},
+    "gate": {"output_gate": {"scope": "head"}},
+    "element-gate": {"output_gate": {"scope": "element", "activation": "softplus"}, "sinks": True},
     "everything": {
         "softcap": 3.0,
         "sinks": True,
@@ -130,6 +132,9 @@ EXTRA_CASES = [
     Case(6, 2, 56, "q8", "f16", "layer", "paged", 2, None, "interleaved", extras="everything"),
     Case(16, 2, 96, "f32", "f32", "block", "contiguous", 16, None, "yarn-half-of-it", extras="everything"),
     Case(6, 2, 64, "bf16", "bf16", "block", "paged", 16, 21, "none", extras="chunks"),
+    Case(8, 2, 64, "bf16", "bf16", "block", "paged", 16, None, "half", extras="gate"),
+    Case(6, 3, 40, "f32", "f32", "layer", "paged", 4, 21, "interleaved", extras="element-gate"),
+    Case(6, 2, 56, "q8", "bf16", "layer", "contiguous", 8, None, "half", extras="element-gate"),
     Case(8, 2, 40, "f32", "f32", "layer", "contiguous", 4, 33, "interleaved", extras="chunks"),
     Case(6, 3, 56, "q8", "f32", "layer", "paged", 8, 64, "half", extras="chunks"),
     Case(5, 5, 80, "f16", "bf16", "block", "paged", 16, 1, "none"),

@@ -129,6 +129,20 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
     "clamped-projections": _attention(qkv_limit=0.4, qkv_bias=True, qk_norm={"scope": "head"}),
     "soft-caps": {**_attention(softcap=2.0), "model__logit_softcap": 1.5},
     "sinks": _attention(sinks=True, sliding_window=6),
+    "head-gate": _attention(output_gate={"scope": "head"}, qk_norm={"scope": "head"}),
+    "head-gate-softplus": {
+        "model__attention": {
+            "num_heads": 8,
+            "num_kv_heads": 2,
+            "head_dim": 40,
+            "output_gate": {"scope": "head", "activation": "softplus"},
+            "qk_norm": {"scope": "all"},
+        }
+    },
+    "element-gate": _attention(output_gate={"scope": "element"}, sinks=True, sliding_window=6),
+    "element-gate-qk-norm": _attention(
+        output_gate={"scope": "element", "activation": "softplus"}, qk_norm={"scope": "head"}, qkv_bias=True
+    ),
     "attention-scale": _attention(scale=0.3),
     "scales": {"model__embedding_scale": 6.9, "model__residual_scale": 0.22, "model__logit_scale": 0.125},
     "scales-post-norm": {"model__norm": {"placement": "post"}, "model__residual_scale": 0.6},

@@ -11,6 +11,7 @@ from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHeader, Param
 from mlxr.compiler.targets.cpu.kernel_parts.matrix import Compute
 from mlxr.compiler.targets.cpu.kernel_parts.rotary_kernel import CpuRotaryKernel, RotaryFields, rotary_fields
 from mlxr.compiler.targets.cpu.lowering import CpuLowering
+from mlxr.compiler.targets.head_gate import HeadGate, head_gate
 from mlxr.compiler.targets.scores import cap_log2, query_scale
 
 MATRIX_TILE_BYTES = 1024
@@ -28,6 +29,7 @@ class CpuAttentionKernel(CpuRotaryKernel):
         window: the most keys that a query sees, its own included; None for all.
         compute: unless it is `exact`, matrix tiles of bf16 may be used if the machine has them.
         softcap: turns scores into softcap * tanh(score / softcap); None for no cap.
+        gate: what multiplies the result; None for nothing.
         sinks: whether the softmax of each query head has one more logit in its denominator, [num_heads].
         chunked: whether the window is the query's chunk of `window` tokens, up to itself.
         temperature: what queries are multiplied by, which grows with their position; None for no temperature.
@@ -40,12 +42,14 @@ class CpuAttentionKernel(CpuRotaryKernel):
     sinks: bool = False
     chunked: bool = False
     temperature: Temperature | None = None
+    gate: HeadGate | None = None
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """The packed projection, the table of rotations, the layer, the sinks and the heads' results."""
+        """The packed projection, the table of rotations, the layer, the sinks, the gate and the heads' results."""
         sinks = (Param("sinks", "vector"),) if self.sinks else ()
-        return (*self._inputs, *sinks, Param("out", "output"))
+        gate = (Param("gate", "input"),) if self.gate else ()
+        return (*self._inputs, *sinks, *gate, Param("out", "output"))
 
     @property
     def apart(self) -> bool:
@@ -87,6 +91,7 @@ class AttentionFields(RotaryFields):
     sinks: bool
     chunked: bool
     temperature: Temperature | None
+    gate: HeadGate | None
 
 
 def attention_fields(lowering: CpuLowering, op: Op, attrs: PackedAttention) -> AttentionFields:
@@ -100,4 +105,5 @@ def attention_fields(lowering: CpuLowering, op: Op, attrs: PackedAttention) -> A
         "sinks": "sinks" in op.inputs,
         "chunked": attrs.chunked,
         "temperature": attrs.temperature,
+        "gate": head_gate(op, lowering.value),
     }

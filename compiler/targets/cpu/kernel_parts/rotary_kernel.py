@@ -1,6 +1,6 @@
 """The base of the C kernels that rotate heads of a packed projection."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TypedDict
 
 from mlxr.compiler.formats.arena import CacheGeometry
@@ -22,12 +22,15 @@ class CpuRotaryKernel(CpuArenaKernel):
         own_keys: whether the projection has keys and values; else they are those of an earlier layer.
         rotary_dim: number of leading elements of a head that are rotated; if 0, there is no table.
         rope_layout: see `PackedHeads`.
+        more_columns: columns of the projection behind the values, which are a gate's.
     """
 
     num_heads: int
     own_keys: bool
     rotary_dim: int
     rope_layout: RopeLayout
+    _: KW_ONLY
+    more_columns: int = 0
 
     @property
     def gqa_ratio(self) -> int:
@@ -42,7 +45,8 @@ class CpuRotaryKernel(CpuArenaKernel):
     @property
     def qkv_width(self) -> int:
         """Columns of the packed projection."""
-        return (self.num_heads + (2 * self.num_kv_heads if self.own_keys else 0)) * self.head_dim
+        heads = self.num_heads + (2 * self.num_kv_heads if self.own_keys else 0)
+        return heads * self.head_dim + self.more_columns
 
     @property
     def packing(self) -> str:
@@ -66,6 +70,7 @@ class RotaryFields(TypedDict):
     own_keys: bool
     rotary_dim: int
     rope_layout: RopeLayout
+    more_columns: int
 
 
 def rotary_fields(lowering: CpuLowering, op: Op, attrs: PackedHeads) -> RotaryFields:
@@ -78,4 +83,5 @@ def rotary_fields(lowering: CpuLowering, op: Op, attrs: PackedHeads) -> RotaryFi
         "own_keys": attrs.has_keys(lowering.value(op, "qkv").tensor),
         "rotary_dim": attrs.rotary_dim,
         "rope_layout": attrs.rope_layout,
+        "more_columns": attrs.more_columns(lowering.value(op, "qkv").tensor),
     }

@@ -39,6 +39,7 @@ class CpuQkNorm(CpuKernel):
     mean_squares: bool = False
     rotary_dim: int = 0
     rope_layout: RopeLayout = "half"
+    more_columns: int = 0
     weight: bool = True
     norms_values: bool = False
     values_from_keys: bool = False
@@ -92,7 +93,7 @@ class CpuQkNorm(CpuKernel):
     def buffer_table(self) -> str:
         """Its buffers, for the head of the function."""
         q, k = (self.head_dim,) * 2 if self.scope == "head" else (self.q_width, self.kv_width)
-        rows = [f"qkv      [tokens, {self.given_width}] f32"]
+        rows = [f"qkv      [tokens, {self.given_width + self.more_columns}] f32"]
         if self.weight:
             rows += [f"q_norm   [{q}] f32", f"k_norm   [{k}] f32"]
         if self.bias:
@@ -120,6 +121,7 @@ def lower_qk_norm(lowering: CpuLowering, op: Op, attrs: QkNorm) -> None:
         mean_squares="mean_squares" in op.inputs,
         rotary_dim=attrs.rotary_dim,
         rope_layout=attrs.rope_layout,
+        more_columns=lowering.width(op, "qkv") - attrs.given_columns,
         weight="q_norm" in op.inputs,
         norms_values=attrs.norms_values,
         values_from_keys=attrs.values_from_keys,

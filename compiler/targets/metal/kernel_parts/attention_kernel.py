@@ -1,12 +1,13 @@
 """The base of the kernels that attend."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.attention import PackedAttention
 from mlxr.compiler.ir.ops.rope import Temperature
 from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.head_gate import HeadGate, head_gate
 from mlxr.compiler.targets.metal.kernel_parts.rope_kernel import RopeFields, RopeKernel, rope_fields
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 from mlxr.compiler.targets.scores import LOG2_E, cap_log2, query_scale
@@ -22,6 +23,7 @@ class AttentionKernel(RopeKernel):
         softcap: turns scores into softcap * tanh(score / softcap); None: no cap.
         chunked: whether the window is the query's chunk of `window` tokens, up to itself.
         temperature: what queries are multiplied by, which grows with their position; None: no temperature.
+        gate: what multiplies the result; None: nothing.
         sinks: element type of the sinks, which are one more score in the softmax of each head; None: no sinks.
     """
 
@@ -31,6 +33,8 @@ class AttentionKernel(RopeKernel):
     chunked: bool
     temperature: Temperature | None
     sinks: DType | None
+    _: KW_ONLY
+    gate: HeadGate | None = None
 
     @property
     def query_scale(self) -> float:
@@ -50,8 +54,9 @@ class AttentionKernel(RopeKernel):
 
     @property
     def sink_ports(self) -> tuple[Port, ...]:
-        """The port of the sinks, if there are any."""
-        return (("sinks", self.sinks),) if self.sinks else ()
+        """The ports of the sinks and of the gate, if there are any."""
+        sinks: tuple[Port, ...] = (("sinks", self.sinks),) if self.sinks else ()
+        return (*sinks, ("gate", self.gate.dtype)) if self.gate else sinks
 
     @property
     def suits_mma(self) -> bool:
@@ -73,6 +78,7 @@ class AttentionFields(RopeFields):
     chunked: bool
     temperature: Temperature | None
     sinks: DType | None
+    gate: HeadGate | None
 
 
 def attention_fields(lowering: MetalLowering, op: Op) -> AttentionFields:
@@ -86,4 +92,5 @@ def attention_fields(lowering: MetalLowering, op: Op) -> AttentionFields:
         "chunked": attrs.chunked,
         "temperature": attrs.temperature,
         "sinks": lowering.optional_dtype(op, "sinks"),
+        "gate": head_gate(op, lowering.value),
     }

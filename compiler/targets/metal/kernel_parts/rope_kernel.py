@@ -1,6 +1,6 @@
 """The base of the kernels that rotate queries or keys."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TypedDict
 
 from mlxr.compiler.formats.arena import CacheGeometry
@@ -26,6 +26,7 @@ class RopeKernel(ArenaKernel):
         rotary_dim: number of leading elements of a head that are rotated; 0: the layer has no RoPE.
         rope_layout: the elements of a pair: neighbours, or elements that are half of `rotary_dim` apart.
         rope_scale: factor of cosines and sines.
+        more_columns: columns of qkv behind the values, which are a gate's.
     """
 
     num_heads: int
@@ -35,6 +36,8 @@ class RopeKernel(ArenaKernel):
     rotary_dim: int
     rope_layout: RopeLayout
     rope_scale: float
+    _: KW_ONLY
+    more_columns: int = 0
 
     @property
     def num_kv_heads(self) -> int:
@@ -54,7 +57,8 @@ class RopeKernel(ArenaKernel):
     @property
     def qkv_width(self) -> int:
         """Columns of the packed projection."""
-        return (self.num_heads + (2 * self.num_kv_heads if self.own_keys else 0)) * self.head_dim
+        heads = self.num_heads + (2 * self.num_kv_heads if self.own_keys else 0)
+        return heads * self.head_dim + self.more_columns
 
     @property
     def packing(self) -> str:
@@ -79,6 +83,7 @@ class RopeFields(TypedDict):
     rotary_dim: int
     rope_layout: RopeLayout
     rope_scale: float
+    more_columns: int
 
 
 def rope_fields(lowering: MetalLowering, op: Op) -> RopeFields:
@@ -93,4 +98,5 @@ def rope_fields(lowering: MetalLowering, op: Op) -> RopeFields:
         "rotary_dim": attrs.rotary_dim,
         "rope_layout": attrs.rope_layout,
         "rope_scale": attrs.rope_scale,
+        "more_columns": attrs.more_columns(lowering.value(op, "qkv").tensor),
     }

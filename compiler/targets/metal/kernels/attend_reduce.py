@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.schedule.kernel import Port, round_up
+from mlxr.compiler.targets.head_gate import HeadGate
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
 from mlxr.compiler.targets.scores import LOG2_E
 
@@ -14,7 +15,7 @@ class AttendReduceKernel(MetalKernel):
 
     Attributes:
         num_heads, head_dim: query heads, and elements of each.
-        partition, max_partitions, window, chunked, sinks: see `AttendKernel`.
+        partition, max_partitions, window, chunked, sinks, gate: see `AttendKernel`.
         activation: element type of the result.
     """
 
@@ -27,12 +28,14 @@ class AttendReduceKernel(MetalKernel):
     chunked: bool
     activation: DType
     sinks: DType | None
+    gate: HeadGate | None = None
 
     @property
     def inputs(self) -> tuple[Port, ...]:
         """Results of the partitions, the sinks, and the positions, which give the number of partitions."""
         sinks: tuple[Port, ...] = (("sinks", self.sinks),) if self.sinks else ()
-        return (("partial", DType.F32), ("stats", DType.F32), *sinks, ("positions", DType.I32))
+        gate: tuple[Port, ...] = (("gate", self.gate.dtype),) if self.gate else ()
+        return (("partial", DType.F32), ("stats", DType.F32), *sinks, *gate, ("positions", DType.I32))
 
     @property
     def log2_e(self) -> float:

@@ -11,6 +11,7 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.attention import PackedAttention, RopeReadAttention, RopeWriteAttention
 from mlxr.compiler.schedule.geometry import AttendPartition, AttendWhole, DecodeAttention
 from mlxr.compiler.schedule.lowering import Scratch
+from mlxr.compiler.targets.head_gate import head_gate
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
 from mlxr.compiler.targets.metal.kernel_parts.attention_kernel import attention_fields
 from mlxr.compiler.targets.metal.kernels.attend import AttendKernel
@@ -63,6 +64,7 @@ def _add_launches(lowering: MetalLowering, op: Op, attrs: PackedAttention) -> No
             chunked=kernel.chunked,
             activation=kernel.activation,
             sinks=lowering.optional_dtype(op, "sinks"),
+            gate=head_gate(op, lowering.value),
         )
         heads = (Extent(times=kernel.num_heads), Extent(dim="seqs"))
         chosen = choice.sizes(AttendPartition)
@@ -109,7 +111,8 @@ def variants_of(lowering: MetalLowering, op: Op, attrs: PackedAttention, g: Deco
     if arena.context <= longest:
         return
     # Long contexts are split into partitions, so that one sequence has enough threadgroups: 32,000 tokens of 8B 188 ->
-    # 54 us (experiment 3). The sinks are counted once, by the launch that merges the parts.
+    # 54 us (experiment 3). The launch that merges the parts counts the sinks, and applies
+    # the gate.
     part = replace(
         whole,
         label="attend_partition",
@@ -119,6 +122,7 @@ def variants_of(lowering: MetalLowering, op: Op, attrs: PackedAttention, g: Deco
         partition=g.partition.length,
         max_partitions=min(g.partition.most, -(-arena.context // g.partition.length)),
         sinks=None,
+        gate=None,
     )
     long = Condition(dim="context", minimum=longest + 1, also=few)
     yield DecodeVariant(_with_mma(part, bool(g.partition.mma) and alone), long)

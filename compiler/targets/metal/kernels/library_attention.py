@@ -21,7 +21,7 @@ def library_condition(kernel: AttendPrefillKernel, g: LibraryAttention, most_tok
     """The condition under which MLX's attention replaces a kernel; None: it never does.
 
     It takes steps of one sequence whose tokens see the whole context. MLX has matrix kernels for heads of up to 128
-    elements if queries, keys, values and sinks have one 16-bit type; it has no soft cap.
+    elements if queries, keys, values and sinks have one 16-bit type; it has no soft cap and no gate.
 
     Args:
         kernel: the kernel.
@@ -33,7 +33,7 @@ def library_condition(kernel: AttendPrefillKernel, g: LibraryAttention, most_tok
     if not g.min_tokens or tokens > most_tokens or g.min_context > (window or arena.context):
         return None
     of_one_type = dtype.is_16_bit and kernel.cache is dtype and kernel.sinks in (None, dtype)
-    if not of_one_type or kernel.softcap or arena.head_dim % 8 or arena.head_dim > MOST_HEAD_DIM:
+    if not of_one_type or kernel.softcap or kernel.gate or arena.head_dim % 8 or arena.head_dim > MOST_HEAD_DIM:
         return None
     context: Condition | None = None
     if window or g.min_context > tokens:

@@ -9,7 +9,7 @@ from mlxr.compiler.ir.ops.shared_norm import QkMeanSquares
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
 from mlxr.compiler.targets.metal.kernel_parts.row_sums import QUAD, simdgroups_for, sums_bytes
-from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, row_count
+from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class QkMeanSquaresKernel(MetalKernel):
         num_heads, num_kv_heads, head_dim: heads of qkv [tokens, (num_heads + 2 num_kv_heads) * head_dim].
         q_width, k_width, counts_keys: see `MeanSquares`.
         activation: element type of qkv.
+        more_columns: columns of qkv behind the values.
     """
 
     template = "qk_mean_squares.metal.jinja"
@@ -30,6 +31,7 @@ class QkMeanSquaresKernel(MetalKernel):
     k_width: int
     counts_keys: bool
     activation: DType
+    more_columns: int = 0
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -49,7 +51,7 @@ class QkMeanSquaresKernel(MetalKernel):
     @property
     def width(self) -> int:
         """Columns of qkv."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim + self.more_columns
 
     @property
     def simdgroups(self) -> int:
@@ -80,5 +82,6 @@ def lower_qk_mean_squares(lowering: MetalLowering, op: Op, attrs: QkMeanSquares)
         k_width=attrs.k_width,
         counts_keys=attrs.counts_keys,
         activation=qkv.dtype,
+        more_columns=num_columns(qkv) - (attrs.num_heads + 2 * attrs.num_kv_heads) * attrs.head_dim,
     )
     lowering.emit(op, kernel, (Extent(times=2), row_count(qkv)), {"out": op.out})

@@ -10,7 +10,7 @@ from mlxr.compiler.ir.ops.norm import QkNorm
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
 from mlxr.compiler.targets.metal.kernel_parts.row_sums import QUAD, simdgroups_for, sums_bytes
-from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, row_count
+from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class QkNormKernel(MetalKernel):
         frequencies, rotary_dim, rope_layout, rope_scale: see `RopeKernel`: the rotation before the norm; rotary_dim is
             0 where heads are not rotated here.
         norms_values, values_from_keys: see `QkNorm`.
+        more_columns: columns of qkv behind the values, which the result has not.
     """
 
     template = "qk_norm.metal.jinja"
@@ -53,6 +54,7 @@ class QkNormKernel(MetalKernel):
     rope_scale: float = 1.0
     norms_values: bool = False
     values_from_keys: bool = False
+    more_columns: int = 0
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -161,6 +163,7 @@ def lower_qk_norm(lowering: MetalLowering, op: Op, attrs: QkNorm) -> None:
         rope_scale=attrs.rope_scale,
         norms_values=attrs.norms_values,
         values_from_keys=attrs.values_from_keys,
+        more_columns=num_columns(qkv) - attrs.given_columns,
     )
     threadgroups = -(-kernel.pieces // kernel.pieces_per_threadgroup)
     lowering.emit(op, kernel, (Extent(times=threadgroups), row_count(qkv)), {"out": op.out})

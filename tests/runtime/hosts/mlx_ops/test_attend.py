@@ -27,7 +27,14 @@ STARTS = [0, 3, 4]
 POSITIONS = [6, 7, 8, 5]
 ROTARY = {"rotary_dim": 6, "rope_layout": "half", "rope_scale": 1.0}
 FREQUENCIES = [1.0, 0.25, 0.0625]
-NO_TEMPERATURE = {"temperature_beta": None, "temperature_context": None, "temperature_first": 0}
+NO_TEMPERATURE = {
+    "temperature_beta": None,
+    "temperature_context": None,
+    "temperature_first": 0,
+    "gate": None,
+    "gate_first": 0,
+    "gate_size": 0,
+}
 
 
 def scores(window: int | None, softcap: float | None = None) -> dict[str, Any]:
@@ -219,7 +226,14 @@ def test_fused_attention_with_all_that_layers_differ_in() -> None:
     qkv = random_array(np.random.default_rng(3), (4, 10 * HEAD_DIM), "f32")
     heads = floats(qkv).astype(np.float64).reshape(4, 10, HEAD_DIM)
     sinks = random_array(np.random.default_rng(5), (6,), "f32")
-    temperature = {"temperature_beta": 0.5, "temperature_context": 4, "temperature_first": 0}
+    temperature = {
+        "temperature_beta": 0.5,
+        "temperature_context": 4,
+        "temperature_first": 0,
+        "gate": None,
+        "gate_first": 0,
+        "gate_size": 0,
+    }
     growth = 1 + 0.5 * np.log(1 + np.array(POSITIONS) // 4)[:, None, None]
     for rotary, scale in ((0, 1.0), (6, 1.25)):
         arena = filled("block", "f32")
