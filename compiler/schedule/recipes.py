@@ -1,6 +1,7 @@
 """Recipes for the tensors of a model: the family's tensor names and row selections, with this model's sizes."""
 
 from collections.abc import Sequence
+from math import prod
 
 from mlxr.compiler.artifact.weight_plan import Recipe, Rows
 from mlxr.compiler.spec.family import layer_of, load_family
@@ -59,10 +60,14 @@ def _recipes(entries: Sequence[FileTensor], numbers: dict[str, int], layout: str
 
 
 def _rows(selection: Selection | None, numbers: dict[str, int], layout: str | None) -> Rows | None:
-    if selection is None or selection.rope_layout not in (None, layout):
+    if selection is None:
+        return None
+    in_order = selection.rope_layout not in (None, layout)
+    if in_order and not selection.is_part:
         return None
 
     def numbered(sizes: Sequence[int | str]) -> tuple[int, ...]:
         return tuple(evaluate_size(size, numbers) for size in sizes)
 
-    return Rows(evaluate_size(selection.start, numbers), numbered(selection.shape), numbered(selection.strides))
+    start, shape = evaluate_size(selection.start, numbers), numbered(selection.shape)
+    return Rows(start, (prod(shape),), (1,)) if in_order else Rows(start, shape, numbered(selection.strides))

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.spec.document import read_document
 from mlxr.compiler.spec.explain import nearest, validated
-from mlxr.compiler.spec.family_tensors import FamilyTensor
+from mlxr.compiler.spec.family_tensors import FamilyTensor, with_joined_projections
 from mlxr.compiler.spec.fields import Contradictions
 from mlxr.compiler.spec.import_rules import NO_RULES, ImportRules
 from mlxr.compiler.spec.model import Model
@@ -144,7 +144,8 @@ def load_family(name: str) -> Family:
         hint = f'; did you mean "{like}"?' if like else ""
         raise SpecError(f'no family "{name}"; families are {", ".join(families) or "none"}{hint}')
     family = validated(Family, read_document(family_text(name), str(_folder() / f"{name}.yaml"), is_ours=True))
-    return family.over(load_family(family.extends)) if family.extends else family
+    family = family.over(load_family(family.extends)) if family.extends else family
+    return family.model_copy(update={"tensors": with_joined_projections(family.tensors)})
 
 
 def family_text(name: str) -> str:

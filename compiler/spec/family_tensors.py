@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from mlxr.compiler.spec.fields import Contradictions
+from mlxr.compiler.spec.fields import Contradictions, Flag
 from mlxr.compiler.spec.record import Record
 
 _TERM = re.compile(r"[a-z_]+|[0-9]{1,9}", re.ASCII)
@@ -46,6 +46,9 @@ class Selection(Record):
     """How far apart rows are in the file along each of these."""
     rope_layout: Literal["half"] | None = None
     """Only where the spec rotates halves: `half` takes apart the rotary pairs that lie side by side in the file."""
+    is_part: Flag = False
+    """Whether the tensor has other rows too: where the spec does not rotate halves, rows are taken in the file's order,
+    and not all of them."""
 
     @model_validator(mode="after")
     def _check(self) -> "Selection":
@@ -106,6 +109,34 @@ class FamilyTensor(Record):
             )
 
         return FamilyTensor.model_construct(safetensors=filled(self.safetensors), gguf=filled(self.gguf))
+
+
+def with_joined_projections(tensors: Mapping[str, FamilyTensor | None]) -> dict[str, FamilyTensor | None]:
+    """The tensors of a family, with another place in GGUF files for queries, keys and values that have their own there.
+
+    llama.cpp's converter can write them as one tensor, whatever the architecture: `attn_qkv`, with the rows of each in
+    the order that they have in `attn_q`, `attn_k` and `attn_v`.
+    """
+    q, k = "heads * head_dim", "kv_heads * head_dim"
+    found = dict(tensors)
+    for role, heads, start in (("q", "heads", 0), ("k", "kv_heads", q), ("v", "kv_heads", f"{q} + {k}")):
+        for name, ending in (
+            (f"layers.{{i}}.attention.{role}", "weight"),
+            (f"layers.{{i}}.attention.{role}_bias", "bias"),
+        ):
+            entry = found.get(name)
+            own = [place for place in entry.gguf if place.tensor == f"blk.{{i}}.attn_{role}.{ending}"] if entry else []
+            if entry is None or len(own) < len(entry.gguf):
+                continue
+            joined = [_in_joined(place, f"blk.{{i}}.attn_qkv.{ending}", heads, start) for place in own]
+            found[name] = entry.model_copy(update={"gguf": (*own, *joined)})
+    return found
+
+
+def _in_joined(place: FileTensor, tensor: str, heads: str, start: Size) -> FileTensor:
+    whole = Selection(shape=(heads, "head_dim"), strides=("head_dim", 1))
+    rows = (place.rows or whole).model_copy(update={"start": start, "is_part": True})
+    return place.model_copy(update={"tensor": tensor, "rows": rows})
 
 
 def evaluate_size(size: int | str, dimensions: Mapping[str, int]) -> int:

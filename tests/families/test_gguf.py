@@ -48,7 +48,16 @@ SHORT = [(case, host) for case, host in ON_HOSTS if (case not in OTHERS and host
 
 @pytest.mark.parametrize(("case", "host"), few(ON_HOSTS, SHORT))
 def test_logits_are_those_of_llama_cpp(case: str, host: str, tmp_path: Path) -> None:
-    path = write_gguf(case, tmp_path)
+    check(case, write_gguf(case, tmp_path), host)
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen2", "cohere"])
+def test_joined_projections(case: str, tmp_path: Path) -> None:
+    """Rows of rotary pairs that are taken apart, biases, and rows in the file's own order."""
+    check(case, write_gguf(case, tmp_path, joined=True), "reference")
+
+
+def check(case: str, path: Path, host: str) -> None:
     with np.load(RECORDED) as recorded:
         want = [recorded[f"{case} {sequence}"] for sequence in range(2)]
     activation = import_model(path, EXACT)[0].model.mlp.activation

@@ -210,7 +210,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "glm4moe",
         _GROUPED | {"rope.dimension_count": 16, "expert_gating_func": 2, "leading_dense_block_count": 0},
     ),
-    "dots1": ("dots1", "dots1", _GROUPED | {"expert_gating_func": 2, "leading_dense_block_count": 1}),
+    "dots1": (
+        "dots1",
+        "dots1",
+        _GROUPED
+        | {"expert_gating_func": 2, "leading_dense_block_count": 1}
+        | {"expert_group_count": 4, "expert_group_used_count": 2},
+    ),
     "minimax_m2": (
         "minimax_m2",
         "minimax-m2",
@@ -273,8 +279,14 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 the architecture, and further metadata."""
 
 
-def write_gguf(case: str, folder: Path) -> Path:
-    """The GGUF file of a case, f32."""
+def write_gguf(case: str, folder: Path, joined: bool = False) -> Path:
+    """The GGUF file of a case, f32.
+
+    Args:
+        case: one of CASES.
+        folder: where it is written.
+        joined: whether queries, keys and values are one tensor, as llama.cpp's converter can write them.
+    """
     source, architecture, extra = CASES[case]
     config, hf = _folder(source, folder / "hf")
     path = folder / f"{architecture}.gguf"
@@ -283,7 +295,7 @@ def write_gguf(case: str, folder: Path) -> Path:
         _add(writer, f"{architecture}.{key}", value)
     writer.add_tokenizer_model("no_vocab")
     tensors = _tensors(hf, config)
-    for name, array in (_joined(tensors) if case == "glm, joined" else tensors).items():
+    for name, array in (_joined(tensors) if joined or case == "glm, joined" else tensors).items():
         writer.add_tensor(name, array.squeeze())  # as llama.cpp's converter: a matrix of one row is a vector
     if case == "phi3":
         for kind, factors in (("long", "long_factor"), ("short", "short_factor")):
@@ -316,7 +328,7 @@ def _folder(source: str, folder: Path) -> tuple[dict[str, Any], Path]:
 
 
 def _joined(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Queries, keys and values as one tensor, as in files that were made of folders that have them so."""
+    """Queries, keys and values as one tensor, also in files of folders that have them so."""
     joined: dict[str, Any] = {}
     for name, array in tensors.items():
         new = re.sub(r"attn_[qkv]\.", "attn_qkv.", name)
