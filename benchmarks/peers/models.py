@@ -166,7 +166,7 @@ def prepare(
         say(f"writing {gguf}")
         staging = gguf.with_suffix(".part")
         if format_name in ("f16", "bf16"):
-            _write_gguf(shape, format_name, staging)
+            write_gguf(shape, format_name, staging)
         else:
             _quantise(prepare(model, "bf16", cache, say).source, staging, format_name, programs)
         staging.replace(gguf)
@@ -302,7 +302,8 @@ def permuted(rows: Array, heads: int) -> Array:
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape) if heads else rows
 
 
-def _write_gguf(shape: Shape, format_name: str, path: Path) -> None:
+def write_gguf(shape: Shape, format_name: str, path: Path) -> None:
+    """Writes a model as a GGUF file in f16 or bf16."""
     from gguf import GGMLQuantizationType
 
     writer = gguf_writer(shape, path, f"MOSTLY_{format_name.upper()}")

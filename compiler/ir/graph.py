@@ -1,7 +1,7 @@
-"""OpGraph: ops and the values between them, over a networkx multigraph.
+"""OpGraph: ops and the values between them.
 
 Invariants: ops are in program order, which is a topological order; a graph never changes (a pass builds a new graph
-with `rewrite`); names of ops and values are unique. Op nodes and value nodes alternate; an edge's key is its port.
+with `rewrite`); names of ops and values are unique.
 """
 
 import json
@@ -89,15 +89,12 @@ class OpGraph:
         self._values: dict[str, Value] = {}
         self._ops: dict[str, Op] = {}
         self._index: dict[str, int] = {}
-        # Imported here: a host that runs a compiled program needs no graph, and the import is a fifth of a cold start.
-        import networkx  # noqa: PLC0415
-
-        self.nx: networkx.MultiDiGraph[str] = networkx.MultiDiGraph()
+        self._producers: dict[str, list[Op]] = {}
+        self._consumers: dict[str, list[Op]] = {}
         for value in values:
             if value.name in self._values:
                 raise GraphError(f"value {value.name!r} is declared twice")
             self._values[value.name] = value
-            self.nx.add_node("%" + value.name)
         for op in ops:
             if op.name in self._ops:
                 raise GraphError(f"op {op.name!r} is declared twice")
@@ -106,10 +103,10 @@ class OpGraph:
             for port, name in [*op.inputs.items(), *op.outputs.items()]:
                 if name not in self._values:
                     raise GraphError(f"op {op.name!r} port {port!r} binds {name!r}, which is not declared")
-            for port, name in op.inputs.items():
-                self.nx.add_edge("%" + name, op.name, key=port)
-            for port, name in op.outputs.items():
-                self.nx.add_edge(op.name, "%" + name, key=port)
+            for name in dict.fromkeys(op.inputs.values()):
+                self._consumers.setdefault(name, []).append(op)
+            for name in dict.fromkeys(op.outputs.values()):
+                self._producers.setdefault(name, []).append(op)
 
     @property
     def ops(self) -> Iterator[Op]:
@@ -145,16 +142,16 @@ class OpGraph:
 
     def producers(self, name: str) -> list[Op]:
         """The ops that write a value: one for an activation or a token, none for other values."""
-        return [self._ops[node] for node in self.nx.predecessors("%" + name)]
+        return [*self._producers.get(name, ())]
 
     def producer(self, name: str) -> Op | None:
         """The op that writes a value, or None for inputs, weights, constants and stores."""
-        producers = self.producers(name)
+        producers = self._producers.get(name)
         return producers[0] if producers else None
 
     def consumers(self, name: str) -> list[Op]:
         """The ops that read a value, each once."""
-        return [self._ops[node] for node in self.nx.successors("%" + name)]
+        return [*self._consumers.get(name, ())]
 
     def sole_consumer(self, name: str) -> Op | None:
         """The only op that reads a value; None if there are several or none, or if the graph returns the value."""

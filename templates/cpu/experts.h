@@ -98,11 +98,6 @@ MLXR_INLINE int mlxr_forms_of(const mlxr_segment *s, int m, int few, int wide) {
     return 1 << mlxr_form(s->matrix, m) | (s->up ? 1 << mlxr_form(s->up_matrix, m) : 0);
 }
 
-// What the units of m rows of a segment cost, as far as threads share them.
-MLXR_INLINE int64_t mlxr_unit_cost(const mlxr_segment *s, int m) {
-    return mlxr_expert_cost(m) * mlxr_panel_cost(s) / (s->up ? 2 : 1);
-}
-
 // Prepares rows in the forms `used`, in *own if `alone`, else in *shared, which it moves on; but not those that x has.
 MLXR_INLINE void mlxr_prepare(mlxr_worker *w, const mlxr_input *in, int used, int alone, float *row, uint8_t **own,
                               uint8_t **shared, const uint8_t **x, size_t *x_bytes) {
@@ -118,7 +113,8 @@ MLXR_INLINE void mlxr_prepare(mlxr_worker *w, const mlxr_input *in, int used, in
 // The whole projection. `all`: the first expert's matrices; the next ones' follow, and so their biases. `few` and `wide` as
 // for mlxr_project. Outputs are [tokens * top_k][rows]; sums of choices are [tokens][rows], added to the residual: then
 // threads share the columns, else the experts' units by their cost. `always` comes last, to the same sums: its outputs
-// have as many columns as the experts'.
+// have as many columns as the experts'. Threads share it evenly, whatever they have of the experts: of its rows, which are
+// more, nobody knows the cost well enough.
 MLXR_OUTLINE void mlxr_experts(mlxr_worker *w, const mlxr_input *inputs, const mlxr_choice *choice,
                                const mlxr_segment *all, int few, int wide, const mlxr_output *output,
                                const mlxr_shared *always) {
@@ -135,7 +131,7 @@ MLXR_OUTLINE void mlxr_experts(mlxr_worker *w, const mlxr_input *inputs, const m
     for (int e = 0; e < choice->count; e++) {
         const int m = sorted.starts[e + 1] - sorted.starts[e];
         if (!m) continue;
-        cost += mlxr_unit_cost(all, m) * units;
+        cost += mlxr_expert_cost(m) * units;
         used |= mlxr_forms_of(all, m, few, wide);
     }
     mlxr_input in = *inputs;
@@ -148,7 +144,6 @@ MLXR_OUTLINE void mlxr_experts(mlxr_worker *w, const mlxr_input *inputs, const m
         used = 0;
         for (int i = 0; i < always->count; i++) {
             const struct mlxr_always *p = &always->products[i];
-            cost += mlxr_unit_cost(&p->segment, choice->tokens) * mlxr_units(&p->segment);
             used |= mlxr_forms_of(&p->segment, choice->tokens, p->few, p->wide);
         }
         in = always->inputs ? *always->inputs : *inputs;
@@ -170,7 +165,7 @@ MLXR_OUTLINE void mlxr_experts(mlxr_worker *w, const mlxr_input *inputs, const m
     for (int e = 0; e < choice->count; e++) {
         const int start = sorted.starts[e], m = sorted.starts[e + 1] - start;
         if (!m) continue;
-        if (!choice->summed) mlxr_split_next(&split, mlxr_unit_cost(all, m), units, &first, &last);
+        if (!choice->summed) mlxr_split_next(&split, mlxr_expert_cost(m), units, &first, &last);
         if (first >= last) continue;
         // Panels have 16 rows, whatever `rows` is: matrices of floats may start at any row.
         mlxr_segment s = *all;
@@ -190,8 +185,7 @@ MLXR_OUTLINE void mlxr_experts(mlxr_worker *w, const mlxr_input *inputs, const m
     for (int i = 0; i < always->count; i++) {
         const struct mlxr_always *p = &always->products[i];
         const int m = choice->tokens;
-        if (!choice->summed)
-            mlxr_split_next(&split, mlxr_unit_cost(&p->segment, m), mlxr_units(&p->segment), &first, &last);
+        if (!choice->summed) mlxr_share(w, mlxr_units(&p->segment), &first, &last);
         if (first >= last) continue;
         mlxr_expert(m, in.columns, p->few, p->wide, &p->segment, first, last, always_x, always_bytes, own, &p->output);
     }
