@@ -6,6 +6,7 @@ import pytest
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import KernelFault
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.few import few_of
 from mlxr_tests.op_bench import OpBench
@@ -121,6 +122,16 @@ def test_experts_and_a_shared_one_of_several_sequences(name, weights):
     seq_ids = bench.sequences(0, 4, 9)
     for op in expert_ops(bench.artifact, "decode"):
         bench.run("decode", [op], bench.batch([(seq_id, 1) for seq_id in seq_ids]))
+
+
+@pytest.mark.parametrize("name", ["experts-shared-gate", "experts-topk-softmax-bias"])
+@pytest.mark.parametrize("sizes", [(4, 4, 2), (4, 2, 1)])
+def test_simdgroups_that_share_the_columns_of_experts(name, sizes):
+    simdgroups, split, unroll = sizes
+    geometry = Geometry.of(matvec_simdgroups=simdgroups, matvec_split=split, matvec_unroll=unroll, matvec_outputs=2)
+    bench = OpBench(compiled(large_spec(name, "q8_0"), geometry))
+    for step, count in (("decode", 1), ("prefill", 5)):
+        bench.run(step, expert_ops(bench.artifact, step), bench.batch([(bench.sequences(0)[0], count)]))
 
 
 @pytest.mark.parametrize("formats", [("q4_0", "q8_0", "f32"), ("q8_0", "bf16", "f16")])

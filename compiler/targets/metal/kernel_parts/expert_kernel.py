@@ -18,8 +18,10 @@ from mlxr.compiler.targets.metal.kernel_parts.fused_norm import fused_norm_of
 from mlxr.compiler.targets.metal.kernel_parts.matrix_kernel import MatrixKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 
-EXPERTS_IGNORE = OneRow.names("mma")
-"""Flat names of the one-row sizes that have no effect on the experts' kernels."""
+SUM_IGNORES = OneRow.names("mma")
+"""Flat names of the one-row sizes that have no effect on the kernel that sums experts' results."""
+PROJECTION_IGNORES = OneRow.names("mma", "split")
+"""The same of the experts' first projections, whose columns no simdgroups share: they have enough outputs."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class ExpertFields(TypedDict):
     epilogue: Epilogue
     outs: int
     simdgroups: int
+    unroll: int
     num_experts: int
     top_k: int
     skips: bool
@@ -120,6 +123,7 @@ def expert_fields(lowering: MetalLowering, op: Op, choice: Choice) -> ExpertFiel
         "epilogue": epilogue,
         "outs": max(1, g.outputs // epilogue.halves),
         "simdgroups": g.simdgroups,
+        "unroll": g.unroll,
         "num_experts": experts.num_experts,
         "top_k": experts.top_k,
         "skips": experts.routed(lowering.graph.use(op)) > experts.num_experts,
@@ -151,4 +155,5 @@ def shared_matrix(
         epilogue=replace(epilogue, bias=None, residual=False),
         outs=min(max(1, sizes.outputs // epilogue.halves), layout.rows // epilogue.halves),
         simdgroups=sizes.simdgroups,
+        unroll=sizes.unroll,
     )

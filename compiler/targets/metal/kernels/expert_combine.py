@@ -1,6 +1,6 @@
 """The last projections of the chosen experts, and their sum."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.formats.dtypes import DType
@@ -9,7 +9,7 @@ from mlxr.compiler.ir.ops.experts import ExpertCombine
 from mlxr.compiler.schedule.geometry import OneRow
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
-    EXPERTS_IGNORE,
+    SUM_IGNORES,
     ExpertKernel,
     expert_choice,
     expert_fields,
@@ -27,6 +27,11 @@ class ExpertCombineKernel(ExpertKernel):
 
     template = "expert_combine.metal.jinja"
     shared_gate: DType | None = None
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Bytes of the sums of simdgroups that share columns."""
+        return self.simdgroups * self.sums * 4 if self.split > 1 else 0
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -56,9 +61,11 @@ class ExpertCombineKernel(ExpertKernel):
 def lower_expert_combine(lowering: MetalLowering, op: Op, _: ExpertCombine) -> None:
     """Adds the launch of the experts' last projections and their sum."""
     choice = expert_choice(lowering, op, "experts_down")
-    fields = expert_fields(lowering, op, choice)
+    fields, split = expert_fields(lowering, op, choice), choice.geometry.one_row.split
+    if fields["shared"] is not None:
+        fields["shared"] = replace(fields["shared"], split=split)
     gate = lowering.optional_dtype(op, "shared_gate")
     label = "experts_down_shared" if fields["shared"] else "experts_down"
-    kernel = ExpertCombineKernel(label, norm=None, shared_gate=gate, **fields)
+    kernel = ExpertCombineKernel(label, norm=None, shared_gate=gate, split=split, **fields)
     grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
-    lowering.emit(op, kernel, grid, {"out": op.out}, chosen=choice.sizes(OneRow, without=EXPERTS_IGNORE))
+    lowering.emit(op, kernel, grid, {"out": op.out}, chosen=choice.sizes(OneRow, without=SUM_IGNORES))

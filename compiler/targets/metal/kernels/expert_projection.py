@@ -8,7 +8,7 @@ from mlxr.compiler.ir.ops.experts import ExpertProjection
 from mlxr.compiler.schedule.geometry import OneRow
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
-    EXPERTS_IGNORE,
+    PROJECTION_IGNORES,
     ExpertKernel,
     expert_choice,
     expert_fields,
@@ -49,4 +49,4 @@ def lower_expert_projection(lowering: MetalLowering, op: Op, _: ExpertProjection
     choice = expert_choice(lowering, op, "experts")
     kernel = ExpertProjectionKernel("experts", norm=fused_norm_of(lowering, op), **expert_fields(lowering, op, choice))
     grid = (Extent(times=kernel.threadgroups), Extent(times=kernel.top_k, dim="tokens"))
-    lowering.emit(op, kernel, grid, {"out": op.out}, chosen=choice.sizes(OneRow, without=EXPERTS_IGNORE))
+    lowering.emit(op, kernel, grid, {"out": op.out}, chosen=choice.sizes(OneRow, without=PROJECTION_IGNORES))

@@ -11,7 +11,7 @@ from mlxr.compiler.schedule.geometry import OneRow
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
-    EXPERTS_IGNORE,
+    PROJECTION_IGNORES,
     ExpertKernel,
     SharedMatrix,
     expert_choice,
@@ -115,5 +115,5 @@ def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjec
         **expert_fields(lowering, op, choice),
     )
     grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
-    chosen = choice.sizes(OneRow, without=EXPERTS_IGNORE)
+    chosen = choice.sizes(OneRow, without=PROJECTION_IGNORES)
     lowering.emit(op, kernel, grid, chosen=chosen)
