@@ -30,8 +30,8 @@ def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
     words = Axis("vocabulary", model.vocab_size)
     table = b.matrix("embedding", (model.vocab_size, model.hidden_size), words)
     x = b.op(Embed(b.activation, model.embedding_scale), "embedded", {"ids": "token_ids", "table": table})
-    if model.learned_positions:
-        rows = b.matrix("position_embedding", (model.context, model.hidden_size))
+    if model.learned_positions is not None:
+        rows = b.matrix("position_embedding", (model.learned_positions, model.hidden_size))
         x = b.op(Embed(b.activation, 1.0), "placed", {"ids": "positions", "table": rows, "residual": x})
     for index in range(model.num_layers):
         with b.in_layer(index):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from mlxr.compiler.build.builder import Builder
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.division import Axis
-from mlxr.compiler.ir.ops.elementwise import Activation, Multiply, SwigluOai
+from mlxr.compiler.ir.ops.elementwise import Activation, Multiply, SwigluOai, Xielu
 from mlxr.compiler.ir.ops.experts import ExpertLinear, ExpertSum, Route
 from mlxr.compiler.ir.ops.rows import GateRows
 from mlxr.compiler.spec.model import Experts, Mlp
@@ -92,8 +92,12 @@ def _feed_forward(
     if not mlp.gated:
         assert activation != "swiglu_oai", "the spec refuses swiglu_oai without a gate"
         up = linear("up", x, (width, hidden))
+        if activation == "xielu":
+            ports = {"x": up} | {name: b.vector(f"{prefix}.{name}", 1) for name in ("alpha_p", "alpha_n")}
+            return linear("down", b.op(Xielu(), f"{prefix}.activated", ports), (hidden, width))
         activated = b.op(Activation(activation), f"{prefix}.activated", {"x": up})
         return linear("down", activated, (hidden, width))
+    assert activation != "xielu", "the spec refuses xielu with a gate"
     gate, up = linear("gate", x, (width, hidden)), linear("up", x, (width, hidden))
     if activation == "swiglu_oai":
         gated = b.op(SwigluOai(mlp.limit), f"{prefix}.gated", {"a": gate, "b": up})

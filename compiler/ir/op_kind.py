@@ -27,8 +27,8 @@ NormKind = Literal["rms", "layer"]
 GateKind = Literal["sigmoid", "softplus"]
 ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 """Activations of one argument; `relu2` is the square of relu."""
-GatedKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai"]
-"""Activations of a gate; `swiglu_oai` takes two arguments, so only gated projections have it."""
+FinishKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_oai"]
+"""Activations of a projection; only gated ones have `swiglu_oai`, only those without a gate `xielu`."""
 RopeLayout = Literal["half", "interleaved"]
 Router = Literal["softmax_topk", "topk_softmax", "sigmoid"]
 NormScope = Literal["head", "heads", "all"]

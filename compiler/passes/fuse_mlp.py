@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.ir.graph import Op, OpGraph
-from mlxr.compiler.ir.op_kind import GatedKind, OpKind
-from mlxr.compiler.ir.ops.elementwise import Activation, Multiply, SwigluOai
+from mlxr.compiler.ir.op_kind import FinishKind, OpKind
+from mlxr.compiler.ir.ops.elementwise import Activation, Multiply, SwigluOai, Xielu
 from mlxr.compiler.ir.ops.experts import ExpertLinear, ExpertProjection
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.passes.base import Edits, PassResult, sibling, sole_producer
@@ -17,7 +17,8 @@ class FuseMlp:
     1. multiply(activation(linear(x, gate)), linear(x, up)) -> projection(x, [gate; up], activation, gated).
     2. swiglu_oai(linear(x, gate), linear(x, up)) -> projection(x, [gate; up], swiglu_oai, gated, limit).
     3. activation(linear(x, up)) -> projection(x, up, activation).
-    4. Rules 1 to 3 with expert_linear -> expert_projection.
+    4. xielu(linear(x, up), alpha_p, alpha_n) -> projection(x, up, xielu, alpha_p, alpha_n).
+    5. Rules 1 to 3 with expert_linear -> expert_projection.
 
     Does not fire when gate and up read different x, experts or weights, differ in shape, only one has a bias, or an
     intermediate is read elsewhere. Rule 3 does not fire on a factor of a product, which rule 1 handles.
@@ -38,6 +39,11 @@ class FuseMlp:
             is_factor = any(isinstance(user.attrs, Multiply) for user in graph.consumers(op.out))
             if not is_factor and (up := _linear(graph, op.inputs["x"])):
                 edits.replace(op, replace(op, attrs=_activated(up.attrs, activation.kind), inputs=up.inputs))
+                edits.replace(up)
+        for op, _ in graph.ops_of(Xielu):
+            if up := sole_producer(graph, op.inputs["x"], Linear):
+                alphas = {port: op.inputs[port] for port in ("alpha_p", "alpha_n")}
+                edits.replace(op, replace(op, attrs=_activated(up.attrs, "xielu"), inputs=up.inputs | alphas))
                 edits.replace(up)
         return edits.result()
 
@@ -61,7 +67,7 @@ def _linear(graph: OpGraph, name: str) -> Op | None:
     return op if op and graph.value(op.inputs["x"]).shape[1] == graph.value(op.inputs["weight"]).shape[1] else None
 
 
-def _fuse_pair(edits: Edits, last: Op, gate: Op, up: Op, activation: GatedKind, limit: float | None) -> None:
+def _fuse_pair(edits: Edits, last: Op, gate: Op, up: Op, activation: FinishKind, limit: float | None) -> None:
     """Replaces `last`, which combines gate and up, by a gated projection."""
     names = {"weight": sibling(gate.inputs["weight"], "gate_up")}
     if "bias" in gate.inputs:
@@ -75,7 +81,7 @@ def _fuse_pair(edits: Edits, last: Op, gate: Op, up: Op, activation: GatedKind, 
 
 
 def _activated(
-    linear: OpKind, activation: GatedKind, *, gated: bool = False, limit: float | None = None
+    linear: OpKind, activation: FinishKind, *, gated: bool = False, limit: float | None = None
 ) -> Projection | ExpertProjection:
     """A linear or expert_linear op with an activation."""
     if isinstance(linear, ExpertLinear):

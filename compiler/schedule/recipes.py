@@ -22,7 +22,7 @@ def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, 
     places = load_family(model.tensor_names).resolve(name)
     layer = layer_of(name)
     own = LayerType.model_construct(attention=model.attention, rope=model.rope, mlp=model.mlp)
-    numbers = dimensions(model, own if layer is None else model.layer(layer))
+    numbers = dimensions(model, own if layer is None else model.layer(layer)) | {"layer": layer or 0}
     layouts = {rope.layout for rope in (model.rope, *(layer.rope for layer in model.layer_types.values())) if rope}
     # Files store the rows of layers without rotation in the same order as those of the other layers.
     layout = layouts.pop() if len(layouts) == 1 else None
@@ -40,7 +40,6 @@ def dimensions(model: Model, layer: LayerType) -> dict[str, int]:
         "group": attention.num_heads // attention.num_kv_heads,
         "hidden": model.hidden_size,
         "intermediate": mlp.intermediate_size,
-        "context": model.context,
         "experts": experts.count if experts is not None else 0,
         "shared": experts.shared.intermediate_size if experts is not None and experts.shared is not None else 0,
     }

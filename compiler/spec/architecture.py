@@ -73,8 +73,8 @@ class Model(Record):
     """Normalisation of the residual stream."""
     rope: Rope | None = Rope()
     """How queries and keys are rotated by their positions; null for no rotation."""
-    learned_positions: Flag = False
-    """Whether the embedding of a token has a learned row of its position added, one for each of `context`."""
+    learned_positions: Count | None = None
+    """Rows of a table, `context` at least: a token's embedding has that of its position added; null for none."""
     attention: Attention
     """The attention block of every layer."""
     mlp: Mlp
@@ -140,11 +140,20 @@ class Model(Record):
         if self.vocab_size * self.hidden_size > INT32_MAX:
             what = f"the embedding table of vocab_size x hidden_size {self.vocab_size} x {self.hidden_size}"
             wrong.add("vocab_size", f"{what} has more than 2^31 - 1 elements")
-        if self.learned_positions and self.context * self.hidden_size > INT32_MAX:
-            what = f"the positions' table of context x hidden_size {self.context} x {self.hidden_size}"
-            wrong.add("context", f"{what} has more than 2^31 - 1 elements")
+        self._check_positions(wrong)
         wrong.refuse()
         return self
+
+    def _check_positions(self, wrong: Contradictions) -> None:
+        rows = self.learned_positions
+        if rows is None:
+            return
+        if rows < self.context:
+            what = f"the table has {rows} rows, and context is {self.context}: each position has a row"
+            wrong.add("learned_positions", what, f"use a context of at most {rows}")
+        if rows * self.hidden_size > INT32_MAX:
+            what = f"the table of {rows} positions x hidden_size {self.hidden_size}"
+            wrong.add("learned_positions", f"{what} has more than 2^31 - 1 elements")
 
     def _check_norms(self, wrong: Contradictions) -> None:
         if self.parallel_norms and not self.parallel_blocks:

@@ -51,7 +51,8 @@ class Family(Record):
         for canonical, places in self.tensors.items():
             for kind, entries in (("safetensors", places.safetensors), ("gguf", places.gguf)) if places else ():
                 for entry in entries:
-                    if entry.tensor.count("{i}") != canonical.count("{i}"):
+                    of_all_layers = entry.rows is not None and entry.rows.start == "layer"
+                    if entry.tensor.count("{i}") != (0 if of_all_layers else canonical.count("{i}")):
                         wrong.add(
                             "tensors",
                             f'{canonical}: the {kind} name "{entry.tensor}" must hold {{i}} exactly as it does',

@@ -24,10 +24,10 @@ DIMENSIONS = (
     "intermediate",
     "experts",
     "shared",
-    "context",
+    "layer",
 )
 """What sizes in family files may be made of; `half_head` is head_dim / 2, `group` heads / kv_heads,
-`shared` the width of the shared expert."""
+`shared` the width of the shared expert, `layer` the number of the layer."""
 
 Size = Annotated[int | str, Field(union_mode="left_to_right")]
 

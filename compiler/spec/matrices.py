@@ -14,8 +14,8 @@ def matrix_shapes(model: Model) -> Shapes:
     """
     hidden = model.hidden_size
     shapes = {"embedding": (model.vocab_size, hidden)}
-    if model.learned_positions:
-        shapes["position_embedding"] = (model.context, hidden)
+    if model.learned_positions is not None:
+        shapes["position_embedding"] = (model.learned_positions, hidden)
     for index, layer in enumerate(model.layers):
         of_layer = _attention(layer.attention, hidden) | _mlp(layer.mlp, hidden)
         shapes |= {f"layers.{index}.{role}": shape for role, shape in of_layer.items()}

@@ -101,9 +101,10 @@ class Mlp(Record):
 
     intermediate_size: Count
     """Width between the projections: a multiple of 8. With experts, that of one expert."""
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_oai"] = "silu"
     """Applied to the gate, or to `up` where not gated. `gelu` is the exact one (erf), `gelu_tanh` its tanh
-    approximation, `relu2` the square of relu; `swiglu_oai` is gate x sigmoid(1.702 gate) x (up + 1)."""
+    approximation, `relu2` the square of relu, `xielu` a parabola above 0 and an
+    exponential below, with two learned numbers; `swiglu_oai` is gate x sigmoid(1.702 gate) x (up + 1)."""
     gated: Flag = True
     """Whether there is a gate projection beside `up`."""
     bias: Flag = False
@@ -121,6 +122,13 @@ class Mlp(Record):
                 "gated",
                 "activation swiglu_oai multiplies a gate with `up`, but gated is false",
                 "set gated to true, or name another activation",
+            )
+        if self.activation == "xielu" and (self.gated or self.experts is not None):
+            what = "is a gate" if self.gated else "are experts"
+            wrong.add(
+                "activation",
+                f"xielu is for one network without a gate, but there {what}",
+                "name another activation, or set gated to false and experts to null",
             )
         if self.limit is not None and self.activation != "swiglu_oai":
             wrong.add(

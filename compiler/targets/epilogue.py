@@ -16,6 +16,7 @@ class Epilogue(Finish):
     Attributes:
         out: type of the result, and of the residual.
         bias: type of the bias; None without a bias.
+        alpha_p, alpha_n: types of the activation's learned numbers, [1] each; None where it has none.
         gate: type of the gate, [tokens, 1], whose sigmoid multiplies y; None without a gate.
         residual: whether a residual is added.
     """
@@ -23,6 +24,8 @@ class Epilogue(Finish):
     out: DType
     bias: DType | None = None
     gate: DType | None = None
+    alpha_p: DType | None = None
+    alpha_n: DType | None = None
     residual: bool = False
 
     @property
@@ -34,6 +37,7 @@ class Epilogue(Finish):
     def ports(self) -> tuple[Port, ...]:
         """The input ports that it adds to a kernel."""
         ports = [("bias", self.bias), ("residual", self.out if self.residual else None), ("gate", self.gate)]
+        ports += [("alpha_p", self.alpha_p), ("alpha_n", self.alpha_n)]
         return tuple((name, dtype) for name, dtype in ports if dtype)
 
 
@@ -57,5 +61,7 @@ def epilogue_of(op: Op, out: DType, dtype_of: Callable[[str], DType | None]) -> 
         out=out,
         bias=dtype_of("bias"),
         gate=dtype_of("gate"),
+        alpha_p=dtype_of("alpha_p"),
+        alpha_n=dtype_of("alpha_n"),
         residual="residual" in op.inputs,
     )

@@ -121,7 +121,7 @@ def _extra(file: WeightFile, used: set[str], ignored: Sequence[Pattern[str]]) ->
     return [
         quoted(name)
         for name in file.tensors
-        if name not in used and not any(pattern.fullmatch(name) for pattern in ignored)
+        if name not in used and name not in file.metadata and not any(pattern.fullmatch(name) for pattern in ignored)
     ]
 
 

@@ -24,6 +24,10 @@ Scalar = bool | int | float | str
 MetadataValue = Scalar | list[bool] | list[int] | list[float] | list[str]
 
 _STRING, _ARRAY = 8, 9
+_F32 = 0
+_ARRAY_HEAD_BYTES = 4 + 4 + 8  # that it is one, the type of its elements, and how many there are
+_NUMBERS = "xielu."
+"""How keys of arrays begin that hold learned numbers: they count as tensors of that name."""
 _SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """The `struct` codes of the types of values, by their numbers."""
 _MAX_HEADER_BYTES = 64 << 20  # the largest vocabularies with their merges take about 16 MiB
@@ -81,11 +85,15 @@ def _scan(cursor: GgufCursor, path: Path, file_bytes: int) -> GgufHeader:
     num_tensors, num_entries = cursor.unpack("QQ", "the counts of tensors and metadata")
     cursor.check_count(num_entries, _MIN_ENTRY_BYTES, "metadata entries")
     metadata: dict[str, MetadataValue] = {}
+    arrays: dict[str, StoredTensor] = {}
     for _ in range(num_entries):
         key = cursor.text("a metadata key")
         if key in metadata:
             raise GgufFault(f"the metadata key {quoted(key)} occurs twice")
-        metadata[key] = _read_value(cursor, key)
+        start = cursor.position + _ARRAY_HEAD_BYTES
+        metadata[key] = value = _read_value(cursor, key)
+        if key.startswith(_NUMBERS) and isinstance(value, list) and cursor.position - start == 4 * len(value):
+            arrays[key] = _stored_tensor(path, key, (len(value),), _F32, start)
     cursor.check_count(num_tensors, _MIN_TENSOR_BYTES, "tensors")
     entries = [_read_tensor(cursor) for _ in range(num_tensors)]
     alignment = _alignment(metadata)
@@ -98,7 +106,7 @@ def _scan(cursor: GgufCursor, path: Path, file_bytes: int) -> GgufHeader:
             raise GgufFault(f"tensor {quoted(name)} begins at {offset}, which is not a multiple of {alignment}")
         tensors[name] = _stored_tensor(path, name, shape, type_number, data_start + offset)
     _check_ranges(tensors, file_bytes)
-    return GgufHeader(metadata, tensors)
+    return GgufHeader(metadata, arrays | tensors)
 
 
 def _read_value(cursor: GgufCursor, key: str) -> MetadataValue:

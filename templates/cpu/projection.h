@@ -44,6 +44,7 @@ typedef struct mlxr_output {
     const float *gate;      // [rows]: a row's outputs are multiplied by its sigmoid
     const int32_t *places;  // [rows]: the rows of `out`, `residual` and `gate` that they are, if not their own
     const float *factors;   // [rows]: what a row's outputs are multiplied by
+    float alpha_p, alpha_n;  // of xielu
     int width;
     mlxr_finish finish;
 } mlxr_output;
@@ -56,7 +57,7 @@ MLXR_INLINE int mlxr_form(const mlxr_matrix *a, int m) {
     return m >= MLXR_LEAST_COLUMNS ? MLXR_ROWS_BF16 : MLXR_ROWS_F32;
 }
 
-enum { MLXR_NO_ACTIVATION, MLXR_SILU, MLXR_GELU, MLXR_GELU_TANH, MLXR_RELU, MLXR_RELU2, MLXR_SWIGLU_OAI };
+enum { MLXR_NO_ACTIVATION, MLXR_SILU, MLXR_GELU, MLXR_GELU_TANH, MLXR_RELU, MLXR_RELU2, MLXR_XIELU, MLXR_SWIGLU_OAI };
 #define MLXR_CHUNK 64
 
 // An epilogue's steps, as literals; a number that is 0 is a step left out.
@@ -75,6 +76,14 @@ MLXR_INLINE f32v mlxr_activate(int kind, f32v v) {
         default: return v;
     }
 }
+
+// Its two numbers are those of the layer, through softplus: see mlxr_softplus.
+MLXR_INLINE f32v mlxr_xielu(f32v x, float p, float n) {
+    const f32v below = (f32_exp(f32_min(f32_set1(-1e-6f), x)) - 1.0f - x) * n;
+    return f32_select(x > 0.0f, x * x * p, below) + x * 0.5f;
+}
+
+MLXR_INLINE float mlxr_softplus(float x) { return log1pf(expf(x)); }
 
 // activation(gate) * up; swiglu_oai, whose `limit` bounds both: gate * sigmoid(1.702 * gate) * (up + 1).
 MLXR_INLINE f32v mlxr_gated(int kind, float limit, f32v gate, f32v up) {
@@ -104,6 +113,8 @@ MLXR_INLINE void mlxr_finish_rows(mlxr_epilogue e, const mlxr_output *out, int r
                 if (e.input_factors) up *= f32_set1(out->factors[row + i]);
                 if (e.bias) up += up_b;
                 v = mlxr_gated(e.activation, e.limit, v, up);
+            } else if (e.activation == MLXR_XIELU) {
+                v = mlxr_xielu(v, out->alpha_p, out->alpha_n);
             } else {
                 v = mlxr_activate(e.activation, v);
             }

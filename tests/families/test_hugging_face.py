@@ -138,7 +138,7 @@ NO_MATTER = {
     *("summary_first_dropout", "summary_last_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
     *("attention_softmax_in_fp32", "reorder_and_upcast_attn", "scale_attention_softmax_in_fp32"),
     *("initializer_range", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
-    *("_attn_implementation", "pad_token_id"),
+    *("_attn_implementation", "dtype", "pad_token_id"),
     # Of models with images, in the same file.
     *("get_text_config", "image_token_id", "mm_tokens_per_image", "text_config", "vision_config", "video_token_id"),
     *("deepstack_visual_indexes", "depth", "fullatt_block_indexes", "in_channels", "num_heads", "out_hidden_size"),

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlxr.compiler.ir.checks import require, require_positive
-from mlxr.compiler.ir.division import PARTIAL, WHOLE, Holding, Holdings, alike
+from mlxr.compiler.ir.checks import require, require_positive, require_vector
+from mlxr.compiler.ir.division import PARTIAL, WHOLE, Holding, Holdings, alike, require_whole
 from mlxr.compiler.ir.op_kind import SOURCE_STAGES, ActivationKind, Division, OpKind
 from mlxr.compiler.ir.tensor import Tensor, Tensors
 from mlxr.compiler.spec.share import Share
@@ -49,6 +49,25 @@ class Activation(Elementwise):
     summary = "silu, gelu or relu"
 
     kind: ActivationKind
+
+
+class Xielu(Elementwise):
+    """An activation with two learned numbers of its layer, p = softplus(alpha_p) and n = 0.5 + softplus(alpha_n)."""
+
+    name = "xielu"
+    summary = "x > 0: p x^2 + x / 2; else n (exp(min(x, -1e-6)) - 1 - x) + x / 2"
+    inputs = ("x", "alpha_p", "alpha_n")
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x, alpha_p [1], alpha_n [1] -> out like x."""
+        require_vector(t, "alpha_p", 1)
+        require_vector(t, "alpha_n", 1)
+        return super().infer(t)
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """The same, of what the rank has of x."""
+        require_whole(has, "alpha_p", "alpha_n")
+        return Division(self, has["x"])
 
 
 class Multiply(OfTwo):

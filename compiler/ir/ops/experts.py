@@ -16,7 +16,7 @@ from mlxr.compiler.ir.checks import (
     weight_matrix,
 )
 from mlxr.compiler.ir.division import PARTIAL, WHOLE, Axis, Holdings, require_whole, split
-from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Division, GatedKind, NormKind, OpKind, Router
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Division, FinishKind, NormKind, OpKind, Router
 from mlxr.compiler.ir.ops.product import Finish, InputNorm, Product, check_input_norm, input_norm
 from mlxr.compiler.ir.tensor import Dim, Tensor, Tensors
 from mlxr.compiler.ir.work import NOT_COUNTED, Dims, OpWork, Use
@@ -242,7 +242,7 @@ class ExpertProjection(ExpertProduct):
     norm_kind: NormKind | None = None
     gated: bool = False
     limit: float | None = None
-    activation: GatedKind | None = None
+    activation: FinishKind | None = None
 
     @property
     def norm(self) -> InputNorm | None:

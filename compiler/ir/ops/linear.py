@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.checks import matrix, require, require_positive, require_residual, require_vector, weight_matrix
 from mlxr.compiler.ir.division import PARTIAL, Holdings, split
-from mlxr.compiler.ir.op_kind import FUSED_STAGES, Division, GatedKind, NormKind
-from mlxr.compiler.ir.ops.product import Finish, InputNorm, Product, check_input_norm, input_norm
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, Division, FinishKind, NormKind
+from mlxr.compiler.ir.ops.product import Finish, InputNorm, Product, check_activation, check_input_norm, input_norm
 from mlxr.compiler.ir.tensor import Dim, Tensor, Tensors
 from mlxr.compiler.spec.share import Share
 
@@ -57,13 +57,13 @@ class Projection(Product):
         "sigmoid(gate) * y"
     )
     inputs = ("x", "weight")
-    optional = ("norm", "norm_bias", "bias", "residual", "rows", "gate")
+    optional = ("norm", "norm_bias", "bias", "residual", "rows", "gate", "alpha_p", "alpha_n")
     stages = FUSED_STAGES
 
     dtype: DType
     eps: float | None = None
     norm_kind: NormKind | None = None
-    activation: GatedKind | None = None
+    activation: FinishKind | None = None
     gated: bool = False
     limit: float | None = None
     residual_scale: float = 1.0
@@ -96,6 +96,7 @@ class Projection(Product):
             rows = t["rows"].shape[0]
         check_input_norm(t, self.norm_kind, self.eps)
         features = self.finish.columns_of(features)
+        check_activation(t, self.activation)
         require_positive("out_scale", self.out_scale)
         require_positive("out_cap", self.out_cap)
         require_positive("out_limit", self.out_limit)

@@ -6,7 +6,7 @@ from typing import get_args
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.checks import matrix, require, require_choice, require_vector, weight_matrix
-from mlxr.compiler.ir.op_kind import ActivationKind, GatedKind, NormKind, OpKind
+from mlxr.compiler.ir.op_kind import ActivationKind, FinishKind, NormKind, OpKind
 from mlxr.compiler.ir.tensor import Tensors
 from mlxr.compiler.ir.work import Dims, OpWork, Use
 
@@ -34,7 +34,7 @@ class Finish:
         out_limit: the greatest magnitude of what that gives; None for no limit.
     """
 
-    activation: GatedKind | None = None
+    activation: FinishKind | None = None
     gated: bool = False
     limit: float | None = None
     residual_scale: float = 1.0
@@ -52,8 +52,9 @@ class Finish:
             require(not self.gated, "gated is true but there is no activation")
             return features
         if not self.gated:
-            require_choice("activation", self.activation, get_args(ActivationKind))
+            require_choice("activation", self.activation, (*get_args(ActivationKind), "xielu"))
             return features
+        require(self.activation != "xielu", "gated is true, and xielu has no gate")
         require(features % 2 == 0, f"gate and up rows are {features}; expected an even number")
         return features // 2
 
@@ -84,6 +85,13 @@ class Product(OpKind):
         if "rows" not in use.inputs:
             return OpWork(flops=2 * used * dims["tokens"])
         return OpWork(flops=2 * used * dims["rows"], rows={"x": dims["rows"]})
+
+
+def check_activation(t: Tensors, activation: FinishKind | None) -> None:
+    """Raises RuleError unless the learned numbers of an activation are bound where it has some."""
+    for port in ("alpha_p", "alpha_n"):
+        require((port in t) == (activation == "xielu"), f"{port} is bound where the activation is xielu")
+        require_vector(t, port, 1)
 
 
 def input_norm(kind: NormKind | None, eps: float | None) -> InputNorm | None:

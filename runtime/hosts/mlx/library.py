@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from mlxr.compiler.artifact import AttentionCall, DType, Finish, InputNorm, MatmulCall
 from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
-from mlxr.runtime.hosts.mlx_ops.activations import activate, activate_gated
+from mlxr.runtime.hosts.mlx_ops.activations import activate, activate_gated, xielu
 from mlxr.runtime.hosts.mlx_ops.dense import finish_projection
 from mlxr.runtime.hosts.mlx_ops.types import Inputs, f32
 
@@ -57,7 +57,7 @@ def matmul(call: MatmulCall, inputs: Inputs) -> mx.array:
     halves = 2 if finish.gated else 1
     sums: list[mx.array] = list(mx.split(y, halves, axis=-1))
     biases: list[mx.array] = list(mx.split(inputs["bias"], halves)) if "bias" in inputs else []
-    return finisher(sums, biases, {port: inputs[port] for port in ("gate", "residual") if port in inputs})
+    return finisher(sums, biases, {port: inputs[port] for port in _OTHERS if port in inputs})
 
 
 def attention(call: AttentionCall, inputs: Inputs) -> mx.array:
@@ -117,6 +117,8 @@ def _factor(finish: Finish, added: str) -> float:
     return finish.out_scale * finish.residual_scale if added == "residual" else 1.0
 
 
+_OTHERS = ("gate", "residual", "alpha_p", "alpha_n")
+"""Ports of what follows the sums, other than the bias."""
 Finisher = Callable[[list[mx.array], list[mx.array], dict[str, mx.array]], mx.array]
 """Called with sums and biases (both of gates, then of ups, where gated) and the other inputs of a projection."""
 
@@ -130,7 +132,9 @@ def _finisher(finish: Finish, dtype: DType, device: mx.DeviceType) -> Finisher:
         y = [f32(part) for part in sums]
         if biases:
             y = [part + f32(bias) for part, bias in zip(y, biases, strict=True)]
-        if kind is not None:
+        if kind == "xielu":
+            y[0] = xielu(y[0], inputs["alpha_p"], inputs["alpha_n"])
+        elif kind is not None:
             y[0] = activate_gated(y[0], y[1], kind, finish.limit) if len(y) > 1 else activate(y[0], kind)
         return finish_projection(y[0], inputs, finish).astype(MLX_DTYPES[str(dtype)])
 

@@ -4,6 +4,8 @@ import math
 
 import mlx.core as mx
 
+from mlxr.runtime.hosts.mlx_ops.types import f32
+
 
 def activate(x: mx.array, kind: str) -> mx.array:
     """The function of every element."""
@@ -19,6 +21,12 @@ def activate(x: mx.array, kind: str) -> mx.array:
         case "relu2":
             return mx.square(mx.maximum(x, 0))
     raise AssertionError(f"unknown activation {kind!r}; `ActivationKind` names all")
+
+
+def xielu(x: mx.array, alpha_p: mx.array, alpha_n: mx.array) -> mx.array:
+    """A parabola above 0 and an exponential below, with two learned numbers [1]."""
+    p, n = mx.logaddexp(f32(alpha_p), 0), 0.5 + mx.logaddexp(f32(alpha_n), 0)
+    return mx.where(x > 0, p * x * x, n * (mx.expm1(mx.minimum(x, -1e-6)) - x)) + 0.5 * x
 
 
 def activate_gated(gate: mx.array, up: mx.array, kind: str, limit: float | None) -> mx.array:

@@ -3,12 +3,12 @@
 import mlx.core as mx
 
 from mlxr.compiler.ir.ops.attention import Split
-from mlxr.compiler.ir.ops.elementwise import Activation, Add, Clamp, Multiply, Scale, SoftCap, SwigluOai
+from mlxr.compiler.ir.ops.elementwise import Activation, Add, Clamp, Multiply, Scale, SoftCap, SwigluOai, Xielu
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.ir.ops.product import Finish
 from mlxr.compiler.ir.ops.rows import Embed, GateRows, GatherRows
 from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
-from mlxr.runtime.hosts.mlx_ops.activations import activate, activate_gated, activate_projected
+from mlxr.runtime.hosts.mlx_ops.activations import activate, activate_gated, activate_projected, xielu
 from mlxr.runtime.hosts.mlx_ops.normalise import add_residual, normalise_input
 from mlxr.runtime.hosts.mlx_ops.table import evaluates
 from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
@@ -71,6 +71,13 @@ def scale(inputs: Inputs, attrs: Scale, arena: ArenaLayer | None = None) -> Outp
     return {"out": (f32(x) * attrs.factor).astype(x.dtype)}
 
 
+@evaluates(Xielu)
+def xielu_op(inputs: Inputs, attrs: Xielu, arena: ArenaLayer | None = None) -> Outputs:
+    """The activation of every element, with two learned numbers [1]."""
+    x = inputs["x"]
+    return {"out": xielu(f32(x), inputs["alpha_p"], inputs["alpha_n"]).astype(x.dtype)}
+
+
 @evaluates(SoftCap)
 def soft_cap(inputs: Inputs, attrs: SoftCap, arena: ArenaLayer | None = None) -> Outputs:
     """The soft cap, cap * tanh(x / cap), of every element."""
@@ -130,7 +137,10 @@ def projection(inputs: Inputs, attrs: Projection, arena: ArenaLayer | None = Non
     if "bias" in inputs:
         y = y + f32(inputs["bias"])
     finish = attrs.finish
-    y = activate_projected(y, finish.activation, finish.gated, finish.limit)
+    if finish.activation == "xielu":
+        y = xielu(y, inputs["alpha_p"], inputs["alpha_n"])
+    else:
+        y = activate_projected(y, finish.activation, finish.gated, finish.limit)
     return {"out": finish_projection(y, inputs, finish).astype(MLX_DTYPES[str(attrs.dtype)])}
 
 

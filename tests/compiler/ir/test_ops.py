@@ -76,6 +76,12 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
     "scale": ("scale", {"x": tokens(48)}, {"factor": 0.5}, {"out": tokens(48)}),
     "soft_cap": ("soft_cap", {"x": tokens(48)}, {"cap": 30.0}, {"out": tokens(48)}),
     "clamp": ("clamp", {"x": tokens(48)}, {"limit": 8.0}, {"out": tokens(48)}),
+    "xielu": (
+        "xielu",
+        {"x": tokens(48, BF16), "alpha_p": matrix(1), "alpha_n": matrix(1)},
+        {},
+        {"out": tokens(48, BF16)},
+    ),
     "gate_rows": ("gate_rows", {"x": tokens(48, BF16), "gate": tokens(1)}, {}, {"out": tokens(48, BF16)}),
     "gate_heads": (
         "gate_heads",
@@ -237,6 +243,8 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ),
     ("scale", {}, {"factor": "2"}, "attribute factor is '2'; expected a number"),
     ("soft_cap", {}, {"cap": None}, "attribute cap is None; expected a number"),
+    ("xielu", {"alpha_p": (2,)}, {}, r"alpha_p is \[2\]; expected \[1\]"),
+    ("projection", {}, {"activation": "xielu"}, "alpha_p is bound where the activation is xielu"),
     ("clamp", {}, {"limit": 0}, "attribute limit is 0; expected a number greater than 0"),
     ("gate_rows", {"gate": ("tokens", 2)}, {}, r"gate is \['tokens', 2\]; expected \['tokens', 1\]"),
     ("gate_heads", {}, {"first": 9}, "gate has 14 columns; expected 6 from 9 on"),

@@ -87,6 +87,7 @@ _GPT2: Config = {
 }
 
 FAMILIES: dict[str, Config] = {
+    "apertus": {"hidden_act": "xielu", "head_dim": None, "rope_scaling": _LLAMA3},
     "cohere": _LAYER_NORM | {"logit_scale": 0.25, "tie_word_embeddings": True, "head_dim": None},
     "cohere2": _LAYER_NORM | _WINDOWS | {"logit_scale": 0.25, "tie_word_embeddings": True, "head_dim": None},
     "dots1": _GROUPS | {"sliding_window": WINDOW, "max_window_layers": NUM_LAYERS},
@@ -379,6 +380,8 @@ def numbers(name: str, shape: tuple[int, ...], norms_around: float) -> npt.NDArr
     """The weights of a tensor, generated from its name."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     plain = rng.standard_normal(shape)
+    if name.endswith(("act_fn.beta", "act_fn.eps")):  # constants of an activation
+        return np.full(shape, 0.5 if name.endswith("beta") else -1e-6, np.float32)
     if name.endswith("e_score_correction_bias"):
         return (plain * 0.5 - 1.0).astype(np.float32)  # below 0 with the scores, where an expert is masked by 0
     if "norm" in name and name.endswith("weight"):

@@ -191,6 +191,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "granitemoe",
         _EXPERTS | {"attention.scale": 0.05, "embedding_scale": 3.0, "residual_scale": 0.3, "logit_scale": 4.0},
     ),
+    "apertus": ("apertus", "apertus", {}),
     "gpt2": ("gpt2", "gpt2", _LAYER_NORM),
     "gpt_bigcode": ("gpt_bigcode", "starcoder", _LAYER_NORM | {"attention.head_count_kv": 1}),
     "granitemoeshared": (
@@ -296,11 +297,17 @@ def write_gguf(case: str, folder: Path, joined: bool = False) -> Path:
     writer.add_tokenizer_model("no_vocab")
     tensors = _tensors(hf, config)
     for name, array in (_joined(tensors) if joined or case == "glm, joined" else tensors).items():
+        if name.startswith("xielu."):
+            writer.add_array(name, array.tolist())
+            continue
         writer.add_tensor(name, array.squeeze())  # as llama.cpp's converter: a matrix of one row is a vector
     if case == "phi3":
         for kind, factors in (("long", "long_factor"), ("short", "short_factor")):
             values = np.array(config["rope_scaling"][factors], np.float32)
             writer.add_tensor(f"rope_factors_{kind}.weight", values)
+    if case == "apertus":
+        for name, value in (("beta", 0.5), ("eps", -1e-6)):
+            writer.add_array(f"xielu.{name}", [value] * config["num_hidden_layers"])
     if case == "glm4, a guessing layer":
         for name, array in _guessing_layer(tensors).items():
             writer.add_tensor(name, array)

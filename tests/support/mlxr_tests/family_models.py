@@ -260,6 +260,14 @@ CONFIGS: dict[str, Config] = {
     "exaone": {"num_layers": 2, "layer_norm_epsilon": 1e-4, "rope_scaling": _LLAMA3},
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2 | {"activation_function": "gelu", "num_key_value_heads": 1},
+    "apertus": {
+        "mlp_bias": False,
+        "attention_bias": False,
+        "post_norm": False,
+        "qk_norm": True,
+        "hidden_act": "xielu",
+        "rope_scaling": _LLAMA3,
+    },
     "helium": {"head_dim": 32, "attention_bias": False, "mlp_bias": False},
     "nemotron": {"norm_eps": 1e-4, "hidden_act": "relu2", "partial_rotary_factor": 0.5, "head_dim": 32},
     "cohere2": {
@@ -379,9 +387,9 @@ def build_model(config: Config) -> Module:
     rng = np.random.default_rng(0)
 
     def tensor(path: str, old: mx.array) -> mx.array:
-        if not isinstance(old, mx.array):
+        if not isinstance(old, mx.array) or path.endswith(("act_fn.beta", "act_fn.eps")):  # constants
             return old
-        scale = 1.0 if old.ndim == 1 or "embed" in path else old.shape[-1] ** -0.5
+        scale = 1.0 if old.ndim <= 1 or "embed" in path else old.shape[-1] ** -0.5
         around = "norm" in path and path.endswith("weight") and not config["model_type"].startswith("gemma")
         return mx.array(
             (rng.standard_normal(old.shape) * scale * (0.3 if "norm" in path else 1.0) + around).astype(np.float32)

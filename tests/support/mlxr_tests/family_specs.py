@@ -64,7 +64,7 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
         "model__layer_types": {"rotated": {}, "plain": {"rope": None}},
         "model__layer_pattern": ["rotated", "plain"],
     },
-    "learned-positions": {"model__rope": None, "model__learned_positions": True},
+    "learned-positions": {"model__rope": None, "model__learned_positions": 150},
     "partial-interleaved-rope": {"model__rope": {"fraction": 0.4, "layout": "interleaved"}},
     "windows-and-ropes": {
         "model__num_layers": 4,
@@ -152,6 +152,7 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
     "gelu-tanh-bias": _mlp(activation="gelu_tanh", gated=False, bias=True),
     "gelu": _mlp(activation="gelu"),
     "relu": _mlp(activation="relu"),
+    "xielu": _mlp(activation="xielu", gated=False, bias=True),
     "swiglu-oai": _mlp(activation="swiglu_oai", limit=0.7, bias=True),
     # mixtures of experts
     "experts-softmax-topk": _experts(normalise=False),

@@ -52,7 +52,7 @@ class CpuProjection(CpuMatrixKernel):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """x, norm, norm_bias, a weight per segment, bias, residual, gate, out."""
+        """x, norm, norm_bias, a weight per segment, bias, residual, gate, alpha_p, alpha_n, out."""
         params = self._first_params
         if self.epilogue.bias:
             params.append(Param("bias", "vector"))
@@ -60,6 +60,8 @@ class CpuProjection(CpuMatrixKernel):
             params.append(Param("residual", "input"))
         if self.epilogue.gate:
             params.append(Param("gate", "input"))
+        if self.epilogue.alpha_p:
+            params += [Param("alpha_p", "vector"), Param("alpha_n", "vector")]
         return (*params, Param("out", "output"))
 
     @property
@@ -114,6 +116,8 @@ class CpuProjection(CpuMatrixKernel):
             rows.append(f"residual [tokens, {n}] f32")
         if self.epilogue.gate:
             rows.append("gate     [tokens, 1] f32")
+        if self.epilogue.alpha_p:
+            rows.append("alpha_p, alpha_n  [1] f32: of the activation")
         rows.append(f"out      [{self.count}, {n}] f32")
         return "".join(f"//   {row}\n" for row in rows)
 

@@ -52,6 +52,8 @@ class ProjectionKernel(MatrixKernel):
             rows.append(f"bias       [{self.layout.rows}] {e.bias}")
         if e.residual:
             rows.append(f"residual   [tokens, {self.out_features}] {e.out}")
+        if e.alpha_p:
+            rows.append(f"alpha_p, alpha_n  [1] {e.alpha_p}: of the activation")
         if e.gate:
             rows.append(f"gate       [tokens, 1] {e.gate}")
         if self.gather:
