@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import yaml
@@ -13,7 +14,8 @@ from mlxr.compiler.errors import ContextError, SpecError
 from mlxr.compiler.spec.document import interpret
 from mlxr.compiler.spec.fields import AUTO, Output
 from mlxr.compiler.spec.load import parse_spec
-from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.spec.matrices import matrix_shapes
+from mlxr.compiler.spec.model import Model, ModelSpec
 
 LEAST_CONTEXT = 2048
 """The shortest context that an imported model is cut to where memory is short, unless its own is shorter."""
@@ -83,6 +85,8 @@ def imported_spec(
     """
     if options.context is None and options.needed_context > 1:
         model = model | {"context": _of_short_factors(model, options.needed_context)}
+    if "tensors" in weights:
+        weights = weights | {"tensors": _of_the_model(model, weights["tensors"])}
     data = {
         "name": spec_name(name),
         "model": model,
@@ -106,6 +110,14 @@ def imported_spec(
         return parse_spec(text, "imported spec")
     except SpecError as error:
         raise SpecError(f"{source}: no spec can be made of what it says:\n{error}") from error
+
+
+def _of_the_model(model: Mapping[str, Any], exceptions: Mapping[str, str]) -> dict[str, str]:
+    """The formats of matrices that the model has: families may place a tensor in two ways, of which a model has one."""
+    with suppress(ValidationError):
+        names = matrix_shapes(Model.model_validate(model))
+        return {pattern: held for pattern, held in exceptions.items() if any(fnmatchcase(n, pattern) for n in names)}
+    return dict(exceptions)
 
 
 def _of_short_factors(model: Mapping[str, Any], needed: int) -> int:

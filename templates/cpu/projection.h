@@ -83,7 +83,7 @@ MLXR_INLINE f32v mlxr_xielu(f32v x, float p, float n) {
     return f32_select(x > 0.0f, x * x * p, below) + x * 0.5f;
 }
 
-MLXR_INLINE float mlxr_softplus(float x) { return log1pf(expf(x)); }
+MLXR_INLINE float mlxr_softplus(float x) { return __builtin_log1pf(__builtin_expf(x)); }
 
 // activation(gate) * up; swiglu_oai, whose `limit` bounds both: gate * sigmoid(1.702 * gate) * (up + 1).
 MLXR_INLINE f32v mlxr_gated(int kind, float limit, f32v gate, f32v up) {

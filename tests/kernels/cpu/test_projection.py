@@ -52,6 +52,8 @@ CASES = [
     projection("oai", 256, (F.F32, F.Q8_0), (61, 61), "exact", activation="swiglu_oai", limit=1.5, bias=True),
     projection("oai_unbound", 256, (F.Q8_0, F.Q8_0), (61, 61), "fast", activation="swiglu_oai"),
     projection("cap", 64, (F.F32,), (77,), "exact", gather=True, out_scale=0.125, out_cap=1.5),
+    projection("limit", 72, (F.BF16,), (61,), "exact", norm="layer", norm_weight=False, bias=True, out_limit=0.75),
+    projection("xielu", 264, (F.F32,), (61,), "exact", activation="xielu", gated=False, alpha_p=True, alpha_n=True),
     projection("gate", 512, (F.Q4_0,), (61,), "fast", gate=True, residual=True, residual_scale=3.0),
 ]
 EMBEDS = [
@@ -93,7 +95,8 @@ def matrix(format, rows, columns, seed):
 
 def expected(kernel, x, weights, given):
     """The result in double precision, and what its error is relative to."""
-    x = normed(kernel.norm, x.astype(np.float64), given["norm"], given["norm_bias"] if kernel.norm_bias else None, EPS)
+    weight = given["norm"] if kernel.norm_weight else 1.0
+    x = normed(kernel.norm, x.astype(np.float64), weight, given["norm_bias"] if kernel.norm_bias else None, EPS)
     y = x @ weights.T + (given["bias"] if kernel.epilogue.bias else 0)
     scale = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)
     if kernel.epilogue.gated:
@@ -101,11 +104,14 @@ def expected(kernel, x, weights, given):
         scale = scale[:, :n] * (1 + np.abs(y[:, n:])) + scale[:, n:] * (1 + np.abs(y[:, :n]))
         y = gated(kernel.epilogue.activation, y[:, :n], y[:, n:], kernel.epilogue.limit)
     else:
-        scale = scale * (1 + np.abs(y)) if kernel.epilogue.activation == "relu2" else scale
-        y = activation(kernel.epilogue.activation, y)
+        scale = scale * (1 + np.abs(y)) if kernel.epilogue.activation in ("relu2", "xielu") else scale
+        numbers = (given["alpha_p"][0], given["alpha_n"][0]) if kernel.epilogue.alpha_p else ()
+        y = activation(kernel.epilogue.activation, y, *numbers)
     y, scale = y * kernel.epilogue.out_scale, scale * max(kernel.epilogue.out_scale, 0.1)
     if kernel.epilogue.out_cap:
         y = kernel.epilogue.out_cap * np.tanh(y / kernel.epilogue.out_cap)
+    if kernel.epilogue.out_limit:
+        y = np.clip(y, -kernel.epilogue.out_limit, kernel.epilogue.out_limit)
     if kernel.epilogue.gate:
         y = y * sigmoid(given["gate"])
     return y * kernel.epilogue.residual_scale + (given["residual"] if kernel.epilogue.residual else 0), scale + 1e-3
@@ -120,7 +126,13 @@ def test_projection(kernels, kernel):
     weights = np.concatenate([dense for _, dense in stored]).astype(np.float64)
     given = {
         name: rng.normal(size=n).astype(np.float32)
-        for name, n in (("norm", columns), ("norm_bias", columns), ("bias", len(weights)))
+        for name, n in (
+            ("norm", columns),
+            ("norm_bias", columns),
+            ("bias", len(weights)),
+            ("alpha_p", 1),
+            ("alpha_n", 1),
+        )
     }
     given |= {f"w{index}": array for index, array in enumerate(matrices)}
     f32_only = all(segment.format is F.F32 for segment in kernel.segments)

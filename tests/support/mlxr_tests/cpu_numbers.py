@@ -14,8 +14,11 @@ def sigmoid(x: Array) -> Array:
     return np.exp(-np.logaddexp(0, -x))
 
 
-def activation(kind: str | None, x: Array) -> Array:
-    """The activation of one argument; None: x."""
+def activation(kind: str | None, x: Array, alpha_p: float = 0.0, alpha_n: float = 0.0) -> Array:
+    """The activation of one argument, xielu with its two numbers; None: x."""
+    if kind == "xielu":
+        p, n = math.log1p(math.exp(alpha_p)), 0.5 + math.log1p(math.exp(alpha_n))
+        return np.where(x > 0, p * x * x, n * (np.expm1(np.minimum(x, -1e-6)) - x)) + 0.5 * x
     if kind == "gelu":
         return x / 2 * np.array([math.erfc(-v / math.sqrt(2)) for v in x.flat]).reshape(x.shape)
     if kind in ("relu", "relu2"):

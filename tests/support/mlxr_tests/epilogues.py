@@ -10,7 +10,7 @@ _FIELDS = {field.name for field in dataclasses.fields(Epilogue)}
 
 
 def epilogue_from(fields: dict[str, Any]) -> tuple[Epilogue, dict[str, Any]]:
-    """The epilogue that is described by some of a kernel's fields, and the other fields. Bias and gate are flags."""
+    """The epilogue that is described by some of a kernel's fields, and the other fields. Ports are flags."""
     own = {name: value for name, value in fields.items() if name in _FIELDS}
-    bound = {name: DType.F32 for name in ("bias", "gate") if own.pop(name, False)}
+    bound = dict.fromkeys((name for name in ("bias", "gate", "alpha_p", "alpha_n") if own.pop(name, False)), DType.F32)
     return Epilogue(out=DType.F32, **own, **bound), {n: value for n, value in fields.items() if n not in _FIELDS}

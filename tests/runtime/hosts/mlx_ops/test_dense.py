@@ -211,6 +211,22 @@ def test_projection(
     assert error < {"f32": 2e-6, "f16": 3e-3, "bf16": 2e-2}[dtype]
 
 
+def test_projection_with_learned_numbers_or_a_limit(rng: np.random.Generator) -> None:
+    plain = {"x": random_array(rng, (5, 48), "f32"), "weight": random_array(rng, (26, 48), "f32", 0.2)}
+    y = numbers(plain["x"]) @ numbers(plain["weight"]).T
+    p, n = (np.log1p(np.exp(number)) for number in (0.5, -1.5))
+    xielu = np.where(y > 0, p * y * y, (0.5 + n) * (np.expm1(np.minimum(y, -1e-6)) - y)) + 0.5 * y
+    alphas = {"alpha_p": mx.array([0.5]), "alpha_n": mx.array([-1.5])}
+    for own, inputs, want in (
+        ({"activation": "xielu"}, plain | alphas, xielu),
+        ({"out_limit": 0.75}, plain, np.clip(y, -0.75, 0.75)),
+    ):
+        attrs = {"dtype": "f32", **PLAIN_PROJECTION, **own}
+        check(evaluate("projection", inputs, attrs)["out"], want, "f32")
+        fast = floats(matmul(call_of(attrs), inputs))
+        assert np.linalg.norm(fast - want) < 2e-6 * np.linalg.norm(want)
+
+
 def call_of(attrs: dict[str, Any]) -> MatmulCall:
     """The call of MLX's matmul for an op of these attributes."""
     projection = read_op_kind("projection", attrs)
