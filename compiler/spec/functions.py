@@ -191,6 +191,21 @@ def _cross(of: Arguments) -> list[str] | None:
     return ["_".join(types[layer % len(types)] for types in lists) for layer in range(of.num_layers)]
 
 
+def _of_type(of: Arguments) -> Any:
+    """What a list has for layers of a type: (the key, the types of layers, the type, the value without the key)."""
+    values, types, wanted = of.key(0), of.layers(1) or [], of.value(2)
+    if values is None or not types:
+        return of.value(3)
+    if not isinstance(values, list):
+        return values
+    if len(values) < of.num_layers:
+        raise of.refuse(0, values, f"a value for each of {of.num_layers} layers")
+    found = [value for layer, value in enumerate(values[: of.num_layers]) if types[layer % len(types)] == wanted]
+    if any(value != found[0] for value in found):
+        raise of.refuse(0, values, f"one value for all layers of type {wanted}")
+    return found[0] if found else None
+
+
 def _rope(of: Arguments) -> dict[str, Any] | None:
     """A `rope` section: (which layers, the base, the share of a head that is rotated)."""
     layers, theta = of.value(0), of.number(1)
@@ -218,5 +233,6 @@ FUNCTIONS = {
     "between": Function(5, 5, _between),
     "among": Function(4, 4, _among),
     "cross": Function(2, 4, _cross),
+    "of_type": Function(4, 4, _of_type),
     "rope": Function(2, 3, _rope),
 }

@@ -28,6 +28,7 @@ from mlxr_tests.few import few
 RECORDED = cases.load_recorded()
 TOLERANCE = 1e-4
 REFUSED = {
+    "original_max_position_embeddings": "contradicts the same key in a section of rope_parameters",
     "partial_rotary_factor": "transformers 4 applies it, and transformers 5 where RoPE is scaled",
     "rope_parameters": "says otherwise than the base's rope_scaling",
     "rope_parameters.original_max_position_embeddings": "contradicts the same key outside",

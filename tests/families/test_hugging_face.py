@@ -144,7 +144,9 @@ NO_MATTER = {
     *("deepstack_visual_indexes", "depth", "fullatt_block_indexes", "in_channels", "num_heads", "out_hidden_size"),
     *("num_position_embeddings", "patch_size", "spatial_merge_size", "temporal_patch_size", "tokens_per_second"),
     *("vision_end_token_id", "vision_start_token_id", "window_size"),
-    "attention_chunk_size",  # of layers of a type that none of these families has
+    *("image_size", "num_channels", "output_attentions", "output_hidden_states", "pixel_shuffle_ratio"),
+    *("projector_dropout", "projector_input_dim", "projector_output_dim", "return_dict"),
+    "attention_chunk_size",  # of layers of a type that Llama 4 alone has
     "attn_logit_softcapping",  # Gemma 3 alone, whose code reads it and does nothing with it
     "use_bidirectional_attention",  # Gemma 1 and 2, likewise
 }
@@ -155,6 +157,7 @@ MODULES = {
     "exaone": "llama",
     "gemma3_text": "gemma3",
     "internlm3": "llama",
+    "llama4_text": "llama4",
     "qwen2_5_vl_text": "qwen2_5_vl",
     "qwen3_vl_text": "qwen3_vl",
 }

@@ -1,6 +1,7 @@
 """The launches of a decode layer of every family, on both targets: at most 6, and 7 with experts.
 
 A norm of what a block adds to the residual is one more: it needs the whole row, which no launch of a product has.
+A gate of heads is one more where the heads are no multiple of 8: its rows do not join those of Q, K and V then.
 """
 
 from pathlib import Path
@@ -27,6 +28,9 @@ def test_launches_of_a_decode_layer(case: str, tmp_path: Path) -> None:
         for layer in range(spec.model.num_layers):
             most = MOST_WITH_EXPERTS if spec.model.layer(layer).mlp.experts else MOST
             most += 2 * (spec.model.norm.placement != "pre")
+            attention = spec.model.layer(layer).attention
+            gate = attention.output_gate
+            most += gate is not None and gate.scope == "head" and attention.num_heads % 8 != 0
             for sequences in {1, min(3, spec.cache.max_sequences)}:
                 dims = decode_dims(sequences, 20)
                 launches = [la for la in program.phase("decode").launches if la.layer == layer]

@@ -87,6 +87,16 @@ _GPT2: Config = {
 }
 
 FAMILIES: dict[str, Config] = {
+    "afmoe": {
+        "moe_intermediate_size": 40,
+        "num_dense_layers": 1,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "num_shared_experts": 2,
+        "route_scale": 2.5,
+        "sliding_window": WINDOW,
+        "mup_enabled": True,
+    },
     "apertus": {"hidden_act": "xielu", "head_dim": None, "rope_scaling": _LLAMA3},
     "cohere": _LAYER_NORM | {"logit_scale": 0.25, "tie_word_embeddings": True, "head_dim": None},
     "cohere2": _LAYER_NORM | _WINDOWS | {"logit_scale": 0.25, "tie_word_embeddings": True, "head_dim": None},
@@ -102,6 +112,9 @@ FAMILIES: dict[str, Config] = {
         "moe_layer_end_index": 2,
     },
     "exaone4": _WINDOWS,
+    "exaone_moe": _WINDOWS
+    | {key: value for key, value in _GROUPS.items() if key not in ("n_routed_experts", "n_shared_experts")}
+    | {"num_experts": 8, "num_shared_experts": 2},
     "gemma": {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
     "gemma2": _GEMMA
     | _WINDOWS
@@ -124,6 +137,20 @@ FAMILIES: dict[str, Config] = {
     "hunyuan_v1_moe": {"rope_scaling": _ALPHA, "num_experts": 5, "moe_topk": 2},
     "internlm2": {"bias": False, "head_dim": None},
     "internlm3": {},
+    "laguna": _WINDOWS
+    | {
+        "rope_theta": None,
+        "rope_parameters": {
+            "full_attention": _YARN | {"rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
+        },
+        "num_attention_heads_per_layer": [6, 4] * (NUM_LAYERS // 2),
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 56,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_routed_scaling_factor": 2.5,
+    },
     "llama": {},
     "llama4_text": {
         "intermediate_size": 40,
@@ -221,7 +248,14 @@ _VALUES: dict[str, list[Any]] = {
     "max_window_layers": [1],
     "mlp_bias": [True],
     "moe_topk": [3],
+    "gating": [False, "per-element", "per-head"],
+    "global_attn_every_n_layers": [2],
+    "mlp_layer_types": [["dense", "dense", "sparse", "sparse"], ["sparse"] * NUM_LAYERS],
     "mlp_only_layers": [[1]],
+    "moe_apply_router_weight_on_input": [True],
+    "moe_router_logit_softcapping": [1.5],
+    "moe_routed_scaling_factor": [1.0],
+    "mup_enabled": [False],
     "moe_intermediate_size": [48],
     "no_rope_layer_interval": [2],
     "no_rope_layers": [[1, 0, 1, 0]],
@@ -241,11 +275,15 @@ _VALUES: dict[str, list[Any]] = {
     "norm_epsilon": [0.03],
     "norm_topk_prob": [False],
     "num_attention_heads": [8],
+    "num_attention_heads_per_layer": [[4] * NUM_LAYERS, [4, 6, 4, 6], [4, 4, 6, 6]],
+    "num_dense_layers": [2],
     "num_experts": [4],
     "num_experts_per_tok": [3],
     "num_hidden_layers": [3],
     "num_key_value_heads": [4, 1],
     "num_local_experts": [4],
+    "num_shared_experts": [1],
+    "route_scale": [1.0],
     "original_max_position_embeddings": [8],
     "partial_rotary_factor": [0.5, 1.0],
     "qk_layernorm": [True],

@@ -263,6 +263,30 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"attention.layer_norm_epsilon": 1e-5, "rope.dimension_count": 8, "use_parallel_residual": True},
     ),
     "phi": ("phi", "phi2", _LAYER_NORM | {"rope.dimension_count": 16}),
+    "afmoe": (
+        "afmoe",
+        "afmoe",
+        _EXPERTS
+        | {
+            "expert_feed_forward_length": 40,
+            "expert_shared_count": 2,
+            "leading_dense_block_count": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+            "attention.sliding_window": WINDOW,
+        },
+    ),
+    "exaone_moe": (
+        "exaone_moe",
+        "exaone-moe",
+        _GROUPED
+        | {
+            "expert_shared_feed_forward_length": 80,
+            "expert_gating_func": 2,
+            "leading_dense_block_count": 1,
+            "attention.sliding_window": WINDOW,
+        },
+    ),
     "gpt_oss": (
         "gpt_oss",
         "gpt-oss",

@@ -113,6 +113,22 @@ _GPT2: Config = {
     "activation_function": "gelu_new",
     "tie_word_embeddings": True,
 }
+_LAGUNA: Config = {
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_attention_heads_per_layer": [4, 6, 6],
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    "sliding_window": WINDOW,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 56,
+    "moe_routed_scaling_factor": 2.5,
+    "rope_parameters": {
+        "full_attention": _YARN | {"rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
+    },
+}
 _LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
 
 CONFIGS: dict[str, Config] = {
@@ -357,6 +373,30 @@ CONFIGS: dict[str, Config] = {
         "use_parallel_residual": False,
     },
     "phi": {"layer_norm_eps": 1e-4, "partial_rotary_factor": 0.5, "hidden_act": "gelu_new"},
+    "afmoe": _HEADS
+    | _EXPERTS
+    | {
+        "num_hidden_layers": 5,
+        "num_dense_layers": 2,
+        "num_shared_experts": 2,
+        "route_scale": 2.5,
+        "mup_enabled": True,
+        "sliding_window": WINDOW,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "sliding", "sliding", "full", "sliding")],
+    },
+    "exaone_moe": _HEADS
+    | _GROUPED
+    | {
+        "num_hidden_layers": 5,
+        "num_experts": 8,
+        "num_shared_experts": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "is_moe_layer": [False, True, True, True, True],
+        "sliding_window": WINDOW,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "sliding", "sliding", "full", "sliding")],
+    },
+    "laguna": _HEADS | _LAGUNA,
     "gpt_oss": _HEADS
     | _LAYERS
     | {
