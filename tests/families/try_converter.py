@@ -38,7 +38,7 @@ FORMS: dict[str, dict[str, bool]] = {
 }
 MORE: dict[str, dict[str, Any]] = {
     "cohere2": {"rotary_pct": 1.0},
-    "gpt_neox": {"rotary_pct": 0.25},
+    "gpt2": {"n_ctx": 64},
     "hunyuan_v1_moe": {
         "moe_intermediate_size": [88] * cases.NUM_LAYERS,
         "num_shared_expert": [1] * cases.NUM_LAYERS,
