@@ -27,7 +27,18 @@ METADATA: dict[str, dict[str, Any]] = json.loads(
 )
 FAMILIES = {one.name: one.family for one in architectures("config")}
 TIED = (
-    *("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode"),
+    *(
+        "cohere",
+        "cohere2",
+        "ernie4_5",
+        "ernie4_5_moe",
+        "falcon",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "gpt2",
+        "gpt_bigcode",
+    ),
     *("minicpm", "starcoder2"),
 )
 """Families whose configs leave tie_word_embeddings out where it is true."""
@@ -90,8 +101,8 @@ def test_published_configs_are_imported(family: str) -> None:
             _first(config, "num_attention_heads", "n_head"),
         )
         assert (model.num_layers, model.hidden_size, attention.num_heads) == said, name
-        kv_heads = config.get("num_key_value_heads", config.get("multi_query_group_num", said[2]))
-        kv_heads = 1 if config["model_type"] == "gpt_bigcode" else kv_heads
+        named = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
+        kv_heads = next((config[key] for key in named if key in config), 1 if config.get("multi_query") else said[2])
         assert attention.num_kv_heads == kv_heads, name
         ropes = [layer.rope for layer in model.layers if layer.rope is not None]
         if "rope_theta" in config:

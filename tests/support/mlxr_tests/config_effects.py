@@ -115,6 +115,17 @@ FAMILIES: dict[str, Config] = {
     "exaone_moe": _WINDOWS
     | {key: value for key, value in _GROUPS.items() if key not in ("n_routed_experts", "n_shared_experts")}
     | {"num_experts": 8, "num_shared_experts": 2},
+    "falcon": {
+        **dict.fromkeys(("intermediate_size", "head_dim", "rms_norm_eps", "num_key_value_heads")),
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+        "ffn_hidden_size": 88,
+        "layer_norm_epsilon": 1e-5,
+        "activation": "gelu",
+        "alibi": False,
+        "bias": False,
+        "tie_word_embeddings": True,
+    },
     "gemma": {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
     "gemma2": _GEMMA
     | _WINDOWS
@@ -216,6 +227,7 @@ _ROPES: list[Config] = [
     _LONGROPE | {"factor": 4.0},
 ]
 _VALUES: dict[str, list[Any]] = {
+    "activation": ["relu"],
     "activation_function": ["gelu", "relu"],
     "alpha": [100.0],
     "attention_bias": [True, False],

@@ -192,6 +192,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         _EXPERTS | {"attention.scale": 0.05, "embedding_scale": 3.0, "residual_scale": 0.3, "logit_scale": 4.0},
     ),
     "apertus": ("apertus", "apertus", {}),
+    "falcon": (
+        "transformers, falcon",
+        "falcon",
+        {"attention.layer_norm_epsilon": 1e-5, "attention.head_count_kv": 2},
+    ),
     "gpt2": ("gpt2", "gpt2", _LAYER_NORM),
     "gpt_bigcode": ("gpt_bigcode", "starcoder", _LAYER_NORM | {"attention.head_count_kv": 1}),
     "granitemoeshared": (
@@ -375,6 +380,9 @@ def _guessing_layer(tensors: dict[str, Any]) -> dict[str, Any]:
     return layer | {f"blk.2.nextn.{name}.weight": array for name, array in joins.items()}
 
 
+_WIDTHS = ("n_inner", "ffn_hidden_size", "intermediate_size")
+
+
 def _metadata(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
     base = {
@@ -382,7 +390,7 @@ def _metadata(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
         "block_count": config["num_hidden_layers"],
-        "feed_forward_length": config.get("n_inner", config["intermediate_size"]),
+        "feed_forward_length": next(config[key] for key in _WIDTHS if key in config),
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config.get("num_key_value_heads", config["num_attention_heads"]),
         "attention.key_length": head_dim,
