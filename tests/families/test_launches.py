@@ -1,6 +1,7 @@
 """The launches of a decode layer of every family, on both targets: at most 6, and 7 with experts.
 
-A norm of what a block adds to the residual is one more: it needs the whole row, which no launch of a product has.
+A norm of what a block adds to the residual is one more: it needs the whole row, which no launch of a product has. On
+GPUs the shared expert of several sequences has two launches of its own, which read its weights once for all of them.
 A gate of heads is one more where the heads are no multiple of 8: its rows do not join those of Q, K and V then.
 """
 
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxr.compiler.artifact import ModelSpec
 from mlxr.compiler.artifact.typical_steps import decode_dims
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.importers.imported import ImportOptions
@@ -17,6 +19,11 @@ from mlxr_tests.few import few
 
 MOST, MOST_WITH_EXPERTS = 6, 7
 SHORT = [case for case in CONFIGS if "experts" in str(CONFIGS[case]) and "," not in case] + ["qwen3", "gemma3_text"]
+
+
+def _has_shared(spec: ModelSpec, layer: int) -> bool:
+    experts = spec.model.layer(layer).mlp.experts
+    return experts is not None and experts.shared is not None
 
 
 @pytest.mark.parametrize("case", few(list(CONFIGS), SHORT))
@@ -33,6 +40,7 @@ def test_launches_of_a_decode_layer(case: str, tmp_path: Path) -> None:
             most += gate is not None and gate.scope == "head" and attention.num_heads % 8 != 0
             for sequences in {1, min(3, spec.cache.max_sequences)}:
                 dims = decode_dims(sequences, 20)
+                apart = target == "metal" and sequences > 1 and _has_shared(spec, layer)
                 launches = [la for la in program.phase("decode").launches if la.layer == layer]
                 labels = [program.kernel(la.kernel).label for la in launches if la.runs(dims, library=False)]
-                assert 5 <= len(labels) <= most, f"{target}, layer {layer}, {sequences} sequences: {labels}"
+                assert 5 <= len(labels) <= most + 2 * apart, f"{target}, layer {layer}, {sequences} sequences: {labels}"

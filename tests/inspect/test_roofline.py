@@ -94,12 +94,15 @@ def test_of_experts_those_that_are_chosen_count() -> None:
     experts = next(layer for layer in [artifact.spec.model.layer(i).mlp.experts for i in range(2)] if layer)
     weight = next(w for w in artifact.plan.weights if w.name.endswith("experts.down"))
     rows, columns = weight.shape
-    every, shared = rows * columns, rows // experts.count * experts.shared.intermediate_size
-    for batch in (1, 2):
-        work = launch(steps(artifact, 4, batch)["decode"], "experts_down_shared").work
+    every, of_shared = rows * columns, rows // experts.count * experts.shared.intermediate_size
+    # The shared expert of two sequences has launches of its own.
+    for batch, label, shared in ((1, "experts_down_shared", of_shared), (2, "experts_down", 0)):
+        work = launch(steps(artifact, 4, batch)["decode"], label).work
         assert work.flops == 2 * batch * (every * experts.per_token // experts.count + shared)
         chosen = min(every, batch * every * experts.per_token // experts.count)
         assert 0 < work.size_bytes - 4 * (chosen + shared) < 4 * columns * rows // experts.count
+    own = launch(steps(artifact, 4, 2)["decode"], "down_rows").work
+    assert own.flops == 2 * 2 * of_shared
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -145,6 +145,8 @@ class ExpertProduct(Product):
     def work(self, use: Use, dims: Dims) -> OpWork:
         """As for `Product`, of the chosen experts; tokens choose different ones as long as there are others."""
         experts, shared = self._elements(use)
+        if experts + shared == 0:  # of a launch that prepares
+            return OpWork(flops=NOT_COUNTED)
         chosen = experts * self.chosen_per_token(use)
         read = min(dims["tokens"] * chosen, Fraction(experts)) + shared
         return OpWork(flops=int(2 * (chosen + shared) * dims["tokens"]), weight_tokens=read / (chosen + shared))
@@ -152,12 +154,15 @@ class ExpertProduct(Product):
     def weights_per_token(self, use: Use) -> Fraction:
         """The chosen experts, and what every token goes through."""
         experts, shared = self._elements(use)
-        return (experts * self.chosen_per_token(use) + shared) / (experts + shared)
+        whole = experts + shared
+        return (experts * self.chosen_per_token(use) + shared) / whole if whole else Fraction(1)
 
     def _elements(self, use: Use) -> tuple[int, int]:
         """Elements of the experts' weight, and of those that every token is multiplied with."""
-        of = {port: math.prod(weight_matrix(use.inputs, port)) for port in SHARED_WEIGHTS if port in use.inputs}
-        return math.prod(weight_matrix(use.inputs, "weight")), sum(of.values())
+        ports = [port for port in ("weight", *SHARED_WEIGHTS) if port in use.inputs]
+        of = {port: math.prod(weight_matrix(use.inputs, port)) for port in ports}
+        experts = of.pop("weight", 0)
+        return experts, sum(of.values())
 
 
 class ExpertLinear(ExpertProduct):

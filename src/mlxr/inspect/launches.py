@@ -19,6 +19,7 @@ from mlxr.compiler.artifact import (
     layer_buffer,
 )
 from mlxr.inspect.layers import alike, is_in_layer, model_layer, without_layer
+from mlxr.inspect.use_of_launch import use_of_launch
 from mlxr.runtime.hosts.registry import hosts_that_call_mlx
 
 _ARENA_ONLY = "copy_blocks"
@@ -203,7 +204,7 @@ def _rows(plan: Plan, program: Program, phase: Phase, graph: OpGraph) -> PhaseRo
                 (last if rows else first).append(call)
             continue
         weights = [name for name in launch.inputs if name in sizes]
-        read, part = sum(sizes[name] for name in weights), op.attrs.weights_per_token(graph.use(op))
+        read, part = sum(sizes[name] for name in weights), op.attrs.weights_per_token(use_of_launch(graph, op, weights))
         if part is not None:
             read = read * part.numerator // part.denominator
         rows.append(

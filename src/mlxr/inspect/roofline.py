@@ -25,6 +25,7 @@ from mlxr.compiler.errors import ArtifactError, RequestError
 from mlxr.compiler.ir.work import OpWork
 from mlxr.inspect.c_report import CallRow
 from mlxr.inspect.launches import LaunchRow, PhaseRows, phase_rows
+from mlxr.inspect.use_of_launch import use_of_launch
 
 Bound = Literal["memory", "compute", "launch"]
 Dims = Mapping[BatchDim, int]
@@ -223,8 +224,7 @@ def limits_of(artifact: Artifact, chip: Chip, rows: PhaseRows, dims: Dims, about
 def _work(phase: Phase, graph: OpGraph, row: LaunchRow | CallRow, dims: Dims) -> Work:
     """The work of a launch: what it moves itself, and its op's arithmetic if it is the launch that does that."""
     op = graph.op(row.launch.op)
-    use = graph.use(op)
-    own = op.attrs.work(use, dims)
+    own = op.attrs.work(use_of_launch(graph, op, row.launch.inputs), dims)
     size = int(row.weight_bytes * own.weight_tokens) + _activation_bytes(phase, graph, row, op, own, dims)
     if not _computes(graph, row, op, own):
         return Work(size, 0)

@@ -1,10 +1,9 @@
-// routed_experts_d7bbed58
+// routed_experts_df6cc2df
 // small spec of a test
 //
 // The choice of 3 experts of 40 by a router's logits, and the projections of a token by them: out = silu(rms_norm(x) @ gate.T + bias) * (rms_norm(x) @ up.T + bias), weight = [gate; up].
-// A shared expert and its gate, with 80 rows: the same, with its own weight.
 // As the one-row projection, with the rows of one expert. Experts that were not chosen are not read.
-// Grid: (59, tokens) threadgroups of 2 simdgroups; of each token first 11 of the shared expert.
+// Grid: (49, tokens) threadgroups of 2 simdgroups; of each token first 1 of the shared expert.
 //   x          [tokens, 48] f32
 //   weight     [5120, 48] f32
 //   norm       [48] f32
@@ -13,10 +12,8 @@
 //   gate_weight [1, 48] f32
 //   weights    [tokens, 3] f32
 //   out        [tokens, 3 * 64] f32
-//   shared_out [tokens, 40] f32
 //   shared_gate [tokens, 1] f32
 //   bias       [5120] f32
-//   shared     [80, 48] f32
 #include <metal_stdlib>
 using namespace metal;
 typedef half float16_t;
@@ -44,98 +41,25 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 
 // ---- kernel
-[[kernel]] void routed_experts_d7bbed58(
+[[kernel]] void routed_experts_df6cc2df(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* logits [[buffer(2)]],
-  const device float* shared [[buffer(3)]],
-  const device float* gate_weight [[buffer(4)]],
-  const device float* norm [[buffer(5)]],
-  const device float* bias [[buffer(6)]],
-  device float* out [[buffer(7)]],
-  device int32_t* experts [[buffer(8)]],
-  device float* weights [[buffer(9)]],
-  device float* shared_out [[buffer(10)]],
-  device float* shared_gate [[buffer(11)]],
+  const device float* gate_weight [[buffer(3)]],
+  const device float* norm [[buffer(4)]],
+  const device float* bias [[buffer(5)]],
+  device float* out [[buffer(6)]],
+  device int32_t* experts [[buffer(7)]],
+  device float* weights [[buffer(8)]],
+  device float* shared_gate [[buffer(9)]],
   uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint lane = thread_index_in_simdgroup;
   const uint t = threadgroup_position_in_grid.y;
   const device float* input = x + (ulong)t * 48u;
-  if (threadgroup_position_in_grid.x < 10u) {
-    const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 2u;
-    const uint end = 40u;
-
-    if (first >= end) {
-      return;
-    }
-    float4 sums[4];
-  #pragma unroll
-    for (uint r = 0; r < 4u; r++) {
-      sums[r] = float4(0.0f);
-    }
-    float4 squares = float4(0.0f);
-
-    Row_f32 w[4];
-  #pragma unroll
-    for (uint r = 0; r < 2u; r++) {
-      const uint row = first + r;
-      w[r] = Row_f32{shared + (ulong)row * 48u};
-      w[2 + r] = Row_f32{shared + (ulong)(row + 40u) * 48u};
-    }
-    for (uint piece = lane; piece < 12u; piece += 32) {
-      const uint column = piece * 4u;
-      Raw_f32 raw[4];
-  #pragma unroll
-      for (uint r = 0; r < 4u; r++) {
-        raw[r] = raw_f32(w[r], piece);
-      }
-  #pragma unroll
-      for (uint run = 0; run < 1u; run++) {
-        float4 v[1];
-        float4 n[1];
-        load_f32_4(norm + column + run * 4u, n);
-
-        load_f32_4(input + column + run * 4u, v);
-  #pragma unroll
-        for (uint j = 0; j < 1u; j++) {
-          squares += v[j] * v[j];
-          v[j] *= n[j];
-        }
-  #pragma unroll
-        for (uint r = 0; r < 4u; r++) {
-          float4 c[1];
-          codes_f32(raw[r], run, c);
-  #pragma unroll
-          for (uint j = 0; j < 1u; j++) {
-            sums[r] += c[j] * v[j];
-          }
-        }
-      }
-    }
-    const float scale = metal::precise::rsqrt(simd_sum(sum4(squares)) * 0.020833334f + 9.99999975e-06f);
-    // Lane r keeps row r, so that the epilogue runs in parallel.
-    float y = 0.0f;
-    float up = 0.0f;
-  #pragma unroll
-    for (uint r = 0; r < 2u; r++) {
-      const float total = simd_sum(sum4(sums[r]));
-      y = lane == r ? total : y;
-      const float total_up = simd_sum(sum4(sums[2 + r]));
-      up = lane == r ? total_up : up;
-    }
-    const uint o = first + lane;
-    if (lane < 2u && o < end) {
-      y *= scale;
-      up *= scale;
-      y = activate(y) * up;
-      shared_out[(ulong)t * 40u + o] = (float)y;
-    }
-    return;
-  }
-  if (threadgroup_position_in_grid.x == 10u) {
-    const uint first = ((threadgroup_position_in_grid.x - 10u) * 2u + simdgroup_index_in_threadgroup) * 1u;
+  if (threadgroup_position_in_grid.x == 0u) {
+    const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 1u;
     const uint end = 1u;
 
     if (first >= end) {
@@ -199,7 +123,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
     }
     return;
   }
-  const uint part = (threadgroup_position_in_grid.x - 11u);
+  const uint part = (threadgroup_position_in_grid.x - 1u);
   const uint slot = part / 16u;
   const uint group = part % 16u;
   // One simdgroup stores the whole choice of its token; others need it up to their expert.

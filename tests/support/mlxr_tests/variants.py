@@ -231,7 +231,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             },
         ),
         Geometry(),
-        ("experts", "experts_down", "down_rows", "routed_experts", "experts_down_shared"),
+        ("experts", "experts_down", "down_rows", "routed_experts", "routed_experts_shared", "experts_down_shared"),
     ),
     "codes-mma": (
         small_spec(

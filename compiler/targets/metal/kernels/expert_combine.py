@@ -6,14 +6,17 @@ from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.experts import ExpertCombine
+from mlxr.compiler.ir.ops.linear import Projection
 from mlxr.compiler.schedule.geometry import OneRow
 from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
     SUM_IGNORES,
     ExpertKernel,
     expert_choice,
     expert_fields,
 )
+from mlxr.compiler.targets.metal.kernels.shared_expert import ALONE, TOGETHER, multiply_together, takes_several
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 
@@ -58,7 +61,7 @@ class ExpertCombineKernel(ExpertKernel):
 
 
 @lowers(ExpertCombine)
-def lower_expert_combine(lowering: MetalLowering, op: Op, _: ExpertCombine) -> None:
+def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) -> None:
     """Adds the launch of the experts' last projections and their sum."""
     choice = expert_choice(lowering, op, "experts_down")
     fields, split = expert_fields(lowering, op, choice), choice.geometry.one_row.split
@@ -68,4 +71,16 @@ def lower_expert_combine(lowering: MetalLowering, op: Op, _: ExpertCombine) -> N
     label = "experts_down_shared" if fields["shared"] else "experts_down"
     kernel = ExpertCombineKernel(label, norm=None, shared_gate=gate, split=split, **fields)
     grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
-    lowering.emit(op, kernel, grid, {"out": op.out}, chosen=choice.sizes(OneRow, without=SUM_IGNORES))
+    chosen = choice.sizes(OneRow, without=SUM_IGNORES)
+    if kernel.shared is None or not takes_several(lowering):
+        lowering.emit(op, kernel, grid, {"out": op.out}, chosen=chosen)
+        return
+    lowering.emit(op, kernel, grid, {"out": op.out}, when=ALONE, chosen=chosen)
+    out = lowering.graph.value(op.out)
+    lowering.scratch.append(Scratch(f"{op.name}.of_experts", out.shape, out.dtype))
+    kernel = replace(kernel, label="experts_down", shared=None, shared_gate=None)
+    lowering.emit(op, kernel, grid, {"out": f"{op.name}.of_experts"}, when=TOGETHER, chosen=chosen)
+    last = Projection(attrs.dtype, residual_scale=attrs.residual_scale)
+    inputs = {"x": op.inputs["shared_x"], "weight": op.inputs["shared"], "residual": f"{op.name}.of_experts"}
+    inputs |= {"gate": op.inputs["shared_gate"]} if "shared_gate" in op.inputs else {}
+    multiply_together(lowering, op, last, inputs, op.out)

@@ -1,12 +1,13 @@
 """The choice of experts and the first projections of the chosen ones, and those of a shared expert."""
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.experts import RoutedProjection
+from mlxr.compiler.ir.ops.linear import Projection
 from mlxr.compiler.schedule.geometry import OneRow
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.epilogue import Epilogue
@@ -21,6 +22,12 @@ from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
 from mlxr.compiler.targets.metal.kernel_parts.fused_norm import fused_norm_of
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import formula
 from mlxr.compiler.targets.metal.kernels.route import RouteKernel, route_kernel
+from mlxr.compiler.targets.metal.kernels.shared_expert import (
+    ALONE,
+    TOGETHER,
+    multiply_together,
+    takes_several,
+)
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns
 
 
@@ -70,6 +77,11 @@ class RoutedProjectionKernel(ExpertKernel):
         return sum(part.threadgroups for part in (self.shared, self.gate) if part is not None)
 
     @property
+    def gate_threadgroup(self) -> int:
+        """The threadgroup that makes the gate."""
+        return self.shared.threadgroups if self.shared else 0
+
+    @property
     def threadgroups(self) -> int:
         """Threadgroups of each token."""
         return self.shared_threadgroups + self.top_k * self.expert_threadgroups
@@ -108,7 +120,7 @@ def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjec
         gate = shared_matrix(lowering, op, plain, choice.geometry.one_row, "gate_weight")
     num_experts = num_columns(lowering.value(op, "logits"))
     kernel = RoutedProjectionKernel(
-        "routed_experts",
+        "routed_experts_shared" if "shared" in op.inputs else "routed_experts",
         norm=fused_norm_of(lowering, op),
         route=route_kernel(attrs.route, num_experts, lowering.optional_dtype(op, "selection_bias")),
         gate=gate,
@@ -116,4 +128,16 @@ def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjec
     )
     grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
     chosen = choice.sizes(OneRow, without=PROJECTION_IGNORES)
-    lowering.emit(op, kernel, grid, chosen=chosen)
+    if kernel.shared is None or not takes_several(lowering):
+        lowering.emit(op, kernel, grid, chosen=chosen)
+        return
+    lowering.emit(op, kernel, grid, when=ALONE, chosen=chosen)
+    kernel = replace(kernel, label="routed_experts", shared=None)
+    grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
+    lowering.emit(op, kernel, grid, when=TOGETHER, chosen=chosen)
+    finish, norm = attrs.finish, attrs.norm
+    first = Projection(attrs.dtype, activation=finish.activation, gated=finish.gated, limit=finish.limit)
+    if norm is not None:
+        first = replace(first, norm_kind=norm.kind, eps=norm.eps)
+    inputs = {port: op.inputs[port] for port in ("x", "norm", "norm_bias") if port in op.inputs}
+    multiply_together(lowering, op, first, inputs | {"weight": op.inputs["shared"]}, op.outputs["shared_out"])
