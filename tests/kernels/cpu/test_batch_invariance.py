@@ -6,7 +6,7 @@ import pytest
 
 from mlxr_tests.c_harness import marches
 from mlxr_tests.cpu_specs import BLOCKS, PAGED, SPECS
-from mlxr_tests.family_specs import NEIGHBOURS
+from mlxr_tests.family_specs import FAMILY_SPECS, NEIGHBOURS
 from mlxr_tests.few import few
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.ways import check_same_bits
@@ -21,6 +21,7 @@ CASES = {
     **{f"steady-{name}": changes | STEADY for name, changes in SPECS.items()},
     **{f"exact-{name}": HALF_CACHE | {"weights": {"default": "bf16"}} | of | EXACT for name, of in NEIGHBOURS.items()},
     **{f"steady-{name}": HALF_CACHE | {"weights": {"default": "f16"}} | of | STEADY for name, of in NEIGHBOURS.items()},
+    "exact-shared-expert": HALF_CACHE | FAMILY_SPECS["experts-shared-gate"] | EXACT,
     "steady-quantised-gemma": HALF_CACHE
     | NEIGHBOURS["gemma-like"]
     | BLOCKS
