@@ -40,7 +40,7 @@ ON_HOSTS = [(case, host) for case in CASES for host in ("reference", "cpu")]
 
 OTHERS = (
     *("gemma3_text, no window", "glm", "mistral3, no temperature", "seed_oss", "ernie4_5", "granitemoe", "nemotron"),
-    "exaone",
+    *("exaone", "baichuan"),
 )
 """Cases of whose parts others have each: long ones."""
 SHORT = [(case, host) for case, host in ON_HOSTS if (case not in OTHERS and host == "reference") or case == "llama"]

@@ -22,7 +22,7 @@ from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.model import Model
 
 Config = dict[str, Any]
-OWN_CODE = ("chatglm", "hunyuan", "internlm2", "mimo", "minicpm", "minimax")
+OWN_CODE = ("baichuan", "chatglm", "hunyuan", "internlm2", "mimo", "minicpm", "minimax")
 """Architectures whose config transformers does not know: they bring code of their own."""
 FLAT = ("qwen2_5_vl",)
 """Architectures that transformers takes for wholes with a text model, also where the keys of both are side by side."""

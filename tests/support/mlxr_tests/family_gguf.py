@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "llama",
         {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16},
     ),
+    "baichuan": ("llama, 32 layers", "baichuan", {}),
     "llama, divisors": ("llama", "llama", {"rope.scaling.yarn_attn_factor": 0.7}),
     "ministral3": (
         "ministral3",

@@ -136,6 +136,8 @@ CONFIGS: dict[str, Config] = {
     "llama, llama3 scaling": {"rope_scaling": _LLAMA3, "tie_word_embeddings": True},
     "llama, linear scaling": {"rope_scaling": {"type": "linear", "factor": 4.0}},
     "llama, yarn": {"rope_scaling": _YARN},
+    # As many as Baichuan 7B has, whose GGUF files are the same tensors.
+    "llama, 32 layers": {"num_hidden_layers": 32, "num_key_value_heads": 4, "intermediate_size": 40},
     "mistral": {"sliding_window": None} | _HEADS,
     "ministral3": {
         "head_dim": 32,
