@@ -1,13 +1,15 @@
-"""OpGraph: ops and the values between them.
+"""OpGraph: ops and the values between them, with a networkx multigraph for whoever walks along paths.
 
 Invariants: ops are in program order, which is a topological order; a graph never changes (a pass builds a new graph
-with `rewrite`); names of ops and values are unique.
+with `rewrite`); names of ops and values are unique. Op nodes and value nodes of the multigraph alternate; an edge's key
+is its port.
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mlxr.compiler.errors import GraphError
 from mlxr.compiler.formats.dtypes import DType
@@ -16,6 +18,9 @@ from mlxr.compiler.ir.division import Axes
 from mlxr.compiler.ir.op_kind import AttrValue, OpKind
 from mlxr.compiler.ir.tensor import Shape, Tensor, Tensors
 from mlxr.compiler.ir.work import Use
+
+if TYPE_CHECKING:
+    import networkx
 
 Kind = TypeVar("Kind", bound=OpKind)
 Role = Literal["input", "constant", "weight", "store", "token", "activation"]
@@ -107,6 +112,21 @@ class OpGraph:
                 self._consumers.setdefault(name, []).append(op)
             for name in dict.fromkeys(op.outputs.values()):
                 self._producers.setdefault(name, []).append(op)
+
+    @cached_property
+    def nx(self) -> "networkx.MultiDiGraph[str]":
+        """The same as a networkx graph, made when it is first asked for: a value's node is `%` and its name."""
+        # Imported here: a host that runs a compiled program needs no graph, and the import is a fifth of a cold start.
+        import networkx  # noqa: PLC0415
+
+        graph: networkx.MultiDiGraph[str] = networkx.MultiDiGraph()
+        graph.add_nodes_from("%" + name for name in self._values)
+        for op in self._ops.values():
+            for port, name in op.inputs.items():
+                graph.add_edge("%" + name, op.name, key=port)
+            for port, name in op.outputs.items():
+                graph.add_edge(op.name, "%" + name, key=port)
+        return graph
 
     @property
     def ops(self) -> Iterator[Op]:

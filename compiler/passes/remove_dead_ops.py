@@ -17,11 +17,16 @@ class RemoveDeadOps:
 
     def run(self, graph: OpGraph) -> PassResult:
         """Applies the rule to every op."""
-        wanted = set(graph.outputs)
+        roots = {"%" + name for name in graph.outputs}
+        roots |= {op.name for op in graph.ops if op.attrs.access in ("write", "readwrite")}
+        reached = set(roots)
+        frontier = list(roots)
+        while frontier:
+            unseen = [node for node in graph.nx.predecessors(frontier.pop()) if node not in reached]
+            reached.update(unseen)
+            frontier.extend(unseen)
         edits = Edits(graph)
-        for op in reversed([*graph.ops]):
-            if op.attrs.access in ("write", "readwrite") or not wanted.isdisjoint(op.outputs.values()):
-                wanted.update(op.inputs.values())
-            else:
+        for op in graph.ops:
+            if op.name not in reached:
                 edits.replace(op)
         return edits.result()

@@ -52,6 +52,7 @@ def test_an_op_that_reads_a_value_on_two_ports_is_one_consumer() -> None:
     twice = Op("sum", Add(1.0), {"a": "x", "b": "x"}, {"out": "y"})
     graph = OpGraph([value("x"), value("y")], [twice], ["y"])
     assert [op.name for op in graph.consumers("x")] == ["sum"]
+    assert sorted(graph.nx.edges) == [("%x", "sum", "a"), ("%x", "sum", "b"), ("sum", "%y", "out")]
 
 
 def test_value_declared_twice() -> None:
