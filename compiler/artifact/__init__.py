@@ -37,7 +37,9 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.foreign_file import foreign_file
 from mlxr.compiler.formats.stored_planes import plane_format, plane_names
 from mlxr.compiler.formats.stores import (
+    ATTENDED,
     KEYS_AND_VALUES,
+    LATENTS,
     MOST_TAKEN_BACK,
     MOST_UNDONE,
     Allocation,
@@ -56,11 +58,13 @@ from mlxr.compiler.text import size
 
 __all__ = [
     "ARENA_TOKEN",
+    "ATTENDED",
     "BATCH_DIMS",
     "BLOCKS",
     "COLLECTIVES",
     "INCLUDE",
     "KEYS_AND_VALUES",
+    "LATENTS",
     "LAYERS",
     "LONGEST_BYTES",
     "MOST_TAKEN_BACK",

@@ -51,6 +51,8 @@ class Recipe:
     """The columns to take; None: all."""
     is_transposed: bool = False
     """Whether the last two dimensions of each tensor are swapped before that; for float types only."""
+    matrix_rows: int | None = None
+    """Rows of the matrices of which a tensor to be transposed consists; None: its own last two dimensions."""
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from mlxr.compiler.build.build_latent import build_latent
 from mlxr.compiler.build.builder import Builder
 from mlxr.compiler.build.rope import rope_scale
 from mlxr.compiler.formats.stores import KEYS_AND_VALUES
@@ -27,6 +28,8 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
         The result of the output projection, [tokens, hidden].
     """
     a, hidden = layer.attention, b.spec.model.hidden_size
+    if a.latent is not None:
+        return build_latent(b, index, layer, a.latent, x)
     prefix = f"{layer_prefix(index)}attention"
     heads, kv_heads = Axis("heads", a.num_heads, a.head_dim), Axis("kv_heads", a.num_kv_heads, a.head_dim)
 

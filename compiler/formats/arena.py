@@ -10,7 +10,7 @@ from typing import Literal
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import (
-    KEYS_AND_VALUES,
+    ATTENDED,
     MOST_UNDONE,
     Allocation,
     LayerGroup,
@@ -26,6 +26,8 @@ Mode = Literal["paged", "contiguous"]
 @dataclass(frozen=True)
 class CacheGeometry:
     """What kernels of attention know of the arena: the keys and the values, which are alike, of one group of layers.
+
+    Of latent attention the rows of latents, which are keys and values of one KV head.
 
     Attributes:
         num_blocks, num_layers, block_size, num_kv_heads, head_dim: dimensions; the layers are those of the group.
@@ -179,10 +181,11 @@ class ArenaGeometry:
 
     def cache_of(self, layer: int) -> CacheGeometry:
         """The keys and values of a layer, as kernels of attention know them."""
-        stores = [self.store(name) for name in KEYS_AND_VALUES]
-        row, number = stores[0].row(layer), self.group_of(layer)
-        assert row is not None and number is not None, f"layer {layer} keeps no keys"
-        assert row == stores[1].row(layer), f"keys and values of layer {layer} are not alike"
+        rows = {row for store in self.stores if store.name in ATTENDED and (row := store.row(layer)) is not None}
+        number = self.group_of(layer)
+        assert rows and number is not None, f"layer {layer} keeps no keys"
+        assert len(rows) == 1, f"keys and values of layer {layer} are not alike"
+        row = rows.pop()
         group = self.groups[number]
         return CacheGeometry(
             layout=self.layout,
@@ -200,7 +203,7 @@ class ArenaGeometry:
     @property
     def caches(self) -> tuple[CacheGeometry, ...]:
         """The keys and values of each group that has some."""
-        groups = [part.group for part in self.allocations if part.store.name == KEYS_AND_VALUES[0]]
+        groups = {part.group: None for part in self.allocations if part.store.name in ATTENDED}
         return tuple(self.cache_of(self.groups[number].layers[0]) for number in groups if number is not None)
 
     @property

@@ -15,14 +15,16 @@ from mlxr.compiler.formats.dtypes import DType
 Scope = Literal["token", "sequence"]
 Countable = Literal["heads", "kv_heads", "columns", "experts", "vocabulary"]
 """What the ranks of a stage divide."""
-KEYS, VALUES = "k_arena", "v_arena"
+KEYS, VALUES, LATENTS = "k_arena", "v_arena", "latent_arena"
 MOST_TAKEN_BACK = 64
 """The most tokens before its newest step that a sequence may drop; windows keep their blocks for as long."""
 MOST_TILE_KEYS = 128
 """The largest tile of keys of a prefill kernel; it begins to read at a multiple of its tile."""
-_TITLES = {KEYS: "K", VALUES: "V"}
+_TITLES = {KEYS: "K", VALUES: "V", LATENTS: "latents"}
 KEYS_AND_VALUES = (KEYS, VALUES)
 """The stores of attention, in the order in which plans list them."""
+ATTENDED = (*KEYS_AND_VALUES, LATENTS)
+"""All stores that attention reads; of latent attention that of its rows alone."""
 MOST_UNDONE = 15
 """How many of a sequence's last tokens a step may have to take back: guesses that turn out wrong."""
 
@@ -163,6 +165,11 @@ def of_group(name: str, group: int) -> str:
 def keys_and_values(rows: Sequence[StoreRow | int | None]) -> tuple[Store, Store]:
     """The stores of attention: K and V have equal rows."""
     return Store(KEYS, "token", tuple(rows), "kv_heads"), Store(VALUES, "token", tuple(rows), "kv_heads")
+
+
+def latents(rows: Sequence[StoreRow | int | None]) -> Store:
+    """The store of latent attention. Each rank of a stage has whole rows."""
+    return Store(LATENTS, "token", tuple(rows))
 
 
 def groups_of(stores: Sequence[Store], windows: Sequence[int | None]) -> list[tuple[tuple[int, ...], int | None]]:

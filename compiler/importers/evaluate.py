@@ -41,6 +41,9 @@ class RopeReader(Protocol):
             fraction: the rotated share of a head, likewise; None: the family's own code always rotates whole heads.
         """
 
+    def score_factor(self) -> float:
+        """What scores are multiplied by, of families that read DeepSeek's `mscale_all_dim`: the mscale, squared."""
+
 
 class Evaluation:
     """Reads the facts of one file by the rules of one family.
@@ -198,6 +201,9 @@ class _Arguments:
 
     def rope(self, layers: str | None, theta: float, fraction: float | None) -> dict[str, Any] | None:
         return self._evaluation.rope(layers, theta, fraction)
+
+    def score_factor(self) -> float:
+        return self._evaluation.rope.score_factor()
 
     def missing(self, index: int) -> SpecError:
         return self._evaluation.facts.missing(key_of(self._of[index]))

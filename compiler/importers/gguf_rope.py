@@ -44,6 +44,12 @@ class GgufRope:
         scaling = none if layers == "sliding_attention" else self._scaling(rope["theta"], rotary)
         return rope | ({"scaling": scaling} if scaling else {})
 
+    def score_factor(self) -> float:
+        """See `mlxr.compiler.importers.evaluate.RopeReader`; files have a tenth of `mscale_all_dim`."""
+        factor = self._facts.number("rope.scaling.factor", 0.0)
+        tenth = self._facts.number("rope.scaling.yarn_log_multiplier", 0.0)
+        return (1 + tenth * math.log(factor)) ** 2 if factor > 1 else 1.0
+
     def _scaling(self, theta: float, rotary: int) -> dict[str, Any] | None:
         facts, source = self._facts, self._facts.source
         kind = facts.choice("rope.scaling.type", ("none", "linear", "yarn", "longrope"), "linear")

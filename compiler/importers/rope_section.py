@@ -47,6 +47,14 @@ class ConfigRope:
         scaling = self._scaling(section, kinds) or ({"kind": "none"} if layers == "sliding_attention" else None)
         return rope | ({"scaling": scaling} if scaling else {})
 
+    def score_factor(self) -> float:
+        """See `mlxr.compiler.importers.evaluate.RopeReader`."""
+        section = self._section("any")
+        if section is None or (section.get("rope_type") or section.get("type") or "default") == "default":
+            return 1.0
+        of_all = section.number("mscale_all_dim", 0.0)
+        return _mscale(section.number("factor"), of_all) ** 2 if of_all else 1.0
+
     def _section(self, layers: str | None) -> Facts | None:
         facts = self._facts
         parameters, scaling = facts.get("rope_parameters"), facts.get("rope_scaling")

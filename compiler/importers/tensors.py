@@ -68,6 +68,7 @@ class Tensors:
         """
         self._source, self._tensors = source, tensors
         self._facts: dict[_Place, TensorFact] = {}
+        self._turned: set[_Place] = set()
         self._names: dict[_Place, str] = {}
         # Every layer has a tensor at least, so a larger count is wrong, and need not take long.
         layers = range(min(num_layers, len(tensors)))
@@ -78,14 +79,16 @@ class Tensors:
             for layer in layers if in_layer else (None,):
                 if (match := self._first(getattr(entry, kind), layer)) is not None:
                     place = _Place(name.removeprefix("layers.{i}."), layer)
-                    self._names[place], self._facts[place] = match
+                    self._names[place], self._facts[place], option = match
+                    if option.transposed:
+                        self._turned.add(place)
         self._roles = {place.role for place in self._facts}
 
-    def _first(self, options: tuple[FileTensor, ...], layer: int | None) -> tuple[str, TensorFact] | None:
+    def _first(self, options: tuple[FileTensor, ...], layer: int | None) -> tuple[str, TensorFact, FileTensor] | None:
         for option in options:
             name = option.tensor.replace("{i}", str(layer)).replace("{e}", "0")
             if (fact := self._tensors.get(name)) is not None:
-                return name, fact
+                return name, fact, option
         return None
 
     @property
@@ -145,7 +148,9 @@ class Tensors:
                 f"{self._source}: {place.canonical} is of type {fact.type[:40]!a}, which is not supported; "
                 f"supported: {known}, and MLX's affine"
             )
-        return _FORMATS[fact.type]
+        format = _FORMATS[fact.type]
+        # Blocks lie along rows: what is transposed is decoded.
+        return WeightFormat.F16 if format.is_quantised and place in self._turned else format
 
 
 def _most(sizes: Counter[WeightFormat]) -> WeightFormat | None:

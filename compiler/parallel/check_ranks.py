@@ -20,7 +20,7 @@ from mlxr.compiler.ir.ops.rows import Embed, GateRows, GatherRows
 from mlxr.compiler.ir.ops.shared_norm import MeanSquares
 from mlxr.compiler.parallel.tensor_slice import WHOLE, TensorSlice
 from mlxr.compiler.spec.family import layer_of
-from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.spec.model import Latent, ModelSpec
 from mlxr.compiler.spec.parallel import Parallel
 
 _SUMMED_ONCE = ("o_bias", "down_bias")
@@ -117,6 +117,9 @@ def _check_tensor(name: str, shape: Sequence[int | str], cuts: Sequence[TensorSl
 
 def _check_heads(spec: ModelSpec, ranks: Sequence[Rank]) -> None:
     """Checks that each rank has the KV heads that its queries read, and the columns of o that they make."""
+    if spec.model.attention.latent is not None:
+        _check_latent_heads(spec.model.attention.latent, ranks)
+        return
     for number, part in enumerate(ranks):
         for name, cut in part.slices.items():
             if not name.endswith(".attention.q") or cut.rows is None:
@@ -142,6 +145,20 @@ def _check_heads(spec: ModelSpec, ranks: Sequence[Rank]) -> None:
                     raise PlanError(f"rank {number}: {projection}_norm is of other columns than {projection}")
             if part.slices[name[:-1] + "o"].columns != cut.rows:
                 raise PlanError(f"rank {number}: {name} makes other columns than those that attention.o reads")
+
+
+def _check_latent_heads(latent: Latent, ranks: Sequence[Rank]) -> None:
+    """Checks that each rank has the same heads of all that latent attention divides."""
+    sizes = {"q": latent.qk_dim, "q_b": latent.qk_dim, "k_b": latent.kv_rank, "v_b": latent.v_dim}
+    for number, part in enumerate(ranks):
+        for name, cut in part.slices.items():
+            if not name.endswith(".attention.o") or cut.columns is None:
+                continue
+            heads = [column // latent.v_dim for column in cut.columns]
+            for role, size in sizes.items():
+                own = part.slices.get(f"{name[:-1]}{role}")
+                if own is not None and own.rows != (heads[0] * size, heads[1] * size):
+                    raise PlanError(f"rank {number}: {name[:-1]}{role} is of other heads than {name}")
 
 
 def _check_norms(source: OpGraph, part: Rank) -> None:

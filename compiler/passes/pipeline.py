@@ -14,6 +14,7 @@ from mlxr.compiler.passes.fuse_attention import FuseAttention
 from mlxr.compiler.passes.fuse_clamp import FuseClamp
 from mlxr.compiler.passes.fuse_experts import FuseExperts
 from mlxr.compiler.passes.fuse_gather import FuseGather
+from mlxr.compiler.passes.fuse_latent import FuseLatent
 from mlxr.compiler.passes.fuse_mlp import FuseMlp
 from mlxr.compiler.passes.fuse_norm import FuseNorm
 from mlxr.compiler.passes.fuse_output import FuseOutput
@@ -52,6 +53,7 @@ def passes_of(phase: PhaseName, *, deterministic: bool = False) -> list[Pass]:
     return [
         LastTokenLogits(),
         FuseClamp(),  # before MergeQkv, which merges the projections that are clamped
+        FuseLatent(like),  # before FuseNorm, as MergeQkv
         MergeQkv(),  # before FuseNorm, which then fuses the norm into one consumer instead of three
         FuseMlp(),  # before FuseNorm, for the same reason
         FuseNorm(),  # after FuseMlp, because it also fuses into expert projections

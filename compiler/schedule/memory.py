@@ -18,6 +18,7 @@ from mlxr.compiler.formats.stores import (
     StoreRow,
     groups_of,
     keys_and_values,
+    latents,
 )
 from mlxr.compiler.ir.tensor import Shape
 from mlxr.compiler.schedule.geometry import ArenaSizes, ChunkSizes
@@ -132,7 +133,9 @@ def _block_bytes(spec: ModelSpec, stores: Sequence[Store], layers: Sequence[int]
 
 def stores_of(spec: ModelSpec) -> tuple[Store, ...]:
     """Everything that the model keeps between steps."""
-    dtype = DType(spec.cache.dtype)
+    dtype, latent = DType(spec.cache.dtype), spec.model.attention.latent
+    if latent is not None:
+        return (latents([StoreRow((1, latent.row_dim), dtype)] * spec.model.num_layers),)
     rows: list[StoreRow | int] = []
     for index, layer in enumerate(spec.model.layers):
         owner, a = spec.model.kv_owner(index), layer.attention

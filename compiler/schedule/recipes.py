@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from mlxr.compiler.artifact.weight_plan import Recipe, Rows
+from mlxr.compiler.artifact.weight_plan import Columns, Recipe, Rows
 from mlxr.compiler.spec.family import layer_of, load_family
 from mlxr.compiler.spec.family_tensors import FileTensor, Selection, evaluate_size
 from mlxr.compiler.spec.model import LayerType, Model
@@ -32,6 +32,7 @@ def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, 
 def dimensions(model: Model, layer: LayerType) -> dict[str, int]:
     """The numbers of `mlxr.compiler.spec.family_tensors.DIMENSIONS` in a layer."""
     attention, mlp, experts = layer.attention, layer.mlp, layer.mlp.experts
+    latent = attention.latent
     return {
         "heads": attention.num_heads,
         "kv_heads": attention.num_kv_heads,
@@ -42,6 +43,11 @@ def dimensions(model: Model, layer: LayerType) -> dict[str, int]:
         "intermediate": mlp.intermediate_size,
         "experts": experts.count if experts is not None else 0,
         "shared": experts.shared.intermediate_size if experts is not None and experts.shared is not None else 0,
+        "kv_rank": latent.kv_rank if latent is not None else 0,
+        "nope_dim": latent.nope_dim if latent is not None else 0,
+        "rope_dim": latent.rope_dim if latent is not None else 0,
+        "half_rope": latent.rope_dim // 2 if latent is not None else 0,
+        "v_dim": latent.v_dim if latent is not None else 0,
     }
 
 
@@ -52,7 +58,9 @@ def _recipes(entries: Sequence[FileTensor], numbers: dict[str, int], layout: str
             evaluate_size(entry.stack, numbers),
             _rows(entry.rows, numbers, layout),
             entry.add,
+            columns=None if entry.columns is None else Columns(0, evaluate_size(entry.columns, numbers)),
             is_transposed=entry.transposed,
+            matrix_rows=None if entry.matrix_rows is None else evaluate_size(entry.matrix_rows, numbers),
         )
         for entry in entries
     )

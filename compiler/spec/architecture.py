@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from mlxr.compiler.spec.attention import Attention, Epsilon, HeadDimOf, Positive
+from mlxr.compiler.spec.attention import Attention, HeadDimOf, Positive
 from mlxr.compiler.spec.fields import INT32_MAX, MAX_LAYERS, Contradictions, Count, Flag
+from mlxr.compiler.spec.latent import Epsilon
 from mlxr.compiler.spec.mlp import Mlp
 from mlxr.compiler.spec.record import Record
 from mlxr.compiler.spec.rope import Rope
@@ -55,7 +56,7 @@ class LayerType(Record):
     @property
     def rotary_dim(self) -> int:
         """Rotated elements of a head; 0 without rotation."""
-        return 0 if self.rope is None else self.rope.rotary_dim(self.attention.head_dim)
+        return _rotary_dim(self.rope, self.attention)
 
 
 class Model(Record):
@@ -106,7 +107,9 @@ class Model(Record):
     @classmethod
     def _derive_head_dim(cls, data: Any) -> Any:
         if isinstance(data, dict) and isinstance(attention := data.get("attention"), dict):
-            default = HeadDimOf(data.get("hidden_size"), attention.get("num_heads"))
+            default = _latent_head_dim(attention.get("latent")) or HeadDimOf(
+                data.get("hidden_size"), attention.get("num_heads")
+            )
             return {**data, "attention": {"head_dim": default, **attention}}
         return data
 
@@ -204,9 +207,13 @@ class Model(Record):
     def _check_layer(self, layer: LayerType, at: str, base: LayerType | None, wrong: Contradictions) -> None:
         """Notes contradictions within one layer type. Sections that equal those of `base` have been checked already."""
         attention, rope, mlp = layer.attention, layer.rope, layer.mlp
-        same_rope = base is not None and rope == base.rope and attention.head_dim == base.attention.head_dim
+        same_rope = base is not None and rope == base.rope and attention.rope_dim == base.attention.rope_dim
         if rope is not None and not same_rope:
-            rope.check(attention.head_dim, f"{at}rope", wrong)
+            rope.check(attention.rope_dim, f"{at}rope", wrong)
+        if attention.latent is not None and rope is None:
+            wrong.add(f"{at}rope", "latent attention rotates a part of each head, but rope is null", "give rope")
+        if attention.latent is not None and rope is not None and rope.fraction != 1:
+            wrong.add(f"{at}rope.fraction", "latent attention rotates all of attention.latent.rope_dim", "use 1")
         new_attention = base is None or attention != base.attention
         if new_attention:
             self._check_attention(attention, at, wrong)
@@ -261,7 +268,18 @@ class Model(Record):
     @property
     def rotary_dim(self) -> int:
         """Rotated elements of a head, unless a layer type says otherwise; 0 without rotation."""
-        return 0 if self.rope is None else self.rope.rotary_dim(self.attention.head_dim)
+        return _rotary_dim(self.rope, self.attention)
+
+
+def _rotary_dim(rope: Rope | None, attention: Attention) -> int:
+    return 0 if rope is None else rope.rotary_dim(attention.rope_dim)
+
+
+def _latent_head_dim(latent: Any) -> int | None:
+    """Elements of a head of latent attention as a spec says it, not yet checked; None where it does not."""
+    parts = [latent.get(name) for name in ("nope_dim", "rope_dim")] if isinstance(latent, dict) else []
+    counts = [part for part in parts if isinstance(part, int) and not isinstance(part, bool)]
+    return sum(counts) if len(counts) == 2 else None
 
 
 def _merged(base: Record | None, given: Any) -> Any:

@@ -10,13 +10,26 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, model_validator
 
 from mlxr.compiler.spec.fields import INT32_MAX, Contradictions, Count, Flag
+from mlxr.compiler.spec.latent import Epsilon, Latent
 from mlxr.compiler.spec.record import Record
 
+_NOT_WITH_LATENT = {
+    "qkv_bias": False,
+    "output_bias": False,
+    "sliding_window": None,
+    "softcap": None,
+    "sinks": False,
+    "qk_norm": None,
+    "qkv_limit": None,
+    "values_from_keys": False,
+    "kv_from": None,
+    "output_gate": None,
+    "chunked": False,
+}
 _MIN_HEAD_DIM = 32
 _MAX_HEAD_DIM = 512
 
 Positive = Annotated[float, Field(gt=0, le=1e6, strict=True)]
-Epsilon = Annotated[float, Field(ge=1e-20, lt=1, strict=True)]
 
 
 class HeadDimOf(NamedTuple):
@@ -152,6 +165,8 @@ class Attention(Record):
     """A factor of the result of each head before the output projection; null for none."""
     temperature: Temperature | None = None
     """Growth of the queries with their position, after RoPE; null for none."""
+    latent: Latent | None = None
+    """Latent attention (MLA): heads' keys and values are made of one row of each token; null for none."""
 
     @model_validator(mode="after")
     def _check(self) -> "Attention":
@@ -176,8 +191,22 @@ class Attention(Record):
             wrong.add(
                 "kv_from", "queries alone are normalised before RoPE, but qk_norm.after_rope is true", "remove it"
             )
+        if self.latent is not None:
+            self._check_latent(self.latent, wrong)
         wrong.refuse()
         return self
+
+    def _check_latent(self, latent: Latent, wrong: Contradictions) -> None:
+        if self.num_kv_heads != 1:
+            wrong.add("num_kv_heads", f"latent attention keeps one row for all heads, not {self.num_kv_heads}", "use 1")
+        if self.head_dim != latent.qk_dim:
+            parts = f"nope_dim {latent.nope_dim} + rope_dim {latent.rope_dim}"
+            wrong.add("head_dim", f"head_dim {self.head_dim} is not {parts}", f"use {latent.qk_dim}, or leave it out")
+        for name, neutral in _NOT_WITH_LATENT.items():
+            if getattr(self, name) != neutral:
+                wrong.add(name, f"latent attention has no {name}", "leave it out")
+        if self.temperature is not None and self.temperature.first_position:
+            wrong.add("temperature.first_position", "latent attention counts positions from 0", "use 0")
 
     @property
     def gqa_ratio(self) -> int:
@@ -188,6 +217,26 @@ class Attention(Record):
     def gate_size(self) -> int:
         """Numbers of a head's output gate; 0 without one."""
         return 0 if self.output_gate is None else 1 if self.output_gate.scope == "head" else self.head_dim
+
+    @property
+    def rope_dim(self) -> int:
+        """Elements of a head of which `rope.fraction` is the rotated share: of latent attention its rotated part."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    @property
+    def cached_dim(self) -> int:
+        """Elements of each row that the cache keeps of a token."""
+        return self.head_dim if self.latent is None else self.latent.row_dim
+
+    @property
+    def cached_rows(self) -> int:
+        """Rows that the cache keeps of a token: a key and a value of each KV head, or the one of latent attention."""
+        return 2 * self.num_kv_heads if self.latent is None else 1
+
+    @property
+    def result_dim(self) -> int:
+        """Elements of a head's result, which the output projection reads."""
+        return self.head_dim if self.latent is None else self.latent.v_dim
 
     @property
     def score_scale(self) -> float:

@@ -45,7 +45,7 @@ class _Kind:
     @property
     def unit(self) -> int:
         """KV heads that no rank may divide."""
-        return self.block // math.gcd(self.block, self.attention.gqa_ratio * self.attention.head_dim)
+        return self.block // math.gcd(self.block, self.attention.gqa_ratio * self.attention.result_dim)
 
 
 def divide_heads(spec: ModelSpec, fractions: Sequence[float]) -> HeadRanges:
@@ -113,7 +113,7 @@ def _queries(kinds: Sequence[_Kind], fractions: Sequence[float]) -> list[Range]:
         if num_heads // unit < ranks:
             raise too_few(f"{num_heads} query heads", ranks, f"their layers together divide them by {unit}")
         return ranges_of([unit * part for part in divide(num_heads // unit, fractions)])
-    unit = math.lcm(unit, *(kind.block // math.gcd(kind.block, kind.attention.head_dim) for kind in copied))
+    unit = math.lcm(unit, *(kind.block // math.gcd(kind.block, kind.attention.result_dim) for kind in copied))
     most = max(copied, key=lambda kind: kind.attention.num_kv_heads).attention
     result: list[Range] = []
     for kv_head, copies in enumerate(divide(ranks, [1.0] * most.num_kv_heads)):

@@ -15,19 +15,12 @@ from mlxr.compiler.spec.record import Record
 
 _TERM = re.compile(r"[a-z_]+|[0-9]{1,9}", re.ASCII)
 DIMENSIONS = (
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "half_head",
-    "group",
-    "hidden",
-    "intermediate",
-    "experts",
-    "shared",
-    "layer",
+    *("heads", "kv_heads", "head_dim", "half_head", "group", "hidden", "intermediate", "experts", "shared", "layer"),
+    *("kv_rank", "nope_dim", "rope_dim", "v_dim"),
 )
 """What sizes in family files may be made of; `half_head` is head_dim / 2, `group` heads / kv_heads,
-`shared` the width of the shared expert, `layer` the number of the layer."""
+`shared` the width of the shared expert, `layer` the number of the layer. The last ones are those of latent attention,
+else 0."""
 
 Size = Annotated[int | str, Field(union_mode="left_to_right")]
 
@@ -74,7 +67,12 @@ class FileTensor(Record):
     """Which rows, of each; null for all as they are."""
     transposed: bool = False
     """Whether files hold its columns as rows, as `x @ W` has it and not `x @ W.T`: the last two dimensions change
-    places before rows are selected. Only of floats."""
+    places before rows are selected. Only of floats, unless `matrix_rows` says of which matrices."""
+    matrix_rows: Size | None = None
+    """Rows of each of the matrices that lie one below the other in the file, and that are transposed each by itself;
+    null for one matrix, or as many as the tensor's other dimensions say."""
+    columns: Size | None = None
+    """Columns of a row, of which the first ones are meant; null for as many as are needed."""
     add: Annotated[float, Field(strict=True)] = 0.0
     """Added to every number: 1 for norms that files hold as their distance from 1."""
 

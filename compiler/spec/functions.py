@@ -49,6 +49,9 @@ class Arguments(Protocol):
     def rope(self, layers: str | None, theta: float, fraction: float | None, /) -> dict[str, Any] | None:
         """How the file says that positions are rotated, as a spec's `rope` section."""
 
+    def score_factor(self) -> float:
+        """What scores are multiplied by where positions are stretched: DeepSeek's mscale, squared."""
+
     def missing(self, index: int, /) -> SpecError:
         """The error for an argument whose key is required."""
 
@@ -215,8 +218,19 @@ def _rope(of: Arguments) -> dict[str, Any] | None:
     return of.rope(layers, float(theta), None if fraction is None else float(fraction))
 
 
+def _score_scale(of: Arguments) -> float | None:
+    """The factor of scores of heads of so many elements, stretched positions included: (elements, ...), added up."""
+    numbers = [of.number(index) for index in range(len(of))]
+    sizes = [number for number in numbers if number is not None]
+    if len(sizes) < len(numbers) or sum(sizes) <= 0:
+        raise of.missing(0)
+    factor = of.score_factor()
+    return None if factor == 1 else factor / math.sqrt(sum(sizes))
+
+
 FUNCTIONS = {
     "divide": Function(2, 2, _arithmetic(_divide)),
+    "add": Function(2, 2, _arithmetic(lambda a, b: a + b)),
     "subtract": Function(2, 2, _arithmetic(lambda a, b: a - b)),
     "multiply": Function(2, 8, _arithmetic(lambda *numbers: math.prod(numbers))),
     "sqrt": Function(1, 1, _arithmetic(math.sqrt)),
@@ -235,4 +249,5 @@ FUNCTIONS = {
     "cross": Function(2, 4, _cross),
     "of_type": Function(4, 4, _of_type),
     "rope": Function(2, 3, _rope),
+    "score_scale": Function(1, 2, _score_scale),
 }

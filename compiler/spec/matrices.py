@@ -2,6 +2,7 @@
 
 from mlxr.compiler.spec.architecture import Model
 from mlxr.compiler.spec.attention import Attention
+from mlxr.compiler.spec.latent import Latent
 from mlxr.compiler.spec.mlp import Mlp
 
 Shapes = dict[str, tuple[int, int]]
@@ -23,6 +24,8 @@ def matrix_shapes(model: Model) -> Shapes:
 
 
 def _attention(attention: Attention, hidden: int) -> Shapes:
+    if attention.latent is not None:
+        return _latent(attention.num_heads, attention.latent, hidden)
     heads, kv_heads = (count * attention.head_dim for count in (attention.num_heads, attention.num_kv_heads))
     shapes = {"attention.q": (heads, hidden)}
     if attention.gate_size:
@@ -32,6 +35,20 @@ def _attention(attention: Attention, hidden: int) -> Shapes:
         if not attention.values_from_keys:
             shapes["attention.v"] = (kv_heads, hidden)
     return shapes | {"attention.o": (hidden, heads)}
+
+
+def _latent(num_heads: int, latent: Latent, hidden: int) -> Shapes:
+    """Of latent attention; `k_b` and `v_b` have the rows of one head after those of the other."""
+    queries, rank = num_heads * latent.qk_dim, latent.q_rank
+    shapes = {"attention.q": (queries, hidden)}
+    if rank is not None:
+        shapes = {"attention.q_a": (rank, hidden), "attention.q_b": (queries, rank)}
+    return shapes | {
+        "attention.kv_a": (latent.row_dim, hidden),
+        "attention.k_b": (num_heads * latent.kv_rank, latent.nope_dim),
+        "attention.v_b": (num_heads * latent.v_dim, latent.kv_rank),
+        "attention.o": (hidden, num_heads * latent.v_dim),
+    }
 
 
 def _mlp(mlp: Mlp, hidden: int) -> Shapes:

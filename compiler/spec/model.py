@@ -28,6 +28,7 @@ from mlxr.compiler.spec.fields import (
     SizeBytes,
     SizeOrSizes,
 )
+from mlxr.compiler.spec.latent import Latent
 from mlxr.compiler.spec.matrices import matrix_shapes
 from mlxr.compiler.spec.mlp import Experts, Mlp, SharedExpert
 from mlxr.compiler.spec.parallel import Parallel
@@ -48,6 +49,7 @@ __all__ = [
     "Cache",
     "Experts",
     "FloatType",
+    "Latent",
     "LayerType",
     "LinearScaling",
     "Llama3Scaling",
@@ -320,8 +322,8 @@ class ModelSpec(Record):
                 f"use {blocks_of_one} blocks, or leave num_blocks out",
             )
         attentions = [layer.attention for layer in model.layers if layer.attention.kv_from is None]
-        row_bytes = sum(a.num_kv_heads * cache_row_bytes(cache.widest_dtype, a.head_dim) for a in attentions)
-        block_bytes = 2 * cache.block_size * row_bytes
+        row_bytes = sum(a.cached_rows * cache_row_bytes(cache.widest_dtype, a.cached_dim) for a in attentions)
+        block_bytes = cache.block_size * row_bytes
         if cache.memory_budget is not None and not block_bytes <= cache.memory_budget:
             wrong.add(
                 "cache.memory_budget",
@@ -335,7 +337,9 @@ def _widest(layer: LayerType) -> int:
     """Columns of the widest activation within a layer."""
     attention, mlp = layer.attention, layer.mlp
     chosen = 1 if mlp.experts is None else mlp.experts.per_token
+    latent = attention.latent
     return max(
         (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim,
+        0 if latent is None else attention.num_heads * max(latent.row_dim, latent.qk_dim) + latent.row_dim,
         *(2 * width * chosen for _, width in mlp.widths),
     )

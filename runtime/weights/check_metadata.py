@@ -30,6 +30,17 @@ def _thetas(spec: ModelSpec) -> Iterable[float]:
     return {rope.theta for rope in ropes if rope is not None}
 
 
+def _kv_heads(spec: ModelSpec) -> Iterable[float]:
+    """KV heads; files of latent attention say as many as query heads, or that there is one row."""
+    return {count for a in spec.model.attentions for count in ([1, a.num_heads] if a.latent else [a.num_kv_heads])}
+
+
+def _head_dims(spec: ModelSpec) -> Iterable[float]:
+    """Elements of a head; files of latent attention may say those of a row, or of the rotated part."""
+    latent = spec.model.attention.latent
+    return [latent.qk_dim, latent.row_dim, latent.rope_dim] if latent else {a.head_dim for a in spec.model.attentions}
+
+
 def _rotary_dims(spec: ModelSpec) -> Iterable[float]:
     return {layer.rotary_dim for layer in spec.model.layers if layer.rope is not None}
 
@@ -43,13 +54,13 @@ _FACTS = (
     ),
     _Fact(
         "attention.num_kv_heads",
-        lambda s: {a.num_kv_heads for a in s.model.attentions},
+        _kv_heads,
         ("attention.head_count_kv",),
         ("num_key_value_heads",),
     ),
     _Fact(
         "attention.head_dim",
-        lambda s: {a.head_dim for a in s.model.attentions},
+        _head_dims,
         ("attention.key_length",),
         ("head_dim",),
     ),

@@ -106,9 +106,12 @@ def _check_coverage(file: WeightFile, tensors: Iterable[TensorRows]) -> None:
     for tensor in tensors:
         if tensor.recipe.rows is None:
             continue
+        # Of a transposed tensor, rows of the file are columns of the model's.
+        width = tensor.turned_width or tensor.file_columns
         for planes in tensor.pieces:
-            rows[planes[0].name] += tensor.num_rows // len(tensor.pieces)
-            total[planes[0].name] = rows_in_file(tensor.format, planes, tensor.file_columns) or 0
+            in_file = tensor.num_rows * tensor.columns // width if tensor.turned_width else tensor.num_rows
+            rows[planes[0].name] += in_file // len(tensor.pieces)
+            total[planes[0].name] = rows_in_file(tensor.format, planes, width) or 0
     wrong = [f"{quoted(name)} has {total[name]} rows, the model {count}" for name, count in rows.items()]
     wrong = [text for text, (name, count) in zip(wrong, rows.items(), strict=True) if total[name] != count]
     if wrong:

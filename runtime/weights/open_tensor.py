@@ -13,7 +13,7 @@ from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.scaled_tensors import has_tiles
 from mlxr.runtime.weights.stored_tensor import StoredTensor, quoted
-from mlxr.runtime.weights.tensor_rows import TensorRows, row_bytes
+from mlxr.runtime.weights.tensor_rows import TensorRows, row_bytes, turned_width
 from mlxr.runtime.weights.weight_file import WeightFile
 
 
@@ -95,13 +95,12 @@ def _checked_pieces(file: WeightFile, recipe: Recipe, part: TensorSource) -> lis
     needed = _rows_needed(recipe, part)
     pieces: list[_Piece] = []
     for name in recipe.tensors:
-        piece = _find_piece(file, name, columns)
-        pieces.append(piece := _turned(piece) if recipe.is_transposed else piece)
+        pieces.append(piece := _find_piece(file, name, columns, recipe))
         if _types(piece) != _types(pieces[0]):
             raise _FaultError(
                 f"is {piece.format} in {quoted(name)}, and {pieces[0].format} in {quoted(recipe.tensors[0])}"
             )
-        rows = rows_in_file(*piece, columns)
+        rows = _turned_rows(piece, recipe) if _is_turned_late(piece, recipe) else rows_in_file(*piece, columns)
         if rows is None or rows < needed or (recipe.rows is None and rows != needed):
             expected = [part.shape[0], columns] if len(part.shape) > 1 else list(part.shape)
             raise _FaultError(f"got {list(piece.planes[0].shape)}, expected {expected}")
@@ -134,8 +133,27 @@ def _rows_needed(recipe: Recipe, part: TensorSource) -> int:
     return 1 + recipe.rows.start + sum((count - 1) * stride for count, stride in strides)
 
 
-def _find_piece(file: WeightFile, name: str, columns: int) -> _Piece:
-    """A tensor with so many columns."""
+def _find_piece(file: WeightFile, name: str, columns: int, recipe: Recipe) -> _Piece:
+    """A tensor with so many columns, once it is transposed if the recipe says so."""
+    piece = _stored_piece(file, name, turned_width(recipe) or columns)
+    return _turned(piece, recipe) if recipe.is_transposed and not _is_turned_late(piece, recipe) else piece
+
+
+def _is_turned_late(piece: _Piece, recipe: Recipe) -> bool:
+    """Whether blocks have to be decoded before they are transposed."""
+    first = piece.planes[0]
+    has_blocks = len(piece.planes) > 1 or first.element_type.block_elements > 1 or first.scales is not None
+    return has_blocks and turned_width(recipe) is not None
+
+
+def _turned_rows(piece: _Piece, recipe: Recipe) -> int | None:
+    """The rows that a tensor has once its matrices are transposed; None if it does not consist of such matrices."""
+    width, of_each = turned_width(recipe), recipe.matrix_rows
+    rows = rows_in_file(*piece, width) if width else None
+    return rows // of_each * width if rows and of_each and width and rows % of_each == 0 else None
+
+
+def _stored_piece(file: WeightFile, name: str, columns: int) -> _Piece:
     tensor = file.tensors[name]
     _, scales_name, biases_name = plane_names(name)
     scales = file.tensors.get(scales_name) if file.format == "safetensors" else None
@@ -151,9 +169,11 @@ def _find_piece(file: WeightFile, name: str, columns: int) -> _Piece:
     raise _FaultError(f"is of type {tensor.type}, which cannot be read as weights")
 
 
-def _turned(piece: _Piece) -> _Piece:
-    """The tensor as it is once its last two dimensions have changed places."""
-    tensor = piece.planes[0]
+def _turned(piece: _Piece, recipe: Recipe) -> _Piece:
+    """The tensor as it is once its last two dimensions have changed places, or those of each of its matrices."""
+    tensor, matrix_rows = piece.planes[0], recipe.matrix_rows
+    if matrix_rows and len(tensor.shape) == 2 and tensor.shape[0] % matrix_rows == 0:
+        tensor = replace(tensor, shape=(tensor.shape[0] // matrix_rows, matrix_rows, tensor.shape[1]))
     if len(tensor.shape) < 2 or len(piece.planes) > 1 or tensor.scales or tensor.element_type.block_elements > 1:
         raise _FaultError(
             f"is {piece.format} of {list(tensor.shape)}, expected a matrix of floats, as it is transposed"

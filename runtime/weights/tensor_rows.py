@@ -7,7 +7,7 @@ vector is one row.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -125,6 +125,8 @@ class TensorRows:
         Raises:
             WeightsError: as `plane_rows`.
         """
+        if self.turned_width and (self._block_elements > 1 or self.planes[0].scales is not None):
+            return self._turned_numbers(first, last)
         if self.is_one_block_row:
             numbers = self._vector()[first:last]
         elif len(self.planes) > 1:
@@ -139,6 +141,27 @@ class TensorRows:
             numbers = numbers[:, begin : begin + self.columns]
         rows = np.asarray(numbers, np.float32).reshape(last - first, self.columns)
         return rows + np.float32(self.recipe.add) if self.recipe.add else rows
+
+    @property
+    def turned_width(self) -> int | None:
+        """Columns of the file's tensor, where the matrices that it consists of are transposed each by itself."""
+        return turned_width(self.recipe)
+
+    def _turned_numbers(self, first: int, last: int) -> Floats:
+        """Rows [first, last) of matrices whose blocks are decoded before they are transposed."""
+        width, of_each, rows = self.turned_width, self.recipe.matrix_rows, self.recipe.rows
+        assert width and of_each and rows is not None, "only such tensors are read so"
+        chosen = selected(rows, first, last)
+        places = np.arange(chosen.start, chosen.stop) if isinstance(chosen, slice) else chosen
+        start = self.recipe.columns.first if self.recipe.columns is not None else 0
+        file_rows = (1 + int(places.max()) // width) * of_each
+        stored = replace(self, shape=(file_rows, width), recipe=Recipe(self.recipe.tensor))
+        numbers = np.empty((last - first, self.columns), np.float32)
+        for matrix in np.unique(places // width):
+            own = places // width == matrix
+            decoded = stored.numbers(int(matrix) * of_each, (int(matrix) + 1) * of_each)
+            numbers[own] = decoded.T[places[own] % width, start : start + self.columns]
+        return numbers
 
     def forget(self, first: int, last: int) -> None:
         """Says that rows [first, last) are not needed soon; they can still be read."""
@@ -223,6 +246,11 @@ class TensorRows:
     def _file_rows(self, span: _Span) -> slice | npt.NDArray[np.int64]:
         rows = self.recipe.rows
         return slice(span.first, span.last) if rows is None else selected(rows, span.first, span.last)
+
+
+def turned_width(recipe: Recipe) -> int | None:
+    """Columns of a file's tensor that consists of matrices which are transposed each by itself; None of others."""
+    return recipe.rows.counts[-1] if recipe.matrix_rows is not None and recipe.rows is not None else None
 
 
 def row_bytes(format: str, planes: tuple[StoredTensor, ...], plane: int, columns: int) -> int:

@@ -224,7 +224,7 @@ MLXR_INLINE void attend_values(float *values, const float *keep, const float *we
 MLXR_INLINE void attend_decode_heads(float *values, float *maxima, float *sums, float *scores, const float *q, int heads,
                                      const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
                                      cache_ahead *ahead, int lines, int count, float cap, int type, int head_dim,
-                                     int dim) {
+                                     int v_dim, int dim) {
     const int block = attend_block(heads), keys = MLXR_LANES / block;
     float keep[MLXR_LANES];
     attend_scores(scores, q, heads, k_rows, offsets, ahead, lines, count, type, head_dim, dim);
@@ -232,23 +232,30 @@ MLXR_INLINE void attend_decode_heads(float *values, float *maxima, float *sums, 
     if (cap) attend_cap(scores, MLXR_LANES, (count + keys - 1) / keys, MLXR_LANES, NULL, cap);
     attend_softmax(scores, block, count, (count + keys - 1) / keys * keys, maxima, sums, keep, ahead, 0);
     attend_scale(scores, block, v_rows, offsets, count, type, head_dim);
-    attend_values(values, keep, scores, heads, v_rows, offsets, ahead, lines, count, type, head_dim, dim);
+    attend_values(values, keep, scores, heads, v_rows, offsets, ahead, lines, count, type, v_dim, dim);
 }
 
 // The same for any number of heads: h's maximum and sum are lane h % MLXR_LANES of vector h / MLXR_LANES. `cap`: 0, or
-// scores become cap * tanh(score).
-MLXR_INLINE void attend_decode_tile(float *values, float *maxima, float *sums, float *scores, const float *q, int heads,
+// scores become cap * tanh(score). The first v_dim elements of a row of V are summed; in q8 its scale is after head_dim.
+MLXR_INLINE void attend_decode_rows(float *values, float *maxima, float *sums, float *scores, const float *q, int heads,
                                     const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
-                                    cache_ahead *ahead, int count, float cap, int type, int head_dim, int dim) {
+                                    cache_ahead *ahead, int count, float cap, int type, int head_dim, int v_dim, int dim) {
     const int whole = heads / MLXR_LANES * MLXR_LANES;
     // Half with the scores, half with the values.
     const int lines = (head_dim * cache_element_bytes(type) + 127) / 128;
     for (int h = 0; h < whole; h += MLXR_LANES)
         attend_decode_heads(values + h * dim, maxima + h, sums + h, scores, q + h * dim, MLXR_LANES, k_rows, v_rows,
-                            offsets, ahead, h ? 0 : lines, count, cap, type, head_dim, dim);
+                            offsets, ahead, h ? 0 : lines, count, cap, type, head_dim, v_dim, dim);
     if (whole < heads)
         attend_decode_heads(values + whole * dim, maxima + whole, sums + whole, scores, q + whole * dim, heads - whole,
-                            k_rows, v_rows, offsets, ahead, whole ? 0 : lines, count, cap, type, head_dim, dim);
+                            k_rows, v_rows, offsets, ahead, whole ? 0 : lines, count, cap, type, head_dim, v_dim, dim);
+}
+
+MLXR_INLINE void attend_decode_tile(float *values, float *maxima, float *sums, float *scores, const float *q, int heads,
+                                    const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
+                                    cache_ahead *ahead, int count, float cap, int type, int head_dim, int dim) {
+    attend_decode_rows(values, maxima, sums, scores, q, heads, k_rows, v_rows, offsets, ahead, count, cap, type, head_dim,
+                       head_dim, dim);
 }
 
 MLXR_INLINE void attend_decode_close(float *sums, int heads) {

@@ -22,6 +22,7 @@ enum { MLXR_ROWS_I8, MLXR_ROWS_F32, MLXR_ROWS_BF16, MLXR_FORMS };
 typedef struct {
     const float *x, *norm, *norm_bias;
     const int32_t *gather;
+    int heads, of_head, of_token;  // with `heads`, rows are parts of tokens', head after head: so many columns apart in x
     int rows, columns, layer;
     float eps;
 } mlxr_input;
@@ -128,6 +129,10 @@ MLXR_OUTLINE const uint8_t *mlxr_inputs(const mlxr_worker *w, const mlxr_input *
     if (!alone) mlxr_share(w, in->rows, &first, &last);
     for (int r = first; r < last; r++) {
         const float *x = in->x + (size_t)(in->gather ? in->gather[r] : r) * (size_t)K;
+        if (in->heads) {
+            const int tokens = in->rows / in->heads;
+            x = in->x + (size_t)(r % tokens) * (size_t)in->of_token + (size_t)(r / tokens) * (size_t)in->of_head;
+        }
         uint8_t *dst = to + (size_t)r * bytes;
         mlxr_norm_row(x, in, form == MLXR_ROWS_F32 ? (float *)dst : row);
         if (form == MLXR_ROWS_F32) mlxr_sum_sixteens((const float *)dst, K, (float *)dst + mlxr_row_floats(K));

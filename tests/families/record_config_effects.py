@@ -36,6 +36,8 @@ class Transformers:
         self.name = f"transformers {transformers.__version__}"
         self._torch, self._models = torch, transformers.AutoModelForCausalLM
         kind = transformers.CONFIG_MAPPING[family]
+        if family == "mistral4":  # which transformers knows as a part of models with images alone
+            self._models.register(kind, transformers.Mistral4ForCausalLM, exist_ok=True)
         own = json.loads(kind().to_json_string(use_diff=False))
         self.own_keys = {key: value for key, value in own.items() if key not in LEFT_OUT}
         base = kind.from_dict(cases.base_config(family, cases.spellings(family)[0]))

@@ -22,7 +22,7 @@ from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.model import Model
 
 Config = dict[str, Any]
-OWN_CODE = ("baichuan", "chatglm", "hunyuan", "internlm2", "mimo", "minicpm", "minimax")
+OWN_CODE = ("baichuan", "chatglm", "hunyuan", "internlm2", "kimi_k2", "mimo", "minicpm", "minimax")
 """Architectures whose config transformers does not know: they bring code of their own."""
 FLAT = ("qwen2_5_vl",)
 """Architectures that transformers takes for wholes with a text model, also where the keys of both are side by side."""
@@ -35,6 +35,7 @@ BIASES = {
 
 
 BY_KIND: dict[str, Config] = {
+    "deepseek_v2": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "glm4_moe": {"hidden_size": 12288},
 }

@@ -103,6 +103,7 @@ def test_published_configs_are_imported(family: str) -> None:
         assert (model.num_layers, model.hidden_size, attention.num_heads) == said, name
         named = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
         kv_heads = next((config[key] for key in named if key in config), 1 if config.get("multi_query") else said[2])
+        kv_heads = 1 if attention.latent else kv_heads
         assert attention.num_kv_heads == kv_heads, name
         ropes = [layer.rope for layer in model.layers if layer.rope is not None]
         if "rope_theta" in config:

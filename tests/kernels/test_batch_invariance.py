@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from mlxr.compiler.schedule.geometry import Geometry
+from mlxr_tests.family_specs import FAMILY_SPECS
 from mlxr_tests.few import few
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.ways import check_same_bits
@@ -46,6 +47,7 @@ CASES: dict[str, tuple[dict[str, Any], Geometry]] = {
         },
         Geometry.of(partition=16, attend_many=2, prefill_keys=8),
     ),
+    "latent": (FAMILY_SPECS["latent"] | {"cache": PAGED | {"dtype": "q8"}}, Geometry.of(partition=16)),
     "quantised": (
         BLOCKS
         | {

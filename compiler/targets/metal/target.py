@@ -17,6 +17,7 @@ from mlxr.compiler.schedule.program import PlacedProgram, make_program
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.metal.decode_kernel.make_step_kernels import with_step_kernels
 from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
+from mlxr.compiler.targets.metal.kernels.attend_latent import AttendLatentKernel
 from mlxr.compiler.targets.metal.kernels.attend_prefill import with_batch_tile
 from mlxr.compiler.targets.metal.kernels.copy_blocks import copy_blocks_launches
 from mlxr.compiler.targets.metal.lowering import MetalLowering
@@ -54,6 +55,8 @@ class MetalTarget:
             launches: Sequence[PendingLaunch] = lowering.pending
             if name == "prefill":
                 launches, query_tile = with_batch_tile(launches)
+                latent = (launch.body.tile for launch in launches if isinstance(launch.body, AttendLatentKernel))
+                query_tile = next(latent, query_tile)
             phases.append(LoweredPhase(name, merge_unpacks(launches), shapes, graph.outputs, chosen))
         return Lowered(
             tuple(phases),

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import KEYS_AND_VALUES
+from mlxr.compiler.ir.op_kind import RopeLayout
 from mlxr.compiler.ir.ops.attention import (
     Attention,
     GateHeads,
@@ -50,7 +51,7 @@ def cache_write(inputs: Inputs, attrs: CacheWrite, arena: ArenaLayer | None = No
 def attention(inputs: Inputs, attrs: Attention, arena: ArenaLayer | None = None) -> Outputs:
     """softmax(scale q k^T) v of q [tokens, heads * head_dim] over each sequence's part of the arena."""
     q = inputs["q"]
-    return {"out": _attend(f32(q), inputs, attrs, arena).astype(q.dtype)} | _token(inputs)
+    return {"out": _attend(f32(q), inputs, attrs, arena).astype(q.dtype)} | pass_token(inputs)
 
 
 @evaluates(GateHeads)
@@ -98,7 +99,7 @@ def _rotate_and_attend(inputs: Inputs, attrs: PackedAttention, arena: ArenaLayer
     out = _attend(q, inputs, attrs, arena)
     if attrs.gate is not None:
         out = _gated(out, inputs, GateHeads(attrs.num_heads, attrs.gate, attrs.gate_first, attrs.gate_size))
-    return {"out": out.astype(inputs["qkv"].dtype)} | _token(inputs)
+    return {"out": out.astype(inputs["qkv"].dtype)} | pass_token(inputs)
 
 
 def _parts(inputs: Inputs, attrs: PackedHeads) -> tuple[mx.array, mx.array, mx.array]:
@@ -128,27 +129,33 @@ def _rotate(x: mx.array, inputs: Inputs, attrs: Rope | PackedHeads, num_heads: i
         return x
     heads = x.reshape(-1, num_heads, attrs.head_dim)
     rotated, passed = heads[..., :rotary_dim], heads[..., rotary_dim:]
-    angles = (f32(inputs["positions"])[:, None] * inputs["frequencies"])[:, None, :]
-    cos, sin = mx.cos(angles) * attrs.rope_scale, mx.sin(angles) * attrs.rope_scale
-    if attrs.rope_layout == "interleaved":
-        a, b = rotated[..., 0::2], rotated[..., 1::2]
-        rotated = mx.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(rotated.shape)
-    else:
-        a, b = mx.split(rotated, 2, axis=-1)
-        rotated = mx.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    rotated = rotate_pairs(rotated, inputs, attrs.rope_layout, attrs.rope_scale)
     return mx.concatenate([rotated, passed], axis=-1).reshape(x.shape)
+
+
+def rotate_pairs(heads: mx.array, inputs: Inputs, layout: RopeLayout, scale: float) -> mx.array:
+    """Heads [tokens, heads, rotary_dim], rotated by their positions."""
+    angles = (f32(inputs["positions"])[:, None] * inputs["frequencies"])[:, None, :]
+    cos, sin = mx.cos(angles) * scale, mx.sin(angles) * scale
+    if layout == "interleaved":
+        a, b = heads[..., 0::2], heads[..., 1::2]
+        return mx.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(heads.shape)
+    a, b = mx.split(heads, 2, axis=-1)
+    return mx.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 def _store(k: mx.array, v: mx.array, inputs: Inputs, place: ArenaLayer | None) -> Outputs:
     assert place is not None, "cache writes need an arena"
-    cache = place.cache
-    slots = _indices(inputs["slots"])
-    blocks, offsets = slots // cache.block_size, slots % cache.block_size
     for port, new in zip(KEYS_AND_VALUES, (k, v), strict=True):
-        heads = new.reshape(-1, cache.num_kv_heads, cache.head_dim)
-        rows = layer_rows(inputs[port], cache.layout, place.place(port))
-        rows[blocks, offsets] = encode_rows(heads, str(cache.dtype))
-    return _token(inputs)
+        store_rows(new.reshape(-1, place.cache.num_kv_heads, place.cache.head_dim), port, inputs, place)
+    return pass_token(inputs)
+
+
+def store_rows(new: mx.array, port: str, inputs: Inputs, place: ArenaLayer) -> None:
+    """Stores rows [tokens, kv_heads, head_dim] of one store in their slots."""
+    cache, slots = place.cache, _indices(inputs["slots"])
+    rows = layer_rows(inputs[port], cache.layout, place.place(port))
+    rows[slots // cache.block_size, slots % cache.block_size] = encode_rows(new, str(cache.dtype))
 
 
 def _attend(q: mx.array, inputs: Inputs, attrs: Attention | PackedAttention, place: ArenaLayer | None) -> mx.array:
@@ -157,7 +164,7 @@ def _attend(q: mx.array, inputs: Inputs, attrs: Attention | PackedAttention, pla
     outs = []
     for seq, context in enumerate(_indices(inputs["context_lens"]).tolist()):
         own = slice(int(starts[seq]), int(starts[seq + 1]))
-        k, v = (_context(inputs[port], port, place, tables[seq], context) for port in KEYS_AND_VALUES)
+        k, v = (context_of(inputs[port], port, place, tables[seq], context) for port in KEYS_AND_VALUES)
         positions = inputs["positions"][own]
         # What left every window may be in no block any more.
         first = 0 if attrs.window is None else max(0, int(positions[0]) + 1 - attrs.window)
@@ -165,8 +172,8 @@ def _attend(q: mx.array, inputs: Inputs, attrs: Attention | PackedAttention, pla
     return mx.concatenate(outs)
 
 
-def _context(array: mx.array, port: str, place: ArenaLayer, table: npt.NDArray[np.int32], context: int) -> mx.array:
-    """K or V of a sequence, [kv_heads, context, head_dim] in fp32."""
+def context_of(array: mx.array, port: str, place: ArenaLayer, table: npt.NDArray[np.int32], context: int) -> mx.array:
+    """The rows of a store of a sequence, [kv_heads, context, head_dim] in fp32."""
     geometry = place.cache
     num_blocks = -(-context // geometry.block_size)
     blocks = np.arange(num_blocks) if geometry.mode == "contiguous" else table[:num_blocks]
@@ -210,6 +217,6 @@ def _indices(array: mx.array) -> npt.NDArray[np.int32]:
     return np.array(array)
 
 
-def _token(inputs: Inputs) -> Outputs:
+def pass_token(inputs: Inputs) -> Outputs:
     """The token that the op passes on; accesses here are in order by themselves."""
     return {"token": inputs["token"]} if "token" in inputs else {}

@@ -16,6 +16,7 @@ from mlxr.compiler.ir.op_registry import op_kinds, read_op_kind
 from mlxr.compiler.ir.ops.elementwise import Elementwise
 from mlxr.compiler.ir.tensor import Shape, Tensor
 from mlxr.compiler.ir.work import Dims, Use
+from mlxr_tests import latent_ops
 from mlxr_tests.expert_ops import EXPERTS, matrix, tokens
 from mlxr_tests.reference_ops import PLAIN_PROJECTION
 
@@ -50,6 +51,7 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         {"dtype": "bf16", "scale": 1.0, "first_row": None},
         {"out": tokens(48, BF16)},
     ),
+    **latent_ops.GOOD,
     "norm": ("norm", {"x": tokens(48, BF16), "weight": matrix(48)}, NORM, {"out": tokens(48, BF16)}),
     "norm, all of it": (
         "norm",
@@ -230,6 +232,7 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("linear", {"weight": (48, 24)}, {}, "weight has 24 columns, x has 48"),
     ("linear", {"bias": (23,)}, {}, r"bias is \[23\]; expected \[24\]"),
     ("linear", {"x": ("tokens", "rows")}, {}, r"x is \['tokens', 'rows'\]"),
+    *latent_ops.BAD,
     ("multiply", {"b": ("rows", 48)}, {}, "expected the same"),
     ("add", {"b": tokens(48, BF16)}, {}, "expected the same"),
     ("add", {}, {"alpha": True}, "attribute alpha is True; expected a number"),
@@ -359,7 +362,8 @@ def test_rule_refuses(case: str, inputs: dict[str, Shape | Tensor], attrs: dict[
 
 def test_arena_accesses_have_tokens() -> None:
     accesses = {kind.name for kind in OPS.values() if kind.accesses}
-    assert accesses == {name for name, kind in OPS.items() if "k_arena" in kind.inputs and "v_arena" in kind.inputs}
+    keeps = {name for name, kind in OPS.items() if {"k_arena", "v_arena"} <= {*kind.inputs}}
+    assert accesses == keeps | {name for name, kind in OPS.items() if "latent_arena" in kind.inputs}
     assert accesses == {name for name, kind in OPS.items() if "token" in kind.outputs and "token" in kind.optional}
 
 
@@ -367,8 +371,9 @@ def test_stages() -> None:
     left = {name for name, kind in OPS.items() if "ordered" in kind.stages}
     attention = {"qk_norm", "qk_mean_squares", "rope_write_attention", "rope_cache_write", "rope_attention"}
     experts = {"route", "expert_projection", "routed_projection", "expert_combine"}
+    latent = {"latent_write", "latent_norm_write", "head_product", "latent_queries", "latent_attention"}
     collectives = {"all_sum", "send", "receive", "gather_result"}
-    assert left == {"embed", "norm", "norm_rows", "linear", "projection"} | experts | attention | collectives
+    assert left == {"embed", "norm", "norm_rows", "linear", "projection"} | experts | attention | latent | collectives
 
 
 def test_kinds_with_the_same_attributes_differ() -> None:

@@ -11,6 +11,7 @@ from mlxr_tests.few import few_of
 from mlxr_tests.graphs import check_same_numbers, kinds, source_graph, trace
 
 LAUNCHED = {"embed", "norm", "linear", "projection", "qk_norm", "expert_combine"}
+LATENT = {"latent_write", "latent_norm_write", "latent_queries", "latent_attention", "head_product"}
 OF_PHASE = {
     "decode": {"rope_write_attention", "rope_read_attention", "routed_projection"},
     "prefill": {"rope_cache_write", "rope_attention", "route", "expert_projection"},
@@ -26,7 +27,7 @@ def test_all_passes_keep_the_numbers(name: str, phase: PhaseName) -> None:
     spec = family_spec(name)
     source = source_graph(spec)
     graph, _ = run_passes(source, passes_of(phase))
-    assert set(kinds(graph)) <= LAUNCHED | OF_PHASE[phase]
+    assert set(kinds(graph)) <= LAUNCHED | LATENT | OF_PHASE[phase]
     check_same_numbers(source, graph, spec, decode_only=phase == "decode")
 
 
@@ -35,6 +36,7 @@ def layer_launches(name: str, layer: int) -> list[str]:
 
 
 ATTEND, PROJECT = "rope_write_attention", "projection"
+ABSORBED = ["latent_queries", "latent_attention", "head_product"]
 SPARSE = [PROJECT, "routed_projection", "expert_combine"]
 
 
@@ -44,6 +46,22 @@ SPARSE = [PROJECT, "routed_projection", "expert_combine"]
         ("plain", [PROJECT, ATTEND, PROJECT, PROJECT, PROJECT]),
         ("parallel", [PROJECT, ATTEND, PROJECT, PROJECT, PROJECT]),
         ("relu2", [PROJECT, ATTEND, PROJECT, PROJECT, PROJECT]),
+        (
+            "latent",
+            [
+                PROJECT,
+                "latent_norm_write",
+                "linear",
+                "latent_queries",
+                "latent_attention",
+                "head_product",
+                *3 * [PROJECT],
+            ],
+        ),
+        (
+            "latent-one-projection",
+            [PROJECT, "latent_write", *ABSORBED, *3 * [PROJECT]],
+        ),
         ("qk-norm-all", [PROJECT, "qk_norm", ATTEND, PROJECT, PROJECT, PROJECT]),
         ("post-norm", ["linear", ATTEND, "linear", "norm", PROJECT, "linear", "norm"]),
         ("sandwich-norm", [PROJECT, ATTEND, "linear", "norm", PROJECT, "linear", "norm"]),

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import mlxr
-from mlxr.compiler.artifact import KEYS_AND_VALUES, Artifact, KernelCall
+from mlxr.compiler.artifact import ATTENDED, Artifact, KernelCall
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, KernelFault
 from mlxr.compiler.schedule.geometry import Geometry
@@ -86,10 +86,10 @@ class SimMetalKernel:
         mx.eval(*inputs)
         views = [memoryview(x) for x in inputs]
         assert all(v.c_contiguous or 0 in (v.strides or ()) for v in views), "kernels take what they bind as it lies"
-        inputs = [x if name in KEYS_AND_VALUES else mx.contiguous(x) for name, x in zip(names, inputs, strict=False)]
+        inputs = [x if name in ATTENDED else mx.contiguous(x) for name, x in zip(names, inputs, strict=False)]
         mx.eval(*inputs, *outputs)
         buffers = [
-            SimBuffer.of(array, writable=i >= self.num_inputs or names[i] in KEYS_AND_VALUES, name=names[i])
+            SimBuffer.of(array, writable=i >= self.num_inputs or names[i] in ATTENDED, name=names[i])
             for i, array in enumerate([*inputs, *outputs])
         ]
         groups = tuple(-(-g // t) for g, t in zip(grid, threadgroup, strict=True))

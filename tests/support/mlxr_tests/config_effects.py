@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mlxr_tests import latent_effects
+
 Config = dict[str, Any]
 RECORDED = Path(__file__).parents[2] / "data" / "config_effects.json"
 VOCAB = 61
@@ -100,6 +102,7 @@ FAMILIES: dict[str, Config] = {
     "apertus": {"hidden_act": "xielu", "head_dim": None, "rope_scaling": _LLAMA3},
     "cohere": _LAYER_NORM | {"logit_scale": 0.25, "tie_word_embeddings": True, "head_dim": None},
     "cohere2": _LAYER_NORM | _WINDOWS | {"logit_scale": 0.25, "tie_word_embeddings": True, "head_dim": None},
+    **latent_effects.families(_GROUPS, _YARN, NUM_LAYERS),
     "dots1": _GROUPS | {"sliding_window": WINDOW, "max_window_layers": NUM_LAYERS},
     "ernie4_5": {},
     "ernie4_5_moe": {
@@ -405,6 +408,7 @@ def changes(family: str, own_keys: Mapping[str, Any]) -> Iterator[Change]:
     for spelling in spellings(family):
         base = base_config(family, spelling)
         values = {key: [_other(value)] for key, value in own_keys.items() if _other(value) is not None} | _VALUES
+        values |= latent_effects.values(NUM_LAYERS) if "kv_lora_rank" in base else {}
         if spelling != spellings(family)[0]:  # the rest of the config means the same in both
             values = {key: options[:1] for key, options in values.items() if "rope" in key or "rotary" in key}
         for key, options in sorted(values.items()):

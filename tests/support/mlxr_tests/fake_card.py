@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxr.compiler.artifact import KEYS_AND_VALUES, Artifact, decode_dims
+from mlxr.compiler.artifact import ATTENDED, Artifact, decode_dims
 from mlxr.compiler.targets.metal.decode_kernel.make_step_program import make_step_program, step_classes
 from mlxr.compiler.targets.metal.decode_kernel.step_program import StepLaunch, StepProgram
 from mlxr.runtime.hosts.cuda import host as cuda_host
@@ -66,7 +66,7 @@ class SimLauncher:
         outputs = [mx.full(shape, 7, dtype=dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
         mx.eval(*inputs, *outputs)
         buffers = [
-            SimBuffer.of(array, writable=i >= len(inputs) or param.name in KEYS_AND_VALUES, name=param.name)
+            SimBuffer.of(array, writable=i >= len(inputs) or param.name in ATTENDED, name=param.name)
             for i, (array, param) in enumerate(zip([*inputs, *outputs], kernel.params, strict=True))
         ]
         groups = tuple(g // t for g, t in zip(grid, threadgroup, strict=True))
@@ -103,7 +103,7 @@ class SimLauncher:
         for i, (place, param) in enumerate(zip(launch.operands, kernel.params, strict=True)):
             whole = SimBuffer.of(memory[place.argument], writable=True, name=param.name)
             size = min(place.size_bytes, whole.size_bytes - place.offset_bytes)
-            writable = i >= launch.num_inputs or place.argument in KEYS_AND_VALUES
+            writable = i >= launch.num_inputs or place.argument in ATTENDED
             buffers.append(SimBuffer(whole.address + place.offset_bytes, size, writable, param.name, whole))
         kernel.launch(buffers, grid, (launch.kernel.threads, 1, 1))
 

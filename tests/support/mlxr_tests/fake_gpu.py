@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxr.compiler.artifact import KEYS_AND_VALUES, Artifact, KernelEntry
+from mlxr.compiler.artifact import ATTENDED, Artifact, KernelEntry
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr_tests.kernel_host import sim_kernel
 
@@ -63,7 +63,7 @@ class FakeGpu:
             mx.eval(*inputs, *outputs)
             if self._compute:
                 buffers = [
-                    SimBuffer.of(array, writable=i >= len(inputs) or names[i] in KEYS_AND_VALUES, name=names[i])
+                    SimBuffer.of(array, writable=i >= len(inputs) or names[i] in ATTENDED, name=names[i])
                     for i, array in enumerate([*inputs, *outputs])
                 ]
                 groups = tuple(whole // part for whole, part in zip(grid, threadgroup, strict=True))

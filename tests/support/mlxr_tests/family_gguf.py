@@ -18,7 +18,7 @@ from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.tensor_rows import selected
-from mlxr_tests import config_effects
+from mlxr_tests import config_effects, latent_gguf
 from mlxr_tests.family_models import WINDOW, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT
 
@@ -224,6 +224,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         | {"expert_gating_func": 2, "leading_dense_block_count": 1}
         | {"expert_group_count": 4, "expert_group_used_count": 2},
     ),
+    **latent_gguf.cases(_GROUPED),
     "minimax_m2": (
         "minimax_m2",
         "minimax-m2",
@@ -331,7 +332,7 @@ def write_gguf(case: str, folder: Path, joined: bool = False) -> Path:
             writer.add_array(name, array.tolist())
             continue
         writer.add_tensor(name, array.squeeze())  # as llama.cpp's converter: a matrix of one row is a vector
-    if case == "phi3":
+    if case in ("phi3", "minicpm3"):
         for kind, factors in (("long", "long_factor"), ("short", "short_factor")):
             values = np.array(config["rope_scaling"][factors], np.float32)
             writer.add_tensor(f"rope_factors_{kind}.weight", values)
@@ -427,16 +428,22 @@ def _tensors(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     parts = {part.name: part for weight in plan.weights for part in weight.parts}.values()
+    heads = spec.model.attention.num_heads
     for part in parts:
-        sizes[part.gguf[0].tensor] = sizes.get(part.gguf[0].tensor, 0) + part.shape[0]
+        rows = heads * part.shape[1] if part.gguf[0].is_transposed else part.shape[0]
+        sizes[part.gguf[0].tensor] = sizes.get(part.gguf[0].tensor, 0) + rows
     for part in parts:
         numbers = open_tensor(mapped, part).numbers(0, part.shape[0])
         recipe = part.gguf[0]
+        if recipe.is_transposed and recipe.matrix_rows:
+            latent_gguf.put(arrays, recipe, numbers, heads, sizes[recipe.tensor])
+            continue
         array = arrays.setdefault(recipe.tensor, np.zeros((sizes[recipe.tensor], numbers.shape[1]), np.float32))
         array[slice(None) if recipe.rows is None else selected(recipe.rows, 0, len(numbers))] = numbers
     attention = spec.model.attention
     of_heads = attention.qk_norm is not None and attention.qk_norm.scope == "heads"
-    return {name: _shaped(name, array, experts, attention.head_dim, of_heads) for name, array in arrays.items()}
+    shaped = {name: _shaped(name, array, experts, attention.head_dim, of_heads) for name, array in arrays.items()}
+    return latent_gguf.by_head(shaped, heads)
 
 
 def _shaped(name: str, array: Any, experts: int, head_dim: int, norm_of_heads: bool) -> Any:

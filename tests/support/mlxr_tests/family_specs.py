@@ -27,6 +27,12 @@ def _experts(**changes: Any) -> dict[str, Any]:
     return {"model__mlp": {"intermediate_size": 56, "experts": _EXPERTS | changes}}
 
 
+def _latent(q_rank: int | None = 56, eps: float | None = None, **changes: Any) -> dict[str, Any]:
+    latent = {"kv_rank": 72, "q_rank": q_rank, "nope_dim": 24, "rope_dim": 16, "v_dim": 32, "eps": eps}
+    attention = {"num_heads": 6, "num_kv_heads": 1, "head_dim": 40, "latent": latent}
+    return {"model__attention": attention | changes, "model__tensor_names": "canonical"}
+
+
 def _scaled(**scaling: Any) -> dict[str, Any]:
     return {"model__rope": {"theta": 5000.0, "scaling": scaling}}
 
@@ -125,6 +131,13 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
         },
         "model__layer_pattern": ["local", "whole", "local", "after-local", "after-whole", "after-whole"],
     },
+    # latent attention
+    "latent": _latent(),
+    "latent-one-projection": {
+        **_latent(q_rank=None, eps=0.01),
+        "model__rope": {"layout": "interleaved", "scaling": {"kind": "yarn", "factor": 4.0, "original_context": 64}},
+    },
+    "latent-tempered": _latent(temperature={"beta": 0.3, "original_context": 4}, scale=0.3),
     # scores and scales
     "clamped-projections": _attention(qkv_limit=0.4, qkv_bias=True, qk_norm={"scope": "head"}),
     "soft-caps": {**_attention(softcap=2.0), "model__logit_softcap": 1.5},

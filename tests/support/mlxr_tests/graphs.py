@@ -169,7 +169,7 @@ def trace(graph: OpGraph, source: OpGraph, spec: ModelSpec, decode_only: bool = 
         outputs = run_graph(runs, weights_of(runs, source), batch, arena)
         if not decode_only or number >= 2:
             results |= {f"step {number} %{n}": floats(v) for n, v in outputs.items() if graph.value(n).role != "token"}
-    return results | {"K": floats(arena.stores["k_arena"]), "V": floats(arena.stores["v_arena"])}
+    return results | {name: floats(array) for name, array in arena.stores.items()}
 
 
 def check_same_numbers(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from mlxr.compiler.artifact import KEYS_AND_VALUES
+from mlxr.compiler.artifact import ATTENDED
 from mlxr.compiler.targets.metal.decode_kernel.step_program import StepLaunch, StepProgram
 
 Words = set[tuple[str, int]]
@@ -20,7 +20,7 @@ def words_of(launch: StepLaunch) -> tuple[Words, Words]:
         words = {(place.argument, word) for word in range(first, first + count)}
         if i < len(launch.kernel.inputs):
             read |= words
-        if i >= len(launch.kernel.inputs) or (name in KEYS_AND_VALUES and "token_out" in names):
+        if i >= len(launch.kernel.inputs) or (name in ATTENDED and "token_out" in names):
             written |= words
     return read, written
 

@@ -6,6 +6,7 @@ from typing import Any
 from mlxr.compiler.artifact import Artifact, ModelSpec, WeightFormat
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.schedule.geometry import Geometry
+from mlxr_tests.family_specs import FAMILY_SPECS
 from mlxr_tests.specs import small_spec
 
 _ONE_LAYER = {"model__num_layers": 1, "model__attention": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 32}}
@@ -271,6 +272,25 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         ),
         Geometry.of(gemm_mma=1),
         ("qkv_gemm_mma", "gate_up_gemm_mma", "down_gemm_mma"),
+    ),
+    "latent-split-bf16": (
+        small_spec(
+            **FAMILY_SPECS["latent"],
+            model__num_layers=1,
+            weights={"default": "bf16"},
+            activation_dtype="bf16",
+            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+        ),
+        Geometry.of(partition=16),
+        (
+            *("latent_write", "latent_queries", "head_product"),
+            *("attend_latent", "attend_latent_part", "attend_latent_prefill"),
+        ),
+    ),
+    "latent-q8": (
+        small_spec(**FAMILY_SPECS["latent-one-projection"], model__num_layers=1, cache={"dtype": "q8"}),
+        Geometry(),
+        ("latent_write", "attend_latent"),
     ),
     "attention-mma": (
         small_spec(

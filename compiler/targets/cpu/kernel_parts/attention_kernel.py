@@ -6,6 +6,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.attention import PackedAttention
 from mlxr.compiler.ir.ops.rope import Temperature
+from mlxr.compiler.schedule.kernel import round_up
 from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHeader, Param
 from mlxr.compiler.targets.cpu.kernel_parts.matrix import Compute
@@ -33,6 +34,8 @@ class CpuAttentionKernel(CpuRotaryKernel):
         sinks: whether the softmax of each query head has one more logit in its denominator, [num_heads].
         chunked: whether the window is the query's chunk of `window` tokens, up to itself.
         temperature: what queries are multiplied by, which grows with their position; None for no temperature.
+        latent_dim: of latent attention, whose queries are rotated and whose rows are stored: the first elements of a
+            row that are its value; None for keys and values apart.
     """
 
     scale: float
@@ -43,6 +46,17 @@ class CpuAttentionKernel(CpuRotaryKernel):
     chunked: bool = False
     temperature: Temperature | None = None
     gate: HeadGate | None = None
+    latent_dim: int | None = None
+
+    @property
+    def v_dim(self) -> int:
+        """Elements of a value, and of a head's result."""
+        return self.head_dim if self.latent_dim is None else self.latent_dim
+
+    @property
+    def tiled_v(self) -> int:
+        """Elements of a value, rounded up to whole pairs of matrix tiles."""
+        return round_up(self.v_dim, 32)
 
     @property
     def params(self) -> tuple[Param, ...]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.attention import PackedAttention, RopeReadAttention, RopeWriteAttention
+from mlxr.compiler.ir.ops.latent import LatentAttention
 from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES
 from mlxr.compiler.targets.cpu.kernel_parts.attention_kernel import (
     MATRIX_TILE_BYTES,
@@ -13,13 +14,14 @@ from mlxr.compiler.targets.cpu.kernel_parts.attention_kernel import (
 )
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHelper
 from mlxr.compiler.targets.cpu.kernel_parts.region import Arrays, Region, place_regions, regions_bytes
-from mlxr.compiler.targets.cpu.kernels.attend_prefill import call_attend_prefill
+from mlxr.compiler.targets.cpu.kernels.attend_prefill import CpuAttendPrefill, call_attend_prefill
 from mlxr.compiler.targets.cpu.kernels.cache_write import call_cache_write
 from mlxr.compiler.targets.cpu.kernels.rope_table import rope_table_buffers
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
 _SPLIT_UNITS = 8
 _TILED_HEADS = 4
+_LONG_ROW = 256
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class CpuAttendDecode(CpuAttentionKernel):
 
     @property
     def key_tile(self) -> int:
-        """Keys whose scores are all in scratch at the same time."""
-        return 64
+        """Keys whose scores are all in scratch at the same time; fewer of long rows, which are to fit a cache."""
+        return 32 if self.head_dim > _LONG_ROW else 64
 
     @property
     def tiles(self) -> bool:
@@ -102,4 +104,26 @@ def _attend(lowering: CpuLowering, op: Op, attrs: PackedAttention) -> None:
         call_attend_prefill(lowering, op, attrs)
         return
     kernel = CpuAttendDecode(label="attend_decode", **attention_fields(lowering, op, attrs))
-    lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs))
+    lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs.rope_scale))
+
+
+@lowers(LatentAttention)
+def lower_latent_attention(lowering: CpuLowering, op: Op, attrs: LatentAttention) -> None:
+    """Adds the call for an op; unless `compute` is `fast`, one kernel for all steps, so that all give the same bits."""
+    is_decode = lowering.phase == "decode" and lowering.compute == "fast"
+    kernel = (CpuAttendDecode if is_decode else CpuAttendPrefill)(
+        label="attend_decode" if is_decode else "attend_prefill",
+        arena=lowering.cache_of(op),
+        stores=lowering.stores_of(op) * 2,  # its rows are keys, and their first elements values
+        group=lowering.group_of(op),
+        own_keys=False,
+        num_heads=attrs.num_heads,
+        rotary_dim=0,
+        rope_layout="half",
+        scale=attrs.scale,
+        window=None,
+        compute=lowering.compute,
+        temperature=attrs.temperature,
+        latent_dim=attrs.kv_rank,
+    )
+    lowering.add_call(op, kernel, {"qkv": op.inputs["q"]})

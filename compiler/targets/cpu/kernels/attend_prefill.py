@@ -156,7 +156,7 @@ def call_attend_prefill(lowering: CpuLowering, op: Op, attrs: PackedAttention) -
     """Adds the call for an op that attends to what is in the arena."""
     kernel = CpuAttendPrefill(label="attend_prefill", **attention_fields(lowering, op, attrs))
     assert max(kernel.key_tile, kernel.tiled_keys) <= MOST_TILE_KEYS, "it would read blocks that were given back"
-    lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs))
+    lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs.rope_scale))
 
 
 @lowers(RopeAttention)

@@ -26,7 +26,7 @@ class CpuCacheWrite(CpuRotaryKernel):
 def call_cache_write(lowering: CpuLowering, op: Op, attrs: PackedHeads) -> None:
     """Adds the call for an op that writes K and V."""
     kernel = CpuCacheWrite(label="cache_write", **rotary_fields(lowering, op, attrs))
-    lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs))
+    lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs.rope_scale))
 
 
 @lowers(RopeCacheWrite)

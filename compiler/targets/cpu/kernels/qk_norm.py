@@ -126,4 +126,4 @@ def lower_qk_norm(lowering: CpuLowering, op: Op, attrs: QkNorm) -> None:
         norms_values=attrs.norms_values,
         values_from_keys=attrs.values_from_keys,
     )
-    lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs))
+    lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs.rope_scale))

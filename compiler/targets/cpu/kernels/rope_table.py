@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.ops.norm import QkNorm
-from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering
 
@@ -33,13 +31,13 @@ class CpuRopeTable(CpuKernel):
         return 2 * len(self.frequencies)
 
 
-def rope_table_buffers(lowering: CpuLowering, op: Op, attrs: PackedHeads | QkNorm) -> dict[str, str]:
+def rope_table_buffers(lowering: CpuLowering, op: Op, scale: float) -> dict[str, str]:
     """The buffer of an op's rotations, by the kernel's parameter; empty if nothing is rotated.
 
-    Ops with the same rotations read the same table.
+    Ops with the same rotations read the same table. `scale`: factor of the cosines and sines.
     """
     if "frequencies" not in op.inputs:
         return {}
     frequencies = lowering.value(op, "frequencies").data
-    table = CpuRopeTable(label="rope_table", frequencies=frequencies, scale=attrs.rope_scale)
+    table = CpuRopeTable(label="rope_table", frequencies=frequencies, scale=scale)
     return {"rope_table": lowering.table(table, ("tokens", table.rotary_dim))}

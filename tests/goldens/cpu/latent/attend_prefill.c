@@ -1,0 +1,172 @@
+// Prefill: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
+//
+// An item is a tile of 8 query tokens of one sequence with the 6 query heads on one KV head: 48 columns (token, query
+// head), one to a lane. It walks the context 32 keys at a time: K of the tile is widened to f32 in scratch, scores are
+// K x queries, the softmax runs down each lane, and the values are V^T x weights. So nothing is summed across lanes.
+// Each thread takes neighbouring items; all threads' items together cost the same. Tiles of keys begin at multiples of
+// their size, and a column's arithmetic does not depend on the others: so results do not depend on how a sequence is cut
+// into steps, or on what else is in the batch.
+// Source: FlashAttention-2 (Dao 2023), with K and V gathered through the block table.
+//   qkv         [tokens, 528] f32: 6 query heads of 88
+//   K, V        [40, 2, 4, 1, 88] f32
+//   out         [tokens, 432] f32
+
+// Query tokens [first, last) of a sequence, of which the first has `position`, and KV heads from `head` on.
+typedef struct {
+    int seq, head, heads, first, last, position, begin;
+} attend_prefill_244d7f94_item;
+
+// Columns [column, column + 16) of an item as rows [16][96]. Columns past the last query are zeros, with the last
+// token's position.
+static void attend_prefill_244d7f94_queries(const attend_prefill_244d7f94_item *item, int column, const float *qkv, const float *rope_table, float *rows,
+        int32_t *positions) {
+    for (int i = 0; i < 16; i++) {
+        const int t = item->first + (column + i) / 6, h = item->head * 6 + (column + i) % 6;
+        positions[column + i] = item->position + mlxr_least(t, item->last - 1) - item->first;
+        if (t < item->last)
+            rope_head(rows + i * 96, qkv + (size_t)t * 528 + h * 88, rope_table + (size_t)t * 0, 88, 0, 0, 0.22811012f);
+        else
+            memset(rows + i * 96, 0, 384);
+    }
+}
+
+// Values [72][48] over their sums, to the heads' places.
+static void attend_prefill_244d7f94_results(const attend_prefill_244d7f94_item *item, const float *values, float *sums, float *out) {
+    const int queried = (item->last - item->first) * 6;
+    for (int column = 0; column < queried; column += 16) {
+        float *to[16];
+        for (int i = 0; i < 16; i++) {
+            const int t = item->first + (column + i) / 6, h = item->head * 6 + (column + i) % 6;
+            to[i] = out + (size_t)t * 432 + h * 72;
+            sums[column + i] = 1.0f / sums[column + i];
+        }
+        attend_results(to, mlxr_least(queried - column, 16), values + column, 48, sums + column, 72);
+    }
+}
+
+enum { attend_prefill_244d7f94_keys = 32, attend_prefill_244d7f94_reading = 0 };
+
+// An item of few columns.
+static void attend_prefill_244d7f94_few(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_244d7f94_item *item, const float *qkv, const float *rope_table,
+        int layer, float *out) {
+    float *const rows = (float *)(w->scratch + 0);  // [16, 96]
+    float *const queries = (float *)(w->scratch + 6144);  // [96, 48]
+    float *const scores = (float *)(w->scratch + 24576);  // [32, 48]
+    float *const values = (float *)(w->scratch + 30720);  // [96, 48]
+    float *const keys = (float *)(w->scratch + 49152);  // [32, 96]
+    float *const maxima = (float *)(w->scratch + 61632);  // [48]
+    float *const sums = (float *)(w->scratch + 61824);  // [48]
+    int32_t *const positions = (int32_t *)(w->scratch + 62016);  // [48]
+
+    float *const turned = queries;  // [96][32]
+    const uint8_t *k_rows = w->model->stores[0] + (size_t)layer * 1408u + item->head * 352;
+    const uint8_t *v_rows = w->model->stores[0] + (size_t)layer * 1408u + item->head * 352;
+    const int32_t *table = b->groups[0].tables + (size_t)item->seq * b->groups[0].columns;
+    const int columns = (item->last - item->first) * 6;
+    attend_prefill_244d7f94_queries(item, 0, qkv, rope_table, rows, positions);
+    for (int i = 0; i < columns; i++) maxima[i] = MLXR_LOWEST, sums[i] = 0.0f;
+    memset(values, 0, MLXR_FEW_QUERIES * 384);
+
+    const int end = item->position + item->last - item->first;
+    for (int at = item->begin; at < end; at += 32) {
+        const int count = mlxr_least(end - at, 32), rounded = (count + 15) / 16 * 16;
+        size_t offsets[32];
+        cache_offsets(offsets, table, at, count, 4, 2816u, 352u);
+        attend_turned(turned, 32, k_rows, offsets, rounded, MLXR_CACHE_F32, 88);
+        attend_rows_product(scores, 32, 1, rows, 96, turned, 32, 88, columns, rounded);
+        for (int i = 0; i < columns; i++) {
+            const int seen = mlxr_least(positions[i] + 1 - at, count);
+            const int hidden = 0;
+            const float kept = attend_softmax_row(scores + i * 32, hidden, seen > 0 ? seen : 0, count, maxima + i, sums + i);
+            for (int d = 0; d < 96; d++) values[i * 96 + d] *= kept;
+        }
+        for (int j = 0; j < count; j++) cache_load(keys + j * 96, v_rows + offsets[j], MLXR_CACHE_F32, 88);
+        attend_rows_product(values, 96, 0, scores, 32, keys, 96, count, columns, 96);
+    }
+
+    for (int i = 0; i < columns; i++) {
+        const int t = item->first + i / 6, h = item->head * 6 + i % 6;
+        float *to = out + (size_t)t * 432 + h * 72;
+        const float factor = 1.0f / sums[i];
+        for (int d = 0; d < 72; d++) to[d] = values[i * 96 + d] * factor;
+    }
+}
+
+static void attend_prefill_244d7f94_attend(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_244d7f94_item *item, const float *qkv, const float *rope_table,
+        int layer, float *out) {
+    float *const rows = (float *)(w->scratch + 0);  // [16, 96]
+    float *const queries = (float *)(w->scratch + 6144);  // [96, 48]
+    float *const scores = (float *)(w->scratch + 24576);  // [32, 48]
+    float *const values = (float *)(w->scratch + 30720);  // [96, 48]
+    float *const keys = (float *)(w->scratch + 49152);  // [32, 96]
+    float *const keep = (float *)(w->scratch + 61440);  // [48]
+    float *const maxima = (float *)(w->scratch + 61632);  // [48]
+    float *const sums = (float *)(w->scratch + 61824);  // [48]
+    int32_t *const positions = (int32_t *)(w->scratch + 62016);  // [48]
+
+    const uint8_t *k_rows = w->model->stores[0] + (size_t)layer * 1408u + item->head * 352;
+    const uint8_t *v_rows = w->model->stores[0] + (size_t)layer * 1408u + item->head * 352;
+    const int32_t *table = b->groups[0].tables + (size_t)item->seq * b->groups[0].columns;
+    const int queried = (item->last - item->first) * 6, columns = (queried + 15) / 16 * 16;
+    if (queried <= MLXR_FEW_QUERIES) {
+        attend_prefill_244d7f94_few(w, b, item, qkv, rope_table, layer, out);
+        return;
+    }
+    for (int i = 0; i < columns; i += 16) {
+        attend_prefill_244d7f94_queries(item, i, qkv, rope_table, rows, positions);
+        for (int d = 0; d < 88; d++)
+            for (int v = 0; v < 16; v++) queries[d * 48 + i + v] = rows[v * 96 + d];
+    }
+    for (int i = 0; i < columns; i++) maxima[i] = MLXR_LOWEST, sums[i] = 0.0f;
+    for (int d = 0; d < 72; d++) memset(values + d * 48, 0, (size_t)columns * 4);
+
+    const int end = item->position + item->last - item->first;
+    for (int at = item->begin; at < end; at += 32) {
+        const int count = mlxr_least(end - at, 32), rounded = (count + 15) / 16 * 16;
+        size_t offsets[32];
+        cache_offsets(offsets, table, at, count, 4, 2816u, 352u);
+        for (int j = 0; j < rounded; j++) cache_load(keys + j * 96, k_rows + offsets[j], MLXR_CACHE_F32, 88);
+        attend_product(scores, NULL, keys, 96, 1, queries, 48, 88, rounded, columns);
+        if (at + count - 1 > item->position)
+            attend_mask(scores, 48, positions, at, count, columns, 0);
+        attend_softmax_columns(scores, 48, count, columns, maxima, sums, keep);
+        attend_product(values, keep, keys, 1, 96, scores, 48, count, 72, columns);
+    }
+
+    attend_prefill_244d7f94_results(item, values, sums, out);
+}
+
+// The tile of a sequence's query tokens from `first` on, and what an item of it costs: keys times columns.
+static int64_t attend_prefill_244d7f94_tile(const mlxr_batch *b, int seq, int first, attend_prefill_244d7f94_item *item) {
+    const int start = b->query_start[seq], stop = b->query_start[seq + 1];
+    item->seq = seq;
+    item->first = first;
+    item->last = mlxr_least(first + 8, stop);
+    item->position = b->context_lens[seq] - (stop - start) + (first - start);
+    item->begin = 0;
+    const int keys = item->position + item->last - item->first - item->begin;
+    return (int64_t)(keys + 16) * (attend_prefill_244d7f94_reading + ((item->last - item->first) * 6 + 15) / 16);
+}
+
+static void attend_prefill_244d7f94(mlxr_worker *w, const mlxr_batch *b, const float *qkv, int layer, float *out) {
+    const float *const rope_table = qkv;  // nothing is rotated
+    attend_prefill_244d7f94_item item;
+    int64_t all = 0, done = 0;
+    for (int seq = 0; seq < b->seqs; seq++)
+        for (int t = b->query_start[seq]; t < b->query_start[seq + 1]; t += 8)
+            all += 1 * attend_prefill_244d7f94_tile(b, seq, t, &item);
+    for (int seq = 0; seq < b->seqs; seq++) {
+        int next = 0;  // the first head that is not yet in an item
+        for (int head = 0; head < 1; head++)
+            for (int t = b->query_start[seq]; t < b->query_start[seq + 1]; t += 8) {
+                const int64_t cost = attend_prefill_244d7f94_tile(b, seq, t, &item);
+                // The thread in whose share of all cost the item's middle lies.
+                if (head >= next && (2 * done + cost) * w->threads / (2 * all) == w->tid) {
+                    item.head = head;
+                    item.heads = 1;
+                    attend_prefill_244d7f94_attend(w, b, &item, qkv, rope_table, layer, out);
+                }
+                done += cost;
+            }
+    }
+}

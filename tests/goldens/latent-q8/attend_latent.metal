@@ -1,0 +1,192 @@
+// attend_latent_2da3d496
+// small spec of a test
+//
+// Attention of a token to the rows of its sequence, of which the first 72 elements are also the value: so a row is loaded
+// once for its score and its sum. A simdgroup has 4 query heads; its lanes hold every 32nd vector of 4 elements of the
+// queries, of the sums and of 2 rows. 4 simdgroups share the keys of the same heads.
+// Grid: (1 groups of heads, tokens) threadgroups of 8 simdgroups.
+//   q          [tokens, 6, 88] f32, rotated
+//   positions  [tokens] i32
+//   latent_arena  [3, 1, 16, 1, 92] q8
+//     a row: 88 int8 numbers and their f32 scale; number * scale is the element
+//   layer      [8] u32: the layer first
+//   token, token_out  [8] u32
+//   out        [tokens, 6, 72] f32
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+// ---- header
+#ifndef MLXR_THREADGROUP
+#define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+inline void unpack_q8(uint u, thread float4* v) { v[0] = float4(as_type<char4>(u)); }
+
+inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
+
+inline void load_q8_4(const device int8_t* p, thread float4* v) { unpack_q8(*(const device uint*)p, v); }
+
+inline void load_f32_4(const device float* p, thread float4* v) {
+  v[0] = *(const device float4*)(p + 0);
+}
+
+inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+inline ulong arena_row(uint block, uint layer, uint offset) {
+  return (((ulong)block * 1u + layer) * 16u + offset) * 92u;
+}
+#define LOWEST (-3.0e38f)
+// ---- kernel
+[[kernel]] void attend_latent_2da3d496(
+  const device float* q [[buffer(0)]],
+  const device int32_t* positions [[buffer(1)]],
+  const device uint32_t* layer [[buffer(2)]],
+  const device int8_t* latent_arena [[buffer(3)]],
+  const device uint32_t* token [[buffer(4)]],
+  device float* out [[buffer(5)]],
+  device uint32_t* token_out [[buffer(6)]],
+  uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
+  uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
+  uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  const uint lane = thread_index_in_simdgroup;
+  const uint group = simdgroup_index_in_threadgroup / 4u;
+  const uint share = simdgroup_index_in_threadgroup % 4u;
+  const uint t = threadgroup_position_in_grid.y;
+  const uint sequence = t;
+  const uint position = (uint)positions[t];
+  const uint first_head = threadgroup_position_in_grid.x * 8u + group * 4u;
+  const uint begin = 0;
+  const uint end = position + 1;
+  const float factor = 0.22811012f;
+
+  float4 queries[4][1];
+  float4 values[4][1];
+  float maximum[4];
+  float total[4];
+#pragma unroll
+  for (uint h = 0; h < 4u; h++) {
+    // Heads past the last one repeat it, and are not stored.
+    const uint head = min(first_head + h, 5u);
+    maximum[h] = LOWEST;
+    total[h] = 0.0f;
+#pragma unroll
+    for (uint i = 0; i < 1u; i++) {
+      const uint element = (lane + 32u * i) * 4u;
+      queries[h][i] = float4(0.0f);
+      if (element < 88u) {
+        load_f32_4(q + ((ulong)t * 6u + head) * 88u + element, &queries[h][i]);
+        queries[h][i] *= factor;
+      }
+    }
+#pragma unroll
+    for (uint i = 0; i < 1u; i++) {
+      values[h][i] = float4(0.0f);
+    }
+  }
+
+  for (uint first_key = begin + share * 2u; first_key < end; first_key += 8u) {
+    float4 rows[2][1];
+    float scales[2];
+#pragma unroll
+    for (uint u = 0; u < 2u; u++) {
+      // Keys past the end repeat the last one; their weight is zero.
+      const uint at = min(first_key + u, end - 1);
+      const device int8_t* row = latent_arena + arena_row((at) / 16u, layer[0], at % 16u);
+#pragma unroll
+      for (uint i = 0; i < 1u; i++) {
+        const uint element = (lane + 32u * i) * 4u;
+        rows[u][i] = float4(0.0f);
+        if (element < 88u) {
+          load_q8_4(row + element, &rows[u][i]);
+        }
+      }
+      scales[u] = *(const device float*)(row + 88);
+    }
+#pragma unroll
+    for (uint h = 0; h < 4u; h++) {
+      float scores[2];
+      float largest = maximum[h];
+#pragma unroll
+      for (uint u = 0; u < 2u; u++) {
+        float4 products = queries[h][0] * rows[u][0];
+#pragma unroll
+        for (uint i = 1; i < 1u; i++) {
+          products += queries[h][i] * rows[u][i];
+        }
+        const float score = simd_sum(sum4(products)) * scales[u];
+        scores[u] = first_key + u < end ? score : LOWEST;
+        largest = max(largest, scores[u]);
+      }
+      const float keep = exp2(maximum[h] - largest);
+      maximum[h] = largest;
+      total[h] *= keep;
+#pragma unroll
+      for (uint i = 0; i < 1u; i++) {
+        values[h][i] *= keep;
+      }
+#pragma unroll
+      for (uint u = 0; u < 2u; u++) {
+        const float weight = first_key + u < end ? exp2(scores[u] - largest) : 0.0f;
+        total[h] += weight;
+        const float part = weight * scales[u];
+#pragma unroll
+        for (uint i = 0; i < 1u; i++) {
+          values[h][i] += rows[u][i] * part;
+        }
+      }
+    }
+  }
+
+  // One head after the other: each simdgroup leaves its sums, then all of them are added up.
+  MLXR_THREADGROUP(float, maxima, 32);
+  MLXR_THREADGROUP(float, totals, 32);
+  MLXR_THREADGROUP(float, sums, 576);
+  if (lane == 0) {
+#pragma unroll
+    for (uint h = 0; h < 4u; h++) {
+      maxima[simdgroup_index_in_threadgroup * 4u + h] = maximum[h];
+      totals[simdgroup_index_in_threadgroup * 4u + h] = total[h];
+    }
+  }
+#pragma unroll
+  for (uint h = 0; h < 4u; h++) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+    for (uint i = 0; i < 1u; i++) {
+      const uint element = (lane + 32u * i) * 4u;
+      if (element < 72u) {
+#pragma unroll
+        for (uint j = 0; j < 4; j++) {
+          sums[simdgroup_index_in_threadgroup * 72u + element + j] = values[h][i][j];
+        }
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = thread_index_in_threadgroup; i < 144u; i += 256u) {
+      const uint of = i / 72u;
+      const uint element = i % 72u;
+      const uint head = threadgroup_position_in_grid.x * 8u + of * 4u + h;
+      float largest = LOWEST;
+#pragma unroll
+      for (uint s = 0; s < 4u; s++) {
+        largest = max(largest, maxima[(of * 4u + s) * 4u + h]);
+      }
+      float sum = 0.0f;
+      float v = 0.0f;
+#pragma unroll
+      for (uint s = 0; s < 4u; s++) {
+        const uint from = of * 4u + s;
+        const float weight = exp2(maxima[from * 4u + h] - largest);
+        sum += totals[from * 4u + h] * weight;
+        v += sums[from * 72u + element] * weight;
+      }
+      if (head < 6u) {
+        out[((ulong)t * 6u + head) * 72u + element] = (float)(v / sum);
+      }
+    }
+  }
+  if (threadgroup_position_in_grid.x == 0 && threadgroup_position_in_grid.y == 0 && thread_index_in_threadgroup < 8) {
+    token_out[thread_index_in_threadgroup] = token[thread_index_in_threadgroup] + 1;
+  }
+}
