@@ -33,9 +33,13 @@ class GgufRope:
     def __call__(self, layers: str | None, theta: float, fraction: float | None) -> dict[str, Any] | None:
         """See `mlxr.compiler.importers.evaluate.RopeReader`. Layers with a sliding window have no scaling."""
         facts = self._facts
-        heads = facts.integer("attention.head_count")
-        head_dim = facts.integer("attention.key_length", facts.integer("embedding_length") // heads if heads > 0 else 0)
+        head_dim = facts.integer("attention.key_length", 0)  # with it, the number of heads may be a list
+        if not head_dim:
+            heads = facts.integer("attention.head_count")
+            head_dim = facts.integer("embedding_length") // heads if heads > 0 else 0
         rotary = facts.integer("rope.dimension_count", head_dim if fraction is None else round(head_dim * fraction))
+        if layers == "sliding_attention":
+            rotary = facts.integer("rope.dimension_count_swa", rotary)
         rope: dict[str, Any] = {
             "theta": shortest_f32(theta),
             "fraction": rotary / head_dim if head_dim > 0 else 1.0,

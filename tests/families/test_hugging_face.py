@@ -306,6 +306,37 @@ def test_gpt_oss() -> None:
     assert (model.attention.sinks, model.mlp.activation, model.mlp.limit) == (True, "swiglu_oai", 7.0)
 
 
+def test_laguna_s_generations() -> None:
+    """The keys with which XS.2, XS 2.1 and M.1 say what differs between them."""
+    full = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 32.0, "original_max_position_embeddings": 8192}
+    rope = {"full_attention": full | {"beta_fast": 64.0, "attention_factor": 1.25, "partial_rotary_factor": 0.5}}
+    sliding = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
+    config = default_config("laguna") | {"num_hidden_layers": 4, "num_attention_heads": 48, "sliding_window": 512}
+    windows = {
+        "layer_types": ["full_attention", *["sliding_attention"] * 3],
+        "mlp_layer_types": ["dense", *["sparse"] * 3],
+        "num_attention_heads_per_layer": [48, 64, 64, 64],
+        "rope_parameters": rope | {"sliding_attention": sliding, "original_max_position_embeddings": 8192},
+    }
+    xs2 = imported(config | windows | {"gating": True, "partial_rotary_factor": 0.5})
+    own = {"gating_types": ["per_head"] * 4, "mlp_only_layers": [0], "decoder_sparse_step": 1, "norm_topk_prob": True}
+    assert imported(config | windows | own | {"gating": "per-head"}) == xs2
+    assert [xs2.layer(i).attention.num_heads for i in range(4)] == [48, 64, 64, 64]
+    assert [xs2.layer(i).attention.sliding_window for i in range(4)] == [None, 512, 512, 512]
+    rotated = [layer.rope for layer in xs2.layers if layer.rope is not None]
+    assert [(rope.theta, rope.fraction, rope.scaling.kind) for rope in rotated[:2]] == [
+        (5e5, 0.5, "yarn"),
+        (1e4, 1.0, "none"),
+    ]
+    m1 = {"num_attention_heads_per_layer": None, "layer_types": None, "mlp_layer_types": ["dense"] * 3 + ["sparse"]}
+    m1 |= {"sliding_window": 0, "rope_parameters": rope, "gating": "per-element"}
+    element = imported(config | m1)
+    assert [element.layer(i).attention.sliding_window for i in range(4)] == [None] * 4
+    assert [element.layer(i).mlp.experts is None for i in range(4)] == [True] * 3 + [False]
+    gates = [model.layer(0).attention.output_gate for model in (xs2, element)]
+    assert [gate.scope for gate in gates if gate is not None] == ["head", "element"]
+
+
 def test_qwen_windows_begin_after_the_first_layers() -> None:
     config = default_config("qwen2") | {"num_hidden_layers": 4, "sliding_window": 64, "use_sliding_window": True}
     config |= {"layer_types": None, "max_window_layers": 3}

@@ -294,6 +294,28 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "attention.sliding_window": WINDOW,
         },
     ),
+    "laguna": (
+        "laguna",
+        "laguna",
+        _EXPERTS
+        | {
+            "attention.head_count": [4, 6, 6],
+            "expert_feed_forward_length": 40,
+            "attention.sliding_window": WINDOW,
+            "expert_shared_feed_forward_length": 56,
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+            "leading_dense_block_count": 1,
+            "rope.dimension_count": 16,
+            "rope.dimension_count_swa": 32,
+            "rope.freq_base": 5000.0,
+            "rope.freq_base_swa": 100.0,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 16,
+        },
+    ),
     "gpt_oss": (
         "gpt_oss",
         "gpt-oss",
