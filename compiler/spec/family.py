@@ -115,9 +115,9 @@ class Family(Record):
         return tuple(dict.fromkeys((*self.ignored, *tied, *scaled, *unread)))
 
     def _patterns_of_output(self) -> Iterator[str]:
-        """Patterns of the tensors of the output projection, and of their planes if they are quantised."""
-        if (places := self.tensors.get("output")) is not None:
-            for entry in (*places.safetensors, *places.gguf):
+        """Patterns of the tensors of the output projection, of its bias, and of their planes if they are quantised."""
+        for places in (self.tensors.get("output"), self.tensors.get("output_bias")):
+            for entry in (*places.safetensors, *places.gguf) if places is not None else ():
                 yield re.escape(entry.tensor.removesuffix(".weight")) + r"(\.(weight|scales|biases))?"
 
 

@@ -92,6 +92,12 @@ def test_every_tensor_of_the_bundled_file_has_a_name() -> None:
     assert present - expected == set()
 
 
+def test_the_output_and_its_bias_are_ignored_where_nothing_reads_them() -> None:
+    patterns = load_family("phi").ignored_for(load_spec(find_spec("llama-3.1-8b")).model, output=False)
+    for name in ("lm_head.weight", "lm_head.scales", "lm_head.bias", "output.bias"):
+        assert any(re.fullmatch(pattern, name) for pattern in patterns), name
+
+
 def test_ignored_tensors_depend_on_the_model() -> None:
     llama = load_family("llama")
 
