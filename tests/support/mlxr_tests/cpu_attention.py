@@ -121,7 +121,8 @@ def kernels_of(
 ) -> dict[str, CpuKernel]:
     """The kernels of a layer by name. `attrs` are the attributes of its decode attention."""
     cache: dict[str, Any] = {"arena": arena.cache_of(LAYER), "stores": (0, 1), "group": 0}
-    heads: dict[str, Any] = cache | {name: getattr(attrs, name) for name in ("num_heads", "rotary_dim", "rope_layout")}
+    packing = {name: getattr(attrs, name) for name in ("num_heads", "rotary_dim", "rope_layout")}
+    heads: dict[str, Any] = cache | packing | {"own_keys": True}
     softmax: dict[str, Any] = {
         name: getattr(attrs, name) for name in ("scale", "window", "softcap", "chunked", "temperature")
     }
