@@ -4,6 +4,7 @@ The reference host runs this graph, so every pass is checked against it.
 """
 
 from mlxr.compiler.build.build_attention import build_attention
+from mlxr.compiler.build.build_layer_embeddings import add_layer_vector, build_layer_embeddings
 from mlxr.compiler.build.build_mlp import build_mlp
 from mlxr.compiler.build.builder import Builder
 from mlxr.compiler.formats.arena import ArenaGeometry
@@ -11,7 +12,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import of_group
 from mlxr.compiler.ir.division import Axis
 from mlxr.compiler.ir.graph import OpGraph
-from mlxr.compiler.ir.ops.elementwise import Add, Scale, SoftCap
+from mlxr.compiler.ir.ops.elementwise import Add, Scale, ScaleBy, SoftCap
 from mlxr.compiler.ir.ops.linear import Linear
 from mlxr.compiler.ir.ops.norm import NormRows
 from mlxr.compiler.ir.ops.rows import Embed, GatherRows
@@ -33,9 +34,10 @@ def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
     if model.learned_positions is not None:
         rows = b.matrix("position_embedding", (model.learned_positions, model.hidden_size))
         x = b.op(Embed(b.activation, 1.0), "placed", {"ids": "positions", "table": rows, "residual": x})
+    vectors = None if model.layer_embeddings is None else build_layer_embeddings(b, model.layer_embeddings, x)
     for index in range(model.num_layers):
         with b.in_layer(index):
-            x = _layer(b, index, x)
+            x = _layer(b, index, x, vectors)
     if spec.output == "hidden":
         return OpGraph(b.values, b.ops, [_hidden_rows(b, x)])
     normed = b.norm("final_norm", "normed", x, model.hidden_size)
@@ -82,7 +84,18 @@ def _declare_inputs(b: Builder, arena: ArenaGeometry) -> None:
         b.declare(allocation.name, "store", allocation.shape, allocation.dtype)
 
 
-def _layer(b: Builder, index: int, x: str) -> str:
+def _layer(b: Builder, index: int, x: str, vectors: str | None) -> str:
+    """Adds a layer to the residual stream x: its blocks and, where the model has them, its vector and its factor."""
+    model, x = b.spec.model, _blocks(b, index, x)
+    if model.layer_embeddings is not None and vectors is not None:
+        x = add_layer_vector(b, index, model.layer_embeddings, x, vectors)
+    if model.layer_scale:
+        name = f"{layer_prefix(index)}scale"
+        x = b.op(ScaleBy(), f"{name}d", {"x": x, "weight": b.vector(name, 1)})
+    return x
+
+
+def _blocks(b: Builder, index: int, x: str) -> str:
     """Adds both blocks of a layer to the residual stream x, with the norms where the spec places them."""
     model, layer = b.spec.model, b.spec.model.layer(index)
     attention, mlp = f"{layer_prefix(index)}attention", f"{layer_prefix(index)}mlp"
@@ -91,10 +104,10 @@ def _layer(b: Builder, index: int, x: str) -> str:
         attended = build_attention(b, index, layer, normed)
         normed = _pre_norm(b, mlp, x) if model.parallel_norms else normed
         between = b.residual(f"{attention}.out", x, attended)
-        return _add_all(b, mlp, between, build_mlp(b, mlp, layer.mlp, normed))
+        return _add_all(b, mlp, between, build_mlp(b, mlp, layer.mlp, normed, x))
     attended = build_attention(b, index, layer, _pre_norm(b, attention, x))
     x = _add_all(b, attention, x, [attended])
-    return _add_all(b, mlp, x, build_mlp(b, mlp, layer.mlp, _pre_norm(b, mlp, x)))
+    return _add_all(b, mlp, x, build_mlp(b, mlp, layer.mlp, _pre_norm(b, mlp, x), x))
 
 
 def _pre_norm(b: Builder, prefix: str, x: str) -> str:

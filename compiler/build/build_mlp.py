@@ -5,13 +5,13 @@ from collections.abc import Callable
 from mlxr.compiler.build.builder import Builder
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.division import Axis
-from mlxr.compiler.ir.ops.elementwise import Activation, Multiply, SwigluOai, Xielu
+from mlxr.compiler.ir.ops.elementwise import Activation, Multiply, Scale, SwigluOai, Xielu
 from mlxr.compiler.ir.ops.experts import ExpertLinear, ExpertSum, Route
 from mlxr.compiler.ir.ops.rows import GateRows
 from mlxr.compiler.spec.model import Experts, Mlp
 
 
-def build_mlp(b: Builder, prefix: str, mlp: Mlp, x: str) -> list[str]:
+def build_mlp(b: Builder, prefix: str, mlp: Mlp, x: str, stream: str) -> list[str]:
     """Adds the feed-forward block of one layer.
 
     Args:
@@ -19,6 +19,7 @@ def build_mlp(b: Builder, prefix: str, mlp: Mlp, x: str) -> list[str]:
         prefix: the prefix of the block's names, such as `layers.3.mlp`.
         mlp: the block's properties.
         x: the block's input, [tokens, hidden], after the norm if the model has one there.
+        stream: the residual stream, before that norm.
 
     Returns:
         The addends of the block's result, each [tokens, hidden]: the network's result, or the results of the chosen
@@ -26,13 +27,23 @@ def build_mlp(b: Builder, prefix: str, mlp: Mlp, x: str) -> list[str]:
     """
     if mlp.experts is None:
         return [_network(b, prefix, mlp, x, mlp.intermediate_size, mlp.bias)]
-    results = [_experts(b, prefix, mlp, mlp.experts, x)]
-    shared = mlp.experts.shared
+    experts, shared, hidden = mlp.experts, mlp.experts.shared, b.spec.model.hidden_size
+
+    def normed(name: str, x: str) -> str:
+        return b.norm(f"{prefix}.{name}", f"{prefix}.{name}ed", x, hidden)
+
+    routed = normed("router_norm", stream) if experts.router_norm else x
+    read = normed("experts.norm", stream) if experts.own_norms else x
+    results = [_experts(b, prefix, mlp, experts, read, routed)]
+    if experts.own_norms:
+        results = [normed("experts.post_norm", results[0])]
     if shared is not None:
         out = _network(b, f"{prefix}.shared", mlp, x, shared.intermediate_size, False)
         if shared.gate:
             gate = b.linear(f"{prefix}.shared.router", x, (1, b.spec.model.hidden_size), dtype=DType.F32)
             out = b.op(GateRows(), f"{prefix}.shared.gated_out", {"x": out, "gate": gate})
+        if experts.own_norms:
+            out = normed("shared.post_norm", out)
         results.append(out)
     return results
 
@@ -50,13 +61,18 @@ def _network(b: Builder, prefix: str, mlp: Mlp, x: str, width: int, bias: bool) 
     return _feed_forward(b, prefix, mlp, x, (width, hidden), linear)
 
 
-def _experts(b: Builder, prefix: str, mlp: Mlp, experts: Experts, x: str) -> str:
-    """The weighted sum of the chosen experts' results."""
+def _experts(b: Builder, prefix: str, mlp: Mlp, experts: Experts, x: str, routed: str) -> str:
+    """The weighted sum of the results of the experts that are chosen by what the router reads, `routed`."""
     hidden, count, top_k = b.spec.model.hidden_size, experts.count, experts.per_token
     router_bias = f"{prefix}.router_bias" if experts.router_bias else None
-    ports = {"x": b.linear(f"{prefix}.router", x, (count, hidden), router_bias, DType.F32)}
+    logits = b.linear(f"{prefix}.router", routed, (count, hidden), router_bias, DType.F32)
+    if experts.router_scale != 1:
+        logits = b.op(Scale(experts.router_scale), f"{prefix}.router_scaled", {"x": logits})
+    ports = {"x": logits}
     if experts.selection_bias:
         ports["bias"] = b.vector(f"{prefix}.selection_bias", count)
+    if experts.weight_scales:
+        ports["scales"] = b.vector(f"{prefix}.expert_scales", count)
     groups = experts.groups
     in_groups = (groups.count, groups.chosen, groups.judged_by) if groups is not None else ()
     route = Route(top_k, experts.router, experts.normalise, experts.scale, *in_groups)

@@ -11,13 +11,19 @@ from mlxr.compiler.spec.model import BaseScaling, LinearScaling, Llama3Scaling, 
 
 
 def rope_frequencies(rope: Rope, rotary_dim: int, context: int = 1) -> tuple[float, ...]:
-    """Radians per position of each rotated pair: rotary_dim / 2 numbers, the fastest pair first.
+    """Radians per position of each rotated pair: rotary_dim / 2 numbers, the fastest pair first, those that rest last.
 
     Args:
         rope: base and scaling.
         rotary_dim: rotated elements of a head.
         context: longest sequence of the model; LongRoPE has two lists of factors, for short and long contexts.
     """
+    all_turn = _frequencies(rope, rotary_dim, context)
+    turning = int(len(all_turn) * rope.turned)
+    return (*all_turn[:turning], *[0.0] * (len(all_turn) - turning))
+
+
+def _frequencies(rope: Rope, rotary_dim: int, context: int) -> tuple[float, ...]:
     theta, scaling = rope.theta, rope.scaling
     if isinstance(scaling, BaseScaling):
         theta *= scaling.factor ** (rotary_dim / (rotary_dim - 2))

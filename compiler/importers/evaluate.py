@@ -23,8 +23,8 @@ Want = Literal["integer", "number", "flag", "text", "layers", "any"]
 class TensorRoles(Protocol):
     """Which tensors a file has."""
 
-    def has(self, role: str) -> bool:
-        """Whether there is a tensor of this canonical role, in any layer."""
+    def has(self, role: str, layer: int | None = None) -> bool:
+        """Whether there is a tensor of this canonical role, in that layer or in any."""
 
 
 class RopeReader(Protocol):
@@ -91,6 +91,12 @@ class Evaluation:
                 )
         return _simplified(model, self.num_layers)
 
+    @property
+    def tensors(self) -> TensorRoles:
+        """The file's tensors."""
+        assert self._tensors is not None, "no rule takes the number of layers from tensors"
+        return self._tensors
+
     def _checked_layers(self) -> int:
         expression = self.facts.rules.set["num_layers"]
         layers = self.value(expression, "integer")
@@ -111,8 +117,7 @@ class Evaluation:
         if "is" in expression:
             return NULL if expression["is"] is None else deepcopy(expression["is"])  # a copy: callers put keys into it
         if "has" in expression:
-            assert self._tensors is not None, "no rule takes the number of layers from tensors"
-            return self._tensors.has(expression["has"])
+            return self.tensors.has(expression["has"])
         if "if" in expression:
             return self.value(expression["else" if is_false(self.value(expression["if"])) else "then"], want)
         if "call" in expression:
@@ -204,6 +209,11 @@ class _Arguments:
 
     def score_factor(self) -> float:
         return self._evaluation.rope.score_factor()
+
+    def has_all(self, role: str, types: list[str], kind: str) -> bool:
+        tensors = self._evaluation.tensors
+        layers = [layer for layer in range(self.num_layers) if types and types[layer % len(types)] == kind]
+        return all(tensors.has(role, layer) for layer in layers)
 
     def missing(self, index: int) -> SpecError:
         return self._evaluation.facts.missing(key_of(self._of[index]))

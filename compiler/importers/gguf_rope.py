@@ -14,6 +14,8 @@ from mlxr.compiler.spec.model import Llama3Scaling, Rope
 
 _LLAMA3 = "rope_freqs.weight"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+_INFINITE = 1e29
+"""A divisor of a frequency that files give to pairs that rest, or a greater one."""
 FACTOR_TENSORS = (_LLAMA3, _LONG, _SHORT)
 """Tensors that hold a part of the scaling."""
 
@@ -37,13 +39,20 @@ class GgufRope:
         if not head_dim:
             heads = facts.integer("attention.head_count")
             head_dim = facts.integer("embedding_length") // heads if heads > 0 else 0
-        rotary = facts.integer("rope.dimension_count", head_dim if fraction is None else round(head_dim * fraction))
+        own = layers == "sliding_attention" and facts.has("attention.key_length_swa")
+        if own:
+            head_dim = facts.integer("attention.key_length_swa")
+        rotary = head_dim if fraction is None else round(head_dim * fraction)
+        rotary = rotary if own else facts.integer("rope.dimension_count", rotary)
         if layers == "sliding_attention":
             rotary = facts.integer("rope.dimension_count_swa", rotary)
         rope: dict[str, Any] = {
             "theta": shortest_f32(theta),
             "fraction": rotary / head_dim if head_dim > 0 else 1.0,
+            "turned": 1.0,
         }
+        if layers != "sliding_attention" and (resting := self._resting()):
+            return rope | {"turned": 1 - resting / len(self._factors[_LLAMA3])}
         none = {"kind": "none"}  # explicit, because this section is merged over that of the other layers
         scaling = none if layers == "sliding_attention" else self._scaling(rope["theta"], rotary)
         return rope | ({"scaling": scaling} if scaling else {})
@@ -53,6 +62,13 @@ class GgufRope:
         factor = self._facts.number("rope.scaling.factor", 0.0)
         tenth = self._facts.number("rope.scaling.yarn_log_multiplier", 0.0)
         return (1 + tenth * math.log(factor)) ** 2 if factor > 1 else 1.0
+
+    def _resting(self) -> int:
+        """How many pairs rest: the last ones, with divisors that are as good as infinite, if all others have 1."""
+        factors = self._factors.get(_LLAMA3, ())
+        resting = sum(1 for factor in factors if factor >= _INFINITE)
+        turning = factors[: len(factors) - resting]
+        return resting if all(factor == 1 for factor in turning) else 0
 
     def _scaling(self, theta: float, rotary: int) -> dict[str, Any] | None:
         facts, source = self._facts, self._facts.source

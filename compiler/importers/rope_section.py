@@ -10,6 +10,8 @@ from mlxr.compiler.importers.facts import Facts
 from mlxr.compiler.spec.explain import show
 
 _KINDS = ("default", "linear", "llama3", "yarn", "longrope", "su", "dynamic")
+_PROPORTIONAL = "proportional"
+"""The kind of which a share of all pairs turn, and the others rest."""
 _AXES = "mrope"
 """The kind of positions that have several axes, which are the same number for text."""
 
@@ -33,13 +35,21 @@ class ConfigRope:
         layers = "any" if layers in ("axes", "alpha") else layers
         section = self._section(layers)
         if section is None:
-            return {"theta": theta, "fraction": 1.0 if fraction is None else fraction, "scaling": {"kind": "none"}}
+            share = 1.0 if fraction is None else fraction
+            return {"theta": theta, "fraction": share, "turned": 1.0, "scaling": {"kind": "none"}}
+        if section.get("rope_type") == _PROPORTIONAL:
+            scaling = {"kind": "linear", "factor": factor} if (factor := section.number("factor", 1.0)) != 1 else None
+            turned = section.number("partial_rotary_factor", 1.0)
+            return {"theta": section.number("rope_theta", theta), "turned": turned} | (
+                {"scaling": scaling} if scaling else {}
+            )
         share = section.number("partial_rotary_factor", 1.0 if fraction is None else fraction)
         if fraction is None and share != 1.0:
             raise section.refuse(
                 "partial_rotary_factor", share, "1: the family's own code does not read it, and rotates whole heads"
             )
-        rope = {"theta": section.number("rope_theta", theta), "fraction": share}
+        # All that may differ from the section of the other layers, over which this one is merged.
+        rope = {"theta": section.number("rope_theta", theta), "fraction": share, "turned": 1.0}
         if layers != "any" and not section.flag("truncate", True):
             raise section.refuse("truncate", False, "true: the family's own code does not read it here")
         if has_alpha and "dynamic" in (section.get("rope_type"), section.get("type")) and section.get("alpha"):

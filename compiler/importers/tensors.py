@@ -44,7 +44,9 @@ class _Place(NamedTuple):
     @property
     def tensor_class(self) -> str:
         first = self.role.partition(".")[0]
-        return "embedding" if first == "position_embedding" else first
+        if first in ("position_embedding", "layer_embedding"):
+            return "embedding"
+        return first if first in _CLASSES else "mlp"
 
     @property
     def is_matrix(self) -> bool:
@@ -103,9 +105,9 @@ class Tensors:
             raise SpecError(f"{self._source}: holds no embedding table, so it is not a whole language model")
         return table.shape[0]
 
-    def has(self, role: str) -> bool:
-        """Whether there is a tensor of this role (`output`, `attention.q_bias`), in any layer."""
-        return role in self._roles
+    def has(self, role: str, layer: int | None = None) -> bool:
+        """Whether there is a tensor of this role (`output`, `attention.q_bias`), in that layer or in any."""
+        return role in self._roles if layer is None else _Place(role, layer) in self._facts
 
     def name(self, role: str) -> str | None:
         """What the file calls the tensor of a role outside the layers (`output`); None where it has none."""

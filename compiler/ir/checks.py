@@ -92,3 +92,12 @@ def require_mean_squares(t: Tensors, rows: Dim) -> None:
         given = t["mean_squares"]
         require(given.shape == (rows, 2), f"mean_squares is {list(given.shape)}; expected [{rows}, 2]")
         require(given.dtype is DType.F32, f"mean_squares is {given.dtype}; expected f32")
+
+
+def require_columns(t: Tensors, x: Tensor, first: int) -> None:
+    """Raises RuleError unless the port `times` has the rows of x, and as many columns from `first` on."""
+    rows, columns = matrix(t, "times")
+    require(rows == x.shape[0], f"times has {rows} rows, and x {x.shape[0]}")
+    width = x.shape[1]
+    assert isinstance(width, int), "only rows have symbolic dims"
+    require(0 <= first <= columns - width, f"times has {columns} columns; expected {width} from {first} on")

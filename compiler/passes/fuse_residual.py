@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.ir.graph import Op, OpGraph
-from mlxr.compiler.ir.ops.elementwise import Add
+from mlxr.compiler.ir.ops.elementwise import Add, ScaleBy
 from mlxr.compiler.ir.ops.experts import ExpertCombine
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.ir.ops.norm import Norm
-from mlxr.compiler.passes.base import Edits, PassResult, as_projection
+from mlxr.compiler.passes.base import Edits, PassResult, as_projection, sole_producer
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class FuseResidual:
     1. add(residual, alpha * projection(x)) -> projection(x, residual, residual_scale = alpha), in the add's place;
        if alpha is 1, also add(projection(x), residual).
     2. The same for expert_combine(x) and norm(x) instead of the projection.
+    3. scale_by(norm(x)), after that -> norm(x, scale).
 
     Does not fire when the op's result is read elsewhere or added to itself, or when the op already has a residual, or
     when a projection has an activation.
@@ -27,6 +28,7 @@ class FuseResidual:
     def run(self, graph: OpGraph) -> PassResult:
         """Applies the rules to every add."""
         edits = Edits(graph)
+        added: dict[str, Op] = {}
         for add, attrs in graph.ops_of(Add):
             ports = (("b", "a"), ("a", "b")) if attrs.alpha == 1 else (("b", "a"),)
             for port, other in ports:
@@ -37,8 +39,15 @@ class FuseResidual:
                 if fused := _adding(op, attrs.alpha):
                     inputs = fused.inputs | {"residual": add.inputs[other]}
                     edits.replace(op)
-                    edits.replace(add, replace(add, attrs=fused.attrs, inputs=inputs))
+                    added[add.out] = replace(add, attrs=fused.attrs, inputs=inputs)
+                    edits.replace(add, added[add.out])
                     break
+        for op, _ in graph.ops_of(ScaleBy):
+            norm = added.get(op.inputs["x"]) or sole_producer(graph, op.inputs["x"], Norm)
+            if norm is not None and isinstance(norm.attrs, Norm) and graph.sole_consumer(norm.out):
+                edits.replace(norm)
+                scaled = replace(op, attrs=norm.attrs, inputs=norm.inputs | {"scale": op.inputs["weight"]})
+                edits.replace(op, scaled)
         return edits.result()
 
 

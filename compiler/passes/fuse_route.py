@@ -18,8 +18,8 @@ class FuseRoute:
     Every reader of the logits makes the same choice, so that no launch has to make it for the others. That pays for the
     few tokens of a decode step.
 
-    Does not fire when the experts are not read by exactly one expert_projection, or when weights of rule 2 are read
-    elsewhere.
+    Does not fire when the experts are not read by exactly one expert_projection, when weights of rule 2 are read
+    elsewhere, or when experts have factors of their weights.
     """
 
     name: str = "fuse_route"
@@ -30,7 +30,7 @@ class FuseRoute:
         for route, attrs in graph.ops_of(Route):
             readers = graph.consumers(route.outputs["experts"])
             projections = [op for op in readers if type(op.attrs) is ExpertProjection]
-            if len(projections) != 1:
+            if len(projections) != 1 or "scales" in route.inputs:
                 continue
             weights = route.outputs["weights"]
             if "weights" in projections[0].inputs and graph.sole_consumer(weights) is None:

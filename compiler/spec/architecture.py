@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from mlxr.compiler.spec.attention import Attention, HeadDimOf, Positive
 from mlxr.compiler.spec.fields import INT32_MAX, MAX_LAYERS, Contradictions, Count, Flag
 from mlxr.compiler.spec.latent import Epsilon
+from mlxr.compiler.spec.layer_embeddings import LayerEmbeddings
 from mlxr.compiler.spec.mlp import Mlp
 from mlxr.compiler.spec.record import Record
 from mlxr.compiler.spec.rope import Rope
@@ -92,6 +93,11 @@ class Model(Record):
     """Whether the output projection is the embedding table."""
     embedding_scale: Positive = 1.0
     """Factor of the embeddings."""
+    layer_embeddings: LayerEmbeddings | None = None
+    """Vectors that layers have of each token; null for none. Needs norm.placement sandwich or post."""
+    layer_scale: Flag = False
+    """Whether the residual stream behind each layer is multiplied by a learned number. Needs norm.placement sandwich or
+    post."""
     residual_scale: Positive = 1.0
     """Factor of what each block adds to the residual stream."""
     output_bias: Flag = False
@@ -161,6 +167,13 @@ class Model(Record):
     def _check_norms(self, wrong: Contradictions) -> None:
         if self.parallel_norms and not self.parallel_blocks:
             wrong.add("parallel_norms", "blocks that are not parallel have norms anyway", "set parallel_blocks to true")
+        for key in ("layer_embeddings", "layer_scale"):
+            if getattr(self, key) and (self.norm.placement == "pre" or self.norm.kind != "rms"):
+                wrong.add(key, "it comes behind rms norms of blocks' results", "set norm.placement to sandwich or post")
+        if self.layer_embeddings is not None:
+            _check_multiple(wrong, "layer_embeddings.width", self.layer_embeddings.width)
+            if self.num_layers * self.layer_embeddings.width * max(self.vocab_size, self.hidden_size) > 2**34:
+                wrong.add("layer_embeddings.width", "the table of all layers has more than 2^34 elements")
         if self.parallel_blocks and self.norm.placement != "pre":
             wrong.add(
                 "parallel_blocks",
@@ -234,6 +247,10 @@ class Model(Record):
             wrong.add(f"{at}attention.num_heads", f"{what} has more than 2^31 - 1 elements")
 
     def _check_mlp(self, mlp: Mlp, at: str, wrong: Contradictions) -> None:
+        has_norms = mlp.experts is not None and (mlp.experts.own_norms or mlp.experts.router_norm)
+        if has_norms and (self.norm.placement != "sandwich" or self.norm.kind != "rms"):
+            what = "norms of experts and routers stand beside rms norms before and after blocks"
+            wrong.add(f"{at}mlp.experts", what, "set norm.placement to sandwich")
         for key, width in mlp.widths:
             _check_multiple(wrong, f"{at}mlp.{key}", width)
             if 2 * width * self.hidden_size > INT32_MAX:

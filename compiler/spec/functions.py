@@ -52,6 +52,9 @@ class Arguments(Protocol):
     def score_factor(self) -> float:
         """What scores are multiplied by where positions are stretched: DeepSeek's mscale, squared."""
 
+    def has_all(self, role: str, types: list[str], kind: str, /) -> bool:
+        """Whether every layer of a type has a tensor of this role."""
+
     def missing(self, index: int, /) -> SpecError:
         """The error for an argument whose key is required."""
 
@@ -209,6 +212,35 @@ def _of_type(of: Arguments) -> Any:
     return found[0] if found else None
 
 
+def _tail(of: Arguments) -> list[str] | None:
+    """Layers of which the last ones are others: (types, how many last ones, the last layer's type, a, its other, ...).
+
+    The type of the last layer may be null, for what the types say.
+    """
+    types = of.layers(0)
+    if not types:
+        return None
+    names = [types[layer % len(types)] for layer in range(of.num_layers)]
+    count, last, rest = of.count(1), of.value(2), [of.value(index) for index in range(3, len(of))]
+    names[-1] = names[-1] if last is None else last
+    others = dict(zip(rest[::2], rest[1::2], strict=True))
+    first = max(len(names) - count, 0)
+    return [*names[:first], *(others.get(name, name) for name in names[first:])]
+
+
+def _field_of_type(of: Arguments) -> Any:
+    """A field of the layers of a type: (the key of an object with fields of layers by numbers, the field, types, type)."""
+    held, field, types, kind = of.key(0), of.value(1), of.layers(2) or [], of.value(3)
+    if not isinstance(held, dict) or not all(key.isdecimal() for key in held):
+        raise of.refuse(0, held, "fields of layers by their numbers")
+    by_number = {int(key): fields for key, fields in held.items()}  # which may begin with zeros
+    fields = [by_number.get(layer) for layer in range(of.num_layers) if types and types[layer % len(types)] == kind]
+    values = [each.get(field) if isinstance(each, dict) else None for each in fields]
+    if any(value != values[0] for value in values):
+        raise of.refuse(0, held, f"the same for all layers of type {kind}")
+    return values[0] if values else None
+
+
 def _rope(of: Arguments) -> dict[str, Any] | None:
     """A `rope` section: (which layers, the base, the share of a head that is rotated)."""
     layers, theta = of.value(0), of.number(1)
@@ -248,6 +280,9 @@ FUNCTIONS = {
     "among": Function(4, 4, _among),
     "cross": Function(2, 4, _cross),
     "of_type": Function(4, 4, _of_type),
+    "field_of_type": Function(4, 4, _field_of_type),
+    "tail": Function(5, 9, _tail),
+    "has_all": Function(3, 3, lambda of: of.has_all(of.value(0), of.layers(1) or [], of.value(2))),
     "rope": Function(2, 3, _rope),
     "score_scale": Function(1, 2, _score_scale),
 }

@@ -17,8 +17,14 @@ def matrix_shapes(model: Model) -> Shapes:
     shapes = {"embedding": (model.vocab_size, hidden)}
     if model.learned_positions is not None:
         shapes["position_embedding"] = (model.learned_positions, hidden)
+    vectors = model.layer_embeddings
+    if vectors is not None:
+        all_layers = model.num_layers * vectors.width
+        shapes |= {"layer_embedding": (model.vocab_size, all_layers), "layer_projection": (all_layers, hidden)}
     for index, layer in enumerate(model.layers):
         of_layer = _attention(layer.attention, hidden) | _mlp(layer.mlp, hidden)
+        if vectors is not None:
+            of_layer |= {"vector.gate": (vectors.width, hidden), "vector.project": (hidden, vectors.width)}
         shapes |= {f"layers.{index}.{role}": shape for role, shape in of_layer.items()}
     return shapes if model.tie_embeddings else shapes | {"output": (model.vocab_size, hidden)}
 

@@ -51,6 +51,15 @@ class Experts(Record):
     """Factor of the weights."""
     weigh: Literal["results", "inputs"] = "results"
     """What is multiplied by the weights: the chosen experts' results, or what they read."""
+    router_norm: Flag = False
+    """Whether the router reads the residual stream through a norm of its own, and not what the experts read."""
+    router_scale: Positive = 1.0
+    """Factor of the router's logits."""
+    weight_scales: Flag = False
+    """Whether the weight of each chosen expert is multiplied by a learned number of that expert, at last."""
+    own_norms: Flag = False
+    """Whether the experts have a norm before them and one after them, and the shared expert one after it, besides those
+    of the block; needs `shared` and norm.placement sandwich."""
     shared: SharedExpert | None = None
     """An expert that every token goes through; null for none."""
 
@@ -65,6 +74,8 @@ class Experts(Record):
             )
         if self.groups is not None:
             self._check_groups(self.groups, wrong)
+        if self.own_norms and self.shared is None:
+            wrong.add("own_norms", "only a shared expert makes them different from those of the block", "give shared")
         wrong.refuse()
         return self
 

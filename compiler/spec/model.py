@@ -173,11 +173,11 @@ class WeightFormats(Record):
         return self.of("norm" if name.endswith(_NORM_CLASS) else _class_of(name)).dtype
 
 
-_NORM_CLASS = ("norm", "norm_bias", "sinks", "selection_bias")
+_NORM_CLASS = ("norm", "norm_bias", "sinks", "selection_bias", ".scale", ".expert_scales")
 
 
 def _class_of(name: str) -> TensorClass:
-    if name in ("embedding", "position_embedding"):
+    if name in ("embedding", "position_embedding", "layer_embedding"):
         return "embedding"
     if name in ("output", "output_bias"):
         return "output"
@@ -279,7 +279,9 @@ class ModelSpec(Record):
     @property
     def widest_activation(self) -> int:
         """Columns of the widest activation."""
-        return max(self.model.hidden_size, *map(_widest, self.model.layers))
+        vectors = self.model.layer_embeddings
+        all_layers = 0 if vectors is None else self.model.num_layers * vectors.width
+        return max(self.model.hidden_size, all_layers, *map(_widest, self.model.layers))
 
     def matrix_shapes(self) -> dict[str, tuple[int, int]]:
         """Every weight matrix by its canonical name: its rows (outputs) and columns (inputs)."""

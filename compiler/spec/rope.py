@@ -122,6 +122,8 @@ class Rope(Record):
     """Base of the frequencies: theta^(-2i / rotary_dim)."""
     fraction: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
     """Share of each head that is rotated; the rest passes through."""
+    turned: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
+    """Share of the rotated pairs that turn, the first ones; the others have frequency 0."""
     layout: Literal["half", "interleaved"] = "half"
     """`half` rotates (x[i], x[i + rotary_dim/2]), `interleaved` rotates (x[2i], x[2i+1])."""
     scaling: Annotated[

@@ -19,6 +19,9 @@ class Epilogue(Finish):
         alpha_p, alpha_n: types of the activation's learned numbers, [1] each; None where it has none.
         gate: type of the gate, [tokens, 1], whose sigmoid multiplies y; None without a gate.
         residual: whether a residual is added.
+        times: type of what multiplies y before the gate does, [tokens, times_width], from column times_first on; None
+            for nothing.
+        times_width: its columns.
     """
 
     out: DType
@@ -27,6 +30,8 @@ class Epilogue(Finish):
     alpha_p: DType | None = None
     alpha_n: DType | None = None
     residual: bool = False
+    times: DType | None = None
+    times_width: int = 0
 
     @property
     def halves(self) -> int:
@@ -36,18 +41,20 @@ class Epilogue(Finish):
     @property
     def ports(self) -> tuple[Port, ...]:
         """The input ports that it adds to a kernel."""
-        ports = [("bias", self.bias), ("residual", self.out if self.residual else None), ("gate", self.gate)]
+        residual = self.out if self.residual else None
+        ports = [("bias", self.bias), ("residual", residual), ("gate", self.gate), ("times", self.times)]
         ports += [("alpha_p", self.alpha_p), ("alpha_n", self.alpha_n)]
         return tuple((name, dtype) for name, dtype in ports if dtype)
 
 
-def epilogue_of(op: Op, out: DType, dtype_of: Callable[[str], DType | None]) -> Epilogue:
+def epilogue_of(op: Op, out: DType, dtype_of: Callable[[str], DType | None], times_width: int = 0) -> Epilogue:
     """The epilogue of an op that multiplies with a weight.
 
     Args:
         op: the op.
         out: the type of the result that the kernel writes.
         dtype_of: gives the type in which the kernel reads a port; None if the op does not bind it.
+        times_width: columns of what the op's result is multiplied by.
     """
     finish = op.attrs_as(Product).finish
     return Epilogue(
@@ -64,4 +71,7 @@ def epilogue_of(op: Op, out: DType, dtype_of: Callable[[str], DType | None]) -> 
         alpha_p=dtype_of("alpha_p"),
         alpha_n=dtype_of("alpha_n"),
         residual="residual" in op.inputs,
+        times_first=finish.times_first,
+        times=dtype_of("times"),
+        times_width=times_width,
     )

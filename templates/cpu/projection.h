@@ -44,8 +44,9 @@ typedef struct mlxr_output {
     const float *gate;      // [rows]: a row's outputs are multiplied by its sigmoid
     const int32_t *places;  // [rows]: the rows of `out`, `residual` and `gate` that they are, if not their own
     const float *factors;   // [rows]: what a row's outputs are multiplied by
+    const float *times;     // [rows], each `times_width` from the next: what each output is multiplied by
     float alpha_p, alpha_n;  // of xielu
-    int width;
+    int width, times_width;
     mlxr_finish finish;
 } mlxr_output;
 
@@ -62,7 +63,7 @@ enum { MLXR_NO_ACTIVATION, MLXR_SILU, MLXR_GELU, MLXR_GELU_TANH, MLXR_RELU, MLXR
 
 // An epilogue's steps, as literals; a number that is 0 is a step left out.
 typedef struct {
-    int activation, gated, bias, residual, gate, places, factors, input_factors;
+    int activation, gated, bias, residual, gate, times, places, factors, input_factors;
     float limit, out_scale, out_cap, out_limit, residual_scale;
 } mlxr_epilogue;
 
@@ -121,6 +122,10 @@ MLXR_INLINE void mlxr_finish_rows(mlxr_epilogue e, const mlxr_output *out, int r
             if (e.out_scale) v *= e.out_scale;
             if (e.out_cap) v = f32_tanh(v * (1.0f / e.out_cap)) * e.out_cap;
             if (e.out_limit) v = f32_min(f32_set1(e.out_limit), f32_max(f32_set1(-e.out_limit), v));
+            if (e.times) {
+                const float *by = out->times + to * (size_t)out->times_width + (size_t)c;
+                v *= whole ? f32_load(by) : f32_load_part(by, n);
+            }
             if (e.gate) v *= f32_sigmoid(f32_set1(out->gate[to]));
             if (e.factors) v *= f32_set1(out->factors[row + i]);
             if (e.residual_scale) v *= e.residual_scale;

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlxr.compiler.ir.checks import require, require_positive, require_vector
+from mlxr.compiler.ir.checks import require, require_columns, require_positive, require_vector
 from mlxr.compiler.ir.division import PARTIAL, WHOLE, Holding, Holdings, alike, require_whole
 from mlxr.compiler.ir.op_kind import SOURCE_STAGES, ActivationKind, Division, OpKind
 from mlxr.compiler.ir.tensor import Tensor, Tensors
@@ -180,6 +180,50 @@ class Clamp(Elementwise):
         """From x -> out like x."""
         require_positive("limit", self.limit)
         return super().infer(t)
+
+
+class ScaleBy(Elementwise):
+    """A product with a learned number."""
+
+    name = "scale_by"
+    summary = "x * weight[0]"
+    inputs = ("x", "weight")
+    linear = ("x",)
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x, weight [1] -> out like x."""
+        require_vector(t, "weight", 1)
+        return {"out": t["x"]}
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """The same of what the rank has."""
+        require_whole(has, "weight")
+        return Division(self, has["x"])
+
+
+@dataclass(frozen=True)
+class MultiplyColumns(Elementwise):
+    """A product with some columns of another value.
+
+    Attributes:
+        first: the first of these columns; they are as many as x has.
+    """
+
+    name = "multiply_columns"
+    summary = "x * times[:, first:]"
+    inputs = ("x", "times")
+
+    first: int
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x [tokens, width], times [tokens, columns] -> out like x."""
+        require_columns(t, t["x"], self.first)
+        return {"out": t["x"]}
+
+    def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
+        """The same at every rank."""
+        require_whole(has, *has)
+        return Division(self, WHOLE)
 
 
 def _sum_of(has: Holdings) -> Holding:

@@ -47,7 +47,7 @@ class Route(OpKind):
     summary = "the top_k experts of each token, best first, and their weights"
     family = "gather"
     inputs = ("x",)
-    optional = ("bias",)
+    optional = ("bias", "scales")
     outputs = ("experts", "weights")
 
     top_k: int
@@ -61,11 +61,15 @@ class Route(OpKind):
     owned: int | None = None
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """From x [tokens, experts], bias [experts] -> experts [tokens, top_k] i32, weights [tokens, top_k] f32."""
+        """From x [tokens, experts], bias and scales [experts] -> experts and weights [tokens, top_k], i32 and f32.
+
+        A weight is multiplied by the scale of its expert at last.
+        """
         rows, count = matrix(t, "x")
         require(1 <= self.top_k <= count, f"top_k is {self.top_k} of {count} experts")
         require_positive("scale", self.scale)
         require_vector(t, "bias", count)
+        require_vector(t, "scales", count)
         self._check_groups(count)
         self._check_owned(count)
         return {"experts": Tensor((rows, self.top_k), DType.I32), "weights": Tensor((rows, self.top_k), DType.F32)}

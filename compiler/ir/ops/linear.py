@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.checks import matrix, require, require_positive, require_residual, require_vector, weight_matrix
+from mlxr.compiler.ir.checks import (
+    matrix,
+    require,
+    require_columns,
+    require_positive,
+    require_residual,
+    require_vector,
+    weight_matrix,
+)
 from mlxr.compiler.ir.division import PARTIAL, Holdings, split
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, Division, FinishKind, NormKind
 from mlxr.compiler.ir.ops.product import Finish, InputNorm, Product, check_activation, check_input_norm, input_norm
@@ -53,11 +61,11 @@ class Projection(Product):
 
     name = "projection"
     summary = (
-        "y = act(norm(x[rows]) @ weight.T + bias) * out_scale, soft capped, clamped; residual + residual_scale * "
-        "sigmoid(gate) * y"
+        "y = act(norm(x[rows]) @ weight.T + bias) * out_scale, soft capped, clamped, times columns; residual + "
+        "residual_scale * sigmoid(gate) * y"
     )
     inputs = ("x", "weight")
-    optional = ("norm", "norm_bias", "bias", "residual", "rows", "gate", "alpha_p", "alpha_n")
+    optional = ("norm", "norm_bias", "bias", "residual", "rows", "gate", "alpha_p", "alpha_n", "times")
     stages = FUSED_STAGES
 
     dtype: DType
@@ -70,6 +78,7 @@ class Projection(Product):
     out_scale: float = 1.0
     out_cap: float | None = None
     out_limit: float | None = None
+    times_first: int | None = None
 
     @property
     def norm(self) -> InputNorm | None:
@@ -87,10 +96,11 @@ class Projection(Product):
             self.out_scale,
             self.out_cap,
             self.out_limit,
+            self.times_first,
         )
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """Like `Linear`, with a norm before it, and activation, scale, soft cap, gate and residual after it."""
+        """Like `Linear`, with a norm before it, and after it activation, scale, cap, columns, gate and residual."""
         rows, features = _product(t)
         if "rows" in t:
             rows = t["rows"].shape[0]
@@ -103,6 +113,9 @@ class Projection(Product):
         if "gate" in t:
             require(t["gate"].shape == (rows, 1), f"gate is {list(t['gate'].shape)}; expected {[rows, 1]}")
         out = Tensor((rows, features), self.dtype)
+        require(("times" in t) == (self.times_first is not None), "times and times_first are given together")
+        if self.times_first is not None:
+            require_columns(t, out, self.times_first)
         require_residual(t, out)
         return {"out": out}
 

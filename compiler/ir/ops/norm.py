@@ -38,7 +38,7 @@ class Norm(OpKind):
     )
     family = "norm"
     inputs = ("x",)
-    optional = ("weight", "bias", "residual")
+    optional = ("weight", "bias", "residual", "scale")
 
     groups: int
     residual_scale: float
@@ -63,6 +63,7 @@ class Norm(OpKind):
                 weight = t.get("weight", t[port]).shape
                 require(shape == weight, f"bias is {list(shape)}, weight {list(weight)}")
         require_residual(t, t["x"])
+        require_vector(t, "scale", 1)
         return {"out": t["x"]}
 
     def work(self, use: Use, dims: Dims) -> OpWork:

@@ -32,6 +32,7 @@ class Finish:
         out_scale: factor of the activated sums.
         out_cap: turns the scaled sums into out_cap * tanh(sum / out_cap); None for no cap.
         out_limit: the greatest magnitude of what that gives; None for no limit.
+        times_first: the first column of `times` that multiplies the bounded result; None for none.
     """
 
     activation: FinishKind | None = None
@@ -41,6 +42,7 @@ class Finish:
     out_scale: float = 1.0
     out_cap: float | None = None
     out_limit: float | None = None
+    times_first: int | None = None
 
     def columns_of(self, features: int) -> int:
         """Columns of the result, from the weight's rows `features`; raises RuleError if the activation does not fit."""

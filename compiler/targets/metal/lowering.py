@@ -46,7 +46,9 @@ class MetalLowering(Lowering):
 
     def epilogue_of(self, op: Op) -> Epilogue:
         """The epilogue of a projection."""
-        return epilogue_of(op, self.graph.value(op.out).dtype, partial(self.optional_dtype, op))
+        times = self.value(op, "times").shape[1] if "times" in op.inputs else 0
+        assert isinstance(times, int), "only rows have symbolic dims"
+        return epilogue_of(op, self.graph.value(op.out).dtype, partial(self.optional_dtype, op), times)
 
 
 def row_count(value: Value) -> Extent:

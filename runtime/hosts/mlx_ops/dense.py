@@ -3,7 +3,18 @@
 import mlx.core as mx
 
 from mlxr.compiler.ir.ops.attention import Split
-from mlxr.compiler.ir.ops.elementwise import Activation, Add, Clamp, Multiply, Scale, SoftCap, SwigluOai, Xielu
+from mlxr.compiler.ir.ops.elementwise import (
+    Activation,
+    Add,
+    Clamp,
+    Multiply,
+    MultiplyColumns,
+    Scale,
+    ScaleBy,
+    SoftCap,
+    SwigluOai,
+    Xielu,
+)
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.ir.ops.product import Finish
 from mlxr.compiler.ir.ops.rows import Embed, GateRows, GatherRows
@@ -101,6 +112,21 @@ def clamped(x: mx.array, limit: float | None) -> mx.array:
     return x if limit is None else mx.clip(x, -limit, limit)
 
 
+@evaluates(ScaleBy)
+def scale_by(inputs: Inputs, attrs: ScaleBy, arena: ArenaLayer | None = None) -> Outputs:
+    """The product of x and the number weight [1]."""
+    x = inputs["x"]
+    return {"out": (f32(x) * f32(inputs["weight"])).astype(x.dtype)}
+
+
+@evaluates(MultiplyColumns)
+def multiply_columns(inputs: Inputs, attrs: MultiplyColumns, arena: ArenaLayer | None = None) -> Outputs:
+    """The product of x [tokens, width] and as many columns of times [tokens, columns]."""
+    x = inputs["x"]
+    times = f32(inputs["times"])[:, attrs.first : attrs.first + x.shape[1]]
+    return {"out": (f32(x) * times).astype(x.dtype)}
+
+
 @evaluates(GateRows)
 def gate_rows(inputs: Inputs, attrs: GateRows, arena: ArenaLayer | None = None) -> Outputs:
     """Rows of x [tokens, width], each times the sigmoid of its gate [tokens, 1]."""
@@ -147,6 +173,8 @@ def projection(inputs: Inputs, attrs: Projection, arena: ArenaLayer | None = Non
 def finish_projection(y: mx.array, inputs: Inputs, finish: Finish) -> mx.array:
     """What follows the activated sums y [rows, out] of a projection, in fp32: up to gate and residual."""
     y = clamped(capped(y * finish.out_scale, finish.out_cap), finish.out_limit)
+    if finish.times_first is not None:
+        y = y * f32(inputs["times"])[:, finish.times_first : finish.times_first + y.shape[1]]
     if "gate" in inputs:
         y = y * mx.sigmoid(f32(inputs["gate"]))
     return add_residual(y, inputs, finish.residual_scale)

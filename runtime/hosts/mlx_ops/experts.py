@@ -48,6 +48,8 @@ def route(inputs: Inputs, attrs: Route, arena: ArenaLayer | None = None) -> Outp
         weights = mx.softmax(weights, axis=-1)
     elif attrs.normalise:
         weights = weights / mx.sum(weights, axis=-1, keepdims=True)
+    if "scales" in inputs:
+        weights = weights * f32(inputs["scales"])[chosen]
     if attrs.first_expert is not None and attrs.owned is not None:
         own = chosen - attrs.first_expert
         chosen = mx.where((own >= 0) & (own < attrs.owned), own, -1)

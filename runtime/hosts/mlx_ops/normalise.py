@@ -15,7 +15,10 @@ def norm(inputs: Inputs, attrs: Norm, arena: ArenaLayer | None = None) -> Output
     """The sum residual + residual_scale * norm of x: x [tokens, width], weight and bias [width] or [width / groups]."""
     x = inputs["x"]
     y = normalise(f32(x), inputs.get("weight"), inputs.get("bias"), attrs.kind, attrs.eps, attrs.groups)
-    return {"out": add_residual(y, inputs, attrs.residual_scale).astype(x.dtype)}
+    y = add_residual(y, inputs, attrs.residual_scale)
+    if "scale" in inputs:
+        y = y * f32(inputs["scale"])
+    return {"out": y.astype(x.dtype)}
 
 
 @evaluates(NormRows)

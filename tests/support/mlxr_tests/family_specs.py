@@ -138,6 +138,7 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
         "model__rope": {"layout": "interleaved", "scaling": {"kind": "yarn", "factor": 4.0, "original_context": 64}},
     },
     "latent-tempered": _latent(temperature={"beta": 0.3, "original_context": 4}, scale=0.3),
+    "proportional-rope": {"model__rope": {"theta": 700.0, "turned": 0.3}},
     # scores and scales
     "clamped-projections": _attention(qkv_limit=0.4, qkv_bias=True, qk_norm={"scope": "head"}),
     "soft-caps": {**_attention(softcap=2.0), "model__logit_softcap": 1.5},
@@ -160,6 +161,12 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
     "scales": {"model__embedding_scale": 6.9, "model__residual_scale": 0.22, "model__logit_scale": 0.125},
     "scales-post-norm": {"model__norm": {"placement": "post"}, "model__residual_scale": 0.6},
     "tied": {"model__tie_embeddings": True, "model__logit_scale": 0.5},
+    "layer-scale": {"model__norm": {"placement": "sandwich"}, "model__layer_scale": True},
+    "layer-vectors": {
+        "model__norm": {"placement": "sandwich"},
+        "model__layer_embeddings": {"width": 24, "table_scale": 3.0, "projection_scale": 0.14, "scale": 0.7},
+        "model__layer_scale": True,
+    },
     # networks
     "relu2": _mlp(activation="relu2", gated=False),
     "gelu-tanh-bias": _mlp(activation="gelu_tanh", gated=False, bias=True),
@@ -202,6 +209,13 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
         "model__mlp": {"intermediate_size": 56, "activation": "relu2", "gated": False, "experts": _EXPERTS}
     },
     "experts-sandwich-shared": {"model__norm": {"placement": "sandwich"}, **_experts(shared={"intermediate_size": 40})},
+    "experts-own-norms": {
+        "model__norm": {"placement": "sandwich"},
+        "model__layer_scale": True,
+        **_experts(
+            shared={"intermediate_size": 40}, own_norms=True, router_norm=True, router_scale=0.14, weight_scales=True
+        ),
+    },
     "experts-layer-norm-bias": {"model__norm": _LAYER_NORM, **_experts()},
     "experts-scaled-residual": {"model__residual_scale": 0.3, **_experts(shared={"intermediate_size": 40})},
     "dense-then-experts": {

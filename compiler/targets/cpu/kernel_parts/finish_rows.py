@@ -36,7 +36,13 @@ class FinishRows(CpuHelper):
         """The steps, in order."""
         e, kind = self.epilogue, self.epilogue.activation
         activation = f"ungated_{kind}" if kind and not e.gated else kind
-        steps = ("bias" if e.bias else None, activation, "gate" if e.gate else None, self.choices)
+        steps = (
+            "bias" if e.bias else None,
+            activation,
+            "gate" if e.gate else None,
+            "times" if e.times else None,
+            self.choices,
+        )
         # A number in a name: 0.5 -> 0p5, -1e-05 -> m1em05.
         texts = {
             name: repr(v).replace(".", "p").replace("-", "m").replace("+", "") for name, v in self._numbers.items()
@@ -53,6 +59,7 @@ class FinishRows(CpuHelper):
             "bias": e.bias is not None,
             "gated": e.gated,
             "gate": e.gate is not None,
+            "times": e.times is not None,
             "places": self.choices is not None,
             "factors": self.choices == "summed",
             "input_factors": self.choices == "weighed",

@@ -203,7 +203,12 @@ def matrix_fields(lowering: CpuLowering, op: Op, attrs: Product, matrices: int =
         "norm_bias": "norm_bias" in op.inputs,
         "norm_weight": norm is None or "norm" in op.inputs,
         "eps": norm.eps if norm else None,
-        "epilogue": epilogue_of(op, DType.F32, lambda port: DType.F32 if port in op.inputs else None),
+        "epilogue": epilogue_of(
+            op,
+            DType.F32,
+            lambda port: DType.F32 if port in op.inputs else None,
+            lowering.width(op, "times") if "times" in op.inputs else 0,
+        ),
     }
 
 

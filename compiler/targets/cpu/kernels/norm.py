@@ -24,6 +24,7 @@ class CpuNorm(CpuKernel):
         residual_scale: factor of the norm.
         count: the field of the batch with the number of rows: `tokens` for all, `rows` for rows of logits.
         gather: whether its rows are the batch's `logit_rows` of x.
+        scale: whether a number, [1], multiplies the result.
     """
 
     template = "norm.jinja"
@@ -37,6 +38,7 @@ class CpuNorm(CpuKernel):
     residual_scale: float
     count: Literal["tokens", "rows"]
     gather: bool = False
+    scale: bool = False
     weight: bool = True
 
     @property
@@ -49,6 +51,8 @@ class CpuNorm(CpuKernel):
             params.append(Param("bias", "vector"))
         if self.residual:
             params.append(Param("residual", "input"))
+        if self.scale:
+            params.append(Param("scale", "vector"))
         return (*params, Param("out", "output"))
 
     @property
@@ -81,6 +85,8 @@ class CpuNorm(CpuKernel):
             rows.append(f"bias     [{weights}] f32")
         if self.residual:
             rows.append(f"residual [{self.count}, {self.width}] f32")
+        if self.scale:
+            rows.append("scale    [1] f32: multiplies the result")
         rows.append(f"out      [{self.count}, {self.width}] f32")
         return "".join(f"//   {row}\n" for row in rows)
 
@@ -101,6 +107,7 @@ def lower_norm(lowering: CpuLowering, op: Op, attrs: Norm) -> None:
         residual="residual" in op.inputs,
         residual_scale=attrs.residual_scale,
         count="rows" if lowering.value(op, "x").shape[0] == "rows" else "tokens",
+        scale="scale" in op.inputs,
         weight="weight" in op.inputs,
     )
     lowering.add_call(op, kernel)

@@ -1,6 +1,6 @@
 """Products of rows with weight matrices, and the ops that passes fused with them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.experts import Route
@@ -52,7 +52,7 @@ class CpuProjection(CpuMatrixKernel):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """x, norm, norm_bias, a weight per segment, bias, residual, gate, alpha_p, alpha_n, out."""
+        """x, norm, norm_bias, a weight per segment, bias, residual, gate, alpha_p, alpha_n, times, out."""
         params = self._first_params
         if self.epilogue.bias:
             params.append(Param("bias", "vector"))
@@ -62,6 +62,8 @@ class CpuProjection(CpuMatrixKernel):
             params.append(Param("gate", "input"))
         if self.epilogue.alpha_p:
             params += [Param("alpha_p", "vector"), Param("alpha_n", "vector")]
+        if self.epilogue.times:
+            params.append(Param("times", "input"))
         return (*params, Param("out", "output"))
 
     @property
@@ -83,7 +85,7 @@ class CpuProjection(CpuMatrixKernel):
     @property
     def finish(self) -> FinishRows:
         """The function that finishes its rows."""
-        return FinishRows(self.epilogue)
+        return FinishRows(replace(self.epilogue, times_first=None, times_width=0))  # places that the call gives
 
     @property
     def count(self) -> str:
@@ -100,6 +102,8 @@ class CpuProjection(CpuMatrixKernel):
             y = f"{self.epilogue.out_cap} * tanh(({y}) / {self.epilogue.out_cap})"
         if self.epilogue.out_limit:
             y = f"clamp({y}, {self.epilogue.out_limit})"
+        if self.epilogue.times:
+            y = f"times[:, {self.epilogue.times_first}:] * ({y})"
         if self.epilogue.gate:
             y = f"sigmoid(gate) * ({y})"
         return f"{self.label}: out = {y}{self._residual_formula}"
@@ -118,6 +122,8 @@ class CpuProjection(CpuMatrixKernel):
             rows.append("gate     [tokens, 1] f32")
         if self.epilogue.alpha_p:
             rows.append("alpha_p, alpha_n  [1] f32: of the activation")
+        if self.epilogue.times:
+            rows.append(f"times    [tokens, {self.epilogue.times_width}] f32")
         rows.append(f"out      [{self.count}, {n}] f32")
         return "".join(f"//   {row}\n" for row in rows)
 

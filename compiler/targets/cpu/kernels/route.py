@@ -27,6 +27,7 @@ class CpuRoute(CpuKernel):
         normalise: whether the weights of a token are divided by their sum.
         scale: factor of the weights.
         groups, top_groups, judged_by, first_expert, owned: see `Route`.
+        scales: whether experts have factors of their weights, [num_experts].
     """
 
     template = "route.jinja"
@@ -41,12 +42,14 @@ class CpuRoute(CpuKernel):
     judged_by: int = 1
     first_expert: int | None = None
     owned: int | None = None
+    scales: bool = False
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """x, bias, experts, weights."""
+        """x, bias, scales, experts, weights."""
         bias = (Param("bias", "vector"),) if self.bias else ()
-        return (Param("x", "input"), *bias, Param("experts", "output_indices"), Param("weights", "output"))
+        scales = (Param("scales", "vector"),) if self.scales else ()
+        return (Param("x", "input"), *bias, *scales, Param("experts", "output_indices"), Param("weights", "output"))
 
     @property
     def literals(self) -> str:
@@ -76,7 +79,8 @@ def lower_route(lowering: CpuLowering, op: Op, attrs: Route) -> None:
     Raises:
         PlanError: there are too many experts.
     """
-    lowering.add_call(op, route_kernel(op, attrs, lowering.width(op, "x"), has_bias="bias" in op.inputs))
+    kernel = route_kernel(op, attrs, lowering.width(op, "x"), has_bias="bias" in op.inputs)
+    lowering.add_call(op, dataclasses.replace(kernel, scales="scales" in op.inputs))
 
 
 def route_kernel(op: Op, attrs: Route, num_experts: int, *, has_bias: bool) -> CpuRoute:

@@ -70,7 +70,7 @@ class ProjectionFacts:
         if it uses TF32. We do not unpack the weight of logits either: it is the largest, and logits have few rows. The
         order of MLX's sums is unknown, so deterministic programs do without.
         """
-        if self.deterministic:
+        if self.deterministic or self.epilogue.times:  # MLX's have no such step
             return None
         g, out = self.many_rows.library, self.epilogue.out
         minimum = 0

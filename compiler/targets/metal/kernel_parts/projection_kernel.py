@@ -56,6 +56,8 @@ class ProjectionKernel(MatrixKernel):
             rows.append(f"alpha_p, alpha_n  [1] {e.alpha_p}: of the activation")
         if e.gate:
             rows.append(f"gate       [tokens, 1] {e.gate}")
+        if e.times:
+            rows.append(f"times      [tokens, {e.times_width}] {e.times}")
         if self.gather:
             rows.append("rows       [rows] i32")
         rows.append(f"out        [{self.count}, {self.out_features}] {e.out}")
@@ -77,6 +79,7 @@ def formula(e: Epilogue, x: str) -> str:
     y = f"{e.out_scale:g} * ({y})" if e.out_scale != 1.0 else y
     y = f"soft_cap({y}, {e.out_cap:g})" if e.out_cap else y
     y = f"clamp({y}, {e.out_limit:g})" if e.out_limit else y
+    y = f"times[:, {e.times_first}:] * ({y})" if e.times else y
     y = f"sigmoid(gate) * ({y})" if e.gate else y
     if e.residual:
         y = f"residual + {e.residual_scale:g} * ({y})" if e.residual_scale != 1.0 else f"{y} + residual"

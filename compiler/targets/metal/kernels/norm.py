@@ -30,6 +30,7 @@ class NormKernel(MetalKernel):
         activation: element type of x.
         result: element type of the result; None: x's.
         gather: whether the input `rows` selects rows of x.
+        scale: element type of the number that multiplies the result, [1]; None: there is none.
     """
 
     template = "norm.metal.jinja"
@@ -45,6 +46,7 @@ class NormKernel(MetalKernel):
     activation: DType
     result: DType | None = None
     gather: bool = False
+    scale: DType | None = None
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -56,6 +58,8 @@ class NormKernel(MetalKernel):
             ports.append(("bias", self.bias))
         if self.residual:
             ports.append(("residual", self.activation))
+        if self.scale:
+            ports.append(("scale", self.scale))
         if self.gather:
             ports.append(("rows", DType.I32))
         return tuple(ports)
@@ -134,6 +138,7 @@ def lower_norm(lowering: MetalLowering, op: Op, attrs: Norm) -> None:
         residual="residual" in op.inputs,
         residual_scale=attrs.residual_scale,
         activation=x.dtype,
+        scale=lowering.optional_dtype(op, "scale"),
     )
     lowering.emit(op, kernel, (Extent(times=groups), row_count(x)), {"out": op.out})
 

@@ -31,6 +31,7 @@ class RouteKernel(MetalKernel):
         normalise: whether the weights are divided by their sum.
         scale: factor of the weights.
         groups, top_groups, judged_by, first_expert, owned: see `Route`.
+        scales: element type of the experts' factors of their weights, [num_experts]; None: they have none.
     """
 
     template = "route.metal.jinja"
@@ -45,11 +46,13 @@ class RouteKernel(MetalKernel):
     judged_by: int = 1
     first_expert: int | None = None
     owned: int | None = None
+    scales: DType | None = None
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """The logits and, if there is one, the selection bias."""
-        return (("x", DType.F32), *((("bias", self.bias),) if self.bias else ()))
+        """The logits and, if there are such, the selection bias and the experts' factors."""
+        others = (("bias", self.bias), ("scales", self.scales))
+        return (("x", DType.F32), *((name, dtype) for name, dtype in others if dtype))
 
     @property
     def outputs(self) -> tuple[Port, ...]:
@@ -87,6 +90,7 @@ def lower_route(lowering: MetalLowering, op: Op, attrs: Route) -> None:
     """Adds the launch of a choice of experts."""
     x = lowering.value(op, "x")
     kernel = route_kernel(attrs, num_columns(x), lowering.optional_dtype(op, "bias"))
+    kernel = dataclasses.replace(kernel, scales=lowering.optional_dtype(op, "scales"))
     lowering.emit(op, kernel, (row_count(x),), {port: op.outputs[port] for port in ("experts", "weights")})
 
 
