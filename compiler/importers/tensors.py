@@ -140,8 +140,17 @@ class Tensors:
     def _matrices(self, tied: bool) -> Iterator[_Place]:
         for place, fact in self._facts.items():
             has_rows = len(fact.shape) > 1 or place.role.endswith(_ONE_ROW)
-            if place.is_matrix and has_rows and not (tied and place.role == "output"):
+            if place.is_matrix and has_rows and not (tied and place.role == "output") and self._is_read(place):
                 yield place
+
+    def _is_read(self, place: _Place) -> bool:
+        """Whether the model has a matrix: one that is a network's, or a shared expert's beside a router, is one."""
+        block, _, role = place.role.rpartition(".")
+        if block not in ("mlp", "mlp.shared"):
+            return True
+        network, shared = (self._names.get(_Place(f"{of}.{role}", place.layer)) for of in ("mlp", "mlp.shared"))
+        is_shared = _Place("mlp.router", place.layer) in self._facts
+        return network is None or network != shared or is_shared == (block == "mlp.shared")
 
     def _format(self, place: _Place, fact: TensorFact) -> WeightFormat:
         if fact.type not in _FORMATS:

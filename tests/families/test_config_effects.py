@@ -42,6 +42,7 @@ REFUSED = {
 IGNORED = {
     "initializer_range": "of training",
     **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop", "residual_dropout"), "of training"),
+    "attention_chunk_size": "of layers of a type that the model does not have",
     "pad_token_id": "of batches that are filled up; transformers wants it within the vocabulary",
 }
 """Keys that some references refuse, and that we ignore all the same."""

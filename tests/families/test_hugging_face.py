@@ -148,6 +148,11 @@ NO_MATTER = {
     *("image_size", "num_channels", "pixel_shuffle_ratio", "projector_dropout", "projector_input_dim"),
     "projector_output_dim",
     *("vision_end_token_id", "vision_start_token_id", "window_size"),
+    *("attention_context_left", "attention_context_right", "attention_invalid_logits_value", "attention_logit_cap"),
+    *("audio_config", "audio_token_id", "conv_kernel_size", "gradient_clipping", "output_proj_dims"),
+    *("pooling_kernel_size", "position_embedding_size", "residual_weight", "standardize", "use_clipped_linears"),
+    "subsampling_conv_channels",
+    "kv_sharing_modes",  # Gemma 4's, which is computed from num_kv_shared_layers
     *("image_size", "num_channels", "output_attentions", "output_hidden_states", "pixel_shuffle_ratio"),
     *("projector_dropout", "projector_input_dim", "projector_output_dim", "return_dict"),
     "attention_chunk_size",  # of layers of a type that Llama 4 alone has
@@ -160,6 +165,7 @@ NO_MATTER = {
 MODULES = {
     "exaone": "llama",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "internlm3": "llama",
     "llama4_text": "llama4",
     "qwen2_5_vl_text": "qwen2_5_vl",

@@ -158,6 +158,8 @@ def mlx_lm_config(case: str) -> Config:
     text = config["text_config"]
     if case.startswith("gemma3"):  # which has an output projection until weights without one are loaded
         return config | {"vocab_size": cases.VOCAB, "tie_word_embeddings": False}
+    if case.startswith("gemma4"):
+        config["vocab_size"] = cases.VOCAB
     text.setdefault("tie_word_embeddings", config.get("tie_word_embeddings", True))
     return config
 

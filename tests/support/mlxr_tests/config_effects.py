@@ -134,6 +134,24 @@ FAMILIES: dict[str, Config] = {
     | _WINDOWS
     | {"tie_word_embeddings": True, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     "gemma3_text": _GEMMA | _WINDOWS | {"tie_word_embeddings": True, "rope_local_base_freq": 100.0},
+    "gemma4_text": _WINDOWS
+    | {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "global_head_dim": 64,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": VOCAB,
+        "final_logit_softcapping": 3.0,
+        "tie_word_embeddings": True,
+        "rope_theta": None,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.25},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    },
     "glm": {"attention_bias": True, "partial_rotary_factor": 0.5},
     "glm4": {"attention_bias": True, "partial_rotary_factor": 0.5},
     "glm4_moe": _GROUPS | {"attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5},
@@ -443,13 +461,13 @@ def numbers(name: str, shape: tuple[int, ...], norms_around: float) -> npt.NDArr
     elif len(shape) > 1 and "embed" not in name:
         plain = plain * shape[-1] ** -0.5
     elif len(shape) == 1:
-        plain = plain * 0.3
+        plain = plain * 0.3 + (name.endswith("layer_scalar"))
     return plain.astype(np.float32)
 
 
 def weights(family: str, shapes: Mapping[str, list[int]]) -> dict[str, npt.NDArray[np.float32]]:
     """All weights of a model."""
-    around = 0.0 if family.startswith(("gemma", "nemotron")) else 1.0
+    around = 0.0 if family.startswith(("gemma", "nemotron")) and family != "gemma4_text" else 1.0
     return {name: numbers(name, tuple(shape), around) for name, shape in shapes.items()}
 
 

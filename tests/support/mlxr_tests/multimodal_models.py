@@ -61,6 +61,49 @@ _QWEN: Config = {
 }
 _IDS: Config = {"image_token_id": 58, "video_token_id": 59, "vision_start_token_id": 56, "vision_end_token_id": 57}
 
+
+def _gemma4(**text: Any) -> Config:
+    turns = ["sliding_attention", "full_attention"] * (text["num_hidden_layers"] // 2)
+    return {
+        "model_type": "gemma4",
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "text_config": _TEXT
+        | {
+            "model_type": "gemma4_text",
+            "hidden_size": 96,
+            "head_dim": 32,
+            "global_head_dim": 64,
+            "sliding_window": WINDOW,
+            "layer_types": turns,
+            "vocab_size_per_layer_input": VOCAB,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "final_logit_softcapping": 30.0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.25},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            **text,
+        },
+        "vision_config": {
+            "model_type": "gemma4_vision",
+            "hidden_size": 32,
+            "intermediate_size": 40,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "global_head_dim": 16,
+            "patch_size": 4,
+            "position_embedding_size": 16,
+        },
+        "audio_config": None,
+        "image_token_id": 58,
+        "tie_word_embeddings": True,
+    }
+
+
 CONFIGS: dict[str, Config] = {
     "gemma3": {
         "model_type": "gemma3",
@@ -98,6 +141,23 @@ CONFIGS: dict[str, Config] = {
         "boi_token_index": 56,
         "eoi_token_index": 57,
     },
+    "gemma4": _gemma4(attention_k_eq_v=True, num_global_key_value_heads=1, num_hidden_layers=4),
+    "gemma4, vectors": _gemma4(
+        num_hidden_layers=6,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        num_kv_shared_layers=3,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=16,
+    ),
+    "gemma4, experts": _gemma4(
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        num_hidden_layers=2,
+        enable_moe_block=True,
+        num_experts=6,
+        top_k_experts=2,
+        moe_intermediate_size=64,
+    ),
     "llama4": {
         "model_type": "llama4",
         "architectures": ["Llama4ForConditionalGeneration"],
@@ -194,7 +254,7 @@ class Recorded(NamedTuple):
 
 def weights(case: str, shapes: dict[str, list[int]]) -> dict[str, npt.NDArray[np.float32]]:
     """All weights of a model."""
-    around = 0.0 if case.startswith("gemma") else 1.0
+    around = 0.0 if case.startswith("gemma3") else 1.0
     return {name: numbers(name, tuple(shape), around) for name, shape in shapes.items()}
 
 
