@@ -32,7 +32,7 @@ def add_layer_vector(b: Builder, index: int, vectors: LayerEmbeddings, x: str, a
     model, prefix = b.spec.model, f"{layer_prefix(index)}vector"
     gate = b.linear(f"{prefix}.gate", x, (vectors.width, model.hidden_size))
     activation = model.layer(index).mlp.activation
-    assert activation != "swiglu_oai", "the spec refuses it"
+    assert activation != "swiglu_oai" and activation != "xielu", "the spec refuses them"  # noqa: PLR1714
     activated = b.op(Activation(activation), f"{prefix}.activated", {"x": gate})
     inputs = {"x": activated, "times": all_layers}
     gated = b.op(MultiplyColumns(index * vectors.width), f"{prefix}.gated", inputs)

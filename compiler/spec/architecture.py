@@ -172,6 +172,9 @@ class Model(Record):
                 wrong.add(key, "it comes behind rms norms of blocks' results", "set norm.placement to sandwich or post")
         if self.layer_embeddings is not None:
             _check_multiple(wrong, "layer_embeddings.width", self.layer_embeddings.width)
+            mlps = (self.mlp, *(layer.mlp for layer in self.layer_types.values()))
+            if any(mlp.activation in ("swiglu_oai", "xielu") for mlp in mlps):
+                wrong.add("layer_embeddings", "gates of vectors have no activation of two inputs", "name another")
             if self.num_layers * self.layer_embeddings.width * max(self.vocab_size, self.hidden_size) > 2**34:
                 wrong.add("layer_embeddings.width", "the table of all layers has more than 2^34 elements")
         if self.parallel_blocks and self.norm.placement != "pre":

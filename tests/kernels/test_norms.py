@@ -81,6 +81,7 @@ def check_qk_norm(kernel, *, seed=0, text=None):
         inputs["mean_squares"] = random_array(rng, (TOKENS, 2), "f32") ** 2
         mx.eval(inputs["mean_squares"])
     names = ("num_heads", "num_kv_heads", "head_dim", "scope", "kind", "eps", "rotary_dim", "rope_layout", "rope_scale")
+    names += ("norms_values", "values_from_keys")
     attrs = {name: getattr(kernel, name) for name in names}
     want = evaluate("qk_norm", inputs, attrs)["out"]
     grid = (-(-kernel.pieces // kernel.pieces_per_threadgroup), TOKENS, 1)

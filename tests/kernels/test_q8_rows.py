@@ -41,6 +41,7 @@ def fields(head_dim, kv_heads, num_heads, activation):
         "frequencies": (),
         "rotary_dim": 0,
         "rope_layout": "half",
+        "own_keys": True,
         "rope_scale": 1.0,
     }
 

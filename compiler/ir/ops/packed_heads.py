@@ -34,9 +34,8 @@ class PackedHeads(OpKind):
 
     def check_packed(self, t: Tensors) -> Tensor:
         """The shape of attention's result; raises RuleError unless qkv, frequencies and arenas fit."""
-        packing = "qkv" if self.has_keys(t["qkv"]) else "q"
-        require(packing in self.packings, f"{self.name} has {packing}; expected {' or '.join(self.packings)}")
-        heads = self.num_heads + (2 * self.num_kv_heads if packing == "qkv" else 0)
+        alone = "q" in self.packings and not (self.has_keys(t["qkv"]) and "qkv" in self.packings)
+        heads = self.num_heads + (0 if alone else 2 * self.num_kv_heads)
         require_first_heads(t, "qkv", heads, self.head_dim)
         check_rotation(t, self.rotary_dim, self.rope_scale)
         require_cache(t, self.accesses, self.num_kv_heads, self.head_dim)

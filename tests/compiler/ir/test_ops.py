@@ -32,7 +32,7 @@ FUSED |= {"gate": None, "gate_first": 0, "gate_size": 0}
 PLAIN: dict[str, Any] = {"dtype": "bf16", **PLAIN_PROJECTION}
 NORM: dict[str, Any] = {"kind": "rms", "eps": 0.1, "groups": 1, "residual_scale": 1.0}
 QK: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40, "scope": "heads", "kind": "layer", "eps": 0.1}
-QK |= {"rotary_dim": 0, "rope_layout": "half", "rope_scale": 1.0}
+QK |= {"rotary_dim": 0, "rope_layout": "half", "rope_scale": 1.0, "norms_values": False, "values_from_keys": False}
 PART: dict[str, Any] = {"q_width": 480, "k_width": 80, "counts_keys": True}
 ARENAS = {"k_arena": ARENA, "v_arena": ARENA}
 PACKED = {"qkv": tokens(400, BF16), "frequencies": matrix(8)} | ARENAS
@@ -77,6 +77,13 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
     "add": ("add", {"a": tokens(48), "b": tokens(48)}, {"alpha": 1.0}, {"out": tokens(48)}),
     "scale": ("scale", {"x": tokens(48)}, {"factor": 0.5}, {"out": tokens(48)}),
     "soft_cap": ("soft_cap", {"x": tokens(48)}, {"cap": 30.0}, {"out": tokens(48)}),
+    "scale_by": ("scale_by", {"x": tokens(48), "weight": matrix(1)}, {}, {"out": tokens(48)}),
+    "multiply_columns": (
+        "multiply_columns",
+        {"x": tokens(48), "times": tokens(96)},
+        {"first": 48},
+        {"out": tokens(48)},
+    ),
     "clamp": ("clamp", {"x": tokens(48)}, {"limit": 8.0}, {"out": tokens(48)}),
     "xielu": (
         "xielu",
@@ -121,6 +128,12 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         QK | {"scope": "all", "kind": "rms"},
         {"out": tokens(400, BF16)},
     ),
+    "qk_norm, which makes the values": (
+        "qk_norm",
+        {"qkv": tokens(320), "q_norm": matrix(40), "k_norm": matrix(40)},
+        QK | {"scope": "head", "norms_values": True, "values_from_keys": True},
+        {"out": tokens(400)},
+    ),
     "mean_squares": (
         "mean_squares",
         {"q": tokens(240, BF16), "k": tokens(80, BF16)},
@@ -147,6 +160,12 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         {"x": tokens(400)},
         {"q": 240, "k": 80, "v": 80},
         {"q": tokens(240), "k": tokens(80), "v": tokens(80)},
+    ),
+    "split_qk": (
+        "split_qk",
+        {"x": tokens(320)},
+        {"q": 240, "k": 80, "v": 0},
+        {"q": tokens(240), "k": tokens(80)},
     ),
     "cache_write": (
         "cache_write",
@@ -193,6 +212,18 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         {"out": Tensor(("rows", 61), F32)},
     ),
     "rope_attention": ("rope_attention", PACKED, FUSED, {"out": tokens(240, BF16), "token": TOKEN}),
+    "rope_attention, of others' keys": (
+        "rope_attention",
+        PACKED | {"qkv": tokens(240, BF16)},
+        FUSED,
+        {"out": tokens(240, BF16), "token": TOKEN},
+    ),
+    "rope_read_attention": (
+        "rope_read_attention",
+        PACKED | {"qkv": tokens(240, BF16)},
+        FUSED,
+        {"out": tokens(240, BF16), "token": TOKEN},
+    ),
 }
 
 
@@ -248,6 +279,8 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("soft_cap", {}, {"cap": None}, "attribute cap is None; expected a number"),
     ("xielu", {"alpha_p": (2,)}, {}, r"alpha_p is \[2\]; expected \[1\]"),
     ("projection", {}, {"activation": "xielu"}, "alpha_p is bound where the activation is xielu"),
+    ("multiply_columns", {}, {"first": 49}, "times has 96 columns; expected 48 from 49 on"),
+    ("scale_by", {"weight": (2,)}, {}, r"weight is \[2\]; expected \[1\]"),
     ("clamp", {}, {"limit": 0}, "attribute limit is 0; expected a number greater than 0"),
     ("gate_rows", {"gate": ("tokens", 2)}, {}, r"gate is \['tokens', 2\]; expected \['tokens', 1\]"),
     ("gate_heads", {}, {"first": 9}, "gate has 14 columns; expected 6 from 9 on"),
@@ -370,6 +403,7 @@ def test_arena_accesses_have_tokens() -> None:
 def test_stages() -> None:
     left = {name for name, kind in OPS.items() if "ordered" in kind.stages}
     attention = {"qk_norm", "qk_mean_squares", "rope_write_attention", "rope_cache_write", "rope_attention"}
+    attention |= {"rope_read_attention"}
     experts = {"route", "expert_projection", "routed_projection", "expert_combine"}
     latent = {"latent_write", "latent_norm_write", "head_product", "latent_queries", "latent_attention"}
     collectives = {"all_sum", "send", "receive", "gather_result"}

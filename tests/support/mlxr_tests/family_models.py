@@ -515,9 +515,12 @@ def build_model(config: Config) -> Module:
             return old
         scale = 1.0 if old.ndim <= 1 or ("embed" in path and "embed_q" not in path) else old.shape[-1] ** -0.5
         shifted = config["model_type"].startswith("gemma") and config["model_type"] != "gemma4_text"
-        around = "norm" in path and path.endswith("weight") and not shifted
+        is_scalar = path.endswith("layer_scalar")
+        around = ("norm" in path and path.endswith("weight") and not shifted) or is_scalar
         return mx.array(
-            (rng.standard_normal(old.shape) * scale * (0.3 if "norm" in path else 1.0) + around).astype(np.float32)
+            (rng.standard_normal(old.shape) * scale * (0.3 if "norm" in path or is_scalar else 1.0) + around).astype(
+                np.float32
+            )
         )
 
     model.update(tree_map_with_path(tensor, model.parameters()))
