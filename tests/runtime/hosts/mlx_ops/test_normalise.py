@@ -86,7 +86,13 @@ def test_qk_norm(rng: np.random.Generator, kind: str, scope: str, bias: bool, dt
         if bias:
             inputs[f"{role}_norm_bias"] = random_array(rng, (width,), "f32")
     attrs = {"num_heads": 3, "num_kv_heads": 2, "head_dim": 8, "scope": scope, "kind": kind, "eps": EPS}
-    attrs |= {"rotary_dim": 0, "rope_layout": "half", "rope_scale": 1.0}
+    attrs |= {
+        "rotary_dim": 0,
+        "rope_layout": "half",
+        "rope_scale": 1.0,
+        "norms_values": False,
+        "values_from_keys": False,
+    }
     out = evaluate("qk_norm", inputs, attrs)["out"]
 
     want = numbers(inputs["qkv"])
