@@ -229,7 +229,7 @@ def _tail(of: Arguments) -> list[str] | None:
 
 
 def _field_of_type(of: Arguments) -> Any:
-    """A field of the layers of a type: (the key of an object with fields of layers by numbers, the field, types, type)."""
+    """A field of layers of a type: (a key with fields of layers by their numbers, the field, types, the type)."""
     held, field, types, kind = of.key(0), of.value(1), of.layers(2) or [], of.value(3)
     if not isinstance(held, dict) or not all(key.isdecimal() for key in held):
         raise of.refuse(0, held, "fields of layers by their numbers")

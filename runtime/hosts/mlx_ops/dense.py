@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from mlxr.compiler.ir.ops.attention import Split
+from mlxr.compiler.ir.ops.attention import Split, SplitQk
 from mlxr.compiler.ir.ops.elementwise import (
     Activation,
     Add,
@@ -146,6 +146,13 @@ def split(inputs: Inputs, attrs: Split, arena: ArenaLayer | None = None) -> Outp
     q, k = attrs.q, attrs.k
     x = inputs["x"]
     return {"q": x[:, :q], "k": x[:, q : q + k], "v": x[:, q + k : q + k + attrs.v]}
+
+
+@evaluates(SplitQk)
+def split_qk(inputs: Inputs, attrs: SplitQk, arena: ArenaLayer | None = None) -> Outputs:
+    """Columns q and k of x [tokens, q + k]."""
+    x = inputs["x"]
+    return {"q": x[:, : attrs.q], "k": x[:, attrs.q :]}
 
 
 @evaluates(Projection)

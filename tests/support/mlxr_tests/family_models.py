@@ -13,6 +13,8 @@ import numpy as np
 from mlx.utils import tree_map_with_path
 from mlx_lm.utils import MODEL_REMAPPING, save_model
 
+from mlxr_tests.gemma_4_models import GEMMA_4
+
 Module = Any  # mlx.nn has no annotations
 Config = dict[str, Any]
 
@@ -143,25 +145,6 @@ _LAGUNA: Config = {
     },
 }
 _LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
-_GEMMA4: Config = {
-    "hidden_size": 96,
-    "head_dim": 32,
-    "global_head_dim": 64,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "sliding_window": WINDOW,
-    "layer_types": ["sliding_attention", "full_attention"],
-    "rope_parameters": {
-        "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.25},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-    },
-    "vocab_size_per_layer_input": VOCAB,
-    "hidden_size_per_layer_input": 0,
-    "num_kv_shared_layers": 0,
-    "use_double_wide_mlp": False,
-    "attention_k_eq_v": False,
-    "final_logit_softcapping": 30.0,
-    "tie_word_embeddings": True,
-}
 
 CONFIGS: dict[str, Config] = {
     "llama": _HEADS | {"attention_bias": True, "mlp_bias": True},
@@ -215,24 +198,7 @@ CONFIGS: dict[str, Config] = {
     },
     "gemma3_text, seven layers": _HEADS
     | {"hidden_size": 64, "num_hidden_layers": 7, "sliding_window": WINDOW, "query_pre_attn_scalar": 32},
-    "gemma4_text": _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
-    "gemma4_text, vectors": _GEMMA4
-    | {
-        "num_hidden_layers": 6,
-        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-        "num_kv_shared_layers": 3,
-        "use_double_wide_mlp": True,
-        "hidden_size_per_layer_input": 16,
-    },
-    "gemma4_text, experts": _GEMMA4
-    | {
-        "attention_k_eq_v": True,
-        "num_global_key_value_heads": 1,
-        "enable_moe_block": True,
-        "num_experts": 6,
-        "top_k_experts": 2,
-        "moe_intermediate_size": 40,
-    },
+    **GEMMA_4,
     "phi3": {"rope_scaling": _LONGROPE, "original_max_position_embeddings": 16},
     "phi3, partial": {"partial_rotary_factor": 0.75},
     "phi3, partial longrope": {
@@ -517,11 +483,8 @@ def build_model(config: Config) -> Module:
         shifted = config["model_type"].startswith("gemma") and config["model_type"] != "gemma4_text"
         is_scalar = path.endswith("layer_scalar")
         around = ("norm" in path and path.endswith("weight") and not shifted) or is_scalar
-        return mx.array(
-            (rng.standard_normal(old.shape) * scale * (0.3 if "norm" in path or is_scalar else 1.0) + around).astype(
-                np.float32
-            )
-        )
+        numbers = rng.standard_normal(old.shape) * scale * (0.3 if "norm" in path or is_scalar else 1.0) + around
+        return mx.array(numbers.astype(np.float32))
 
     model.update(tree_map_with_path(tensor, model.parameters()))
     mx.eval(model.parameters())

@@ -1,0 +1,46 @@
+"""Configs of tiny Gemma 4 models: a dense one, one with vectors of layers and shared keys, one with experts."""
+
+from typing import Any
+
+Config = dict[str, Any]
+
+_GEMMA4: Config = {
+    "hidden_size": 96,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+    "vocab_size_per_layer_input": 61,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+    "attention_k_eq_v": False,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+}
+GEMMA_4: dict[str, Config] = {
+    "gemma4_text": _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    "gemma4_text, vectors": _GEMMA4
+    | {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 16,
+    },
+    "gemma4_text, experts": _GEMMA4
+    | {
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 40,
+    },
+}
+"""Cases of `family_models` by name."""
