@@ -30,6 +30,8 @@ _OF_MODEL = (
     "num_layers",
     "norm",
     "learned_positions",
+    "layer_embeddings",
+    "layer_scale",
     "parallel_blocks",
     "parallel_norms",
     "tie_embeddings",
