@@ -46,9 +46,10 @@ def spec_from_gguf(
         raise facts.refuse("vocab_size", facts.get("vocab_size"), f"the rows of the embedding table, {rows}")
     model = Evaluation(facts, GgufRope(facts, factors or {})).model(placed)
     head_dim, latent = (model.get("attention", {}).get(key) for key in ("head_dim", "latent"))
-    value_dim = facts.integer("attention.value_length", head_dim)
-    if latent is None and value_dim != head_dim:
-        raise facts.refuse("attention.value_length", value_dim, f"key_length, {head_dim}")
+    key_dim = facts.integer("attention.key_length", head_dim)
+    value_dim = facts.integer("attention.value_length", key_dim)
+    if latent is None and value_dim != key_dim:
+        raise facts.refuse("attention.value_length", value_dim, f"key_length, {key_dim}")
     own = model.get("context")
     if not isinstance(own, int):
         raise facts.missing("context_length")

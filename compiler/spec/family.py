@@ -110,7 +110,9 @@ class Family(Record):
             output: whether the runtime reads the output projection.
         """
         tied = self.ignored_when_tied if model.tie_embeddings else ()
-        scaled = self.ignored_when_scaled if model.rope is not None and model.rope.scaling.kind != "none" else ()
+        rope = model.rope
+        has_factors = rope is not None and (rope.scaling.kind != "none" or rope.turned != 1)
+        scaled = self.ignored_when_scaled if has_factors else ()
         unread = () if output else self._patterns_of_output()
         return tuple(dict.fromkeys((*self.ignored, *tied, *scaled, *unread)))
 

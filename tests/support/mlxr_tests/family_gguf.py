@@ -18,7 +18,7 @@ from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.tensor_rows import selected
-from mlxr_tests import config_effects, latent_gguf
+from mlxr_tests import config_effects, gemma_4_models, latent_gguf
 from mlxr_tests.family_models import WINDOW, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT
 
@@ -91,6 +91,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"attention.sliding_window": WINDOW, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
     ),
     "gemma3_text, no window": ("gemma3_text, seven layers", "gemma3", {}),
+    **gemma_4_models.GGUF,
     "phi3": ("phi3", "phi3", {"rope.scaling.attn_factor": 1.25, "rope.scaling.original_context_length": 16}),
     "phi3, partial": ("phi3, partial", "phi3", {"rope.dimension_count": 24, "attention.sliding_window": 64}),
     "olmo": (
@@ -364,6 +365,8 @@ def write_gguf(case: str, folder: Path, joined: bool = False) -> Path:
     if case == "glm4, a guessing layer":
         for name, array in _guessing_layer(tensors).items():
             writer.add_tensor(name, array)
+    if case.startswith("gemma4"):
+        writer.add_tensor("rope_freqs.weight", np.array(gemma_4_models.DIVISORS, np.float32))
     if case == "llama, divisors":
         writer.add_tensor("rope_freqs.weight", np.linspace(1.0, 5.0, 16, dtype=np.float32))
     writer.write_header_to_file()

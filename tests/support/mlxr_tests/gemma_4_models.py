@@ -44,3 +44,47 @@ GEMMA_4: dict[str, Config] = {
     },
 }
 """Cases of `family_models` by name."""
+
+_FILE: Config = {
+    "attention.key_length": 64,
+    "attention.value_length": 64,
+    "attention.key_length_swa": 32,
+    "attention.value_length_swa": 32,
+    "rope.dimension_count": 64,
+    "rope.dimension_count_swa": 32,
+    "rope.freq_base": 5000.0,
+    "rope.freq_base_swa": 100.0,
+    "attention.sliding_window": 6,
+    "attention.sliding_window_pattern": [True, False],
+    "attention.shared_kv_layers": 0,
+    "embedding_length_per_layer_input": 0,
+    "final_logit_softcapping": 30.0,
+}
+GGUF: dict[str, tuple[str, str, Config]] = {
+    "gemma4_text": ("gemma4_text", "gemma4", _FILE | {"attention.head_count_kv": [2, 1]}),
+    "gemma4_text, vectors": (
+        "gemma4_text, vectors",
+        "gemma4",
+        _FILE
+        | {
+            "attention.sliding_window_pattern": [True, True, False] * 2,
+            "attention.shared_kv_layers": 3,
+            "embedding_length_per_layer_input": 16,
+            "feed_forward_length": [88, 88, 88, 176, 176, 176],
+        },
+    ),
+    "gemma4_text, experts": (
+        "gemma4_text, experts",
+        "gemma4",
+        _FILE
+        | {
+            "attention.head_count_kv": [2, 1],
+            "expert_count": 6,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 40,
+        },
+    ),
+}
+"""Cases of `family_gguf` by name."""
+DIVISORS = [1.0] * 8 + [1e30] * 24
+"""What files divide the frequencies of whole layers by: pairs with 1e30 rest."""
