@@ -224,7 +224,7 @@ def write(folder: Path, artifact: Artifact, native: Native | None = None) -> Pat
     for part in (part for weight in artifact.plan.weights for part in weight.parts):
         array = native[part.name]
         kind = {"uint16": gguf.GGMLQuantizationType.BF16, "uint8": gguf.GGMLQuantizationType[part.format.gguf]}
-        (recipe,) = part.gguf
+        recipe = part.gguf[0]
         if recipe.rows is not None:
             lies = np.empty_like(array)
             lies[selected(recipe.rows, 0, len(array))] = array
