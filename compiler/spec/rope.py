@@ -73,7 +73,7 @@ class YarnScaling(Record):
     original_context: Count
     """Context length the model was first trained with."""
     beta_fast: Annotated[float, Field(gt=0, le=2**20, strict=True)] = 32.0
-    """Pairs with more turns in the original context are kept; must be greater than beta_slow."""
+    """Pairs with more turns in the original context are kept; at least beta_slow."""
     beta_slow: Annotated[float, Field(gt=0, le=2**20, strict=True)] = 1.0
     """Pairs with fewer turns in the original context are fully scaled."""
     attention_factor: AttentionFactor | None = None
@@ -84,10 +84,10 @@ class YarnScaling(Record):
     @model_validator(mode="after")
     def _check(self) -> "YarnScaling":
         wrong = Contradictions()
-        if self.beta_fast <= self.beta_slow:
+        if self.beta_fast < self.beta_slow:
             wrong.add(
                 "beta_fast",
-                f"beta_fast {self.beta_fast:g} must be greater than beta_slow {self.beta_slow:g}",
+                f"beta_fast {self.beta_fast:g} must be at least beta_slow, {self.beta_slow:g}",
                 "most models use beta_fast 32 and beta_slow 1",
             )
         wrong.refuse()

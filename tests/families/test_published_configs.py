@@ -147,6 +147,9 @@ def test_what_some_with_experts_say() -> None:
     assert imported(config_of("GLM-4.5-Air")).attention.qk_norm is None
     m2 = imported(config_of("MiniMax-M2"))
     assert (m2.rotary_dim, m2.attention.qk_norm and m2.attention.qk_norm.scope) == (64, "all")
+    kimi = imported(config_of("Kimi-K2-Instruct")).rope
+    assert kimi is not None and kimi.scaling.kind == "yarn"
+    assert kimi.scaling.beta_fast == kimi.scaling.beta_slow == 1
     qwen = imported(config_of("Qwen1.5-MoE-A2.7B-Chat")).mlp.experts
     assert qwen is not None and qwen.shared is not None and not qwen.normalise
     assert (qwen.shared.intermediate_size, qwen.shared.gate) == (5632, True)
@@ -192,3 +195,5 @@ def test_what_some_of_the_metadata_say() -> None:
     gemma = from_metadata("gemma-3-1b-it, by Ollama")
     thetas = [layer.rope.theta for layer in gemma.layers if layer.rope is not None]
     assert thetas[4:6] == [1e4, 1e6]
+    flash = from_metadata("GLM-4.7-Flash").layer(1).mlp.experts
+    assert flash is not None and (flash.router, flash.selection_bias) == ("sigmoid", True)

@@ -92,8 +92,8 @@ MISTAKES: list[tuple[str, str, str | None]] = [
         None,
     ),
     (
-        added("rope: {scaling: {kind: yarn, factor: 4, original_context: 16, beta_fast: ^1}}"),
-        "beta_fast 1 must be greater than beta_slow 1",
+        added("rope: {scaling: {kind: yarn, factor: 4, original_context: 16, beta_fast: ^0.5}}"),
+        "beta_fast 0.5 must be at least beta_slow, 1",
         "beta_fast 32",
     ),
     (
