@@ -93,7 +93,8 @@ class Shard:
             if any(consumer.name not in before for consumer in self.graph.consumers(name))
         ]
         if len(crossing) != 1:
-            raise PlanError(f"stages cannot part before layer {layer}: {', '.join(crossing)} are read after it")
+            what = f"stages cannot part before layer {layer}: {', '.join(crossing)} are read after it"
+            raise PlanError(f"{what}, and one value goes from stage to stage; use tensor ranks alone")
         return crossing[0]
 
     def _receive(self, name: str) -> None:

@@ -62,6 +62,8 @@ SHORT = [("plain", "tensor 2", "logits"), ("olmo-like", "tensor 2", "hidden"), (
 
 @pytest.mark.parametrize(("name", "split", "output"), few(itertools.product(ALL_SPECS, SPLITS, OUTPUTS), SHORT))
 def test_nothing_overwrites_an_addend_that_others_may_read(name: str, split: str, output: str) -> None:
+    if name == "layer-vectors" and "pipeline" in SPLITS[split]:
+        return  # stages do not send each other two values
     artifact = compiled(name, SPLITS[split], output)
     checked = 0
     for rank in range(4 if split == "2 x 2" else SPLITS[split]["tensor"]):
