@@ -2,7 +2,8 @@
 
 Folders of models that also take images have the text model's tensors under a prefix, which depends on the program that
 wrote them; GGUF files of Ollama have all parts in one file. Layers that guess further tokens lie beside the model's
-own, with numbers that follow theirs.
+own, with numbers that follow theirs. Indexers choose which tokens are read of a context longer than those that MLXR
+offers for such models.
 """
 
 import re
@@ -16,7 +17,8 @@ _PREFIXES = (("model.language_model.", "model."), ("language_model.model.", "mod
 _BESIDE = {
     "safetensors": re.compile(
         r"(?:model\.)?(?:(?P<images>vision_tower|vision_model|visual|multi_modal_projector|mm_projector|embed_vision)"
-        r"|(?P<sound>audio_tower|audio_model|embed_audio)|(?P<guesses>mtp(?:_\w+)?))\."
+        r"|(?P<sound>audio_tower|audio_model|embed_audio)|(?P<guesses>mtp(?:_\w+)?)"
+        r"|(?P<indexers>layers\.\d+\.self_attn\.indexer))\."
     ),
     "gguf": re.compile(r"(?P<images>v|mm)\.|(?P<sound>a)\..+\."),
 }
@@ -40,7 +42,7 @@ def guessing_layers(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def part_beside(name: str, kind: FileKind, guessing: tuple[str, ...]) -> str | None:
-    """What a tensor is for, if not for the text model: `images`, `sound` or `guesses`.
+    """What a tensor is for, if not for the text model: `images`, `sound`, `guesses` or `indexers`.
 
     Args:
         name: the tensor's, by `text_name`.

@@ -268,6 +268,7 @@ FUNCTIONS = {
     "sqrt": Function(1, 1, _arithmetic(math.sqrt)),
     "inverse": Function(1, 1, _arithmetic(lambda value: 1 / value)),
     "inverse_sqrt": Function(1, 1, _arithmetic(lambda value: 1 / math.sqrt(value))),
+    "least": Function(2, 8, _arithmetic(min)),
     "unless": Function(2, 8, _unless),
     "equal": Function(2, 2, lambda of: bool(of.value(0) == of.value(1))),
     "not": Function(1, 1, lambda of: is_false(of.value(0))),

@@ -35,7 +35,7 @@ class WeightFile:
     """What a GGUF file says of itself; empty for safetensors."""
     beside: Mapping[str, tuple[StoredTensor, ...]] = field(default_factory=dict, repr=False)
     """Tensors of other parts than the text model, which nobody reads, by what they are for: `images`, `sound`,
-    `guesses`."""
+    `guesses`, `indexers`."""
 
     def read(self, name: str) -> Array:
         """The whole tensor, in NumPy's own type if it has one, else (bf16, quantised) in float32.

@@ -43,6 +43,7 @@ IGNORED = {
     "initializer_range": "of training",
     **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop", "residual_dropout"), "of training"),
     "attention_chunk_size": "of layers of a type that the model does not have",
+    **dict.fromkeys(("index_head_dim", "index_n_heads"), "of indexers, whose tensors are left alone"),
     "pad_token_id": "of batches that are filled up; transformers wants it within the vocabulary",
 }
 """Keys that some references refuse, and that we ignore all the same."""

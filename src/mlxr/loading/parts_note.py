@@ -7,6 +7,7 @@ _WHAT = {
     "images": "tensors for images",
     "sound": "tensors for sound",
     "guesses": "tensors of layers that guess further tokens",
+    "indexers": "tensors of indexers for longer contexts than are offered here",
 }
 
 

@@ -28,6 +28,7 @@ def test_names_of_the_text_model(name: str, of_text: str) -> None:
         ("safetensors", "mtp.layers.0.mlp.up_proj.weight", "guesses"),
         ("safetensors", "model.mtp_layers.0.mlp.up_proj.weight", "guesses"),
         ("safetensors", "model.mtp_emb_norm.0.weight", "guesses"),
+        ("safetensors", "model.layers.0.self_attn.indexer.k_norm.bias", "indexers"),
         ("safetensors", "model.layers.2.mlp.up_proj.weight", "guesses"),
         ("safetensors", "model.layers.1.mlp.up_proj.weight", None),
         ("safetensors", "model.layers.21.mlp.up_proj.weight", None),

@@ -13,6 +13,7 @@ import numpy as np
 from mlx.utils import tree_map_with_path
 from mlx_lm.utils import MODEL_REMAPPING, save_model
 
+from mlxr_tests import latent_models
 from mlxr_tests.gemma_4_models import GEMMA_4
 
 Module = Any  # mlx.nn has no annotations
@@ -66,19 +67,6 @@ _GROUPED: Config = {
     "routed_scaling_factor": 2.5,
     "rope_scaling": None,
 }
-_MLA: Config = _GROUPED | {
-    "hidden_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 6,
-    "kv_lora_rank": 48,
-    "q_lora_rank": 56,
-    "qk_nope_head_dim": 24,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 40,
-    "attention_bias": False,
-}
-_MSCALE: Config = {"rope_scaling": _YARN | {"type": "yarn", "mscale": 1.0, "mscale_all_dim": 0.7}}
 _MINIMAX: Config = _HEADS | {
     "num_local_experts": 6,
     "num_experts_per_tok": 3,
@@ -345,38 +333,7 @@ CONFIGS: dict[str, Config] = {
     "dots1": {"head_dim": 32, "num_key_value_heads": 4, "attention_bias": False}
     | _GROUPED
     | {"n_group": 1, "topk_group": 1},
-    "deepseek_v3": _MLA | _MSCALE | {"n_group": 1, "topk_group": 1},
-    "deepseek_v3, one projection of queries": _MLA | {"q_lora_rank": None, "n_group": 1, "topk_group": 1},
-    "deepseek_v2": _MLA
-    | {
-        "topk_method": "group_limited_greedy",
-        "rope_scaling": _YARN | {"type": "yarn", "mscale": 0.7, "mscale_all_dim": 0.7},
-    },
-    "deepseek_v2, one projection": _MLA | _MSCALE | {"topk_method": "greedy", "q_lora_rank": None},
-    "glm4_moe_lite": _MLA
-    | {"n_group": 1, "topk_group": 1, "topk_method": "noaux_tc", "moe_layer_freq": 1, "rms_norm_eps": 1e-6},
-    "mistral4": _MLA
-    | {
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 0,
-        "rope_parameters": _YARN
-        | {"type": "yarn", "rope_theta": 5000.0, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0},
-    },
-    "minicpm3": {
-        "dim_model_base": 64,
-        "scale_depth": 1.4,
-        "scale_emb": 3,
-        "hidden_size": 96,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 6,
-        "kv_lora_rank": 48,
-        "q_lora_rank": 56,
-        "qk_nope_head_dim": 24,
-        "qk_rope_head_dim": 32,
-        "attention_bias": False,
-        "rope_scaling": _LONGROPE | {"original_max_position_embeddings": 16},
-    },
+    **latent_models.cases(_GROUPED, _YARN, _LONGROPE),
     "minimax_m2": _MINIMAX,
     "minimax": _MINIMAX,
     "hunyuan_v1_dense": _HEADS
