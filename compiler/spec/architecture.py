@@ -1,7 +1,8 @@
 """The architecture in a spec: it describes a model by its properties, never by its name.
 
 Invariants after validation: rotary dims are even; no weight matrix (of experts: no matrix of one expert) has more than
-2^31 - 1 elements, so kernels may use 32-bit indices.
+2^31 - 1 elements, so kernels may use 32-bit indices. The table of layer embeddings may: kernels find its rows, and only
+read some of them, by 64-bit ones.
 """
 
 from typing import Annotated, Any, Literal
