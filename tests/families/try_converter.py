@@ -37,6 +37,8 @@ FORMS: dict[str, dict[str, bool]] = {
     "joined experts": {"fuse_gate_up_exps": True},
 }
 MORE: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {"scoring_func": "sigmoid"},
+    "glm4_moe_lite": {"scoring_func": "sigmoid"},
     "cohere2": {"rotary_pct": 1.0},
     "gpt2": {"n_ctx": 64},
     "hunyuan_v1_moe": {
