@@ -45,19 +45,7 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
     q = _queries_or_keys(b, prefix, "q", layer, q, heads)
     if keys:
         keys["k"] = _queries_or_keys(b, prefix, "k", layer, keys["k"], kv_heads)
-    norm = a.qk_norm
-    if keys and norm is not None and norm.values:
-        keys["v"] = b.norm(
-            f"{prefix}.v_norm",
-            f"{prefix}.v_normed",
-            keys["v"],
-            a.head_dim,
-            groups=a.num_kv_heads,
-            kind=norm.kind,
-            eps=norm.eps,
-            weight=False,
-            bias=False,
-        )
+        keys["v"] = _values(b, prefix, layer, keys["v"])
     if a.temperature is not None:
         temperature = Temperature(a.temperature.beta, a.temperature.original_context, a.temperature.first_position)
         q = b.op(temperature, f"{prefix}.q_tempered", {"x": q, "positions": "positions"})
@@ -77,14 +65,29 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
         chunked=a.chunked,
     )
     attended = b.op(attention, f"{prefix}.attended", {"q": q} | tables | cache | sinks)
-    if a.output_gate is not None:
-        size = a.gate_size
-        rows = replace(heads, size=size)
-        gate = b.linear(f"{prefix}.gate", x, (a.num_heads * size, hidden), rows=rows)
-        kind = GateHeads(a.num_heads, a.output_gate.activation, 0, size)
-        attended = b.op(kind, f"{prefix}.gated", {"x": attended, "gate": gate})
+    attended = _gated(b, prefix, layer, attended, x)
     bias = f"{prefix}.o_bias" if a.output_bias else None
     return b.linear(f"{prefix}.o", attended, (hidden, a.num_heads * a.head_dim), bias, columns=heads)
+
+
+def _gated(b: Builder, prefix: str, layer: LayerType, attended: str, x: str) -> str:
+    """Attention's result times the gate, which is made of the block's input x; as it is where there is none."""
+    a = layer.attention
+    if a.output_gate is None:
+        return attended
+    rows = Axis("heads", a.num_heads, a.gate_size)
+    gate = b.linear(f"{prefix}.gate", x, (a.num_heads * a.gate_size, b.spec.model.hidden_size), rows=rows)
+    kind = GateHeads(a.num_heads, a.output_gate.activation, 0, a.gate_size)
+    return b.op(kind, f"{prefix}.gated", {"x": attended, "gate": gate})
+
+
+def _values(b: Builder, prefix: str, layer: LayerType, v: str) -> str:
+    """The values, [tokens, kv_heads * head_dim], normalised by heads where the layer does that."""
+    a, norm = layer.attention, layer.attention.qk_norm
+    if norm is None or not norm.values:
+        return v
+    name, out, kind, eps = f"{prefix}.v_norm", f"{prefix}.v_normed", norm.kind, norm.eps
+    return b.norm(name, out, v, a.head_dim, groups=a.num_kv_heads, kind=kind, eps=eps, weight=False, bias=False)
 
 
 def _queries_or_keys(b: Builder, prefix: str, role: str, layer: LayerType, x: str, heads: Axis) -> str:
