@@ -4,6 +4,7 @@ The rule of each op kind is next to its kernel, in a module of the folder `kerne
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from mlxr.compiler.artifact.launch import Extent
@@ -45,10 +46,16 @@ class MetalLowering(Lowering):
         return RULES.bound_to(self)
 
     def epilogue_of(self, op: Op) -> Epilogue:
-        """The epilogue of a projection."""
-        times = self.value(op, "times").shape[1] if "times" in op.inputs else 0
-        assert isinstance(times, int), "only rows have symbolic dims"
-        return epilogue_of(op, self.graph.value(op.out).dtype, partial(self.optional_dtype, op), times)
+        """The epilogue of a projection.
+
+        Its `times_first` counts from the layer's first column, so that layers have the same kernels.
+        """
+        times = num_columns(self.value(op, "times")) if "times" in op.inputs else 0
+        out = self.graph.value(op.out)
+        epilogue = epilogue_of(op, out.dtype, partial(self.optional_dtype, op), times)
+        if epilogue.times_first is None:
+            return epilogue
+        return replace(epilogue, times_first=epilogue.times_first % num_columns(out))
 
 
 def row_count(value: Value) -> Extent:

@@ -212,9 +212,10 @@ class OpBench:
             if scratch.name.startswith(op.name + ".") and scratch.name not in buffers:
                 array = np.full(shape_of(scratch.shape, batch_dims(batch)), np.nan, dtype=np.float32)
                 buffers[scratch.name] = SimBuffer.of(array, writable=True, name=scratch.name)
-        if op.attrs.accesses:
+        if op.layer is not None:
             layer = np.array([op.layer] + [0] * 7, dtype=np.uint32)
             buffers[layer_buffer(op.layer)] = SimBuffer.of(layer, writable=False, name="layer")
+        if op.attrs.accesses:
             buffers["k_arena"] = SimBuffer.of(self.arena.stores["k_arena"], writable=True, name="k_arena")
             buffers["v_arena"] = SimBuffer.of(self.arena.stores["v_arena"], writable=True, name="v_arena")
         return buffers

@@ -26,6 +26,8 @@ class ProjectionKernel(MatrixKernel):
         ports: list[Port] = [("x", self.activation), ("weight", self.layout.dtype)]
         ports += self.norm.ports if self.norm else ()
         ports += self.epilogue.ports
+        if self.epilogue.times:
+            ports.append(("layer", DType.U32))
         if self.gather:
             ports.append(("rows", DType.I32))
         if self.tile > 1:
@@ -57,7 +59,8 @@ class ProjectionKernel(MatrixKernel):
         if e.gate:
             rows.append(f"gate       [tokens, 1] {e.gate}")
         if e.times:
-            rows.append(f"times      [tokens, {e.times_width}] {e.times}")
+            rows.append(f"times      [tokens, {e.times_width}] {e.times}: {self.out_features} columns for each layer")
+            rows.append("layer      [8] u32: the layer first")
         if self.gather:
             rows.append("rows       [rows] i32")
         rows.append(f"out        [{self.count}, {self.out_features}] {e.out}")
@@ -79,7 +82,7 @@ def formula(e: Epilogue, x: str) -> str:
     y = f"{e.out_scale:g} * ({y})" if e.out_scale != 1.0 else y
     y = f"soft_cap({y}, {e.out_cap:g})" if e.out_cap else y
     y = f"clamp({y}, {e.out_limit:g})" if e.out_limit else y
-    y = f"times[:, {e.times_first}:] * ({y})" if e.times else y
+    y = f"times of the layer * ({y})" if e.times else y
     y = f"sigmoid(gate) * ({y})" if e.gate else y
     if e.residual:
         y = f"residual + {e.residual_scale:g} * ({y})" if e.residual_scale != 1.0 else f"{y} + residual"

@@ -4,6 +4,7 @@ from mlxr.compiler.artifact.launch import ONE, Condition, Extent
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.ir.ops.product import Product
+from mlxr.compiler.ir.tensor import layer_buffer
 from mlxr.compiler.schedule.geometry import MatrixTiles
 from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.schedule.size_record import SizeRecord
@@ -49,11 +50,17 @@ def _launch(lowering: MetalLowering, op: Op, p: ProjectionFacts, variant: Projec
         op,
         kernel,
         grid,
-        {"x": x, "out": op.out, "dims": "dims"},
+        {"x": x, "out": op.out, "dims": "dims"} | _layer_of_columns(lowering, op),
         when=when,
         yields=yields,
         chosen=p.choice.sizes(*sizes, without=variant.unused),
     )
+
+
+def _layer_of_columns(lowering: MetalLowering, op: Op) -> dict[str, str]:
+    """The buffer that tells which layer's columns multiply the result, if any do."""
+    first = op.attrs_as(Product).finish.times_first
+    return {} if first is None else {"layer": layer_buffer(first // num_columns(lowering.graph.value(op.out)))}
 
 
 def _normalise(lowering: MetalLowering, op: Op, p: ProjectionFacts, tile: int, when: Condition | None) -> str:
