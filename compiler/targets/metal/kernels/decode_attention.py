@@ -14,6 +14,7 @@ from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.head_gate import head_gate
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
 from mlxr.compiler.targets.metal.kernel_parts.attention_kernel import attention_fields
+from mlxr.compiler.targets.metal.kernel_parts.kernel import THREADGROUP_BYTES
 from mlxr.compiler.targets.metal.kernels.attend import AttendKernel
 from mlxr.compiler.targets.metal.kernels.attend_mma import AttendMmaKernel
 from mlxr.compiler.targets.metal.kernels.attend_reduce import AttendReduceKernel
@@ -129,8 +130,14 @@ def variants_of(lowering: MetalLowering, op: Op, attrs: PackedAttention, g: Deco
 
 
 def _with_mma(kernel: AttendKernel, mma: bool) -> AttendKernel:
-    """The MMA kernel, if the geometry asks for it and it is possible; otherwise the kernel itself."""
-    return AttendMmaKernel.replacing(kernel) if mma and AttendMmaKernel.can_replace(kernel) else kernel
+    """The MMA kernel, if the geometry asks for it and it is possible; otherwise the kernel itself.
+
+    It has no more simdgroups than threadgroup memory holds results of: with heads of 512 elements that are 14.
+    """
+    kernel = AttendMmaKernel.replacing(kernel) if mma and AttendMmaKernel.can_replace(kernel) else kernel
+    while kernel.threadgroup_bytes > THREADGROUP_BYTES and kernel.simdgroups > 2:
+        kernel = replace(kernel, simdgroups=kernel.simdgroups - 2)
+    return kernel
 
 
 def _partial_results(lowering: MetalLowering, op: Op, kernel: AttendKernel) -> dict[str, str]:
