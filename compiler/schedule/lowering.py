@@ -13,7 +13,7 @@ from mlxr.compiler.formats.arena import ArenaGeometry, CacheGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
 from mlxr.compiler.ir.op_kind import OpKind
-from mlxr.compiler.ir.tensor import Shape
+from mlxr.compiler.ir.tensor import Shape, Tensor
 from mlxr.compiler.schedule.kernel import Kernel
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
 
@@ -140,6 +140,11 @@ class Lowering(ABC):
     def value(self, op: Op, port: str) -> Value:
         """The value that an op's input port is bound to."""
         return self.graph.value(op.inputs[port])
+
+    def tensor(self, name: str) -> Tensor:
+        """Shape and type of a value of the graph, or of a buffer between two launches."""
+        scratch = next((buffer for buffer in self.scratch if buffer.name == name), None)
+        return Tensor(scratch.shape, scratch.dtype) if scratch else self.graph.value(name).tensor
 
     def place_of(self, op: Op) -> int | None:
         """The number by which kernels know the op's layer: its place in the stores that it accesses; None: in none."""

@@ -57,7 +57,7 @@ def call_matmul(lowering: MetalLowering, op: Op, p: ProjectionFacts, first: int,
     product, buffers = op.attrs_as(Product), dict(op.inputs)
     ports: list[LibraryPort] = []
     for port, name in op.inputs.items():
-        value = lowering.value(op, port)
+        value = lowering.tensor(name)
         dtype = lowering.layouts[name].dtype if name in lowering.layouts else value.dtype
         if port == "weight" and p.is_quantised:
             buffers[port], dtype = _unpacked(op), p.activation
