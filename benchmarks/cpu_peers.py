@@ -32,7 +32,7 @@ from mlxr.runtime.machine.threads import usable_cpus
 
 _LONG = 2000
 _BUSY = 0.5
-_DECODE_STEPS = {"tinyllama": 24, "100m": 64, "storyteller": 128, "qwen2moe": 48}
+_DECODE_STEPS = {"tinyllama": 24, "100m": 64, "storyteller": 128}
 _PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     "mlxr": ("peers.with_mlxr", {}),
     "mlxr-paged": ("peers.with_mlxr", {"paged": True}),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,11 +42,6 @@ class Shape:
     vocab: int
     context: int
 
-    architecture: ClassVar[str] = "llama"
-    """Its name in GGUF."""
-    has_folder: ClassVar[bool] = True
-    """Whether it is also written as a Hugging Face folder."""
-
     @property
     def head_dim(self) -> int:
         """Elements of a head."""
@@ -71,55 +66,14 @@ class Shape:
         yield "lm_head.weight", "output.weight", (self.vocab, self.hidden), 0
 
 
-@dataclass(frozen=True)
-class ExpertShape(Shape):
-    """A Qwen2-MoE's dimensions; `intermediate` is the width of its shared expert."""
-
-    experts: int
-    per_token: int
-    expert_width: int
-    architecture: ClassVar[str] = "qwen2moe"
-    has_folder: ClassVar[bool] = False
-
-    def matrices(self) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
-        """See `Shape.matrices`; there are no names in safetensors, and llama.cpp permutes no rows."""
-        kv, width = self.kv_heads * self.head_dim, self.expert_width
-        sizes: dict[str, tuple[int, ...]] = {
-            "attn_norm": (self.hidden,),
-            "ffn_norm": (self.hidden,),
-            "attn_q": (self.hidden, self.hidden),
-            "attn_k": (kv, self.hidden),
-            "attn_v": (kv, self.hidden),
-            "attn_output": (self.hidden, self.hidden),
-            "ffn_gate_inp": (self.experts, self.hidden),
-            "ffn_gate_inp_shexp": (self.hidden,),
-            "ffn_gate_exps": (self.experts, width, self.hidden),
-            "ffn_up_exps": (self.experts, width, self.hidden),
-            "ffn_down_exps": (self.experts, self.hidden, width),
-            "ffn_gate_shexp": (self.intermediate, self.hidden),
-            "ffn_up_shexp": (self.intermediate, self.hidden),
-            "ffn_down_shexp": (self.hidden, self.intermediate),
-        }
-        biases = {"attn_q": self.hidden, "attn_k": kv, "attn_v": kv}
-        names = {"token_embd.weight": (self.vocab, self.hidden)}
-        for i in range(self.layers):
-            names |= {f"blk.{i}.{name}.weight": dims for name, dims in sizes.items()}
-            names |= {f"blk.{i}.{name}.bias": (rows,) for name, rows in biases.items()}
-        names |= {"output_norm.weight": (self.hidden,), "output.weight": (self.vocab, self.hidden)}
-        for name, dims in names.items():
-            yield name, name, dims, 0
-
-
-SHAPES: dict[str, Shape] = {
+SHAPES = {
     shape.name: shape
     for shape in (
         Shape("100m", 768, 12, 12, 4, 2048, 32000, 2304),
         Shape("tinyllama", 2048, 22, 32, 4, 5632, 32000, 2304),
-        ExpertShape("qwen2moe", 2048, 4, 16, 16, 5632, 32000, 2304, experts=60, per_token=4, expert_width=1408),
     )
 }
-"""Random models by name; the context holds 2000 tokens and what is decoded after them. qwen2moe is Qwen1.5-MoE-A2.7B
-with 4 of its 24 layers and fewer words."""
+"""Random models by name; the context holds 2000 tokens and what is decoded after them."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +107,7 @@ def prepare(
     folder = cache / model
     folder.mkdir(parents=True, exist_ok=True)
     gguf = folder / f"{model}-{format_name}.gguf"
-    if shape.has_folder and not (folder / "config.json").is_file():
+    if not (folder / "config.json").is_file():
         say(f"writing {folder}")
         write_folder(shape, folder)
     if format_name == "affine4":
@@ -166,7 +120,7 @@ def prepare(
         say(f"writing {gguf}")
         staging = gguf.with_suffix(".part")
         if format_name in ("f16", "bf16"):
-            write_gguf(shape, format_name, staging)
+            _write_gguf(shape, format_name, staging)
         else:
             _quantise(prepare(model, "bf16", cache, say).source, staging, format_name, programs)
         staging.replace(gguf)
@@ -262,7 +216,7 @@ def gguf_writer(shape: Shape, path: Path, file_type: str, theta: float = 1e4) ->
     """
     from gguf import GGUFWriter, LlamaFileType
 
-    writer = GGUFWriter(path, shape.architecture, use_temp_file=True)
+    writer = GGUFWriter(path, "llama")
     writer.add_name(shape.name)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.hidden)
@@ -273,11 +227,6 @@ def gguf_writer(shape: Shape, path: Path, file_type: str, theta: float = 1e4) ->
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(theta)
     writer.add_rope_dimension_count(shape.head_dim)
-    if isinstance(shape, ExpertShape):
-        writer.add_expert_count(shape.experts)
-        writer.add_expert_used_count(shape.per_token)
-        writer.add_expert_feed_forward_length(shape.expert_width)
-        writer.add_expert_shared_feed_forward_length(shape.intermediate)
     writer.add_vocab_size(shape.vocab)
     writer.add_file_type(getattr(LlamaFileType, file_type))
     add_tokenizer(writer, shape.vocab)
@@ -302,19 +251,17 @@ def permuted(rows: Array, heads: int) -> Array:
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape) if heads else rows
 
 
-def write_gguf(shape: Shape, format_name: str, path: Path) -> None:
-    """Writes a model as a GGUF file in f16 or bf16."""
+def _write_gguf(shape: Shape, format_name: str, path: Path) -> None:
     from gguf import GGMLQuantizationType
 
     writer = gguf_writer(shape, path, f"MOSTLY_{format_name.upper()}")
     for name, gguf_name, dims, heads in shape.matrices():
         bits = permuted(_tensor(name, dims), heads)
-        is_matrix = len(dims) > 1 and "_inp" not in name  # routers stay f32
-        if format_name == "bf16" and is_matrix:
+        if format_name == "bf16" and len(dims) > 1:
             writer.add_tensor(gguf_name, bits.view(np.uint8), raw_dtype=GGMLQuantizationType.BF16)
         else:
             numbers = (bits.astype(np.uint32) << 16).view(np.float32)
-            writer.add_tensor(gguf_name, numbers.astype(np.float16) if is_matrix else numbers)
+            writer.add_tensor(gguf_name, numbers.astype(np.float16) if len(dims) > 1 else numbers)
     finish_gguf(writer)
 
 
