@@ -211,7 +211,7 @@ class Model(Record):
                 continue
             of = self.layer_types.get(source)
             if of is None or of.attention.kv_from is not None:
-                wrong.add(at, f'"{source}" is no layer type with keys and values of its own', "name one")
+                wrong.add(at, f'"{source}" is not a layer type with keys and values of its own', "name one")
                 continue
             mine, theirs = ((a.num_kv_heads, a.head_dim) for a in (layer.attention, of.attention))
             if mine != theirs:

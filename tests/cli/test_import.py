@@ -10,6 +10,7 @@ from mlxr.compiler.spec.family import known_families
 from mlxr.compiler.spec.load import load_spec
 from mlxr.loading.resolve import resolve_artifact
 from mlxr_tests import multimodal_models
+from mlxr_tests.config_effects import FAMILIES
 from mlxr_tests.family_models import CONFIGS
 from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0
 
@@ -68,10 +69,11 @@ def test_models_lists_every_family(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert [family["name"] for family in found["families"]] == list(known_families())
     names = {name for family in found["families"] for name in family["config"]}
-    # Each is held against mlx-lm, but for one that has none of its own and is held against transformers' glm.
+    # Each is held against mlx-lm or transformers, but for chatglm (against transformers' glm) and baichuan (against
+    # llama.cpp); hunyuan and kimi_k2 are other names of hunyuan_v1_moe and deepseek_v3.
     of_wholes = {config["text_config"]["model_type"] for config in multimodal_models.CONFIGS.values()}
-    held = {case.partition(",")[0] for case in (*CONFIGS, *multimodal_models.CONFIGS)}
-    assert held | of_wholes == names - {"chatglm"}
+    held = {case.partition(",")[0] for case in (*CONFIGS, *multimodal_models.CONFIGS, *FAMILIES)}
+    assert held | of_wholes == names - {"chatglm", "baichuan", "hunyuan", "kimi_k2"}
     assert all(len(set(family["config"])) == len(family["config"]) for family in found["families"])
     assert "storyteller" in [spec["name"] for spec in found["specs"]]
     assert all(family["about"] for family in found["families"])
