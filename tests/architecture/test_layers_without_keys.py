@@ -14,7 +14,8 @@ _FIELDS = """    decay: Positive | None = None
     keeps_keys: tuple[int, ...] = ()
 """
 _STORES = """    if spec.model.decay is not None:
-        has, state = spec.model.keeps_keys, StoreRow((attention.num_heads, attention.head_dim), DType.F32)
+        a, has = spec.model.attention, spec.model.keeps_keys
+        state = StoreRow((a.num_heads, a.head_dim), DType.F32)
         kept = [row if layer in has else None for layer, row in enumerate(rows)]
         others = tuple(None if layer in has else state for layer in range(len(rows)))
         states = Store("sums", "sequence", others, "heads")
