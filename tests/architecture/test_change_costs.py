@@ -264,6 +264,7 @@ def test_an_op_with_a_store(tree: ChangedTree, tmp_path: Path) -> None:
     tree.add(CHANGES / "store")
     tree.insert(SPEC, "    embedding_scale: Positive = 1.0\n", "    decay: Positive | None = None\n")
     kept = """    if spec.model.decay is not None:
+        attention = spec.model.attention
         row = StoreRow((attention.num_heads, attention.head_dim), DType.F32)
         stores.append(Store("sums", "sequence", (None, *[row] * (spec.model.num_layers - 1)), "heads"))
 """
