@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from mlxr.compiler.spec.attention import Attention, HeadDimOf, Positive
-from mlxr.compiler.spec.fields import INT32_MAX, MAX_LAYERS, Contradictions, Count, Flag
-from mlxr.compiler.spec.latent import Epsilon
+from mlxr.compiler.spec.attention import Attention, HeadDimOf
+from mlxr.compiler.spec.fields import INT32_MAX, MAX_LAYERS, Contradictions, Count, Epsilon, Flag, Positive
 from mlxr.compiler.spec.layer_embeddings import LayerEmbeddings
 from mlxr.compiler.spec.mlp import Mlp
 from mlxr.compiler.spec.record import Record

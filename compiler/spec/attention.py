@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from mlxr.compiler.spec.fields import INT32_MAX, Contradictions, Count, Flag
-from mlxr.compiler.spec.latent import Epsilon, Latent
+from mlxr.compiler.spec.fields import INT32_MAX, Contradictions, Count, Epsilon, Flag, Positive
+from mlxr.compiler.spec.latent import Latent
 from mlxr.compiler.spec.record import Record
 
 _NOT_WITH_LATENT = {
@@ -28,8 +28,6 @@ _NOT_WITH_LATENT = {
 }
 _MIN_HEAD_DIM = 32
 _MAX_HEAD_DIM = 512
-
-Positive = Annotated[float, Field(gt=0, le=1e6, strict=True)]
 
 
 class HeadDimOf(NamedTuple):

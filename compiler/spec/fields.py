@@ -57,6 +57,8 @@ _SIZE_SCHEMA: dict[str, Any] = {
     "maximum": 2**60,
     "pattern": _SIZE,
 }
+Positive = Annotated[float, Field(gt=0, le=1e6, strict=True)]
+Epsilon = Annotated[float, Field(ge=1e-20, lt=1, strict=True)]
 SizeBytes = Annotated[
     int, Field(ge=1, le=2**60, strict=True), BeforeValidator(parse_size), WithJsonSchema(_SIZE_SCHEMA)
 ]

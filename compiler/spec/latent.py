@@ -7,10 +7,9 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from mlxr.compiler.spec.fields import Contradictions
+from mlxr.compiler.spec.fields import Contradictions, Epsilon
 from mlxr.compiler.spec.record import Record
 
-Epsilon = Annotated[float, Field(ge=1e-20, lt=1, strict=True)]
 Rank = Annotated[int, Field(ge=16, le=65536, strict=True)]
 Part = Annotated[int, Field(ge=8, le=512, strict=True)]
 _SIZES = ("kv_rank", "q_rank", "nope_dim", "rope_dim", "v_dim")

@@ -1,7 +1,6 @@
 """Embeddings of each layer in a spec: what a layer adds of a token's id, beside its blocks."""
 
-from mlxr.compiler.spec.attention import Positive
-from mlxr.compiler.spec.fields import Count
+from mlxr.compiler.spec.fields import Count, Positive
 from mlxr.compiler.spec.record import Record
 
 

@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mlxr.compiler.spec.attention import Positive
-from mlxr.compiler.spec.fields import Contradictions, Count, Flag
+from mlxr.compiler.spec.fields import Contradictions, Count, Flag, Positive
 from mlxr.compiler.spec.record import Record
 
 

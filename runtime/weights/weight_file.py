@@ -66,7 +66,9 @@ class WeightFile:
         """
         info = self._find(name)
         if info.scales is not None:
-            raise WeightsError(f"{info.file}: tensor {quoted(name)}: has scales, {info.scales.name}")
+            raise WeightsError(
+                f"{info.file}: tensor {quoted(name)}: has scales ({info.scales.name}), which are not applied here"
+            )
         if not info.num_elements:
             return
         rows, row_shape = (info.shape[0], info.shape[1:]) if info.shape else (1, ())
