@@ -20,7 +20,7 @@ _BESIDE = {
         r"|(?P<sound>audio_tower|audio_model|embed_audio)|(?P<guesses>mtp(?:_\w+)?)"
         r"|(?P<indexers>layers\.\d+\.self_attn\.indexer))\."
     ),
-    "gguf": re.compile(r"(?P<images>v|mm)\.|(?P<sound>a)\..+\."),
+    "gguf": re.compile(r"(?P<images>v|mm)\.|(?P<sound>a)\..+\.|(?P<indexers>blk\.\d+\.indexer)\."),
 }
 """How names of tensors of each part begin."""
 _GUESSING_LAYER = re.compile(r"((?:model\.layers|blk)\.\d+\.)(?:nextn\.)?eh_proj\.weight")

@@ -58,7 +58,7 @@ def spec_from_config(
     own = model.get("context")
     if not isinstance(own, int):
         raise facts.missing("max_position_embeddings")
-    model["context"] = choose_context(source, own, options)
+    model["context"] = choose_context(source, own, options, architecture.rules.context_ends)
     window = config.get("sliding_window")
     if isinstance(window, int) and window >= own:
         facts.get("sliding_window")  # hides nothing, whether the family's code has windows or not

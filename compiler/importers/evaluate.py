@@ -84,7 +84,7 @@ class Evaluation:
                     _put(model, steps, None if value is NULL else deepcopy(value))
         for key, expression in self.facts.rules.must_equal.items():
             expected = self.value(expression, "any")
-            value = None if expected is None else self.facts.scalar(key)
+            value = None if expected is None else self.value(key)
             if value is not None and value != expected:
                 raise self.facts.refuse(
                     key, value, f"{show(None if expected is NULL else expected)}, as the rest of the file has it"

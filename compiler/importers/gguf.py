@@ -58,7 +58,7 @@ def spec_from_gguf(
         "vocab_size": rows,
         "tensor_names": architecture.family,
         "tie_embeddings": tied,
-        "context": choose_context(source, own, options),
+        "context": choose_context(source, own, options, architecture.rules.context_ends),
     }
     facts.check_all_read()
     return imported_spec(source, name, model, placed.formats(tied or options.output == "hidden"), options)

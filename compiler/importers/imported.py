@@ -56,15 +56,22 @@ class ImportOptions:
 DEFAULTS = ImportOptions()
 
 
-def choose_context(source: str, own: int, options: ImportOptions) -> int:
+def choose_context(source: str, own: int, options: ImportOptions, ends: str | None) -> int:
     """The context to compile for.
+
+    Args:
+        source: what error messages call the model's file.
+        own: the model's own context.
+        options: choices that the file leaves open.
+        ends: why it ends there, as in `ImportRules.context_ends`.
 
     Raises:
         ContextError: more is asked for than the model has.
     """
     wanted = max(options.context or 1, options.needed_context)
     if wanted > own and not options.force_context:
-        raise ContextError(f"{source}: the model's own context is {own} tokens; {wanted} are asked for")
+        reason = f", {ends}" if ends else ""
+        raise ContextError(f"{source}: the model's own context is {own} tokens{reason}; {wanted} are asked for")
     return max(options.context or own, wanted)
 
 

@@ -32,6 +32,8 @@ class ImportRules(Record):
     """Regular expressions for whole keys that change nothing, unless `neutral` has them."""
     neutral: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     """Keys that may change what is computed, and the values with which they do not; with others they are refused."""
+    context_ends: str | None = None
+    """Why the context ends where it does, if not because the model was made for no longer one."""
 
     @model_validator(mode="after")
     def _check(self) -> "ImportRules":
@@ -57,6 +59,7 @@ class ImportRules(Record):
             must_equal=base.must_equal | self.must_equal,
             harmless=(*base.harmless, *self.harmless),
             neutral=neutral | self.neutral,
+            context_ends=self.context_ends or base.context_ends,
         )
 
 

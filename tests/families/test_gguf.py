@@ -10,7 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlxr.compiler.errors import ContextError
+from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.loading.imported_model import import_model
+from mlxr.runtime.weights.open_weights import open_weights
 from mlxr_tests.family_gguf import CASES, write_gguf
 from mlxr_tests.family_models import VOCAB
 from mlxr_tests.family_oracle import EXACT, Floats, logits_of, prompts, relative_error
@@ -55,6 +58,15 @@ def test_logits_are_those_of_llama_cpp(case: str, host: str, tmp_path: Path) -> 
 def test_joined_projections(case: str, tmp_path: Path) -> None:
     """Rows of rotary pairs that are taken apart, biases, and rows in the file's own order."""
     check(case, write_gguf(case, tmp_path, joined=True), "reference")
+
+
+def test_of_a_context_that_an_indexer_shortens(tmp_path: Path) -> None:
+    path = write_gguf("glm_moe_dsa", tmp_path)
+    with pytest.raises(
+        ContextError, match=r"context is 64 tokens, since of more tokens an indexer chooses some, which "
+    ):
+        import_model(path, ImportOptions(context=65))
+    assert len(open_weights(path).beside["indexers"]) == 15
 
 
 def check(case: str, path: Path, host: str) -> None:

@@ -38,6 +38,7 @@ FORMS: dict[str, dict[str, bool]] = {
 }
 MORE: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"scoring_func": "sigmoid"},
+    "deepseek_v32": {"scoring_func": "sigmoid"},
     "glm4_moe_lite": {"scoring_func": "sigmoid"},
     "cohere2": {"rotary_pct": 1.0},
     "gpt2": {"n_ctx": 64},

@@ -37,6 +37,7 @@ def test_names_of_the_text_model(name: str, of_text: str) -> None:
         ("gguf", "mm.0.bias", "images"),
         ("gguf", "a.conv1d.0.weight", "sound"),
         ("gguf", "a.weight", None),
+        ("gguf", "blk.3.indexer.k_norm.bias", "indexers"),
         ("gguf", "vision_tower.ln_pre.weight", None),
     ],
 )

@@ -365,6 +365,9 @@ def write_gguf(case: str, folder: Path, joined: bool = False) -> Path:
     if case == "glm4, a guessing layer":
         for name, array in _guessing_layer(tensors).items():
             writer.add_tensor(name, array)
+    if "attention.indexer.top_k" in extra:
+        for name, array in latent_gguf.indexers(config).items():
+            writer.add_tensor(name, array)
     if case.startswith("gemma4"):
         writer.add_tensor("rope_freqs.weight", np.array(gemma_4_models.DIVISORS, np.float32))
     if case == "llama, divisors":
