@@ -16,9 +16,9 @@ _PREFIXES = (("model.language_model.", "model."), ("language_model.model.", "mod
 """transformers' own, that of published folders and mlx-lm, and that of the output projection beside these."""
 _BESIDE = {
     "safetensors": re.compile(
-        r"(?:model\.)?(?:(?P<images>vision_tower|vision_model|visual|multi_modal_projector|mm_projector|embed_vision)"
-        r"|(?P<sound>audio_tower|audio_model|embed_audio)|(?P<guesses>mtp(?:_\w+)?)"
-        r"|(?P<indexers>layers\.\d+\.self_attn\.indexer))\."
+        r"(?:model\.)?(?:(?P<images>vision_tower|vision_model|visual|multi_modal_projector|mm_projector|embed_vision"
+        r"|patch_merge_mlp)|(?P<sound>audio_tower|audio_model|embed_audio)|(?P<guesses>mtp(?:_\w+)?)"
+        r"|(?P<indexers>layers\.\d+\.self_attn\.(?:indexer|index_[qk]_(?:proj|norm))))\."
     ),
     "gguf": re.compile(r"(?P<images>v|mm)\.|(?P<sound>a)\..+\.|(?P<indexers>blk\.\d+\.indexer)\."),
 }

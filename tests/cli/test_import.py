@@ -71,7 +71,8 @@ def test_models_lists_every_family(capsys: pytest.CaptureFixture[str]) -> None:
     names = {name for family in found["families"] for name in family["config"]}
     # Each is held against mlx-lm or transformers, but for chatglm (against transformers' glm) and baichuan (against
     # llama.cpp); hunyuan and kimi_k2 are other names of hunyuan_v1_moe and deepseek_v3.
-    of_wholes = {config["text_config"]["model_type"] for config in multimodal_models.CONFIGS.values()}
+    wholes = multimodal_models.CONFIGS.values()
+    of_wholes = {config["text_config"].get("model_type", config["model_type"]) for config in wholes}
     held = {case.partition(",")[0] for case in (*CONFIGS, *multimodal_models.CONFIGS, *FAMILIES)}
     assert held | of_wholes == names - {"chatglm", "baichuan", "hunyuan", "kimi_k2"}
     assert all(len(set(family["config"])) == len(family["config"]) for family in found["families"])

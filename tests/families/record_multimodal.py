@@ -1,13 +1,14 @@
 """Records the logits that transformers gives of text alone with models that also take images: needs torch.
 
     pip install torch --target DIR
-    PYTHONPATH=src:tests/support:DIR python tests/families/record_multimodal.py
+    PYTHONPATH=src:tests/support:DIR python tests/families/record_multimodal.py [CASE ...]
 
 See `mlxr_tests.multimodal_models` for the cases.
 """
 
 import json
 import logging
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -45,16 +46,17 @@ def record(case: str, folder: Path) -> dict[str, Any]:
     return {"reference": f"transformers {transformers.__version__}", "shapes": shapes, "logits": told}
 
 
-def main() -> None:
-    """Records all cases."""
+def main(chosen: list[str]) -> None:
+    """Records the cases, and keeps what is recorded of others."""
     logging.disable(logging.CRITICAL)
-    lines = []
-    for case in cases.CONFIGS:
+    held = json.loads(cases.RECORDED.read_text()) if chosen else {}
+    for case in chosen or cases.CONFIGS:
         with tempfile.TemporaryDirectory() as folder:
-            lines.append(f" {json.dumps(case)}: {json.dumps(record(case, Path(folder)))}")
+            held[case] = record(case, Path(folder))
         print(case)
+    lines = [f" {json.dumps(case)}: {json.dumps(held[case])}" for case in cases.CONFIGS]
     cases.RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

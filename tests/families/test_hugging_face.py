@@ -168,6 +168,7 @@ MODULES = {
     "gemma4_text": "gemma4",
     "internlm3": "llama",
     "llama4_text": "llama4",
+    "minimax_m3_vl_text": "minimax_m3_vl",
     "qwen2_5_vl_text": "qwen2_5_vl",
     "qwen3_vl_text": "qwen3_vl",
 }

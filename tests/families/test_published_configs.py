@@ -147,6 +147,8 @@ def test_what_some_with_experts_say() -> None:
     assert imported(config_of("GLM-4.5-Air")).attention.qk_norm is None
     m2 = imported(config_of("MiniMax-M2"))
     assert (m2.rotary_dim, m2.attention.qk_norm and m2.attention.qk_norm.scope) == (64, "all")
+    m3 = imported(config_of("MiniMax-M3 text alone"))
+    assert (m3.rotary_dim, m3.context, m3.layer(2).mlp.experts, m3.layer(2).mlp.limit) == (64, 2048, None, 7)
     kimi = imported(config_of("Kimi-K2-Instruct")).rope
     assert kimi is not None and kimi.scaling.kind == "yarn"
     assert kimi.scaling.beta_fast == kimi.scaling.beta_slow == 1

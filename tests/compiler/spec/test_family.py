@@ -53,7 +53,7 @@ def test_resolve_refuses(name: str, expected: str) -> None:
         load_family("llama").resolve(name)
 
 
-NEWER = {"deepseek32", "laguna"}
+NEWER = {"deepseek32", "laguna", "minimax-m3"}
 """Architectures of llama.cpp that the latest `gguf` package does not have yet."""
 BY_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.0\.weight")
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mlxr_tests import latent_effects
+from mlxr_tests import indexer_effects, latent_effects
 
 Config = dict[str, Any]
 RECORDED = Path(__file__).parents[2] / "data" / "config_effects.json"
@@ -204,6 +204,7 @@ FAMILIES: dict[str, Config] = {
         "intermediate_size": 40,
         "rotary_dim": 16,
     },
+    "minimax_m3_vl_text": indexer_effects.minimax_m3(NUM_LAYERS),
     "mistral": {"sliding_window": None},
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "nemotron": {

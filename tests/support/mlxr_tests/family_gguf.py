@@ -18,7 +18,7 @@ from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.tensor_rows import selected
-from mlxr_tests import config_effects, gemma_4_models, latent_gguf
+from mlxr_tests import config_effects, gemma_4_models, indexer_gguf, latent_gguf
 from mlxr_tests.family_models import WINDOW, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT
 
@@ -237,6 +237,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "expert_gating_func": 2,
         },
     ),
+    "minimax_m3_vl_text": ("minimax_m3_vl_text", "minimax-m3", indexer_gguf.MINIMAX_M3),
     # The base says what alpha does.
     "hunyuan_v1_dense": ("hunyuan_v1_dense", "hunyuan-dense", {"rope.freq_base": 5000.0 * 50.0 ** (32 / 30)}),
     "hunyuan_v1_moe": (
@@ -366,7 +367,7 @@ def write_gguf(case: str, folder: Path, joined: bool = False) -> Path:
         for name, array in _guessing_layer(tensors).items():
             writer.add_tensor(name, array)
     if "attention.indexer.top_k" in extra:
-        for name, array in latent_gguf.indexers(config).items():
+        for name, array in indexer_gguf.indexers(extra, config).items():
             writer.add_tensor(name, array)
     if case.startswith("gemma4"):
         writer.add_tensor("rope_freqs.weight", np.array(gemma_4_models.DIVISORS, np.float32))

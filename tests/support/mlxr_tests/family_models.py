@@ -76,6 +76,27 @@ _MINIMAX: Config = _HEADS | {
     "use_qk_norm": True,
     "intermediate_size": 40,
 }
+_MINIMAX_3: Config = _HEADS | {
+    "num_hidden_layers": 3,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 40,
+    "dense_intermediate_size": 88,
+    "shared_intermediate_size": 40,
+    "routed_scaling_factor": 2.5,
+    "swiglu_limit": 7.0,
+    "rotary_dim": 16,
+    "partial_rotary_factor": 0.5,
+    "moe_layer_freq": [0, 1, 1],
+    "sparse_attention_config": {
+        "sparse_num_index_heads": 2,
+        "sparse_index_dim": 64,
+        "sparse_block_size": 16,
+        "sparse_topk_blocks": 4,
+        "sparse_local_block": 1,
+        "sparse_attention_freq": [0, 1, 1],
+    },
+}
 _ERNIE: Config = {
     "head_dim": 32,
     "use_bias": False,
@@ -336,6 +357,7 @@ CONFIGS: dict[str, Config] = {
     **latent_models.cases(_GROUPED, _YARN, _LONGROPE),
     "minimax_m2": _MINIMAX,
     "minimax": _MINIMAX,
+    "minimax_m3_vl_text": {"model_type": "minimax_m3_vl", "text_config": _BASE | _MINIMAX_3},
     "hunyuan_v1_dense": _HEADS
     | {"attention_bias": False, "rope_scaling": _ALPHA, "tie_word_embeddings": True, "use_qk_norm": True},
     # All experts are chosen: mlx-lm does not divide their weights by the sum.
@@ -437,7 +459,7 @@ def build_model(config: Config) -> Module:
         if not isinstance(old, mx.array) or path.endswith(("act_fn.beta", "act_fn.eps")):  # constants
             return old
         scale = 1.0 if old.ndim <= 1 or ("embed" in path and "embed_q" not in path) else old.shape[-1] ** -0.5
-        shifted = config["model_type"].startswith("gemma") and config["model_type"] != "gemma4_text"
+        shifted = config["model_type"].startswith(("gemma", "minimax_m3")) and config["model_type"] != "gemma4_text"
         is_scalar = path.endswith("layer_scalar")
         around = ("norm" in path and path.endswith("weight") and not shifted) or is_scalar
         numbers = rng.standard_normal(old.shape) * scale * (0.3 if "norm" in path or is_scalar else 1.0) + around

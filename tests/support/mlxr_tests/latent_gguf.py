@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from mlxr.compiler.artifact import Recipe
+from mlxr_tests import indexer_gguf
 
 _LATENT = {
     "attention.head_count_kv": 1,
@@ -23,13 +24,10 @@ _LATENT = {
     "expert_gating_func": 2,
 }
 _GLM = {key: value for key, value in _LATENT.items() if "scaling" not in key and key != "expert_gating_func"}
-_INDEX_HEADS, _INDEX_DIM = 4, 64  # llama.cpp has no smaller one
 
 
 def cases(grouped: dict[str, Any]) -> dict[str, tuple[str, str, dict[str, Any]]]:
     """Cases as those of `family_gguf`; `grouped` is what files with experts say of them."""
-    sizes = {"head_count": _INDEX_HEADS, "key_length": _INDEX_DIM, "top_k": 64}
-    indexed = {f"attention.indexer.{key}": value for key, value in sizes.items()}
     softmax = {"expert_gating_func": 1, "expert_weights_norm": False, "attention.q_lora_rank": 0}
     return {
         "deepseek_v3": (
@@ -41,9 +39,9 @@ def cases(grouped: dict[str, Any]) -> dict[str, tuple[str, str, dict[str, Any]]]
         "deepseek_v32": (
             "deepseek_v32",
             "deepseek32",
-            grouped | _LATENT | indexed | {"rope.scaling.yarn_log_multiplier": 0.1},
+            grouped | _LATENT | indexer_gguf.KEYS | {"rope.scaling.yarn_log_multiplier": 0.1},
         ),
-        "glm_moe_dsa": ("glm_moe_dsa", "glm-dsa", grouped | _GLM | indexed),
+        "glm_moe_dsa": ("glm_moe_dsa", "glm-dsa", grouped | _GLM | indexer_gguf.KEYS),
         "mistral4": (
             "mistral4",
             "mistral4",
@@ -87,21 +85,4 @@ def by_head(arrays: dict[str, Any], heads: int) -> dict[str, Any]:
         if name.endswith(("attn_k_b.weight", "attn_v_b.weight"))
         else array
         for name, array in arrays.items()
-    }
-
-
-def indexers(config: dict[str, Any]) -> dict[str, Any]:
-    """Tensors of the indexer of each layer, which chooses all tokens of contexts as short as those here."""
-    rng, heads = np.random.default_rng(3), _INDEX_HEADS
-    shapes = {
-        "k_norm.weight": (_INDEX_DIM,),
-        "k_norm.bias": (_INDEX_DIM,),
-        "proj.weight": (heads, config["hidden_size"]),
-        "attn_k.weight": (_INDEX_DIM, config["hidden_size"]),
-        "attn_q_b.weight": (heads * _INDEX_DIM, config["q_lora_rank"]),
-    }
-    return {
-        f"blk.{layer}.indexer.{name}": rng.normal(size=shape).astype(np.float32)
-        for layer in range(config["num_hidden_layers"])
-        for name, shape in shapes.items()
     }

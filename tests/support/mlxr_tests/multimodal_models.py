@@ -195,6 +195,54 @@ CONFIGS: dict[str, Config] = {
         "image_token_index": 58,
         "tie_word_embeddings": False,
     },
+    # Keys of the text model as published folders have them, which leave its model_type out.
+    "minimax_m3_vl": {
+        "model_type": "minimax_m3_vl",
+        "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
+        "text_config": _TEXT
+        | {
+            "head_dim": 32,
+            "rope_theta": 5000.0,
+            "rotary_dim": 16,
+            "partial_rotary_factor": 0.5,
+            "hidden_act": "swigluoai",
+            "intermediate_size": 40,
+            "dense_intermediate_size": 96,
+            "shared_intermediate_size": 64,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+            "routed_scaling_factor": 2.5,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 0.8,
+            "use_qk_norm": True,
+            "use_gemma_norm": True,
+            "moe_layer_freq": [0, 1, 1],
+            "sparse_attention_config": {
+                "sparse_num_index_heads": 2,
+                "sparse_index_dim": 16,
+                "sparse_block_size": 8,
+                "sparse_topk_blocks": 3,
+                "sparse_local_block": 1,
+                "sparse_attention_freq": [0, 1, 1],
+            },
+        },
+        "vision_config": {
+            "model_type": "minimax_m3_vl_vision",
+            "hidden_size": 32,
+            "intermediate_size": 40,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 28,
+            "patch_size": 14,
+        },
+        "projector_hidden_size": 32,
+        "image_token_index": 58,
+        "video_token_index": 59,
+        "tie_word_embeddings": False,
+    },
     "mistral3": {
         "model_type": "mistral3",
         "architectures": ["Mistral3ForConditionalGeneration"],
@@ -254,7 +302,7 @@ class Recorded(NamedTuple):
 
 def weights(case: str, shapes: dict[str, list[int]]) -> dict[str, npt.NDArray[np.float32]]:
     """All weights of a model."""
-    around = 0.0 if case.startswith("gemma3") else 1.0
+    around = 0.0 if case.startswith(("gemma3", "minimax_m3")) else 1.0
     return {name: numbers(name, tuple(shape), around) for name, shape in shapes.items()}
 
 
