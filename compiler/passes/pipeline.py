@@ -18,6 +18,7 @@ from mlxr.compiler.passes.fuse_latent import FuseLatent
 from mlxr.compiler.passes.fuse_mlp import FuseMlp
 from mlxr.compiler.passes.fuse_norm import FuseNorm
 from mlxr.compiler.passes.fuse_output import FuseOutput
+from mlxr.compiler.passes.fuse_post_norm import FusePostNorm
 from mlxr.compiler.passes.fuse_qk_norm import FuseQkNorm
 from mlxr.compiler.passes.fuse_residual import FuseResidual
 from mlxr.compiler.passes.fuse_route import FuseRoute
@@ -49,6 +50,7 @@ def passes_of(phase: PhaseName, *, deterministic: bool = False) -> list[Pass]:
     of_few_tokens = (
         FuseRoute(),  # after FuseNorm and FuseMlp, which make the projection that takes it
         FuseSharedExpert(),  # after FuseRoute, and after FuseResidual, which adds the shared expert to the others
+        FusePostNorm(),  # after FuseResidual, which gives the norm its residual
     )
     return [
         LastTokenLogits(),

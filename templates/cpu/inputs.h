@@ -17,6 +17,14 @@ enum { MLXR_ROWS_I8, MLXR_ROWS_F32, MLXR_ROWS_BF16, MLXR_FORMS };
 // A row in f32 on its way to another form.
 #define mlxr_row_floats(K) (((size_t)(K) + 31) / 32 * 32)
 
+// What a block adds to rows of x: (x + factor * norm(added)) * scale. With a `second` result, it is norm(added) by
+// `own_norm` and norm(second) by `second_norm`, together. `second`, `scale`, and `stream`, where the sums go, may be NULL.
+typedef struct {
+    const float *added, *norm, *own_norm, *second, *second_norm, *scale;
+    float *stream;
+    float eps, factor;
+} mlxr_added;
+
 // Rows of x: `rows` of them, those that `gather` names if it is not NULL. With an `eps` above 0 they go through RMSNorm, or
 // through LayerNorm if `layer`, with weights `norm` and a `norm_bias` if these are not NULL.
 typedef struct {
@@ -25,6 +33,7 @@ typedef struct {
     int heads, of_head, of_token;  // with `heads`, rows are parts of tokens', head after head: so many columns apart in x
     int rows, columns, layer;
     float eps;
+    const mlxr_added *added;  // NULL: nothing
 } mlxr_input;
 
 // The first n lanes of p, then zeros; the first n lanes to p.
@@ -99,6 +108,31 @@ MLXR_OUTLINE void mlxr_norm_row(const float *x, const mlxr_input *in, float *y) 
         f32_store(y + k, f32_zero());
 }
 
+// y = factor * norm(x) * weight, added to `to` if that is not NULL. y may be x, or `to`.
+MLXR_INLINE void mlxr_add_norm(const float *x, const float *weight, int K, float eps, float factor, const float *to,
+                               float *y) {
+    const f32v scale = f32_set1(factor * mlxr_moments_of(x, K, 0, eps).scale);
+    for (int k = 0; k < K; k += MLXR_LANES) {
+        f32v v = f32_load_at(x, k, K) * scale * f32_load_at(weight, k, K);
+        if (to) v += f32_load_at(to, k, K);
+        f32_store_at(y, k, K, v);
+    }
+}
+
+// The row of x that begins at `at`, with what a block adds to it, in y. If `stores`, it is also stored.
+MLXR_OUTLINE void mlxr_added_row(const float *x, const mlxr_added *a, size_t at, int K, int stores, float *y) {
+    const float *block = a->added + at;
+    if (a->second) {
+        mlxr_add_norm(block, a->own_norm, K, a->eps, 1.0f, NULL, y);
+        mlxr_add_norm(a->second + at, a->second_norm, K, a->eps, 1.0f, y, y);
+        block = y;
+    }
+    mlxr_add_norm(block, a->norm, K, a->eps, a->factor, x + at, y);
+    if (a->scale)
+        for (int k = 0; k < K; k++) y[k] *= a->scale[0];
+    if (stores && a->stream) memcpy(a->stream + at, y, (size_t)K * 4);
+}
+
 // A row of mlxr_row_floats(K) numbers as bf16, rounded to nearest even.
 MLXR_INLINE void mlxr_bf16_row(const float *x, int K, uint8_t *dst) {
 #if defined(MLXR_AVX512) && defined(__AVX512BF16__)
@@ -134,7 +168,12 @@ MLXR_OUTLINE const uint8_t *mlxr_inputs(const mlxr_worker *w, const mlxr_input *
             x = in->x + (size_t)(r % tokens) * (size_t)in->of_token + (size_t)(r / tokens) * (size_t)in->of_head;
         }
         uint8_t *dst = to + (size_t)r * bytes;
-        mlxr_norm_row(x, in, form == MLXR_ROWS_F32 ? (float *)dst : row);
+        float *floats = form == MLXR_ROWS_F32 ? (float *)dst : row;
+        if (in->added) {
+            mlxr_added_row(in->x, in->added, (size_t)(x - in->x), K, !alone || w->tid == 0, floats);
+            x = floats;
+        }
+        mlxr_norm_row(x, in, floats);
         if (form == MLXR_ROWS_F32) mlxr_sum_sixteens((const float *)dst, K, (float *)dst + mlxr_row_floats(K));
         if (form == MLXR_ROWS_I8) mlxr_quantise(row, K, dst);
         if (form == MLXR_ROWS_BF16) mlxr_bf16_row(row, K, dst);

@@ -14,7 +14,17 @@ from mlxr.compiler.ir.checks import (
 )
 from mlxr.compiler.ir.division import PARTIAL, Holdings, split
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, Division, FinishKind, NormKind
-from mlxr.compiler.ir.ops.product import Finish, InputNorm, Product, check_activation, check_input_norm, input_norm
+from mlxr.compiler.ir.ops.product import (
+    ADDED_PORTS,
+    AddedBlock,
+    Finish,
+    InputNorm,
+    Product,
+    check_activation,
+    check_added,
+    check_input_norm,
+    input_norm,
+)
 from mlxr.compiler.ir.tensor import Dim, Tensor, Tensors
 from mlxr.compiler.spec.share import Share
 
@@ -57,15 +67,17 @@ class Projection(Product):
         dtype: the type of its result.
         eps, norm_kind: epsilon and kind of the norm before it; None without a norm.
         activation, gated, limit, residual_scale, out_scale, out_cap, out_limit: see `Finish`.
+        added_eps, added_factor: of what a block adds to x first, see `AddedBlock`; `stream` is the sum. None: nothing.
     """
 
     name = "projection"
     summary = (
         "y = act(norm(x[rows]) @ weight.T + bias) * out_scale, soft capped, clamped, times columns; residual + "
-        "residual_scale * sigmoid(gate) * y"
+        "residual_scale * sigmoid(gate) * y; x may be stream = (x + added_factor * norm(added)) * added_scale"
     )
     inputs = ("x", "weight")
-    optional = ("norm", "norm_bias", "bias", "residual", "rows", "gate", "alpha_p", "alpha_n", "times")
+    optional = ("norm", "norm_bias", "bias", "residual", "rows", "gate", "alpha_p", "alpha_n", "times", *ADDED_PORTS)
+    optional_outputs = ("stream",)
     stages = FUSED_STAGES
 
     dtype: DType
@@ -79,6 +91,13 @@ class Projection(Product):
     out_cap: float | None = None
     out_limit: float | None = None
     times_first: int | None = None
+    added_eps: float | None = None
+    added_factor: float = 1.0
+
+    @property
+    def added(self) -> AddedBlock | None:
+        """See `Product`."""
+        return None if self.added_eps is None else AddedBlock(self.added_eps, self.added_factor)
 
     @property
     def norm(self) -> InputNorm | None:
@@ -104,6 +123,7 @@ class Projection(Product):
         rows, features = _product(t)
         if "rows" in t:
             rows = t["rows"].shape[0]
+        check_added(t, self.added_eps)
         check_input_norm(t, self.norm_kind, self.eps)
         features = self.finish.columns_of(features)
         check_activation(t, self.activation)
@@ -117,7 +137,7 @@ class Projection(Product):
         if self.times_first is not None:
             require_columns(t, out, self.times_first)
         require_residual(t, out)
-        return {"out": out}
+        return {"out": out} if self.added is None else {"out": out, "stream": t["x"]}
 
 
 def _product(t: Tensors) -> tuple[Dim, int]:

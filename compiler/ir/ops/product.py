@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from typing import get_args
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.checks import matrix, require, require_choice, require_vector, weight_matrix
+from mlxr.compiler.ir.checks import (
+    matrix,
+    require,
+    require_choice,
+    require_positive,
+    require_vector,
+    weight_matrix,
+)
 from mlxr.compiler.ir.op_kind import ActivationKind, FinishKind, NormKind, OpKind
 from mlxr.compiler.ir.tensor import Tensors
 from mlxr.compiler.ir.work import Dims, OpWork, Use
@@ -17,6 +24,17 @@ class InputNorm:
 
     kind: NormKind
     eps: float
+
+
+@dataclass(frozen=True)
+class AddedBlock:
+    """What a block adds to x before a product: x = (x + factor * norm(added)) * added_scale.
+
+    The norm is that of root mean squares. With `second`, added is norm(added) + norm(second) first, of the same kind.
+    """
+
+    eps: float
+    factor: float
 
 
 @dataclass(frozen=True)
@@ -77,6 +95,11 @@ class Product(OpKind):
         return None
 
     @property
+    def added(self) -> AddedBlock | None:
+        """What is added to x before its norm; None for nothing."""
+        return None
+
+    @property
     def finish(self) -> Finish:
         """The steps after the sums."""
         return Finish()
@@ -99,6 +122,28 @@ def check_activation(t: Tensors, activation: FinishKind | None) -> None:
 def input_norm(kind: NormKind | None, eps: float | None) -> InputNorm | None:
     """The norm that these attributes describe; without a norm both are None."""
     return None if kind is None or eps is None else InputNorm(kind, eps)
+
+
+ADDED_PORTS = ("added", "added_norm", "own_norm", "second", "second_norm", "added_scale")
+"""Ports of what a block adds to x: its result, and the weight of its norm; with a second result, the weight of the norm
+of the first one alone, the second one, and the weight of its norm; and the number that multiplies the sum."""
+
+
+def check_added(t: Tensors, eps: float | None) -> None:
+    """Raises RuleError unless the ports of what is added to x fit x and the attributes."""
+    if eps is None:
+        require(not t.keys() & set(ADDED_PORTS), "ports of what is added are bound but added_eps is none")
+        return
+    require_positive("added_eps", eps)
+    require("added" in t and "added_norm" in t, "there is added_eps but added or added_norm is not bound")
+    pair = {"own_norm", "second", "second_norm"}
+    require(len(t.keys() & pair) in (0, len(pair)), f"{', '.join(sorted(pair))} are bound together")
+    width = matrix(t, "x")[1]
+    for port in ("added", "second"):
+        require(t.get(port, t["x"]) == t["x"], f"{port} is not like x")
+    for port in ("added_norm", "own_norm", "second_norm"):
+        require_vector(t, port, width)
+    require_vector(t, "added_scale", 1)
 
 
 def check_input_norm(t: Tensors, kind: NormKind | None, eps: float | None) -> None:

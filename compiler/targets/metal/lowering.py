@@ -11,6 +11,7 @@ from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.artifact.program import PhaseName
 from mlxr.compiler.ir.graph import Op, Value
 from mlxr.compiler.ir.op_kind import OpKind
+from mlxr.compiler.ir.tensor import Tensor
 from mlxr.compiler.schedule.lowered import LoweringInput
 from mlxr.compiler.schedule.lowering import Lowering, Rule
 from mlxr.compiler.schedule.lowering_rules import LoweringRules
@@ -58,7 +59,7 @@ class MetalLowering(Lowering):
         return replace(epilogue, times_first=epilogue.times_first % num_columns(out))
 
 
-def row_count(value: Value) -> Extent:
+def row_count(value: Value | Tensor) -> Extent:
     """One threadgroup for each row of a value: for each token, or for each row of logits."""
     return Extent(dim="tokens" if value.shape[0] == "tokens" else "rows")
 

@@ -20,7 +20,7 @@ from mlxr.compiler.ir.ops.product import Finish
 from mlxr.compiler.ir.ops.rows import Embed, GateRows, GatherRows
 from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.hosts.mlx_ops.activations import activate, activate_gated, activate_projected, xielu
-from mlxr.runtime.hosts.mlx_ops.normalise import add_residual, normalise_input
+from mlxr.runtime.hosts.mlx_ops.normalise import add_block, add_residual, normalise_input
 from mlxr.runtime.hosts.mlx_ops.table import evaluates
 from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
 
@@ -159,12 +159,14 @@ def split_qk(inputs: Inputs, attrs: SplitQk, arena: ArenaLayer | None = None) ->
 def projection(inputs: Inputs, attrs: Projection, arena: ArenaLayer | None = None) -> Outputs:
     """The sum residual + residual_scale * sigmoid(gate) * y of a projection y.
 
-    y = act(norm(x[rows]) @ weight.T + bias) * out_scale, soft capped, clamped.
+    y = act(norm(x[rows]) @ weight.T + bias) * out_scale, soft capped, clamped. Where a block's result is added to x
+    first, the sum is `stream`.
 
     x [tokens, width], weight [features, width]; optional norm and norm_bias [width], bias [features], residual [rows,
     out], gate [rows, 1], rows [rows]. Where gated, the weight's rows are the gate's, then the up projection's.
     """
-    x = f32(inputs["x"][inputs["rows"]] if "rows" in inputs else inputs["x"])
+    stream = add_block(inputs, attrs.added)
+    x = f32(stream[inputs["rows"]] if "rows" in inputs else stream)
     x = normalise_input(x, inputs, attrs.norm)
     y = x @ f32(inputs["weight"]).T
     if "bias" in inputs:
@@ -174,7 +176,8 @@ def projection(inputs: Inputs, attrs: Projection, arena: ArenaLayer | None = Non
         y = xielu(y, inputs["alpha_p"], inputs["alpha_n"])
     else:
         y = activate_projected(y, finish.activation, finish.gated, finish.limit)
-    return {"out": finish_projection(y, inputs, finish).astype(MLX_DTYPES[str(attrs.dtype)])}
+    out = finish_projection(y, inputs, finish).astype(MLX_DTYPES[str(attrs.dtype)])
+    return {"out": out} if attrs.added is None else {"out": out, "stream": stream}
 
 
 def finish_projection(y: mx.array, inputs: Inputs, finish: Finish) -> mx.array:

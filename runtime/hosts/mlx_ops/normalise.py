@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 from mlxr.compiler.ir.ops.norm import Norm, NormRows, QkNorm
-from mlxr.compiler.ir.ops.product import InputNorm
+from mlxr.compiler.ir.ops.product import AddedBlock, InputNorm
 from mlxr.compiler.ir.ops.rope import Rope
 from mlxr.compiler.ir.ops.shared_norm import MeanSquares, NormOfPart, QkMeanSquares
 from mlxr.runtime.hosts.mlx_ops.table import evaluate, evaluates
@@ -115,3 +115,21 @@ def normalise_input(x: mx.array, inputs: Inputs, norm: InputNorm | None) -> mx.a
     if norm is None:
         return x
     return normalise(x, inputs.get("norm"), inputs.get("norm_bias"), norm.kind, norm.eps)
+
+
+def add_block(inputs: Inputs, added: AddedBlock | None) -> mx.array:
+    """The input x of a product, [tokens, width], with what a block adds to it; x itself where that is nothing."""
+    x = inputs["x"]
+    if added is None:
+        return x
+
+    def normed(y: mx.array, weight: str) -> mx.array:
+        return normalise(f32(y), inputs[weight], None, "rms", added.eps)
+
+    total = inputs["added"]
+    if "second" in inputs:
+        total = normed(total, "own_norm") + normed(inputs["second"], "second_norm")
+    stream = f32(x) + added.factor * normed(total, "added_norm")
+    if "added_scale" in inputs:
+        stream = stream * f32(inputs["added_scale"])
+    return stream.astype(x.dtype)

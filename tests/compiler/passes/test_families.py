@@ -64,19 +64,24 @@ SPARSE = [PROJECT, "routed_projection", "expert_combine"]
             [PROJECT, "latent_write", *ABSORBED, *3 * [PROJECT]],
         ),
         ("qk-norm-all", [PROJECT, "qk_norm", ATTEND, PROJECT, PROJECT, PROJECT]),
-        ("post-norm", ["linear", ATTEND, "linear", "norm", PROJECT, "linear", "norm"]),
-        ("sandwich-norm", [PROJECT, ATTEND, "linear", "norm", PROJECT, "linear", "norm"]),
+        ("sandwich-norm", [PROJECT, ATTEND, "linear", PROJECT, "linear"]),
         ("experts-normalised", [PROJECT, ATTEND, PROJECT, *SPARSE]),
         ("experts-shared", [PROJECT, ATTEND, PROJECT, *SPARSE]),
         ("experts-shared-gate", [PROJECT, ATTEND, PROJECT, *SPARSE]),
         ("experts-topk-softmax-bias", [PROJECT, ATTEND, PROJECT, *SPARSE]),
         ("experts-scaled-residual", [PROJECT, ATTEND, PROJECT, *SPARSE]),
-        ("experts-sandwich-shared", [PROJECT, ATTEND, "linear", "norm", *SPARSE, "norm"]),
+        ("experts-sandwich-shared", [PROJECT, ATTEND, "linear", *SPARSE]),
+        ("layer-vectors", [PROJECT, ATTEND, "linear", PROJECT, "linear", PROJECT, "linear"]),
     ],
 )
 def test_launches_of_a_decode_layer(name: str, launches: list[str]) -> None:
     for layer in range(2):
         assert sorted(layer_launches(name, layer)) == sorted(launches)
+
+
+def test_a_first_layer_reads_the_embedding_as_it_is() -> None:
+    later = [PROJECT, ATTEND, "linear", PROJECT, "linear"]
+    assert [layer_launches("post-norm", layer) for layer in (0, 1)] == [["linear", *later[1:]], later]
 
 
 def test_mixed_layers() -> None:

@@ -94,7 +94,7 @@ def test_it_stands_beside_the_other_targets() -> None:
 
 def test_what_it_has_no_kernel_for_is_refused() -> None:
     changes = {"model__norm": {"kind": "rms", "placement": "post"}, "model__tensor_names": "canonical"}
-    with pytest.raises(PlanError, match=r"\(norm\) has no kernel in phase decode; was it not fused\?"):
+    with pytest.raises(PlanError, match=r"\(norm\) has no kernel in phase prefill; was it not fused\?"):
         compile_spec(small_spec(**changes), targets=("toy",))
 
 

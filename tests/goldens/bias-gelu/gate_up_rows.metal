@@ -1,4 +1,4 @@
-// gate_up_rows_a64625da
+// gate_up_rows_b2d9dd01
 // small spec of a test
 //
 // Projection of several rows: out = gelu(rms_norm(x) @ gate.T + bias) * (rms_norm(x) @ up.T + bias), weight = [gate; up].
@@ -45,7 +45,7 @@ inline float activate(float x) {
 
 
 // ---- kernel
-[[kernel]] void gate_up_rows_a64625da(
+[[kernel]] void gate_up_rows_b2d9dd01(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -56,14 +56,14 @@ inline float activate(float x) {
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint lane = thread_index_in_simdgroup;
+  const uint count = dims[0];
+  const uint first_row = threadgroup_position_in_grid.y * 8u;
   const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 2u;
   const uint end = 40u;
 
   if (first >= end) {
     return;
   }
-  const uint count = dims[0];
-  const uint first_row = threadgroup_position_in_grid.y * 8u;
   // Rows and outputs past the end repeat the last one and are not stored.
   const device float* input[8];
 #pragma unroll

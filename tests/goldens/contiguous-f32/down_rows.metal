@@ -1,4 +1,4 @@
-// down_rows_34b84f62
+// down_rows_922588a4
 // small spec of a test
 //
 // Projection of several rows: out = x @ weight.T + residual.
@@ -35,7 +35,7 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
 
 
 // ---- kernel
-[[kernel]] void down_rows_34b84f62(
+[[kernel]] void down_rows_922588a4(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -45,14 +45,14 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint lane = thread_index_in_simdgroup;
+  const uint count = dims[0];
+  const uint first_row = threadgroup_position_in_grid.y * 8u;
   const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 4u;
   const uint end = 48u;
 
   if (first >= end) {
     return;
   }
-  const uint count = dims[0];
-  const uint first_row = threadgroup_position_in_grid.y * 8u;
   // Rows and outputs past the end repeat the last one and are not stored.
   const device float* input[8];
 #pragma unroll

@@ -1,4 +1,4 @@
-// logits_rows_76afbff8
+// logits_rows_1671a3ac
 // small spec of a test
 //
 // Projection of several rows: out = rms_norm(x[rows]) @ weight.T.
@@ -36,7 +36,7 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
 
 
 // ---- kernel
-[[kernel]] void logits_rows_76afbff8(
+[[kernel]] void logits_rows_1671a3ac(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -47,14 +47,14 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint lane = thread_index_in_simdgroup;
+  const uint count = dims[2];
+  const uint first_row = threadgroup_position_in_grid.y * 8u;
   const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 4u;
   const uint end = 61u;
 
   if (first >= end) {
     return;
   }
-  const uint count = dims[2];
-  const uint first_row = threadgroup_position_in_grid.y * 8u;
   // Rows and outputs past the end repeat the last one and are not stored.
   const device float* input[8];
 #pragma unroll

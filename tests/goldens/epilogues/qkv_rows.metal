@@ -1,4 +1,4 @@
-// qkv_rows_72192557
+// qkv_rows_6f5c0f73
 // small spec of a test
 //
 // Projection of several rows: out = layer_norm(x) @ weight.T.
@@ -49,7 +49,7 @@ inline float2 layer_statistics(const device float* x, uint lane) {
 }
 
 // ---- kernel
-[[kernel]] void qkv_rows_72192557(
+[[kernel]] void qkv_rows_6f5c0f73(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -60,14 +60,14 @@ inline float2 layer_statistics(const device float* x, uint lane) {
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint lane = thread_index_in_simdgroup;
+  const uint count = dims[0];
+  const uint first_row = threadgroup_position_in_grid.y * 8u;
   const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 4u;
   const uint end = 400u;
 
   if (first >= end) {
     return;
   }
-  const uint count = dims[0];
-  const uint first_row = threadgroup_position_in_grid.y * 8u;
   // Rows and outputs past the end repeat the last one and are not stored.
   const device float* input[8];
 #pragma unroll

@@ -1,4 +1,4 @@
-// gate_up_rows_0ae7a91d
+// gate_up_rows_751fbb38
 // small spec of a test
 //
 // Projection of several rows: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -50,7 +50,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 
 // ---- kernel
-[[kernel]] void gate_up_rows_0ae7a91d(
+[[kernel]] void gate_up_rows_751fbb38(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -60,14 +60,14 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint lane = thread_index_in_simdgroup;
+  const uint count = dims[0];
+  const uint first_row = threadgroup_position_in_grid.y * 8u;
   const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 2u;
   const uint end = 88u;
 
   if (first >= end) {
     return;
   }
-  const uint count = dims[0];
-  const uint first_row = threadgroup_position_in_grid.y * 8u;
   // Rows and outputs past the end repeat the last one and are not stored.
   const device bfloat16_t* input[8];
 #pragma unroll

@@ -1,4 +1,4 @@
-// qkv_rows_8eb79a77
+// qkv_rows_8c1d81c0
 // small spec of a test
 //
 // Projection of several rows: out = rms_norm(x) @ weight.T.
@@ -48,7 +48,7 @@ inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(r
 
 
 // ---- kernel
-[[kernel]] void qkv_rows_8eb79a77(
+[[kernel]] void qkv_rows_8c1d81c0(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -58,14 +58,14 @@ inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(r
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint lane = thread_index_in_simdgroup;
+  const uint count = dims[0];
+  const uint first_row = threadgroup_position_in_grid.y * 8u;
   const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 4u;
   const uint end = 128u;
 
   if (first >= end) {
     return;
   }
-  const uint count = dims[0];
-  const uint first_row = threadgroup_position_in_grid.y * 8u;
   // Rows and outputs past the end repeat the last one and are not stored.
   const device bfloat16_t* input[8];
 #pragma unroll

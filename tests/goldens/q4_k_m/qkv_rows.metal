@@ -1,4 +1,4 @@
-// qkv_rows_d5bdea5f
+// qkv_rows_46aec822
 // small spec of a test
 //
 // Projection of several rows: out = rms_norm(x) @ weight.T.
@@ -131,7 +131,7 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void qkv_rows_d5bdea5f(
+[[kernel]] void qkv_rows_46aec822(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -141,6 +141,8 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint lane = thread_index_in_simdgroup;
+  const uint count = dims[0];
+  const uint first_row = threadgroup_position_in_grid.y * 8u;
   uint first, end;
   if (threadgroup_position_in_grid.x < 40u) {
     first = ((threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup)) * 4u;
@@ -152,8 +154,6 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
   if (first >= end) {
     return;
   }
-  const uint count = dims[0];
-  const uint first_row = threadgroup_position_in_grid.y * 8u;
   // Rows and outputs past the end repeat the last one and are not stored.
   const device float* input[8];
 #pragma unroll

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.experts import Route
 from mlxr.compiler.ir.ops.linear import Linear, Projection
-from mlxr.compiler.ir.ops.product import Product
+from mlxr.compiler.ir.ops.product import AddedBlock, Product
 from mlxr.compiler.schedule.kernel import round_up
 from mlxr.compiler.targets.cpu.kernel_parts.finish_rows import FinishRows
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import Param
@@ -44,15 +44,23 @@ class CpuProjection(CpuMatrixKernel):
     Attributes:
         gather: whether its rows are the batch's `logit_rows` instead of all tokens.
         logits: whether it writes into the caller's memory, whose address is in the batch.
+        added: what a block adds to x first; None for nothing.
+        adds_two: whether that is the sum of two results.
+        scales_sum: whether a number multiplies the sum.
+        gives_sum: whether it also writes the sum.
     """
 
     template = "projection.jinja"
     gather: bool = False
     logits: bool = False
+    added: AddedBlock | None = None
+    adds_two: bool = False
+    scales_sum: bool = False
+    gives_sum: bool = False
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """x, norm, norm_bias, a weight per segment, bias, residual, gate, alpha_p, alpha_n, times, out."""
+        """x, norm, norm_bias, a weight per segment, bias, residual, gate, alphas, times, what is added, out, stream."""
         params = self._first_params
         if self.epilogue.bias:
             params.append(Param("bias", "vector"))
@@ -64,7 +72,17 @@ class CpuProjection(CpuMatrixKernel):
             params += [Param("alpha_p", "vector"), Param("alpha_n", "vector")]
         if self.epilogue.times:
             params.append(Param("times", "input"))
-        return (*params, Param("out", "output"))
+        stream = (Param("stream", "output"),) if self.gives_sum else ()
+        return (*params, *self._added_params, Param("out", "output"), *stream)
+
+    @property
+    def _added_params(self) -> tuple[Param, ...]:
+        if self.added is None:
+            return ()
+        params = [Param("added", "input"), Param("added_norm", "vector")]
+        if self.adds_two:
+            params += [Param("own_norm", "vector"), Param("second", "input"), Param("second_norm", "vector")]
+        return (*params, Param("added_scale", "vector")) if self.scales_sum else tuple(params)
 
     @property
     def out_features(self) -> int:
@@ -95,7 +113,8 @@ class CpuProjection(CpuMatrixKernel):
     @property
     def formula(self) -> str:
         """The formula, for the head of the function."""
-        y = self._formula("x[logit_rows]" if self.gather else "x")
+        x = "stream" if self.added else "x"
+        y = self._formula(f"{x}[logit_rows]" if self.gather else x)
         if self.epilogue.out_scale != 1:
             y = f"({y}) * {self.epilogue.out_scale}"
         if self.epilogue.out_cap:
@@ -106,7 +125,17 @@ class CpuProjection(CpuMatrixKernel):
             y = f"times[:, {self.epilogue.times_first}:] * ({y})"
         if self.epilogue.gate:
             y = f"sigmoid(gate) * ({y})"
-        return f"{self.label}: out = {y}{self._residual_formula}"
+        return f"{self._sum_formula}{self.label}: out = {y}{self._residual_formula}"
+
+    @property
+    def _sum_formula(self) -> str:
+        """The formula of the sum of x and what a block adds to it, before the product's."""
+        if self.added is None:
+            return ""
+        block = "rms_norm(added) + rms_norm(second)" if self.adds_two else "added"
+        factor = "" if self.added.factor == 1 else f"{self.added.factor} * "
+        total = f"x + {factor}rms_norm({block})"
+        return f"stream = ({total}) * added_scale; " if self.scales_sum else f"stream = {total}; "
 
     @property
     def buffer_table(self) -> str:
@@ -124,7 +153,12 @@ class CpuProjection(CpuMatrixKernel):
             rows.append("alpha_p, alpha_n  [1] f32: of the activation")
         if self.epilogue.times:
             rows.append(f"times    [tokens, {self.epilogue.times_width}] f32")
+        for param in self._added_params:
+            shape = {"input": f"[tokens, {self.in_features}]", "vector": f"[{self.in_features}]"}[param.kind]
+            rows.append(f"{param.name:8} {'[1]' if param.name == 'added_scale' else shape} f32")
         rows.append(f"out      [{self.count}, {n}] f32")
+        if self.gives_sum:
+            rows.append(f"stream   [tokens, {self.in_features}] f32")
         return "".join(f"//   {row}\n" for row in rows)
 
     @property
@@ -151,6 +185,10 @@ def lower_projection(lowering: CpuLowering, op: Op, attrs: Product) -> None:
         compute="exact" if routes else lowering.compute,
         gather="rows" in op.inputs,
         logits=logits,
+        added=attrs.added,
+        adds_two="second" in op.inputs,
+        scales_sum="added_scale" in op.inputs,
+        gives_sum="stream" in op.outputs,
         **matrix_fields(lowering, op, attrs),
     )
     lowering.add_call(op, kernel, weight_buffers(lowering, op))

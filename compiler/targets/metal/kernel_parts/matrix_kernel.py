@@ -7,6 +7,7 @@ from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.epilogue import Epilogue
+from mlxr.compiler.targets.metal.kernel_parts.fused_block import FusedBlock
 from mlxr.compiler.targets.metal.kernel_parts.fused_norm import FusedNorm
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
 from mlxr.compiler.targets.metal.kernel_parts.matrix_spans import Span, spans_of
@@ -27,6 +28,7 @@ class MatrixKernel(MetalKernel):
         simdgroups: simdgroups per threadgroup.
         unroll: steps of the loop over columns whose loads are in flight at once.
         split: simdgroups of a threadgroup that share the columns of their outputs.
+        added: what a block adds to x first; None: nothing. The kernel then reads x in threadgroup memory.
     """
 
     in_features: int
@@ -40,6 +42,7 @@ class MatrixKernel(MetalKernel):
     _: KW_ONLY
     unroll: int = 1
     split: int = 1
+    added: FusedBlock | None = None
 
     @property
     def outputs(self) -> tuple[Port, ...]:
@@ -99,6 +102,11 @@ class MatrixKernel(MetalKernel):
         """Element types of x and of the norm's weight and bias, each once."""
         norm = (self.norm.weight, self.norm.bias) if self.norm else ()
         return tuple(dict.fromkeys(d for d in (self.activation, *norm) if d))
+
+    @property
+    def more_loads(self) -> tuple[tuple[str, int], ...]:
+        """Other vector loads that the kernel needs: element types, and elements of a load."""
+        return ()
 
     @property
     def reduces_scale(self) -> bool:

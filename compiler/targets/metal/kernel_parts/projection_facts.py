@@ -11,6 +11,7 @@ from mlxr.compiler.ir.tensor import BatchDim
 from mlxr.compiler.schedule.geometry import LibraryMatmul, ManyRows
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.targets.epilogue import Epilogue
+from mlxr.compiler.targets.metal.kernel_parts.fused_block import FusedBlock, fused_block_of
 from mlxr.compiler.targets.metal.kernel_parts.fused_norm import FusedNorm, fused_norm_of
 from mlxr.compiler.targets.metal.lowering import MetalLowering, num_columns
 
@@ -32,6 +33,7 @@ class ProjectionFacts:
         most_rows: the most rows of a step.
         deterministic: whether every number of rows has the same arithmetic.
         choice: the geometry.
+        added: what a block adds to x before its norm; None: nothing.
     """
 
     label: str
@@ -46,6 +48,7 @@ class ProjectionFacts:
     most_rows: int
     deterministic: bool
     choice: Choice
+    added: FusedBlock | None = None
 
     @property
     def is_quantised(self) -> bool:
@@ -122,6 +125,7 @@ def facts_of(lowering: MetalLowering, op: Op) -> ProjectionFacts:
         layout=layout,
         activation=lowering.value(op, "x").dtype,
         norm=fused_norm_of(lowering, op),
+        added=fused_block_of(lowering, op),
         epilogue=lowering.epilogue_of(op),
         gather=gather,
         one_row_alone=(lowering.phase == "decode" or gather) and not lowering.deterministic,

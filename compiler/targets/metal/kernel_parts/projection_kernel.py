@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.schedule.kernel import Port, round_up
 from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.kernel_parts.matrix_kernel import MatrixKernel
 
@@ -32,7 +32,39 @@ class ProjectionKernel(MatrixKernel):
             ports.append(("rows", DType.I32))
         if self.tile > 1:
             ports.append(("dims", DType.U32))
-        return tuple(ports)
+        return (*ports, *self.added.ports) if self.added else tuple(ports)
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The result, and the sum of x and what a block adds, if others read it."""
+        gives = self.added is not None and self.added.gives
+        return (*super().outputs, ("stream", self.activation)) if gives else super().outputs
+
+    @property
+    def row_quads(self) -> int:
+        """Vectors of 4 elements of a row of x that a thread makes."""
+        return -(-self.in_features // (4 * self.threads))
+
+    @property
+    def row_exact(self) -> bool:
+        """Whether all threads make equally many."""
+        return self.in_features % (4 * self.threads) == 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the rows of x in threadgroup memory."""
+        return round_up(self.tile * self.in_features * self.activation.size_bytes, 16)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of threadgroup memory for what a block adds: the rows, and sums of squares."""
+        return self.row_bytes + 4 * self.added.norms * self.tile * self.simdgroups if self.added else 0
+
+    @property
+    def more_loads(self) -> tuple[tuple[str, int], ...]:
+        """See `MatrixKernel.more_loads`."""
+        types = (self.activation, *self.added.types.values()) if self.added else ()
+        return tuple((str(dtype), 4) for dtype in types)
 
     @property
     def count(self) -> str:
@@ -42,8 +74,10 @@ class ProjectionKernel(MatrixKernel):
     @property
     def formula(self) -> str:
         """The formula, for the head of the kernel."""
-        x = "x[rows]" if self.gather else "x"
-        return f"out = {formula(self.epilogue, f'{self.norm.kind}_norm({x})' if self.norm else x)}"
+        x = "stream" if self.added else "x"
+        x = f"{x}[rows]" if self.gather else x
+        before = f"{self.added.formula}; " if self.added else ""
+        return f"{before}out = {formula(self.epilogue, f'{self.norm.kind}_norm({x})' if self.norm else x)}"
 
     @property
     def buffer_table(self) -> str:
@@ -63,6 +97,11 @@ class ProjectionKernel(MatrixKernel):
             rows.append("layer      [8] u32: the layer first")
         if self.gather:
             rows.append("rows       [rows] i32")
+        for name, dtype in self.added.ports if self.added else ():
+            shape = f"[tokens, {self.in_features}]" if name in ("added", "second") else f"[{self.in_features}]"
+            rows.append(f"{name:10} {'[1]' if name == 'added_scale' else shape} {dtype}")
+        if self.added and self.added.gives:
+            rows.append(f"stream     [tokens, {self.in_features}] {self.activation}")
         rows.append(f"out        [{self.count}, {self.out_features}] {e.out}")
         return "".join(f"//   {row}\n" for row in rows)
 

@@ -12,6 +12,11 @@ class MatmulKernel(ProjectionKernel):
 
     template = "matmul.metal.jinja"
 
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Bytes of what a block adds to x."""
+        return self.block_bytes
+
 
 def matmul(p: ProjectionFacts, most: int | None = None) -> MatmulKernel:
     """The kernel of a projection, with tiles of at most this many rows; None: as the geometry says."""
@@ -19,6 +24,7 @@ def matmul(p: ProjectionFacts, most: int | None = None) -> MatmulKernel:
     return MatmulKernel(
         label=f"{p.label}_rows",
         norm=p.norm,
+        added=p.added,
         **p.fields,
         outs=max(1, g.outputs // p.epilogue.halves),
         simdgroups=g.simdgroups,

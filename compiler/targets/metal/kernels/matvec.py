@@ -15,7 +15,7 @@ class MatvecKernel(ProjectionKernel):
     @property
     def threadgroup_bytes(self) -> int:
         """Bytes of the sums of simdgroups that share columns."""
-        return self.simdgroups * self.sums * 4 if self.split > 1 else 0
+        return (self.simdgroups * self.sums * 4 if self.split > 1 else 0) + self.block_bytes
 
 
 def matvec(p: ProjectionFacts) -> MatvecKernel:
@@ -24,6 +24,7 @@ def matvec(p: ProjectionFacts) -> MatvecKernel:
     return MatvecKernel(
         label=p.label,
         norm=p.norm,
+        added=p.added,
         **p.fields,
         outs=max(1, g.outputs // p.epilogue.halves),
         simdgroups=g.simdgroups,

@@ -34,7 +34,7 @@ class MatvecMmaKernel(ProjectionKernel):
     @property
     def threadgroup_bytes(self) -> int:
         """Bytes of all simdgroups' sums, and of the numbers and sums of x that they put there."""
-        return self.simdgroups * (self.staged * 16 + (self.runs * 16 + self.sums) * 4)
+        return self.simdgroups * (self.staged * 16 + (self.runs * 16 + self.sums) * 4) + self.block_bytes
 
     @property
     def staged(self) -> int:
@@ -72,6 +72,7 @@ def matvec_mma(p: ProjectionFacts) -> MatvecMmaKernel:
     return MatvecMmaKernel(
         label=p.label,
         norm=p.norm,
+        added=p.added,
         **p.fields,
         outs=max(MMA_ROWS, g.outputs // p.epilogue.halves),
         simdgroups=g.simdgroups,

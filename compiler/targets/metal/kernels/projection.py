@@ -9,9 +9,15 @@ from mlxr.compiler.schedule.geometry import MatrixTiles
 from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.schedule.size_record import SizeRecord
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts, facts_of
+from mlxr.compiler.targets.metal.kernels.add_block import add_block, after_block
 from mlxr.compiler.targets.metal.kernels.library_matmul import call_matmul, library_ranges, unpack_weight
 from mlxr.compiler.targets.metal.kernels.norm import NormKernel
-from mlxr.compiler.targets.metal.kernels.projection_variants import ProjectionVariant, divided, variants_of
+from mlxr.compiler.targets.metal.kernels.projection_variants import (
+    ProjectionVariant,
+    divided,
+    variants_of,
+    with_block,
+)
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
 
 
@@ -19,23 +25,33 @@ from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_colu
 def lower_projection(lowering: MetalLowering, op: Op, _: Product) -> None:
     """Adds a launch for each variant with its rows, and calls of MLX's matmul for the rows that it takes."""
     p = facts_of(lowering, op)
-    variants = divided(variants_of(p), p.most_rows)
+    variants = [with_block(variant, p) for variant in divided(variants_of(p), p.most_rows)]
     first_row_of = {last: first for first, last in library_ranges(p, variants)}
+    after_sum = after_block(op)
     for variant in variants:
         if variant.first == p.least_rows and first_row_of:
             unpack_weight(lowering, op, p)
-        _launch(lowering, op, p, variant)
+        when = _condition(p, variant)
+        if p.added and variant.kernel.added is None:
+            add_block(lowering, op, p, when)
+        _launch(lowering, op if variant.kernel.added else after_sum, p, variant, when)
         if variant.last in first_row_of:
-            call_matmul(lowering, op, p, first_row_of[variant.last], variant.last)
+            call_matmul(lowering, after_sum, p, first_row_of[variant.last], variant.last)
 
 
-def _launch(lowering: MetalLowering, op: Op, p: ProjectionFacts, variant: ProjectionVariant) -> None:
+def _condition(p: ProjectionFacts, variant: ProjectionVariant) -> Condition | None:
+    """The condition of the steps that a variant takes; None for a kernel that takes every number of rows."""
+    if variant.first == 1 and variant.last == p.most_rows:
+        return None
+    maximum = None if variant.last == p.most_rows else variant.last
+    return Condition(dim=p.dim, minimum=variant.first if variant.first > 1 else 0, maximum=maximum)
+
+
+def _launch(
+    lowering: MetalLowering, op: Op, p: ProjectionFacts, variant: ProjectionVariant, when: Condition | None
+) -> None:
     """Adds the launch of a variant, and before it the launch that normalises x, if the variant needs that."""
-    kernel, first, last = variant.kernel, variant.first, variant.last
-    when = None  # for a kernel that takes every number of rows
-    if first > 1 or last < p.most_rows:
-        maximum = None if last == p.most_rows else last
-        when = Condition(dim=p.dim, minimum=first if first > 1 else 0, maximum=maximum)
+    kernel, last = variant.kernel, variant.last
     grid: tuple[Extent, ...] = (Extent(times=kernel.threadgroups), Extent(dim=p.dim, per=kernel.tile))
     if kernel.tile == 1:
         # A prefill step has one row of logits, or none.
@@ -65,14 +81,14 @@ def _layer_of_columns(lowering: MetalLowering, op: Op) -> dict[str, str]:
 
 def _normalise(lowering: MetalLowering, op: Op, p: ProjectionFacts, tile: int, when: Condition | None) -> str:
     """Adds the launch that normalises x, if x has a norm; returns the buffer that the projection reads."""
-    x, norm = lowering.value(op, "x"), p.norm
+    x, norm = lowering.tensor(op.inputs["x"]), p.norm
     if norm is None:
         return op.inputs["x"]
     normalised = f"{op.name}.normalised{tile}"
     lowering.scratch.append(Scratch(normalised, x.shape, x.dtype))
     kernel = NormKernel(
         "normalise",
-        width=num_columns(x),
+        width=p.layout.columns,
         groups=1,
         kind=norm.kind,
         eps=norm.eps,

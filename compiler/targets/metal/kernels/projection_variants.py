@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from mlxr.compiler.schedule.geometry import MatrixTiles, OneRow, SeveralRows, UnpackedTiles
 from mlxr.compiler.schedule.size_record import SizeRecord
+from mlxr.compiler.targets.metal.kernel_parts.kernel import THREADGROUP_BYTES
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
 from mlxr.compiler.targets.metal.kernels.gemm import can_tile, gemm
@@ -105,6 +106,19 @@ def divided(variants: Sequence[ProjectionVariant], most_rows: int) -> list[Proje
                 left.append((low, high))
         free = [(low, high) for low, high in left if low <= high]
     return sorted(taken, key=lambda variant: variant.first)
+
+
+def with_block(variant: ProjectionVariant, p: ProjectionFacts) -> ProjectionVariant:
+    """The variant, whose kernel adds what a block adds to x only where it can.
+
+    It cannot if threadgroup memory has no room for its rows, or MLX's matmul, which reads the sum, may replace it.
+    """
+    kernel = variant.kernel
+    replaced = variant.yields and p.library_rows is not None and p.library_rows <= variant.last
+    aligned = kernel.in_features * kernel.activation.size_bytes % 16 == 0
+    if kernel.added is None or (aligned and not replaced and kernel.threadgroup_bytes <= THREADGROUP_BYTES):
+        return variant
+    return replace(variant, kernel=replace(kernel, added=None))
 
 
 def _same_arithmetic(p: ProjectionFacts) -> list[ProjectionVariant]:

@@ -1,10 +1,20 @@
-// gate_up: out = gelu_tanh(rms_norm(x) @ w0.T) * (rms_norm(x) @ w1.T)
+// stream = x + rms_norm(added); gate_up: out = gelu_tanh(rms_norm(stream) @ w0.T) * (rms_norm(stream) @ w1.T)
 //   x        [tokens, 48] f32
 //   norm     [48] f32
 //   w0       [88, 48] f32
 //   w1       [88, 48] f32
+//   added    [tokens, 48] f32
+//   added_norm [48] f32
 //   out      [tokens, 88] f32
-static void gate_up_eb70c249(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, float *out) {
+//   stream   [tokens, 48] f32
+static void gate_up_f920e18f(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const float *added, const float *added_norm, float *out, float *stream) {
+    const mlxr_added block = {
+        .added = added,
+        .norm = added_norm,
+        .stream = stream,
+        .eps = 9.99999997e-07f,
+        .factor = 1.0f,
+    };
     const mlxr_input in = {
         .x = x,
         .norm = norm,
@@ -12,6 +22,7 @@ static void gate_up_eb70c249(mlxr_worker *w, const mlxr_batch *b, const float *x
         .rows = b->tokens,
         .columns = 48,
         .eps = 9.99999997e-07f,
+        .added = &block,
     };
     const mlxr_segment segments[] = {
         {

@@ -1,9 +1,17 @@
-// logits: out = 3.0 * tanh((rms_norm(x[logit_rows]) @ W.T) / 3.0)
+// stream = x + rms_norm(added); logits: out = 3.0 * tanh((rms_norm(stream[logit_rows]) @ W.T) / 3.0)
 //   x        [tokens, 48] f32
 //   norm     [48] f32
 //   w0       [61, 48] f32
+//   added    [tokens, 48] f32
+//   added_norm [48] f32
 //   out      [rows, 61] f32
-static void logits_a1e40b3d(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, float *out) {
+static void logits_3081defc(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const float *added, const float *added_norm, float *out) {
+    const mlxr_added block = {
+        .added = added,
+        .norm = added_norm,
+        .eps = 9.99999997e-07f,
+        .factor = 1.0f,
+    };
     const mlxr_input in = {
         .x = x,
         .norm = norm,
@@ -11,6 +19,7 @@ static void logits_a1e40b3d(mlxr_worker *w, const mlxr_batch *b, const float *x,
         .rows = b->rows,
         .columns = 48,
         .eps = 9.99999997e-07f,
+        .added = &block,
     };
     const mlxr_segment segments[] = {
         {

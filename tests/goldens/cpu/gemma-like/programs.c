@@ -53,122 +53,90 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     MLXR_COUNT(6, 0, 6);
     o_2b889706(w, b, (float *)(a + 1792), t[4], (float *)(a + 3840));
     mlxr_barrier(w);
-    // layers.0.attention.out
-    MLXR_COUNT(7, 0, 7);
-    norm_798e3799(w, b, (float *)(a + 3840), (const float *)t[5], (float *)(a + 1024), (float *)(a + 1792));
-    mlxr_barrier(w);
     // layers.0.mlp.gated
-    MLXR_COUNT(8, 0, 8);
-    gate_up_eb70c249(w, b, (float *)(a + 1792), (const float *)t[6], t[46], t[47], (float *)(a + 2560));
+    MLXR_COUNT(7, 0, 7);
+    gate_up_f920e18f(w, b, (float *)(a + 1024), (const float *)t[6], t[46], t[47], (float *)(a + 3840), (const float *)t[5], (float *)(a + 1792), (float *)(a + 4608));
     mlxr_barrier(w);
     // layers.0.mlp.down_projected
-    MLXR_COUNT(9, 0, 9);
-    down_5d17e95e(w, b, (float *)(a + 2560), t[7], (float *)(a + 1024));
-    mlxr_barrier(w);
-    // layers.0.mlp.out
-    MLXR_COUNT(7, 0, 10);
-    norm_798e3799(w, b, (float *)(a + 1024), (const float *)t[8], (float *)(a + 1792), (float *)(a + 2560));
+    MLXR_COUNT(8, 0, 8);
+    down_5d17e95e(w, b, (float *)(a + 1792), t[7], (float *)(a + 1024));
     mlxr_barrier(w);
     // layers.1.attention.qkv_projected
-    MLXR_COUNT(3, 0, 11);
-    qkv_89a0c0c4(w, b, (float *)(a + 2560), (const float *)t[9], t[37], t[38], t[39], (float *)(a + 3328));
+    MLXR_COUNT(9, 0, 9);
+    qkv_f3f47b7a(w, b, (float *)(a + 4608), (const float *)t[9], t[37], t[38], t[39], (float *)(a + 1024), (const float *)t[8], (float *)(a + 5376), (float *)(a + 1792));
     mlxr_barrier(w);
     // layers.1.attention.qkv_normed
-    MLXR_COUNT(4, 0, 12);
-    qk_norm_00d24b20(w, b, (float *)(a + 3328), (const float *)t[10], (const float *)t[11], (float *)(a + 6400));
+    MLXR_COUNT(4, 0, 10);
+    qk_norm_00d24b20(w, b, (float *)(a + 5376), (const float *)t[10], (const float *)t[11], (float *)(a + 8448));
     mlxr_barrier(w);
     // layers.1.attention.attended
-    MLXR_COUNT(5, 0, 13);
-    attend_decode_8ec39560(w, b, (float *)(a + 6400), (float *)(a + 0), 1, (float *)(a + 3328));
+    MLXR_COUNT(5, 0, 11);
+    attend_decode_8ec39560(w, b, (float *)(a + 8448), (float *)(a + 0), 1, (float *)(a + 2560));
     mlxr_barrier(w);
     // layers.1.attention.o_projected
-    MLXR_COUNT(6, 0, 14);
-    o_2b889706(w, b, (float *)(a + 3328), t[12], (float *)(a + 1024));
-    mlxr_barrier(w);
-    // layers.1.attention.out
-    MLXR_COUNT(7, 0, 15);
-    norm_798e3799(w, b, (float *)(a + 1024), (const float *)t[13], (float *)(a + 2560), (float *)(a + 1792));
+    MLXR_COUNT(6, 0, 12);
+    o_2b889706(w, b, (float *)(a + 2560), t[12], (float *)(a + 1024));
     mlxr_barrier(w);
     // layers.1.mlp.gated
-    MLXR_COUNT(8, 0, 16);
-    gate_up_eb70c249(w, b, (float *)(a + 1792), (const float *)t[14], t[48], t[49], (float *)(a + 2560));
+    MLXR_COUNT(7, 0, 13);
+    gate_up_f920e18f(w, b, (float *)(a + 1792), (const float *)t[14], t[48], t[49], (float *)(a + 1024), (const float *)t[13], (float *)(a + 2560), (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.1.mlp.down_projected
-    MLXR_COUNT(9, 0, 17);
+    MLXR_COUNT(8, 0, 14);
     down_5d17e95e(w, b, (float *)(a + 2560), t[15], (float *)(a + 1024));
     mlxr_barrier(w);
-    // layers.1.mlp.out
-    MLXR_COUNT(7, 0, 18);
-    norm_798e3799(w, b, (float *)(a + 1024), (const float *)t[16], (float *)(a + 1792), (float *)(a + 2560));
-    mlxr_barrier(w);
     // layers.2.attention.qkv_projected
-    MLXR_COUNT(3, 0, 19);
-    qkv_89a0c0c4(w, b, (float *)(a + 2560), (const float *)t[17], t[40], t[41], t[42], (float *)(a + 3328));
+    MLXR_COUNT(9, 0, 15);
+    qkv_f3f47b7a(w, b, (float *)(a + 4096), (const float *)t[17], t[40], t[41], t[42], (float *)(a + 1024), (const float *)t[16], (float *)(a + 4864), (float *)(a + 1792));
     mlxr_barrier(w);
     // layers.2.attention.qkv_normed
-    MLXR_COUNT(4, 0, 20);
-    qk_norm_00d24b20(w, b, (float *)(a + 3328), (const float *)t[18], (const float *)t[19], (float *)(a + 6400));
+    MLXR_COUNT(4, 0, 16);
+    qk_norm_00d24b20(w, b, (float *)(a + 4864), (const float *)t[18], (const float *)t[19], (float *)(a + 7936));
     mlxr_barrier(w);
     // layers.2.attention.attended
-    MLXR_COUNT(10, 0, 21);
-    attend_decode_15348e97(w, b, (float *)(a + 6400), (float *)(a + 512), 2, (float *)(a + 3328));
+    MLXR_COUNT(10, 0, 17);
+    attend_decode_15348e97(w, b, (float *)(a + 7936), (float *)(a + 512), 2, (float *)(a + 2560));
     mlxr_barrier(w);
     // layers.2.attention.o_projected
-    MLXR_COUNT(6, 0, 22);
-    o_2b889706(w, b, (float *)(a + 3328), t[20], (float *)(a + 512));
-    mlxr_barrier(w);
-    // layers.2.attention.out
-    MLXR_COUNT(7, 0, 23);
-    norm_798e3799(w, b, (float *)(a + 512), (const float *)t[21], (float *)(a + 2560), (float *)(a + 1280));
+    MLXR_COUNT(6, 0, 18);
+    o_2b889706(w, b, (float *)(a + 2560), t[20], (float *)(a + 512));
     mlxr_barrier(w);
     // layers.2.mlp.gated
-    MLXR_COUNT(8, 0, 24);
-    gate_up_eb70c249(w, b, (float *)(a + 1280), (const float *)t[22], t[50], t[51], (float *)(a + 2048));
+    MLXR_COUNT(7, 0, 19);
+    gate_up_f920e18f(w, b, (float *)(a + 1792), (const float *)t[22], t[50], t[51], (float *)(a + 512), (const float *)t[21], (float *)(a + 2560), (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.2.mlp.down_projected
-    MLXR_COUNT(9, 0, 25);
-    down_5d17e95e(w, b, (float *)(a + 2048), t[23], (float *)(a + 512));
-    mlxr_barrier(w);
-    // layers.2.mlp.out
-    MLXR_COUNT(7, 0, 26);
-    norm_798e3799(w, b, (float *)(a + 512), (const float *)t[24], (float *)(a + 1280), (float *)(a + 2048));
+    MLXR_COUNT(8, 0, 20);
+    down_5d17e95e(w, b, (float *)(a + 2560), t[23], (float *)(a + 512));
     mlxr_barrier(w);
     // layers.3.attention.qkv_projected
-    MLXR_COUNT(3, 0, 27);
-    qkv_89a0c0c4(w, b, (float *)(a + 2048), (const float *)t[25], t[43], t[44], t[45], (float *)(a + 2816));
+    MLXR_COUNT(9, 0, 21);
+    qkv_f3f47b7a(w, b, (float *)(a + 4096), (const float *)t[25], t[43], t[44], t[45], (float *)(a + 512), (const float *)t[24], (float *)(a + 4864), (float *)(a + 1280));
     mlxr_barrier(w);
     // layers.3.attention.qkv_normed
-    MLXR_COUNT(4, 0, 28);
-    qk_norm_00d24b20(w, b, (float *)(a + 2816), (const float *)t[26], (const float *)t[27], (float *)(a + 5888));
+    MLXR_COUNT(4, 0, 22);
+    qk_norm_00d24b20(w, b, (float *)(a + 4864), (const float *)t[26], (const float *)t[27], (float *)(a + 7936));
     mlxr_barrier(w);
     // layers.3.attention.attended
-    MLXR_COUNT(5, 0, 29);
-    attend_decode_8ec39560(w, b, (float *)(a + 5888), (float *)(a + 0), 3, (float *)(a + 2816));
+    MLXR_COUNT(5, 0, 23);
+    attend_decode_8ec39560(w, b, (float *)(a + 7936), (float *)(a + 0), 3, (float *)(a + 2048));
     mlxr_barrier(w);
     // layers.3.attention.o_projected
-    MLXR_COUNT(6, 0, 30);
-    o_2b889706(w, b, (float *)(a + 2816), t[28], (float *)(a + 0));
-    mlxr_barrier(w);
-    // layers.3.attention.out
-    MLXR_COUNT(7, 0, 31);
-    norm_798e3799(w, b, (float *)(a + 0), (const float *)t[29], (float *)(a + 2048), (float *)(a + 768));
+    MLXR_COUNT(6, 0, 24);
+    o_2b889706(w, b, (float *)(a + 2048), t[28], (float *)(a + 0));
     mlxr_barrier(w);
     // layers.3.mlp.gated
-    MLXR_COUNT(8, 0, 32);
-    gate_up_eb70c249(w, b, (float *)(a + 768), (const float *)t[30], t[52], t[53], (float *)(a + 1536));
+    MLXR_COUNT(7, 0, 25);
+    gate_up_f920e18f(w, b, (float *)(a + 1280), (const float *)t[30], t[52], t[53], (float *)(a + 0), (const float *)t[29], (float *)(a + 2048), (float *)(a + 3584));
     mlxr_barrier(w);
     // layers.3.mlp.down_projected
-    MLXR_COUNT(9, 0, 33);
-    down_5d17e95e(w, b, (float *)(a + 1536), t[31], (float *)(a + 0));
-    mlxr_barrier(w);
-    // layers.3.mlp.out
-    MLXR_COUNT(7, 0, 34);
-    norm_798e3799(w, b, (float *)(a + 0), (const float *)t[32], (float *)(a + 768), (float *)(a + 1536));
+    MLXR_COUNT(8, 0, 26);
+    down_5d17e95e(w, b, (float *)(a + 2048), t[31], (float *)(a + 0));
     mlxr_barrier(w);
     // logits_capped
     if (b->rows) {
-        MLXR_COUNT(11, 0, 35);
-        logits_a1e40b3d(w, b, (float *)(a + 1536), (const float *)t[33], t[0], b->logits);
+        MLXR_COUNT(11, 0, 27);
+        logits_3081defc(w, b, (float *)(a + 3584), (const float *)t[33], t[0], (float *)(a + 0), (const float *)t[32], b->logits);
     }
 }
 
@@ -210,19 +178,19 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     o_2b889706(w, b, (float *)(a + 14336), t[4], (float *)(a + 30720));
     mlxr_barrier(w);
     // layers.0.attention.out
-    MLXR_COUNT(7, 1, 8);
+    MLXR_COUNT(14, 1, 8);
     norm_798e3799(w, b, (float *)(a + 30720), (const float *)t[5], (float *)(a + 8192), (float *)(a + 14336));
     mlxr_barrier(w);
     // layers.0.mlp.gated
-    MLXR_COUNT(8, 1, 9);
+    MLXR_COUNT(15, 1, 9);
     gate_up_eb70c249(w, b, (float *)(a + 14336), (const float *)t[6], t[46], t[47], (float *)(a + 20480));
     mlxr_barrier(w);
     // layers.0.mlp.down_projected
-    MLXR_COUNT(9, 1, 10);
+    MLXR_COUNT(8, 1, 10);
     down_5d17e95e(w, b, (float *)(a + 20480), t[7], (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.0.mlp.out
-    MLXR_COUNT(7, 1, 11);
+    MLXR_COUNT(14, 1, 11);
     norm_798e3799(w, b, (float *)(a + 8192), (const float *)t[8], (float *)(a + 14336), (float *)(a + 20480));
     mlxr_barrier(w);
     // layers.1.attention.qkv_projected
@@ -246,19 +214,19 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     o_2b889706(w, b, (float *)(a + 26624), t[12], (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.1.attention.out
-    MLXR_COUNT(7, 1, 17);
+    MLXR_COUNT(14, 1, 17);
     norm_798e3799(w, b, (float *)(a + 8192), (const float *)t[13], (float *)(a + 20480), (float *)(a + 14336));
     mlxr_barrier(w);
     // layers.1.mlp.gated
-    MLXR_COUNT(8, 1, 18);
+    MLXR_COUNT(15, 1, 18);
     gate_up_eb70c249(w, b, (float *)(a + 14336), (const float *)t[14], t[48], t[49], (float *)(a + 20480));
     mlxr_barrier(w);
     // layers.1.mlp.down_projected
-    MLXR_COUNT(9, 1, 19);
+    MLXR_COUNT(8, 1, 19);
     down_5d17e95e(w, b, (float *)(a + 20480), t[15], (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.1.mlp.out
-    MLXR_COUNT(7, 1, 20);
+    MLXR_COUNT(14, 1, 20);
     norm_798e3799(w, b, (float *)(a + 8192), (const float *)t[16], (float *)(a + 14336), (float *)(a + 20480));
     mlxr_barrier(w);
     // layers.2.attention.qkv_projected
@@ -274,7 +242,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     cache_write_5c260397(w, b, (float *)(a + 51200), (float *)(a + 4096), 2);
     mlxr_barrier(w);
     // layers.2.attention.attended
-    MLXR_COUNT(14, 1, 24);
+    MLXR_COUNT(16, 1, 24);
     attend_prefill_e844d6c4(w, b, (float *)(a + 51200), (float *)(a + 4096), 2, (float *)(a + 26624));
     mlxr_barrier(w);
     // layers.2.attention.o_projected
@@ -282,19 +250,19 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     o_2b889706(w, b, (float *)(a + 26624), t[20], (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.2.attention.out
-    MLXR_COUNT(7, 1, 26);
+    MLXR_COUNT(14, 1, 26);
     norm_798e3799(w, b, (float *)(a + 4096), (const float *)t[21], (float *)(a + 20480), (float *)(a + 10240));
     mlxr_barrier(w);
     // layers.2.mlp.gated
-    MLXR_COUNT(8, 1, 27);
+    MLXR_COUNT(15, 1, 27);
     gate_up_eb70c249(w, b, (float *)(a + 10240), (const float *)t[22], t[50], t[51], (float *)(a + 16384));
     mlxr_barrier(w);
     // layers.2.mlp.down_projected
-    MLXR_COUNT(9, 1, 28);
+    MLXR_COUNT(8, 1, 28);
     down_5d17e95e(w, b, (float *)(a + 16384), t[23], (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.2.mlp.out
-    MLXR_COUNT(7, 1, 29);
+    MLXR_COUNT(14, 1, 29);
     norm_798e3799(w, b, (float *)(a + 4096), (const float *)t[24], (float *)(a + 10240), (float *)(a + 16384));
     mlxr_barrier(w);
     // layers.3.attention.qkv_projected
@@ -318,24 +286,24 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     o_2b889706(w, b, (float *)(a + 22528), t[28], (float *)(a + 0));
     mlxr_barrier(w);
     // layers.3.attention.out
-    MLXR_COUNT(7, 1, 35);
+    MLXR_COUNT(14, 1, 35);
     norm_798e3799(w, b, (float *)(a + 0), (const float *)t[29], (float *)(a + 16384), (float *)(a + 6144));
     mlxr_barrier(w);
     // layers.3.mlp.gated
-    MLXR_COUNT(8, 1, 36);
+    MLXR_COUNT(15, 1, 36);
     gate_up_eb70c249(w, b, (float *)(a + 6144), (const float *)t[30], t[52], t[53], (float *)(a + 12288));
     mlxr_barrier(w);
     // layers.3.mlp.down_projected
-    MLXR_COUNT(9, 1, 37);
+    MLXR_COUNT(8, 1, 37);
     down_5d17e95e(w, b, (float *)(a + 12288), t[31], (float *)(a + 0));
     mlxr_barrier(w);
     // layers.3.mlp.out
-    MLXR_COUNT(7, 1, 38);
+    MLXR_COUNT(14, 1, 38);
     norm_798e3799(w, b, (float *)(a + 0), (const float *)t[32], (float *)(a + 6144), (float *)(a + 12288));
     mlxr_barrier(w);
     // logits_capped
     if (b->rows) {
-        MLXR_COUNT(11, 1, 39);
+        MLXR_COUNT(17, 1, 39);
         logits_a1e40b3d(w, b, (float *)(a + 12288), (const float *)t[33], t[0], b->logits);
     }
 }
