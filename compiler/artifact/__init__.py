@@ -35,7 +35,7 @@ from mlxr.compiler.formats import file_keys
 from mlxr.compiler.formats.arena import ArenaGeometry, CacheGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.foreign_file import foreign_file
-from mlxr.compiler.formats.stored_planes import plane_format, plane_names
+from mlxr.compiler.formats.stored_planes import integer_format, plane_format, plane_names
 from mlxr.compiler.formats.stores import (
     ATTENDED,
     KEYS_AND_VALUES,
@@ -127,6 +127,7 @@ __all__ = [
     "file_keys",
     "foreign_file",
     "guessing_layers",
+    "integer_format",
     "is_artifact",
     "layer_buffer",
     "load_artifact",

@@ -19,6 +19,32 @@ def plane_names(name: str) -> tuple[str, str, str]:
     return name, f"{name}.scales", f"{name}.biases"
 
 
+def integer_format(bits: int, group: int, scale_type: str, *, has_zeros: bool) -> WeightFormat | None:
+    """The affine format for packed integers whose neighbours share a scale, and perhaps an integer that means 0.
+
+    Its groups are the longest ones that divide those of the file. Scales are f32 where there are such integers, since
+    their product with a scale has more bits than the scale.
+
+    Args:
+        bits: of an integer.
+        group: integers of a row that share a scale.
+        scale_type: type of the scales, as safetensors headers name it.
+        has_zeros: whether there are integers that mean 0; else the middle one does.
+
+    Returns:
+        None if there is none.
+    """
+    scale = "f32" if has_zeros and scale_type in ("F16", "BF16", "F32") else scale_type.lower()
+    formats = [
+        format
+        for format in WeightFormat
+        if format.affine
+        and (format.affine.bits, format.affine.scale) == (bits, scale)
+        and group % format.affine.group == 0
+    ]
+    return max(formats, key=lambda format: format.block_elements, default=None)
+
+
 def plane_format(
     block_bits: int, scale_type: str, *, has_biases: bool, group: int | None = None
 ) -> WeightFormat | None:

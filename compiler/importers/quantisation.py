@@ -1,8 +1,8 @@
 """Folders of quantised weights: which tensors belong together, and which format they have.
 
-Three kinds are supported: mlx-lm's `quantization`, in the modes that formats name (`WeightFormat.mlx_mode`) and with
-different settings for single layers; Hugging Face's MXFP4 experts; and floats of 8 bits, which are read as bf16. Any
-other method is refused by name.
+Four kinds are supported: mlx-lm's `quantization`, in the modes that formats name (`WeightFormat.mlx_mode`) and with
+different settings for single layers; Hugging Face's MXFP4 experts; packed integers, which are read as an affine format;
+and floats of 8 bits, which are read as bf16. Any other method is refused by name.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.formats.file_keys import QUANTISATION
-from mlxr.compiler.formats.stored_planes import PLANE_ENDINGS, plane_format, plane_names
+from mlxr.compiler.formats.stored_planes import PLANE_ENDINGS, integer_format, plane_format, plane_names
 from mlxr.compiler.formats.tensor_parts import text_name
 from mlxr.compiler.formats.weight_format import AFFINE_BITS, AFFINE_GROUPS, WeightFormat
 from mlxr.compiler.importers.facts import Facts
@@ -32,7 +32,8 @@ def _listed(items: Sequence[object], last: str) -> str:
 
 _SUPPORTED = (
     f"mlx-lm's affine ({_listed(AFFINE_BITS, 'or')} bits, groups of {_listed(AFFINE_GROUPS, 'or')}) and "
-    f"{', '.join(mode for mode in _MODES if mode != 'affine')}, and Hugging Face's mxfp4 and fp8"
+    f"{', '.join(mode for mode in _MODES if mode != 'affine')}, Hugging Face's mxfp4 and fp8, "
+    "and pack-quantized integers"
 )
 _EIGHT_BITS: dict[str, dict[str, tuple[object, ...]]] = {
     "fp8": {"fmt": ("e4m3", "float8_e4m3fn", None)},
@@ -59,7 +60,8 @@ def check_quantisation(facts: Facts) -> None:
         if not isinstance(settings, dict):
             raise facts.refuse(key, settings, "a section")
         method = settings.get("quant_method", "mlx" if {"bits", "group_size"} <= settings.keys() else None)
-        if method not in ("mlx", "mxfp4") and not _has_eight_bits(method, settings):
+        supported = method in ("mlx", "mxfp4") or _has_eight_bits(method, settings) or bool(_integers(settings))
+        if not supported:
             raise SpecError(
                 f"{facts.source}: {key}: quantised by {show(method)}, which is not supported; supported: {_SUPPORTED}. "
                 "Use the model's GGUF file, or its f16 or bf16 folder"
@@ -84,6 +86,36 @@ def _has_eight_bits(method: object, settings: Mapping[str, Any]) -> bool:
     return known and all(settings.get(key) in values for key, values in _EIGHT_BITS[method].items())
 
 
+class _Integers(NamedTuple):
+    """What a group of layers with packed integers says of them."""
+
+    bits: int
+    group: int | None
+    """None: a row is one."""
+    has_zeros: bool
+
+
+def _integers(settings: Mapping[str, Any]) -> tuple[_Integers, ...]:
+    """The kinds of packed integers (llm-compressor), if there are no others that are not read; else none."""
+    packed = ("compressed-tensors", "pack-quantized")
+    if (settings.get("quant_method"), settings.get("format")) != packed or settings.get("transform_config"):
+        return ()
+    groups = settings.get("config_groups")
+    found = []
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if not isinstance(weights, dict) or group.get("format", packed[1]) not in (packed[1], None):
+            return ()
+        bits, size = weights.get("num_bits"), weights.get("group_size")
+        said = (weights.get("type", "int"), weights.get("strategy"), weights.get("dynamic", False))
+        # Columns that were sorted have a tensor of their own that says how.
+        known = said in (("int", "group", False), ("int", "channel", False)) and weights.get("actorder") != "group"
+        if not known or bits not in AFFINE_BITS or (said[1] == "group" and not (isinstance(size, int) and size > 0)):
+            return ()
+        found.append(_Integers(bits, size if said[1] == "group" else None, not weights.get("symmetric", True)))
+    return tuple(found)
+
+
 def _layers(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {text_name(str(name)): value for name, value in settings.items() if isinstance(value, dict)}
 
@@ -104,8 +136,13 @@ def quantised_tensors(facts: Facts, tensors: Mapping[str, TensorFact]) -> dict[s
             name, scales, biases = plane_names(stem + first)
             if (numbers := matrices.get(name)) is None:
                 continue
-            planes = _Planes(name, numbers, matrices.pop(scales), matrices.pop(biases, None))
-            matrices[name] = planes.matrix(facts.source, layers.get(stem, settings))
+            zeros = matrices.pop(f"{stem}.zeros", None)
+            planes = _Planes(name, numbers, matrices.pop(scales), matrices.pop(biases, zeros))
+            is_packed = numbers.type == "I32"
+            of_layer = layers.get(stem, settings)
+            matrices[name] = (
+                planes.integers(facts.source, of_layer) if is_packed else planes.matrix(facts.source, of_layer)
+            )
     return matrices
 
 
@@ -139,6 +176,21 @@ class _Planes(NamedTuple):
         if format is None:
             raise self._wrong(source, settings)
         return TensorFact((*scales.shape[:-1], groups * format.block_elements), str(format))
+
+    def integers(self, source: str, settings: Mapping[str, Any]) -> TensorFact:
+        """The same of packed integers, of which `biases` are those that mean 0."""
+        (*outer, words), groups = self.numbers.shape, self.scales.shape[-1] if self.scales.shape else 0
+        found = set()
+        for kind in _integers(settings):
+            columns = words * 32 // kind.bits
+            group = kind.group or columns
+            format = integer_format(kind.bits, group, self.scales.type, has_zeros=kind.has_zeros)
+            fits = columns == group * groups and tuple(outer) == self.scales.shape[:-1]
+            if format is not None and fits and kind.has_zeros == (self.biases is not None):
+                found.add(TensorFact((*outer, columns), str(format)))
+        if len(found) != 1:
+            raise self._wrong(source, settings)
+        return found.pop()
 
     def _wrong(self, source: str, settings: Mapping[str, Any]) -> SpecError:
         def described(tensor: TensorFact | None) -> str:

@@ -78,7 +78,8 @@ def same_numbers(file: WeightFile, first: str, second: str) -> bool:
     Raises:
         WeightsError: the file cannot be mapped.
     """
-    planes = zip(plane_names(first), plane_names(second), strict=True)
+    names = [(*plane_names(name), f"{name.removesuffix('.weight')}.zeros") for name in (first, second)]
+    planes = zip(*names, strict=True)
     return all(_same(file, *names) for names in planes if any(name in file.tensors for name in names))
 
 

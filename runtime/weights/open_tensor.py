@@ -11,6 +11,7 @@ from typing import NamedTuple
 from mlxr.compiler.artifact import Recipe, TensorSource, plane_format, plane_names
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.mapped_weights import MappedWeights
+from mlxr.runtime.weights.packed_integers import integer_planes
 from mlxr.runtime.weights.scaled_tensors import has_tiles
 from mlxr.runtime.weights.stored_tensor import StoredTensor, quoted
 from mlxr.runtime.weights.tensor_rows import TensorRows, row_bytes, turned_width
@@ -157,6 +158,8 @@ def _stored_piece(file: WeightFile, name: str, columns: int) -> _Piece:
     tensor = file.tensors[name]
     _, scales_name, biases_name = plane_names(name)
     scales = file.tensors.get(scales_name) if file.format == "safetensors" else None
+    if scales is not None and tensor.type == "I32":
+        return _integers(tensor, scales, file.tensors.get(f"{name.removesuffix('.weight')}.zeros"), columns)
     if scales is not None:
         return _find_planes(tensor, scales, file.tensors.get(biases_name), columns)
     if tensor.element_type.is_readable and tensor.element_type.is_float:
@@ -180,6 +183,15 @@ def _turned(piece: _Piece, recipe: Recipe) -> _Piece:
         )
     *outer, columns, rows = tensor.shape
     return _Piece(piece.format, (replace(tensor, shape=(*outer, rows, columns)),))
+
+
+def _integers(numbers: StoredTensor, scales: StoredTensor, zeros: StoredTensor | None, columns: int) -> _Piece:
+    found = integer_planes(numbers, scales, zeros, columns)
+    if found is None:
+        planes = [tensor for tensor in (numbers, scales, zeros) if tensor is not None]
+        shapes = ", ".join(f"{list(tensor.shape)} {tensor.type}" for tensor in planes)
+        raise _FaultError(f"has packed integers, scales and zeros of {shapes}, which are no {columns} columns")
+    return _Piece(str(found[0]), found[1])
 
 
 def _find_planes(numbers: StoredTensor, scales: StoredTensor, biases: StoredTensor | None, columns: int) -> _Piece:

@@ -17,6 +17,7 @@ from mlxr.compiler.artifact import Recipe, Rows, WeightFormat, plane_row_bytes
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.decode_planes import decode_planes
 from mlxr.runtime.weights.element_types import decode
+from mlxr.runtime.weights.packed_integers import MadePlane
 from mlxr.runtime.weights.scaled_tensors import tile_factors
 from mlxr.runtime.weights.stored_tensor import StoredTensor
 
@@ -171,6 +172,8 @@ class TensorRows:
             rows = self._file_rows(span)
             low, high = (rows.start, rows.stop) if isinstance(rows, slice) else (int(rows.min()), int(rows.max()) + 1)
             for index, plane in enumerate(self.pieces[span.piece]):
+                if isinstance(plane, MadePlane):
+                    continue
                 size = row_bytes(self.format, self.planes, index, self.file_columns)
                 self.source.forget(plane, low * size, high * size)
 
@@ -209,9 +212,13 @@ class TensorRows:
             return self._columns_as_rows(self.pieces[span.piece][plane], span)
         sizes = (self.file_columns, *self._whole_blocks())
         size, start, stop = (row_bytes(self.format, self.planes, plane, columns) for columns in sizes)
-        # Columns are cut before rows are gathered, so that no other bytes are touched.
-        rows = self.source.rows(self.pieces[span.piece][plane]).reshape(-1, size)[:, start:stop]
-        rows = np.ascontiguousarray(rows[self._file_rows(span)])
+        tensor, places = self.pieces[span.piece][plane], self._file_rows(span)
+        if isinstance(tensor, MadePlane):
+            places = np.arange(places.start, places.stop) if isinstance(places, slice) else places
+            unit = tensor.element_type.block_bytes
+            rows = tensor.rows(self.source, places, range(start // unit, stop // unit))
+        else:  # columns are cut before rows are gathered, so that no other bytes are touched
+            rows = np.ascontiguousarray(self.source.rows(tensor).reshape(-1, size)[:, start:stop][places])
         self.source.count(rows.nbytes)
         return rows
 

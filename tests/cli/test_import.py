@@ -70,11 +70,11 @@ def test_models_lists_every_family(capsys: pytest.CaptureFixture[str]) -> None:
     assert [family["name"] for family in found["families"]] == list(known_families())
     names = {name for family in found["families"] for name in family["config"]}
     # Each is held against mlx-lm or transformers, but for chatglm (against transformers' glm) and baichuan (against
-    # llama.cpp); hunyuan and kimi_k2 are other names of hunyuan_v1_moe and deepseek_v3.
+    # llama.cpp); hunyuan is another name of hunyuan_v1_moe.
     wholes = multimodal_models.CONFIGS.values()
     of_wholes = {config["text_config"].get("model_type", config["model_type"]) for config in wholes}
     held = {case.partition(",")[0] for case in (*CONFIGS, *multimodal_models.CONFIGS, *FAMILIES)}
-    assert held | of_wholes == names - {"chatglm", "baichuan", "hunyuan", "kimi_k2"}
+    assert held | of_wholes == names - {"chatglm", "baichuan", "hunyuan"}
     assert all(len(set(family["config"])) == len(family["config"]) for family in found["families"])
     assert "storyteller" in [spec["name"] for spec in found["specs"]]
     assert all(family["about"] for family in found["families"])

@@ -106,12 +106,14 @@ def error_of(case: str, folder: Path, host: str) -> float:
     return relative_error([got], [np.array(RECORDED[case].logits)])
 
 
+AS_PUBLISHED = {"kimi_k25": {"language_model.model.blocks.": "language_model.model.layers."}}
+"""Names that transformers 5.24 reads, and writes otherwise: its rule for the images' blocks renames all layers."""
 ON_HOSTS = [(case, host) for case in cases.CONFIGS for host in ("reference", "cpu", "sim")]
 
 
 @pytest.mark.parametrize(("case", "host"), few(ON_HOSTS, [one for one in ON_HOSTS if one[1] == "reference"]))
 def test_logits_of_text_are_those_of_transformers(case: str, host: str, tmp_path: Path) -> None:
-    assert error_of(case, folder_of(case, tmp_path, {}), host) < TOLERANCE
+    assert error_of(case, folder_of(case, tmp_path, AS_PUBLISHED.get(case, {})), host) < TOLERANCE
 
 
 OTHER_NAMES = {
