@@ -40,7 +40,7 @@ class Site:
     @classmethod
     def of_arena(cls, label: str, cache: CacheGeometry) -> "Site":
         """The site of the cache, or of a launch that reads it. All layers share one, and so one partition size."""
-        bits = 8 * cache.row_bytes / cache.head_dim
+        bits = 8 * (cache.row_bytes + cache.value_bytes) / (cache.head_dim + cache.value_dim)
         return cls(label, cache.num_kv_heads, cache.head_dim, (str(cache.dtype),), bits)
 
     @classmethod

@@ -9,7 +9,7 @@ from mlxr.compiler.formats.stores import KEYS_AND_VALUES
 from mlxr.compiler.ir.division import Axis
 from mlxr.compiler.ir.ops.attention import Attention, GateHeads
 from mlxr.compiler.ir.ops.cache import CacheWrite
-from mlxr.compiler.ir.ops.elementwise import Clamp
+from mlxr.compiler.ir.ops.elementwise import Clamp, Scale
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
 from mlxr.compiler.ir.tensor import layer_prefix
 from mlxr.compiler.spec.model import LayerType
@@ -32,16 +32,17 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
         return build_latent(b, index, layer, a.latent, x)
     prefix = f"{layer_prefix(index)}attention"
     heads, kv_heads = Axis("heads", a.num_heads, a.head_dim), Axis("kv_heads", a.num_kv_heads, a.head_dim)
+    v_heads, v_dim = replace(kv_heads, size=a.result_dim), a.result_dim if a.result_dim != a.head_dim else None
 
     def projected(role: str, axis: Axis) -> str:
         bias = f"{prefix}.{role}_bias" if a.qkv_bias else None
-        y = b.linear(f"{prefix}.{role}", x, (axis.count * a.head_dim, hidden), bias, rows=axis)
+        y = b.linear(f"{prefix}.{role}", x, (axis.count * axis.size, hidden), bias, rows=axis)
         return y if a.qkv_limit is None else b.op(Clamp(a.qkv_limit), f"{prefix}.{role}_clamped", {"x": y})
 
     q, keys = projected("q", heads), {}
     if b.spec.model.kv_owner(index) == index:
         keys["k"] = projected("k", kv_heads)
-        keys["v"] = keys["k"] if a.values_from_keys else projected("v", kv_heads)
+        keys["v"] = keys["k"] if a.values_from_keys else projected("v", v_heads)
     q = _queries_or_keys(b, prefix, "q", layer, q, heads)
     if keys:
         keys["k"] = _queries_or_keys(b, prefix, "k", layer, keys["k"], kv_heads)
@@ -51,7 +52,7 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
         q = b.op(temperature, f"{prefix}.q_tempered", {"x": q, "positions": "positions"})
     cache = b.stores(index, KEYS_AND_VALUES)
     if keys:
-        write = CacheWrite(num_kv_heads=a.num_kv_heads, head_dim=a.head_dim)
+        write = CacheWrite(num_kv_heads=a.num_kv_heads, head_dim=a.head_dim, v_dim=v_dim)
         b.op_with_outputs(write, f"{prefix}.cache_write", keys | b.of_blocks(index, "slots") | cache, ())
     tables = {name: name for name in ("positions", "query_start", "context_lens")} | b.of_blocks(index, "block_tables")
     sinks = {"sinks": b.vector(f"{prefix}.sinks", a.num_heads, replace(heads, size=1))} if a.sinks else {}
@@ -63,11 +64,15 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
         window=a.sliding_window,
         softcap=a.softcap,
         chunked=a.chunked,
+        v_dim=v_dim,
     )
     attended = b.op(attention, f"{prefix}.attended", {"q": q} | tables | cache | sinks)
     attended = _gated(b, prefix, layer, attended, x)
     bias = f"{prefix}.o_bias" if a.output_bias else None
-    return b.linear(f"{prefix}.o", attended, (hidden, a.num_heads * a.head_dim), bias, columns=heads)
+    results = replace(heads, size=a.result_dim)
+    out = b.linear(f"{prefix}.o", attended, (hidden, a.num_heads * a.result_dim), bias, columns=results)
+    # A factor of the values is one of what is made of them.
+    return out if a.value_scale is None else b.op(Scale(a.value_scale), f"{prefix}.o_scaled", {"x": out})
 
 
 def _gated(b: Builder, prefix: str, layer: LayerType, attended: str, x: str) -> str:
@@ -82,12 +87,12 @@ def _gated(b: Builder, prefix: str, layer: LayerType, attended: str, x: str) -> 
 
 
 def _values(b: Builder, prefix: str, layer: LayerType, v: str) -> str:
-    """The values, [tokens, kv_heads * head_dim], normalised by heads where the layer does that."""
+    """The values, [tokens, kv_heads * v_dim], normalised by heads where the layer does that."""
     a, norm = layer.attention, layer.attention.qk_norm
     if norm is None or not norm.values:
         return v
     name, out, kind, eps = f"{prefix}.v_norm", f"{prefix}.v_normed", norm.kind, norm.eps
-    return b.norm(name, out, v, a.head_dim, groups=a.num_kv_heads, kind=kind, eps=eps, weight=False, bias=False)
+    return b.norm(name, out, v, a.result_dim, groups=a.num_kv_heads, kind=kind, eps=eps, weight=False, bias=False)
 
 
 def _queries_or_keys(b: Builder, prefix: str, role: str, layer: LayerType, x: str, heads: Axis) -> str:

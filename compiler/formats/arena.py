@@ -25,7 +25,7 @@ Mode = Literal["paged", "contiguous"]
 
 @dataclass(frozen=True)
 class CacheGeometry:
-    """What kernels of attention know of the arena: the keys and the values, which are alike, of one group of layers.
+    """What kernels of attention know of the arena: the keys and the values of one group of layers.
 
     Of latent attention the rows of latents, which are keys and values of one KV head.
 
@@ -33,6 +33,7 @@ class CacheGeometry:
         num_blocks, num_layers, block_size, num_kv_heads, head_dim: dimensions; the layers are those of the group.
         dtype: the type of cached numbers.
         layout, mode, max_sequences, context: see `ArenaGeometry`.
+        v_dim: elements of a value where they are not as many as those of a key, head_dim; else None.
     """
 
     layout: Layout
@@ -45,10 +46,11 @@ class CacheGeometry:
     dtype: DType
     max_sequences: int
     context: int
+    v_dim: int | None = None
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that one token takes in one KV head."""
+        """Bytes that the key of one token takes in one KV head."""
         return cache_row_bytes(self.dtype, self.head_dim)
 
     @property
@@ -57,11 +59,33 @@ class CacheGeometry:
         return self.row_bytes // self.dtype.size_bytes
 
     @property
+    def value_dim(self) -> int:
+        """Elements of a value."""
+        return self.v_dim or self.head_dim
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes that the value of one token takes in one KV head."""
+        return cache_row_bytes(self.dtype, self.value_dim)
+
+    @property
+    def value_elements(self) -> int:
+        """As `row_elements`, of a value."""
+        return self.value_bytes // self.dtype.size_bytes
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the keys, and of the values."""
+        """Shape of the keys."""
+        return self._shape(self.row_elements)
+
+    @property
+    def value_shape(self) -> tuple[int, ...]:
+        """Shape of the values."""
+        return self._shape(self.value_elements)
+
+    def _shape(self, row: int) -> tuple[int, ...]:
         outer = (self.num_blocks, self.num_layers)
-        inner = (self.block_size, self.num_kv_heads, self.row_elements)
-        return (*(outer if self.layout == "block" else outer[::-1]), *inner)
+        return (*(outer if self.layout == "block" else outer[::-1]), self.block_size, self.num_kv_heads, row)
 
 
 @dataclass(frozen=True)
@@ -181,11 +205,12 @@ class ArenaGeometry:
 
     def cache_of(self, layer: int) -> CacheGeometry:
         """The keys and values of a layer, as kernels of attention know them."""
-        rows = {row for store in self.stores if store.name in ATTENDED and (row := store.row(layer)) is not None}
+        rows = [row for store in self.stores if store.name in ATTENDED and (row := store.row(layer)) is not None]
         number = self.group_of(layer)
         assert rows and number is not None, f"layer {layer} keeps no keys"
-        assert len(rows) == 1, f"keys and values of layer {layer} are not alike"
-        row = rows.pop()
+        row, value = rows[0], rows[-1]
+        like = replace(value, shape=(value.shape[0], row.shape[1]))
+        assert row == like, f"keys and values of layer {layer} have other heads or types"
         group = self.groups[number]
         return CacheGeometry(
             layout=self.layout,
@@ -198,6 +223,7 @@ class ArenaGeometry:
             dtype=row.dtype,
             max_sequences=self.max_sequences,
             context=self.context,
+            v_dim=value.shape[1] if value != row else None,
         )
 
     @property

@@ -162,9 +162,12 @@ def of_group(name: str, group: int) -> str:
     return f"{name}.{group}" if group else name
 
 
-def keys_and_values(rows: Sequence[StoreRow | int | None]) -> tuple[Store, Store]:
-    """The stores of attention: K and V have equal rows."""
-    return Store(KEYS, "token", tuple(rows), "kv_heads"), Store(VALUES, "token", tuple(rows), "kv_heads")
+def keys_and_values(
+    rows: Sequence[StoreRow | int | None], values: Sequence[StoreRow | int | None] | None = None
+) -> tuple[Store, Store]:
+    """The stores of attention; without `values`, K and V have equal rows."""
+    v_rows = rows if values is None else values
+    return Store(KEYS, "token", tuple(rows), "kv_heads"), Store(VALUES, "token", tuple(v_rows), "kv_heads")
 
 
 def latents(rows: Sequence[StoreRow | int | None]) -> Store:

@@ -210,6 +210,9 @@ class _Arguments:
     def score_factor(self) -> float:
         return self._evaluation.rope.score_factor()
 
+    def has(self, role: str, layer: int) -> bool:
+        return self._evaluation.tensors.has(role, layer)
+
     def has_all(self, role: str, types: list[str], kind: str) -> bool:
         tensors = self._evaluation.tensors
         layers = [layer for layer in range(self.num_layers) if types and types[layer % len(types)] == kind]

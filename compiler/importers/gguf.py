@@ -45,11 +45,9 @@ def spec_from_gguf(
     if facts.integer("vocab_size", rows) != rows:
         raise facts.refuse("vocab_size", facts.get("vocab_size"), f"the rows of the embedding table, {rows}")
     model = Evaluation(facts, GgufRope(facts, factors or {})).model(placed)
-    head_dim, latent = (model.get("attention", {}).get(key) for key in ("head_dim", "latent"))
-    key_dim = facts.integer("attention.key_length", head_dim)
-    value_dim = facts.integer("attention.value_length", key_dim)
-    if latent is None and value_dim != key_dim:
-        raise facts.refuse("attention.value_length", value_dim, f"key_length, {key_dim}")
+    attention = model.get("attention", {})
+    if attention.get("latent") is not None:  # which says itself how long values are
+        attention.pop("v_dim", None)
     own = model.get("context")
     if not isinstance(own, int):
         raise facts.missing("context_length")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.formats.stores import cache_row_bytes
+from mlxr.compiler.formats.stores import VALUES, cache_row_bytes
 from mlxr.compiler.ir.tensor import Dim, Tensor, Tensors
 
 
@@ -64,10 +64,10 @@ def require_heads(t: Tensors, port: str, num_heads: int, head_dim: int) -> None:
     require(width == num_heads * head_dim, f"{port} has {width} columns; expected {num_heads} x {head_dim}")
 
 
-def require_first_heads(t: Tensors, port: str, num_heads: int, head_dim: int) -> None:
-    """Checks that the first columns of a port are heads; others may follow."""
+def require_first_columns(t: Tensors, port: str, columns: int) -> None:
+    """Checks that a port has these columns; others may follow."""
     width = matrix(t, port)[1]
-    require(width >= num_heads * head_dim, f"{port} has {width} columns; expected at least {num_heads} x {head_dim}")
+    require(width >= columns, f"{port} has {width} columns; expected at least {columns}")
 
 
 def require_residual(t: Tensors, out: Tensor) -> None:
@@ -78,10 +78,11 @@ def require_residual(t: Tensors, out: Tensor) -> None:
         require(residual.dtype == out.dtype, f"residual is {residual.dtype}, out is {out.dtype}")
 
 
-def require_cache(t: Tensors, ports: Iterable[str], num_kv_heads: int, head_dim: int) -> None:
-    """Checks that the stores of these ports hold rows of `head_dim` elements for each KV head."""
+def require_cache(t: Tensors, ports: Iterable[str], num_kv_heads: int, head_dim: int, v_dim: int | None = None) -> None:
+    """Checks that the stores of these ports hold rows of `head_dim` elements for each KV head; of values, v_dim."""
     for port in ports:
         shape, dtype = t[port].shape, t[port].dtype
+        head_dim = v_dim or head_dim if port == VALUES else head_dim
         expected = (num_kv_heads, cache_row_bytes(dtype, head_dim) // dtype.size_bytes)
         require(len(shape) == 5 and shape[3:] == expected, f"{port} is {list(shape)}; expected [..., {expected}]")
 

@@ -132,7 +132,8 @@ def _check_heads(spec: ModelSpec, ranks: Sequence[Rank]) -> None:
                     continue  # keys of an earlier layer, or values that are made of keys
                 rows = part.slices[name[:-1] + role].rows
                 assert rows is not None, "keys are divided where queries are"
-                owned = set(range(rows[0] // attention.head_dim, rows[1] // attention.head_dim))
+                size = attention.head_dim if role == "k" else attention.result_dim
+                owned = set(range(rows[0] // size, rows[1] // size))
                 if owned != needed:
                     layer = layer_of(name)
                     raise PlanError(
@@ -143,7 +144,8 @@ def _check_heads(spec: ModelSpec, ranks: Sequence[Rank]) -> None:
                 norm = part.slices.get(f"{projection}_norm", TensorSlice()).rows
                 if norm is not None and norm != part.slices[projection].rows:
                     raise PlanError(f"rank {number}: {projection}_norm is of other columns than {projection}")
-            if part.slices[name[:-1] + "o"].columns != cut.rows:
+            made = (heads.start * attention.result_dim, heads.stop * attention.result_dim)
+            if part.slices[name[:-1] + "o"].columns != made:
                 raise PlanError(f"rank {number}: {name} makes other columns than those that attention.o reads")
 
 

@@ -73,6 +73,7 @@ class _Match:
             rotary_dim=rotary_dim,
             rope_layout=rope_layout,
             rope_scale=rope_scale,
+            v_dim=attention.v_dim,
         )
 
     def fused_attention(self, kind: type[PackedAttention]) -> PackedAttention:
@@ -97,6 +98,7 @@ class _Match:
             gate=gate.kind if gate else None,
             gate_first=gate.first if gate else 0,
             gate_size=gate.size if gate else 0,
+            v_dim=attention.v_dim,
         )
 
     @property

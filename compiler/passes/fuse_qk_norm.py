@@ -113,7 +113,7 @@ def _normed(
     """
     (q, k), (scope, kind, eps), heads = norms, how, attention.attrs_as(Attention)
     kv_width = heads.num_kv_heads * heads.head_dim
-    parts = Split(heads.num_heads * heads.head_dim, kv_width, kv_width)
+    parts = Split(heads.num_heads * heads.head_dim, kv_width, heads.num_kv_heads * heads.value_dim)
     qkv = edits.graph.value(split.inputs["x"])
     attrs = QkNorm(
         num_heads=heads.num_heads,
@@ -127,6 +127,7 @@ def _normed(
         rope_scale=rope.rope_scale if rope else 1.0,
         norms_values=values[1],
         values_from_keys=values[2],
+        v_dim=heads.v_dim,
     )
     name = sibling(qkv.name, "qkv_normed")
     normed = edits.declare(replace(qkv, name=name, shape=(qkv.shape[0], parts.q + parts.k + parts.v)))

@@ -136,12 +136,13 @@ def stores_of(spec: ModelSpec) -> tuple[Store, ...]:
     dtype, latent = DType(spec.cache.dtype), spec.model.attention.latent
     if latent is not None:
         return (latents([StoreRow((1, latent.row_dim), dtype)] * spec.model.num_layers),)
-    rows: list[StoreRow | int] = []
+    keys: list[StoreRow | int] = []
+    values: list[StoreRow | int] = []
     for index, layer in enumerate(spec.model.layers):
         owner, a = spec.model.kv_owner(index), layer.attention
-        rows.append(StoreRow((a.num_kv_heads, a.head_dim), dtype) if owner == index else owner)
-    stores = [*keys_and_values(rows)]
-    return tuple(stores)
+        for rows, size in ((keys, a.head_dim), (values, a.result_dim)):
+            rows.append(StoreRow((a.num_kv_heads, size), dtype) if owner == index else owner)
+    return keys_and_values(keys, values)
 
 
 def _state_bytes(store: Store) -> int:

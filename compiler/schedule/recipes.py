@@ -47,7 +47,7 @@ def dimensions(model: Model, layer: LayerType) -> dict[str, int]:
         "nope_dim": latent.nope_dim if latent is not None else 0,
         "rope_dim": latent.rope_dim if latent is not None else 0,
         "half_rope": latent.rope_dim // 2 if latent is not None else 0,
-        "v_dim": latent.v_dim if latent is not None else 0,
+        "v_dim": attention.result_dim,
     }
 
 

@@ -212,9 +212,9 @@ class Model(Record):
             if of is None or of.attention.kv_from is not None:
                 wrong.add(at, f'"{source}" is not a layer type with keys and values of its own', "name one")
                 continue
-            mine, theirs = ((a.num_kv_heads, a.head_dim) for a in (layer.attention, of.attention))
+            mine, theirs = ((a.num_kv_heads, a.head_dim, a.result_dim) for a in (layer.attention, of.attention))
             if mine != theirs:
-                what = "{} KV heads of {}, its own are {} of {}".format(*theirs, *mine)
+                what = "{} KV heads of {} and {}, its own are {} of {} and {}".format(*theirs, *mine)
                 wrong.add(at, f"layers of type {source} have {what}", "give both types the same")
             first = self.layer_pattern.index(name) if name in self.layer_pattern else 0
             if source not in self.layer_pattern[:first]:
@@ -244,7 +244,7 @@ class Model(Record):
                 "a norm of kind rms has no bias",
                 "set bias to false, or qk_norm.kind to layer",
             )
-        rows = (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
+        rows = attention.packed_width
         if rows * self.hidden_size > INT32_MAX:
             what = f"the merged query, key and value projection {rows} x {self.hidden_size}"
             wrong.add(f"{at}attention.num_heads", f"{what} has more than 2^31 - 1 elements")

@@ -1,7 +1,7 @@
 """The attention block in a spec.
 
 Invariants after validation: num_heads is a multiple of num_kv_heads; head_dim is always a number (a spec may leave it
-out) and a multiple of 8.
+out) and a multiple of 8, and so is v_dim where it is given.
 """
 
 import math
@@ -25,6 +25,8 @@ _NOT_WITH_LATENT = {
     "kv_from": None,
     "output_gate": None,
     "chunked": False,
+    "v_dim": None,
+    "value_scale": None,
 }
 _MIN_HEAD_DIM = 32
 _MAX_HEAD_DIM = 512
@@ -134,6 +136,10 @@ class Attention(Record):
     """Key and value heads; num_heads is a multiple of it."""
     head_dim: Annotated[int, Field(ge=_MIN_HEAD_DIM, le=_MAX_HEAD_DIM, strict=True), BeforeValidator(_resolve_head_dim)]
     """Elements of one head: 32 to 512, a multiple of 8. A spec may leave it out: hidden_size / num_heads."""
+    v_dim: Annotated[int, Field(ge=_MIN_HEAD_DIM, le=_MAX_HEAD_DIM, strict=True)] | None = None
+    """Elements of a value, and of a head's result: 32 to 512, a multiple of 8; null for head_dim."""
+    value_scale: Positive | None = None
+    """Factor of the values; null for 1. Not with output_bias."""
     qkv_bias: Flag = False
     """Whether the query, key and value projections add a bias."""
     qkv_limit: Positive | None = None
@@ -176,15 +182,19 @@ class Attention(Record):
                 "each KV head serves the same number of query heads",
                 f"num_kv_heads can be {_divisors(self.num_heads)}" if self.num_heads <= 4096 else "",
             )
-        if self.head_dim % 8:
-            low = self.head_dim // 8 * 8
-            wrong.add(
-                "head_dim", f"head_dim {self.head_dim} is not a multiple of 8", f"nearest are {low} and {low + 8}"
-            )
+        for name, size in (("head_dim", self.head_dim), ("v_dim", self.v_dim or 8)):
+            low = size // 8 * 8
+            if size % 8:
+                wrong.add(name, f"{name} {size} is not a multiple of 8", f"nearest are {low} and {low + 8}")
+        if self.value_scale is not None and self.output_bias:
+            wrong.add("value_scale", "a factor of values beside a bias of the output projection", "leave one out")
         if self.chunked and self.sliding_window is None:
             wrong.add("chunked", "sliding_window, the tokens of a chunk, is null", "give sliding_window")
         if self.values_from_keys and (self.qk_norm is None or self.qk_norm.scope == "all"):
             wrong.add("values_from_keys", "values are taken where keys are normalised by heads", "give qk_norm")
+        if self.values_from_keys and self.result_dim != self.head_dim:
+            what = f"values that are keys have head_dim {self.head_dim}, but v_dim is {self.v_dim}"
+            wrong.add("v_dim", what, "leave it out")
         if self.kv_from is not None and self.qk_norm is not None and self.qk_norm.after_rope:
             wrong.add(
                 "kv_from", "queries alone are normalised before RoPE, but qk_norm.after_rope is true", "remove it"
@@ -214,7 +224,7 @@ class Attention(Record):
     @property
     def gate_size(self) -> int:
         """Numbers of a head's output gate; 0 without one."""
-        return 0 if self.output_gate is None else 1 if self.output_gate.scope == "head" else self.head_dim
+        return 0 if self.output_gate is None else 1 if self.output_gate.scope == "head" else self.result_dim
 
     @property
     def rope_dim(self) -> int:
@@ -222,19 +232,21 @@ class Attention(Record):
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
-    def cached_dim(self) -> int:
-        """Elements of each row that the cache keeps of a token."""
-        return self.head_dim if self.latent is None else self.latent.row_dim
-
-    @property
-    def cached_rows(self) -> int:
-        """Rows that the cache keeps of a token: a key and a value of each KV head, or the one of latent attention."""
-        return 2 * self.num_kv_heads if self.latent is None else 1
+    def cached_rows(self) -> tuple[int, ...]:
+        """Elements of each row that the cache keeps of a token: keys and values, or the one of latent attention."""
+        if self.latent is not None:
+            return (self.latent.row_dim,)
+        return (self.head_dim, self.result_dim) * self.num_kv_heads
 
     @property
     def result_dim(self) -> int:
-        """Elements of a head's result, which the output projection reads."""
-        return self.head_dim if self.latent is None else self.latent.v_dim
+        """Elements of a value and of a head's result, which the output projection reads."""
+        return self.latent.v_dim if self.latent is not None else self.v_dim or self.head_dim
+
+    @property
+    def packed_width(self) -> int:
+        """Columns of queries, keys and values together."""
+        return (self.num_heads + self.num_kv_heads) * self.head_dim + self.num_kv_heads * self.result_dim
 
     @property
     def score_scale(self) -> float:

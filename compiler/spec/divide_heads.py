@@ -83,10 +83,10 @@ def _check_norms(spec: ModelSpec, ranks: int) -> None:
 
 
 def _kinds(spec: ModelSpec) -> list[_Kind]:
-    layers: dict[tuple[int, int, int], list[int]] = {}
+    layers: dict[tuple[int, ...], list[int]] = {}
     for index, layer in enumerate(spec.model.layers):
         a = layer.attention
-        layers.setdefault((a.num_heads, a.num_kv_heads, a.head_dim), []).append(index)
+        layers.setdefault((a.num_heads, a.num_kv_heads, a.head_dim, a.result_dim), []).append(index)
     return [
         _Kind(of[0], spec.model.layer(of[0]).attention, shared_block(spec, [f"layers.{i}.attention.o" for i in of]))
         for of in layers.values()

@@ -19,8 +19,8 @@ DIMENSIONS = (
     *("kv_rank", "nope_dim", "rope_dim", "v_dim"),
 )
 """What sizes in family files may be made of; `half_head` is head_dim / 2, `group` heads / kv_heads,
-`shared` the width of the shared expert, `layer` the number of the layer. The last ones are those of latent attention,
-else 0."""
+`shared` the width of the shared expert, `layer` the number of the layer. `v_dim` are the elements of a value; those
+before it are of latent attention, else 0."""
 
 Size = Annotated[int | str, Field(union_mode="left_to_right")]
 
@@ -117,7 +117,11 @@ def with_joined_projections(tensors: Mapping[str, FamilyTensor | None]) -> dict[
     """
     q, k = "heads * head_dim", "kv_heads * head_dim"
     found = dict(tensors)
-    for role, heads, start in (("q", "heads", 0), ("k", "kv_heads", q), ("v", "kv_heads", f"{q} + {k}")):
+    for role, heads, size, start in (
+        ("q", "heads", "head_dim", 0),
+        ("k", "kv_heads", "head_dim", q),
+        ("v", "kv_heads", "v_dim", f"{q} + {k}"),
+    ):
         for name, ending in (
             (f"layers.{{i}}.attention.{role}", "weight"),
             (f"layers.{{i}}.attention.{role}_bias", "bias"),
@@ -126,13 +130,13 @@ def with_joined_projections(tensors: Mapping[str, FamilyTensor | None]) -> dict[
             own = [place for place in entry.gguf if place.tensor == f"blk.{{i}}.attn_{role}.{ending}"] if entry else []
             if entry is None or len(own) < len(entry.gguf):
                 continue
-            joined = [_in_joined(place, f"blk.{{i}}.attn_qkv.{ending}", heads, start) for place in own]
+            joined = [_in_joined(place, f"blk.{{i}}.attn_qkv.{ending}", heads, size, start) for place in own]
             found[name] = entry.model_copy(update={"gguf": (*own, *joined)})
     return found
 
 
-def _in_joined(place: FileTensor, tensor: str, heads: str, start: Size) -> FileTensor:
-    whole = Selection(shape=(heads, "head_dim"), strides=("head_dim", 1))
+def _in_joined(place: FileTensor, tensor: str, heads: str, size: str, start: Size) -> FileTensor:
+    whole = Selection(shape=(heads, size), strides=(size, 1))
     rows = (place.rows or whole).model_copy(update={"start": start, "is_part": True})
     return place.model_copy(update={"tensor": tensor, "rows": rows})
 

@@ -12,6 +12,8 @@ from typing import Any, Final, Protocol
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.spec.fields import MAX_LAYERS
 
+_NEARLY = 1e-6
+"""Added before numbers are rounded down that may be a whole one but for an error."""
 NULL: Final = object()
 """The value of `{is: null}`, which says null; None means that nothing is said."""
 
@@ -51,6 +53,9 @@ class Arguments(Protocol):
 
     def score_factor(self) -> float:
         """What scores are multiplied by where positions are stretched: DeepSeek's mscale, squared."""
+
+    def has(self, role: str, layer: int, /) -> bool:
+        """Whether a layer has a tensor of this role."""
 
     def has_all(self, role: str, types: list[str], kind: str, /) -> bool:
         """Whether every layer of a type has a tensor of this role."""
@@ -241,13 +246,24 @@ def _field_of_type(of: Arguments) -> Any:
     return values[0] if values else None
 
 
+def _where(of: Arguments) -> list[str]:
+    """Types of layers by their tensors: (a role, the type of layers that have such a tensor, the other)."""
+    return [of.value(1 if of.has(of.value(0), layer) else 2) for layer in range(of.num_layers)]
+
+
 def _rope(of: Arguments) -> dict[str, Any] | None:
-    """A `rope` section: (which layers, the base, the share of a head that is rotated)."""
+    """A `rope` section: (which layers, the base, the share of a head that is rotated, its elements).
+
+    With the elements, a share of them that is not a whole number is rounded down.
+    """
     layers, theta = of.value(0), of.number(1)
-    fraction = of.number(2) if len(of) > 2 else None
+    fraction, size = (of.number(index) if len(of) > index else None for index in (2, 3))
     if theta is None:
         raise of.missing(1)
-    return of.rope(layers, float(theta), None if fraction is None else float(fraction))
+    rope = of.rope(layers, float(theta), None if fraction is None else float(fraction))
+    if rope is not None and size:
+        rope["fraction"] = int(rope["fraction"] * size + _NEARLY) / size
+    return rope
 
 
 def _score_scale(of: Arguments) -> float | None:
@@ -284,6 +300,8 @@ FUNCTIONS = {
     "field_of_type": Function(4, 4, _field_of_type),
     "tail": Function(5, 9, _tail),
     "has_all": Function(3, 3, lambda of: of.has_all(of.value(0), of.layers(1) or [], of.value(2))),
-    "rope": Function(2, 3, _rope),
+    "where": Function(3, 3, _where),
+    "given": Function(1, 8, lambda of: any(of.key(index) is not None for index in range(len(of)))),
+    "rope": Function(2, 4, _rope),
     "score_scale": Function(1, 2, _score_scale),
 }

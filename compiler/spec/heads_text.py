@@ -15,5 +15,6 @@ def heads_of(model: Model, of: str = "heads", *, head_dim: bool = False, ratio: 
     texts = []
     for a in model.attentions:
         text = f"{a.num_heads} {of} on {a.num_kv_heads} KV heads"
-        texts.append(text + f" of {a.head_dim}" * head_dim + f" (GQA {a.gqa_ratio}:1)" * ratio)
+        sizes = f" of {a.head_dim}" + (f", values of {a.v_dim}" if a.v_dim and a.latent is None else "")
+        texts.append(text + sizes * head_dim + f" (GQA {a.gqa_ratio}:1)" * ratio)
     return " or ".join(dict.fromkeys(texts))

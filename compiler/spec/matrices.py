@@ -39,8 +39,8 @@ def _attention(attention: Attention, hidden: int) -> Shapes:
     if attention.kv_from is None:
         shapes["attention.k"] = (kv_heads, hidden)
         if not attention.values_from_keys:
-            shapes["attention.v"] = (kv_heads, hidden)
-    return shapes | {"attention.o": (hidden, heads)}
+            shapes["attention.v"] = (attention.num_kv_heads * attention.result_dim, hidden)
+    return shapes | {"attention.o": (hidden, attention.num_heads * attention.result_dim)}
 
 
 def _latent(num_heads: int, latent: Latent, hidden: int) -> Shapes:

@@ -324,7 +324,7 @@ class ModelSpec(Record):
                 f"use {blocks_of_one} blocks, or leave num_blocks out",
             )
         attentions = [layer.attention for layer in model.layers if layer.attention.kv_from is None]
-        row_bytes = sum(a.cached_rows * cache_row_bytes(cache.widest_dtype, a.cached_dim) for a in attentions)
+        row_bytes = sum(cache_row_bytes(cache.widest_dtype, size) for a in attentions for size in a.cached_rows)
         block_bytes = cache.block_size * row_bytes
         if cache.memory_budget is not None and not block_bytes <= cache.memory_budget:
             wrong.add(
@@ -341,7 +341,8 @@ def _widest(layer: LayerType) -> int:
     chosen = 1 if mlp.experts is None else mlp.experts.per_token
     latent = attention.latent
     return max(
-        (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim,
+        attention.packed_width,
+        attention.num_heads * attention.result_dim,
         0 if latent is None else attention.num_heads * max(latent.row_dim, latent.qk_dim) + latent.row_dim,
         *(2 * width * chosen for _, width in mlp.widths),
     )

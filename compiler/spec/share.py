@@ -207,7 +207,7 @@ def _columns(
     mlp = sum(rows * columns for name, (rows, columns) in shapes.items() if name.startswith(prefix))
     layer = prefix.split(".")[1]
     attention = spec.model.layer(int(layer)).attention
-    of_head = 2 * attention.head_dim * spec.model.hidden_size
+    of_head = (attention.head_dim + attention.result_dim) * spec.model.hidden_size
     both = zip(heads.queries[attention.num_heads], heads.keys[attention.num_kv_heads], strict=True)
     own = [of_head * ((q[1] - q[0]) + (kv[1] - kv[0])) for q, kv in both]
     dense = f"layers.{layer}.mlp.experts.up" not in shapes

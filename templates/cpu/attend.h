@@ -223,39 +223,45 @@ MLXR_INLINE void attend_values(float *values, const float *keep, const float *we
 // Adds a tile's keys to the results of up to MLXR_LANES query heads: their maxima and sums, a vector each, and values.
 MLXR_INLINE void attend_decode_heads(float *values, float *maxima, float *sums, float *scores, const float *q, int heads,
                                      const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
-                                     cache_ahead *ahead, int lines, int count, float cap, int type, int head_dim,
-                                     int v_dim, int dim) {
+                                     const size_t *v_offsets, cache_ahead *ahead, cache_ahead *v_ahead, int lines,
+                                     int v_lines, int count, float cap, int type, int head_dim, int v_row, int v_dim,
+                                     int dim) {
     const int block = attend_block(heads), keys = MLXR_LANES / block;
     float keep[MLXR_LANES];
     attend_scores(scores, q, heads, k_rows, offsets, ahead, lines, count, type, head_dim, dim);
     attend_scale(scores, block, k_rows, offsets, count, type, head_dim);
     if (cap) attend_cap(scores, MLXR_LANES, (count + keys - 1) / keys, MLXR_LANES, NULL, cap);
     attend_softmax(scores, block, count, (count + keys - 1) / keys * keys, maxima, sums, keep, ahead, 0);
-    attend_scale(scores, block, v_rows, offsets, count, type, head_dim);
-    attend_values(values, keep, scores, heads, v_rows, offsets, ahead, lines, count, type, v_dim, dim);
+    attend_scale(scores, block, v_rows, v_offsets, count, type, v_row);
+    attend_values(values, keep, scores, heads, v_rows, v_offsets, v_ahead, v_lines, count, type, v_dim, dim);
 }
 
 // The same for any number of heads: h's maximum and sum are lane h % MLXR_LANES of vector h / MLXR_LANES. `cap`: 0, or
-// scores become cap * tanh(score). The first v_dim elements of a row of V are summed; in q8 its scale is after head_dim.
+// scores become cap * tanh(score). The first v_dim of the v_row elements of a row of V are summed. Where V has rows of
+// another size than K, its offsets are other ones, and what is read next is one for K and one for V.
 MLXR_INLINE void attend_decode_rows(float *values, float *maxima, float *sums, float *scores, const float *q, int heads,
                                     const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
-                                    cache_ahead *ahead, int count, float cap, int type, int head_dim, int v_dim, int dim) {
-    const int whole = heads / MLXR_LANES * MLXR_LANES;
+                                    const size_t *v_offsets, cache_ahead *ahead, cache_ahead *v_ahead, int count,
+                                    float cap, int type, int head_dim, int v_row, int v_dim, int dim) {
+    const int whole = heads / MLXR_LANES * MLXR_LANES, apart = ahead != v_ahead;
     // Half with the scores, half with the values.
-    const int lines = (head_dim * cache_element_bytes(type) + 127) / 128;
+    const int lines = (head_dim * cache_element_bytes(type) + 127) / (apart ? 64 : 128);
+    const int v_lines = apart ? (v_dim * cache_element_bytes(type) + 127) / 64 : lines;
     for (int h = 0; h < whole; h += MLXR_LANES)
         attend_decode_heads(values + h * dim, maxima + h, sums + h, scores, q + h * dim, MLXR_LANES, k_rows, v_rows,
-                            offsets, ahead, h ? 0 : lines, count, cap, type, head_dim, v_dim, dim);
+                            offsets, v_offsets, ahead, v_ahead, h ? 0 : lines, h ? 0 : v_lines, count, cap, type,
+                            head_dim, v_row, v_dim, dim);
     if (whole < heads)
         attend_decode_heads(values + whole * dim, maxima + whole, sums + whole, scores, q + whole * dim, heads - whole,
-                            k_rows, v_rows, offsets, ahead, whole ? 0 : lines, count, cap, type, head_dim, v_dim, dim);
+                            k_rows, v_rows, offsets, v_offsets, ahead, v_ahead, whole ? 0 : lines,
+                            whole ? 0 : v_lines, count, cap, type, head_dim, v_row, v_dim, dim);
 }
 
 MLXR_INLINE void attend_decode_tile(float *values, float *maxima, float *sums, float *scores, const float *q, int heads,
                                     const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
                                     cache_ahead *ahead, int count, float cap, int type, int head_dim, int dim) {
-    attend_decode_rows(values, maxima, sums, scores, q, heads, k_rows, v_rows, offsets, ahead, count, cap, type, head_dim,
-                       head_dim, dim);
+    attend_decode_rows(values, maxima, sums, scores, q, heads, k_rows, v_rows, offsets, offsets, ahead, ahead, count, cap,
+                       type, head_dim, head_dim, head_dim, dim);
 }
 
 MLXR_INLINE void attend_decode_close(float *sums, int heads) {

@@ -198,8 +198,9 @@ typedef struct {
 // values. offsets hold a multiple of 32 rows.
 MLXR_INLINE void tiles_decode_heads(float *values, float *maxima, float *sums, const tiles_scratch *s, const uint8_t *q,
                                     int heads, const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
-                                    cache_ahead *ahead, int lines, int token_bytes, int count, float cap, int direct, int type,
-                                    int head_dim, int v_dim, int dim) {
+                                    const size_t *v_offsets, cache_ahead *ahead, cache_ahead *v_ahead, int lines,
+                                    int v_lines, int token_bytes, int count, float cap, int direct, int type,
+                                    int head_dim, int v_row, int v_dim, int dim) {
     const int block = tiles_block(heads), halves = (count + 31) / 32;
     float keep[16];
     const uint8_t *group[4];
@@ -209,10 +210,10 @@ MLXR_INLINE void tiles_decode_heads(float *values, float *maxima, float *sums, c
     attend_scale(s->scores, block, k_rows, offsets, count, type, head_dim);
     if (cap) attend_cap(s->scores, 16, (count * block + 15) / 16, 16, NULL, cap);
     attend_softmax(s->scores, block, count, 32 * halves, maxima, sums, keep, ahead, lines);
-    attend_scale(s->scores, block, v_rows, offsets, count, type, head_dim);
+    attend_scale(s->scores, block, v_rows, v_offsets, count, type, v_row);
     for (int i = 0; i < halves; i++) tiles_weights(s->weights + 1024 * i, s->scores + 32 * block * i, heads);
-    tiles_values(values, keep, s->weights, heads, v_rows, offsets, halves, s->v_tiles, s->v_sums, ahead, 2 * lines,
-                 type, v_dim, dim);
+    tiles_values(values, keep, s->weights, heads, v_rows, v_offsets, halves, s->v_tiles, s->v_sums, v_ahead,
+                 2 * v_lines, type, v_dim, dim);
 }
 
 // The queries of one KV head, [heads][dim] f32, as right tiles.
@@ -228,26 +229,29 @@ MLXR_INLINE void tiles_queries(uint8_t *q, const float *queries, int heads, int 
 // The same as attend_decode_rows, with tiles.
 MLXR_INLINE void tiles_decode_rows(float *values, float *maxima, float *sums, const tiles_scratch *s, const uint8_t *q,
                                    int heads, const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
-                                   cache_ahead *ahead, int token_bytes, int count, float cap, int direct, int type,
-                                   int head_dim, int v_dim, int dim) {
+                                   const size_t *v_offsets, cache_ahead *ahead, cache_ahead *v_ahead, int token_bytes,
+                                   int count, float cap, int direct, int type, int head_dim, int v_row, int v_dim,
+                                   int dim) {
     const int whole = heads / 16 * 16, bytes = (head_dim + 31) / 32 * 1024;
     // A quarter with the scores, a quarter with the softmax, the rest with the values; each takes two keys at a time.
     const int lines = (head_dim * cache_element_bytes(type) + 127) / 128;
+    const int v_lines = ahead != v_ahead ? (v_dim * cache_element_bytes(type) + 127) / 64 : lines;
     for (int h = 0; h < whole; h += 16)
         tiles_decode_heads(values + h * dim, maxima + h, sums + h, s, q + h / 16 * bytes, 16, k_rows, v_rows, offsets,
-                           ahead, h ? 0 : lines, token_bytes, count, cap, direct, type, head_dim, v_dim, dim);
+                           v_offsets, ahead, v_ahead, h ? 0 : lines, h ? 0 : v_lines, token_bytes, count, cap, direct,
+                           type, head_dim, v_row, v_dim, dim);
     if (whole < heads)
         tiles_decode_heads(values + whole * dim, maxima + whole, sums + whole, s, q + whole / 16 * bytes, heads - whole,
-                           k_rows, v_rows, offsets, ahead, whole ? 0 : lines, token_bytes, count, cap, direct, type, head_dim,
-                           v_dim, dim);
+                           k_rows, v_rows, offsets, v_offsets, ahead, v_ahead, whole ? 0 : lines, whole ? 0 : v_lines,
+                           token_bytes, count, cap, direct, type, head_dim, v_row, v_dim, dim);
 }
 
 MLXR_INLINE void tiles_decode_tile(float *values, float *maxima, float *sums, const tiles_scratch *s, const uint8_t *q,
                                    int heads, const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
                                    cache_ahead *ahead, int token_bytes, int count, float cap, int direct, int type,
                                    int head_dim, int dim) {
-    tiles_decode_rows(values, maxima, sums, s, q, heads, k_rows, v_rows, offsets, ahead, token_bytes, count, cap, direct,
-                      type, head_dim, head_dim, dim);
+    tiles_decode_rows(values, maxima, sums, s, q, heads, k_rows, v_rows, offsets, offsets, ahead, ahead, token_bytes,
+                      count, cap, direct, type, head_dim, head_dim, head_dim, dim);
 }
 
 MLXR_INLINE void tiles_decode_close(float *sums, int heads) {

@@ -48,6 +48,8 @@ OTHERS: dict[str, Any] = {
     "attention.qkv_bias": True,
     "attention.qkv_limit": 8.0,
     "attention.output_gate": {"scope": "head"},
+    "attention.v_dim": 72,
+    "attention.value_scale": 0.5,
     "attention.output_bias": True,
     "attention.temperature": {"beta": 0.1, "original_context": 16},
     "mlp.intermediate_size": 1288,

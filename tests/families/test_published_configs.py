@@ -152,6 +152,11 @@ def test_what_some_with_experts_say() -> None:
     kimi = imported(config_of("Kimi-K2-Instruct")).rope
     assert kimi is not None and kimi.scaling.kind == "yarn"
     assert kimi.scaling.beta_fast == kimi.scaling.beta_slow == 1
+    mimo = imported(config_of("MiMo-V2-Flash"))
+    heads = [(a.num_kv_heads, a.head_dim, a.v_dim, a.sliding_window, a.sinks) for a in mimo.attentions]
+    assert heads == [(4, 192, 128, None, False), (8, 192, 128, 129, True)]
+    assert [layer.attention.sinks for layer in mimo.layers].count(False) == 9
+    assert (mimo.rotary_dim, mimo.attention.value_scale, mimo.layer(0).mlp.experts) == (64, 0.707, None)
     qwen = imported(config_of("Qwen1.5-MoE-A2.7B-Chat")).mlp.experts
     assert qwen is not None and qwen.shared is not None and not qwen.normalise
     assert (qwen.shared.intermediate_size, qwen.shared.gate) == (5632, True)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from mlxr.compiler.schedule.geometry import Geometry
-from mlxr_tests.attention_cases import CASES, EXTRA_CASES, Case
+from mlxr_tests.attention_cases import CASES, EXTRA_CASES, VALUE_CASES, Case
 from mlxr_tests.few import covering, few
 from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled
@@ -16,14 +16,24 @@ pytestmark = pytest.mark.usefixtures("kernel_host")
 DECODE = ["layers.1.attention.attended"]
 # Every third of the variants in q8, which are all the head dims, layouts and modes.
 Q8_CASES = [dataclasses.replace(case, cache="q8") for case in CASES[1::3]]
-EVERY = CASES + Q8_CASES + EXTRA_CASES
+EVERY = CASES + Q8_CASES + EXTRA_CASES + VALUE_CASES
 PREFILL = ["layers.1.attention.cache_write", "layers.1.attention.attended"]
 
 
 def properties(case):
     """What changes a text by more than a number."""
     near = case.window and case.window < 3
-    return case.cache, case.activation, case.layout, case.mode, case.block_size > 1, near, case.rope, case.extras
+    return (
+        case.cache,
+        case.activation,
+        case.layout,
+        case.mode,
+        case.block_size > 1,
+        near,
+        case.rope,
+        case.extras,
+        case.v_dim is not None,
+    )
 
 
 def decode(bench, *histories):

@@ -1,4 +1,4 @@
-"""An engine over layers that differ: other heads, windows, and keys of earlier layers.
+"""An engine over layers that differ: other heads, values, windows, and keys of earlier layers.
 
 Requests share prefixes, fork, are preempted and begin again, and some of their tokens are guessed, rightly and wrongly;
 what they answer is what each answers alone.
@@ -45,7 +45,9 @@ def answers(name: str, num_blocks: int, *prompts: list[int], samples: int = 1) -
     return [(answer.token_ids, answer.logprobs) for answer in told], core.stats()
 
 
-@pytest.mark.parametrize("name", ["shared-keys", pytest.param("heads-by-layer", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", ["shared-keys", "values-by-layer", pytest.param("heads-by-layer", marks=pytest.mark.long)]
+)
 def test_answers_are_those_of_each_alone(name: str) -> None:
     prompts = [[*HELD, *range(20, 20 + i)] for i in (1, 3, 1, 6)]
     alone = [answers(name, 60, prompt)[0][0] for prompt in prompts]

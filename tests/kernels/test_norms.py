@@ -81,13 +81,13 @@ def check_qk_norm(kernel, *, seed=0, text=None):
         inputs["mean_squares"] = random_array(rng, (TOKENS, 2), "f32") ** 2
         mx.eval(inputs["mean_squares"])
     names = ("num_heads", "num_kv_heads", "head_dim", "scope", "kind", "eps", "rotary_dim", "rope_layout", "rope_scale")
-    names += ("norms_values", "values_from_keys")
+    names += ("norms_values", "values_from_keys", "v_dim")
     attrs = {name: getattr(kernel, name) for name in names}
     want = evaluate("qk_norm", inputs, attrs)["out"]
     grid = (-(-kernel.pieces // kernel.pieces_per_threadgroup), TOKENS, 1)
     got = run_kernel(kernel, inputs, {"out": shape}, grid, seed=seed, text=text)["out"]
     check_op("qk_norm", floats(got), floats(want), str(kernel.activation))
-    values = kernel.num_kv_heads * kernel.head_dim
+    values = kernel.value_elements
     assert (np.array(floats(got))[:, -values:] == np.array(floats(inputs["qkv"]))[:, -values:]).all()
 
 

@@ -13,7 +13,7 @@ from mlxr.compiler.ir.checks import (
     require_positive,
     require_vector,
 )
-from mlxr.compiler.ir.division import WHOLE, Axis, Holdings, require_whole
+from mlxr.compiler.ir.division import WHOLE, Axis, Holdings, require_whole, split
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Division, GateKind, OpKind
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.ir.ops.rope import Temperature
@@ -77,6 +77,7 @@ class Attention(OpKind):
         window: tokens that a query sees, itself included; None for all.
         softcap: turns scores into softcap * tanh(score / softcap); None for no cap.
         chunked: whether the window is the query's chunk of `window` tokens, up to itself.
+        v_dim: elements of a value, and of a head's result; None: head_dim.
     """
 
     name = "attention"
@@ -95,13 +96,19 @@ class Attention(OpKind):
     window: int | None
     softcap: float | None
     chunked: bool = False
+    v_dim: int | None = None
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of a value."""
+        return self.v_dim or self.head_dim
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """From q [tokens, heads * head_dim], batch tables, arenas, sinks [heads] -> out like q, token."""
+        """From q [tokens, heads * head_dim], tables, arenas, sinks [heads] -> out [tokens, heads * v_dim], token."""
         require_heads(t, "q", self.num_heads, self.head_dim)
         _check_scores(t, self)
-        require_cache(t, self.accesses, self.num_kv_heads, self.head_dim)
-        return {"out": t["q"], "token": TOKEN}
+        require_cache(t, self.accesses, self.num_kv_heads, self.head_dim, self.v_dim)
+        return {"out": Tensor((t["q"].shape[0], self.num_heads * self.value_dim), t["q"].dtype), "token": TOKEN}
 
     def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
         """The rank's query heads, over the KV heads that they read."""
@@ -112,7 +119,8 @@ class Attention(OpKind):
         sinks = has["sinks"].rows if "sinks" in has else heads
         require(sinks is not None and sinks.of == heads.of, "a rank has sinks of other heads than queries")
         num_kv_heads = Axis("kv_heads", self.num_kv_heads).count_of(share)
-        return Division(replace(self, num_heads=heads.count_of(share), num_kv_heads=num_kv_heads), has["q"])
+        results = has["q"] if self.v_dim is None else split(replace(heads, size=self.v_dim))
+        return Division(replace(self, num_heads=heads.count_of(share), num_kv_heads=num_kv_heads), results)
 
 
 @dataclass(frozen=True)
@@ -138,7 +146,7 @@ class GateHeads(OpKind):
     size: int
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """From x [tokens, heads * head_dim], gate [tokens, first + heads * size or more] -> out like x."""
+        """From x [tokens, heads * v_dim], gate [tokens, first + heads * size or more] -> out like x."""
         require(matrix(t, "x")[1] % self.num_heads == 0, f"x has {matrix(t, 'x')[1]} columns of {self.num_heads} heads")
         check_gate(t, self.kind, self.first, self.num_heads * self.size)
         return {"out": t["x"]}
@@ -158,7 +166,7 @@ class PackedAttention(PackedHeads):
     """Attention that also rotates its queries and may apply a temperature to them.
 
     Attributes:
-        num_heads, num_kv_heads, head_dim, rotary_dim, rope_layout, rope_scale: see `PackedHeads`.
+        num_heads, num_kv_heads, head_dim, rotary_dim, rope_layout, rope_scale, v_dim: see `PackedHeads`.
         scale, window, softcap, chunked: see `Attention`.
         temperature_beta, temperature_context, temperature_first: `beta`, `original_context` and `first_position` of a
             `Temperature`; None, None and 0 for none.
@@ -183,7 +191,7 @@ class PackedAttention(PackedHeads):
         return None if beta is None or context is None else Temperature(beta, context, self.temperature_first)
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """From qkv, frequencies, batch tables, arenas and sinks [heads] -> out [tokens, heads * head_dim], token."""
+        """From qkv, frequencies, batch tables, arenas and sinks [heads] -> out [tokens, heads * v_dim], token."""
         _check_scores(t, self)
         both = (self.temperature_beta is None) == (self.temperature_context is None)
         require(both, "temperature_beta and temperature_context are given together or not at all")
@@ -195,7 +203,7 @@ class PackedAttention(PackedHeads):
         return {"out": self.check_packed(t), "token": TOKEN}
 
     def work(self, use: Use, dims: Dims) -> OpWork:
-        """Four FLOPs for each query head, key that it sees, and element of a head.
+        """Two FLOPs for each query head, key that it sees, and element of a key and of a value.
 
         Queries see the tokens before the step, and those of the step up to themselves. The keys and values before the
         step are read, once for each sequence, and those of the step are read or written.
@@ -207,7 +215,7 @@ class PackedAttention(PackedHeads):
         span = min(context, self.window or context)
         pairs = sum(min(seen + 1 + i, self.window or context) for i in range(new)) * seqs
         return OpWork(
-            flops=4 * self.num_heads * self.head_dim * pairs,
+            flops=2 * self.num_heads * (self.head_dim + self.value_dim) * pairs,
             store_bytes=(seen * seqs + tokens) * self.token_bytes(use.inputs),
             span=span,
         )

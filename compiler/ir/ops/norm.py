@@ -6,7 +6,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.checks import (
     matrix,
     require,
-    require_first_heads,
+    require_first_columns,
     require_integers,
     require_mean_squares,
     require_positive,
@@ -131,6 +131,7 @@ class QkNorm(OpKind):
             rotary_dim is 0 they are not, and `positions` and `frequencies` are not bound.
         norms_values: whether each head of the values is normalised, too, without weights.
         values_from_keys: whether qkv has no values: they are its keys, before their norm.
+        v_dim: see `Attention`.
 
     With mean_squares, those of all queries and of all keys, qkv has some heads of the row that is normalised.
     """
@@ -153,19 +154,27 @@ class QkNorm(OpKind):
     rope_scale: float
     norms_values: bool = False
     values_from_keys: bool = False
+    v_dim: int | None = None
 
     @property
     def given_columns(self) -> int:
         """Columns of qkv that are heads."""
-        return (self.num_heads + (1 if self.values_from_keys else 2) * self.num_kv_heads) * self.head_dim
+        return self.columns - (self.num_kv_heads * self.head_dim if self.values_from_keys else 0)
+
+    @property
+    def columns(self) -> int:
+        """Columns of the result."""
+        values = self.num_kv_heads * (self.v_dim or self.head_dim)
+        return (self.num_heads + self.num_kv_heads) * self.head_dim + values
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """From qkv [tokens, (heads + 2 kv_heads) * head_dim or more]; weights and biases as the scope says -> out.
+        """From qkv, packed heads [tokens, given_columns or more]; weights and biases as the scope says -> out.
 
         mean_squares is [tokens, 2] f32. With values_from_keys, qkv is [tokens, (heads + kv_heads) * head_dim], and out
         has the values, too.
         """
-        require_first_heads(t, "qkv", self.given_columns // self.head_dim, self.head_dim)
+        require_first_columns(t, "qkv", self.given_columns)
+        require(self.v_dim is None or not self.values_from_keys, "values that are keys have as many elements")
         by_heads = self.scope != "all" or not (self.norms_values or self.values_from_keys)
         require(by_heads, "values are normalised, or made of keys, by heads")
         require_positive("eps", self.eps)
@@ -181,8 +190,7 @@ class QkNorm(OpKind):
         if "mean_squares" in t:
             kind = f"{self.kind} of scope {self.scope}"
             require(kind == "rms of scope all", f"the norm is {kind}; expected rms of scope all, by its mean_squares")
-        width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        return {"out": Tensor((t["qkv"].shape[0], width), t["qkv"].dtype)}
+        return {"out": Tensor((t["qkv"].shape[0], self.columns), t["qkv"].dtype)}
 
     def work(self, use: Use, dims: Dims) -> OpWork:
         """A few steps for each element."""

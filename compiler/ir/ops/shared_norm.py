@@ -10,7 +10,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.checks import (
     matrix,
     require,
-    require_first_heads,
+    require_first_columns,
     require_mean_squares,
     require_positive,
     require_vector,
@@ -83,8 +83,8 @@ class QkMeanSquares(OpKind):
     counts_keys: bool
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """From qkv [tokens, (heads + 2 kv_heads) * head_dim] -> out [tokens, 2] f32."""
-        require_first_heads(t, "qkv", self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        """From qkv [tokens, (heads + kv_heads) * head_dim, and the values] -> out [tokens, 2] f32."""
+        require_first_columns(t, "qkv", (self.num_heads + self.num_kv_heads) * self.head_dim)
         for name, width, heads in (("q", self.q_width, self.num_heads), ("k", self.k_width, self.num_kv_heads)):
             own = heads * self.head_dim
             require(own <= width, f"attribute {name}_width is {width}; expected at least {own}")

@@ -43,7 +43,7 @@ def temperature(inputs: Inputs, attrs: Temperature, arena: ArenaLayer | None = N
 
 @evaluates(CacheWrite)
 def cache_write(inputs: Inputs, attrs: CacheWrite, arena: ArenaLayer | None = None) -> Outputs:
-    """Stores k and v [tokens, kv_heads * head_dim] in their slots."""
+    """Stores k [tokens, kv_heads * head_dim] and v [tokens, kv_heads * v_dim] in their slots."""
     return _store(inputs["k"], inputs["v"], inputs, arena)
 
 
@@ -104,9 +104,9 @@ def _rotate_and_attend(inputs: Inputs, attrs: PackedAttention, arena: ArenaLayer
 
 def _parts(inputs: Inputs, attrs: PackedHeads) -> tuple[mx.array, mx.array, mx.array]:
     """q, k and v of the packed projection, in fp32."""
-    q_width, kv_width = (heads * attrs.head_dim for heads in (attrs.num_heads, attrs.num_kv_heads))
+    first_key, first_value = (n * attrs.head_dim for n in (attrs.num_heads, attrs.num_heads + attrs.num_kv_heads))
     qkv = f32(inputs["qkv"])
-    return qkv[:, :q_width], qkv[:, q_width : q_width + kv_width], qkv[:, q_width + kv_width : q_width + 2 * kv_width]
+    return qkv[:, :first_key], qkv[:, first_key:first_value], qkv[:, first_value : attrs.qkv_columns]
 
 
 def _tempered(q: mx.array, inputs: Inputs, temperature: Temperature | None) -> mx.array:
@@ -147,7 +147,7 @@ def rotate_pairs(heads: mx.array, inputs: Inputs, layout: RopeLayout, scale: flo
 def _store(k: mx.array, v: mx.array, inputs: Inputs, place: ArenaLayer | None) -> Outputs:
     assert place is not None, "cache writes need an arena"
     for port, new in zip(KEYS_AND_VALUES, (k, v), strict=True):
-        store_rows(new.reshape(-1, place.cache.num_kv_heads, place.cache.head_dim), port, inputs, place)
+        store_rows(new.reshape(len(new), place.cache.num_kv_heads, -1), port, inputs, place)
     return pass_token(inputs)
 
 
@@ -178,7 +178,7 @@ def context_of(array: mx.array, port: str, place: ArenaLayer, table: npt.NDArray
     num_blocks = -(-context // geometry.block_size)
     blocks = np.arange(num_blocks) if geometry.mode == "contiguous" else table[:num_blocks]
     rows = layer_rows(array, geometry.layout, place.place(port))[blocks]
-    rows = rows.reshape(-1, geometry.num_kv_heads, geometry.row_elements)[:context]
+    rows = rows.reshape(-1, geometry.num_kv_heads, rows.shape[-1])[:context]
     return decode_rows(rows, str(geometry.dtype)).transpose(1, 0, 2)
 
 
@@ -193,7 +193,8 @@ def _attend_one(
 ) -> mx.array:
     """One sequence, whose keys begin at position `first`.
 
-    q [tokens, heads * head_dim], k and v [kv_heads, keys, head_dim], sinks [heads] -> like q.
+    q [tokens, heads * head_dim], k [kv_heads, keys, head_dim], v [kv_heads, keys, v_dim], sinks [heads] ->
+    [tokens, heads * v_dim].
     """
     tokens, kv_heads, head_dim = len(positions), attrs.num_kv_heads, attrs.head_dim
     ratio = attrs.num_heads // kv_heads
@@ -210,7 +211,7 @@ def _attend_one(
         more = mx.broadcast_to(f32(sinks).reshape(kv_heads, ratio, 1, 1), (*scores.shape[:-1], 1))
         scores = mx.concatenate([scores, more], axis=-1)
     weights = mx.softmax(scores, axis=-1, precise=True)[..., : k.shape[1]]
-    return (weights @ v[:, None]).transpose(2, 0, 1, 3).reshape(q.shape)
+    return (weights @ v[:, None]).transpose(2, 0, 1, 3).reshape(tokens, -1)
 
 
 def _indices(array: mx.array) -> npt.NDArray[np.int32]:

@@ -47,8 +47,8 @@ def qk_norm(inputs: Inputs, attrs: QkNorm, arena: ArenaLayer | None = None) -> O
             y = normalise(x, inputs.get(port), inputs.get(f"{port}_bias"), attrs.kind, attrs.eps, groups)
         parts.append(y.astype(qkv.dtype))
         start += heads * head_dim
-    kv_width = attrs.num_kv_heads * head_dim
-    v = qkv[:, start - kv_width : start] if attrs.values_from_keys else qkv[:, start : start + kv_width]
+    width = attrs.num_kv_heads * (attrs.v_dim or head_dim)
+    v = qkv[:, start - width : start] if attrs.values_from_keys else qkv[:, start : start + width]
     if attrs.norms_values:
         v = normalise(f32(v), None, None, attrs.kind, attrs.eps, attrs.num_kv_heads).astype(qkv.dtype)
     return {"out": mx.concatenate([*parts, v], axis=-1)}

@@ -122,6 +122,7 @@ def _properties(layer: LayerType, context: int) -> dict[str, Any]:
     attention, rope = properties["attention"], layer.rope
     if attention["scale"] is None:
         attention["scale"] = layer.attention.head_dim**-0.5
+    attention["v_dim"], attention["value_scale"] = layer.attention.result_dim, attention["value_scale"] or 1.0
     if attention["sliding_window"] is not None and attention["sliding_window"] >= context:
         attention["sliding_window"] = None
     if rope is not None:

@@ -26,13 +26,14 @@ ARENA = Tensor((9, 2, 4, 2, 40), BF16)
 IDS, ROWS = Tensor(("tokens",), I32), Tensor(("rows",), I32)
 ROTARY: dict[str, Any] = {"rotary_dim": 16, "rope_layout": "half", "rope_scale": 1.0}
 HEADS: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40}
-ATTEND = HEADS | {"scale": 0.1, "window": None, "softcap": None, "chunked": False}
+ATTEND = HEADS | {"scale": 0.1, "window": None, "softcap": None, "chunked": False, "v_dim": None}
 FUSED = ATTEND | ROTARY | {"temperature_beta": None, "temperature_context": None, "temperature_first": 0}
 FUSED |= {"gate": None, "gate_first": 0, "gate_size": 0}
 PLAIN: dict[str, Any] = {"dtype": "bf16", **PLAIN_PROJECTION}
 NORM: dict[str, Any] = {"kind": "rms", "eps": 0.1, "groups": 1, "residual_scale": 1.0}
 QK: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40, "scope": "heads", "kind": "layer", "eps": 0.1}
 QK |= {"rotary_dim": 0, "rope_layout": "half", "rope_scale": 1.0, "norms_values": False, "values_from_keys": False}
+QK |= {"v_dim": None}
 PART: dict[str, Any] = {"q_width": 480, "k_width": 80, "counts_keys": True}
 ARENAS = {"k_arena": ARENA, "v_arena": ARENA}
 PACKED = {"qkv": tokens(400, BF16), "frequencies": matrix(8)} | ARENAS
@@ -170,7 +171,7 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
     "cache_write": (
         "cache_write",
         {"k": tokens(80), "v": tokens(80), "slots": IDS} | ARENAS,
-        {"num_kv_heads": 2, "head_dim": 40},
+        {"num_kv_heads": 2, "head_dim": 40, "v_dim": None},
         {"token": TOKEN},
     ),
     "attention": (
@@ -201,7 +202,7 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         FUSED,
         {"out": tokens(240, BF16), "token": TOKEN},
     ),
-    "rope_cache_write": ("rope_cache_write", PACKED, HEADS | ROTARY, {"token": TOKEN}),
+    "rope_cache_write": ("rope_cache_write", PACKED, HEADS | ROTARY | {"v_dim": None}, {"token": TOKEN}),
     "all_sum": ("all_sum", {"x": tokens(48, BF16)}, {}, {"out": tokens(48, BF16)}),
     "send": ("send", {"x": tokens(48, BF16)}, {}, {"out": tokens(48, BF16)}),
     "receive": ("receive", {"token_ids": IDS}, {"width": 48, "dtype": "bf16"}, {"out": tokens(48, BF16)}),
@@ -210,6 +211,12 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         {"rows": ROWS, "x": Tensor(("rows", 20), F32), "after": tokens(48)},
         {"width": 61},
         {"out": Tensor(("rows", 61), F32)},
+    ),
+    "rope_attention, of long values": (
+        "rope_attention",
+        PACKED | {"qkv": tokens(448, BF16), "v_arena": Tensor((9, 2, 4, 2, 64), BF16)},
+        FUSED | {"v_dim": 64},
+        {"out": tokens(384, BF16), "token": TOKEN},
     ),
     "rope_attention": ("rope_attention", PACKED, FUSED, {"out": tokens(240, BF16), "token": TOKEN}),
     "rope_attention, of others' keys": (
@@ -288,7 +295,7 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("rope_attention", {}, {"gate": "sigmoid"}, "gate is sigmoid, and its value is bound otherwise"),
     ("temperature", {}, {"beta": 0}, "attribute beta is 0; expected a number"),
     ("temperature", {}, {"original_context": 0}, "attribute original_context is 0; expected a number"),
-    ("qk_norm", {"qkv": ("tokens", 240)}, {}, "qkv has 240 columns; expected at least 10 x 40"),
+    ("qk_norm", {"qkv": ("tokens", 240)}, {}, "qkv has 240 columns; expected at least 400"),
     ("qk_norm", {}, {"scope": "head"}, r"q_norm is \[240\]; expected \[40\]"),
     ("qk_norm", {"k_norm_bias": (240,)}, {}, r"k_norm_bias is \[240\]; expected \[80\]"),
     ("qk_norm, after the rotation", {}, {"rotary_dim": 0}, "rotary_dim is 0, and frequencies are bound"),
@@ -302,7 +309,7 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("mean_squares", {"q": ("rows", 240)}, {}, "q has rows rows, k tokens"),
     ("mean_squares", {}, {"k_width": 40}, "k has 80 columns; expected at most 40"),
     ("qk_mean_squares", {}, {"q_width": 200}, "attribute q_width is 200; expected at least 240"),
-    ("qk_mean_squares", {}, {"num_heads": 7}, "qkv has 400 columns; expected at least 11 x 40"),
+    ("qk_mean_squares", {}, {"num_heads": 9}, "qkv has 400 columns; expected at least 440"),
     ("norm_of_part", {}, {"column": 2}, "attribute column is 2; expected 0 or 1"),
     ("norm_of_part", {"mean_squares": tokens(2, BF16)}, {}, "mean_squares is bf16; expected f32"),
     ("norm_of_part", {"weight": (240,)}, {}, r"weight is \[240\]; expected \[80\]"),
@@ -372,10 +379,14 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     (ALL, {"residual": Tensor(("tokens", 13), BF16)}, {}, r"residual is \['tokens', 13\]"),
     (ALL, {"residual": Tensor(("rows", 26), BF16)}, {}, r"residual is \['rows', 26\]"),
     (ALL, {"residual": Tensor(("rows", 13), F32)}, {}, "residual is f32, out is bf16"),
-    ("rope_write_attention", {"qkv": ("tokens", 240)}, {}, "qkv has 240 columns; expected at least 10 x 40"),
+    ("rope_write_attention", {"qkv": ("tokens", 240)}, {}, "qkv has 240 columns; expected at least 400"),
+    ("rope_write_attention", {}, {"v_dim": 64}, "qkv has 400 columns; expected at least 448"),
+    ("rope_attention, of long values", {}, {"v_dim": 56}, r"v_arena is \[9, 2, 4, 2, 64\]"),
+    ("qk_norm, which makes the values", {}, {"v_dim": 32}, "values that are keys have as many elements"),
+    ("cache_write", {}, {"v_dim": 32}, "v has 80 columns; expected 2 x 32"),
     ("rope_write_attention", {"frequencies": (20,)}, {}, r"frequencies are \[20\]; expected \[8\]"),
     ("rope_cache_write", {"v_arena": (9, 2, 4, 2, 32)}, {}, "v_arena is"),
-    ("rope_attention", {}, {"num_kv_heads": 3}, "qkv has 400 columns; expected at least 12 x 40"),
+    ("rope_attention", {}, {"num_kv_heads": 3}, "qkv has 400 columns; expected at least 480"),
     ("rope_attention", {}, {"rotary_dim": 0}, "rotary_dim is 0, and frequencies are bound"),
     ("rope_attention", {}, {"temperature_beta": 0.1}, "temperature_beta and temperature_context are given together"),
     ("rope_attention", {}, {"chunked": True}, "chunked, but without a window"),

@@ -79,6 +79,20 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     (with_attention("softcap: ^0"), "softcap is 0; expected a number greater than 0", None),
     (with_attention("scale: ^-1.0"), "scale is -1.0; expected a number greater than 0", None),
     (with_attention("sinks: ^4"), "sinks is 4; expected true or false", None),
+    # values
+    (with_attention("v_dim: ^36"), "v_dim 36 is not a multiple of 8", "nearest are 32 and 40"),
+    (with_attention("v_dim: ^24"), "v_dim is 24; expected at least 32", None),
+    (
+        with_attention("qk_norm: {scope: head}, values_from_keys: true, v_dim: ^40"),
+        "values that are keys have head_dim 32, but v_dim is 40",
+        "leave it out",
+    ),
+    (with_attention("output_bias: true, value_scale: ^0.7"), "a factor of values beside a bias", "leave one out"),
+    (
+        added("layer_types: {own: {}, other: {attention: {v_dim: 40, kv_from: ^own}}}\n  layer_pattern: [own, other]"),
+        "layers of type own have 2 KV heads of 32 and 32, its own are 2 of 32 and 40",
+        "give both types the same",
+    ),
     # positions
     (with_attention("chunked: ^true"), "sliding_window, the tokens of a chunk, is null", "give sliding_window"),
     (

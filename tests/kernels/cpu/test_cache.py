@@ -13,7 +13,7 @@ from mlxr.runtime.cache.arena_blocks import copy_blocks
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.mlx_ops.cache_rows import encode_rows
 from mlxr_tests.arenas import copy_arena, snapshot, write_slots
-from mlxr_tests.attention_cases import CASES, EXTRA_CASES, Case
+from mlxr_tests.attention_cases import CASES, EXTRA_CASES, VALUE_CASES, Case
 from mlxr_tests.c_harness import aligned, check_cross_compiles, compilers, marches
 from mlxr_tests.cpu_attention import (
     FAST_ERROR,
@@ -36,7 +36,7 @@ CHOSEN = [
     Case(5, 5, 32, "f32", block_size=32, window=1),
     Case(14, 2, 64, "q8", block_size=16, window=70, rope="yarn-half-of-it", extras="everything"),
 ]
-UNGATED = [case for case in CASES + EXTRA_CASES if "gate" not in case.extras]
+UNGATED = [case for case in CASES + EXTRA_CASES + VALUE_CASES if "gate" not in case.extras]
 """Gates are tested in whole steps (test_families.py)."""
 BUILDS = [(march, compiler) for compiler in compilers() for march in marches()]
 CHOSEN_BUILDS = [(case, *build) for build in BUILDS for case in CHOSEN]
@@ -46,7 +46,7 @@ DIAGONAL = CHOSEN_BUILDS[:: len(CHOSEN) + 1]
 def properties(case):
     """What changes the text by more than a number."""
     near = case.window and case.window < 3
-    return case.cache, case.layout, case.mode, case.block_size > 1, near, case.rope, case.extras
+    return case.cache, case.layout, case.mode, case.block_size > 1, near, case.rope, case.extras, case.v_dim is None
 
 
 def around(case, *places):
@@ -109,6 +109,14 @@ def test_instruction_sets(case, march, compiler):
 def test_fast_variants(cache, heads, kv_heads, head_dim):
     """Where there are matrix tiles: ratios of one and of several of their columns, and steps of their depth."""
     case = Case(heads, kv_heads, head_dim, cache, block_size=16, window=101, context=300)
+    check_all(AttentionBench(case, "fast"), itertools.cycle((1, 3, 2)))
+
+
+@pytest.mark.parametrize("cache", few(["bf16", "f16", "q8"], ["bf16", "q8"]))
+@pytest.mark.parametrize(("head_dim", "v_dim"), few([(64, 128), (192, 128), (96, 40)], [(64, 128), (192, 128)]))
+def test_fast_values_of_another_size(head_dim, v_dim, cache):
+    """Values longer and shorter than keys in matrix tiles, and in the vectors that share keys."""
+    case = Case(8, 2, head_dim, cache, block_size=16, window=101, context=300, v_dim=v_dim)
     check_all(AttentionBench(case, "fast"), itertools.cycle((1, 3, 2)))
 
 

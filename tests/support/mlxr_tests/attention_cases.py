@@ -53,9 +53,11 @@ class Case:
     context: int = 170
     max_sequences: int = 3
     extras: str = ""
+    v_dim: int | None = None
 
     def __str__(self) -> str:
         extras = f"-{self.extras}" if self.extras else ""
+        extras += f"-values-of-{self.v_dim}" if self.v_dim else ""
         window = f"-window{self.window}" if self.window else ""
         return (
             f"{self.heads}on{self.kv_heads}x{self.head_dim}-{self.cache}in{self.activation}-{self.layout}-{self.mode}-"
@@ -66,6 +68,7 @@ class Case:
     def spec(self) -> ModelSpec:
         """Its spec. It has three layers, so that a wrong layer stride in the arena shows."""
         attention = {"num_heads": self.heads, "num_kv_heads": self.kv_heads, "head_dim": self.head_dim}
+        attention |= {"v_dim": self.v_dim}
         return small_spec(
             model__tensor_names="canonical" if self.extras else "llama",
             model__num_layers=3,
@@ -141,9 +144,20 @@ EXTRA_CASES = [
     Case(3, 1, 104, "f16", "f16", "layer", "paged", 2, None, "yarn-half-of-it"),
 ]
 
+VALUE_CASES = [
+    # Values longer and shorter than keys, over caches, layouts, ratios, windows and gates.
+    Case(6, 2, 40, "f32", "f32", "block", "paged", 4, None, "half", v_dim=72),
+    Case(8, 2, 192, "bf16", "bf16", "layer", "paged", 16, 21, "half-of-it", extras="sinks", v_dim=128),
+    Case(8, 4, 64, "q8", "f32", "block", "paged", 8, None, "half", v_dim=128),
+    Case(6, 3, 96, "q8", "bf16", "layer", "contiguous", 4, 33, "interleaved", v_dim=40),
+    Case(12, 1, 64, "f16", "f16", "block", "contiguous", 1, 9, "none", extras="everything", v_dim=32),
+    Case(6, 2, 128, "bf16", "f32", "layer", "paged", 16, None, "half", extras="element-gate", v_dim=256),
+]
+
 NOT_FOR_MATRICES = [
     # Types and heads that MMA attention does not take.
     Case(8, 2, 64, "f32", "bf16", "layer", "paged", 16, None, "half"),
     Case(8, 2, 64, "q8", "bf16", "layer", "paged", 16, None, "half"),
     Case(8, 2, 96, "bf16", "bf16", "layer", "paged", 16, None, "half"),
+    Case(8, 2, 64, "bf16", "bf16", "layer", "paged", 16, None, "half", v_dim=128),
 ]

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr_tests import indexer_effects, latent_effects
+from mlxr_tests.effect_values import LLAMA3, NUM_LAYERS, PARAMETERS, TURNS, VALUES, YARN
 
 Config = dict[str, Any]
 RECORDED = Path(__file__).parents[2] / "data" / "config_effects.json"
 VOCAB = 61
 WINDOW = 6
-NUM_LAYERS = 4
 NUM_LOGITS = 6
 """How many of the last token's logits are recorded."""
 EFFECT = 1e-5
@@ -57,24 +57,10 @@ _GRANITE: Config = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.3,
 }
-_TURNS = ["sliding_attention", "full_attention"] * (NUM_LAYERS // 2)
-_WINDOWS: Config = {"layer_types": _TURNS, "sliding_window": WINDOW}
+_WINDOWS: Config = {"layer_types": TURNS, "sliding_window": WINDOW}
 _LAYER_NORM: Config = {"layer_norm_eps": 1e-5, "rms_norm_eps": None}
 _GEMMA: Config = {"query_pre_attn_scalar": 24, "hidden_activation": "gelu_pytorch_tanh"}
-_YARN: Config = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 _ALPHA: Config = {"rope_type": "dynamic", "factor": 1.0, "alpha": 50.0}
-_LLAMA3: Config = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-_LONGROPE: Config = {
-    "rope_type": "longrope",
-    "short_factor": [1.0, 1.2] * 8,
-    "long_factor": [1.5, 4.0] * 8,
-}
 
 _GPT2: Config = {
     **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")),
@@ -99,10 +85,10 @@ FAMILIES: dict[str, Config] = {
         "sliding_window": WINDOW,
         "mup_enabled": True,
     },
-    "apertus": {"hidden_act": "xielu", "head_dim": None, "rope_scaling": _LLAMA3},
+    "apertus": {"hidden_act": "xielu", "head_dim": None, "rope_scaling": LLAMA3},
     "cohere": _LAYER_NORM | {"logit_scale": 0.25, "tie_word_embeddings": True, "head_dim": None},
     "cohere2": _LAYER_NORM | _WINDOWS | {"logit_scale": 0.25, "tie_word_embeddings": True, "head_dim": None},
-    **latent_effects.families(_GROUPS, _YARN, NUM_LAYERS),
+    **latent_effects.families(_GROUPS, YARN, NUM_LAYERS),
     "dots1": _GROUPS | {"sliding_window": WINDOW, "max_window_layers": NUM_LAYERS},
     "ernie4_5": {},
     "ernie4_5_moe": {
@@ -155,7 +141,7 @@ FAMILIES: dict[str, Config] = {
     "glm": {"attention_bias": True, "partial_rotary_factor": 0.5},
     "glm4": {"attention_bias": True, "partial_rotary_factor": 0.5},
     "glm4_moe": _GROUPS | {"attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5},
-    "gpt_oss": _WINDOWS | {"num_local_experts": 5, "num_experts_per_tok": 2, "rope_scaling": _YARN},
+    "gpt_oss": _WINDOWS | {"num_local_experts": 5, "num_experts_per_tok": 2, "rope_scaling": YARN},
     "gpt2": _GPT2 | {"activation_function": "gelu_new"},
     "gpt_bigcode": _GPT2 | {"activation_function": "gelu_pytorch_tanh"},
     "gpt_neox": _LAYER_NORM
@@ -173,7 +159,7 @@ FAMILIES: dict[str, Config] = {
     | {
         "rope_theta": None,
         "rope_parameters": {
-            "full_attention": _YARN | {"rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+            "full_attention": YARN | {"rope_theta": 5000.0, "partial_rotary_factor": 0.5},
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
         },
         "num_attention_heads_per_layer": [6, 4] * (NUM_LAYERS // 2),
@@ -194,9 +180,25 @@ FAMILIES: dict[str, Config] = {
         "attn_scale": 0.4,
         "floor_scale": 4,
     },
+    "mimo_v2_flash": _GROUPS
+    | _WINDOWS
+    | {
+        "n_shared_experts": None,
+        "first_k_dense_replace": None,
+        "num_key_value_heads": 1,
+        "head_dim": 48,
+        "v_head_dim": 32,
+        "attention_value_scale": 0.6,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "rope_theta": None,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.334},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.334},
+        },
+    },
     "ministral3": {
         "rope_theta": None,
-        "rope_parameters": _YARN | {"rope_theta": 5000.0, "llama_4_scaling_beta": 0.3},
+        "rope_parameters": YARN | {"rope_theta": 5000.0, "llama_4_scaling_beta": 0.3},
     },
     "minimax_m2": {
         "num_local_experts": 6,
@@ -232,136 +234,6 @@ FAMILIES: dict[str, Config] = {
 
 OF_MLX_LM = ("internlm2",)
 """Families that transformers lacks, and mlx-lm has."""
-
-_ROPES: list[Config] = [
-    {"rope_type": "linear", "factor": 4.0},
-    {"type": "linear", "factor": 4.0},
-    {"rope_type": "linear", "factor": 4.0, "partial_rotary_factor": 0.5},
-    {"rope_type": "dynamic", "factor": 4.0},
-    {"rope_type": "dynamic", "factor": 1.0, "alpha": 100.0},
-    _LLAMA3,
-    _YARN,
-    _YARN | {"attention_factor": 0.7},
-    _YARN | {"beta_fast": 1.5},
-    _YARN | {"truncate": False},
-    _YARN | {"mscale": 0.7, "mscale_all_dim": 0.5},
-    _LONGROPE | {"original_max_position_embeddings": 16},
-    _LONGROPE | {"factor": 4.0},
-]
-_VALUES: dict[str, list[Any]] = {
-    "activation": ["relu"],
-    "activation_function": ["gelu", "relu"],
-    "alpha": [100.0],
-    "attention_bias": [True, False],
-    "attention_dropout": [0.5],
-    "attention_multiplier": [0.1],
-    "attention_out_bias": [True],
-    "attention_chunk_size": [4],
-    "attn_logit_softcapping": [1.5],
-    "attn_scale": [0.2],
-    "attn_temperature_tuning": [False],
-    "bias": [True, False],
-    "clip_qkv": [0.3],
-    "decoder_sparse_step": [2],
-    "embedding_multiplier": [2.0],
-    "final_logit_softcapping": [2.0],
-    "first_k_dense_replace": [2],
-    "head_dim": [64],
-    "floor_scale": [3],
-    "hidden_act": ["gelu", "relu", "silu"],
-    "hidden_activation": ["gelu", "relu", "silu"],
-    "intermediate_size": [96],
-    "layer_norm_bias": [True],
-    "layer_norm_eps": [0.03],
-    "layer_norm_epsilon": [0.03],
-    "layer_types": [["full_attention"] * NUM_LAYERS, ["sliding_attention"] * NUM_LAYERS, _TURNS[::-1]],
-    "llama_4_scaling_beta": [0.5],
-    "logit_scale": [0.5],
-    "logits_scaling": [2.0],
-    "max_position_embeddings": [48],
-    "max_window_layers": [1],
-    "mlp_bias": [True],
-    "moe_topk": [3],
-    "gating": [False, "per-element", "per-head"],
-    "global_attn_every_n_layers": [2],
-    "mlp_layer_types": [["dense", "dense", "sparse", "sparse"], ["sparse"] * NUM_LAYERS],
-    "mlp_only_layers": [[1]],
-    "moe_apply_router_weight_on_input": [True],
-    "moe_router_logit_softcapping": [1.5],
-    "moe_routed_scaling_factor": [1.0],
-    "mup_enabled": [False],
-    "moe_intermediate_size": [48],
-    "no_rope_layer_interval": [2],
-    "no_rope_layers": [[1, 0, 1, 0]],
-    "moe_k": [3],
-    "moe_layers": [[1, 2, 3], []],
-    "moe_layer_end_index": [1, -1],
-    "moe_layer_interval": [2],
-    "moe_layer_start_index": [0, 2],
-    "moe_num_experts": [4],
-    "moe_num_shared_experts": [0, 1],
-    "multi_query": [False],
-    "n_group": [1, 2],
-    "n_head": [8],
-    "n_inner": [96, None],
-    "n_shared_experts": [1],
-    "norm_eps": [0.03],
-    "norm_epsilon": [0.03],
-    "norm_topk_prob": [False],
-    "num_attention_heads": [8],
-    "num_attention_heads_per_layer": [[4] * NUM_LAYERS, [4, 6, 4, 6], [4, 4, 6, 6]],
-    "num_dense_layers": [2],
-    "num_experts": [4],
-    "num_experts_per_tok": [3],
-    "num_hidden_layers": [3],
-    "num_key_value_heads": [4, 1],
-    "num_local_experts": [4],
-    "num_shared_experts": [1],
-    "route_scale": [1.0],
-    "original_max_position_embeddings": [8],
-    "partial_rotary_factor": [0.5, 1.0],
-    "qk_layernorm": [True],
-    "qk_norm": [True],
-    "query_pre_attn_scalar": [64],
-    "residual_multiplier": [0.5],
-    "rms_norm_eps": [0.03],
-    "rope_local_base_freq": [700.0],
-    "rope_parameters": [{"rope_theta": 700.0, "rope_type": "default"}],
-    "rope_scaling": _ROPES,
-    "rope_theta": [700.0],
-    "rotary_dim": [32],
-    "rotary_emb_base": [700.0],
-    "rotary_pct": [0.5],
-    "routed_scaling_factor": [1.0],
-    "scale_attn_by_inverse_layer_idx": [True],
-    "scale_attn_weights": [False],
-    "scoring_func": ["softmax"],
-    "shared_expert_intermediate_size": [40],
-    "shared_intermediate_size": [0],
-    "sliding_window": [3, None],
-    "sliding_window_pattern": [2],
-    "swiglu_limit": [0.5],
-    "topk_group": [1],
-    "tie_word_embeddings": [True, False, None],
-    "use_bias": [True, False],
-    "use_bidirectional_attention": [True],
-    "use_parallel_residual": [True],
-    "use_qk_norm": [True],
-    "use_qkv_bias": [True],
-    "use_sliding_window": [True, False],
-    "vocab_size": [64],
-}
-"""Values that every family is tried with, one at a time."""
-_PARAMETERS: dict[str, list[Any]] = {
-    "attention_factor": [0.7],
-    "factor": [4.0],
-    "llama_4_scaling_beta": [0.5],
-    "original_max_position_embeddings": [8],
-    "partial_rotary_factor": [0.5, 1.0],
-    "rope_theta": [700.0],
-    "rope_type": ["linear"],
-}
-"""The same for keys inside `rope_parameters`, for bases that have this section."""
 
 
 class Change(NamedTuple):
@@ -426,7 +298,7 @@ def changes(family: str, own_keys: Mapping[str, Any]) -> Iterator[Change]:
     """
     for spelling in spellings(family):
         base = base_config(family, spelling)
-        values = {key: [_other(value)] for key, value in own_keys.items() if _other(value) is not None} | _VALUES
+        values = {key: [_other(value)] for key, value in own_keys.items() if _other(value) is not None} | VALUES
         values |= latent_effects.values(NUM_LAYERS) if "kv_lora_rank" in base else {}
         if spelling != spellings(family)[0]:  # the rest of the config means the same in both
             values = {key: options[:1] for key, options in values.items() if "rope" in key or "rotary" in key}
@@ -437,7 +309,7 @@ def changes(family: str, own_keys: Mapping[str, Any]) -> Iterator[Change]:
         if any(isinstance(value, dict) for value in inner.values()):
             continue
         if inner:
-            for key, options in _PARAMETERS.items():
+            for key, options in PARAMETERS.items():
                 yield from (Change(spelling, f"rope_parameters.{key}", v) for v in options if inner.get(key) != v)
 
 

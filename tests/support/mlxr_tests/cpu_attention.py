@@ -235,10 +235,10 @@ class AttentionBench:
     def _step(self, batch: Batch, threads: int, mode: Literal["decode", "prefill"]) -> None:
         case, before = self.case, snapshot(self.arena)
         what = f"{mode} of contexts {batch.context_lens.tolist()} by {threads} threads"
-        qkv = _f32(batch.num_tokens, (case.heads + 2 * case.kv_heads) * case.head_dim)
+        qkv = _f32(batch.num_tokens, self.attrs.qkv_columns)
         qkv[:] = self.rng.standard_normal(qkv.shape, dtype=np.float32) * np.float32(self.scale)
         table = _f32(batch.num_tokens, 2 * len(self.frequencies))
-        out = _f32(batch.num_tokens, case.heads * case.head_dim)
+        out = _f32(batch.num_tokens, case.heads * self.attrs.value_dim)
         for kernel in ("rope_table", "attend_decode") if mode == "decode" else _KERNELS[:3]:
             if kernel in self.kernels:
                 self.launch(kernel, batch, threads, qkv, table, out)

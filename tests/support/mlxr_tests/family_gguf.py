@@ -18,7 +18,7 @@ from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.tensor_rows import selected
-from mlxr_tests import config_effects, gemma_4_models, indexer_gguf, latent_gguf
+from mlxr_tests import config_effects, gemma_4_models, indexer_gguf, latent_gguf, mimo_models
 from mlxr_tests.family_models import WINDOW, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT
 
@@ -318,6 +318,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "rope.scaling.original_context_length": 16,
         },
     ),
+    **mimo_models.GGUF,
     "gpt_oss": (
         "gpt_oss",
         "gpt-oss",

@@ -15,6 +15,7 @@ from mlx_lm.utils import MODEL_REMAPPING, save_model
 
 from mlxr_tests import latent_models
 from mlxr_tests.gemma_4_models import GEMMA_4
+from mlxr_tests.mimo_models import MIMO_V2
 
 Module = Any  # mlx.nn has no annotations
 Config = dict[str, Any]
@@ -426,6 +427,7 @@ CONFIGS: dict[str, Config] = {
         "layer_types": [f"{kind}_attention" for kind in ("sliding", "sliding", "sliding", "full", "sliding")],
     },
     "laguna": _HEADS | _LAGUNA,
+    **MIMO_V2,
     "gpt_oss": _HEADS
     | _LAYERS
     | {
@@ -443,7 +445,7 @@ def config_of(case: str) -> Config:
     """The config.json of a case."""
     config = _BASE | {"model_type": case.partition(",")[0]} | CONFIGS[case]
     config |= {key: value for key, value in config.get("text_config", {}).items() if key != "model_type"}
-    if {"layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon"} & config.keys():
+    if {"layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon", "layernorm_epsilon"} & config.keys():
         del config["rms_norm_eps"]
     return config
 

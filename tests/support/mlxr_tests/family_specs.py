@@ -138,6 +138,45 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
         "model__rope": {"layout": "interleaved", "scaling": {"kind": "yarn", "factor": 4.0, "original_context": 64}},
     },
     "latent-tempered": _latent(temperature={"beta": 0.3, "original_context": 4}, scale=0.3),
+    "shared-keys-gate": {
+        "model__num_layers": 4,
+        **_attention(output_gate={"scope": "head", "activation": "softplus"}),
+        "model__layer_types": {
+            "own": {"attention": {"sliding_window": 5}},
+            "others": {"attention": {"kv_from": "own"}},
+        },
+        "model__layer_pattern": ["own", "others"],
+    },
+    # values of another size than keys
+    "long-values": _attention(v_dim=64, qkv_bias=True, output_bias=True),
+    "short-values": _attention(v_dim=32, value_scale=0.7, sliding_window=6),
+    "long-values-qk-norm": _attention(v_dim=72, qk_norm={"scope": "head", "values": True}),
+    "long-values-qk-norm-all": _attention(v_dim=64, qk_norm={"scope": "all"}),
+    "short-values-qk-norm-gate": _attention(
+        v_dim=32, qk_norm={"scope": "heads", "after_rope": True}, output_gate={"scope": "element"}
+    ),
+    "values-by-layer": {
+        "model__num_layers": 4,
+        "model__layer_types": {
+            "local": {
+                "attention": {"sliding_window": 5, "num_kv_heads": 3, "sinks": True},
+                "rope": {"theta": 700.0},
+            },
+            "whole": {"attention": {"v_dim": 32}},
+        },
+        "model__layer_pattern": ["local", "whole"],
+        "model__rope": {"fraction": 0.4},
+        **_attention(v_dim=64, value_scale=0.7),
+    },
+    "shared-long-values": {
+        "model__num_layers": 4,
+        **_attention(v_dim=64, output_gate={"scope": "element"}),
+        "model__layer_types": {
+            "own": {"attention": {"sliding_window": 5}},
+            "others": {"attention": {"kv_from": "own"}},
+        },
+        "model__layer_pattern": ["own", "others", "own", "others"],
+    },
     "proportional-rope": {"model__rope": {"theta": 700.0, "turned": 0.3}},
     # scores and scales
     "clamped-projections": _attention(qkv_limit=0.4, qkv_bias=True, qk_norm={"scope": "head"}),

@@ -55,9 +55,14 @@ class CpuArenaKernel(CpuKernel):
         return self.arena.head_dim
 
     @property
+    def values_differ(self) -> bool:
+        """Whether values have another size than keys, and so lie elsewhere in their arena."""
+        return self.arena.v_dim is not None
+
+    @property
     def padded_dim(self) -> int:
-        """Elements of a head in scratch."""
-        return round_up(self.arena.head_dim, LANES)
+        """Elements of a head in scratch, of a key or of a value, whichever is longer."""
+        return round_up(max(self.arena.head_dim, self.arena.value_dim), LANES)
 
     @property
     def num_kv_heads(self) -> int:
@@ -66,20 +71,39 @@ class CpuArenaKernel(CpuKernel):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes from one token of a block to the next."""
+        """Bytes from one token of a block to the next, of keys."""
         return self.arena.num_kv_heads * self.arena.row_bytes
 
     @property
-    def chunk_bytes(self) -> int:
-        """Bytes of one layer of one block; they are adjacent."""
-        return self.arena.block_size * self.token_bytes
-
-    @property
     def block_stride(self) -> int:
-        """Bytes from one block to the next, in one layer."""
-        return self.chunk_bytes * (self.arena.num_layers if self.arena.layout == "block" else 1)
+        """Bytes from one block to the next, in one layer, of keys."""
+        return self._block_stride(self.token_bytes)
 
     @property
     def layer_stride(self) -> int:
-        """Bytes from one layer to the next, in one block."""
-        return self.chunk_bytes * (1 if self.arena.layout == "block" else self.arena.num_blocks)
+        """Bytes from one layer to the next, in one block, of keys."""
+        return self._layer_stride(self.token_bytes)
+
+    @property
+    def v_token_bytes(self) -> int:
+        """The same of values, as the next two."""
+        return self.arena.num_kv_heads * self.arena.value_bytes
+
+    @property
+    def v_block_stride(self) -> int:
+        """Bytes from one block to the next, in one layer, of values."""
+        return self._block_stride(self.v_token_bytes)
+
+    @property
+    def v_layer_stride(self) -> int:
+        """Bytes from one layer to the next, in one block, of values."""
+        return self._layer_stride(self.v_token_bytes)
+
+    # The tokens of one layer of one block are adjacent.
+    def _block_stride(self, token_bytes: int) -> int:
+        layers = self.arena.num_layers if self.arena.layout == "block" else 1
+        return self.arena.block_size * token_bytes * layers
+
+    def _layer_stride(self, token_bytes: int) -> int:
+        blocks = 1 if self.arena.layout == "block" else self.arena.num_blocks
+        return self.arena.block_size * token_bytes * blocks

@@ -51,7 +51,22 @@ class CpuAttentionKernel(CpuRotaryKernel):
     @property
     def v_dim(self) -> int:
         """Elements of a value, and of a head's result."""
-        return self.head_dim if self.latent_dim is None else self.latent_dim
+        return self.arena.value_dim if self.latent_dim is None else self.latent_dim
+
+    @property
+    def v_row_dim(self) -> int:
+        """Elements of a row that holds a value; in q8 its scale is behind them."""
+        return self.arena.value_dim
+
+    @property
+    def padded_v(self) -> int:
+        """The same in scratch."""
+        return round_up(self.v_row_dim, LANES)
+
+    @property
+    def v_steps(self) -> int:
+        """Pairs of matrix tiles along the elements of a row that holds a value, of a key if that is longer."""
+        return max(self.steps, self.tiled_v // 32)
 
     @property
     def tiled_v(self) -> int:

@@ -45,12 +45,15 @@ class CpuRotaryKernel(CpuArenaKernel):
     @property
     def qkv_width(self) -> int:
         """Columns of the packed projection."""
-        heads = self.num_heads + (2 * self.num_kv_heads if self.own_keys else 0)
-        return heads * self.head_dim + self.more_columns
+        own = self.num_kv_heads * (self.head_dim + self.arena.value_dim) if self.own_keys else 0
+        return self.num_heads * self.head_dim + own + self.more_columns
 
     @property
     def packing(self) -> str:
         """What a row of qkv has, in words."""
+        if self.own_keys and self.values_differ:
+            keys = f"{self.num_heads} query, {self.num_kv_heads} key heads of {self.head_dim}"
+            return f"{keys}, {self.num_kv_heads} value heads of {self.arena.value_dim}"
         others = f", {self.num_kv_heads} key, {self.num_kv_heads} value" if self.own_keys else ""
         return f"{self.num_heads} query{others} heads of {self.head_dim}"
 

@@ -43,7 +43,7 @@ class CpuAttendDecode(CpuAttentionKernel):
     @property
     def key_tile(self) -> int:
         """Keys whose scores are all in scratch at the same time; fewer of long rows, which are to fit a cache."""
-        return 32 if self.head_dim > _LONG_ROW else 64
+        return 32 if max(self.head_dim, self.v_row_dim) > _LONG_ROW else 64
 
     @property
     def tiles(self) -> bool:
@@ -65,8 +65,8 @@ class CpuAttendDecode(CpuAttentionKernel):
             ("q_tiles", "uint8_t", (self.num_kv_heads, self.q_tile_bytes)),
             ("copies", "uint8_t", (self.key_tile, self.steps, 64)),
             ("weights", "uint8_t", (self.key_tile // 32, MATRIX_TILE_BYTES)),
-            ("v_tiles", "uint8_t", (self.key_tile // 32, 2 * self.steps, MATRIX_TILE_BYTES)),
-            ("v_sums", "float", (2 * self.steps, LANES, LANES)),
+            ("v_tiles", "uint8_t", (self.key_tile // 32, 2 * self.v_steps, MATRIX_TILE_BYTES)),
+            ("v_sums", "float", (2 * self.v_steps, LANES, LANES)),
         )
         return place_regions(
             (

@@ -83,7 +83,7 @@ class CpuAttendPrefill(CpuAttentionKernel):
 
         With heads of 64, 96 columns over 5000 keys: 66 ns a key and KV head, 72 with V transposed.
         """
-        return max(LANES, 3 * self.head_dim // 2 // LANES * LANES)
+        return max(LANES, 3 * self.v_row_dim // 2 // LANES * LANES)
 
     @property
     def state_columns(self) -> int:
@@ -93,12 +93,12 @@ class CpuAttendPrefill(CpuAttentionKernel):
     @property
     def ahead_lines(self) -> int:
         """Cache lines to prefetch for each two keys, of K as of V."""
-        return -(-self.arena.row_bytes // 64)
+        return -(-max(self.arena.row_bytes, self.arena.value_bytes) // 64)
 
     @property
     def tiled_dim(self) -> int:
-        """Elements of a head, rounded up to whole pairs of matrix tiles."""
-        return 32 * self.steps
+        """Elements of a value's row, rounded up to whole pairs of matrix tiles; of a key if that is longer."""
+        return 32 * self.v_steps
 
     @property
     def q_tile_bytes(self) -> int:
@@ -133,7 +133,7 @@ class CpuAttendPrefill(CpuAttentionKernel):
                 ("weights", "uint8_t", (halves, 2, MATRIX_TILE_BYTES)),
                 ("values", "float", (self.state_columns, self.tiled_dim)),
                 ("copies", "uint8_t", (self.tiled_keys, self.steps, 64)),
-                ("v_tiles", "uint8_t", (2 * self.steps, halves, MATRIX_TILE_BYTES)),
+                ("v_tiles", "uint8_t", (2 * self.v_steps, halves, MATRIX_TILE_BYTES)),
                 *(scales if self.cache is DType.Q8 else ()),
                 *self._columns(self.state_columns),
             )

@@ -25,7 +25,7 @@ class CpuQkNorm(CpuKernel):
             of the heads that are normalised together.
         rotary_dim, rope_layout: see `PackedHeads`: the rotation before the norm; rotary_dim is 0 where heads are not
             rotated here.
-        norms_values, values_from_keys: see `QkNorm`.
+        norms_values, values_from_keys, v_dim: see `QkNorm`.
     """
 
     template = "qk_norm.jinja"
@@ -43,6 +43,7 @@ class CpuQkNorm(CpuKernel):
     weight: bool = True
     norms_values: bool = False
     values_from_keys: bool = False
+    v_dim: int | None = None
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -66,13 +67,18 @@ class CpuQkNorm(CpuKernel):
 
     @property
     def kv_width(self) -> int:
-        """Columns of the keys, and of the values."""
+        """Columns of the keys."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Columns of the values."""
+        return self.num_kv_heads * (self.v_dim or self.head_dim)
 
     @property
     def qkv_width(self) -> int:
         """All columns of the result."""
-        return self.q_width + 2 * self.kv_width
+        return self.q_width + self.kv_width + self.value_width
 
     @property
     def given_width(self) -> int:
@@ -125,5 +131,6 @@ def lower_qk_norm(lowering: CpuLowering, op: Op, attrs: QkNorm) -> None:
         weight="q_norm" in op.inputs,
         norms_values=attrs.norms_values,
         values_from_keys=attrs.values_from_keys,
+        v_dim=attrs.v_dim,
     )
     lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs.rope_scale))

@@ -39,6 +39,16 @@ class ArenaKernel(MetalKernel):
         return self.arena.row_elements
 
     @property
+    def value_elements(self) -> int:
+        """The same of values."""
+        return self.arena.value_elements
+
+    @property
+    def values_differ(self) -> bool:
+        """Whether values have another size than keys, and so lie elsewhere in their arena."""
+        return self.arena.v_dim is not None
+
+    @property
     def arena_ports(self) -> tuple[Port, ...]:
         """The arena's buffers, and the token that orders the access."""
         return (*((arena, self.cache) for arena in KEYS_AND_VALUES), ("token", DType.U32))

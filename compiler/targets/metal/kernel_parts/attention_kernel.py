@@ -61,7 +61,8 @@ class AttentionKernel(RopeKernel):
     @property
     def suits_mma(self) -> bool:
         """Whether matrix instructions take these types and heads."""
-        return self.activation.is_16_bit and self.cache is self.activation and self.head_dim in (64, 128)
+        suits = self.head_dim in (64, 128) and not self.values_differ
+        return self.activation.is_16_bit and self.cache is self.activation and suits
 
     @property
     def weight_exponent(self) -> int:

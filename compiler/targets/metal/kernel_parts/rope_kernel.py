@@ -18,7 +18,7 @@ class RopeKernel(ArenaKernel):
     """Base of the kernels that read packed queries, keys and values, and rotate some of them.
 
     Attributes:
-        num_heads: query heads of qkv [tokens, (num_heads + 2 num_kv_heads) * head_dim].
+        num_heads: query heads of qkv [tokens, (num_heads + num_kv_heads) * head_dim + num_kv_heads * value_dim].
         own_keys: whether qkv has keys and values; else it is [tokens, num_heads * head_dim], and they are those of an
             earlier layer.
         activation: element type of qkv.
@@ -50,6 +50,11 @@ class RopeKernel(ArenaKernel):
         return self.arena.head_dim
 
     @property
+    def value_dim(self) -> int:
+        """Elements of a value."""
+        return self.arena.value_dim
+
+    @property
     def gqa_ratio(self) -> int:
         """Query heads per KV head."""
         return self.num_heads // self.num_kv_heads
@@ -57,12 +62,15 @@ class RopeKernel(ArenaKernel):
     @property
     def qkv_width(self) -> int:
         """Columns of the packed projection."""
-        heads = self.num_heads + (2 * self.num_kv_heads if self.own_keys else 0)
-        return heads * self.head_dim + self.more_columns
+        own = self.num_kv_heads * (self.head_dim + self.value_dim) if self.own_keys else 0
+        return self.num_heads * self.head_dim + own + self.more_columns
 
     @property
     def packing(self) -> str:
         """What a row of qkv has, in words."""
+        if self.own_keys and self.values_differ:
+            keys = f"{self.num_heads} query, {self.num_kv_heads} key heads of {self.head_dim}"
+            return f"{keys}, {self.num_kv_heads} value heads of {self.value_dim}"
         others = f", {self.num_kv_heads} key, {self.num_kv_heads} value" if self.own_keys else ""
         return f"{self.num_heads} query{others} heads of {self.head_dim}"
 

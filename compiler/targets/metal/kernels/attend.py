@@ -79,7 +79,11 @@ class AttendKernel(AttentionKernel):
         return min(light or [(4, SIMD_WIDTH)], key=lambda split: split[1] * self._quads(*split))
 
     def _quads(self, vec: int, lanes: int) -> int:
-        return -(-self.head_dim // (vec * lanes)) * vec // 4
+        """Of the longer of keys and values."""
+        return -(-max(self.head_dim, self.value_dim) // (vec * lanes)) * vec // 4
+
+    def _quads_of(self, elements: int) -> int:
+        return -(-elements // (self.vec * self.lanes)) * self.vec // 4
 
     @property
     def vec(self) -> int:
@@ -93,13 +97,23 @@ class AttendKernel(AttentionKernel):
 
     @property
     def quads(self) -> int:
-        """Vectors of 4 elements of a head that a lane holds."""
-        return self._quads(self.vec, self.lanes)
+        """Vectors of 4 elements of a query or key that a lane holds."""
+        return self._quads_of(self.head_dim)
+
+    @property
+    def value_quads(self) -> int:
+        """The same of a value."""
+        return self._quads_of(self.value_dim)
 
     @property
     def padded(self) -> bool:
-        """Whether some lanes hold vectors past the end of the head."""
+        """Whether some lanes hold vectors past the end of a query or key."""
         return self.quads * self.lanes * 4 > self.head_dim
+
+    @property
+    def value_padded(self) -> bool:
+        """The same of a value."""
+        return self.value_quads * self.lanes * 4 > self.value_dim
 
     @property
     def keys(self) -> int:
@@ -114,16 +128,16 @@ class AttendKernel(AttentionKernel):
     @property
     def value_stride(self) -> int:
         """Numbers from one head's values to the next head's in threadgroup memory."""
-        return self.head_dim
+        return self.value_dim
 
     @property
     def merge_heads(self) -> int:
         """Query heads that are merged between two barriers: as many as threadgroup memory holds."""
         stats = 2 * 4 * self.simdgroups * self.heads
-        head_bytes = 4 * self.simdgroups * self.head_dim
+        head_bytes = 4 * self.simdgroups * self.value_dim
         return max(1, min(self.heads, (THREADGROUP_BYTES - stats) // head_bytes))
 
     @property
     def threadgroup_bytes(self) -> int:
         """Bytes of the simdgroups' maxima, sums and values."""
-        return 4 * self.simdgroups * (2 * self.heads + self.merge_heads * self.head_dim)
+        return 4 * self.simdgroups * (2 * self.heads + self.merge_heads * self.value_dim)

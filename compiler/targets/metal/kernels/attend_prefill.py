@@ -91,6 +91,16 @@ class AttendPrefillKernel(AttentionKernel):
         return self.head_dim * self.cache_bytes // self.chunk_bytes
 
     @property
+    def value_chunks(self) -> int:
+        """Chunks of a value; in q8 the last one is its scale."""
+        return self.arena.value_bytes // self.chunk_bytes
+
+    @property
+    def value_stride(self) -> int:
+        """Chunks from one value of a tile to the next."""
+        return self.value_chunks | 1
+
+    @property
     def quads_per_chunk(self) -> int:
         """Vectors of 4 elements of a chunk."""
         return self.chunk_bytes // (4 * self.cache_bytes)
@@ -102,13 +112,13 @@ class AttendPrefillKernel(AttentionKernel):
 
     @property
     def dims_per_lane(self) -> int:
-        """Elements of a head that a lane sums."""
-        return -(-self.head_dim // SIMD_WIDTH)
+        """Elements of a value that a lane sums."""
+        return -(-self.value_dim // SIMD_WIDTH)
 
     @property
     def threadgroup_bytes(self) -> int:
         """Bytes of the queries, of the tiles of K and V, and of the weights."""
-        tiles = 2 * self.keys * self.stride * self.chunk_bytes
+        tiles = self.keys * (self.stride + self.value_stride) * self.chunk_bytes
         return 4 * self.rows * self.head_dim + tiles + 4 * self.rows * self.keys
 
 

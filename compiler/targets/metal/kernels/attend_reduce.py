@@ -14,7 +14,7 @@ class AttendReduceKernel(MetalKernel):
     """Merges the partitions of contexts that `AttendKernel` splits.
 
     Attributes:
-        num_heads, head_dim: query heads, and elements of each.
+        num_heads, head_dim: query heads, and elements of the result of each.
         partition, max_partitions, window, chunked, sinks, gate: see `AttendKernel`.
         activation: element type of the result.
     """

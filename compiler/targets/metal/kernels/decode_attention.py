@@ -58,7 +58,7 @@ def _add_launches(lowering: MetalLowering, op: Op, attrs: PackedAttention) -> No
         reduce = AttendReduceKernel(
             "attend_reduce",
             num_heads=kernel.num_heads,
-            head_dim=kernel.head_dim,
+            head_dim=kernel.value_dim,
             partition=kernel.partition,
             max_partitions=kernel.max_partitions,
             window=kernel.window,
@@ -144,7 +144,7 @@ def _partial_results(lowering: MetalLowering, op: Op, kernel: AttendKernel) -> d
     """Adds the buffers of the parts' results, which the second launch merges; returns their names by port."""
     buffers = {"partial": f"{op.name}.partial", "stats": f"{op.name}.stats"}
     parts = ("seqs", kernel.num_heads, kernel.max_partitions)
-    lowering.scratch.append(Scratch(buffers["partial"], (*parts, kernel.head_dim), DType.F32))
+    lowering.scratch.append(Scratch(buffers["partial"], (*parts, kernel.value_dim), DType.F32))
     lowering.scratch.append(Scratch(buffers["stats"], (*parts, 4), DType.F32))
     return buffers
 

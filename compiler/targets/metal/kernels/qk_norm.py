@@ -18,7 +18,7 @@ class QkNormKernel(MetalKernel):
     """Norms of the queries and of the keys of a packed projection; its values are copied.
 
     Attributes:
-        num_heads, num_kv_heads, head_dim: heads of qkv [tokens, (num_heads + 2 num_kv_heads) * head_dim].
+        num_heads, num_kv_heads, head_dim: heads of qkv [tokens, (num_heads + num_kv_heads) * head_dim + values].
         scope: what is normalised by itself. `head`: each head, and all heads share one weight [head_dim]. `heads`: each
             head, by its own part of a weight [heads * head_dim]. `all`: all queries as one row, and all keys as
             another, by weights [heads * head_dim].
@@ -33,6 +33,7 @@ class QkNormKernel(MetalKernel):
             0 where heads are not rotated here.
         norms_values, values_from_keys: see `QkNorm`.
         more_columns: columns of qkv behind the values, which the result has not.
+        v_dim: elements of a value; None: head_dim.
     """
 
     template = "qk_norm.metal.jinja"
@@ -55,6 +56,12 @@ class QkNormKernel(MetalKernel):
     norms_values: bool = False
     values_from_keys: bool = False
     more_columns: int = 0
+    v_dim: int | None = None
+
+    @property
+    def value_elements(self) -> int:
+        """Columns of all values."""
+        return self.num_kv_heads * (self.v_dim or self.head_dim)
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -90,7 +97,7 @@ class QkNormKernel(MetalKernel):
     @property
     def width(self) -> int:
         """Columns of the result."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return (self.num_heads + self.num_kv_heads) * self.head_dim + self.value_elements
 
     @property
     def given_width(self) -> int:
@@ -101,7 +108,8 @@ class QkNormKernel(MetalKernel):
     def given(self) -> str:
         """What a row of qkv has, in words."""
         values = "" if self.values_from_keys else f", {self.num_kv_heads} value"
-        return f"{self.num_heads} query, {self.num_kv_heads} key{values} heads of {self.head_dim}"
+        sizes = f"{self.head_dim}, values of {self.v_dim}" if self.v_dim else f"{self.head_dim}"
+        return f"{self.num_heads} query, {self.num_kv_heads} key{values} heads of {sizes}"
 
     @property
     def pieces(self) -> int:
@@ -111,7 +119,9 @@ class QkNormKernel(MetalKernel):
     @property
     def piece_elements(self) -> int:
         """Elements of the largest piece."""
-        return self.num_heads * self.head_dim if self.scope == "all" else self.head_dim
+        if self.scope == "all":
+            return max(self.num_heads * self.head_dim, self.value_elements)
+        return max(self.head_dim, self.v_dim or 0)
 
     @property
     def simdgroups(self) -> int:
@@ -164,6 +174,7 @@ def lower_qk_norm(lowering: MetalLowering, op: Op, attrs: QkNorm) -> None:
         norms_values=attrs.norms_values,
         values_from_keys=attrs.values_from_keys,
         more_columns=num_columns(qkv) - attrs.given_columns,
+        v_dim=attrs.v_dim,
     )
     threadgroups = -(-kernel.pieces // kernel.pieces_per_threadgroup)
     lowering.emit(op, kernel, (Extent(times=threadgroups), row_count(qkv)), {"out": op.out})

@@ -35,7 +35,7 @@ class RopeCacheWriteKernel(RopeKernel):
         """A thread for each element, up to 256; in q8 a simdgroup for each row of K or V, up to 8."""
         if self.scaled:
             return SIMD_WIDTH * min(8, 2 * self.num_kv_heads)
-        return min(256, round_up(self.num_kv_heads * self.head_dim, SIMD_WIDTH))
+        return min(256, round_up(self.num_kv_heads * max(self.head_dim, self.value_dim), SIMD_WIDTH))
 
     @property
     def simdgroups(self) -> int:
@@ -45,7 +45,7 @@ class RopeCacheWriteKernel(RopeKernel):
     @property
     def quads(self) -> int:
         """Vectors of 4 elements of a row that a lane stores in q8."""
-        return -(-self.head_dim // (4 * SIMD_WIDTH))
+        return -(-max(self.head_dim, self.value_dim) // (4 * SIMD_WIDTH))
 
 
 @lowers(RopeCacheWrite)

@@ -51,7 +51,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(6, 0, 6);
-    attend_decode_7af1e7b8(w, b, (float *)(a + 8192), 0, (float *)(a + 1024));
+    attend_decode_db5d661e(w, b, (float *)(a + 8192), 0, (float *)(a + 1024));
     mlxr_barrier(w);
     // layers.0.attention.values
     MLXR_COUNT(7, 0, 7);
@@ -87,7 +87,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(6, 0, 15);
-    attend_decode_7af1e7b8(w, b, (float *)(a + 8192), 1, (float *)(a + 1024));
+    attend_decode_db5d661e(w, b, (float *)(a + 8192), 1, (float *)(a + 1024));
     mlxr_barrier(w);
     // layers.1.attention.values
     MLXR_COUNT(7, 0, 16);

@@ -38,7 +38,7 @@ NO_TEMPERATURE = {
 
 
 def scores(window: int | None, softcap: float | None = None) -> dict[str, Any]:
-    return {"scale": 0.7, "window": window, "softcap": softcap, "chunked": False}
+    return {"scale": 0.7, "window": window, "softcap": softcap, "chunked": False, "v_dim": None}
 
 
 def arena_of(layout: Any = "block", dtype: str = "f32", mode: Any = "paged") -> Arena:
@@ -79,7 +79,7 @@ def test_cache_write_stores_in_place(layout: str, dtype: str) -> None:
     rng = np.random.default_rng(0)
     k, v = (random_array(rng, (3, KV_HEADS * HEAD_DIM), "f32") for _ in "kv")
     slots = [4 * BLOCK + 3, 0, 10 * BLOCK + 2]
-    attrs = {"num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
+    attrs = {"num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "v_dim": None}
     inputs = {
         "k": k,
         "v": v,
@@ -107,7 +107,7 @@ def filled(layout: str, dtype: str, mode: str = "paged") -> Arena:
     slots = mx.arange(BLOCKS * BLOCK)
     for layer in range(LAYERS):
         k, v = (random_array(rng, (BLOCKS * BLOCK, KV_HEADS * HEAD_DIM), "f32") for _ in "kv")
-        attrs = {"num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
+        attrs = {"num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "v_dim": None}
         evaluate("cache_write", {"k": k, "v": v, "slots": slots}, attrs, arena, layer)
     tables = [[0, 1, 2]] if mode == "contiguous" else TABLES
     contexts = CONTEXTS[: len(tables)]
@@ -115,7 +115,7 @@ def filled(layout: str, dtype: str, mode: str = "paged") -> Arena:
         table[p // BLOCK] * BLOCK + p % BLOCK for table, n in zip(tables, contexts, strict=True) for p in range(n)
     }
     huge = mx.full((len(free), KV_HEADS * HEAD_DIM), 1e4)
-    attrs = {"num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
+    attrs = {"num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "v_dim": None}
     evaluate("cache_write", {"k": huge, "v": huge, "slots": mx.array(sorted(free))}, attrs, arena, LAYER)
     return arena
 
@@ -284,7 +284,7 @@ def rotated(x: Numbers, positions: list[int]) -> Numbers:
     return np.concatenate([turned.real, turned.imag, x[..., 6:]], -1)
 
 
-FUSED = {"num_heads": 6, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM} | ROTARY
+FUSED = {"num_heads": 6, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "v_dim": None} | ROTARY
 SLOTS = [2 * BLOCK + 2, 2 * BLOCK + 3, 9 * BLOCK, 1]
 """Where positions 6, 7 and 8 of the first sequence and 5 of the second are."""
 

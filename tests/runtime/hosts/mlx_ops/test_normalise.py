@@ -92,6 +92,7 @@ def test_qk_norm(rng: np.random.Generator, kind: str, scope: str, bias: bool, dt
         "rope_scale": 1.0,
         "norms_values": False,
         "values_from_keys": False,
+        "v_dim": None,
     }
     out = evaluate("qk_norm", inputs, attrs)["out"]
 
