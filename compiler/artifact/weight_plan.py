@@ -53,6 +53,8 @@ class Recipe:
     """Whether the last two dimensions of each tensor are swapped before that; for float types only."""
     matrix_rows: int | None = None
     """Rows of the matrices of which a tensor to be transposed consists; None: its own last two dimensions."""
+    unit_rows: bool = False
+    """Whether each row is divided by its length; for whole rows only."""
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -145,11 +145,16 @@ class Facts:
 
     def missing(self, key: str) -> SpecError:
         """The error for a key that is required."""
-        return SpecError(f"{self.source}: says nothing of {self._prefix}{key}, which a model cannot do without")
+        what = f"says nothing of {self._prefix}{key}, which a model cannot do without"
+        return SpecError(f"{self.source}: {what}{self._reason(key)}")
 
     def refuse(self, key: str, value: object, expected: str) -> SpecError:
         """The error for a value that cannot be used."""
-        return SpecError(f"{self.source}: {self._prefix}{key} is {show(value)}; expected {expected}")
+        return SpecError(f"{self.source}: {self._prefix}{key} is {show(value)}; expected {expected}{self._reason(key)}")
+
+    def _reason(self, key: str) -> str:
+        reason = self.rules.reasons.get(key)
+        return f": {reason}" if reason else ""
 
     def check_all_read(self) -> None:
         """Refuses keys that were not read and may change the result.
@@ -202,8 +207,9 @@ def find_architecture(source: str, key: str, values: Mapping[str, Any], kind: Ki
     """
     name = values.get(key)
     for candidate in architectures_named(kind, name) if isinstance(name, str) else ():
-        only_with = candidate.rules.only_with
-        if only_with is None or _of_all_layers(values.get(f"{name}.{only_with}")):
+        only_with, only_where = candidate.rules.only_with, candidate.rules.only_where
+        has_key = only_with is None or bool(_of_all_layers(values.get(f"{name}.{only_with}")))
+        if has_key and all(values.get(own) in wanted for own, wanted in only_where.items()):
             return candidate
     all_of = architectures(kind)
     names = tuple(sorted({name for one in all_of for name in (one.name, *one.rules.wrappers)}))

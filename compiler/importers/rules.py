@@ -60,4 +60,9 @@ def _of_families(kind: Kind, families: tuple[str, ...]) -> tuple[Architecture, .
         own = family.config if kind == "config" else family.gguf
         rules = own.over(load_rules(kind))
         architectures += [Architecture(called, name, rules) for called in own.names]
-    return tuple(sorted(architectures, key=lambda entry: (entry.name, entry.rules.only_with is None)))
+    return tuple(sorted(architectures, key=lambda entry: (entry.name, not _is_narrow(entry.rules))))
+
+
+def _is_narrow(rules: ImportRules) -> bool:
+    """Whether the family has some of the files with its name."""
+    return rules.only_with is not None or bool(rules.only_where)

@@ -70,7 +70,7 @@ class Tensors:
         """
         self._source, self._tensors = source, tensors
         self._facts: dict[_Place, TensorFact] = {}
-        self._turned: set[_Place] = set()
+        self._decoded: set[_Place] = set()
         self._names: dict[_Place, str] = {}
         # Every layer has a tensor at least, so a larger count is wrong, and need not take long.
         layers = range(min(num_layers, len(tensors)))
@@ -82,8 +82,8 @@ class Tensors:
                 if (match := self._first(getattr(entry, kind), layer)) is not None:
                     place = _Place(name.removeprefix("layers.{i}."), layer)
                     self._names[place], self._facts[place], option = match
-                    if option.transposed:
-                        self._turned.add(place)
+                    if option.transposed or option.unit_rows:
+                        self._decoded.add(place)
         self._roles = {place.role for place in self._facts}
 
     def _first(self, options: tuple[FileTensor, ...], layer: int | None) -> tuple[str, TensorFact, FileTensor] | None:
@@ -160,8 +160,8 @@ class Tensors:
                 f"supported: {known}, and MLX's affine"
             )
         format = _FORMATS[fact.type]
-        # Blocks lie along rows: what is transposed is decoded.
-        return WeightFormat.F16 if format.is_quantised and place in self._turned else format
+        # Blocks lie along rows, and hold these as they are: what is transposed or divided is decoded.
+        return WeightFormat.F16 if format.is_quantised and place in self._decoded else format
 
 
 def _most(sizes: Counter[WeightFormat]) -> WeightFormat | None:

@@ -75,6 +75,8 @@ class FileTensor(Record):
     """Columns of a row, of which the first ones are meant; null for as many as are needed."""
     add: Annotated[float, Field(strict=True)] = 0.0
     """Added to every number: 1 for norms that files hold as their distance from 1."""
+    unit_rows: Flag = False
+    """Whether each row is divided by its length, so that the length is 1; then blocks are decoded."""
 
 
 def _as_alternatives(value: Any) -> Any:
@@ -85,7 +87,9 @@ def _as_alternatives(value: Any) -> Any:
 Alternatives = Annotated[
     tuple[FileTensor, ...],
     BeforeValidator(_as_alternatives),
-    WithJsonSchema({"type": "string", "description": "a name, or sections of tensor, stack, rows, transposed and add"}),
+    WithJsonSchema(
+        {"type": "string", "description": "a name, or sections of tensor, stack, rows, transposed, add and unit_rows"}
+    ),
 ]
 """Several ways in which files hold a tensor; in a family file also one name or one section."""
 

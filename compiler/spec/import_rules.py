@@ -20,6 +20,8 @@ class ImportRules(Record):
     """What it calls the architecture."""
     only_with: str | None = None
     """A key that files of this family have, and files of another family with the same name do not."""
+    only_where: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    """Keys of config.json, and values that those of this family have, where the name is another family's too."""
     classes: tuple[str, ...] = ()
     """Names of its classes that differ from Hugging Face's; config.json only."""
     wrappers: tuple[str, ...] = ()
@@ -32,6 +34,8 @@ class ImportRules(Record):
     """Regular expressions for whole keys that change nothing, unless `neutral` has them."""
     neutral: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     """Keys that may change what is computed, and the values with which they do not; with others they are refused."""
+    reasons: dict[str, str] = Field(default_factory=dict)
+    """Of keys, why they are missing or have a value that is refused, for the message."""
     context_ends: str | None = None
     """Why the context ends where it does, if not because the model was made for no longer one."""
 
@@ -53,12 +57,14 @@ class ImportRules(Record):
         return ImportRules(
             names=self.names,
             only_with=self.only_with,
+            only_where=self.only_where,
             classes=self.classes,
             wrappers=self.wrappers,
             set=base.set | self.set,
             must_equal=base.must_equal | self.must_equal,
             harmless=(*base.harmless, *self.harmless),
             neutral=neutral | self.neutral,
+            reasons=base.reasons | self.reasons,
             context_ends=self.context_ends or base.context_ends,
         )
 

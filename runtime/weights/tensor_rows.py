@@ -98,7 +98,7 @@ class TensorRows:
     @property
     def is_changed(self) -> bool:
         """Whether its numbers differ from those in the file."""
-        return self.recipe.add != 0
+        return self.recipe.add != 0 or self.recipe.unit_rows
 
     @property
     def is_one_block_row(self) -> bool:
@@ -141,6 +141,9 @@ class TensorRows:
             begin = self.recipe.columns.first - self._whole_blocks()[0]
             numbers = numbers[:, begin : begin + self.columns]
         rows = np.asarray(numbers, np.float32).reshape(last - first, self.columns)
+        if self.recipe.unit_rows:
+            assert self.recipe.columns is None, f"{self.name}: a part of a row does not say its length"
+            rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))
         return rows + np.float32(self.recipe.add) if self.recipe.add else rows
 
     @property

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -17,6 +18,7 @@ from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr_tests.family_models import build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT, logits_of, mlx_lm_logits, prompts, relative_error
+from mlxr_tests.few import few
 
 EXPERTS = "model.layers.{}.mlp.experts."
 
@@ -39,31 +41,60 @@ def as_transformers(folder: Path) -> dict[str, mx.array]:
     return tensors
 
 
-def test_baichuan_is_llama_with_joined_projections(tmp_path: Path) -> None:
+def as_baichuan(folder: Path, **changes: Any) -> Any:
+    """Writes a folder of Baichuan; returns mlx-lm's model with its numbers."""
     config = config_of("llama, linear scaling") | {
         "num_key_value_heads": 4,
         "rope_theta": 10000.0,
         "rope_scaling": None,
+        **changes,
     }
-    model, tokens = build_model(config), prompts(config["vocab_size"])
-    path = save_folder(model, config, tmp_path) / "model.safetensors"
+    model = build_model(config)
+    path = save_folder(model, config, folder) / "model.safetensors"
     tensors = mx.load(str(path))
     for name in [name for name in tensors if "q_proj" in name]:
         parts = [tensors.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
         tensors[name.replace("q_proj", "W_pack")] = mx.concatenate(parts)
     mx.save_safetensors(str(path), tensors)
-    (tmp_path / "model.safetensors.index.json").unlink(missing_ok=True)
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
     config |= {"model_type": "baichuan", "architectures": ["BaichuanForCausalLM"]}
     del config["num_key_value_heads"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config))
+    return model
+
+
+def test_baichuan_is_llama_with_joined_projections(tmp_path: Path) -> None:
+    model = as_baichuan(tmp_path)
+    tokens = prompts(model.args.vocab_size)
     assert relative_error(logits_of(tmp_path, tokens, "reference"), mlx_lm_logits(model, tokens)) < 5e-6
-    for change, message in (
-        ({"z_loss_weight": 0}, "z_loss_weight"),
-        ({"max_position_embeddings": None}, "max_position"),
-    ):
-        (tmp_path / "config.json").write_text(json.dumps(config | change))
-        with pytest.raises(SpecError, match=message):
-            import_model(tmp_path, EXACT)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SpecError, match=r"says nothing of max_position_embeddings, .*: 13B has biases .* \(ALiBi\)"):
+        import_model(tmp_path, EXACT)
+
+
+ON_HOSTS = [(host, bits) for host in ("reference", "cpu", "sim") for bits in (None, 8)]
+
+
+@pytest.mark.parametrize(("host", "bits"), few(ON_HOSTS, [("reference", None)]))
+def test_baichuan_2_s_output_has_rows_of_length_1(host: str, bits: int | None, tmp_path: Path) -> None:
+    """As its own code has it (NormHead); the vocabulary tells that it is Baichuan 2."""
+    model = as_baichuan(tmp_path, vocab_size=125696)
+    path = tmp_path / "model.safetensors"
+    tensors = mx.load(str(path))
+    head = tensors["lm_head.weight"]
+    if bits:
+        planes = mx.quantize(tensors.pop("lm_head.weight"), 64, bits)
+        head = mx.dequantize(*planes, 64, bits)
+        names = ("lm_head.weight", "lm_head.scales", "lm_head.biases")
+        mx.save_safetensors(str(path), tensors | dict(zip(names, planes, strict=True)))
+        config = json.loads((tmp_path / "config.json").read_text())
+        config["quantization"] = {"bits": bits, "group_size": 64}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    model.lm_head.weight = head / mx.linalg.norm(head, axis=1, keepdims=True)
+    tokens = prompts(61)
+    error = relative_error(logits_of(tmp_path, tokens, host), mlx_lm_logits(model, tokens))
+    assert error < (1e-3 if bits else 5e-6)  # what blocks mean, divided, is held in f16
 
 
 @pytest.mark.parametrize("positions", ["rope", "nope"])
