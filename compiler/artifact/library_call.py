@@ -30,6 +30,7 @@ class MatmulCall(Record):
         dtype: type of the result.
         norm: the norm of x; None without a norm.
         finish: the steps after the sums.
+        columns: the columns of x that are normalised and multiplied, the first ones; None: all of them.
     """
 
     function: Literal["matmul"]
@@ -38,6 +39,7 @@ class MatmulCall(Record):
     dtype: DType
     norm: InputNorm | None = None
     finish: Finish = Finish()
+    columns: int | None = None
 
 
 class AttentionCall(Record):

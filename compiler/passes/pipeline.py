@@ -15,6 +15,7 @@ from mlxr.compiler.passes.fuse_clamp import FuseClamp
 from mlxr.compiler.passes.fuse_experts import FuseExperts
 from mlxr.compiler.passes.fuse_gather import FuseGather
 from mlxr.compiler.passes.fuse_latent import FuseLatent
+from mlxr.compiler.passes.fuse_latent_decode import FuseLatentDecode
 from mlxr.compiler.passes.fuse_mlp import FuseMlp
 from mlxr.compiler.passes.fuse_norm import FuseNorm
 from mlxr.compiler.passes.fuse_output import FuseOutput
@@ -51,6 +52,7 @@ def passes_of(phase: PhaseName, *, deterministic: bool = False) -> list[Pass]:
         FuseRoute(),  # after FuseNorm and FuseMlp, which make the projection that takes it
         FuseSharedExpert(),  # after FuseRoute, and after FuseResidual, which adds the shared expert to the others
         FusePostNorm(),  # after FuseResidual, which gives the norm its residual
+        FuseLatentDecode(),  # after FuseLatent, which joins the projections whose results it reads
     )
     return [
         LastTokenLogits(),

@@ -30,7 +30,7 @@ typedef struct {
 typedef struct {
     const float *x, *norm, *norm_bias;
     const int32_t *gather;
-    int heads, of_head, of_token;  // with `heads`, rows are parts of tokens', head after head: so many columns apart in x
+    int heads, of_head, of_token;  // with `heads`, rows are parts of tokens', head after head, so many columns apart in x
     int rows, columns, layer;
     float eps;
     const mlxr_added *added;  // NULL: nothing

@@ -2,9 +2,8 @@
 
 On GPUs the shared expert of several sequences has two launches of its own, which read its weights once for all of them.
 A gate of heads is one more where the heads are no multiple of 8: its rows do not join those of Q, K and V then.
-Latent attention has three more: of the norms and the row that is written, of queries in terms of latents, and of the
-heads' results. A vector of a layer has two more, its gate and its projection. Experts with norms of their own (Gemma 4)
-have three more: their choice, and the shared expert's two products, which stand apart.
+A vector of a layer has two more, its gate and its projection. Experts with norms of their own (Gemma 4) have three
+more: their choice, and the shared expert's two products, which stand apart.
 """
 
 from pathlib import Path
@@ -39,7 +38,6 @@ def test_launches_of_a_decode_layer(case: str, tmp_path: Path) -> None:
             attention = spec.model.layer(layer).attention
             gate = attention.output_gate
             most += gate is not None and gate.scope == "head" and attention.num_heads % 8 != 0
-            most += 3 * (attention.latent is not None)
             most += 2 * (spec.model.layer_embeddings is not None)
             experts = spec.model.layer(layer).mlp.experts
             most += 3 * (experts is not None and experts.own_norms)

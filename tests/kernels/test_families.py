@@ -5,9 +5,9 @@ import itertools
 import mlx.core as mx
 import pytest
 
-from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.schedule.geometry import Geometry
+from mlxr_tests.family_runs import SPLIT, check_q8_cache, check_types, generate
 from mlxr_tests.family_specs import ALL_SPECS, SHORT_SPECS, family_spec
 from mlxr_tests.few import few
 from mlxr_tests.host_pair import HostPair
@@ -16,21 +16,6 @@ from mlxr_tests.specs import compiled, random_weights
 from mlxr_tests.tolerances import Mismatch
 
 pytestmark = pytest.mark.usefixtures("kernel_host")
-
-SPLIT = Geometry.of(partition=16)
-
-
-def generate(pair):
-    """Prompts in one chunk and in several, decode of one and of several sequences past windows, a fork."""
-    a = pair.add()
-    pair.step([(a, [3, 1, 4, 1, 5, 9, 2, 6, 5])])
-    pair.step([(a, [3])])
-    b = pair.fork(a)
-    pair.step([(b, [5]), (a, [8])])
-    c = pair.add()
-    pair.step([(a, [9, 7, 9, 3, 2, 3, 8]), (c, [1, 2, 3, 4, 5]), (b, [6])])
-    pair.step([(a, [4]), (c, [33]), (b, [60])])
-    pair.step([(a, [4])])
 
 
 @pytest.mark.parametrize(
@@ -41,29 +26,6 @@ def test_family(name):
     generate(pair)
     idle = {k.name for k in pair.plan.first.kernels} - set(pair.host.launches)
     assert not idle, f"never launched: {idle}"
-
-
-def planted(artifact, label="", old="", new=""):
-    """With `new` for `old` in every kernel of this label that has it."""
-    texts = {k.file: artifact.kernel_text(k.name) for k in artifact.plan.first.kernels if k.label == label}
-    mistaken = {file: text.replace(old, new) for file, text in texts.items() if old in text}
-    assert mistaken or not label, "the mistake must be possible"
-    return Artifact({**artifact.files, **mistaken})
-
-
-def check_q8_cache(name, layout="block", mistake=()):
-    cache = {"dtype": "q8", "block_size": 4, "max_sequences": 3, "layout": layout}
-    generate(HostPair(planted(compiled(family_spec(name, cache=cache), SPLIT), *mistake)))
-
-
-def check_types(name, dtype, mistake=()):
-    rounded, exact = (
-        compiled(family_spec(name, activation_dtype=activations, weights={"default": dtype}), SPLIT)
-        for activations in (dtype, "f32")
-    )
-    pair = RoundingPair(planted(rounded, *mistake), exact)
-    generate(pair)
-    pair.check()
 
 
 WITH_Q8 = itertools.product(

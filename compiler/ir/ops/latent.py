@@ -5,6 +5,7 @@ Source: DeepSeek-V2 (2024), with the products that make keys and values of laten
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import LATENTS
@@ -217,8 +218,8 @@ class LatentAttention(OpKind):
     name = "latent_attention"
     summary = "softmax(scale q row^T) latent over the arena, causal"
     family = "attention"
-    inputs = ("q", *_TABLES, LATENTS)
-    optional = ("query_tiles", "token")
+    inputs: ClassVar[tuple[str, ...]] = ("q", *_TABLES, LATENTS)
+    optional: ClassVar[tuple[str, ...]] = ("query_tiles", "token")
     outputs = ("out", "token")
     accesses = dict.fromkeys((LATENTS,), "read")
     stages = EVERY_STAGE
@@ -245,8 +246,7 @@ class LatentAttention(OpKind):
         """From q [tokens, heads * row_dim], batch tables, the arena -> out [tokens, heads * kv_rank], token."""
         require_heads(t, "q", self.num_heads, self.row_dim)
         require_positive("scale", self.scale)
-        both = (self.temperature_beta is None) == (self.temperature_context is None)
-        require(both, "temperature_beta and temperature_context are given together or not at all")
+        check_temperature(self)
         require_cache(t, self.accesses, 1, self.row_dim)
         return {"out": Tensor((t["q"].shape[0], self.num_heads * self.kv_rank), t["q"].dtype), "token": TOKEN}
 
@@ -272,6 +272,12 @@ class LatentAttention(OpKind):
             return Division(self, WHOLE)
         result = split(Axis("heads", self.num_heads, self.kv_rank))
         return Division(replace(self, num_heads=heads.count_of(share)), result)
+
+
+def check_temperature(attrs: LatentAttention) -> None:
+    """Raises RuleError if only one of the numbers of a temperature is given."""
+    both = (attrs.temperature_beta is None) == (attrs.temperature_context is None)
+    require(both, "temperature_beta and temperature_context are given together or not at all")
 
 
 def row_bytes(t: Tensors) -> int:

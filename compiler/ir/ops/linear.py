@@ -68,6 +68,7 @@ class Projection(Product):
         eps, norm_kind: epsilon and kind of the norm before it; None without a norm.
         activation, gated, limit, residual_scale, out_scale, out_cap, out_limit: see `Finish`.
         added_eps, added_factor: of what a block adds to x first, see `AddedBlock`; `stream` is the sum. None: nothing.
+        columns: the columns of x that are normalised and multiplied, the first ones; None: all of them.
     """
 
     name = "projection"
@@ -93,6 +94,7 @@ class Projection(Product):
     times_first: int | None = None
     added_eps: float | None = None
     added_factor: float = 1.0
+    columns: int | None = None
 
     @property
     def added(self) -> AddedBlock | None:
@@ -120,6 +122,7 @@ class Projection(Product):
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """Like `Linear`, with a norm before it, and after it activation, scale, cap, columns, gate and residual."""
+        t = {**t, "x": self._multiplied(t)}
         rows, features = _product(t)
         if "rows" in t:
             rows = t["rows"].shape[0]
@@ -138,6 +141,15 @@ class Projection(Product):
             require_columns(t, out, self.times_first)
         require_residual(t, out)
         return {"out": out} if self.added is None else {"out": out, "stream": t["x"]}
+
+    def _multiplied(self, t: Tensors) -> Tensor:
+        """The columns of x that are multiplied."""
+        rows, width = matrix(t, "x")
+        if self.columns is None:
+            return t["x"]
+        require(self.norm is not None, "columns are given, but no norm")
+        require(0 < self.columns <= width, f"x has {width} columns; expected {self.columns} or more")
+        return Tensor((rows, self.columns), t["x"].dtype)
 
 
 def _product(t: Tensors) -> tuple[Dim, int]:

@@ -11,18 +11,20 @@ from mlxr.compiler.targets.cpu.kernels.collective import CpuCollective
 from mlxr.compiler.targets.cpu.unit import Call, Calls
 
 
-def calls_of(program: PlacedProgram, names: Mapping[CpuKernel, str]) -> tuple[Calls, ...]:
+def calls_of(
+    program: PlacedProgram, names: Mapping[CpuKernel, str], counters: Mapping[CpuKernel, int]
+) -> tuple[Calls, ...]:
     """The calls of each phase.
 
     Args:
         program: the launches, whose buffers have places.
-        names: the names of the kernels, in the order of their launch counters.
+        names: the names of the kernels.
+        counters: the numbers of their launch counters.
 
     Raises:
         PlanError: a launch has a condition that the program cannot test.
     """
     tensors = {tensor.name: index for index, tensor in enumerate(program.lowered.tensors)}
-    counters = {kernel: index for index, kernel in enumerate(names)}
     return tuple(_calls(phase, names, counters, tensors) for phase in program.phases)
 
 

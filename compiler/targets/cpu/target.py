@@ -86,13 +86,15 @@ class CpuTarget:
     ) -> tuple[Program, dict[str, str]]:
         """One translation unit; see `Target.render`."""
         kernels, tensors = list(_c_kernels(placed.kernels)), placed.lowered.tensors
-        names = name_kernels(kernels)
+        names, counters = name_kernels(kernels), {kernel: index for index, kernel in enumerate(kernels)}
         copies = kernels.pop() if placed.lowered.copy_blocks else None
         shared_bytes, thread_bytes = _scratch_bytes(kernels)
+        called = dict.fromkeys(called for kernel in kernels for called in kernel.calls)
         unit = Unit(
+            called=tuple((names[kernel], kernel) for kernel in called),
             kernels=tuple((names[kernel], kernel) for kernel in kernels),
             copy_blocks=(names[copies], copies) if copies is not None else None,
-            phases=calls_of(placed, names),
+            phases=calls_of(placed, names, counters),
             tensors=tensors,
             num_stores=len(inputs.arena.allocations),
             activation_bytes=placed.activation_bytes,
@@ -110,7 +112,8 @@ class CpuTarget:
             thread_bytes=thread_bytes,
             step_batches=placed.lowered.step_batches,
         )
-        entries: dict[Kernel, KernelEntry] = {kernel: _entry(kernel, name) for kernel, name in names.items()}
+        launched = [*kernels, *([copies] if copies is not None else [])]
+        entries: dict[Kernel, KernelEntry] = {kernel: _entry(kernel, names[kernel]) for kernel in launched}
         return make_program(placed, entries, inputs, library), {FILE: text}
 
 

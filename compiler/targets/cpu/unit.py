@@ -1,7 +1,7 @@
 """Renders the translation unit: headers, a C function for each kernel and each phase, and the API of the library."""
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import jinja2
@@ -50,6 +50,7 @@ class Unit:
     """The input from which the translation unit is rendered.
 
     Attributes:
+        called: names and contexts of the functions that kernels call. A step may call some of them, too.
         kernels: names and contexts of all kernels that steps call, in the order of their launch counters.
         copy_blocks: name and context of the kernel that copies blocks; None if blocks are never shared.
         phases: the calls of each phase.
@@ -60,6 +61,7 @@ class Unit:
         step_batches: see `Lowered`.
     """
 
+    called: tuple[tuple[str, CpuKernel], ...]
     kernels: tuple[tuple[str, CpuKernel], ...]
     copy_blocks: tuple[str, CpuKernel] | None
     phases: tuple[Calls, ...]
@@ -93,14 +95,14 @@ def headers(formats: Collection[WeightFormat]) -> tuple[str, ...]:
 
 
 def name_kernels(kernels: Sequence[CpuKernel]) -> dict[CpuKernel, str]:
-    """A name for each kernel: its label and a hash of its text.
+    """A name for each kernel, and for each function that kernels call: its label and a hash of its text.
 
     Raises:
         PlanError: a template has a mistake.
     """
-    names = {}
-    for kernel in kernels:
-        text = _function("kernel", kernel)
+    names: dict[CpuKernel, str] = {}
+    for kernel in (*(called for caller in kernels for called in caller.calls), *kernels):
+        text = _function("kernel", kernel, names)
         names[kernel] = f"{kernel.label}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return names
 
@@ -111,7 +113,9 @@ def render_unit(unit: Unit, origin: Provenance) -> tuple[str, int]:
     Raises:
         PlanError: a template has a mistake, or the text is not ASCII.
     """
-    helpers = dict.fromkeys(helper for _, kernel in unit.kernels for helper in kernel.helpers)
+    functions = tuple(dict.fromkeys((*unit.called, *unit.kernels)))
+    names = {kernel: name for name, kernel in unit.called}
+    helpers = dict.fromkeys(helper for _, kernel in functions for helper in kernel.helpers)
     values: dict[str, object] = {
         "unit": unit,
         "origin": origin,
@@ -119,8 +123,8 @@ def render_unit(unit: Unit, origin: Provenance) -> tuple[str, int]:
         "affine_formats": affine_definitions(unit.formats),
         "exchanges": LINKS in helpers,
         "helpers": [_render(f"cpu/{h.template}", {"h": h}) for h in helpers if not isinstance(h, CpuHeader)],
-        "functions": [(name if kernel.apart else "", _function(name, kernel)) for name, kernel in unit.kernels],
-        "copy_function": _function(*unit.copy_blocks) if unit.copy_blocks else "",
+        "functions": [(name if kernel.apart else "", _function(name, kernel, names)) for name, kernel in functions],
+        "copy_function": _function(*unit.copy_blocks, names) if unit.copy_blocks else "",
     }
     draft = _render("cpu/model.c.jinja", values | {"abi": 0})
     # Without the first line, which names the model: models that say the same share a library.
@@ -131,8 +135,10 @@ def render_unit(unit: Unit, origin: Provenance) -> tuple[str, int]:
     return text, abi
 
 
-def _function(name: str, kernel: CpuKernel) -> str:
-    return _render(f"cpu/{kernel.template}", {"k": kernel, "name": name})
+def _function(name: str, kernel: CpuKernel, names: Mapping[CpuKernel, str]) -> str:
+    """The text of a kernel; `names` are those of the functions that it calls."""
+    calls = [names[called] for called in kernel.calls]
+    return _render(f"cpu/{kernel.template}", {"k": kernel, "name": name, "calls": calls})
 
 
 def _render(template: str, values: dict[str, object]) -> str:

@@ -39,7 +39,8 @@ def matmul(call: MatmulCall, inputs: Inputs) -> mx.array:
         [rows, out], row-major.
     """
     x, finish, out = inputs["x"], call.finish, MLX_DTYPES[call.dtype]
-    x = _normalised(x[inputs["rows"]] if "rows" in inputs else x, inputs, call.norm)
+    x = x[inputs["rows"]] if "rows" in inputs else x if call.columns is None else x[:, : call.columns]
+    x = _normalised(x, inputs, call.norm)
     columns = inputs["weight"].T
     added = _added_by_matmul(inputs, finish, out)
     if added is not None:

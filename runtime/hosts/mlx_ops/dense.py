@@ -162,12 +162,13 @@ def projection(inputs: Inputs, attrs: Projection, arena: ArenaLayer | None = Non
     y = act(norm(x[rows]) @ weight.T + bias) * out_scale, soft capped, clamped. Where a block's result is added to x
     first, the sum is `stream`.
 
-    x [tokens, width], weight [features, width]; optional norm and norm_bias [width], bias [features], residual [rows,
-    out], gate [rows, 1], rows [rows]. Where gated, the weight's rows are the gate's, then the up projection's.
+    x [tokens, width or more], weight [features, width]; optional norm and norm_bias [width], bias [features],
+    residual [rows, out], gate [rows, 1], rows [rows]. Where gated, the weight's rows are the gate's, then the up
+    projection's.
     """
     stream = add_block(inputs, attrs.added)
     x = f32(stream[inputs["rows"]] if "rows" in inputs else stream)
-    x = normalise_input(x, inputs, attrs.norm)
+    x = normalise_input(x[:, : attrs.columns], inputs, attrs.norm)
     y = x @ f32(inputs["weight"]).T
     if "bias" in inputs:
         y = y + f32(inputs["bias"])

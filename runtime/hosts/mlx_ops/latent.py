@@ -16,6 +16,7 @@ from mlxr.compiler.ir.ops.latent import (
     LatentRows,
     LatentWrite,
 )
+from mlxr.compiler.ir.ops.latent_decode import LatentDecode
 from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.hosts.mlx_ops.attend import context_of, pass_token, rotate_pairs, store_rows
 from mlxr.runtime.hosts.mlx_ops.table import evaluates
@@ -71,6 +72,17 @@ def latent_attention(inputs: Inputs, attrs: LatentAttention, arena: ArenaLayer |
         outs.append(weights @ rows[:, : attrs.kv_rank])
     out = mx.concatenate(outs)
     return {"out": out.reshape(len(out), -1).astype(inputs["q"].dtype)} | pass_token(inputs)
+
+
+@evaluates(LatentDecode)
+def latent_decode(inputs: Inputs, attrs: LatentDecode, arena: ArenaLayer | None = None) -> Outputs:
+    """Write, queries, attention and the heads' products of q [seqs, heads * head_dim or more] and kv."""
+    q, own = inputs["q"], dict(inputs)
+    _store(own | {"x": inputs["kv"]}, attrs.write, arena)
+    rows = latent_queries(own | {"x": f32(q), "weight": inputs["k_b"]}, attrs.queries, arena)["out"]
+    attended = latent_attention(own | {"q": rows, "query_start": mx.arange(len(q) + 1)}, attrs, arena)
+    out = head_product({"x": attended["out"], "weight": inputs["v_b"]}, attrs.products, arena)["out"]
+    return dict(attended) | {"out": out.astype(q.dtype)}
 
 
 def _store(inputs: Inputs, attrs: LatentRows, arena: ArenaLayer | None) -> Outputs:

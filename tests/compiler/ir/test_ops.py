@@ -196,6 +196,12 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         PLAIN | {"eps": 0.1, "norm_kind": "layer", "activation": "silu", "gated": True},
         {"out": Tensor(("rows", 13), BF16)},
     ),
+    "projection, some columns": (
+        "projection",
+        {"x": tokens(64), "weight": matrix(24, 48), "norm": matrix(48)},
+        PLAIN | {"eps": 0.1, "norm_kind": "rms", "columns": 48},
+        {"out": tokens(24, BF16)},
+    ),
     "rope_write_attention": (
         "rope_write_attention",
         PACKED | {"sinks": matrix(6)},
@@ -363,6 +369,9 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("attention", {"k_arena": (9, 2, 4, 40, 2)}, {}, "k_arena is"),
     ("attention", {"k_arena": (9, 4, 2, 40)}, {}, "k_arena is"),
     ("projection", {"weight": (24, 40)}, {}, "weight has 40 columns, x has 48"),
+    ("projection, some columns", {"x": tokens(40)}, {}, "x has 40 columns; expected 48 or more"),
+    ("projection, some columns", {"norm": (64,)}, {}, r"norm is \[64\]; expected \[48\]"),
+    ("projection", {}, {"columns": 24}, "columns are given, but no norm"),
     (ALL, {"norm": (26,)}, {}, r"norm is \[26\]; expected \[48\]"),
     (ALL, {}, {"eps": None}, "there is a norm but eps is none"),
     (ALL, {}, {"norm_kind": None}, "attribute norm_kind is None; expected one of rms, layer"),
@@ -417,6 +426,7 @@ def test_stages() -> None:
     attention |= {"rope_read_attention"}
     experts = {"route", "expert_projection", "routed_projection", "expert_combine"}
     latent = {"latent_write", "latent_norm_write", "head_product", "latent_queries", "latent_attention"}
+    latent |= {"latent_decode"}
     collectives = {"all_sum", "send", "receive", "gather_result"}
     assert left == {"embed", "norm", "norm_rows", "linear", "projection"} | experts | attention | latent | collectives
 

@@ -1,4 +1,4 @@
-// latent_write_8faa8964
+// latent_write_785a9609
 // small spec of a test
 //
 // The row of each token, [norm(latent) | rope(key)], goes to the token's slot.
@@ -51,9 +51,6 @@ inline float q8_scale(float largest) { return metal::isfinite(largest) ? largest
 inline int8_t q8_number(float x, float scale) {
   return scale > 0.0f ? (int8_t)metal::rint(metal::clamp(x / scale, -127.0f, 127.0f)) : (int8_t)0;
 }
-inline ulong arena_row(uint block, uint layer, uint offset) {
-  return (((ulong)block * 1u + layer) * 16u + offset) * 92u;
-}
 // 1 / rms of n elements, by the lanes of a simdgroup.
 inline float inverse_rms(const device float* x, uint n, float inverse, uint lane) {
   float squares = 0.0f;
@@ -62,8 +59,11 @@ inline float inverse_rms(const device float* x, uint n, float inverse, uint lane
   }
   return metal::precise::rsqrt(simd_sum(squares) * inverse + 0.00999999978f);
 }
+inline ulong arena_row(uint block, uint layer, uint offset) {
+  return (((ulong)block * 1u + layer) * 16u + offset) * 92u;
+}
 // ---- kernel
-[[kernel]] void latent_write_8faa8964(
+[[kernel]] void latent_write_785a9609(
   const device float* x [[buffer(0)]],
   const device float* kv_norm [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],
@@ -82,37 +82,37 @@ inline float inverse_rms(const device float* x, uint n, float inverse, uint lane
     return;
   }
   const uint slot = (uint)slots[t];
-  const int position = positions[t];
   const device float* latent = own + 240u;
   const device float* key = latent + 72u;
-  device int8_t* target = const_cast<device int8_t*>(latent_arena) +
-      arena_row(slot / 16u, layer[0], slot % 16u);
-  const float factor = inverse_rms(latent, 72u, 0.013888889f, lane);
+  const float of_latent = inverse_rms(latent, 72u, 0.013888889f, lane);
   float row[3];
 #pragma unroll
   for (uint i = 0; i < 3u; i++) {
     const uint element = lane + 32u * i;
     row[i] = 0.0f;
     if (element < 72u) {
-      row[i] = (float)latent[element] * factor * (float)kv_norm[element];
+      row[i] = (float)latent[element] * of_latent * (float)kv_norm[element];
     } else if (element < 88u) {
-      row[i] = rotate(key, element - 72u, rotation(element - 72u, position));
+      row[i] = rotate(key, element - 72u, rotation(element - 72u, positions[t]));
     }
   }
-  float largest = 0.0f;
+  float largest_of_row = 0.0f;
 #pragma unroll
   for (uint i = 0; i < 3u; i++) {
-    largest = max(largest, q8_magnitude(row[i]));
+    largest_of_row = max(largest_of_row, q8_magnitude(row[i]));
   }
-  const float scale = q8_scale(simd_max(largest));
+  const float row_scale = q8_scale(simd_max(largest_of_row));
+
+  device int8_t* target = const_cast<device int8_t*>(latent_arena) +
+      arena_row(slot / 16u, layer[0], slot % 16u);
   if (lane == 0) {
-    *(device float*)(target + 88) = scale;
+    *(device float*)(target + 88) = row_scale;
   }
 #pragma unroll
   for (uint i = 0; i < 3u; i++) {
     const uint element = lane + 32u * i;
     if (element < 88u) {
-      target[element] = q8_number(row[i], scale);
+      target[element] = q8_number(row[i], row_scale);
     }
   }
   if (t == 0 && thread_index_in_threadgroup < 8) {

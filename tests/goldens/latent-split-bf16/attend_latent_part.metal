@@ -1,4 +1,4 @@
-// attend_latent_part_471e7247
+// attend_latent_part_8e11fc6c
 // small spec of a test
 //
 // Attention of a token to the rows of its sequence, of which the first 72 elements are also the value: so a row is loaded
@@ -6,9 +6,12 @@
 // queries, of the sums and of 2 rows. 4 simdgroups share the keys of the same heads.
 // Grid: (1 groups of heads, tokens, 3 partitions) threadgroups of 8 simdgroups.
 //   q          [tokens, 6, 88] bf16, rotated
+//   kv         [tokens, 144] bf16: the latent from column 56 on, 72, then the key, 16
+//   kv_norm    [72] f32
+//   slots      [tokens] i32: block * 16 + offset, of the new tokens
 //   positions  [tokens] i32
 //   block_tables  [1 + seqs * columns] i32: the columns, then the blocks of each sequence
-//   latent_arena  [12, 1, 16, 1, 88] bf16
+//   latent_arena  [12, 1, 16, 1, 88] bf16, the new token's slot written in place
 //   layer      [8] u32: the layer first
 //   token, token_out  [8] u32
 //   partial    [seqs, 6, 3, 72] f32
@@ -35,21 +38,55 @@ inline void load_bf16_4(const device bfloat16_t* p, thread float4* v) {
 }
 
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+constant float rope_frequencies[8] = {
+  1.0f, 0.316227764f, 0.100000001f, 0.0316227749f, 0.00999999978f, 0.00316227763f,
+  0.00100000005f, 0.000316227757f,
+};
+
+struct Rotation {
+  float cosine;
+  float sine;
+  uint partner;
+};
+
+inline Rotation rotation(uint element, int position) {
+  const bool first = element < 8u;
+  const uint pair = first ? element : element - 8u;
+  const uint partner = first ? element + 8u : pair;
+  const float angle = (float)position * rope_frequencies[pair];
+  const float sine = metal::precise::sin(angle);
+  return Rotation{metal::precise::cos(angle), first ? -sine : sine, partner};
+}
+
+inline float rotate(const device bfloat16_t* head, uint element, Rotation r) {
+  return (float)head[element] * r.cosine + (float)head[r.partner] * r.sine;
+}
+// 1 / rms of n elements, by the lanes of a simdgroup.
+inline float inverse_rms(const device bfloat16_t* x, uint n, float inverse, uint lane) {
+  float squares = 0.0f;
+  for (uint i = lane; i < n; i += 32) {
+    squares += (float)x[i] * (float)x[i];
+  }
+  return metal::precise::rsqrt(simd_sum(squares) * inverse + 9.99999975e-06f);
+}
 inline ulong arena_row(uint block, uint layer, uint offset) {
   return (((ulong)block * 1u + layer) * 16u + offset) * 88u;
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_latent_part_471e7247(
+[[kernel]] void attend_latent_part_8e11fc6c(
   const device bfloat16_t* q [[buffer(0)]],
-  const device int32_t* positions [[buffer(1)]],
-  const device int32_t* block_tables [[buffer(2)]],
-  const device uint32_t* layer [[buffer(3)]],
-  const device bfloat16_t* latent_arena [[buffer(4)]],
-  const device uint32_t* token [[buffer(5)]],
-  device float* partial [[buffer(6)]],
-  device float* stats [[buffer(7)]],
-  device uint32_t* token_out [[buffer(8)]],
+  const device bfloat16_t* kv [[buffer(1)]],
+  const device float* kv_norm [[buffer(2)]],
+  const device int32_t* slots [[buffer(3)]],
+  const device int32_t* positions [[buffer(4)]],
+  const device int32_t* block_tables [[buffer(5)]],
+  const device uint32_t* layer [[buffer(6)]],
+  const device bfloat16_t* latent_arena [[buffer(7)]],
+  const device uint32_t* token [[buffer(8)]],
+  device float* partial [[buffer(9)]],
+  device float* stats [[buffer(10)]],
+  device uint32_t* token_out [[buffer(11)]],
   uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
@@ -66,13 +103,53 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint length = (position - start) / 48u * 16u + 16u;
   const uint partition = threadgroup_position_in_grid.z;
   const uint begin = start + partition * length;
-  const uint end = min(begin + length, position + 1);
+  const uint end = min(begin + length, position);
   if (begin > position) {
   if (threadgroup_position_in_grid.x == 0 && threadgroup_position_in_grid.y == 0 && threadgroup_position_in_grid.z == 0 && thread_index_in_threadgroup < 8) {
     token_out[thread_index_in_threadgroup] = token[thread_index_in_threadgroup] + 1;
   }
     return;
   }
+  // The partition with the new token makes its row; the threadgroup of the first heads stores it.
+  const bool owner = position - begin < length;
+  MLXR_THREADGROUP(float4, newest, 22);
+  if (owner && simdgroup_index_in_threadgroup == 0) {
+  const device bfloat16_t* latent = kv + (ulong)t * 144u + 56u;
+  const device bfloat16_t* key = latent + 72u;
+  const float of_latent = inverse_rms(latent, 72u, 0.013888889f, lane);
+  float row[3];
+#pragma unroll
+  for (uint i = 0; i < 3u; i++) {
+    const uint element = lane + 32u * i;
+    row[i] = 0.0f;
+    if (element < 72u) {
+      row[i] = (float)latent[element] * of_latent * (float)kv_norm[element];
+    } else if (element < 88u) {
+      row[i] = rotate(key, element - 72u, rotation(element - 72u, (int)position));
+    }
+  }
+
+    threadgroup float* to = (threadgroup float*)newest;
+#pragma unroll
+    for (uint i = 0; i < 3u; i++) {
+      if (lane + 32u * i < 88u) {
+        to[lane + 32u * i] = (float)(bfloat16_t)row[i];
+      }
+    }
+    if (threadgroup_position_in_grid.x == 0) {
+      const uint slot = (uint)slots[t];
+      device bfloat16_t* target = const_cast<device bfloat16_t*>(latent_arena) +
+          arena_row(slot / 16u, layer[0], slot % 16u);
+#pragma unroll
+      for (uint i = 0; i < 3u; i++) {
+        const uint element = lane + 32u * i;
+        if (element < 88u) {
+          target[element] = (bfloat16_t)row[i];
+        }
+      }
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   const float factor = 0.22811012f;
 
   float4 queries[4][1];
@@ -83,8 +160,6 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   for (uint h = 0; h < 4u; h++) {
     // Heads past the last one repeat it, and are not stored.
     const uint head = min(first_head + h, 5u);
-    maximum[h] = LOWEST;
-    total[h] = 0.0f;
 #pragma unroll
     for (uint i = 0; i < 1u; i++) {
       const uint element = (lane + 32u * i) * 4u;
@@ -94,9 +169,33 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
         queries[h][i] *= factor;
       }
     }
+  }
+#pragma unroll
+  for (uint h = 0; h < 4u; h++) {
+    maximum[h] = LOWEST;
+    total[h] = 0.0f;
 #pragma unroll
     for (uint i = 0; i < 1u; i++) {
       values[h][i] = float4(0.0f);
+    }
+  }
+  if (owner && share == 0) {
+#pragma unroll
+    for (uint h = 0; h < 4u; h++) {
+      float4 products = float4(0.0f);
+#pragma unroll
+      for (uint i = 0; i < 1u; i++) {
+        if (lane + 32u * i < 22u) {
+          products += queries[h][i] * newest[lane + 32u * i];
+        }
+      }
+      maximum[h] = simd_sum(sum4(products));
+      total[h] = 1.0f;
+#pragma unroll
+      for (uint i = 0; i < 1u; i++) {
+        // Elements past the value's end are not stored.
+        values[h][i] = newest[min(lane + 32u * i, 17u)];
+      }
     }
   }
 

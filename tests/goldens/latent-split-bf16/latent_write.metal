@@ -1,4 +1,4 @@
-// latent_write_5b2ddc93
+// latent_write_a59b5768
 // small spec of a test
 //
 // The row of each token, [norm(latent) | rope(key)], goes to the token's slot; the norm of the queries' latent.
@@ -46,9 +46,6 @@ inline Rotation rotation(uint element, int position) {
 inline float rotate(const device bfloat16_t* head, uint element, Rotation r) {
   return (float)head[element] * r.cosine + (float)head[r.partner] * r.sine;
 }
-inline ulong arena_row(uint block, uint layer, uint offset) {
-  return (((ulong)block * 1u + layer) * 16u + offset) * 88u;
-}
 // 1 / rms of n elements, by the lanes of a simdgroup.
 inline float inverse_rms(const device bfloat16_t* x, uint n, float inverse, uint lane) {
   float squares = 0.0f;
@@ -57,8 +54,11 @@ inline float inverse_rms(const device bfloat16_t* x, uint n, float inverse, uint
   }
   return metal::precise::rsqrt(simd_sum(squares) * inverse + 9.99999975e-06f);
 }
+inline ulong arena_row(uint block, uint layer, uint offset) {
+  return (((ulong)block * 1u + layer) * 16u + offset) * 88u;
+}
 // ---- kernel
-[[kernel]] void latent_write_5b2ddc93(
+[[kernel]] void latent_write_a59b5768(
   const device bfloat16_t* x [[buffer(0)]],
   const device float* q_norm [[buffer(1)]],
   const device float* kv_norm [[buffer(2)]],
@@ -87,23 +87,23 @@ inline float inverse_rms(const device bfloat16_t* x, uint n, float inverse, uint
     return;
   }
   const uint slot = (uint)slots[t];
-  const int position = positions[t];
   const device bfloat16_t* latent = own + 56u;
   const device bfloat16_t* key = latent + 72u;
-  device bfloat16_t* target = const_cast<device bfloat16_t*>(latent_arena) +
-      arena_row(slot / 16u, layer[0], slot % 16u);
-  const float factor = inverse_rms(latent, 72u, 0.013888889f, lane);
+  const float of_latent = inverse_rms(latent, 72u, 0.013888889f, lane);
   float row[3];
 #pragma unroll
   for (uint i = 0; i < 3u; i++) {
     const uint element = lane + 32u * i;
     row[i] = 0.0f;
     if (element < 72u) {
-      row[i] = (float)latent[element] * factor * (float)kv_norm[element];
+      row[i] = (float)latent[element] * of_latent * (float)kv_norm[element];
     } else if (element < 88u) {
-      row[i] = rotate(key, element - 72u, rotation(element - 72u, position));
+      row[i] = rotate(key, element - 72u, rotation(element - 72u, positions[t]));
     }
   }
+
+  device bfloat16_t* target = const_cast<device bfloat16_t*>(latent_arena) +
+      arena_row(slot / 16u, layer[0], slot % 16u);
 #pragma unroll
   for (uint i = 0; i < 3u; i++) {
     const uint element = lane + 32u * i;

@@ -21,6 +21,13 @@ def _matrix(*shape: int) -> Tensor:
 _IDS, _TOKEN = Tensor(("tokens",), DType.I32), Tensor((8,), DType.U32)
 _LATENTS = {"latent_arena": Tensor((9, 2, 4, 1, 64), DType.BF16)}
 _WRITTEN = {"x": _tokens(88, DType.BF16), "kv_norm": _matrix(48), "frequencies": _matrix(8)} | _LATENTS
+_ROWS = {"num_heads": 6, "kv_rank": 48, "rope_dim": 16, "scale": 0.1}
+_NO_TEMPERATURE = {"temperature_beta": None, "temperature_context": None}
+_DECODED = {"q": _tokens(240, DType.BF16), "kv": _tokens(88, DType.BF16), "kv_norm": _matrix(48)} | {
+    "k_b": _matrix(6 * 48, 24),
+    "v_b": _matrix(6 * 56, 48),
+    "frequencies": _matrix(8),
+}
 GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]] = {
     "latent_write": ("latent_write", _WRITTEN, _WRITE, {"token": _TOKEN}),
     "latent_norm_write": (
@@ -44,9 +51,14 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
     "latent_attention": (
         "latent_attention",
         {"q": _tokens(6 * 64, DType.BF16)} | _LATENTS,
-        {"num_heads": 6, "kv_rank": 48, "rope_dim": 16, "scale": 0.1}
-        | {"temperature_beta": None, "temperature_context": None},
+        _ROWS | _NO_TEMPERATURE,
         {"out": _tokens(6 * 48, DType.BF16), "token": _TOKEN},
+    ),
+    "latent_decode": (
+        "latent_decode",
+        _DECODED | _LATENTS,
+        _ROWS | _NO_TEMPERATURE | _ROTATED | {"head_dim": 40, "first": 24, "eps": 0.1},
+        {"out": _tokens(6 * 56, DType.BF16), "token": _TOKEN},
     ),
 }
 BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
@@ -63,4 +75,12 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("latent_attention", {"q": _tokens(6 * 48)}, {}, "q has 288 columns; expected 6 x 64"),
     ("latent_attention", {}, {"scale": 0.0}, "attribute scale is 0.0; expected a number greater than 0"),
     ("latent_attention", {}, {"temperature_beta": 0.1}, "are given together or not at all"),
+    ("latent_decode", {"q": _tokens(232)}, {}, "q has 232 columns; expected at least 6 x 40"),
+    ("latent_decode", {"kv": _tokens(80)}, {}, "kv has 80 columns; the latent and its key end at 88"),
+    ("latent_decode", {"kv_norm": (40,)}, {}, r"kv_norm is \[40\]; expected \[48\]"),
+    ("latent_decode", {"k_b": (288, 32)}, {}, r"k_b is \[288, 32\]; expected \[288, 24\]"),
+    ("latent_decode", {"v_b": (336, 40)}, {}, "v_b has 40 columns; expected 48"),
+    ("latent_decode", {"v_b": (335, 48)}, {}, "v_b has 335 rows; expected 6 equal parts"),
+    ("latent_decode", {"frequencies": (4,)}, {}, r"frequencies are \[4\]; expected \[8\]"),
+    ("latent_decode", {}, {"temperature_beta": 0.1}, "are given together or not at all"),
 ]

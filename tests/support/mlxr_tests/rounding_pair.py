@@ -22,7 +22,7 @@ from mlxr_tests.tolerances import Floats, check_as_exact
 
 
 class RoundingPair(HostPair):
-    """Keeps the logits, keys and values of all steps, which `check` compares."""
+    """Keeps the logits and stored rows of all steps, which `check` compares."""
 
     def __init__(self, artifact: Artifact, exact: Artifact) -> None:
         """Takes the artifact, and an artifact of the same model with f32 activations and cache."""
@@ -45,9 +45,10 @@ class RoundingPair(HostPair):
         for layer in range(self.plan.num_layers):
             arenas = (self.arena, self.reference_arena, self.exact_arena)
             slots = slots_of(self.arena, batch, layer)
-            k, v = zip(*(stored_rows(arena, layer, slots).values() for arena in arenas), strict=True)
-            self.rows[f"K of layer {layer}"].append(k)
-            self.rows[f"V of layer {layer}"].append(v)
+            rows = [stored_rows(arena, layer, slots) for arena in arenas]
+            for store in rows[0]:
+                got, want, exact = (of_arena[store] for of_arena in rows)
+                self.rows[f"{store} of layer {layer}"].append((got, want, exact))
 
     def _check_rows(self, what: str, got: Floats, want: Floats, dtype: str) -> None:
         """Does nothing: `check` compares the rows."""

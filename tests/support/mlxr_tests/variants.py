@@ -283,14 +283,14 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         ),
         Geometry.of(partition=16),
         (
-            *("latent_write", "latent_queries", "head_product"),
-            *("attend_latent", "attend_latent_part", "attend_latent_prefill"),
+            *("latent_write", "latent_queries", "head_product", "latent_decode"),
+            *("attend_latent_part", "attend_latent_prefill", "latent_reduce"),
         ),
     ),
     "latent-q8": (
         small_spec(**FAMILY_SPECS["latent-one-projection"], model__num_layers=1, cache={"dtype": "q8"}),
         Geometry(),
-        ("latent_write", "attend_latent"),
+        ("latent_write", "latent_decode"),
     ),
     "attention-mma": (
         small_spec(

@@ -108,6 +108,11 @@ class CpuKernel(Kernel):
         return ()
 
     @property
+    def calls(self) -> "tuple[CpuKernel, ...]":
+        """The functions that it calls, which the program has besides; see `CpuLatentDecode`."""
+        return ()
+
+    @property
     def apart(self) -> bool:
         """Whether it compiles so slowly that hosts may compile it separately, in parallel with the rest of the program.
 

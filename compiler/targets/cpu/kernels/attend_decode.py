@@ -37,8 +37,8 @@ class CpuAttendDecode(CpuAttentionKernel):
 
     @property
     def split_units(self) -> int:
-        """Units of 16 keys per thread from which threads share keys instead of heads."""
-        return _SPLIT_UNITS
+        """Units of 16 keys per thread from which threads share keys instead of KV heads; 0: always."""
+        return _SPLIT_UNITS if self.latent_dim is None else 0
 
     @property
     def key_tile(self) -> int:
@@ -109,9 +109,14 @@ def _attend(lowering: CpuLowering, op: Op, attrs: PackedAttention) -> None:
 
 @lowers(LatentAttention)
 def lower_latent_attention(lowering: CpuLowering, op: Op, attrs: LatentAttention) -> None:
-    """Adds the call for an op; unless `compute` is `fast`, one kernel for all steps, so that all give the same bits."""
+    """Adds the call for an op."""
+    lowering.add_call(op, latent_kernel(lowering, op, attrs), {"qkv": op.inputs["q"]})
+
+
+def latent_kernel(lowering: CpuLowering, op: Op, attrs: LatentAttention) -> CpuAttentionKernel:
+    """The kernel of attention; unless `compute` is `fast`, the same for all steps, so that all give the same bits."""
     is_decode = lowering.phase == "decode" and lowering.compute == "fast"
-    kernel = (CpuAttendDecode if is_decode else CpuAttendPrefill)(
+    return (CpuAttendDecode if is_decode else CpuAttendPrefill)(
         label="attend_decode" if is_decode else "attend_prefill",
         arena=lowering.cache_of(op),
         stores=lowering.stores_of(op) * 2,  # its rows are keys, and their first elements values
@@ -126,4 +131,3 @@ def lower_latent_attention(lowering: CpuLowering, op: Op, attrs: LatentAttention
         temperature=attrs.temperature,
         latent_dim=attrs.kv_rank,
     )
-    lowering.add_call(op, kernel, {"qkv": op.inputs["q"]})

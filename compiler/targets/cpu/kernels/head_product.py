@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS
-from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.graph import Op, Value
 from mlxr.compiler.ir.op_kind import RopeLayout
 from mlxr.compiler.ir.ops.latent import HeadMatrices, HeadProduct, LatentQueries
 from mlxr.compiler.targets.cpu.kernel_parts.finish_rows import FinishRows
@@ -108,7 +108,18 @@ def lower_head_product(lowering: CpuLowering, op: Op, attrs: HeadMatrices) -> No
     Raises:
         PlanError: a head's rows of a quantised weight do not fill whole panels.
     """
-    (part,) = lowering.value(op, "weight").parts
+    kernel = heads_kernel(lowering, attrs, lowering.value(op, "weight"), lowering.width(op, "x"))
+    table = rope_table_buffers(lowering, op, attrs.rope_scale) if isinstance(attrs, LatentQueries) else {}
+    lowering.add_call(op, kernel, weight_buffers(lowering, op) | table)
+
+
+def heads_kernel(lowering: CpuLowering, attrs: HeadMatrices, weight: Value, x_width: int) -> CpuHeads:
+    """The kernel of products by a weight, of x with this many columns.
+
+    Raises:
+        PlanError: a head's rows of a quantised weight do not fill whole panels.
+    """
+    (part,) = weight.parts
     format, rows = lowering.spec.weights.of_tensor(part), lowering.shapes[part][0] // attrs.num_heads
     if format.is_quantised and rows % PANEL_ROWS:
         raise PlanError(
@@ -116,18 +127,16 @@ def lower_head_product(lowering: CpuLowering, op: Op, attrs: HeadMatrices) -> No
             "multiple of that, or the format a float one"
         )
     queries = attrs if isinstance(attrs, LatentQueries) else None
-    kernel = CpuHeads(
+    return CpuHeads(
         label="latent_queries" if queries else "head_product",
-        in_features=lowering.width(op, "weight"),
+        in_features=lowering.shapes[part][1],
         segments=(OutputSegment(format, rows),),
         compute=lowering.compute,
         max_rows=lowering.max_tokens,
         epilogue=Epilogue(out=DType.F32),
         num_heads=attrs.num_heads,
-        x_width=lowering.width(op, "x"),
+        x_width=x_width,
         head_columns=attrs.head_dim,
         rotary_dim=queries.rope_dim if queries else 0,
         rope_layout=queries.rope_layout if queries else "half",
     )
-    table = rope_table_buffers(lowering, op, queries.rope_scale) if queries else {}
-    lowering.add_call(op, kernel, weight_buffers(lowering, op) | table)

@@ -45,12 +45,18 @@ class CpuLatentWrite(CpuArenaKernel):
 @lowers(LatentWrite, LatentNormWrite)
 def lower_latent_write(lowering: CpuLowering, op: Op, attrs: LatentRows) -> None:
     """Adds the call for an op."""
-    kernel = CpuLatentWrite(
+    kernel = write_kernel(lowering, op, attrs, lowering.width(op, "x"))
+    lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs.rope_scale))
+
+
+def write_kernel(lowering: CpuLowering, op: Op, attrs: LatentRows, x_width: int) -> CpuLatentWrite:
+    """The kernel of an op that writes rows made of x with this many columns."""
+    return CpuLatentWrite(
         label="latent_write",
         arena=lowering.cache_of(op),
         stores=lowering.stores_of(op),
         group=lowering.group_of(op),
-        x_width=lowering.width(op, "x"),
+        x_width=x_width,
         first=attrs.first,
         kv_rank=attrs.kv_rank,
         rotary_dim=attrs.rope_dim,
@@ -58,4 +64,3 @@ def lower_latent_write(lowering: CpuLowering, op: Op, attrs: LatentRows) -> None
         rope_layout=attrs.rope_layout,
         eps=attrs.eps,
     )
-    lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs.rope_scale))

@@ -48,6 +48,7 @@ class CpuProjection(CpuMatrixKernel):
         adds_two: whether that is the sum of two results.
         scales_sum: whether a number multiplies the sum.
         gives_sum: whether it also writes the sum.
+        columns: columns of x, of which the first `in_features` are multiplied; 0: it has no others.
     """
 
     template = "projection.jinja"
@@ -57,6 +58,7 @@ class CpuProjection(CpuMatrixKernel):
     adds_two: bool = False
     scales_sum: bool = False
     gives_sum: bool = False
+    columns: int = 0
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -83,6 +85,11 @@ class CpuProjection(CpuMatrixKernel):
         if self.adds_two:
             params += [Param("own_norm", "vector"), Param("second", "input"), Param("second_norm", "vector")]
         return (*params, Param("added_scale", "vector")) if self.scales_sum else tuple(params)
+
+    @property
+    def x_width(self) -> int:
+        """Columns of x."""
+        return self.columns or self.in_features
 
     @property
     def out_features(self) -> int:
@@ -141,7 +148,7 @@ class CpuProjection(CpuMatrixKernel):
     def buffer_table(self) -> str:
         """Its buffers, for the head of the function."""
         n = self.out_features
-        rows = [f"x        [tokens, {self.in_features}] f32", *self._norm_table]
+        rows = [f"x        [tokens, {self.x_width}] f32", *self._norm_table]
         rows += [f"{f'w{i}':8} [{s.rows}, {self.in_features}] {s.format}" for i, s in enumerate(self.segments)]
         if self.epilogue.bias:
             rows.append(f"bias     [{sum(s.rows for s in self.segments)}] f32")
@@ -189,6 +196,7 @@ def lower_projection(lowering: CpuLowering, op: Op, attrs: Product) -> None:
         adds_two="second" in op.inputs,
         scales_sum="added_scale" in op.inputs,
         gives_sum="stream" in op.outputs,
+        columns=lowering.width(op, "x") if isinstance(attrs, Projection) and attrs.columns else 0,
         **matrix_fields(lowering, op, attrs),
     )
     lowering.add_call(op, kernel, weight_buffers(lowering, op))

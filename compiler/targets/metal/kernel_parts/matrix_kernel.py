@@ -98,6 +98,11 @@ class MatrixKernel(MetalKernel):
         return all((span.end_out - span.first_out) % outputs == 0 for span in self.spans)
 
     @property
+    def x_loads(self) -> str:
+        """The word for x in the names of its loads: its type, or `row` where it is in threadgroup memory."""
+        return str(self.activation)
+
+    @property
     def read_dtypes(self) -> tuple[DType, ...]:
         """Element types of x and of the norm's weight and bias, each once."""
         norm = (self.norm.weight, self.norm.bias) if self.norm else ()
@@ -128,7 +133,11 @@ class MatrixKernel(MetalKernel):
         return rows
 
     def _weight_rows(self) -> list[str]:
-        return self._rows_of("weight", self.layout)
+        return self.rows_of("weight")
+
+    def rows_of(self, port: str) -> list[str]:
+        """The lines on its weight at a port, for the head of a kernel."""
+        return self._rows_of(port, self.layout)
 
     @staticmethod
     def _rows_of(port: str, layout: WeightLayout) -> list[str]:

@@ -7,6 +7,7 @@ from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.linear import Projection
 from mlxr.compiler.ir.tensor import BatchDim
 from mlxr.compiler.schedule.geometry import LibraryMatmul, ManyRows
 from mlxr.compiler.schedule.geometry_rules import Choice
@@ -34,6 +35,7 @@ class ProjectionFacts:
         deterministic: whether every number of rows has the same arithmetic.
         choice: the geometry.
         added: what a block adds to x before its norm; None: nothing.
+        x_columns: columns of x, of which some, the first ones, are multiplied; 0: all are.
     """
 
     label: str
@@ -49,6 +51,7 @@ class ProjectionFacts:
     deterministic: bool
     choice: Choice
     added: FusedBlock | None = None
+    x_columns: int = 0
 
     @property
     def is_quantised(self) -> bool:
@@ -133,4 +136,5 @@ def facts_of(lowering: MetalLowering, op: Op) -> ProjectionFacts:
         most_rows=lowering.limits[dim],
         deterministic=lowering.deterministic,
         choice=lowering.table.choose(Site.of_weight(label, layout)),
+        x_columns=num_columns(lowering.value(op, "x")) if isinstance(op.attrs, Projection) and op.attrs.columns else 0,
     )

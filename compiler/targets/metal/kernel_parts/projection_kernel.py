@@ -15,10 +15,17 @@ class ProjectionKernel(MatrixKernel):
     Attributes:
         gather: whether the input `rows` selects rows of x.
         tile: rows of x per threadgroup; 1: the kernel computes a single row.
+        x_columns: columns of x, of which the first `in_features` are multiplied; 0: it has no others.
     """
 
     gather: bool
     tile: int
+    x_columns: int = 0
+
+    @property
+    def x_width(self) -> int:
+        """Columns of x."""
+        return self.x_columns or self.in_features
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -39,6 +46,11 @@ class ProjectionKernel(MatrixKernel):
         """The result, and the sum of x and what a block adds, if others read it."""
         gives = self.added is not None and self.added.gives
         return (*super().outputs, ("stream", self.activation)) if gives else super().outputs
+
+    @property
+    def x_loads(self) -> str:
+        """See `MatrixKernel`."""
+        return "row" if self.added else super().x_loads
 
     @property
     def row_quads(self) -> int:
@@ -83,7 +95,7 @@ class ProjectionKernel(MatrixKernel):
     def buffer_table(self) -> str:
         """The buffers, for the head of the kernel."""
         e = self.epilogue
-        rows = self._matrix_table(f"[tokens, {self.in_features}]")
+        rows = self._matrix_table(f"[tokens, {self.x_width}]")
         if e.bias:
             rows.append(f"bias       [{self.layout.rows}] {e.bias}")
         if e.residual:

@@ -42,6 +42,7 @@ def gemm(p: ProjectionFacts) -> GemmKernel:
         label=f"{p.label}_gemm",
         norm=p.norm,
         **p.fields,
+        x_columns=p.x_columns,
         outs=GEMM_ROWS // p.epilogue.halves,
         simdgroups=GEMM_SIMDGROUPS,
         tile=GEMM_TILE,

@@ -1,18 +1,22 @@
 """Products of each head with a matrix of its own, and the queries of latent attention."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlxr.compiler.artifact.launch import Extent
+from mlxr.compiler.artifact.launch import Condition, Extent
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import RopeLayout
 from mlxr.compiler.ir.ops.latent import HeadMatrices, HeadProduct, LatentQueries
+from mlxr.compiler.ir.tensor import Tensor
 from mlxr.compiler.schedule.geometry import OneRow
+from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.kernel_parts.matrix_kernel import MatrixKernel
-from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns
+from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 _IGNORED = OneRow.names("mma", "split", "unroll")
 
@@ -27,6 +31,7 @@ class HeadProductKernel(MatrixKernel):
         x_width, head_columns: columns of x, and from one of its heads to the next.
         frequencies: of the columns of a head after those that are multiplied, which are rotated; empty: there are none.
         rope_layout, rope_scale: see `RopeKernel`.
+        in_threadgroup: whether x is in threadgroup memory, in f32; only of products within another kernel.
     """
 
     template = "head_product.metal.jinja"
@@ -36,6 +41,12 @@ class HeadProductKernel(MatrixKernel):
     frequencies: tuple[float, ...]
     rope_layout: RopeLayout
     rope_scale: float
+    in_threadgroup: bool = False
+
+    @property
+    def x_loads(self) -> str:
+        """See `MatrixKernel`."""
+        return "row" if self.in_threadgroup else super().x_loads
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -79,26 +90,52 @@ class HeadProductKernel(MatrixKernel):
 @lowers(HeadProduct, LatentQueries)
 def lower_head_product(lowering: MetalLowering, op: Op, attrs: HeadMatrices) -> None:
     """Adds the launch of the products of all heads and tokens."""
-    layout, x = lowering.layouts[op.inputs["weight"]], lowering.value(op, "x")
+    launch_heads(lowering, op, attrs, {"x": op.inputs["x"], "weight": op.inputs["weight"], "out": op.out})
+
+
+def launch_heads(
+    lowering: MetalLowering, op: Op, attrs: HeadMatrices, names: Mapping[str, str], when: Condition | None = None
+) -> None:
+    """Adds the launch of the products of all heads and tokens.
+
+    Args:
+        lowering: of the phase.
+        op: the op that it belongs to.
+        attrs: the products.
+        names: the buffers of x, weight and out.
+        when: the launch runs only if this holds.
+    """
+    kernel = heads_kernel(lowering, op, attrs, names["weight"], lowering.tensor(names["x"]))
+    grid = (Extent(times=kernel.threadgroups), Extent(times=kernel.num_heads, dim="tokens"))
+    chosen = _choice(lowering, kernel.label, kernel.layout, attrs).sizes(OneRow, without=_IGNORED)
+    lowering.emit(op, kernel, grid, names, when=when, chosen=chosen)
+
+
+def heads_kernel(lowering: MetalLowering, op: Op, attrs: HeadMatrices, weight: str, x: Tensor) -> HeadProductKernel:
+    """The kernel of the products of x by a weight, which an op's frequencies rotate."""
+    layout, width = lowering.layouts[weight], x.shape[-1]
+    assert isinstance(width, int), "only rows are symbolic"
     queries = attrs if isinstance(attrs, LatentQueries) else None
     label = "latent_queries" if queries else "head_product"
-    choice = lowering.table.choose(Site.of_weight(label, layout, attrs.num_heads))
-    kernel = HeadProductKernel(
+    choice = _choice(lowering, label, layout, attrs)
+    return HeadProductKernel(
         label,
         in_features=layout.columns,
         out_features=layout.rows // attrs.num_heads,
         layout=layout,
         activation=x.dtype,
         norm=None,
-        epilogue=Epilogue(out=lowering.graph.value(op.out).dtype),
+        epilogue=Epilogue(out=attrs.dtype),
         outs=choice.geometry.one_row.outputs,
         simdgroups=choice.geometry.one_row.simdgroups,
         num_heads=attrs.num_heads,
-        x_width=num_columns(x),
+        x_width=width,
         head_columns=attrs.head_dim,
         frequencies=lowering.value(op, "frequencies").data if queries else (),
         rope_layout=queries.rope_layout if queries else "half",
         rope_scale=queries.rope_scale if queries else 1.0,
     )
-    grid = (Extent(times=kernel.threadgroups), Extent(times=kernel.num_heads, dim="tokens"))
-    lowering.emit(op, kernel, grid, {"out": op.out}, chosen=choice.sizes(OneRow, without=_IGNORED))
+
+
+def _choice(lowering: MetalLowering, label: str, layout: WeightLayout, attrs: HeadMatrices) -> Choice:
+    return lowering.table.choose(Site.of_weight(label, layout, attrs.num_heads))

@@ -71,6 +71,7 @@ def call_matmul(lowering: MetalLowering, op: Op, p: ProjectionFacts, first: int,
         dtype=p.epilogue.out,
         norm=product.norm,
         finish=product.finish,
+        columns=p.layout.columns if p.x_columns else None,
     )
     maximum = None if last == p.most_rows else last
     lowering.call_library(op, call, buffers, when=Condition(dim=p.dim, minimum=first, maximum=maximum))

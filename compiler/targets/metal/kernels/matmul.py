@@ -26,6 +26,7 @@ def matmul(p: ProjectionFacts, most: int | None = None) -> MatmulKernel:
         norm=p.norm,
         added=p.added,
         **p.fields,
+        x_columns=p.x_columns,
         outs=max(1, g.outputs // p.epilogue.halves),
         simdgroups=g.simdgroups,
         tile=min(g.tile, most or g.tile),

@@ -26,6 +26,7 @@ def matvec(p: ProjectionFacts) -> MatvecKernel:
         norm=p.norm,
         added=p.added,
         **p.fields,
+        x_columns=p.x_columns,
         outs=max(1, g.outputs // p.epilogue.halves),
         simdgroups=g.simdgroups,
         unroll=g.unroll,

@@ -74,6 +74,7 @@ def matvec_mma(p: ProjectionFacts) -> MatvecMmaKernel:
         norm=p.norm,
         added=p.added,
         **p.fields,
+        x_columns=p.x_columns,
         outs=max(MMA_ROWS, g.outputs // p.epilogue.halves),
         simdgroups=g.simdgroups,
         unroll=g.unroll,

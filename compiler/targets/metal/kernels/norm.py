@@ -19,7 +19,7 @@ class NormKernel(MetalKernel):
     """residual + residual_scale * norm(x), of each of `groups` equal pieces of a row.
 
     Attributes:
-        width: columns of x [tokens, width].
+        width: columns of x [tokens, width or more] that are normalised, the first ones.
         groups: number of equal pieces of a row; each is normalised alone.
         kind: `rms` or `layer`.
         eps: added to the mean square, or to the variance.
@@ -31,6 +31,7 @@ class NormKernel(MetalKernel):
         result: element type of the result; None: x's.
         gather: whether the input `rows` selects rows of x.
         scale: element type of the number that multiplies the result, [1]; None: there is none.
+        columns: columns of x, where it has more than `width`; 0: it has no others.
     """
 
     template = "norm.metal.jinja"
@@ -47,6 +48,12 @@ class NormKernel(MetalKernel):
     result: DType | None = None
     gather: bool = False
     scale: DType | None = None
+    columns: int = 0
+
+    @property
+    def x_width(self) -> int:
+        """Columns of x."""
+        return self.columns or self.width
 
     @property
     def inputs(self) -> tuple[Port, ...]:

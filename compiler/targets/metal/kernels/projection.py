@@ -85,7 +85,7 @@ def _normalise(lowering: MetalLowering, op: Op, p: ProjectionFacts, tile: int, w
     if norm is None:
         return op.inputs["x"]
     normalised = f"{op.name}.normalised{tile}"
-    lowering.scratch.append(Scratch(normalised, x.shape, x.dtype))
+    lowering.scratch.append(Scratch(normalised, (x.shape[0], p.layout.columns), x.dtype))
     kernel = NormKernel(
         "normalise",
         width=p.layout.columns,
@@ -98,6 +98,7 @@ def _normalise(lowering: MetalLowering, op: Op, p: ProjectionFacts, tile: int, w
         residual=False,
         residual_scale=1.0,
         activation=x.dtype,
+        columns=p.x_columns,
     )
     names = {"weight": op.inputs.get("norm", ""), "bias": op.inputs.get("norm_bias", ""), "out": normalised}
     lowering.emit(op, kernel, (ONE, row_count(x)), names, when=when, chosen=p.choice.sizes(MatrixTiles))

@@ -37,77 +37,53 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     MLXR_COUNT(2, 0, 2);
     qkv_a_5567e1cb(w, b, (float *)(a + 256), (const float *)t[1], t[21], t[22], (float *)(a + 1024));
     mlxr_barrier(w);
-    // layers.0.attention.cache_write
-    MLXR_COUNT(3, 0, 3);
-    latent_write_aed43ea2(w, b, (float *)(a + 1024), (const float *)t[2], (const float *)t[4], (float *)(a + 0), 0, (float *)(a + 3328));
-    mlxr_barrier(w);
     // layers.0.attention.q_b_projected
-    MLXR_COUNT(4, 0, 4);
-    q_b_bb1e900a(w, b, (float *)(a + 3328), t[3], (float *)(a + 4352));
-    mlxr_barrier(w);
-    // layers.0.attention.queries
-    MLXR_COUNT(5, 0, 5);
-    latent_queries_d9e64069(w, b, (float *)(a + 4352), t[5], (float *)(a + 0), (float *)(a + 8192));
-    mlxr_barrier(w);
-    // layers.0.attention.attended
-    MLXR_COUNT(6, 0, 6);
-    attend_decode_db5d661e(w, b, (float *)(a + 8192), 0, (float *)(a + 1024));
+    MLXR_COUNT(3, 0, 3);
+    q_b_8b7afc05(w, b, (float *)(a + 1024), (const float *)t[2], t[3], (float *)(a + 3328));
     mlxr_barrier(w);
     // layers.0.attention.values
-    MLXR_COUNT(7, 0, 7);
-    head_product_4075277d(w, b, (float *)(a + 1024), t[6], (float *)(a + 7936));
+    MLXR_COUNT(4, 0, 4);
+    latent_decode_22f75045(w, b, (float *)(a + 1024), (const float *)t[4], (float *)(a + 3328), t[5], t[6], (float *)(a + 0), 0, (float *)(a + 7168));
     mlxr_barrier(w);
     // layers.0.attention.out
-    MLXR_COUNT(8, 0, 8);
-    o_d3315b48(w, b, (float *)(a + 7936), t[7], (float *)(a + 256), (float *)(a + 1024));
+    MLXR_COUNT(5, 0, 5);
+    o_d3315b48(w, b, (float *)(a + 7168), t[7], (float *)(a + 256), (float *)(a + 1024));
     mlxr_barrier(w);
     // layers.0.mlp.gated
-    MLXR_COUNT(9, 0, 9);
+    MLXR_COUNT(6, 0, 6);
     gate_up_0d8adb5b(w, b, (float *)(a + 1024), (const float *)t[8], t[25], t[26], (float *)(a + 1792));
     mlxr_barrier(w);
     // layers.0.mlp.out
-    MLXR_COUNT(10, 0, 10);
+    MLXR_COUNT(7, 0, 7);
     down_4a487f66(w, b, (float *)(a + 1792), t[9], (float *)(a + 1024), (float *)(a + 256));
     mlxr_barrier(w);
     // layers.1.attention.qkv_a_projected
-    MLXR_COUNT(2, 0, 11);
+    MLXR_COUNT(2, 0, 8);
     qkv_a_5567e1cb(w, b, (float *)(a + 256), (const float *)t[10], t[23], t[24], (float *)(a + 1024));
     mlxr_barrier(w);
-    // layers.1.attention.cache_write
-    MLXR_COUNT(3, 0, 12);
-    latent_write_aed43ea2(w, b, (float *)(a + 1024), (const float *)t[11], (const float *)t[13], (float *)(a + 0), 1, (float *)(a + 3328));
-    mlxr_barrier(w);
     // layers.1.attention.q_b_projected
-    MLXR_COUNT(4, 0, 13);
-    q_b_bb1e900a(w, b, (float *)(a + 3328), t[12], (float *)(a + 4352));
-    mlxr_barrier(w);
-    // layers.1.attention.queries
-    MLXR_COUNT(5, 0, 14);
-    latent_queries_d9e64069(w, b, (float *)(a + 4352), t[14], (float *)(a + 0), (float *)(a + 8192));
-    mlxr_barrier(w);
-    // layers.1.attention.attended
-    MLXR_COUNT(6, 0, 15);
-    attend_decode_db5d661e(w, b, (float *)(a + 8192), 1, (float *)(a + 1024));
+    MLXR_COUNT(3, 0, 9);
+    q_b_8b7afc05(w, b, (float *)(a + 1024), (const float *)t[11], t[12], (float *)(a + 3328));
     mlxr_barrier(w);
     // layers.1.attention.values
-    MLXR_COUNT(7, 0, 16);
-    head_product_4075277d(w, b, (float *)(a + 1024), t[15], (float *)(a + 7936));
+    MLXR_COUNT(4, 0, 10);
+    latent_decode_22f75045(w, b, (float *)(a + 1024), (const float *)t[13], (float *)(a + 3328), t[14], t[15], (float *)(a + 0), 1, (float *)(a + 7168));
     mlxr_barrier(w);
     // layers.1.attention.out
-    MLXR_COUNT(8, 0, 17);
-    o_d3315b48(w, b, (float *)(a + 7936), t[16], (float *)(a + 256), (float *)(a + 1024));
+    MLXR_COUNT(5, 0, 11);
+    o_d3315b48(w, b, (float *)(a + 7168), t[16], (float *)(a + 256), (float *)(a + 1024));
     mlxr_barrier(w);
     // layers.1.mlp.gated
-    MLXR_COUNT(9, 0, 18);
+    MLXR_COUNT(6, 0, 12);
     gate_up_0d8adb5b(w, b, (float *)(a + 1024), (const float *)t[17], t[27], t[28], (float *)(a + 1792));
     mlxr_barrier(w);
     // layers.1.mlp.out
-    MLXR_COUNT(10, 0, 19);
+    MLXR_COUNT(7, 0, 13);
     down_4a487f66(w, b, (float *)(a + 1792), t[18], (float *)(a + 1024), (float *)(a + 0));
     mlxr_barrier(w);
     // logits_of_all_tokens
     if (b->rows) {
-        MLXR_COUNT(11, 0, 20);
+        MLXR_COUNT(8, 0, 14);
         logits_9df983b8(w, b, (float *)(a + 0), (const float *)t[19], t[20], b->logits);
     }
 }
@@ -130,15 +106,15 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     qkv_a_5567e1cb(w, b, (float *)(a + 2048), (const float *)t[1], t[21], t[22], (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.0.attention.cache_write
-    MLXR_COUNT(3, 1, 3);
+    MLXR_COUNT(9, 1, 3);
     latent_write_aed43ea2(w, b, (float *)(a + 8192), (const float *)t[2], (const float *)t[4], (float *)(a + 0), 0, (float *)(a + 26624));
     mlxr_barrier(w);
     // layers.0.attention.q_b_projected
-    MLXR_COUNT(4, 1, 4);
+    MLXR_COUNT(10, 1, 4);
     q_b_bb1e900a(w, b, (float *)(a + 26624), t[3], (float *)(a + 33792));
     mlxr_barrier(w);
     // layers.0.attention.queries
-    MLXR_COUNT(5, 1, 5);
+    MLXR_COUNT(11, 1, 5);
     latent_queries_d9e64069(w, b, (float *)(a + 33792), t[5], (float *)(a + 0), (float *)(a + 64512));
     mlxr_barrier(w);
     // layers.0.attention.attended
@@ -146,19 +122,19 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     attend_prefill_244d7f94(w, b, (float *)(a + 64512), 0, (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.0.attention.values
-    MLXR_COUNT(7, 1, 7);
+    MLXR_COUNT(13, 1, 7);
     head_product_4075277d(w, b, (float *)(a + 8192), t[6], (float *)(a + 63488));
     mlxr_barrier(w);
     // layers.0.attention.out
-    MLXR_COUNT(8, 1, 8);
+    MLXR_COUNT(5, 1, 8);
     o_d3315b48(w, b, (float *)(a + 63488), t[7], (float *)(a + 2048), (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.0.mlp.gated
-    MLXR_COUNT(9, 1, 9);
+    MLXR_COUNT(6, 1, 9);
     gate_up_0d8adb5b(w, b, (float *)(a + 8192), (const float *)t[8], t[25], t[26], (float *)(a + 14336));
     mlxr_barrier(w);
     // layers.0.mlp.out
-    MLXR_COUNT(10, 1, 10);
+    MLXR_COUNT(7, 1, 10);
     down_4a487f66(w, b, (float *)(a + 14336), t[9], (float *)(a + 8192), (float *)(a + 2048));
     mlxr_barrier(w);
     // layers.1.attention.qkv_a_projected
@@ -166,15 +142,15 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     qkv_a_5567e1cb(w, b, (float *)(a + 2048), (const float *)t[10], t[23], t[24], (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.1.attention.cache_write
-    MLXR_COUNT(3, 1, 12);
+    MLXR_COUNT(9, 1, 12);
     latent_write_aed43ea2(w, b, (float *)(a + 8192), (const float *)t[11], (const float *)t[13], (float *)(a + 0), 1, (float *)(a + 26624));
     mlxr_barrier(w);
     // layers.1.attention.q_b_projected
-    MLXR_COUNT(4, 1, 13);
+    MLXR_COUNT(10, 1, 13);
     q_b_bb1e900a(w, b, (float *)(a + 26624), t[12], (float *)(a + 33792));
     mlxr_barrier(w);
     // layers.1.attention.queries
-    MLXR_COUNT(5, 1, 14);
+    MLXR_COUNT(11, 1, 14);
     latent_queries_d9e64069(w, b, (float *)(a + 33792), t[14], (float *)(a + 0), (float *)(a + 64512));
     mlxr_barrier(w);
     // layers.1.attention.attended
@@ -182,24 +158,24 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     attend_prefill_244d7f94(w, b, (float *)(a + 64512), 1, (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.1.attention.values
-    MLXR_COUNT(7, 1, 16);
+    MLXR_COUNT(13, 1, 16);
     head_product_4075277d(w, b, (float *)(a + 8192), t[15], (float *)(a + 63488));
     mlxr_barrier(w);
     // layers.1.attention.out
-    MLXR_COUNT(8, 1, 17);
+    MLXR_COUNT(5, 1, 17);
     o_d3315b48(w, b, (float *)(a + 63488), t[16], (float *)(a + 2048), (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.1.mlp.gated
-    MLXR_COUNT(9, 1, 18);
+    MLXR_COUNT(6, 1, 18);
     gate_up_0d8adb5b(w, b, (float *)(a + 8192), (const float *)t[17], t[27], t[28], (float *)(a + 14336));
     mlxr_barrier(w);
     // layers.1.mlp.out
-    MLXR_COUNT(10, 1, 19);
+    MLXR_COUNT(7, 1, 19);
     down_4a487f66(w, b, (float *)(a + 14336), t[18], (float *)(a + 8192), (float *)(a + 0));
     mlxr_barrier(w);
     // logits_of_all_tokens
     if (b->rows) {
-        MLXR_COUNT(11, 1, 20);
+        MLXR_COUNT(8, 1, 20);
         logits_9df983b8(w, b, (float *)(a + 0), (const float *)t[19], t[20], b->logits);
     }
 }

@@ -1,15 +1,18 @@
-// q_b: out = x @ W.T
-//   x        [tokens, 56] f32
+// q_b: out = rms_norm(x) @ W.T
+//   x        [tokens, 144] f32
+//   norm     [56] f32
 //   w0       [240, 56] f32
 //   out      [tokens, 240] f32
-static void q_b_bb1e900a(mlxr_worker *w, const mlxr_batch *b, const float *x, const uint8_t *w0, float *out) {
+static void q_b_8b7afc05(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, float *out) {
     const mlxr_input in = {
         .x = x,
-        .norm = NULL,
+        .norm = norm,
         .gather = NULL,
         .rows = b->tokens,
+        .heads = 1,
+        .of_token = 144,
         .columns = 56,
-        .eps = 0.0f,
+        .eps = 9.99999975e-06f,
     };
     const mlxr_segment segments[] = {
         {

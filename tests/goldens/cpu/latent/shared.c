@@ -1,37 +1,3 @@
-// f32 matrices of 48 columns: panels of 3072 bytes.
-MLXR_OUTLINE void f32_48_f32_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
-    const float *rows = (const float *)x;
-    const int stride = mlxr_row_bytes(MLXR_ROWS_F32, 48) / 4;
-    for (int i = 0; i < m; i += 12, rows += 12 * stride)
-        MLXR_BY_12_ROWS(m - i, float_panel_dot(MLXR_F32, panel, 48, valid, rows, stride, MLXR_M, y + i))
-}
-
-MLXR_OUTLINE void f32_48_f32_unpack(const uint8_t *panel, int valid, int k0, int k1, uint8_t *dst) {
-    float_panel_f32(MLXR_F32, panel, 48, valid, k0, k1, (float *)dst);
-}
-
-static const mlxr_matrix f32_48_f32 = { f32_48_f32_dot, f32_48_f32_unpack, 3072, MLXR_ROWS_F32 };
-
-MLXR_OUTLINE void finish(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
-                  const float (*u)[16]) {
-    const mlxr_epilogue steps = { 0 };
-    mlxr_finish_rows(steps, out, row, count, column, valid, y, u);
-}
-
-// f32 matrices of 56 columns: panels of 3584 bytes.
-MLXR_OUTLINE void f32_56_f32_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
-    const float *rows = (const float *)x;
-    const int stride = mlxr_row_bytes(MLXR_ROWS_F32, 56) / 4;
-    for (int i = 0; i < m; i += 12, rows += 12 * stride)
-        MLXR_BY_12_ROWS(m - i, float_panel_dot(MLXR_F32, panel, 56, valid, rows, stride, MLXR_M, y + i))
-}
-
-MLXR_OUTLINE void f32_56_f32_unpack(const uint8_t *panel, int valid, int k0, int k1, uint8_t *dst) {
-    float_panel_f32(MLXR_F32, panel, 56, valid, k0, k1, (float *)dst);
-}
-
-static const mlxr_matrix f32_56_f32 = { f32_56_f32_dot, f32_56_f32_unpack, 3584, MLXR_ROWS_F32 };
-
 // f32 matrices of 24 columns: panels of 1536 bytes.
 MLXR_OUTLINE void f32_24_f32_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
     const float *rows = (const float *)x;
@@ -46,6 +12,12 @@ MLXR_OUTLINE void f32_24_f32_unpack(const uint8_t *panel, int valid, int k0, int
 
 static const mlxr_matrix f32_24_f32 = { f32_24_f32_dot, f32_24_f32_unpack, 1536, MLXR_ROWS_F32 };
 
+MLXR_OUTLINE void finish(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
+                  const float (*u)[16]) {
+    const mlxr_epilogue steps = { 0 };
+    mlxr_finish_rows(steps, out, row, count, column, valid, y, u);
+}
+
 // f32 matrices of 72 columns: panels of 4608 bytes.
 MLXR_OUTLINE void f32_72_f32_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
     const float *rows = (const float *)x;
@@ -59,6 +31,34 @@ MLXR_OUTLINE void f32_72_f32_unpack(const uint8_t *panel, int valid, int k0, int
 }
 
 static const mlxr_matrix f32_72_f32 = { f32_72_f32_dot, f32_72_f32_unpack, 4608, MLXR_ROWS_F32 };
+
+// f32 matrices of 48 columns: panels of 3072 bytes.
+MLXR_OUTLINE void f32_48_f32_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
+    const float *rows = (const float *)x;
+    const int stride = mlxr_row_bytes(MLXR_ROWS_F32, 48) / 4;
+    for (int i = 0; i < m; i += 12, rows += 12 * stride)
+        MLXR_BY_12_ROWS(m - i, float_panel_dot(MLXR_F32, panel, 48, valid, rows, stride, MLXR_M, y + i))
+}
+
+MLXR_OUTLINE void f32_48_f32_unpack(const uint8_t *panel, int valid, int k0, int k1, uint8_t *dst) {
+    float_panel_f32(MLXR_F32, panel, 48, valid, k0, k1, (float *)dst);
+}
+
+static const mlxr_matrix f32_48_f32 = { f32_48_f32_dot, f32_48_f32_unpack, 3072, MLXR_ROWS_F32 };
+
+// f32 matrices of 56 columns: panels of 3584 bytes.
+MLXR_OUTLINE void f32_56_f32_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
+    const float *rows = (const float *)x;
+    const int stride = mlxr_row_bytes(MLXR_ROWS_F32, 56) / 4;
+    for (int i = 0; i < m; i += 12, rows += 12 * stride)
+        MLXR_BY_12_ROWS(m - i, float_panel_dot(MLXR_F32, panel, 56, valid, rows, stride, MLXR_M, y + i))
+}
+
+MLXR_OUTLINE void f32_56_f32_unpack(const uint8_t *panel, int valid, int k0, int k1, uint8_t *dst) {
+    float_panel_f32(MLXR_F32, panel, 56, valid, k0, k1, (float *)dst);
+}
+
+static const mlxr_matrix f32_56_f32 = { f32_56_f32_dot, f32_56_f32_unpack, 3584, MLXR_ROWS_F32 };
 
 // f32 matrices of 192 columns: panels of 12288 bytes.
 MLXR_OUTLINE void f32_192_f32_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {

@@ -238,7 +238,17 @@ def call_of(attrs: dict[str, Any]) -> MatmulCall:
         dtype=projection.dtype,
         norm=projection.norm,
         finish=projection.finish,
+        columns=projection.columns,
     )
+
+
+def test_projection_of_some_columns(rng: np.random.Generator) -> None:
+    x, weight, norm = (random_array(rng, shape, "f32") for shape in ((5, 64), (24, 48), (48,)))
+    attrs = {"dtype": "f32", **PLAIN_PROJECTION, "eps": 0.25, "norm_kind": "rms", "columns": 48}
+    inputs = {"x": x, "weight": weight, "norm": norm}
+    want = normalise(numbers(x)[:, :48], numbers(norm), 0.25, None) @ numbers(weight).T
+    check(evaluate("projection", inputs, attrs)["out"], want, "f32")
+    check(matmul(call_of(attrs), inputs), want, "f32")
 
 
 def test_mlxs_matmul_takes_linear_ops(rng: np.random.Generator) -> None:
