@@ -58,14 +58,17 @@ class Shard:
                 self._declare(replace(value, shape=own[value.name].shape), WHOLE)
         mine = [op for op in self.graph.ops if self._is_mine(op)]
         if not share.is_first:
-            self._receive(self._border(share.layers[0]))
+            for number, name in enumerate(self._border(share.layers[0])):
+                self._receive(number, name)
         for op in mine:
             self._add(op)
         if share.is_last:
             (result,) = self.graph.outputs
             return self._finished(self._result_of_last(result))
-        sent = self._send(self._whole(self._border(share.layers[1])))
-        return self._finished(self._gather({"after": sent}))
+        after: dict[str, str] = {}
+        for number, name in enumerate(self._border(share.layers[1])):
+            after = {"after": self._send(number, self._whole(name), after)}
+        return self._finished(self._gather(after))
 
     def _is_mine(self, op: Op) -> bool:
         if op.layer is not None:
@@ -82,31 +85,32 @@ class Shard:
     def _first_in_layers(self) -> int:
         return min(self.graph.index(op.name) for op in self.graph.ops if op.layer is not None)
 
-    def _border(self, layer: int) -> str:
-        """The value that goes from the layers before `layer` to that layer and those after it."""
+    def _border(self, layer: int) -> list[str]:
+        """The values that go from the layers before `layer` to that layer and those after it, in the graph's order.
+
+        The residual stream, and of a model with vectors for layers these.
+        """
         before = {op.name for op in self.graph.ops if self._is_before(op, layer)}
-        crossing = [
+        return [
             name
             for op in self.graph.ops
             if op.name in before
             for name in op.outputs.values()
             if any(consumer.name not in before for consumer in self.graph.consumers(name))
         ]
-        if len(crossing) != 1:
-            what = f"stages cannot part before layer {layer}: {', '.join(crossing)} are read after it"
-            raise PlanError(f"{what}, and one value goes from stage to stage; use tensor ranks alone")
-        return crossing[0]
 
-    def _receive(self, name: str) -> None:
+    def _receive(self, number: int, name: str) -> None:
         value = self.graph.value(name)
         width = value.shape[1]
         assert isinstance(width, int), "only rows have symbolic dims"
-        self._emit(Op("received", Receive(width, value.dtype), {"token_ids": "token_ids"}, {"out": name}), WHOLE)
+        attrs = Receive(width, value.dtype)
+        self._emit(Op(_numbered("received", number), attrs, {"token_ids": "token_ids"}, {"out": name}), WHOLE)
 
-    def _send(self, name: str) -> str:
-        value = replace(self.values[name], name="sent")
+    def _send(self, number: int, name: str, after: dict[str, str]) -> str:
+        """Sends one of several values; each follows the one before it, so that both stages have the same order."""
+        value = replace(self.values[name], name=_numbered("sent", number))
         self._declare(value, WHOLE)
-        self.ops.append(Op("sent", Send(), {"x": name}, {"out": value.name}))
+        self.ops.append(Op(value.name, Send(), {"x": name} | after, {"out": value.name}))
         return value.name
 
     def _result_of_last(self, result: str) -> str:
@@ -232,6 +236,10 @@ class Shard:
                 self._declare(Value(op.outputs[port], "activation", tensor.shape, tensor.dtype), out)
         layer = None if op.layer is None else op.layer - self.share.layers[0]
         self.ops.append(replace(op, layer=layer))
+
+
+def _numbered(name: str, number: int) -> str:
+    return f"{name}.{number}" if number else name
 
 
 def shard(graph: OpGraph, share: Share, arena: ArenaGeometry) -> tuple[OpGraph, dict[str, TensorSlice]]:

@@ -14,7 +14,7 @@ import pytest
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.errors import HostError, PlanError
+from mlxr.compiler.errors import HostError
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.parallel import Parallel
 from mlxr.runtime.cache.arena import Arena
@@ -106,17 +106,13 @@ SHORT_ON_CPU = [("gpt-oss-like", "2 x 2")]
 
 @pytest.mark.parametrize(("name", "parallel"), few(ON_CPU, SHORT_ON_CPU))
 def test_families_on_cpu(name: str, parallel: str, tmp_path: Path) -> None:
-    if name == "layer-vectors" and "pipeline" in SPLITS[parallel]:
-        with pytest.raises(PlanError, match=r"stages cannot part before layer 1: .*layer_vectors.* are read after it"):
-            check(family_spec(name, **EXACT), "cpu", tmp_path, SPLITS[parallel])
-        return
     check(family_spec(name, **EXACT), "cpu", tmp_path, SPLITS[parallel])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", few(ALL_SPECS, ["deepseek-like"]))
 def test_families_on_sim(name: str, tmp_path: Path) -> None:
-    check(family_spec(name, **EXACT), "sim", tmp_path, SPLITS["tensor 2" if name == "layer-vectors" else "2 x 2"])
+    check(family_spec(name, **EXACT), "sim", tmp_path, SPLITS["2 x 2"])
 
 
 HEADS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[int, int]]]] = {

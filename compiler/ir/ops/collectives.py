@@ -58,8 +58,9 @@ class Send(_OfRows):
     """Rows for the next stage."""
 
     name = "send"
-    summary = "x, to the next stage"
+    summary = "x, to the next stage; after: what it sends before, of several values"
     exchange = "send"
+    optional = ("after",)
 
 
 @dataclass(frozen=True)

@@ -49,14 +49,15 @@ class MetalLowering(Lowering):
     def epilogue_of(self, op: Op) -> Epilogue:
         """The epilogue of a projection.
 
-        Its `times_first` counts from the layer's first column, so that layers have the same kernels.
+        Its `times_first` counts from the columns of the layer of this number: layers of a stage have the same kernels.
         """
         times = num_columns(self.value(op, "times")) if "times" in op.inputs else 0
         out = self.graph.value(op.out)
         epilogue = epilogue_of(op, out.dtype, partial(self.optional_dtype, op), times)
         if epilogue.times_first is None:
             return epilogue
-        return replace(epilogue, times_first=epilogue.times_first % num_columns(out))
+        assert op.layer is not None, "columns are those of a layer"
+        return replace(epilogue, times_first=epilogue.times_first - op.layer * num_columns(out))
 
 
 def row_count(value: Value | Tensor) -> Extent:

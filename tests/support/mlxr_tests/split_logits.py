@@ -1,4 +1,4 @@
-"""The logits of a model's own files over two ranks."""
+"""The logits of a model's own files over several ranks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,17 +14,24 @@ from mlxr_tests.family_oracle import EXACT, Floats, logits_in_steps, relative_er
 from mlxr_tests.thread_ranks import ThreadRanks
 
 
-def check_split(path: Path, tokens: Sequence[Sequence[int]], wanted: Sequence[Floats], tolerance: float) -> None:
-    """Two ranks on host cpu, each with its part of the files, give these logits and the same greatest ones.
+def check_split(
+    path: Path,
+    tokens: Sequence[Sequence[int]],
+    wanted: Sequence[Floats],
+    tolerance: float,
+    parallel: Parallel = Parallel(tensor=2),  # noqa: B008 (it is frozen)
+) -> None:
+    """Ranks on host cpu, each with its part of the files, give these logits and the same greatest ones.
 
     Args:
         path: a folder or a GGUF file, as `mlxr run` takes it.
         tokens: of each sequence.
         wanted: of each sequence, the logits after each token.
         tolerance: see `relative_error`.
+        parallel: how many ranks, and how the model is split.
     """
     spec, weights = import_model(path, EXACT)
-    artifact = compile_spec(spec.model_copy(update={"parallel": Parallel(tensor=2)}), targets=["cpu"]).artifact
+    artifact = compile_spec(spec.model_copy(update={"parallel": parallel}), targets=["cpu"]).artifact
     file = open_weights(weights)
     check_metadata(file, artifact.spec)
     ranks = ThreadRanks(artifact, file)

@@ -45,7 +45,8 @@ class Meeting:
         self.stages = [threading.Barrier(tensor) for _ in range(pipeline)]
         self.all = threading.Barrier(tensor * pipeline)
         self.given: dict[int, Floats | None] = {}
-        self.rows: list[list[Floats]] = [[] for _ in range(pipeline + 1)]
+        self.rows: list[list[Floats]] = [[] for _ in range(tensor * (pipeline + 1))]
+        """Of each rank, what it has not received yet, in order."""
         self.sent = threading.Condition()
 
 
@@ -95,15 +96,16 @@ class ThreadCollectives:
         self.calls.append("send")
         if self.tensor_rank == self.meeting.tensor - 1:
             with self.meeting.sent:
-                self.meeting.rows[self.stage + 1] += [x.copy() for _ in range(self.meeting.tensor)]
+                for rank in range(self.rank + 1, self.rank + 1 + self.meeting.tensor):
+                    self.meeting.rows[rank].append(x.copy())
                 self.meeting.sent.notify_all()
 
     def receive(self, out: Floats) -> None:
         self.calls.append("receive")
         with self.meeting.sent:
-            arrived = self.meeting.sent.wait_for(lambda: self.meeting.rows[self.stage], _PATIENCE_S)
+            arrived = self.meeting.sent.wait_for(lambda: self.meeting.rows[self.rank], _PATIENCE_S)
             assert arrived, "the stage before sends nothing"
-            out[:] = self.meeting.rows[self.stage].pop(0)
+            out[:] = self.meeting.rows[self.rank].pop(0)
 
     def gather(self, x: Floats | None, bounds: Sequence[int], out: Floats) -> None:
         self.calls.append("gather")

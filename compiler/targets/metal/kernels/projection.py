@@ -18,7 +18,7 @@ from mlxr.compiler.targets.metal.kernels.projection_variants import (
     variants_of,
     with_block,
 )
-from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
+from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, row_count
 
 
 @lowers(Linear, Projection)
@@ -66,17 +66,19 @@ def _launch(
         op,
         kernel,
         grid,
-        {"x": x, "out": op.out, "dims": "dims"} | _layer_of_columns(lowering, op),
+        {"x": x, "out": op.out, "dims": "dims"} | _layer_of_columns(op),
         when=when,
         yields=yields,
         chosen=p.choice.sizes(*sizes, without=variant.unused),
     )
 
 
-def _layer_of_columns(lowering: MetalLowering, op: Op) -> dict[str, str]:
+def _layer_of_columns(op: Op) -> dict[str, str]:
     """The buffer that tells which layer's columns multiply the result, if any do."""
-    first = op.attrs_as(Product).finish.times_first
-    return {} if first is None else {"layer": layer_buffer(first // num_columns(lowering.graph.value(op.out)))}
+    if op.attrs_as(Product).finish.times_first is None:
+        return {}
+    assert op.layer is not None, "columns are those of a layer"
+    return {"layer": layer_buffer(op.layer)}
 
 
 def _normalise(lowering: MetalLowering, op: Op, p: ProjectionFacts, tile: int, when: Condition | None) -> str:
