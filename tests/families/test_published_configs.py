@@ -6,6 +6,7 @@ converter of 2026-11 wrote for such configs with smaller sizes, and what some ot
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 
 from mlxr.compiler.importers.config import spec_from_config
 from mlxr.compiler.importers.gguf import FACTOR_TENSORS, spec_from_gguf
-from mlxr.compiler.importers.rules import architectures
 from mlxr.compiler.importers.tensors import TensorFact
+from mlxr.compiler.importers.text_model import find_text_model
 from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.model import Model
 
@@ -25,7 +26,6 @@ PUBLISHED: dict[str, dict[str, Config]] = json.loads(
 METADATA: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "gguf_metadata.json").read_text()
 )
-FAMILIES = {one.name: one.family for one in architectures("config")}
 TIED = (
     *(
         "cohere",
@@ -39,7 +39,7 @@ TIED = (
         "gpt2",
         "gpt_bigcode",
     ),
-    *("minicpm", "starcoder2"),
+    *("minicpm", "minicpm3", "starcoder2"),
 )
 """Families whose configs leave tie_word_embeddings out where it is true."""
 TENSORS = {
@@ -67,23 +67,24 @@ def _whole(value: Any) -> Any:
 
 def imported(config: Config) -> Model:
     """What the importer makes of it, beside the tensors from which it learns something."""
-    names = load_family(FAMILIES[config["model_type"]]).tensors
-    rows = config["vocab_size"] if "vocab_size" in config else config["padded_vocab_size"]
+    text = find_text_model("x", config)
+    names, said = load_family(text.architecture.family).tensors, text.config
+    rows = _first(said, "vocab_size", "padded_vocab_size")
     tensors = {}
     for role in ("embedding", "output"):
-        if role == "embedding" or not config.get("tie_word_embeddings", config["model_type"] in TIED):
+        if role == "embedding" or not said.get("tie_word_embeddings", said["model_type"] in TIED):
             places = names[role]
             assert places is not None
-            tensors[places.safetensors[0].tensor] = TensorFact((rows, _first(config, "hidden_size", "n_embd")), "BF16")
+            tensors[places.safetensors[0].tensor] = TensorFact((rows, _first(said, "hidden_size", "n_embd")), "BF16")
     for role, keys in TENSORS.items():
         places = names.get(f"layers.{{i}}.{role}")
-        if places is not None and any(config.get(key) for key in keys):
+        if places is not None and any(said.get(key) for key in keys):
             name = places.safetensors[0].tensor.replace("{i}", "0").replace("{e}", "0")
             tensors[name] = TensorFact((8,), "BF16")
     return spec_from_config(config, tensors, "x", "config.json").model
 
 
-def _first(config: Config, *keys: str) -> Any:
+def _first(config: Mapping[str, Any], *keys: str) -> Any:
     return next(config[key] for key in keys if key in config)
 
 
@@ -92,8 +93,8 @@ def test_published_configs_are_imported(family: str) -> None:
     for name in PUBLISHED[family]:
         if name == "shared":
             continue
-        config = config_of(name)
-        model = imported(config)
+        whole = config_of(name)
+        model, config = imported(whole), whole.get("text_config", whole)
         attention = model.attention
         said = (
             _first(config, "num_hidden_layers", "num_layers", "n_layer"),
@@ -147,11 +148,15 @@ def test_what_some_with_experts_say() -> None:
     assert imported(config_of("GLM-4.5-Air")).attention.qk_norm is None
     m2 = imported(config_of("MiniMax-M2"))
     assert (m2.rotary_dim, m2.attention.qk_norm and m2.attention.qk_norm.scope) == (64, "all")
-    m3 = imported(config_of("MiniMax-M3 text alone"))
+    m3 = imported(config_of("MiniMax-M3 (NVIDIA's, without its quantisation)"))
     assert (m3.rotary_dim, m3.context, m3.layer(2).mlp.experts, m3.layer(2).mlp.limit) == (64, 2048, None, 7)
-    kimi = imported(config_of("Kimi-K2-Instruct")).rope
-    assert kimi is not None and kimi.scaling.kind == "yarn"
-    assert kimi.scaling.beta_fast == kimi.scaling.beta_slow == 1
+    kimi = imported(config_of("Kimi-K2.5"))
+    assert (kimi.context, kimi.layer(1).mlp.experts and kimi.layer(1).mlp.experts.count) == (262144, 384)
+    for name in ("DeepSeek-V3.2", "GLM-5", "GLM-5.2"):
+        assert imported(config_of(name)).context == 2048
+    kimi_2 = imported(config_of("Kimi-K2-Instruct")).rope
+    assert kimi_2 is not None and kimi_2.scaling.kind == "yarn"
+    assert kimi_2.scaling.beta_fast == kimi_2.scaling.beta_slow == 1
     mimo = imported(config_of("MiMo-V2-Flash"))
     heads = [(a.num_kv_heads, a.head_dim, a.v_dim, a.sliding_window, a.sinks) for a in mimo.attentions]
     assert heads == [(4, 192, 128, None, False), (8, 192, 128, 129, True)]
