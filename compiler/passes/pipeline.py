@@ -14,6 +14,7 @@ from mlxr.compiler.passes.fuse_attention import FuseAttention
 from mlxr.compiler.passes.fuse_clamp import FuseClamp
 from mlxr.compiler.passes.fuse_experts import FuseExperts
 from mlxr.compiler.passes.fuse_gather import FuseGather
+from mlxr.compiler.passes.fuse_head_norms import FuseHeadNorms
 from mlxr.compiler.passes.fuse_latent import FuseLatent
 from mlxr.compiler.passes.fuse_latent_decode import FuseLatentDecode
 from mlxr.compiler.passes.fuse_mlp import FuseMlp
@@ -68,6 +69,7 @@ def passes_of(phase: PhaseName, *, deterministic: bool = False) -> list[Pass]:
         *(of_few_tokens if like == "decode" else ()),
         FuseQkNorm(),  # needs MergeQkv's split
         FuseAttention(like),  # needs MergeQkv's split, with no norm between it and the attention
+        *((FuseHeadNorms(),) if like == "decode" else ()),  # after FuseQkNorm and FuseAttention, which leave its ops
         RemoveDeadOps(),
         OrderArena(),  # last: chains the remaining accesses in their final order
     ]

@@ -15,6 +15,11 @@ MLXR_INLINE void mlxr_norm_columns(const float *x, mlxr_moments m, const float *
     }
 }
 
+// y = norm(x) of a head of n, by the root of its mean square. weight: may be NULL.
+MLXR_INLINE void mlxr_norm_head(const float *x, const float *weight, int n, float eps, float *y) {
+    mlxr_norm_columns(x, mlxr_moments_of(x, n, 0, eps), weight, NULL, NULL, 0.0f, 0, n, y);
+}
+
 // Columns [*from, *to) of n that part `part` of `parts` takes: whole sixteens.
 MLXR_INLINE void mlxr_part(int n, int part, int parts, int *from, int *to) {
     *from = (int)((int64_t)(n / 16) * part / parts) * 16;

@@ -1,9 +1,11 @@
-"""The launches of a decode layer of every family, on both targets: at most 6, and 7 with experts.
+"""The launches of a decode layer of every family, on both targets: 5, and 6 with experts.
 
+Norms of queries and keys are one more where they are of all heads together, layer norms, or after the rotation.
 On GPUs the shared expert of several sequences has two launches of its own, which read its weights once for all of them.
 A gate of heads is one more where the heads are no multiple of 8: its rows do not join those of Q, K and V then.
-A vector of a layer has two more, its gate and its projection. Experts with norms of their own (Gemma 4) have three
-more: their choice, and the shared expert's two products, which stand apart.
+Latent attention has one more where queries have two products. A vector of a layer has two more, its gate and its
+projection. Experts with norms of their own (Gemma 4) have three more: their choice, and the shared expert's two
+products, which stand apart.
 """
 
 from pathlib import Path
@@ -18,7 +20,7 @@ from mlxr.loading.imported_model import import_model
 from mlxr_tests.family_models import CONFIGS, build_model, config_of, save_folder
 from mlxr_tests.few import few
 
-MOST, MOST_WITH_EXPERTS = 6, 7
+MOST, MOST_WITH_EXPERTS = 5, 6
 SHORT = [case for case in CONFIGS if "experts" in str(CONFIGS[case]) and "," not in case] + ["qwen3", "gemma3_text"]
 
 
@@ -36,8 +38,12 @@ def test_launches_of_a_decode_layer(case: str, tmp_path: Path) -> None:
         for layer in range(spec.model.num_layers):
             most = MOST_WITH_EXPERTS if spec.model.layer(layer).mlp.experts else MOST
             attention = spec.model.layer(layer).attention
+            norm = attention.qk_norm
+            if norm is not None:
+                most += norm.scope == "all" or "layer" in (norm.kind or spec.model.norm.kind) or norm.after_rope
             gate = attention.output_gate
             most += gate is not None and gate.scope == "head" and attention.num_heads % 8 != 0
+            most += attention.latent is not None and attention.latent.q_rank is not None
             most += 2 * (spec.model.layer_embeddings is not None)
             experts = spec.model.layer(layer).mlp.experts
             most += 3 * (experts is not None and experts.own_norms)

@@ -26,6 +26,8 @@ CASES = [
     Case(6, 2, 128, "bf16", "bf16", "block", "paged", 8, 40, "yarn-half-of-it", extras="everything"),
     Case(8, 2, 64, "bf16", "bf16", "layer", "paged", 16, 40, "half", extras="chunks"),
     Case(8, 2, 64, "f16", "f16", "block", "paged", 16, None, "half", extras="element-gate"),
+    Case(8, 2, 128, "bf16", "bf16", "block", "paged", 16, None, "half", extras="norms"),
+    Case(6, 2, 64, "f16", "f16", "layer", "paged", 16, 40, "interleaved", extras="own-norms"),
 ]
 PAGED = [case for case in CASES if case.mode == "paged"]
 

@@ -27,6 +27,7 @@ CASES = [
     (32, Case(4, 4, 32, "q8", "f32", "layer", "paged", 8, 40, "yarn-half-of-it", extras="everything")),
     (16, Case(8, 2, 64, "bf16", "bf16", "block", "paged", 16, 40, "half", extras="chunks")),
     (16, Case(6, 2, 40, "f32", "f32", "layer", "paged", 4, None, "half", extras="element-gate")),
+    (16, Case(8, 2, 64, "bf16", "bf16", "layer", "paged", 16, None, "half", extras="norms")),
 ]
 
 

@@ -14,7 +14,8 @@ from mlxr.compiler.ir.checks import (
     require_vector,
 )
 from mlxr.compiler.ir.division import WHOLE, Axis, Holdings, require_whole, split
-from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Division, GateKind, OpKind
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Division, GateKind, NormScope, OpKind
+from mlxr.compiler.ir.ops.norm import QkNorm
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.ir.ops.rope import Temperature
 from mlxr.compiler.ir.tensor import TOKEN, Tensor, Tensors
@@ -171,6 +172,9 @@ class PackedAttention(PackedHeads):
         temperature_beta, temperature_context, temperature_first: `beta`, `original_context` and `first_position` of a
             `Temperature`; None, None and 0 for none.
         gate, gate_first, gate_size: `kind`, `first` and `size` of a `GateHeads`; None, 0 and 0 for none.
+        norm_eps, norm_scope: of the norm of each query and key, by its mean square, before the rotation: `eps` and
+            `scope` of a `QkNorm`, whose weights are q_norm and k_norm; None for no norm. Only in a decode step.
+        norms_values, values_from_keys: see `QkNorm`.
     """
 
     scale: float
@@ -183,6 +187,36 @@ class PackedAttention(PackedHeads):
     gate: GateKind | None = None
     gate_first: int = 0
     gate_size: int = 0
+    norm_eps: float | None = None
+    norm_scope: NormScope = "head"
+    norms_values: bool = False
+    values_from_keys: bool = False
+
+    @property
+    def qkv_columns(self) -> int:
+        """See `PackedHeads`."""
+        if not self.values_from_keys:
+            return super().qkv_columns
+        return (self.num_heads + self.num_kv_heads) * self.head_dim
+
+    @property
+    def norm_before(self) -> QkNorm | None:
+        """The norms of queries, keys and values as an op of its own before this one; None without them."""
+        if self.norm_eps is None:
+            return None
+        return QkNorm(
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.norm_scope,
+            "rms",
+            self.norm_eps,
+            rotary_dim=0,
+            rope_layout="half",
+            rope_scale=1.0,
+            norms_values=self.norms_values,
+            values_from_keys=self.values_from_keys,
+        )
 
     @property
     def temperature(self) -> Temperature | None:
@@ -200,7 +234,19 @@ class PackedAttention(PackedHeads):
         require((self.gate is None) == ("gate" not in t), f"gate is {self.gate}, and its value is bound otherwise")
         if self.gate is not None:
             check_gate(t, self.gate, self.gate_first, self.num_heads * self.gate_size)
+        self._check_norms(t)
         return {"out": self.check_packed(t), "token": TOKEN}
+
+    def _check_norms(self, t: Tensors) -> None:
+        if self.norm_eps is None:
+            other = {"q_norm", "k_norm"} & t.keys() or self.norms_values or self.values_from_keys
+            require(not other, "norm_eps is none, but weights are bound or values normalised or made of keys")
+            return
+        require_positive("norm_eps", self.norm_eps)
+        require(self.v_dim is None, f"heads are normalised, but v_dim is {self.v_dim}; expected none")
+        require(self.norm_scope in ("head", "heads"), f"norm_scope is {self.norm_scope}; expected head or heads")
+        for port, count in (("q_norm", self.num_heads), ("k_norm", self.num_kv_heads)):
+            require_vector(t, port, self.head_dim * (count if self.norm_scope == "heads" else 1))
 
     def work(self, use: Use, dims: Dims) -> OpWork:
         """Two FLOPs for each query head, key that it sees, and element of a key and of a value.
@@ -225,10 +271,10 @@ class RopeWriteAttention(PackedAttention):
     """All of a layer's attention in a decode step."""
 
     name = "rope_write_attention"
-    summary = "decode: RoPE, cache write and attention of one new token a sequence"
+    summary = "decode: norms, RoPE, cache write and attention of one new token a sequence"
     family = "attention"
     inputs = ("qkv", "positions", "slots", "context_lens", "block_tables", *KEYS_AND_VALUES)
-    optional = ("frequencies", "sinks", "gate", "token")
+    optional = ("frequencies", "sinks", "gate", "q_norm", "k_norm", "token")
     outputs = ("out", "token")
     accesses = dict.fromkeys(KEYS_AND_VALUES, "readwrite")
     stages = FUSED_STAGES
@@ -238,10 +284,10 @@ class RopeReadAttention(PackedAttention):
     """All of a layer's attention in a decode step, where it uses an earlier layer's keys and values."""
 
     name = "rope_read_attention"
-    summary = "decode: RoPE and attention of one new token a sequence, whose key an earlier layer wrote"
+    summary = "decode: norm, RoPE and attention of one new token a sequence, whose key an earlier layer wrote"
     family = "attention"
     inputs = ("qkv", "positions", "context_lens", "block_tables", *KEYS_AND_VALUES)
-    optional = ("frequencies", "sinks", "gate", "token")
+    optional = ("frequencies", "sinks", "gate", "q_norm", "token")
     outputs = ("out", "token")
     accesses = dict.fromkeys(KEYS_AND_VALUES, "read")
     stages = FUSED_STAGES

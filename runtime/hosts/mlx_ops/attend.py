@@ -23,7 +23,8 @@ from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
 from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows, layer_rows
 from mlxr.runtime.hosts.mlx_ops.dense import capped
-from mlxr.runtime.hosts.mlx_ops.table import evaluates
+from mlxr.runtime.hosts.mlx_ops.normalise import normalise
+from mlxr.runtime.hosts.mlx_ops.table import evaluate, evaluates
 from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
 
 
@@ -103,10 +104,26 @@ def _rotate_and_attend(inputs: Inputs, attrs: PackedAttention, arena: ArenaLayer
 
 
 def _parts(inputs: Inputs, attrs: PackedHeads) -> tuple[mx.array, mx.array, mx.array]:
-    """q, k and v of the packed projection, in fp32."""
+    """q, k and v of the packed projection, in fp32; normalised, if the op does that."""
     first_key, first_value = (n * attrs.head_dim for n in (attrs.num_heads, attrs.num_heads + attrs.num_kv_heads))
-    qkv = f32(inputs["qkv"])
-    return qkv[:, :first_key], qkv[:, first_key:first_value], qkv[:, first_value : attrs.qkv_columns]
+    qkv = f32(_normed(inputs, attrs))
+    return (
+        qkv[:, :first_key],
+        qkv[:, first_key:first_value],
+        qkv[:, first_value : first_value + attrs.num_kv_heads * attrs.value_dim],
+    )
+
+
+def _normed(inputs: Inputs, attrs: PackedHeads) -> mx.array:
+    """The packed projection with its heads normalised, if the op does that."""
+    qkv = inputs["qkv"]
+    if not isinstance(attrs, PackedAttention) or attrs.norm_before is None:
+        return qkv
+    weights = {port: inputs[port] for port in ("q_norm", "k_norm") if port in inputs}
+    if isinstance(attrs, RopeReadAttention):
+        eps, weight = attrs.norm_before.eps, weights.get("q_norm")
+        return normalise(f32(qkv), weight, None, "rms", eps, attrs.num_heads).astype(qkv.dtype)
+    return evaluate(attrs.norm_before, {"qkv": qkv} | weights)["out"]
 
 
 def _tempered(q: mx.array, inputs: Inputs, temperature: Temperature | None) -> mx.array:

@@ -28,7 +28,8 @@ ROTARY: dict[str, Any] = {"rotary_dim": 16, "rope_layout": "half", "rope_scale":
 HEADS: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40}
 ATTEND = HEADS | {"scale": 0.1, "window": None, "softcap": None, "chunked": False, "v_dim": None}
 FUSED = ATTEND | ROTARY | {"temperature_beta": None, "temperature_context": None, "temperature_first": 0}
-FUSED |= {"gate": None, "gate_first": 0, "gate_size": 0}
+FUSED |= {"gate": None, "gate_first": 0, "gate_size": 0, "norm_eps": None, "norm_scope": "head"}
+FUSED |= {"norms_values": False, "values_from_keys": False}
 PLAIN: dict[str, Any] = {"dtype": "bf16", **PLAIN_PROJECTION}
 NORM: dict[str, Any] = {"kind": "rms", "eps": 0.1, "groups": 1, "residual_scale": 1.0}
 QK: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40, "scope": "heads", "kind": "layer", "eps": 0.1}
@@ -400,6 +401,13 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("rope_attention", {}, {"temperature_beta": 0.1}, "temperature_beta and temperature_context are given together"),
     ("rope_attention", {}, {"chunked": True}, "chunked, but without a window"),
     ("rope_attention", {}, {"softcap": 0}, "attribute softcap is 0; expected a number greater than 0"),
+    (
+        "rope_write_attention",
+        {},
+        {"norms_values": True},
+        "norm_eps is none, but weights are bound or",
+    ),
+    ("rope_write_attention", {}, {"norm_eps": 0.1, "norm_scope": "all"}, "norm_scope is all; expected head or heads"),
     ("rope_write_attention", {"sinks": (2,)}, {}, r"sinks is \[2\]; expected \[6\]"),
     ("attention", {"sinks": (2,)}, {}, r"sinks is \[2\]; expected \[6\]"),
 ]

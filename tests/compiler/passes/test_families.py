@@ -72,9 +72,9 @@ def test_a_first_layer_reads_the_embedding_as_it_is() -> None:
 def test_mixed_layers() -> None:
     assert len(layer_launches("dense-then-experts", 0)) == 5
     assert len(layer_launches("dense-then-experts", 1)) == 3 + 3
-    assert len(layer_launches("deepseek-like", 1)) == 4 + 3
-    assert layer_launches("shared-keys", 1) == [PROJECT, "qk_norm", ATTEND, *[PROJECT] * 3]
-    assert layer_launches("shared-keys", 3) == [PROJECT, "norm", "rope_read_attention", *[PROJECT] * 3]
+    assert len(layer_launches("deepseek-like", 1)) == 3 + 3
+    assert layer_launches("shared-keys", 1) == [PROJECT, ATTEND, *[PROJECT] * 3]
+    assert layer_launches("shared-keys", 3) == [PROJECT, "rope_read_attention", *[PROJECT] * 3]
     assert layer_launches("shared-keys", 4) == [PROJECT, "rope_read_attention", *[PROJECT] * 3]
 
 

@@ -24,6 +24,7 @@ from mlxr.compiler.targets.cpu.kernels.cache_write import CpuCacheWrite
 from mlxr.compiler.targets.cpu.kernels.copy_blocks import copy_blocks_launch
 from mlxr.compiler.targets.cpu.kernels.rope_table import CpuRopeTable
 from mlxr.compiler.targets.environment import environment
+from mlxr.compiler.targets.head_norms import HeadNorms, head_norms
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
@@ -41,7 +42,7 @@ LAYER = 1
 FAST_ERROR = 1.5e-2
 """Error of attention with queries and weights rounded to bf16, relative to the largest element of the result."""
 HEADERS = (
-    *("common.h", "simd.h", "math.h", "activations.h", "inputs.h", "gemm.h"),
+    *("common.h", "simd.h", "math.h", "activations.h", "inputs.h", "rows.h", "gemm.h"),
     *("cache.h", "attend.h", "attend_few.h", "attend_tiles.h", "prefill_tiles.h"),
 )
 DRIVER = """
@@ -65,7 +66,7 @@ void mlxr_barrier(mlxr_worker *w) {
 typedef struct {
     mlxr_worker *w;
     const mlxr_batch *b;
-    const float *qkv, *sinks;
+    const float *qkv, *sinks, *q_norm, *k_norm;
     float *table, *out;
     int layer, kernel;
 } job;
@@ -76,7 +77,7 @@ static void *run_one(void *argument) {
 }
 // Runs a kernel; 0, or 1 if threads waited for each other a different number of times.
 int run(int kernel, int threads, size_t scratch_bytes, const mlxr_batch *b, const float *qkv, float *table, int layer,
-        const float *sinks, float *out, uint8_t *const *stores) {
+        const float *sinks, const float *q_norm, const float *k_norm, float *out, uint8_t *const *stores) {
     mlxr_worker workers[MOST_THREADS];
     mlxr_model model = {.stores = stores, .workers = workers, .threads = threads};
     job jobs[MOST_THREADS];
@@ -87,7 +88,7 @@ int run(int kernel, int threads, size_t scratch_bytes, const mlxr_batch *b, cons
         if (posix_memalign((void **)&workers[t].scratch, 64, scratch_bytes + 64)) abort();
         memset(workers[t].scratch, 0xff, scratch_bytes);
         barriers[t] = 0;
-        jobs[t] = (job){&workers[t], b, qkv, sinks, table, out, layer, kernel};
+        jobs[t] = (job){&workers[t], b, qkv, sinks, q_norm, k_norm, table, out, layer, kernel};
     }
     for (int t = 1; t < threads; t++)
         if (pthread_create(&ids[t], NULL, run_one, &jobs[t])) abort();
@@ -118,8 +119,9 @@ def kernels_of(
     compute: Compute,
     *,
     sinks: bool = False,
+    norms: HeadNorms | None = None,
 ) -> dict[str, CpuKernel]:
-    """The kernels of a layer by name. `attrs` are the attributes of its decode attention."""
+    """The kernels of a layer by name. `attrs` are the attributes of its decode attention, which alone has norms."""
     cache: dict[str, Any] = {"arena": arena.cache_of(LAYER), "stores": (0, 1), "group": 0}
     packing = {name: getattr(attrs, name) for name in ("num_heads", "rotary_dim", "rope_layout")}
     heads: dict[str, Any] = cache | packing | {"own_keys": True}
@@ -131,7 +133,7 @@ def kernels_of(
     return table | {
         "cache_write": CpuCacheWrite("cache_write", **heads),
         "attend_prefill": CpuAttendPrefill("attend_prefill", **heads, **softmax),
-        "attend_decode": CpuAttendDecode("attend_decode", **heads, **softmax),
+        "attend_decode": CpuAttendDecode("attend_decode", **heads, **softmax, norms=norms),
         "copy_blocks": copy_blocks_launch(arena).body,
     }
 
@@ -142,7 +144,10 @@ def text_of_kernels(kernels: dict[str, CpuKernel]) -> str:
     return "\n".join(["void mlxr_barrier(mlxr_worker *w);", *rendered])
 
 
-_ARGUMENTS = {"qkv": "j->qkv", "rope_table": "j->table", "layer": "j->layer", "sinks": "j->sinks", "out": "j->out"}
+_ARGUMENTS = {name: f"j->{name}" for name in ("qkv", "layer", "sinks", "q_norm", "k_norm", "out")}
+_ARGUMENTS |= {"rope_table": "j->table"}
+_PLAIN: dict[str, Any] = {"norm_eps": None, "norms_values": False, "values_from_keys": False}
+"""Attributes of an attention whose heads are normalised before."""
 
 
 def driver_of_kernels(kernels: dict[str, CpuKernel]) -> str:
@@ -174,6 +179,13 @@ def decode_attention(
     return artifact, attrs, "sinks" in op.inputs, np.asarray(frequencies, dtype=np.float32)
 
 
+def _norms_of(artifact: Artifact) -> HeadNorms | None:
+    """The norms of heads of the decode attention in LAYER."""
+    graph = artifact.graph("decode")
+    op = next(op for op, _ in graph.ops_of(RopeWriteAttention) if op.layer == LAYER)
+    return head_norms(op, lambda op, port: graph.value(op.inputs[port]))
+
+
 class AttentionBench:
     """A case's kernels with a pager and two arenas of the same content: the kernels' and the reference's.
 
@@ -199,7 +211,11 @@ class AttentionBench:
         self.case = case
         artifact, self.attrs, self.has_sinks, self.frequencies = decode_attention(case)
         self.plan = artifact.plan
-        self.kernels = kernels_of(self.plan.arena, self.attrs, self.frequencies.tolist(), compute, sinks=self.has_sinks)
+        self.norms = _norms_of(artifact)
+        frequencies = self.frequencies.tolist()
+        self.kernels = kernels_of(
+            self.plan.arena, self.attrs, frequencies, compute, sinks=self.has_sinks, norms=self.norms
+        )
         self.scratch_bytes = max(kernel.thread_bytes for kernel in self.kernels.values())
         assert not any(kernel.shared_bytes for kernel in self.kernels.values()), "this bench has no shared scratch"
         self.library = _library(text_of_kernels(self.kernels) + driver_of_kernels(self.kernels), march, compiler)
@@ -208,6 +224,12 @@ class AttentionBench:
         self.rng = np.random.default_rng(0)
         self.sinks = _f32(case.heads)
         self.sinks[:] = self.rng.standard_normal(case.heads) * 3 if self.has_sinks else np.nan
+        weights = self.norms.ports if self.norms else ()
+        each = self.norms is not None and self.norms.each
+        self.weights = {
+            name: self.rng.random((heads if each else 1) * case.head_dim, dtype=np.float32) + np.float32(0.5)
+            for (name, _), heads in zip(weights, (case.heads, case.kv_heads), strict=False)
+        }
         self.arena, self.reference = (nan_arena(Arena(self.plan.arena)) for _ in range(2))
         self.pager = Pager.from_geometry(self.plan.arena)
         scatter(self.pager)
@@ -235,7 +257,8 @@ class AttentionBench:
     def _step(self, batch: Batch, threads: int, mode: Literal["decode", "prefill"]) -> None:
         case, before = self.case, snapshot(self.arena)
         what = f"{mode} of contexts {batch.context_lens.tolist()} by {threads} threads"
-        qkv = _f32(batch.num_tokens, self.attrs.qkv_columns)
+        columns = self.attrs.qkv_columns if mode == "decode" else dataclasses.replace(self.attrs, **_PLAIN).qkv_columns
+        qkv = _f32(batch.num_tokens, columns)
         qkv[:] = self.rng.standard_normal(qkv.shape, dtype=np.float32) * np.float32(self.scale)
         table = _f32(batch.num_tokens, 2 * len(self.frequencies))
         out = _f32(batch.num_tokens, case.heads * self.attrs.value_dim)
@@ -248,7 +271,10 @@ class AttentionBench:
         inputs |= {"k_arena": self.reference.stores["k_arena"], "v_arena": self.reference.stores["v_arena"]}
         if self.has_sinks:
             inputs["sinks"] = mx.array(self.sinks)
-        attributes, place = self.attrs.attributes, ArenaLayer(self.reference, LAYER)
+        if mode == "decode" and self.attrs.norm_before is not None:
+            of_heads = {name: mx.array(weight) for name, weight in self.weights.items()}
+            inputs["qkv"] = evaluate(self.attrs.norm_before, inputs | of_heads)["out"]
+        attributes, place = self.attrs.attributes | _PLAIN, ArenaLayer(self.reference, LAYER)
         written = {field.name: attributes[field.name] for field in dataclasses.fields(RopeCacheWrite)}
         evaluate(RopeCacheWrite(**written), inputs, place)
         check_arena(self.arena, before, self.reference, {LAYER: set(batch.slots.tolist())})
@@ -269,7 +295,8 @@ class AttentionBench:
             **{name: at[name] for name in ("positions", "query_start", "context_lens")},
             groups=(CBlocks * 1)(CBlocks(at["slots"], at["block_tables"], batch.block_tables.shape[1])),
         )
-        pointers = (address(qkv), address(table), LAYER, address(self.sinks), address(out), self._stores())
+        weights = [address(self.weights[name]) if name in self.weights else None for name in ("q_norm", "k_norm")]
+        pointers = (address(qkv), address(table), LAYER, address(self.sinks), *weights, address(out), self._stores())
         size = ctypes.c_size_t(self.scratch_bytes)
         unequal = self.library.run(_KERNELS.index(kernel), threads, size, ctypes.byref(c_batch), *pointers)
         assert not unequal, f"threads of {kernel} meet at barriers a different number of times"

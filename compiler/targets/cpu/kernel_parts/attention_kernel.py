@@ -13,6 +13,7 @@ from mlxr.compiler.targets.cpu.kernel_parts.matrix import Compute
 from mlxr.compiler.targets.cpu.kernel_parts.rotary_kernel import CpuRotaryKernel, RotaryFields, rotary_fields
 from mlxr.compiler.targets.cpu.lowering import CpuLowering
 from mlxr.compiler.targets.head_gate import HeadGate, head_gate
+from mlxr.compiler.targets.head_norms import HeadNorms, head_norms
 from mlxr.compiler.targets.scores import cap_log2, query_scale
 
 MATRIX_TILE_BYTES = 1024
@@ -34,6 +35,7 @@ class CpuAttentionKernel(CpuRotaryKernel):
         sinks: whether the softmax of each query head has one more logit in its denominator, [num_heads].
         chunked: whether the window is the query's chunk of `window` tokens, up to itself.
         temperature: what queries are multiplied by, which grows with their position; None for no temperature.
+        norms: the norms of heads; None for none.
         latent_dim: of latent attention, whose queries are rotated and whose rows are stored: the first elements of a
             row that are its value; None for keys and values apart.
     """
@@ -46,6 +48,7 @@ class CpuAttentionKernel(CpuRotaryKernel):
     chunked: bool = False
     temperature: Temperature | None = None
     gate: HeadGate | None = None
+    norms: HeadNorms | None = None
     latent_dim: int | None = None
 
     @property
@@ -78,7 +81,13 @@ class CpuAttentionKernel(CpuRotaryKernel):
         """The packed projection, the table of rotations, the layer, the sinks, the gate and the heads' results."""
         sinks = (Param("sinks", "vector"),) if self.sinks else ()
         gate = (Param("gate", "input"),) if self.gate else ()
-        return (*self._inputs, *sinks, *gate, Param("out", "output"))
+        norms = tuple(Param(name, "vector") for name, _ in self.norms.ports) if self.norms else ()
+        return (*self._inputs, *norms, *sinks, *gate, Param("out", "output"))
+
+    @property
+    def has_values(self) -> bool:
+        """See `CpuRotaryKernel`."""
+        return self.norms is None or not self.norms.values_from_keys
 
     @property
     def apart(self) -> bool:
@@ -121,6 +130,7 @@ class AttentionFields(RotaryFields):
     chunked: bool
     temperature: Temperature | None
     gate: HeadGate | None
+    norms: HeadNorms | None
 
 
 def attention_fields(lowering: CpuLowering, op: Op, attrs: PackedAttention) -> AttentionFields:
@@ -135,4 +145,5 @@ def attention_fields(lowering: CpuLowering, op: Op, attrs: PackedAttention) -> A
         "chunked": attrs.chunked,
         "temperature": attrs.temperature,
         "gate": head_gate(op, lowering.value),
+        "norms": head_norms(op, lowering.value),
     }

@@ -45,8 +45,14 @@ class CpuRotaryKernel(CpuArenaKernel):
     @property
     def qkv_width(self) -> int:
         """Columns of the packed projection."""
-        own = self.num_kv_heads * (self.head_dim + self.arena.value_dim) if self.own_keys else 0
+        values = self.arena.value_dim if self.has_values else 0
+        own = self.num_kv_heads * (self.head_dim + values) if self.own_keys else 0
         return self.num_heads * self.head_dim + own + self.more_columns
+
+    @property
+    def has_values(self) -> bool:
+        """Whether qkv has values, if it has keys: else they are its keys."""
+        return True
 
     @property
     def packing(self) -> str:
@@ -54,7 +60,8 @@ class CpuRotaryKernel(CpuArenaKernel):
         if self.own_keys and self.values_differ:
             keys = f"{self.num_heads} query, {self.num_kv_heads} key heads of {self.head_dim}"
             return f"{keys}, {self.num_kv_heads} value heads of {self.arena.value_dim}"
-        others = f", {self.num_kv_heads} key, {self.num_kv_heads} value" if self.own_keys else ""
+        values = f", {self.num_kv_heads} value" if self.has_values else ""
+        others = f", {self.num_kv_heads} key{values}" if self.own_keys else ""
         return f"{self.num_heads} query{others} heads of {self.head_dim}"
 
     @property
@@ -78,13 +85,14 @@ class RotaryFields(TypedDict):
 
 def rotary_fields(lowering: CpuLowering, op: Op, attrs: PackedHeads) -> RotaryFields:
     """The fields of the kernel of an op with these attributes."""
+    qkv = lowering.tensor(op.inputs["qkv"])
     return {
         "arena": lowering.cache_of(op),
         "stores": lowering.stores_of(op),
         "group": lowering.group_of(op),
         "num_heads": attrs.num_heads,
-        "own_keys": attrs.has_keys(lowering.value(op, "qkv").tensor),
+        "own_keys": attrs.has_keys(qkv),
         "rotary_dim": attrs.rotary_dim,
         "rope_layout": attrs.rope_layout,
-        "more_columns": attrs.more_columns(lowering.value(op, "qkv").tensor),
+        "more_columns": attrs.more_columns(qkv),
     }

@@ -16,6 +16,7 @@ from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHelper
 from mlxr.compiler.targets.cpu.kernel_parts.region import Arrays, Region, place_regions, regions_bytes
 from mlxr.compiler.targets.cpu.kernels.attend_prefill import CpuAttendPrefill, call_attend_prefill
 from mlxr.compiler.targets.cpu.kernels.cache_write import call_cache_write
+from mlxr.compiler.targets.cpu.kernels.qk_norm import normed_apart
 from mlxr.compiler.targets.cpu.kernels.rope_table import rope_table_buffers
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
@@ -88,21 +89,25 @@ class CpuAttendDecode(CpuAttentionKernel):
 @lowers(RopeWriteAttention)
 def lower_attend_decode(lowering: CpuLowering, op: Op, attrs: RopeWriteAttention) -> None:
     """Adds the call for an op; unless `compute` is `fast`, those of a prefill step, so that both give the same bits."""
-    if lowering.compute != "fast":
-        call_cache_write(lowering, op, attrs)
-    _attend(lowering, op, attrs)
+    if lowering.compute == "fast":
+        _attend(lowering, op, attrs)
+        return
+    op = normed_apart(lowering, op)
+    call_cache_write(lowering, op, op.attrs_as(RopeWriteAttention))
+    call_attend_prefill(lowering, op, op.attrs_as(RopeWriteAttention))
 
 
 @lowers(RopeReadAttention)
 def lower_attend_read(lowering: CpuLowering, op: Op, attrs: RopeReadAttention) -> None:
     """The same without a write."""
-    _attend(lowering, op, attrs)
+    if lowering.compute == "fast":
+        _attend(lowering, op, attrs)
+        return
+    op = normed_apart(lowering, op)
+    call_attend_prefill(lowering, op, op.attrs_as(RopeReadAttention))
 
 
 def _attend(lowering: CpuLowering, op: Op, attrs: PackedAttention) -> None:
-    if lowering.compute != "fast":
-        call_attend_prefill(lowering, op, attrs)
-        return
     kernel = CpuAttendDecode(label="attend_decode", **attention_fields(lowering, op, attrs))
     lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs.rope_scale))
 

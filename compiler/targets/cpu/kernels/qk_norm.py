@@ -1,11 +1,15 @@
 """Norms of the queries and keys of a packed projection."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import NormKind, NormScope, RopeLayout
+from mlxr.compiler.ir.ops.attention import PackedAttention
 from mlxr.compiler.ir.ops.norm import QkNorm
+from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
+from mlxr.compiler.targets.cpu.kernels.norm import CpuNorm
 from mlxr.compiler.targets.cpu.kernels.rope_table import rope_table_buffers
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
@@ -134,3 +138,52 @@ def lower_qk_norm(lowering: CpuLowering, op: Op, attrs: QkNorm) -> None:
         v_dim=attrs.v_dim,
     )
     lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs.rope_scale))
+
+
+def normed_apart(lowering: CpuLowering, op: Op) -> Op:
+    """The attention without the norms of its heads, for which a call is added; the op itself if it has none."""
+    attrs = op.attrs_as(PackedAttention)
+    if attrs.norm_eps is None:
+        return op
+    qkv, out = lowering.value(op, "qkv"), f"{op.name}.normed"
+    reads, heads = attrs.has_keys(qkv.tensor), attrs.num_heads
+    width = (heads + (2 * attrs.num_kv_heads if reads else 0)) * attrs.head_dim
+    lowering.scratch.append(Scratch(out, (qkv.shape[0], width), DType.F32))
+    if reads:
+        norms = CpuQkNorm(
+            label="qk_norm",
+            num_heads=heads,
+            num_kv_heads=attrs.num_kv_heads,
+            head_dim=attrs.head_dim,
+            scope=attrs.norm_scope,
+            kind="rms",
+            eps=attrs.norm_eps,
+            bias=False,
+            more_columns=attrs.more_columns(qkv.tensor),
+            weight="q_norm" in op.inputs,
+            norms_values=attrs.norms_values,
+            values_from_keys=attrs.values_from_keys,
+        )
+        lowering.add_call(op, norms, {"out": out})
+    else:
+        norm = CpuNorm(
+            label="norm",
+            width=width,
+            groups=heads,
+            kind="rms",
+            eps=attrs.norm_eps,
+            piece_weights=attrs.norm_scope == "heads",
+            bias=False,
+            residual=False,
+            residual_scale=1.0,
+            count="tokens",
+            weight="q_norm" in op.inputs,
+        )
+        lowering.add_call(op, norm, {"x": qkv.name, "out": out} | _weight(op))
+    plain = replace(attrs, norm_eps=None, norms_values=False, values_from_keys=False)
+    inputs = {port: name for port, name in op.inputs.items() if port not in ("q_norm", "k_norm")} | {"qkv": out}
+    return replace(op, attrs=plain, inputs=inputs)
+
+
+def _weight(op: Op) -> dict[str, str]:
+    return {"weight": op.inputs["q_norm"]} if "q_norm" in op.inputs else {}

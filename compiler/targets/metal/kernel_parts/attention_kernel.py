@@ -8,6 +8,7 @@ from mlxr.compiler.ir.ops.attention import PackedAttention
 from mlxr.compiler.ir.ops.rope import Temperature
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.head_gate import HeadGate, head_gate
+from mlxr.compiler.targets.head_norms import HeadNorms, head_norms
 from mlxr.compiler.targets.metal.kernel_parts.rope_kernel import RopeFields, RopeKernel, rope_fields
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 from mlxr.compiler.targets.scores import LOG2_E, cap_log2, query_scale
@@ -24,6 +25,7 @@ class AttentionKernel(RopeKernel):
         chunked: whether the window is the query's chunk of `window` tokens, up to itself.
         temperature: what queries are multiplied by, which grows with their position; None: no temperature.
         gate: what multiplies the result; None: nothing.
+        norms: the norms of heads; None: none.
         sinks: element type of the sinks, which are one more score in the softmax of each head; None: no sinks.
     """
 
@@ -35,6 +37,12 @@ class AttentionKernel(RopeKernel):
     sinks: DType | None
     _: KW_ONLY
     gate: HeadGate | None = None
+    norms: HeadNorms | None = None
+
+    @property
+    def has_values(self) -> bool:
+        """See `RopeKernel`."""
+        return self.norms is None or not self.norms.values_from_keys
 
     @property
     def query_scale(self) -> float:
@@ -80,6 +88,7 @@ class AttentionFields(RopeFields):
     temperature: Temperature | None
     sinks: DType | None
     gate: HeadGate | None
+    norms: HeadNorms | None
 
 
 def attention_fields(lowering: MetalLowering, op: Op) -> AttentionFields:
@@ -94,4 +103,5 @@ def attention_fields(lowering: MetalLowering, op: Op) -> AttentionFields:
         "temperature": attrs.temperature,
         "sinks": lowering.optional_dtype(op, "sinks"),
         "gate": head_gate(op, lowering.value),
+        "norms": head_norms(op, lowering.value),
     }

@@ -62,8 +62,14 @@ class RopeKernel(ArenaKernel):
     @property
     def qkv_width(self) -> int:
         """Columns of the packed projection."""
-        own = self.num_kv_heads * (self.head_dim + self.value_dim) if self.own_keys else 0
+        values = self.value_dim if self.has_values else 0
+        own = self.num_kv_heads * (self.head_dim + values) if self.own_keys else 0
         return self.num_heads * self.head_dim + own + self.more_columns
+
+    @property
+    def has_values(self) -> bool:
+        """Whether qkv has values, if it has keys: else they are its keys."""
+        return True
 
     @property
     def packing(self) -> str:
@@ -71,7 +77,8 @@ class RopeKernel(ArenaKernel):
         if self.own_keys and self.values_differ:
             keys = f"{self.num_heads} query, {self.num_kv_heads} key heads of {self.head_dim}"
             return f"{keys}, {self.num_kv_heads} value heads of {self.value_dim}"
-        others = f", {self.num_kv_heads} key, {self.num_kv_heads} value" if self.own_keys else ""
+        values = f", {self.num_kv_heads} value" if self.has_values else ""
+        others = f", {self.num_kv_heads} key{values}" if self.own_keys else ""
         return f"{self.num_heads} query{others} heads of {self.head_dim}"
 
     @property

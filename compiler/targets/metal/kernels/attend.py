@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.schedule.kernel import Port, round_up
 from mlxr.compiler.targets.metal.kernel_parts.attention_kernel import AttentionKernel
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, THREADGROUP_BYTES
 
@@ -37,7 +37,8 @@ class AttendKernel(AttentionKernel):
         """The packed projection, positions and slots of the tokens, the layer, the sinks, and the arena."""
         slots = (("slots", DType.I32),) if self.own_keys else ()
         places = (("positions", DType.I32), *slots, *self.table_ports, ("layer", DType.U32))
-        return (("qkv", self.activation), *places, *self.sink_ports, *self.arena_ports)
+        norms = self.norms.ports if self.norms else ()
+        return (("qkv", self.activation), *places, *norms, *self.sink_ports, *self.arena_ports)
 
     @property
     def outputs(self) -> tuple[Port, ...]:
@@ -131,13 +132,25 @@ class AttendKernel(AttentionKernel):
         return self.value_dim
 
     @property
+    def norm_bytes(self) -> int:
+        """Bytes of the normalised heads: queries, and the new key and value."""
+        heads = self.heads + (2 if self.own_keys else 0)
+        return round_up(heads * self.head_dim * self.activation.size_bytes, 16) if self.norms else 0
+
+    @property
+    def head_loads(self) -> tuple[tuple[str, int], ...]:
+        """The vector loads that norms need: element type, and elements of a load."""
+        norms = (self.activation, self.norms.q, self.norms.k) if self.norms else ()
+        return tuple((str(dtype), 4) for dtype in norms if dtype)
+
+    @property
     def merge_heads(self) -> int:
         """Query heads that are merged between two barriers: as many as threadgroup memory holds."""
-        stats = 2 * 4 * self.simdgroups * self.heads
+        stats = 2 * 4 * self.simdgroups * self.heads + self.norm_bytes
         head_bytes = 4 * self.simdgroups * self.value_dim
         return max(1, min(self.heads, (THREADGROUP_BYTES - stats) // head_bytes))
 
     @property
     def threadgroup_bytes(self) -> int:
         """Bytes of the simdgroups' maxima, sums and values."""
-        return 4 * self.simdgroups * (2 * self.heads + self.merge_heads * self.value_dim)
+        return self.norm_bytes + 4 * self.simdgroups * (2 * self.heads + self.merge_heads * self.value_dim)

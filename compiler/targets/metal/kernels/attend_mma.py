@@ -58,4 +58,4 @@ class AttendMmaKernel(AttendKernel):
     @property
     def _fixed_bytes(self) -> int:
         newest = self.head_dim + self.heads if self.own_keys else 0
-        return 4 * (self.heads * self.head_dim + newest + 2 * self.simdgroups * self.heads)
+        return self.norm_bytes + 4 * (self.heads * self.head_dim + newest + 2 * self.simdgroups * self.heads)

@@ -41,101 +41,85 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     MLXR_COUNT(3, 0, 3);
     qkv_89a0c0c4(w, b, (float *)(a + 1024), (const float *)t[1], t[34], t[35], t[36], (float *)(a + 1792));
     mlxr_barrier(w);
-    // layers.0.attention.qkv_normed
-    MLXR_COUNT(4, 0, 4);
-    qk_norm_00d24b20(w, b, (float *)(a + 1792), (const float *)t[2], (const float *)t[3], (float *)(a + 4864));
-    mlxr_barrier(w);
     // layers.0.attention.attended
-    MLXR_COUNT(5, 0, 5);
-    attend_decode_8ec39560(w, b, (float *)(a + 4864), (float *)(a + 0), 0, (float *)(a + 1792));
+    MLXR_COUNT(4, 0, 4);
+    attend_decode_8054b2b7(w, b, (float *)(a + 1792), (float *)(a + 0), 0, (const float *)t[2], (const float *)t[3], (float *)(a + 4864));
     mlxr_barrier(w);
     // layers.0.attention.o_projected
-    MLXR_COUNT(6, 0, 6);
-    o_2b889706(w, b, (float *)(a + 1792), t[4], (float *)(a + 3840));
+    MLXR_COUNT(5, 0, 5);
+    o_2b889706(w, b, (float *)(a + 4864), t[4], (float *)(a + 1792));
     mlxr_barrier(w);
     // layers.0.mlp.gated
-    MLXR_COUNT(7, 0, 7);
-    gate_up_f920e18f(w, b, (float *)(a + 1024), (const float *)t[6], t[46], t[47], (float *)(a + 3840), (const float *)t[5], (float *)(a + 1792), (float *)(a + 4608));
+    MLXR_COUNT(6, 0, 6);
+    gate_up_f920e18f(w, b, (float *)(a + 1024), (const float *)t[6], t[46], t[47], (float *)(a + 1792), (const float *)t[5], (float *)(a + 2560), (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.0.mlp.down_projected
-    MLXR_COUNT(8, 0, 8);
-    down_5d17e95e(w, b, (float *)(a + 1792), t[7], (float *)(a + 1024));
+    MLXR_COUNT(7, 0, 7);
+    down_5d17e95e(w, b, (float *)(a + 2560), t[7], (float *)(a + 1024));
     mlxr_barrier(w);
     // layers.1.attention.qkv_projected
-    MLXR_COUNT(9, 0, 9);
-    qkv_f3f47b7a(w, b, (float *)(a + 4608), (const float *)t[9], t[37], t[38], t[39], (float *)(a + 1024), (const float *)t[8], (float *)(a + 5376), (float *)(a + 1792));
-    mlxr_barrier(w);
-    // layers.1.attention.qkv_normed
-    MLXR_COUNT(4, 0, 10);
-    qk_norm_00d24b20(w, b, (float *)(a + 5376), (const float *)t[10], (const float *)t[11], (float *)(a + 8448));
+    MLXR_COUNT(8, 0, 8);
+    qkv_f3f47b7a(w, b, (float *)(a + 4096), (const float *)t[9], t[37], t[38], t[39], (float *)(a + 1024), (const float *)t[8], (float *)(a + 4864), (float *)(a + 1792));
     mlxr_barrier(w);
     // layers.1.attention.attended
-    MLXR_COUNT(5, 0, 11);
-    attend_decode_8ec39560(w, b, (float *)(a + 8448), (float *)(a + 0), 1, (float *)(a + 2560));
+    MLXR_COUNT(4, 0, 9);
+    attend_decode_8054b2b7(w, b, (float *)(a + 4864), (float *)(a + 0), 1, (const float *)t[10], (const float *)t[11], (float *)(a + 2560));
     mlxr_barrier(w);
     // layers.1.attention.o_projected
-    MLXR_COUNT(6, 0, 12);
+    MLXR_COUNT(5, 0, 10);
     o_2b889706(w, b, (float *)(a + 2560), t[12], (float *)(a + 1024));
     mlxr_barrier(w);
     // layers.1.mlp.gated
-    MLXR_COUNT(7, 0, 13);
+    MLXR_COUNT(6, 0, 11);
     gate_up_f920e18f(w, b, (float *)(a + 1792), (const float *)t[14], t[48], t[49], (float *)(a + 1024), (const float *)t[13], (float *)(a + 2560), (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.1.mlp.down_projected
-    MLXR_COUNT(8, 0, 14);
+    MLXR_COUNT(7, 0, 12);
     down_5d17e95e(w, b, (float *)(a + 2560), t[15], (float *)(a + 1024));
     mlxr_barrier(w);
     // layers.2.attention.qkv_projected
-    MLXR_COUNT(9, 0, 15);
+    MLXR_COUNT(8, 0, 13);
     qkv_f3f47b7a(w, b, (float *)(a + 4096), (const float *)t[17], t[40], t[41], t[42], (float *)(a + 1024), (const float *)t[16], (float *)(a + 4864), (float *)(a + 1792));
     mlxr_barrier(w);
-    // layers.2.attention.qkv_normed
-    MLXR_COUNT(4, 0, 16);
-    qk_norm_00d24b20(w, b, (float *)(a + 4864), (const float *)t[18], (const float *)t[19], (float *)(a + 7936));
-    mlxr_barrier(w);
     // layers.2.attention.attended
-    MLXR_COUNT(10, 0, 17);
-    attend_decode_15348e97(w, b, (float *)(a + 7936), (float *)(a + 512), 2, (float *)(a + 2560));
+    MLXR_COUNT(9, 0, 14);
+    attend_decode_f67ca696(w, b, (float *)(a + 4864), (float *)(a + 512), 2, (const float *)t[18], (const float *)t[19], (float *)(a + 2560));
     mlxr_barrier(w);
     // layers.2.attention.o_projected
-    MLXR_COUNT(6, 0, 18);
+    MLXR_COUNT(5, 0, 15);
     o_2b889706(w, b, (float *)(a + 2560), t[20], (float *)(a + 512));
     mlxr_barrier(w);
     // layers.2.mlp.gated
-    MLXR_COUNT(7, 0, 19);
+    MLXR_COUNT(6, 0, 16);
     gate_up_f920e18f(w, b, (float *)(a + 1792), (const float *)t[22], t[50], t[51], (float *)(a + 512), (const float *)t[21], (float *)(a + 2560), (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.2.mlp.down_projected
-    MLXR_COUNT(8, 0, 20);
+    MLXR_COUNT(7, 0, 17);
     down_5d17e95e(w, b, (float *)(a + 2560), t[23], (float *)(a + 512));
     mlxr_barrier(w);
     // layers.3.attention.qkv_projected
-    MLXR_COUNT(9, 0, 21);
+    MLXR_COUNT(8, 0, 18);
     qkv_f3f47b7a(w, b, (float *)(a + 4096), (const float *)t[25], t[43], t[44], t[45], (float *)(a + 512), (const float *)t[24], (float *)(a + 4864), (float *)(a + 1280));
     mlxr_barrier(w);
-    // layers.3.attention.qkv_normed
-    MLXR_COUNT(4, 0, 22);
-    qk_norm_00d24b20(w, b, (float *)(a + 4864), (const float *)t[26], (const float *)t[27], (float *)(a + 7936));
-    mlxr_barrier(w);
     // layers.3.attention.attended
-    MLXR_COUNT(5, 0, 23);
-    attend_decode_8ec39560(w, b, (float *)(a + 7936), (float *)(a + 0), 3, (float *)(a + 2048));
+    MLXR_COUNT(4, 0, 19);
+    attend_decode_8054b2b7(w, b, (float *)(a + 4864), (float *)(a + 0), 3, (const float *)t[26], (const float *)t[27], (float *)(a + 2048));
     mlxr_barrier(w);
     // layers.3.attention.o_projected
-    MLXR_COUNT(6, 0, 24);
+    MLXR_COUNT(5, 0, 20);
     o_2b889706(w, b, (float *)(a + 2048), t[28], (float *)(a + 0));
     mlxr_barrier(w);
     // layers.3.mlp.gated
-    MLXR_COUNT(7, 0, 25);
+    MLXR_COUNT(6, 0, 21);
     gate_up_f920e18f(w, b, (float *)(a + 1280), (const float *)t[30], t[52], t[53], (float *)(a + 0), (const float *)t[29], (float *)(a + 2048), (float *)(a + 3584));
     mlxr_barrier(w);
     // layers.3.mlp.down_projected
-    MLXR_COUNT(8, 0, 26);
+    MLXR_COUNT(7, 0, 22);
     down_5d17e95e(w, b, (float *)(a + 2048), t[31], (float *)(a + 0));
     mlxr_barrier(w);
     // logits_capped
     if (b->rows) {
-        MLXR_COUNT(11, 0, 27);
+        MLXR_COUNT(10, 0, 23);
         logits_3081defc(w, b, (float *)(a + 3584), (const float *)t[33], t[0], (float *)(a + 0), (const float *)t[32], b->logits);
     }
 }
@@ -162,7 +146,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     qkv_89a0c0c4(w, b, (float *)(a + 8192), (const float *)t[1], t[34], t[35], t[36], (float *)(a + 14336));
     mlxr_barrier(w);
     // layers.0.attention.qkv_normed
-    MLXR_COUNT(4, 1, 4);
+    MLXR_COUNT(11, 1, 4);
     qk_norm_00d24b20(w, b, (float *)(a + 14336), (const float *)t[2], (const float *)t[3], (float *)(a + 38912));
     mlxr_barrier(w);
     // layers.0.attention.cache_write
@@ -174,7 +158,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     attend_prefill_e9e800a5(w, b, (float *)(a + 38912), (float *)(a + 0), 0, (float *)(a + 14336));
     mlxr_barrier(w);
     // layers.0.attention.o_projected
-    MLXR_COUNT(6, 1, 7);
+    MLXR_COUNT(5, 1, 7);
     o_2b889706(w, b, (float *)(a + 14336), t[4], (float *)(a + 30720));
     mlxr_barrier(w);
     // layers.0.attention.out
@@ -186,7 +170,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     gate_up_eb70c249(w, b, (float *)(a + 14336), (const float *)t[6], t[46], t[47], (float *)(a + 20480));
     mlxr_barrier(w);
     // layers.0.mlp.down_projected
-    MLXR_COUNT(8, 1, 10);
+    MLXR_COUNT(7, 1, 10);
     down_5d17e95e(w, b, (float *)(a + 20480), t[7], (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.0.mlp.out
@@ -198,7 +182,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     qkv_89a0c0c4(w, b, (float *)(a + 20480), (const float *)t[9], t[37], t[38], t[39], (float *)(a + 26624));
     mlxr_barrier(w);
     // layers.1.attention.qkv_normed
-    MLXR_COUNT(4, 1, 13);
+    MLXR_COUNT(11, 1, 13);
     qk_norm_00d24b20(w, b, (float *)(a + 26624), (const float *)t[10], (const float *)t[11], (float *)(a + 51200));
     mlxr_barrier(w);
     // layers.1.attention.cache_write
@@ -210,7 +194,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     attend_prefill_e9e800a5(w, b, (float *)(a + 51200), (float *)(a + 0), 1, (float *)(a + 26624));
     mlxr_barrier(w);
     // layers.1.attention.o_projected
-    MLXR_COUNT(6, 1, 16);
+    MLXR_COUNT(5, 1, 16);
     o_2b889706(w, b, (float *)(a + 26624), t[12], (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.1.attention.out
@@ -222,7 +206,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     gate_up_eb70c249(w, b, (float *)(a + 14336), (const float *)t[14], t[48], t[49], (float *)(a + 20480));
     mlxr_barrier(w);
     // layers.1.mlp.down_projected
-    MLXR_COUNT(8, 1, 19);
+    MLXR_COUNT(7, 1, 19);
     down_5d17e95e(w, b, (float *)(a + 20480), t[15], (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.1.mlp.out
@@ -234,7 +218,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     qkv_89a0c0c4(w, b, (float *)(a + 20480), (const float *)t[17], t[40], t[41], t[42], (float *)(a + 26624));
     mlxr_barrier(w);
     // layers.2.attention.qkv_normed
-    MLXR_COUNT(4, 1, 22);
+    MLXR_COUNT(11, 1, 22);
     qk_norm_00d24b20(w, b, (float *)(a + 26624), (const float *)t[18], (const float *)t[19], (float *)(a + 51200));
     mlxr_barrier(w);
     // layers.2.attention.cache_write
@@ -246,7 +230,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     attend_prefill_e844d6c4(w, b, (float *)(a + 51200), (float *)(a + 4096), 2, (float *)(a + 26624));
     mlxr_barrier(w);
     // layers.2.attention.o_projected
-    MLXR_COUNT(6, 1, 25);
+    MLXR_COUNT(5, 1, 25);
     o_2b889706(w, b, (float *)(a + 26624), t[20], (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.2.attention.out
@@ -258,7 +242,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     gate_up_eb70c249(w, b, (float *)(a + 10240), (const float *)t[22], t[50], t[51], (float *)(a + 16384));
     mlxr_barrier(w);
     // layers.2.mlp.down_projected
-    MLXR_COUNT(8, 1, 28);
+    MLXR_COUNT(7, 1, 28);
     down_5d17e95e(w, b, (float *)(a + 16384), t[23], (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.2.mlp.out
@@ -270,7 +254,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     qkv_89a0c0c4(w, b, (float *)(a + 16384), (const float *)t[25], t[43], t[44], t[45], (float *)(a + 22528));
     mlxr_barrier(w);
     // layers.3.attention.qkv_normed
-    MLXR_COUNT(4, 1, 31);
+    MLXR_COUNT(11, 1, 31);
     qk_norm_00d24b20(w, b, (float *)(a + 22528), (const float *)t[26], (const float *)t[27], (float *)(a + 47104));
     mlxr_barrier(w);
     // layers.3.attention.cache_write
@@ -282,7 +266,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     attend_prefill_e9e800a5(w, b, (float *)(a + 47104), (float *)(a + 0), 3, (float *)(a + 22528));
     mlxr_barrier(w);
     // layers.3.attention.o_projected
-    MLXR_COUNT(6, 1, 34);
+    MLXR_COUNT(5, 1, 34);
     o_2b889706(w, b, (float *)(a + 22528), t[28], (float *)(a + 0));
     mlxr_barrier(w);
     // layers.3.attention.out
@@ -294,7 +278,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     gate_up_eb70c249(w, b, (float *)(a + 6144), (const float *)t[30], t[52], t[53], (float *)(a + 12288));
     mlxr_barrier(w);
     // layers.3.mlp.down_projected
-    MLXR_COUNT(8, 1, 37);
+    MLXR_COUNT(7, 1, 37);
     down_5d17e95e(w, b, (float *)(a + 12288), t[31], (float *)(a + 0));
     mlxr_barrier(w);
     // layers.3.mlp.out

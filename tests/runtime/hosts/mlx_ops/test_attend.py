@@ -34,6 +34,10 @@ NO_TEMPERATURE = {
     "gate": None,
     "gate_first": 0,
     "gate_size": 0,
+    "norm_eps": None,
+    "norm_scope": "head",
+    "norms_values": False,
+    "values_from_keys": False,
 }
 
 
@@ -233,6 +237,10 @@ def test_fused_attention_with_all_that_layers_differ_in() -> None:
         "gate": None,
         "gate_first": 0,
         "gate_size": 0,
+        "norm_eps": None,
+        "norm_scope": "head",
+        "norms_values": False,
+        "values_from_keys": False,
     }
     growth = 1 + 0.5 * np.log(1 + np.array(POSITIONS) // 4)[:, None, None]
     for rotary, scale in ((0, 1.0), (6, 1.25)):
