@@ -4,8 +4,10 @@
 //
 // A tile has 16 rows of 64 bytes. Left factors are rows of 32 bf16; right factors have row p hold, for each of 16
 // columns, elements 2 p and 2 p + 1 of the sum. mlxr_tiles_on comes before, mlxr_tiles_off after.
-#if defined(MLXR_AMX) && defined(__AVX512BF16__)
-#define MLXR_ATTEND_TILES 1
+//
+// Prompts' attention to rows of latents has the same without tiles, by dot products of pairs (attend_dots.h).
+#if (defined(MLXR_AMX) && defined(__AVX512BF16__)) || defined(MLXR_ATTEND_DOTS)
+#define MLXR_PREFILL_TILES 1
 
 // Elements [at, at + 32) of a row as bf16, without its scale; zeros past its end.
 MLXR_INLINE __m512i tiles_row(const uint8_t *row, int at, int type, int head_dim) {
@@ -69,6 +71,10 @@ MLXR_INLINE void tiles_groups(const uint8_t **group, size_t *stride, const uint8
         stride[g] = 64 * (size_t)steps;
     }
 }
+
+#endif
+#if defined(MLXR_AMX) && defined(__AVX512BF16__)
+#define MLXR_ATTEND_TILES 1
 
 // --- Decode ---
 //

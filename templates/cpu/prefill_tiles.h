@@ -4,7 +4,7 @@
 //
 // Of few columns ("turned") values = weights^T V: turning the weights costs less than transposing V. The bits are equal:
 // a matrix tile adds the same products in the same order.
-#if defined(MLXR_ATTEND_TILES)
+#if defined(MLXR_PREFILL_TILES)
 #define MLXR_TILE_BLOCK 32
 
 // 16 columns of right tiles from rows of f32, [16][dim]: the tiles of 32 elements follow each other.
@@ -60,6 +60,10 @@ MLXR_INLINE void tiles_paired(uint8_t *v_tiles, const uint8_t *rows, const size_
 // scores [32 * pairs][32] of groups of 16 keys, two at a time, and a block of columns; q: its columns of tiles.
 MLXR_INLINE void tiles_block_scores(float *scores, const uint8_t *const *group, const size_t *stride, const uint8_t *q,
                                     int pairs, int steps, int parts) {
+#if defined(MLXR_ATTEND_DOTS)
+    for (int g = 0; g < 2 * pairs; g++)
+        dots_product(scores + 512 * g, 32, 1, group[g], stride[g], 64, q, 1024, 1024 * (size_t)steps, steps, parts);
+#else
     MLXR_FENCE();
     for (int g = 0; g < 2 * pairs; g += 2) {
         _tile_zero(0);
@@ -84,6 +88,7 @@ MLXR_INLINE void tiles_block_scores(float *scores, const uint8_t *const *group, 
         _tile_stored(3, scores + 512 * g + 528, 128);
     }
     MLXR_FENCE();
+#endif
 }
 
 // A tile's 4-byte lanes exchanged with its rows.
@@ -155,6 +160,11 @@ MLXR_INLINE int tiles_block_softmax(uint8_t *weights, float *scores, int count, 
 // a block of columns. values: rows of `width` floats, head_dim rounded up to 32 of them.
 MLXR_INLINE void tiles_block_values(float *values, int width, const uint8_t *v_tiles, int v_stride,
                                     const uint8_t *weights, int halves, int head_dim, int parts) {
+#if defined(MLXR_ATTEND_DOTS)
+    for (int t = 0; t < (head_dim + 15) / 16; t++)
+        dots_product(values + 16 * t * width, (size_t)width, 0, v_tiles + t * v_stride * 1024, 64, 1024, weights, 2048,
+                     1024, halves, parts);
+#else
     MLXR_FENCE();
     for (int t = 0; t < (head_dim + 15) / 16; t += 2) {
         float *upper = values + 16 * t * width, *lower = upper + 16 * width;
@@ -183,11 +193,19 @@ MLXR_INLINE void tiles_block_values(float *values, int width, const uint8_t *v_t
         _tile_stored(3, lower + 16, width * 4);
     }
     MLXR_FENCE();
+#endif
 }
 
 // The same turned: values[column][d], rows of `dim` floats. v_tiles as tiles_paired leaves them, weights as left tiles.
 MLXR_INLINE void tiles_turned_values(float *values, int dim, const uint8_t *v_tiles, const uint8_t *weights, int halves,
                                      int parts) {
+#if defined(MLXR_ATTEND_DOTS)
+    const int tiles = dim / 16;
+    for (int v = 0; v < parts; v++)
+        for (int t = 0; t < tiles; t += 2)
+            dots_product(values + 16 * v * dim + 16 * t, (size_t)dim, 0, weights + 1024 * v, 64, 2048, v_tiles + t * 1024,
+                         1024 * (size_t)tiles, 1024, halves, 2);
+#else
     const int tiles = dim / 16;
     float *lower = values + 16 * dim;
     MLXR_FENCE();
@@ -217,5 +235,6 @@ MLXR_INLINE void tiles_turned_values(float *values, int dim, const uint8_t *v_ti
         _tile_stored(3, lower + 16 * t + 16, dim * 4);
     }
     MLXR_FENCE();
+#endif
 }
 #endif

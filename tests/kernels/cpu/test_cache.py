@@ -120,6 +120,18 @@ def test_fast_values_of_another_size(head_dim, v_dim, cache):
     check_all(AttentionBench(case, "fast"), itertools.cycle((1, 3, 2)))
 
 
+@pytest.mark.parametrize("cache", few(["bf16", "f16", "q8"], ["f16"]))
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"),
+    few([(8, 2, 64), (24, 1, 40), (20, 1, 256), (2, 2, 32)], [(24, 1, 40), (2, 2, 32)]),
+)
+def test_fast_by_dot_products(heads, kv_heads, head_dim, cache):
+    """Where there are dot products of bf16: values turned (long rows) and not, one and two vectors of columns."""
+    case = Case(heads, kv_heads, head_dim, cache, block_size=16, window=101, context=300)
+    march = "bf16" if "bf16" in marches() else "native"
+    check_all(AttentionBench(case, "fast", march, dots=True), itertools.cycle((1, 3, 2)))
+
+
 @pytest.mark.parametrize("cache", few(["bf16", "q8"], ["bf16"]))
 @pytest.mark.parametrize("extras", few(["softcap", "sinks", "everything"], ["everything"]))
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), few([(8, 2, 64), (24, 1, 40)], [(8, 2, 64)]))

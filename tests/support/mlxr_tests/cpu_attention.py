@@ -45,6 +45,7 @@ HEADERS = (
     *("common.h", "simd.h", "math.h", "activations.h", "inputs.h", "rows.h", "gemm.h"),
     *("cache.h", "attend.h", "attend_few.h", "attend_tiles.h", "prefill_tiles.h"),
 )
+_WITH_DOTS = (*HEADERS[:-2], "attend_dots.h", *HEADERS[-2:])
 DRIVER = """
 #include <errno.h>
 #include <pthread.h>
@@ -162,8 +163,8 @@ def driver_of_kernels(kernels: dict[str, CpuKernel]) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _library(text: str, march: str, compiler: tuple[str, ...] | None) -> ctypes.CDLL:
-    library = c_library(HEADERS, text, march, compiler)
+def _library(text: str, march: str, compiler: tuple[str, ...] | None, headers: tuple[str, ...]) -> ctypes.CDLL:
+    library = c_library(headers, text, march, compiler)
     assert library.ask_for_tiles() == 0, "the system grants no matrix tiles"
     return library
 
@@ -196,6 +197,7 @@ class AttentionBench:
         compiler: one of `c_harness.compilers()`; None: the first.
         scale: size of queries, keys and values.
         sum_error: see the tolerance table; None: the error that belongs to `compute`.
+        dots: whether dot products of bf16 take the place of matrix tiles, as for rows of latents.
     """
 
     def __init__(
@@ -207,6 +209,7 @@ class AttentionBench:
         *,
         scale: float = 1.0,
         sum_error: float | None = None,
+        dots: bool = False,
     ) -> None:
         self.case = case
         artifact, self.attrs, self.has_sinks, self.frequencies = decode_attention(case)
@@ -218,7 +221,8 @@ class AttentionBench:
         )
         self.scratch_bytes = max(kernel.thread_bytes for kernel in self.kernels.values())
         assert not any(kernel.shared_bytes for kernel in self.kernels.values()), "this bench has no shared scratch"
-        self.library = _library(text_of_kernels(self.kernels) + driver_of_kernels(self.kernels), march, compiler)
+        text = text_of_kernels(self.kernels) + driver_of_kernels(self.kernels)
+        self.library = _library(text, march, compiler, _WITH_DOTS if dots else HEADERS)
         self.scale = scale
         self.sum_error = sum_error or (SUM_ERROR if compute == "exact" else FAST_ERROR)
         self.rng = np.random.default_rng(0)

@@ -20,6 +20,7 @@ MATRIX_TILE_BYTES = 1024
 """Bytes of a matrix tile (AMX): 16 rows of 64 bytes."""
 MATRIX_TILES = CpuHeader("attend_tiles.h")
 """Attention with matrix tiles."""
+_DOTS = CpuHeader("attend_dots.h")
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,11 @@ class CpuAttentionKernel(CpuRotaryKernel):
     def steps(self) -> int:
         """Matrix tiles along the elements of a head."""
         return -(-self.head_dim // 32)
+
+    @property
+    def _tile_headers(self) -> tuple[CpuHeader, ...]:
+        """The headers of attention with matrix tiles, and, to rows of latents, with what may take their place."""
+        return (MATRIX_TILES,) if self.latent_dim is None else (_DOTS, MATRIX_TILES)
 
     @property
     def _may_tile(self) -> bool:

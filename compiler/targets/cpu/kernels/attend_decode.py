@@ -8,7 +8,6 @@ from mlxr.compiler.ir.ops.latent import LatentAttention
 from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES
 from mlxr.compiler.targets.cpu.kernel_parts.attention_kernel import (
     MATRIX_TILE_BYTES,
-    MATRIX_TILES,
     CpuAttentionKernel,
     attention_fields,
 )
@@ -34,7 +33,7 @@ class CpuAttendDecode(CpuAttentionKernel):
     @property
     def helpers(self) -> tuple[CpuHelper, ...]:
         """The header of attention with matrix tiles, if the kernel uses them."""
-        return (MATRIX_TILES,) if self.tiles else ()
+        return self._tile_headers if self.tiles else ()
 
     @property
     def split_units(self) -> int:

@@ -10,7 +10,6 @@ from mlxr.compiler.schedule.kernel import round_up
 from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES
 from mlxr.compiler.targets.cpu.kernel_parts.attention_kernel import (
     MATRIX_TILE_BYTES,
-    MATRIX_TILES,
     CpuAttentionKernel,
     attention_fields,
 )
@@ -35,7 +34,7 @@ class CpuAttendPrefill(CpuAttentionKernel):
     @property
     def helpers(self) -> tuple[CpuHelper, ...]:
         """The headers of attention with matrix tiles, if the kernel uses them."""
-        return (MATRIX_TILES, _PREFILL_TILES) if self.tiles else ()
+        return (*self._tile_headers, _PREFILL_TILES) if self.tiles else ()
 
     @property
     def tiles(self) -> bool:
