@@ -14,21 +14,23 @@ BATCH_DIMS: Mapping[str, BatchDim] = {dim: dim for dim in get_args(BatchDim)}
 
 
 class Extent(Record):
-    """Threadgroups along one axis: `times` x ceil(dim / per), or `times` alone."""
+    """Threadgroups along one axis: `times` x ceil(dim / per) + `plus`, or `times` alone."""
 
     times: int = 1
     dim: BatchDim | None = None
     per: int = 1
+    plus: int = 0
 
     def value(self, dims: Mapping[BatchDim, int]) -> int:
         """The number of threadgroups for a batch."""
-        return self.times if self.dim is None else self.times * -(-dims[self.dim] // self.per)
+        return self.times if self.dim is None else self.times * -(-dims[self.dim] // self.per) + self.plus
 
     def __str__(self) -> str:
         if self.dim is None:
             return str(self.times)
         text = self.dim if self.per == 1 else f"ceil({self.dim}/{self.per})"
-        return text if self.times == 1 else f"{self.times}*{text}"
+        text = text if self.times == 1 else f"{self.times}*{text}"
+        return f"{text}+{self.plus}" if self.plus else text
 
 
 class Condition(Record):

@@ -113,9 +113,14 @@ class Plan(Record):
         return padded(tokens, self.chunk.sizes["chunk_padding"], self.max_tokens)
 
     @property
+    def pads(self) -> bool:
+        """Whether prefill steps are padded."""
+        return self.chunk.sizes["chunk_padding"] > 0
+
+    @property
     def padded_sizes(self) -> tuple[int, ...]:
         """Every number of tokens that a padded step may have, ascending; empty if nothing is padded."""
-        if not self.chunk.sizes["chunk_padding"]:
+        if not self.pads:
             return ()
         return tuple(dict.fromkeys(map(self.padded_tokens, range(1, self.max_tokens + 1))))
 

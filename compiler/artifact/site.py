@@ -13,10 +13,11 @@ class Site:
 
     Attributes:
         label: the readable part of the kernel's name: `qkv`, `gate_up`, `logits`, `experts`, `attend`, ...; `step` for
-            a whole decode step, `chunk` for a prefill step, `arena` for the cache itself.
+            a whole decode step, `chunk` for a prefill step, `arena` for the cache itself, `choice` for that of experts.
         outputs: rows of the weight (for experts: of one expert); KV heads for attention and the cache; layers for a
-            step or chunk.
-        columns: columns of the weight; head_dim for attention and the cache; the hidden size for a step or chunk.
+            step or chunk; all experts for their choice.
+        columns: columns of the weight; head_dim for attention and the cache; the hidden size for a step or chunk; a
+            token's experts for their choice.
         formats: the weight's formats, in order; the cache's element type for attention and the cache; the formats of
             all matrices for a step.
         bits: average bits of a weight's number, scales included; bits of a cached number for attention and the cache.
@@ -42,6 +43,11 @@ class Site:
         """The site of the cache, or of a launch that reads it. All layers share one, and so one partition size."""
         bits = 8 * (cache.row_bytes + cache.value_bytes) / (cache.head_dim + cache.value_dim)
         return cls(label, cache.num_kv_heads, cache.head_dim, (str(cache.dtype),), bits)
+
+    @classmethod
+    def of_choice(cls, num_experts: int, top_k: int) -> "Site":
+        """The site of the choice among so many experts, of which a token has top_k."""
+        return cls("choice", num_experts, top_k, (), 0.0)
 
     @classmethod
     def of_chunk(cls, num_layers: int, hidden_size: int) -> "Site":

@@ -86,6 +86,14 @@ class UnpackedTiles(SizeRecord):
 
 
 @dataclass(frozen=True)
+class ExpertTiles(SizeRecord):
+    """Products of many tokens by experts: the tokens of an expert share a read of its weight, as in `UnpackedTiles`."""
+
+    min_rows: int = size("experts_min_rows", 4, least=0)
+    """The fewest tokens that an expert has on average, from which steps are computed this way; 0: none are."""
+
+
+@dataclass(frozen=True)
 class MatrixTiles(SizeRecord):
     """Projections of several rows with MMA.
 
@@ -121,10 +129,11 @@ class LibraryMatmul(SizeRecord):
 
 @dataclass(frozen=True)
 class ManyRows(SizeRecord):
-    """Projections of more than one row: the four ways to compute them, the rows that each takes, and their sizes."""
+    """Projections of more than one row: the ways to compute them, the rows that each takes, and their sizes."""
 
     several: SeveralRows = SeveralRows()
     unpacked: UnpackedTiles = UnpackedTiles()
+    experts: ExpertTiles = ExpertTiles()
     matrix: MatrixTiles = MatrixTiles()
     library: LibraryMatmul = LibraryMatmul()
 

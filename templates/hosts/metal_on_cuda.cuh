@@ -203,6 +203,15 @@ template <typename T>
 __forceinline__ T simd_shuffle_down(T x, uint delta) { return __shfl_down_sync(0xffffffffu, x, delta); }
 template <typename T>
 __forceinline__ T simd_broadcast(T x, uint lane) { return simd_shuffle(x, lane); }
+// The sum of x in the lanes before this one.
+__forceinline__ uint simd_prefix_exclusive_sum(uint x) {
+    uint sum = x;
+    _Pragma("unroll") for (uint delta = 1; delta < 32; delta <<= 1) {
+        const uint other = __shfl_up_sync(0xffffffffu, sum, delta);
+        sum += (threadIdx.x & 31u) >= delta ? other : 0u;
+    }
+    return sum - x;
+}
 #define MLXR_REDUCTION(name, expression)                             \
     template <typename T>                                            \
     __forceinline__ T name(T a) {                                    \

@@ -96,10 +96,9 @@ def expert_ops(artifact, phase):
 def test_experts(name, weights):
     bench = OpBench(compiled(large_spec(name, weights)))
     for step, count in (("decode", 1), ("prefill", 1), ("prefill", 11)):
-        for op in expert_ops(bench.artifact, step):
-            seq_ids = bench.sequences(0)
-            bench.run(step, [op], bench.batch([(seq_ids[0], count)]))
-            bench.clear(seq_ids)
+        seq_ids = bench.sequences(0)
+        bench.run(step, expert_ops(bench.artifact, step), bench.batch([(seq_ids[0], count)]))
+        bench.clear(seq_ids)
 
 
 ROUTED = [

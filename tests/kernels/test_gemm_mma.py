@@ -23,7 +23,7 @@ MIXED = {
     "k-quants": [("q4_k", 64), ("q4_k", 24), ("q6_k", 20)],
     "floats": [("bf16", 20), ("f16", 12), ("f32", 9)],
     "planes": [("affine4_g64_f16", 18), ("affine4_g64_f16", 70), ("affine8_g64_bf16", 10)],
-    "odd-bytes": [("mxfp4", 5), ("q3_k", 3), ("mxfp4_mlx", 70)],
+    "odd-bytes": [("mxfp4", 5), ("q5_0", 3), ("mxfp4_mlx", 70)],
 }
 
 
@@ -50,11 +50,11 @@ def test_numbers_are_those_of_the_definition_rounded(format, activation):
     chosen = np.unique(np.r_[0:64, 250:262, columns - 40 : columns])
     x = np.zeros((len(chosen), columns), dtype=np.float32)
     x[np.arange(len(chosen)), chosen] = 1.0
-    for unroll in (1, 4):
+    for unroll in (4,) if format.endswith("_k") else (1, 4):  # the runs of a piece stay within a step
         assert (bench.project(x, STYLE, unroll) == rounded(bench.numbers, activation)[:, chosen].T).all()
 
 
-@pytest.mark.parametrize(("name", "unroll"), few_of(MIXED, [1, 2, 4]))
+@pytest.mark.parametrize(("name", "unroll"), [("k-quants", 4), ("floats", 1), ("planes", 2), ("odd-bytes", 2)])
 def test_mixed_formats(name, unroll):
     """Rows that do not fill a threadgroup, that do, and more."""
     bench = MatrixBench(MIXED[name], 768, seed=1, activation="bf16")
@@ -70,7 +70,7 @@ def test_gates_and_ups(parts):
         x = exact_in_8_bits(rows, 512)
         gate, up = np.split(x.astype(np.float64) @ rounded(bench.numbers, "f16").T.astype(np.float64), 2, axis=-1)
         want = gate / (1 + np.exp(-gate)) * up
-        got = bench.project(x, STYLE, 2, activation="silu")
+        got = bench.project(x, STYLE, 4, activation="silu")
         assert np.linalg.norm(got - want) / np.linalg.norm(want) < 1e-5
 
 
@@ -141,18 +141,19 @@ def test_numbers_of_32_bits_have_no_such_kernel():
 
 
 MISTAKES = [
-    ("min(first_row + thread_id / 4u + 32u * i, count - 1)", "first_row + thread_id / 4u + 32u * i"),
-    ("+ thread_id % 4u;", "+ thread_id % 2u;"),
-    ("tile_x[s * 256u + thread_id + 128u * i]", "tile_x[thread_id + 128u * i]"),
-    ("threadgroup uint4* of_w = tile_w + s * 256u;", "threadgroup uint4* of_w = tile_w;"),
+    ("+ 8u * i, count - 1)", "+ 8u * i, count)"),
+    ("+ thread_id % 16u;\n  }", "+ thread_id % 8u;\n  }"),
+    ("tile_x[x_place + 32u * i]", "tile_x[x_place]"),
+    ("const threadgroup uint4* of_w = tile_w + s * 256u", "const threadgroup uint4* of_w = tile_w"),
     ("min(first + w_row, end - 1)", "first + w_row"),
     ("simdgroup_index_in_threadgroup % 2 * 16", "simdgroup_index_in_threadgroup / 2 * 16"),
     ("odd[m] = of_w[m * 128 + 32]", "odd[m] = of_w[m * 128 + 16]"),
     ("even[m].y, odd[m].y), b.xy", "even[m].y, odd[m].y), b.zw"),
     ("if (row < count && o < end)", "if (o < end)"),
     ("if (row < count && o < end)", "if (row < count)"),
-    ("    }\n    threadgroup_barrier(mem_flags::mem_threadgroup);\n#pragma", "    }\n#pragma"),
-    ("    }\n    threadgroup_barrier(mem_flags::mem_threadgroup);\n  }", "    }\n  }"),
+    ("first_row + x_first < count", "first_row + x_first + 8 < count"),
+    ("    threadgroup_barrier(mem_flags::mem_threadgroup);\n    if (step", "    if (step"),
+    ("    threadgroup_barrier(mem_flags::mem_threadgroup);\n  }", "  }"),
 ]
 
 
@@ -162,7 +163,7 @@ def test_mistake_is_noticed(monkeypatch, kernel_host, old, new):
     plant(monkeypatch, kernel_host, old, new)
     bench = MatrixBench([("q4_k", 70), ("affine4_g64_f16", 9)], 768, activation="bf16")
     with suppress(KernelFault):
-        assert not all(error(bench, rows, 2) <= 1e-5 for rows in (5, 66))
+        assert not all(error(bench, rows, 4) <= 1e-5 for rows in (5, 66))
 
 
 def test_as_many_columns_at_once_as_divide_the_rows():

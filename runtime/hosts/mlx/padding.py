@@ -24,10 +24,10 @@ def padded_batch(batch: Batch, plan: Plan) -> Batch:
     The number of tiles becomes the largest that any batch with so many tokens and sequences has. An added tile is
     (-1 - n, first token): the attention's result is 0 for these n tokens. Together, these are the tokens added.
     """
+    if not plan.pads or not isinstance(batch.tokens, np.ndarray):
+        return batch
     count = batch.num_tokens
     size = plan.padded_tokens(count)
-    if not plan.padded_sizes or not isinstance(batch.tokens, np.ndarray):
-        return batch
     more, tile = size - count, batch.query_tile
     tiles = -(-size // tile) + batch.num_seqs - batch.num_tiles
     starts = count + tile * np.arange(tiles)

@@ -1,4 +1,4 @@
-// gate_up_gemm_mma_b14cbd18
+// gate_up_gemm_mma_83984450
 // small spec of a test
 //
 // Projection of many rows by matrix instructions: out = silu(x @ gate.T) * (x @ up.T), weight = [gate; up].
@@ -153,7 +153,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
 }
 #endif
 // ---- kernel
-[[kernel]] void gate_up_gemm_mma_b14cbd18(
+[[kernel]] void gate_up_gemm_mma_83984450(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device uint32_t* dims [[buffer(2)]],
@@ -168,22 +168,23 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
 
   const uint count = dims[0];
   const uint first_row = threadgroup_position_in_grid.y * 64u;
-  // 128 columns of each row, whose loads are in flight together.
+  // 128 columns of each row: 4 times 32, rows of 64 bytes. Neighbouring rows of every second 32 change places, so
+  // that lanes that store the same row use different banks.
   MLXR_THREADGROUP(uint4, tile_x, 1024);
   MLXR_THREADGROUP(uint4, tile_w, 1024);
-  // A thread fills a quarter of 2 rows of x, and half a row of the weight.
-  const device uint4* input[2];
+  // A thread brings 16 bytes of 8 rows of x; rows past the end repeat the last one and are not stored.
+  uint of_x[8];
 #pragma unroll
-  for (uint i = 0; i < 2u; i++) {
-    const uint x_row = min(first_row + thread_id / 4u + 32u * i, count - 1);
-    input[i] = (const device uint4*)(x + (ulong)x_row * 256u) + thread_id % 4u;
+  for (uint i = 0; i < 8u; i++) {
+    const uint x_row = min(first_row + thread_id / 16u + 8u * i, count - 1);
+    of_x[i] = x_row * 32u + thread_id % 16u;
   }
-  const uint w_row = thread_id / 2u;
-  const uint w_half = thread_id % 2u;
-  const uint w_out = min(first + w_row % 32u, end - 1);
+  const uint x_chunk = thread_id % 16u / 4u;
+  const uint x_place = x_chunk * 256u + (thread_id / 16u ^ x_chunk % 2u) * 4u + thread_id % 4u;
   const uint lane = thread_index_in_simdgroup, group = lane / 4, quad = lane % 4;
   // This simdgroup's rows of the weight begin at w_first and w_first + 32, a gate's and an up's where there are both.
   const uint w_first = simdgroup_index_in_threadgroup % 2 * 16, x_first = simdgroup_index_in_threadgroup / 2 * 32;
+  const bool has_rows = first_row + x_first < count;
   float4 sums[2][4];
 #pragma unroll
   for (uint m = 0; m < 2; m++) {
@@ -192,63 +193,109 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
       sums[m][n] = float4(0.0f);
     }
   }
+  uint4 next_x[8];
+  Row_affine4_g64_bf16 w0[4];
+  Raw_affine4_g64_bf16 raw0[4];
+  const uint piece0 = thread_id % 8u;
+#pragma unroll
+  for (uint i = 0; i < 4u; i++) {
+    const uint w_row = thread_id / 8u + 16u * i;
+    const uint w_out = min(first + w_row % 32u, end - 1);
+    w0[i] = Row_affine4_g64_bf16{weight + (ulong)w_out * 128u, weight + 65536ul + (ulong)w_out * 8u, weight + 69632ul + (ulong)w_out * 8u};
+  }
+  Row_mxfp4 w1[4];
+  Raw_mxfp4 raw1[4];
+  const uint piece1 = thread_id % 8u;
+#pragma unroll
+  for (uint i = 0; i < 4u; i++) {
+    const uint w_row = thread_id / 8u + 16u * i;
+    const uint w_out = min(first + w_row % 32u, end - 1);
+    w1[i] = Row_mxfp4{weight + 73728ul + (ulong)w_out * 136u};
+  }
+#pragma unroll
+  for (uint i = 0; i < 8u; i++) {
+    next_x[i] = ((const device uint4*)x)[of_x[i] + 0u * 4u];
+  }
+#pragma unroll
+  for (uint i = 0; i < 4u; i++) {
+    raw0[i] = raw_affine4_g64_bf16(w0[i], 0u * 2u + piece0);
+  }
+#pragma unroll
+  for (uint i = 0; i < 4u; i++) {
+    raw1[i] = raw_mxfp4(w1[i], 0u * 2u + piece1);
+  }
+
   for (uint step = 0; step < 8u; step += 4u) {
 #pragma unroll
-    for (uint s = 0; s < 4u; s++) {
-      const uint chunk = step + s;
-      threadgroup uint4* of_w = tile_w + s * 256u;
+    for (uint i = 0; i < 8u; i++) {
+      tile_x[x_place + 32u * i] = next_x[i];
+    }
 #pragma unroll
-      for (uint i = 0; i < 2u; i++) {
-        tile_x[s * 256u + thread_id + 128u * i] = input[i][chunk * 4u];
+    for (uint i = 0; i < 4u; i++) {
+      const uint w_row = thread_id / 8u + 16u * i;
+      if (w_row / 32u != 0u) {
+        continue;
       }
-      if (w_row / 32u == 0u) {
-        const Row_affine4_g64_bf16 w = Row_affine4_g64_bf16{weight + (ulong)w_out * 128u, weight + 65536ul + (ulong)w_out * 8u, weight + 69632ul + (ulong)w_out * 8u};
 #pragma unroll
-        for (uint i = 0; i < 1u; i++) {
-          const uint at = w_half * 1u + i;
-          const Raw_affine4_g64_bf16 raw = raw_affine4_g64_bf16(w, chunk * 2u + at);
-#pragma unroll
-          for (uint run = 0; run < 1u; run++) {
-            float4 u[4];
-            values_affine4_g64_bf16(raw, run, u);
-          of_w[(w_row * 32u + at * 16u + run * 16u) / 8u] = pack_bf16_8(u[0], u[1]);
-          of_w[(w_row * 32u + at * 16u + run * 16u) / 8u + 1u] = pack_bf16_8(u[2], u[3]);
-          }
-        }
+      for (uint run = 0; run < 1u; run++) {
+        float4 u[4];
+        values_affine4_g64_bf16(raw0[i], run, u);
+        const uint column = piece0 * 16u + run * 16u;
+        threadgroup uint4* to = tile_w + column / 32u * 256u + (w_row ^ column / 32u % 2u) * 4u;
+        to[column % 32u / 8u] = pack_bf16_8(u[0], u[1]);
+        to[column % 32u / 8u + 1u] = pack_bf16_8(u[2], u[3]);
       }
-      if (w_row / 32u == 1u) {
-        const Row_mxfp4 w = Row_mxfp4{weight + 73728ul + (ulong)w_out * 136u};
+    }
 #pragma unroll
-        for (uint i = 0; i < 1u; i++) {
-          const uint at = w_half * 1u + i;
-          const Raw_mxfp4 raw = raw_mxfp4(w, chunk * 2u + at);
+    for (uint i = 0; i < 4u; i++) {
+      const uint w_row = thread_id / 8u + 16u * i;
+      if (w_row / 32u != 1u) {
+        continue;
+      }
 #pragma unroll
-          for (uint run = 0; run < 2u; run++) {
-            float4 u[2];
-            values_mxfp4(raw, run, u);
-          of_w[(w_row * 32u + at / 2u * 32u + at % 2u * 8u + run * 16u) / 8u] = pack_bf16_8(u[0], u[1]);
-          }
-        }
+      for (uint run = 0; run < 2u; run++) {
+        float4 u[2];
+        values_mxfp4(raw1[i], run, u);
+        const uint column = piece1 / 2u * 32u + piece1 % 2u * 8u + run * 16u;
+        threadgroup uint4* to = tile_w + column / 32u * 256u + (w_row ^ column / 32u % 2u) * 4u;
+        to[column % 32u / 8u] = pack_bf16_8(u[0], u[1]);
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (step + 4u < 8u) {
 #pragma unroll
-    for (uint s = 0; s < 4u; s++) {
-      const threadgroup uint4* of_w = tile_w + s * 256u + (w_first + group) * 4 + quad;
-      const threadgroup uint4* of_x = tile_x + s * 256u + (x_first + group) * 4 + quad;
-      uint4 even[2], odd[2];
-#pragma unroll
-      for (uint m = 0; m < 2; m++) {
-        even[m] = of_w[m * 128];
-        odd[m] = of_w[m * 128 + 32];
+      for (uint i = 0; i < 8u; i++) {
+        next_x[i] = ((const device uint4*)x)[of_x[i] + (step + 4u) * 4u];
       }
 #pragma unroll
-      for (uint n = 0; n < 4; n++) {
-        const uint4 b = of_x[n * 32];
+      for (uint i = 0; i < 4u; i++) {
+        raw0[i] = raw_affine4_g64_bf16(w0[i], (step + 4u) * 2u + piece0);
+      }
+#pragma unroll
+      for (uint i = 0; i < 4u; i++) {
+        raw1[i] = raw_mxfp4(w1[i], (step + 4u) * 2u + piece1);
+      }
+
+    }
+    if (has_rows) {
+#pragma unroll
+      for (uint s = 0; s < 4u; s++) {
+        const threadgroup uint4* of_w = tile_w + s * 256u + (w_first + (group ^ s % 2)) * 4 + quad;
+        const threadgroup uint4* of_x = tile_x + s * 256u + (x_first + (group ^ s % 2)) * 4 + quad;
+        uint4 even[2], odd[2];
 #pragma unroll
         for (uint m = 0; m < 2; m++) {
-          sums[m][n] = mma_bf16(uint4(even[m].x, odd[m].x, even[m].y, odd[m].y), b.xy, sums[m][n], lane);
-          sums[m][n] = mma_bf16(uint4(even[m].z, odd[m].z, even[m].w, odd[m].w), b.zw, sums[m][n], lane);
+          even[m] = of_w[m * 128];
+          odd[m] = of_w[m * 128 + 32];
+        }
+#pragma unroll
+        for (uint n = 0; n < 4; n++) {
+          const uint4 b = of_x[n * 32];
+#pragma unroll
+          for (uint m = 0; m < 2; m++) {
+            sums[m][n] = mma_bf16(uint4(even[m].x, odd[m].x, even[m].y, odd[m].y), b.xy, sums[m][n], lane);
+            sums[m][n] = mma_bf16(uint4(even[m].z, odd[m].z, even[m].w, odd[m].w), b.zw, sums[m][n], lane);
+          }
         }
       }
     }

@@ -1,4 +1,4 @@
-// qkv_gemm_mma_38e12241
+// qkv_gemm_mma_030534b1
 // small spec of a test
 //
 // Projection of many rows by matrix instructions: out = x @ weight.T.
@@ -189,7 +189,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
 }
 #endif
 // ---- kernel
-[[kernel]] void qkv_gemm_mma_38e12241(
+[[kernel]] void qkv_gemm_mma_030534b1(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device uint32_t* dims [[buffer(2)]],
@@ -212,22 +212,23 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
   }
   const uint count = dims[0];
   const uint first_row = threadgroup_position_in_grid.y * 64u;
-  // 128 columns of each row, whose loads are in flight together.
+  // 128 columns of each row: 4 times 32, rows of 64 bytes. Neighbouring rows of every second 32 change places, so
+  // that lanes that store the same row use different banks.
   MLXR_THREADGROUP(uint4, tile_x, 1024);
   MLXR_THREADGROUP(uint4, tile_w, 1024);
-  // A thread fills a quarter of 2 rows of x, and half a row of the weight.
-  const device uint4* input[2];
+  // A thread brings 16 bytes of 8 rows of x; rows past the end repeat the last one and are not stored.
+  uint of_x[8];
 #pragma unroll
-  for (uint i = 0; i < 2u; i++) {
-    const uint x_row = min(first_row + thread_id / 4u + 32u * i, count - 1);
-    input[i] = (const device uint4*)(x + (ulong)x_row * 256u) + thread_id % 4u;
+  for (uint i = 0; i < 8u; i++) {
+    const uint x_row = min(first_row + thread_id / 16u + 8u * i, count - 1);
+    of_x[i] = x_row * 32u + thread_id % 16u;
   }
-  const uint w_row = thread_id / 2u;
-  const uint w_half = thread_id % 2u;
-  const uint w_out = min(first + w_row, end - 1);
+  const uint x_chunk = thread_id % 16u / 4u;
+  const uint x_place = x_chunk * 256u + (thread_id / 16u ^ x_chunk % 2u) * 4u + thread_id % 4u;
   const uint lane = thread_index_in_simdgroup, group = lane / 4, quad = lane % 4;
   // This simdgroup's rows of the weight begin at w_first and w_first + 32, a gate's and an up's where there are both.
   const uint w_first = simdgroup_index_in_threadgroup % 2 * 16, x_first = simdgroup_index_in_threadgroup / 2 * 32;
+  const bool has_rows = first_row + x_first < count;
   float4 sums[2][4];
 #pragma unroll
   for (uint m = 0; m < 2; m++) {
@@ -236,81 +237,228 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
       sums[m][n] = float4(0.0f);
     }
   }
+  if (threadgroup_position_in_grid.x < 4u) {
+  uint4 next_x[8];
+  Row_affine4_g64_bf16 w0[4];
+  Raw_affine4_g64_bf16 raw0[4];
+  const uint piece0 = thread_id % 8u;
+#pragma unroll
+  for (uint i = 0; i < 4u; i++) {
+    const uint w_row = thread_id / 8u + 16u * i;
+    const uint w_out = min(first + w_row, end - 1);
+    w0[i] = Row_affine4_g64_bf16{weight + (ulong)w_out * 128u, weight + 32768ul + (ulong)w_out * 8u, weight + 34816ul + (ulong)w_out * 8u};
+  }
+#pragma unroll
+  for (uint i = 0; i < 8u; i++) {
+    next_x[i] = ((const device uint4*)x)[of_x[i] + 0u * 4u];
+  }
+#pragma unroll
+  for (uint i = 0; i < 4u; i++) {
+    raw0[i] = raw_affine4_g64_bf16(w0[i], 0u * 2u + piece0);
+  }
+
   for (uint step = 0; step < 8u; step += 4u) {
 #pragma unroll
-    for (uint s = 0; s < 4u; s++) {
-      const uint chunk = step + s;
-      threadgroup uint4* of_w = tile_w + s * 256u;
+    for (uint i = 0; i < 8u; i++) {
+      tile_x[x_place + 32u * i] = next_x[i];
+    }
 #pragma unroll
-      for (uint i = 0; i < 2u; i++) {
-        tile_x[s * 256u + thread_id + 128u * i] = input[i][chunk * 4u];
+    for (uint i = 0; i < 4u; i++) {
+      const uint w_row = thread_id / 8u + 16u * i;
+#pragma unroll
+      for (uint run = 0; run < 1u; run++) {
+        float4 u[4];
+        values_affine4_g64_bf16(raw0[i], run, u);
+        const uint column = piece0 * 16u + run * 16u;
+        threadgroup uint4* to = tile_w + column / 32u * 256u + (w_row ^ column / 32u % 2u) * 4u;
+        to[column % 32u / 8u] = pack_bf16_8(u[0], u[1]);
+        to[column % 32u / 8u + 1u] = pack_bf16_8(u[2], u[3]);
       }
-      if (threadgroup_position_in_grid.x < 4u) {
-      {
-        const Row_affine4_g64_bf16 w = Row_affine4_g64_bf16{weight + (ulong)w_out * 128u, weight + 32768ul + (ulong)w_out * 8u, weight + 34816ul + (ulong)w_out * 8u};
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (step + 4u < 8u) {
 #pragma unroll
-        for (uint i = 0; i < 1u; i++) {
-          const uint at = w_half * 1u + i;
-          const Raw_affine4_g64_bf16 raw = raw_affine4_g64_bf16(w, chunk * 2u + at);
+      for (uint i = 0; i < 8u; i++) {
+        next_x[i] = ((const device uint4*)x)[of_x[i] + (step + 4u) * 4u];
+      }
 #pragma unroll
-          for (uint run = 0; run < 1u; run++) {
-            float4 u[4];
-            values_affine4_g64_bf16(raw, run, u);
-          of_w[(w_row * 32u + at * 16u + run * 16u) / 8u] = pack_bf16_8(u[0], u[1]);
-          of_w[(w_row * 32u + at * 16u + run * 16u) / 8u + 1u] = pack_bf16_8(u[2], u[3]);
+      for (uint i = 0; i < 4u; i++) {
+        raw0[i] = raw_affine4_g64_bf16(w0[i], (step + 4u) * 2u + piece0);
+      }
+
+    }
+    if (has_rows) {
+#pragma unroll
+      for (uint s = 0; s < 4u; s++) {
+        const threadgroup uint4* of_w = tile_w + s * 256u + (w_first + (group ^ s % 2)) * 4 + quad;
+        const threadgroup uint4* of_x = tile_x + s * 256u + (x_first + (group ^ s % 2)) * 4 + quad;
+        uint4 even[2], odd[2];
+#pragma unroll
+        for (uint m = 0; m < 2; m++) {
+          even[m] = of_w[m * 128];
+          odd[m] = of_w[m * 128 + 32];
+        }
+#pragma unroll
+        for (uint n = 0; n < 4; n++) {
+          const uint4 b = of_x[n * 32];
+#pragma unroll
+          for (uint m = 0; m < 2; m++) {
+            sums[m][n] = mma_bf16(uint4(even[m].x, odd[m].x, even[m].y, odd[m].y), b.xy, sums[m][n], lane);
+            sums[m][n] = mma_bf16(uint4(even[m].z, odd[m].z, even[m].w, odd[m].w), b.zw, sums[m][n], lane);
           }
         }
       }
-      }
-      else if (threadgroup_position_in_grid.x < 5u) {
-      {
-        const Row_q4_k w = Row_q4_k{weight + 36864ul + (ulong)(w_out - 256u) * 144u};
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  }
+  else if (threadgroup_position_in_grid.x < 5u) {
+  uint4 next_x[8];
+  Row_q4_k w0[4];
+  Raw_q4_k raw0[4];
+  const uint piece0 = thread_id % 8u;
 #pragma unroll
-        for (uint i = 0; i < 2u; i++) {
-          const uint at = w_half * 2u + i;
-          const Raw_q4_k raw = raw_q4_k(w, chunk / 2u * 4u + at);
-          float4 u[2];
-          values_q4_k(raw, chunk % 2u, u);
-          of_w[(w_row * 32u + at * 8u) / 8u] = pack_bf16_8(u[0], u[1]);
-        }
-      }
-      }
-      else {
-      {
-        const Row_q6_k w = Row_q6_k{weight + 46080ul + (ulong)(w_out - 320u) * 210u};
+  for (uint i = 0; i < 4u; i++) {
+    const uint w_row = thread_id / 8u + 16u * i;
+    const uint w_out = min(first + w_row, end - 1);
+    w0[i] = Row_q4_k{weight + 36864ul + (ulong)(w_out - 256u) * 144u};
+  }
 #pragma unroll
-        for (uint i = 0; i < 4u; i++) {
-          const uint at = w_half * 4u + i;
-          const Raw_q6_k raw = raw_q6_k(w, chunk / 4u * 8u + at);
-          float4 u[1];
-          values_q6_k(raw, chunk % 4u, u);
-          ((threadgroup uint2*)of_w)[(w_row * 32u + at * 4u) / 4u] = pack_bf16_4(u[0]);
-        }
-      }
+  for (uint i = 0; i < 8u; i++) {
+    next_x[i] = ((const device uint4*)x)[of_x[i] + 0u * 4u];
+  }
+#pragma unroll
+  for (uint i = 0; i < 4u; i++) {
+    raw0[i] = raw_q4_k(w0[i], 0u * 2u + piece0);
+  }
+
+  for (uint step = 0; step < 8u; step += 4u) {
+#pragma unroll
+    for (uint i = 0; i < 8u; i++) {
+      tile_x[x_place + 32u * i] = next_x[i];
+    }
+#pragma unroll
+    for (uint i = 0; i < 4u; i++) {
+      const uint w_row = thread_id / 8u + 16u * i;
+#pragma unroll
+      for (uint run = 0; run < 2u; run++) {
+        float4 u[2];
+        values_q4_k(raw0[i], run, u);
+        const uint column = piece0 / 4u * 64u + piece0 % 4u * 8u + run * 32u;
+        threadgroup uint4* to = tile_w + column / 32u * 256u + (w_row ^ column / 32u % 2u) * 4u;
+        to[column % 32u / 8u] = pack_bf16_8(u[0], u[1]);
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (step + 4u < 8u) {
 #pragma unroll
-    for (uint s = 0; s < 4u; s++) {
-      const threadgroup uint4* of_w = tile_w + s * 256u + (w_first + group) * 4 + quad;
-      const threadgroup uint4* of_x = tile_x + s * 256u + (x_first + group) * 4 + quad;
-      uint4 even[2], odd[2];
-#pragma unroll
-      for (uint m = 0; m < 2; m++) {
-        even[m] = of_w[m * 128];
-        odd[m] = of_w[m * 128 + 32];
+      for (uint i = 0; i < 8u; i++) {
+        next_x[i] = ((const device uint4*)x)[of_x[i] + (step + 4u) * 4u];
       }
 #pragma unroll
-      for (uint n = 0; n < 4; n++) {
-        const uint4 b = of_x[n * 32];
+      for (uint i = 0; i < 4u; i++) {
+        raw0[i] = raw_q4_k(w0[i], (step + 4u) * 2u + piece0);
+      }
+
+    }
+    if (has_rows) {
+#pragma unroll
+      for (uint s = 0; s < 4u; s++) {
+        const threadgroup uint4* of_w = tile_w + s * 256u + (w_first + (group ^ s % 2)) * 4 + quad;
+        const threadgroup uint4* of_x = tile_x + s * 256u + (x_first + (group ^ s % 2)) * 4 + quad;
+        uint4 even[2], odd[2];
 #pragma unroll
         for (uint m = 0; m < 2; m++) {
-          sums[m][n] = mma_bf16(uint4(even[m].x, odd[m].x, even[m].y, odd[m].y), b.xy, sums[m][n], lane);
-          sums[m][n] = mma_bf16(uint4(even[m].z, odd[m].z, even[m].w, odd[m].w), b.zw, sums[m][n], lane);
+          even[m] = of_w[m * 128];
+          odd[m] = of_w[m * 128 + 32];
+        }
+#pragma unroll
+        for (uint n = 0; n < 4; n++) {
+          const uint4 b = of_x[n * 32];
+#pragma unroll
+          for (uint m = 0; m < 2; m++) {
+            sums[m][n] = mma_bf16(uint4(even[m].x, odd[m].x, even[m].y, odd[m].y), b.xy, sums[m][n], lane);
+            sums[m][n] = mma_bf16(uint4(even[m].z, odd[m].z, even[m].w, odd[m].w), b.zw, sums[m][n], lane);
+          }
         }
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  }
+  else {
+  uint4 next_x[8];
+  Row_q6_k w0[4];
+  Raw_q6_k raw0[4];
+  const uint piece0 = thread_id % 8u;
+#pragma unroll
+  for (uint i = 0; i < 4u; i++) {
+    const uint w_row = thread_id / 8u + 16u * i;
+    const uint w_out = min(first + w_row, end - 1);
+    w0[i] = Row_q6_k{weight + 46080ul + (ulong)(w_out - 320u) * 210u};
+  }
+#pragma unroll
+  for (uint i = 0; i < 8u; i++) {
+    next_x[i] = ((const device uint4*)x)[of_x[i] + 0u * 4u];
+  }
+#pragma unroll
+  for (uint i = 0; i < 4u; i++) {
+    raw0[i] = raw_q6_k(w0[i], 0u * 2u + piece0);
+  }
+
+  for (uint step = 0; step < 8u; step += 4u) {
+#pragma unroll
+    for (uint i = 0; i < 8u; i++) {
+      tile_x[x_place + 32u * i] = next_x[i];
+    }
+#pragma unroll
+    for (uint i = 0; i < 4u; i++) {
+      const uint w_row = thread_id / 8u + 16u * i;
+#pragma unroll
+      for (uint run = 0; run < 4u; run++) {
+        float4 u[1];
+        values_q6_k(raw0[i], run, u);
+        const uint column = piece0 / 8u * 128u + piece0 % 8u * 4u + run * 32u;
+        threadgroup uint4* to = tile_w + column / 32u * 256u + (w_row ^ column / 32u % 2u) * 4u;
+        ((threadgroup uint2*)to)[column % 32u / 4u] = pack_bf16_4(u[0]);
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (step + 4u < 8u) {
+#pragma unroll
+      for (uint i = 0; i < 8u; i++) {
+        next_x[i] = ((const device uint4*)x)[of_x[i] + (step + 4u) * 4u];
+      }
+#pragma unroll
+      for (uint i = 0; i < 4u; i++) {
+        raw0[i] = raw_q6_k(w0[i], (step + 4u) * 2u + piece0);
+      }
+
+    }
+    if (has_rows) {
+#pragma unroll
+      for (uint s = 0; s < 4u; s++) {
+        const threadgroup uint4* of_w = tile_w + s * 256u + (w_first + (group ^ s % 2)) * 4 + quad;
+        const threadgroup uint4* of_x = tile_x + s * 256u + (x_first + (group ^ s % 2)) * 4 + quad;
+        uint4 even[2], odd[2];
+#pragma unroll
+        for (uint m = 0; m < 2; m++) {
+          even[m] = of_w[m * 128];
+          odd[m] = of_w[m * 128 + 32];
+        }
+#pragma unroll
+        for (uint n = 0; n < 4; n++) {
+          const uint4 b = of_x[n * 32];
+#pragma unroll
+          for (uint m = 0; m < 2; m++) {
+            sums[m][n] = mma_bf16(uint4(even[m].x, odd[m].x, even[m].y, odd[m].y), b.xy, sums[m][n], lane);
+            sums[m][n] = mma_bf16(uint4(even[m].z, odd[m].z, even[m].w, odd[m].w), b.zw, sums[m][n], lane);
+          }
+        }
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
   }
 #pragma unroll
   for (uint n = 0; n < 4; n++) {

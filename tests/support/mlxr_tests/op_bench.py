@@ -84,6 +84,7 @@ class OpBench:
         self.pager = Pager.from_geometry(self.plan.arena)
         scatter(self.pager)
         self._graph = functools.cache(artifact.graph)
+        self._scratch: dict[str, SimBuffer] = {}
 
     @on_cpu
     def sequences(self, *lengths: int) -> list[int]:
@@ -120,6 +121,7 @@ class OpBench:
         phase, graph = self.plan.first.phase(phase_name), self._graph(phase_name)
         dims = batch_dims(batch)
         sim: dict[str, np.ndarray[Any, Any]] = {}
+        self._scratch.clear()
         reference: dict[str, mx.array] = {}
         token = np.full(8, 7, dtype=np.uint32)
         for op in (graph.op(name) for name in ops):
@@ -218,7 +220,8 @@ class OpBench:
         for scratch in phase.buffers:
             if scratch.name.startswith(op.name + ".") and scratch.name not in buffers:
                 array = np.full(shape_of(scratch.shape, batch_dims(batch)), np.nan, dtype=np.float32)
-                buffers[scratch.name] = SimBuffer.of(array, writable=True, name=scratch.name)
+                self._scratch[scratch.name] = SimBuffer.of(array, writable=True, name=scratch.name)
+        buffers |= self._scratch  # those of earlier ops, too: a later one may read them
         if op.layer is not None:
             layer = np.array([op.layer] + [0] * 7, dtype=np.uint32)
             buffers[layer_buffer(op.layer)] = SimBuffer.of(layer, writable=False, name="layer")

@@ -273,6 +273,17 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry.of(gemm_mma=1),
         ("qkv_gemm_mma", "gate_up_gemm_mma", "down_gemm_mma"),
     ),
+    "expert-tiles": (
+        small_spec(
+            **_BLOCKS | {"model__mlp": {"intermediate_size": 256, "experts": _EXPERTS | {"router": "softmax_topk"}}},
+            model__tensor_names="canonical",
+            weights={"default": "q8_0", "tensors": {"*.experts.gate": "q4_k", "*.experts.up": "q4_k"}},
+            activation_dtype="bf16",
+            parallel={"tensor": 2},
+        ),
+        Geometry.of(gemm_mma=1, experts_min_rows=1),
+        ("expert_order", "experts_gemm_mma", "experts_down_gemm_mma", "expert_sum"),
+    ),
     "latent-split-bf16": (
         small_spec(
             **FAMILY_SPECS["latent"],

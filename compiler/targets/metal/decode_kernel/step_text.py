@@ -203,4 +203,5 @@ def grid_axis(extent: Extent) -> str:
     if extent.dim is None:
         return f"{extent.times}u"
     dim = f"mlxr_dims[{_DIMS.index(extent.dim)}]"
-    return f"({extent.times}u * (({dim} + {extent.per - 1}u) / {extent.per}u))"
+    plus = f" + {extent.plus}u" if extent.plus else ""
+    return f"({extent.times}u * (({dim} + {extent.per - 1}u) / {extent.per}u){plus})"

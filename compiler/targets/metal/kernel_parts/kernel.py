@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from dataclasses import dataclass
 
+from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.schedule.kernel import Kernel
 
 SIMD_WIDTH = 32
@@ -26,3 +27,8 @@ class MetalKernel(Kernel):
     def threadgroup_bytes(self) -> int:
         """Bytes of threadgroup memory of a threadgroup."""
         return 0
+
+
+def piece_of(format: WeightFormat) -> int:
+    """Elements of a row that a lane takes at once: 16 bytes of a float format, as in templates/metal/formats."""
+    return PIECE if format.is_quantised else 16 // format.dtype.size_bytes

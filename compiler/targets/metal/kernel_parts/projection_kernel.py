@@ -1,11 +1,28 @@
 """The base of the kernels of projections."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.schedule.kernel import Port, round_up
 from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.kernel_parts.matrix_kernel import MatrixKernel
+
+
+@dataclass(frozen=True)
+class ExpertRows:
+    """The rows of x by expert: a row for each choice of a token, those of an expert one after the other.
+
+    Attributes:
+        num_experts: experts of the weight, which has the rows of all, one expert after the other.
+        top_k: experts of a token.
+        of_tokens: whether x has a row for each token, not for each choice.
+        weighs: whether a choice's weight multiplies: x if that has a row for each token, else the result.
+    """
+
+    num_experts: int
+    top_k: int
+    of_tokens: bool
+    weighs: bool
 
 
 @dataclass(frozen=True)
@@ -16,11 +33,14 @@ class ProjectionKernel(MatrixKernel):
         gather: whether the input `rows` selects rows of x.
         tile: rows of x per threadgroup; 1: the kernel computes a single row.
         x_columns: columns of x, of which the first `in_features` are multiplied; 0: it has no others.
+        experts: the order of the rows, if each is multiplied by an expert of its own; None: by the whole weight.
     """
 
     gather: bool
     tile: int
     x_columns: int = 0
+    _: KW_ONLY
+    experts: ExpertRows | None = None
 
     @property
     def x_width(self) -> int:
@@ -37,7 +57,10 @@ class ProjectionKernel(MatrixKernel):
             ports.append(("layer", DType.U32))
         if self.gather:
             ports.append(("rows", DType.I32))
-        if self.tile > 1:
+        if self.experts:
+            ports += [("order", DType.I32), ("tiles", DType.I32)]
+            ports += [("weights", DType.F32)] if self.experts.weighs else []
+        elif self.tile > 1:
             ports.append(("dims", DType.U32))
         return (*ports, *self.added.ports) if self.added else tuple(ports)
 
@@ -95,7 +118,10 @@ class ProjectionKernel(MatrixKernel):
     def buffer_table(self) -> str:
         """The buffers, for the head of the kernel."""
         e = self.epilogue
-        rows = self._matrix_table(f"[tokens, {self.x_width}]")
+        experts = self.experts
+        of_choices = f"tokens * {experts.top_k}" if experts else ""
+        x = of_choices if experts and not experts.of_tokens else "tokens"
+        rows = self._matrix_table(f"[{x}, {self.x_width}]")
         if e.bias:
             rows.append(f"bias       [{self.layout.rows}] {e.bias}")
         if e.residual:
@@ -114,7 +140,11 @@ class ProjectionKernel(MatrixKernel):
             rows.append(f"{name:10} {'[1]' if name == 'added_scale' else shape} {dtype}")
         if self.added and self.added.gives:
             rows.append(f"stream     [tokens, {self.in_features}] {self.activation}")
-        rows.append(f"out        [{self.count}, {self.out_features}] {e.out}")
+        if experts:
+            rows.append(f"order      [{of_choices}] i32: choices by expert")
+            rows.append("tiles      [tiles, 3] i32: expert, its first row in the order, and the row after its last")
+            rows += [f"weights    [{of_choices}] f32"] if experts.weighs else []
+        rows.append(f"out        [{of_choices or self.count}, {self.out_features}] {e.out}")
         return "".join(f"//   {row}\n" for row in rows)
 
 

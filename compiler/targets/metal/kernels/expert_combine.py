@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from mlxr.compiler.artifact.launch import Extent
+from mlxr.compiler.artifact.launch import Condition, Extent
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.experts import ExpertCombine
@@ -16,6 +16,7 @@ from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
     expert_choice,
     expert_fields,
 )
+from mlxr.compiler.targets.metal.kernels.expert_tiles import multiply_tiles, sum_choices, tiles_from
 from mlxr.compiler.targets.metal.kernels.shared_expert import ALONE, TOGETHER, multiply_together, takes_several
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
@@ -72,7 +73,14 @@ def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) 
     kernel = ExpertCombineKernel(label, norm=None, shared_gate=gate, split=split, **fields)
     grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
     chosen = choice.sizes(OneRow, without=SUM_IGNORES)
-    if kernel.shared is None or not takes_several(lowering):
+    if kernel.shared is None:
+        tiled = tiles_from(lowering, op)
+        alone = None if tiled is None else Condition(dim="tokens", maximum=tiled - 1)
+        lowering.emit(op, kernel, grid, {"out": op.out}, when=alone, chosen=chosen)
+        if tiled is not None:
+            sum_choices(lowering, op, multiply_tiles(lowering, op, of_tokens=False, tokens=tiled), tiled)
+        return
+    if not takes_several(lowering):
         lowering.emit(op, kernel, grid, {"out": op.out}, chosen=chosen)
         return
     lowering.emit(op, kernel, grid, {"out": op.out}, when=ALONE, chosen=chosen)

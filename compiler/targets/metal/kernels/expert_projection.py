@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mlxr.compiler.artifact.launch import Extent
+from mlxr.compiler.artifact.launch import Condition, Extent
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.experts import ExpertProjection
 from mlxr.compiler.schedule.geometry import OneRow
@@ -15,6 +15,7 @@ from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
 )
 from mlxr.compiler.targets.metal.kernel_parts.fused_norm import fused_norm_of
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import formula
+from mlxr.compiler.targets.metal.kernels.expert_tiles import multiply_tiles, tiles_from
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 
@@ -49,4 +50,8 @@ def lower_expert_projection(lowering: MetalLowering, op: Op, _: ExpertProjection
     choice = expert_choice(lowering, op, "experts")
     kernel = ExpertProjectionKernel("experts", norm=fused_norm_of(lowering, op), **expert_fields(lowering, op, choice))
     grid = (Extent(times=kernel.threadgroups), Extent(times=kernel.top_k, dim="tokens"))
-    lowering.emit(op, kernel, grid, {"out": op.out}, chosen=choice.sizes(OneRow, without=PROJECTION_IGNORES))
+    chosen, tiled = choice.sizes(OneRow, without=PROJECTION_IGNORES), tiles_from(lowering, op)
+    alone = None if tiled is None else Condition(dim="tokens", maximum=tiled - 1)
+    lowering.emit(op, kernel, grid, {"out": op.out}, when=alone, chosen=chosen)
+    if tiled is not None:
+        multiply_tiles(lowering, op, of_tokens=True, tokens=tiled)

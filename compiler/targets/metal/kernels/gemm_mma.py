@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.targets.metal.kernel_parts.kernel import piece_of
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
-from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, ProjectionKernel
 from mlxr.compiler.targets.metal.kernels.gemm import GEMM_COLUMNS, GEMM_ROWS, GEMM_SIMDGROUPS
 
 GEMM_MMA_TILE = 64
@@ -23,12 +25,21 @@ class GemmMmaKernel(ProjectionKernel):
         return self.outs
 
     @property
+    def x_passes(self) -> int:
+        """16 bytes of x that a thread brings in a step."""
+        return self.tile * 4 * self.unroll // self.threads
+
+    def pieces_of(self, format: WeightFormat) -> int:
+        """Pieces of a row in a step; a thread brings some of them, and the runs of a piece stay within the step."""
+        return 32 * self.unroll // piece_of(format)
+
+    @property
     def threadgroup_bytes(self) -> int:
         """Bytes of the tiles of x and of the weight, `unroll` of each."""
         return self.unroll * (self.tile + self.rows) * GEMM_COLUMNS * self.activation.size_bytes
 
 
-def gemm_mma(p: ProjectionFacts) -> GemmMmaKernel:
+def gemm_mma(p: ProjectionFacts, experts: ExpertRows | None = None) -> GemmMmaKernel:
     """The kernel of a projection.
 
     It takes 32 to 128 columns at once, as many as divide a row, so that their loads are in flight together.
@@ -41,4 +52,5 @@ def gemm_mma(p: ProjectionFacts) -> GemmMmaKernel:
         simdgroups=GEMM_SIMDGROUPS,
         unroll=next(n for n in (4, 2, 1) if p.layout.columns % (n * GEMM_COLUMNS) == 0),
         tile=GEMM_MMA_TILE,
+        experts=experts,
     )

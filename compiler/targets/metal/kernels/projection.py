@@ -1,24 +1,22 @@
 """Lowers projections: a launch for each kernel, and calls of MLX's matmul that replace some of them."""
 
-from mlxr.compiler.artifact.launch import ONE, Condition, Extent
+from mlxr.compiler.artifact.launch import Condition, Extent
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.ir.ops.product import Product
 from mlxr.compiler.ir.tensor import layer_buffer
-from mlxr.compiler.schedule.geometry import MatrixTiles
-from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.schedule.size_record import SizeRecord
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts, facts_of
 from mlxr.compiler.targets.metal.kernels.add_block import add_block, after_block
 from mlxr.compiler.targets.metal.kernels.library_matmul import call_matmul, library_ranges, unpack_weight
-from mlxr.compiler.targets.metal.kernels.norm import NormKernel
+from mlxr.compiler.targets.metal.kernels.normalise import normalise
 from mlxr.compiler.targets.metal.kernels.projection_variants import (
     ProjectionVariant,
     divided,
     variants_of,
     with_block,
 )
-from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, row_count
+from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 
 @lowers(Linear, Projection)
@@ -56,7 +54,7 @@ def _launch(
     if kernel.tile == 1:
         # A prefill step has one row of logits, or none.
         grid = (Extent(times=kernel.threadgroups, dim=None if lowering.phase == "decode" else p.dim),)
-    x = _normalise(lowering, op, p, kernel.tile, when) if variant.normalises_before else op.inputs["x"]
+    x = normalise(lowering, op, p, kernel.tile, when) if variant.normalises_before else op.inputs["x"]
     sizes: list[type[SizeRecord] | str] = [*variant.sizes]
     yields = None
     if variant.yields and p.library_rows is not None and p.library_rows <= last:
@@ -79,29 +77,3 @@ def _layer_of_columns(op: Op) -> dict[str, str]:
         return {}
     assert op.layer is not None, "columns are those of a layer"
     return {"layer": layer_buffer(op.layer)}
-
-
-def _normalise(lowering: MetalLowering, op: Op, p: ProjectionFacts, tile: int, when: Condition | None) -> str:
-    """Adds the launch that normalises x, if x has a norm; returns the buffer that the projection reads."""
-    x, norm = lowering.tensor(op.inputs["x"]), p.norm
-    if norm is None:
-        return op.inputs["x"]
-    normalised = f"{op.name}.normalised{tile}"
-    lowering.scratch.append(Scratch(normalised, (x.shape[0], p.layout.columns), x.dtype))
-    kernel = NormKernel(
-        "normalise",
-        width=p.layout.columns,
-        groups=1,
-        kind=norm.kind,
-        eps=norm.eps,
-        shared=False,
-        weight=norm.weight,
-        bias=norm.bias,
-        residual=False,
-        residual_scale=1.0,
-        activation=x.dtype,
-        columns=p.x_columns,
-    )
-    names = {"weight": op.inputs.get("norm", ""), "bias": op.inputs.get("norm_bias", ""), "out": normalised}
-    lowering.emit(op, kernel, (ONE, row_count(x)), names, when=when, chosen=p.choice.sizes(MatrixTiles))
-    return normalised

@@ -6,7 +6,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import Segment, WeightLayout
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernel_parts.kernel import PIECE, SIMD_WIDTH, MetalKernel
+from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel, piece_of
 
 CHUNK = 8
 """Elements of a 16-bit type in 16 bytes; a thread stores 16 bytes at once."""
@@ -91,7 +91,7 @@ class UnpackKernel(MetalKernel):
         size = self.threads * self.unroll
         parts = [(i, layout, segment) for i, layout in enumerate(self.layouts) for segment in layout.segments]
         for i, layout, segment in parts:
-            piece = _piece(segment.format)
+            piece = piece_of(segment.format)
             pieces = segment.rows * (layout.columns // piece)
             first = spans[-1].end if spans else 0
             spans.append(
@@ -126,8 +126,3 @@ class UnpackKernel(MetalKernel):
     def threadgroups(self) -> int:
         """Threadgroups of all spans."""
         return self.spans[-1].end
-
-
-def _piece(format: WeightFormat) -> int:
-    """Elements that a thread takes at once: 16 bytes of a float format, as in templates/metal/formats."""
-    return PIECE if format.is_quantised else 16 // format.dtype.size_bytes

@@ -1,0 +1,93 @@
+"""Products of many tokens by experts: the tokens of an expert share a read of its weight.
+
+Choices are ordered by expert, and a threadgroup multiplies a tile of them by rows of their expert's weight. A token
+alone is better multiplied by itself, which takes no order and no sum of its own: `tiles_from` says where tiles begin.
+"""
+
+from dataclasses import replace
+
+from mlxr.compiler.artifact.launch import Condition, Extent
+from mlxr.compiler.artifact.site import Site
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.experts import ExpertProduct
+from mlxr.compiler.schedule.geometry import UnpackedTiles
+from mlxr.compiler.schedule.lowering import Scratch
+from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts, facts_of
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, ProjectionKernel
+from mlxr.compiler.targets.metal.kernels.expert_order import order_choices
+from mlxr.compiler.targets.metal.kernels.expert_sum import ExpertSumKernel
+from mlxr.compiler.targets.metal.kernels.gemm import GEMM_COLUMNS, gemm
+from mlxr.compiler.targets.metal.kernels.gemm_mma import gemm_mma
+from mlxr.compiler.targets.metal.kernels.normalise import normalise
+from mlxr.compiler.targets.metal.lowering import MetalLowering, num_columns
+
+
+def tiles_from(lowering: MetalLowering, op: Op) -> int | None:
+    """The fewest tokens of a step that are multiplied in tiles; None: none are.
+
+    All ops of a choice of experts have the same answer. Deterministic programs have one arithmetic for all steps, in
+    which each token is multiplied by itself.
+    """
+    attrs = op.attrs_as(ExpertProduct)
+    choice = lowering.table.choose(Site.of_choice(attrs.num_experts, attrs.top_k))
+    rows = choice.geometry.many_rows.experts.min_rows
+    if not rows or lowering.deterministic or lowering.phase == "decode":
+        return None
+    columns = [lowering.layouts[reader.inputs["weight"]].columns for reader in _readers(lowering, op)]
+    tokens = max(2, -(-rows * attrs.num_experts // attrs.top_k))
+    fits = all(count % GEMM_COLUMNS == 0 for count in columns)
+    return tokens if fits and tokens <= lowering.limits["tokens"] else None
+
+
+def multiply_tiles(lowering: MetalLowering, op: Op, *, of_tokens: bool, tokens: int) -> str:
+    """Adds the launches of an op's product by tiles; returns the buffer of its results, one for each choice.
+
+    Args:
+        lowering: of the phase.
+        op: the op.
+        of_tokens: whether x has a row for each token, and the results are the op's own.
+        tokens: see `tiles_from`.
+    """
+    attrs, when = op.attrs_as(ExpertProduct), Condition(dim="tokens", minimum=tokens)
+    facts = _facts(lowering, op, of_tokens=of_tokens)
+    unpacked = facts.many_rows.unpacked
+    with_mma = bool(unpacked.mma) and facts.activation.is_16_bit
+    rows = ExpertRows(attrs.num_experts, attrs.top_k, of_tokens, "weights" in op.inputs)
+    kernel: ProjectionKernel = gemm_mma(facts, rows) if with_mma else gemm(facts, rows)
+    ordered = order_choices(lowering, _readers(lowering, op), kernel.tile, when)
+    buffers = {"order": ordered.order, "tiles": ordered.tiles, "out": op.out}
+    if with_mma:
+        buffers["x"] = normalise(lowering, op, facts, kernel.tile, when)
+    if not of_tokens:
+        buffers["out"] = f"{op.name}.of_choices"
+        shape = ("tokens", attrs.top_k * facts.out_features)
+        lowering.scratch.append(Scratch(buffers["out"], shape, facts.epilogue.out))
+    grid = (Extent(times=kernel.threadgroups), ordered.grid)
+    unused = UnpackedTiles.names("min_rows")
+    lowering.emit(op, kernel, grid, buffers, when=when, chosen=facts.choice.sizes(UnpackedTiles, without=unused))
+    return buffers["out"]
+
+
+def sum_choices(lowering: MetalLowering, op: Op, results: str, tokens: int) -> None:
+    """Adds the launch that sums the results of each token's choices."""
+    attrs, out = op.attrs_as(ExpertProduct), lowering.graph.value(op.out)
+    epilogue = replace(lowering.epilogue_of(op), bias=None)
+    skips = attrs.routed(lowering.graph.use(op)) > attrs.num_experts
+    kernel = ExpertSumKernel("expert_sum", num_columns(out), attrs.top_k, skips, out.dtype, epilogue)
+    grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
+    lowering.emit(op, kernel, grid, {"x": results}, when=Condition(dim="tokens", minimum=tokens))
+
+
+def _facts(lowering: MetalLowering, op: Op, *, of_tokens: bool) -> ProjectionFacts:
+    """The facts of an op's product with the weight of one expert; what follows its sum is left to the sum's launch."""
+    attrs, facts = op.attrs_as(ExpertProduct), facts_of(lowering, op)
+    epilogue = facts.epilogue if of_tokens else replace(facts.epilogue, residual=False, residual_scale=1.0)
+    out = facts.layout.rows // epilogue.halves // attrs.num_experts
+    label = "experts" if of_tokens else "experts_down"
+    choice = lowering.table.choose(Site.of_weight(label, facts.layout, attrs.num_experts))
+    return replace(facts, label=label, out_features=out, epilogue=epilogue, choice=choice)
+
+
+def _readers(lowering: MetalLowering, op: Op) -> list[Op]:
+    """The products of the choice of experts that an op reads."""
+    return [reader for reader in lowering.graph.consumers(op.inputs["experts"]) if "weight" in reader.inputs]

@@ -1,0 +1,35 @@
+"""The launch that normalises x for kernels that multiply normalised numbers."""
+
+from mlxr.compiler.artifact.launch import ONE, Condition
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.schedule.geometry import MatrixTiles
+from mlxr.compiler.schedule.lowering import Scratch
+from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
+from mlxr.compiler.targets.metal.kernels.norm import NormKernel
+from mlxr.compiler.targets.metal.lowering import MetalLowering, row_count
+
+
+def normalise(lowering: MetalLowering, op: Op, p: ProjectionFacts, tile: int, when: Condition | None) -> str:
+    """Adds the launch that normalises x, if x has a norm; returns the buffer that the projection reads."""
+    x, norm = lowering.tensor(op.inputs["x"]), p.norm
+    if norm is None:
+        return op.inputs["x"]
+    normalised = f"{op.name}.normalised{tile}"
+    lowering.scratch.append(Scratch(normalised, (x.shape[0], p.layout.columns), x.dtype))
+    kernel = NormKernel(
+        "normalise",
+        width=p.layout.columns,
+        groups=1,
+        kind=norm.kind,
+        eps=norm.eps,
+        shared=False,
+        weight=norm.weight,
+        bias=norm.bias,
+        residual=False,
+        residual_scale=1.0,
+        activation=x.dtype,
+        columns=p.x_columns,
+    )
+    names = {"weight": op.inputs.get("norm", ""), "bias": op.inputs.get("norm_bias", ""), "out": normalised}
+    lowering.emit(op, kernel, (ONE, row_count(x)), names, when=when, chosen=p.choice.sizes(MatrixTiles))
+    return normalised
