@@ -179,13 +179,14 @@ class _Planes(NamedTuple):
 
     def integers(self, source: str, settings: Mapping[str, Any]) -> TensorFact:
         """The same of packed integers, of which `biases` are those that mean 0."""
-        (*outer, words), groups = self.numbers.shape, self.scales.shape[-1] if self.scales.shape else 0
+        outer, words = self.numbers.shape[:-1], math.prod(self.numbers.shape[-1:])
+        groups = self.scales.shape[-1] if self.scales.shape else 0
         found = set()
         for kind in _integers(settings):
             columns = words * 32 // kind.bits
-            group = kind.group or columns
+            group = kind.group or max(1, columns)
             format = integer_format(kind.bits, group, self.scales.type, has_zeros=kind.has_zeros)
-            fits = columns == group * groups and tuple(outer) == self.scales.shape[:-1]
+            fits = groups > 0 and columns == group * groups and outer == self.scales.shape[:-1]
             if format is not None and fits and kind.has_zeros == (self.biases is not None):
                 found.add(TensorFact((*outer, columns), str(format)))
         if len(found) != 1:

@@ -9,6 +9,7 @@ holds them. So nothing is lost. Groups longer than those of the format are sever
 Source: https://github.com/vllm-project/compressed-tensors (compressors/pack_quantized), for the meaning of the bits.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -73,6 +74,7 @@ class MadePlane(StoredTensor):
 def with_integers(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
     """The tensors, with those of packed integers under the names of planes: `X.weight`, `X.scales`, `X.zeros`."""
     stems = [name.removesuffix(_ENDINGS[0]) for name in tensors if name.endswith(_ENDINGS[0])]
+    stems = [stem for stem in stems if f"{stem}.weight" not in tensors]
     if not stems:
         return tensors
     renamed = dict(tensors)
@@ -89,7 +91,7 @@ def integer_planes(
     numbers: StoredTensor, scales: StoredTensor, zeros: StoredTensor | None, columns: int
 ) -> tuple[WeightFormat, tuple[StoredTensor, ...]] | None:
     """The format of packed integers that are a matrix of so many columns, and its planes; None if there is none."""
-    rows, groups = scales.num_elements // max(1, scales.shape[-1]), scales.shape[-1]
+    rows, groups = math.prod(scales.shape[:-1]), scales.shape[-1] if scales.shape else 0
     if not groups or not columns or columns % groups or numbers.shape[:-1] != scales.shape[:-1]:
         return None
     bits, rest = divmod(numbers.size_bytes * 8, max(1, rows * columns))

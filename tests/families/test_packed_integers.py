@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from mlxr.compiler.errors import SpecError
+from mlxr.compiler.errors import SpecError, WeightsError
 from mlxr.loading.imported_model import import_model
 from mlxr.loading.parts_note import note_of_parts
 from mlxr.runtime.weights.open_weights import open_weights
@@ -130,3 +130,15 @@ def test_settings_that_contradict_the_tensors(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(config))
         with pytest.raises(SpecError, match="no quantisation that is supported"):
             import_model(tmp_path, EXACT)
+
+
+@pytest.mark.parametrize("tensor", ["packed", "scale", "zero_point"])
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0), (2, 2, 2)], ids=str)
+def test_hostile_shapes(tensor: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    published("zeros", tmp_path)
+    path = tmp_path / "model.safetensors"
+    held = mx.load(str(path))
+    name = f"model.layers.0.mlp.down_proj.weight_{tensor}"
+    mx.save_safetensors(str(path), held | {name: mx.zeros(shape, held[name].dtype)})
+    with pytest.raises((SpecError, WeightsError), match=r"down_proj\.weight"):
+        logits_of(tmp_path, prompts(61), "reference")
