@@ -56,6 +56,9 @@ class Recipe:
     unit_rows: bool = False
     """Whether each row is divided by its length; for whole rows only."""
 
+    beside: str | None = None
+    """A piece of a name: only for files that have a tensor with that in its name."""
+
     @property
     def tensors(self) -> tuple[str, ...]:
         """Names in the file, in order."""

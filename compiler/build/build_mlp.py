@@ -5,7 +5,7 @@ from collections.abc import Callable
 from mlxr.compiler.build.builder import Builder
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.division import Axis
-from mlxr.compiler.ir.ops.elementwise import Activation, Multiply, Scale, SwigluOai, Xielu
+from mlxr.compiler.ir.ops.elementwise import Activation, ClampedGate, Multiply, Scale, SwigluOai, Xielu
 from mlxr.compiler.ir.ops.experts import ExpertLinear, ExpertSum, Route
 from mlxr.compiler.ir.ops.rows import GateRows
 from mlxr.compiler.spec.model import Experts, Mlp
@@ -26,7 +26,7 @@ def build_mlp(b: Builder, prefix: str, mlp: Mlp, x: str, stream: str) -> list[st
         experts and of the shared expert.
     """
     if mlp.experts is None:
-        return [_network(b, prefix, mlp, x, mlp.intermediate_size, mlp.bias)]
+        return [_network(b, prefix, mlp, x, mlp.intermediate_size, mlp.bias, mlp.limit)]
     experts, shared, hidden = mlp.experts, mlp.experts.shared, b.spec.model.hidden_size
 
     def normed(name: str, x: str) -> str:
@@ -38,7 +38,7 @@ def build_mlp(b: Builder, prefix: str, mlp: Mlp, x: str, stream: str) -> list[st
     if experts.own_norms:
         results = [normed("experts.post_norm", results[0])]
     if shared is not None:
-        out = _network(b, f"{prefix}.shared", mlp, x, shared.intermediate_size, False)
+        out = _network(b, f"{prefix}.shared", mlp, x, shared.intermediate_size, False, mlp.limit_of_shared)
         if shared.gate:
             gate = b.linear(f"{prefix}.shared.router", x, (1, b.spec.model.hidden_size), dtype=DType.F32)
             out = b.op(GateRows(), f"{prefix}.shared.gated_out", {"x": out, "gate": gate})
@@ -48,7 +48,7 @@ def build_mlp(b: Builder, prefix: str, mlp: Mlp, x: str, stream: str) -> list[st
     return results
 
 
-def _network(b: Builder, prefix: str, mlp: Mlp, x: str, width: int, bias: bool) -> str:
+def _network(b: Builder, prefix: str, mlp: Mlp, x: str, width: int, bias: bool, limit: float | None) -> str:
     hidden = b.spec.model.hidden_size
 
     columns = Axis("columns", width)
@@ -58,7 +58,7 @@ def _network(b: Builder, prefix: str, mlp: Mlp, x: str, width: int, bias: bool) 
         named = f"{prefix}.{role}_bias" if bias else None
         return b.linear(f"{prefix}.{role}", x, shape, named, rows=rows, columns=read)
 
-    return _feed_forward(b, prefix, mlp, x, (width, hidden), linear)
+    return _feed_forward(b, prefix, mlp, x, (width, hidden), linear, limit)
 
 
 def _experts(b: Builder, prefix: str, mlp: Mlp, experts: Experts, x: str, routed: str) -> str:
@@ -89,7 +89,7 @@ def _experts(b: Builder, prefix: str, mlp: Mlp, experts: Experts, x: str, routed
         attrs = ExpertLinear(num_experts=count, top_k=top_k, dtype=b.activation)
         return b.op(attrs, f"{name}_projected", inputs)
 
-    down = _feed_forward(b, f"{prefix}.experts", mlp, x, (mlp.intermediate_size, hidden), linear)
+    down = _feed_forward(b, f"{prefix}.experts", mlp, x, (mlp.intermediate_size, hidden), linear, mlp.limit)
     summed = {"weights": weights} if experts.weigh == "results" else {}
     return b.op(ExpertSum(top_k), f"{prefix}.experts.summed", {"x": down} | summed)
 
@@ -101,6 +101,7 @@ def _feed_forward(
     x: str,
     shape: tuple[int, int],
     linear: Callable[[str, str, tuple[int, int]], str],
+    limit: float | None,
 ) -> str:
     """Adds down(act(gate(x)) * up(x)), or down(act(up(x))); `linear` adds a projection: (role, x, shape) -> result."""
     width, hidden = shape
@@ -116,7 +117,9 @@ def _feed_forward(
     assert activation != "xielu", "the spec refuses xielu with a gate"
     gate, up = linear("gate", x, (width, hidden)), linear("up", x, (width, hidden))
     if activation == "swiglu_oai":
-        gated = b.op(SwigluOai(mlp.limit), f"{prefix}.gated", {"a": gate, "b": up})
+        gated = b.op(SwigluOai(limit), f"{prefix}.gated", {"a": gate, "b": up})
+    elif limit is not None:
+        gated = b.op(ClampedGate(activation, limit), f"{prefix}.gated", {"a": gate, "b": up})
     else:
         gate = b.op(Activation(activation), f"{prefix}.activated", {"x": gate})
         gated = b.op(Multiply(), f"{prefix}.gated", {"a": gate, "b": up})

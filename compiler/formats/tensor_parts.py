@@ -17,7 +17,7 @@ _PREFIXES = (("model.language_model.", "model."), ("language_model.model.", "mod
 _BESIDE = {
     "safetensors": re.compile(
         r"(?:model\.)?(?:(?P<images>vision_tower|vision_model|visual|multi_modal_projector|mm_projector|embed_vision"
-        r"|patch_merge_mlp)|(?P<sound>audio_tower|audio_model|embed_audio)|(?P<guesses>mtp(?:_\w+)?)"
+        r"|patch_merge_mlp|vit_large_projector)|(?P<sound>audio_tower|audio_model|embed_audio)|(?P<guesses>mtp(?:_\w+)?)"
         r"|(?P<indexers>layers\.\d+\.self_attn\.(?:indexer|index_[qk]_(?:proj|norm))))\."
     ),
     "gguf": re.compile(r"(?P<images>v|mm)\.|(?P<sound>a)\..+\.|(?P<indexers>blk\.\d+\.indexer)\."),

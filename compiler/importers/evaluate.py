@@ -35,8 +35,9 @@ class RopeReader(Protocol):
 
         Args:
             layers: which layers, where the family's own code tells them apart: `full_attention` or
-                `sliding_attention`; else `any`, `axes` where a position may have several, as images need, or `alpha`
-                where dynamic scaling may have an alpha, which is scaling of another kind.
+                `sliding_attention`; else `any`, `axes` where a position may have several, as images need, `alpha`
+                where dynamic scaling may have an alpha, which is scaling of another kind, or `halved` of GGUF files
+                where half of what the file says is rotated.
             theta: the base, unless the file has one beside its other keys of RoPE.
             fraction: the rotated share of a head, likewise; None: the family's own code always rotates whole heads.
         """

@@ -34,7 +34,7 @@ class GgufRope:
 
     def __call__(self, layers: str | None, theta: float, fraction: float | None) -> dict[str, Any] | None:
         """See `mlxr.compiler.importers.evaluate.RopeReader`. Layers with a sliding window have no scaling."""
-        facts = self._facts
+        facts, halved = self._facts, layers == "halved"
         head_dim = facts.integer("attention.key_length", 0)  # with it, the number of heads may be a list
         if not head_dim:
             heads = facts.integer("attention.head_count")
@@ -46,6 +46,7 @@ class GgufRope:
         rotary = rotary if own else facts.integer("rope.dimension_count", rotary)
         if layers == "sliding_attention":
             rotary = facts.integer("rope.dimension_count_swa", rotary)
+        rotary = rotary // 2 if halved else rotary
         rope: dict[str, Any] = {
             "theta": shortest_f32(theta),
             "fraction": rotary / head_dim if head_dim > 0 else 1.0,
@@ -54,7 +55,11 @@ class GgufRope:
         if layers != "sliding_attention" and (resting := self._resting()):
             return rope | {"turned": 1 - resting / len(self._factors[_LLAMA3])}
         none = {"kind": "none"}  # explicit, because this section is merged over that of the other layers
-        scaling = none if layers == "sliding_attention" else self._scaling(rope["theta"], rotary)
+        scaling = (
+            none
+            if layers == "sliding_attention"
+            else self._scaling(rope["theta"], rotary, rotary // 2 if halved else 0)
+        )
         return rope | ({"scaling": scaling} if scaling else {})
 
     def score_factor(self) -> float:
@@ -70,7 +75,7 @@ class GgufRope:
         turning = factors[: len(factors) - resting]
         return resting if all(factor == 1 for factor in turning) else 0
 
-    def _scaling(self, theta: float, rotary: int) -> dict[str, Any] | None:
+    def _scaling(self, theta: float, rotary: int, max_pairs: int = 0) -> dict[str, Any] | None:
         facts, source = self._facts, self._facts.source
         kind = facts.choice("rope.scaling.type", ("none", "linear", "yarn", "longrope"), "linear")
         factor = facts.number("rope.scaling.factor", 0.0) or facts.number("rope.scale_linear", 0.0)
@@ -80,7 +85,8 @@ class GgufRope:
         if self._factors and scaled:
             raise SpecError(f"{source}: has both {next(iter(self._factors))} and a rope.scaling.factor; one at most")
         if _LLAMA3 in self._factors:
-            return _divided(source, theta, rotary, self._factors[_LLAMA3], original or 8192)
+            # Of layers that rotate less than others, llama.cpp takes the first ones.
+            return _divided(source, theta, rotary, self._factors[_LLAMA3][: max_pairs or None], original or 8192)
         if _LONG in self._factors or _SHORT in self._factors:
             return self._longrope(original, attention)
         if attention != 1.0 and not (scaled and kind == "yarn"):

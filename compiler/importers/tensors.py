@@ -89,7 +89,9 @@ class Tensors:
     def _first(self, options: tuple[FileTensor, ...], layer: int | None) -> tuple[str, TensorFact, FileTensor] | None:
         for option in options:
             name = option.tensor.replace("{i}", str(layer)).replace("{e}", "0")
-            if (fact := self._tensors.get(name)) is not None:
+            mark = option.beside
+            fits = mark is None or any(mark in held for held in self._tensors)
+            if (fact := self._tensors.get(name)) is not None and fits:
                 return name, fact, option
         return None
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.ir.op_kind import FinishKind, OpKind
-from mlxr.compiler.ir.ops.elementwise import Activation, Multiply, SwigluOai, Xielu
+from mlxr.compiler.ir.ops.elementwise import Activation, ClampedGate, Multiply, SwigluOai, Xielu
 from mlxr.compiler.ir.ops.experts import ExpertLinear, ExpertProjection
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.passes.base import Edits, PassResult, sibling, sole_producer
@@ -18,7 +18,8 @@ class FuseMlp:
     2. swiglu_oai(linear(x, gate), linear(x, up)) -> projection(x, [gate; up], swiglu_oai, gated, limit).
     3. activation(linear(x, up)) -> projection(x, up, activation).
     4. xielu(linear(x, up), alpha_p, alpha_n) -> projection(x, up, xielu, alpha_p, alpha_n).
-    5. Rules 1 to 3 with expert_linear -> expert_projection.
+    5. clamped_gate(linear(x, gate), linear(x, up)) -> projection(x, [gate; up], activation, gated, limit).
+    6. Rules 1 to 3 and 5 with expert_linear -> expert_projection.
 
     Does not fire when gate and up read different x, experts or weights, differ in shape, only one has a bias, or an
     intermediate is read elsewhere. Rule 3 does not fire on a factor of a product, which rule 1 handles.
@@ -35,6 +36,10 @@ class FuseMlp:
             gate, up = (_linear(graph, op.inputs[port]) for port in "ab")
             if gate and up and _alike(graph, gate, up):
                 _fuse_pair(edits, op, gate, up, "swiglu_oai", swiglu.limit)
+        for op, clamped in graph.ops_of(ClampedGate):
+            gate, up = (_linear(graph, op.inputs[port]) for port in "ab")
+            if gate and up and _alike(graph, gate, up):
+                _fuse_pair(edits, op, gate, up, clamped.kind, clamped.limit)
         for op, activation in graph.ops_of(Activation):
             is_factor = any(isinstance(user.attrs, Multiply) for user in graph.consumers(op.out))
             if not is_factor and (up := _linear(graph, op.inputs["x"])):

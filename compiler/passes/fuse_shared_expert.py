@@ -19,8 +19,8 @@ class FuseSharedExpert:
        gate_weight = weight).
 
     Does not fire when a value in between is read elsewhere, when the first projections differ in the norm of x, the
-    activation or the type of their results, when the last ones differ in the scale of the residual, or when a
-    projection of the shared expert does anything else.
+    activation (of swiglu_oai also its limit) or the type of their results, when the last ones differ in the scale of
+    the residual, or when a projection of the shared expert does anything else.
     """
 
     name: str = "fuse_shared_expert"
@@ -53,7 +53,10 @@ class FuseSharedExpert:
             inputs["gate_weight"] = gate.inputs["weight"]
             outputs["shared_gate"] = sums["shared_gate"] = gate.out
             edits.replace(gate)
-        edits.replace(routed, replace(routed, inputs=routed.inputs | inputs, outputs=routed.outputs | outputs))
+        attrs = replace(routed.attrs_as(RoutedProjection), shared_limit=first.attrs_as(Projection).limit)
+        edits.replace(
+            routed, replace(routed, attrs=attrs, inputs=routed.inputs | inputs, outputs=routed.outputs | outputs)
+        )
         edits.replace(first)
         edits.replace(combine)
         edits.replace(last, replace(last, attrs=combine.attrs, inputs=sums))
@@ -72,7 +75,8 @@ def _is_plain(last: Op, combine: Op) -> bool:
 def _begins_alike(first: Op, routed: Op) -> bool:
     """Whether the shared expert's first projection is that of the chosen ones, with another weight and without bias."""
     attrs, of = first.attrs_as(Projection), routed.attrs_as(RoutedProjection)
-    same = Projection(of.dtype, of.eps, of.norm_kind, of.activation, of.gated, of.limit)
+    limit = of.limit if of.activation == "swiglu_oai" else attrs.limit
+    same = Projection(of.dtype, of.eps, of.norm_kind, of.activation, of.gated, limit)
     return attrs == same and _reads(first) == _reads(routed) and first.inputs.keys() <= {"x", "weight", *_NORM}
 
 

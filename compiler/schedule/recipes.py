@@ -60,6 +60,7 @@ def _recipes(entries: Sequence[FileTensor], numbers: dict[str, int], layout: str
             entry.add,
             columns=None if entry.columns is None else Columns(0, evaluate_size(entry.columns, numbers)),
             is_transposed=entry.transposed,
+            beside=entry.beside,
             matrix_rows=None if entry.matrix_rows is None else evaluate_size(entry.matrix_rows, numbers),
             unit_rows=entry.unit_rows,
         )

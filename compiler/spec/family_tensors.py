@@ -73,6 +73,8 @@ class FileTensor(Record):
     null for one matrix, or as many as the tensor's other dimensions say."""
     columns: Size | None = None
     """Columns of a row, of which the first ones are meant; null for as many as are needed."""
+    beside: str | None = None
+    """A piece of a name: only in files that have a tensor with that in its name."""
     add: Annotated[float, Field(strict=True)] = 0.0
     """Added to every number: 1 for norms that files hold as their distance from 1."""
     unit_rows: Flag = False

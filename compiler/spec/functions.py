@@ -189,6 +189,8 @@ def _among(of: Arguments) -> list[str] | None:
     listed = of.key(0)
     if listed is None:
         return of.layers(3)
+    if isinstance(listed, str) and all(part.strip().isdecimal() for part in listed.split(",")):
+        listed = [int(part) for part in listed.split(",")]
     if not isinstance(listed, list) or not all(isinstance(layer, int) for layer in listed):
         raise of.refuse(0, listed, "a list of layers")
     return [of.value(1 if layer in listed else 2) for layer in range(of.num_layers)]
@@ -246,6 +248,23 @@ def _field_of_type(of: Arguments) -> Any:
     return values[0] if values else None
 
 
+def _field(of: Arguments) -> Any:
+    """A field of an object: (the key that has it, the field, the value without it)."""
+    held = of.key(0)
+    value = held.get(of.value(1)) if isinstance(held, dict) else None
+    return of.value(2) if value is None else value
+
+
+def _bounded(of: Arguments) -> list[str]:
+    """Types of layers by bounds: (a key with a number for each layer, or for all, the type above 0, the other)."""
+    numbers = of.key(0)
+    numbers = numbers if isinstance(numbers, list) else [numbers] * of.num_layers
+    known = all(number is None or (isinstance(number, int | float) and number >= 0) for number in numbers)
+    if len(numbers) < of.num_layers or not known:
+        raise of.refuse(0, numbers, f"a number from 0 on for each of {of.num_layers} layers")
+    return [of.value(1 if number else 2) for number in numbers[: of.num_layers]]
+
+
 def _where(of: Arguments) -> list[str]:
     """Types of layers by their tensors: (a role, the type of layers that have such a tensor, the other)."""
     return [of.value(1 if of.has(of.value(0), layer) else 2) for layer in range(of.num_layers)]
@@ -300,6 +319,8 @@ FUNCTIONS = {
     "field_of_type": Function(4, 4, _field_of_type),
     "tail": Function(5, 9, _tail),
     "has_all": Function(3, 3, lambda of: of.has_all(of.value(0), of.layers(1) or [], of.value(2))),
+    "field": Function(3, 3, _field),
+    "bounded": Function(3, 3, _bounded),
     "where": Function(3, 3, _where),
     "given": Function(1, 8, lambda of: any(of.key(index) is not None for index in range(len(of)))),
     "rope": Function(2, 4, _rope),

@@ -120,7 +120,10 @@ class Mlp(Record):
     bias: Flag = False
     """Whether the projections add a bias; with experts, whether the experts' do."""
     limit: Positive | None = None
-    """`swiglu_oai` alone: the gate is at most this, `up` within +- this; null for no limit."""
+    """Where gated: the gate is at most this, before `swiglu_oai` and after other activations, and `up` is within +-
+    this; null for no limit."""
+    shared_limit: Annotated[float, Field(ge=0, le=1e6, strict=True)] | None = None
+    """The limit of a shared expert; null for the same, 0 for none."""
     experts: Experts | None = None
     """A mixture of experts instead of one network; null for none."""
 
@@ -140,12 +143,17 @@ class Mlp(Record):
                 f"xielu is for one network without a gate, but there {what}",
                 "name another activation, or set gated to false and experts to null",
             )
-        if self.limit is not None and self.activation != "swiglu_oai":
-            wrong.add(
-                "limit", f"only swiglu_oai has a limit; activation is {self.activation}", "remove it, or set it to null"
-            )
+        if self.limit is not None and not self.gated:
+            wrong.add("limit", "a gate and `up` have a limit, but gated is false", "remove it, or set it to null")
+        if self.shared_limit is not None and (self.experts is None or self.experts.shared is None or not self.gated):
+            wrong.add("shared_limit", "there is no shared expert with a gate", "remove it, or set it to null")
         wrong.refuse()
         return self
+
+    @property
+    def limit_of_shared(self) -> float | None:
+        """The limit of the shared expert; None for none."""
+        return self.limit if self.shared_limit is None else self.shared_limit or None
 
     @property
     def widths(self) -> tuple[tuple[str, int], ...]:

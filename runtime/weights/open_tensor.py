@@ -44,7 +44,14 @@ class TensorError(WeightsError):
 
 def find_recipe(file: WeightFile, part: TensorSource) -> Recipe | None:
     """The first recipe whose tensors are in the file; None if there is none."""
-    return next((r for r in _recipes(file, part) if all(name in file.tensors for name in r.tensors)), None)
+    return next((r for r in _recipes(file, part) if _is_for(r, file)), None)
+
+
+def _is_for(recipe: Recipe, file: WeightFile) -> bool:
+    mark = recipe.beside
+    return all(name in file.tensors for name in recipe.tensors) and (
+        mark is None or any(mark in name for name in file.tensors)
+    )
 
 
 def expected_names(file: WeightFile, part: TensorSource) -> tuple[str, ...]:

@@ -86,13 +86,15 @@ MLXR_INLINE f32v mlxr_xielu(f32v x, float p, float n) {
 
 MLXR_INLINE float mlxr_softplus(float x) { return __builtin_log1pf(__builtin_expf(x)); }
 
-// activation(gate) * up; swiglu_oai, whose `limit` bounds both: gate * sigmoid(1.702 * gate) * (up + 1).
+// activation(gate) * up, both bounded by `limit`, or swiglu_oai, which bounds the gate first: gate * sigmoid(1.702 *
+// gate) * (up + 1).
 MLXR_INLINE f32v mlxr_gated(int kind, float limit, f32v gate, f32v up) {
-    if (kind != MLXR_SWIGLU_OAI) return mlxr_activate(kind, gate) * up;
+    if (kind != MLXR_SWIGLU_OAI) gate = mlxr_activate(kind, gate);
     if (limit) {
         gate = f32_min(f32_set1(limit), gate);
         up = f32_min(f32_set1(limit), f32_max(f32_set1(-limit), up));
     }
+    if (kind != MLXR_SWIGLU_OAI) return gate * up;
     return gate / (f32_exp(gate * -1.702f) + 1.0f) * (up + 1.0f);
 }
 

@@ -65,6 +65,10 @@ OF_LAYER_TYPES = {"attention.kv_from"}
 NEEDS: dict[str, dict[str, Any]] = {
     "norm.bias": {"norm.kind": "layer", "norm.bias": True},
     "mlp.limit": {"mlp.activation": "swiglu_oai", "mlp.limit": 7.0},
+    "mlp.shared_limit": {
+        "mlp.experts": {"count": 4, "per_token": 2, "router": "sigmoid", "shared": {"intermediate_size": 64}},
+        "mlp.shared_limit": 7.0,
+    },
     "layer_scale": {"norm.placement": "sandwich", "layer_scale": True},
     "layer_embeddings": {"norm.placement": "sandwich", "layer_embeddings": {"width": 32}},
     "parallel_norms": {"parallel_blocks": True, "parallel_norms": True},

@@ -102,13 +102,14 @@ def test_published_configs_are_imported(family: str) -> None:
             _first(config, "num_attention_heads", "n_head"),
         )
         assert (model.num_layers, model.hidden_size, attention.num_heads) == said, name
-        named = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
+        named = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "num_attention_groups")
         kv_heads = next((config[key] for key in named if key in config), 1 if config.get("multi_query") else said[2])
         kv_heads = 1 if attention.latent else kv_heads
         assert attention.num_kv_heads == kv_heads, name
         ropes = [layer.rope for layer in model.layers if layer.rope is not None]
         if "rope_theta" in config:
-            assert any(rope.theta == pytest.approx(config["rope_theta"], rel=1e-7) for rope in ropes), name
+            thetas = config["rope_theta"] if isinstance(config["rope_theta"], list) else [config["rope_theta"]]
+            assert any(rope.theta == pytest.approx(thetas[0], rel=1e-7) for rope in ropes), name
         assert bool(config.get("rope_scaling", {})) >= any(rope.scaling.kind != "none" for rope in ropes) or (
             "rope_parameters" in config
         ), name
@@ -168,6 +169,17 @@ def test_what_some_with_experts_say() -> None:
     command = imported(config_of("c4ai-command-r7b-12-2024"))
     assert [command.layer(i).rope is None for i in range(4)] == [False, False, False, True]
     assert [command.layer(i).attention.sliding_window for i in range(4)] == [4096, 4096, 4096, None]
+
+
+def test_what_step_says_of_each_layer() -> None:
+    step = imported(config_of("Step-3.5-Flash"))
+    assert [(a.num_heads, a.sliding_window) for a in step.attentions] == [(64, None), (96, 512)]
+    turns = [(rope.theta, rope.scaling.kind) for layer in step.layers if (rope := layer.rope) is not None]
+    assert turns == [(5e6, "llama3") if i % 4 == 0 else (1e4, "none") for i in range(45)]
+    assert [layer.rotary_dim for layer in step.layers[:2]] == [64, 128]
+    limits = [(layer.mlp.limit, layer.mlp.limit_of_shared) for layer in step.layers]
+    assert limits == [(None, None)] * 43 + [(7.0, 16.0)] * 2
+    assert [layer.mlp.experts is None for layer in step.layers] == [True] * 3 + [False] * 42
 
 
 def from_metadata(name: str) -> Model:

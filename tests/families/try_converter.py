@@ -47,6 +47,13 @@ MORE: dict[str, dict[str, Any]] = {
         "num_shared_expert": [1] * cases.NUM_LAYERS,
         "moe_topk": [2] * cases.NUM_LAYERS,
     },
+    "mimo_v2_flash": {
+        "hybrid_layer_pattern": [1, 0] * (cases.NUM_LAYERS // 2),
+        **{"swa_head_dim": 48, "swa_v_head_dim": 32, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2},
+        "topk_method": "noaux_tc",
+        "rope_parameters": cases.FAMILIES["mimo_v2_flash"]["rope_parameters"] | {"partial_rotary_factor": 0.334},
+        "routed_scaling_factor": None,  # llama.cpp has none
+    },
     "ministral3": {"rope_parameters": cases.FAMILIES["ministral3"]["rope_parameters"] | {"mscale_all_dim": 1.0}},
 }
 """Keys that the converter needs, and published files have."""

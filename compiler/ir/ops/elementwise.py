@@ -1,9 +1,9 @@
 """Ops that work element by element."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
-from mlxr.compiler.ir.checks import require, require_columns, require_positive, require_vector
+from mlxr.compiler.ir.checks import require, require_choice, require_columns, require_positive, require_vector
 from mlxr.compiler.ir.division import PARTIAL, WHOLE, Holding, Holdings, alike, require_whole
 from mlxr.compiler.ir.op_kind import SOURCE_STAGES, ActivationKind, Division, OpKind
 from mlxr.compiler.ir.tensor import Tensor, Tensors
@@ -92,6 +92,28 @@ class SwigluOai(OfTwo):
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """From a and b alike -> out like them."""
+        require_positive("limit", self.limit)
+        return super().infer(t)
+
+
+@dataclass(frozen=True)
+class ClampedGate(OfTwo):
+    """A product of an activated gate, a, and b (up), both bounded.
+
+    Attributes:
+        kind: the activation.
+        limit: the gate is at most this once it is activated, and b within +- this.
+    """
+
+    name = "clamped_gate"
+    summary = "min(act(a), limit) * b, b within +-limit"
+
+    kind: ActivationKind
+    limit: float
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From a and b alike -> out like them."""
+        require_choice("kind", self.kind, get_args(ActivationKind))
         require_positive("limit", self.limit)
         return super().infer(t)
 

@@ -280,6 +280,7 @@ class RoutedProjection(ExpertProjection):
         num_experts, top_k, dtype, eps, norm_kind, gated, limit, activation: see `ExpertProjection`.
         router, normalise, scale, groups, top_groups, judged_by, first_expert, owned: see `Route`.
         weighs: whether x is multiplied by the chosen expert's weight; then the weights are no result.
+        shared_limit: as `limit`, of the shared expert.
     """
 
     name = "routed_projection"
@@ -302,6 +303,12 @@ class RoutedProjection(ExpertProjection):
     first_expert: int | None
     owned: int | None
     weighs: bool
+    shared_limit: float | None = None
+
+    @property
+    def shared_finish(self) -> Finish:
+        """The steps after the sums of the shared expert."""
+        return replace(self.finish, limit=self.shared_limit)
 
     @property
     def route(self) -> Route:

@@ -45,7 +45,7 @@ class Finish:
         activation: the activation function; None for none.
         gated: whether the weight has the gate's rows and then the up projection's rows, so that the result is
             act(gate) * up.
-        limit: the limit of swiglu_oai: gate <= limit, |up| <= limit; None for no limit.
+        limit: gate <= limit, before swiglu_oai and after other activations, and |up| <= limit; None for no limit.
         residual_scale: factor of the result where it is added to the residual.
         out_scale: factor of the activated sums.
         out_cap: turns the scaled sums into out_cap * tanh(sum / out_cap); None for no cap.
@@ -64,15 +64,12 @@ class Finish:
 
     def columns_of(self, features: int) -> int:
         """Columns of the result, from the weight's rows `features`; raises RuleError if the activation does not fit."""
-        require(
-            self.limit is None or self.activation == "swiglu_oai",
-            f"limit is {self.limit} but the activation is {self.activation}",
-        )
         if self.activation is None:
             require(not self.gated, "gated is true but there is no activation")
-            return features
-        if not self.gated:
+        elif not self.gated:
             require_choice("activation", self.activation, (*get_args(ActivationKind), "xielu"))
+        if not self.gated:
+            require(self.limit is None, f"limit is {self.limit} but there is no gate")
             return features
         require(self.activation != "xielu", "gated is true, and xielu has no gate")
         require(features % 2 == 0, f"gate and up rows are {features}; expected an even number")

@@ -30,12 +30,11 @@ def xielu(x: mx.array, alpha_p: mx.array, alpha_n: mx.array) -> mx.array:
 
 
 def activate_gated(gate: mx.array, up: mx.array, kind: str, limit: float | None) -> mx.array:
-    """The function of the gate, times up; swiglu_oai limits both and adds 1 to up."""
-    if kind != "swiglu_oai":
-        return activate(gate, kind) * up
+    """The function of the gate, times up, both limited; swiglu_oai limits the gate first, and adds 1 to up."""
+    gate = gate if kind == "swiglu_oai" else activate(gate, kind)
     if limit is not None:
         gate, up = mx.minimum(gate, limit), mx.clip(up, -limit, limit)
-    return gate * mx.sigmoid(1.702 * gate) * (up + 1)
+    return gate * up if kind != "swiglu_oai" else gate * mx.sigmoid(1.702 * gate) * (up + 1)
 
 
 def activate_projected(y: mx.array, kind: str | None, gated: bool, limit: float | None) -> mx.array:

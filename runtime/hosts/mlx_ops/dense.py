@@ -7,6 +7,7 @@ from mlxr.compiler.ir.ops.elementwise import (
     Activation,
     Add,
     Clamp,
+    ClampedGate,
     Multiply,
     MultiplyColumns,
     Scale,
@@ -60,6 +61,13 @@ def activation(inputs: Inputs, attrs: Activation, arena: ArenaLayer | None = Non
 def multiply(inputs: Inputs, attrs: Multiply, arena: ArenaLayer | None = None) -> Outputs:
     """The elementwise product a * b."""
     return {"out": (f32(inputs["a"]) * f32(inputs["b"])).astype(inputs["a"].dtype)}
+
+
+@evaluates(ClampedGate)
+def clamped_gate(inputs: Inputs, attrs: ClampedGate, arena: ArenaLayer | None = None) -> Outputs:
+    """The product of the function of a, at most the limit, and b within +- the limit."""
+    gated = activate_gated(f32(inputs["a"]), f32(inputs["b"]), attrs.kind, attrs.limit)
+    return {"out": gated.astype(inputs["a"].dtype)}
 
 
 @evaluates(SwigluOai)

@@ -109,7 +109,7 @@ def routed_projection(inputs: Inputs, attrs: RoutedProjection, arena: ArenaLayer
         del outputs["weights"]
     x = normalise_input(f32(inputs["x"]), inputs, attrs.norm)
     if "shared" in inputs:
-        y = activate_projected(x @ f32(inputs["shared"]).T, attrs.activation, attrs.gated, attrs.limit)
+        y = activate_projected(x @ f32(inputs["shared"]).T, attrs.activation, attrs.gated, attrs.shared_limit)
         outputs["shared_out"] = y.astype(MLX_DTYPES[str(attrs.dtype)])
     if "gate_weight" in inputs:
         outputs["shared_gate"] = x @ f32(inputs["gate_weight"]).T

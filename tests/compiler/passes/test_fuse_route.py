@@ -28,7 +28,7 @@ def test_rules(name: str) -> None:
     made = {port: value for port, value in route.outputs.items() if port == "experts" or not weighs}
     assert op.outputs == {"out": PROJECTED} | made
     attributes = graph.op(PROJECTED).attrs.attributes | route.attrs.attributes
-    assert op.attrs.attributes == attributes | {"weighs": weighs}
+    assert op.attrs.attributes == attributes | {"weighs": weighs, "shared_limit": None}
     check_same_numbers(source_graph(family_spec(name)), fused, family_spec(name))
 
 

@@ -123,7 +123,7 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     # networks
     (with_mlp("activation: ^swish"), "expected one of silu, gelu, gelu_tanh, relu, relu2, swiglu_oai", None),
     (with_mlp("activation: swiglu_oai, gated: ^false"), "swiglu_oai multiplies a gate with `up`", "gated to tr"),
-    (with_mlp("limit: ^7.0"), "only swiglu_oai has a limit; activation is silu", "remove it"),
+    (with_mlp("gated: false, limit: ^7.0"), "a gate and `up` have a limit, but gated is false", "remove it"),
     (
         with_mlp("experts: {count: 4, per_token: ^5, router: sigmoid}"),
         "per_token 5 is more than count 4",

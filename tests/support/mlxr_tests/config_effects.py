@@ -1,6 +1,6 @@
 """The effect of each key of config.json in each family's reference code: the cases, and the recorded results.
 
-`tests/families/record_config_effects.py` runs transformers (mlx-lm for the family that transformers lacks) on tiny
+`tests/families/record_config_effects.py` runs transformers (mlx-lm for the families that transformers lacks) on tiny
 models whose config.json differs from a base in one key, and writes the results to `data/config_effects.json`.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mlxr_tests import indexer_effects, latent_effects
+from mlxr_tests import indexer_effects, latent_effects, step_models
 from mlxr_tests.effect_values import LLAMA3, NUM_LAYERS, PARAMETERS, TURNS, VALUES, YARN
 
 Config = dict[str, Any]
@@ -229,11 +229,12 @@ FAMILIES: dict[str, Config] = {
     "smollm3": {"head_dim": None},
     "stablelm": _LAYER_NORM | {"head_dim": None, "partial_rotary_factor": 0.25},
     "starcoder2": {"norm_epsilon": 1e-5, "rms_norm_eps": None, "head_dim": None, "tie_word_embeddings": True},
+    "step3p5": step_models.EFFECTS,
 }
 """The keys in which each family's base differs from the common base; null removes a key."""
 
-OF_MLX_LM = ("internlm2",)
-"""Families that transformers lacks, and mlx-lm has."""
+OF_MLX_LM = ("internlm2", "step3p5")
+"""Families that transformers lacks (step3p5: has in a wrapper with images alone), and mlx-lm has."""
 
 
 class Change(NamedTuple):

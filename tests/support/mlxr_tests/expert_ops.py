@@ -10,7 +10,9 @@ CHOSEN: dict[str, Any] = {"num_experts": 4, "top_k": 2, "dtype": "bf16"}
 ROUTE: dict[str, Any] = {"top_k": 2, "router": "sigmoid", "normalise": True, "scale": 2.5}
 ROUTE |= {"groups": 1, "top_groups": 1, "judged_by": 1, "first_expert": None, "owned": None}
 UNGATED = {"weighs": False, "eps": None, "norm_kind": None, "activation": "relu2", "gated": False, "limit": None}
+UNGATED |= {"shared_limit": None}
 GATED = {"weighs": False, "eps": 0.1, "norm_kind": "rms", "activation": "silu", "gated": True, "limit": None}
+GATED |= {"shared_limit": None}
 
 
 def tokens(width: int, dtype: DType = F32) -> Tensor:

@@ -18,7 +18,7 @@ from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.tensor_rows import selected
-from mlxr_tests import config_effects, gemma_4_models, indexer_gguf, latent_gguf, mimo_models
+from mlxr_tests import config_effects, gemma_4_models, indexer_gguf, latent_gguf, mimo_models, step_models
 from mlxr_tests.family_models import WINDOW, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT
 
@@ -319,6 +319,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     **mimo_models.GGUF,
+    **step_models.GGUF,
     "gpt_oss": (
         "gpt_oss",
         "gpt-oss",
@@ -424,12 +425,13 @@ def _metadata(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
         "block_count": config["num_hidden_layers"],
         "feed_forward_length": next(config[key] for key in _WIDTHS if key in config),
         "attention.head_count": config["num_attention_heads"],
-        "attention.head_count_kv": config.get("num_key_value_heads", config["num_attention_heads"]),
+        "attention.head_count_kv": config.get("num_key_value_heads") or config["num_attention_heads"],
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
         "rope.dimension_count": head_dim,
-        "rope.freq_base": float(config.get("rope_theta", 10000.0)),
     }
+    if not isinstance(config.get("rope_theta"), list):  # which says it of each layer
+        base["rope.freq_base"] = float(config.get("rope_theta", 10000.0))
     if "rms_norm_eps" in config:
         base["attention.layer_norm_rms_epsilon"] = config["rms_norm_eps"]
     return base | extra

@@ -16,6 +16,7 @@ from mlx_lm.utils import MODEL_REMAPPING, save_model
 from mlxr_tests import latent_models
 from mlxr_tests.gemma_4_models import GEMMA_4
 from mlxr_tests.mimo_models import MIMO_V2
+from mlxr_tests.step_models import STEP
 
 Module = Any  # mlx.nn has no annotations
 Config = dict[str, Any]
@@ -428,6 +429,7 @@ CONFIGS: dict[str, Config] = {
     },
     "laguna": _HEADS | _LAGUNA,
     **MIMO_V2,
+    **STEP,
     "gpt_oss": _HEADS
     | _LAYERS
     | {

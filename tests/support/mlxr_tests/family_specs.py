@@ -212,6 +212,18 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
     "gelu": _mlp(activation="gelu"),
     "relu": _mlp(activation="relu"),
     "xielu": _mlp(activation="xielu", gated=False, bias=True),
+    "clamped-gate": _mlp(limit=0.3),
+    "experts-clamped": {
+        "model__num_layers": 4,
+        **_experts(router="sigmoid", shared={"intermediate_size": 40}),
+        "model__layer_types": {
+            "dense": {"mlp": {"intermediate_size": 104, "limit": 0.4, "experts": None}},
+            "both": {"mlp": {"limit": 0.3, "shared_limit": 0.5}},
+            "shared": {"mlp": {"shared_limit": 0.5}},
+            "chosen": {"mlp": {"limit": 0.3, "shared_limit": 0.0}},
+        },
+        "model__layer_pattern": ["dense", "both", "shared", "chosen"],
+    },
     "swiglu-oai": _mlp(activation="swiglu_oai", limit=0.7, bias=True),
     # mixtures of experts
     "experts-softmax-topk": _experts(normalise=False),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mlxr_tests import step_models
 from mlxr_tests.config_effects import numbers
 
 Config = dict[str, Any]
@@ -331,6 +332,7 @@ CONFIGS: dict[str, Config] = {
         "vision_config": _QWEN | {"model_type": "qwen2_5_vl", "fullatt_block_indexes": [0]},
         "tie_word_embeddings": False,
     },
+    "step3p7": step_models.wrapped(_TEXT),
 }
 """Cases by name; the text before the comma is the whole's `model_type`."""
 

@@ -187,6 +187,8 @@ def lower_experts(lowering: CpuLowering, op: Op, attrs: ExpertProduct) -> None:
         fields["max_rows"] = lowering.phase_tokens
     gate = DType.F32 if "shared_gate" in op.inputs else None
     of_shared = replace(fields["epilogue"], bias=None, residual=combine, gate=gate)
+    if isinstance(attrs, RoutedProjection):
+        of_shared = replace(of_shared, limit=attrs.shared_limit)
     label = f"experts_{weight_label(lowering, op)}"
     if route is not None:
         label = f"routed_{label}"

@@ -128,8 +128,13 @@ def expert_fields(lowering: MetalLowering, op: Op, choice: Choice) -> ExpertFiel
         "top_k": experts.top_k,
         "skips": experts.routed(lowering.graph.use(op)) > experts.num_experts,
         "weighs": "weights" in op.inputs or (isinstance(experts, RoutedProjection) and experts.weighs),
-        "shared": shared_matrix(lowering, op, epilogue, g) if "shared" in op.inputs else None,
+        "shared": shared_matrix(lowering, op, _of_shared(epilogue, experts), g) if "shared" in op.inputs else None,
     }
+
+
+def _of_shared(epilogue: Epilogue, experts: ExpertProduct) -> Epilogue:
+    """The steps after the sums of a shared expert."""
+    return replace(epilogue, limit=experts.shared_limit) if isinstance(experts, RoutedProjection) else epilogue
 
 
 def shared_matrix(

@@ -135,7 +135,7 @@ def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjec
     kernel = replace(kernel, label="routed_experts", shared=None)
     grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
     lowering.emit(op, kernel, grid, when=TOGETHER, chosen=chosen)
-    finish, norm = attrs.finish, attrs.norm
+    finish, norm = attrs.shared_finish, attrs.norm
     first = Projection(attrs.dtype, activation=finish.activation, gated=finish.gated, limit=finish.limit)
     if norm is not None:
         first = replace(first, norm_kind=norm.kind, eps=norm.eps)
