@@ -3,6 +3,7 @@
 from dataclasses import KW_ONLY, dataclass
 
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.op_kind import RopeLayout
 from mlxr.compiler.schedule.kernel import Port, round_up
 from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.kernel_parts.matrix_kernel import MatrixKernel
@@ -26,6 +27,36 @@ class ExpertRows:
 
 
 @dataclass(frozen=True)
+class HeadRows:
+    """The rows of x by head: columns of a head are multiplied by a matrix of its own, and others behind them rotated.
+
+    Attributes:
+        num_heads: heads of x, and of the weight, which has the rows of all, one head after the other.
+        head_columns: columns from one head of x to the next.
+        activation: element type of x.
+        frequencies: of the columns that are rotated; empty: there are none.
+        rope_layout, rope_scale: see `RopeKernel`.
+    """
+
+    num_heads: int
+    head_columns: int
+    activation: DType
+    frequencies: tuple[float, ...]
+    rope_layout: RopeLayout
+    rope_scale: float
+
+    @property
+    def rotary_dim(self) -> int:
+        """Columns of a head that are rotated."""
+        return 2 * len(self.frequencies)
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of what is rotated: all of the rest of a head."""
+        return self.rotary_dim
+
+
+@dataclass(frozen=True)
 class ProjectionKernel(MatrixKernel):
     """Base of the kernels of projections: one for one row of x, and others for several or for many.
 
@@ -34,6 +65,7 @@ class ProjectionKernel(MatrixKernel):
         tile: rows of x per threadgroup; 1: the kernel computes a single row.
         x_columns: columns of x, of which the first `in_features` are multiplied; 0: it has no others.
         experts: the order of the rows, if each is multiplied by an expert of its own; None: by the whole weight.
+        heads: the heads, if each is multiplied by a matrix of its own; None: by the whole weight.
     """
 
     gather: bool
@@ -41,6 +73,7 @@ class ProjectionKernel(MatrixKernel):
     x_columns: int = 0
     _: KW_ONLY
     experts: ExpertRows | None = None
+    heads: HeadRows | None = None
 
     @property
     def x_width(self) -> int:
@@ -62,6 +95,8 @@ class ProjectionKernel(MatrixKernel):
             ports += [("weights", DType.F32)] if self.experts.weighs else []
         elif self.tile > 1:
             ports.append(("dims", DType.U32))
+        if self.heads and self.heads.frequencies:
+            ports.append(("positions", DType.I32))
         return (*ports, *self.added.ports) if self.added else tuple(ports)
 
     @property
@@ -100,6 +135,11 @@ class ProjectionKernel(MatrixKernel):
         """See `MatrixKernel.more_loads`."""
         types = (self.activation, *self.added.types.values()) if self.added else ()
         return tuple((str(dtype), 4) for dtype in types)
+
+    @property
+    def of_head(self) -> int:
+        """Columns from one head's result to the next."""
+        return self.out_features + (self.heads.rotary_dim if self.heads else 0)
 
     @property
     def count(self) -> str:
@@ -144,7 +184,11 @@ class ProjectionKernel(MatrixKernel):
             rows.append(f"order      [{of_choices}] i32: choices by expert")
             rows.append("tiles      [tiles, 3] i32: expert, its first row in the order, and the row after its last")
             rows += [f"weights    [{of_choices}] f32"] if experts.weighs else []
-        rows.append(f"out        [{of_choices or self.count}, {self.out_features}] {e.out}")
+        out = f"{of_choices or self.count}, {self.out_features}"
+        if self.heads:
+            rows += ["positions  [tokens] i32"] if self.heads.frequencies else []
+            out = f"tokens, {self.heads.num_heads}, {self.of_head}"
+        rows.append(f"out        [{out}] {e.out}")
         return "".join(f"//   {row}\n" for row in rows)
 
 

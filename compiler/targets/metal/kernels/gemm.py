@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
-from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, ProjectionKernel
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, HeadRows, ProjectionKernel
 
 GEMM_TILE, GEMM_ROWS, GEMM_SIMDGROUPS = 32, 64, 4
 """Rows of x and of the weight that a threadgroup multiplies, and its simdgroups."""
@@ -36,7 +36,7 @@ class GemmKernel(ProjectionKernel):
         return ((self.tile + self.rows) * self.stride + 2 * self.tile) * 4
 
 
-def gemm(p: ProjectionFacts, experts: ExpertRows | None = None) -> GemmKernel:
+def gemm(p: ProjectionFacts, experts: ExpertRows | None = None, heads: HeadRows | None = None) -> GemmKernel:
     """The kernel of a projection."""
     return GemmKernel(
         label=f"{p.label}_gemm",
@@ -47,6 +47,7 @@ def gemm(p: ProjectionFacts, experts: ExpertRows | None = None) -> GemmKernel:
         simdgroups=GEMM_SIMDGROUPS,
         tile=GEMM_TILE,
         experts=experts,
+        heads=heads,
     )
 
 

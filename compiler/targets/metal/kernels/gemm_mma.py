@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.targets.metal.kernel_parts.kernel import piece_of
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
-from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, ProjectionKernel
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, HeadRows, ProjectionKernel
 from mlxr.compiler.targets.metal.kernels.gemm import GEMM_COLUMNS, GEMM_ROWS, GEMM_SIMDGROUPS
 
 GEMM_MMA_TILE = 64
@@ -39,7 +39,7 @@ class GemmMmaKernel(ProjectionKernel):
         return self.unroll * (self.tile + self.rows) * GEMM_COLUMNS * self.activation.size_bytes
 
 
-def gemm_mma(p: ProjectionFacts, experts: ExpertRows | None = None) -> GemmMmaKernel:
+def gemm_mma(p: ProjectionFacts, experts: ExpertRows | None = None, heads: HeadRows | None = None) -> GemmMmaKernel:
     """The kernel of a projection.
 
     It takes 32 to 128 columns at once, as many as divide a row, so that their loads are in flight together.
@@ -48,9 +48,11 @@ def gemm_mma(p: ProjectionFacts, experts: ExpertRows | None = None) -> GemmMmaKe
         label=f"{p.label}_gemm_mma",
         norm=None,
         **p.fields,
+        x_columns=0 if p.norm else p.x_columns,
         outs=GEMM_ROWS // p.epilogue.halves,
         simdgroups=GEMM_SIMDGROUPS,
         unroll=next(n for n in (4, 2, 1) if p.layout.columns % (n * GEMM_COLUMNS) == 0),
         tile=GEMM_MMA_TILE,
         experts=experts,
+        heads=heads,
     )

@@ -11,11 +11,15 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import RopeLayout
 from mlxr.compiler.ir.ops.latent import HeadMatrices, HeadProduct, LatentQueries
 from mlxr.compiler.ir.tensor import Tensor
-from mlxr.compiler.schedule.geometry import OneRow
+from mlxr.compiler.schedule.geometry import OneRow, UnpackedTiles
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.kernel_parts.matrix_kernel import MatrixKernel
+from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import HeadRows, ProjectionKernel
+from mlxr.compiler.targets.metal.kernels.gemm import GEMM_COLUMNS, gemm
+from mlxr.compiler.targets.metal.kernels.gemm_mma import gemm_mma
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 _IGNORED = OneRow.names("mma", "split", "unroll")
@@ -89,8 +93,53 @@ class HeadProductKernel(MatrixKernel):
 
 @lowers(HeadProduct, LatentQueries)
 def lower_head_product(lowering: MetalLowering, op: Op, attrs: HeadMatrices) -> None:
-    """Adds the launch of the products of all heads and tokens."""
-    launch_heads(lowering, op, attrs, {"x": op.inputs["x"], "weight": op.inputs["weight"], "out": op.out})
+    """Adds the launch of the products of all heads and tokens, and that of many tokens, which share each matrix."""
+    names = {"x": op.inputs["x"], "weight": op.inputs["weight"], "out": op.out}
+    kernel = heads_kernel(lowering, op, attrs, names["weight"], lowering.value(op, "x").tensor)
+    choice = _choice(lowering, kernel.label, kernel.layout, attrs)
+    unpacked, most = choice.geometry.many_rows.unpacked, lowering.limits["tokens"]
+    if lowering.deterministic or not _can_tile(kernel) or unpacked.min_rows > most:
+        launch_heads(lowering, op, attrs, names)
+        return
+    if unpacked.min_rows > 1:
+        launch_heads(lowering, op, attrs, names, Condition(dim="tokens", maximum=unpacked.min_rows - 1))
+    facts = ProjectionFacts(
+        label=kernel.label,
+        out_features=kernel.out_features,
+        layout=kernel.layout,
+        activation=kernel.activation,
+        norm=None,
+        epilogue=kernel.epilogue,
+        gather=False,
+        one_row_alone=False,
+        dim="tokens",
+        most_rows=most,
+        deterministic=False,
+        choice=choice,
+        x_columns=kernel.x_width,
+    )
+    rows = HeadRows(
+        kernel.num_heads,
+        kernel.head_columns,
+        kernel.activation,
+        kernel.frequencies,
+        kernel.rope_layout,
+        kernel.rope_scale,
+    )
+    with_mma = bool(unpacked.mma) and kernel.activation.is_16_bit
+    tiles: ProjectionKernel = gemm_mma(facts, heads=rows) if with_mma else gemm(facts, heads=rows)
+    grid = (
+        Extent(times=tiles.threadgroups + (1 if rows.frequencies else 0)),
+        Extent(times=rows.num_heads, dim="tokens", per=tiles.tile),
+    )
+    many = Condition(dim="tokens", minimum=unpacked.min_rows)
+    lowering.emit(op, tiles, grid, names | {"dims": "dims"}, when=many, chosen=choice.sizes(UnpackedTiles))
+
+
+def _can_tile(kernel: HeadProductKernel) -> bool:
+    """Whether columns are whole tiles, and each head of x begins at a multiple of 16 bytes."""
+    aligned = all(width % 8 == 0 for width in (kernel.x_width, kernel.head_columns))
+    return aligned and kernel.in_features % GEMM_COLUMNS == 0
 
 
 def launch_heads(
