@@ -1,4 +1,4 @@
-// latent_decode_901b4011
+// latent_decode_af0fe39a
 // small spec of a test
 //
 // Decode: all of latent attention between its projections, in one launch. A threadgroup has 1 query head of a sequence.
@@ -102,7 +102,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void latent_decode_901b4011(
+[[kernel]] void latent_decode_af0fe39a(
   const device bfloat16_t* q [[buffer(0)]],
   const device bfloat16_t* kv [[buffer(1)]],
   const device float* kv_norm [[buffer(2)]],
@@ -171,9 +171,13 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     const uint head = min(first_head + h, 5u);
     const device bfloat16_t* input = q + (ulong)t * 240u + head * 40u;
     threadgroup float* target = (threadgroup float*)turned + h * 88u;
-    for (uint first = simdgroup_index_in_threadgroup * 8u; first < 72u; first += 64u) {
+    for (uint base = simdgroup_index_in_threadgroup * 32u; base < 72u; base += 256u) {
       const uint end = 72u;
       const uint head_row = head * 72u;
+      // 8 lanes to a row; those past the last row repeat others.
+      const uint own = base + thread_index_in_simdgroup / 8u * 8u;
+      const uint first = own < end ? own : base;
+      const uint lane = thread_index_in_simdgroup % 8u;
   float4 sums[8];
 #pragma unroll
   for (uint r = 0; r < 8u; r++) {
@@ -209,15 +213,18 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       }
     }
   }
-  // Lane r keeps row r, so that the epilogue runs in parallel.
   float y = 0.0f;
 #pragma unroll
   for (uint r = 0; r < 8u; r++) {
-    const float total = simd_sum(sum4(sums[r]));
+    float total = sum4(sums[r]);
+#pragma unroll
+    for (ushort offset = 4; offset > 0; offset /= 2) {
+      total += simd_shuffle_xor(total, offset);
+    }
     y = lane == r ? total : y;
   }
       const uint o = first + lane;
-      if (lane < 8u && o < end) {
+      if (lane < 8u && o < end && own < end) {
         target[o] = y * factor;
       }
     }
@@ -415,9 +422,13 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const threadgroup float* input = (const threadgroup float*)attended;
     device bfloat16_t* target = out + ((ulong)t * 6u + first_head) * 32u;
-    for (uint first = simdgroup_index_in_threadgroup * 8u; first < 32u; first += 64u) {
+    for (uint base = simdgroup_index_in_threadgroup * 16u; base < 32u; base += 128u) {
       const uint end = 32u;
       const uint head_row = first_head * 32u;
+      // 16 lanes to a row; those past the last row repeat others.
+      const uint own = base + thread_index_in_simdgroup / 16u * 8u;
+      const uint first = own < end ? own : base;
+      const uint lane = thread_index_in_simdgroup % 16u;
   float4 sums[8];
 #pragma unroll
   for (uint r = 0; r < 8u; r++) {
@@ -453,15 +464,18 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       }
     }
   }
-  // Lane r keeps row r, so that the epilogue runs in parallel.
   float y = 0.0f;
 #pragma unroll
   for (uint r = 0; r < 8u; r++) {
-    const float total = simd_sum(sum4(sums[r]));
+    float total = sum4(sums[r]);
+#pragma unroll
+    for (ushort offset = 8; offset > 0; offset /= 2) {
+      total += simd_shuffle_xor(total, offset);
+    }
     y = lane == r ? total : y;
   }
       const uint o = first + lane;
-      if (lane < 8u && o < end) {
+      if (lane < 8u && o < end && own < end) {
         target[o] = (bfloat16_t)y;
       }
     }

@@ -1,4 +1,4 @@
-// latent_reduce_9e22f148
+// latent_reduce_1ea6763c
 // small spec of a test
 //
 // Split-KV reduction of latent attention: merges the partitions of each query head by their maxima, and multiplies the
@@ -54,7 +54,7 @@ inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(r
 
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void latent_reduce_9e22f148(
+[[kernel]] void latent_reduce_1ea6763c(
   const device float* partial [[buffer(0)]],
   const device float* stats [[buffer(1)]],
   const device bfloat16_t* v_b [[buffer(2)]],
@@ -95,9 +95,13 @@ inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(r
   threadgroup_barrier(mem_flags::mem_threadgroup);
     const threadgroup float* input = (const threadgroup float*)attended;
     device bfloat16_t* target = out + ((ulong)sequence * 6u + head) * 32u;
-    for (uint first = simdgroup_index_in_threadgroup * 8u; first < 32u; first += 64u) {
+    for (uint base = simdgroup_index_in_threadgroup * 16u; base < 32u; base += 128u) {
       const uint end = 32u;
       const uint head_row = head * 32u;
+      // 16 lanes to a row; those past the last row repeat others.
+      const uint own = base + thread_index_in_simdgroup / 16u * 8u;
+      const uint first = own < end ? own : base;
+      const uint lane = thread_index_in_simdgroup % 16u;
   float4 sums[8];
 #pragma unroll
   for (uint r = 0; r < 8u; r++) {
@@ -133,15 +137,18 @@ inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(r
       }
     }
   }
-  // Lane r keeps row r, so that the epilogue runs in parallel.
   float y = 0.0f;
 #pragma unroll
   for (uint r = 0; r < 8u; r++) {
-    const float total = simd_sum(sum4(sums[r]));
+    float total = sum4(sums[r]);
+#pragma unroll
+    for (ushort offset = 8; offset > 0; offset /= 2) {
+      total += simd_shuffle_xor(total, offset);
+    }
     y = lane == r ? total : y;
   }
       const uint o = first + lane;
-      if (lane < 8u && o < end) {
+      if (lane < 8u && o < end && own < end) {
         target[o] = (bfloat16_t)y;
       }
     }
