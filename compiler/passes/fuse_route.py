@@ -18,8 +18,8 @@ class FuseRoute:
     Every reader of the logits makes the same choice, so that no launch has to make it for the others. That pays for the
     few tokens of a decode step.
 
-    Does not fire when the experts are not read by exactly one expert_projection, when weights of rule 2 are read
-    elsewhere, or when experts have factors of their weights.
+    Does not fire when the experts are not read by exactly one expert_projection, or when weights of rule 2 are read
+    elsewhere, or have factors.
     """
 
     name: str = "fuse_route"
@@ -30,10 +30,10 @@ class FuseRoute:
         for route, attrs in graph.ops_of(Route):
             readers = graph.consumers(route.outputs["experts"])
             projections = [op for op in readers if type(op.attrs) is ExpertProjection]
-            if len(projections) != 1 or "scales" in route.inputs:
+            if len(projections) != 1:
                 continue
-            weights = route.outputs["weights"]
-            if "weights" in projections[0].inputs and graph.sole_consumer(weights) is None:
+            alone = graph.sole_consumer(route.outputs["weights"]) is not None and "scales" not in route.inputs
+            if "weights" in projections[0].inputs and not alone:
                 continue
             edits.replace(projections[0], _routed(projections[0], route, attrs))
             edits.replace(route)
@@ -46,8 +46,8 @@ def _routed(projection: Op, route: Op, attrs: Route) -> Op:
     chosen = {field.name: getattr(attrs, field.name) for field in fields(Route)}
     inputs = {port: name for port, name in projection.inputs.items() if port not in ("experts", "weights")}
     inputs["logits"] = route.inputs["x"]
-    if "bias" in route.inputs:
-        inputs["selection_bias"] = route.inputs["bias"]
+    ports = {"bias": "selection_bias", "scales": "expert_scales"}
+    inputs |= {name: route.inputs[port] for port, name in ports.items() if port in route.inputs}
     weighs = "weights" in projection.inputs
     outputs = {port: name for port, name in route.outputs.items() if port == "experts" or not weighs}
     return replace(

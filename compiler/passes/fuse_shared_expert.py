@@ -18,6 +18,9 @@ class FuseSharedExpert:
     2. The same where the last projection has a gate, which is linear(x, weight) -> shared_gate = routed_projection(x,
        gate_weight = weight).
 
+    3. projection(projection(x, first), last) beside expert_combine(y), where y = routed_projection(x) -> the same, but
+       the shared expert's result is one of its own; the norms of x may have different weights.
+
     Does not fire when a value in between is read elsewhere, when the first projections differ in the norm of x, the
     activation (of swiglu_oai also its limit) or the type of their results, when the last ones differ in the scale of
     the residual, or when a projection of the shared expert does anything else.
@@ -31,6 +34,11 @@ class FuseSharedExpert:
         for last, _ in graph.ops_of(Projection):
             if "residual" in last.inputs and edits.untouched(last):
                 self._fuse(edits, last)
+        for routed, _ in graph.ops_of(RoutedProjection):
+            combine = graph.sole_consumer(routed.out)
+            apart = _apart(graph, routed, combine) if combine and edits.untouched(routed, combine) else None
+            if combine is not None and apart is not None and edits.untouched(*apart):
+                _fuse_apart(edits, routed, combine, *apart)
         return edits.result()
 
     def _fuse(self, edits: Edits, last: Op) -> None:
@@ -62,6 +70,35 @@ class FuseSharedExpert:
         edits.replace(last, replace(last, attrs=combine.attrs, inputs=sums))
 
 
+def _apart(graph: OpGraph, routed: Op, combine: Op) -> tuple[Op, Op] | None:
+    """The two products of a shared expert that reads what the chosen ones read, and whose result is not added here."""
+    if not isinstance(combine.attrs, ExpertCombine) or {"residual", "shared"} & combine.inputs.keys():
+        return None
+    for first in graph.consumers(routed.inputs["x"]):
+        last = graph.sole_consumer(first.out) if isinstance(first.attrs, Projection) else None
+        if last is None or not isinstance(last.attrs, Linear | Projection) or last.inputs.keys() != {"x", "weight"}:
+            continue
+        plain = as_projection(last).attrs == Projection(combine.attrs.dtype)
+        alike = graph.value(last.out).shape == graph.value(combine.out).shape
+        if plain and alike and _begins_alike(first, routed, same_norm=False):
+            return first, last
+    return None
+
+
+def _fuse_apart(edits: Edits, routed: Op, combine: Op, first: Op, last: Op) -> None:
+    inputs, attrs = {"shared": first.inputs["weight"]}, combine.attrs_as(ExpertCombine)
+    if first.inputs.get("norm") != routed.inputs.get("norm"):
+        inputs["shared_norm"] = first.inputs["norm"]
+    outputs = routed.outputs | {"shared_out": first.out}
+    chosen = replace(routed.attrs_as(RoutedProjection), shared_limit=first.attrs_as(Projection).limit)
+    edits.replace(routed, replace(routed, attrs=chosen, inputs=routed.inputs | inputs, outputs=outputs))
+    sums = combine.inputs | {"shared_x": first.out, "shared": last.inputs["weight"]}
+    results = combine.outputs | {"shared_out": last.out}
+    edits.replace(combine, replace(combine, attrs=replace(attrs, shared_apart=True), inputs=sums, outputs=results))
+    edits.replace(first)
+    edits.replace(last)
+
+
 def _is_plain(last: Op, combine: Op) -> bool:
     """Whether the last projection is nothing but a product that is added to the sum, scaled as that is."""
     attrs, sums = last.attrs_as(Projection), combine.attrs_as(ExpertCombine)
@@ -72,12 +109,18 @@ def _is_plain(last: Op, combine: Op) -> bool:
     )
 
 
-def _begins_alike(first: Op, routed: Op) -> bool:
-    """Whether the shared expert's first projection is that of the chosen ones, with another weight and without bias."""
+def _begins_alike(first: Op, routed: Op, *, same_norm: bool = True) -> bool:
+    """Whether the shared expert's first projection is that of the chosen ones, with another weight and without bias.
+
+    Unless `same_norm`, the weights of their norms may be different.
+    """
     attrs, of = first.attrs_as(Projection), routed.attrs_as(RoutedProjection)
     limit = of.limit if of.activation == "swiglu_oai" else attrs.limit
     same = Projection(of.dtype, of.eps, of.norm_kind, of.activation, of.gated, limit)
-    return attrs == same and _reads(first) == _reads(routed) and first.inputs.keys() <= {"x", "weight", *_NORM}
+    alike = _reads(first) == _reads(routed)
+    if not same_norm and not alike:
+        alike = _reads(first).keys() == _reads(routed).keys() == {"x", "norm"}
+    return attrs == same and alike and first.inputs.keys() <= {"x", "weight", *_NORM}
 
 
 def _is_gate_of(gate: Op, routed: Op) -> bool:

@@ -4,8 +4,7 @@ Norms of queries and keys are one more where they are of all heads together, lay
 On GPUs the shared expert of several sequences has two launches of its own, which read its weights once for all of them.
 A gate of heads is one more where the heads are no multiple of 8: its rows do not join those of Q, K and V then.
 Latent attention has one more where queries have two products. A vector of a layer has two more, its gate and its
-projection. Experts with norms of their own (Gemma 4) have three more: their choice, and the shared expert's two
-products, which stand apart.
+projection.
 """
 
 from pathlib import Path
@@ -45,8 +44,6 @@ def test_launches_of_a_decode_layer(case: str, tmp_path: Path) -> None:
             most += gate is not None and gate.scope == "head" and attention.num_heads % 8 != 0
             most += attention.latent is not None and attention.latent.q_rank is not None
             most += 2 * (spec.model.layer_embeddings is not None)
-            experts = spec.model.layer(layer).mlp.experts
-            most += 3 * (experts is not None and experts.own_norms)
             for sequences in {1, min(3, spec.cache.max_sequences)}:
                 dims = decode_dims(sequences, 20)
                 apart = target == "metal" and sequences > 1 and _has_shared(spec, layer)

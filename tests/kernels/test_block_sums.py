@@ -95,3 +95,17 @@ def test_rows_of_matrix_instructions_are_sums_first() -> None:
     for op in (QKV, GATED):
         run(bench, op, 5)
     assert {"norm", "normalise", "qkv_mma8", "gate_up_mma8"} <= set(bench.launches)
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "split"),
+    few_of(["gated", "summed"], ["f32", "bf16", "f16"], [1, 4]),
+)
+def test_experts_beside_a_network_with_a_norm_of_its_own(op: str, dtype: str, split: int) -> None:
+    """The choice with its factors, and both networks' first and last products, each into a value of its own."""
+    changes = {"weights": {"default": dtype, "norm": "f32"}, "activation_dtype": dtype, "cache__max_sequences": 4}
+    geometry = Geometry.of(matvec_split=split, matvec_simdgroups=4, matvec_outputs=2)
+    bench = OpBench(compiled(family_spec("experts-own-norms", **changes), geometry))
+    run(bench, f"layers.0.mlp.experts.{op}", 1)
+    assert set(bench.launches) == {"routed_experts_shared" if op == "gated" else "experts_down_shared"}
+    run(bench, f"layers.0.mlp.experts.{op}", 3)

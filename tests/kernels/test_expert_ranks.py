@@ -70,7 +70,9 @@ def by_reference(first, owned, weights, logits, x):
     plain = {"eps": None, "norm_kind": None, "limit": None}
     y = evaluate("expert_projection", inputs, attrs | plain | UP)["out"]
     inputs = {"x": y, "weight": mx.array(weights.down.reshape(-1, WIDTH)), "bias": mx.array(weights.bias.reshape(-1))}
-    return floats(evaluate("expert_combine", inputs | routed, attrs | {"residual_scale": 1.0})["out"])
+    return floats(
+        evaluate("expert_combine", inputs | routed, attrs | {"residual_scale": 1.0, "shared_apart": False})["out"]
+    )
 
 
 def by_metal(first, owned, weights, logits, x):

@@ -281,6 +281,9 @@ class RoutedProjection(ExpertProjection):
         router, normalise, scale, groups, top_groups, judged_by, first_expert, owned: see `Route`.
         weighs: whether x is multiplied by the chosen expert's weight; then the weights are no result.
         shared_limit: as `limit`, of the shared expert.
+
+    The weights are multiplied by their experts' `expert_scales`. A shared expert may have a norm of its own, whose
+    weight is `shared_norm`.
     """
 
     name = "routed_projection"
@@ -289,7 +292,7 @@ class RoutedProjection(ExpertProjection):
         "each, and act(norm(x) @ shared.T)"
     )
     inputs = ("x", "weight", "logits")
-    optional = ("selection_bias", "norm", "norm_bias", "bias", *SHARED_WEIGHTS)
+    optional = ("selection_bias", "expert_scales", "norm", "norm_bias", "bias", "shared_norm", *SHARED_WEIGHTS)
     outputs = ("out", "experts")
     optional_outputs = ("weights", "shared_out", "shared_gate")
 
@@ -321,12 +324,18 @@ class RoutedProjection(ExpertProjection):
         Gives experts and weights as `Route` does, out [tokens, top_k * F'], shared_out [tokens, S'], shared_gate
         [tokens, 1] of the row gate_weight [1, K].
         """
-        routed = {"x": t["logits"]} | ({"bias": t["selection_bias"]} if "selection_bias" in t else {})
+        ports = {"bias": "selection_bias", "scales": "expert_scales"}
+        routed = {"x": t["logits"]} | {name: t[port] for name, port in ports.items() if port in t}
+        require("expert_scales" not in t or not self.weighs, "expert_scales are bound, but weights are no result")
         outputs = self.route.infer(routed)
         outputs |= super().infer({**t, "experts": outputs["experts"]})
         if self.weighs:
             del outputs["weights"]
         (rows, width), gate = matrix(t, "x"), t.get("gate_weight")
+        require_vector(t, "shared_norm", width)
+        if "shared_norm" in t:
+            plain = "norm" in t and "norm_bias" not in t and gate is None
+            require(plain, "shared_norm is bound, but norm is not, or norm_bias or gate_weight")
         if "shared" in t:
             features, columns = weight_matrix(t, "shared")
             require(columns == width, f"shared has {columns} columns, x has {width}")
@@ -348,6 +357,7 @@ class ExpertCombine(ExpertProduct):
     Attributes:
         num_experts, top_k, dtype: see `ExpertProduct`.
         residual_scale: see `Finish`.
+        shared_apart: whether the shared expert's result is `shared_out`, and no addend.
     """
 
     name = "expert_combine"
@@ -357,9 +367,11 @@ class ExpertCombine(ExpertProduct):
     )
     inputs = ("x", "weight", "experts")
     optional = ("weights", "bias", "residual", "shared_x", "shared", "shared_gate")
+    optional_outputs = ("shared_out",)
     stages = FUSED_STAGES
 
     residual_scale: float = 1.0
+    shared_apart: bool = False
 
     @property
     def finish(self) -> Finish:
@@ -374,11 +386,12 @@ class ExpertCombine(ExpertProduct):
         out = Tensor((rows, features), self.dtype)
         require_residual(t, out)
         self._check_shared(t, rows, features)
-        return {"out": out}
+        return {"out": out, "shared_out": out} if self.shared_apart else {"out": out}
 
-    @staticmethod
-    def _check_shared(t: Tensors, rows: Dim, features: int) -> None:
+    def _check_shared(self, t: Tensors, rows: Dim, features: int) -> None:
         require(("shared" in t) == ("shared_x" in t), "shared and shared_x are given together")
+        alone = "shared" in t and not {"shared_gate", "residual"} & t.keys()
+        require(alone or not self.shared_apart, "shared_apart, but no shared, or with shared_gate or residual")
         if "shared" in t:
             own, width = weight_matrix(t, "shared"), matrix(t, "shared_x")[1]
             require(own == (features, width), f"shared is {list(own)}; expected {[features, width]}")

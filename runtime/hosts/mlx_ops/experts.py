@@ -101,13 +101,15 @@ def expert_projection(inputs: Inputs, attrs: ExpertProjection, arena: ArenaLayer
 @evaluates(RoutedProjection)
 def routed_projection(inputs: Inputs, attrs: RoutedProjection, arena: ArenaLayer | None = None) -> Outputs:
     """The choice of experts, their first products, and those of a shared expert and of its gate, if there are any."""
-    bias = {"bias": inputs["selection_bias"]} if "selection_bias" in inputs else {}
-    outputs = route({"x": inputs["logits"]} | bias, attrs.route, arena)
+    ports = {"bias": "selection_bias", "scales": "expert_scales"}
+    more = {name: inputs[port] for name, port in ports.items() if port in inputs}
+    outputs = route({"x": inputs["logits"]} | more, attrs.route, arena)
     chosen = {"experts": outputs["experts"]} | ({"weights": outputs["weights"]} if attrs.weighs else {})
     outputs |= expert_projection({**inputs, **chosen}, attrs, arena)
     if attrs.weighs:
         del outputs["weights"]
-    x = normalise_input(f32(inputs["x"]), inputs, attrs.norm)
+    own = {"norm": inputs["shared_norm"]} if "shared_norm" in inputs else {}
+    x = normalise_input(f32(inputs["x"]), {**inputs, **own}, attrs.norm)
     if "shared" in inputs:
         y = activate_projected(x @ f32(inputs["shared"]).T, attrs.activation, attrs.gated, attrs.shared_limit)
         outputs["shared_out"] = y.astype(MLX_DTYPES[str(attrs.dtype)])
@@ -127,6 +129,9 @@ def expert_combine(inputs: Inputs, attrs: ExpertCombine, arena: ArenaLayer | Non
     y = _sum(_multiply(x, inputs["weight"], bias, unweighed, attrs), inputs.get("weights"))
     if "shared" in inputs:
         shared = f32(inputs["shared_x"]) @ f32(inputs["shared"]).T
+        if attrs.shared_apart:
+            dtype = MLX_DTYPES[str(attrs.dtype)]
+            return {"out": y.astype(dtype), "shared_out": shared.astype(dtype)}
         y = y + (shared * mx.sigmoid(f32(inputs["shared_gate"])) if "shared_gate" in inputs else shared)
     return {"out": add_residual(y, inputs, attrs.residual_scale).astype(MLX_DTYPES[str(attrs.dtype)])}
 

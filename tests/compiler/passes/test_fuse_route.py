@@ -16,7 +16,10 @@ def before(name: str) -> OpGraph:
     return fires(FuseNorm(), fires(FuseMlp(), source_graph(family_spec(name))))
 
 
-@pytest.mark.parametrize("name", ["experts-normalised", "experts-sigmoid", "experts-groups", "experts-weighed-inputs"])
+@pytest.mark.parametrize(
+    "name",
+    ["experts-normalised", "experts-sigmoid", "experts-groups", "experts-weighed-inputs", "experts-own-norms"],
+)
 def test_rules(name: str) -> None:
     graph = before(name)
     fused = fires(FuseRoute(), graph)
@@ -24,6 +27,7 @@ def test_rules(name: str) -> None:
     op, route = fused.op(PROJECTED), graph.op("layers.0.mlp.routed")
     assert op.kind == "routed_projection" and op.inputs["logits"] == route.inputs["x"]
     assert op.inputs.get("selection_bias") == route.inputs.get("bias")
+    assert op.inputs.get("expert_scales") == route.inputs.get("scales")
     weighs = name == "experts-weighed-inputs"
     made = {port: value for port, value in route.outputs.items() if port == "experts" or not weighs}
     assert op.outputs == {"out": PROJECTED} | made

@@ -40,6 +40,22 @@ def test_rules(name: str) -> None:
     check_same_numbers(source_graph(spec), fused, spec)
 
 
+def test_rule_3_keeps_the_results_apart_and_the_norms_too() -> None:
+    spec, graph = family_spec("experts-own-norms"), before("experts-own-norms")
+    fused = fires(FuseSharedExpert(), graph)
+    first, last = fused.op(f"{PREFIX}.experts.gated"), fused.op(f"{PREFIX}.experts.summed")
+    assert (first.inputs["norm"], first.inputs["shared_norm"]) == (f"{PREFIX}.experts.norm", f"{PREFIX}.norm")
+    assert last.outputs["shared_out"] == f"{PREFIX}.shared.down_projected" and last.attrs.attributes["shared_apart"]
+    assert not any(op.name.startswith(f"{PREFIX}.shared.") for op in fused.ops)
+    check_same_numbers(source_graph(spec), fused, spec)
+
+
+@pytest.mark.parametrize("value", [FIRST, f"{PREFIX}.experts.gated"])
+def test_rule_3_must_not_fire_when_a_value_is_read_elsewhere(value: str) -> None:
+    graph = before("experts-own-norms")
+    check_silent(FuseSharedExpert(), returning(graph, value, value.replace("layers.0", "layers.1")))
+
+
 def changed(graph: OpGraph, name: str, **attrs: Any) -> OpGraph:
     """The graph with other attributes of one op."""
     op = graph.op(name)

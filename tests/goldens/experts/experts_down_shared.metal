@@ -1,4 +1,4 @@
-// experts_down_shared_5a0c8220
+// experts_down_shared_93926a4c
 // small spec of a test
 //
 // out = residual + sum of weights * (x @ weight[expert].T + bias[expert]), over the 3 experts that a token's router chose.
@@ -40,7 +40,7 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
 
 
 // ---- kernel
-[[kernel]] void experts_down_shared_5a0c8220(
+[[kernel]] void experts_down_shared_93926a4c(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device int32_t* experts [[buffer(2)]],
@@ -55,13 +55,13 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint lane = thread_index_in_simdgroup;
+  const uint token = threadgroup_position_in_grid.y;
   const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 4u;
   const uint end = 48u;
 
   if (first >= end) {
     return;
   }
-  const uint token = threadgroup_position_in_grid.y;
   float4 mixed[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {

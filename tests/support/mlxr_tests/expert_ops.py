@@ -81,7 +81,7 @@ EXPERTS: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tenso
             "bias": matrix(192),
             "residual": tokens(48, BF16),
         },
-        CHOSEN | {"residual_scale": 0.5},
+        CHOSEN | {"residual_scale": 0.5, "shared_apart": False},
         {"out": tokens(48, BF16)},
     ),
     "expert_combine, with a shared expert": (
@@ -95,7 +95,7 @@ EXPERTS: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tenso
             "shared": matrix(48, 21),
             "shared_gate": tokens(1),
         },
-        CHOSEN | {"residual_scale": 1.0},
+        CHOSEN | {"residual_scale": 1.0, "shared_apart": False},
         {"out": tokens(48, BF16)},
     ),
     "routed_projection": (

@@ -44,6 +44,8 @@ class CpuExperts(CpuMatrixKernel):
         max_rows: the most tokens of a batch.
         route: the choice of experts, if this kernel makes it.
         shared, gate: what every token goes through: a shared expert's product, and the one that makes its gate.
+        shared_norm: whether the shared expert has weights of its own for the norm of x.
+        shared_apart: see `ExpertCombine`.
     """
 
     template = "experts.jinja"
@@ -55,6 +57,8 @@ class CpuExperts(CpuMatrixKernel):
     route: CpuRoute | None = None
     shared: CpuProjection | None = None
     gate: CpuProjection | None = None
+    shared_norm: bool = False
+    shared_apart: bool = False
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -68,6 +72,7 @@ class CpuExperts(CpuMatrixKernel):
         if self.route:
             params.append(Param("logits", "input"))
             params += [Param("selection_bias", "vector")] if self.route.bias else []
+            params += [Param("expert_scales", "vector")] if self.route.scales else []
             results.append(Param("experts", "output_indices"))
             results += [] if self.weighs else [Param("weights", "output")]
         else:
@@ -76,6 +81,8 @@ class CpuExperts(CpuMatrixKernel):
             params.append(Param("weights", "input"))
         if self.shared:
             params += [Param(f"s{index}", "matrix") for index in range(len(self.shared.segments))]
+            params += [Param("shared_norm", "vector")] if self.shared_norm else []
+            results += [Param("shared_out", "output")] if self.shared_apart else []
             if self.combine:
                 params.append(Param("shared_x", "input"))
                 params += [Param("shared_gate", "input")] if self.shared.epilogue.gate else []
@@ -113,7 +120,9 @@ class CpuExperts(CpuMatrixKernel):
         y, also = self._formula("weight * x" if self.weighs and not self.combine else "x", "[e]"), ""
         if self.combine:
             weight = "weight * " if self.weighs else ""
-            if self.shared:
+            if self.shared_apart:
+                also = "; shared_out = shared_x @ s0.T"
+            elif self.shared:
                 also = f" + {'sigmoid(shared_gate) * ' if self.shared.epilogue.gate else ''}shared_x @ s0.T"
             return f"{self.label}: out = sum over a token's experts e of {weight}({y}){also}{self._residual_formula}"
         if self.route:
@@ -132,6 +141,7 @@ class CpuExperts(CpuMatrixKernel):
             rows.append(f"residual [tokens, {n}] f32")
         if self.route:
             rows.append(f"logits   [tokens, {self.route.num_experts}] f32")
+            rows += [f"expert_scales [{self.route.num_experts}] f32"] if self.route.scales else []
         rows.append(f"experts  [tokens, {self.top_k}] i32")
         if self.weighs != (self.route is not None):
             rows.append(f"weights  [tokens, {self.top_k}] f32")
@@ -141,6 +151,8 @@ class CpuExperts(CpuMatrixKernel):
         if self.shared:
             width = self.shared.in_features if self.combine else self.shared.out_features
             rows.append(f"shared_{'x' if self.combine else 'out'} [tokens, {width}] f32")
+        rows += [f"shared_norm [{k}] f32"] if self.shared_norm else []
+        rows += [f"shared_out [tokens, {n}] f32"] if self.shared_apart else []
         if self.gate or (self.shared and self.shared.epilogue.gate):
             rows.append("shared_gate [tokens, 1] f32")
         rows.append(f"out      [tokens, {'' if self.combine else f'{self.top_k}, '}{n}] f32")
@@ -182,11 +194,13 @@ def lower_experts(lowering: CpuLowering, op: Op, attrs: ExpertProduct) -> None:
     if isinstance(attrs, RoutedProjection):
         has_bias = "selection_bias" in op.inputs
         route = route_kernel(op, attrs.route, lowering.width(op, "logits"), has_bias=has_bias)
+        route = replace(route, scales="expert_scales" in op.inputs)
         fields["max_rows"] = lowering.phase_tokens
     if "shared" in op.inputs:
         fields["max_rows"] = lowering.phase_tokens
     gate = DType.F32 if "shared_gate" in op.inputs else None
-    of_shared = replace(fields["epilogue"], bias=None, residual=combine, gate=gate)
+    apart = isinstance(attrs, ExpertCombine) and attrs.shared_apart
+    of_shared = replace(fields["epilogue"], bias=None, residual=combine and not apart, gate=gate)
     if isinstance(attrs, RoutedProjection):
         of_shared = replace(of_shared, limit=attrs.shared_limit)
     label = f"experts_{weight_label(lowering, op)}"
@@ -205,6 +219,8 @@ def lower_experts(lowering: CpuLowering, op: Op, attrs: ExpertProduct) -> None:
         route=route,
         shared=_of_every_token(lowering, op, fields, "shared", of_shared),
         gate=_of_every_token(lowering, op, fields, "gate_weight", Epilogue(out=DType.F32)),
+        shared_norm="shared_norm" in op.inputs,
+        shared_apart=apart,
         **fields,
     )
     buffers = weight_buffers(lowering, op)

@@ -68,6 +68,11 @@ class ExpertKernel(MatrixKernel):
         """See `MatrixKernel`."""
         return tuple(dict.fromkeys((*super().formats, *(self.shared.formats if self.shared else ()))))
 
+    @property
+    def read_dtypes(self) -> tuple[DType, ...]:
+        """See `MatrixKernel`."""
+        return tuple(dict.fromkeys((*super().read_dtypes, *(self.shared.read_dtypes if self.shared else ()))))
+
     def _head(self, x: str, *rows: str) -> str:
         """The table of buffers: x has the shape `x`, and `rows` are lines for the subclass's own buffers."""
         skipped = "; -1: another rank's" if self.skips else ""
@@ -149,14 +154,16 @@ def shared_matrix(
         sizes: the experts' geometry.
         port: the op's port for the weight.
     """
-    layout = lowering.layouts[op.inputs[port]]
+    layout, norm = lowering.layouts[op.inputs[port]], fused_norm_of(lowering, op)
+    if norm is not None and "shared_norm" in op.inputs:
+        norm = replace(norm, weight=lowering.value(op, "shared_norm").dtype)
     return SharedMatrix(
         port,
         in_features=layout.columns,
         out_features=layout.rows // epilogue.halves,
         layout=layout,
         activation=lowering.value(op, "x").dtype,
-        norm=fused_norm_of(lowering, op),
+        norm=norm,
         epilogue=replace(epilogue, bias=None, residual=False),
         outs=min(max(1, sizes.outputs // epilogue.halves), layout.rows // epilogue.halves),
         simdgroups=sizes.simdgroups,

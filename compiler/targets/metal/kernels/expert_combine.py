@@ -27,15 +27,32 @@ class ExpertCombineKernel(ExpertKernel):
 
     Attributes:
         shared_gate: type of the gate, [tokens, 1], whose sigmoid multiplies the shared expert's result; None: no gate.
+        apart: whether the shared expert's result is an output of its own, of the first threadgroups of each token.
     """
 
     template = "expert_combine.metal.jinja"
     shared_gate: DType | None = None
+    apart: bool = False
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The sum and, apart from it, the shared expert's result."""
+        return (*super().outputs, ("shared_out", self.epilogue.out)) if self.apart else super().outputs
+
+    @property
+    def shared_threadgroups(self) -> int:
+        """Threadgroups of the shared expert alone, for each token."""
+        return self.shared.threadgroups if self.apart and self.shared else 0
+
+    @property
+    def threadgroups(self) -> int:
+        """Threadgroups of each token."""
+        return self.shared_threadgroups + super().threadgroups
 
     @property
     def threadgroup_bytes(self) -> int:
         """Bytes of the sums of simdgroups that share columns."""
-        return self.simdgroups * self.sums * 4 if self.split > 1 else 0
+        return self.simdgroups * self.sums * 4 * (2 if self.apart else 1) if self.split > 1 else 0
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -57,6 +74,8 @@ class ExpertCombineKernel(ExpertKernel):
             rows.append(f"shared_gate [tokens, 1] {self.shared_gate}")
         if self.epilogue.residual:
             rows.append(f"residual   [tokens, {self.out_features}] {self.epilogue.out}")
+        if self.apart:
+            rows.append(f"shared_out [tokens, {self.out_features}] {self.epilogue.out}")
         rows.append(f"out        [tokens, {self.out_features}] {self.epilogue.out}")
         return self._head(f"[tokens, {self.top_k} * {self.in_features}]", *rows)
 
@@ -70,7 +89,8 @@ def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) 
         fields["shared"] = replace(fields["shared"], split=split)
     gate = lowering.optional_dtype(op, "shared_gate")
     label = "experts_down_shared" if fields["shared"] else "experts_down"
-    kernel = ExpertCombineKernel(label, norm=None, shared_gate=gate, split=split, **fields)
+    apart = attrs.shared_apart
+    kernel = ExpertCombineKernel(label, norm=None, shared_gate=gate, apart=apart, split=split, **fields)
     grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
     chosen = choice.sizes(OneRow, without=SUM_IGNORES)
     if kernel.shared is None:
@@ -84,11 +104,17 @@ def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) 
         lowering.emit(op, kernel, grid, {"out": op.out}, chosen=chosen)
         return
     lowering.emit(op, kernel, grid, {"out": op.out}, when=ALONE, chosen=chosen)
-    out = lowering.graph.value(op.out)
-    lowering.scratch.append(Scratch(f"{op.name}.of_experts", out.shape, out.dtype))
-    kernel = replace(kernel, label="experts_down", shared=None, shared_gate=None)
-    lowering.emit(op, kernel, grid, {"out": f"{op.name}.of_experts"}, when=TOGETHER, chosen=chosen)
-    last = Projection(attrs.dtype, residual_scale=attrs.residual_scale)
-    inputs = {"x": op.inputs["shared_x"], "weight": op.inputs["shared"], "residual": f"{op.name}.of_experts"}
+    out, of_experts = lowering.graph.value(op.out), op.out if apart else f"{op.name}.of_experts"
+    if not apart:
+        lowering.scratch.append(Scratch(of_experts, out.shape, out.dtype))
+    kernel = replace(kernel, label="experts_down", shared=None, shared_gate=None, apart=False)
+    grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
+    lowering.emit(op, kernel, grid, {"out": of_experts}, when=TOGETHER, chosen=chosen)
+    inputs = {"x": op.inputs["shared_x"], "weight": op.inputs["shared"]}
+    if apart:
+        multiply_together(lowering, op, Projection(attrs.dtype), inputs, op.outputs["shared_out"])
+        return
+    inputs |= {"residual": of_experts}
     inputs |= {"gate": op.inputs["shared_gate"]} if "shared_gate" in op.inputs else {}
+    last = Projection(attrs.dtype, residual_scale=attrs.residual_scale)
     multiply_together(lowering, op, last, inputs, op.out)

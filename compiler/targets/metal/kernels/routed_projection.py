@@ -38,19 +38,23 @@ class RoutedProjectionKernel(ExpertKernel):
     Attributes:
         route: the choice.
         gate: the row that makes the shared expert's gate; None: it has none.
+        shared_norm: type of the shared expert's own weight for the norm of x; None: it has the experts'.
     """
 
     template = "routed_projection.metal.jinja"
     _: KW_ONLY
     route: RouteKernel
     gate: SharedMatrix | None = None
+    shared_norm: DType | None = None
 
     @property
     def inputs(self) -> tuple[Port, ...]:
         """x, the weight, the logits and their bias, the shared expert's weights, the ports of norm and epilogue."""
         ports: list[Port] = [("x", self.activation), ("weight", self.layout.dtype), ("logits", DType.F32)]
         ports += [("selection_bias", self.route.bias)] if self.route.bias else []
+        ports += [("expert_scales", self.route.scales)] if self.route.scales else []
         ports += [("shared", self.shared.layout.dtype)] if self.shared else []
+        ports += [("shared_norm", self.shared_norm)] if self.shared_norm else []
         ports += [("gate_weight", self.gate.layout.dtype)] if self.gate else []
         return (*ports, *(self.norm.ports if self.norm else ()), *self.epilogue.ports)
 
@@ -99,6 +103,10 @@ class RoutedProjectionKernel(ExpertKernel):
         rows = [f"logits     [tokens, {experts}] f32: the router's"]
         if self.route.bias:
             rows.append(f"selection_bias [{experts}] {self.route.bias}: added for the choice only")
+        if self.route.scales:
+            rows.append(f"expert_scales [{experts}] {self.route.scales}: multiply the weights of their experts")
+        if self.shared_norm:
+            rows.append(f"shared_norm [{self.in_features}] {self.shared_norm}: norm, for the shared expert")
         if self.gate:
             rows += self._rows_of("gate_weight", self.gate.layout)
         if not self.weighs:
@@ -122,7 +130,11 @@ def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjec
     kernel = RoutedProjectionKernel(
         "routed_experts_shared" if "shared" in op.inputs else "routed_experts",
         norm=fused_norm_of(lowering, op),
-        route=route_kernel(attrs.route, num_experts, lowering.optional_dtype(op, "selection_bias")),
+        route=replace(
+            route_kernel(attrs.route, num_experts, lowering.optional_dtype(op, "selection_bias")),
+            scales=lowering.optional_dtype(op, "expert_scales"),
+        ),
+        shared_norm=lowering.optional_dtype(op, "shared_norm"),
         gate=gate,
         **expert_fields(lowering, op, choice),
     )
@@ -132,7 +144,7 @@ def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjec
         lowering.emit(op, kernel, grid, chosen=chosen)
         return
     lowering.emit(op, kernel, grid, when=ALONE, chosen=chosen)
-    kernel = replace(kernel, label="routed_experts", shared=None)
+    kernel = replace(kernel, label="routed_experts", shared=None, shared_norm=None)
     grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
     lowering.emit(op, kernel, grid, when=TOGETHER, chosen=chosen)
     finish, norm = attrs.shared_finish, attrs.norm
@@ -140,4 +152,5 @@ def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjec
     if norm is not None:
         first = replace(first, norm_kind=norm.kind, eps=norm.eps)
     inputs = {port: op.inputs[port] for port in ("x", "norm", "norm_bias") if port in op.inputs}
+    inputs |= {"norm": op.inputs["shared_norm"]} if "shared_norm" in op.inputs else {}
     multiply_together(lowering, op, first, inputs | {"weight": op.inputs["shared"]}, op.outputs["shared_out"])

@@ -185,7 +185,7 @@ def test_expert_combine(rng: np.random.Generator, bias: bool, residual: bool, dt
         inputs["bias"] = random_array(rng, (EXPERTS * 16,), "f32")
     if residual:
         inputs["residual"] = random_array(rng, (TOKENS, 16), dtype)
-    attrs = {"num_experts": EXPERTS, "top_k": TOP_K, "dtype": dtype, "residual_scale": 0.5}
+    attrs = {"num_experts": EXPERTS, "top_k": TOP_K, "dtype": dtype, "residual_scale": 0.5, "shared_apart": False}
     out = evaluate("expert_combine", inputs, attrs)["out"]
     want = np.zeros((TOKENS, 16))
     for token, k in product(range(TOKENS), range(TOP_K)):
