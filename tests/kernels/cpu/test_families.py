@@ -32,6 +32,7 @@ CHOSEN = (
     "shared-keys",
     "experts-topk-softmax-bias",
     "experts-shared-gate",
+    "latent",
 )
 
 
@@ -51,7 +52,7 @@ def test_exact(name: str) -> None:
     run(name, EXACT)
 
 
-@pytest.mark.parametrize("name", few(CHOSEN, ["experts-topk-softmax-bias", "element-gate"]))
+@pytest.mark.parametrize("name", few(CHOSEN, ["experts-topk-softmax-bias", "element-gate", "latent"]))
 def test_fast(name: str) -> None:
     """Every expert is chosen: where two are nearly as good, rounding chooses, and results are far apart."""
     mlp = ALL_SPECS[name].get("model__mlp", {})
