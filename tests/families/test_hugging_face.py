@@ -84,6 +84,7 @@ SAID = (
     "_size",
     "num_",
     "n_embd",
+    "d_model",
     "n_routed",
     "n_shared",
     "layer_types",
@@ -135,7 +136,16 @@ def test_exaone_s_own_keys_mean_what_those_of_transformers_mean() -> None:
 
 NO_MATTER = {
     *("attention_dropout", "embedding_dropout", "hidden_dropout", "residual_dropout", "resid_pdrop"),
-    *("attn_pdrop", "classifier_dropout", "embd_pdrop", "num_labels", "problem_type", "summary_activation"),
+    *(
+        "attn_pdrop",
+        "classifier_dropout",
+        "emb_pdrop",
+        "moe_jitter_eps",
+        "embd_pdrop",
+        "num_labels",
+        "problem_type",
+        "summary_activation",
+    ),
     *("summary_first_dropout", "summary_last_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
     *("attention_softmax_in_fp32", "reorder_and_upcast_attn", "scale_attention_softmax_in_fp32"),
     *("initializer_range", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
@@ -146,12 +156,13 @@ NO_MATTER = {
     *("deepstack_visual_indexes", "depth", "fullatt_block_indexes", "in_channels", "num_heads", "out_hidden_size"),
     *("num_position_embeddings", "patch_size", "spatial_merge_size", "temporal_patch_size", "tokens_per_second"),
     *("image_size", "num_channels", "pixel_shuffle_ratio", "projector_dropout", "projector_input_dim"),
-    "projector_output_dim",
+    *("projector_output_dim", "projector_bias", "layer_scale_init_value"),
     *("vision_end_token_id", "vision_start_token_id", "window_size"),
     *("attention_context_left", "attention_context_right", "attention_invalid_logits_value", "attention_logit_cap"),
     *("audio_config", "audio_token_id", "conv_kernel_size", "gradient_clipping", "output_proj_dims"),
     *("pooling_kernel_size", "position_embedding_size", "residual_weight", "standardize", "use_clipped_linears"),
     "subsampling_conv_channels",
+    "num_nextn_predict_layers",  # Step-3.7's: layers that guess further tokens are left alone
     "kv_sharing_modes",  # Gemma 4's, which is computed from num_kv_shared_layers
     *("image_size", "num_channels", "output_attentions", "output_hidden_states", "pixel_shuffle_ratio"),
     *("projector_dropout", "projector_input_dim", "projector_output_dim", "return_dict"),
@@ -171,6 +182,7 @@ MODULES = {
     "minimax_m3_vl_text": "minimax_m3_vl",
     "qwen2_5_vl_text": "qwen2_5_vl",
     "qwen3_vl_text": "qwen3_vl",
+    "step3p5": "step3p7",
 }
 """Modules of families that have none of their own name."""
 
@@ -182,6 +194,7 @@ def test_every_key_that_the_familys_own_code_reads_is_known(kind: str) -> None:
     own = [pattern for pattern in rules.harmless if pattern not in load_rules("config").harmless]
     known = {*_words(rules.set), *_words(rules.must_equal), *rules.must_equal, *rules.neutral, *NO_MATTER, "vocab_size"}
     known |= {"rope_parameters", "original_max_position_embeddings"}  # the importer's own code reads them
+    known |= {part for key in known for part in key.split(".")}  # of sections
     found = find_spec("transformers")
     assert found is not None and found.origin is not None
     folder, module = Path(found.origin).parent, MODULES.get(kind, kind)
