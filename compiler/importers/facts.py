@@ -53,7 +53,10 @@ class Facts:
         return self._values.get(self._prefix + key)
 
     def has(self, key: str) -> bool:
-        """Whether the file has a key, even if it is null. The key must not lead into a section."""
+        """Whether the file has a key, even if it is null."""
+        section, _, rest = key.partition(".")
+        if rest and not self._prefix and isinstance(self._values.get(section), dict):
+            return self.section(section).has(rest)
         return self._prefix + key in self._values
 
     def section(self, key: str) -> "Facts":

@@ -111,7 +111,10 @@ def _check_coverage(file: WeightFile, tensors: Iterable[TensorRows]) -> None:
         for planes in tensor.pieces:
             in_file = tensor.num_rows * tensor.columns // width if tensor.turned_width else tensor.num_rows
             rows[planes[0].name] += in_file // len(tensor.pieces)
-            total[planes[0].name] = rows_in_file(tensor.format, planes, width) or 0
+            # Of blocks, which are transposed once they are decoded, the planes are still as in the file.
+            is_turned = tensor.turned_width is not None and planes[0].shape[-1] != width
+            found = planes[0].num_elements // width if is_turned else rows_in_file(tensor.format, planes, width)
+            total[planes[0].name] = found or 0
     wrong = [f"{quoted(name)} has {total[name]} rows, the model {count}" for name, count in rows.items()]
     wrong = [text for text, (name, count) in zip(wrong, rows.items(), strict=True) if total[name] != count]
     if wrong:

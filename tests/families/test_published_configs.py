@@ -75,7 +75,8 @@ def imported(config: Config) -> Model:
         if role == "embedding" or not said.get("tie_word_embeddings", said["model_type"] in TIED):
             places = names[role]
             assert places is not None
-            tensors[places.safetensors[0].tensor] = TensorFact((rows, _first(said, "hidden_size", "n_embd")), "BF16")
+            width = _first(said, "hidden_size", "n_embd", "d_model")
+            tensors[places.safetensors[0].tensor] = TensorFact((rows, width), "BF16")
     for role, keys in TENSORS.items():
         places = names.get(f"layers.{{i}}.{role}")
         if places is not None and any(said.get(key) for key in keys):
@@ -95,11 +96,12 @@ def test_published_configs_are_imported(family: str) -> None:
             continue
         whole = config_of(name)
         model, config = imported(whole), whole.get("text_config", whole)
+        config = {"num_kv_heads": config["attn_config"]["kv_n_heads"]} | config if "attn_config" in config else config
         attention = model.attention
         said = (
-            _first(config, "num_hidden_layers", "num_layers", "n_layer"),
-            _first(config, "hidden_size", "n_embd"),
-            _first(config, "num_attention_heads", "n_head"),
+            _first(config, "num_hidden_layers", "num_layers", "n_layer", "n_layers"),
+            _first(config, "hidden_size", "n_embd", "d_model"),
+            _first(config, "num_attention_heads", "n_head", "n_heads"),
         )
         assert (model.num_layers, model.hidden_size, attention.num_heads) == said, name
         named = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "num_attention_groups")
@@ -169,6 +171,14 @@ def test_what_some_with_experts_say() -> None:
     command = imported(config_of("c4ai-command-r7b-12-2024"))
     assert [command.layer(i).rope is None for i in range(4)] == [False, False, False, True]
     assert [command.layer(i).attention.sliding_window for i in range(4)] == [4096, 4096, 4096, None]
+
+
+def test_what_dbrx_says_in_sections() -> None:
+    dbrx = imported(config_of("dbrx-instruct"))
+    assert (dbrx.attention.num_kv_heads, dbrx.attention.head_dim, dbrx.attention.qkv_limit) == (8, 128, 8)
+    assert (dbrx.norm.kind, dbrx.rope and dbrx.rope.theta, dbrx.mlp.intermediate_size) == ("layer", 5e5, 10752)
+    experts = dbrx.mlp.experts
+    assert experts is not None and experts.normalise and (experts.count, experts.per_token) == (16, 4)
 
 
 def test_what_step_says_of_each_layer() -> None:

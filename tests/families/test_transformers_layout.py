@@ -16,9 +16,11 @@ from mlxr.loading.imported_model import import_model
 from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights
+from mlxr_tests import config_effects
 from mlxr_tests.family_models import build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT, logits_of, mlx_lm_logits, prompts, relative_error
 from mlxr_tests.few import few
+from mlxr_tests.split_logits import check_split
 
 EXPERTS = "model.layers.{}.mlp.experts."
 
@@ -167,3 +169,39 @@ def test_a_transposed_tensor_of_another_shape_is_refused(folder: Path, tmp_path:
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     with pytest.raises(WeightsError, match="another shape or type than the model's"):
         logits_of(tmp_path, [[1]], "reference")
+
+
+def as_dbrx(folder: Path, more_rows: int = 0, **changed: object) -> Path:
+    """transformers' own tensors: of each layer's experts one matrix, of which the last has rows as columns."""
+    recorded = config_effects.load_recorded()["dbrx"]
+    tensors = {name: mx.array(held) for name, held in config_effects.weights("dbrx", recorded.shapes).items()}
+    name = "transformer.blocks.1.ffn.experts.mlp.w2"
+    tensors[name] = mx.concatenate([tensors[name], tensors[name][:more_rows]])
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+    config = config_effects.base_config("dbrx", "rope_theta")
+    config["ffn_config"] |= {"moe_normalize_expert_weights": 1} | changed
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("host", few(["reference", "cpu", "sim"], ["cpu"]))
+def test_dbrx_has_its_last_projections_transposed(host: str, tmp_path: Path) -> None:
+    got = logits_of(as_dbrx(tmp_path), prompts(config_effects.VOCAB), host)[0][-1][: config_effects.NUM_LOGITS]
+    assert relative_error([got], [np.array(config_effects.load_recorded()["dbrx"].bases["rope_theta"])]) < 5e-6
+
+
+def test_dbrx_over_two_ranks(tmp_path: Path) -> None:
+    folder, tokens = as_dbrx(tmp_path), prompts(config_effects.VOCAB)
+    check_split(folder, tokens, logits_of(folder, tokens, "reference"), 1e-5)
+
+
+def test_dbrx_with_what_nobody_has_is_refused(tmp_path: Path) -> None:
+    tokens = prompts(config_effects.VOCAB)
+    with pytest.raises(WeightsError, match=r"'transformer.blocks.1.ffn.experts.mlp.w2' has 240 rows, the model 200"):
+        logits_of(as_dbrx(tmp_path, more_rows=40), tokens, "reference")
+    with pytest.raises(SpecError, match=r"moe_normalize_expert_weights is 2.0; expected 1"):
+        import_model(as_dbrx(tmp_path, moe_normalize_expert_weights=2.0), EXACT)
+    config = json.loads((as_dbrx(tmp_path) / "config.json").read_text()) | {"rope_theta": 10000.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SpecError, match=r"rope_theta is 10000.0; expected 5000.0, as the rest of the file has it"):
+        import_model(tmp_path, EXACT)

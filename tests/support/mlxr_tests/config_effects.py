@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mlxr_tests import indexer_effects, latent_effects, step_models
+from mlxr_tests import dbrx_models, indexer_effects, latent_effects, step_models
 from mlxr_tests.effect_values import LLAMA3, NUM_LAYERS, PARAMETERS, TURNS, VALUES, YARN
 
 Config = dict[str, Any]
@@ -88,6 +88,7 @@ FAMILIES: dict[str, Config] = {
     "apertus": {"hidden_act": "xielu", "head_dim": None, "rope_scaling": LLAMA3},
     "cohere": _LAYER_NORM | {"logit_scale": 0.25, "tie_word_embeddings": True, "head_dim": None},
     "cohere2": _LAYER_NORM | _WINDOWS | {"logit_scale": 0.25, "tie_word_embeddings": True, "head_dim": None},
+    "dbrx": dbrx_models.base(NUM_LAYERS),
     **latent_effects.families(_GROUPS, YARN, NUM_LAYERS),
     "dots1": _GROUPS | {"sliding_window": WINDOW, "max_window_layers": NUM_LAYERS},
     "ernie4_5": {},
@@ -301,6 +302,7 @@ def changes(family: str, own_keys: Mapping[str, Any]) -> Iterator[Change]:
         base = base_config(family, spelling)
         values = {key: [_other(value)] for key, value in own_keys.items() if _other(value) is not None} | VALUES
         values |= latent_effects.values(NUM_LAYERS) if "kv_lora_rank" in base else {}
+        values |= dbrx_models.EFFECTS if "attn_config" in base else {}
         if spelling != spellings(family)[0]:  # the rest of the config means the same in both
             values = {key: options[:1] for key, options in values.items() if "rope" in key or "rotary" in key}
         for key, options in sorted(values.items()):
@@ -330,7 +332,7 @@ def numbers(name: str, shape: tuple[int, ...], norms_around: float) -> npt.NDArr
         return np.full(shape, 0.5 if name.endswith("beta") else -1e-6, np.float32)
     if name.endswith("e_score_correction_bias"):
         return (plain * 0.5 - 1.0).astype(np.float32)  # below 0 with the scores, where an expert is masked by 0
-    if "norm" in name and name.endswith("weight"):
+    if "norm" in name.replace("norm_attn_norm", "") and name.endswith("weight"):
         plain = plain * 0.3 + norms_around
     elif len(shape) > 1 and "embed" not in name:
         plain = plain * shape[-1] ** -0.5

@@ -18,7 +18,7 @@ from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.tensor_rows import selected
-from mlxr_tests import config_effects, gemma_4_models, indexer_gguf, latent_gguf, mimo_models, step_models
+from mlxr_tests import config_effects, dbrx_models, gemma_4_models, indexer_gguf, latent_gguf, mimo_models, step_models
 from mlxr_tests.family_models import WINDOW, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT
 
@@ -320,6 +320,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     **mimo_models.GGUF,
     **step_models.GGUF,
+    **dbrx_models.GGUF,
     "gpt_oss": (
         "gpt_oss",
         "gpt-oss",
@@ -456,7 +457,8 @@ def _tensors(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     plan = compile_spec(spec, targets=("cpu",)).artifact.plan
     mapped = MappedWeights(open_weights(weights))
     counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    experts = next((config[key] for key in counts if key in config), 0)
+    said = config | config.get("ffn_config", {})
+    experts = next((said[key] for key in counts if key in said), 0)
     arrays: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     parts = {part.name: part for weight in plan.weights for part in weight.parts}.values()

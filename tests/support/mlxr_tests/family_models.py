@@ -14,6 +14,7 @@ from mlx.utils import tree_map_with_path
 from mlx_lm.utils import MODEL_REMAPPING, save_model
 
 from mlxr_tests import latent_models
+from mlxr_tests.dbrx_models import DBRX
 from mlxr_tests.gemma_4_models import GEMMA_4
 from mlxr_tests.mimo_models import MIMO_V2
 from mlxr_tests.step_models import STEP
@@ -430,6 +431,7 @@ CONFIGS: dict[str, Config] = {
     "laguna": _HEADS | _LAGUNA,
     **MIMO_V2,
     **STEP,
+    **DBRX,
     "gpt_oss": _HEADS
     | _LAYERS
     | {
@@ -460,6 +462,7 @@ def build_model(config: Config) -> Module:
     rng = np.random.default_rng(0)
 
     def tensor(path: str, old: mx.array) -> mx.array:
+        path = path.replace("norm_attn_norm", "block")  # DBRX's, which is no norm
         if not isinstance(old, mx.array) or path.endswith(("act_fn.beta", "act_fn.eps")):  # constants
             return old
         scale = 1.0 if old.ndim <= 1 or ("embed" in path and "embed_q" not in path) else old.shape[-1] ** -0.5
