@@ -32,11 +32,10 @@ class AttendLatentKernel(ArenaKernel):
         activation: element type of queries and results.
         scale: factor of the scores.
         temperature: see `AttentionKernel`.
-        tiled: whether the token's sequence stands in a table of tiles; else tokens are numbered as sequences.
         heads: query heads of a simdgroup.
         groups: simdgroups of a threadgroup with heads of their own.
         shares: simdgroups that share the keys of the same heads.
-        row: how the new token's row is made, in decode; None: it is in the arena already.
+        row: how the new token's row is made, with partitions; None: it is in the arena already.
         partition, max_partitions: see `AttendKernel`.
     """
 
@@ -46,7 +45,6 @@ class AttendLatentKernel(ArenaKernel):
     activation: DType
     scale: float
     temperature: Temperature | None
-    tiled: bool
     heads: int
     groups: int
     shares: int
@@ -70,6 +68,11 @@ class AttendLatentKernel(ArenaKernel):
         if self.split:
             results = (("partial", DType.F32), ("stats", DType.F32))
         return (*results, ("token_out", DType.U32))
+
+    @property
+    def tiled(self) -> bool:
+        """Whether the token's sequence stands in a table of tiles; partitions are of decode: a token a sequence."""
+        return not self.split
 
     @property
     def tile(self) -> int:
@@ -141,13 +144,12 @@ class AttendLatentKernel(ArenaKernel):
 @lowers(LatentAttention)
 def lower_latent_attention(lowering: MetalLowering, op: Op, attrs: LatentAttention) -> None:
     """Adds the launch of the kernel."""
-    kernel = attend_kernel(lowering, op, attrs, tiled="query_tiles" in op.inputs)
-    rows = Extent(dim="tiles" if kernel.tiled else "tokens")
+    kernel = attend_kernel(lowering, op, attrs)
     buffers = arena_buffers(lowering, op) | {"out": op.out}
-    lowering.emit(op, kernel, (Extent(times=kernel.head_groups), rows), buffers)
+    lowering.emit(op, kernel, (Extent(times=kernel.head_groups), Extent(dim="tiles")), buffers)
 
 
-def attend_kernel(lowering: MetalLowering, op: Op, attrs: LatentAttention, *, tiled: bool) -> AttendLatentKernel:
+def attend_kernel(lowering: MetalLowering, op: Op, attrs: LatentAttention) -> AttendLatentKernel:
     """The kernel in which each simdgroup has heads of its own."""
     quads = -(-attrs.row_dim // (4 * SIMD_WIDTH)) + -(-attrs.kv_rank // (4 * SIMD_WIDTH))
     heads = max(1, min(_MOST_HEADS, attrs.num_heads, _MOST_QUADS // quads))
@@ -159,7 +161,6 @@ def attend_kernel(lowering: MetalLowering, op: Op, attrs: LatentAttention, *, ti
         activation=lowering.value(op, "q").dtype,
         scale=attrs.scale,
         temperature=attrs.temperature,
-        tiled=tiled,
         heads=heads,
         groups=max(1, min(SIMDGROUPS, -(-attrs.num_heads // heads))),
         shares=1,

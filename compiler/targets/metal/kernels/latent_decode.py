@@ -202,7 +202,7 @@ def _lower_long(lowering: MetalLowering, op: Op, attrs: LatentDecode, long: Cond
     lowering.scratch.append(Scratch(names["queries"], ("tokens", attrs.num_heads * attrs.row_dim), q.dtype))
     heads = {"x": op.inputs["q"], "weight": op.inputs["k_b"], "out": names["queries"]}
     launch_heads(lowering, op, turned, heads, long)
-    own = attend_kernel(lowering, op, attrs, tiled=False)
+    own = attend_kernel(lowering, op, attrs)
     part = replace(
         own,
         label="attend_latent_part",
