@@ -128,8 +128,10 @@ MLXR_OUTLINE void mlxr_added_row(const float *x, const mlxr_added *a, size_t at,
         block = y;
     }
     mlxr_add_norm(block, a->norm, K, a->eps, a->factor, x + at, y);
-    if (a->scale)
-        for (int k = 0; k < K; k++) y[k] *= a->scale[0];
+    if (a->scale) {
+        const float scale = a->scale[0];  // read once: for all that C knows, y is where it lies
+        for (int k = 0; k < K; k++) y[k] *= scale;
+    }
     if (stores && a->stream) memcpy(a->stream + at, y, (size_t)K * 4);
 }
 
