@@ -21,8 +21,18 @@ def after_block(op: Op) -> Op:
     return replace(op, attrs=replace(op.attrs, added_eps=None), inputs=inputs, outputs={"out": op.out})
 
 
-def add_block(lowering: MetalLowering, op: Op, p: ProjectionFacts, when: Condition | None) -> None:
-    """Adds the launches that add what a block adds to x: a norm, or those of two results and of their sum."""
+def add_block(
+    lowering: MetalLowering, op: Op, p: ProjectionFacts, when: Condition | None, normed: str | None = None
+) -> None:
+    """Adds the launches that add what a block adds to x: a norm, or those of two results and of their sum.
+
+    Args:
+        lowering: of the phase.
+        op: the product that reads the sum.
+        p: its facts.
+        when: the steps that need the launches.
+        normed: the buffer for the product's own norm of the sum; None: it normalises by itself.
+    """
     assert p.added is not None, "something is added"
     added = op.inputs["added"]
     if "second" in op.inputs:
@@ -32,7 +42,15 @@ def add_block(lowering: MetalLowering, op: Op, p: ProjectionFacts, when: Conditi
     of_sum = {"x": added, "weight": op.inputs["added_norm"], "residual": op.inputs["x"], "out": _sum(op)}
     if "added_scale" in op.inputs:
         of_sum["scale"] = op.inputs["added_scale"]
+    if normed is not None:
+        of_sum |= {"normed": normed} | ({"norm": op.inputs["norm"]} if "norm" in op.inputs else {})
+        lowering.scratch.append(Scratch(normed, lowering.value(op, "x").shape, p.activation))
     _norm(lowering, op, p, when, "sum", of_sum)
+
+
+def normalises_sum(p: ProjectionFacts) -> bool:
+    """Whether the launch that adds what a block adds can also take the product's norm of the sum, which others read."""
+    return p.added is not None and p.added.gives and p.norm is not None and p.norm.kind == "rms" and not p.norm.bias
 
 
 def _sum(op: Op) -> str:
@@ -45,10 +63,8 @@ def _norm(
 ) -> str:
     """Adds the launch of a norm, and its result if the graph has no value for it; returns the result's name."""
     assert p.added is not None, "something is added"
-    x, types = (
-        lowering.value(op, "x"),
-        {port: lowering.tensor(name).dtype for port, name in buffers.items() if port != "out"},
-    )
+    x = lowering.value(op, "x")
+    types = {port: lowering.tensor(buffers[port]).dtype for port in ("weight", "scale") if port in buffers}
     out = buffers.setdefault("out", f"{op.name}.{name}")
     if out not in lowering.graph and all(buffer.name != out for buffer in lowering.scratch):
         lowering.scratch.append(Scratch(out, x.shape, x.dtype))
@@ -65,6 +81,7 @@ def _norm(
         residual_scale=p.added.factor if name == "sum" else 1.0,
         activation=x.dtype,
         scale=types.get("scale"),
+        then=p.norm if "normed" in buffers else None,
     )
     lowering.emit(op, kernel, (ONE, Extent(dim="tokens")), buffers, when=when, chosen=p.choice.sizes(MatrixTiles))
     return out

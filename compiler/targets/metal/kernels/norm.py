@@ -1,6 +1,6 @@
 """Norms of rows that no projection normalises itself."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxr.compiler.artifact.launch import ONE, Extent
 from mlxr.compiler.errors import PlanError
@@ -9,6 +9,7 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import NormKind
 from mlxr.compiler.ir.ops.norm import Norm, NormRows
 from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.kernel_parts.fused_norm import FusedNorm
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
 from mlxr.compiler.targets.metal.kernel_parts.row_sums import QUAD, simdgroups_for, sums_bytes
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
@@ -32,6 +33,7 @@ class NormKernel(MetalKernel):
         gather: whether the input `rows` selects rows of x.
         scale: element type of the number that multiplies the result, [1]; None: there is none.
         columns: columns of x, where it has more than `width`; 0: it has no others.
+        then: a norm of the result's root mean square, whose own result is `normed`; None: there is none.
     """
 
     template = "norm.metal.jinja"
@@ -49,6 +51,7 @@ class NormKernel(MetalKernel):
     gather: bool = False
     scale: DType | None = None
     columns: int = 0
+    then: FusedNorm | None = None
 
     @property
     def x_width(self) -> int:
@@ -69,12 +72,18 @@ class NormKernel(MetalKernel):
             ports.append(("scale", self.scale))
         if self.gather:
             ports.append(("rows", DType.I32))
-        return tuple(ports)
+        return (*ports, *self.then.ports) if self.then else tuple(ports)
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        """The result."""
-        return (("out", self.out),)
+        """The result, and its norm."""
+        return (("out", self.out), ("normed", self.out)) if self.then else (("out", self.out),)
+
+    @property
+    def of_result(self) -> "NormKernel":
+        """What the second norm shares with the first one, and its own numbers."""
+        assert self.then is not None and self.then.kind == "rms" and not self.then.bias, "of root mean squares"
+        return replace(self, kind="rms", eps=self.then.eps)
 
     @property
     def out(self) -> DType:
@@ -84,7 +93,11 @@ class NormKernel(MetalKernel):
     @property
     def loads(self) -> tuple[tuple[str, int], ...]:
         """The vector loads that it needs: element type, and elements of a load."""
-        return tuple((str(d), QUAD) for d in (self.activation, self.weight, self.bias) if d)
+        return tuple((str(d), QUAD) for d in self._read if d)
+
+    @property
+    def _read(self) -> tuple[DType | None, ...]:
+        return self.activation, self.weight, self.bias, self.then.weight if self.then else None
 
     @property
     def piece(self) -> int:
@@ -119,7 +132,8 @@ class NormKernel(MetalKernel):
     @property
     def threadgroup_bytes(self) -> int:
         """Bytes of the simdgroups' sums."""
-        return sums_bytes(self.kind, self.simdgroups)
+        second = sums_bytes("rms", self.simdgroups) if self.then else 0
+        return sums_bytes(self.kind, self.simdgroups) + second
 
 
 @lowers(Norm)

@@ -7,7 +7,7 @@ from mlxr.compiler.ir.ops.product import Product
 from mlxr.compiler.ir.tensor import layer_buffer
 from mlxr.compiler.schedule.size_record import SizeRecord
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts, facts_of
-from mlxr.compiler.targets.metal.kernels.add_block import add_block, after_block
+from mlxr.compiler.targets.metal.kernels.add_block import add_block, after_block, normalises_sum
 from mlxr.compiler.targets.metal.kernels.library_matmul import call_matmul, library_ranges, unpack_weight
 from mlxr.compiler.targets.metal.kernels.normalise import normalise
 from mlxr.compiler.targets.metal.kernels.projection_variants import (
@@ -29,10 +29,16 @@ def lower_projection(lowering: MetalLowering, op: Op, _: Product) -> None:
     for variant in variants:
         if variant.first == p.least_rows and first_row_of:
             unpack_weight(lowering, op, p)
-        when = _condition(p, variant)
+        when, of = _condition(p, variant), op if variant.kernel.added else after_sum
+        x = of.inputs["x"]
         if p.added and variant.kernel.added is None:
-            add_block(lowering, op, p, when)
-        _launch(lowering, op if variant.kernel.added else after_sum, p, variant, when)
+            normed = f"{op.name}.normalised{variant.kernel.tile}"
+            both = variant.normalises_before and normalises_sum(p)
+            add_block(lowering, op, p, when, normed if both else None)
+            x = normed if both else x
+        if variant.normalises_before and x == of.inputs["x"]:
+            x = normalise(lowering, of, p, variant.kernel.tile, when)
+        _launch(lowering, of, p, variant, when, x)
         if variant.last in first_row_of:
             call_matmul(lowering, after_sum, p, first_row_of[variant.last], variant.last)
 
@@ -46,15 +52,14 @@ def _condition(p: ProjectionFacts, variant: ProjectionVariant) -> Condition | No
 
 
 def _launch(
-    lowering: MetalLowering, op: Op, p: ProjectionFacts, variant: ProjectionVariant, when: Condition | None
+    lowering: MetalLowering, op: Op, p: ProjectionFacts, variant: ProjectionVariant, when: Condition | None, x: str
 ) -> None:
-    """Adds the launch of a variant, and before it the launch that normalises x, if the variant needs that."""
+    """Adds the launch of a variant, which reads the buffer x."""
     kernel, last = variant.kernel, variant.last
     grid: tuple[Extent, ...] = (Extent(times=kernel.threadgroups), Extent(dim=p.dim, per=kernel.tile))
     if kernel.tile == 1:
         # A prefill step has one row of logits, or none.
         grid = (Extent(times=kernel.threadgroups, dim=None if lowering.phase == "decode" else p.dim),)
-    x = normalise(lowering, op, p, kernel.tile, when) if variant.normalises_before else op.inputs["x"]
     sizes: list[type[SizeRecord] | str] = [*variant.sizes]
     yields = None
     if variant.yields and p.library_rows is not None and p.library_rows <= last:
