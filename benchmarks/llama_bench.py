@@ -46,6 +46,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--llama-bench", required=True, metavar="FILE", help="llama.cpp's program of this name")
     parser.add_argument("--models", default=",".join(SHAPES), help=f"files or shapes ({', '.join(SHAPES)})")
     parser.add_argument("--formats", default=",".join(FORMATS), help=f"of shapes ({', '.join(FORMATS)})")
+    parser.add_argument("--layers", type=int, help="of shapes (as few as a CPU is timed with: 4, 5, 12)")
     parser.add_argument("--threads", type=int, default=usable_cpus(), help="of both engines, on a CPU (all)")
     parser.add_argument("--gpu", action="store_true", help="on an NVIDIA card")
     parser.add_argument("--turns", type=int, default=3, help="runs of each engine (3)")
@@ -59,7 +60,7 @@ def _files(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str, P
             yield Path(model).stem, "", Path(model)
             continue
         for format_name in args.formats.split(","):
-            yield model, format_name, write_shape(model, format_name, folder)
+            yield model, format_name, write_shape(model, format_name, folder, args.layers)
 
 
 def _measure(path: Path, args: argparse.Namespace) -> Mapping[str, Mapping[str, Sequence[float]]]:

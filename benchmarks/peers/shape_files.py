@@ -100,27 +100,24 @@ def _glm_flash(i: int) -> Sizes:
     return attention | router | _mlp(h, 1536, "_exps", (64,)) | _mlp(h, 1536, "_shexp")
 
 
-_E4B_LAYERS, _E4B_SHARED = 12, 6
-
-
 def _is_global(i: int) -> bool:
     return i % 6 == 5
 
 
-def _gemma_e4b(i: int) -> Sizes:
+def _gemma_e4b(i: int, own_keys: int) -> Sizes:
     h, width = 2560, 512 if _is_global(i) else 256
     norms = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm")
     attention = _weights(attn_q=(8 * width, h), attn_q_norm=(width,), attn_output=(h, 8 * width))
-    if i < _E4B_LAYERS - _E4B_SHARED:
+    if i < own_keys:
         attention |= _weights(attn_k=(2 * width, h), attn_k_norm=(width,), attn_v=(2 * width, h))
     per_layer = _weights(inp_gate=(256, h), proj=(h, 256), layer_output_scale=(1,))
     return attention | _weights(**dict.fromkeys(norms, (h,))) | _mlp(h, 10240) | per_layer
 
 
-SHAPES = {
-    "qwen1.5-moe-a2.7b": PublishedShape(
+def _qwen(layers: int) -> PublishedShape:
+    return PublishedShape(
         "qwen2moe",
-        4,
+        layers,
         2048,
         {
             "feed_forward_length": 5632,
@@ -135,10 +132,13 @@ SHAPES = {
         },
         _qwen2_moe,
         {"output.weight": (_VOCAB, 2048)},
-    ),
-    "glm-4.7-flash": PublishedShape(
+    )
+
+
+def _glm(layers: int) -> PublishedShape:
+    return PublishedShape(
         "deepseek2",
-        5,
+        layers,
         2048,
         {
             "feed_forward_length": 10240,
@@ -164,23 +164,28 @@ SHAPES = {
         },
         _glm_flash,
         {"output.weight": (_VOCAB, 2048)},
-    ),
-    "gemma-4-e4b": PublishedShape(
+    )
+
+
+def _gemma(layers: int) -> PublishedShape:
+    # As in the whole model: the last layer with keys of its own is a global one.
+    own_keys = max(6, layers * 24 // 42 // 6 * 6)
+    return PublishedShape(
         "gemma4",
-        _E4B_LAYERS,
+        layers,
         2560,
         {
-            "feed_forward_length": [10240] * _E4B_LAYERS,
+            "feed_forward_length": [10240] * layers,
             "attention.head_count": 8,
-            "attention.head_count_kv": [2] * _E4B_LAYERS,
+            "attention.head_count_kv": [2] * layers,
             "attention.layer_norm_rms_epsilon": 1e-6,
             "attention.key_length": 512,
             "attention.value_length": 512,
             "attention.key_length_swa": 256,
             "attention.value_length_swa": 256,
             "attention.sliding_window": 512,
-            "attention.sliding_window_pattern": [not _is_global(i) for i in range(_E4B_LAYERS)],
-            "attention.shared_kv_layers": _E4B_SHARED,
+            "attention.sliding_window_pattern": [not _is_global(i) for i in range(layers)],
+            "attention.shared_kv_layers": layers - own_keys,
             "rope.dimension_count": 512,
             "rope.dimension_count_swa": 256,
             "rope.freq_base": 1e6,
@@ -188,30 +193,40 @@ SHAPES = {
             "embedding_length_per_layer_input": 256,
             "final_logit_softcapping": 30.0,
         },
-        _gemma_e4b,
+        lambda i: _gemma_e4b(i, own_keys),
         _weights(
-            per_layer_token_embd=(_VOCAB, 256 * _E4B_LAYERS),
-            per_layer_model_proj=(256 * _E4B_LAYERS, 2560),
+            per_layer_token_embd=(_VOCAB, 256 * layers),
+            per_layer_model_proj=(256 * layers, 2560),
             per_layer_proj_norm=(256,),
             rope_freqs=(256,),
         ),
-    ),
+    )
+
+
+SHAPES: Mapping[str, Callable[[int], PublishedShape]] = {
+    "qwen1.5-moe-a2.7b": _qwen,
+    "glm-4.7-flash": _glm,
+    "gemma-4-e4b": _gemma,
 }
-"""Published shapes by name, with fewer layers and words."""
+"""Published shapes by name, of so many layers, with fewer words."""
+FEW_LAYERS = {"qwen1.5-moe-a2.7b": 4, "glm-4.7-flash": 5, "gemma-4-e4b": 12}
+"""Layers of each that a CPU is timed with."""
 
 
-def write_shape(name: str, format_name: str, folder: Path) -> Path:
+def write_shape(name: str, format_name: str, folder: Path, layers: int | None = None) -> Path:
     """Writes a file, if it is not there.
 
     Args:
         name: one of SHAPES.
         format_name: one of FORMATS.
         folder: an existing folder.
+        layers: how many it has; None: those of FEW_LAYERS.
     """
-    path = folder / f"{name}-{format_name}.gguf"
+    layers = layers or FEW_LAYERS[name]
+    path = folder / f"{name}-{layers}-{format_name}.gguf"
     if path.is_file():
         return path
-    shape, staging = SHAPES[name], path.with_suffix(".part")
+    shape, staging = SHAPES[name](layers), path.with_suffix(".part")
     writer = GGUFWriter(staging, shape.architecture)
     writer.add_name(name)
     writer.add_context_length(8192)

@@ -18,6 +18,7 @@ from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.metal.decode_kernel.make_step_kernels import with_step_kernels
 from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
 from mlxr.compiler.targets.metal.kernels.attend_latent import AttendLatentKernel
+from mlxr.compiler.targets.metal.kernels.attend_latent_mma import AttendLatentMmaKernel
 from mlxr.compiler.targets.metal.kernels.attend_prefill import with_batch_tile
 from mlxr.compiler.targets.metal.kernels.copy_blocks import copy_blocks_launches
 from mlxr.compiler.targets.metal.lowering import MetalLowering
@@ -25,6 +26,9 @@ from mlxr.compiler.targets.metal.merge_unpacks import merge_unpacks
 from mlxr.compiler.targets.metal.render import render
 from mlxr.compiler.targets.metal.types import metal_types
 from mlxr.compiler.targets.provenance import Provenance
+
+_LATENT_KERNELS = (AttendLatentKernel, AttendLatentMmaKernel)
+"""Kernels that fix the tokens of a tile, other than those of keys and values."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class MetalTarget:
             launches: Sequence[PendingLaunch] = lowering.pending
             if name == "prefill":
                 launches, query_tile = with_batch_tile(launches)
-                latent = (launch.body.tile for launch in launches if isinstance(launch.body, AttendLatentKernel))
+                latent = (launch.body.tile for launch in launches if isinstance(launch.body, _LATENT_KERNELS))
                 query_tile = next(latent, query_tile)
             phases.append(LoweredPhase(name, merge_unpacks(launches), shapes, graph.outputs, chosen))
         return Lowered(

@@ -36,7 +36,7 @@ _NUMPY_DTYPES = {"i32": np.int32, "f32": np.float32, "f16": np.float16, "bf16": 
 _GRAPH_INPUTS = {"token_ids": "tokens"}
 _ROUNDED_HEADS = 4e-3
 _FUSED = "rope_write_attention"
-_WRITERS = (_FUSED, "rope_cache_write")
+_WRITERS = (_FUSED, "rope_cache_write", "latent_write", "latent_norm_write")
 
 
 def scatter(pager: Pager) -> None:
@@ -177,11 +177,8 @@ class OpBench:
         if value.role == "constant":
             return mx.array(value.data)
         if value.role == "store":
-            return (
-                self.reference_arena.stores["k_arena"]
-                if value.name.startswith("k")
-                else self.reference_arena.stores["v_arena"]
-            )
+            stores = self.reference_arena.stores
+            return stores[value.name if value.name in stores else f"{value.name[0]}_arena"]
         if value.role == "token":
             return self.reference_arena.token
         if value.role == "weight" and self.weights[value.name].layout.dtype == "u8":
@@ -226,8 +223,8 @@ class OpBench:
             layer = np.array([op.layer] + [0] * 7, dtype=np.uint32)
             buffers[layer_buffer(op.layer)] = SimBuffer.of(layer, writable=False, name="layer")
         if op.attrs.accesses:
-            buffers["k_arena"] = SimBuffer.of(self.arena.stores["k_arena"], writable=True, name="k_arena")
-            buffers["v_arena"] = SimBuffer.of(self.arena.stores["v_arena"], writable=True, name="v_arena")
+            stores = self.arena.stores.items()
+            buffers |= {name: SimBuffer.of(array, writable=True, name=name) for name, array in stores}
         return buffers
 
     def _launch(self, op: Op, phase: Phase, buffers: Mapping[str, SimBuffer], dims: Mapping[Any, int]) -> None:

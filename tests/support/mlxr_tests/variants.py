@@ -284,6 +284,25 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry.of(gemm_mma=1, experts_min_rows=1),
         ("expert_order", "experts_gemm_mma", "experts_down_gemm_mma", "expert_sum"),
     ),
+    "latent-tiles": (
+        small_spec(
+            model__tensor_names="canonical",
+            model__num_layers=1,
+            model__attention={
+                "num_heads": 4,
+                "num_kv_heads": 1,
+                "head_dim": 64,
+                "latent": {"kv_rank": 256, "q_rank": 64, "nope_dim": 32, "rope_dim": 32, "v_dim": 32},
+            },
+            weights={"default": "q8_0"},
+            activation_dtype="bf16",
+            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 2},
+            model__hidden_size=64,
+            model__mlp={"intermediate_size": 96},
+        ),
+        Geometry.of(gemm_mma=1, prefill_mma=1),
+        ("attend_latent_prefill_mma", "latent_queries_gemm_mma", "head_product_gemm_mma"),
+    ),
     "latent-split-bf16": (
         small_spec(
             **FAMILY_SPECS["latent"],

@@ -2,17 +2,16 @@
 
 from dataclasses import dataclass
 
-from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import LATENTS
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.latent import LatentAttention
 from mlxr.compiler.ir.ops.rope import Temperature
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import ArenaKernel, arena_buffers
+from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import ArenaKernel
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH
 from mlxr.compiler.targets.metal.kernel_parts.latent_row import LatentRow
-from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
+from mlxr.compiler.targets.metal.lowering import MetalLowering
 from mlxr.compiler.targets.scores import query_scale
 
 SIMDGROUPS = 8
@@ -139,14 +138,6 @@ class AttendLatentKernel(ArenaKernel):
         """Bytes of the new row; where simdgroups share keys, their maxima and sums, and one head's values of each."""
         shared = self.groups * self.shares * (2 * self.heads + self.kv_rank) if self.shares > 1 else 0
         return 4 * (shared + (self.row_dim if self.row else 0))
-
-
-@lowers(LatentAttention)
-def lower_latent_attention(lowering: MetalLowering, op: Op, attrs: LatentAttention) -> None:
-    """Adds the launch of the kernel."""
-    kernel = attend_kernel(lowering, op, attrs)
-    buffers = arena_buffers(lowering, op) | {"out": op.out}
-    lowering.emit(op, kernel, (Extent(times=kernel.head_groups), Extent(dim="tiles")), buffers)
 
 
 def attend_kernel(lowering: MetalLowering, op: Op, attrs: LatentAttention) -> AttendLatentKernel:
