@@ -6,18 +6,25 @@ from pathlib import Path
 import gguf
 import llama_bench
 import pytest
-from peers.shape_files import SHAPES
+from peers.shape_files import FEW_LAYERS, SHAPES
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_tensors_are_those_of_the_architecture(name: str) -> None:
-    shape = SHAPES[name]
+    shape = SHAPES[name](FEW_LAYERS[name])
     (kind,) = (kind for kind, known in gguf.MODEL_ARCH_NAMES.items() if known == shape.architecture)
     known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[kind]}
     names = [tensor.rpartition(".")[0] for tensor, _ in shape.tensors()]
     for layer in range(shape.layers):
         names = [tensor.replace(f"blk.{layer}.", "blk.{bid}.") for tensor in names]
     assert set(names) <= known
+
+
+@pytest.mark.parametrize("layers", [6, 12, 24, 42])
+def test_layers_of_gemma_that_share_keys_follow_a_global_one(layers: int) -> None:
+    metadata = SHAPES["gemma-4-e4b"](layers).metadata
+    own = layers - metadata["attention.shared_kv_layers"]
+    assert not metadata["attention.sliding_window_pattern"][own - 1]
 
 
 def test_figures_are_medians_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
