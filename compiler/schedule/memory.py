@@ -142,7 +142,8 @@ def stores_of(spec: ModelSpec) -> tuple[Store, ...]:
         owner, a = spec.model.kv_owner(index), layer.attention
         for rows, size in ((keys, a.head_dim), (values, a.result_dim)):
             rows.append(StoreRow((a.num_kv_heads, size), dtype) if owner == index else owner)
-    return keys_and_values(keys, values)
+    stores = [*keys_and_values(keys, values)]
+    return tuple(stores)
 
 
 def _state_bytes(store: Store) -> int:

@@ -16,8 +16,8 @@ _FIELDS = """    decay: Positive | None = None
 _STORES = """    if spec.model.decay is not None:
         a, has = spec.model.attention, spec.model.keeps_keys
         state = StoreRow((a.num_heads, a.head_dim), DType.F32)
-        kept = [row if layer in has else None for layer, row in enumerate(rows)]
-        others = tuple(None if layer in has else state for layer in range(len(rows)))
+        kept = [row if layer in has else None for layer, row in enumerate(keys)]
+        others = tuple(None if layer in has else state for layer in range(len(keys)))
         states = Store("sums", "sequence", others, "heads")
         stores = [*keys_and_values(kept), states] if has else [states]
 """
@@ -108,7 +108,7 @@ def test_layers_that_keep_only_a_state(keeps: str, mode: str, stores: str, tmp_p
     tree = ChangedTree(tmp_path / "tree")
     tree.add(CHANGES / "store")
     tree.insert(SPEC, "    embedding_scale: Positive = 1.0\n", _FIELDS)
-    tree.insert(MEMORY, "    stores = [*keys_and_values(rows)]\n", _STORES)
+    tree.insert(MEMORY, "    stores = [*keys_and_values(keys, values)]\n", _STORES)
     axes = next(line for line in (ROOT / BUILD).read_text().splitlines() if line.startswith("    heads, kv_heads = "))
     tree.insert(BUILD, f"{axes}\n", _LAYER)
     tree.insert(BUILD, "import CacheWrite\n", "from mlxr.compiler.ir.ops.decayed_sum import DecayedSum\n")

@@ -131,6 +131,7 @@ MISTAKES = [
 
 
 @pytest.mark.long
+@pytest.mark.sim_only
 @pytest.mark.parametrize(("old", "new"), MISTAKES)
 def test_mistake_is_noticed(old, new):
     kernel = ExpertOrderKernel("expert_order", 6, 4, 32, skips=True)

@@ -70,6 +70,7 @@ MISTAKES = [
 
 
 @pytest.mark.long
+@pytest.mark.sim_only
 @pytest.mark.parametrize(("old", "new"), MISTAKES)
 def test_mistake_is_noticed(old, new):
     artifact = artifact_of("f32")
