@@ -74,7 +74,8 @@ class TensorSource:
     shape: tuple[int, ...]
     """Rows and columns, or the length of a vector."""
     safetensors: tuple[Recipe, ...]
-    """Recipes for safetensors files; the first one whose tensors the file has is used."""
+    """Recipes for safetensors files; the first one whose tensors the file has is used, and of several for the same
+    tensors the first one that fits their shapes."""
     gguf: tuple[Recipe, ...]
     """Recipes for GGUF files, used the same way."""
     format: WeightFormat = WeightFormat.F32

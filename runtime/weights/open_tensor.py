@@ -43,8 +43,23 @@ class TensorError(WeightsError):
 
 
 def find_recipe(file: WeightFile, part: TensorSource) -> Recipe | None:
-    """The first recipe whose tensors are in the file; None if there is none."""
-    return next((r for r in _recipes(file, part) if _is_for(r, file)), None)
+    """The first recipe whose tensors are in the file, and of several for these the one that fits their shapes.
+
+    None if there is none; if no shapes fit, the first one.
+    """
+    held = [recipe for recipe in _recipes(file, part) if _is_for(recipe, file)]
+    same = [recipe for recipe in held if recipe.tensors == held[0].tensors]
+    if len(same) < 2:
+        return held[0] if held else None
+    return next((recipe for recipe in same if _fits(recipe, file, part)), held[0])
+
+
+def _fits(recipe: Recipe, file: WeightFile, part: TensorSource) -> bool:
+    try:
+        _checked_pieces(file, recipe, part)
+    except _FaultError:
+        return False
+    return True
 
 
 def _is_for(recipe: Recipe, file: WeightFile) -> bool:
@@ -56,7 +71,7 @@ def _is_for(recipe: Recipe, file: WeightFile) -> bool:
 
 def expected_names(file: WeightFile, part: TensorSource) -> tuple[str, ...]:
     """The names that a part may have in a file of this kind, for messages."""
-    return tuple(recipe.tensor for recipe in _recipes(file, part))
+    return tuple(dict.fromkeys(recipe.tensor for recipe in _recipes(file, part)))
 
 
 def open_tensor(mapped: MappedWeights, part: TensorSource) -> TensorRows:

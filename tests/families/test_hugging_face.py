@@ -181,6 +181,7 @@ MODULES = {
     "llama4_text": "llama4",
     "minimax_m3_vl_text": "minimax_m3_vl",
     "qwen2_5_vl_text": "qwen2_5_vl",
+    "qwen3_vl_moe_text": "qwen3_vl_moe",
     "qwen3_vl_text": "qwen3_vl",
     "step3p5": "step3p7",
 }

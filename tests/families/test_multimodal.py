@@ -70,12 +70,17 @@ def test_published_configs_mean_what_they_mean_to_transformers(kind: str, name: 
     heads = getattr(said, "head_dim", None) or said.hidden_size // said.num_attention_heads
     for index, layer in enumerate(model.layers):
         attention, rope = layer.attention, layer.rope
+        of_experts = getattr(said, "moe_intermediate_size", None)
         assert (attention.num_heads, attention.num_kv_heads, attention.head_dim, layer.mlp.intermediate_size) == (
             said.num_attention_heads,
             said.num_key_value_heads,
             heads,
-            said.intermediate_size,
+            of_experts or said.intermediate_size,
         )
+        if of_experts:
+            experts = layer.mlp.experts
+            assert experts is not None and experts.normalise
+            assert (experts.count, experts.per_token) == (said.num_experts, said.num_experts_per_tok)
         slides = (getattr(said, "layer_types", None) or [""] * said.num_hidden_layers)[index] == "sliding_attention"
         assert attention.sliding_window == (said.sliding_window if slides else None)
         parameters = said.rope_parameters
@@ -114,6 +119,28 @@ ON_HOSTS = [(case, host) for case in cases.CONFIGS for host in ("reference", "cp
 @pytest.mark.parametrize(("case", "host"), few(ON_HOSTS, [one for one in ON_HOSTS if one[1] == "reference"]))
 def test_logits_of_text_are_those_of_transformers(case: str, host: str, tmp_path: Path) -> None:
     assert error_of(case, folder_of(case, tmp_path, AS_PUBLISHED.get(case, {})), host) < TOLERANCE
+
+
+def test_experts_whose_rows_are_columns(tmp_path: Path) -> None:
+    """As published folders have them, and transformers 5 does not save them."""
+    folder = folder_of("qwen3_vl_moe", tmp_path, {})
+    tensors = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(tensors, dict)
+    turned = {name: mx.swapaxes(held, 1, 2) for name, held in tensors.items() if ".mlp.experts." in name}
+    assert len(turned) == 4
+    held = tensors | {name: mx.contiguous(tensor) for name, tensor in turned.items()}
+    mx.eval(held)
+    mx.save_safetensors(str(folder / "model.safetensors"), held)
+    assert error_of("qwen3_vl_moe", folder, "reference") < TOLERANCE
+
+
+def test_experts_of_another_size_are_refused(tmp_path: Path) -> None:
+    config = cases.CONFIGS["qwen3_vl_moe"]
+    folder = folder_of("qwen3_vl_moe", tmp_path, {})
+    other = config | {"text_config": config["text_config"] | {"moe_intermediate_size": 80}}
+    (folder / "config.json").write_text(json.dumps(other))
+    with pytest.raises(WeightsError, match=r"experts.down_proj.* got \[5, 96, 128\], expected \[640, 80\]"):
+        mlxr.load(folder, host="reference")
 
 
 OTHER_NAMES = {

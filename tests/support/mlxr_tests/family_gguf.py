@@ -59,6 +59,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": ("qwen3", "qwen3", {}),
     # llama.cpp takes every third pair of a section, and does not rotate those that are left over.
     "qwen3_vl": ("qwen3", "qwen3vl", {"rope.dimension_sections": [6, 5, 5, 0], "n_deepstack_layers": 1}),
+    "qwen3_vl_moe": (
+        "qwen3_moe",
+        "qwen3vlmoe",
+        _EXPERTS | {"expert_feed_forward_length": 40, "rope.dimension_sections": [6, 5, 5, 0], "n_deepstack_layers": 1},
+    ),
     "qwen2_5_vl": ("qwen2, output", "qwen2vl", {"rope.dimension_sections": [4, 6, 6, 0]}),
     # What a layer says of itself, and a layer that guesses further tokens.
     "glm4, a guessing layer": (

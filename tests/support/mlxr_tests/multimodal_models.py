@@ -318,6 +318,26 @@ CONFIGS: dict[str, Config] = {
         | {"model_type": "qwen3_vl", "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
         "tie_word_embeddings": False,
     },
+    "qwen3_vl_moe": _IDS
+    | {
+        "model_type": "qwen3_vl_moe",
+        "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+        "text_config": _TEXT
+        | {
+            "model_type": "qwen3_vl_moe_text",
+            "rope_theta": 5000.0,
+            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [8, 8, 8], "rope_type": "default"},
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 96,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [1],
+        },
+        "vision_config": _QWEN
+        | {"model_type": "qwen3_vl_moe", "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        "tie_word_embeddings": False,
+    },
     "qwen2_5_vl": _IDS
     | {
         "model_type": "qwen2_5_vl",
