@@ -326,7 +326,7 @@ class RoutedProjection(ExpertProjection):
         """
         ports = {"bias": "selection_bias", "scales": "expert_scales"}
         routed = {"x": t["logits"]} | {name: t[port] for name, port in ports.items() if port in t}
-        require("expert_scales" not in t or not self.weighs, "expert_scales are bound, but weights are no result")
+        require("expert_scales" not in t or not self.weighs, "expert_scales are bound, but the op gives no weights")
         outputs = self.route.infer(routed)
         outputs |= super().infer({**t, "experts": outputs["experts"]})
         if self.weighs:
