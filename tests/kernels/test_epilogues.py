@@ -182,7 +182,7 @@ MISTAKES = [
     ("swiglu-oai", "gate_up", "(up + 1.0f)", "up", "layers.1.mlp.gated", 1),
     ("experts-shared-gate", "down_rows", "gate[row]", "gate[0]", DOWN, 7),
     ("experts-normalised", "experts", "(uint)experts[chosen]", "(uint)experts[0]", "layers.1.mlp.experts.gated", 4),
-    ("experts-normalised", "experts", "chosen / 2u", "chosen", "layers.1.mlp.experts.gated", 1),
+    ("experts-normalised", "experts", "chosen / 2u", "chosen", "layers.1.mlp.experts.gated", 4),
     ("experts-normalised", "experts_down", "* weights[chosen]", "", DOWN, 1),
     ("experts-topk-softmax-bias", "experts_down", "y += weights[chosen] *", "y +=", DOWN, 1),
 ]
