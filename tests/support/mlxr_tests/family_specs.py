@@ -159,7 +159,7 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
         "model__num_layers": 4,
         "model__layer_types": {
             "local": {
-                "attention": {"sliding_window": 5, "num_kv_heads": 3, "sinks": True},
+                "attention": {"sliding_window": 5, "num_kv_heads": 6, "sinks": True},
                 "rope": {"theta": 700.0},
             },
             "whole": {"attention": {"v_dim": 32}},
