@@ -4,50 +4,35 @@ from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.op_kind import RopeLayout
 from mlxr.compiler.ir.ops.latent import LatentRows
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH
+from mlxr.compiler.targets.metal.kernel_parts.rope_kernel import WhollyRotated
 from mlxr.compiler.targets.metal.lowering import MetalLowering, num_columns
 
 
 @dataclass(frozen=True)
-class LatentRow:
+class LatentRow(WhollyRotated):
     """[norm(latent) | rope(key)], made by the lanes of a simdgroup, which hold every 32nd element.
 
     Attributes:
-        activation: element type of the columns that it is made of.
+        activation, frequencies, rope_layout, rope_scale: see `WhollyRotated`: of the key.
         width, first: columns of the projection, and the one with which the latent begins.
         kv_rank: elements of the latent.
         kv_norm: element type of the weights of its norm.
-        frequencies, rope_layout, rope_scale: see `RopeKernel`.
         eps: added to the mean square.
     """
 
-    activation: DType
     width: int
     first: int
     kv_rank: int
     kv_norm: DType
-    frequencies: tuple[float, ...]
-    rope_layout: RopeLayout
-    rope_scale: float
     eps: float
 
     @property
     def places(self) -> tuple[Port, ...]:
         """The ports of the norm's weights, and of the tokens' slots."""
         return (("kv_norm", self.kv_norm), ("slots", DType.I32))
-
-    @property
-    def rotary_dim(self) -> int:
-        """Elements of the key."""
-        return 2 * len(self.frequencies)
-
-    @property
-    def head_dim(self) -> int:
-        """Elements of what is rotated: all of the key."""
-        return self.rotary_dim
 
     @property
     def row_dim(self) -> int:

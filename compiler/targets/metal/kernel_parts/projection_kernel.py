@@ -3,9 +3,9 @@
 from dataclasses import KW_ONLY, dataclass
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.op_kind import RopeLayout
 from mlxr.compiler.schedule.kernel import Port, round_up
 from mlxr.compiler.targets.epilogue import Epilogue
+from mlxr.compiler.targets.metal.kernel_parts.head_rows import HeadRows
 from mlxr.compiler.targets.metal.kernel_parts.matrix_kernel import MatrixKernel
 
 
@@ -24,36 +24,6 @@ class ExpertRows:
     top_k: int
     of_tokens: bool
     weighs: bool
-
-
-@dataclass(frozen=True)
-class HeadRows:
-    """The rows of x by head: columns of a head are multiplied by a matrix of its own, and others behind them rotated.
-
-    Attributes:
-        num_heads: heads of x, and of the weight, which has the rows of all, one head after the other.
-        head_columns: columns from one head of x to the next.
-        activation: element type of x.
-        frequencies: of the columns that are rotated; empty: there are none.
-        rope_layout, rope_scale: see `RopeKernel`.
-    """
-
-    num_heads: int
-    head_columns: int
-    activation: DType
-    frequencies: tuple[float, ...]
-    rope_layout: RopeLayout
-    rope_scale: float
-
-    @property
-    def rotary_dim(self) -> int:
-        """Columns of a head that are rotated."""
-        return 2 * len(self.frequencies)
-
-    @property
-    def head_dim(self) -> int:
-        """Elements of what is rotated: all of the rest of a head."""
-        return self.rotary_dim
 
 
 @dataclass(frozen=True)

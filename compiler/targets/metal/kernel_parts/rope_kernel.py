@@ -14,6 +14,31 @@ from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 
 @dataclass(frozen=True)
+class WhollyRotated:
+    """Base of what templates read of elements that are all rotated.
+
+    Attributes:
+        activation: their type.
+        frequencies, rope_layout, rope_scale: see `RopeKernel`.
+    """
+
+    activation: DType
+    frequencies: tuple[float, ...]
+    rope_layout: RopeLayout
+    rope_scale: float
+
+    @property
+    def rotary_dim(self) -> int:
+        """Elements that are rotated."""
+        return 2 * len(self.frequencies)
+
+    @property
+    def head_dim(self) -> int:
+        """The same: all of them."""
+        return self.rotary_dim
+
+
+@dataclass(frozen=True)
 class RopeKernel(ArenaKernel):
     """Base of the kernels that read packed queries, keys and values, and rotate some of them.
 

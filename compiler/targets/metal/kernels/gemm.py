@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from mlxr.compiler.targets.metal.kernel_parts.head_rows import HeadRows
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
-from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, HeadRows, ProjectionKernel
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, ProjectionKernel
 
 GEMM_TILE, GEMM_ROWS, GEMM_SIMDGROUPS = 32, 64, 4
 """Rows of x and of the weight that a threadgroup multiplies, and its simdgroups."""

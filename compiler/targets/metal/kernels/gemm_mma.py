@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.targets.metal.kernel_parts.head_rows import HeadRows
 from mlxr.compiler.targets.metal.kernel_parts.kernel import piece_of
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
-from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, HeadRows, ProjectionKernel
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, ProjectionKernel
 from mlxr.compiler.targets.metal.kernels.gemm import GEMM_COLUMNS, GEMM_ROWS, GEMM_SIMDGROUPS
 
 GEMM_MMA_TILE = 64

@@ -8,16 +8,16 @@ from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.op_kind import RopeLayout
 from mlxr.compiler.ir.ops.latent import HeadMatrices, HeadProduct, LatentQueries
 from mlxr.compiler.ir.tensor import Tensor
 from mlxr.compiler.schedule.geometry import OneRow, UnpackedTiles
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.epilogue import Epilogue
+from mlxr.compiler.targets.metal.kernel_parts.head_rows import HeadRows
 from mlxr.compiler.targets.metal.kernel_parts.matrix_kernel import MatrixKernel
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
-from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import HeadRows, ProjectionKernel
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
 from mlxr.compiler.targets.metal.kernels.gemm import GEMM_COLUMNS, gemm
 from mlxr.compiler.targets.metal.kernels.gemm_mma import gemm_mma
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
@@ -31,20 +31,14 @@ class HeadProductKernel(MatrixKernel):
 
     Attributes:
         out_features: outputs of one head's product. The weight has the rows of all heads, one head after the other.
-        num_heads: heads.
-        x_width, head_columns: columns of x, and from one of its heads to the next.
-        frequencies: of the columns of a head after those that are multiplied, which are rotated; empty: there are none.
-        rope_layout, rope_scale: see `RopeKernel`.
+        heads: the heads of x.
+        x_width: columns of x.
         in_threadgroup: whether x is in threadgroup memory, in f32; only of products within another kernel.
     """
 
     template = "head_product.metal.jinja"
-    num_heads: int
+    heads: HeadRows
     x_width: int
-    head_columns: int
-    frequencies: tuple[float, ...]
-    rope_layout: RopeLayout
-    rope_scale: float
     in_threadgroup: bool = False
 
     @property
@@ -55,23 +49,13 @@ class HeadProductKernel(MatrixKernel):
     @property
     def inputs(self) -> tuple[Port, ...]:
         """x, the weight, and the positions if something is rotated."""
-        positions: tuple[Port, ...] = (("positions", DType.I32),) if self.frequencies else ()
+        positions: tuple[Port, ...] = (("positions", DType.I32),) if self.heads.frequencies else ()
         return (("x", self.activation), ("weight", self.layout.dtype), *positions)
-
-    @property
-    def rotary_dim(self) -> int:
-        """Columns of a head that are rotated."""
-        return 2 * len(self.frequencies)
-
-    @property
-    def head_dim(self) -> int:
-        """Elements of what is rotated: all of the rest of a head."""
-        return self.rotary_dim
 
     @property
     def of_head(self) -> int:
         """Columns from one head's result to the next."""
-        return self.out_features + self.rotary_dim
+        return self.out_features + self.heads.rotary_dim
 
     @property
     def products(self) -> int:
@@ -81,13 +65,13 @@ class HeadProductKernel(MatrixKernel):
     @property
     def threadgroups(self) -> int:
         """Threadgroups of a head."""
-        return self.products + (1 if self.frequencies else 0)
+        return self.products + (1 if self.heads.frequencies else 0)
 
     @property
     def buffer_table(self) -> str:
         """The buffers, for the head of the kernel."""
         rows = self._matrix_table(f"[tokens, {self.x_width}]")
-        rows.append(f"out        [tokens, {self.num_heads}, {self.of_head}] {self.epilogue.out}")
+        rows.append(f"out        [tokens, {self.heads.num_heads}, {self.of_head}] {self.epilogue.out}")
         return "".join(f"//   {row}\n" for row in rows)
 
 
@@ -118,19 +102,11 @@ def lower_head_product(lowering: MetalLowering, op: Op, attrs: HeadMatrices) -> 
         choice=choice,
         x_columns=kernel.x_width,
     )
-    rows = HeadRows(
-        kernel.num_heads,
-        kernel.head_columns,
-        kernel.activation,
-        kernel.frequencies,
-        kernel.rope_layout,
-        kernel.rope_scale,
-    )
     with_mma = bool(unpacked.mma) and kernel.activation.is_16_bit
-    tiles: ProjectionKernel = gemm_mma(facts, heads=rows) if with_mma else gemm(facts, heads=rows)
+    tiles: ProjectionKernel = gemm_mma(facts, heads=kernel.heads) if with_mma else gemm(facts, heads=kernel.heads)
     grid = (
-        Extent(times=tiles.threadgroups + (1 if rows.frequencies else 0)),
-        Extent(times=rows.num_heads, dim="tokens", per=tiles.tile),
+        Extent(times=tiles.threadgroups + (1 if kernel.heads.frequencies else 0)),
+        Extent(times=kernel.heads.num_heads, dim="tokens", per=tiles.tile),
     )
     many = Condition(dim="tokens", minimum=unpacked.min_rows)
     lowering.emit(op, tiles, grid, names | {"dims": "dims"}, when=many, chosen=choice.sizes(UnpackedTiles))
@@ -138,7 +114,7 @@ def lower_head_product(lowering: MetalLowering, op: Op, attrs: HeadMatrices) -> 
 
 def _can_tile(kernel: HeadProductKernel) -> bool:
     """Whether columns are whole tiles, and each head of x begins at a multiple of 16 bytes."""
-    aligned = all(width % 8 == 0 for width in (kernel.x_width, kernel.head_columns))
+    aligned = all(width % 8 == 0 for width in (kernel.x_width, kernel.heads.head_columns))
     return aligned and kernel.in_features % GEMM_COLUMNS == 0
 
 
@@ -155,7 +131,7 @@ def launch_heads(
         when: the launch runs only if this holds.
     """
     kernel = heads_kernel(lowering, op, attrs, names["weight"], lowering.tensor(names["x"]))
-    grid = (Extent(times=kernel.threadgroups), Extent(times=kernel.num_heads, dim="tokens"))
+    grid = (Extent(times=kernel.threadgroups), Extent(times=kernel.heads.num_heads, dim="tokens"))
     chosen = _choice(lowering, kernel.label, kernel.layout, attrs).sizes(OneRow, without=_IGNORED)
     lowering.emit(op, kernel, grid, names, when=when, chosen=chosen)
 
@@ -177,12 +153,15 @@ def heads_kernel(lowering: MetalLowering, op: Op, attrs: HeadMatrices, weight: s
         epilogue=Epilogue(out=attrs.dtype),
         outs=choice.geometry.one_row.outputs,
         simdgroups=choice.geometry.one_row.simdgroups,
-        num_heads=attrs.num_heads,
+        heads=HeadRows(
+            num_heads=attrs.num_heads,
+            head_columns=attrs.head_dim,
+            activation=x.dtype,
+            frequencies=lowering.value(op, "frequencies").data if queries else (),
+            rope_layout=queries.rope_layout if queries else "half",
+            rope_scale=queries.rope_scale if queries else 1.0,
+        ),
         x_width=width,
-        head_columns=attrs.head_dim,
-        frequencies=lowering.value(op, "frequencies").data if queries else (),
-        rope_layout=queries.rope_layout if queries else "half",
-        rope_scale=queries.rope_scale if queries else 1.0,
     )
 
 

@@ -75,7 +75,7 @@ class LatentDecodeKernel(ArenaKernel):
     @property
     def num_heads(self) -> int:
         """Query heads."""
-        return self.queries.num_heads
+        return self.queries.heads.num_heads
 
     @property
     def kv_rank(self) -> int:

@@ -46,7 +46,7 @@ class LatentReduceKernel(MetalKernel):
     @property
     def num_heads(self) -> int:
         """Query heads."""
-        return self.products.num_heads
+        return self.products.heads.num_heads
 
     @property
     def kv_rank(self) -> int:
