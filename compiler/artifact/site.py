@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlxr.compiler.formats.arena import CacheGeometry
+from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_layout import WeightLayout
 
 
@@ -19,8 +20,9 @@ class Site:
         columns: columns of the weight; head_dim for attention and the cache; the hidden size for a step or chunk; a
             token's experts for their choice.
         formats: the weight's formats, in order; the cache's element type for attention and the cache; the formats of
-            all matrices for a step.
-        bits: average bits of a weight's number, scales included; bits of a cached number for attention and the cache.
+            all matrices for a step; the activations' type for the choice of experts.
+        bits: average bits of a weight's number, scales included; bits of a cached number for attention and the cache;
+            of an activation for the choice of experts.
     """
 
     label: str
@@ -45,9 +47,9 @@ class Site:
         return cls(label, cache.num_kv_heads, cache.head_dim, (str(cache.dtype),), bits)
 
     @classmethod
-    def of_choice(cls, num_experts: int, top_k: int) -> "Site":
-        """The site of the choice among so many experts, of which a token has top_k."""
-        return cls("choice", num_experts, top_k, (), 0.0)
+    def of_choice(cls, num_experts: int, top_k: int, activation: DType) -> "Site":
+        """The site of the choice among so many experts, of which a token has top_k, for activations of a type."""
+        return cls("choice", num_experts, top_k, (str(activation),), 8.0 * activation.size_bytes)
 
     @classmethod
     def of_chunk(cls, num_layers: int, hidden_size: int) -> "Site":

@@ -89,8 +89,9 @@ class UnpackedTiles(SizeRecord):
 class ExpertTiles(SizeRecord):
     """Products of many tokens by experts: the tokens of an expert share a read of its weight, as in `UnpackedTiles`."""
 
-    min_rows: int = size("experts_min_rows", 4, least=0)
-    """The fewest tokens that an expert has on average, from which steps are computed this way; 0: none are."""
+    min_rows: int = size("experts_min_rows", 8, least=0)
+    """The fewest tokens that an expert has on average, from which steps are computed this way; 0: none are. Without MMA
+    a tile costs as much as eight tokens by themselves, by count of instructions, however few it has."""
 
 
 @dataclass(frozen=True)

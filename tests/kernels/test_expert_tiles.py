@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.chips.catalog import find_chip
+from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.targets.metal.kernels.expert_order import ExpertOrderKernel
@@ -73,6 +75,22 @@ def test_products(name, tokens):
 
 def test_few_tokens_have_no_tiles():
     assert set(run_products(artifact_of("f32"), 3, 1e-5).launches) == {"experts", "experts_down"}
+
+
+@pytest.mark.parametrize(("dtype", "tokens"), [("bf16", 4), ("f32", 27)])
+def test_tiles_begin_where_they_pay(dtype, tokens):
+    """On an H100, 10 experts, 3 of them for a token: with MMA from one token an expert on, without it from 8 on."""
+    spec = small_spec(
+        model__tensor_names="canonical",
+        model__hidden_size=64,
+        model__mlp={"intermediate_size": 96, "experts": EXPERTS},
+        prefill_chunk=64,
+        activation_dtype=dtype,
+    )
+    plan = compile_spec(spec, targets=("metal",), chip=find_chip("h100")).artifact.plan
+    launches = [one for one in plan.first.phase("prefill").launches if not one.needs_library]
+    orders = [one for one in launches if plan.first.kernel(one.kernel).label == "expert_order"]
+    assert {one.when.minimum for one in orders} == {tokens}
 
 
 ORDERS = [(1, 1, 64), (4, 2, 64), (10, 3, 32), (60, 4, 64), (7, 6, 64), (5, 5, 4), (300, 8, 32)]

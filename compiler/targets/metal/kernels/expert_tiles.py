@@ -29,7 +29,7 @@ def tiles_from(lowering: MetalLowering, op: Op) -> int | None:
     which each token is multiplied by itself.
     """
     attrs = op.attrs_as(ExpertProduct)
-    choice = lowering.table.choose(Site.of_choice(attrs.num_experts, attrs.top_k))
+    choice = lowering.table.choose(Site.of_choice(attrs.num_experts, attrs.top_k, lowering.value(op, "x").dtype))
     rows = choice.geometry.many_rows.experts.min_rows
     if not rows or lowering.deterministic or lowering.phase == "decode":
         return None
