@@ -18,8 +18,12 @@ from mlxr.compiler.targets.cpu.kernel_parts.matrix_kernel import OutputSegment
 from mlxr.compiler.targets.cpu.kernels.experts import CpuExperts
 from mlxr.compiler.targets.cpu.kernels.route import CpuRoute
 from mlxr.compiler.targets.epilogue import Epilogue
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows
 from mlxr.compiler.targets.metal.kernels.expert_combine import ExpertCombineKernel
+from mlxr.compiler.targets.metal.kernels.expert_order import ExpertOrderKernel
 from mlxr.compiler.targets.metal.kernels.expert_projection import ExpertProjectionKernel
+from mlxr.compiler.targets.metal.kernels.expert_sum import ExpertSumKernel
+from mlxr.compiler.targets.metal.kernels.gemm import GEMM_ROWS, GEMM_SIMDGROUPS, GEMM_TILE, GemmKernel
 from mlxr.compiler.targets.metal.kernels.route import RouteKernel
 from mlxr_tests.cpu_kernels import CpuKernels
 from mlxr_tests.family_specs import family_spec
@@ -27,7 +31,7 @@ from mlxr_tests.kernel_bench import run_kernel
 from mlxr_tests.reference_ops import evaluate
 from mlxr_tests.specs import floats
 
-EXPERTS, TOP_K, HIDDEN, WIDTH = 8, 4, 40, 24
+EXPERTS, TOP_K, HIDDEN, WIDTH = 8, 4, 64, 32
 RANKS = [(0, 3), (3, 1), (4, 4)]
 """First expert and number of experts of each rank: two have fewer than a token chooses."""
 UNCHOSEN = 1
@@ -109,6 +113,46 @@ def by_metal(first, owned, weights, logits, x):
     return floats(run_kernel(combine, inputs | routed, shapes, grid)["out"])
 
 
+def by_metal_tiles(first, owned, weights, logits, x):
+    """As for prompts: choices ordered by expert, tiles, and the sum of the results."""
+    tokens = len(x)
+    route = RouteKernel("route", EXPERTS, bias=None, first_expert=first, owned=owned, **ROUTED)
+    shape = (tokens, TOP_K)
+    routed = run_kernel(route, {"x": mx.array(logits)}, {"experts": shape, "weights": shape}, (tokens, 1, 1))
+    gate_up, down = weights.gate_up.reshape(-1, HIDDEN), weights.down.reshape(-1, WIDTH)
+    sort = ExpertOrderKernel("order", owned, TOP_K, GEMM_TILE, skips=True)
+    tiles = sort.grid_of_tiles.value({"tokens": tokens})
+    dims = mx.array(np.array([tokens] + [0] * 7, dtype=np.uint32))
+    shapes = {"order": (tokens * TOP_K,), "tiles": (tiles, 3)}
+    ordered = run_kernel(sort, {"experts": routed["experts"], "dims": dims}, shapes, (owned, 1, 1))
+
+    def multiply(y, matrix, outputs, epilogue, *, of_tokens, **more):
+        kernel = GemmKernel(
+            "experts",
+            matrix.shape[1],
+            outputs,
+            layout_of([(WeightFormat.F32, len(matrix))], matrix.shape[1]),
+            activation=F32,
+            norm=None,
+            epilogue=epilogue,
+            outs=GEMM_ROWS // epilogue.halves,
+            simdgroups=GEMM_SIMDGROUPS,
+            gather=False,
+            tile=GEMM_TILE,
+            experts=ExpertRows(owned, TOP_K, of_tokens, weighs=not of_tokens),
+        )
+        inputs = {"x": y, "weight": mx.array(matrix)} | ordered | more
+        shapes = {"out": (tokens, TOP_K * outputs)}
+        return run_kernel(kernel, inputs, shapes, (kernel.threadgroups, tiles, 1))["out"]
+
+    y = multiply(mx.array(x), gate_up, WIDTH, Epilogue(out=F32, **UP), of_tokens=True)
+    more = {"weights": routed["weights"], "bias": mx.array(weights.bias.reshape(-1))}
+    y = multiply(y, down, HIDDEN, Epilogue(out=F32, bias=F32), of_tokens=False, **more)
+    total = ExpertSumKernel("sum", HIDDEN, TOP_K, skips=True, activation=F32, epilogue=Epilogue(out=F32))
+    inputs, grid = {"x": y, "experts": routed["experts"]}, (total.threadgroups, tokens, 1)
+    return floats(run_kernel(total, inputs, {"out": (tokens, HIDDEN)}, grid)["out"])
+
+
 def c_kernels(first, owned):
     shared = {"compute": "exact", "max_rows": 40, "num_experts": owned, "top_k": TOP_K}
     up, down = (OutputSegment(WeightFormat.F32, rows) for rows in (WIDTH, HIDDEN))
@@ -154,15 +198,16 @@ def by_cpu():
 
 @pytest.mark.parametrize("kind", ["any", "one rank is not chosen"])
 @pytest.mark.parametrize("tokens", [1, 40])
-@pytest.mark.parametrize("target", ["reference", "metal", "cpu"])
+@pytest.mark.parametrize("target", ["reference", "metal", "metal, in tiles", "cpu"])
 def test_ranks_add_up(target, tokens, kind, by_cpu):
-    rng = np.random.default_rng(tokens)
+    rng = np.random.default_rng(tokens + 3)  # a single token chooses the expert of the second rank
+    logits, x = (rng.normal(size=(tokens, n)).astype(np.float32) for n in (EXPERTS, HIDDEN))
     sizes = (2, EXPERTS, WIDTH, HIDDEN), (EXPERTS, HIDDEN, WIDTH), (EXPERTS, HIDDEN)
     weights = Weights(*(rng.normal(size=size).astype(np.float32) for size in sizes))
-    logits, x = (rng.normal(size=(tokens, n)).astype(np.float32) for n in (EXPERTS, HIDDEN))
     if kind != "any":
         logits[:, RANKS[UNCHOSEN][0]] = -30.0
-    compute = {"reference": by_reference, "metal": by_metal, "cpu": by_cpu}[target]
+    ways = {"reference": by_reference, "metal": by_metal, "metal, in tiles": by_metal_tiles, "cpu": by_cpu}
+    compute = ways[target]
     parts = [compute(*rank, weights.of(*rank), logits, x) for rank in RANKS]
     want = mixture(weights, logits, x)
     assert np.abs(sum(parts) - want).max() < 1e-5 * np.abs(want).max()
