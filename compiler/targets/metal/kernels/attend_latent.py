@@ -6,13 +6,11 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import LATENTS
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.latent import LatentAttention
-from mlxr.compiler.ir.ops.rope import Temperature
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import ArenaKernel
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH
+from mlxr.compiler.targets.metal.kernel_parts.latent_kernel import LatentKernel, quads_of_lane
 from mlxr.compiler.targets.metal.kernel_parts.latent_row import LatentRow
 from mlxr.compiler.targets.metal.lowering import MetalLowering
-from mlxr.compiler.targets.scores import query_scale
 
 SIMDGROUPS = 8
 """Simdgroups of a threadgroup."""
@@ -22,15 +20,12 @@ _MOST_HEADS = 4
 
 
 @dataclass(frozen=True)
-class AttendLatentKernel(ArenaKernel):
+class AttendLatentKernel(LatentKernel):
     """Attention of the query heads of a token to the rows of its sequence.
 
     Attributes:
         num_heads: query heads.
         kv_rank: elements of a row that are the value.
-        activation: element type of queries and results.
-        scale: factor of the scores.
-        temperature: see `AttentionKernel`.
         heads: query heads of a simdgroup.
         groups: simdgroups of a threadgroup with heads of their own.
         shares: simdgroups that share the keys of the same heads.
@@ -41,9 +36,6 @@ class AttendLatentKernel(ArenaKernel):
     template = "attend_latent.metal.jinja"
     num_heads: int
     kv_rank: int
-    activation: DType
-    scale: float
-    temperature: Temperature | None
     heads: int
     groups: int
     shares: int
@@ -99,29 +91,9 @@ class AttendLatentKernel(ArenaKernel):
         return self.groups * self.shares * SIMD_WIDTH
 
     @property
-    def row_dim(self) -> int:
-        """Elements of a row, and of a query."""
-        return self.arena.head_dim
-
-    @property
-    def quads(self) -> int:
-        """Vectors of 4 elements of a row that a lane holds, the last one perhaps past its end."""
-        return -(-self.row_dim // (4 * SIMD_WIDTH))
-
-    @property
     def value_quads(self) -> int:
         """Those that have elements of the value."""
-        return -(-self.kv_rank // (4 * SIMD_WIDTH))
-
-    @property
-    def unroll(self) -> int:
-        """Keys that a simdgroup loads and scores at once."""
-        return 2
-
-    @property
-    def query_scale(self) -> float:
-        """Factor of the queries: it makes scores ready for exp2."""
-        return query_scale(self.scale, None)
+        return quads_of_lane(self.kv_rank)
 
     @property
     def threadgroup_heads(self) -> int:
@@ -142,7 +114,7 @@ class AttendLatentKernel(ArenaKernel):
 
 def attend_kernel(lowering: MetalLowering, op: Op, attrs: LatentAttention) -> AttendLatentKernel:
     """The kernel in which each simdgroup has heads of its own."""
-    quads = -(-attrs.row_dim // (4 * SIMD_WIDTH)) + -(-attrs.kv_rank // (4 * SIMD_WIDTH))
+    quads = quads_of_lane(attrs.row_dim) + quads_of_lane(attrs.kv_rank)
     heads = max(1, min(_MOST_HEADS, attrs.num_heads, _MOST_QUADS // quads))
     return AttendLatentKernel(
         "attend_latent_prefill",

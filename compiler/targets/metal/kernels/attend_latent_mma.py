@@ -5,12 +5,10 @@ from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import LATENTS
-from mlxr.compiler.ir.ops.rope import Temperature
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import ArenaKernel
 from mlxr.compiler.targets.metal.kernel_parts.kernel import MMA_ROWS, SIMD_WIDTH
+from mlxr.compiler.targets.metal.kernel_parts.latent_kernel import LatentKernel
 from mlxr.compiler.targets.metal.kernels.attend_latent import AttendLatentKernel
-from mlxr.compiler.targets.scores import query_scale
 
 _SIMDGROUPS = 4
 _COLUMNS = 32
@@ -21,19 +19,16 @@ _MOST_TOKENS = 8
 
 
 @dataclass(frozen=True)
-class AttendLatentMmaKernel(ArenaKernel):
+class AttendLatentMmaKernel(LatentKernel):
     """Attention of 16 rows of queries, which are heads of neighbouring tokens, to the rows of their sequence.
 
     Attributes:
-        num_heads, kv_rank, activation, scale, temperature: see `AttendLatentKernel`.
+        num_heads, kv_rank: see `AttendLatentKernel`.
     """
 
     template = "attend_latent_mma.metal.jinja"
     num_heads: int
     kv_rank: int
-    activation: DType
-    scale: float
-    temperature: Temperature | None
 
     @staticmethod
     def replacing(kernel: AttendLatentKernel) -> "AttendLatentMmaKernel | None":
@@ -85,11 +80,6 @@ class AttendLatentMmaKernel(ArenaKernel):
         return self.kv_rank
 
     @property
-    def row_dim(self) -> int:
-        """Elements of a row, and of a query."""
-        return self.arena.head_dim
-
-    @property
     def simdgroups(self) -> int:
         """Simdgroups that share the columns of queries, keys and values."""
         return _SIMDGROUPS
@@ -113,11 +103,6 @@ class AttendLatentMmaKernel(ArenaKernel):
     def loads(self) -> int:
         """Times 16 bytes of the keys that a thread brings."""
         return -(-MMA_ROWS * self.row_dim // (8 * self.threads))
-
-    @property
-    def query_scale(self) -> float:
-        """Factor of the scores: it makes them ready for exp2."""
-        return query_scale(self.scale, None)
 
     @property
     def weight_exponent(self) -> int:

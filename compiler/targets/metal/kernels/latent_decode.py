@@ -8,20 +8,19 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import LATENTS
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.latent_decode import LatentDecode
-from mlxr.compiler.ir.ops.rope import Temperature
 from mlxr.compiler.ir.tensor import Tensor
 from mlxr.compiler.schedule.geometry import AttendPartition, AttendWhole, DecodeAttention
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.schedule.lowering import Scratch
-from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import ArenaKernel, arena_buffers
+from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, THREADGROUP_BYTES
+from mlxr.compiler.targets.metal.kernel_parts.latent_kernel import LatentKernel, quads_of_lane
 from mlxr.compiler.targets.metal.kernel_parts.latent_row import LatentRow, latent_row
 from mlxr.compiler.targets.metal.kernels.attend_latent import SIMDGROUPS, attend_kernel
 from mlxr.compiler.targets.metal.kernels.head_product import HeadProductKernel, heads_kernel, launch_heads
 from mlxr.compiler.targets.metal.kernels.latent_reduce import LatentReduceKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
-from mlxr.compiler.targets.scores import query_scale
 
 _OUTPUTS = 8
 """Rows of a head's matrix that a simdgroup takes at once: few threadgroups read it, each with many loads in flight."""
@@ -30,26 +29,20 @@ _MANY_HEADS = 2
 
 
 @dataclass(frozen=True)
-class LatentDecodeKernel(ArenaKernel):
+class LatentDecodeKernel(LatentKernel):
     """All of latent attention between its projections.
 
     Attributes:
-        activation: element type of queries and results.
         row: how the new token's row is made.
         queries, products: the products of heads before and after attention; simdgroups of a threadgroup share them.
-        scale: factor of the scores.
-        temperature: see `AttentionKernel`.
         heads: query heads of a threadgroup.
         simdgroups: simdgroups of a threadgroup, which share its keys.
     """
 
     template = "latent_decode.metal.jinja"
-    activation: DType
     row: LatentRow
     queries: HeadProductKernel
     products: HeadProductKernel
-    scale: float
-    temperature: Temperature | None
     heads: int
     simdgroups: int
 
@@ -83,29 +76,9 @@ class LatentDecodeKernel(ArenaKernel):
         return self.row.kv_rank
 
     @property
-    def row_dim(self) -> int:
-        """Elements of a row, and of a query."""
-        return self.row.row_dim
-
-    @property
-    def quads(self) -> int:
-        """Vectors of 4 elements of a row that a lane holds, the last one perhaps past its end."""
-        return -(-self.row_dim // (4 * SIMD_WIDTH))
-
-    @property
     def value_quads(self) -> int:
         """Those that have elements of the value."""
-        return -(-self.kv_rank // (4 * SIMD_WIDTH))
-
-    @property
-    def unroll(self) -> int:
-        """Keys that a simdgroup loads and scores at once."""
-        return 2
-
-    @property
-    def query_scale(self) -> float:
-        """Factor of the queries: it makes scores ready for exp2."""
-        return query_scale(self.scale, None)
+        return quads_of_lane(self.kv_rank)
 
     @property
     def head_groups(self) -> int:
