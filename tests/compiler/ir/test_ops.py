@@ -11,7 +11,7 @@ from mlxr.compiler.ir.checks import RuleError
 from mlxr.compiler.ir.op_registry import op_kinds, read_op_kind
 from mlxr.compiler.ir.tensor import Shape, Tensor
 from mlxr.compiler.ir.work import Dims, Use
-from mlxr_tests import latent_ops
+from mlxr_tests import latent_ops, recurrent_ops
 from mlxr_tests.expert_ops import EXPERTS, matrix, tokens
 from mlxr_tests.reference_ops import PLAIN_PROJECTION
 
@@ -49,6 +49,7 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         {"out": tokens(48, BF16)},
     ),
     **latent_ops.GOOD,
+    **recurrent_ops.GOOD,
     "norm": ("norm", {"x": tokens(48, BF16), "weight": matrix(48)}, NORM, {"out": tokens(48, BF16)}),
     "norm, all of it": (
         "norm",
@@ -279,6 +280,7 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("linear", {"bias": (23,)}, {}, r"bias is \[23\]; expected \[24\]"),
     ("linear", {"x": ("tokens", "rows")}, {}, r"x is \['tokens', 'rows'\]"),
     *latent_ops.BAD,
+    *recurrent_ops.BAD,
     ("multiply", {"b": ("rows", 48)}, {}, "expected the same"),
     ("add", {"b": tokens(48, BF16)}, {}, "expected the same"),
     ("add", {}, {"alpha": True}, "attribute alpha is True; expected a number"),
@@ -438,8 +440,10 @@ def test_stages() -> None:
     experts = {"route", "expert_projection", "routed_projection", "expert_combine"}
     latent = {"latent_write", "latent_norm_write", "head_product", "latent_queries", "latent_attention"}
     latent |= {"latent_decode"}
+    recurrent = {"gated_norm"}
     collectives = {"all_sum", "send", "receive", "gather_result"}
-    assert left == {"embed", "norm", "norm_rows", "linear", "projection"} | experts | attention | latent | collectives
+    others = {"embed", "norm", "norm_rows", "linear", "projection"}
+    assert left == others | experts | attention | latent | recurrent | collectives
 
 
 def test_kinds_with_the_same_attributes_differ() -> None:

@@ -16,6 +16,7 @@ from mlxr.compiler.ir.ops.cache import CacheWrite
 from mlxr.compiler.ir.ops.collectives import AllSum
 from mlxr.compiler.ir.ops.elementwise import Add, Multiply, Scale
 from mlxr.compiler.ir.ops.experts import ExpertLinear, ExpertSum, Route
+from mlxr.compiler.ir.ops.gated_norm import GatedNorm
 from mlxr.compiler.ir.ops.linear import Linear
 from mlxr.compiler.ir.ops.norm import Norm
 from mlxr.compiler.ir.ops.rope import Rope
@@ -38,6 +39,7 @@ NORM = Norm(6, 1.0, "rms", 0.1)
 ATTENTION = Attention(6, 2, 40, 0.1, None, None)
 ROUTE = Route(2, "sigmoid", True, 1.0)
 LINEAR = Linear(DType.F32)
+GATED = GatedNorm(6, 0.1, "silu", False, 0)
 INPUTS = {"x": Tensor(("tokens", 5), DType.F32)}
 
 Case = tuple[OpKind, dict[str, Holding], OpKind | None, Holding]
@@ -46,6 +48,7 @@ BECOMES: dict[str, Case] = {
     "rope of keys": (replace(ROPE, num_heads=2), {"x": split(K)}, replace(ROPE, num_heads=1), split(K)),
     "rope of all": (ROPE, {"x": WHOLE}, ROPE, WHOLE),
     "norm": (NORM, {"x": split(Q), "weight": Holding((Q,))}, replace(NORM, groups=3), split(Q)),
+    "gated_norm": (GATED, {"x": split(Q), "gate": split(Q)}, replace(GATED, groups=3), split(Q)),
     "attention": (ATTENTION, {"q": split(Q)}, replace(ATTENTION, num_heads=3, num_kv_heads=1), split(Q)),
     "cache_write": (CacheWrite(2, 40), {"k": split(K), "v": split(K)}, CacheWrite(1, 40), WHOLE),
     "linear, by rows": (LINEAR, {"x": WHOLE, "weight": Holding((Q, None)), "bias": Holding((Q,))}, LINEAR, split(Q)),
@@ -91,6 +94,9 @@ REFUSED: list[tuple[OpKind, Mapping[str, Holding], str]] = [
     (LINEAR, {"x": WHOLE, "weight": Holding((Q, None)), "bias": WHOLE}, "a bias of other rows"),
     (replace(NORM, groups=1), {"x": split(Q), "weight": Holding((Q,))}, "normalises 6 heads together"),
     (NORM, {"x": split(Q), "weight": Holding((K,))}, "weight is of other columns"),
+    (GATED, {"x": split(Q), "gate": split(K)}, "gates of other heads than x"),
+    (replace(GATED, groups=3), {"x": split(Q), "gate": split(Q)}, "columns 120 to 240, not whole groups of 80"),
+    (GATED, {"x": split(Q), "gate": split(Q), "weight": Holding((K,))}, "weight is of other columns"),
     (CacheWrite(2, 40), {"k": split(K), "v": WHOLE}, "some kv_heads of 2 at k, and the whole at v"),
     (ATTENTION, {"q": split(Q), "sinks": WHOLE}, "sinks of other heads"),
     (Multiply(), {"a": split(Q), "b": WHOLE}, "some heads of 6 at a, and the whole at b"),
