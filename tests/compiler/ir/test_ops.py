@@ -11,7 +11,7 @@ from mlxr.compiler.ir.checks import RuleError
 from mlxr.compiler.ir.op_registry import op_kinds, read_op_kind
 from mlxr.compiler.ir.tensor import Shape, Tensor
 from mlxr.compiler.ir.work import Dims, Use
-from mlxr_tests import latent_ops, recurrent_ops
+from mlxr_tests import latent_ops, recurrent_ops, ssd_ops
 from mlxr_tests.expert_ops import EXPERTS, matrix, tokens
 from mlxr_tests.reference_ops import PLAIN_PROJECTION
 
@@ -50,6 +50,7 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
     ),
     **latent_ops.GOOD,
     **recurrent_ops.GOOD,
+    **ssd_ops.GOOD,
     "norm": ("norm", {"x": tokens(48, BF16), "weight": matrix(48)}, NORM, {"out": tokens(48, BF16)}),
     "norm, all of it": (
         "norm",
@@ -281,6 +282,7 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("linear", {"x": ("tokens", "rows")}, {}, r"x is \['tokens', 'rows'\]"),
     *latent_ops.BAD,
     *recurrent_ops.BAD,
+    *ssd_ops.BAD,
     ("multiply", {"b": ("rows", 48)}, {}, "expected the same"),
     ("add", {"b": tokens(48, BF16)}, {}, "expected the same"),
     ("add", {}, {"alpha": True}, "attribute alpha is True; expected a number"),
@@ -429,7 +431,8 @@ def test_rule_refuses(case: str, inputs: dict[str, Shape | Tensor], attrs: dict[
 def test_arena_accesses_have_tokens() -> None:
     accesses = {kind.name for kind in OPS.values() if kind.accesses}
     keeps = {name for name, kind in OPS.items() if {"k_arena", "v_arena"} <= {*kind.inputs}}
-    assert accesses == keeps | {name for name, kind in OPS.items() if "latent_arena" in kind.inputs}
+    keeps |= {name for name, kind in OPS.items() if {"latent_arena", "state_table"} & {*kind.inputs}}
+    assert accesses == keeps
     assert accesses == {name for name, kind in OPS.items() if "token" in kind.outputs and "token" in kind.optional}
 
 
@@ -440,7 +443,7 @@ def test_stages() -> None:
     experts = {"route", "expert_projection", "routed_projection", "expert_combine"}
     latent = {"latent_write", "latent_norm_write", "head_product", "latent_queries", "latent_attention"}
     latent |= {"latent_decode"}
-    recurrent = {"gated_norm"}
+    recurrent = {"gated_norm", "ssd"}
     collectives = {"all_sum", "send", "receive", "gather_result"}
     others = {"embed", "norm", "norm_rows", "linear", "projection"}
     assert left == others | experts | attention | latent | recurrent | collectives

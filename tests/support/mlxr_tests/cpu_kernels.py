@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -41,9 +42,13 @@ static void test_program(mlxr_worker *w, const mlxr_batch *b) {
     switch (test_kernel) { CALLS }
 }
 
-void run(int kernel, int tokens, int rows, const int32_t *token_ids, const int32_t *logit_rows,
+void run(int kernel, int tokens, int rows, const int32_t *token_ids, const int32_t *logit_rows, int seqs,
+         const int32_t *query_start, const int32_t *state_table, int state_columns, uint8_t *const *stores,
          void *const *arguments) {
-    mlxr_batch batch = {.tokens = tokens, .rows = rows, .token_ids = token_ids, .logit_rows = logit_rows};
+    mlxr_batch batch = {.tokens = tokens, .rows = rows, .token_ids = token_ids, .logit_rows = logit_rows,
+                        .seqs = seqs, .query_start = query_start, .state_table = state_table,
+                        .state_columns = state_columns};
+    test_model.stores = stores;
     test_kernel = kernel;
     a = arguments;
     mlxr_pool_run(&test_model, test_program, &batch);
@@ -87,8 +92,27 @@ def _packs(formats: set[WeightFormat]) -> str:
     return "".join(texts)
 
 
+@dataclass(frozen=True)
+class Sequences:
+    """The sequences of a batch, for kernels that keep something of each.
+
+    Attributes:
+        query_start: [seqs + 1] i32: the first token of each.
+        state_table: [seqs, columns] i32: see `Batch`.
+        stores: the stores, by the numbers that the kernels have for them.
+        layer: what kernels get as their layer.
+    """
+
+    query_start: np.ndarray
+    state_table: np.ndarray
+    stores: Sequence[np.ndarray]
+    layer: int
+
+
 def _call(index: int, kernel: CpuKernel) -> str:
-    arguments = "".join(f", a[{i}]" for i in range(len(kernel.params)))
+    arguments = "".join(
+        f", *(const int *)a[{i}]" if param.kind == "layer" else f", a[{i}]" for i, param in enumerate(kernel.params)
+    )
     return f"case {index}: kernel_{index}(w, b{arguments}); break;"
 
 
@@ -140,9 +164,18 @@ class CpuKernels:
         tokens: int,
         token_ids: np.ndarray | None = None,
         logit_rows: np.ndarray | None = None,
+        sequences: Sequences | None = None,
     ) -> None:
-        """Calls a kernel on its arguments in order, with `tokens` tokens."""
-        pointers = (ctypes.c_void_p * len(arguments))(*(a.ctypes.data for a in arguments))
+        """Calls a kernel on its arguments in order, with `tokens` tokens; the layer is that of the sequences."""
+        given = iter(arguments)
+        layer = np.array([sequences.layer if sequences else 0], np.int32)
+        every = [layer if param.kind == "layer" else next(given) for param in kernel.params]
+        pointers = (ctypes.c_void_p * len(every))(*(a.ctypes.data for a in every))
         rows = 0 if logit_rows is None else len(logit_rows)
         ids, gather = (None if array is None else address(array) for array in (token_ids, logit_rows))
-        self.library.run(self.kernels.index(kernel), tokens, rows, ids, gather, pointers)
+        kept = (0, None, None, 0, None)
+        if sequences is not None:
+            stores = (ctypes.c_void_p * len(sequences.stores))(*(a.ctypes.data for a in sequences.stores))
+            seqs, columns = sequences.state_table.shape
+            kept = (seqs, address(sequences.query_start), address(sequences.state_table), columns, stores)
+        self.library.run(self.kernels.index(kernel), tokens, rows, ids, gather, *kept, pointers)

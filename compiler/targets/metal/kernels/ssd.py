@@ -1,0 +1,149 @@
+"""The scan of Mamba-2."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.artifact.launch import Extent
+from mlxr.compiler.errors import PlanError
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.ssd import STATES, Ssd
+from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
+from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
+from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns
+
+_LANES = 8
+_QUAD = 4
+_MOST_ROWS = 32
+_MOST_TILE = 16
+_TILE_BYTES = 16384
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where an input of tokens has what is read of it: its element type, its columns, and the first that is read."""
+
+    dtype: DType
+    width: int
+    first: int
+
+
+@dataclass(frozen=True)
+class SsdKernel(MetalKernel):
+    """The scan of Mamba-2.
+
+    Attributes:
+        num_layers: layers that have rows of the store.
+        num_heads, head_dim, num_groups, state_dim, least, most: see `Ssd`.
+        x, b, c, dt, gate: where their inputs have them; `gate` None: there is none.
+        tile: tokens that are brought to threadgroup memory together.
+    """
+
+    template = "ssd.metal.jinja"
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+    least: float
+    most: float | None
+    x: Columns
+    b: Columns
+    c: Columns
+    dt: Columns
+    gate: Columns | None
+    tile: int
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """The tokens' numbers, the heads', whose tokens they are, the layer, and the store."""
+        of_tokens = {"x": self.x, "b": self.b, "c": self.c, "dt": self.dt, "gate": self.gate}
+        tokens = tuple((port, columns.dtype) for port, columns in of_tokens.items() if columns is not None)
+        heads = tuple((port, DType.F32) for port in ("a", "d", "dt_bias"))
+        tables = (("query_start", DType.I32), ("state_table", DType.I32), ("layer", DType.U32))
+        return (*tokens, *heads, *tables, (STATES, DType.F32), ("token", DType.U32))
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The heads' results, and the token."""
+        return (("out", self.x.dtype), ("token_out", DType.U32))
+
+    @property
+    def lanes(self) -> int:
+        """Lanes that share a row of a state."""
+        return _LANES
+
+    @property
+    def quads(self) -> int:
+        """Vectors of 4 elements that a lane holds."""
+        return -(-self.state_dim // (_QUAD * self.lanes))
+
+    @property
+    def exact(self) -> bool:
+        """Whether no lane holds elements past the end of its row."""
+        return self.state_dim == self.quads * _QUAD * self.lanes
+
+    @property
+    def rows(self) -> int:
+        """Rows of a state that a threadgroup has."""
+        simdgroup = 32 // self.lanes
+        return min(_MOST_ROWS, -(-self.head_dim // simdgroup) * simdgroup)
+
+    @property
+    def splits(self) -> int:
+        """Threadgroups that share a head."""
+        return -(-self.head_dim // self.rows)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a threadgroup."""
+        return self.rows * self.lanes
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """B, C, dt and decays of a tile."""
+        return 4 * self.tile * (2 * self.state_dim + 2)
+
+
+def most_tokens(state_dim: int) -> int:
+    """The most tokens of prompts that are brought to threadgroup memory together."""
+    return max(1, min(_MOST_TILE, _TILE_BYTES // (8 * state_dim)))
+
+
+@lowers(Ssd)
+def lower_ssd(lowering: MetalLowering, op: Op, attrs: Ssd) -> None:
+    """Adds the launch.
+
+    Raises:
+        PlanError: rows of a state cannot be read 4 elements at a time.
+    """
+    if attrs.state_dim % _QUAD:
+        raise PlanError(
+            f"op {op.name!r} has states of {attrs.state_dim} columns, and Metal kernels read {_QUAD} at a time: "
+            f"expected a multiple of {_QUAD}"
+        )
+    layers = lowering.value(op, STATES).shape[1]
+    assert isinstance(layers, int), "a store has a fixed size"
+
+    def columns(port: str) -> Columns:
+        value = lowering.value(op, port)
+        return Columns(value.dtype, num_columns(value), attrs.columns[port][0])
+
+    kernel = SsdKernel(
+        "ssd",
+        num_layers=layers,
+        num_heads=attrs.num_heads,
+        head_dim=attrs.head_dim,
+        num_groups=attrs.num_groups,
+        state_dim=attrs.state_dim,
+        least=attrs.least,
+        most=attrs.most,
+        x=columns("x"),
+        b=columns("b"),
+        c=columns("c"),
+        dt=columns("dt"),
+        gate=columns("gate") if "gate" in op.inputs else None,
+        tile=1 if lowering.phase == "decode" else most_tokens(attrs.state_dim),
+    )
+    grid = (Extent(times=kernel.num_heads * kernel.splits), Extent(dim="seqs"))
+    lowering.emit(op, kernel, grid, arena_buffers(lowering, op))

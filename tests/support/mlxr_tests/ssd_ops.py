@@ -1,0 +1,54 @@
+"""Good and bad scans of Mamba-2, for the tests of all kinds: 6 heads of 16, in 3 groups with states of 32."""
+
+from typing import Any
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.tensor import Shape, Tensor
+
+_SIZES: dict[str, Any] = {"num_heads": 6, "head_dim": 16, "num_groups": 3, "state_dim": 32, "least": 0.0, "most": None}
+_FIRST: dict[str, Any] = dict.fromkeys(("x_first", "b_first", "c_first", "dt_first", "gate_first"), 0)
+
+
+def _tokens(width: int, dtype: DType = DType.BF16) -> Tensor:
+    return Tensor(("tokens", width), dtype)
+
+
+def _heads(count: int = 6) -> Tensor:
+    return Tensor((count,), DType.F32)
+
+
+_TABLES = {
+    "query_start": Tensor(("seqs+1",), DType.I32),
+    "state_table": Tensor(("seqs", 2), DType.I32),
+    "states": Tensor((9, 2, 6, 16, 32), DType.F32),
+}
+_NUMBERS = {"a": _heads(), "d": _heads(), "dt_bias": _heads()}
+_RESULT = {"out": _tokens(96), "token": Tensor((8,), DType.U32)}
+GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]] = {
+    "ssd": (
+        "ssd",
+        {"x": _tokens(96), "b": _tokens(96), "c": _tokens(96), "dt": _tokens(6)} | _NUMBERS | _TABLES,
+        _SIZES | _FIRST,
+        _RESULT,
+    ),
+    "ssd, of joined columns, with a gate": (
+        "ssd",
+        dict.fromkeys(("x", "b", "c", "dt", "gate"), _tokens(390)) | _NUMBERS | _TABLES,
+        _SIZES | _FIRST | {"x_first": 96, "b_first": 192, "c_first": 288, "dt_first": 384},
+        _RESULT,
+    ),
+}
+BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
+    ("ssd", {"x": _tokens(90)}, {}, "x has 90 columns; expected 96 from 0 on"),
+    ("ssd", {}, {"dt_first": 1}, "dt has 6 columns; expected 6 from 1 on"),
+    ("ssd", {}, {"b_first": -1}, "attribute b_first is -1; expected 0 or more"),
+    ("ssd", {}, {"num_groups": 4}, "6 heads are not 4 equal groups"),
+    ("ssd", {}, {"state_dim": 0}, "attribute state_dim is 0; expected a number greater than 0"),
+    ("ssd", {}, {"least": -1.0}, "attribute least is -1.0; expected 0 or more"),
+    ("ssd", {}, {"most": 0.0}, "attribute most is 0.0; expected a number greater than 0"),
+    ("ssd", {"a": (5,)}, {}, r"a is \[5\]; expected \[6\]"),
+    ("ssd", {"d": Tensor((6,), DType.BF16)}, {}, "d is bf16; expected f32"),
+    ("ssd", {"c": Tensor(("rows", 96), DType.BF16)}, {}, r"c is \['rows', 96\]; expected \[tokens, columns\]"),
+    ("ssd", {"states": (9, 2, 6, 16, 8)}, {}, r"states are .*; expected rows of \[6, 16, 32\]"),
+    ("ssd", {"states": Tensor((9, 2, 6, 16, 32), DType.BF16)}, {}, "states are bf16; expected f32"),
+]
