@@ -123,6 +123,17 @@ def test_experts_and_a_shared_one_of_several_sequences(name, weights):
         bench.run("decode", [op], bench.batch([(seq_id, 1) for seq_id in seq_ids]))
 
 
+@pytest.mark.parametrize("matmul", [{"matmul_tile": 2}, {"mma_min_rows": 2, "mma_outputs": 16}])
+def test_tiles_of_sequences_share_reads_of_a_shared_expert(matmul):
+    """More sequences than a tile, whose last is not full; where matrix instructions multiply them, apart."""
+    spec = large_spec("experts-shared-gate", "q8_0", activation_dtype="bf16")
+    bench = OpBench(compiled(spec, Geometry.of(**matmul)), sum_error=4e-3)
+    name, _ = expert_ops(bench.artifact, "decode")
+    bench.run("decode", [name], bench.batch([(seq_id, 1) for seq_id in bench.sequences(0, 4, 9)]))
+    assert ("routed_experts_shared_rows" in bench.launches) == ("matmul_tile" in matmul)
+    assert ("routed_experts" in bench.launches) == ("mma_min_rows" in matmul)
+
+
 @pytest.mark.parametrize("name", ["experts-shared-gate", "experts-topk-softmax-bias"])
 @pytest.mark.parametrize("sizes", [(4, 4, 2), (4, 2, 1)])
 def test_simdgroups_that_share_the_columns_of_experts(name, sizes):

@@ -164,7 +164,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             model__mlp={"intermediate_size": 56, "experts": _EXPERTS | {"router": "sigmoid", "selection_bias": True}},
         ),
         Geometry(),
-        ("route",),
+        ("route", "routed_experts"),
     ),
     "q4_k_m": (
         small_spec(
@@ -232,7 +232,10 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             },
         ),
         Geometry(),
-        ("experts", "experts_down", "down_rows", "routed_experts", "routed_experts_shared", "experts_down_shared"),
+        (
+            *("experts", "experts_down", "down_rows", "experts_down_shared"),
+            *("routed_experts_shared", "routed_experts_shared_rows"),
+        ),
     ),
     "codes-mma": (
         small_spec(

@@ -1,6 +1,6 @@
 """The base of the experts' kernels, which read only the rows of a token's chosen experts."""
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TypedDict
 
 from mlxr.compiler.artifact.site import Site
@@ -26,10 +26,16 @@ PROJECTION_IGNORES = OneRow.names("mma", "split")
 
 @dataclass(frozen=True)
 class SharedMatrix(MatrixKernel):
-    """What templates read of a weight that every token is multiplied with, in a kernel of experts; no kernel itself."""
+    """What templates read of a weight that every token is multiplied with, in a kernel of experts; no kernel itself.
+
+    Attributes:
+        tile: tokens that share a read of the weight; 1: each token is multiplied by itself.
+    """
 
     template = ""
     inputs = ()
+    _: KW_ONLY
+    tile: int = 1
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,11 @@ class ExpertKernel(MatrixKernel):
         """See `MatrixKernel`."""
         return tuple(dict.fromkeys((*super().read_dtypes, *(self.shared.read_dtypes if self.shared else ()))))
 
+    @property
+    def dims_port(self) -> tuple[Port, ...]:
+        """The number of tokens, where several share a read of the shared expert's weight."""
+        return (("dims", DType.U32),) if self.shared and self.shared.tile > 1 else ()
+
     def _head(self, x: str, *rows: str) -> str:
         """The table of buffers: x has the shape `x`, and `rows` are lines for the subclass's own buffers."""
         skipped = "; -1: another rank's" if self.skips else ""
@@ -82,6 +93,8 @@ class ExpertKernel(MatrixKernel):
             table.append(f"bias       [{self.layout.rows}] {self.epilogue.bias}")
         if self.shared:
             table += self._rows_of("shared", self.shared.layout)
+        if self.dims_port:
+            table.append("dims       [8] u32: tokens, seqs, rows, tiles")
         return "".join(f"//   {row}\n" for row in table)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from mlxr.compiler.artifact.launch import Condition, Extent
+from mlxr.compiler.artifact.launch import Condition
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.experts import ExpertCombine
@@ -17,7 +17,15 @@ from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
     expert_fields,
 )
 from mlxr.compiler.targets.metal.kernels.expert_tiles import multiply_tiles, sum_choices, tiles_from
-from mlxr.compiler.targets.metal.kernels.shared_expert import ALONE, TOGETHER, multiply_together, takes_several
+from mlxr.compiler.targets.metal.kernels.shared_expert import (
+    ALONE,
+    as_projection,
+    grid_of,
+    multiply_several,
+    multiply_together,
+    takes_several,
+    tokens_from,
+)
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 
@@ -52,7 +60,8 @@ class ExpertCombineKernel(ExpertKernel):
     @property
     def threadgroup_bytes(self) -> int:
         """Bytes of the sums of simdgroups that share columns."""
-        return self.simdgroups * self.sums * 4 * (2 if self.apart else 1) if self.split > 1 else 0
+        twice = self.apart and self.shared is not None and self.shared.split > 1
+        return self.simdgroups * self.sums * 4 * (2 if twice else 1) if self.split > 1 else 0
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -62,7 +71,7 @@ class ExpertCombineKernel(ExpertKernel):
             ports += [("shared_x", self.activation), ("shared", self.shared.layout.dtype)]
         if self.shared_gate:
             ports.append(("shared_gate", self.shared_gate))
-        return (*ports, *self.epilogue.ports)
+        return (*ports, *self.epilogue.ports, *self.dims_port)
 
     @property
     def buffer_table(self) -> str:
@@ -91,7 +100,7 @@ def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) 
     label = "experts_down_shared" if fields["shared"] else "experts_down"
     apart = attrs.shared_apart
     kernel = ExpertCombineKernel(label, norm=None, shared_gate=gate, apart=apart, split=split, **fields)
-    grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
+    grid = grid_of(kernel)
     chosen = choice.sizes(OneRow, without=SUM_IGNORES)
     if kernel.shared is None:
         tiled = tiles_from(lowering, op)
@@ -104,17 +113,17 @@ def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) 
         lowering.emit(op, kernel, grid, {"out": op.out}, chosen=chosen)
         return
     lowering.emit(op, kernel, grid, {"out": op.out}, when=ALONE, chosen=chosen)
-    out, of_experts = lowering.graph.value(op.out), op.out if apart else f"{op.name}.of_experts"
-    if not apart:
-        lowering.scratch.append(Scratch(of_experts, out.shape, out.dtype))
-    kernel = replace(kernel, label="experts_down", shared=None, shared_gate=None, apart=False)
-    grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
-    lowering.emit(op, kernel, grid, {"out": of_experts}, when=TOGETHER, chosen=chosen)
     inputs = {"x": op.inputs["shared_x"], "weight": op.inputs["shared"]}
     if apart:
-        multiply_together(lowering, op, Projection(attrs.dtype), inputs, op.outputs["shared_out"])
+        product = as_projection(op, Projection(attrs.dtype), inputs, op.outputs["shared_out"])
+        without = replace(kernel, label="experts_down", shared=None, apart=False)
+        multiply_several(lowering, op, product, kernel, without, {"out": op.out}, chosen)
         return
+    out, of_experts = lowering.graph.value(op.out), f"{op.name}.of_experts"
+    lowering.scratch.append(Scratch(of_experts, out.shape, out.dtype))
+    kernel = replace(kernel, label="experts_down", shared=None, shared_gate=None)
+    lowering.emit(op, kernel, grid_of(kernel), {"out": of_experts}, when=tokens_from(lowering, 2), chosen=chosen)
     inputs |= {"residual": of_experts}
     inputs |= {"gate": op.inputs["shared_gate"]} if "shared_gate" in op.inputs else {}
     last = Projection(attrs.dtype, residual_scale=attrs.residual_scale)
-    multiply_together(lowering, op, last, inputs, op.out)
+    multiply_together(lowering, as_projection(op, last, inputs, op.out))

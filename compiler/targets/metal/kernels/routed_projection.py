@@ -2,7 +2,6 @@
 
 from dataclasses import KW_ONLY, dataclass, replace
 
-from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.ir.graph import Op
@@ -24,8 +23,9 @@ from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import formula
 from mlxr.compiler.targets.metal.kernels.route import RouteKernel, route_kernel
 from mlxr.compiler.targets.metal.kernels.shared_expert import (
     ALONE,
-    TOGETHER,
-    multiply_together,
+    as_projection,
+    grid_of,
+    multiply_several,
     takes_several,
 )
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns
@@ -56,7 +56,7 @@ class RoutedProjectionKernel(ExpertKernel):
         ports += [("shared", self.shared.layout.dtype)] if self.shared else []
         ports += [("shared_norm", self.shared_norm)] if self.shared_norm else []
         ports += [("gate_weight", self.gate.layout.dtype)] if self.gate else []
-        return (*ports, *(self.norm.ports if self.norm else ()), *self.epilogue.ports)
+        return (*ports, *(self.norm.ports if self.norm else ()), *self.epilogue.ports, *self.dims_port)
 
     @property
     def outputs(self) -> tuple[Port, ...]:
@@ -138,19 +138,22 @@ def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjec
         gate=gate,
         **expert_fields(lowering, op, choice),
     )
-    grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
+    grid = grid_of(kernel)
     chosen = choice.sizes(OneRow, without=PROJECTION_IGNORES)
     if kernel.shared is None or not takes_several(lowering):
         lowering.emit(op, kernel, grid, chosen=chosen)
         return
     lowering.emit(op, kernel, grid, when=ALONE, chosen=chosen)
-    kernel = replace(kernel, label="routed_experts", shared=None, shared_norm=None)
-    grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
-    lowering.emit(op, kernel, grid, when=TOGETHER, chosen=chosen)
+    without = replace(kernel, label="routed_experts", shared=None, shared_norm=None)
+    multiply_several(lowering, op, _shared_product(op, attrs), kernel, without, {}, chosen)
+
+
+def _shared_product(op: Op, attrs: RoutedProjection) -> Op:
+    """The first product of the shared expert."""
     finish, norm = attrs.shared_finish, attrs.norm
     first = Projection(attrs.dtype, activation=finish.activation, gated=finish.gated, limit=finish.limit)
     if norm is not None:
         first = replace(first, norm_kind=norm.kind, eps=norm.eps)
     inputs = {port: op.inputs[port] for port in ("x", "norm", "norm_bias") if port in op.inputs}
     inputs |= {"norm": op.inputs["shared_norm"]} if "shared_norm" in op.inputs else {}
-    multiply_together(lowering, op, first, inputs | {"weight": op.inputs["shared"]}, op.outputs["shared_out"])
+    return as_projection(op, first, inputs | {"weight": op.inputs["shared"]}, op.outputs["shared_out"])

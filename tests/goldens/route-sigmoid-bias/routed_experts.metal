@@ -1,19 +1,17 @@
-// routed_experts_df6cc2df
+// routed_experts_854ff596
 // small spec of a test
 //
-// The choice of 3 experts of 40 by a router's logits, and the projections of a token by them: out = silu(rms_norm(x) @ gate.T + bias) * (rms_norm(x) @ up.T + bias), weight = [gate; up].
+// The choice of 3 experts of 40 by a router's logits, and the projections of a token by them: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
 // As the one-row projection, with the rows of one expert. Experts that were not chosen are not read.
-// Grid: (49, tokens) threadgroups of 2 simdgroups; of each token first 1 of the shared expert.
+// Grid: (42, tokens) threadgroups of 2 simdgroups.
 //   x          [tokens, 48] f32
-//   weight     [5120, 48] f32
+//   weight     [4480, 48] f32
 //   norm       [48] f32
 //   experts    [tokens, 3] i32
 //   logits     [tokens, 40] f32: the router's
-//   gate_weight [1, 48] f32
+//   selection_bias [40] f32: added for the choice only
 //   weights    [tokens, 3] f32
-//   out        [tokens, 3 * 64] f32
-//   shared_gate [tokens, 1] f32
-//   bias       [5120] f32
+//   out        [tokens, 3 * 56] f32
 #include <metal_stdlib>
 using namespace metal;
 typedef half float16_t;
@@ -41,91 +39,24 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 
 // ---- kernel
-[[kernel]] void routed_experts_df6cc2df(
+[[kernel]] void routed_experts_854ff596(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* logits [[buffer(2)]],
-  const device float* gate_weight [[buffer(3)]],
+  const device float* selection_bias [[buffer(3)]],
   const device float* norm [[buffer(4)]],
-  const device float* bias [[buffer(5)]],
-  device float* out [[buffer(6)]],
-  device int32_t* experts [[buffer(7)]],
-  device float* weights [[buffer(8)]],
-  device float* shared_gate [[buffer(9)]],
+  device float* out [[buffer(5)]],
+  device int32_t* experts [[buffer(6)]],
+  device float* weights [[buffer(7)]],
   uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint lane = thread_index_in_simdgroup;
   const uint t = threadgroup_position_in_grid.y;
   const device float* input = x + (ulong)t * 48u;
-  if (threadgroup_position_in_grid.x == 0u) {
-    const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 1u;
-    const uint end = 1u;
-
-    if (first >= end) {
-      return;
-    }
-    float4 sums[1];
-  #pragma unroll
-    for (uint r = 0; r < 1u; r++) {
-      sums[r] = float4(0.0f);
-    }
-    float4 squares = float4(0.0f);
-
-    Row_f32 w[1];
-  #pragma unroll
-    for (uint r = 0; r < 1u; r++) {
-      const uint row = first + r;
-      w[r] = Row_f32{gate_weight + (ulong)row * 48u};
-    }
-    for (uint piece = lane; piece < 12u; piece += 32) {
-      const uint column = piece * 4u;
-      Raw_f32 raw[1];
-  #pragma unroll
-      for (uint r = 0; r < 1u; r++) {
-        raw[r] = raw_f32(w[r], piece);
-      }
-  #pragma unroll
-      for (uint run = 0; run < 1u; run++) {
-        float4 v[1];
-        float4 n[1];
-        load_f32_4(norm + column + run * 4u, n);
-
-        load_f32_4(input + column + run * 4u, v);
-  #pragma unroll
-        for (uint j = 0; j < 1u; j++) {
-          squares += v[j] * v[j];
-          v[j] *= n[j];
-        }
-  #pragma unroll
-        for (uint r = 0; r < 1u; r++) {
-          float4 c[1];
-          codes_f32(raw[r], run, c);
-  #pragma unroll
-          for (uint j = 0; j < 1u; j++) {
-            sums[r] += c[j] * v[j];
-          }
-        }
-      }
-    }
-    const float scale = metal::precise::rsqrt(simd_sum(sum4(squares)) * 0.020833334f + 9.99999975e-06f);
-    // Lane r keeps row r, so that the epilogue runs in parallel.
-    float y = 0.0f;
-  #pragma unroll
-    for (uint r = 0; r < 1u; r++) {
-      const float total = simd_sum(sum4(sums[r]));
-      y = lane == r ? total : y;
-    }
-    const uint o = first + lane;
-    if (lane < 1u && o < end) {
-      y *= scale;
-      shared_gate[t] = y;
-    }
-    return;
-  }
-  const uint part = (threadgroup_position_in_grid.x - 1u);
-  const uint slot = part / 16u;
-  const uint group = part % 16u;
+  const uint part = threadgroup_position_in_grid.x;
+  const uint slot = part / 14u;
+  const uint group = part % 14u;
   // One simdgroup stores the whole choice of its token; others need it up to their expert.
   const bool stores = part == 0 && simdgroup_index_in_threadgroup == 0;
   const uint rounds = stores ? 3u : slot + 1u;
@@ -145,6 +76,15 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
         taken |= 1u << i;
       }
     }
+    // The biased scores, by which experts are chosen.
+    float own[2];
+  #pragma unroll
+    for (uint i = 0; i < 2u; i++) {
+      const uint expert = lane + 32u * i;
+      const float score = 1.0f / (1.0f + metal::precise::exp(-logit[i]));
+      const float biased = score + (float)selection_bias[min(expert, 39u)];
+      own[i] = metal::isnan(biased) ? -INFINITY : biased;
+    }
 
   // Lane r % 32 keeps the logit of the expert of rank r.
   float kept[1];
@@ -158,8 +98,8 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
     uint expert = 0xffffffffu;
 #pragma unroll
     for (uint i = 0; i < 2u; i++) {
-      const bool better = (taken >> i & 1u) == 0u && (expert == 0xffffffffu || logit[i] > best);
-      best = better ? logit[i] : best;
+      const bool better = (taken >> i & 1u) == 0u && (expert == 0xffffffffu || own[i] > best);
+      best = better ? own[i] : best;
       value = better ? logit[i] : value;
       expert = better ? lane + 32u * i : expert;
     }
@@ -179,16 +119,10 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
     }
   }
     if (stores) {
-      float largest = kept[0];
-    #pragma unroll
-      for (uint j = 1; j < 1u; j++) {
-        largest = max(largest, kept[j]);
-      }
-      largest = simd_max(largest);
       float sum = 0.0f;
     #pragma unroll
       for (uint j = 0; j < 1u; j++) {
-        kept[j] = metal::precise::exp(kept[j] - largest);
+        kept[j] = 1.0f / (1.0f + metal::precise::exp(-kept[j]));
         sum += kept[j];
       }
       sum = simd_sum(sum);
@@ -202,12 +136,12 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
     }
   }
   const uint first = (group * 2u + simdgroup_index_in_threadgroup) * 2u;
-  const uint end = 64u;
+  const uint end = 56u;
 
   if (first >= end) {
     return;
   }
-  const uint expert_row = (uint)expert_of_slot * 64u;
+  const uint expert_row = (uint)expert_of_slot * 56u;
   float4 sums[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
@@ -220,7 +154,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
   for (uint r = 0; r < 2u; r++) {
     const uint row = expert_row + first + r;
     w[r] = Row_f32{weight + (ulong)row * 48u};
-    w[2 + r] = Row_f32{weight + (ulong)(row + 2560u) * 48u};
+    w[2 + r] = Row_f32{weight + (ulong)(row + 2240u) * 48u};
   }
   for (uint piece = lane; piece < 12u; piece += 32) {
     const uint column = piece * 4u;
@@ -265,11 +199,9 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
   }
   const uint o = first + lane;
   if (lane < 2u && o < end) {
-    const ulong place = ((ulong)t * 3u + slot) * 64u + o;
+    const ulong place = ((ulong)t * 3u + slot) * 56u + o;
     y *= scale;
-    y += (float)bias[expert_row + o];
     up *= scale;
-    up += (float)bias[expert_row + o + 2560u];
     y = activate(y) * up;
     out[place] = (float)y;
   }
