@@ -65,6 +65,8 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
         softcap=a.softcap,
         chunked=a.chunked,
         v_dim=v_dim,
+        alibi=a.alibi,
+        alibi_heads=0 if a.alibi is None else a.num_heads,
     )
     attended = b.op(attention, f"{prefix}.attended", {"q": q} | tables | cache | sinks)
     attended = _gated(b, prefix, layer, attended, x)

@@ -34,6 +34,8 @@ def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
     if model.learned_positions is not None:
         rows = b.matrix("position_embedding", (model.learned_positions, model.hidden_size))
         x = b.op(Embed(b.activation, 1.0), "placed", {"ids": "positions", "table": rows, "residual": x})
+    if model.embedding_norm:
+        x = b.norm("embedding_norm", "embedded_normed", x, model.hidden_size)
     vectors = None if model.layer_embeddings is None else build_layer_embeddings(b, model.layer_embeddings, x)
     for index in range(model.num_layers):
         with b.in_layer(index):

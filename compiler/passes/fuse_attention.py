@@ -99,6 +99,9 @@ class _Match:
             gate_first=gate.first if gate else 0,
             gate_size=gate.size if gate else 0,
             v_dim=attention.v_dim,
+            alibi=attention.alibi,
+            alibi_heads=attention.alibi_heads,
+            alibi_first=attention.alibi_first,
         )
 
     @property

@@ -93,6 +93,8 @@ class Model(Record):
     """Whether the output projection is the embedding table."""
     embedding_scale: Positive = 1.0
     """Factor of the embeddings."""
+    embedding_norm: Flag = False
+    """Whether the embeddings are normalised, as by norms of blocks."""
     layer_embeddings: LayerEmbeddings | None = None
     """Vectors that layers have of each token; null for none. Needs norm.placement sandwich or post."""
     layer_scale: Flag = False

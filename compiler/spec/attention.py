@@ -27,6 +27,7 @@ _NOT_WITH_LATENT = {
     "chunked": False,
     "v_dim": None,
     "value_scale": None,
+    "alibi": None,
 }
 _MIN_HEAD_DIM = 32
 _MAX_HEAD_DIM = 512
@@ -155,6 +156,9 @@ class Attention(Record):
     """Factor of the scores; null for 1 / sqrt(head_dim)."""
     softcap: Positive | None = None
     """Scores become softcap x tanh(score / softcap); null for none."""
+    alibi: Positive | None = None
+    """Biases of scores by distance (ALiBi), with this exponent, usually 8; null for none. Of n heads, n a power of two,
+    head h from 1 on takes 2^(-alibi h / n) x distance off its scores. Not with softcap."""
     sinks: Flag = False
     """Whether each head has one more, learned score in its softmax, whose share no value gets."""
     qk_norm: QkNorm | None = None
@@ -188,6 +192,8 @@ class Attention(Record):
                 wrong.add(name, f"{name} {size} is not a multiple of 8", f"nearest are {low} and {low + 8}")
         if self.value_scale is not None and self.output_bias:
             wrong.add("value_scale", "a factor of values beside a bias of the output projection", "leave one out")
+        if self.alibi is not None and self.softcap is not None:
+            wrong.add("alibi", "biases by distance beside a cap of the scores", "leave one out")
         if self.chunked and self.sliding_window is None:
             wrong.add("chunked", "sliding_window, the tokens of a chunk, is null", "give sliding_window")
         if self.values_from_keys and (self.qk_norm is None or self.qk_norm.scope == "all"):

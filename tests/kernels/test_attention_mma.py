@@ -23,6 +23,7 @@ CASES = [
     Case(14, 2, 64, "bf16", "bf16", "block", "contiguous", 16, None, "half-of-it"),
     Case(12, 2, 64, "bf16", "bf16", "layer", "paged", 16, 16, "none", extras="softcap"),
     Case(8, 2, 64, "f16", "f16", "layer", "paged", 16, None, "none", extras="sinks"),
+    Case(6, 2, 64, "bf16", "bf16", "block", "paged", 16, None, "none", extras="alibi"),
     Case(6, 2, 128, "bf16", "bf16", "block", "paged", 8, 40, "yarn-half-of-it", extras="everything"),
     Case(8, 2, 64, "bf16", "bf16", "layer", "paged", 16, 40, "half", extras="chunks"),
     Case(8, 2, 64, "f16", "f16", "block", "paged", 16, None, "half", extras="element-gate"),

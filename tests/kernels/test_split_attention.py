@@ -24,6 +24,7 @@ CASES = [
     (16, Case(6, 2, 40, "q8", "f32", "block", "paged", 4, None, "half")),
     (32, Case(8, 1, 64, "q8", "bf16", "layer", "contiguous", 16, 21, "none", extras="softcap")),
     (16, Case(8, 2, 64, "f16", "f32", "block", "paged", 16, None, "none", extras="sinks")),
+    (16, Case(5, 5, 40, "f32", "f32", "block", "paged", 4, 40, "none", extras="alibi-sinks")),
     (32, Case(4, 4, 32, "q8", "f32", "layer", "paged", 8, 40, "yarn-half-of-it", extras="everything")),
     (16, Case(8, 2, 64, "bf16", "bf16", "block", "paged", 16, 40, "half", extras="chunks")),
     (16, Case(6, 2, 40, "f32", "f32", "layer", "paged", 4, None, "half", extras="element-gate")),

@@ -15,6 +15,7 @@ from mlxr.compiler.ir.checks import (
 )
 from mlxr.compiler.ir.division import WHOLE, Axis, Holdings, require_whole, split
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Division, GateKind, NormScope, OpKind
+from mlxr.compiler.ir.ops.alibi import Alibi
 from mlxr.compiler.ir.ops.norm import QkNorm
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.ir.ops.rope import Temperature
@@ -79,6 +80,7 @@ class Attention(OpKind):
         softcap: turns scores into softcap * tanh(score / softcap); None for no cap.
         chunked: whether the window is the query's chunk of `window` tokens, up to itself.
         v_dim: elements of a value, and of a head's result; None: head_dim.
+        alibi, alibi_heads, alibi_first: `exponent`, `heads` and `first` of `Alibi`; None, 0 and 0 for none.
     """
 
     name = "attention"
@@ -98,6 +100,14 @@ class Attention(OpKind):
     softcap: float | None
     chunked: bool = False
     v_dim: int | None = None
+    alibi: float | None = None
+    alibi_heads: int = 0
+    alibi_first: int = 0
+
+    @property
+    def biases(self) -> Alibi | None:
+        """The biases of scores by distance; None without them."""
+        return None if self.alibi is None else Alibi(self.alibi, self.alibi_heads, self.alibi_first)
 
     @property
     def value_dim(self) -> int:
@@ -121,7 +131,9 @@ class Attention(OpKind):
         require(sinks is not None and sinks.of == heads.of, "a rank has sinks of other heads than queries")
         num_kv_heads = Axis("kv_heads", self.num_kv_heads).count_of(share)
         results = has["q"] if self.v_dim is None else split(replace(heads, size=self.v_dim))
-        return Division(replace(self, num_heads=heads.count_of(share), num_kv_heads=num_kv_heads), results)
+        first = self.alibi_first if self.alibi is None else self.alibi_first + heads.range_of(share)[0]
+        own = replace(self, num_heads=heads.count_of(share), num_kv_heads=num_kv_heads, alibi_first=first)
+        return Division(own, results)
 
 
 @dataclass(frozen=True)
@@ -168,7 +180,7 @@ class PackedAttention(PackedHeads):
 
     Attributes:
         num_heads, num_kv_heads, head_dim, rotary_dim, rope_layout, rope_scale, v_dim: see `PackedHeads`.
-        scale, window, softcap, chunked: see `Attention`.
+        scale, window, softcap, chunked, alibi, alibi_heads, alibi_first: see `Attention`.
         temperature_beta, temperature_context, temperature_first: `beta`, `original_context` and `first_position` of a
             `Temperature`; None, None and 0 for none.
         gate, gate_first, gate_size: `kind`, `first` and `size` of a `GateHeads`; None, 0 and 0 for none.
@@ -191,6 +203,14 @@ class PackedAttention(PackedHeads):
     norm_scope: NormScope = "head"
     norms_values: bool = False
     values_from_keys: bool = False
+    alibi: float | None = None
+    alibi_heads: int = 0
+    alibi_first: int = 0
+
+    @property
+    def biases(self) -> Alibi | None:
+        """The biases of scores by distance; None without them."""
+        return None if self.alibi is None else Alibi(self.alibi, self.alibi_heads, self.alibi_first)
 
     @property
     def qkv_columns(self) -> int:
@@ -320,3 +340,6 @@ def _check_scores(t: Tensors, attention: Attention | PackedAttention) -> None:
     require_positive("softcap", attention.softcap)
     require(attention.window is not None or not attention.chunked, "chunked, but without a window")
     require_vector(t, "sinks", attention.num_heads)
+    if attention.biases is not None:
+        require(attention.softcap is None, "scores have a cap and biases by distance")
+        attention.biases.check(attention.num_heads)

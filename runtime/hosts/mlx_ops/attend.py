@@ -219,6 +219,9 @@ def _attend_one(
     scores = grouped @ k[:, None].swapaxes(-1, -2) * attrs.scale
     scores = capped(scores, attrs.softcap)
     keys = first + mx.arange(k.shape[1])
+    if attrs.biases is not None:
+        slopes = mx.array(attrs.biases.slopes(attrs.num_heads)).reshape(kv_heads, ratio, 1, 1)
+        scores = scores - slopes * f32(positions[:, None] - keys)
     seen = keys <= positions[:, None]
     if attrs.window is not None:
         last = positions[:, None]

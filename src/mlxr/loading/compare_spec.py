@@ -30,6 +30,7 @@ _OF_MODEL = (
     "num_layers",
     "norm",
     "learned_positions",
+    "embedding_norm",
     "layer_embeddings",
     "layer_scale",
     "parallel_blocks",

@@ -22,6 +22,7 @@ IDS, ROWS = Tensor(("tokens",), I32), Tensor(("rows",), I32)
 ROTARY: dict[str, Any] = {"rotary_dim": 16, "rope_layout": "half", "rope_scale": 1.0}
 HEADS: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40}
 ATTEND = HEADS | {"scale": 0.1, "window": None, "softcap": None, "chunked": False, "v_dim": None}
+ATTEND |= {"alibi": None, "alibi_heads": 0, "alibi_first": 0}
 FUSED = ATTEND | ROTARY | {"temperature_beta": None, "temperature_context": None, "temperature_first": 0}
 FUSED |= {"gate": None, "gate_first": 0, "gate_size": 0, "norm_eps": None, "norm_scope": "head"}
 FUSED |= {"norms_values": False, "values_from_keys": False}
@@ -407,6 +408,9 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("rope_attention", {}, {"rotary_dim": 0}, "rotary_dim is 0, and frequencies are bound"),
     ("rope_attention", {}, {"temperature_beta": 0.1}, "temperature_beta and temperature_context are given together"),
     ("rope_attention", {}, {"chunked": True}, "chunked, but without a window"),
+    ("attention", {}, {"alibi": 8.0, "alibi_heads": 8, "alibi_first": 3}, "heads 3 to 8 of 8 have slopes"),
+    ("rope_attention", {}, {"alibi": 0.0, "alibi_heads": 6}, "attribute alibi is 0"),
+    ("attention", {}, {"alibi": 8.0, "alibi_heads": 6, "softcap": 3.0}, "scores have a cap and biases by distance"),
     ("rope_attention", {}, {"softcap": 0}, "attribute softcap is 0; expected a number greater than 0"),
     (
         "rope_write_attention",

@@ -25,6 +25,7 @@ from mlxr.compiler.targets.cpu.kernels.copy_blocks import copy_blocks_launch
 from mlxr.compiler.targets.cpu.kernels.rope_table import CpuRopeTable
 from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.head_norms import HeadNorms, head_norms
+from mlxr.compiler.targets.scores import slopes_log2
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
@@ -46,6 +47,7 @@ HEADERS = (
     *("cache.h", "attend.h", "attend_few.h", "attend_tiles.h", "prefill_tiles.h"),
 )
 _WITH_DOTS = (*HEADERS[:-2], "attend_dots.h", *HEADERS[-2:])
+_WITH_SLOPES = (*HEADERS[:-2], "attend_slopes.h", *HEADERS[-2:])
 DRIVER = """
 #include <errno.h>
 #include <pthread.h>
@@ -129,7 +131,7 @@ def kernels_of(
     softmax: dict[str, Any] = {
         name: getattr(attrs, name) for name in ("scale", "window", "softcap", "chunked", "temperature")
     }
-    softmax |= {"compute": compute, "sinks": sinks}
+    softmax |= {"compute": compute, "sinks": sinks, "slopes": slopes_log2(attrs.biases, attrs.num_heads)}
     table = {"rope_table": CpuRopeTable("rope_table", tuple(frequencies), attrs.rope_scale)} if frequencies else {}
     return table | {
         "cache_write": CpuCacheWrite("cache_write", **heads),
@@ -222,7 +224,9 @@ class AttentionBench:
         self.scratch_bytes = max(kernel.thread_bytes for kernel in self.kernels.values())
         assert not any(kernel.shared_bytes for kernel in self.kernels.values()), "this bench has no shared scratch"
         text = text_of_kernels(self.kernels) + driver_of_kernels(self.kernels)
-        self.library = _library(text, march, compiler, _WITH_DOTS if dots else HEADERS)
+        self.library = _library(
+            text, march, compiler, _WITH_DOTS if dots else _WITH_SLOPES if self.attrs.biases else HEADERS
+        )
         self.scale = scale
         self.sum_error = sum_error or (SUM_ERROR if compute == "exact" else FAST_ERROR)
         self.rng = np.random.default_rng(0)

@@ -70,6 +70,8 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
         "model__layer_types": {"rotated": {}, "plain": {"rope": None}},
         "model__layer_pattern": ["rotated", "plain"],
     },
+    "alibi": {"model__rope": None, **_attention(alibi=8.0)},
+    "embedding-norm": {"model__embedding_norm": True, "model__norm": _LAYER_NORM},
     "learned-positions": {"model__rope": None, "model__learned_positions": 150},
     "partial-interleaved-rope": {"model__rope": {"fraction": 0.4, "layout": "interleaved"}},
     "windows-and-ropes": {

@@ -14,13 +14,14 @@ from mlxr.compiler.targets.cpu.kernel_parts.rotary_kernel import CpuRotaryKernel
 from mlxr.compiler.targets.cpu.lowering import CpuLowering
 from mlxr.compiler.targets.head_gate import HeadGate, head_gate
 from mlxr.compiler.targets.head_norms import HeadNorms, head_norms
-from mlxr.compiler.targets.scores import cap_log2, query_scale
+from mlxr.compiler.targets.scores import cap_log2, query_scale, slopes_log2
 
 MATRIX_TILE_BYTES = 1024
 """Bytes of a matrix tile (AMX): 16 rows of 64 bytes."""
 MATRIX_TILES = CpuHeader("attend_tiles.h")
 """Attention with matrix tiles."""
 _DOTS = CpuHeader("attend_dots.h")
+_SLOPES = CpuHeader("attend_slopes.h")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class CpuAttentionKernel(CpuRotaryKernel):
         norms: the norms of heads; None for none.
         latent_dim: of latent attention, whose queries are rotated and whose rows are stored: the first elements of a
             row that are its value; None for keys and values apart.
+        slopes: of each head, what is taken off a score for each token of distance; empty for nothing. Matrix tiles are
+            not used then.
     """
 
     scale: float
@@ -51,6 +54,7 @@ class CpuAttentionKernel(CpuRotaryKernel):
     gate: HeadGate | None = None
     norms: HeadNorms | None = None
     latent_dim: int | None = None
+    slopes: tuple[float, ...] = ()
 
     @property
     def v_dim(self) -> int:
@@ -116,13 +120,18 @@ class CpuAttentionKernel(CpuRotaryKernel):
         return -(-self.head_dim // 32)
 
     @property
+    def _slope_headers(self) -> tuple[CpuHeader, ...]:
+        """The header of biases by distance, if there are any."""
+        return (_SLOPES,) if self.slopes else ()
+
+    @property
     def _tile_headers(self) -> tuple[CpuHeader, ...]:
         """The headers of attention with matrix tiles, and, to rows of latents, with what may take their place."""
         return (MATRIX_TILES,) if self.latent_dim is None else (_DOTS, MATRIX_TILES)
 
     @property
     def _may_tile(self) -> bool:
-        return self.compute != "exact" and self.cache is not DType.F32
+        return self.compute != "exact" and self.cache is not DType.F32 and not self.slopes
 
 
 class AttentionFields(RotaryFields):
@@ -137,6 +146,7 @@ class AttentionFields(RotaryFields):
     temperature: Temperature | None
     gate: HeadGate | None
     norms: HeadNorms | None
+    slopes: tuple[float, ...]
 
 
 def attention_fields(lowering: CpuLowering, op: Op, attrs: PackedAttention) -> AttentionFields:
@@ -152,4 +162,5 @@ def attention_fields(lowering: CpuLowering, op: Op, attrs: PackedAttention) -> A
         "temperature": attrs.temperature,
         "gate": head_gate(op, lowering.value),
         "norms": head_norms(op, lowering.value),
+        "slopes": slopes_log2(attrs.biases, attrs.num_heads),
     }

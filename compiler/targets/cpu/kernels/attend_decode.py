@@ -32,8 +32,8 @@ class CpuAttendDecode(CpuAttentionKernel):
 
     @property
     def helpers(self) -> tuple[CpuHelper, ...]:
-        """The header of attention with matrix tiles, if the kernel uses them."""
-        return self._tile_headers if self.tiles else ()
+        """The headers of attention with matrix tiles, or with biases by distance, if the kernel uses them."""
+        return self._tile_headers if self.tiles else self._slope_headers
 
     @property
     def split_units(self) -> int:

@@ -33,8 +33,8 @@ class CpuAttendPrefill(CpuAttentionKernel):
 
     @property
     def helpers(self) -> tuple[CpuHelper, ...]:
-        """The headers of attention with matrix tiles, if the kernel uses them."""
-        return (*self._tile_headers, _PREFILL_TILES) if self.tiles else ()
+        """The headers of attention with matrix tiles, or with biases by distance, if the kernel uses them."""
+        return (*self._tile_headers, _PREFILL_TILES) if self.tiles else self._slope_headers
 
     @property
     def tiles(self) -> bool:

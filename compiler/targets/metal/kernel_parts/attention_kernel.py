@@ -11,7 +11,7 @@ from mlxr.compiler.targets.head_gate import HeadGate, head_gate
 from mlxr.compiler.targets.head_norms import HeadNorms, head_norms
 from mlxr.compiler.targets.metal.kernel_parts.rope_kernel import RopeFields, RopeKernel, rope_fields
 from mlxr.compiler.targets.metal.lowering import MetalLowering
-from mlxr.compiler.targets.scores import LOG2_E, cap_log2, query_scale
+from mlxr.compiler.targets.scores import LOG2_E, cap_log2, query_scale, slopes_log2
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class AttentionKernel(RopeKernel):
         gate: what multiplies the result; None: nothing.
         norms: the norms of heads; None: none.
         sinks: element type of the sinks, which are one more score in the softmax of each head; None: no sinks.
+        slopes: of each head, what is taken off a score for each token of distance; empty: nothing.
     """
 
     scale: float
@@ -38,6 +39,7 @@ class AttentionKernel(RopeKernel):
     _: KW_ONLY
     gate: HeadGate | None = None
     norms: HeadNorms | None = None
+    slopes: tuple[float, ...] = ()
 
     @property
     def has_values(self) -> bool:
@@ -89,6 +91,7 @@ class AttentionFields(RopeFields):
     sinks: DType | None
     gate: HeadGate | None
     norms: HeadNorms | None
+    slopes: tuple[float, ...]
 
 
 def attention_fields(lowering: MetalLowering, op: Op) -> AttentionFields:
@@ -104,4 +107,5 @@ def attention_fields(lowering: MetalLowering, op: Op) -> AttentionFields:
         "sinks": lowering.optional_dtype(op, "sinks"),
         "gate": head_gate(op, lowering.value),
         "norms": head_norms(op, lowering.value),
+        "slopes": slopes_log2(attrs.biases, attrs.num_heads),
     }

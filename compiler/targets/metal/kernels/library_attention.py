@@ -21,8 +21,8 @@ def library_condition(kernel: AttendPrefillKernel, g: LibraryAttention, most_tok
     """The condition under which MLX's attention replaces a kernel; None: it never does.
 
     It takes steps of one sequence whose tokens see the whole context. MLX has matrix kernels for heads of up to 128
-    elements if queries, keys, values and sinks have one 16-bit type; it has no soft cap and no gate, and
-    here it is given values of the size of keys.
+    elements if queries, keys, values and sinks have one 16-bit type; it has no soft cap, no gate and no
+    biases by distance, and here it is given values of the size of keys.
 
     Args:
         kernel: the kernel.
@@ -36,7 +36,7 @@ def library_condition(kernel: AttendPrefillKernel, g: LibraryAttention, most_tok
     of_one_type = dtype.is_16_bit and kernel.cache is dtype and kernel.sinks in (None, dtype)
     if not of_one_type or kernel.softcap or kernel.gate or arena.head_dim % 8 or arena.head_dim > MOST_HEAD_DIM:
         return None
-    if kernel.values_differ:
+    if kernel.values_differ or kernel.slopes:
         return None
     context: Condition | None = None
     if window or g.min_context > tokens:
