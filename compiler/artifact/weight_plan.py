@@ -55,6 +55,8 @@ class Recipe:
     """Rows of the matrices of which a tensor to be transposed consists; None: its own last two dimensions."""
     unit_rows: bool = False
     """Whether each row is divided by its length; for whole rows only."""
+    negative_exp: bool = False
+    """Whether every number x becomes -e^x."""
 
     beside: str | None = None
     """A piece of a name: only for files that have a tensor with that in its name."""

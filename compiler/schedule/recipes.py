@@ -63,6 +63,7 @@ def _recipes(entries: Sequence[FileTensor], numbers: dict[str, int], layout: str
             beside=entry.beside,
             matrix_rows=None if entry.matrix_rows is None else evaluate_size(entry.matrix_rows, numbers),
             unit_rows=entry.unit_rows,
+            negative_exp=entry.negative_exp,
         )
         for entry in entries
     )

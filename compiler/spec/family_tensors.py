@@ -79,6 +79,8 @@ class FileTensor(Record):
     """Added to every number: 1 for norms that files hold as their distance from 1."""
     unit_rows: Flag = False
     """Whether each row is divided by its length, so that the length is 1; then blocks are decoded."""
+    negative_exp: Flag = False
+    """Whether every number x stands for -e^x."""
 
 
 def _as_alternatives(value: Any) -> Any:
@@ -90,7 +92,10 @@ Alternatives = Annotated[
     tuple[FileTensor, ...],
     BeforeValidator(_as_alternatives),
     WithJsonSchema(
-        {"type": "string", "description": "a name, or sections of tensor, stack, rows, transposed, add and unit_rows"}
+        {
+            "type": "string",
+            "description": "a name, or sections of tensor, stack, rows, transposed, add, unit_rows and negative_exp",
+        }
     ),
 ]
 """Several ways in which files hold a tensor; in a family file also one name or one section."""

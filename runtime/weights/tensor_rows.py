@@ -98,7 +98,7 @@ class TensorRows:
     @property
     def is_changed(self) -> bool:
         """Whether its numbers differ from those in the file."""
-        return self.recipe.add != 0 or self.recipe.unit_rows
+        return self.recipe.add != 0 or self.recipe.unit_rows or self.recipe.negative_exp
 
     @property
     def is_one_block_row(self) -> bool:
@@ -121,7 +121,7 @@ class TensorRows:
         return self._plane_rows(plane, first, last)
 
     def numbers(self, first: int, last: int) -> Floats:
-        """Rows [first, last) as numbers: [rows, columns], with what the recipe adds. Quantised vectors are read whole.
+        """Rows [first, last) as numbers: [rows, columns], as the recipe says. Quantised vectors are read whole.
 
         Raises:
             WeightsError: as `plane_rows`.
@@ -144,6 +144,8 @@ class TensorRows:
         if self.recipe.unit_rows:
             assert self.recipe.columns is None, f"{self.name}: a part of a row does not say its length"
             rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))
+        if self.recipe.negative_exp:
+            rows = -np.exp(rows)
         return rows + np.float32(self.recipe.add) if self.recipe.add else rows
 
     @property

@@ -59,3 +59,22 @@ MLXR_INLINE void ssd_token(const float *from, float *to, int rows, int n, const 
         f32_store_at(y, r, rows, out);
     }
 }
+
+// Channels [first, last) of the convolution of a token, through silu. past: each one's `taps` - 1 inputs before, or NULL for
+// zeros; next, unless NULL, gets the newest of them. A literal `taps` makes the sums straight code.
+MLXR_INLINE void ssd_convolve(const float *x, const float *weight, const float *bias, int taps, int first, int last,
+                              const float *past, float *next, float *y) {
+    for (int c = first; c < last; c++) {
+        const float *w = weight + (size_t)c * (size_t)taps, *own = past ? past + (size_t)c * (size_t)(taps - 1) : NULL;
+        float *to = next ? next + (size_t)c * (size_t)(taps - 1) : NULL;
+        float sum = bias ? bias[c] : 0.0f;
+        for (int j = 0; j < taps - 1; j++) {
+            const float value = own ? own[j] : 0.0f;
+            sum += w[j] * value;
+            if (to && j) to[j - 1] = value;
+        }
+        if (to) to[taps - 2] = x[c];
+        y[c] = sum + w[taps - 1] * x[c];
+    }
+    for (int c = first; c < last; c += MLXR_LANES) f32_store_at(y, c, last, f32_silu(f32_load_at(y, c, last)));
+}

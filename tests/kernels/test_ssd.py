@@ -5,15 +5,16 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.targets.metal.kernels.ssd import Columns, SsdKernel, most_tokens
+from mlxr.compiler.targets.metal.kernels.ssd import Columns, Convolution, SsdKernel, most_tokens
 from mlxr_tests.few import few
 from mlxr_tests.kernel_bench import run_kernel
-from mlxr_tests.ssd_cases import LAYER, LAYERS, SHAPES, SsdCase, ssd_case
+from mlxr_tests.ssd_cases import LAYER, LAYERS, SHAPES, SsdCase, conv_case, conv_formula, ssd_case
 
 pytestmark = pytest.mark.usefixtures("kernel_host")
 
 ERROR = 5e-6
 PROMPTS = (3, 1, 70)
+CONVOLUTIONS = [*((shape, 4) for shape in SHAPES), ("small", 2)]
 
 
 def close(got: np.ndarray, want: np.ndarray) -> bool:
@@ -22,33 +23,39 @@ def close(got: np.ndarray, want: np.ndarray) -> bool:
 
 
 def kernel_of(case: SsdCase, tile: int) -> SsdKernel:
-    own = case.attrs.attributes
+    own = dict(case.attrs.attributes)
 
     def columns(port: str) -> Columns:
         return Columns(DType.F32, case.inputs[port].shape[1], case.attrs.columns[port][0])
 
-    of_tokens = {port: columns(port) for port in ("x", "b", "c", "dt")}
-    sizes = {name: value for name, value in own.items() if not name.endswith("_first")}
+    of_tokens = {port: columns(port) if port in case.inputs else None for port in ("x", "b", "c", "dt")}
     gate = columns("gate") if "gate" in case.inputs else None
-    return SsdKernel(label="ssd", num_layers=LAYERS, gate=gate, tile=tile, **sizes, **of_tokens)
+    conv = None
+    if case.conv_states is not None:
+        taps = own.pop("taps")
+        conv = Convolution(len(case.inputs["weight"]) // taps, taps, "bias" in case.inputs)
+    sizes = {name: value for name, value in own.items() if not name.endswith("_first")}
+    return SsdKernel(label="ssd", num_layers=LAYERS, gate=gate, tile=tile, conv=conv, **sizes, **of_tokens)
 
 
-def launched(case: SsdCase, tile: int) -> tuple[np.ndarray, np.ndarray]:
+def launched(case: SsdCase, tile: int) -> tuple[np.ndarray, ...]:
     """The results, and the states after the batch."""
-    kernel, states = kernel_of(case, tile), mx.array(case.states)
+    kernel, stores = kernel_of(case, tile), {"states": mx.array(case.states)}
+    if case.conv_states is not None:
+        stores["conv_states"] = mx.array(case.conv_states)
     table = np.concatenate([[case.state_table.shape[1]], case.state_table.reshape(-1)]).astype(np.int32)
     inputs = {port: mx.array(value) for port, value in case.inputs.items()} | {
         "query_start": mx.array(case.query_start),
         "state_table": mx.array(table),
         "layer": mx.array([LAYER] + [0] * 7, dtype=mx.uint32),
-        "states": states,
+        **stores,
         "token": mx.full(8, 6, dtype=mx.uint32),
     }
     shapes = {"out": (len(case.inputs["x"]), case.attrs.width), "token_out": (8,)}
     grid = (kernel.num_heads * kernel.splits, len(case.state_table), 1)
-    outputs = run_kernel(kernel, inputs, shapes, grid, in_place=("states",))
+    outputs = run_kernel(kernel, inputs, shapes, grid, in_place=stores)
     assert (np.array(outputs["token_out"]) == 7).all()
-    return np.array(outputs["out"]), np.array(states)
+    return np.array(outputs["out"]), *(np.array(store) for store in stores.values())
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
@@ -65,6 +72,15 @@ def test_kernel(shape: str, phase: str) -> None:
     case = ssd_case(shape, counts, columns=3 if phase == "prefill" else 2, joined=shape == "uneven")
     tile = most_tokens(case.attrs.state_dim) if phase == "prefill" else 1
     for got, want in zip(launched(case, tile), case.reference(), strict=True):
+        assert close(got, want)
+
+
+@pytest.mark.parametrize(("shape", "taps"), few(CONVOLUTIONS, [CONVOLUTIONS[0], CONVOLUTIONS[1], CONVOLUTIONS[-1]]))
+def test_kernel_with_a_convolution(shape: str, taps: int) -> None:
+    case = conv_case(shape, 3, taps, bias=taps > 2)
+    reference = case.reference()
+    assert close(reference[0], conv_formula(case))
+    for got, want in zip(launched(case, 1), reference, strict=True):
         assert close(got, want)
 
 

@@ -18,10 +18,10 @@ from mlxr.compiler.ir.ops.elementwise import Add, Multiply, Scale
 from mlxr.compiler.ir.ops.experts import ExpertLinear, ExpertSum, Route
 from mlxr.compiler.ir.ops.gated_norm import GatedNorm
 from mlxr.compiler.ir.ops.linear import Linear
+from mlxr.compiler.ir.ops.mamba2 import Mamba2
 from mlxr.compiler.ir.ops.norm import Norm
 from mlxr.compiler.ir.ops.rope import Rope
 from mlxr.compiler.ir.ops.rows import Embed, GateRows
-from mlxr.compiler.ir.ops.ssd import Ssd
 from mlxr.compiler.ir.tensor import Tensor
 from mlxr.compiler.parallel.divide_model import divide_model
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
@@ -41,9 +41,10 @@ ATTENTION = Attention(6, 2, 40, 0.1, None, None)
 ROUTE = Route(2, "sigmoid", True, 1.0)
 LINEAR = Linear(DType.F32)
 GATED = GatedNorm(6, 0.1, "silu", False, 0)
-SSD = Ssd(6, 40, 2, 16, 0.0, None)
-OF_SSD = {port: split(K) for port in ("b", "c")} | {port: Holding((Q,)) for port in ("a", "d", "dt_bias")}
-OF_SSD |= {"x": split(Q), "dt": split(Q)}
+MAMBA2 = Mamba2(6, 40, 1, 16, 0.0, None, taps=4)
+OF_MAMBA2 = {port: Holding((Axis("heads", 6),)) for port in ("a", "d", "dt_bias")}
+OF_MAMBA2 |= {"x": split(Q), "dt": split(Axis("heads", 6)), "b": WHOLE, "c": WHOLE}
+GROUPS = {port: split(Axis("heads", 6, 16)) for port in ("b", "c")}
 INPUTS = {"x": Tensor(("tokens", 5), DType.F32)}
 
 Case = tuple[OpKind, dict[str, Holding], OpKind | None, Holding]
@@ -53,7 +54,13 @@ BECOMES: dict[str, Case] = {
     "rope of all": (ROPE, {"x": WHOLE}, ROPE, WHOLE),
     "norm": (NORM, {"x": split(Q), "weight": Holding((Q,))}, replace(NORM, groups=3), split(Q)),
     "gated_norm": (GATED, {"x": split(Q), "gate": split(Q)}, replace(GATED, groups=3), split(Q)),
-    "ssd": (SSD, OF_SSD, replace(SSD, num_heads=3, num_groups=1), split(Q)),
+    "mamba2": (MAMBA2, OF_MAMBA2, replace(MAMBA2, num_heads=3), split(Q)),
+    "mamba2, groups": (
+        replace(MAMBA2, num_groups=6),
+        OF_MAMBA2 | GROUPS,
+        replace(MAMBA2, num_heads=3, num_groups=3),
+        split(Q),
+    ),
     "attention": (ATTENTION, {"q": split(Q)}, replace(ATTENTION, num_heads=3, num_kv_heads=1), split(Q)),
     "cache_write": (CacheWrite(2, 40), {"k": split(K), "v": split(K)}, CacheWrite(1, 40), WHOLE),
     "linear, by rows": (LINEAR, {"x": WHOLE, "weight": Holding((Q, None)), "bias": Holding((Q,))}, LINEAR, split(Q)),
@@ -102,9 +109,9 @@ REFUSED: list[tuple[OpKind, Mapping[str, Holding], str]] = [
     (GATED, {"x": split(Q), "gate": split(K)}, "gates of other heads than x"),
     (replace(GATED, groups=3), {"x": split(Q), "gate": split(Q)}, "columns 120 to 240, not whole groups of 80"),
     (GATED, {"x": split(Q), "gate": split(Q), "weight": Holding((K,))}, "weight is of other columns"),
-    (replace(SSD, b_first=40), OF_SSD, "a rank has parts of joined columns"),
-    (SSD, OF_SSD | {"c": WHOLE}, "a rank has other groups of B than of C"),
-    (SSD, OF_SSD | {"a": WHOLE}, "a rank has numbers of other heads than those of x"),
+    (replace(MAMBA2, num_groups=2), OF_MAMBA2, "a rank has all of 2 groups, and some heads"),
+    (replace(MAMBA2, num_groups=2), OF_MAMBA2 | {"b": split(K)}, "a rank has groups of other heads than those of x"),
+    (MAMBA2, OF_MAMBA2 | {"a": WHOLE}, "a rank has numbers of other heads than those of x"),
     (CacheWrite(2, 40), {"k": split(K), "v": WHOLE}, "some kv_heads of 2 at k, and the whole at v"),
     (ATTENTION, {"q": split(Q), "sinks": WHOLE}, "sinks of other heads"),
     (Multiply(), {"a": split(Q), "b": WHOLE}, "some heads of 6 at a, and the whole at b"),

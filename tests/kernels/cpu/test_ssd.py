@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from mlxr.compiler.targets.cpu.kernels.ssd import CpuSsd
+from mlxr.compiler.ir.ops.mamba2 import ConvSsd
+from mlxr.compiler.targets.cpu.kernels.ssd import CpuConvolution, CpuSsd
 from mlxr_tests.c_harness import compilers, marches
 from mlxr_tests.cpu_kernels import CpuKernels, Sequences
 from mlxr_tests.few import few
-from mlxr_tests.ssd_cases import LAYER, LAYERS, SHAPES, SsdCase, ssd_case
+from mlxr_tests.ssd_cases import LAYER, LAYERS, SHAPES, SsdCase, conv_case, ssd_case
 
 ERROR = 5e-6
 PROMPTS = (3, 1, 70)
@@ -15,24 +16,32 @@ BUILDS = [*((march, compilers()[0]) for march in marches()), *(("native", other)
 
 
 def kernel_of(case: SsdCase) -> CpuSsd:
-    own = case.attrs.attributes
-    widths = {f"{port}_width": case.inputs[port].shape[1] for port in ("x", "b", "c", "dt")}
+    own, conv = dict(case.attrs.attributes), None
+    widths = {port: case.inputs[port].shape[1] for port in ("x", "b", "c", "dt") if port in case.inputs}
+    if isinstance(case.attrs, ConvSsd):
+        channels, taps, bias = case.attrs.channels, own.pop("taps"), "bias" in case.inputs
+        conv = CpuConvolution(1, channels, taps, bias, own["x_first"], widths["x"], len(case.state_table))
+        inner = case.attrs.width
+        own |= {"x_first": 0, "b_first": inner, "c_first": inner + case.attrs.shared_width}
+        widths |= dict.fromkeys(("x", "b", "c"), channels)
     gate = case.inputs["gate"].shape[1] if "gate" in case.inputs else 0
-    return CpuSsd(label="ssd", store=0, num_layers=LAYERS, gate_width=gate, **own, **widths)
+    named = {f"{port}_width": width for port, width in widths.items()}
+    return CpuSsd(label="ssd", store=0, num_layers=LAYERS, gate_width=gate, conv=conv, **own, **named)
 
 
-def launched(library: CpuKernels, case: SsdCase) -> tuple[np.ndarray, np.ndarray]:
+def launched(library: CpuKernels, case: SsdCase) -> tuple[np.ndarray, ...]:
     """The results, and the states after the batch."""
-    kernel, states = kernel_of(case), case.states.copy()
+    kernel, stores = kernel_of(case), [case.states.copy()]
+    if case.conv_states is not None:
+        stores.append(case.conv_states.copy())
     tokens = len(case.inputs["x"])
     out = np.full((tokens, case.attrs.width), np.nan, np.float32)
-    names = {"bb": "b", "cc": "c"}
-    values = [
-        case.inputs[names.get(param.name, param.name)] for param in kernel.params if param.kind in ("input", "vector")
-    ]
-    sequences = Sequences(case.query_start, case.state_table, [states], LAYER)
+    names = {"bb": "b", "cc": "c", "input": "x"}
+    ports = [param.name for param in kernel.params if param.kind in ("input", "vector")]
+    values = [case.inputs[names.get(port, port)] for port in ports]
+    sequences = Sequences(case.query_start, case.state_table, stores, LAYER)
     library.run(kernel, [*values, out], tokens, sequences=sequences)
-    return out, states
+    return out, *stores
 
 
 def close(got: np.ndarray, want: np.ndarray) -> bool:
@@ -44,6 +53,7 @@ def close(got: np.ndarray, want: np.ndarray) -> bool:
 def test_kernel(march: str, compiler: tuple[str, ...]) -> None:
     cases = [ssd_case(shape, PROMPTS, columns=3, joined=shape == "uneven") for shape in SHAPES]
     cases += [ssd_case(shape, (1, 1), joined=shape == "uneven") for shape in SHAPES]
+    cases += [conv_case(shape, 3) for shape in SHAPES] + [conv_case("small", 2, 2, bias=False)]
     kernels = list(dict.fromkeys(kernel_of(case) for case in cases))
     with CpuKernels(kernels, 3, march, compiler) as library:
         for case in cases:

@@ -1,6 +1,6 @@
 """Scans of Mamba-2 with random numbers, for the tests of the kernels and of the reference."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +8,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.compiler.ir.ops.mamba2 import ConvSsd
 from mlxr.compiler.ir.ops.ssd import Ssd
-from mlxr.runtime.hosts.mlx_ops.ssd import ssd
+from mlxr.runtime.hosts.mlx_ops.ssd import conv_ssd, ssd
 
 Floats = npt.NDArray[np.float32]
 LAYERS, LAYER, SLOTS = 3, 1, 12
@@ -33,26 +34,33 @@ class SsdCase:
         inputs: its inputs of tokens and heads, by port.
         query_start, state_table: the sequences; see `Batch`.
         states: [slots, layers, heads, head_dim, state_dim].
+        conv_states: [slots, layers, channels, taps - 1], of a scan with its convolution.
     """
 
-    attrs: Ssd
+    attrs: Ssd | ConvSsd
     inputs: dict[str, Floats]
     query_start: npt.NDArray[np.int32]
     state_table: npt.NDArray[np.int32]
     states: Floats
+    conv_states: Floats | None = None
 
-    def reference(self) -> tuple[Floats, Floats]:
+    def reference(self) -> tuple[Floats, ...]:
         """The results, and the states after the batch, as the reference has them."""
-        states = mx.array(self.states)
+        stores = {"states": mx.array(self.states)}
+        if self.conv_states is not None:
+            stores["conv_states"] = mx.array(self.conv_states)
         tables = {"query_start": mx.array(self.query_start), "state_table": mx.array(self.state_table)}
-        inputs = {port: mx.array(value) for port, value in self.inputs.items()} | tables | {"states": states}
+        inputs = {port: mx.array(value) for port, value in self.inputs.items()} | tables | stores
         place: Any = SimpleNamespace(place=lambda port: LAYER)
-        out = ssd(inputs, self.attrs, place)["out"]
-        return np.array(out), np.array(states)
+        attrs = self.attrs
+        out = (ssd(inputs, attrs, place) if isinstance(attrs, Ssd) else conv_ssd(inputs, attrs, place))["out"]
+        return np.array(out), *(np.array(store) for store in stores.values())
 
     def formula(self) -> tuple[Floats, Floats]:
         """The same in f64, written from the formula, head by head and element by element of B."""
-        k, of = self.attrs, {port: value.astype(np.float64) for port, value in self.inputs.items()}
+        k = self.attrs
+        assert isinstance(k, Ssd), "of x, B and C"
+        of = {port: value.astype(np.float64) for port, value in self.inputs.items()}
         states, out = self.states.astype(np.float64), np.zeros((len(of["x"]), k.num_heads, k.head_dim))
         for row, begin, end in zip(self.state_table, self.query_start, self.query_start[1:], strict=False):
             for h in range(k.num_heads):
@@ -108,3 +116,38 @@ def ssd_case(shape: str, counts: tuple[int, ...], columns: int = 2, joined: bool
     states = normal(SLOTS, LAYERS, heads, kind.head_dim, kind.state_dim)
     start = np.cumsum([0, *counts]).astype(np.int32)
     return SsdCase(attrs, inputs, start, table, states)
+
+
+def conv_case(shape: str, sequences: int, taps: int = 4, bias: bool = True) -> SsdCase:
+    """The next token of sequences, of which the first one begins from nothing, with the convolution before the scan."""
+    rng, scan = np.random.default_rng(1), ssd_case(shape, (1,) * sequences, joined=True)
+    kind = scan.attrs
+    sizes = {name: value for name, value in kind.attributes.items() if name not in ("b_first", "c_first")}
+    attrs = ConvSsd(**sizes, taps=taps)
+    channels = attrs.channels
+    inputs = {port: value for port, value in scan.inputs.items() if port not in ("b", "c")}
+    inputs["weight"] = rng.standard_normal(channels * taps).astype(np.float32)
+    if bias:
+        inputs["bias"] = rng.standard_normal(channels).astype(np.float32)
+    kept = rng.standard_normal((SLOTS, LAYERS, channels, taps - 1)).astype(np.float32)
+    x = rng.standard_normal((sequences, channels + 8)).astype(np.float32)
+    attrs = replace(attrs, x_first=4)
+    return SsdCase(attrs, inputs | {"x": x}, scan.query_start, scan.state_table, scan.states, kept)
+
+
+def conv_formula(case: SsdCase) -> Floats:
+    """The results in f64: the convolution from its formula, and the scan from `SsdCase.formula`."""
+    assert isinstance(case.attrs, ConvSsd)
+    k, weight = case.attrs, case.inputs["weight"].astype(np.float64).reshape(-1, case.attrs.taps)
+    assert case.conv_states is not None
+    x = case.inputs["x"][:, k.x_first : k.x_first + k.channels].astype(np.float64)
+    y = np.zeros_like(x) + case.inputs.get("bias", np.zeros(k.channels, np.float32))
+    for i, row in enumerate(case.state_table):
+        for j in range(weight.shape[1]):
+            past = case.conv_states[row[0], LAYER, :, j] if j < weight.shape[1] - 1 and row[0] >= 0 else 0.0
+            y[i] += weight[:, j] * (x[i] if j == weight.shape[1] - 1 else past)
+    y = (y / (1 + np.exp(-y))).astype(np.float32)
+    parts = dict(zip("xbc", np.split(y, [k.width, k.width + k.shared_width], axis=1), strict=True))
+    attrs = Ssd(**{name: value for name, value in k.attributes.items() if name != "taps"} | {"x_first": 0})
+    inputs = {port: value for port, value in case.inputs.items() if port not in ("weight", "bias")} | parts
+    return replace(case, attrs=attrs, inputs=inputs, conv_states=None).formula()[0]

@@ -6,7 +6,8 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.tensor import Shape, Tensor
 
 _SIZES: dict[str, Any] = {"num_heads": 6, "head_dim": 16, "num_groups": 3, "state_dim": 32, "least": 0.0, "most": None}
-_FIRST: dict[str, Any] = dict.fromkeys(("x_first", "b_first", "c_first", "dt_first", "gate_first"), 0)
+_COLUMNS: dict[str, Any] = dict.fromkeys(("x_first", "dt_first", "gate_first"), 0)
+_FIRST = _COLUMNS | {"b_first": 0, "c_first": 0}
 
 
 def _tokens(width: int, dtype: DType = DType.BF16) -> Tensor:
@@ -23,6 +24,8 @@ _TABLES = {
     "states": Tensor((9, 2, 6, 16, 32), DType.F32),
 }
 _NUMBERS = {"a": _heads(), "d": _heads(), "dt_bias": _heads()}
+_CONV = {"conv_states": Tensor((9, 2, 288, 3), DType.F32)}
+_FILTERS = {f"{part}_conv": _heads(96 * 4) for part in "xbc"} | {f"{part}_conv_bias": _heads(96) for part in "xbc"}
 _RESULT = {"out": _tokens(96), "token": Tensor((8,), DType.U32)}
 GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]] = {
     "ssd": (
@@ -37,6 +40,26 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         _SIZES | _FIRST | {"x_first": 96, "b_first": 192, "c_first": 288, "dt_first": 384},
         _RESULT,
     ),
+    "conv_ssd": (
+        "conv_ssd",
+        {"x": _tokens(400), "weight": _heads(288 * 4), "bias": _heads(288)}
+        | {"dt": _tokens(400), "gate": _tokens(400)}
+        | _NUMBERS
+        | _TABLES
+        | _CONV,
+        _SIZES | {"x_first": 96, "dt_first": 384, "gate_first": 0, "taps": 4},
+        _RESULT,
+    ),
+    "mamba2": (
+        "mamba2",
+        {"x": _tokens(96), "b": _tokens(96), "c": _tokens(96), "dt": _tokens(6), "gate": _tokens(96)}
+        | _FILTERS
+        | _NUMBERS
+        | _TABLES
+        | _CONV,
+        _SIZES | _COLUMNS | {"taps": 4},
+        _RESULT,
+    ),
 }
 BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("ssd", {"x": _tokens(90)}, {}, "x has 90 columns; expected 96 from 0 on"),
@@ -48,7 +71,16 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("ssd", {}, {"most": 0.0}, "attribute most is 0.0; expected a number greater than 0"),
     ("ssd", {"a": (5,)}, {}, r"a is \[5\]; expected \[6\]"),
     ("ssd", {"d": Tensor((6,), DType.BF16)}, {}, "d is bf16; expected f32"),
-    ("ssd", {"c": Tensor(("rows", 96), DType.BF16)}, {}, r"c is \['rows', 96\]; expected \[tokens, columns\]"),
+    ("ssd", {"c": Tensor(("rows", 96), DType.BF16)}, {}, "c has rows rows, and x tokens"),
     ("ssd", {"states": (9, 2, 6, 16, 8)}, {}, r"states are .*; expected rows of \[6, 16, 32\]"),
     ("ssd", {"states": Tensor((9, 2, 6, 16, 32), DType.BF16)}, {}, "states are bf16; expected f32"),
+    ("ssd", {"query_start": Tensor(("seqs+1",), DType.F32)}, {}, "query_start are f32; expected i32"),
+    ("conv_ssd", {"weight": (288,)}, {}, r"weight is \[288\]; expected \[1152\]"),
+    ("conv_ssd", {"bias": (96,)}, {}, r"bias is \[96\]; expected \[288\]"),
+    ("conv_ssd", {"weight": Tensor((1152,), DType.BF16)}, {}, "weight is not f32"),
+    ("conv_ssd", {"x": _tokens(380)}, {}, "x has 380 columns; expected 288 from 96 on"),
+    ("conv_ssd", {"conv_states": (9, 2, 288, 4)}, {}, r"conv_states are .*; expected rows of \[288, 3\]"),
+    ("mamba2", {"b_conv": (96,)}, {}, r"b_conv is \[96\]; expected \[384\]"),
+    ("mamba2", {}, {"dt_first": 2}, "parts that come apart begin with column 0"),
+    ("mamba2", {}, {"taps": 1}, "attribute taps is 1; expected 2 or more"),
 ]

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.ops.ssd import STATES, Ssd
+from mlxr.compiler.ir.ops.mamba2 import ConvSsd
+from mlxr.compiler.ir.ops.ssd import STATES, Ssd, SsdHeads
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHeader, CpuHelper, CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
@@ -11,8 +12,30 @@ _ROWS = 16
 
 
 @dataclass(frozen=True)
+class CpuConvolution:
+    """The convolution before a scan.
+
+    Attributes:
+        store: the number of its store in the program's list.
+        channels: its channels: x, B and C.
+        taps: tokens that it reads, the newest included.
+        bias: whether it has one.
+        x_first, x_width: the first column of its input, and the columns that this has.
+        most_seqs: sequences of a batch at most.
+    """
+
+    store: int
+    channels: int
+    taps: int
+    bias: bool
+    x_first: int
+    x_width: int
+    most_seqs: int
+
+
+@dataclass(frozen=True)
 class CpuSsd(CpuKernel):
-    """The scan of Mamba-2.
+    """The scan of Mamba-2, in decode with the convolution before it.
 
     Attributes:
         store: the number of the store in the program's list.
@@ -20,6 +43,7 @@ class CpuSsd(CpuKernel):
         num_heads, head_dim, num_groups, state_dim, least, most: see `Ssd`.
         x_first, x_width: the first column of x that is read, and the columns that x has; of the others likewise.
         gate_width: 0: there is no gate.
+        conv: the convolution that makes x, B and C, in scratch; None: they are inputs.
     """
 
     template = "ssd.jinja"
@@ -41,11 +65,17 @@ class CpuSsd(CpuKernel):
     dt_width: int
     gate_first: int
     gate_width: int
+    conv: CpuConvolution | None = None
 
     @property
     def params(self) -> tuple[Param, ...]:
         """The tokens' numbers, the heads', the result, and the layer."""
-        tokens = (Param("x", "input"), Param("bb", "input"), Param("cc", "input"), Param("dt", "input"))
+        tokens = [Param("input" if self.conv else "x", "input")]
+        if self.conv is None:
+            tokens += [Param("bb", "input"), Param("cc", "input")]
+        else:
+            tokens += [Param("weight", "vector"), *([Param("bias", "vector")] if self.conv.bias else [])]
+        tokens.append(Param("dt", "input"))
         gate = (Param("gate", "input"),) if self.gate_width else ()
         heads = (Param("a", "vector"), Param("d", "vector"), Param("dt_bias", "vector"))
         return (*tokens, *heads, *gate, Param("out", "output"), Param("layer", "layer"))
@@ -65,14 +95,30 @@ class CpuSsd(CpuKernel):
         """A head's state."""
         return 4 * self.blocks * _ROWS * self.state_dim
 
+    @property
+    def shared_bytes(self) -> int:
+        """What the convolution makes of each sequence's token."""
+        return 0 if self.conv is None else 4 * (self.conv.channels * self.conv.most_seqs + _ROWS)
 
-@lowers(Ssd)
-def lower_ssd(lowering: CpuLowering, op: Op, attrs: Ssd) -> None:
+
+@lowers(Ssd, ConvSsd)
+def lower_ssd(lowering: CpuLowering, op: Op, attrs: SsdHeads) -> None:
     """Adds the call."""
-    layers, (store,) = lowering.value(op, STATES).shape[1], lowering.stores_of(op)
+    layers = lowering.value(op, STATES).shape[1]
     assert isinstance(layers, int), "a store has a fixed size"
+    *of_conv, store = lowering.stores_of(op)
+    of_tokens = {port: (attrs.columns[port][0], lowering.width(op, port)) for port in ("x", "dt")}
+    conv = None
+    if isinstance(attrs, ConvSsd):
+        first, width = of_tokens["x"]
+        most = lowering.phase_tokens
+        conv = CpuConvolution(of_conv[0], attrs.channels, attrs.taps, "bias" in op.inputs, first, width, most)
+        firsts = {"x": 0, "b": attrs.width, "c": attrs.width + attrs.shared_width}
+        of_tokens |= {port: (first, attrs.channels) for port, first in firsts.items()}
+    else:
+        of_tokens |= {port: (attrs.columns[port][0], lowering.width(op, port)) for port in ("b", "c")}
     kernel = CpuSsd(
-        label="ssd",
+        label="conv_ssd" if conv else "ssd",
         store=store,
         num_layers=layers,
         num_heads=attrs.num_heads,
@@ -81,15 +127,17 @@ def lower_ssd(lowering: CpuLowering, op: Op, attrs: Ssd) -> None:
         state_dim=attrs.state_dim,
         least=attrs.least,
         most=attrs.most,
-        x_first=attrs.x_first,
-        x_width=lowering.width(op, "x"),
-        b_first=attrs.b_first,
-        b_width=lowering.width(op, "b"),
-        c_first=attrs.c_first,
-        c_width=lowering.width(op, "c"),
-        dt_first=attrs.dt_first,
-        dt_width=lowering.width(op, "dt"),
+        x_first=of_tokens["x"][0],
+        x_width=of_tokens["x"][1],
+        b_first=of_tokens["b"][0],
+        b_width=of_tokens["b"][1],
+        c_first=of_tokens["c"][0],
+        c_width=of_tokens["c"][1],
+        dt_first=of_tokens["dt"][0],
+        dt_width=of_tokens["dt"][1],
         gate_first=attrs.gate_first,
         gate_width=lowering.width(op, "gate") if "gate" in op.inputs else 0,
+        conv=conv,
     )
-    lowering.add_call(op, kernel, {"bb": op.inputs["b"], "cc": op.inputs["c"]})
+    names = {"input": op.inputs["x"]} if conv else {"bb": op.inputs["b"], "cc": op.inputs["c"]}
+    lowering.add_call(op, kernel, names)

@@ -6,7 +6,8 @@ from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.ops.ssd import STATES, Ssd
+from mlxr.compiler.ir.ops.mamba2 import ConvSsd
+from mlxr.compiler.ir.ops.ssd import CONV_STATES, STATES, Ssd, SsdHeads
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
 from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
@@ -29,14 +30,31 @@ class Columns:
 
 
 @dataclass(frozen=True)
+class Convolution:
+    """The convolution before a scan.
+
+    Attributes:
+        channels: its channels: x, B and C.
+        taps: tokens that it reads, the newest included.
+        bias: whether it has one.
+    """
+
+    channels: int
+    taps: int
+    bias: bool
+
+
+@dataclass(frozen=True)
 class SsdKernel(MetalKernel):
-    """The scan of Mamba-2.
+    """The scan of Mamba-2, in decode with the convolution before it.
 
     Attributes:
         num_layers: layers that have rows of the store.
         num_heads, head_dim, num_groups, state_dim, least, most: see `Ssd`.
-        x, b, c, dt, gate: where their inputs have them; `gate` None: there is none.
+        x, b, c, dt, gate: where their inputs have them; `gate` None: there is none; `b` and `c` None: the convolution
+            makes them of its channels, which begin with x.
         tile: tokens that are brought to threadgroup memory together.
+        conv: the convolution; None: x, B and C are inputs.
     """
 
     template = "ssd.metal.jinja"
@@ -48,11 +66,12 @@ class SsdKernel(MetalKernel):
     least: float
     most: float | None
     x: Columns
-    b: Columns
-    c: Columns
+    b: Columns | None
+    c: Columns | None
     dt: Columns
     gate: Columns | None
     tile: int
+    conv: Convolution | None = None
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -61,7 +80,10 @@ class SsdKernel(MetalKernel):
         tokens = tuple((port, columns.dtype) for port, columns in of_tokens.items() if columns is not None)
         heads = tuple((port, DType.F32) for port in ("a", "d", "dt_bias"))
         tables = (("query_start", DType.I32), ("state_table", DType.I32), ("layer", DType.U32))
-        return (*tokens, *heads, *tables, (STATES, DType.F32), ("token", DType.U32))
+        stores: tuple[str, ...] = (CONV_STATES, STATES) if self.conv else (STATES,)
+        filters = ("weight", *(["bias"] if self.conv.bias else [])) if self.conv else ()
+        kept = tuple((port, DType.F32) for port in (*filters, *stores))
+        return (*tokens, *heads, *kept, *tables, ("token", DType.U32))
 
     @property
     def outputs(self) -> tuple[Port, ...]:
@@ -101,8 +123,8 @@ class SsdKernel(MetalKernel):
 
     @property
     def threadgroup_bytes(self) -> int:
-        """B, C, dt and decays of a tile."""
-        return 4 * self.tile * (2 * self.state_dim + 2)
+        """B, C, dt and decays of a tile, and x of a convolution."""
+        return 4 * (self.tile * (2 * self.state_dim + 2) + (self.rows if self.conv else 0))
 
 
 def most_tokens(state_dim: int) -> int:
@@ -110,8 +132,8 @@ def most_tokens(state_dim: int) -> int:
     return max(1, min(_MOST_TILE, _TILE_BYTES // (8 * state_dim)))
 
 
-@lowers(Ssd)
-def lower_ssd(lowering: MetalLowering, op: Op, attrs: Ssd) -> None:
+@lowers(Ssd, ConvSsd)
+def lower_ssd(lowering: MetalLowering, op: Op, attrs: SsdHeads) -> None:
     """Adds the launch.
 
     Raises:
@@ -125,12 +147,19 @@ def lower_ssd(lowering: MetalLowering, op: Op, attrs: Ssd) -> None:
     layers = lowering.value(op, STATES).shape[1]
     assert isinstance(layers, int), "a store has a fixed size"
 
-    def columns(port: str) -> Columns:
+    def columns(port: str) -> Columns | None:
+        if port not in op.inputs:
+            return None
         value = lowering.value(op, port)
         return Columns(value.dtype, num_columns(value), attrs.columns[port][0])
 
+    x, dt = columns("x"), columns("dt")
+    assert x is not None and dt is not None, "inputs of all scans"
+    conv = None
+    if isinstance(attrs, ConvSsd):
+        conv = Convolution(attrs.channels, attrs.taps, "bias" in op.inputs)
     kernel = SsdKernel(
-        "ssd",
+        "conv_ssd" if conv else "ssd",
         num_layers=layers,
         num_heads=attrs.num_heads,
         head_dim=attrs.head_dim,
@@ -138,12 +167,13 @@ def lower_ssd(lowering: MetalLowering, op: Op, attrs: Ssd) -> None:
         state_dim=attrs.state_dim,
         least=attrs.least,
         most=attrs.most,
-        x=columns("x"),
+        x=x,
         b=columns("b"),
         c=columns("c"),
-        dt=columns("dt"),
-        gate=columns("gate") if "gate" in op.inputs else None,
+        dt=dt,
+        gate=columns("gate"),
         tile=1 if lowering.phase == "decode" else most_tokens(attrs.state_dim),
+        conv=conv,
     )
     grid = (Extent(times=kernel.num_heads * kernel.splits), Extent(dim="seqs"))
     lowering.emit(op, kernel, grid, arena_buffers(lowering, op))
