@@ -203,10 +203,13 @@ def _what_fits(spec: ModelSpec, weights_bytes: int, table: GeometryTable, types:
 def _fits(
     spec: ModelSpec, changes: _Sizes, weights_bytes: int, table: GeometryTable, types: Sequence[TargetTypes]
 ) -> bool:
-    """Whether a changed spec fits. It plans one layer: activations do not depend on the number of layers."""
+    """Whether a changed spec fits. It plans one layer, unless what layers keep differs: activations are as large."""
     data = spec.model_dump()
-    layers = spec.model.num_layers
-    data["model"] |= {"num_layers": 1, "context": changes.get("context", spec.model.context)}
+    layers = 1 if any(spec.model.recurrents) else spec.model.num_layers
+    data["model"] |= {
+        "num_layers": spec.model.num_layers // layers,
+        "context": changes.get("context", spec.model.context),
+    }
     data["cache"] |= {name: value for name, value in changes.items() if name != "context"}
     if spec.cache.memory_budget is not None:
         data["cache"]["memory_budget"] = spec.cache.memory_budget // layers

@@ -27,7 +27,7 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
     Returns:
         The result of the output projection, [tokens, hidden].
     """
-    a, hidden = layer.attention, b.spec.model.hidden_size
+    a, hidden = layer.own_attention, b.spec.model.hidden_size
     if a.latent is not None:
         return build_latent(b, index, layer, a.latent, x)
     prefix = f"{layer_prefix(index)}attention"
@@ -79,7 +79,7 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
 
 def _gated(b: Builder, prefix: str, layer: LayerType, attended: str, x: str) -> str:
     """Attention's result times the gate, which is made of the block's input x; as it is where there is none."""
-    a = layer.attention
+    a = layer.own_attention
     if a.output_gate is None:
         return attended
     rows = Axis("heads", a.num_heads, a.gate_size)
@@ -90,7 +90,7 @@ def _gated(b: Builder, prefix: str, layer: LayerType, attended: str, x: str) -> 
 
 def _values(b: Builder, prefix: str, layer: LayerType, v: str) -> str:
     """The values, [tokens, kv_heads * v_dim], normalised by heads where the layer does that."""
-    a, norm = layer.attention, layer.attention.qk_norm
+    a, norm = layer.own_attention, layer.own_attention.qk_norm
     if norm is None or not norm.values:
         return v
     name, out, kind, eps = f"{prefix}.v_norm", f"{prefix}.v_normed", norm.kind, norm.eps
@@ -99,7 +99,7 @@ def _values(b: Builder, prefix: str, layer: LayerType, v: str) -> str:
 
 def _queries_or_keys(b: Builder, prefix: str, role: str, layer: LayerType, x: str, heads: Axis) -> str:
     """Norm and rotation of the queries or the keys, [tokens, heads * head_dim]."""
-    norm = layer.attention.qk_norm
+    norm = layer.own_attention.qk_norm
     if norm is None:
         return _rotated(b, prefix, role, layer, x, heads)
     if norm.after_rope:
@@ -108,7 +108,7 @@ def _queries_or_keys(b: Builder, prefix: str, role: str, layer: LayerType, x: st
 
 
 def _normed(b: Builder, prefix: str, role: str, layer: LayerType, x: str, heads: Axis) -> str:
-    norm, head_dim = layer.attention.qk_norm, layer.attention.head_dim
+    norm, head_dim = layer.own_attention.qk_norm, layer.own_attention.head_dim
     assert norm is not None, "of layers that have such norms"
     width = head_dim if norm.scope == "head" else heads.count * head_dim
     groups = 1 if norm.scope == "all" else heads.count
@@ -133,7 +133,7 @@ def _rotated(b: Builder, prefix: str, role: str, layer: LayerType, x: str, heads
         return x
     rope = Rope(
         num_heads=heads.count,
-        head_dim=layer.attention.head_dim,
+        head_dim=layer.own_attention.head_dim,
         rotary_dim=layer.rotary_dim,
         rope_layout=layer.rope.layout,
         rope_scale=rope_scale(layer.rope, b.spec.model.context),

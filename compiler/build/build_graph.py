@@ -6,6 +6,7 @@ The reference host runs this graph, so every pass is checked against it.
 from mlxr.compiler.build.build_attention import build_attention
 from mlxr.compiler.build.build_layer_embeddings import add_layer_vector, build_layer_embeddings
 from mlxr.compiler.build.build_mlp import build_mlp
+from mlxr.compiler.build.build_recurrent import build_recurrent
 from mlxr.compiler.build.builder import Builder
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
@@ -17,7 +18,7 @@ from mlxr.compiler.ir.ops.linear import Linear
 from mlxr.compiler.ir.ops.norm import NormRows
 from mlxr.compiler.ir.ops.rows import Embed, GatherRows
 from mlxr.compiler.ir.tensor import Shape, layer_prefix
-from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.spec.model import LayerType, ModelSpec
 
 
 def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
@@ -98,18 +99,31 @@ def _layer(b: Builder, index: int, x: str, vectors: str | None) -> str:
 
 
 def _blocks(b: Builder, index: int, x: str) -> str:
-    """Adds both blocks of a layer to the residual stream x, with the norms where the spec places them."""
+    """Adds the blocks of a layer to the residual stream x, with the norms where the spec places them."""
     model, layer = b.spec.model, b.spec.model.layer(index)
     attention, mlp = f"{layer_prefix(index)}attention", f"{layer_prefix(index)}mlp"
     if model.parallel_blocks:
+        assert layer.mlp is not None, "the spec refuses other parallel blocks"
         normed = _pre_norm(b, attention, x)
         attended = build_attention(b, index, layer, normed)
         normed = _pre_norm(b, mlp, x) if model.parallel_norms else normed
         between = b.residual(f"{attention}.out", x, attended)
         return _add_all(b, mlp, between, build_mlp(b, mlp, layer.mlp, normed, x))
-    attended = build_attention(b, index, layer, _pre_norm(b, attention, x))
-    x = _add_all(b, attention, x, [attended])
+    x = _mixed(b, index, layer, x)
+    if layer.mlp is None:
+        return x
     return _add_all(b, mlp, x, build_mlp(b, mlp, layer.mlp, _pre_norm(b, mlp, x), x))
+
+
+def _mixed(b: Builder, index: int, layer: LayerType, x: str) -> str:
+    """Adds the blocks that mix tokens, attention and recurrence, of which a layer may have any."""
+    mixers = [block for block in layer.blocks if block != "mlp"]
+    if not mixers:
+        return x
+    prefix = f"{layer_prefix(index)}{mixers[0]}"
+    normed = _pre_norm(b, prefix, x)
+    built = {"attention": build_attention, "recurrent": build_recurrent}
+    return _add_all(b, prefix, x, [built[block](b, index, layer, normed) for block in mixers])
 
 
 def _pre_norm(b: Builder, prefix: str, x: str) -> str:

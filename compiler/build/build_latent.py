@@ -22,7 +22,7 @@ def build_latent(b: Builder, index: int, layer: LayerType, latent: Latent, x: st
     Returns:
         The result of the output projection, [tokens, hidden].
     """
-    a, hidden = layer.attention, b.spec.model.hidden_size
+    a, hidden = layer.own_attention, b.spec.model.hidden_size
     assert layer.rope is not None, "the spec refuses latent attention without RoPE"
     prefix = f"{layer_prefix(index)}attention"
     eps = latent.eps or b.spec.model.norm.eps

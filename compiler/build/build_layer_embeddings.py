@@ -31,7 +31,9 @@ def add_layer_vector(b: Builder, index: int, vectors: LayerEmbeddings, x: str, a
     """Adds a layer's gate, its product with the layer's vector, and its projection, to the residual stream x."""
     model, prefix = b.spec.model, f"{layer_prefix(index)}vector"
     gate = b.linear(f"{prefix}.gate", x, (vectors.width, model.hidden_size))
-    activation = model.layer(index).mlp.activation
+    mlp = model.layer(index).mlp
+    assert mlp is not None, "the spec refuses vectors in layers without mlp"
+    activation = mlp.activation
     assert activation != "swiglu_oai" and activation != "xielu", "the spec refuses them"  # noqa: PLR1714
     activated = b.op(Activation(activation), f"{prefix}.activated", {"x": gate})
     inputs = {"x": activated, "times": all_layers}

@@ -46,6 +46,10 @@ class Builder:
         """Adds a weight vector, and says what its elements count, if ranks divide that."""
         return self.declare(name, "weight", (width,), self.spec.weights.of_vector(name), axes=(axis,))
 
+    def parameter(self, name: str, width: int, axis: Axis | None = None) -> str:
+        """As `vector`, of a weight that is always f32, as those of convolutions and of recurrences are."""
+        return self.declare(name, "weight", (width,), DType.F32, axes=(axis,))
+
     def stores(self, layer: int, ports: Iterable[str]) -> dict[str, str]:
         """By port, which is a store's name: the value that has the layer's rows of it."""
         return {port: self.arena.place(self.arena.store(port), layer)[0] for port in ports}

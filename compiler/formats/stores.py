@@ -13,14 +13,16 @@ from typing import Literal
 from mlxr.compiler.formats.dtypes import DType
 
 Scope = Literal["token", "sequence"]
-Countable = Literal["heads", "kv_heads", "columns", "experts", "vocabulary"]
+Countable = Literal["heads", "kv_heads", "columns", "experts", "units", "vocabulary"]
 """What the ranks of a stage divide."""
 KEYS, VALUES, LATENTS = "k_arena", "v_arena", "latent_arena"
 MOST_TAKEN_BACK = 64
 """The most tokens before its newest step that a sequence may drop; windows keep their blocks for as long."""
 MOST_TILE_KEYS = 128
 """The largest tile of keys of a prefill kernel; it begins to read at a multiple of its tile."""
-_TITLES = {KEYS: "K", VALUES: "V", LATENTS: "latents"}
+CONV_STATES, STATES = "conv_states", "states"
+"""The stores of recurrent blocks: the last inputs of their convolutions, and what else they keep."""
+_TITLES = {KEYS: "K", VALUES: "V", LATENTS: "latents", CONV_STATES: "convolutions"}
 KEYS_AND_VALUES = (KEYS, VALUES)
 """The stores of attention, in the order in which plans list them."""
 ATTENDED = (*KEYS_AND_VALUES, LATENTS)
@@ -62,12 +64,16 @@ class Store:
         scope: whether each token or each sequence has a row.
         rows: by layer: its row, the number of the earlier layer whose row it shares, or None if it keeps nothing here.
         along: what the first axis of its rows counts, of which each rank of a stage has some; None: each has them all.
+        count: how many of them there are, where each has several elements of that axis; None: one.
+        whole: the last elements of that axis, of which each rank has all.
     """
 
     name: str
     scope: Scope
     rows: tuple[StoreRow | int | None, ...]
     along: Countable | None = None
+    count: int | None = None
+    whole: int = 0
 
     def owner(self, layer: int) -> int | None:
         """The layer whose row this layer reads and writes; None: it keeps nothing here."""

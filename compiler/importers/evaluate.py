@@ -244,7 +244,8 @@ def _wanted(path: str) -> Want:
     steps = path.split(".")
     kind: Any = Model
     for step in steps[2:] if steps[0] == "layer_types" else steps:
-        field = getattr(kind, "model_fields", {}).get(step)
+        fields = (getattr(variant, "model_fields", {}).get(step) for variant in get_args(kind) or (kind,))
+        field = next((field for field in fields if field is not None), None)
         kind = field and _plain_type(field.annotation)
     wants: dict[Any, Want] = {int: "integer", float: "number", bool: "flag"}
     return wants.get(kind, "any")

@@ -19,7 +19,8 @@ _FORMATS = (
 _CLASSES = ("embedding", "attention", "mlp", "output")
 _ONE_ROW = "shared.router"
 """The matrix of one row, of which converters to GGUF make a vector."""
-_VECTORS = ("_bias", "norm", "sinks")
+_VECTORS = ("_bias", "norm", "sinks", ".conv")
+"""How names of tensors end that are no matrices, whatever their shapes in files."""
 
 
 class TensorFact(NamedTuple):
@@ -46,6 +47,8 @@ class _Place(NamedTuple):
         first = self.role.partition(".")[0]
         if first in ("position_embedding", "layer_embedding"):
             return "embedding"
+        if first == "recurrent":
+            return "attention"
         return first if first in _CLASSES else "mlp"
 
     @property

@@ -117,14 +117,15 @@ def _check_tensor(name: str, shape: Sequence[int | str], cuts: Sequence[TensorSl
 
 def _check_heads(spec: ModelSpec, ranks: Sequence[Rank]) -> None:
     """Checks that each rank has the KV heads that its queries read, and the columns of o that they make."""
-    if spec.model.attention.latent is not None:
-        _check_latent_heads(spec.model.attention.latent, ranks)
-        return
+    for latent in {attention.latent for attention in spec.model.attentions if attention.latent is not None}:
+        _check_latent_heads(latent, ranks)
     for number, part in enumerate(ranks):
         for name, cut in part.slices.items():
             if not name.endswith(".attention.q") or cut.rows is None:
                 continue
-            attention = spec.model.layer(layer_of(name) or 0).attention
+            attention = spec.model.layer(layer_of(name) or 0).own_attention
+            if attention.latent is not None:
+                continue
             heads = range(cut.rows[0] // attention.head_dim, cut.rows[1] // attention.head_dim)
             needed = {head // attention.gqa_ratio for head in heads}
             for role in ("k", "v"):
@@ -183,10 +184,10 @@ def _check_keys_counted(spec: ModelSpec, ranks: Sequence[Rank]) -> None:
             heads = counted.setdefault(op.name, [])
             rows = part.slices[f"{op.name.rpartition('.')[0]}.k"].rows
             if attrs.counts_keys and rows is not None:
-                head_dim = spec.model.layer(op.layer or 0).attention.head_dim
+                head_dim = spec.model.layer(op.layer or 0).own_attention.head_dim
                 heads += range(rows[0] // head_dim, rows[1] // head_dim)
     for name, heads in counted.items():
-        if sorted(heads) != list(range(spec.model.layer(layer_of(name) or 0).attention.num_kv_heads)):
+        if sorted(heads) != list(range(spec.model.layer(layer_of(name) or 0).own_attention.num_kv_heads)):
             raise PlanError(f"{name} has the keys of KV heads {sorted(heads)}; expected each of all once")
 
 

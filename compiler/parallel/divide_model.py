@@ -7,7 +7,7 @@ from mlxr.compiler.artifact.parallel.rank_plan import RankPlan
 from mlxr.compiler.artifact.weight_plan import WeightPlan
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
-from mlxr.compiler.formats.stores import Countable, StoreRow
+from mlxr.compiler.formats.stores import Store, StoreRow
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.parallel.shard import shard
 from mlxr.compiler.parallel.tensor_slice import TensorSlice
@@ -91,17 +91,18 @@ def _arena_of(arena: ArenaGeometry, share: Share) -> ArenaGeometry:
                 "elsewhere, or into tensor ranks alone"
             )
 
-    def part(row: StoreRow | int | None, along: Countable | None) -> StoreRow | int | None:
+    def part(row: StoreRow | int | None, store: Store) -> StoreRow | int | None:
         if isinstance(row, int):
             return row - first
-        if row is None or along is None:
+        if row is None or store.along is None:
             return row
-        count, *others = row.shape
-        mine, after = share.range_of(along, count)
-        return replace(row, shape=(after - mine, *others))
+        size, *others = row.shape
+        count = store.count or size
+        mine, after = share.range_of(store.along, count)
+        return replace(row, shape=((size - store.whole) // count * (after - mine) + store.whole, *others))
 
     stores = tuple(
-        replace(store, rows=tuple(part(row, store.along) for row in store.rows[first:end])) for store in arena.stores
+        replace(store, rows=tuple(part(row, store) for row in store.rows[first:end])) for store in arena.stores
     )
     mine = (tuple(layer - first for layer in group.layers if first <= layer < end) for group in arena.groups)
     groups = (replace(group, layers=layers) for group, layers in zip(arena.groups, mine, strict=True))

@@ -11,8 +11,10 @@ from mlxr.compiler.errors import BudgetError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import (
+    CONV_STATES,
     MOST_TAKEN_BACK,
     MOST_TILE_KEYS,
+    STATES,
     LayerGroup,
     Store,
     StoreRow,
@@ -25,7 +27,7 @@ from mlxr.compiler.schedule.geometry import ArenaSizes, ChunkSizes
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.spec.fields import INT32_MAX
-from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.spec.model import Attention, ModelSpec, Recurrent
 
 ALIGNMENT = 256
 _SPARE_SLOTS = 4
@@ -120,7 +122,8 @@ def _groups(
         kept = -(-(window + MOST_TILE_KEYS + MOST_TAKEN_BACK) // size) + 3
         return 2 * cache.max_sequences * kept + -(-most_tokens // size)
 
-    windows = [layer.attention.sliding_window for layer in spec.model.layers]
+    attentions = [layer.attention for layer in spec.model.layers]
+    windows = [None if attention is None else attention.sliding_window for attention in attentions]
     used = [None if w is None or keeps_all or needed(w) >= blocks else w for w in windows]
     return [(layers, w, blocks if w is None else needed(w)) for layers, w in groups_of(stores, used)]
 
@@ -133,17 +136,35 @@ def _block_bytes(spec: ModelSpec, stores: Sequence[Store], layers: Sequence[int]
 
 def stores_of(spec: ModelSpec) -> tuple[Store, ...]:
     """Everything that the model keeps between steps."""
-    dtype, latent = DType(spec.cache.dtype), spec.model.attention.latent
-    if latent is not None:
-        return (latents([StoreRow((1, latent.row_dim), dtype)] * spec.model.num_layers),)
-    keys: list[StoreRow | int] = []
-    values: list[StoreRow | int] = []
-    for index, layer in enumerate(spec.model.layers):
-        owner, a = spec.model.kv_owner(index), layer.attention
-        for rows, size in ((keys, a.head_dim), (values, a.result_dim)):
-            rows.append(StoreRow((a.num_kv_heads, size), dtype) if owner == index else owner)
-    stores = [*keys_and_values(keys, values)]
-    return tuple(stores)
+    model, dtype = spec.model, DType(spec.cache.dtype)
+
+    def of_tokens(index: int, attention: Attention | None, size: int) -> StoreRow | int | None:
+        if attention is None or attention.latent is not None:
+            return None
+        owner = model.kv_owner(index)
+        return StoreRow((attention.num_kv_heads, size), dtype) if owner == index else owner
+
+    attentions = [layer.attention for layer in model.layers]
+    keys = [of_tokens(index, a, a.head_dim if a else 0) for index, a in enumerate(attentions)]
+    values = [of_tokens(index, a, a.result_dim if a else 0) for index, a in enumerate(attentions)]
+    rows = [StoreRow((1, a.latent.row_dim), dtype) if a and a.latent else None for a in attentions]
+    stores = [*keys_and_values(keys, values), latents(rows), *_states_of(model.recurrents)]
+    return tuple(store for store in stores if any(row is not None for row in store.rows))
+
+
+def _states_of(blocks: Sequence[Recurrent | None]) -> tuple[Store, Store]:
+    """What recurrent blocks keep of a sequence: the last inputs of their convolutions, and their states."""
+
+    def store(name: str, rows: Sequence[tuple[int, ...] | None], whole: int) -> Store:
+        units = next((block.units for block in blocks if block is not None), None)
+        kept = tuple(None if row is None else StoreRow(row, DType.F32) for row in rows)
+        return Store(name, "sequence", kept, "units", units, whole)
+
+    whole = max((block.conv_whole for block in blocks if block is not None), default=0)
+    return (
+        store(CONV_STATES, [None if block is None else block.conv_row for block in blocks], whole),
+        store(STATES, [None if block is None else block.state_row for block in blocks], 0),
+    )
 
 
 def _state_bytes(store: Store) -> int:

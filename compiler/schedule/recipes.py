@@ -5,8 +5,8 @@ from math import prod
 
 from mlxr.compiler.artifact.weight_plan import Columns, Recipe, Rows
 from mlxr.compiler.spec.family import layer_of, load_family
-from mlxr.compiler.spec.family_tensors import FileTensor, Selection, evaluate_size
-from mlxr.compiler.spec.model import LayerType, Model
+from mlxr.compiler.spec.family_tensors import DIMENSIONS, FileTensor, Selection, evaluate_size
+from mlxr.compiler.spec.model import Attention, LayerType, Mlp, Model
 
 
 def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, ...]]:
@@ -21,8 +21,8 @@ def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, 
     """
     places = load_family(model.tensor_names).resolve(name)
     layer = layer_of(name)
-    own = LayerType.model_construct(attention=model.attention, rope=model.rope, mlp=model.mlp)
-    numbers = dimensions(model, own if layer is None else model.layer(layer)) | {"layer": layer or 0}
+    own = model.as_layer if layer is None else model.layer(layer)
+    numbers = dict.fromkeys(DIMENSIONS, 0) | dimensions(model, own) | {"layer": layer or 0}
     layouts = {rope.layout for rope in (model.rope, *(layer.rope for layer in model.layer_types.values())) if rope}
     # Files store the rows of layers without rotation in the same order as those of the other layers.
     layout = layouts.pop() if len(layouts) == 1 else None
@@ -30,8 +30,14 @@ def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, 
 
 
 def dimensions(model: Model, layer: LayerType) -> dict[str, int]:
-    """The numbers of `mlxr.compiler.spec.family_tensors.DIMENSIONS` in a layer."""
-    attention, mlp, experts = layer.attention, layer.mlp, layer.mlp.experts
+    """The numbers of `mlxr.compiler.spec.family_tensors.DIMENSIONS` in a layer; of blocks that it lacks, none."""
+    numbers = {"hidden": model.hidden_size}
+    numbers |= {} if layer.attention is None else _of_attention(layer.attention)
+    numbers |= {} if layer.mlp is None else _of_mlp(layer.mlp)
+    return numbers | ({} if layer.recurrent is None else layer.recurrent.dimensions)
+
+
+def _of_attention(attention: Attention) -> dict[str, int]:
     latent = attention.latent
     return {
         "heads": attention.num_heads,
@@ -39,15 +45,19 @@ def dimensions(model: Model, layer: LayerType) -> dict[str, int]:
         "head_dim": attention.head_dim,
         "half_head": attention.head_dim // 2,
         "group": attention.num_heads // attention.num_kv_heads,
-        "hidden": model.hidden_size,
-        "intermediate": mlp.intermediate_size,
-        "experts": experts.count if experts is not None else 0,
-        "shared": experts.shared.intermediate_size if experts is not None and experts.shared is not None else 0,
         "kv_rank": latent.kv_rank if latent is not None else 0,
         "nope_dim": latent.nope_dim if latent is not None else 0,
         "rope_dim": latent.rope_dim if latent is not None else 0,
-        "half_rope": latent.rope_dim // 2 if latent is not None else 0,
         "v_dim": attention.result_dim,
+    }
+
+
+def _of_mlp(mlp: Mlp) -> dict[str, int]:
+    experts, shared = mlp.experts, mlp.experts.shared if mlp.experts is not None else None
+    return {
+        "intermediate": mlp.intermediate_size,
+        "experts": experts.count if experts is not None else 0,
+        "shared": shared.intermediate_size if shared is not None else 0,
     }
 
 

@@ -7,16 +7,30 @@ read some of them, by 64-bit ones.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
 from mlxr.compiler.spec.attention import Attention, HeadDimOf
 from mlxr.compiler.spec.fields import INT32_MAX, MAX_LAYERS, Contradictions, Count, Epsilon, Flag, Positive
 from mlxr.compiler.spec.layer_embeddings import LayerEmbeddings
 from mlxr.compiler.spec.mlp import Mlp
 from mlxr.compiler.spec.record import Record
+from mlxr.compiler.spec.recurrent import Recurrent
 from mlxr.compiler.spec.rope import Rope
 
 _MAX_EXACT_POSITION = 2**24  # float32 cannot represent the next whole number
+Block = Literal["attention", "recurrent", "mlp"]
+Blocks = Annotated[tuple[Block, ...], Field(min_length=1, max_length=3)]
+_USUAL_BLOCKS: Blocks = ("attention", "mlp")
+_SECTIONS: tuple[Block, ...] = ("attention", "recurrent", "mlp")
+_MISSING = object()
+"""In place of a section that the spec leaves out and that its blocks need."""
+
+
+def _given(value: Any) -> Any:
+    if value is _MISSING:
+        raise PydanticKnownError("missing")
+    return value
 
 
 class Norm(Record):
@@ -45,14 +59,27 @@ class Norm(Record):
 
 
 class LayerType(Record):
-    """Properties of the layers of one type. A key that is left out has the model's value."""
+    """Properties of the layers of one type. A key that is left out has the model's value.
 
-    attention: Attention
+    Once resolved, sections of blocks that the layers do not have are null.
+    """
+
+    attention: Attention | None
     """Keys of `model.attention` that differ."""
     rope: Rope | None
     """Keys of `model.rope` that differ; null for no rotation."""
-    mlp: Mlp
+    mlp: Mlp | None
     """Keys of `model.mlp` that differ."""
+    recurrent: Recurrent | None = None
+    """Keys of `model.recurrent` that differ."""
+    blocks: Blocks = _USUAL_BLOCKS
+    """As `model.blocks`."""
+
+    @property
+    def own_attention(self) -> Attention:
+        """The attention of layers that have one."""
+        assert self.attention is not None, f"layers of {', '.join(self.blocks)}"
+        return self.attention
 
     @property
     def rotary_dim(self) -> int:
@@ -77,10 +104,15 @@ class Model(Record):
     """How queries and keys are rotated by their positions; null for no rotation."""
     learned_positions: Count | None = None
     """Rows of a table, `context` at least: a token's embedding has that of its position added; null for none."""
-    attention: Attention
-    """The attention block of every layer."""
-    mlp: Mlp
-    """The feed-forward block of every layer."""
+    attention: Annotated[Attention | None, BeforeValidator(_given)] = None
+    """The attention block of every layer; may be left out if no layer has one."""
+    mlp: Annotated[Mlp | None, BeforeValidator(_given)] = None
+    """The feed-forward block of every layer; may be left out if no layer has one."""
+    recurrent: Annotated[Recurrent | None, BeforeValidator(_given)] = None
+    """A recurrent block, which keeps a state of each sequence; null for none."""
+    blocks: Blocks = _USUAL_BLOCKS
+    """The blocks of a layer, in order: `attention`, `recurrent` and `mlp`, or some of them. Where a layer has both of
+    the first two, they read the same norm, and their results are added together."""
     parallel_blocks: Flag = False
     """Whether both blocks read the same x: x + attention(norm(x)) + mlp(norm(x)), with one norm."""
     parallel_norms: Flag = False
@@ -114,7 +146,12 @@ class Model(Record):
     @model_validator(mode="before")
     @classmethod
     def _derive_head_dim(cls, data: Any) -> Any:
-        if isinstance(data, dict) and isinstance(attention := data.get("attention"), dict):
+        if not isinstance(data, dict):
+            return data
+        blocks = data.get("blocks", _USUAL_BLOCKS)
+        needed = [block for block in blocks if block in _SECTIONS] if isinstance(blocks, list | tuple) else []
+        data = {block: _MISSING for block in needed} | data
+        if isinstance(attention := data.get("attention"), dict):
             default = _latent_head_dim(attention.get("latent")) or HeadDimOf(
                 data.get("hidden_size"), attention.get("num_heads")
             )
@@ -129,13 +166,9 @@ class Model(Record):
             return {}  # the spec is refused because of one of these; further errors would only distract
         if not isinstance(data, dict):
             return data
-        base = {name: info.data[name] for name in ("attention", "rope", "mlp")}
-        return {
-            name: {key: _merged(base.get(key), given.get(key, base.get(key))) for key in {**base, **given}}
-            if isinstance(given, dict)
-            else given
-            for name, given in data.items()
-        }
+        names = ("attention", "rope", "mlp", "recurrent", "blocks")
+        base = {name: info.data[name] for name in names if name in info.data}
+        return {name: _filled(base, given) if isinstance(given, dict) else given for name, given in data.items()}
 
     @model_validator(mode="after")
     def _check(self) -> "Model":
@@ -144,10 +177,11 @@ class Model(Record):
         self._check_norms(wrong)
         self._check_pattern(wrong)
         self._check_shared_keys(wrong)
-        whole = LayerType(attention=self.attention, rope=self.rope, mlp=self.mlp)
+        whole = self.as_layer
         self._check_layer(whole, "", None, wrong)
         for name, layer in self.layer_types.items():
             self._check_layer(layer, f"layer_types.{name}.", whole, wrong)
+        self._check_recurrent(wrong)
         if self.vocab_size * self.hidden_size > INT32_MAX:
             what = f"the embedding table of vocab_size x hidden_size {self.vocab_size} x {self.hidden_size}"
             wrong.add("vocab_size", f"{what} has more than 2^31 - 1 elements")
@@ -174,11 +208,15 @@ class Model(Record):
                 wrong.add(key, "it comes behind rms norms of blocks' results", "set norm.placement to sandwich or post")
         if self.layer_embeddings is not None:
             _check_multiple(wrong, "layer_embeddings.width", self.layer_embeddings.width)
-            mlps = (self.mlp, *(layer.mlp for layer in self.layer_types.values()))
-            if any(mlp.activation in ("swiglu_oai", "xielu") for mlp in mlps):
+            mlps = [layer.mlp for layer in self._kinds]
+            if any(mlp is None for mlp in mlps):
+                wrong.add("layer_embeddings", "gates of vectors have the activation of mlp", "name mlp in blocks")
+            if any(mlp is not None and mlp.activation in ("swiglu_oai", "xielu") for mlp in mlps):
                 wrong.add("layer_embeddings", "gates of vectors have no activation of two inputs", "name another")
             if self.num_layers * self.layer_embeddings.width * max(self.vocab_size, self.hidden_size) > 2**34:
                 wrong.add("layer_embeddings.width", "the table of all layers has more than 2^34 elements")
+        if self.parallel_blocks and any(set(layer.blocks) != set(_USUAL_BLOCKS) for layer in self._kinds):
+            wrong.add("parallel_blocks", "parallel blocks are attention and mlp, but blocks names others", "remove it")
         if self.parallel_blocks and self.norm.placement != "pre":
             wrong.add(
                 "parallel_blocks",
@@ -204,17 +242,18 @@ class Model(Record):
                 )
 
     def _check_shared_keys(self, wrong: Contradictions) -> None:
-        if self.attention.kv_from is not None:
+        if self.attention is not None and self.attention.kv_from is not None:
             wrong.add("attention.kv_from", "not all layers can use keys of an earlier one", "say it of a layer type")
         for name, layer in self.layer_types.items():
-            source, at = layer.attention.kv_from, f"layer_types.{name}.attention.kv_from"
-            if source is None:
+            own, at = layer.attention, f"layer_types.{name}.attention.kv_from"
+            source = None if own is None else own.kv_from
+            if own is None or source is None:
                 continue
-            of = self.layer_types.get(source)
-            if of is None or of.attention.kv_from is not None:
+            of = self.layer_types[source].attention if source in self.layer_types else None
+            if of is None or of.kv_from is not None:
                 wrong.add(at, f'"{source}" is not a layer type with keys and values of its own', "name one")
                 continue
-            mine, theirs = ((a.num_kv_heads, a.head_dim, a.result_dim) for a in (layer.attention, of.attention))
+            mine, theirs = ((a.num_kv_heads, a.head_dim, a.result_dim) for a in (own, of))
             if mine != theirs:
                 what = "{} KV heads of {} and {}, its own are {} of {} and {}".format(*theirs, *mine)
                 wrong.add(at, f"layers of type {source} have {what}", "give both types the same")
@@ -225,18 +264,20 @@ class Model(Record):
     def _check_layer(self, layer: LayerType, at: str, base: LayerType | None, wrong: Contradictions) -> None:
         """Notes contradictions within one layer type. Sections that equal those of `base` have been checked already."""
         attention, rope, mlp = layer.attention, layer.rope, layer.mlp
-        same_rope = base is not None and rope == base.rope and attention.rope_dim == base.attention.rope_dim
-        if rope is not None and not same_rope:
+        _check_blocks(layer, at, wrong)
+        if mlp is not None and (base is None or mlp != base.mlp):
+            self._check_mlp(mlp, at, wrong)
+        if attention is None:
+            return
+        of_base = None if base is None or rope != base.rope else base.attention
+        if rope is not None and (of_base is None or attention.rope_dim != of_base.rope_dim):
             rope.check(attention.rope_dim, f"{at}rope", wrong)
         if attention.latent is not None and rope is None:
             wrong.add(f"{at}rope", "latent attention rotates a part of each head, but rope is null", "give rope")
         if attention.latent is not None and rope is not None and rope.fraction != 1:
             wrong.add(f"{at}rope.fraction", "latent attention rotates all of attention.latent.rope_dim", "use 1")
-        new_attention = base is None or attention != base.attention
-        if new_attention:
+        if base is None or attention != base.attention:
             self._check_attention(attention, at, wrong)
-        if base is None or mlp != base.mlp:
-            self._check_mlp(mlp, at, wrong)
 
     def _check_attention(self, attention: Attention, at: str, wrong: Contradictions) -> None:
         qk_norm = attention.qk_norm
@@ -262,16 +303,40 @@ class Model(Record):
                 what = f"the merged gate and up projection {2 * width} x {self.hidden_size}"
                 wrong.add(f"{at}mlp.{key}", f"{what} has more than 2^31 - 1 elements")
 
+    def _check_recurrent(self, wrong: Contradictions) -> None:
+        found = {layer.recurrent for layer in self._kinds if layer.recurrent is not None}
+        if len(found) > 1:
+            wrong.add("layer_types", "recurrent blocks of layers differ, but states of all have one shape", "use one")
+        if self.recurrent is not None and not found:
+            wrong.add("recurrent", "no layer has it: no blocks name it", "add it to blocks, or remove it")
+        for recurrent in found:
+            rows = max(recurrent.widest, *(rows for rows, _ in recurrent.matrices(self.hidden_size).values()))
+            if rows * self.hidden_size > INT32_MAX:
+                what = f"the merged projection {rows} x {self.hidden_size} of a recurrent block"
+                wrong.add("recurrent", f"{what} has more than 2^31 - 1 elements")
+
+    @property
+    def as_layer(self) -> LayerType:
+        """The model's own properties as those of a layer."""
+        own = {block: getattr(self, block) if block in self.blocks else None for block in _SECTIONS}
+        return LayerType.model_construct(rope=self.rope, blocks=self.blocks, **own)
+
+    @property
+    def _kinds(self) -> tuple[LayerType, ...]:
+        """The kinds of layers, in any order."""
+        return tuple(self.layer_types.values()) or (self.as_layer,)
+
     def layer(self, index: int) -> LayerType:
         """The properties of one layer, resolved."""
         assert 0 <= index < self.num_layers, f"layer {index} of {self.num_layers}"
         if not self.layer_pattern:
-            return LayerType.model_construct(attention=self.attention, rope=self.rope, mlp=self.mlp)
+            return self.as_layer
         return self.layer_types[self.layer_pattern[index % len(self.layer_pattern)]]
 
     def kv_owner(self, index: int) -> int:
         """The layer whose keys and values a layer uses: itself, or an earlier one."""
-        source = self.layer(index).attention.kv_from
+        attention = self.layer(index).attention
+        source = None if attention is None else attention.kv_from
         if source is None:
             return index
         names = [self.layer_pattern[i % len(self.layer_pattern)] for i in range(index)]
@@ -285,7 +350,12 @@ class Model(Record):
     @property
     def attentions(self) -> tuple[Attention, ...]:
         """The attention of each kind of layer that the model has, in the order of its first layer."""
-        return tuple(dict.fromkeys(layer.attention for layer in self.layers))
+        return tuple(dict.fromkeys(layer.attention for layer in self.layers if layer.attention is not None))
+
+    @property
+    def recurrents(self) -> tuple[Recurrent | None, ...]:
+        """The recurrent block of every layer."""
+        return tuple(layer.recurrent for layer in self.layers)
 
     @property
     def rotary_dim(self) -> int:
@@ -293,8 +363,8 @@ class Model(Record):
         return _rotary_dim(self.rope, self.attention)
 
 
-def _rotary_dim(rope: Rope | None, attention: Attention) -> int:
-    return 0 if rope is None else rope.rotary_dim(attention.rope_dim)
+def _rotary_dim(rope: Rope | None, attention: Attention | None) -> int:
+    return 0 if rope is None or attention is None else rope.rotary_dim(attention.rope_dim)
 
 
 def _latent_head_dim(latent: Any) -> int | None:
@@ -304,9 +374,36 @@ def _latent_head_dim(latent: Any) -> int | None:
     return sum(counts) if len(counts) == 2 else None
 
 
+def _check_blocks(layer: LayerType, at: str, wrong: Contradictions) -> None:
+    """Notes blocks that are named twice or without a section, and sections without a block."""
+    for block in dict.fromkeys(layer.blocks):
+        if layer.blocks.count(block) > 1:
+            wrong.add(f"{at}blocks", f"{block} is named twice, and a layer has it once", "name it once")
+        if getattr(layer, block) is None:
+            wrong.add(f"{at}blocks", f"{block} is named, but nothing says what it is", f"give {block}")
+    if "mlp" in layer.blocks[:-1]:
+        wrong.add(f"{at}blocks", "mlp is what a layer ends with", "name it last")
+    for block in _SECTIONS if at else ():
+        if block not in layer.blocks and getattr(layer, block) is not None:
+            wrong.add(f"{at}{block}", "the layers do not have it: blocks does not name it", "add it to blocks")
+
+
+def _filled(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """A layer type with the model's properties filled in, but not those of blocks that it does not have."""
+    filled = {key: _merged(base.get(key), given.get(key, base.get(key))) for key in {**base, **given}}
+    blocks = filled.get("blocks")
+    if isinstance(blocks, list | tuple):
+        absent = [block for block in _SECTIONS if block not in blocks and block not in given]
+        filled |= dict.fromkeys(absent)
+        filled |= {"rope": None} if "attention" not in blocks and "rope" not in given else {}
+    return filled
+
+
 def _merged(base: Record | None, given: Any) -> Any:
     """A section of a layer type: the keys that are given, and the model's values for all others."""
     if not isinstance(given, dict) or not isinstance(base, Record):
+        return given
+    if given.get("kind", getattr(base, "kind", None)) != getattr(base, "kind", None):
         return given
     return {**{name: getattr(base, name) for name in type(base).model_fields}, **given}
 

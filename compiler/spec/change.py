@@ -97,7 +97,7 @@ def changed(spec: ModelSpec, changes: Changes) -> ModelSpec:
         cache = cache.model_copy(update={"dtype": changes.cache_dtype})
     if changes.cache_memory is not None:
         cache = cache.model_copy(update={"memory_budget": parse_size(changes.cache_memory), "num_blocks": None})
-    if changes.keep_windows and any(layer.attention.sliding_window for layer in model.layers):
+    if changes.keep_windows and any(attention.sliding_window for attention in model.attentions):
         cache = cache.model_copy(update={"keep_windows": True})
     update: dict[str, Any] = {"model": model, "cache": cache, "compute": changes.compute or spec.compute}
     update["output"] = changes.output or spec.output

@@ -74,7 +74,7 @@ def divide_heads(spec: ModelSpec, fractions: Sequence[float]) -> HeadRanges:
 
 def _check_norms(spec: ModelSpec, ranks: int) -> None:
     for index, layer in enumerate(spec.model.layers if ranks > 1 else ()):
-        norm = layer.attention.qk_norm
+        norm = None if layer.attention is None else layer.attention.qk_norm
         if norm is not None and norm.scope == "all" and (norm.kind or spec.model.norm.kind) == "layer":
             raise PlanError(
                 f"attention of layer {index} cannot be divided among {ranks} ranks: its layer norm needs the mean of "
@@ -83,13 +83,12 @@ def _check_norms(spec: ModelSpec, ranks: int) -> None:
 
 
 def _kinds(spec: ModelSpec) -> list[_Kind]:
-    layers: dict[tuple[int, ...], list[int]] = {}
+    layers: dict[tuple[int, ...], list[tuple[int, Attention]]] = {}
     for index, layer in enumerate(spec.model.layers):
-        a = layer.attention
-        layers.setdefault((a.num_heads, a.num_kv_heads, a.head_dim, a.result_dim), []).append(index)
+        if (a := layer.attention) is not None:
+            layers.setdefault((a.num_heads, a.num_kv_heads, a.head_dim, a.result_dim), []).append((index, a))
     return [
-        _Kind(of[0], spec.model.layer(of[0]).attention, shared_block(spec, [f"layers.{i}.attention.o" for i in of]))
-        for of in layers.values()
+        _Kind(*of[0], shared_block(spec, [f"layers.{index}.attention.o" for index, _ in of])) for of in layers.values()
     ]
 
 

@@ -33,6 +33,7 @@ from mlxr.compiler.spec.matrices import matrix_shapes
 from mlxr.compiler.spec.mlp import Experts, Mlp, SharedExpert
 from mlxr.compiler.spec.parallel import Parallel
 from mlxr.compiler.spec.record import Record
+from mlxr.compiler.spec.recurrent import Recurrent, ShortConv
 from mlxr.compiler.spec.rope import (
     BaseScaling,
     LinearScaling,
@@ -61,8 +62,10 @@ __all__ = [
     "Norm",
     "Parallel",
     "QkNorm",
+    "Recurrent",
     "Rope",
     "SharedExpert",
+    "ShortConv",
     "SizeBytes",
     "Temperature",
     "WeightFormats",
@@ -146,13 +149,14 @@ class WeightFormats(Record):
     embedding: FormatName | None = None
     """The embedding table; null for `default`."""
     attention: FormatName | None = None
-    """Query, key, value and output projections; null for `default`."""
+    """Projections of attention and of recurrent blocks; null for `default`."""
     mlp: FormatName | None = None
     """Gate, up and down projections, and routers; null for `default`."""
     output: FormatName | None = None
     """The output projection; null for `default`. With tied embeddings it must equal `embedding`."""
     norm: FloatType = "f32"
-    """Norm weights and biases, attention sinks, and biases of the choice of experts."""
+    """Norm weights and biases, attention sinks, and biases of the choice of experts. What recurrent blocks have besides
+    their projections is f32."""
     tensors: dict[str, FormatName] = Field(default_factory=dict)
     """Exceptions: a tensor's name, such as `layers.3.mlp.down`, or a pattern with * and [], to its format. The first
     that matches counts."""
@@ -181,7 +185,7 @@ def _class_of(name: str) -> TensorClass:
         return "embedding"
     if name in ("output", "output_bias"):
         return "output"
-    return "attention" if ".attention." in name else "mlp"
+    return "attention" if ".attention." in name or ".recurrent." in name else "mlp"
 
 
 class ModelSpec(Record):
@@ -323,26 +327,33 @@ class ModelSpec(Record):
                 f"{self.least_context}, and a contiguous arena holds a whole sequence",
                 f"use {blocks_of_one} blocks, or leave num_blocks out",
             )
-        attentions = [layer.attention for layer in model.layers if layer.attention.kv_from is None]
-        row_bytes = sum(cache_row_bytes(cache.widest_dtype, size) for a in attentions for size in a.cached_rows)
+        attentions = [layer.attention for layer in model.layers]
+        rows = [size for a in attentions if a is not None and a.kv_from is None for size in a.cached_rows]
+        row_bytes = sum(cache_row_bytes(cache.widest_dtype, size) for size in rows)
         block_bytes = cache.block_size * row_bytes
         if cache.memory_budget is not None and not block_bytes <= cache.memory_budget:
             wrong.add(
                 "cache.memory_budget",
                 f"memory_budget of {cache.memory_budget} bytes is less than one block of {block_bytes} bytes",
             )
-        elif cache.memory_budget is not None and cache.memory_budget // block_bytes * cache.block_size > INT32_MAX:
+        elif (
+            cache.memory_budget is not None
+            and rows
+            and cache.memory_budget // block_bytes * cache.block_size > INT32_MAX
+        ):
             wrong.add("cache.memory_budget", "memory_budget holds more than 2^31 - 1 token slots")
 
 
 def _widest(layer: LayerType) -> int:
     """Columns of the widest activation within a layer."""
-    attention, mlp = layer.attention, layer.mlp
-    chosen = 1 if mlp.experts is None else mlp.experts.per_token
-    latent = attention.latent
-    return max(
-        attention.packed_width,
-        attention.num_heads * attention.result_dim,
-        0 if latent is None else attention.num_heads * max(latent.row_dim, latent.qk_dim) + latent.row_dim,
-        *(2 * width * chosen for _, width in mlp.widths),
-    )
+    attention, mlp, recurrent = layer.attention, layer.mlp, layer.recurrent
+    widest = [0 if recurrent is None else max(recurrent.widest, recurrent.result_width)]
+    if mlp is not None:
+        chosen = 1 if mlp.experts is None else mlp.experts.per_token
+        widest += [2 * width * chosen for _, width in mlp.widths]
+    if attention is not None:
+        latent = attention.latent
+        widest += [attention.packed_width, attention.num_heads * attention.result_dim]
+        if latent is not None:
+            widest.append(attention.num_heads * max(latent.row_dim, latent.qk_dim) + latent.row_dim)
+    return max(widest)

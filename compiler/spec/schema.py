@@ -69,11 +69,13 @@ def spec_schema() -> Schema:
     attention["required"] = [name for name in attention["required"] if name != "head_dim"]
     layer = sections["LayerType"]
     del layer["required"]
-    for key in ("attention", "mlp"):
+    for key in ("attention", "mlp", "recurrent"):
         # The loader completes what a layer type leaves out; an editor sees what may be written.
-        section = layer["properties"][key].pop("$ref").rpartition("/")[2]
-        sections[f"{section}Changes"] = {k: v for k, v in sections[section].items() if k != "required"}
-        layer["properties"][key]["$ref"] = f"#/$defs/{section}Changes"
+        for option in layer["properties"][key]["anyOf"]:
+            section = option.get("$ref", "").rpartition("/")[2]
+            if section:
+                sections[f"{section}Changes"] = {k: v for k, v in sections[section].items() if k != "required"}
+                option["$ref"] = f"#/$defs/{section}Changes"
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "MLXR model spec"}
 
 

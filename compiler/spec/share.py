@@ -2,7 +2,7 @@
 
 Heads go by whole KV heads, with the queries that share them; where KV heads are fewer than ranks, several ranks have a
 copy of one, and its queries are divided. MLPs go by columns, mixtures by experts, embedding and logits by rows of the
-vocabulary, and stages have whole layers. No block of a quantised weight is divided.
+vocabulary, recurrent blocks by their units, and stages have whole layers. No block of a quantised weight is divided.
 """
 
 import math
@@ -31,6 +31,7 @@ class Share:
         heads, kv_heads: its query heads and KV heads, by how many a layer has.
         columns: its columns of MLPs, by their whole width.
         experts: its experts, by their whole number.
+        units: its units of recurrent blocks (heads with what belongs to them, or channels), by their whole number.
         vocabulary: its rows of embedding and output.
     """
 
@@ -41,6 +42,7 @@ class Share:
     kv_heads: dict[int, Range]
     columns: dict[int, Range]
     experts: dict[int, Range]
+    units: dict[int, Range]
     vocabulary: Range
 
     @property
@@ -78,7 +80,7 @@ class Share:
         if what == "vocabulary":
             return self.vocabulary
         by_count = {"heads": self.heads, "kv_heads": self.kv_heads, "columns": self.columns, "experts": self.experts}
-        return by_count[what][count]
+        return (by_count | {"units": self.units})[what][count]
 
 
 def shares(spec: ModelSpec) -> tuple[Share, ...]:
@@ -96,8 +98,9 @@ def shares(spec: ModelSpec) -> tuple[Share, ...]:
     model, heads = spec.model, divide_heads(spec, of_ranks)
     columns = {width: _columns(spec, width, names, of_ranks, heads) for width, names in _widths(spec).items()}
     experts = {}
-    for count in sorted({la.mlp.experts.count for la in model.layers if la.mlp.experts is not None}):
+    for count in sorted({la.mlp.experts.count for la in model.layers if la.mlp and la.mlp.experts is not None}):
         experts[count] = _divided(count, 1, of_ranks, f"{count} experts")
+    units = _units(spec, of_ranks)
     unit = _ROWS if model.vocab_size >= 4 * _ROWS * split.tensor else 1
     vocabulary = _divided(model.vocab_size, unit, of_ranks, f"a vocabulary of {model.vocab_size}")
     return tuple(
@@ -109,6 +112,7 @@ def shares(spec: ModelSpec) -> tuple[Share, ...]:
             kv_heads={count: ranges[t] for count, ranges in heads.keys.items()},
             columns={width: ranges[t] for width, ranges in columns.items()},
             experts={count: ranges[t] for count, ranges in experts.items()},
+            units={count: ranges[t] for count, ranges in units.items()},
             vocabulary=vocabulary[t],
         )
         for rank in range(split.size)
@@ -179,6 +183,8 @@ def _widths(spec: ModelSpec) -> dict[int, list[str]]:
     """The names of the matrices that read an MLP's columns, by their number."""
     widths: dict[int, list[str]] = {}
     for index, layer in enumerate(spec.model.layers):
+        if layer.mlp is None:
+            continue
         if layer.mlp.experts is None:
             widths.setdefault(layer.mlp.intermediate_size, []).append(f"layers.{index}.mlp.down")
         elif layer.mlp.experts.shared is not None:
@@ -207,12 +213,28 @@ def _columns(
     mlp = sum(rows * columns for name, (rows, columns) in shapes.items() if name.startswith(prefix))
     layer = prefix.split(".")[1]
     attention = spec.model.layer(int(layer)).attention
-    of_head = (attention.head_dim + attention.result_dim) * spec.model.hidden_size
-    both = zip(heads.queries[attention.num_heads], heads.keys[attention.num_kv_heads], strict=True)
-    own = [of_head * ((q[1] - q[0]) + (kv[1] - kv[0])) for q, kv in both]
+    own = [0] * len(fractions)  # recurrent blocks are divided by the same fractions
+    if attention is not None:
+        of_head = (attention.head_dim + attention.result_dim) * spec.model.hidden_size
+        both = zip(heads.queries[attention.num_heads], heads.keys[attention.num_kv_heads], strict=True)
+        own = [of_head * ((q[1] - q[0]) + (kv[1] - kv[0])) for q, kv in both]
     dense = f"layers.{layer}.mlp.experts.up" not in shapes
     weights = [f * (sum(own) + mlp) - o if dense else f * mlp for f, o in zip(fractions, own, strict=True)]
     return ranges_of([unit * part for part in divide(count, [max(weight, mlp * 1e-3) for weight in weights])])
+
+
+def _units(spec: ModelSpec, fractions: Sequence[float]) -> dict[int, list[Range]]:
+    """The units of recurrent blocks that each rank has, by their whole number."""
+    found: dict[int, list[Range]] = {}
+    blocks = list(enumerate(spec.model.recurrents))
+    names = [f"layers.{index}.recurrent.o" for index, recurrent in blocks if recurrent is not None]
+    for recurrent in {recurrent for _, recurrent in blocks if recurrent is not None}:
+        size = recurrent.result_width // recurrent.units
+        block = math.lcm(shared_block(spec, names), _ROWS)
+        unit = 1 if len(fractions) == 1 else block // math.gcd(block, size)
+        what = f"{names[0]} of {recurrent.units} units of {size} columns"
+        found[recurrent.units] = _divided(recurrent.units, unit, fractions, what)
+    return found
 
 
 def _divided(count: int, unit: int, fractions: Sequence[float], what: str) -> list[Range]:

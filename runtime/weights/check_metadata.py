@@ -37,8 +37,9 @@ def _kv_heads(spec: ModelSpec) -> Iterable[float]:
 
 def _head_dims(spec: ModelSpec) -> Iterable[float]:
     """Elements of a head; files of latent attention may say those of a row, or of the rotated part."""
-    latent = spec.model.attention.latent
-    return [latent.qk_dim, latent.row_dim, latent.rope_dim] if latent else {a.head_dim for a in spec.model.attentions}
+    latents = [a.latent for a in spec.model.attentions if a.latent is not None]
+    of_latents = {size for latent in latents for size in (latent.qk_dim, latent.row_dim, latent.rope_dim)}
+    return of_latents | {a.head_dim for a in spec.model.attentions if a.latent is None}
 
 
 def _rotary_dims(spec: ModelSpec) -> Iterable[float]:

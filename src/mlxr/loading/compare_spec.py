@@ -92,8 +92,7 @@ def check_spec(
 def _not_in_gguf(file: WeightFile, imported: Model) -> tuple[str, ...]:
     """The first words of differences that do not count, since the GGUF file does not state these properties."""
     # Mistral's files call themselves llama and leave its window out; other families' say which layers have one.
-    layers = range(imported.num_layers)
-    windowless = all(imported.layer(index).attention.sliding_window is None for index in layers)
+    windowless = all(attention.sliding_window is None for attention in imported.attentions)
     window = file.metadata.get(ARCHITECTURE) == "llama" and windowless
     # Some files hold the output projection although it is the embedding table.
     has_both = {_GGUF_OUTPUT, _GGUF_EMBEDDING} <= file.tensors.keys()
@@ -121,12 +120,13 @@ def _properties(layer: LayerType, context: int) -> dict[str, Any]:
     """A layer's properties; those that a spec may leave out have the values that they then take."""
     properties = layer.model_dump(mode="json")
     attention, rope = properties["attention"], layer.rope
-    if attention["scale"] is None:
-        attention["scale"] = layer.attention.head_dim**-0.5
-    attention["v_dim"], attention["value_scale"] = layer.attention.result_dim, attention["value_scale"] or 1.0
-    if attention["sliding_window"] is not None and attention["sliding_window"] >= context:
-        attention["sliding_window"] = None
-    if rope is not None:
+    if layer.attention is not None:
+        if attention["scale"] is None:
+            attention["scale"] = layer.attention.head_dim**-0.5
+        attention["v_dim"], attention["value_scale"] = layer.attention.result_dim, attention["value_scale"] or 1.0
+        if attention["sliding_window"] is not None and attention["sliding_window"] >= context:
+            attention["sliding_window"] = None
+    if rope is not None and layer.attention is not None:
         # The same angles can be said in several ways: as a scaling, or as the frequencies that it gives.
         angles = rope_frequencies(rope, layer.rotary_dim, context)
         properties["rope"] = _Rope(properties["rope"], (*angles, rope_scale(rope, context), rope.layout == "half"))

@@ -13,6 +13,7 @@ from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.ir.ops.attention import Attention
 from mlxr.compiler.ir.ops.cache import CacheWrite
+from mlxr.compiler.ir.ops.causal_conv import CausalConv
 from mlxr.compiler.ir.ops.collectives import AllSum
 from mlxr.compiler.ir.ops.elementwise import Add, Multiply, Scale
 from mlxr.compiler.ir.ops.experts import ExpertLinear, ExpertSum, Route
@@ -45,6 +46,7 @@ MAMBA2 = Mamba2(6, 40, 1, 16, 0.0, None, taps=4)
 OF_MAMBA2 = {port: Holding((Axis("heads", 6),)) for port in ("a", "d", "dt_bias")}
 OF_MAMBA2 |= {"x": split(Q), "dt": split(Axis("heads", 6)), "b": WHOLE, "c": WHOLE}
 GROUPS = {port: split(Axis("heads", 6, 16)) for port in ("b", "c")}
+CONV = CausalConv(3)
 INPUTS = {"x": Tensor(("tokens", 5), DType.F32)}
 
 Case = tuple[OpKind, dict[str, Holding], OpKind | None, Holding]
@@ -61,6 +63,7 @@ BECOMES: dict[str, Case] = {
         replace(MAMBA2, num_heads=3, num_groups=3),
         split(Q),
     ),
+    "causal_conv": (CONV, {"x": split(Q), "weight": Holding((Axis("heads", 6, 120),))}, CONV, split(Q)),
     "attention": (ATTENTION, {"q": split(Q)}, replace(ATTENTION, num_heads=3, num_kv_heads=1), split(Q)),
     "cache_write": (CacheWrite(2, 40), {"k": split(K), "v": split(K)}, CacheWrite(1, 40), WHOLE),
     "linear, by rows": (LINEAR, {"x": WHOLE, "weight": Holding((Q, None)), "bias": Holding((Q,))}, LINEAR, split(Q)),
@@ -112,6 +115,8 @@ REFUSED: list[tuple[OpKind, Mapping[str, Holding], str]] = [
     (replace(MAMBA2, num_groups=2), OF_MAMBA2, "a rank has all of 2 groups, and some heads"),
     (replace(MAMBA2, num_groups=2), OF_MAMBA2 | {"b": split(K)}, "a rank has groups of other heads than those of x"),
     (MAMBA2, OF_MAMBA2 | {"a": WHOLE}, "a rank has numbers of other heads than those of x"),
+    (CONV, {"x": split(Q), "weight": Holding((K,))}, "filters of other channels than those of x"),
+    (replace(CONV, first=8), {"x": split(Q), "weight": Holding((Q,))}, "parts of joined columns"),
     (CacheWrite(2, 40), {"k": split(K), "v": WHOLE}, "some kv_heads of 2 at k, and the whole at v"),
     (ATTENTION, {"q": split(Q), "sinks": WHOLE}, "sinks of other heads"),
     (Multiply(), {"a": split(Q), "b": WHOLE}, "some heads of 6 at a, and the whole at b"),

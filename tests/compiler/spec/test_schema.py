@@ -119,7 +119,8 @@ def test_keys_of_bundled_specs_are_in_the_schema() -> None:
 def test_layer_types_name_only_what_differs() -> None:
     sections = spec_schema()["$defs"]
     layer = sections["LayerType"]
-    assert "required" not in layer and layer["properties"].keys() == {"attention", "rope", "mlp"}
+    keys = {"attention", "rope", "mlp", "recurrent", "blocks"}
+    assert "required" not in layer and layer["properties"].keys() == keys
     for key, section in (("attention", "Attention"), ("mlp", "Mlp")):
-        changes = sections[layer["properties"][key]["$ref"].rpartition("/")[2]]
+        changes = sections[layer["properties"][key]["anyOf"][0]["$ref"].rpartition("/")[2]]
         assert "required" not in changes and changes["properties"] == sections[section]["properties"]
