@@ -20,7 +20,7 @@ _CLASSES = ("embedding", "attention", "mlp", "output")
 _ONE_ROW = "shared.router"
 """The matrix of one row, of which converters to GGUF make a vector."""
 _VECTORS = ("_bias", "norm", "sinks", ".conv")
-"""How names of tensors end that are no matrices, whatever their shapes in files."""
+"""How the names of all others end, whatever their shapes in files."""
 
 
 class TensorFact(NamedTuple):

@@ -74,6 +74,8 @@ NEEDS: dict[str, dict[str, Any]] = {
     "layer_scale": {"norm.placement": "sandwich", "layer_scale": True},
     "layer_embeddings": {"norm.placement": "sandwich", "layer_embeddings": {"width": 32}},
     "parallel_norms": {"parallel_blocks": True, "parallel_norms": True},
+    "blocks": {"blocks": ["attention"]},
+    "recurrent": {"blocks": ["recurrent", "mlp"], "recurrent": {"kind": "conv", "channels": 64, "taps": 3}},
     "attention.chunked": {"attention.sliding_window": 16, "attention.chunked": True},
     "attention.values_from_keys": {"attention.qk_norm": {"scope": "head"}, "attention.values_from_keys": True},
     "attention.latent": {

@@ -3,11 +3,12 @@
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.formats.stores import CONV_STATES
 from mlxr.compiler.ir.ops.causal_conv import CausalConv, GatedConv
 from mlxr.runtime.arrays.mlx_arrays import as_bits
 from mlxr.runtime.hosts.mlx_ops.table import evaluates
 from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
+
+(_STATES,) = CausalConv.accesses
 
 
 @evaluates(CausalConv)
@@ -29,7 +30,7 @@ def _convolved(x: mx.array, inputs: Inputs, taps: int, arena: ArenaLayer | None)
     """The convolution of x [tokens, channels]; reads and writes the last inputs of each sequence."""
     assert arena is not None, "it keeps states"
     rows, filters = np.array(x), np.array(f32(inputs["weight"])).reshape(-1, taps).T
-    states = as_bits(inputs[CONV_STATES]).view(np.float32)[:, arena.place(CONV_STATES)]
+    states = as_bits(inputs[_STATES]).view(np.float32)[:, arena.place(_STATES)]
     start, out = np.array(inputs["query_start"]).tolist(), np.zeros_like(rows)
     for slots, begin, end in zip(np.array(inputs["state_table"]).tolist(), start, start[1:], strict=False):
         before = states[slots[0]].T if slots[0] >= 0 else np.zeros_like(filters[1:])

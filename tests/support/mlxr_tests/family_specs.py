@@ -140,6 +140,19 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
         "model__rope": {"layout": "interleaved", "scaling": {"kind": "yarn", "factor": 4.0, "original_context": 64}},
     },
     "latent-tempered": _latent(temperature={"beta": 0.3, "original_context": 4}, scale=0.3),
+    # recurrent blocks
+    "short-conv": {
+        "model__num_layers": 3,
+        "model__recurrent": {"kind": "conv", "channels": 64, "taps": 3},
+        "model__layer_types": {"conv": {"blocks": ["recurrent", "mlp"]}, "full": {}},
+        "model__layer_pattern": ["conv", "full"],
+        "model__tensor_names": "canonical",
+    },
+    "short-conv-alone": {
+        "model__recurrent": {"kind": "conv", "channels": 64, "taps": 4, "bias": True, "conv_bias": True},
+        "model__blocks": ["recurrent", "mlp"],
+        "model__tensor_names": "canonical",
+    },
     "shared-keys-gate": {
         "model__num_layers": 4,
         **_attention(output_gate={"scope": "head", "activation": "softplus"}),

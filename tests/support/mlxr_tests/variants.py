@@ -325,6 +325,16 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(),
         ("latent_write", "latent_decode"),
     ),
+    "short-conv-bf16": (
+        small_spec(
+            **FAMILY_SPECS["short-conv"],
+            weights={"default": "bf16"},
+            activation_dtype="bf16",
+            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+        ),
+        Geometry(),
+        ("gated_conv", "gated_conv_tiles"),
+    ),
     "attention-mma": (
         small_spec(
             model__attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},

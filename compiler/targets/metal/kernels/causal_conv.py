@@ -75,7 +75,7 @@ def lower_causal_conv(lowering: MetalLowering, op: Op, attrs: Convolution) -> No
     assert isinstance(layers, int), "a store has a fixed size"
     alone = attrs if isinstance(attrs, CausalConv) else None
     kernel = CausalConvKernel(
-        attrs.name,
+        f"{attrs.name}_tiles" if "query_tiles" in op.inputs else attrs.name,
         num_layers=layers,
         channels=num_columns(lowering.graph.value(op.out)),
         taps=attrs.taps,
