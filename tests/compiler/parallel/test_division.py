@@ -17,6 +17,7 @@ from mlxr.compiler.ir.ops.causal_conv import CausalConv
 from mlxr.compiler.ir.ops.collectives import AllSum
 from mlxr.compiler.ir.ops.elementwise import Add, Multiply, Scale
 from mlxr.compiler.ir.ops.experts import ExpertLinear, ExpertSum, Route
+from mlxr.compiler.ir.ops.gated_delta import GatedDelta
 from mlxr.compiler.ir.ops.gated_norm import GatedNorm
 from mlxr.compiler.ir.ops.linear import Linear
 from mlxr.compiler.ir.ops.mamba2 import Mamba2
@@ -42,6 +43,9 @@ ATTENTION = Attention(6, 2, 40, 0.1, None, None)
 ROUTE = Route(2, "sigmoid", True, 1.0)
 LINEAR = Linear(DType.F32)
 GATED = GatedNorm(6, 0.1, "silu", False, 0)
+DELTA = GatedDelta(6, 2, 24, 40, False, False)
+OF_DELTA = {"q": split(K), "k": split(K), "v": split(Q), "a": split(Q), "b": split(Q)}
+OF_DELTA |= {"rate": Holding((Q,)), "dt_bias": Holding((Q,))}
 MAMBA2 = Mamba2(6, 40, 1, 16, 0.0, None, taps=4)
 OF_MAMBA2 = {port: Holding((Axis("heads", 6),)) for port in ("a", "d", "dt_bias")}
 OF_MAMBA2 |= {"x": split(Q), "dt": split(Axis("heads", 6)), "b": WHOLE, "c": WHOLE}
@@ -55,6 +59,7 @@ BECOMES: dict[str, Case] = {
     "rope of keys": (replace(ROPE, num_heads=2), {"x": split(K)}, replace(ROPE, num_heads=1), split(K)),
     "rope of all": (ROPE, {"x": WHOLE}, ROPE, WHOLE),
     "norm": (NORM, {"x": split(Q), "weight": Holding((Q,))}, replace(NORM, groups=3), split(Q)),
+    "gated_delta": (DELTA, OF_DELTA, replace(DELTA, num_heads=3, num_key_heads=1), split(Q)),
     "gated_norm": (GATED, {"x": split(Q), "gate": split(Q)}, replace(GATED, groups=3), split(Q)),
     "mamba2": (MAMBA2, OF_MAMBA2, replace(MAMBA2, num_heads=3), split(Q)),
     "mamba2, groups": (
@@ -109,6 +114,10 @@ REFUSED: list[tuple[OpKind, Mapping[str, Holding], str]] = [
     (LINEAR, {"x": WHOLE, "weight": Holding((Q, None)), "bias": WHOLE}, "a bias of other rows"),
     (replace(NORM, groups=1), {"x": split(Q), "weight": Holding((Q,))}, "normalises 6 heads together"),
     (NORM, {"x": split(Q), "weight": Holding((K,))}, "weight is of other columns"),
+    (replace(DELTA, k_first=48), OF_DELTA, "a rank has parts of joined columns"),
+    (DELTA, OF_DELTA | {"q": WHOLE}, "a rank has other heads of queries than of keys"),
+    (DELTA, OF_DELTA | {"rate": WHOLE}, "a rank has the whole at rate"),
+    (replace(DELTA, tiled=True), OF_DELTA, "heads of values that share keys with distant ones"),
     (GATED, {"x": split(Q), "gate": split(K)}, "gates of other heads than x"),
     (replace(GATED, groups=3), {"x": split(Q), "gate": split(Q)}, "columns 120 to 240, not whole groups of 80"),
     (GATED, {"x": split(Q), "gate": split(Q), "weight": Holding((K,))}, "weight is of other columns"),

@@ -8,6 +8,24 @@ from mlxr_tests.expert_ops import matrix, tokens
 
 BF16 = DType.BF16
 _NORM: dict[str, Any] = {"groups": 6, "eps": 0.1, "activation": "silu", "gate_first": False, "first": 0}
+_DELTA: dict[str, Any] = {
+    "num_heads": 6,
+    "num_key_heads": 2,
+    "key_dim": 24,
+    "value_dim": 40,
+    "tiled": False,
+    "per_channel": False,
+    "q_first": 0,
+    "k_first": 48,
+    "v_first": 96,
+    "decay_first": 0,
+    "beta_first": 8,
+}
+_HEADS = {"q": tokens(336, BF16), "k": tokens(336, BF16), "v": tokens(336, BF16)}
+_NUMBERS = {"a": tokens(16, BF16), "b": tokens(16, BF16), "rate": matrix(6), "dt_bias": matrix(6)}
+_TABLES = {"query_start": Tensor(("seqs+1",), DType.I32), "state_table": Tensor(("seqs", "columns"), DType.I32)}
+_STATES = {"states": Tensor((9, 2, 6, 24, 40), DType.F32)}
+_TOKEN = Tensor((8,), DType.U32)
 
 _CONV: dict[str, Tensor] = {
     "x": tokens(48),
@@ -42,12 +60,35 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         {"out": tokens(48, BF16), "token": TOKEN},
     ),
     "gated_conv": ("gated_conv", _CONV | {"x": tokens(144)}, {"taps": 3}, {"out": tokens(48), "token": TOKEN}),
+    "gated_delta": (
+        "gated_delta",
+        _HEADS | _NUMBERS | _TABLES | _STATES,
+        _DELTA,
+        {"out": tokens(240, BF16), "token": _TOKEN},
+    ),
+    "gated_delta, by channels": (
+        "gated_delta",
+        {"q": tokens(144), "k": tokens(144), "v": tokens(240), "a": tokens(144), "b": tokens(6)}
+        | {"rate": matrix(6), "dt_bias": matrix(144)}
+        | _TABLES
+        | _STATES,
+        _DELTA | {"num_key_heads": 6, "per_channel": True, "k_first": 0, "v_first": 0, "beta_first": 0},
+        {"out": tokens(240), "token": _TOKEN},
+    ),
 }
 BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("gated_norm", {}, {"groups": 7}, "x has 240 columns; expected 7 groups"),
     ("gated_norm", {}, {"activation": "relu"}, "attribute activation is 'relu'; expected one of silu, sigmoid"),
     ("gated_norm", {}, {"first": 8}, "gate has 240 columns; expected 240 from 8 on"),
     ("gated_norm", {}, {"eps": None}, "a weight is bound, but there is no norm"),
+    ("gated_delta", {}, {"num_key_heads": 4}, "6 heads of values do not share 4 heads of keys evenly"),
+    ("gated_delta", {}, {"v_first": 97}, "v has 336 columns; expected 240 from 97 on"),
+    ("gated_delta", {}, {"beta_first": -1}, "the first column of b is -1; expected 0 or more"),
+    ("gated_delta", {"a": ("rows", 16)}, {}, "a has rows rows, and others tokens"),
+    ("gated_delta", {"rate": (2,)}, {}, r"rate is \[2\]; expected \[6\]"),
+    ("gated_delta", {}, {"per_channel": True}, "a has 16 columns; expected 144 from 0 on"),
+    ("gated_delta", {"states": (9, 2, 6, 40, 24)}, {}, "expected rows of"),
+    ("gated_delta", {"states": Tensor((9, 2, 6, 24, 40), DType.BF16)}, {}, "states are bf16; expected f32"),
     ("gated_norm", {"gate": ("rows", 240)}, {}, "gate has rows rows, and x tokens"),
     ("gated_norm", {"weight": (48,)}, {}, r"weight is \[48\]; expected \[40\] or \[240\]"),
     ("causal_conv", {}, {"taps": 1}, "attribute taps is 1; expected 2 or more"),

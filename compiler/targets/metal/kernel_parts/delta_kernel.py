@@ -1,0 +1,114 @@
+"""The base of the kernels that compute the gated delta rule."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.errors import PlanError
+from mlxr.compiler.formats.stores import STATES
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.gated_delta import L2_EPS, DeltaHeads
+from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
+from mlxr.compiler.targets.metal.kernels.ssd import Columns
+from mlxr.compiler.targets.metal.lowering import MetalLowering, num_columns
+
+_QUAD = 4
+TILE = 8
+"""Columns of a state that a simdgroup has."""
+_SHARING = SIMD_WIDTH * _QUAD // TILE
+"""Lanes that share a column."""
+
+
+@dataclass(frozen=True)
+class DeltaKernel(MetalKernel):
+    """Base of the kernels that compute the rule.
+
+    Attributes:
+        num_layers: layers that have rows of the states.
+        heads: the heads.
+    """
+
+    num_layers: int
+    heads: DeltaHeads
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of values."""
+        return self.heads.num_heads
+
+    @property
+    def key_dim(self) -> int:
+        """Elements of a key: rows of a state."""
+        return self.heads.key_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of a value: columns of a state."""
+        return self.heads.value_dim
+
+    @property
+    def per_channel(self) -> bool:
+        """Whether each element of a key has a decay of its own."""
+        return self.heads.per_channel
+
+    @property
+    def decays(self) -> int:
+        """Numbers by which a token's states decay."""
+        return self.heads.decays
+
+    @property
+    def width(self) -> int:
+        """Columns of the result."""
+        return self.heads.width
+
+    @property
+    def l2_eps(self) -> float:
+        """Added to the sums of squares of keys and queries."""
+        return L2_EPS
+
+    @property
+    def key_of_head(self) -> str:
+        """The head of keys that `head` has, in Metal."""
+        if self.heads.tiled:
+            return f"(head % {self.heads.num_key_heads}u)"
+        return "head" if self.heads.ratio == 1 else f"(head / {self.heads.ratio}u)"
+
+    @property
+    def slot(self) -> int:
+        """Numbers of a slot: the states of all layers."""
+        return self.num_layers * self.num_heads * self.key_dim * self.value_dim
+
+    @property
+    def rows(self) -> int:
+        """Rows of a state that a lane has."""
+        return -(-self.key_dim // _SHARING)
+
+    @property
+    def ragged_rows(self) -> bool:
+        """Whether some lanes have rows past the last one."""
+        return self.key_dim != self.rows * _SHARING
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a head's columns."""
+        return -(-self.value_dim // TILE)
+
+
+def check_quads(op: Op, heads: DeltaHeads) -> None:
+    """Raises PlanError where rows of states cannot be read 4 elements at a time."""
+    if heads.value_dim % _QUAD:
+        raise PlanError(
+            f"op {op.name!r} has values of {heads.value_dim} elements, and Metal kernels read {_QUAD} at a time: "
+            "compile with --target cpu"
+        )
+
+
+def columns_of(lowering: MetalLowering, op: Op, heads: DeltaHeads) -> dict[str, Columns]:
+    """Where the inputs of tokens have what is read of them, by port."""
+    bound = {port: (lowering.value(op, port), first) for port, (first, _) in heads.columns.items() if port in op.inputs}
+    return {port: Columns(value.dtype, num_columns(value), first) for port, (value, first) in bound.items()}
+
+
+def layers_of(lowering: MetalLowering, op: Op) -> int:
+    """Layers that have rows of the states."""
+    layers = lowering.value(op, STATES).shape[1]
+    assert isinstance(layers, int), "a store has a fixed size"
+    return layers

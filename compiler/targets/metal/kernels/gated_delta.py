@@ -1,0 +1,90 @@
+"""The gated delta rule over the tokens of a step."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.artifact.launch import Extent
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.stores import STATES
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.gated_delta import GatedDelta
+from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
+from mlxr.compiler.targets.metal.kernel_parts.delta_kernel import (
+    TILE,
+    DeltaKernel,
+    check_quads,
+    columns_of,
+    layers_of,
+)
+from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH
+from mlxr.compiler.targets.metal.kernels.ssd import Columns
+from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
+
+_SIMDGROUPS = 4
+
+
+@dataclass(frozen=True)
+class GatedDeltaKernel(DeltaKernel):
+    """The rule alone, for any number of tokens of each sequence.
+
+    Attributes:
+        q, k, v, a, b: where their inputs have them.
+    """
+
+    template = "gated_delta.metal.jinja"
+    q: Columns
+    k: Columns
+    v: Columns
+    a: Columns
+    b: Columns
+
+    @property
+    def columns(self) -> dict[str, Columns]:
+        """Where inputs of tokens have what is read of them, by port."""
+        return {"q": self.q, "k": self.k, "v": self.v, "a": self.a, "b": self.b}
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """The tokens' numbers, the heads', whose tokens they are, the layer, and the states."""
+        tokens = tuple((port, columns.dtype) for port, columns in self.columns.items())
+        tables = (("query_start", DType.I32), ("state_table", DType.I32), ("layer", DType.U32))
+        vectors = (("rate", DType.F32), ("dt_bias", DType.F32))
+        return (*tokens, *vectors, *tables, (STATES, DType.F32), ("token", DType.U32))
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The heads' results, and the token."""
+        return (("out", self.v.dtype), ("token_out", DType.U32))
+
+    @property
+    def simdgroups(self) -> int:
+        """Simdgroups of a threadgroup."""
+        return min(_SIMDGROUPS, self.tiles)
+
+    @property
+    def splits(self) -> int:
+        """Threadgroups that share a head."""
+        return -(-self.tiles // self.simdgroups)
+
+    @property
+    def ragged_columns(self) -> bool:
+        """Whether some lanes have columns past the last one."""
+        return self.value_dim != self.splits * self.simdgroups * TILE
+
+    @property
+    def threads(self) -> int:
+        """Threads of a threadgroup."""
+        return self.simdgroups * SIMD_WIDTH
+
+
+@lowers(GatedDelta)
+def lower_gated_delta(lowering: MetalLowering, op: Op, attrs: GatedDelta) -> None:
+    """Adds the launch.
+
+    Raises:
+        PlanError: rows of states cannot be read 4 elements at a time.
+    """
+    check_quads(op, attrs)
+    kernel = GatedDeltaKernel("gated_delta", layers_of(lowering, op), attrs, **columns_of(lowering, op, attrs))
+    grid = (Extent(times=kernel.num_heads * kernel.splits), Extent(dim="seqs"))
+    lowering.emit(op, kernel, grid, arena_buffers(lowering, op))
