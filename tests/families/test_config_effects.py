@@ -20,6 +20,7 @@ from mlxr.compiler.importers.tensors import TensorFact
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.loading.compare_spec import differences
 from mlxr.loading.imported_model import import_model
+from mlxr_tests import alibi_models
 from mlxr_tests import config_effects as cases
 from mlxr_tests.config_effects import Change, Config, Row
 from mlxr_tests.family_oracle import EXACT, logits_of, prompts
@@ -47,11 +48,15 @@ IGNORED = {
     "pad_token_id": "of batches that are filled up; transformers wants it within the vocabulary",
 }
 """Keys that some references refuse, and that we ignore all the same."""
-NOT_ROTATED = ("gpt2", "gpt_bigcode")
+NOT_ROTATED = ("bloom", "gpt2", "gpt_bigcode", "mpt")
 """Families that do not rotate, and so do not read how."""
 OF_INDEXERS = {"minimax_m3_vl_text": ("layer_types",)}
 """Keys of families that say which layers have an indexer: their tensors are left alone, but fit no others there."""
-OF_OTHERS = {"dbrx": ("attn_config.rope_theta",), "step3p5": ("mlp_layer_types", "query_pre_attn_scalar")}
+OF_OTHERS = {
+    "dbrx": ("attn_config.rope_theta",),
+    "mpt": alibi_models.OF_MPT,
+    "step3p5": ("mlp_layer_types", "query_pre_attn_scalar"),
+}
 """Keys that the reference of the family does not read: mlx-lm and llama.cpp do, and transformers does."""
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
 """Begins beyond the model's own context, which nothing exceeds here; not every reference knows it."""

@@ -35,6 +35,7 @@ BIASES = {
 
 
 BY_KIND: dict[str, Config] = {
+    "bloom": {"hidden_size": 1024},
     "deepseek_v2": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "glm4_moe": {"hidden_size": 12288},
@@ -169,6 +170,7 @@ NO_MATTER = {
     "attention_chunk_size",  # of layers of a type that Llama 4 alone has
     "attn_logit_softcapping",  # Gemma 3 alone, whose code reads it and does nothing with it
     "use_bidirectional_attention",  # Gemma 1 and 2, likewise
+    *("pretraining_tp", "slow_but_exact"),  # BLOOM's, for the rounding of sums in 16 bits
 }
 """Keys that transformers reads, and that change no logits."""
 

@@ -28,6 +28,7 @@ METADATA: dict[str, dict[str, Any]] = json.loads(
 )
 TIED = (
     *(
+        "bloom",
         "cohere",
         "cohere2",
         "ernie4_5",
@@ -39,7 +40,7 @@ TIED = (
         "gpt2",
         "gpt_bigcode",
     ),
-    *("minicpm", "minicpm3", "starcoder2"),
+    *("mpt", "minicpm", "minicpm3", "starcoder2"),
 )
 """Families whose configs leave tie_word_embeddings out where it is true."""
 TENSORS = {
@@ -75,7 +76,7 @@ def imported(config: Config) -> Model:
         if role == "embedding" or not said.get("tie_word_embeddings", said["model_type"] in TIED):
             places = names[role]
             assert places is not None
-            width = _first(said, "hidden_size", "n_embd", "d_model")
+            width = _first(said, "hidden_size", "n_embd", "n_embed", "d_model")
             tensors[places.safetensors[0].tensor] = TensorFact((rows, width), "BF16")
     for role, keys in TENSORS.items():
         places = names.get(f"layers.{{i}}.{role}")
@@ -96,11 +97,12 @@ def test_published_configs_are_imported(family: str) -> None:
             continue
         whole = config_of(name)
         model, config = imported(whole), whole.get("text_config", whole)
-        config = {"num_kv_heads": config["attn_config"]["kv_n_heads"]} | config if "attn_config" in config else config
+        kv_heads = config.get("attn_config", {}).get("kv_n_heads")
+        config = config if kv_heads is None else {"num_kv_heads": kv_heads} | config
         attention = model.attention
         said = (
             _first(config, "num_hidden_layers", "num_layers", "n_layer", "n_layers"),
-            _first(config, "hidden_size", "n_embd", "d_model"),
+            _first(config, "hidden_size", "n_embd", "n_embed", "d_model"),
             _first(config, "num_attention_heads", "n_head", "n_heads"),
         )
         assert (model.num_layers, model.hidden_size, attention.num_heads) == said, name

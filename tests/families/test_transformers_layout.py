@@ -69,10 +69,26 @@ def test_baichuan_is_llama_with_joined_projections(tmp_path: Path) -> None:
     model = as_baichuan(tmp_path)
     tokens = prompts(model.args.vocab_size)
     assert relative_error(logits_of(tmp_path, tokens, "reference"), mlx_lm_logits(model, tokens)) < 5e-6
-    config = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": None}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(SpecError, match=r"says nothing of max_position_embeddings, .*: 13B has biases .* \(ALiBi\)"):
-        import_model(tmp_path, EXACT)
+
+
+@pytest.mark.parametrize("host", few(["reference", "cpu", "sim"], ["cpu"]))
+def test_baichuan_13b_has_biases_by_distance(host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of rotations, with the slopes that its own code gives six heads."""
+    model = as_baichuan(tmp_path, hidden_size=192, num_attention_heads=6, num_key_value_heads=6)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_max_length": 64}))
+    slopes = mx.array([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3])[:, None, None]
+    for layer in model.layers:
+        layer.self_attn.rope = lambda x, offset=0: x
+
+    def mask(x: mx.array, *_: object) -> mx.array:
+        distance = mx.arange(x.shape[1])[:, None] - mx.arange(x.shape[1])
+        return mx.where(distance >= 0, -slopes * distance, -mx.inf)
+
+    monkeypatch.setattr("mlx_lm.models.llama.create_attention_mask", mask)
+    tokens = prompts(model.args.vocab_size)
+    assert relative_error(logits_of(tmp_path, tokens, host), mlx_lm_logits(model, tokens)) < 5e-6
 
 
 ON_HOSTS = [(host, bits) for host in ("reference", "cpu", "sim") for bits in (None, 8)]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mlxr_tests import dbrx_models, indexer_effects, latent_effects, step_models
+from mlxr_tests import alibi_models, dbrx_models, indexer_effects, latent_effects, step_models
 from mlxr_tests.effect_values import LLAMA3, NUM_LAYERS, PARAMETERS, TURNS, VALUES, YARN
 
 Config = dict[str, Any]
@@ -85,6 +85,7 @@ FAMILIES: dict[str, Config] = {
         "sliding_window": WINDOW,
         "mup_enabled": True,
     },
+    **alibi_models.families(NUM_LAYERS),
     "apertus": {"hidden_act": "xielu", "head_dim": None, "rope_scaling": LLAMA3},
     "cohere": _LAYER_NORM | {"logit_scale": 0.25, "tie_word_embeddings": True, "head_dim": None},
     "cohere2": _LAYER_NORM | _WINDOWS | {"logit_scale": 0.25, "tie_word_embeddings": True, "head_dim": None},
@@ -302,7 +303,7 @@ def changes(family: str, own_keys: Mapping[str, Any]) -> Iterator[Change]:
         base = base_config(family, spelling)
         values = {key: [_other(value)] for key, value in own_keys.items() if _other(value) is not None} | VALUES
         values |= latent_effects.values(NUM_LAYERS) if "kv_lora_rank" in base else {}
-        values |= dbrx_models.EFFECTS if "attn_config" in base else {}
+        values |= dbrx_models.EFFECTS if "ffn_config" in base else alibi_models.EFFECTS if "attn_config" in base else {}
         if spelling != spellings(family)[0]:  # the rest of the config means the same in both
             values = {key: options[:1] for key, options in values.items() if "rope" in key or "rotary" in key}
         for key, options in sorted(values.items()):

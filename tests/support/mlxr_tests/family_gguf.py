@@ -19,6 +19,7 @@ from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.tensor_rows import selected
 from mlxr_tests import config_effects, dbrx_models, gemma_4_models, indexer_gguf, latent_gguf, mimo_models, step_models
+from mlxr_tests.alibi_models import GGUF as ALIBI
 from mlxr_tests.family_models import WINDOW, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT
 
@@ -323,6 +324,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "rope.scaling.original_context_length": 16,
         },
     ),
+    **ALIBI,
     **mimo_models.GGUF,
     **step_models.GGUF,
     **dbrx_models.GGUF,

@@ -165,6 +165,7 @@ CONFIGS: dict[str, Config] = {
     "llama, yarn": {"rope_scaling": _YARN},
     # As many as Baichuan 7B has, whose GGUF files are the same tensors.
     "llama, 32 layers": {"num_hidden_layers": 32, "num_key_value_heads": 4, "intermediate_size": 40},
+    "llama, 40 layers": {"num_hidden_layers": 40, "num_key_value_heads": 4, "intermediate_size": 40},
     "mistral": {"sliding_window": None} | _HEADS,
     "ministral3": {
         "head_dim": 32,
