@@ -38,6 +38,7 @@ from mlxr.compiler.formats.foreign_file import foreign_file
 from mlxr.compiler.formats.stored_planes import integer_format, plane_format, plane_names
 from mlxr.compiler.formats.stores import (
     ATTENDED,
+    CONV_STATES,
     KEYS_AND_VALUES,
     LATENTS,
     MOST_TAKEN_BACK,
@@ -63,6 +64,7 @@ __all__ = [
     "BATCH_DIMS",
     "BLOCKS",
     "COLLECTIVES",
+    "CONV_STATES",
     "INCLUDE",
     "KEYS_AND_VALUES",
     "LATENTS",

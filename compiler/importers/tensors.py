@@ -19,7 +19,7 @@ _FORMATS = (
 _CLASSES = ("embedding", "attention", "mlp", "output")
 _ONE_ROW = "shared.router"
 """The matrix of one row, of which converters to GGUF make a vector."""
-_VECTORS = ("_bias", "norm", "sinks", ".conv")
+_VECTORS = ("_bias", "norm", "sinks", ".conv", "_conv", "recurrent.a", "recurrent.d")
 """How the names of all others end, whatever their shapes in files."""
 
 

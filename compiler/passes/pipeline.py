@@ -18,6 +18,7 @@ from mlxr.compiler.passes.fuse_gather import FuseGather
 from mlxr.compiler.passes.fuse_head_norms import FuseHeadNorms
 from mlxr.compiler.passes.fuse_latent import FuseLatent
 from mlxr.compiler.passes.fuse_latent_decode import FuseLatentDecode
+from mlxr.compiler.passes.fuse_mamba2 import FuseMamba2
 from mlxr.compiler.passes.fuse_mlp import FuseMlp
 from mlxr.compiler.passes.fuse_norm import FuseNorm
 from mlxr.compiler.passes.fuse_output import FuseOutput
@@ -62,7 +63,8 @@ def passes_of(phase: PhaseName, *, deterministic: bool = False) -> list[Pass]:
         FuseLatent(like),  # before FuseNorm, as MergeQkv
         MergeQkv(),  # before FuseNorm, which then fuses the norm into one consumer instead of three
         FuseMlp(),  # before FuseNorm, for the same reason
-        FuseConv(like),  # likewise
+        FuseMamba2(like),  # likewise
+        FuseConv(like),  # before FuseNorm, too; after FuseMamba2, which makes convolutions of prompts
         FuseNorm(),  # after FuseMlp, because it also fuses into expert projections
         FuseOutput(),  # before FuseResidual: a residual is added after all else
         FuseGather(),  # after FuseNorm and FuseOutput, which leave the projection next to the gather

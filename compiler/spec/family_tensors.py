@@ -17,7 +17,7 @@ _TERM = re.compile(r"[a-z_]+|[0-9]{1,9}", re.ASCII)
 DIMENSIONS = (
     *("heads", "kv_heads", "head_dim", "half_head", "group", "hidden", "intermediate", "experts", "shared", "layer"),
     *("kv_rank", "nope_dim", "rope_dim", "v_dim"),
-    *("channels",),
+    *("channels", "inner", "shared_state", "steps", "taps"),
 )
 """What sizes in family files may be made of; `half_head` is head_dim / 2, `group` heads / kv_heads,
 `shared` the width of the shared expert, `layer` the number of the layer. `v_dim` are the elements of a value; those

@@ -255,6 +255,31 @@ def _field(of: Arguments) -> Any:
     return of.value(2) if value is None else value
 
 
+def _item(of: Arguments) -> Any:
+    """A number of a list: (the key that has it, its place from 0 on, the value without it, or where it is infinite)."""
+    held, place = of.key(0), of.count(1)
+    if held is None:
+        return of.value(2)
+    if not isinstance(held, list) or len(held) <= place:
+        raise of.refuse(0, held, f"a list of {place + 1} numbers or more")
+    number = held[place]
+    if isinstance(number, dict) and number.keys() == {"__float__"}:  # as transformers writes what JSON has no word for
+        number = float(number["__float__"])
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise of.refuse(0, held, "a list of numbers")
+    return float(number) if math.isfinite(number) else of.value(2)
+
+
+def _length(of: Arguments) -> Any:
+    """How many items, or letters, the first key has that the file says: (the number without, a key, ...)."""
+    for index in range(1, len(of)):
+        if (held := of.key(index)) is not None:
+            if not isinstance(held, list | str):
+                raise of.refuse(index, held, "a list of layers")
+            return len(held)
+    return of.value(0)
+
+
 def _bounded(of: Arguments) -> list[str]:
     """Types of layers by bounds: (a key with a number for each layer, or for all, the type above 0, the other)."""
     numbers = of.key(0)
@@ -320,6 +345,8 @@ FUNCTIONS = {
     "tail": Function(5, 9, _tail),
     "has_all": Function(3, 3, lambda of: of.has_all(of.value(0), of.layers(1) or [], of.value(2))),
     "field": Function(3, 3, _field),
+    "item": Function(3, 3, _item),
+    "length": Function(2, 4, _length),
     "bounded": Function(3, 3, _bounded),
     "where": Function(3, 3, _where),
     "given": Function(1, 8, lambda of: any(of.key(index) is not None for index in range(len(of)))),

@@ -33,7 +33,7 @@ from mlxr.compiler.spec.matrices import matrix_shapes
 from mlxr.compiler.spec.mlp import Experts, Mlp, SharedExpert
 from mlxr.compiler.spec.parallel import Parallel
 from mlxr.compiler.spec.record import Record
-from mlxr.compiler.spec.recurrent import Recurrent, ShortConv
+from mlxr.compiler.spec.recurrent import Recurrent, ShortConv, Ssm
 from mlxr.compiler.spec.rope import (
     BaseScaling,
     LinearScaling,
@@ -67,6 +67,7 @@ __all__ = [
     "SharedExpert",
     "ShortConv",
     "SizeBytes",
+    "Ssm",
     "Temperature",
     "WeightFormats",
     "YarnScaling",

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mlxr.compiler.spec.fields import Contradictions, Count, Flag
+from mlxr.compiler.spec.fields import Contradictions, Count, Flag, Positive
 from mlxr.compiler.spec.record import Record
 
 Taps = Annotated[int, Field(ge=2, le=16, strict=True)]
@@ -117,5 +117,105 @@ class ShortConv(RecurrentBlock):
         return into | {"recurrent.o": (hidden, self.channels)}
 
 
-Recurrent = ShortConv
-"""Any kind of block. With several: Annotated[ShortConv | ..., Field(discriminator="kind")]."""
+class Ssm(RecurrentBlock):
+    """Mamba-2: heads keep a matrix, which decays by a number of the token and takes in an outer product.
+
+    o(norm(scan(silu(conv([x; B; C])), dt) * silu(z))), and z, x, B, C and dt are projections of the block's input.
+    """
+
+    kind: Literal["ssm"]
+    """`ssm`: Mamba-2."""
+    num_heads: Count
+    """Heads."""
+    head_dim: Count
+    """Elements of x and of the result in each head."""
+    num_groups: Count = 1
+    """Groups of heads; those of one share B and C."""
+    state_dim: Count
+    """Elements of B and of C: a multiple of 4."""
+    taps: Taps = 4
+    """Tokens that the convolution reads, the newest included: 2 to 16."""
+    conv_bias: Flag = True
+    """Whether the convolution adds a bias."""
+    bias: Flag = False
+    """Whether the first projections add a bias."""
+    output_bias: Flag = False
+    """Whether the last projection adds a bias."""
+    norm: Flag = True
+    """Whether the result is normalised, by groups, with the epsilon of the model's norms."""
+    norm_before_gate: Flag = False
+    """Whether z's silu multiplies the norm's result, and not what is normalised."""
+    least_step: Annotated[float, Field(ge=0, strict=True)] = 0.0
+    """The least dt."""
+    most_step: Positive | None = None
+    """The greatest dt; null for any."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Ssm":
+        wrong = Contradictions()
+        if self.num_heads % self.num_groups:
+            wrong.add("num_groups", f"{self.num_heads} heads are not {self.num_groups} equal groups", "one is right")
+        if self.state_dim % 4:
+            low = self.state_dim // 4 * 4
+            wrong.add(
+                "state_dim", f"state_dim {self.state_dim} is not a multiple of 4", f"nearest are {low} and {low + 4}"
+            )
+        if self.norm_before_gate and not self.norm:
+            wrong.add("norm_before_gate", "there is no norm", "leave it out")
+        wrong.refuse()
+        return self
+
+    @property
+    def inner(self) -> int:
+        """Columns of x, of z and of the result."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def shared_width(self) -> int:
+        """Columns of B, and as many of C."""
+        return self.num_groups * self.state_dim
+
+    @property
+    def units(self) -> int:
+        """Groups, which the norm does not leave; without a norm the heads of the only group."""
+        return self.num_groups if self.norm or self.num_groups > 1 else self.num_heads
+
+    @property
+    def result_width(self) -> int:
+        """That of x."""
+        return self.inner
+
+    @property
+    def widest(self) -> int:
+        """That of z, x, B, C and dt together."""
+        return 2 * self.inner + 2 * self.shared_width + self.num_heads
+
+    @property
+    def conv_row(self) -> tuple[int, int]:
+        """The inputs before the newest one, of each channel: those of x, of B and of C."""
+        return self.inner + 2 * self.shared_width, self.taps - 1
+
+    @property
+    def conv_whole(self) -> int:
+        """B and C of the only group, whose heads are divided."""
+        return 2 * self.shared_width if self.units > self.num_groups else 0
+
+    @property
+    def state_row(self) -> tuple[int, int, int]:
+        """A matrix of each head."""
+        return self.num_heads, self.head_dim, self.state_dim
+
+    @property
+    def dimensions(self) -> dict[str, int]:
+        """The widths of the parts that files have as one tensor, and the taps."""
+        return {"inner": self.inner, "shared_state": self.shared_width, "steps": self.num_heads, "taps": self.taps}
+
+    def matrices(self, hidden: int) -> dict[str, tuple[int, int]]:
+        """The six projections."""
+        widths = {"z": self.inner, "x": self.inner, "b": self.shared_width, "c": self.shared_width}
+        into = {f"recurrent.{role}": (width, hidden) for role, width in (widths | {"step": self.num_heads}).items()}
+        return into | {"recurrent.o": (hidden, self.inner)}
+
+
+Recurrent = Annotated[ShortConv | Ssm, Field(discriminator="kind")]
+"""Any kind of block."""

@@ -131,7 +131,7 @@ def test_granite_4_with_one_block(tmp_path: Path, positions: str) -> None:
     mx.save_safetensors(str(path), tensors)
     (path.parent / "model.safetensors.index.json").unlink(missing_ok=True)
     assert relative_error(logits_of(path.parent, tokens, "reference"), mlx_lm_logits(model, tokens)) < 1e-4
-    for key, value, message in (("layer_types", ["mamba", "attention"], 'layer_types is "mamba"'),):
+    for key, value, message in (("layer_types", ["conv", "attention"], 'layer_types is "conv"'),):
         (path.parent / "config.json").write_text(json.dumps(config | {key: value}))
         with pytest.raises(SpecError, match=message):
             logits_of(path.parent, tokens, "reference")

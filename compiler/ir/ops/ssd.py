@@ -6,6 +6,7 @@ Source: Dao and Gu, "Transformers are SSMs" (2024): state space duality, in its 
 from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.stores import STATES
 from mlxr.compiler.ir.checks import (
     matrix,
     require,
@@ -18,8 +19,6 @@ from mlxr.compiler.ir.op_kind import FUSED_STAGES, OpKind
 from mlxr.compiler.ir.tensor import TOKEN, Tensor, Tensors
 from mlxr.compiler.ir.work import Dims, OpWork, Use
 
-CONV_STATES, STATES = "conv_states", "states"
-"""The stores of what convolutions and heads keep."""
 OF_HEADS = ("a", "d", "dt_bias")
 """The ports of what is the same for all tokens, a number of each head."""
 

@@ -6,8 +6,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.compiler.artifact import CONV_STATES, STATES
 from mlxr.compiler.ir.ops.mamba2 import PARTS, ConvSsd, Mamba2, Mamba2Heads
-from mlxr.compiler.ir.ops.ssd import CONV_STATES, STATES, Ssd, SsdHeads
+from mlxr.compiler.ir.ops.ssd import Ssd, SsdHeads
 from mlxr.runtime.arrays.mlx_arrays import as_bits
 from mlxr.runtime.hosts.mlx_ops.table import evaluates
 from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32

@@ -13,7 +13,7 @@ import numpy as np
 from mlx.utils import tree_map_with_path
 from mlx_lm.utils import MODEL_REMAPPING, save_model
 
-from mlxr_tests import latent_models
+from mlxr_tests import latent_models, ssm_models
 from mlxr_tests.dbrx_models import DBRX
 from mlxr_tests.gemma_4_models import GEMMA_4
 from mlxr_tests.mimo_models import MIMO_V2
@@ -359,6 +359,7 @@ CONFIGS: dict[str, Config] = {
     | _GROUPED
     | {"n_group": 1, "topk_group": 1},
     **latent_models.cases(_GROUPED, _YARN, _LONGROPE),
+    **ssm_models.CONFIGS,
     "minimax_m2": _MINIMAX,
     "minimax": _MINIMAX,
     "minimax_m3_vl_text": {"model_type": "minimax_m3_vl", "text_config": _BASE | _MINIMAX_3},

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from mlxr.compiler.formats.stores import STATES
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.mamba2 import ConvSsd
-from mlxr.compiler.ir.ops.ssd import STATES, Ssd, SsdHeads
+from mlxr.compiler.ir.ops.ssd import Ssd, SsdHeads
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHeader, CpuHelper, CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 

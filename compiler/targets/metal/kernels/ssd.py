@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.stores import CONV_STATES, STATES
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.mamba2 import ConvSsd
-from mlxr.compiler.ir.ops.ssd import CONV_STATES, STATES, Ssd, SsdHeads
+from mlxr.compiler.ir.ops.ssd import Ssd, SsdHeads
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
 from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
