@@ -54,6 +54,7 @@ MORE: dict[str, dict[str, Any]] = {
         "rope_parameters": cases.FAMILIES["mimo_v2_flash"]["rope_parameters"] | {"partial_rotary_factor": 0.334},
         "routed_scaling_factor": None,  # llama.cpp has none
     },
+    "mpt": {"architectures": ["MPTForCausalLM"]},
     "ministral3": {"rope_parameters": cases.FAMILIES["ministral3"]["rope_parameters"] | {"mscale_all_dim": 1.0}},
 }
 """Keys that the converter needs, and published files have."""
