@@ -22,6 +22,8 @@ CASES = {
     **{f"exact-{name}": HALF_CACHE | {"weights": {"default": "bf16"}} | of | EXACT for name, of in NEIGHBOURS.items()},
     **{f"steady-{name}": HALF_CACHE | {"weights": {"default": "f16"}} | of | STEADY for name, of in NEIGHBOURS.items()},
     "exact-shared-expert": HALF_CACHE | FAMILY_SPECS["experts-shared-gate"] | EXACT,
+    "exact-alibi": HALF_CACHE | FAMILY_SPECS["alibi"] | EXACT,
+    "steady-alibi": HALF_CACHE | FAMILY_SPECS["alibi"] | STEADY,
     "exact-latent": HALF_CACHE | FAMILY_SPECS["latent"] | {"weights": {"default": "bf16"}} | EXACT,
     "steady-latent": HALF_CACHE | FAMILY_SPECS["latent-one-projection"] | {"weights": {"default": "f16"}} | STEADY,
     "steady-quantised-gemma": HALF_CACHE
