@@ -4,7 +4,6 @@ The metadata are written by hand here, key by key, so that they test the importe
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,17 @@ from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.tensor_rows import selected
-from mlxr_tests import config_effects, dbrx_models, gemma_4_models, indexer_gguf, latent_gguf, mimo_models, step_models
+from mlxr_tests import (
+    config_effects,
+    dbrx_models,
+    gemma_4_models,
+    gguf_changes,
+    indexer_gguf,
+    latent_gguf,
+    mimo_models,
+    ssm_models,
+    step_models,
+)
 from mlxr_tests.alibi_models import GGUF as ALIBI
 from mlxr_tests.family_models import WINDOW, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT
@@ -98,6 +107,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "gemma3_text, no window": ("gemma3_text, seven layers", "gemma3", {}),
     **gemma_4_models.GGUF,
+    **ssm_models.GGUF,
     "phi3": ("phi3", "phi3", {"rope.scaling.attn_factor": 1.25, "rope.scaling.original_context_length": 16}),
     "phi3, partial": ("phi3, partial", "phi3", {"rope.dimension_count": 24, "attention.sliding_window": 64}),
     "olmo": (
@@ -361,11 +371,12 @@ def write_gguf(case: str, folder: Path, joined: bool = False) -> Path:
         _add(writer, f"{architecture}.{key}", value)
     writer.add_tokenizer_model("no_vocab")
     tensors = _tensors(hf, config)
-    for name, array in (_joined(tensors) if joined or case == "glm, joined" else tensors).items():
+    for name, array in (gguf_changes.joined(tensors) if joined or case == "glm, joined" else tensors).items():
         if name.startswith("xielu."):
             writer.add_array(name, array.tolist())
             continue
-        writer.add_tensor(name, array.squeeze())  # as llama.cpp's converter: a matrix of one row is a vector
+        # As llama.cpp's converter: a matrix of one row is a vector, but not what belongs to a scan.
+        writer.add_tensor(name, ssm_models.as_in_gguf(name, array, extra.get("ssm.group_count", 1)))
     if case in ("phi3", "minicpm3"):
         for kind, factors in (("long", "long_factor"), ("short", "short_factor")):
             values = np.array(config["rope_scaling"][factors], np.float32)
@@ -374,7 +385,7 @@ def write_gguf(case: str, folder: Path, joined: bool = False) -> Path:
         for name, value in (("beta", 0.5), ("eps", -1e-6)):
             writer.add_array(f"xielu.{name}", [value] * config["num_hidden_layers"])
     if case == "glm4, a guessing layer":
-        for name, array in _guessing_layer(tensors).items():
+        for name, array in gguf_changes.guessing_layer(tensors).items():
             writer.add_tensor(name, array)
     if "attention.indexer.top_k" in extra:
         for name, array in indexer_gguf.indexers(extra, config).items():
@@ -404,28 +415,11 @@ def _folder(source: str, folder: Path) -> tuple[dict[str, Any], Path]:
     return config, folder
 
 
-def _joined(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Queries, keys and values as one tensor, also in files of folders that have them so."""
-    joined: dict[str, Any] = {}
-    for name, array in tensors.items():
-        new = re.sub(r"attn_[qkv]\.", "attn_qkv.", name)
-        joined[new] = np.concatenate([joined[new], array]) if new in joined else array
-    return joined
-
-
-def _guessing_layer(tensors: dict[str, Any]) -> dict[str, Any]:
-    """A layer behind the second, with what joins its row and the next token's embedding."""
-    layer = {name.replace("blk.1.", "blk.2."): array for name, array in tensors.items() if name.startswith("blk.1.")}
-    norm = layer["blk.2.attn_norm.weight"]
-    joins = {"eh_proj": np.ones((norm.size, 2 * norm.size), np.float32), "enorm": norm, "hnorm": norm}
-    return layer | {f"blk.2.nextn.{name}.weight": array for name, array in joins.items()}
-
-
 _WIDTHS = ("n_inner", "ffn_hidden_size", "intermediate_size")
 
 
 def _metadata(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
-    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     base = {
         "vocab_size": config["vocab_size"],
         "context_length": config["max_position_embeddings"],
@@ -442,7 +436,7 @@ def _metadata(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
         base["rope.freq_base"] = float(config.get("rope_theta", 10000.0))
     if "rms_norm_eps" in config:
         base["attention.layer_norm_rms_epsilon"] = config["rms_norm_eps"]
-    return base | extra
+    return {key: value for key, value in (base | extra).items() if value is not None}
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
@@ -469,7 +463,8 @@ def _tensors(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     parts = {part.name: part for weight in plan.weights for part in weight.parts}.values()
-    heads = spec.model.attention.num_heads
+    attention = spec.model.attention
+    heads = 1 if attention is None else attention.num_heads
     for part in parts:
         rows = heads * part.shape[1] if part.gguf[0].is_transposed else part.shape[0]
         sizes[part.gguf[0].tensor] = sizes.get(part.gguf[0].tensor, 0) + rows
@@ -481,9 +476,9 @@ def _tensors(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
             continue
         array = arrays.setdefault(recipe.tensor, np.zeros((sizes[recipe.tensor], numbers.shape[1]), np.float32))
         array[slice(None) if recipe.rows is None else selected(recipe.rows, 0, len(numbers))] = numbers
-    attention = spec.model.attention
-    of_heads = attention.qk_norm is not None and attention.qk_norm.scope == "heads"
-    shaped = {name: _shaped(name, array, experts, attention.head_dim, of_heads) for name, array in arrays.items()}
+    norm, head_dim = (None, 1) if attention is None else (attention.qk_norm, attention.head_dim)
+    of_heads = norm is not None and norm.scope == "heads"
+    shaped = {name: _shaped(name, array, experts, head_dim, of_heads) for name, array in arrays.items()}
     return latent_gguf.by_head(shaped, heads)
 
 

@@ -77,6 +77,87 @@ GRANITE: Config = {
     "position_embedding_type": "nope",
     "time_step_limit": [0.001, 100.0],
 }
+_GRANITE = {
+    "attention.scale": 0.05,
+    "embedding_scale": 3.0,
+    "residual_scale": 0.3,
+    "logit_scale": 4.0,
+    "attention.head_count_kv": [0, 1, 0],
+    "rope.scaling.finetuned": False,
+    "ssm.conv_kernel": 4,
+    "ssm.group_count": 1,
+    "ssm.inner_size": 128,
+    "ssm.time_step_rank": 8,
+    "ssm.state_size": 24,
+}
+_NEMOTRON = {
+    "attention.layer_norm_epsilon": 1e-5,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "ssm.conv_kernel": 4,
+    "ssm.group_count": 3,
+    "ssm.inner_size": 96,
+    "ssm.time_step_rank": 6,
+    "ssm.state_size": 24,
+}
+GGUF: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "mamba2": (
+        "mamba2",
+        "mamba2",
+        {
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "attention.key_length": None,
+            "attention.value_length": None,
+            "attention.head_count": 0,
+            "attention.head_count_kv": 0,
+            "feed_forward_length": 0,
+            "ssm.conv_kernel": 4,
+            "ssm.group_count": 1,
+            "ssm.inner_size": 96,
+            "ssm.time_step_rank": 6,
+            "ssm.state_size": 20,
+        },
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        "nemotron_h",
+        _NEMOTRON | {"attention.head_count_kv": [0, 2, 0, 0], "feed_forward_length": [0, 0, 88, 0]},
+    ),
+    "nemotron_h, experts": (
+        "nemotron_h, experts",
+        "nemotron_h_moe",
+        _NEMOTRON
+        | {
+            "attention.head_count_kv": [0, 0, 2, 0],
+            "feed_forward_length": [0, 40, 0, 40],
+            "expert_count": 5,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 40,
+            "expert_shared_feed_forward_length": 56,
+            "expert_shared_count": 1,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+            "expert_group_count": 1,
+        },
+    ),
+    "granitemoehybrid": ("granitemoehybrid, mamba", "granitehybrid", _GRANITE),
+    "granitemoehybrid, experts": (
+        "granitemoehybrid, mamba and experts",
+        "granitehybrid",
+        _GRANITE | {"expert_count": 5, "expert_used_count": 2, "expert_shared_feed_forward_length": 72},
+    ),
+}
+"""Cases as those of `family_gguf`."""
+
+
+def as_in_gguf(name: str, array: Any, groups: int) -> Any:
+    """A tensor in the shape that GGUF files have it in."""
+    if name.endswith(("ssm_a", "ssm_d")):
+        return array.reshape(-1, 1)
+    if name.endswith("ssm_norm.weight"):
+        return array.reshape(groups, -1)
+    return array.reshape(-1, 4) if name.endswith("ssm_conv1d.weight") else array.squeeze()
+
+
 CONFIGS: dict[str, Config] = {
     "mamba2": MAMBA2,
     "nemotron_h": NEMOTRON,
