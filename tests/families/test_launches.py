@@ -5,7 +5,7 @@ On GPUs the shared expert of several sequences has one launch of its own, unless
 product, which reads its weights once for all of them.
 A gate of heads is one more where the heads are no multiple of 8: its rows do not join those of Q, K and V then.
 Latent attention has one more where queries have two products. A vector of a layer has two more, its gate and its
-projection.
+projection; one launch of both was slower (experiment 41 of benchmarks/NOTES-gpu.md).
 """
 
 from pathlib import Path
