@@ -100,6 +100,10 @@ def _divide(a: float, b: float) -> float:
     return a // b if isinstance(a, int) and isinstance(b, int) else a / b
 
 
+def _round_up(a: float, b: float) -> float:
+    return math.ceil(math.floor(a + _NEARLY) / b) * b
+
+
 def _unless(of: Arguments) -> Any:
     """The first value, or nothing where it is one of the others."""
     value, *neutral = (of.value(index) for index in range(len(of)))
@@ -328,6 +332,7 @@ FUNCTIONS = {
     "sqrt": Function(1, 1, _arithmetic(math.sqrt)),
     "inverse": Function(1, 1, _arithmetic(lambda value: 1 / value)),
     "inverse_sqrt": Function(1, 1, _arithmetic(lambda value: 1 / math.sqrt(value))),
+    "round_up": Function(2, 2, _arithmetic(_round_up)),
     "least": Function(2, 8, _arithmetic(min)),
     "unless": Function(2, 8, _unless),
     "equal": Function(2, 2, lambda of: bool(of.value(0) == of.value(1))),

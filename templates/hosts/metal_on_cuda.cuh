@@ -31,6 +31,7 @@ typedef unsigned long uint64_t;
 #define thread_index_in_threadgroup (threadIdx.x)
 #define simdgroup_index_in_threadgroup (threadIdx.x >> 5)
 #define threadgroup_position_in_grid blockIdx
+#define threadgroups_per_grid gridDim
 #define threadgroup_barrier(flags) __syncthreads()
 #endif
 

@@ -39,6 +39,7 @@ BY_KIND: dict[str, Config] = {
     "deepseek_v2": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "glm4_moe": {"hidden_size": 12288},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
 }
 """Keys of which transformers' defaults make no model."""
 

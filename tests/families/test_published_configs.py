@@ -40,7 +40,7 @@ TIED = (
         "gpt2",
         "gpt_bigcode",
     ),
-    *("mpt", "minicpm", "minicpm3", "starcoder2"),
+    *("lfm2", "lfm2_moe", "mpt", "minicpm", "minicpm3", "starcoder2"),
 )
 """Families whose configs leave tie_word_embeddings out where it is true."""
 TENSORS = {
@@ -130,6 +130,9 @@ def test_what_some_of_them_say() -> None:
     assert distill.rope.scaling.attention_factor is None  # transformers does not read attn_factor
     assert imported(config_of("Qwen2.5-72B-Instruct")).layer_types == {}  # use_sliding_window is false
     assert imported(config_of("starcoder2-3b")).norm.eps == 1e-5
+    lfm2 = imported(config_of("LFM2-1.2B"))
+    assert [layer.attention is not None for layer in lfm2.layers].count(True) == 6
+    assert lfm2.mlp is not None and lfm2.mlp.intermediate_size == 8192
     exaone = imported(config_of("EXAONE-4.0-32B"))
     assert [exaone.layer(i).attention.sliding_window for i in range(4)] == [4096, 4096, 4096, None]
     assert [exaone.layer(i).rope is None for i in range(4)] == [False, False, False, True]

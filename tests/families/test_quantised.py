@@ -45,6 +45,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "all heads' norms": ("minimax_m2", {"bits": 8, "group_size": 32}),
     "a table of positions": ("gpt2", {"bits": 8, "group_size": 32}),
     "learned numbers of an activation": ("apertus", {"bits": 4, "group_size": 32}),
+    "rows of one projection": ("lfm2_moe", {"bits": 4, "group_size": 32}),
     "mxfp4": ("qwen3", {"bits": 4, "group_size": 32, "mode": "mxfp4"}),
     "mxfp4 experts": ("gpt_oss", {"bits": 4, "group_size": 32, "mode": "mxfp4"}),
 }

@@ -57,6 +57,13 @@ _GRANITE: Config = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.3,
 }
+_CONV: Config = dict.fromkeys(("head_dim", "rms_norm_eps")) | {
+    "norm_eps": 1e-5,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "tie_word_embeddings": True,
+    "layer_types": ["conv", "full_attention"] * (NUM_LAYERS // 2),
+}
 _WINDOWS: Config = {"layer_types": TURNS, "sliding_window": WINDOW}
 _LAYER_NORM: Config = {"layer_norm_eps": 1e-5, "rms_norm_eps": None}
 _GEMMA: Config = {"query_pre_attn_scalar": 24, "hidden_activation": "gelu_pytorch_tanh"}
@@ -172,6 +179,17 @@ FAMILIES: dict[str, Config] = {
         "moe_routed_scaling_factor": 2.5,
     },
     "llama": {},
+    "lfm2": _CONV
+    | {
+        "block_ff_dim": 100,
+        "block_multiple_of": 8,
+        "block_ffn_dim_multiplier": 1.3,
+        "block_auto_adjust_ff_dim": True,
+        "full_attn_idxs": [0, 3],
+    },
+    "lfm2_moe": _CONV
+    | _EXPERTS
+    | {"moe_intermediate_size": 40, "num_dense_layers": 1, "use_expert_bias": True, "routed_scaling_factor": 2.5},
     "llama4_text": {
         "intermediate_size": 40,
         "intermediate_size_mlp": 88,

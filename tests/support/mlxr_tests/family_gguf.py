@@ -31,6 +31,7 @@ from mlxr_tests import (
 from mlxr_tests.alibi_models import GGUF as ALIBI
 from mlxr_tests.family_models import WINDOW, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT
+from mlxr_tests.lfm2_models import GGUF as LFM2
 
 _EXPERTS = {"expert_count": 5, "expert_used_count": 2}
 _GROUPED = {
@@ -336,6 +337,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     **ALIBI,
     **mimo_models.GGUF,
+    **LFM2,
     **step_models.GGUF,
     **dbrx_models.GGUF,
     "gpt_oss": (
@@ -479,6 +481,8 @@ def _tensors(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     norm, head_dim = (None, 1) if attention is None else (attention.qk_norm, attention.head_dim)
     of_heads = norm is not None and norm.scope == "heads"
     shaped = {name: _shaped(name, array, experts, head_dim, of_heads) for name, array in arrays.items()}
+    channels = [block.conv_row[0] for block in spec.model.recurrents if block is not None and block.conv_row]
+    shaped |= {name: a.reshape(channels[0], -1) for name, a in shaped.items() if name.endswith("shortconv.conv.weight")}
     return latent_gguf.by_head(shaped, heads)
 
 
