@@ -61,20 +61,22 @@ MLXR_INLINE void ssd_token(const float *from, float *to, int rows, int n, const 
 }
 
 // Channels [first, last) of the convolution of a token, through silu. past: each one's `taps` - 1 inputs before, or NULL for
-// zeros; next, unless NULL, gets the newest of them. A literal `taps` makes the sums straight code.
+// zeros; next, unless NULL, gets the newest of them. The sums are those of causal_conv.jinja: vectors of channels.
 MLXR_INLINE void ssd_convolve(const float *x, const float *weight, const float *bias, int taps, int first, int last,
                               const float *past, float *next, float *y) {
-    for (int c = first; c < last; c++) {
-        const float *w = weight + (size_t)c * (size_t)taps, *own = past ? past + (size_t)c * (size_t)(taps - 1) : NULL;
-        float *to = next ? next + (size_t)c * (size_t)(taps - 1) : NULL;
-        float sum = bias ? bias[c] : 0.0f;
-        for (int j = 0; j < taps - 1; j++) {
-            const float value = own ? own[j] : 0.0f;
-            sum += w[j] * value;
-            if (to && j) to[j - 1] = value;
+    for (int c = first; c < last; c += MLXR_LANES) {
+        const int n = last - c < MLXR_LANES ? last - c : MLXR_LANES;
+        f32v sum = bias ? f32_load_at(bias, c, last) : f32_zero();
+        for (int j = 0; j < taps; j++) {
+            float w[MLXR_LANES] = {0}, value[MLXR_LANES] = {0};
+            for (int i = 0; i < n; i++) {
+                const size_t at = (size_t)(c + i) * (size_t)(taps - 1) + (size_t)j;
+                w[i] = weight[(size_t)(c + i) * (size_t)taps + (size_t)j];
+                value[i] = j == taps - 1 ? x[c + i] : past ? past[at] : 0.0f;
+                if (next && j) next[at - 1] = value[i];
+            }
+            sum = f32_fma(f32_load(w), f32_load(value), sum);
         }
-        if (to) to[taps - 2] = x[c];
-        y[c] = sum + w[taps - 1] * x[c];
+        f32_store_at(y, c, last, f32_silu(sum));
     }
-    for (int c = first; c < last; c += MLXR_LANES) f32_store_at(y, c, last, f32_silu(f32_load_at(y, c, last)));
 }

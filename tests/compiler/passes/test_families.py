@@ -10,11 +10,11 @@ from mlxr_tests.family_specs import ALL_SPECS, NEIGHBOURS, family_spec
 from mlxr_tests.few import few_of
 from mlxr_tests.graphs import check_same_numbers, kinds, source_graph, trace
 
-LAUNCHED = {"embed", "norm", "linear", "projection", "qk_norm", "expert_combine"}
+LAUNCHED = {"embed", "norm", "linear", "projection", "qk_norm", "expert_combine", "gated_norm", "gated_conv"}
 LATENT = {"latent_write", "latent_norm_write", "latent_queries", "latent_attention", "head_product"}
 OF_PHASE = {
-    "decode": {"rope_write_attention", "rope_read_attention", "routed_projection", "latent_decode"},
-    "prefill": {"rope_cache_write", "rope_attention", "route", "expert_projection", *LATENT},
+    "decode": {"rope_write_attention", "rope_read_attention", "routed_projection", "latent_decode", "conv_ssd"},
+    "prefill": {"rope_cache_write", "rope_attention", "route", "expert_projection", "causal_conv", "ssd", *LATENT},
 }
 
 
@@ -56,6 +56,7 @@ SPARSE = [PROJECT, "routed_projection", "expert_combine"]
         ("experts-scaled-residual", [PROJECT, ATTEND, PROJECT, *SPARSE]),
         ("experts-own-norms", [PROJECT, ATTEND, "linear", *SPARSE]),
         ("experts-sandwich-shared", [PROJECT, ATTEND, "linear", *SPARSE]),
+        ("ssm-beside-attention", [PROJECT, PROJECT, ATTEND, PROJECT, "conv_ssd", PROJECT, PROJECT, PROJECT]),
         ("layer-vectors", [PROJECT, ATTEND, "linear", PROJECT, "linear", PROJECT, "linear"]),
     ],
 )
@@ -73,6 +74,7 @@ def test_mixed_layers() -> None:
     assert len(layer_launches("dense-then-experts", 0)) == 5
     assert len(layer_launches("dense-then-experts", 1)) == 3 + 3
     assert len(layer_launches("deepseek-like", 1)) == 3 + 3
+    assert layer_launches("ssm", 0) == [PROJECT, "conv_ssd", "norm", PROJECT]
     assert layer_launches("shared-keys", 1) == [PROJECT, ATTEND, *[PROJECT] * 3]
     assert layer_launches("shared-keys", 3) == [PROJECT, "rope_read_attention", *[PROJECT] * 3]
     assert layer_launches("shared-keys", 4) == [PROJECT, "rope_read_attention", *[PROJECT] * 3]

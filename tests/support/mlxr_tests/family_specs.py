@@ -153,6 +153,30 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
         "model__blocks": ["recurrent", "mlp"],
         "model__tensor_names": "canonical",
     },
+    "ssm": {
+        "model__num_layers": 3,
+        "model__recurrent": {"kind": "ssm", "num_heads": 6, "head_dim": 24, "num_groups": 3, "state_dim": 20},
+        "model__layer_types": {"ssm": {"blocks": ["recurrent"]}, "full": {}},
+        "model__layer_pattern": ["ssm", "full"],
+        "model__tensor_names": "canonical",
+    },
+    "ssm-beside-attention": {
+        "model__recurrent": {
+            **{"kind": "ssm", "num_heads": 6, "head_dim": 16, "num_groups": 1, "state_dim": 40, "taps": 3},
+            **{"norm": False, "bias": True, "conv_bias": False, "output_bias": True},
+            **{"least_step": 0.01, "most_step": 0.9},
+        },
+        "model__blocks": ["attention", "recurrent", "mlp"],
+        "model__tensor_names": "canonical",
+    },
+    "ssm-norm-before-gate": {
+        "model__recurrent": {
+            **{"kind": "ssm", "num_heads": 6, "head_dim": 40, "num_groups": 3, "state_dim": 16},
+            "norm_before_gate": True,
+        },
+        "model__blocks": ["recurrent", "mlp"],
+        "model__tensor_names": "canonical",
+    },
     "shared-keys-gate": {
         "model__num_layers": 4,
         **_attention(output_gate={"scope": "head", "activation": "softplus"}),

@@ -143,7 +143,8 @@ def _tensor(value: Value) -> mx.array:
     rng = np.random.default_rng(zlib.crc32(value.name.encode()))
     shape = [d for d in value.shape if isinstance(d, int)]
     scale = shape[1] ** -0.5 if len(shape) == 2 else 0.5
-    return mx.array(rng.standard_normal(shape) * scale + (len(shape) == 1)).astype(MLX_DTYPES[str(value.dtype)])
+    around = -1.5 if value.name.endswith(".recurrent.a") else float(len(shape) == 1)  # states decay
+    return mx.array(rng.standard_normal(shape) * scale + around).astype(MLX_DTYPES[str(value.dtype)])
 
 
 def trace(graph: OpGraph, source: OpGraph, spec: ModelSpec, decode_only: bool = False) -> dict[str, Floats]:

@@ -81,9 +81,12 @@ def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, s
 
 
 def random_weight(rng: np.random.Generator, plan: WeightPlan) -> mx.array:
-    """A weight that keeps activations near 1: matrix rows of norm 1, norms around 1, biases and embeddings around 0."""
+    """A weight that keeps activations near 1: matrix rows of norm 1, norms around 1, biases and embeddings around 0.
+
+    States of recurrent layers decay.
+    """
     if len(plan.shape) == 1:
-        around = 1.0 if plan.name.endswith("norm") else 0.0
+        around = 1.0 if plan.name.endswith("norm") else -1.5 if plan.name.endswith(".recurrent.a") else 0.0
         array = (random_array(rng, plan.shape, "f32", 0.5) + around).astype(MLX_DTYPES[str(plan.dtype)])
         mx.eval(array)
         return array

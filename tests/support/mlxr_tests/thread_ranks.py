@@ -181,6 +181,7 @@ def save_canonical(folder: Path, artifact: Artifact, seed: int = 0) -> Path:
             continue
         scale = 0.5 if len(part.shape) == 1 else 1.0 if part.name == "embedding" else part.shape[1] ** -0.5
         around = 1.0 if len(part.shape) == 1 and part.name.endswith("norm") else 0.0
+        around = -1.5 if part.name.endswith(".recurrent.a") else around  # states decay
         numbers = rng.standard_normal(part.shape, dtype=np.float32) * np.float32(scale) + np.float32(around)
         tensors[part.safetensors[0].tensors[0]] = mx.array(numbers)
     path = folder / "model.safetensors"

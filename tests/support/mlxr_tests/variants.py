@@ -335,6 +335,16 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(),
         ("gated_conv", "gated_conv_tiles"),
     ),
+    "ssm-bf16": (
+        small_spec(
+            **FAMILY_SPECS["ssm"],
+            weights={"default": "bf16"},
+            activation_dtype="bf16",
+            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+        ),
+        Geometry(),
+        ("conv_ssd", "ssd"),
+    ),
     "attention-mma": (
         small_spec(
             model__attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
