@@ -26,8 +26,8 @@ _INSTEAD = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
 _BLOCKS = (1 << 14) - 3
 """Random blocks of a run; no size of a tensor is a multiple of it."""
 _VOCAB = 32768
-"""Of every shape: a model of few layers should not be all embeddings."""
-_VECTORS = ("norm", "bias", "_inp.weight", "_inp_shexp", "probs_b", "rope_freqs", "scale")
+"""Of shapes that name no other: a model of few layers should not be all embeddings."""
+_VECTORS = ("norm", "bias", "_inp.weight", "_inp_shexp", "probs_b", "rope_freqs", "scale", "shortconv.conv")
 _MORE = ("attn_v", "ffn_down", "output.weight")
 
 Sizes = Mapping[str, tuple[int, ...]]
@@ -45,6 +45,8 @@ class PublishedShape:
         metadata: GGUF keys, without the architecture's name before them.
         layer: dimensions of the tensors of a layer, by its number.
         outside: of tensors outside the layers, beside the embedding table and the last norm.
+        vocab: rows of the embedding table.
+        last_norm: what GGUF calls the last norm.
     """
 
     architecture: str
@@ -53,14 +55,16 @@ class PublishedShape:
     metadata: Mapping[str, Any]
     layer: Callable[[int], Sizes]
     outside: Sizes = field(default_factory=dict)
+    vocab: int = _VOCAB
+    last_norm: str = "output_norm"
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and dimensions of each tensor."""
-        yield "token_embd.weight", (_VOCAB, self.hidden)
+        yield "token_embd.weight", (self.vocab, self.hidden)
         yield from self.outside.items()
         for i in range(self.layers):
             yield from ((f"blk.{i}.{name}", dims) for name, dims in self.layer(i).items())
-        yield "output_norm.weight", (self.hidden,)
+        yield f"{self.last_norm}.weight", (self.hidden,)
 
 
 def _weights(**sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -112,6 +116,40 @@ def _gemma_e4b(i: int, own_keys: int) -> Sizes:
         attention |= _weights(attn_k=(2 * width, h), attn_k_norm=(width,), attn_v=(2 * width, h))
     per_layer = _weights(inp_gate=(256, h), proj=(h, 256), layer_output_scale=(1,))
     return attention | _weights(**dict.fromkeys(norms, (h,))) | _mlp(h, 10240) | per_layer
+
+
+_LFM2_ATTENTION = (2, 5, 8, 10, 12, 14)
+"""Layers of LFM2.5 1.2B that have attention; the others have a short convolution."""
+
+
+def _lfm2_layer(i: int) -> Sizes:
+    h, kv = 2048, 512
+    if i in _LFM2_ATTENTION:
+        mixer = _weights(attn_q=(h, h), attn_k=(kv, h), attn_v=(kv, h), attn_output=(h, h), attn_q_norm=(64,))
+        mixer |= _weights(attn_k_norm=(64,))
+    else:
+        mixer = {f"shortconv.{name}.weight": dims for name, dims in (("in_proj", (3 * h, h)), ("out_proj", (h, h)))}
+        mixer |= {"shortconv.conv.weight": (h, 3)}
+    return mixer | _weights(attn_norm=(h,), ffn_norm=(h,)) | _mlp(h, 8192)
+
+
+def _lfm2(layers: int) -> PublishedShape:
+    return PublishedShape(
+        "lfm2",
+        layers,
+        2048,
+        {
+            "feed_forward_length": 8192,
+            "attention.head_count": 32,
+            "attention.head_count_kv": [8 if i in _LFM2_ATTENTION else 0 for i in range(layers)],
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "rope.freq_base": 1e6,
+            "shortconv.l_cache": 3,
+        },
+        _lfm2_layer,
+        vocab=65536,
+        last_norm="token_embd_norm",
+    )
 
 
 def _qwen(layers: int) -> PublishedShape:
@@ -207,10 +245,11 @@ SHAPES: Mapping[str, Callable[[int], PublishedShape]] = {
     "qwen1.5-moe-a2.7b": _qwen,
     "glm-4.7-flash": _glm,
     "gemma-4-e4b": _gemma,
+    "lfm2.5-1.2b": _lfm2,
 }
 """Published shapes by name, of so many layers, with fewer words."""
-FEW_LAYERS = {"qwen1.5-moe-a2.7b": 4, "glm-4.7-flash": 5, "gemma-4-e4b": 12}
-"""Layers of each that a CPU is timed with."""
+FEW_LAYERS = {"qwen1.5-moe-a2.7b": 4, "glm-4.7-flash": 5, "gemma-4-e4b": 12, "lfm2.5-1.2b": 16}
+"""Layers of each that a CPU is timed with; of the last one all."""
 
 
 def write_shape(name: str, format_name: str, folder: Path, layers: int | None = None) -> Path:
@@ -232,11 +271,11 @@ def write_shape(name: str, format_name: str, folder: Path, layers: int | None = 
     writer.add_context_length(8192)
     writer.add_block_count(shape.layers)
     writer.add_embedding_length(shape.hidden)
-    writer.add_vocab_size(_VOCAB)
+    writer.add_vocab_size(shape.vocab)
     writer.add_file_type(getattr(LlamaFileType, f"MOSTLY_{format_name.upper()}"))
     for key, value in shape.metadata.items():
         _add(writer, f"{shape.architecture}.{key}", value)
-    add_tokenizer(writer, _VOCAB)
+    add_tokenizer(writer, shape.vocab)
     for tensor, dims in shape.tensors():
         if len(dims) == 1 or any(word in tensor for word in _VECTORS):
             writer.add_tensor(tensor, _vector(tensor, dims))
