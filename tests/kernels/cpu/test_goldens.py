@@ -19,7 +19,7 @@ from mlxr_tests.specs import compiled, small_spec
 ROOT = Path(__file__).parents[3]
 GOLDENS = ROOT / "tests/goldens/cpu"
 NAMES = ("f16-layer", "contiguous-q8", "q4_k_m", "fast-q4_k_m", "fast-bf16")
-FAMILIES = ("gpt-oss-like", "gemma-like", "cohere-like", "experts-shared-gate", "latent")
+FAMILIES = ("gpt-oss-like", "gemma-like", "cohere-like", "experts-shared-gate", "latent", "alibi")
 
 # A kernel ends with the function that programs call; what that function uses stands before it.
 _ARGUMENTS = r"(?:mlxr_worker \*w, const mlxr_batch \*b|mlxr_model \*m),"

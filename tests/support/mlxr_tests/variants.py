@@ -113,6 +113,16 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(),
         ("attend", "attend_prefill", "rope_cache_write"),
     ),
+    "alibi": (
+        small_spec(
+            model__tensor_names="canonical",
+            model__num_layers=1,
+            model__rope=None,
+            model__attention={"num_heads": 6, "num_kv_heads": 2, "head_dim": 40, "alibi": 8.0},
+        ),
+        Geometry(),
+        ("attend", "attend_prefill"),
+    ),
     "layer-norms": (
         small_spec(
             model__tensor_names="canonical",

@@ -1,0 +1,281 @@
+// attend_13682b2e
+// small spec of a test
+//
+// Decode: cache write and attention of one new token of each sequence, in one launch.
+// One threadgroup serves one KV head of one sequence and all 3 query heads on it, so each byte of K and V is read
+// once. A simdgroup takes 16 keys at a time, 2 lanes to a key; queries, sums and running maxima stay in registers.
+// The new token's own K and V never come from the arena: one simdgroup rotates, uses and stores them, and no other
+// touches that slot in this launch.
+// Source: online softmax (Milakov and Gimelshein 2018), as in FlashAttention-2 and MLX's sdpa_vector; here a lane group
+// of a simdgroup, not a whole simdgroup, owns a key.
+// Grid: (2 KV heads, seqs) threadgroups of 8 simdgroups.
+//   qkv        [seqs, 400] f32: 6 query, 2 key, 2 value heads of 40
+//   positions  [seqs] i32, of the new tokens
+//   slots      [seqs] i32: block * 4 + offset, of the new tokens
+//   block_tables  [1 + seqs * columns] i32: the columns, then the blocks of each sequence
+//   k_arena, v_arena  [30, 1, 4, 2, 40] f32, the new token's slot written in place
+//   layer      [8] u32: the layer first
+//   token, token_out  [8] u32
+//   out        [seqs, 240] f32
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+// ---- header
+#ifndef MLXR_THREADGROUP
+#define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
+
+inline void load_f32_4(const device float* p, thread float4* v) {
+  v[0] = *(const device float4*)(p + 0);
+}
+
+inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+
+inline ulong arena_row(uint block, uint layer, uint offset) {
+  return (((ulong)block * 1u + layer) * 4u + offset) * 80u;
+}
+constant float slopes[6] = {
+  0.360673755f, 0.0901684389f, 0.0225421097f, 0.00563552743f, 0.721347511f, 0.180336878f,
+};
+#define LOWEST (-3.0e38f)
+// ---- kernel
+[[kernel]] void attend_13682b2e(
+  const device float* qkv [[buffer(0)]],
+  const device int32_t* positions [[buffer(1)]],
+  const device int32_t* slots [[buffer(2)]],
+  const device int32_t* block_tables [[buffer(3)]],
+  const device uint32_t* layer [[buffer(4)]],
+  const device float* k_arena [[buffer(5)]],
+  const device float* v_arena [[buffer(6)]],
+  const device uint32_t* token [[buffer(7)]],
+  device float* out [[buffer(8)]],
+  device uint32_t* token_out [[buffer(9)]],
+  uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
+  uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
+  uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  const uint lane = thread_index_in_simdgroup;
+  const uint simd_gid = simdgroup_index_in_threadgroup;
+  const uint kv_head = threadgroup_position_in_grid.x;
+  const uint first_head = threadgroup_position_in_grid.x * 3u;
+  const uint sequence = threadgroup_position_in_grid.y;
+  const uint position = (uint)positions[sequence];
+  const device int* table = block_tables + 1 + (ulong)(sequence) * (uint)block_tables[0];
+  const device float* input = qkv + (ulong)sequence * 400u;
+  const uint key_in_group = lane / 2u;
+  const uint part = lane % 2u;
+
+  // Float4 i of a lane holds elements base[i] .. base[i] + 3 of a head.
+  uint base[5];
+#pragma unroll
+  for (uint i = 0; i < 5u; i++) {
+    base[i] = (i / 1u * 2u + part) * 4u + i % 1u * 4u;
+  }
+  float4 q[3][5];
+  float4 values[3][5];
+  float maximum[3];
+  float total[3];
+#pragma unroll
+  for (uint i = 0; i < 5u; i++) {
+#pragma unroll
+    for (uint j = 0; j < 4; j++) {
+#pragma unroll
+      for (uint g = 0; g < 3u; g++) {
+        const device float* head = input + (first_head + g) * 40u;
+        q[g][i][j] = (float)head[base[i] + j] * 0.22811012f;
+      }
+    }
+  }
+#pragma unroll
+  for (uint g = 0; g < 3u; g++) {
+    maximum[g] = LOWEST;
+    total[g] = 0.0f;
+#pragma unroll
+    for (uint i = 0; i < 5u; i++) {
+      values[g][i] = float4(0.0f);
+    }
+  }
+
+  const bool owner = true;
+  const uint begin = 0u;
+  const uint end = position;
+
+  // The new token: rotated, stored and attended to from registers.
+  if (owner && simd_gid == 0) {
+    device float* k_out = const_cast<device float*>(k_arena);
+    device float* v_out = const_cast<device float*>(v_arena);
+    const uint slot = (uint)slots[sequence];
+    const ulong row =
+        arena_row(slot / 4u, layer[0], slot % 4u) + kv_head * 40u;
+    const device float* key = input + (6u + kv_head) * 40u;
+    const device float* value = key + 80u;
+    float score[3];
+#pragma unroll
+    for (uint g = 0; g < 3u; g++) {
+      score[g] = 0.0f;
+    }
+#pragma unroll
+    for (uint i = 0; i < 5u; i++) {
+#pragma unroll
+      for (uint j = 0; j < 4; j++) {
+        const uint element = base[i] + j;
+        const float new_k = (float)(float)key[element];
+        const float new_v = (float)(float)value[element];
+        if (key_in_group == 0) {
+          k_out[row + element] = new_k;
+          v_out[row + element] = new_v;
+        }
+#pragma unroll
+        for (uint g = 0; g < 3u; g++) {
+          score[g] += q[g][i][j] * (float)new_k;
+          values[g][i][j] = key_in_group == 0 ? (float)new_v : 0.0f;
+        }
+      }
+    }
+#pragma unroll
+    for (uint g = 0; g < 3u; g++) {
+#pragma unroll
+      for (ushort offset = 1; offset > 0; offset /= 2) {
+        score[g] += simd_shuffle_xor(score[g], offset);
+      }
+      maximum[g] = key_in_group == 0 ? score[g] : LOWEST;
+      total[g] = key_in_group == 0 ? 1.0f : 0.0f;
+    }
+  }
+  float slope[3];
+#pragma unroll
+  for (uint g = 0; g < 3u; g++) {
+    slope[g] = slopes[first_head + g];
+  }
+
+  for (uint first = begin + simd_gid * 16u; first < end; first += 128u) {
+    // All loads of 1 key of a lane group, then their scores, then one change of maximum.
+    bool valid[1];
+    float4 key[1][5];
+    float4 value[1][5];
+#pragma unroll
+    for (uint u = 0; u < 1u; u++) {
+      const uint wanted = first + u * 128u + key_in_group;
+      valid[u] = wanted < end;
+      const uint at = valid[u] ? wanted : first;
+      const ulong row = arena_row((uint)table[(at) / 4u], layer[0], at % 4u) + kv_head * 40u;
+#pragma unroll
+      for (uint i = 0; i < 5u; i += 1u) {
+        load_f32_4(k_arena + row + base[i], key[u] + i);
+        load_f32_4(v_arena + row + base[i], value[u] + i);
+      }
+    }
+#pragma unroll
+    for (uint g = 0; g < 3u; g++) {
+      float score[1];
+#pragma unroll
+      for (uint u = 0; u < 1u; u++) {
+        float4 products = q[g][0] * key[u][0];
+#pragma unroll
+        for (uint i = 1; i < 5u; i++) {
+          products += q[g][i] * key[u][i];
+        }
+        score[u] = sum4(products);
+      }
+#pragma unroll
+      for (ushort offset = 1; offset > 0; offset /= 2) {
+#pragma unroll
+        for (uint u = 0; u < 1u; u++) {
+          score[u] += simd_shuffle_xor(score[u], offset);
+        }
+      }
+      float largest = maximum[g];
+#pragma unroll
+      for (uint u = 0; u < 1u; u++) {
+        score[u] += slope[g] * (float)((int)(first + u * 128u + key_in_group) - (int)(position));
+        largest = valid[u] ? max(largest, score[u]) : largest;
+      }
+      const float keep = exp2(maximum[g] - largest);
+      maximum[g] = largest;
+      total[g] *= keep;
+#pragma unroll
+      for (uint i = 0; i < 5u; i++) {
+        values[g][i] *= keep;
+      }
+#pragma unroll
+      for (uint u = 0; u < 1u; u++) {
+        const float p = valid[u] ? exp2(score[u] - largest) : 0.0f;
+        total[g] += p;
+#pragma unroll
+        for (uint i = 0; i < 5u; i++) {
+          values[g][i] += value[u][i] * p;
+        }
+      }
+    }
+  }
+
+  // Merge the lane groups of a simdgroup ...
+#pragma unroll
+  for (uint g = 0; g < 3u; g++) {
+#pragma unroll
+    for (ushort offset = 2; offset < 32; offset *= 2) {
+      const float other = simd_shuffle_xor(maximum[g], offset);
+      const float largest = max(maximum[g], other);
+      const float mine = exp2(maximum[g] - largest);
+      const float theirs = exp2(other - largest);
+      maximum[g] = largest;
+      total[g] = total[g] * mine + simd_shuffle_xor(total[g], offset) * theirs;
+#pragma unroll
+      for (uint i = 0; i < 5u; i++) {
+#pragma unroll
+        for (uint j = 0; j < 4; j++) {
+          const float v = values[g][i][j];
+          values[g][i][j] = v * mine + simd_shuffle_xor(v, offset) * theirs;
+        }
+      }
+    }
+  }
+  // ... and the simdgroups, 3 query heads at a time.
+  MLXR_THREADGROUP(float, group_max, 24);
+  MLXR_THREADGROUP(float, group_total, 24);
+  MLXR_THREADGROUP(float, group_values, 960);
+  if (lane == 0) {
+#pragma unroll
+    for (uint g = 0; g < 3u; g++) {
+      group_max[simd_gid * 3u + g] = maximum[g];
+      group_total[simd_gid * 3u + g] = total[g];
+    }
+  }
+  if (key_in_group == 0) {
+#pragma unroll
+    for (uint g = 0; g < 3u; g++) {
+#pragma unroll
+      for (uint i = 0; i < 5u; i++) {
+#pragma unroll
+        for (uint j = 0; j < 4; j++) {
+          group_values[(simd_gid * 3u + g) * 40u + base[i] + j] = values[0u + g][i][j];
+        }
+      }
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint i = thread_index_in_threadgroup; i < 120u; i += 256u) {
+    const uint g = i / 40u;
+    float largest = group_max[0u + g];
+#pragma unroll
+    for (uint s = 1; s < 8u; s++) {
+      largest = max(largest, group_max[s * 3u + 0u + g]);
+    }
+    float sum = 0.0f;
+    float v = 0.0f;
+#pragma unroll
+    for (uint s = 0; s < 8u; s++) {
+      const float weight = exp2(group_max[s * 3u + 0u + g] - largest);
+      sum += group_total[s * 3u + 0u + g] * weight;
+      v += group_values[s * 120u + i] * weight;
+    }
+    const uint head = first_head + 0u + g;
+    out[(ulong)sequence * 240u + head * 40u + i % 40u] = (float)(v / sum);
+  }
+  if (threadgroup_position_in_grid.x == 0 && sequence == 0 && thread_index_in_threadgroup < 8) {
+    token_out[thread_index_in_threadgroup] = token[thread_index_in_threadgroup] + 1;
+  }
+}
