@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from mlxr.compiler.build.build_delta import build_delta
 from mlxr.compiler.build.build_ssm import build_ssm
 from mlxr.compiler.build.builder import Builder
 from mlxr.compiler.formats.stores import CONV_STATES
@@ -10,7 +11,7 @@ from mlxr.compiler.ir.division import Axis
 from mlxr.compiler.ir.ops.causal_conv import CausalConv
 from mlxr.compiler.ir.ops.elementwise import Multiply
 from mlxr.compiler.ir.tensor import layer_prefix
-from mlxr.compiler.spec.model import LayerType, ShortConv, Ssm
+from mlxr.compiler.spec.model import GatedDelta, LayerType, ShortConv, Ssm
 
 
 def build_recurrent(b: Builder, index: int, layer: LayerType, x: str) -> str:
@@ -54,4 +55,8 @@ def _short_conv(b: Builder, index: int, conv: ShortConv, x: str) -> str:
     return b.linear(f"{prefix}.o", y, (hidden, conv.channels), bias, columns=channels)
 
 
-_BUILDERS: dict[type, Callable[[Builder, int, Any, str], str]] = {ShortConv: _short_conv, Ssm: build_ssm}
+_BUILDERS: dict[type, Callable[[Builder, int, Any, str], str]] = {
+    ShortConv: _short_conv,
+    GatedDelta: build_delta,
+    Ssm: build_ssm,
+}

@@ -13,6 +13,7 @@ from mlxr.compiler.passes.base import Pass
 from mlxr.compiler.passes.fuse_attention import FuseAttention
 from mlxr.compiler.passes.fuse_clamp import FuseClamp
 from mlxr.compiler.passes.fuse_conv import FuseConv
+from mlxr.compiler.passes.fuse_delta import FuseDelta
 from mlxr.compiler.passes.fuse_experts import FuseExperts
 from mlxr.compiler.passes.fuse_gather import FuseGather
 from mlxr.compiler.passes.fuse_head_norms import FuseHeadNorms
@@ -63,8 +64,9 @@ def passes_of(phase: PhaseName, *, deterministic: bool = False) -> list[Pass]:
         FuseLatent(like),  # before FuseNorm, as MergeQkv
         MergeQkv(),  # before FuseNorm, which then fuses the norm into one consumer instead of three
         FuseMlp(),  # before FuseNorm, for the same reason
+        FuseDelta(like),  # likewise
         FuseMamba2(like),  # likewise
-        FuseConv(like),  # before FuseNorm, too; after FuseMamba2, which makes convolutions of prompts
+        FuseConv(like),  # before FuseNorm, too; after the two, which make convolutions of prompts
         FuseNorm(),  # after FuseMlp, because it also fuses into expert projections
         FuseOutput(),  # before FuseResidual: a residual is added after all else
         FuseGather(),  # after FuseNorm and FuseOutput, which leave the projection next to the gather

@@ -18,6 +18,7 @@ DIMENSIONS = (
     *("heads", "kv_heads", "head_dim", "half_head", "group", "hidden", "intermediate", "experts", "shared", "layer"),
     *("kv_rank", "nope_dim", "rope_dim", "v_dim"),
     *("channels", "inner", "shared_state", "steps", "taps"),
+    *("key_heads", "value_heads", "values_per_key", "key_dim", "value_dim"),
 )
 """What sizes in family files may be made of; `half_head` is head_dim / 2, `group` heads / kv_heads,
 `shared` the width of the shared expert, `layer` the number of the layer. `v_dim` are the elements of a value; those

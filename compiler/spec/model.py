@@ -33,7 +33,7 @@ from mlxr.compiler.spec.matrices import matrix_shapes
 from mlxr.compiler.spec.mlp import Experts, Mlp, SharedExpert
 from mlxr.compiler.spec.parallel import Parallel
 from mlxr.compiler.spec.record import Record
-from mlxr.compiler.spec.recurrent import Recurrent, ShortConv, Ssm
+from mlxr.compiler.spec.recurrent import GatedDelta, Recurrent, ShortConv, Ssm
 from mlxr.compiler.spec.rope import (
     BaseScaling,
     LinearScaling,
@@ -50,6 +50,7 @@ __all__ = [
     "Cache",
     "Experts",
     "FloatType",
+    "GatedDelta",
     "Latent",
     "LayerType",
     "LinearScaling",

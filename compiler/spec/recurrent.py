@@ -117,6 +117,87 @@ class ShortConv(RecurrentBlock):
         return into | {"recurrent.o": (hidden, self.channels)}
 
 
+class GatedDelta(RecurrentBlock):
+    """A gated delta net: each head keeps a matrix, which a token decays, and corrects where its key points.
+
+    Queries, keys, values, a gate, decays and corrections' rates are projections of the block's input. The first three
+    pass a short convolution with silu; the result of each head is normalised and multiplied by silu of its gate.
+    """
+
+    kind: Literal["delta"]
+    """`delta`: a gated delta net."""
+    num_heads: Count
+    """Heads of values, and of states: a multiple of num_key_heads."""
+    num_key_heads: Count
+    """Heads of queries and of keys; each serves as many neighbouring heads of values."""
+    key_dim: Count
+    """Elements of a query and of a key: a multiple of 4."""
+    value_dim: Count
+    """Elements of a value: a multiple of 4."""
+    taps: Taps
+    """Tokens that the convolution reads, the newest included: 2 to 16."""
+    tiled: Flag = False
+    """Whether a key serves every num_key_heads-th head of values, as GGUF files have them, and not neighbours."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "GatedDelta":
+        wrong = Contradictions()
+        if self.num_heads % self.num_key_heads:
+            what = f"num_heads {self.num_heads} is not a multiple of num_key_heads {self.num_key_heads}"
+            wrong.add("num_heads", what, f"nearest is {-(-self.num_heads // self.num_key_heads) * self.num_key_heads}")
+        for key in ("key_dim", "value_dim"):
+            size = getattr(self, key)
+            if size % 4:
+                low = size // 4 * 4
+                wrong.add(key, f"{key} {size} is not a multiple of 4", f"nearest are {low} and {low + 4}")
+        wrong.refuse()
+        return self
+
+    @property
+    def keys(self) -> int:
+        """Columns of all keys."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def units(self) -> int:
+        """Heads of keys, with the values that they serve."""
+        return self.num_key_heads
+
+    @property
+    def result_width(self) -> int:
+        """The values of all heads."""
+        return self.num_heads * self.value_dim
+
+    @property
+    def widest(self) -> int:
+        """That of all projections together."""
+        return 2 * self.keys + 2 * self.result_width + 2 * self.num_heads
+
+    @property
+    def conv_row(self) -> tuple[int, int]:
+        """The inputs before the newest one, of queries, keys and values."""
+        return 2 * self.keys + self.result_width, self.taps - 1
+
+    @property
+    def state_row(self) -> tuple[int, int, int]:
+        """A matrix of each head."""
+        return self.num_heads, self.key_dim, self.value_dim
+
+    @property
+    def dimensions(self) -> dict[str, int]:
+        """Heads, their elements and the taps."""
+        heads = {"key_heads": self.num_key_heads, "value_heads": self.num_heads}
+        ratio = {"values_per_key": self.num_heads // self.num_key_heads}
+        return heads | ratio | {"key_dim": self.key_dim, "value_dim": self.value_dim, "taps": self.taps}
+
+    def matrices(self, hidden: int) -> dict[str, tuple[int, int]]:
+        """The seven projections."""
+        widths = {"q": self.keys, "k": self.keys, "v": self.result_width, "z": self.result_width}
+        widths |= {"decay": self.num_heads, "beta": self.num_heads}
+        into = {f"recurrent.{role}": (width, hidden) for role, width in widths.items()}
+        return into | {"recurrent.o": (hidden, self.result_width)}
+
+
 class Ssm(RecurrentBlock):
     """Mamba-2: heads keep a matrix, which decays by a number of the token and takes in an outer product.
 
@@ -217,5 +298,5 @@ class Ssm(RecurrentBlock):
         return into | {"recurrent.o": (hidden, self.inner)}
 
 
-Recurrent = Annotated[ShortConv | Ssm, Field(discriminator="kind")]
+Recurrent = Annotated[ShortConv | GatedDelta | Ssm, Field(discriminator="kind")]
 """Any kind of block."""

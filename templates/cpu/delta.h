@@ -180,3 +180,22 @@ MLXR_OUTLINE void mlxr_delta_columns(const mlxr_delta_shape *of, const mlxr_delt
     for (int i = 0; left && from.at != kept && i < of->rows; i++)
         memcpy(kept + i * MLXR_DELTA_COLUMNS, from.at + (size_t)i * from.row, (size_t)columns * 4);
 }
+
+// Channels [first, first + n) of a token's convolution, through silu. past: each channel's `taps` - 1 inputs before, or NULL
+// for zeros; next, unless NULL, gets the newest of them. A literal `taps` makes the sums straight code.
+MLXR_INLINE void mlxr_delta_convolve(const float *x, const float *weight, int taps, int first, int n, const float *past,
+                                     float *next, float *y) {
+    for (int i = 0; i < n; i++) {
+        const size_t channel = (size_t)(first + i), row = channel * (size_t)(taps - 1);
+        const float *w = weight + channel * (size_t)taps;
+        float sum = 0.0f;
+        for (int j = 0; j < taps - 1; j++) {
+            const float value = past ? past[row + (size_t)j] : 0.0f;
+            sum += w[j] * value;
+            if (next && j) next[row + (size_t)j - 1] = value;
+        }
+        if (next) next[row + (size_t)taps - 2] = x[channel];
+        y[i] = sum + w[taps - 1] * x[channel];
+    }
+    for (int i = 0; i < n; i += MLXR_LANES) f32_store_at(y, i, n, f32_silu(f32_load_at(y, i, n)));
+}

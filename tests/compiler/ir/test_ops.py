@@ -447,7 +447,7 @@ def test_stages() -> None:
     experts = {"route", "expert_projection", "routed_projection", "expert_combine"}
     latent = {"latent_write", "latent_norm_write", "head_product", "latent_queries", "latent_attention"}
     latent |= {"latent_decode"}
-    recurrent = {"gated_norm", "gated_delta", "ssd", "conv_ssd", "gated_conv", "causal_conv"}
+    recurrent = {"gated_norm", "gated_delta", "delta_decode", "ssd", "conv_ssd", "gated_conv", "causal_conv"}
     collectives = {"all_sum", "send", "receive", "gather_result"}
     others = {"embed", "norm", "norm_rows", "linear", "projection"}
     assert left == others | experts | attention | latent | recurrent | collectives

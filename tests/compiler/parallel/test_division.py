@@ -15,6 +15,7 @@ from mlxr.compiler.ir.ops.attention import Attention
 from mlxr.compiler.ir.ops.cache import CacheWrite
 from mlxr.compiler.ir.ops.causal_conv import CausalConv
 from mlxr.compiler.ir.ops.collectives import AllSum
+from mlxr.compiler.ir.ops.delta_net import DeltaNet
 from mlxr.compiler.ir.ops.elementwise import Add, Multiply, Scale
 from mlxr.compiler.ir.ops.experts import ExpertLinear, ExpertSum, Route
 from mlxr.compiler.ir.ops.gated_delta import GatedDelta
@@ -46,6 +47,9 @@ GATED = GatedNorm(6, 0.1, "silu", False, 0)
 DELTA = GatedDelta(6, 2, 24, 40, False, False)
 OF_DELTA = {"q": split(K), "k": split(K), "v": split(Q), "a": split(Q), "b": split(Q)}
 OF_DELTA |= {"rate": Holding((Q,)), "dt_bias": Holding((Q,))}
+NET, UNITS = DeltaNet(6, 2, 24, 40, False, False, taps=3), Axis("kv_heads", 2, 24)
+OF_NET = dict.fromkeys(("q", "k", "v", "a", "b"), split(UNITS))
+OF_NET |= dict.fromkeys(("q_conv", "k_conv", "v_conv", "rate", "dt_bias"), Holding((UNITS,)))
 MAMBA2 = Mamba2(6, 40, 1, 16, 0.0, None, taps=4)
 OF_MAMBA2 = {port: Holding((Axis("heads", 6),)) for port in ("a", "d", "dt_bias")}
 OF_MAMBA2 |= {"x": split(Q), "dt": split(Axis("heads", 6)), "b": WHOLE, "c": WHOLE}
@@ -60,6 +64,7 @@ BECOMES: dict[str, Case] = {
     "rope of all": (ROPE, {"x": WHOLE}, ROPE, WHOLE),
     "norm": (NORM, {"x": split(Q), "weight": Holding((Q,))}, replace(NORM, groups=3), split(Q)),
     "gated_delta": (DELTA, OF_DELTA, replace(DELTA, num_heads=3, num_key_heads=1), split(Q)),
+    "delta_net": (NET, OF_NET, replace(NET, num_heads=3, num_key_heads=1), split(UNITS)),
     "gated_norm": (GATED, {"x": split(Q), "gate": split(Q)}, replace(GATED, groups=3), split(Q)),
     "mamba2": (MAMBA2, OF_MAMBA2, replace(MAMBA2, num_heads=3), split(Q)),
     "mamba2, groups": (
@@ -118,6 +123,8 @@ REFUSED: list[tuple[OpKind, Mapping[str, Holding], str]] = [
     (DELTA, OF_DELTA | {"q": WHOLE}, "a rank has other heads of queries than of keys"),
     (DELTA, OF_DELTA | {"rate": WHOLE}, "a rank has the whole at rate"),
     (replace(DELTA, tiled=True), OF_DELTA, "heads of values that share keys with distant ones"),
+    (replace(NET, tiled=True), OF_NET, "values that share a key are not neighbours"),
+    (NET, OF_NET | {"v_conv": WHOLE}, "a rank has the whole at v_conv, and some kv_heads of 2 of values"),
     (GATED, {"x": split(Q), "gate": split(K)}, "gates of other heads than x"),
     (replace(GATED, groups=3), {"x": split(Q), "gate": split(Q)}, "columns 120 to 240, not whole groups of 80"),
     (GATED, {"x": split(Q), "gate": split(Q), "weight": Holding((K,))}, "weight is of other columns"),

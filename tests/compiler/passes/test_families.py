@@ -12,9 +12,10 @@ from mlxr_tests.graphs import check_same_numbers, kinds, source_graph, trace
 
 LAUNCHED = {"embed", "norm", "linear", "projection", "qk_norm", "expert_combine", "gated_norm", "gated_conv"}
 LATENT = {"latent_write", "latent_norm_write", "latent_queries", "latent_attention", "head_product"}
+RECURRENT, RECURRENT_DECODE = {"causal_conv", "ssd", "gated_delta"}, {"conv_ssd", "delta_decode"}
 OF_PHASE = {
-    "decode": {"rope_write_attention", "rope_read_attention", "routed_projection", "latent_decode", "conv_ssd"},
-    "prefill": {"rope_cache_write", "rope_attention", "route", "expert_projection", "causal_conv", "ssd", *LATENT},
+    "decode": {"rope_write_attention", "rope_read_attention", "routed_projection", "latent_decode", *RECURRENT_DECODE},
+    "prefill": {"rope_cache_write", "rope_attention", "route", "expert_projection", *LATENT, *RECURRENT},
 }
 
 
@@ -75,6 +76,7 @@ def test_mixed_layers() -> None:
     assert len(layer_launches("dense-then-experts", 1)) == 3 + 3
     assert len(layer_launches("deepseek-like", 1)) == 3 + 3
     assert layer_launches("ssm", 0) == [PROJECT, "conv_ssd", "norm", PROJECT]
+    assert layer_launches("delta", 1) == [PROJECT, "delta_decode", *[PROJECT] * 3]
     assert layer_launches("shared-keys", 1) == [PROJECT, ATTEND, *[PROJECT] * 3]
     assert layer_launches("shared-keys", 3) == [PROJECT, "rope_read_attention", *[PROJECT] * 3]
     assert layer_launches("shared-keys", 4) == [PROJECT, "rope_read_attention", *[PROJECT] * 3]

@@ -7,8 +7,9 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.ir.ops.gated_delta import DeltaHeads, GatedDelta
+from mlxr.compiler.spec.model import ModelSpec
 from mlxr.runtime.hosts.mlx_ops import evaluate
-from mlxr_tests.specs import floats, random_array
+from mlxr_tests.specs import floats, random_array, small_spec
 
 LAYERS, LAYER, SLOTS = 3, 1, 9
 HEADS: dict[str, tuple[int, int, int, int, bool, bool]] = {
@@ -105,3 +106,11 @@ def by_formula(case: DeltaCase) -> tuple[np.ndarray, np.ndarray]:
                     states[write[left - 1], LAYER, head] = state
         start += length
     return out.reshape(case.tokens, -1), states
+
+
+def delta_spec(*, of_model: dict[str, Any] | None = None, **changes: Any) -> ModelSpec:
+    """A layer with a gated delta net, and one with attention."""
+    sizes = {"num_heads": 4, "num_key_heads": 2, "key_dim": 24, "value_dim": 40, "taps": 3}
+    types = {"delta": {"blocks": ["recurrent", "mlp"]}, "full": {}}
+    named = {"model__layer_types": types, "model__layer_pattern": ["delta", "full"], "model__tensor_names": "canonical"}
+    return small_spec(**{"model__recurrent": {"kind": "delta", **sizes, **changes}, **named, **(of_model or {})})

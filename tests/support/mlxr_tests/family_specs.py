@@ -177,6 +177,14 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
         "model__blocks": ["recurrent", "mlp"],
         "model__tensor_names": "canonical",
     },
+    "delta": {
+        "model__recurrent": {
+            **{"kind": "delta", "num_heads": 4, "num_key_heads": 2, "key_dim": 24, "value_dim": 40, "taps": 3},
+        },
+        "model__layer_types": {"delta": {"blocks": ["recurrent", "mlp"]}, "full": {}},
+        "model__layer_pattern": ["full", "delta"],
+        "model__tensor_names": "canonical",
+    },
     "shared-keys-gate": {
         "model__num_layers": 4,
         **_attention(output_gate={"scope": "head", "activation": "softplus"}),

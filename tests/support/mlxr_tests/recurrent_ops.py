@@ -34,6 +34,14 @@ _CONV: dict[str, Tensor] = {
     "state_table": Tensor(("seqs", 18), DType.I32),
     "conv_states": Tensor((16, 2, 48, 2), DType.F32),
 }
+_NET = _DELTA | {"taps": 3, "k_first": 0, "v_first": 0, "beta_first": 0}
+_NET_INPUTS = {"q": tokens(48), "k": tokens(48), "v": tokens(240), "a": tokens(6), "b": tokens(6)}
+_NET_INPUTS |= {"q_conv": matrix(144), "k_conv": matrix(144), "v_conv": matrix(720), "rate": matrix(6)}
+_NET_INPUTS |= {"dt_bias": matrix(6), "conv_states": Tensor((9, 2, 336, 2), DType.F32)} | _TABLES | _STATES
+_FUSED = {"taps": 3, "eps": 0.1, "activation": "silu", "gate_column": 336, "decay_first": 576, "beta_first": 582}
+_DECODED = dict.fromkeys(("x", "a", "b", "gate"), tokens(588, BF16)) | _TABLES | _STATES
+_DECODED |= {"weight": matrix(1008), "rate": matrix(6), "dt_bias": matrix(6), "norm": matrix(40)}
+_DECODED |= {"conv_states": Tensor((9, 2, 336, 2), DType.F32)}
 GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]] = {
     "gated_norm": (
         "gated_norm",
@@ -66,6 +74,8 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         _DELTA,
         {"out": tokens(240, BF16), "token": _TOKEN},
     ),
+    "delta_net": ("delta_net", _NET_INPUTS, _NET, {"out": tokens(240), "token": _TOKEN}),
+    "delta_decode": ("delta_decode", _DECODED, _DELTA | _FUSED, {"out": tokens(240, BF16), "token": _TOKEN}),
     "gated_delta, by channels": (
         "gated_delta",
         {"q": tokens(144), "k": tokens(144), "v": tokens(240), "a": tokens(144), "b": tokens(6)}
@@ -89,6 +99,15 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("gated_delta", {}, {"per_channel": True}, "a has 16 columns; expected 144 from 0 on"),
     ("gated_delta", {"states": (9, 2, 6, 40, 24)}, {}, "expected rows of"),
     ("gated_delta", {"states": Tensor((9, 2, 6, 24, 40), DType.BF16)}, {}, "states are bf16; expected f32"),
+    ("delta_net", {}, {"taps": 1}, "attribute taps is 1; expected 2 or more"),
+    ("delta_net", {}, {"k_first": 1}, "parts that come apart begin with column 0"),
+    ("delta_net", {"v_conv": (240,)}, {}, r"v_conv is \[240\]; expected \[720\]"),
+    ("delta_net", {"conv_states": (9, 2, 336, 3)}, {}, r"expected rows of \[336, 2\]"),
+    ("delta_decode", {}, {"k_first": 56}, "queries, keys and values are not neighbours"),
+    ("delta_decode", {}, {"gate_column": 400}, "gate has 588 columns; expected 240 from 400 on"),
+    ("delta_decode", {"norm": (24,)}, {}, r"norm is \[24\]; expected \[40\]"),
+    ("delta_decode", {"weight": Tensor((1008,), BF16)}, {}, "weight is bf16; expected f32"),
+    ("delta_decode", {}, {"activation": "relu"}, "attribute activation is 'relu'"),
     ("gated_norm", {"gate": ("rows", 240)}, {}, "gate has rows rows, and x tokens"),
     ("gated_norm", {"weight": (48,)}, {}, r"weight is \[48\]; expected \[40\] or \[240\]"),
     ("causal_conv", {}, {"taps": 1}, "attribute taps is 1; expected 2 or more"),

@@ -7,6 +7,8 @@ from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHeader, CpuHelper, 
 
 DELTA = CpuHeader("delta.h")
 """The rule, on some columns of a state."""
+MOST_COLUMNS = 64
+"""MLXR_DELTA_COLUMNS of the widest vectors."""
 
 
 @dataclass(frozen=True)

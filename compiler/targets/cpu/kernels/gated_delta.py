@@ -6,11 +6,10 @@ from mlxr.compiler.formats.stores import STATES
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.gated_delta import GatedDelta
 from mlxr.compiler.schedule.kernel import round_up
-from mlxr.compiler.targets.cpu.kernel_parts.delta_kernel import CpuDeltaKernel
+from mlxr.compiler.targets.cpu.kernel_parts.delta_kernel import MOST_COLUMNS, CpuDeltaKernel
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
-_MOST_COLUMNS = 64  # MLXR_DELTA_COLUMNS of the widest vectors
 _TOKENS = 32  # MLXR_DELTA_TOKENS
 
 
@@ -51,7 +50,7 @@ class CpuGatedDelta(CpuDeltaKernel):
     def thread_bytes(self) -> int:
         """Prepared tokens, and the state of a head."""
         prepared = _TOKENS * round_up(4 * self.key_dim + 2, 16)
-        return 4 * (prepared + self.key_dim * round_up(self.value_dim, _MOST_COLUMNS))
+        return 4 * (prepared + self.key_dim * round_up(self.value_dim, MOST_COLUMNS))
 
     @property
     def formula(self) -> str:

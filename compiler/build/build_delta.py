@@ -1,0 +1,38 @@
+"""Gated delta nets in the source graph."""
+
+from mlxr.compiler.build.builder import Builder
+from mlxr.compiler.formats.stores import CONV_STATES, STATES
+from mlxr.compiler.ir.division import Axis
+from mlxr.compiler.ir.ops.delta_net import DeltaNet
+from mlxr.compiler.ir.ops.gated_norm import GatedNorm
+from mlxr.compiler.ir.tensor import layer_prefix
+from mlxr.compiler.spec.model import GatedDelta
+
+
+def build_delta(b: Builder, index: int, delta: GatedDelta, x: str) -> str:
+    """Adds the block of one layer; see `mlxr.compiler.build.build_recurrent`."""
+    prefix, hidden = f"{layer_prefix(index)}recurrent", b.spec.model.hidden_size
+
+    def of_units(count: int) -> Axis:
+        return Axis("units", delta.units, count // delta.units)
+
+    def projected(role: str, width: int) -> str:
+        return b.linear(f"{prefix}.{role}", x, (width, hidden), rows=of_units(width))
+
+    widths = {"q": delta.keys, "k": delta.keys, "v": delta.result_width}
+    inputs = {part: projected(part, width) for part, width in widths.items()}
+    gate = projected("z", delta.result_width)
+    inputs |= {"a": projected("decay", delta.num_heads), "b": projected("beta", delta.num_heads)}
+    for part, width in widths.items():
+        taps = width * delta.taps
+        inputs[f"{part}_conv"] = b.parameter(f"{prefix}.{part}_conv", taps, of_units(taps))
+    for port, role in (("rate", "a"), ("dt_bias", "dt_bias")):
+        inputs[port] = b.parameter(f"{prefix}.{role}", delta.num_heads, of_units(delta.num_heads))
+    sizes = (delta.num_heads, delta.num_key_heads, delta.key_dim, delta.value_dim)
+    tables = {name: name for name in ("query_start", "state_table")}
+    attrs = DeltaNet(*sizes, tiled=delta.tiled, per_channel=False, taps=delta.taps)
+    y = b.op(attrs, f"{prefix}.answers", inputs | tables | b.stores(index, (CONV_STATES, STATES)))
+    norm = {"x": y, "gate": gate, "weight": b.parameter(f"{prefix}.o_norm", delta.value_dim)}
+    gated = GatedNorm(delta.num_heads, b.spec.model.norm.eps, "silu", gate_first=False, first=0)
+    y = b.op(gated, f"{prefix}.gated", norm)
+    return b.linear(f"{prefix}.o", y, (hidden, delta.result_width), columns=of_units(delta.result_width))

@@ -1,0 +1,130 @@
+"""All of a gated delta layer between its projections, in a decode step."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.formats.stores import CONV_STATES, STATES
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.delta_net import DeltaDecode
+from mlxr.compiler.ir.ops.gated_norm import NormGate
+from mlxr.compiler.schedule.kernel import round_up
+from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES
+from mlxr.compiler.targets.cpu.kernel_parts.delta_kernel import MOST_COLUMNS, CpuDeltaKernel
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHelper, Param
+from mlxr.compiler.targets.cpu.kernels.gated_norm import GATED_NORM
+from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
+
+
+@dataclass(frozen=True)
+class CpuDeltaDecode(CpuDeltaKernel):
+    """Convolution, rule, norm and gate of one token of each sequence.
+
+    Attributes:
+        conv_store: the number of the convolutions' inputs in the program's list of stores.
+        widths: columns of the values that have x, a, b and the gate.
+    """
+
+    template = "delta_decode.jinja"
+    conv_store: int
+    heads: DeltaDecode
+    widths: tuple[int, int, int, int]
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """The tokens' numbers, filters, numbers of heads, the norm's weight, the layer and the result."""
+        tokens = tuple(Param(name, "input") for name in ("x", "a", "b_", "gate"))
+        vectors = tuple(Param(name, "vector") for name in ("weight", "rate", "dt_bias", "norm"))
+        return (*tokens, *vectors, Param("layer", "layer"), Param("out", "output"))
+
+    @property
+    def helpers(self) -> tuple[CpuHelper, ...]:
+        """The rule, and the norm."""
+        return (*super().helpers, GATED_NORM)
+
+    @property
+    def at(self) -> dict[str, str]:
+        """Where the numbers of sequence `s` begin, in C."""
+        own = self.heads
+        firsts = {"x": own.q_first, "a": own.decay_first, "b": own.beta_first, "gate": own.gate_column}
+        places = zip(firsts.items(), self.widths, strict=True)
+        return {
+            port: f"{'b_' if port == 'b' else port} + (size_t)s * {width} + {first}" for (port, first), width in places
+        }
+
+    @property
+    def taps(self) -> int:
+        """Tokens that the convolution reads."""
+        return self.heads.taps
+
+    @property
+    def keys(self) -> int:
+        """Columns of all keys."""
+        return self.heads.keys
+
+    @property
+    def eps(self) -> float:
+        """Of the norm."""
+        return self.heads.eps
+
+    @property
+    def activation(self) -> NormGate:
+        """Of the gate."""
+        return self.heads.activation
+
+    @property
+    def conv_row(self) -> int:
+        """Inputs that a layer keeps of a sequence."""
+        return self.heads.channels * (self.taps - 1)
+
+    @property
+    def conv_slot(self) -> int:
+        """Those of all layers."""
+        return self.num_layers * self.conv_row
+
+    @property
+    def is_first_of_key(self) -> str:
+        """Whether `head` is the first one that its key serves, in C."""
+        if self.heads.tiled:
+            return f"head < {self.heads.num_key_heads}"
+        return "1" if self.heads.ratio == 1 else f"head % {self.heads.ratio} == 0"
+
+    @property
+    def padded_key(self) -> int:
+        """Elements of a key, whole vectors."""
+        return round_up(self.key_dim, LANES)
+
+    @property
+    def padded_channels(self) -> int:
+        """Channels of a head, whole vectors: its query, its key and its value."""
+        return 2 * self.padded_key + round_up(self.value_dim, LANES)
+
+    @property
+    def thread_bytes(self) -> int:
+        """A prepared token, some columns of a state, the channels of a head, and its result."""
+        prepared = round_up(4 * self.key_dim + 2, LANES)
+        rest = self.padded_channels + round_up(self.value_dim, LANES)
+        return 4 * (prepared + self.key_dim * MOST_COLUMNS + rest)
+
+    @property
+    def formula(self) -> str:
+        """The formula, for the head of the function."""
+        return f"{self.label}: out = rms_norm(rule(silu(conv(x)))) * {self.activation}(gate), {self.num_heads} heads"
+
+    @property
+    def buffer_table(self) -> str:
+        """Its buffers, for the head of the function."""
+        names = ("x", "a", "b_", "gate")
+        rows = [f"{name}  [seqs, {width}] f32" for name, width in zip(names, self.widths, strict=True)]
+        rows.append(f"weight   [{self.heads.channels}, {self.taps}] f32: the oldest token's first")
+        rows += [f"rate     [{self.num_heads}] f32", f"dt_bias  [{self.heads.decays}] f32"]
+        rows += [f"norm     [{self.value_dim}] f32", f"out      [seqs, {self.width}] f32"]
+        return "".join(f"//   {row}\n" for row in rows)
+
+
+@lowers(DeltaDecode)
+def lower_delta_decode(lowering: CpuLowering, op: Op, attrs: DeltaDecode) -> None:
+    """Adds the call."""
+    layers, stores = lowering.value(op, STATES).shape[1], dict(zip(attrs.accesses, lowering.stores_of(op), strict=True))
+    assert isinstance(layers, int), "a store has a fixed size"
+    widths = (lowering.width(op, "x"), lowering.width(op, "a"), lowering.width(op, "b"), lowering.width(op, "gate"))
+    kernel = CpuDeltaDecode("delta_decode", stores[STATES], layers, attrs, stores[CONV_STATES], widths)
+    lowering.add_call(op, kernel, {"b_": op.inputs["b"]})

@@ -1,0 +1,123 @@
+"""All of a gated delta layer between its projections, in a decode step."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.artifact.launch import Extent
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.stores import CONV_STATES, STATES
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.delta_net import DeltaDecode
+from mlxr.compiler.ir.ops.gated_norm import NormGate
+from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
+from mlxr.compiler.targets.metal.kernel_parts.delta_kernel import TILE, DeltaKernel, check_quads, layers_of
+from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH
+from mlxr.compiler.targets.metal.kernels.ssd import Columns
+from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns
+
+_MOST_SIMDGROUPS = 16
+_VECTORS = ("weight", "rate", "dt_bias", "norm")
+
+
+@dataclass(frozen=True)
+class DeltaDecodeKernel(DeltaKernel):
+    """Convolution, rule, norm and gate of one token of each sequence.
+
+    Attributes:
+        x, a, b, gate: where their inputs have them; x has queries, keys and values.
+    """
+
+    template = "delta_decode.metal.jinja"
+    heads: DeltaDecode
+    x: Columns
+    a: Columns
+    b: Columns
+    gate: Columns
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """The tokens' numbers, the layer's, which slots, the layer, and the stores."""
+        tokens = tuple((port, getattr(self, port).dtype) for port in ("x", "a", "b", "gate"))
+        vectors = tuple((port, DType.F32) for port in _VECTORS)
+        stores = ((CONV_STATES, DType.F32), (STATES, DType.F32))
+        return (*tokens, *vectors, ("state_table", DType.I32), ("layer", DType.U32), *stores, ("token", DType.U32))
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The gated heads, and the token."""
+        return (("out", self.x.dtype), ("token_out", DType.U32))
+
+    @property
+    def taps(self) -> int:
+        """Tokens that the convolution reads."""
+        return self.heads.taps
+
+    @property
+    def kept(self) -> int:
+        """Inputs of a channel in the store."""
+        return self.taps - 1
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution."""
+        return self.heads.channels
+
+    @property
+    def eps(self) -> float:
+        """Of the norm."""
+        return self.heads.eps
+
+    @property
+    def activation(self) -> NormGate:
+        """Of the gate."""
+        return self.heads.activation
+
+    @property
+    def is_first_of_key(self) -> str:
+        """Whether `head` is the first one that its key serves, in Metal; empty where it is the only one."""
+        if self.heads.ratio == 1:
+            return ""
+        return f"head < {self.heads.num_key_heads}u" if self.heads.tiled else f"head % {self.heads.ratio}u == 0"
+
+    @property
+    def simdgroups(self) -> int:
+        """Simdgroups of a threadgroup."""
+        return min(_MOST_SIMDGROUPS, self.tiles)
+
+    @property
+    def tiles_each(self) -> int:
+        """Tiles of a simdgroup."""
+        return -(-self.tiles // self.simdgroups)
+
+    @property
+    def ragged_columns(self) -> bool:
+        """Whether some lanes have columns past the last one."""
+        return self.value_dim != self.tiles_each * self.simdgroups * TILE
+
+    @property
+    def threads(self) -> int:
+        """Threads of a threadgroup."""
+        return self.simdgroups * SIMD_WIDTH
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """The head's channels, and the simdgroups' sums."""
+        return 4 * (2 * self.key_dim + self.value_dim + self.simdgroups)
+
+
+@lowers(DeltaDecode)
+def lower_delta_decode(lowering: MetalLowering, op: Op, attrs: DeltaDecode) -> None:
+    """Adds the launch.
+
+    Raises:
+        PlanError: rows of states cannot be read 4 elements at a time.
+    """
+    check_quads(op, attrs)
+    firsts = {"x": attrs.q_first, "a": attrs.decay_first, "b": attrs.beta_first, "gate": attrs.gate_column}
+    columns = {
+        port: Columns(value.dtype, num_columns(value), first)
+        for port, first in firsts.items()
+        for value in (lowering.value(op, port),)
+    }
+    kernel = DeltaDecodeKernel("delta_decode", layers_of(lowering, op), attrs, **columns)
+    lowering.emit(op, kernel, (Extent(times=kernel.num_heads), Extent(dim="seqs")), arena_buffers(lowering, op))
