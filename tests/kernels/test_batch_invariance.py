@@ -48,6 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], Geometry]] = {
         Geometry.of(partition=16, attend_many=2, prefill_keys=8),
     ),
     "alibi": (FAMILY_SPECS["alibi"] | {"cache": PAGED | {"dtype": "q8"}}, Geometry.of(partition=16)),
+    "short-conv": (FAMILY_SPECS["short-conv"] | {"cache": PAGED}, Geometry()),
     "ssm": (FAMILY_SPECS["ssm"] | {"cache": PAGED}, Geometry()),
     "latent": (FAMILY_SPECS["latent"] | {"cache": PAGED | {"dtype": "q8"}}, Geometry.of(partition=16)),
     "quantised": (

@@ -24,6 +24,8 @@ CASES = {
     "exact-shared-expert": HALF_CACHE | FAMILY_SPECS["experts-shared-gate"] | EXACT,
     "exact-alibi": HALF_CACHE | FAMILY_SPECS["alibi"] | EXACT,
     "steady-alibi": HALF_CACHE | FAMILY_SPECS["alibi"] | STEADY,
+    "exact-short-conv": HALF_CACHE | FAMILY_SPECS["short-conv"] | EXACT,
+    "steady-short-conv": FAMILY_SPECS["short-conv-alone"] | STEADY,
     "exact-ssm": FAMILY_SPECS["ssm"] | EXACT,
     "steady-ssm": FAMILY_SPECS["ssm-beside-attention"] | STEADY,
     "exact-latent": HALF_CACHE | FAMILY_SPECS["latent"] | {"weights": {"default": "bf16"}} | EXACT,

@@ -59,7 +59,7 @@ class Trace:
     def differences(self, other: "Trace") -> list[str]:
         """What differs in bits, first of all K and V by layer; empty if nothing does."""
         found = []
-        for layer in range(max(map(len, self.rows.values()))):
+        for layer in range(max(map(len, self.rows.values()), default=0)):
             for name in self.rows:
                 tokens = (self.rows[name][layer] != other.rows[name][layer]).any(axis=(1, 2))
                 if tokens.any():
