@@ -55,6 +55,8 @@ class Recipe:
     """Rows of the matrices of which a tensor to be transposed consists; None: its own last two dimensions."""
     unit_rows: bool = False
     """Whether each row is divided by its length; for whole rows only."""
+    times: float = 1.0
+    """By what every number is multiplied."""
     negative_exp: bool = False
     """Whether every number x becomes -e^x."""
 

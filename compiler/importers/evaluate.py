@@ -26,6 +26,9 @@ class TensorRoles(Protocol):
     def has(self, role: str, layer: int | None = None) -> bool:
         """Whether there is a tensor of this canonical role, in that layer or in any."""
 
+    def ends_in_one(self, role: str) -> bool:
+        """Whether the tensors of a role have a last dimension of 1."""
+
 
 class RopeReader(Protocol):
     """Reads how a file says that positions are rotated."""
@@ -213,6 +216,9 @@ class _Arguments:
 
     def has(self, role: str, layer: int) -> bool:
         return self._evaluation.tensors.has(role, layer)
+
+    def ends_in_one(self, role: str) -> bool:
+        return self._evaluation.tensors.ends_in_one(role)
 
     def has_all(self, role: str, types: list[str], kind: str) -> bool:
         tensors = self._evaluation.tensors

@@ -114,6 +114,10 @@ class Tensors:
         """Whether there is a tensor of this role (`output`, `attention.q_bias`), in that layer or in any."""
         return role in self._roles if layer is None else _Place(role, layer) in self._facts
 
+    def ends_in_one(self, role: str) -> bool:
+        """Whether the tensors of a role have a last dimension of 1."""
+        return any(fact.shape[-1:] == (1,) for place, fact in self._facts.items() if place.role == role)
+
     def name(self, role: str) -> str | None:
         """What the file calls the tensor of a role outside the layers (`output`); None where it has none."""
         return self._names.get(_Place(role, None))

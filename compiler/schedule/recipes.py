@@ -26,7 +26,9 @@ def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, 
     layouts = {rope.layout for rope in (model.rope, *(layer.rope for layer in model.layer_types.values())) if rope}
     # Files store the rows of layers without rotation in the same order as those of the other layers.
     layout = layouts.pop() if len(layouts) == 1 else None
-    return _recipes(places.safetensors, numbers, layout), _recipes(places.gguf, numbers, layout)
+    found = (_recipes(model, entries, numbers, layout) for entries in (places.safetensors, places.gguf))
+    safetensors, gguf = found
+    return safetensors, gguf
 
 
 def dimensions(model: Model, layer: LayerType) -> dict[str, int]:
@@ -61,7 +63,9 @@ def _of_mlp(mlp: Mlp) -> dict[str, int]:
     }
 
 
-def _recipes(entries: Sequence[FileTensor], numbers: dict[str, int], layout: str | None) -> tuple[Recipe, ...]:
+def _recipes(
+    model: Model, entries: Sequence[FileTensor], numbers: dict[str, int], layout: str | None
+) -> tuple[Recipe, ...]:
     return tuple(
         Recipe(
             entry.tensor,
@@ -74,6 +78,7 @@ def _recipes(entries: Sequence[FileTensor], numbers: dict[str, int], layout: str
             matrix_rows=None if entry.matrix_rows is None else evaluate_size(entry.matrix_rows, numbers),
             unit_rows=entry.unit_rows,
             negative_exp=entry.negative_exp,
+            times=1.0 if entry.times is None else model.factors.get(entry.times, 1.0),
         )
         for entry in entries
     )

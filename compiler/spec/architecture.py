@@ -132,6 +132,8 @@ class Model(Record):
     layer_scale: Flag = False
     """Whether the residual stream behind each layer is multiplied by a learned number. Needs norm.placement sandwich or
     post."""
+    factors: dict[str, Annotated[float, Field(strict=True)]] = Field(default_factory=dict)
+    """By names that its family has for them: numbers by which files leave it to multiply some weights."""
     residual_scale: Positive = 1.0
     """Factor of what each block adds to the residual stream."""
     output_bias: Flag = False

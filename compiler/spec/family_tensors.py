@@ -81,6 +81,8 @@ class FileTensor(Record):
     """Added to every number: 1 for norms that files hold as their distance from 1."""
     unit_rows: Flag = False
     """Whether each row is divided by its length, so that the length is 1; then blocks are decoded."""
+    times: str | None = None
+    """The number in `model.factors` by which it is multiplied, if the model has one of this name; of floats."""
     negative_exp: Flag = False
     """Whether every number x stands for -e^x."""
 

@@ -57,6 +57,9 @@ class Arguments(Protocol):
     def has(self, role: str, layer: int, /) -> bool:
         """Whether a layer has a tensor of this role."""
 
+    def ends_in_one(self, role: str, /) -> bool:
+        """Whether the tensors of a role have a last dimension of 1."""
+
     def has_all(self, role: str, types: list[str], kind: str, /) -> bool:
         """Whether every layer of a type has a tensor of this role."""
 
@@ -348,6 +351,7 @@ FUNCTIONS = {
     "of_type": Function(4, 4, _of_type),
     "field_of_type": Function(4, 4, _field_of_type),
     "tail": Function(5, 9, _tail),
+    "ends_in_one": Function(1, 1, lambda of: of.ends_in_one(of.value(0))),
     "has_all": Function(3, 3, lambda of: of.has_all(of.value(0), of.layers(1) or [], of.value(2))),
     "field": Function(3, 3, _field),
     "item": Function(3, 3, _item),

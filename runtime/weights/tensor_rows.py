@@ -98,7 +98,8 @@ class TensorRows:
     @property
     def is_changed(self) -> bool:
         """Whether its numbers differ from those in the file."""
-        return self.recipe.add != 0 or self.recipe.unit_rows or self.recipe.negative_exp
+        recipe = self.recipe
+        return recipe.add != 0 or recipe.times != 1 or recipe.unit_rows or recipe.negative_exp
 
     @property
     def is_one_block_row(self) -> bool:
@@ -146,6 +147,8 @@ class TensorRows:
             rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))
         if self.recipe.negative_exp:
             rows = -np.exp(rows)
+        if self.recipe.times != 1:
+            rows = rows * np.float32(self.recipe.times)
         return rows + np.float32(self.recipe.add) if self.recipe.add else rows
 
     @property

@@ -35,6 +35,8 @@ def _bounds(spec: ModelSpec, layer: int) -> tuple[int, int]:
     of = spec.model.layer(layer)
     if len(of.blocks) == 1:
         return (2, 3) if of.mlp is not None else (3, 4)
+    if len(of.blocks) == 3:  # attention and a recurrent block, each with three launches, and an MLP
+        return 8, 8
     most = MOST_WITH_EXPERTS if of.mlp is not None and of.mlp.experts else MOST
     most += 2 * (spec.model.layer_embeddings is not None)
     attention = of.attention

@@ -77,6 +77,37 @@ GRANITE: Config = {
     "position_embedding_type": "nope",
     "time_step_limit": [0.001, 100.0],
 }
+# mlx-lm leaves out the factor of keys, and has multiplied what other factors say.
+FALCON: Config = {
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 24,
+    "mamba_d_conv": 4,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "mamba_rms_norm": False,
+    "mamba_norm_before_gate": False,
+    "mamba_use_mlp": True,
+    "projectors_bias": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "attention_in_multiplier": 1.0,
+    "attention_out_multiplier": 1.25,
+    "key_multiplier": 1.0,
+    "ssm_in_multiplier": 0.625,
+    "ssm_out_multiplier": 1.375,
+    "mlp_multipliers": [0.875, 1.125],
+    "ssm_multipliers": [0.5, 0.75, 1.25, 1.5, 0.8],
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.25,
+    "tie_word_embeddings": False,
+}
 _GRANITE = {
     "attention.scale": 0.05,
     "embedding_scale": 3.0,
@@ -145,6 +176,17 @@ GGUF: dict[str, tuple[str, str, dict[str, Any]]] = {
         "granitehybrid",
         _GRANITE | {"expert_count": 5, "expert_used_count": 2, "expert_shared_feed_forward_length": 72},
     ),
+    "falcon_h1": (
+        "falcon_h1",
+        "falcon-h1",
+        {
+            "ssm.conv_kernel": 4,
+            "ssm.group_count": 1,
+            "ssm.inner_size": 96,
+            "ssm.time_step_rank": 6,
+            "ssm.state_size": 24,
+        },
+    ),
 }
 """Cases as those of `family_gguf`."""
 
@@ -163,6 +205,8 @@ CONFIGS: dict[str, Config] = {
     "nemotron_h": NEMOTRON,
     "nemotron_h, experts": NEMOTRON | EXPERTS,
     "granitemoehybrid, mamba": GRANITE,
+    "falcon_h1": FALCON,
+    "falcon_h1, tied": FALCON | {"tie_word_embeddings": True, "mamba_rms_norm": True},
     "granitemoehybrid, mamba and experts": GRANITE
     | {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40, "shared_intermediate_size": 72},
 }
