@@ -39,6 +39,7 @@ from mlxr.compiler.formats.stored_planes import integer_format, plane_format, pl
 from mlxr.compiler.formats.stores import (
     ATTENDED,
     CONV_STATES,
+    HIDDEN,
     KEYS_AND_VALUES,
     LATENTS,
     MOST_TAKEN_BACK,
@@ -65,6 +66,7 @@ __all__ = [
     "BLOCKS",
     "COLLECTIVES",
     "CONV_STATES",
+    "HIDDEN",
     "INCLUDE",
     "KEYS_AND_VALUES",
     "LATENTS",

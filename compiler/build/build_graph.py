@@ -4,6 +4,7 @@ The reference host runs this graph, so every pass is checked against it.
 """
 
 from mlxr.compiler.build.build_attention import build_attention
+from mlxr.compiler.build.build_guesses import build_head, keep_hidden
 from mlxr.compiler.build.build_layer_embeddings import add_layer_vector, build_layer_embeddings
 from mlxr.compiler.build.build_mlp import build_mlp
 from mlxr.compiler.build.build_recurrent import build_recurrent
@@ -22,11 +23,14 @@ from mlxr.compiler.spec.model import LayerType, ModelSpec
 
 
 def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
-    """The source graph of a spec: token ids and batch metadata in; logits [rows, vocab] or hidden rows out, in f32."""
+    """The source graph of a spec: token ids and batch metadata in; logits [rows, vocab] or hidden rows out, in f32.
+
+    With `output: guesses` it is that of the head that guesses, whose token ids are each one further than its positions.
+    """
     model = spec.model
     b = Builder(spec, arena)
     _declare_inputs(b, arena)
-    for layer in model.layers:
+    for layer in model.all_layers:
         if layer.rope is not None:
             b.frequencies(layer.rope, layer.rotary_dim)
     words = Axis("vocabulary", model.vocab_size)
@@ -38,12 +42,18 @@ def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
     if model.embedding_norm:
         x = b.norm("embedding_norm", "embedded_normed", x, model.hidden_size)
     vectors = None if model.layer_embeddings is None else build_layer_embeddings(b, model.layer_embeddings, x)
-    for index in range(model.num_layers):
-        with b.in_layer(index):
-            x = _layer(b, index, x, vectors)
+    final = "final_norm"
+    if spec.output == "guesses":
+        x, final = build_head(b, x, lambda x: _layer(b, model.num_layers, x, None))
+    else:
+        for index in range(model.num_layers):
+            with b.in_layer(index):
+                x = _layer(b, index, x, vectors)
+        if model.mtp is not None:
+            keep_hidden(b, x)
     if spec.output == "hidden":
         return OpGraph(b.values, b.ops, [_hidden_rows(b, x)])
-    normed = b.norm("final_norm", "normed", x, model.hidden_size)
+    normed = b.norm(final, "normed", x, model.hidden_size)
     if not model.tie_embeddings:
         table = b.matrix("output", (model.vocab_size, model.hidden_size), words)
     inputs = {"x": normed, "weight": table}
@@ -79,7 +89,7 @@ def _declare_inputs(b: Builder, arena: ArenaGeometry) -> None:
         ("context_lens", ("seqs",)),
         *((of_group("block_tables", i), ("seqs", group.max_blocks_per_sequence)) for i, group in groups),
         ("logit_rows", ("rows",)),
-        *([("state_table", ("seqs", arena.state_columns))] if arena.num_slots else []),
+        *([("state_table", ("seqs", arena.state_columns))] if arena.num_slots and b.spec.output != "guesses" else []),
     ]
     for name, shape in inputs:
         b.declare(name, "input", shape, DType.I32)

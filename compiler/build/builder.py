@@ -32,7 +32,9 @@ class Builder:
     def declare(
         self, name: str, role: Role, shape: Shape, dtype: DType, data: tuple[float, ...] = (), axes: Axes = ()
     ) -> str:
-        """Adds a value."""
+        """Adds a value; a weight that several ops read is declared once."""
+        if role == "weight" and name in self._tensors:
+            return name
         value = Value(name, role, shape, dtype, (name,) if role == "weight" else (), data, axes)
         self.values.append(value)
         self._tensors[name] = value

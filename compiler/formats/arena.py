@@ -122,9 +122,10 @@ class ArenaGeometry:
     def _allocations(self) -> Iterator[Allocation]:
         for number, group in enumerate(self.groups):
             for store in self.stores:
-                row = store.row(group.layers[0]) if store.scope == "token" and group.layers else None
-                if row is not None:
-                    blocks, layers = group.num_blocks, len(group.layers)
+                with_rows = self._with_rows(store, group) if store.scope == "token" else []
+                if with_rows:
+                    blocks, layers, row = group.num_blocks, len(with_rows), store.row(with_rows[0])
+                    assert row is not None, "they have rows"
                     outer = (blocks, layers) if self.layout == "block" else (layers, blocks)
                     shape = (*outer, self.block_size, *row.stored_shape)
                     yield Allocation(of_group(store.name, number), store, number, blocks, layers, row, shape)
@@ -134,6 +135,11 @@ class ArenaGeometry:
                 assert row is not None, "owners have rows"
                 shape = (self.num_slots, len(owners), *row.stored_shape)
                 yield Allocation(store.name, store, None, self.num_slots, len(owners), row, shape)
+
+    @staticmethod
+    def _with_rows(store: Store, group: LayerGroup) -> list[int]:
+        """The layers of a group that have rows of a store."""
+        return [layer for layer in group.layers if store.row(layer) is not None]
 
     def of_group(self, number: int) -> tuple[Allocation, ...]:
         """The allocations of a group."""
@@ -155,7 +161,7 @@ class ArenaGeometry:
         if store.scope == "sequence":
             return store.name, store.owners.index(owner)
         assert group is not None, f"layer {layer} is in no group"
-        return of_group(store.name, group), self.groups[group].layers.index(owner)
+        return of_group(store.name, group), self._with_rows(store, self.groups[group]).index(owner)
 
     def with_cache(self, dtype: DType) -> "ArenaGeometry":
         """The same with rows of tokens in another type."""

@@ -16,13 +16,15 @@ Scope = Literal["token", "sequence"]
 Countable = Literal["heads", "kv_heads", "columns", "experts", "units", "vocabulary"]
 """What the ranks of a stage divide."""
 KEYS, VALUES, LATENTS = "k_arena", "v_arena", "latent_arena"
+HIDDEN = "hidden_arena"
+"""Rows after the final norm, for the head that guesses; layers that lack them share blocks with those that do not."""
 MOST_TAKEN_BACK = 64
 """The most tokens before its newest step that a sequence may drop; windows keep their blocks for as long."""
 MOST_TILE_KEYS = 128
 """The largest tile of keys of a prefill kernel; it begins to read at a multiple of its tile."""
 CONV_STATES, STATES = "conv_states", "states"
 """The stores of recurrent blocks: the last inputs of their convolutions, and what else they keep."""
-_TITLES = {KEYS: "K", VALUES: "V", LATENTS: "latents", CONV_STATES: "convolutions"}
+_TITLES = {KEYS: "K", VALUES: "V", LATENTS: "latents", CONV_STATES: "convolutions", HIDDEN: "rows for guesses"}
 KEYS_AND_VALUES = (KEYS, VALUES)
 """The stores of attention, in the order in which plans list them."""
 ATTENDED = (*KEYS_AND_VALUES, LATENTS)
@@ -98,7 +100,8 @@ class Store:
         return row
 
     def with_dtype(self, dtype: DType) -> "Store":
-        """The same store with rows in another type."""
+        """The same store with rows in another type; rows after the final norm have no scales."""
+        dtype = DType.BF16 if self.name == HIDDEN and dtype is DType.Q8 else dtype
         return replace(self, rows=tuple(replace(r, dtype=dtype) if isinstance(r, StoreRow) else r for r in self.rows))
 
 
@@ -181,6 +184,12 @@ def latents(rows: Sequence[StoreRow | int | None]) -> Store:
     return Store(LATENTS, "token", tuple(rows))
 
 
+def hidden_rows(num_layers: int, width: int, dtype: DType) -> Store:
+    """The store of rows after the final norm, which only the last layer has: that of the head that guesses."""
+    store = Store(HIDDEN, "token", (*[None] * (num_layers - 1), StoreRow((width,), dtype)))
+    return store.with_dtype(dtype)
+
+
 def groups_of(stores: Sequence[Store], windows: Sequence[int | None]) -> list[tuple[tuple[int, ...], int | None]]:
     """Layers with the same needs of scope `token`, each with their window; the first ones keep all tokens.
 
@@ -199,6 +208,7 @@ def groups_of(stores: Sequence[Store], windows: Sequence[int | None]) -> list[tu
     for owner, layers in sorted(users.items()):
         seen = [windows[layer] for layer in layers]
         window = None if None in seen else max(w for w in seen if w is not None)
-        groups.setdefault((tuple(store.row(owner) for store in tokens), window), []).append(owner)
+        needs = tuple(store.row(owner) for store in tokens if store.name != HIDDEN)
+        groups.setdefault((needs, window), []).append(owner)
     found = sorted(((tuple(layers), window) for (_, window), layers in groups.items()), key=lambda g: g[1] is not None)
     return found if found and found[0][1] is None else [((), None), *found]

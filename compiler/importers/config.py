@@ -46,7 +46,8 @@ def spec_from_config(
     check_quantisation(facts)
     evaluation = Evaluation(facts, ConfigRope(facts))
     quantised = quantised_tensors(facts, tensors)
-    placed = Tensors(source, quantised, architecture.family, "safetensors", evaluation.num_layers)
+    num_layers = evaluation.num_layers
+    placed = Tensors(source, quantised, architecture.family, "safetensors", num_layers + options.mtp)
     rows = placed.vocab_size
     if facts.integer("vocab_size", rows) != rows:
         raise facts.refuse("vocab_size", facts.get("vocab_size"), f"the rows of the embedding table, {rows}")
@@ -54,7 +55,7 @@ def spec_from_config(
     tied = model.get("tie_embeddings", False)
     if options.output == "logits":
         _check_output(facts, placed, tied, are_same)
-    model |= {"vocab_size": rows, "tensor_names": architecture.family}
+    model |= {"vocab_size": rows, "tensor_names": architecture.family} | placed.head(num_layers)
     own = model.get("context")
     if not isinstance(own, int):
         raise facts.missing("max_position_embeddings")

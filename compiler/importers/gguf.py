@@ -44,7 +44,8 @@ def spec_from_gguf(
     rows = placed.vocab_size
     if facts.integer("vocab_size", rows) != rows:
         raise facts.refuse("vocab_size", facts.get("vocab_size"), f"the rows of the embedding table, {rows}")
-    model = Evaluation(facts, GgufRope(facts, factors or {})).model(placed)
+    evaluation = Evaluation(facts, GgufRope(facts, factors or {}))
+    model = evaluation.model(placed)
     attention = model.get("attention", {})
     if attention.get("latent") is not None:  # which says itself how long values are
         attention.pop("v_dim", None)
@@ -57,6 +58,7 @@ def spec_from_gguf(
         "tensor_names": architecture.family,
         "tie_embeddings": tied,
         "context": choose_context(source, own, options, architecture.rules.context_ends),
+        **placed.head(evaluation.num_layers),
     }
     facts.check_all_read()
     return imported_spec(source, name, model, placed.formats(tied or options.output == "hidden"), options)

@@ -38,6 +38,7 @@ class ImportOptions:
         cache_memory: most bytes of the cache, or a size such as `4GiB`; None: enough for all sequences.
         deterministic: as in specs.
         output: as in specs.
+        mtp: whether a head of the model's own that guesses is part of the spec, where the file has one.
     """
 
     context: int | None = None
@@ -51,6 +52,7 @@ class ImportOptions:
     cache_memory: int | str | None = None
     deterministic: bool = False
     output: Output = "logits"
+    mtp: bool = False
 
 
 DEFAULTS = ImportOptions()

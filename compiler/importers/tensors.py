@@ -118,6 +118,12 @@ class Tensors:
         """Whether the tensors of a role have a last dimension of 1."""
         return any(fact.shape[-1:] == (1,) for place, fact in self._facts.items() if place.role == role)
 
+    def head(self, num_layers: int) -> dict[str, Any]:
+        """The part of a spec's `model` section that describes the head that guesses, behind so many layers."""
+        if not self.has("mtp.join", num_layers):
+            return {}
+        return {"mtp": {"norm": self.has("mtp.norm", num_layers)}}
+
     def name(self, role: str) -> str | None:
         """What the file calls the tensor of a role outside the layers (`output`); None where it has none."""
         return self._names.get(_Place(role, None))

@@ -19,6 +19,7 @@ from mlxr.compiler.formats.stores import (
     Store,
     StoreRow,
     groups_of,
+    hidden_rows,
     keys_and_values,
     latents,
 )
@@ -93,7 +94,7 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
     )
     chosen = arena_choice(spec, arena, table)
     if chosen and context <= chosen.sizes["contiguous_context"]:
-        whole = groups_of(stores, [None] * spec.model.num_layers)
+        whole = groups_of(stores, [None] * len(spec.model.all_layers))
         groups_of_all = tuple(replace(arena.groups[0], layers=layers) for layers, _ in whole)
         arena = replace(arena, mode="contiguous", groups=groups_of_all)
     return arena
@@ -122,7 +123,7 @@ def _groups(
         kept = -(-(window + MOST_TILE_KEYS + MOST_TAKEN_BACK) // size) + 3
         return 2 * cache.max_sequences * kept + -(-most_tokens // size)
 
-    attentions = [layer.attention for layer in spec.model.layers]
+    attentions = [layer.attention for layer in spec.model.all_layers]
     windows = [None if attention is None else attention.sliding_window for attention in attentions]
     used = [None if w is None or keeps_all or needed(w) >= blocks else w for w in windows]
     return [(layers, w, blocks if w is None else needed(w)) for layers, w in groups_of(stores, used)]
@@ -144,11 +145,14 @@ def stores_of(spec: ModelSpec) -> tuple[Store, ...]:
         owner = model.kv_owner(index)
         return StoreRow((attention.num_kv_heads, size), dtype) if owner == index else owner
 
-    attentions = [layer.attention for layer in model.layers]
+    layers = model.all_layers
+    attentions = [layer.attention for layer in layers]
     keys = [of_tokens(index, a, a.head_dim if a else 0) for index, a in enumerate(attentions)]
     values = [of_tokens(index, a, a.result_dim if a else 0) for index, a in enumerate(attentions)]
     rows = [StoreRow((1, a.latent.row_dim), dtype) if a and a.latent else None for a in attentions]
-    stores = [*keys_and_values(keys, values), latents(rows), *_states_of(model.recurrents)]
+    stores = [*keys_and_values(keys, values), latents(rows), *_states_of([layer.recurrent for layer in layers])]
+    if model.mtp is not None:
+        stores.append(hidden_rows(len(layers), model.hidden_size, dtype))
     return tuple(store for store in stores if any(row is not None for row in store.rows))
 
 

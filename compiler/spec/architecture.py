@@ -14,6 +14,7 @@ from mlxr.compiler.spec.attention import Attention, HeadDimOf
 from mlxr.compiler.spec.fields import INT32_MAX, MAX_LAYERS, Contradictions, Count, Epsilon, Flag, Positive
 from mlxr.compiler.spec.layer_embeddings import LayerEmbeddings
 from mlxr.compiler.spec.mlp import Mlp
+from mlxr.compiler.spec.mtp import Mtp
 from mlxr.compiler.spec.record import Record
 from mlxr.compiler.spec.recurrent import Recurrent
 from mlxr.compiler.spec.rope import Rope
@@ -142,6 +143,8 @@ class Model(Record):
     """Factor of the logits."""
     logit_softcap: Positive | None = None
     """Logits become logit_softcap x tanh(logit / logit_softcap), after their scale; null for none."""
+    mtp: Mtp | None = None
+    """The head of its own that guesses further tokens; null for none."""
     tensor_names: str = "llama"
     """The family, which says where weight files have the tensors: a file of models/families, without its ending."""
 
@@ -188,8 +191,21 @@ class Model(Record):
             what = f"the embedding table of vocab_size x hidden_size {self.vocab_size} x {self.hidden_size}"
             wrong.add("vocab_size", f"{what} has more than 2^31 - 1 elements")
         self._check_positions(wrong)
+        self._check_mtp(wrong)
         wrong.refuse()
         return self
+
+    def _check_mtp(self, wrong: Contradictions) -> None:
+        if self.mtp is None:
+            return
+        last = self.layer_pattern[(self.num_layers - 1) % len(self.layer_pattern)] if self.layer_pattern else None
+        kind = self.as_layer if last is None else self.layer_types.get(last)
+        if kind is not None and (kind.attention is None or kind.attention.kv_from is not None or kind.recurrent):
+            what = "the last layer, and so the head's, does not attend to keys and values of its own alone"
+            wrong.add("mtp", what, "leave mtp out")
+        for key in ("layer_embeddings", "layer_scale", "learned_positions", "embedding_norm"):
+            if getattr(self, key):
+                wrong.add("mtp", f"a head that guesses has no {key}", "leave mtp out")
 
     def _check_positions(self, wrong: Contradictions) -> None:
         rows = self.learned_positions
@@ -329,8 +345,9 @@ class Model(Record):
         return tuple(self.layer_types.values()) or (self.as_layer,)
 
     def layer(self, index: int) -> LayerType:
-        """The properties of one layer, resolved."""
-        assert 0 <= index < self.num_layers, f"layer {index} of {self.num_layers}"
+        """The properties of one layer, resolved; that of the head that guesses is like the last one."""
+        assert 0 <= index < self.num_layers + (self.mtp is not None), f"layer {index} of {self.num_layers}"
+        index = min(index, self.num_layers - 1)
         if not self.layer_pattern:
             return self.as_layer
         return self.layer_types[self.layer_pattern[index % len(self.layer_pattern)]]
@@ -346,8 +363,13 @@ class Model(Record):
 
     @property
     def layers(self) -> tuple[LayerType, ...]:
-        """The properties of every layer, resolved."""
+        """The properties of every layer, resolved, but for that of the head that guesses."""
         return tuple(self.layer(index) for index in range(self.num_layers))
+
+    @property
+    def all_layers(self) -> tuple[LayerType, ...]:
+        """The properties of every layer, and of that of the head that guesses."""
+        return self.layers if self.mtp is None else (*self.layers, self.layer(self.num_layers))
 
     @property
     def attentions(self) -> tuple[Attention, ...]:

@@ -31,6 +31,8 @@ class Changes:
         output: what a step gives, `logits` or, for embeddings, `hidden`; None: as the spec says.
         parallel: how the model is split over ranks; None: as the spec says.
         keep_windows: whether layers that see a window of tokens keep all of them; False: as the spec says.
+        mtp: whether a head of the model's own that guesses is part of the spec, where there is one; None: as the spec
+            says, and without it where the spec is made of a model's files.
         trust_artifact: whether an artifact's code runs even if it is not what its spec compiles to.
     """
 
@@ -47,6 +49,7 @@ class Changes:
     output: Output | None = None
     parallel: Parallel | None = None
     keep_windows: bool = False
+    mtp: bool | None = None
     trust_artifact: bool = False
 
     def __post_init__(self) -> None:
@@ -75,6 +78,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "cache_memory": ((int, str, type(None)), "bytes, a size such as 4GiB, or None"),
     "parallel": ((Parallel, type(None)), "mlxr.Parallel or None"),
     "keep_windows": ((bool,), "True or False"),
+    "mtp": ((bool, type(None)), "True, False or None"),
     "trust_artifact": ((bool,), "True or False"),
 }
 
@@ -91,6 +95,8 @@ def changed(spec: ModelSpec, changes: Changes) -> ModelSpec:
     if changes.context is not None:
         model = model.model_copy(update={"context": changes.context})
         cache = cache.model_copy(update={"least_context": None})  # a context that is asked for is never cut
+    if changes.mtp is False:
+        model = model.model_copy(update={"mtp": None})
     if changes.sequences > cache.max_sequences:
         cache = cache.model_copy(update={"max_sequences": changes.sequences})
     if changes.cache_dtype is not None:

@@ -45,7 +45,7 @@ AUTO = "auto"
 """What a spec says of a type that is chosen for each target."""
 FloatType = Literal["f32", "f16", "bf16"]
 ActivationType = Literal["f32", "f16", "bf16", "auto"]
-Output = Literal["logits", "hidden"]
+Output = Literal["logits", "hidden", "guesses"]
 """What a step gives."""
 CacheType = Literal["f32", "f16", "bf16", "q8", "auto"]
 FormatName = Annotated[

@@ -45,8 +45,8 @@ def parse_spec(text: str, source: str = "<string>") -> ModelSpec:
 def dump_spec(spec: ModelSpec) -> str:
     """The spec as YAML with every value resolved. It reads back equal, and equal specs give equal text.
 
-    What there was not in older artifacts is left out where it says nothing: an output of logits, a split that there is
-    not, factors of weights, and blocks of models without recurrent ones.
+    What there was not in older artifacts is left out where it says nothing: an output of logits, a split or a head that
+    there is not, factors of weights, and blocks of models without recurrent ones.
     """
     data = spec.model_dump(mode="json")
     if not any(spec.model.recurrents) and all(layer.blocks == ("attention", "mlp") for layer in spec.model.layers):
@@ -54,6 +54,8 @@ def dump_spec(spec: ModelSpec) -> str:
             del section["recurrent"], section["blocks"]
     if not spec.model.factors:
         del data["model"]["factors"]
+    if spec.model.mtp is None:
+        del data["model"]["mtp"]
     if spec.parallel is None:
         del data["parallel"]
     if spec.output == "logits":

@@ -21,10 +21,12 @@ def matrix_shapes(model: Model) -> Shapes:
     if vectors is not None:
         all_layers = model.num_layers * vectors.width
         shapes |= {"layer_embedding": (model.vocab_size, all_layers), "layer_projection": (all_layers, hidden)}
-    for index, layer in enumerate(model.layers):
+    for index, layer in enumerate(model.all_layers):
         of_layer = {} if layer.attention is None else _attention(layer.attention, hidden)
         of_layer |= {} if layer.recurrent is None else layer.recurrent.matrices(hidden)
         of_layer |= {} if layer.mlp is None else _mlp(layer.mlp, hidden)
+        if index == model.num_layers:
+            of_layer["mtp.join"] = (hidden, 2 * hidden)
         if vectors is not None:
             of_layer |= {"vector.gate": (vectors.width, hidden), "vector.project": (hidden, vectors.width)}
         shapes |= {f"layers.{index}.{role}": shape for role, shape in of_layer.items()}

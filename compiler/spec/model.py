@@ -251,6 +251,8 @@ class ModelSpec(Record):
             wrong.add("memory_budget", f"memory_budget has {len(budget)} numbers, but {count}", "give one for each")
         if split is None:
             return
+        if self.model.mtp is not None:
+            wrong.add("model.mtp", "a model that is split has no head that guesses", "leave mtp out, or parallel")
         layers = self.model.num_layers
         if split.layers is not None and sum(split.layers) != layers:
             wrong.add("parallel.layers", f"layers are {sum(split.layers)} together, the model has {layers}")
@@ -329,7 +331,7 @@ class ModelSpec(Record):
                 f"{self.least_context}, and a contiguous arena holds a whole sequence",
                 f"use {blocks_of_one} blocks, or leave num_blocks out",
             )
-        attentions = [layer.attention for layer in model.layers]
+        attentions = [layer.attention for layer in model.all_layers]
         rows = [size for a in attentions if a is not None and a.kv_from is None for size in a.cached_rows]
         row_bytes = sum(cache_row_bytes(cache.widest_dtype, size) for size in rows)
         block_bytes = cache.block_size * row_bytes

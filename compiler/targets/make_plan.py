@@ -19,12 +19,11 @@ from mlxr.compiler.schedule.lowered import LoweringInput
 from mlxr.compiler.schedule.memory import arena_choice, batch_limits, chunk_choice, chunk_tokens, step_tokens
 from mlxr.compiler.schedule.program import DEFAULT_QUERY_TILE, place
 from mlxr.compiler.schedule.weights import plan_weights
-from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.early import Early
 from mlxr.compiler.targets.provenance import Provenance
 from mlxr.compiler.targets.registry import TARGETS
-from mlxr.compiler.targets.source_graph import leading
+from mlxr.compiler.targets.source_graph import ignored_tensors, leading
 
 
 def make_plan(
@@ -70,7 +69,7 @@ def make_plan(
         programs=programs,
         chunk=_exact(chunk) if _reads_whole_contexts(programs.values()) else chunk,
         weights=weights,
-        ignored_tensors=load_family(spec.model.tensor_names).ignored_for(spec.model, output=spec.output == "logits"),
+        ignored_tensors=ignored_tensors(spec),
         arena_chosen=arena_choice(spec, arena, table),
         vocab_size=spec.model.vocab_size,
         num_layers=arena.num_layers,

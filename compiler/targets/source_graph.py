@@ -71,5 +71,11 @@ def source_weights(spec: ModelSpec) -> SourceWeights:
     """
     types = [target.types(spec, None) for target in TARGETS.values()]
     graph, _ = source_graph(spec, GeometryTable(USUAL_GEOMETRY, ()), types)
-    ignored = load_family(spec.model.tensor_names).ignored_for(spec.model, output=spec.output == "logits")
-    return SourceWeights(plan_weights(spec, graph, [graph]), ignored)
+    return SourceWeights(plan_weights(spec, graph, [graph]), ignored_tensors(spec))
+
+
+def ignored_tensors(spec: ModelSpec) -> tuple[str, ...]:
+    """Patterns of tensors that files may have besides; the head that guesses is a part of a model."""
+    if spec.output == "guesses":
+        return (".*",)
+    return load_family(spec.model.tensor_names).ignored_for(spec.model, output=spec.output == "logits")

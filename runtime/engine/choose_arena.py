@@ -2,12 +2,15 @@
 
 from typing import NamedTuple
 
-from mlxr.compiler.artifact import ArenaGeometry, Artifact, size
+from mlxr.compiler.artifact import ArenaGeometry, Artifact, Plan, size
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.memory.fitting_arena import ContextLimit, Footprint, block_bytes, fitting_arena
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
 from mlxr.runtime.weights.weight_file import WeightFile
+
+Head = tuple[Artifact, WeightFile]
+"""A model's own head that guesses, and the file with its weights."""
 
 
 class ChosenArena(NamedTuple):
@@ -34,6 +37,7 @@ def choose_arena(
     shrink: bool = False,
     most_bytes: int | None = None,
     needed_context: int = 1,
+    head: Head | None = None,
 ) -> ChosenArena:
     """The arena to allocate for a model on a host; nothing is loaded yet.
 
@@ -46,6 +50,7 @@ def choose_arena(
         shrink: whether the arena may be smaller than the plan's, see `fitting_arena`.
         most_bytes: memory that the model may take, mapped weights included; None: what is free.
         needed_context: tokens that a sequence must be able to have, where the spec leaves the context to memory.
+        head: the model's own head that guesses, and the file with its weights; None: there is none.
 
     Raises:
         WeightsError: the weights are of another model.
@@ -53,6 +58,8 @@ def choose_arena(
     """
     host, plan = entry.load(), artifact.plan
     footprint, free = host.footprint(artifact, file, threads), host.free_memory()
+    if head is not None:
+        footprint = with_head(footprint, host.footprint(*head, threads), head[0].plan, plan)
     if most_bytes is not None and most_bytes < free.free_bytes:
         free = FreeMemory(most_bytes, most_bytes, "what models may take here")
     if host.has_own_memory:
@@ -89,6 +96,15 @@ def choose_arena(
             "are free for them: they will be read from the disk again and again; close other programs"
         )
     return ChosenArena(arena, limit, tuple(notes))
+
+
+def with_head(model: Footprint, head: Footprint, of_head: Plan, of_model: Plan) -> Footprint:
+    """What a model and its head take; of the same weights there is one copy."""
+    shared = sum(weight.size_bytes for weight in of_head.weights if weight in of_model.weights)
+    own = max(0, head.weights_bytes - shared)
+    mapped = max(0, head.mapped_bytes - max(0, shared - head.weights_bytes))
+    activations = model.activation_bytes + head.activation_bytes
+    return Footprint(model.weights_bytes + own, model.mapped_bytes + mapped, activations)
 
 
 def _limit(artifact: Artifact, arena: ArenaGeometry, footprint: Footprint, free: FreeMemory) -> ContextLimit:

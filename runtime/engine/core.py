@@ -12,12 +12,12 @@ interrupted step compute it again.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.cache.pager import Evicted, Pager
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.engine.answers import Answers
 from mlxr.runtime.engine.completion import FinishReason
@@ -84,6 +84,11 @@ class EngineCore:
     @speculator.setter
     def speculator(self, speculator: Speculator | None) -> None:
         self._answers.speculator = speculator
+
+    def save_evicted(self, blocks: Sequence[Evicted]) -> None:
+        """Gives blocks that the prefix cache gave up to the tiers, if there are any."""
+        if self._save is not None:
+            self._save(blocks)
 
     def add(self, request: Request) -> None:
         """Takes a request."""
@@ -219,10 +224,8 @@ class EngineCore:
 
     def _plan(self) -> Step:
         """The next step, planned; it has no parts if there is nothing to compute."""
-        speculator = self.speculator
-        if speculator is not None:
-            self._draft(speculator)
-        step = self.scheduler.schedule(may_draft=speculator is not None)
+        has_drafts = self.speculator is not None and self._draft(self.speculator)
+        step = self.scheduler.schedule(has_drafts=has_drafts)
         while self.scheduler.failures:
             self._answers.fail(*self.scheduler.failures.pop())
         return step
@@ -251,18 +254,19 @@ class EngineCore:
             self._ahead = ahead  # before its launch: who forgets the step before forgets it, too
             self._launch(ahead, step)
 
-    def _draft(self, speculator: Speculator) -> None:
-        """Lets requests that decode and speculate have draft tokens in the next step."""
+    def _draft(self, speculator: Speculator) -> bool:
+        """Lets requests that decode and speculate have draft tokens in the next step; whether any have some."""
         decoding = [request for request in self.scheduler.running if request.num_pending == 1]
-        requests = [request for request in decoding if request.draft.speculates and not request.is_forced]
+        requests = [r for r in decoding if r.draft.speculates and not r.is_forced and not r.run.in_flight]
         if not requests:
-            return
+            return False
         plan = self._host.plan
         try:
             speculator.draft(requests, len(decoding), min(plan.max_tokens, plan.max_rows) - len(decoding))
         except Exception as error:
             for request in requests:
                 self._answers.fail(request, error)
+        return any(request.draft.drafted for request in requests)
 
     def _complete(self, step: Step) -> None:
         """Waits for a launched step and gives its tokens to their requests."""

@@ -18,7 +18,7 @@ from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
-from mlxr.runtime.engine.choose_arena import choose_arena
+from mlxr.runtime.engine.choose_arena import Head, choose_arena
 from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.default_pooling import default_pooling
@@ -32,6 +32,7 @@ from mlxr.runtime.engine.pool import POOLINGS, Pooling, check_dimensions, finish
 from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Sampling, sampling_for
 from mlxr.runtime.engine.speculation.draft_model import DraftModel, check_same_vocabulary
+from mlxr.runtime.engine.speculation.own_head import OwnHead
 from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.engine.too_long import check_length
@@ -81,6 +82,7 @@ class Model:
         ranks: LeadingRank | None = None,
         read: ModelTokenizer | None = None,
         needs_text: bool = False,
+        head: Head | None = None,
     ) -> None:
         """Loads weights and prepares a host.
 
@@ -101,6 +103,7 @@ class Model:
                 whole. The host closes them.
             read: its tokenizer, if that has been read from these files already.
             needs_text: whether it is of no use without a tokenizer.
+            head: its own head that guesses, and the file with its weights; None: it has none, or that is not used.
 
         Raises:
             RequestError: it needs a tokenizer, and there is none, or the one in its files cannot be used; or tiers were
@@ -111,7 +114,7 @@ class Model:
             ArenaError: the arena does not fit into this machine's memory.
         """
         self._running: WeakSet[Generation] = WeakSet()
-        self._closed = False
+        self._closed = self._speculates = False
         self._draft: Model | None = None
         self.artifact = artifact
         self.ranks = ranks
@@ -143,6 +146,7 @@ class Model:
             shrink=shrink_arena,
             most_bytes=most_bytes if ranks is None else ranks.most_bytes(entry, most_bytes),
             needed_context=needed_context,
+            head=head,
         )
         geometry = chosen.geometry if ranks is None else ranks.agree(chosen.geometry, file, entry)
         self.limit = chosen.limit
@@ -157,6 +161,11 @@ class Model:
         if self.host.builds_late:
             warm_up(self.host, self.pager, progress)
         self.core = EngineCore(self.host, self.pager, self._open_tiers(file, tiers))
+        self._head: OwnHead | None = None
+        if head is not None:
+            runner = make_host(host, *head, self.arena, threads=threads, progress=progress, lender=self.host)
+            self._head = OwnHead(runner, self.pager, self.core.save_evicted, progress)
+            self.core.speculator = Speculator(self._head)
         self.default_sampling: DefaultSampling = default_sampling(file, plan.vocab_size, tokenizer)
         self._file = file
         self._maker = RequestMaker(
@@ -345,7 +354,8 @@ class Model:
         """Lets requests that begin from now on try guessed tokens, several in a step: their answers stay the same.
 
         Requests do not speculate whose next choice depends on accepted tokens (penalties), nor those that ask for
-        `prompt_logprobs`. On hosts that pipeline (metal, cuda), no step is launched ahead while drafts are tried.
+        `prompt_logprobs`. On hosts that pipeline (metal, cuda), no step is launched ahead while drafts are tried. The
+        model's own head guesses no more.
 
         Args:
             draft: a smaller model of the same vocabulary that guesses; from now on it belongs to this one. None: tokens
@@ -356,8 +366,9 @@ class Model:
         """
         self._check_open()
         self._check_output(None)
-        if self.core.speculator is not None:
+        if self._speculates:
             raise RequestError("the model speculates already: load it again to guess tokens in another way")
+        self._speculates = True
         if draft is None:
             self.core.speculator = Speculator()
             return
@@ -446,8 +457,9 @@ class Model:
         for generation in list(self._running):
             generation.end_with_model()
         with ExitStack() as closing:  # whatever fails, the rest is closed
-            if self._draft is not None:
-                closing.callback(self._draft.close)
+            for guesser in (self._draft, self._head):
+                if guesser is not None:
+                    closing.callback(guesser.close)
             closing.callback(self.host.close)
             closing.callback(self._maker.close)
             closing.callback(self.core.close)

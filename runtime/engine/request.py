@@ -92,10 +92,12 @@ class Draft:
     Attributes:
         speculates: whether draft tokens may be tried.
         drafted: draft tokens for the next step.
+        rests_until: tokens of the text before which none are tried.
     """
 
     speculates: bool = False
     drafted: list[int] = field(default_factory=list)
+    rests_until: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -192,7 +194,9 @@ class Request:
         if not self.run.in_flight:
             return False
         answer = self.answer
-        if self.sampler.needs_tokens or answer.constraint is not None or self.draft.speculates:
+        if self.sampler.needs_tokens or answer.constraint is not None:
+            return True
+        if self.draft.speculates and len(answer.tokens) + self.run.in_flight >= self.draft.rests_until:
             return True
         return answer.thought is not None and answer.thought.is_due
 

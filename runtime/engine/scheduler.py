@@ -85,15 +85,15 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
 
-    def schedule(self, *, may_draft: bool = False) -> Step:
+    def schedule(self, *, has_drafts: bool = False) -> Step:
         """Plans the next step; it is empty if nothing can be computed now. Admitted requests get their sequences.
 
         Args:
-            may_draft: whether requests may have draft tokens.
+            has_drafts: whether requests have draft tokens.
         """
         last, self._last = self._last, None
         can_join = self.waiting and self._pager.can_add_sequence()
-        if last is not None and not (can_join or may_draft) and len(self.running) <= self._pager.num_free:
+        if last is not None and not (can_join or has_drafts) and len(self.running) <= self._pager.num_free:
             return last.repeated()
         budget, rows, states = self._plan.max_tokens, self._plan.max_rows, self._pager.states
         undo = budget if states is None else states.room

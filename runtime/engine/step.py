@@ -32,6 +32,9 @@ from mlxr.runtime.engine.sampling import Row, Sampled
 from mlxr.runtime.hosts.batch import MOST_TOPS, Batch, BatchRequest, DecodeRequests, Rows
 from mlxr.runtime.hosts.host import Host, Logits
 
+SaveEvicted = Callable[[Sequence[Evicted]], None]
+"""Takes blocks that the prefix cache gave up."""
+
 
 class Part(NamedTuple):
     """A request's part of a step.
@@ -168,7 +171,7 @@ class Step:
         pager: Pager,
         masks_of: Callable[[Request], Sequence[Mask | None]],
         before: "Step | None" = None,
-        save: Callable[[Sequence[Evicted]], None] | None = None,
+        save: SaveEvicted | None = None,
     ) -> None:
         """Gives a planned step to the host; waits for nothing on hosts that pipeline.
 
@@ -346,7 +349,7 @@ def launch_step(
     pager: Pager,
     requests: Sequence[BatchRequest] | DecodeRequests,
     tokens: mx.array | None = None,
-    save: Callable[[Sequence[Evicted]], None] | None = None,
+    save: SaveEvicted | None = None,
     tops: int = 0,
 ) -> Logits:
     """Grows sequences, copies the blocks that they share, and runs the host's step; its logits may be lazy.
@@ -367,6 +370,18 @@ def launch_step(
     batch = Batch.build(requests, pager, host.plan.query_tile, tokens)
     if tops:
         batch = replace(batch, tops=tops)
+    copy_shared_blocks(host, pager, save)
+    return host.step(batch)
+
+
+def copy_shared_blocks(host: Host, pager: Pager, save: SaveEvicted | None) -> None:
+    """What comes between the growth of sequences and a step: blocks that were given up are saved, others copied.
+
+    Args:
+        host: where the step runs.
+        pager: of the host's arena.
+        save: see `launch_step`.
+    """
     evicted = pager.take_evicted()
     if save is not None:
         save(evicted)
@@ -375,4 +390,3 @@ def launch_step(
     for group in range(1, len(pager.others) + 1):
         if copies := pager.take_copies_of(group):
             host.copy_blocks(copies, group)
-    return host.step(batch)

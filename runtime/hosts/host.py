@@ -78,6 +78,7 @@ class Host(ABC):
         *,
         threads: int | None = None,
         progress: Progress | None = None,
+        lender: Self | None = None,
     ) -> Self:
         """Loads what the host needs from a weight file, and prepares to execute; for every host that users name.
 
@@ -87,6 +88,7 @@ class Host(ABC):
             arena: the KV arena that every step reads and writes.
             threads: how many threads to run, on hosts that take a number; None: one for each usable core.
             progress: called as loading proceeds.
+            lender: a host whose weights it uses where they are the same; None: it loads all.
 
         Raises:
             WeightsError: the weights are corrupt or of another model.
@@ -263,12 +265,15 @@ class ArrayHost(Host):
         *,
         threads: int | None = None,
         progress: Progress | None = None,
+        lender: Self | None = None,
     ) -> Self:
         """See `Host.from_file`. These hosts ignore `threads`."""
-        return cls(artifact, cls.read_arrays(artifact, file, progress), arena)
+        return cls(artifact, cls.read_arrays(artifact, file, progress, lender), arena)
 
     @classmethod
-    def read_arrays(cls, artifact: Artifact, file: WeightFile, progress: Progress | None = None) -> dict[str, mx.array]:
+    def read_arrays(
+        cls, artifact: Artifact, file: WeightFile, progress: Progress | None = None, lender: Self | None = None
+    ) -> dict[str, mx.array]:
         """The weights of `artifact.plan.weights` in the form of this host; see `load_buffers` and `load_weights`.
 
         Raises:
@@ -280,9 +285,11 @@ class ArrayHost(Host):
             assert progress is not None, "only called where there is one"
             progress("weights", done, total)
 
-        return load(
-            plan.weights, plan.ignored_tensors, file, tell if progress else None, cls.make_array, plan.all_weights
-        )
+        same = () if lender is None else [weight for weight in plan.weights if weight in lender.plan.weights]
+        lent = {} if lender is None else {weight.name: lender.weights[weight.name] for weight in same}
+        own = [weight for weight in plan.weights if weight.name not in lent]
+        every = plan.all_weights or (plan.weights if lent else ())
+        return lent | load(own, plan.ignored_tensors, file, tell if progress else None, cls.make_array, every)
 
     @staticmethod
     def make_array(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:

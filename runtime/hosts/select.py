@@ -67,6 +67,7 @@ def make_host(
     *,
     threads: int | None = None,
     progress: Progress | None = None,
+    lender: Host | None = None,
 ) -> Host:
     """The host of a name, its weights loaded, ready to run.
 
@@ -77,13 +78,14 @@ def make_host(
         arena: the KV arena.
         threads: how many threads host cpu runs; None: one for each core that this process may use.
         progress: told of the loading.
+        lender: a host of the same name whose weights it uses where they are the same; None: it loads all.
 
     Raises:
         WeightsError: the weights are corrupt or of another model.
         HostError: there is no such host, this machine cannot run it, or a kernel cannot be built.
     """
     entry = resolve_host(name, artifact.plan.targets)
-    return entry.load().from_file(artifact, file, arena, threads=threads, progress=progress)
+    return entry.load().from_file(artifact, file, arena, threads=threads, progress=progress, lender=lender)
 
 
 def array_host(name: str) -> type[ArrayHost]:

@@ -36,7 +36,7 @@ def test_a_draft_has_the_place_of_its_model_and_nothing_else() -> None:
         "w", host="cpu", threads=2, changes=changes, tiers=TierSizes(1), draft="small", ranks=2, most_bytes=5
     )
     draft = LoadOptions(
-        host="cpu", threads=2, changes=Changes(sequences=3, trust_artifact=True), shrink_arena=True, ranks=1
+        host="cpu", threads=2, changes=Changes(sequences=3, trust_artifact=True), shrink_arena=True, mtp="off", ranks=1
     )
     assert target.for_draft(3) == draft
 

@@ -18,6 +18,12 @@ class Acceptance:
         self._tried: list[float] = []
         self._chances: list[float] = []
 
+    def copy(self) -> "Acceptance":
+        """The same, to go on by itself."""
+        copy = Acceptance()
+        copy._right, copy._tried = [*self._right], [*self._tried]
+        return copy
+
     def observe(self, place: int, is_right: bool) -> None:
         """Takes what became of a guess.
 

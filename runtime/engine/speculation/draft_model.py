@@ -7,33 +7,19 @@ import time
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from mlxr.compiler.artifact import MOST_UNDONE, Artifact
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.speculation.text import Text
 from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 
 _SAMPLES = 9
-
-
-class Text(NamedTuple):
-    """The text of a request that speculates, as those see it who guess how it goes on.
-
-    Attributes:
-        key: whose text it is; the same for each step.
-        tokens: prompt and answer so far. It only grows.
-        most: how many more tokens may be guessed now.
-    """
-
-    key: Hashable
-    tokens: Sequence[int]
-    most: int
 
 
 @dataclass

@@ -4,21 +4,22 @@ A draft is a guess of a text's next tokens. The step computes them all at once a
 as far as they are what was sampled. So the answers are those without drafts: each token is sampled from logits that
 depend on accepted tokens alone, with the random number of its position.
 
-Guesses come from the text itself (`PromptLookup`) or from a smaller model (`DraftModel`). What becomes of them is seen
-in the text as it grows. Lookups cost next to nothing, so guesses are made and compared while none is tried, and trying
-begins when they turn out right. A draft model rests instead, longer each time, when its guesses are not worth their
-time.
+Guesses come from the text itself (`PromptLookup`), from a smaller model (`DraftModel`) or from the model's own head
+(`OwnHead`). What becomes of them is seen in the text as it grows. Lookups cost next to nothing, so guesses are made and
+compared while none is tried, and trying begins when they turn out right. A draft model and a head rest instead, longer
+each time, when their guesses are not worth their time; meanwhile steps are launched ahead as if nobody guessed.
 """
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from mlxr.compiler.artifact import MOST_UNDONE
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.speculation.acceptance import Acceptance
-from mlxr.runtime.engine.speculation.draft_model import DraftModel, Text
 from mlxr.runtime.engine.speculation.prompt_lookup import PromptLookup
 from mlxr.runtime.engine.speculation.step_costs import StepCosts
+from mlxr.runtime.engine.speculation.text import Text
 
 MOST_DRAFTED = MOST_UNDONE
 """Most draft tokens of a text in a step: with the token before them they fill a matrix tile of 16 rows."""
@@ -26,6 +27,22 @@ _LEAST_GAIN = 0.03
 """Drafts that promise less, of the speed without them, are not worth their risk."""
 _FIRST_REST, _LONGEST_REST = 64, 1024
 """Tokens of a text for which a draft model rests."""
+
+
+class Guesser(Protocol):
+    """A draft model or a head.
+
+    Attributes:
+        seconds: what a guess of one token for each text takes.
+    """
+
+    seconds: float
+
+    def propose(self, texts: Sequence[Text]) -> list[list[int]]:
+        """Guesses up to `text.most` tokens of each text."""
+
+    def end(self, key: Hashable) -> None:
+        """Forgets a text."""
 
 
 @dataclass
@@ -40,11 +57,12 @@ class _State:
     pause: int = _FIRST_REST
     rests_until: int = 0
 
-    def compare(self, tokens: Sequence[int]) -> None:
-        """Compares the guess with what has come since."""
+    def compare(self, tokens: Sequence[int], usual: Acceptance) -> None:
+        """Compares the guess with what has come since; `usual` observes it, too."""
         while self.seen < len(self.guess) and (at := self.length + self.seen) < len(tokens):
             is_right = tokens[at] == self.guess[self.seen]
             self.acceptance.observe(self.seen, is_right)
+            usual.observe(self.seen, is_right)
             self.seen += 1
             if not is_right:
                 self.guess = ()
@@ -68,18 +86,19 @@ class Speculator:
         costs: how long steps take; the core tells it.
     """
 
-    def __init__(self, draft_model: DraftModel | None = None) -> None:
+    def __init__(self, guesser: Guesser | None = None) -> None:
         """Starts without texts.
 
         Args:
-            draft_model: makes the guesses; None: prompt lookup does.
+            guesser: makes the guesses; None: prompt lookup does.
         """
-        self._model = draft_model
+        self._model = guesser
         self._states: dict[Hashable, _State] = {}
+        self._usual = Acceptance()
         self.costs = StepCosts()
 
     def draft(self, requests: Sequence[Request], tokens: int, room: int) -> None:
-        """Sets `Request.draft.drafted` of requests that speculate.
+        """Sets `Request.draft.drafted` of requests that speculate, and until when they rest.
 
         Args:
             requests: those whose next token is in the next step.
@@ -91,9 +110,14 @@ class Speculator:
         """
         # After the last draft token comes one more, that of the step itself.
         asked = [(request, request.answer.tokens) for request in requests]
-        texts = [Text(request, tokens, request.max_length - len(tokens) - 1) for request, tokens in asked]
+        texts = [
+            Text(request, tokens, request.max_length - len(tokens) - 1, request.run.seq_id, request.hashes)
+            for request, tokens in asked
+        ]
         for request, draft in zip(requests, self.propose(texts, tokens, room), strict=True):
             request.draft.drafted = draft
+            if (state := self._states.get(request)) is not None:
+                request.draft.rests_until = state.rests_until
 
     def propose(self, texts: Sequence[Text], tokens: int, room: int) -> list[list[int]]:
         """A draft for each text, which may be empty.
@@ -110,7 +134,7 @@ class Speculator:
         for text in texts:
             state = self._states.get(text.key) or self._begin(text.key)
             if state.guess:
-                state.compare(text.tokens)
+                state.compare(text.tokens, self._usual)
             states.append(state)
         if self._model is None:
             return self._look_up(texts, states, tokens, room)
@@ -123,7 +147,8 @@ class Speculator:
             self._model.end(key)
 
     def _begin(self, key: Hashable) -> _State:
-        self._states[key] = _State()
+        """A new text; guesses of a model are thought to come true as often as they did in others."""
+        self._states[key] = _State() if self._model is None else _State(acceptance=self._usual.copy())
         return self._states[key]
 
     def _look_up(self, texts: Sequence[Text], states: Sequence[_State], tokens: int, room: int) -> list[list[int]]:
@@ -141,7 +166,7 @@ class Speculator:
         return [guess[:length] for guess, length in zip(guesses, lengths, strict=True)]
 
     def _ask(
-        self, model: DraftModel, texts: Sequence[Text], states: Sequence[_State], tokens: int, room: int
+        self, model: Guesser, texts: Sequence[Text], states: Sequence[_State], tokens: int, room: int
     ) -> list[list[int]]:
         limits = [
             min(text.most, MOST_DRAFTED) if len(text.tokens) >= state.rests_until else 0

@@ -16,7 +16,7 @@ from typing import ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import PHASES, Artifact
+from mlxr.compiler.artifact import PHASES, Artifact, CTensor
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
@@ -30,7 +30,14 @@ from mlxr.runtime.hosts.cpu.memory import LogitsMemory
 from mlxr.runtime.hosts.cpu.parallel.batch_halves import batch_halves
 from mlxr.runtime.hosts.cpu.parallel.overlap import fewest_tokens
 from mlxr.runtime.hosts.cpu.parallel.program_exchange import ProgramExchange
-from mlxr.runtime.hosts.cpu.tensors import TensorReader, bytes_by_place, place_tensors, read_from
+from mlxr.runtime.hosts.cpu.tensors import (
+    NO_TENSORS,
+    PlacedTensors,
+    TensorReader,
+    bytes_by_place,
+    place_tensors,
+    read_from,
+)
 from mlxr.runtime.hosts.cpu.timed_calls import TimedCalls, timed_calls
 from mlxr.runtime.hosts.exchange import Exchange, Floats
 from mlxr.runtime.hosts.host import Host, Logits, Progress
@@ -62,6 +69,7 @@ class CpuHost(Host):
         *,
         threads: int | None = None,
         progress: Progress | None = None,
+        lender: Self | None = None,
     ) -> None:
         """Compiles the program, or takes it from the cache, loads the weights, and starts the threads.
 
@@ -71,6 +79,7 @@ class CpuHost(Host):
             arena: the KV arena that every step reads and writes.
             threads: how many threads; None: one for each core that this process may use.
             progress: called as loading proceeds.
+            lender: as in `from_file`.
 
         Raises:
             WeightsError: a quantised tensor has another format than the program reads, or a tensor cannot be read.
@@ -91,9 +100,12 @@ class CpuHost(Host):
             )
         if progress is not None:
             progress("kernels", 1, 1)
-        placed = place_tensors(planned.tensors, library, read, count, progress and partial(progress, "weights"))
+        lent = NO_TENSORS if lender is None else lender.lent()
+        tell = progress and partial(progress, "weights")
+        placed = place_tensors(planned.tensors, library, read, count, tell, lent)
+        placed.owners.append(lender)
         self.mapped_bytes, self.own_bytes = placed.mapped_bytes, placed.own_bytes
-        self._placed = placed
+        self._placed: PlacedTensors = placed
         self._running = OpenProgram(library, placed.addresses, arena.addresses(), count, keep=(placed.owners, arena))
         self._names = [kernel.name for kernel in self.program.kernels]
         self._told = [0] * len(self._names)
@@ -110,11 +122,18 @@ class CpuHost(Host):
         *,
         threads: int | None = None,
         progress: Progress | None = None,
+        lender: Self | None = None,
     ) -> Self:
         """See `Host.from_file`. Tensors that the program reads in place stay mapped from the file."""
         plan = artifact.plan
         check_tensors(file, plan.weights, [re.compile(p) for p in plan.ignored_tensors], plan.all_weights)
-        return cls(artifact, read_from(file), arena, threads=threads, progress=progress)
+        return cls(artifact, read_from(file), arena, threads=threads, progress=progress, lender=lender)
+
+    def lent(self) -> dict[CTensor, int]:
+        """The addresses of its tensors, for another host of this machine."""
+        planned = self.program.library
+        assert planned is not None, "a program in C has a library"
+        return dict(zip(planned.tensors, self._placed.addresses, strict=True))
 
     @classmethod
     def footprint(cls, artifact: Artifact, file: WeightFile, threads: int | None = None) -> Footprint:

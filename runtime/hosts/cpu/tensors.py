@@ -6,12 +6,13 @@ packs its planes into panels. Vectors become f32. Memory is reserved once, and s
 Pages of the file are released once they have been converted or packed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_void_p
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
+from types import MappingProxyType
 
 from mlxr.compiler.artifact import PANEL_ROWS, CTensor, TensorSource
 from mlxr.compiler.errors import WeightsError
@@ -29,6 +30,7 @@ _PIECE_BYTES = 4 << 20
 _MAX_LISTED = 8
 
 
+NO_TENSORS: Mapping[CTensor, int] = MappingProxyType({})
 TensorReader = Callable[[TensorSource], TensorRows]
 """Finds a tensor of the model, in a file or in memory."""
 
@@ -60,6 +62,7 @@ def place_tensors(
     read: TensorReader,
     threads: int,
     progress: Callable[[int, int], None] | None = None,
+    lent: Mapping[CTensor, int] = NO_TENSORS,
 ) -> PlacedTensors:
     """Brings every weight of a program into memory.
 
@@ -69,6 +72,7 @@ def place_tensors(
         read: finds tensors.
         threads: how many threads fill memory.
         progress: called with the bytes done so far and the total.
+        lent: addresses of tensors that are in memory already, as the program reads them.
 
     Raises:
         WeightsError: a quantised tensor has another format than the program reads, a number does not fit, or a file
@@ -82,7 +86,10 @@ def place_tensors(
     offsets: dict[int, int] = {}
     for index, (tensor, parts) in enumerate(zip(tensors, sources, strict=True)):
         rows = _in_place(tensor, parts)
-        if rows is not None:
+        if tensor in lent:
+            placed.addresses[index] = lent[tensor]
+            total -= tensor.size_bytes
+        elif rows is not None:
             placed.addresses[index] = rows.ctypes.data
             placed.owners.append(rows)
             placed.mapped_bytes += tensor.size_bytes

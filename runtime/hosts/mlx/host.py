@@ -92,9 +92,10 @@ class MlxHost(ArrayHost):
         *,
         threads: int | None = None,
         progress: Progress | None = None,
+        lender: Self | None = None,
     ) -> Self:
         """See `Host.from_file`."""
-        weights = cls.read_arrays(artifact, file, progress)
+        weights = cls.read_arrays(artifact, file, progress, lender)
         return cls(artifact, weights, arena, progress and (lambda done, total: progress("kernels", done, total)))
 
     @classmethod

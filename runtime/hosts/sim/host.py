@@ -92,9 +92,10 @@ class SimHost(ArrayHost):
         *,
         threads: int | None = None,
         progress: Progress | None = None,
+        lender: Self | None = None,
     ) -> Self:
         """See `Host.from_file`."""
-        weights = cls.read_arrays(artifact, file, progress)
+        weights = cls.read_arrays(artifact, file, progress, lender)
         return cls(artifact, weights, arena, progress and (lambda done, total: progress("kernels", done, total)))
 
     def step(self, batch: Batch) -> mx.array:

@@ -165,6 +165,7 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES, *, needs_
             tiers=tier_sizes(args),
             draft=getattr(args, "draft", None),
             prompt_lookup=getattr(args, "prompt_lookup", False),
+            mtp=getattr(args, "mtp", "off"),
             needs_text=needs_text,
             progress=show,
         )

@@ -157,6 +157,7 @@ def run(args: argparse.Namespace) -> int:
         tiers=tiers,
         draft=args.draft,
         prompt_lookup=args.prompt_lookup,
+        mtp=args.mtp,
         control=args.control,
     )
     options = ModelSource(

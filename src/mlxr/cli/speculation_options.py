@@ -1,8 +1,10 @@
 """The options that let a command guess tokens, and what its statistics say of that."""
 
 import argparse
+from typing import get_args
 
 from mlxr.cli.argparse_types import model_name
+from mlxr.loading.options import Mtp
 from mlxr.runtime.engine.core_stats import CoreStats
 
 
@@ -20,6 +22,13 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt-lookup",
         action="store_true",
         help="guess tokens without a model, where the text repeats itself; the same answers",
+    )
+    parser.add_argument(
+        "--mtp",
+        choices=get_args(Mtp),
+        default="auto",
+        help="whether the model's own head guesses tokens (multi-token prediction); the same answers. auto: where the "
+        "model has one, no other way is chosen, and while it pays; on: refuse a model without (auto)",
     )
 
 

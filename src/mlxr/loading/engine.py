@@ -9,7 +9,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.loading.load import load_with
-from mlxr.loading.options import USUAL_SEQUENCES, LoadOptions
+from mlxr.loading.options import USUAL_SEQUENCES, LoadOptions, Mtp
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.engine.engine_thread import EngineThread
 
@@ -41,6 +41,7 @@ class Engine(EngineThread):
         tiers: TierSizes = NO_TIERS,
         draft: "str | os.PathLike[str] | None" = None,
         prompt_lookup: bool = False,
+        mtp: Mtp = "auto",
         most_bytes: int | None = None,
         control: str | None = None,
         progress: "Progress | None" = None,
@@ -59,6 +60,7 @@ class Engine(EngineThread):
             tiers: how much to keep, in host memory and on disk, of the KV cache that the arena has no room for.
             draft: as for `mlxr.load`.
             prompt_lookup: as for `mlxr.load`.
+            mtp: as for `mlxr.load`.
             most_bytes: as for `mlxr.load`.
             control: as for `mlxr.load`.
             progress: as for `mlxr.load`.
@@ -76,6 +78,7 @@ class Engine(EngineThread):
             tiers=tiers,
             draft=draft,
             prompt_lookup=prompt_lookup,
+            mtp=mtp,
             most_bytes=most_bytes,
             control=control,
             progress=progress,

@@ -13,6 +13,7 @@ from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.other_files import is_gguf
 from mlxr.runtime.json_file import read_json_object
 from mlxr.runtime.weights.gguf_parts import model_name, only_model
+from mlxr.runtime.weights.head_tensors import with_head
 from mlxr.runtime.weights.mapped_weights import same_numbers
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -60,6 +61,8 @@ def import_weights(file: WeightFile, name: str, options: ImportOptions) -> Model
     Raises:
         SpecError: as `import_model`.
     """
+    if options.mtp:
+        file = with_head(file) or file
     tensors = {key: TensorFact(info.shape, info.type) for key, info in file.tensors.items()}
     if file.format == "gguf":
         return spec_from_gguf(file.metadata, tensors, name, str(file.path), options, _factors(file))

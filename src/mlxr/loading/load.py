@@ -1,5 +1,6 @@
 """Loads a model: finds it, compiles what is not compiled yet, and makes it ready to generate."""
 
+import logging
 import os
 from dataclasses import replace
 from functools import partial
@@ -7,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxr.compiler.artifact import Artifact
-from mlxr.compiler.errors import RequestError
+from mlxr.compiler.errors import MlxrError, RequestError
 from mlxr.compiler.parallel.split_for import split_for
 from mlxr.compiler.spec.change import NO_CHANGES, Changes, changed
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.early import Early
 from mlxr.loading.artifact_cache import cached_artifact
 from mlxr.loading.find_model import FoundModel, find_model
-from mlxr.loading.options import LoadOptions
+from mlxr.loading.options import LoadOptions, Mtp
+from mlxr.loading.own_head import changes_with_head, has_head, head_of
 from mlxr.loading.resolve import artifact_of, chip_of
 from mlxr.registry.file_status import note_use
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
@@ -25,6 +27,8 @@ from mlxr.runtime.parallel.launch import read_launch
 if TYPE_CHECKING:
     from mlxr.runtime.engine.model import Model
     from mlxr.runtime.hosts.host import Progress
+
+_LOG = logging.getLogger(__name__)
 
 
 def load(
@@ -38,6 +42,7 @@ def load(
     tiers: TierSizes = NO_TIERS,
     draft: "str | os.PathLike[str] | None" = None,
     prompt_lookup: bool = False,
+    mtp: Mtp = "auto",
     shrink_arena: bool = False,
     most_bytes: int | None = None,
     control: str | None = None,
@@ -61,6 +66,9 @@ def load(
         draft: a smaller model of the same vocabulary, named like `model`. It guesses tokens, and a step of the model
             checks several of them: the answers are the same, and come faster where most guesses are right.
         prompt_lookup: whether tokens are guessed without a model, where the text repeats itself.
+        mtp: whether the model's own head guesses tokens, as models with multi-token prediction have one: `auto`: where
+            there is one, neither a draft model nor prompt lookup is chosen, and while it pays; `on`: there must be one;
+            `off`.
         shrink_arena: whether the arena may be smaller than the spec says, if this machine lacks memory now.
         most_bytes: memory that it may take, mapped weights included, a draft model not; None: what is free.
         control: of a model that is split over several ranks: HOST:PORT at which rank 0 listens for the others; None:
@@ -87,6 +95,7 @@ def load(
             tiers=tiers,
             draft=draft,
             prompt_lookup=prompt_lookup,
+            mtp=mtp,
             shrink_arena=shrink_arena,
             most_bytes=most_bytes,
             control=control,
@@ -113,7 +122,7 @@ def load_found(found: FoundModel) -> "Model":
         changes = replace(found.options.changes, deterministic=True)
         found = replace(found, options=replace(found.options, changes=changes))
     with headers_read_once(), garbage_waits():
-        model = _compile_and_make(found, where)
+        model = _with_or_without_head(found, where)
         _speculate(model, found.options)
     if found.registered is not None:
         note_use(found.registered)
@@ -134,13 +143,26 @@ def _check_types(host: HostEntry, changes: Changes) -> None:
         )
 
 
-def _compile_and_make(found: FoundModel, host: HostEntry) -> "Model":
+def _with_or_without_head(found: FoundModel, host: HostEntry) -> "Model":
+    """The model, with its own head if that is asked for; where nobody has to have it, without one that fails."""
+    ranks = _started() if found.options.ranks is None else found.options.ranks
+    changes = changes_with_head(found.options, ranks)
+    try:
+        return _compile_and_make(found, changes, host, ranks)
+    except MlxrError as error:
+        if found.options.mtp != "auto" or not changes.mtp or not has_head(found):
+            raise
+        model = _compile_and_make(found, changes_with_head(found.options, ranks, may_use=False), host, ranks)
+        _LOG.warning("note: the model's own head is not used: %s", error)
+        return model
+
+
+def _compile_and_make(found: FoundModel, changes: Changes, host: HostEntry, ranks: int) -> "Model":
     """The model, once its files are checked; what is not compiled yet is compiled for the host."""
     from mlxr.loading.files_check import FilesCheck  # noqa: PLC0415 (loads MLX)
     from mlxr.loading.make_model import make_checked  # noqa: PLC0415 (loads MLX)
 
     options = found.options
-    ranks = _started() if options.ranks is None else options.ranks
     # Of a model's own files, the spec comes from these very weights.
     check = FilesCheck(options, of_files=not options.weights and found.kind == "files")
     with host.building_ahead() as begin:
@@ -151,9 +173,11 @@ def _compile_and_make(found: FoundModel, host: HostEntry) -> "Model":
             early = host.target and Early(host.target, lambda sources: begin(sources, spec.name))
             return cached_artifact(spec, chip_of(host), partial(check, spec, own), early or None)
 
-        artifact, own = artifact_of(found, compiled=compiled)
+        artifact, own = artifact_of(found, compiled=compiled, changes=changes)
         _refuse_whole(artifact, ranks)
-        return make_checked(artifact, own, options, check)
+        return make_checked(
+            artifact, own, options, check, partial(head_of, options=options, chip=partial(chip_of, host))
+        )
 
 
 def _speculate(model: "Model", options: LoadOptions) -> None:

@@ -27,6 +27,7 @@ from mlxr.runtime.parallel.loss import LOST_CODE, write_line
 from mlxr.runtime.parallel.meeting import share_bytes
 from mlxr.runtime.parallel.rank_exchange import RankExchange
 from mlxr.runtime.parallel.restart import RESTARTED_VARIABLE
+from mlxr.runtime.weights.head_tensors import require_head
 from mlxr.runtime.weights.open_weights import open_weights
 
 _LOG = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ def make_model(
     *,
     ranks: LeadingRank | None = None,
     read: ModelTokenizer | None = None,
+    head: Artifact | None = None,
 ) -> Model:
     """The model of an artifact that is here whole, or rank 0's part.
 
@@ -48,11 +50,14 @@ def make_model(
         options: how it is loaded.
         ranks: as for `Model`.
         read: as for `Model`.
+        head: that of its own head; None: it has none, or that is not used.
 
     Raises:
         MlxrError: see `Model`.
     """
-    if (note := note_of_parts(open_weights(weights))) is not None:
+    file = open_weights(weights)
+    own_head = None if head is None else (head, require_head(file))
+    if (note := note_of_parts(file if own_head is None else own_head[1])) is not None:
         _LOG.warning("note: %s", note)
     return Model(
         artifact,
@@ -68,10 +73,17 @@ def make_model(
         ranks=ranks,
         read=read,
         needs_text=options.needs_text,
+        head=own_head,
     )
 
 
-def make_checked(artifact: Artifact, own: Path | None, options: LoadOptions, check: FilesCheck) -> Model:
+def make_checked(
+    artifact: Artifact,
+    own: Path | None,
+    options: LoadOptions,
+    check: FilesCheck,
+    head_of: Callable[[Artifact, Path], Artifact | None],
+) -> Model:
     """The model of an artifact, once its spec is compared with weights that it does not come from.
 
     Of an artifact that is split, each rank compares once it can tell the others what it found.
@@ -81,6 +93,7 @@ def make_checked(artifact: Artifact, own: Path | None, options: LoadOptions, che
         own: weights of its own; None: it has none.
         options: how it is loaded.
         check: what was checked before, and the tokenizer that was read.
+        head_of: gives its own head, from the artifact and the weights.
 
     Raises:
         MlxrError: see `FilesCheck`, `Model` and `load_rank`.
@@ -90,7 +103,7 @@ def make_checked(artifact: Artifact, own: Path | None, options: LoadOptions, che
     if artifact.parallel is not None:
         return load_rank(artifact, weights, options, check=compare, read=check.read)
     compare()
-    return make_model(artifact, weights, options, read=check.read)
+    return make_model(artifact, weights, options, read=check.read, head=head_of(artifact, weights))
 
 
 def load_rank(

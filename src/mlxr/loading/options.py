@@ -4,7 +4,7 @@ import dataclasses
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
@@ -15,6 +15,8 @@ from mlxr.runtime.hosts.registry import AUTO
 if TYPE_CHECKING:
     from mlxr.runtime.hosts.host import Progress
 
+Mtp = Literal["auto", "on", "off"]
+"""Whether the model's own head guesses tokens."""
 USUAL_SEQUENCES = 16
 """Sequences that an engine computes in a step, if nobody says otherwise."""
 
@@ -25,7 +27,7 @@ class LoadOptions:
 
     Raises:
         TypeError: a field has a value of a wrong type.
-        RequestError: a draft model and prompt lookup are both asked for.
+        RequestError: several ways to guess tokens are asked for.
 
     Attributes:
         weights: a .safetensors or .gguf file, a safetensors index, or a folder of them; None: the model's own.
@@ -38,6 +40,8 @@ class LoadOptions:
         tiers: how much to keep, in host memory and on disk, of the KV cache that the arena has no room for.
         draft: a smaller model of the same vocabulary that guesses tokens, named like the model; None: there is none.
         prompt_lookup: whether tokens are guessed without a model, where the text repeats itself.
+        mtp: whether the model's own head guesses tokens: `auto`: where it has one, no other way is chosen, and while it
+            pays; `on`: it must have one; `off`.
         shrink_arena: whether the arena may be smaller than the spec says, if this machine lacks memory now.
         most_bytes: memory that it may take, mapped weights included, a draft model not; None: what is free.
         control: of a model that is split over several ranks: HOST:PORT at which rank 0 listens for the others; None:
@@ -57,6 +61,7 @@ class LoadOptions:
     tiers: TierSizes = NO_TIERS
     draft: "str | os.PathLike[str] | None" = None
     prompt_lookup: bool = False
+    mtp: Mtp = "auto"
     shrink_arena: bool = False
     most_bytes: int | None = None
     control: str | None = None
@@ -73,6 +78,11 @@ class LoadOptions:
         expect("draft", self.draft, (*PATH, type(None)), "a model's name or path")
         if self.prompt_lookup and self.draft is not None:
             raise RequestError("a draft model and prompt lookup both guess tokens: choose one of them")
+        if self.mtp not in get_args(Mtp):
+            raise RequestError(f"mtp is {self.mtp!r}, expected {', '.join(get_args(Mtp))}")
+        if self.mtp == "on" and (self.prompt_lookup or self.draft is not None):
+            what = "prompt lookup" if self.prompt_lookup else "a draft model"
+            raise RequestError(f"{what} and the model's own head both guess tokens: choose one of them")
         if self.threads is not None:
             whole_number("threads", self.threads)
         if self.tiers:  # a prefix that comes back from a tier needs all of its blocks
@@ -112,6 +122,7 @@ class LoadOptions:
             threads=self.threads,
             changes=Changes(sequences=max_sequences, trust_artifact=self.changes.trust_artifact),
             shrink_arena=True,
+            mtp="off",
             ranks=1,
             progress=self.progress,
         )

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,13 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import WeightsError
 from mlxr.loading.find_model import find_model
 from mlxr.loading.options import NO_OPTIONS, LoadOptions
+from mlxr.loading.own_head import changes_with_head, head_of
 from mlxr.loading.resolve import artifact_of, chip_of
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.memory.fitting_arena import least_arena
 
 if TYPE_CHECKING:
+    from mlxr.runtime.engine.choose_arena import Head
     from mlxr.runtime.weights.weight_file import WeightFile
 
 
@@ -42,8 +45,12 @@ def planned_memory(model: "str | os.PathLike[str]", options: LoadOptions = NO_OP
     Raises:
         MlxrError: it cannot be found or compiled.
     """
-    artifact, file, entry, threads = _found(model, options)
+    from mlxr.runtime.engine.choose_arena import with_head  # noqa: PLC0415 (loads MLX)
+
+    artifact, file, entry, threads, head = _found(model, options)
     footprint = entry.load().footprint(artifact, file, threads)
+    if head is not None:
+        footprint = with_head(footprint, entry.load().footprint(*head, threads), head[0].plan, artifact.plan)
     target = entry.target_among(artifact.plan.targets)
     full = artifact.plan.programs[target].arena.size_bytes
     least, good = (least_arena(artifact, target, tokens).size_bytes for tokens in (1, _GOOD_TOKENS))
@@ -62,22 +69,26 @@ def planned_context(model: "str | os.PathLike[str]", options: LoadOptions = NO_O
     from mlxr.runtime.engine.choose_arena import choose_arena  # noqa: PLC0415 (loads MLX)
     from mlxr.runtime.memory.fitting_arena import context_line  # noqa: PLC0415
 
-    artifact, file, entry, threads = _found(model, options)
-    chosen = choose_arena(artifact, file, entry, threads=threads, tier_memory=options.tiers.memory_bytes, shrink=True)
+    artifact, file, entry, threads, head = _found(model, options)
+    tiers = options.tiers.memory_bytes
+    chosen = choose_arena(artifact, file, entry, threads=threads, tier_memory=tiers, shrink=True, head=head)
     return context_line(chosen.limit, chosen.geometry, entry.load().arena_type.takes_pages)
 
 
 def _found(
     model: "str | os.PathLike[str]", options: LoadOptions
-) -> "tuple[Artifact, WeightFile, HostEntry, int | None]":
-    """The artifact, the weights, the host, and its threads."""
+) -> "tuple[Artifact, WeightFile, HostEntry, int | None, Head | None]":
+    """The artifact, the weights, the host, its threads, and the model's own head with the file of its weights."""
     from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
+    from mlxr.runtime.weights.head_tensors import require_head  # noqa: PLC0415
     from mlxr.runtime.weights.open_weights import open_weights  # noqa: PLC0415
 
     found = find_model(model, options)
     where = resolve_host(found.options.host)
-    artifact, own = artifact_of(found, chip_of(where))
+    artifact, own = artifact_of(found, chip_of(where), changes=changes_with_head(found.options))
     chosen = found.options.weights or own
     if not chosen:
         raise WeightsError(f"{artifact.spec.name} comes without weights: name a file or folder of them (--weights W)")
-    return artifact, open_weights(Path(chosen)), where, found.options.threads
+    file = open_weights(Path(chosen))
+    head = head_of(artifact, Path(chosen), found.options, partial(chip_of, where))
+    return artifact, file, where, found.options.threads, None if head is None else (head, require_head(file))

@@ -55,7 +55,10 @@ def resolve_artifact(
 
 
 def artifact_of(
-    found: FoundModel, chip: Chip | None = None, compiled: Compiled | None = None
+    found: FoundModel,
+    chip: Chip | None = None,
+    compiled: Compiled | None = None,
+    changes: Changes | None = None,
 ) -> tuple[Artifact, Path | None]:
     """The artifact of a model, and its own weights, if it has any.
 
@@ -66,15 +69,17 @@ def artifact_of(
         found: the model.
         chip: as for `resolve_artifact`.
         compiled: gives the artifact of a spec; None: the cache, and the compiler after `check_first`.
+        changes: changes to its spec; None: those of its options.
 
     Raises:
         MlxrError: it cannot be compiled with these changes, or it is an edited artifact.
     """
+    changes = found.options.changes if changes is None else changes
     if isinstance(found.model, Artifact):
-        return _as_changed(found.model, found.options.changes), None
+        return _as_changed(found.model, changes), None
     if found.kind == "artifact":
-        return _of_folder(Path(str(found.model)), found.options.changes), None
-    spec, own = spec_of(found)
+        return _of_folder(Path(str(found.model)), changes), None
+    spec, own = spec_of(found, changes)
     if compiled is not None:
         return compiled(spec, own), own
     return cached_artifact(spec, chip, partial(check_first, spec, own)), own
@@ -103,20 +108,26 @@ def resolve_spec(name: str, changes: Changes = NO_CHANGES) -> tuple[ModelSpec, P
     return spec, _weights(found, own)
 
 
-def spec_of(found: FoundModel) -> tuple[ModelSpec, Path | None]:
+def spec_of(found: FoundModel, changes: Changes | None = None) -> tuple[ModelSpec, Path | None]:
     """The spec of a model that is not an artifact, and its own weights, if it has any.
+
+    Args:
+        found: the model.
+        changes: changes to its spec; None: those of its options.
 
     Raises:
         MlxrError: its spec contradicts itself or the changes.
     """
-    changes = found.options.changes
+    changes = found.options.changes if changes is None else changes
     if isinstance(found.model, ModelSpec):
         return changed(found.model, changes), None
     if found.kind == "files":
         from mlxr.loading.imported_model import import_model  # noqa: PLC0415 (reads GGUF: only when needed)
 
         spec, own = import_model(Path(str(found.model)), _import_options(changes))
-        return changed(spec, Changes(parallel=changes.parallel, keep_windows=changes.keep_windows)), own
+        return changed(
+            spec, Changes(parallel=changes.parallel, keep_windows=changes.keep_windows, mtp=changes.mtp)
+        ), own
     path = find_spec(str(found.model))
     spec = load_spec(path)
     bundled = path.parent / f"{spec.name}-q8_0.gguf"
@@ -136,6 +147,7 @@ def _import_options(changes: Changes) -> ImportOptions:
         changes.cache_memory,
         changes.deterministic,
         changes.output or "logits",
+        changes.mtp or False,
     )
 
 

@@ -11,7 +11,7 @@ from mlxr.compiler.ir.checks import RuleError
 from mlxr.compiler.ir.op_registry import op_kinds, read_op_kind
 from mlxr.compiler.ir.tensor import Shape, Tensor
 from mlxr.compiler.ir.work import Dims, Use
-from mlxr_tests import latent_ops, recurrent_ops, ssd_ops
+from mlxr_tests import hidden_ops, latent_ops, recurrent_ops, ssd_ops
 from mlxr_tests.expert_ops import EXPERTS, matrix, tokens
 from mlxr_tests.reference_ops import PLAIN_PROJECTION
 
@@ -242,6 +242,7 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         FUSED,
         {"out": tokens(240, BF16), "token": TOKEN},
     ),
+    **hidden_ops.GOOD,
 }
 
 
@@ -435,7 +436,7 @@ def test_rule_refuses(case: str, inputs: dict[str, Shape | Tensor], attrs: dict[
 def test_arena_accesses_have_tokens() -> None:
     accesses = {kind.name for kind in OPS.values() if kind.accesses}
     keeps = {name for name, kind in OPS.items() if {"k_arena", "v_arena"} <= {*kind.inputs}}
-    keeps |= {name for name, kind in OPS.items() if {"latent_arena", "state_table"} & {*kind.inputs}}
+    keeps |= {name for name, kind in OPS.items() if {"latent_arena", "state_table", "hidden_arena"} & {*kind.inputs}}
     assert accesses == keeps
     assert accesses == {name for name, kind in OPS.items() if "token" in kind.outputs and "token" in kind.optional}
 
@@ -449,8 +450,9 @@ def test_stages() -> None:
     latent |= {"latent_decode"}
     recurrent = {"gated_norm", "gated_delta", "delta_decode", "ssd", "conv_ssd", "gated_conv", "causal_conv"}
     collectives = {"all_sum", "send", "receive", "gather_result"}
+    guesses = {"hidden_write", "guess_write", "guess_input"}
     others = {"embed", "norm", "norm_rows", "linear", "projection"}
-    assert left == others | experts | attention | latent | recurrent | collectives
+    assert left == others | experts | attention | latent | recurrent | collectives | guesses
 
 
 def test_kinds_with_the_same_attributes_differ() -> None:

@@ -10,7 +10,8 @@ import pytest
 from mlxr.compiler.errors import ArenaError
 from mlxr.runtime.cache.sequence_states import SequenceStates
 from mlxr.runtime.engine.sampling import Sampling
-from mlxr.runtime.engine.speculation.draft_model import DraftModel, Text
+from mlxr.runtime.engine.speculation.draft_model import DraftModel
+from mlxr.runtime.engine.speculation.text import Text
 from mlxr_tests.hash_host import VOCAB, Answer, Guesser, HashEngine, answer_alone
 
 SYSTEM = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]

@@ -12,7 +12,9 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.loading.imported_model import import_model
+from mlxr.runtime.weights.head_tensors import require_head
 from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights
@@ -34,7 +36,7 @@ from mlxr_tests.family_oracle import EXACT
 from mlxr_tests.lfm2_models import GGUF as LFM2
 
 _EXPERTS = {"expert_count": 5, "expert_used_count": 2}
-_GROUPED = {
+GROUPED = {
     "expert_count": 8,
     "expert_used_count": 3,
     "expert_feed_forward_length": 40,
@@ -233,16 +235,16 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "glm4_moe": (
         "glm4_moe, no qk norm",
         "glm4moe",
-        _GROUPED | {"rope.dimension_count": 16, "expert_gating_func": 2, "leading_dense_block_count": 0},
+        GROUPED | {"rope.dimension_count": 16, "expert_gating_func": 2, "leading_dense_block_count": 0},
     ),
     "dots1": (
         "dots1",
         "dots1",
-        _GROUPED
+        GROUPED
         | {"expert_gating_func": 2, "leading_dense_block_count": 1}
         | {"expert_group_count": 4, "expert_group_used_count": 2},
     ),
-    **latent_gguf.cases(_GROUPED),
+    **latent_gguf.cases(GROUPED),
     "minimax_m2": (
         "minimax_m2",
         "minimax-m2",
@@ -305,7 +307,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "exaone_moe": (
         "exaone_moe",
         "exaone-moe",
-        _GROUPED
+        GROUPED
         | {
             "expert_shared_feed_forward_length": 80,
             "expert_gating_func": 2,
@@ -369,10 +371,10 @@ def write_gguf(case: str, folder: Path, joined: bool = False) -> Path:
     config, hf = _folder(source, folder / "hf")
     path = folder / f"{architecture}.gguf"
     writer = gguf.GGUFWriter(path, architecture)
-    for key, value in _metadata(config, extra).items():
-        _add(writer, f"{architecture}.{key}", value)
+    for key, value in metadata_of(config, extra).items():
+        add_key(writer, f"{architecture}.{key}", value)
     writer.add_tokenizer_model("no_vocab")
-    tensors = _tensors(hf, config)
+    tensors = tensors_of(hf, config)
     for name, array in (gguf_changes.joined(tensors) if joined or case == "glm, joined" else tensors).items():
         if name.startswith("xielu."):
             writer.add_array(name, array.tolist())
@@ -420,7 +422,8 @@ def _folder(source: str, folder: Path) -> tuple[dict[str, Any], Path]:
 _WIDTHS = ("n_inner", "ffn_hidden_size", "intermediate_size")
 
 
-def _metadata(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+def metadata_of(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    """A config's properties as GGUF says them, and more."""
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     base = {
         "vocab_size": config["vocab_size"],
@@ -441,7 +444,7 @@ def _metadata(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in (base | extra).items() if value is not None}
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):
@@ -454,17 +457,18 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_string(key, value)
 
 
-def _tensors(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+def tensors_of(folder: Path, config: dict[str, Any], options: ImportOptions = EXACT) -> dict[str, Any]:
     """Every tensor in the GGUF file's own layout: the rows that recipes select, put back where they come from."""
-    spec, weights = import_model(folder, EXACT)
-    plan = compile_spec(spec, targets=("cpu",)).artifact.plan
-    mapped = MappedWeights(open_weights(weights))
+    spec, weights = import_model(folder, options)
+    specs = [spec, spec.model_copy(update={"output": "guesses"})][: 1 + options.mtp]
+    every = [weight for own in specs for weight in compile_spec(own, targets=("cpu",)).artifact.plan.weights]
+    mapped = MappedWeights(require_head(open_weights(weights)) if options.mtp else open_weights(weights))
     counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     said = config | config.get("ffn_config", {})
     experts = next((said[key] for key in counts if key in said), 0)
     arrays: dict[str, Any] = {}
     sizes: dict[str, int] = {}
-    parts = {part.name: part for weight in plan.weights for part in weight.parts}.values()
+    parts = {part.name: part for weight in every for part in weight.parts}.values()
     attention = spec.model.attention
     heads = 1 if attention is None else attention.num_heads
     for part in parts:

@@ -335,6 +335,29 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(),
         ("latent_write", "latent_decode"),
     ),
+    "kept-for-guesses-bf16": (
+        small_spec(
+            model__mtp={},
+            model__tensor_names="canonical",
+            weights={"default": "bf16"},
+            activation_dtype="bf16",
+            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+        ),
+        Geometry(),
+        ("hidden_write",),
+    ),
+    "head-bf16": (
+        small_spec(
+            model__mtp={},
+            model__tensor_names="canonical",
+            output="guesses",
+            weights={"default": "bf16"},
+            activation_dtype="bf16",
+            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+        ),
+        Geometry(),
+        ("guess_write", "guess_write_each", "guess_input"),
+    ),
     "short-conv-bf16": (
         small_spec(
             **FAMILY_SPECS["short-conv"],

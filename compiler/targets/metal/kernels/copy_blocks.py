@@ -24,6 +24,7 @@ class CopiedRows:
         shape, dtype: of the array.
         row_elements: elements of a token's row.
         layer_bytes: bytes of one layer of a block.
+        num_layers: layers of the group that have rows of the store.
     """
 
     name: str
@@ -32,13 +33,15 @@ class CopiedRows:
     dtype: DType
     row_elements: int
     layer_bytes: int
+    num_layers: int
 
     @classmethod
     def of(cls, part: Allocation) -> "CopiedRows":
         """Those of an allocation."""
         elements = part.row.size_bytes // part.dtype.size_bytes
         layer_bytes = part.unit_bytes // part.num_layers
-        return cls(part.store.name, part.store.title, part.shape, part.dtype, elements, layer_bytes)
+        sizes = (part.shape, part.dtype, elements, layer_bytes, part.num_layers)
+        return cls(part.store.name, part.store.title, *sizes)
 
 
 @dataclass(frozen=True)
@@ -99,12 +102,12 @@ class CopyBlocksKernel(MetalKernel):
 
     def begin(self, part: CopiedRows) -> int:
         """Words before a store in a block of the buffer."""
-        return sum(map(self.chunks, self.parts[: self.parts.index(part)])) * self.num_layers
+        return sum(self.chunks(before) * before.num_layers for before in self.parts[: self.parts.index(part)])
 
     @property
     def buffer_chunks(self) -> int:
         """Words of a block of the buffer."""
-        return sum(map(self.chunks, self.parts)) * self.num_layers
+        return sum(self.chunks(part) * part.num_layers for part in self.parts)
 
 
 def copy_blocks_launches(arena: ArenaGeometry) -> tuple[PendingLaunch, ...]:

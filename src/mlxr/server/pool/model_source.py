@@ -89,7 +89,7 @@ class ModelSource:
         return replace(
             self,
             name=f"{self.name} (embeddings)",
-            options=replace(self._changed(output="hidden"), tiers=NO_TIERS, draft=None, prompt_lookup=False),
+            options=replace(self._changed(output="hidden"), tiers=NO_TIERS, draft=None, prompt_lookup=False, mtp="off"),
             max_sequences=max(self.max_sequences, _PROMPTS_AT_ONCE),
             template=None,
         )

@@ -15,8 +15,8 @@ from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.constraint import Constraint
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.sampling import Sampling
-from mlxr.runtime.engine.speculation.draft_model import Text
 from mlxr.runtime.engine.speculation.speculator import Speculator
+from mlxr.runtime.engine.speculation.text import Text
 from mlxr_tests.storyteller import Q8_0, ROOT, storyteller_spec
 
 SCHEMA = {

@@ -8,7 +8,8 @@ import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, RequestError
 from mlxr.runtime.engine.model import Model
-from mlxr.runtime.engine.speculation.draft_model import DraftModel, Text, check_same_vocabulary
+from mlxr.runtime.engine.speculation.draft_model import DraftModel, check_same_vocabulary
+from mlxr.runtime.engine.speculation.text import Text
 from mlxr_tests.storyteller import TINY, tiny_spec
 
 

@@ -11,9 +11,9 @@ from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, RequestError
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.model import Model
-from mlxr.runtime.engine.speculation.draft_model import Text
 from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.speculation.step_costs import StepCosts
+from mlxr.runtime.engine.speculation.text import Text
 from mlxr_tests.few import few
 from mlxr_tests.storyteller import TINY, tiny_spec
 

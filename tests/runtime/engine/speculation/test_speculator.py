@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from mlxr.runtime.engine.speculation.draft_model import DraftModel, Text
+from mlxr.runtime.engine.speculation.draft_model import DraftModel
 from mlxr.runtime.engine.speculation.speculator import Speculator
+from mlxr.runtime.engine.speculation.text import Text
 
 SECONDS = [1, 1.15, 1.26, 1.27, 1.28, 1.3, 1.3, 1.3, 1.35, 1.4, 1.4, 1.4, 1.4, 1.4, 1.4, 1.4]
 """Of steps with 1 to 16 tokens, about those of the 100M model on host cpu."""

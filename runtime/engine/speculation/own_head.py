@@ -1,0 +1,205 @@
+"""The model's own head (multi-token prediction): one more layer that guesses from the rows that the model computes.
+
+The head is a program of its own on the model's arena. The model keeps the row after its final norm of each token there,
+and the head has keys and values there like any layer: so prefixes, forks and preemption need nothing here. Its entry of
+position p comes from row p and token p + 1; guesses go on from the head's own rows, which the model writes over once it
+computes these tokens.
+
+Source: DeepSeek-V3 (2024), and `MtpModel` of transformers. A head with several layers guesses with its first alone.
+"""
+
+import time
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from mlxr.runtime.cache.block_hashes import Digest
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.speculation.text import Text
+from mlxr.runtime.engine.step import SaveEvicted, copy_shared_blocks
+from mlxr.runtime.engine.warm_up import warm_up
+from mlxr.runtime.hosts.batch import Batch, BlocksOfGroup, query_tiles_of
+from mlxr.runtime.hosts.host import Host, Progress
+
+_SAMPLES = 9
+
+
+class HeadPart(NamedTuple):
+    """What the head reads of a sequence in a step.
+
+    Attributes:
+        seq_id: the sequence, which has these positions, and where it guesses one more.
+        start: the first position.
+        tokens: of each position the token that follows.
+    """
+
+    seq_id: int
+    start: int
+    tokens: Sequence[int]
+
+
+@dataclass
+class _Read:
+    """How many positions of a sequence the head has read."""
+
+    seq_id: int
+    count: int
+
+
+class OwnHead:
+    """Guesses greedily, for texts whose tokens, all but the last, the model has computed.
+
+    Attributes:
+        seconds: what a guess of one token for each text takes: the least of the newest measurements, at first 0.
+    """
+
+    def __init__(
+        self, host: Host, pager: Pager, save: SaveEvicted | None = None, progress: Progress | None = None
+    ) -> None:
+        """Starts without texts.
+
+        Args:
+            host: runs the head, on the arena of the model; it is closed with the head.
+            pager: of that arena, without sequences.
+            save: is given the blocks that the prefix cache gives up; None: they are lost.
+            progress: called as steps are prepared, on hosts that build them late.
+        """
+        if host.builds_late:
+            warm_up(host, pager, progress)
+        self._host, self._pager, self._save = host, pager, save
+        self._read: dict[Hashable, _Read] = {}
+        self._known: dict[int, Digest] = {}  # by block, what it held when the head had read all of it
+        self._times: deque[float] = deque(maxlen=_SAMPLES)
+        self.seconds = 0.0
+
+    def propose(self, texts: Sequence[Text]) -> list[list[int]]:
+        """Guesses up to `text.most` tokens of each text; none while the head still reads the text.
+
+        At most one step's worth is read of texts that it cannot read to their end, so that they do not hold up others.
+
+        Raises:
+            HostError: a step of the head failed.
+        """
+        guesses: dict[Hashable, list[int]] = {}
+        wanted = [text for text in texts if text.most > 0 and text.seq_id is not None]
+        parts: list[tuple[Text, HeadPart]] = []
+        rest: list[tuple[Text, HeadPart]] = []
+        budget = self._host.plan.max_tokens
+        for text in wanted[: self._host.plan.max_rows]:
+            part = self._unread(text)
+            whole = len(part.tokens) <= budget
+            (parts if whole else rest).append((text, part))
+            budget -= len(part.tokens) if whole else 0
+        if rest and budget:
+            text, part = rest[0]
+            self._run([part._replace(tokens=part.tokens[:budget])], with_rows=False)
+            self._has_read(text, part.start + budget)
+        if parts and self._pager.can_append_all([(part.seq_id, text.most) for text, part in parts]):
+            guesses = self._guess(parts)
+        return [guesses.get(text.key, []) for text in texts]
+
+    def end(self, key: Hashable) -> None:
+        """Forgets a text."""
+        self._read.pop(key, None)
+
+    def close(self) -> None:
+        """Closes its host."""
+        self._host.close()
+
+    def _unread(self, text: Text) -> HeadPart:
+        """What the head has not read of a text."""
+        assert text.seq_id is not None, "texts without a sequence are passed over"
+        read, length = self._read.get(text.key), len(text.tokens) - 1
+        if read is None or read.seq_id != text.seq_id:
+            read = self._read[text.key] = _Read(text.seq_id, self._known_start(text, length))
+        count = min(read.count, length - 1)
+        return HeadPart(text.seq_id, count, text.tokens[count + 1 :])
+
+    def _known_start(self, text: Text, length: int) -> int:
+        """Positions of a new sequence that the head has read for others, whose blocks it shares."""
+        if text.hashes is None or text.seq_id is None:
+            return 0
+        digests = text.hashes.of(text.tokens, length)
+        blocks = self._pager.block_tables([text.seq_id])[0].tolist()
+        known = 0
+        while known < len(digests) and self._known.get(blocks[known]) == digests[known]:
+            known += 1
+        return max(0, known * self._pager.block_size - 1)  # the last one depends on the token after the block
+
+    def _has_read(self, text: Text, count: int) -> None:
+        assert text.seq_id is not None, "it has been read"
+        before, self._read[text.key] = self._read[text.key].count, _Read(text.seq_id, count)
+        first, end = before // self._pager.block_size, count // self._pager.block_size
+        if text.hashes is not None and end > first:
+            blocks = self._pager.block_tables([text.seq_id])[0].tolist()
+            digests = text.hashes.of(text.tokens, count)
+            self._known.update(zip(blocks[first:end], digests[first:end], strict=True))
+
+    def _guess(self, parts: Sequence[tuple[Text, HeadPart]]) -> dict[Hashable, list[int]]:
+        """Reads texts to their end and guesses: their sequences have room for the guesses meanwhile."""
+        lengths = {part.seq_id: part.start + len(part.tokens) for _, part in parts}
+        self._pager.append_all([(part.seq_id, text.most) for text, part in parts])
+        try:
+            copy_shared_blocks(self._host, self._pager, self._save)
+            first = self._run([part for _, part in parts])
+            guesses = {text.key: [token] for (text, _), token in zip(parts, first, strict=True)}
+            for text, part in parts:
+                self._has_read(text, lengths[part.seq_id])
+            while going := [(text, part) for text, part in parts if len(guesses[text.key]) < text.most]:
+                more = [
+                    HeadPart(part.seq_id, lengths[part.seq_id] - 1 + len(guesses[text.key]), guesses[text.key][-1:])
+                    for text, part in going
+                ]
+                for (text, _), token in zip(going, self._run(more), strict=True):
+                    guesses[text.key].append(token)
+        finally:
+            for seq_id, length in lengths.items():
+                self._pager.truncate(seq_id, length)
+        return guesses
+
+    def _run(self, parts: Sequence[HeadPart], *, with_rows: bool = True) -> list[int]:
+        """Runs a step; the likeliest token after each part."""
+        begin = time.perf_counter()
+        batch = head_batch(self._pager, self._host.plan.query_tile, parts, with_rows=with_rows)
+        logits = self._host.read(self._host.step(batch))
+        ids: list[int] = np.argmax(logits, axis=-1).tolist() if with_rows else []
+        if with_rows and all(len(part.tokens) == 1 for part in parts):
+            self._times.append(time.perf_counter() - begin)
+            self.seconds = min(self._times)
+        return ids
+
+
+def head_batch(pager: Pager, query_tile: int, parts: Sequence[HeadPart], *, with_rows: bool = True) -> Batch:
+    """The metadata of a step of the head: nothing of the sequences changes.
+
+    Args:
+        pager: of the model's arena.
+        query_tile: see `Batch`.
+        parts: what it reads of each sequence.
+        with_rows: whether it guesses after each of them; the sequences then have one more position.
+    """
+    seq_ids, size = [part.seq_id for part in parts], np.int32(pager.block_size)
+    counts = np.array([len(part.tokens) for part in parts], np.int32)
+    starts = np.array([part.start for part in parts], np.int32)
+    query_start = np.zeros(len(parts) + 1, np.int32)
+    np.cumsum(counts, out=query_start[1:])
+    positions = np.repeat(starts - query_start[:-1], counts) + np.arange(query_start[-1], dtype=np.int32)
+    sequence = np.repeat(np.arange(len(parts)), counts)
+    tables = [pager.block_tables(seq_ids, group) for group in range(1 + len(pager.others))]
+    slots = [(table[sequence, positions // size] * size + positions % size).astype(np.int32) for table in tables]
+    groups = [BlocksOfGroup(*pair) for pair in zip(slots, tables, strict=True)]
+    return Batch(
+        tokens=np.concatenate([np.asarray(part.tokens, np.int32) for part in parts]),
+        positions=positions,
+        slots=groups[0].slots,
+        query_start=query_start,
+        context_lens=starts + counts,
+        block_tables=groups[0].block_tables,
+        logit_rows=query_start[1:] - np.int32(1) if with_rows else np.zeros(0, np.int32),
+        query_tiles=query_tiles_of(query_start, query_tile),
+        query_tile=query_tile,
+        others=tuple(groups[1:]),
+    )

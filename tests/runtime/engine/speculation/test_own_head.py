@@ -1,0 +1,162 @@
+"""A model's own head: answers are those without it; it guesses the same however it has read."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+import mlxr
+from mlxr.compiler.artifact import HIDDEN
+from mlxr.compiler.errors import RequestError, WeightsError
+from mlxr.runtime.engine.model import Model
+from mlxr.runtime.engine.speculation.own_head import OwnHead
+from mlxr.runtime.engine.speculation.speculator import Speculator
+from mlxr.runtime.engine.speculation.text import Text
+from mlxr_tests.few import few
+from mlxr_tests.mtp_models import save_tiny
+
+GREEDY, SAMPLED = mlxr.Sampling(), mlxr.Sampling(temperature=1.2, top_k=40, seed=7)
+CHANGES = mlxr.Changes(
+    context=128, sequences=3, compute="exact", activation_dtype="f32", cache_dtype="f32", deterministic=True
+)
+
+
+class Eager(Speculator):
+    """Asks the head for three tokens each time; `right` are guesses in place of the head's, so that some are right."""
+
+    def __init__(self, head: OwnHead, right: dict[tuple[int, ...], list[int]] | None = None) -> None:
+        super().__init__(head)
+        self.head, self.right, self.guesses = head, right or {}, dict[tuple[int, ...], list[int]]()
+
+    def propose(self, texts: Sequence[Text], tokens: int, room: int) -> list[list[int]]:
+        most = min(3, room // max(1, len(texts)))
+        guesses = self.head.propose([text._replace(most=min(text.most, most)) for text in texts])
+        for text, guess in zip(texts, guesses, strict=True):
+            self.guesses[tuple(text.tokens)] = guess
+        right = (
+            self.right.get(tuple(text.tokens), guess)[: len(guess)] for text, guess in zip(texts, guesses, strict=True)
+        )
+        return list(right)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module", params=few(["cpu", "reference", "sim"], ["cpu"]))
+def model(folder: Path, request: pytest.FixtureRequest) -> Iterator[Model]:
+    with mlxr.load(folder, host=request.param, mtp="on", changes=CHANGES) as loaded:
+        yield loaded
+        loaded.pager.check_integrity()
+        assert loaded.pager.num_sequences == 0
+
+
+def ids(count: int, start: int = 300) -> list[int]:
+    return [1, *range(start, start + count - 1)]
+
+
+PROMPTS = [ids(9), ids(40, 400), ids(23, 500)]
+
+
+def head_of(model: Model) -> OwnHead:
+    assert model._head is not None
+    return model._head
+
+
+def run(
+    model: Model, speculator: Speculator | None, prompts: list[list[int]], sampling: mlxr.Sampling
+) -> list[list[int]]:
+    model.core.speculator = speculator
+    answers = model.start(prompts, max_tokens=30, sampling=sampling, ignore_eos=True).finish()
+    return [answer.token_ids for answer in answers]
+
+
+def rights(prompts: list[list[int]], answers: list[list[int]], wrong: int) -> dict[tuple[int, ...], list[int]]:
+    """After each start of a text, its next three tokens, of which that at `wrong` is wrong."""
+    found = {}
+    for prompt, answer in zip(prompts, answers, strict=True):
+        text = [*prompt, *answer]
+        for end in range(len(prompt), len(text)):
+            found[tuple(text[:end])] = [t + (i == wrong) for i, t in enumerate(text[end : end + 3])]
+    return found
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_answers_are_those_without(model: Model, sampling: mlxr.Sampling) -> None:
+    plain = run(model, None, PROMPTS, sampling)
+    assert run(model, Eager(head_of(model)), PROMPTS, sampling) == plain
+    for wrong in (0, 1, 2, 3):
+        eager = Eager(head_of(model), rights(PROMPTS, plain, wrong))
+        before = model.core.stats()
+        assert run(model, eager, PROMPTS, sampling) == plain
+        after = model.core.stats()
+        assert after.draft_tokens > before.draft_tokens
+        assert (after.accepted_tokens > before.accepted_tokens) == (wrong > 0)
+
+
+def test_it_guesses_the_same_however_it_has_read(model: Model) -> None:
+    """After any number of right guesses, and of a prefix that others have read, its guesses are those of a new text."""
+    plain = run(model, None, PROMPTS, GREEDY)
+    first = Eager(head_of(model), rights(PROMPTS, plain, 0))
+    run(model, first, PROMPTS, GREEDY)
+    for wrong in (1, 2, 3):
+        eager = Eager(head_of(model), rights(PROMPTS, plain, wrong))
+        run(model, eager, PROMPTS, GREEDY)
+        assert len(eager.guesses) > 10
+        for text, guess in eager.guesses.items():
+            assert guess == first.guesses[text][: len(guess)], len(text)
+
+
+def test_many_at_once_and_prefixes(model: Model) -> None:
+    shared = [ids(33), [*ids(33), 7], [*ids(32), 9, 10], ids(40), ids(48)]
+    plain = [run(model, None, [prompt], SAMPLED)[0] for prompt in shared]
+    assert run(model, Eager(head_of(model)), shared, SAMPLED) == plain
+    again = run(model, Eager(head_of(model), rights(shared, plain, 2)), shared, SAMPLED)
+    assert again == plain
+
+
+def test_preemption(model: Model, folder: Path) -> None:
+    """Three answers of 90 tokens need more blocks than there are."""
+    prompts = [ids(60), ids(61, 400), ids(62, 500)]
+    plain = [run(model, None, [prompt], SAMPLED)[0] for prompt in prompts]
+    memory = 14 * model.arena.geometry.block_bytes
+    with mlxr.load(folder, host="cpu", mtp="on", changes=replace(CHANGES, cache_memory=memory)) as small:
+        assert run(small, Eager(head_of(small), rights(prompts, plain, 2)), prompts, SAMPLED) == plain
+        assert small.core.stats().preemptions > 0
+
+
+def test_a_model_without_a_head(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(RequestError, match="storyteller has no head of its own"):
+        mlxr.load("storyteller", host="reference", mtp="on")
+    with pytest.raises(RequestError, match="both guess tokens"):
+        mlxr.load(folder, mtp="on", prompt_lookup=True)
+    with pytest.raises(RequestError, match="for embeddings, which goes without its own head"):
+        mlxr.load(folder, host="reference", mtp="on", changes=mlxr.Changes(output="hidden"))
+    with pytest.raises(RequestError, match="mtp is 'maybe', expected auto, on, off"):
+        mlxr.load(folder, mtp="maybe")  # type: ignore[arg-type]
+    broken = save_tiny(tmp_path)
+    tensors = dict(mx.load(str(broken / "model.safetensors")))
+    del tensors["model.layers.2.mlp.up_proj.weight"]
+    mx.save_safetensors(str(broken / "model.safetensors"), tensors)
+    with pytest.raises(WeightsError, match="lacks 1 of"):
+        mlxr.load(broken, host="reference", mtp="on")
+    with caplog.at_level(logging.WARNING), mlxr.load(broken, host="reference") as model:
+        assert model.core.speculator is None and HIDDEN not in model.arena.stores
+    assert "the model's own head is not used" in caplog.text
+
+
+def test_where_it_is_used(folder: Path) -> None:
+    for options, uses in (({}, True), ({"mtp": "off"}, False), ({"prompt_lookup": True}, False)):
+        with mlxr.load(folder, host="reference", **options) as model:  # type: ignore[arg-type]
+            assert (HIDDEN in model.arena.stores) == uses
+            assert (model._head is not None) == uses
+
+
+def test_it_shares_weights_with_the_model(folder: Path) -> None:
+    with mlxr.load(folder, host="reference", mtp="on") as model:
+        ours, its = (host.weights for host in (model.host, head_of(model)._host))  # type: ignore[attr-defined]
+        assert its["embedding"] is ours["embedding"]
