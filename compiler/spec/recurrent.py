@@ -19,6 +19,11 @@ class RecurrentBlock(Record):
     """What all kinds say of themselves."""
 
     @property
+    def in_words(self) -> str:
+        """What it is, for people: `6 heads of Mamba-2`."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it is")
+
+    @property
     def units(self) -> int:
         """Of what ranks have some each: heads with all that belongs to them, or channels."""
         raise NotImplementedError(f"{type(self).__name__} does not say its units")
@@ -87,6 +92,11 @@ class ShortConv(RecurrentBlock):
         return self
 
     @property
+    def in_words(self) -> str:
+        """Its channels."""
+        return f"short convolutions of {self.channels} channels"
+
+    @property
     def units(self) -> int:
         """Channels."""
         return self.channels
@@ -152,6 +162,11 @@ class GatedDelta(RecurrentBlock):
                 wrong.add(key, f"{key} {size} is not a multiple of 4", f"nearest are {low} and {low + 4}")
         wrong.refuse()
         return self
+
+    @property
+    def in_words(self) -> str:
+        """Its heads."""
+        return f"{self.num_heads} heads of gated delta nets"
 
     @property
     def keys(self) -> int:
@@ -245,6 +260,11 @@ class Ssm(RecurrentBlock):
             wrong.add("norm_before_gate", "there is no norm", "leave it out")
         wrong.refuse()
         return self
+
+    @property
+    def in_words(self) -> str:
+        """Its heads."""
+        return f"{self.num_heads} heads of Mamba-2"
 
     @property
     def inner(self) -> int:

@@ -10,6 +10,7 @@ from mlxr.compiler.formats.stores import StoreRow
 from mlxr.compiler.parallel.divide_model import divide_model
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.memory import arena_geometry
+from mlxr.compiler.spec.heads_text import heads_of
 from mlxr.compiler.spec.load import dump_spec, parse_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr_tests.graphs import source_graph
@@ -115,3 +116,9 @@ def test_a_block_without_a_section_is_missing() -> None:
     text = dump_spec(small_spec()).replace("  attention:", "  blocks: [recurrent]\n  attention:")
     with pytest.raises(SpecError, match=r"model\.recurrent is missing; expected a section"):
         parse_spec(text)
+
+
+def test_heads_and_blocks_in_words() -> None:
+    alone = small_spec(model__recurrent=CONV, model__blocks=["recurrent"], model__tensor_names="canonical")
+    assert heads_of(hybrid().model) == "6 heads on 2 KV heads, short convolutions of 64 channels"
+    assert heads_of(alone.model) == "short convolutions of 64 channels"
