@@ -104,6 +104,34 @@ def _glm_flash(i: int) -> Sizes:
     return attention | router | _mlp(h, 1536, "_exps", (64,)) | _mlp(h, 1536, "_shexp")
 
 
+def _llama(hidden: int, kv_heads: int, width: int, base: float) -> Callable[[int], PublishedShape]:
+    heads, head_dim = 32, hidden // 32
+
+    def layer(_: int) -> Sizes:
+        attention = _weights(
+            attn_norm=(hidden,),
+            attn_q=(hidden, hidden),
+            attn_k=(kv_heads * head_dim, hidden),
+            attn_v=(kv_heads * head_dim, hidden),
+            attn_output=(hidden, hidden),
+            ffn_norm=(hidden,),
+        )
+        return attention | _mlp(hidden, width)
+
+    def shape(layers: int) -> PublishedShape:
+        metadata = {
+            "feed_forward_length": width,
+            "attention.head_count": heads,
+            "attention.head_count_kv": kv_heads,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "rope.dimension_count": head_dim,
+            "rope.freq_base": base,
+        }
+        return PublishedShape("llama", layers, hidden, metadata, layer, {"output.weight": (_VOCAB, hidden)})
+
+    return shape
+
+
 def _is_global(i: int) -> bool:
     return i % 6 == 5
 
@@ -246,10 +274,19 @@ SHAPES: Mapping[str, Callable[[int], PublishedShape]] = {
     "glm-4.7-flash": _glm,
     "gemma-4-e4b": _gemma,
     "lfm2.5-1.2b": _lfm2,
+    "tinyllama": _llama(2048, 4, 5632, 1e4),
+    "llama-3-8b": _llama(4096, 8, 14336, 5e5),
 }
 """Published shapes by name, of so many layers, with fewer words."""
-FEW_LAYERS = {"qwen1.5-moe-a2.7b": 4, "glm-4.7-flash": 5, "gemma-4-e4b": 12, "lfm2.5-1.2b": 16}
-"""Layers of each that a CPU is timed with; of the last one all."""
+FEW_LAYERS = {
+    "qwen1.5-moe-a2.7b": 4,
+    "glm-4.7-flash": 5,
+    "gemma-4-e4b": 12,
+    "lfm2.5-1.2b": 16,
+    "tinyllama": 22,
+    "llama-3-8b": 4,
+}
+"""Layers of each that a CPU is timed with; of LFM2.5 and TinyLlama all."""
 
 
 def write_shape(name: str, format_name: str, folder: Path, layers: int | None = None) -> Path:
