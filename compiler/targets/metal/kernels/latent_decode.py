@@ -200,6 +200,6 @@ def _lower_long(lowering: MetalLowering, op: Op, attrs: LatentDecode, long: Cond
         partition=part.partition,
         max_partitions=part.max_partitions,
     )
-    merged = (Extent(times=reduce.num_heads), Extent(dim="seqs"))
+    merged = (Extent(times=reduce.num_heads * reduce.shares), Extent(dim="seqs"))
     chosen = choice.sizes(AttendPartition)
     lowering.emit(op, reduce, merged, partial | {"out": op.out}, when=long, chosen=chosen)

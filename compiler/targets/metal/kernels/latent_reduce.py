@@ -15,7 +15,7 @@ class LatentReduceKernel(MetalKernel):
 
     Attributes:
         products: the products.
-        simdgroups: simdgroups of a threadgroup, which has one head of a sequence.
+        simdgroups: simdgroups of a threadgroup, which has outputs of one head of a sequence.
         partition, max_partitions: see `AttendKernel`.
     """
 
@@ -47,6 +47,11 @@ class LatentReduceKernel(MetalKernel):
     def num_heads(self) -> int:
         """Query heads."""
         return self.products.heads.num_heads
+
+    @property
+    def shares(self) -> int:
+        """Threadgroups of a head: each simdgroup multiplies once."""
+        return -(-self.products.out_features // (self.products.outs * self.simdgroups))
 
     @property
     def kv_rank(self) -> int:
