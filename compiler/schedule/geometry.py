@@ -29,6 +29,9 @@ class OneRow(SizeRecord):
     unroll: int = size("matvec_unroll", 1, tuning=Values((1, 2, 4)))
     """Steps of the loop over columns whose loads are in flight at once. With MMA at most 4; q4_k and q5_k take four
     steps at once, so for them 1 means the same as 2."""
+    threadgroups: int = size("matvec_threadgroups", 0, least=0, tuning=Values((0, 132, 264, 528)))
+    """The most threadgroups, where a lane can keep its columns of x: each takes several tiles of rows one after the
+    other; 0: each takes one."""
     mma: int = size(
         "matvec_mma",
         0,

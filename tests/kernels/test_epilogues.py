@@ -134,6 +134,24 @@ def test_tiles_of_sequences_share_reads_of_a_shared_expert(matmul):
     assert ("routed_experts" in bench.launches) == ("mma_min_rows" in matmul)
 
 
+@pytest.mark.parametrize(
+    ("name", "weights", "sizes"), few_of(ROUTED, ["f32", "q8_0", "bf16"], [(2, 2, 2, 3), (4, 4, 2, 4), (2, 1, 1, 9)])
+)
+def test_few_threadgroups_take_all_tiles_of_experts(name, weights, sizes):
+    """Lanes keep their columns of x, of all chosen experts in the last projection."""
+    outputs, simdgroups, split, threadgroups = sizes
+    geometry = Geometry.of(
+        matvec_outputs=outputs,
+        matvec_simdgroups=simdgroups,
+        matvec_split=split,
+        matvec_threadgroups=threadgroups,
+    )
+    bench = OpBench(compiled(large_spec(name, weights), geometry))
+    bench.run("decode", expert_ops(bench.artifact, "decode"), bench.batch([(bench.sequences(0)[0], 1)]))
+    passes = [text for file, text in bench.artifact.files.items() if file.endswith(".metal") and "of_x" in text]
+    assert any("slot_of" in text for text in passes) and any("expert_of_slot" in text for text in passes)
+
+
 @pytest.mark.parametrize("name", ["experts-shared-gate", "experts-topk-softmax-bias"])
 @pytest.mark.parametrize("sizes", [(4, 4, 2), (4, 2, 1)])
 def test_simdgroups_that_share_the_columns_of_experts(name, sizes):

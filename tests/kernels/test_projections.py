@@ -73,6 +73,8 @@ GEOMETRIES = [
     Geometry.of(matvec_outputs=2, matvec_simdgroups=4, matvec_split=4, matvec_unroll=8),
     Geometry.of(matvec_outputs=4, matvec_simdgroups=6, matvec_split=3),
     Geometry.of(matvec_outputs=8, matvec_simdgroups=8, matvec_split=2),
+    Geometry.of(matvec_outputs=2, matvec_simdgroups=4, matvec_split=2, matvec_threadgroups=3),
+    Geometry.of(matvec_outputs=4, matvec_simdgroups=1, matvec_threadgroups=1),
 ]
 
 
@@ -93,9 +95,10 @@ def test_geometries_of_one_row(case, geometry):
     "format", few(["q8_0", "q4_k", "q6_k", "affine4_g64_bf16", "affine3_g32_f16"], ["q4_k", "affine3_g32_f16"])
 )
 def test_geometries_of_formats(format):
-    bench = OpBench(compiled(small_spec(**FORMATS, weights={"default": format}), GEOMETRIES[1]))
-    for op in ALL:
-        run_rows(bench, "decode", op, 1)
+    for geometry in (GEOMETRIES[1], GEOMETRIES[4]):
+        bench = OpBench(compiled(small_spec(**FORMATS, weights={"default": format}), geometry))
+        for op in ALL:
+            run_rows(bench, "decode", op, 1)
 
 
 @pytest.mark.parametrize(

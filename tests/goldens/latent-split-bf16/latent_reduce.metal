@@ -2,7 +2,7 @@
 // small spec of a test
 //
 // Split-KV reduction of latent attention: merges the partitions of each query head by their maxima, and multiplies the
-// result by the head's v_b.
+// result by the head's v_b. 
 // Grid: (6 query heads, seqs) threadgroups of 8 simdgroups.
 //   partial    [seqs, 6, 3, 72] f32
 //   stats      [seqs, 6, 3, 4] f32: maximum (base 2), sum, unused

@@ -231,6 +231,23 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(),
         ("embed", "qkv", "qkv_rows", "o", "gate_up", "logits"),
     ),
+    "few-threadgroups": (
+        small_spec(
+            **_BLOCKS
+            | {
+                "model__mlp": {
+                    "intermediate_size": 256,
+                    "experts": _EXPERTS
+                    | {"router": "softmax_topk", "shared": {"intermediate_size": 512, "gate": True}},
+                }
+            },
+            weights={"default": "q4_k", "tensors": {"*.v": "q6_k"}},
+            activation_dtype="bf16",
+            model__tensor_names="canonical",
+        ),
+        Geometry.of(matvec_outputs=2, matvec_simdgroups=4, matvec_split=2, matvec_threadgroups=8, experts_min_rows=0),
+        ("qkv", "routed_experts_shared", "experts_down_shared"),
+    ),
     "experts": (
         small_spec(
             model__tensor_names="canonical",

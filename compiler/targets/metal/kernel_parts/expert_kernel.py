@@ -21,7 +21,7 @@ from mlxr.compiler.targets.metal.lowering import MetalLowering
 SUM_IGNORES = OneRow.names("mma")
 """Flat names of the one-row sizes that have no effect on the kernel that sums experts' results."""
 PROJECTION_IGNORES = OneRow.names("mma", "split")
-"""The same of the experts' first projections, whose columns no simdgroups share: they have enough outputs."""
+"""The same of the experts' first projections, whose columns are shared only if few threadgroups take all rows."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ class MatrixKernel(MetalKernel):
         simdgroups: simdgroups per threadgroup.
         unroll: steps of the loop over columns whose loads are in flight at once.
         split: simdgroups of a threadgroup that share the columns of their outputs.
+        passes: tiles of rows that a threadgroup takes one after the other, while lanes keep their columns of x; 0: it
+            takes one tile, and lanes load x where they need it.
         added: what a block adds to x first; None: nothing. The kernel then reads x in threadgroup memory.
     """
 
@@ -42,6 +44,7 @@ class MatrixKernel(MetalKernel):
     _: KW_ONLY
     unroll: int = 1
     split: int = 1
+    passes: int = 0
     added: FusedBlock | None = None
 
     @property
@@ -70,9 +73,23 @@ class MatrixKernel(MetalKernel):
         return self.rows + self.reduces_scale
 
     @property
+    def tile_outs(self) -> int:
+        """Outputs of a threadgroup in a pass."""
+        return self.outs * self.simdgroups // self.split
+
+    @property
     def outs_per_threadgroup(self) -> int:
         """Outputs of a threadgroup."""
-        return self.outs * self.simdgroups // self.split
+        return self.tile_outs * max(1, self.passes)
+
+    @property
+    def piece(self) -> int:
+        """Elements that a lane takes at once."""
+        return 16 if self.layout.is_bytes else 16 // max(2, self.layout.dtype.size_bytes)
+
+    def lane_steps(self, slots: int = 1) -> int:
+        """Pieces that a lane takes of a row, or of as many rows as there are slots, one after the other."""
+        return -(-slots * (self.in_features // self.piece) // (SIMD_WIDTH * self.split))
 
     @property
     def matrix_rows(self) -> int:

@@ -16,6 +16,7 @@ from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
     expert_choice,
     expert_fields,
 )
+from mlxr.compiler.targets.metal.kernel_parts.passes import keeps_columns, passes_of
 from mlxr.compiler.targets.metal.kernels.expert_tiles import multiply_tiles, sum_choices, tiles_from
 from mlxr.compiler.targets.metal.kernels.shared_expert import (
     ALONE,
@@ -89,6 +90,17 @@ class ExpertCombineKernel(ExpertKernel):
         return self._head(f"[tokens, {self.top_k} * {self.in_features}]", *rows)
 
 
+def _in_passes(kernel: ExpertCombineKernel, threadgroups: int) -> ExpertCombineKernel:
+    """The kernel with at most so many threadgroups, if it can have few; 0: as it is."""
+    shared = kernel.shared
+    keeps = keeps_columns(kernel, kernel.top_k) and (shared is None or (keeps_columns(shared) and not kernel.apart))
+    spans = [*kernel.spans, *(shared.spans if shared else ())]
+    if not threadgroups or not keeps or len(spans) > (2 if shared else 1):
+        return kernel
+    passes = passes_of(kernel.threadgroups, threadgroups)
+    return replace(kernel, passes=passes, shared=None if shared is None else replace(shared, passes=passes))
+
+
 @lowers(ExpertCombine)
 def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) -> None:
     """Adds the launch of the experts' last projections and their sum."""
@@ -100,19 +112,19 @@ def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) 
     label = "experts_down_shared" if fields["shared"] else "experts_down"
     apart = attrs.shared_apart
     kernel = ExpertCombineKernel(label, norm=None, shared_gate=gate, apart=apart, split=split, **fields)
-    grid = grid_of(kernel)
+    alone = _in_passes(kernel, choice.geometry.one_row.threadgroups)
     chosen = choice.sizes(OneRow, without=SUM_IGNORES)
     if kernel.shared is None:
         tiled = tiles_from(lowering, op)
-        alone = None if tiled is None else Condition(dim="tokens", maximum=tiled - 1)
-        lowering.emit(op, kernel, grid, {"out": op.out}, when=alone, chosen=chosen)
+        few = None if tiled is None else Condition(dim="tokens", maximum=tiled - 1)
+        lowering.emit(op, alone, grid_of(alone), {"out": op.out}, when=few, chosen=chosen)
         if tiled is not None:
             sum_choices(lowering, op, multiply_tiles(lowering, op, of_tokens=False, tokens=tiled), tiled)
         return
     if not takes_several(lowering):
-        lowering.emit(op, kernel, grid, {"out": op.out}, chosen=chosen)
+        lowering.emit(op, alone, grid_of(alone), {"out": op.out}, chosen=chosen)
         return
-    lowering.emit(op, kernel, grid, {"out": op.out}, when=ALONE, chosen=chosen)
+    lowering.emit(op, alone, grid_of(alone), {"out": op.out}, when=ALONE, chosen=chosen)
     inputs = {"x": op.inputs["shared_x"], "weight": op.inputs["shared"]}
     if apart:
         product = as_projection(op, Projection(attrs.dtype), inputs, op.outputs["shared_out"])

@@ -12,6 +12,7 @@ from itertools import pairwise
 from mlxr.compiler.schedule.geometry import MatrixTiles, OneRow, SeveralRows, UnpackedTiles
 from mlxr.compiler.schedule.size_record import SizeRecord
 from mlxr.compiler.targets.metal.kernel_parts.kernel import THREADGROUP_BYTES
+from mlxr.compiler.targets.metal.kernel_parts.passes import keeps_columns
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
 from mlxr.compiler.targets.metal.kernels.gemm import can_tile, gemm
@@ -20,6 +21,7 @@ from mlxr.compiler.targets.metal.kernels.matmul import matmul
 from mlxr.compiler.targets.metal.kernels.matmul_mma import MMA_TILES, matmul_mma
 from mlxr.compiler.targets.metal.kernels.matvec import matvec
 from mlxr.compiler.targets.metal.kernels.matvec_mma import MMA_FORMATS, matvec_mma
+from mlxr.compiler.targets.metal.kernels.matvec_passes import in_passes
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,10 @@ def variants_of(p: ProjectionFacts) -> list[ProjectionVariant]:
         # One row has no use for tiles. Logits of a prompt's last token took 503 us in bf16 and 618 in 4 bits by the
         # kernel for several rows; by this one they take 265 and 169 (experiment 6). Matrix instructions help large
         # weights of 4 bits: gate and up 33 -> 27.5 us (8).
-        one_row = matvec_mma(p) if p.choice.geometry.one_row.mma else matvec(p)
+        sizes = p.choice.geometry.one_row
+        one_row = matvec_mma(p) if sizes.mma else in_passes(matvec(p), sizes.threadgroups)
         unused = () if set(p.layout.formats) <= MMA_FORMATS else OneRow.names("mma")
+        unused += () if not sizes.mma and keeps_columns(one_row) else OneRow.names("threadgroups")
         variants.append(ProjectionVariant(one_row, 1, 1, (OneRow,), unused))
     # Few rows by matrix instructions. By the kernel for several rows, gate and up took 128 us for 8 rows in bf16 and
     # 261 us for 16 rows in 4 bits; by these they take 67 (experiment 11) and 44 (31). MLX's matmul does not replace

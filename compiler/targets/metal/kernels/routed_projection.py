@@ -12,6 +12,7 @@ from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
     PROJECTION_IGNORES,
+    SUM_IGNORES,
     ExpertKernel,
     SharedMatrix,
     expert_choice,
@@ -19,6 +20,7 @@ from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
     shared_matrix,
 )
 from mlxr.compiler.targets.metal.kernel_parts.fused_norm import fused_norm_of
+from mlxr.compiler.targets.metal.kernel_parts.passes import bytes_of_sums, keeps_columns, passes_of
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import formula
 from mlxr.compiler.targets.metal.kernels.route import RouteKernel, route_kernel
 from mlxr.compiler.targets.metal.kernels.shared_expert import (
@@ -57,6 +59,11 @@ class RoutedProjectionKernel(ExpertKernel):
         ports += [("shared_norm", self.shared_norm)] if self.shared_norm else []
         ports += [("gate_weight", self.gate.layout.dtype)] if self.gate else []
         return (*ports, *(self.norm.ports if self.norm else ()), *self.epilogue.ports, *self.dims_port)
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Bytes of the sums of a threadgroup's tiles."""
+        return bytes_of_sums(self) if self.passes else 0
 
     @property
     def outputs(self) -> tuple[Port, ...]:
@@ -138,14 +145,25 @@ def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjec
         gate=gate,
         **expert_fields(lowering, op, choice),
     )
-    grid = grid_of(kernel)
-    chosen = choice.sizes(OneRow, without=PROJECTION_IGNORES)
+    alone = _in_passes(kernel, choice.geometry.one_row)
+    chosen = choice.sizes(OneRow, without=SUM_IGNORES if alone.passes else PROJECTION_IGNORES)
     if kernel.shared is None or not takes_several(lowering):
-        lowering.emit(op, kernel, grid, chosen=chosen)
+        lowering.emit(op, alone, grid_of(alone), chosen=chosen)
         return
-    lowering.emit(op, kernel, grid, when=ALONE, chosen=chosen)
+    lowering.emit(op, alone, grid_of(alone), when=ALONE, chosen=chosen)
     without = replace(kernel, label="routed_experts", shared=None, shared_norm=None)
     multiply_several(lowering, op, _shared_product(op, attrs), kernel, without, {}, chosen)
+
+
+def _in_passes(kernel: RoutedProjectionKernel, sizes: OneRow) -> RoutedProjectionKernel:
+    """The kernel with about as many threadgroups as the geometry asks for, if it can have few."""
+    shared = None if kernel.shared is None else replace(kernel.shared, split=sizes.split)
+    shared_split = replace(kernel, split=sizes.split, shared=shared)
+    parts = [shared_split, *([shared] if shared else [])]
+    if not sizes.threadgroups or not all(keeps_columns(part) and len(part.spans) == 1 for part in parts):
+        return kernel
+    passes = passes_of(shared_split.threadgroups, sizes.threadgroups)
+    return replace(shared_split, passes=passes, shared=None if shared is None else replace(shared, passes=passes))
 
 
 def _shared_product(op: Op, attrs: RoutedProjection) -> Op:

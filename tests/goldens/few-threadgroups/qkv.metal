@@ -1,0 +1,386 @@
+// qkv_c06d3f2b
+// small spec of a test
+//
+// Projection of one row: out = rms_norm(x) @ weight.T.
+// A simdgroup computes 2 rows of the weight at a time, 12 times; its lanes keep their columns of x.
+// 2 simdgroups share the columns of their rows, and add up their sums in threadgroup memory.
+// Grid: 9 threadgroups of 4 simdgroups.
+//   x          [tokens, 256] bf16
+//   weight     [59520] u8
+//     rows 0 to 319: [320, 256] q4_k at byte 0
+//     rows 320 to 383: [64, 256] q6_k at byte 46080
+//   norm       [256] f32
+//   out        [tokens, 384] bf16
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+// ---- header
+#ifndef MLXR_THREADGROUP
+#define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+inline float4 widen_bf16(uint2 u) {
+  return as_type<float4>(uint4(u.x << 16, u.x & 0xffff0000u, u.y << 16, u.y & 0xffff0000u));
+}
+inline void unpack_bf16(uint4 u, thread float4* v) {
+  v[0] = widen_bf16(u.xy);
+  v[1] = widen_bf16(u.zw);
+}
+
+inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
+
+inline void load_bf16_8(const device bfloat16_t* p, thread float4* v) {
+  unpack_bf16(*(const device uint4*)p, v);
+}
+
+inline void load_f32_8(const device float* p, thread float4* v) {
+  v[0] = *(const device float4*)(p + 0);
+  v[1] = *(const device float4*)(p + 4);
+}
+
+inline void load_bf16_4(const device bfloat16_t* p, thread float4* v) {
+  v[0] = widen_bf16(*(const device uint2*)p);
+}
+
+inline void load_f32_4(const device float* p, thread float4* v) {
+  v[0] = *(const device float4*)(p + 0);
+}
+
+inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+#ifndef MLXR_SUM  // a host's compiler may need telling not to fuse it with the product x
+#define MLXR_SUM(x, y) ((x) + (y))
+#endif
+inline uint load_u32_1(const device uint8_t* p) {
+  return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
+}
+inline uint load_u32_2(const device uint8_t* p) {
+  const device uint16_t* halves = (const device uint16_t*)p;
+  return (uint)halves[0] | (uint)halves[1] << 16;
+}
+inline uint load_u32(const device uint8_t* p) { return *(const device uint*)p; }
+inline uint2 load_u32x2(const device uint8_t* p) { return *(const device uint2*)p; }
+inline uint4 load_u32x4(const device uint8_t* p) { return *(const device uint4*)p; }
+inline float load_half(const device uint8_t* p) { return (float)*(const device half*)p; }
+inline float half_of(uint bits) { return (float)as_type<half>((uint16_t)bits); }
+inline float4 unsigned_bytes(uint u) { return float4(as_type<uchar4>(u)); }
+inline float4 signed_bytes(uint u) { return float4(as_type<char4>(u)); }
+// Bits 0 to 3 of x as bit 0 of each byte.
+inline uint spread_bits(uint x) { return ((x & 15u) * 0x00204081u) & 0x01010101u; }
+struct PairScales { float scale; float minimum; uint scales; uint minima; };
+// Those of sub-blocks 2 * pair and 2 * pair + 1, in the two lowest bytes of `scales` and `minima`.
+inline PairScales pair_scales(uint4 head, uint pair) {
+  const uint shift = 16u * (pair & 1u);
+  const uint scales = pair < 2u ? head.y & 0x3f3f3f3fu : (head.w & 0x0f0f0f0fu) | ((head.y >> 2) & 0x30303030u);
+  const uint minima = pair < 2u ? head.z & 0x3f3f3f3fu : ((head.w >> 4) & 0x0f0f0f0fu) | ((head.z >> 2) & 0x30303030u);
+  return PairScales{half_of(head.x & 0xffffu), half_of(head.x >> 16), scales >> shift, minima >> shift};
+}
+inline float2 scale_of(PairScales s, uint run) {
+  const float scale = (float)((s.scales >> (8u * run)) & 255u);
+  const float minimum = (float)((s.minima >> (8u * run)) & 255u);
+  return float2(s.scale * scale, -(s.minimum * minimum));
+}
+struct Row_q4_k {
+  const device uint8_t* blocks;
+};
+struct Raw_q4_k { uint2 q; PairScales scales; };
+inline Raw_q4_k raw_q4_k(Row_q4_k row, uint piece) {
+  const device uint8_t* block = row.blocks + piece / 16u * 144u;
+  return Raw_q4_k{load_u32x2(block + 16u + piece % 16u * 8u), pair_scales(load_u32x4(block), piece % 16u / 4u)};
+}
+inline void codes_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
+#pragma unroll
+  for (uint i = 0; i < 2; i++) {
+    c[i] = unsigned_bytes((raw.q[i] >> (4u * run)) & 0x0f0f0f0fu);
+  }
+}
+inline float2 scale_q4_k(Raw_q4_k raw, uint run) { return scale_of(raw.scales, run); }
+// A run's elements, each rounded twice, as where the format is defined.
+inline void values_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
+  codes_q4_k(raw, run, c);
+  const float2 scale = scale_q4_k(raw, run);
+#pragma unroll
+  for (uint i = 0; i < 2u; i++) {
+    c[i] *= scale.x;
+    c[i] = MLXR_SUM(c[i], scale.y);
+  }
+}
+struct Row_q6_k {
+  const device uint8_t* blocks;
+};
+struct Raw_q6_k { uint low[2]; uint high; float scale; float scales[4]; };
+inline Raw_q6_k raw_q6_k(Row_q6_k row, uint piece) {
+  const device uint8_t* block = row.blocks + piece / 16u * 210u;
+  const uint half_block = piece % 16u / 8u;
+  const uint at = piece % 8u * 4u;
+  const device char* scales = (const device char*)(block + 192u + half_block * 8u + at / 16u);
+  Raw_q6_k raw;
+  raw.low[0] = load_u32_2(block + half_block * 64u + at);
+  raw.low[1] = load_u32_2(block + half_block * 64u + at + 32u);
+  raw.high = load_u32_2(block + 128u + half_block * 32u + at);
+  raw.scale = load_half(block + 208);
+#pragma unroll
+  for (uint i = 0; i < 4; i++) {
+    raw.scales[i] = (float)scales[2u * i];
+  }
+  return raw;
+}
+inline void codes_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
+  const uint low = ((run & 1u ? raw.low[1] : raw.low[0]) >> (run & 2u) * 2u) & 0x0f0f0f0fu;
+  c[0] = unsigned_bytes(low | ((raw.high >> (2u * run)) & 0x03030303u) << 4) - 32.0f;
+}
+inline float2 scale_q6_k(Raw_q6_k raw, uint run) {
+  const float a = run & 1u ? raw.scales[1] : raw.scales[0];
+  const float b = run & 1u ? raw.scales[3] : raw.scales[2];
+  return float2(raw.scale * (run & 2u ? b : a), 0.0f);
+}
+// A run's elements.
+inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
+  codes_q6_k(raw, run, c);
+  const float2 scale = scale_q6_k(raw, run);
+#pragma unroll
+  for (uint i = 0; i < 1u; i++) {
+    c[i] *= scale.x;
+  }
+}
+
+
+// ---- kernel
+[[kernel]] void qkv_c06d3f2b(
+  const device bfloat16_t* x [[buffer(0)]],
+  const device uint8_t* weight [[buffer(1)]],
+  const device float* norm [[buffer(2)]],
+  device bfloat16_t* out [[buffer(3)]],
+  uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
+  uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
+  uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  const uint lane = thread_index_in_simdgroup;
+  const uint share = simdgroup_index_in_threadgroup % 2u;
+  const device bfloat16_t* input = x;
+  MLXR_THREADGROUP(float, shares, 96);
+  MLXR_THREADGROUP(float, squares_of, 4);
+  float4 squares = float4(0.0f);
+  uint of_all, end;
+  if (threadgroup_position_in_grid.x < 7u) {
+    of_all = threadgroup_position_in_grid.x * 48u;
+    end = 320u;
+    const uint first = of_all + simdgroup_index_in_threadgroup / 2u * 2u;
+    uint piece_of[1];
+#pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      const uint own = lane + 32u * share + step * 64u;
+      piece_of[step] = min(own, 15u);
+    }
+    Raw_q4_k raw[1][2];
+#pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+#pragma unroll
+      for (uint r = 0; r < 2u; r++) {
+        const uint row = min(first + r, end - 1);
+        raw[step][r] = raw_q4_k(Row_q4_k{weight + (ulong)row * 144u}, piece_of[step]);
+      }
+    }
+    float4 of_x[1][2][2];
+    float total[1][2];
+#pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      const uint column = piece_of[step] / 4u * 64u + piece_of[step] % 4u * 8u;
+      const bool has = lane + 32u * share + step * 64u < 16u;
+#pragma unroll
+      for (uint run = 0; run < 2u; run++) {
+        float4 v[2];
+#pragma unroll
+        for (uint j = 0; j < 2u; j++) {
+          v[j] = float4(0.0f);
+        }
+        if (has) {
+        float4 n[2];
+        load_f32_8(norm + column + run * 32u, n);
+
+        load_bf16_8(input + column + run * 32u, v);
+#pragma unroll
+        for (uint j = 0; j < 2u; j++) {
+          squares += v[j] * v[j];
+          v[j] *= n[j];
+        }
+        }
+#pragma unroll
+        for (uint j = 0; j < 2u; j++) {
+          of_x[step][run][j] = v[j];
+        }
+        total[step][run] = sum4(of_x[step][run][0]) + sum4(of_x[step][run][1]);
+      }
+    }
+#pragma unroll 1
+    for (uint pass = 0; pass < 12u; pass++) {
+      float sums[2];
+#pragma unroll
+      for (uint r = 0; r < 2u; r++) {
+        sums[r] = 0.0f;
+#pragma unroll
+        for (uint step = 0; step < 1u; step++) {
+#pragma unroll
+          for (uint run = 0; run < 2u; run++) {
+            float4 c[2];
+            codes_q4_k(raw[step][r], run, c);
+            float4 products = c[0] * of_x[step][run][0];
+#pragma unroll
+            for (uint j = 1; j < 2u; j++) {
+              products += c[j] * of_x[step][run][j];
+            }
+            const float2 factor = scale_q4_k(raw[step][r], run);
+            sums[r] += sum4(products) * factor.x + total[step][run] * factor.y;
+          }
+        }
+      }
+      if (pass + 1 < 12u) {
+  #pragma unroll
+      for (uint step = 0; step < 1u; step++) {
+  #pragma unroll
+        for (uint r = 0; r < 2u; r++) {
+          const uint row = min(first + (pass + 1) * 4u + r, end - 1);
+          raw[step][r] = raw_q4_k(Row_q4_k{weight + (ulong)row * 144u}, piece_of[step]);
+        }
+      }
+      }
+      // Half of the lanes keep half of the rows, and so on: in the end, lane l has row l / 16.
+#pragma unroll
+      for (uint r = 0; r < 1u; r++) {
+        const float given = (lane & 16u) ? sums[r] : sums[r + 1];
+        const float kept = (lane & 16u) ? sums[r + 1] : sums[r];
+        sums[r] = kept + simd_shuffle_xor(given, 16);
+      }
+      sums[0] += simd_shuffle_xor(sums[0], 8);
+      sums[0] += simd_shuffle_xor(sums[0], 4);
+      sums[0] += simd_shuffle_xor(sums[0], 2);
+      sums[0] += simd_shuffle_xor(sums[0], 1);
+      if (lane % 16u == 0) {
+        shares[(pass * 4u + simdgroup_index_in_threadgroup) * 2u + lane / 16u] = sums[0];
+      }
+    }
+  }
+  else {
+    of_all = 320u + (threadgroup_position_in_grid.x - 7u) * 48u;
+    end = 384u;
+    const uint first = of_all + simdgroup_index_in_threadgroup / 2u * 2u;
+    uint piece_of[1];
+#pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      const uint own = lane + 32u * share + step * 64u;
+      piece_of[step] = min(own, 15u);
+    }
+    Raw_q6_k raw[1][2];
+#pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+#pragma unroll
+      for (uint r = 0; r < 2u; r++) {
+        const uint row = min(first + r, end - 1);
+        raw[step][r] = raw_q6_k(Row_q6_k{weight + 46080ul + (ulong)(row - 320u) * 210u}, piece_of[step]);
+      }
+    }
+    float4 of_x[1][4][1];
+#pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      const uint column = piece_of[step] / 8u * 128u + piece_of[step] % 8u * 4u;
+      const bool has = lane + 32u * share + step * 64u < 16u;
+#pragma unroll
+      for (uint run = 0; run < 4u; run++) {
+        float4 v[1];
+#pragma unroll
+        for (uint j = 0; j < 1u; j++) {
+          v[j] = float4(0.0f);
+        }
+        if (has) {
+        float4 n[1];
+        load_f32_4(norm + column + run * 32u, n);
+
+        load_bf16_4(input + column + run * 32u, v);
+#pragma unroll
+        for (uint j = 0; j < 1u; j++) {
+          squares += v[j] * v[j];
+          v[j] *= n[j];
+        }
+        }
+#pragma unroll
+        for (uint j = 0; j < 1u; j++) {
+          of_x[step][run][j] = v[j];
+        }
+      }
+    }
+#pragma unroll 1
+    for (uint pass = 0; pass < 12u; pass++) {
+      float sums[2];
+#pragma unroll
+      for (uint r = 0; r < 2u; r++) {
+        sums[r] = 0.0f;
+#pragma unroll
+        for (uint step = 0; step < 1u; step++) {
+#pragma unroll
+          for (uint run = 0; run < 4u; run++) {
+            float4 c[1];
+            codes_q6_k(raw[step][r], run, c);
+            float4 products = c[0] * of_x[step][run][0];
+#pragma unroll
+            for (uint j = 1; j < 1u; j++) {
+              products += c[j] * of_x[step][run][j];
+            }
+            const float2 factor = scale_q6_k(raw[step][r], run);
+            sums[r] += sum4(products) * factor.x;
+          }
+        }
+      }
+      if (pass + 1 < 12u) {
+  #pragma unroll
+      for (uint step = 0; step < 1u; step++) {
+  #pragma unroll
+        for (uint r = 0; r < 2u; r++) {
+          const uint row = min(first + (pass + 1) * 4u + r, end - 1);
+          raw[step][r] = raw_q6_k(Row_q6_k{weight + 46080ul + (ulong)(row - 320u) * 210u}, piece_of[step]);
+        }
+      }
+      }
+      // Half of the lanes keep half of the rows, and so on: in the end, lane l has row l / 16.
+#pragma unroll
+      for (uint r = 0; r < 1u; r++) {
+        const float given = (lane & 16u) ? sums[r] : sums[r + 1];
+        const float kept = (lane & 16u) ? sums[r + 1] : sums[r];
+        sums[r] = kept + simd_shuffle_xor(given, 16);
+      }
+      sums[0] += simd_shuffle_xor(sums[0], 8);
+      sums[0] += simd_shuffle_xor(sums[0], 4);
+      sums[0] += simd_shuffle_xor(sums[0], 2);
+      sums[0] += simd_shuffle_xor(sums[0], 1);
+      if (lane % 16u == 0) {
+        shares[(pass * 4u + simdgroup_index_in_threadgroup) * 2u + lane / 16u] = sums[0];
+      }
+    }
+  }
+  {
+    const float own = simd_sum(sum4(squares));
+    if (lane == 0) {
+      squares_of[simdgroup_index_in_threadgroup] = own;
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  float of_row = 0.0f;
+#pragma unroll
+  for (uint s = 0; s < 2u; s++) {
+    of_row += squares_of[s];
+  }
+  const float scale = metal::precise::rsqrt(of_row * 0.00390625f + 9.99999975e-06f);
+
+  for (uint at = thread_index_in_threadgroup; at < 48u && of_all + at < end; at += 128u) {
+    const uint o = of_all + at;
+    const uint in_tile = at % 4u;
+    const uint of_rows = ((at / 4u) * 4u + in_tile / 2u * 2u) * 2u + in_tile % 2u;
+    float y = 0.0f;
+#pragma unroll
+    for (uint s = 0; s < 2u; s++) {
+      const uint at_sum = of_rows + s * 2u;
+      y += shares[at_sum];
+    }
+    const ulong place = o;
+    y *= scale;
+    out[place] = (bfloat16_t)y;
+  }}
