@@ -85,7 +85,7 @@ def test_the_norm_of_queries_where_weights_are_unpacked_for_several_rows():
         ("latent_decode", "* of_latent", "* of_latent * 1.01f"),
         ("latent_decode", "y * factor", "y * factor * 1.01f"),
         ("latent_decode", "(uint)slots[t]", "(uint)slots[t] + 1u"),
-        ("latent_reduce", "v * inverse", "v * inverse * 1.01f"),
+        ("latent_reduce", "- largest) * inverse", "- largest) * inverse * 1.01f"),
         ("attend_latent_part", "owner && share == 0", "owner"),
         ("attend_latent_part", "(uint)slots[t]", "(uint)slots[t] + 1u"),
         ("q_b_rows", "x + (ulong)row * 144u", "x + (ulong)row * 56u"),

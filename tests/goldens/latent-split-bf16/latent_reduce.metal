@@ -1,9 +1,9 @@
-// latent_reduce_1ea6763c
+// latent_reduce_ad97c201
 // small spec of a test
 //
 // Split-KV reduction of latent attention: merges the partitions of each query head by their maxima, and multiplies the
 // result by the head's v_b. 
-// Grid: (6 query heads, seqs) threadgroups of 8 simdgroups.
+// Grid: (6 query heads, seqs) threadgroups of 16 simdgroups.
 //   partial    [seqs, 6, 3, 72] f32
 //   stats      [seqs, 6, 3, 4] f32: maximum (base 2), sum, unused
 //   v_b        [192, 72] bf16
@@ -54,7 +54,7 @@ inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(r
 
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void latent_reduce_1ea6763c(
+[[kernel]] void latent_reduce_ad97c201(
   const device float* partial [[buffer(0)]],
   const device float* stats [[buffer(1)]],
   const device bfloat16_t* v_b [[buffer(2)]],
@@ -83,19 +83,24 @@ inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(r
     total += s[4 * p + 1] * exp2(s[4 * p] - largest);
   }
   const float inverse = 1.0f / simd_sum(total);
+  MLXR_THREADGROUP(float, factors, 3);
+  for (uint p = thread_index_in_threadgroup; p < count; p += 512u) {
+    factors[p] = exp2(s[4 * p] - largest) * inverse;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   MLXR_THREADGROUP(float4, attended, 18);
-  for (uint i = thread_index_in_threadgroup; i < 72u; i += 256u) {
+  for (uint i = thread_index_in_threadgroup; i < 72u; i += 512u) {
     float v = 0.0f;
 #pragma unroll 8
     for (uint p = 0; p < count; p++) {
-      v += partial[(place + p) * 72u + i] * exp2(s[4 * p] - largest);
+      v += partial[(place + p) * 72u + i] * factors[p];
     }
-    ((threadgroup float*)attended)[i] = v * inverse;
+    ((threadgroup float*)attended)[i] = v;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
     const threadgroup float* input = (const threadgroup float*)attended;
     device bfloat16_t* target = out + ((ulong)sequence * 6u + head) * 32u;
-    for (uint base = simdgroup_index_in_threadgroup * 16u; base < 32u; base += 128u) {
+    for (uint base = simdgroup_index_in_threadgroup * 16u; base < 32u; base += 256u) {
       const uint end = 32u;
       const uint head_row = head * 32u;
       // 16 lanes to a row; those past the last row repeat others.

@@ -24,6 +24,8 @@ from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 _OUTPUTS = 8
 """Rows of a head's matrix that a simdgroup takes at once: few threadgroups read it, each with many loads in flight."""
+_MERGING = 16
+"""Simdgroups of a threadgroup that merges partitions: a thread for each element of a latent of 512."""
 _MANY_HEADS = 2
 """Query heads of a threadgroup where sequences alone fill the GPU."""
 
@@ -196,7 +198,7 @@ def _lower_long(lowering: MetalLowering, op: Op, attrs: LatentDecode, long: Cond
     reduce = LatentReduceKernel(
         "latent_reduce",
         products=_products(lowering, op, attrs),
-        simdgroups=SIMDGROUPS,
+        simdgroups=_MERGING,
         partition=part.partition,
         max_partitions=part.max_partitions,
     )

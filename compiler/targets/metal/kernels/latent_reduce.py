@@ -65,5 +65,5 @@ class LatentReduceKernel(MetalKernel):
 
     @property
     def threadgroup_bytes(self) -> int:
-        """Bytes of a head's result."""
-        return 4 * self.kv_rank
+        """Bytes of a head's result and of the partitions' factors."""
+        return 4 * (self.kv_rank + self.max_partitions)
