@@ -62,6 +62,8 @@ class Recipe:
 
     beside: str | None = None
     """A piece of a name: only for files that have a tensor with that in its name."""
+    beside_wide: bool = False
+    """Whether the last dimension of that tensor must be more than 1."""
 
     @property
     def tensors(self) -> tuple[str, ...]:

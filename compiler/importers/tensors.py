@@ -93,7 +93,10 @@ class Tensors:
         for option in options:
             name = option.tensor.replace("{i}", str(layer)).replace("{e}", "0")
             mark = option.beside
-            fits = mark is None or any(mark in held for held in self._tensors)
+            fits = mark is None or any(
+                mark in held and (not option.beside_wide or other.shape[-1] > 1)
+                for held, other in self._tensors.items()
+            )
             if (fact := self._tensors.get(name)) is not None and fits:
                 return name, fact, option
         return None

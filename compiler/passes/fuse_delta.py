@@ -10,8 +10,8 @@ from mlxr.compiler.ir.ops.gated_norm import GatedNorm
 from mlxr.compiler.ir.ops.linear import Linear
 from mlxr.compiler.passes.base import Edits, PassResult, sibling, sole_producer
 
-_ALIGNED = 8
-"""Columns of which a row is a multiple, so that kernels may read 16 bytes of any of its parts."""
+_ALIGNED = 4
+"""Columns of which a row is a multiple, so that kernels may read four neighbours at once."""
 _TABLES = ("query_start", "state_table")
 _JOINED = ("q", "k", "v")
 
@@ -21,7 +21,7 @@ class FuseDelta:
     """Joins what lies in gated delta layers beside each other.
 
     1. delta_net(linear(x, q), linear(x, k), linear(x, v), a, b) and gated_norm(gate) -> the same of
-       linear(x, [q; k; v]); with what of gate, a and b are linears of x, too, if rows remain multiples of 16 bytes.
+       linear(x, [q; k; v]); with what of gate, a and b are linears of x, too, if rows remain multiples of four columns.
     2. In prefill: delta_net -> gated_delta(causal_conv(that)).
     3. In decode: gated_norm(delta_net) -> delta_decode(that).
     """

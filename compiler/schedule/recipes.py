@@ -75,6 +75,7 @@ def _recipes(
             columns=None if entry.columns is None else Columns(0, evaluate_size(entry.columns, numbers)),
             is_transposed=entry.transposed,
             beside=entry.beside,
+            beside_wide=entry.beside_wide,
             matrix_rows=None if entry.matrix_rows is None else evaluate_size(entry.matrix_rows, numbers),
             unit_rows=entry.unit_rows,
             negative_exp=entry.negative_exp,

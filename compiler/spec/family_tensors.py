@@ -77,6 +77,8 @@ class FileTensor(Record):
     """Columns of a row, of which the first ones are meant; null for as many as are needed."""
     beside: str | None = None
     """A piece of a name: only in files that have a tensor with that in its name."""
+    beside_wide: Flag = False
+    """Whether the last dimension of that tensor must be more than 1."""
     add: Annotated[float, Field(strict=True)] = 0.0
     """Added to every number: 1 for norms that files hold as their distance from 1."""
     unit_rows: Flag = False

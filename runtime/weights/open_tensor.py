@@ -65,7 +65,8 @@ def _fits(recipe: Recipe, file: WeightFile, part: TensorSource) -> bool:
 def _is_for(recipe: Recipe, file: WeightFile) -> bool:
     mark = recipe.beside
     return all(name in file.tensors for name in recipe.tensors) and (
-        mark is None or any(mark in name for name in file.tensors)
+        mark is None
+        or any(mark in name and (not recipe.beside_wide or t.shape[-1] > 1) for name, t in file.tensors.items())
     )
 
 

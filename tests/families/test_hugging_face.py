@@ -183,6 +183,8 @@ NO_MATTER = {
 
 
 MODULES = {
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe_text": "qwen3_5_moe",
     "exaone": "llama",
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",

@@ -26,6 +26,8 @@ CASES = {
     "steady-alibi": HALF_CACHE | FAMILY_SPECS["alibi"] | STEADY,
     "exact-short-conv": HALF_CACHE | FAMILY_SPECS["short-conv"] | EXACT,
     "steady-short-conv": FAMILY_SPECS["short-conv-alone"] | STEADY,
+    "exact-delta": FAMILY_SPECS["delta"] | EXACT,
+    "steady-delta": HALF_CACHE | FAMILY_SPECS["delta"] | STEADY,
     "exact-ssm": FAMILY_SPECS["ssm"] | EXACT,
     "steady-ssm": FAMILY_SPECS["ssm-beside-attention"] | STEADY,
     "exact-latent": HALF_CACHE | FAMILY_SPECS["latent"] | {"weights": {"default": "bf16"}} | EXACT,

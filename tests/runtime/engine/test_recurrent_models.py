@@ -16,12 +16,12 @@ from mlxr_tests.few import few
 from mlxr_tests.specs import compiled
 from mlxr_tests.thread_ranks import save_canonical
 
-MODELS = ["short-conv", "short-conv-alone", "ssm", "ssm-beside-attention"]
+MODELS = ["short-conv", "short-conv-alone", "delta", "ssm", "ssm-beside-attention"]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 """Two blocks of 4, and a half."""
 
 
-@pytest.fixture(scope="module", params=few(MODELS, ["short-conv", "ssm-beside-attention"]))
+@pytest.fixture(scope="module", params=few(MODELS, ["short-conv", "delta", "ssm-beside-attention"]))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     """A context of 64 in blocks of 4, steps of 8 tokens, 3 sequences."""
     cache = {"dtype": "f32", "block_size": 4, "max_sequences": 3}

@@ -1,7 +1,6 @@
 """GGUF files of the tiny models: tensors where the family's recipes expect them, metadata as llama.cpp's converter.
 
-The metadata are written by hand here, key by key, so that they test the importer.
-"""
+The metadata are written by hand here, key by key, so that they test the importer."""
 
 import json
 from pathlib import Path
@@ -34,6 +33,7 @@ from mlxr_tests.alibi_models import GGUF as ALIBI
 from mlxr_tests.family_models import WINDOW, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT
 from mlxr_tests.lfm2_models import GGUF as LFM2
+from mlxr_tests.qwen_delta_models import GGUF as QWEN_DELTA
 
 _EXPERTS = {"expert_count": 5, "expert_used_count": 2}
 GROUPED = {
@@ -339,7 +339,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     **ALIBI,
     **mimo_models.GGUF,
-    **LFM2,
+    **(LFM2 | QWEN_DELTA),
     **step_models.GGUF,
     **dbrx_models.GGUF,
     "gpt_oss": (
@@ -380,7 +380,7 @@ def write_gguf(case: str, folder: Path, joined: bool = False) -> Path:
             writer.add_array(name, array.tolist())
             continue
         # As llama.cpp's converter: a matrix of one row is a vector, but not what belongs to a scan.
-        writer.add_tensor(name, ssm_models.as_in_gguf(name, array, extra.get("ssm.group_count", 1)))
+        writer.add_tensor(name, ssm_models.as_in_gguf(name, array, extra))
     if case in ("phi3", "minicpm3"):
         for kind, factors in (("long", "long_factor"), ("short", "short_factor")):
             values = np.array(config["rope_scaling"][factors], np.float32)

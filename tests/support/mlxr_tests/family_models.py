@@ -18,6 +18,7 @@ from mlxr_tests.dbrx_models import DBRX
 from mlxr_tests.gemma_4_models import GEMMA_4
 from mlxr_tests.lfm2_models import LFM2
 from mlxr_tests.mimo_models import MIMO_V2
+from mlxr_tests.qwen_delta_models import QWEN_DELTA
 from mlxr_tests.step_models import STEP
 
 Module = Any  # mlx.nn has no annotations
@@ -434,6 +435,7 @@ CONFIGS: dict[str, Config] = {
     "laguna": _HEADS | _LAGUNA,
     **MIMO_V2,
     **LFM2,
+    **QWEN_DELTA,
     **STEP,
     **DBRX,
     "gpt_oss": _HEADS

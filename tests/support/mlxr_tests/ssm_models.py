@@ -191,8 +191,11 @@ GGUF: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Cases as those of `family_gguf`."""
 
 
-def as_in_gguf(name: str, array: Any, groups: int) -> Any:
-    """A tensor in the shape that GGUF files have it in."""
+def as_in_gguf(name: str, array: Any, metadata: Config) -> Any:
+    """A tensor in the shape that GGUF files have it in; gated delta nets have some in others."""
+    groups = metadata.get("ssm.group_count", 1)
+    if "full_attention_interval" in metadata:
+        return array.reshape(-1, 4) if name.endswith("ssm_conv1d.weight") else array.squeeze()
     if name.endswith(("ssm_a", "ssm_d")):
         return array.reshape(-1, 1)
     if name.endswith("ssm_norm.weight"):
