@@ -27,7 +27,17 @@ _BLOCKS = (1 << 14) - 3
 """Random blocks of a run; no size of a tensor is a multiple of it."""
 _VOCAB = 32768
 """Of shapes that name no other: a model of few layers should not be all embeddings."""
-_VECTORS = ("norm", "bias", "_inp.weight", "_inp_shexp", "probs_b", "rope_freqs", "scale", "shortconv.conv")
+_VECTORS = (
+    "norm",
+    "bias",
+    "_inp.weight",
+    "_inp_shexp",
+    "probs_b",
+    "rope_freqs",
+    "scale",
+    "shortconv.conv",
+    "ssm_conv1d",
+)
 _MORE = ("attn_v", "ffn_down", "output.weight")
 
 Sizes = Mapping[str, tuple[int, ...]]
@@ -180,6 +190,45 @@ def _lfm2(layers: int) -> PublishedShape:
     )
 
 
+def _qwen_3_5_layer(i: int) -> Sizes:
+    h, width = 1024, 2048
+    if i % 4 == 3:
+        mixer = _weights(attn_q=(2 * width, h), attn_k=(512, h), attn_v=(512, h), attn_output=(h, width))
+        mixer |= _weights(attn_q_norm=(256,), attn_k_norm=(256,))
+    else:
+        mixer = _weights(attn_qkv=(3 * width, h), attn_gate=(width, h), ssm_out=(h, width), ssm_conv1d=(3 * width, 4))
+        mixer |= _weights(ssm_alpha=(16, h), ssm_beta=(16, h), ssm_norm=(128,))
+        mixer |= {"ssm_a": (16,), "ssm_dt.bias": (16,)}
+    return mixer | _weights(attn_norm=(h,), post_attention_norm=(h,)) | _mlp(h, 3584)
+
+
+def _qwen_3_5(layers: int) -> PublishedShape:
+    return PublishedShape(
+        "qwen35",
+        layers,
+        1024,
+        {
+            "feed_forward_length": 3584,
+            "attention.head_count": 8,
+            "attention.head_count_kv": 2,
+            "attention.key_length": 256,
+            "attention.value_length": 256,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+            "rope.dimension_count": 64,
+            "rope.dimension_sections": [11, 11, 10, 0],
+            "rope.freq_base": 1e7,
+            "full_attention_interval": 4,
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": 2048,
+            "ssm.state_size": 128,
+            "ssm.time_step_rank": 16,
+            "ssm.group_count": 16,
+        },
+        _qwen_3_5_layer,
+        vocab=248320,
+    )
+
+
 def _qwen(layers: int) -> PublishedShape:
     return PublishedShape(
         "qwen2moe",
@@ -274,6 +323,7 @@ SHAPES: Mapping[str, Callable[[int], PublishedShape]] = {
     "glm-4.7-flash": _glm,
     "gemma-4-e4b": _gemma,
     "lfm2.5-1.2b": _lfm2,
+    "qwen3.5-0.8b": _qwen_3_5,
     "tinyllama": _llama(2048, 4, 5632, 1e4),
     "llama-3-8b": _llama(4096, 8, 14336, 5e5),
 }
@@ -283,10 +333,11 @@ FEW_LAYERS = {
     "glm-4.7-flash": 5,
     "gemma-4-e4b": 12,
     "lfm2.5-1.2b": 16,
+    "qwen3.5-0.8b": 24,
     "tinyllama": 22,
     "llama-3-8b": 4,
 }
-"""Layers of each that a CPU is timed with; of LFM2.5 and TinyLlama all."""
+"""Layers of each that a CPU is timed with; of LFM2.5, Qwen 3.5 and TinyLlama all."""
 
 
 def write_shape(name: str, format_name: str, folder: Path, layers: int | None = None) -> Path:
@@ -339,6 +390,8 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
 def _vector(name: str, dims: tuple[int, ...]) -> Array:
     if name == "rope_freqs.weight":  # a quarter of the pairs are rotated
         return np.where(np.arange(*dims) < dims[0] // 4, 1, 1e30).astype(np.float32)
+    if name.endswith("ssm_a"):
+        return np.full(dims, -1, np.float32)
     if len(dims) == 1 and "bias" not in name:
         return np.ones(dims, np.float32)
     return np.random.default_rng(zlib.crc32(name.encode())).standard_normal(dims, np.float32) * np.float32(0.02)
