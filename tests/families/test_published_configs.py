@@ -43,6 +43,8 @@ TIED = (
     *("lfm2", "lfm2_moe", "mpt", "minicpm", "minicpm3", "starcoder2"),
 )
 """Families whose configs leave tie_word_embeddings out where it is true."""
+NOT_ROTATED = ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "granite-4.0-h-350m")
+"""Models whose configs have a rope_theta, and whose attention does not rotate."""
 TENSORS = {
     "attention.q_bias": ("add_qkv_bias", "attention_bias", "use_bias", "use_qkv_bias"),
     "attention.q_norm": ("qk_layernorm", "use_qk_norm"),
@@ -111,7 +113,8 @@ def test_published_configs_are_imported(family: str) -> None:
         kv_heads = 1 if attention.latent else kv_heads
         assert attention.num_kv_heads == kv_heads, name
         ropes = [layer.rope for layer in model.layers if layer.rope is not None]
-        if "rope_theta" in config:
+        assert bool(ropes) != (name in NOT_ROTATED) or "rope_theta" not in config, name
+        if "rope_theta" in config and ropes:
             thetas = config["rope_theta"] if isinstance(config["rope_theta"], list) else [config["rope_theta"]]
             assert any(rope.theta == pytest.approx(thetas[0], rel=1e-7) for rope in ropes), name
         assert bool(config.get("rope_scaling", {})) >= any(rope.scaling.kind != "none" for rope in ropes) or (
@@ -142,6 +145,24 @@ def test_what_some_of_them_say() -> None:
     assert imported(config_of("Mistral-7B-Instruct-v0.2")).attention.sliding_window is None
     granite = imported(config_of("granite-3.1-8b-instruct"))
     assert (granite.logit_scale, granite.residual_scale, granite.attention.scale) == (1 / 16, 0.22, 0.0078125)
+
+
+def test_what_some_with_recurrent_layers_say() -> None:
+    """Sizes of the models' own cards, and what their code makes of the rest."""
+    nemotron = imported(config_of("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"))
+    kinds = [
+        (layer.recurrent is not None, layer.attention is not None, layer.mlp is not None) for layer in nemotron.layers
+    ]
+    assert [kinds.count(tuple(kind == i for i in range(3))) for kind in range(3)] == [23, 6, 23]
+    ssm, mlp = nemotron.layers[0].recurrent, nemotron.layers[1].mlp
+    assert ssm is not None and ssm.kind == "ssm" and mlp is not None and mlp.experts is not None
+    assert (ssm.num_heads, ssm.head_dim, ssm.state_dim, ssm.num_groups) == (64, 64, 128, 8)
+    assert (mlp.experts.count, mlp.experts.per_token, mlp.intermediate_size) == (128, 6, 1856)
+    granite = imported(config_of("granite-4.0-h-350m"))
+    assert [i for i, layer in enumerate(granite.layers) if layer.recurrent is None] == [10, 13, 17, 27]
+    assert all(layer.mlp is not None and layer.mlp.intermediate_size == 2048 for layer in granite.layers)
+    falcon = imported(config_of("Falcon-H1-0.5B-Instruct"))
+    assert all(layer.recurrent is not None and layer.attention is not None for layer in falcon.layers)
 
 
 def test_what_some_with_experts_say() -> None:
