@@ -13,6 +13,7 @@ answers must be equal.
   1, whose tokens are as good as random.
 * A story at temperature 0.8, for what an ordinary text gains.
 * A draft model of 12M parameters with the same successors, for the copying 100M model.
+* With `--heads FOLDER ...`, models with heads of their own instead of all these: those of `benchmarks/train_head.py`.
 
 It writes the models that it makes to the cache folder, and benchmarks/speculation.json.
 """
@@ -58,6 +59,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7, help="answers of each (7)")
     parser.add_argument("--tokens", type=int, default=300, help="of each answer (300)")
     parser.add_argument("--compute", choices=("fast", "exact"), default="fast", help="as `mlxr run --compute` (fast)")
+    parser.add_argument("--heads", nargs="+", default=[], metavar="FOLDER", help="only these models, with their heads")
     parser.add_argument("--only", default="", metavar="WORD", help="only cases with this word in their name")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/speculation.json", metavar="FILE")
     args = parser.parse_args()
@@ -66,7 +68,7 @@ def main() -> int:
         f"load average {os.getloadavg()[0]:.1f}; {args.rounds} rounds of {args.tokens} tokens, compute {args.compute}"
     )
     print(f"{'':44} {'plain':>8} {'speculating':>12} {'ratio':>6} {'accepted':>9} {'per step':>9}")
-    for case in _cases():
+    for case in _with_heads(args.heads) if args.heads else _cases():
         if args.only in case.name:
             rows.append(_measure(case, args))
             args.output.write_text(json.dumps({"compute": args.compute, "rows": rows}, indent=1) + "\n")
@@ -94,9 +96,15 @@ def _cases() -> Iterator[Case]:
     yield Case("100m bf16, cannot be guessed, draft model", random_model, unseen, noise, {"draft": small})
 
 
+def _with_heads(folders: list[str]) -> Iterator[Case]:
+    for folder in folders:
+        for name, sampling in (("greedy", mlxr.Sampling()), ("a story", mlxr.Sampling(temperature=0.8, seed=1))):
+            yield Case(f"{Path(folder).name}, own head, {name}", folder, "Once upon a time", sampling, {"mtp": "on"})
+
+
 def _measure(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     changes = mlxr.Changes(compute=args.compute)
-    plain_model = mlxr.load(case.model, host="cpu", changes=changes)
+    plain_model = mlxr.load(case.model, host="cpu", changes=changes, mtp="off")
     model = mlxr.load(case.model, host="cpu", changes=changes, **case.options)
     speeds: dict[str, list[float]] = {"plain": [], "speculating": []}
     with plain_model, model:

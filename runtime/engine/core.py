@@ -257,7 +257,13 @@ class EngineCore:
     def _draft(self, speculator: Speculator) -> bool:
         """Lets requests that decode and speculate have draft tokens in the next step; whether any have some."""
         decoding = [request for request in self.scheduler.running if request.num_pending == 1]
-        requests = [r for r in decoding if r.draft.speculates and not r.is_forced and not r.run.in_flight]
+        requests = [
+            r
+            for r in decoding
+            if r.draft.speculates
+            and len(r.answer.tokens) >= r.draft.rests_until
+            and not (r.is_forced or r.run.in_flight)
+        ]
         if not requests:
             return False
         plan = self._host.plan

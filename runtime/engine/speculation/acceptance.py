@@ -7,20 +7,26 @@ from operator import mul
 _KEPT = 0.9
 """What an observation still weighs when the next one comes: some ten of them count."""
 _PRIOR = 0.5
-"""Weight of the first opinion: that a guess is as likely right as wrong."""
+"""Weight of the first opinion, of the chance that a guess comes true."""
 
 
 class Acceptance:
     """Moving averages: the chance that a guess comes true, once those before it in the draft have."""
 
-    def __init__(self) -> None:
+    def __init__(self, hope: float = 0.5) -> None:
+        """Nothing is known.
+
+        Args:
+            hope: the first opinion.
+        """
+        self._hope = hope
         self._right: list[float] = []
         self._tried: list[float] = []
         self._chances: list[float] = []
 
     def copy(self) -> "Acceptance":
         """The same, to go on by itself."""
-        copy = Acceptance()
+        copy = Acceptance(self._hope)
         copy._right, copy._tried = [*self._right], [*self._tried]
         return copy
 
@@ -43,5 +49,7 @@ class Acceptance:
         if len(self._chances) < most:
             unknown = [(0.0, 0.0)] * (most - len(self._tried))
             each = [*zip(self._right, self._tried, strict=True), *unknown]
-            self._chances = list(accumulate(((right + _PRIOR / 2) / (tried + _PRIOR) for right, tried in each), mul))
+            self._chances = list(
+                accumulate(((right + _PRIOR * self._hope) / (tried + _PRIOR) for right, tried in each), mul)
+            )
         return self._chances[:most]

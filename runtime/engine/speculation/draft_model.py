@@ -44,7 +44,10 @@ class DraftModel:
 
     Attributes:
         seconds: what a guess of one token for each text takes: the least of the newest measurements, at first 0.
+        hope: see `Guesser`.
     """
+
+    hope = 0.5
 
     def __init__(self, host: Host, pager: Pager, vocab_size: int) -> None:
         """Starts without texts.

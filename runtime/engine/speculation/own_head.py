@@ -54,7 +54,10 @@ class OwnHead:
 
     Attributes:
         seconds: what a guess of one token for each text takes: the least of the newest measurements, at first 0.
+        hope: see `Guesser`: heads are trained with their models.
     """
+
+    hope = 0.8
 
     def __init__(
         self, host: Host, pager: Pager, save: SaveEvicted | None = None, progress: Progress | None = None

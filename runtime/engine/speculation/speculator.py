@@ -34,9 +34,11 @@ class Guesser(Protocol):
 
     Attributes:
         seconds: what a guess of one token for each text takes.
+        hope: the chance that a guess comes true, as long as none has been tried.
     """
 
     seconds: float
+    hope: float
 
     def propose(self, texts: Sequence[Text]) -> list[list[int]]:
         """Guesses up to `text.most` tokens of each text."""
@@ -71,12 +73,12 @@ class _State:
         """Takes a new guess, of what follows `length` tokens."""
         self.guess, self.length, self.seen = guess, length, 0
 
-    def rest(self, length: int) -> None:
+    def rest(self, length: int, hope: float) -> None:
         """Rests from `length` tokens on: twice as long as before, unless the work in between was longer than that."""
         worked = length - self.rests_until
         self.pause = _FIRST_REST if worked > self.pause else min(2 * self.pause, _LONGEST_REST)
         self.rests_until = length + self.pause
-        self.acceptance = Acceptance()
+        self.acceptance = Acceptance(hope)
 
 
 class Speculator:
@@ -94,7 +96,7 @@ class Speculator:
         """
         self._model = guesser
         self._states: dict[Hashable, _State] = {}
-        self._usual = Acceptance()
+        self._usual = Acceptance(0.5 if guesser is None else guesser.hope)
         self.costs = StepCosts()
 
     def draft(self, requests: Sequence[Request], tokens: int, room: int) -> None:
@@ -179,7 +181,7 @@ class Speculator:
         for text, state, chance, length, draft in zip(texts, states, chances, lengths, drafts, strict=True):
             state.replace(draft, len(text.tokens))
             if could_draft and chance and not length:
-                state.rest(len(text.tokens))
+                state.rest(len(text.tokens), model.hope)
         return drafts
 
     def _lengths(
