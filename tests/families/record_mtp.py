@@ -29,16 +29,24 @@ def record(case: str, folder: Path) -> dict[str, Any]:
     config = transformers.CONFIG_MAPPING[cases.CONFIGS[case]["model_type"]].from_dict(dict(cases.CONFIGS[case]))
     model = transformers.AutoModelForCausalLM.from_config(config)
     number = cases.NUM_LAYERS
-    type(model)._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{number}\..*"]
+    is_qwen = case.startswith("qwen")
+    if not is_qwen:  # which names the layers of its large models
+        type(model)._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{number}\..*"]
     model.save_pretrained(folder)
     with safe_open(folder / "model.safetensors", "np") as held:
         shapes = {name: list(held.get_slice(name).get_shape()) for name in held.keys()}  # noqa: SIM118
     last, hidden = f"model.layers.{number - 1}.", config.hidden_size
-    shapes |= {name.replace(last, f"model.layers.{number}."): s for name, s in shapes.items() if last in name}
-    shapes |= {f"model.layers.{number}.{name}.weight": [hidden] for name in ("enorm", "hnorm", "shared_head.norm")}
-    shapes[f"model.layers.{number}.eh_proj.weight"] = [hidden, 2 * hidden]
+    own, beside = f"model.layers.{number}.", ("enorm", "hnorm", "shared_head.norm", "eh_proj")
+    if is_qwen:
+        own, beside = "mtp.layers.0.", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "fc")
+    shapes |= {name.replace(last, own): s for name, s in shapes.items() if last in name}
+    prefix = "mtp." if is_qwen else own
+    shapes |= {f"{prefix}{name}.weight": [hidden] for name in beside[:3]}
+    shapes[f"{prefix}{beside[3]}.weight"] = [hidden, 2 * hidden]
     save_file(cases.weights(shapes), folder / "model.safetensors", {"format": "pt"})
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    if is_qwen:
+        model.config.num_mtp_layers, model.config.mtp_layer_types = 1, ["full_attention"]
     head = MtpModel.from_pretrained(model).eval()
     head.config._attn_implementation = "eager"
     ids = torch.tensor([cases.prompt()])

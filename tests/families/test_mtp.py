@@ -19,6 +19,7 @@ from mlxr.runtime.weights.head_tensors import require_head
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr_tests import mtp_models as cases
 from mlxr_tests.family_oracle import EXACT, relative_error
+from mlxr_tests.head_files import save_gguf
 
 RECORDED = cases.load_recorded()
 TOLERANCE = 5e-6
@@ -59,5 +60,5 @@ def test_guesses_are_those_of_transformers(case: str, host: str, cut: int | None
 
 
 def test_a_gguf_file(tmp_path: Path) -> None:
-    logits = guesses(cases.save_gguf(tmp_path), "cpu")
+    logits = guesses(save_gguf(tmp_path), "cpu")
     assert relative_error(logits, np.array(RECORDED["glm4_moe"].logits, np.float32)) < TOLERANCE

@@ -15,8 +15,9 @@ from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.speculation.own_head import OwnHead
 from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.speculation.text import Text
+from mlxr_tests import mtp_models
 from mlxr_tests.few import few
-from mlxr_tests.mtp_models import save_tiny
+from mlxr_tests.head_files import save_tiny
 
 GREEDY, SAMPLED = mlxr.Sampling(), mlxr.Sampling(temperature=1.2, top_k=40, seed=7)
 CHANGES = mlxr.Changes(
@@ -160,3 +161,18 @@ def test_it_shares_weights_with_the_model(folder: Path) -> None:
     with mlxr.load(folder, host="reference", mtp="on") as model:
         ours, its = (host.weights for host in (model.host, head_of(model)._host))  # type: ignore[attr-defined]
         assert its["embedding"] is ours["embedding"]
+
+
+def test_a_model_with_states(tmp_path: Path) -> None:
+    """Gated delta nets beside attention: guesses are undone in their states, and the head has none."""
+    with mlxr.load(
+        mtp_models.save("qwen3_next", tmp_path), host="cpu", mtp="on", changes=replace(CHANGES, context=64)
+    ) as model:
+        text = mtp_models.prompt()
+        prompts = [text, text[:5], text * 2]
+        for sampling in (GREEDY, SAMPLED):
+            plain = run(model, None, prompts, sampling)
+            for wrong in (0, 1, 3):
+                before = model.core.stats().accepted_tokens
+                assert run(model, Eager(head_of(model), rights(prompts, plain, wrong)), prompts, sampling) == plain
+                assert (model.core.stats().accepted_tokens > before) == (wrong > 0)
