@@ -64,6 +64,17 @@ _CONV: Config = dict.fromkeys(("head_dim", "rms_norm_eps")) | {
     "tie_word_embeddings": True,
     "layer_types": ["conv", "full_attention"] * (NUM_LAYERS // 2),
 }
+_DELTA: Config = {
+    "rope_theta": None,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+    "layer_types": ["linear_attention", "full_attention"] * (NUM_LAYERS // 2),
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 40,
+    "linear_conv_kernel_dim": 3,
+}
+_SHARED: Config = {"moe_intermediate_size": 40, "shared_expert_intermediate_size": 56}
 _WINDOWS: Config = {"layer_types": TURNS, "sliding_window": WINDOW}
 _LAYER_NORM: Config = {"layer_norm_eps": 1e-5, "rms_norm_eps": None}
 _GEMMA: Config = {"query_pre_attn_scalar": 24, "hidden_activation": "gelu_pytorch_tanh"}
@@ -179,6 +190,9 @@ FAMILIES: dict[str, Config] = {
         "moe_routed_scaling_factor": 2.5,
     },
     "llama": {},
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": _DELTA | _SHARED | {"num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": None},
+    "qwen3_next": _DELTA | _SHARED | _EXPERTS | {"decoder_sparse_step": 1, "mlp_only_layers": [1]},
     "lfm2": _CONV
     | {
         "block_ff_dim": 100,
