@@ -11,10 +11,13 @@ import pytest
 import mlxr
 from mlxr.compiler.artifact import HIDDEN
 from mlxr.compiler.errors import RequestError, WeightsError
+from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.model import Model
+from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.speculation.own_head import OwnHead
 from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.speculation.text import Text
+from mlxr.runtime.engine.step import Step
 from mlxr_tests import mtp_models
 from mlxr_tests.few import few
 from mlxr_tests.head_files import save_tiny
@@ -69,10 +72,10 @@ def head_of(model: Model) -> OwnHead:
 
 
 def run(
-    model: Model, speculator: Speculator | None, prompts: list[list[int]], sampling: mlxr.Sampling
+    model: Model, speculator: Speculator | None, prompts: list[list[int]], sampling: mlxr.Sampling, most: int = 30
 ) -> list[list[int]]:
     model.core.speculator = speculator
-    answers = model.start(prompts, max_tokens=30, sampling=sampling, ignore_eos=True).finish()
+    answers = model.start(prompts, max_tokens=most, sampling=sampling, ignore_eos=True).finish()
     return [answer.token_ids for answer in answers]
 
 
@@ -176,3 +179,30 @@ def test_a_model_with_states(tmp_path: Path) -> None:
                 before = model.core.stats().accepted_tokens
                 assert run(model, Eager(head_of(model), rights(prompts, plain, wrong)), prompts, sampling) == plain
                 assert (model.core.stats().accepted_tokens > before) == (wrong > 0)
+
+
+class Resting(Eager):
+    """Asks the head until texts have some tokens; from then on it rests."""
+
+    def draft(self, requests: Sequence[Request], tokens: int, room: int) -> None:
+        super().draft(requests, tokens, room)
+        for request in requests:
+            if len(request.answer.tokens) > 45:
+                request.draft.drafted, request.draft.rests_until = [], 1000
+
+
+def test_steps_are_launched_ahead_while_it_rests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead: list[int] = []
+    plan = EngineCore._launch
+
+    def launch(core: EngineCore, step: Step, before: Step | None = None) -> bool:
+        ahead.extend(step.ends if before is not None else ())
+        return plan(core, step, before)
+
+    monkeypatch.setattr(EngineCore, "_launch", launch)
+    with mlxr.load(folder, host="reference", mtp="on", changes=CHANGES) as model:
+        setattr(model.host, "pipelines", True)  # noqa: B010 (of the class, as far as types go)
+        plain = run(model, None, PROMPTS[:1], SAMPLED, 60)
+        ahead.clear()
+        assert run(model, Resting(head_of(model)), PROMPTS[:1], SAMPLED, 60) == plain
+    assert ahead and min(ahead) > 45
