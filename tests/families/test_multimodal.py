@@ -216,7 +216,7 @@ def test_logits_are_those_of_mlx_lm(case: str, quantised: bool, tmp_path: Path) 
     error = relative_error(logits_of(folder, tokens, "reference"), mlx_lm_logits(model, tokens))
     assert error < (1e-4 if quantised or case == "gemma3" else TOLERANCE)  # mlx-lm's tanh is an approximation
     weights = import_model(folder, EXACT)[0].weights
-    network = "mlp.shared" if "experts" in case or case.startswith("minimax") else "mlp"
+    network = "mlp.shared" if "experts" in case or case.startswith(("minimax", "qwen3_5_moe")) else "mlp"
     formats = {f"mlp.{role}": str(weights.of_tensor(f"layers.1.{network}.{role}")) for role in ("down", "up")}
     expected = ("affine8_g32_f32", "affine4_g32_f32") if quantised else ("f32", "f32")
     assert formats == dict(zip(("mlp.down", "mlp.up"), expected, strict=True))

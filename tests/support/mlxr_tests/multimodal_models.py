@@ -60,6 +60,19 @@ _QWEN: Config = {
     "out_hidden_size": 128,
     "patch_size": 14,
 }
+_DELTA: Config = {
+    "rope_parameters": {
+        **{"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+        **{"mrope_section": [4, 4, 4], "mrope_interleaved": True},
+    },
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "full_attention_interval": 2,
+    "linear_num_value_heads": 6,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 40,
+    "linear_conv_kernel_dim": 4,
+}
 _IDS: Config = {"image_token_id": 58, "video_token_id": 59, "vision_start_token_id": 56, "vision_end_token_id": 57}
 
 
@@ -338,6 +351,30 @@ CONFIGS: dict[str, Config] = {
         | {"model_type": "qwen3_vl_moe", "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
         "tie_word_embeddings": False,
     },
+    "qwen3_5": _IDS
+    | {
+        "model_type": "qwen3_5",
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "text_config": _TEXT | _DELTA | {"model_type": "qwen3_5_text"},
+        "vision_config": _QWEN | {"model_type": "qwen3_5_vision", "num_position_embeddings": 16},
+        "tie_word_embeddings": False,
+    },
+    "qwen3_5_moe": _IDS
+    | {
+        "model_type": "qwen3_5_moe",
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "text_config": {key: value for key, value in _TEXT.items() if key != "intermediate_size"}
+        | _DELTA
+        | {
+            "model_type": "qwen3_5_moe_text",
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 96,
+            "shared_expert_intermediate_size": 56,
+        },
+        "vision_config": _QWEN | {"model_type": "qwen3_5_moe_vision", "num_position_embeddings": 16},
+        "tie_word_embeddings": False,
+    },
     "qwen2_5_vl": _IDS
     | {
         "model_type": "qwen2_5_vl",
@@ -369,7 +406,7 @@ class Recorded(NamedTuple):
 
 def weights(case: str, shapes: dict[str, list[int]]) -> dict[str, npt.NDArray[np.float32]]:
     """All weights of a model."""
-    around = 0.0 if case.startswith(("gemma3", "minimax_m3")) else 1.0
+    around = 0.0 if case.startswith(("gemma3", "minimax_m3", "qwen3_5")) else 1.0
     return {name: numbers(name, tuple(shape), around) for name, shape in shapes.items()}
 
 
