@@ -370,7 +370,7 @@ CONFIGS: dict[str, Config] = {
             "num_experts": 5,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 96,
-            "shared_expert_intermediate_size": 56,
+            "shared_expert_intermediate_size": 96,
         },
         "vision_config": _QWEN | {"model_type": "qwen3_5_moe_vision", "num_position_embeddings": 16},
         "tie_word_embeddings": False,
