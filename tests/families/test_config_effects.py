@@ -48,16 +48,20 @@ IGNORED = {
     "pad_token_id": "of batches that are filled up; transformers wants it within the vocabulary",
 }
 """Keys that some references refuse, and that we ignore all the same."""
-NOT_ROTATED = ("bloom", "gpt2", "gpt_bigcode", "mpt")
+NOT_ROTATED = ("bloom", "gpt2", "gpt_bigcode", "mamba2", "mpt", "nemotron_h")
 """Families that do not rotate, and so do not read how."""
 OF_INDEXERS = {"minimax_m3_vl_text": ("layer_types",)}
 """Keys of families that say which layers have an indexer: their tensors are left alone, but fit no others there."""
 OF_OTHERS = {
     "dbrx": ("attn_config.rope_theta",),
+    "falcon_h1": ("layer_types", "mamba_d_head"),
+    "granitemoehybrid": ("mamba_d_head",),
+    "mamba2": ("layer_types", "expand"),
     "mpt": alibi_models.OF_MPT,
+    "nemotron_h": ("layer_types",),
     "step3p5": ("mlp_layer_types", "query_pre_attn_scalar"),
 }
-"""Keys that the reference of the family does not read: mlx-lm and llama.cpp do, and transformers does."""
+"""Keys that the family's reference does not read and others do, or that it refuses and others do not read."""
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
 """Begins beyond the model's own context, which nothing exceeds here; not every reference knows it."""
 

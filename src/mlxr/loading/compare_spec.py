@@ -41,6 +41,7 @@ _OF_MODEL = (
     "residual_scale",
     "logit_scale",
     "logit_softcap",
+    "factors",
 )
 _GGUF_OUTPUT, _GGUF_EMBEDDING = "output.weight", "token_embd.weight"
 _NOTHING = object()
@@ -97,7 +98,8 @@ def _not_in_gguf(file: WeightFile, imported: Model) -> tuple[str, ...]:
     # Some files hold the output projection although it is the embedding table.
     has_both = {_GGUF_OUTPUT, _GGUF_EMBEDDING} <= file.tensors.keys()
     tied = has_both and same_numbers(file, _GGUF_OUTPUT, _GGUF_EMBEDDING)
-    phrases = {"model.attention.sliding_window is null": window, "model.tie_embeddings ": tied}
+    # llama.cpp's converter has multiplied the weights by their factors.
+    phrases = {"model.attention.sliding_window is null": window, "model.tie_embeddings ": tied, "model.factors": True}
     return tuple(phrase for phrase, holds in phrases.items() if holds)
 
 

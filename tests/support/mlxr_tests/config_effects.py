@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mlxr_tests import alibi_models, dbrx_models, indexer_effects, latent_effects, step_models
+from mlxr_tests import alibi_models, dbrx_models, indexer_effects, latent_effects, ssm_effects, step_models
 from mlxr_tests.effect_values import LLAMA3, NUM_LAYERS, PARAMETERS, TURNS, VALUES, YARN
 
 Config = dict[str, Any]
@@ -264,6 +264,7 @@ FAMILIES: dict[str, Config] = {
     "stablelm": _LAYER_NORM | {"head_dim": None, "partial_rotary_factor": 0.25},
     "starcoder2": {"norm_epsilon": 1e-5, "rms_norm_eps": None, "head_dim": None, "tie_word_embeddings": True},
     "step3p5": step_models.EFFECTS,
+    **ssm_effects.BASES,
 }
 """The keys in which each family's base differs from the common base; null removes a key."""
 
@@ -336,6 +337,7 @@ def changes(family: str, own_keys: Mapping[str, Any]) -> Iterator[Change]:
         values = {key: [_other(value)] for key, value in own_keys.items() if _other(value) is not None} | VALUES
         values |= latent_effects.values(NUM_LAYERS) if "kv_lora_rank" in base else {}
         values |= dbrx_models.EFFECTS if "ffn_config" in base else alibi_models.EFFECTS if "attn_config" in base else {}
+        values |= ssm_effects.VALUES.get(family, {})
         if spelling != spellings(family)[0]:  # the rest of the config means the same in both
             values = {key: options[:1] for key, options in values.items() if "rope" in key or "rotary" in key}
         for key, options in sorted(values.items()):
@@ -363,6 +365,8 @@ def numbers(name: str, shape: tuple[int, ...], norms_around: float) -> npt.NDArr
     plain = rng.standard_normal(shape)
     if name.endswith(("act_fn.beta", "act_fn.eps")):  # constants of an activation
         return np.full(shape, 0.5 if name.endswith("beta") else -1e-6, np.float32)
+    if name.endswith("A_log"):
+        return (plain * 0.3 - 1.0).astype(np.float32)
     if name.endswith("e_score_correction_bias"):
         return (plain * 0.5 - 1.0).astype(np.float32)  # below 0 with the scores, where an expert is masked by 0
     if "norm" in name.replace("norm_attn_norm", "") and name.endswith("weight"):
