@@ -395,6 +395,16 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(),
         ("conv_ssd", "ssd"),
     ),
+    "delta-bf16": (
+        small_spec(
+            **FAMILY_SPECS["delta"],
+            weights={"default": "bf16"},
+            activation_dtype="bf16",
+            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+        ),
+        Geometry(),
+        ("delta_decode", "gated_delta", "gated_norm"),
+    ),
     "attention-mma": (
         small_spec(
             model__attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
