@@ -29,6 +29,7 @@ OTHERS: dict[str, Any] = {
     "logit_scale": 2.0,
     "logit_softcap": 30.0,
     "embedding_norm": True,
+    "factors": {"mlp_down": 2.0},
     "norm.kind": "layer",
     "norm.eps": 1e-6,
     "norm.placement": "sandwich",
@@ -132,6 +133,13 @@ def test_of_a_window_gguf_files_may_be_silent() -> None:
     check_spec(windowed, Q8_0)
     with pytest.raises(WeightsError, match=r"model\.attention\.sliding_window is null, the spec says 16"):
         check_spec(windowed, BF16)
+
+
+def test_weights_of_gguf_files_are_multiplied_by_their_factors() -> None:
+    scaled = storyteller_spec(model={"factors": {"ssm_o": 0.5}})
+    check_spec(scaled, Q8_0)
+    with pytest.raises(WeightsError, match=r"model\.factors\.ssm_o is not there, the spec says 0\.5"):
+        check_spec(scaled, BF16)
 
 
 @pytest.mark.parametrize("case", ["gemma2", "gpt_oss"])

@@ -46,6 +46,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a table of positions": ("gpt2", {"bits": 8, "group_size": 32}),
     "learned numbers of an activation": ("apertus", {"bits": 4, "group_size": 32}),
     "rows of one projection": ("lfm2_moe", {"bits": 4, "group_size": 32}),
+    "Mamba-2 and experts": ("nemotron_h, experts", {"bits": 4, "group_size": 32}),
+    "Mamba-2 beside attention": ("falcon_h1", {"bits": 4, "group_size": 32}),
     "mxfp4": ("qwen3", {"bits": 4, "group_size": 32, "mode": "mxfp4"}),
     "mxfp4 experts": ("gpt_oss", {"bits": 4, "group_size": 32, "mode": "mxfp4"}),
 }
