@@ -134,8 +134,11 @@ class Program(Record):
         files = [kernel.file for kernel in self.kernels] + [kernel.file for kernel in self.step_kernels]
         return tuple(dict.fromkeys(files))
 
-    def copy_blocks_of(self, group: int) -> Launch | None:
-        """The launch that copies blocks of a group, on target metal; None: the group has no layers."""
+    def copy_blocks_of(self, group: int | None) -> Launch | None:
+        """The launch that copies blocks of a group, on target metal; None: the group has no layers.
+
+        Without a group, that which copies slots of states.
+        """
         names = {allocation.name for allocation in self.arena.of_group(group)}
         return next((launch for launch in self.copy_blocks if names.intersection(launch.inputs)), None)
 

@@ -141,8 +141,8 @@ class ArenaGeometry:
         """The layers of a group that have rows of a store."""
         return [layer for layer in group.layers if store.row(layer) is not None]
 
-    def of_group(self, number: int) -> tuple[Allocation, ...]:
-        """The allocations of a group."""
+    def of_group(self, number: int | None) -> tuple[Allocation, ...]:
+        """The allocations of a group; None: those of states."""
         return tuple(allocation for allocation in self.allocations if allocation.group == number)
 
     def store(self, name: str) -> Store:

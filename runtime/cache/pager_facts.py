@@ -1,15 +1,18 @@
 """What a pager tells of its blocks and sequences, and the check of its invariants; nothing here changes anything."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.errors import ArenaError
 from mlxr.runtime.cache.block_copies import BlockCopies
+from mlxr.runtime.cache.block_hashes import BlockHashes
 from mlxr.runtime.cache.blocks import BlockPool, BlockSequence, block_states
 from mlxr.runtime.cache.group_blocks import GroupBlocks
 from mlxr.runtime.cache.integrity import check_blocks, check_index, check_open_sequences, check_sequence, equal
 from mlxr.runtime.cache.kept_sequence import KeptSequence
-from mlxr.runtime.cache.prefix_cache import PrefixCache
+from mlxr.runtime.cache.prefix_cache import Prefix, PrefixCache
 from mlxr.runtime.cache.prefix_index import CachedBlock as Evicted
 from mlxr.runtime.cache.sequence_states import SequenceStates
 
@@ -108,6 +111,10 @@ class PagerFacts:
     def cached_blocks(self) -> list[Evicted]:
         """The full blocks that can be found, each after the one that it follows."""
         return [block for block in self._prefixes.cached_blocks() if len(block.tokens) == self.block_size]
+
+    def find_blocks(self, tokens: Sequence[int], hashes: BlockHashes) -> Prefix:
+        """`Pager.find_prefix` of whole blocks, whatever states there are: who begins with it resumes from a state."""
+        return self._prefixes.find(tokens, hashes, True)
 
     def check_integrity(self) -> None:
         """Checks every invariant of the pager.

@@ -19,7 +19,7 @@ undoing and snapshots, and what does not fit is not kept.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -106,13 +106,13 @@ class SequenceStates:
         Args:
             seq_id: its id.
             length: tokens that it begins with.
-            slot: of the snapshot after these.
+            slot: of the snapshot after these; NO_STATE: it has no state until it is resumed.
 
         Raises:
             ArenaError: the slot holds no snapshot any more; nothing has changed.
         """
         states = _States(length, length)
-        if length:
+        if length and slot != NO_STATE:
             if slot not in self.slots.snapshots:
                 raise ArenaError("the snapshot of this prefix has been given up; find the prefix again")
             self.slots.share(slot)
@@ -242,7 +242,7 @@ class SequenceStates:
         states = self._sequences[seq_id]
         for after in sorted(after for after in states.kept if after <= length):
             states.kept.remove(after)
-            self.slots.keep(states.slots[after], Snapshot.of(tokens, hashes, after))
+            self.slots.keep(states.slots[after], tokens, hashes, after)
             if after not in (states.start, states.length):
                 self._drop(states, after)
         if not states.kept:
@@ -262,6 +262,37 @@ class SequenceStates:
             if length in states.slots:
                 states.kept.add(length)
             self.commit(seq_id, tokens, hashes, length)
+
+    def adopt(self, tokens: Sequence[int], hashes: BlockHashes, length: int, write: Callable[[int], None]) -> None:
+        """Makes a state that comes from elsewhere a snapshot, while another sequence could be added.
+
+        Args:
+            tokens: whose state it is.
+            hashes: of the same tokens.
+            length: after how many of them.
+            write: is called with the slot that the state belongs into.
+        """
+        if self.slots.find(tokens, hashes, length)[0] == length:
+            return
+        slot = self.slots.take()
+        try:
+            write(slot)
+            self.slots.keep(slot, tokens, hashes, length)
+        finally:
+            self.slots.release(slot)
+
+    def resume(self, seq_id: int, tokens: Sequence[int], hashes: BlockHashes, length: int) -> bool:
+        """Lets a sequence that was just added go on after more tokens, if there is a snapshot of them; says whether."""
+        found, slot = self.slots.find(tokens, hashes, length)
+        if found != length:
+            return False
+        states = self._sequences[seq_id]
+        self.slots.share(slot)
+        for after in list(states.slots):
+            self._drop(states, after)
+        states.slots[length] = slot
+        states.start = states.length = length
+        return True
 
     def remove(self, seq_id: int) -> None:
         """Forgets a sequence without tokens."""
@@ -286,6 +317,8 @@ class SequenceStates:
         equal("idle state slots", set(slots.idle), "snapshots that nobody uses", idle)
         free = set(range(slots.num_slots)) - uses.keys() - idle
         equal("free state slots", sorted(slots.free), "slots that are neither used nor idle", sorted(free))
+        blocks = {slot for slot, snapshot in slots.snapshots.items() if not snapshot.rest}
+        equal("slots of states after full blocks", slots.blocks.keys(), "snapshots without a rest", blocks)
         found = {slot: Snapshot(d, rest) for d, of in slots._slot_of.items() for rest, slot in of.items()}
         equal("snapshots by tokens", found, "snapshots by slot", slots.snapshots)
         equal("empty entries of the index", [d for d, of in slots._slot_of.items() if not of], "none", [])

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from mlxr.runtime.cache.block_hashes import BlockHashes, Digest
 from mlxr.runtime.cache.blocks import CACHED, FREE, SHARED, USED
+from mlxr.runtime.cache.prefix_index import CachedBlock
 
 
 class Snapshot(NamedTuple):
@@ -40,10 +41,15 @@ class StateSlots:
         free: a stack.
         idle: snapshots without references, in the order of eviction.
         snapshots: what the slots with snapshots hold.
+        blocks: of snapshots after full blocks the last of these, with the slot in the place of a block.
+        records_evictions: whether `take_evicted` tells which of those were given up.
     """
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
+        self.blocks: dict[int, CachedBlock] = {}
+        self.records_evictions = False
+        self._evicted: list[CachedBlock] = []
         self.references = [0] * num_slots
         self.free = list(range(num_slots - 1, -1, -1))
         self.idle: OrderedDict[int, None] = OrderedDict()
@@ -69,7 +75,9 @@ class StateSlots:
             slot = self.free.pop()
         else:
             slot, _ = self.idle.popitem(last=False)
-            snapshot = self.snapshots.pop(slot)
+            snapshot, block = self.snapshots.pop(slot), self.blocks.pop(slot, None)
+            if block is not None and self.records_evictions:
+                self._evicted.append(block)
             siblings = self._slot_of[snapshot.digest]
             del siblings[snapshot.rest]
             if not siblings:
@@ -93,12 +101,31 @@ class StateSlots:
             else:
                 self.free.append(slot)
 
-    def keep(self, slot: int, snapshot: Snapshot) -> None:
-        """Makes a slot in use a snapshot, if there is none of these tokens."""
+    def take_evicted(self) -> list[CachedBlock]:
+        """The snapshots after full blocks that were given up since the last call, as `blocks` has them.
+
+        Their slots hold what they held until the next step or other writes.
+        """
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def keep(self, slot: int, tokens: Sequence[int], hashes: BlockHashes, length: int) -> None:
+        """Makes a slot in use the snapshot of the first `length` tokens, if there is none of these.
+
+        Args:
+            slot: the slot.
+            tokens: a sequence's tokens.
+            hashes: of the same tokens.
+            length: how many of them.
+        """
         if slot in self.snapshots:
             return
+        snapshot, size = Snapshot.of(tokens, hashes, length), hashes.block_size
         if self._slot_of.setdefault(snapshot.digest, {}).setdefault(snapshot.rest, slot) == slot:
             self.snapshots[slot] = snapshot
+            if not snapshot.rest and length:
+                last = tuple(tokens[length - size : length])
+                self.blocks[slot] = CachedBlock(slot, snapshot.digest, hashes.parent(length // size - 1), last)
 
     def find(self, tokens: Sequence[int], hashes: BlockHashes, most: int) -> tuple[int, int]:
         """The longest start of some tokens of which there is a snapshot.

@@ -15,8 +15,6 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError, RequestError
 from mlxr.runtime.argument_types import described
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
-from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.engine.choose_arena import Head, choose_arena
 from mlxr.runtime.engine.completion import Completion, Event
@@ -28,6 +26,7 @@ from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.group_rank import LeadingRank
 from mlxr.runtime.engine.make_requests import TERMS, RequestMaker, Terms
 from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
+from mlxr.runtime.engine.open_tiers import NO_WINDOWS, check_states, open_tiers
 from mlxr.runtime.engine.pool import POOLINGS, Pooling, check_dimensions, finished
 from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Sampling, sampling_for
@@ -47,8 +46,6 @@ from mlxr.runtime.tokenizer.template_files import DEFAULT, NamedTemplates
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.runtime.weights.check_metadata import check_metadata
 from mlxr.runtime.weights.open_weights import open_weights
-from mlxr.runtime.weights.weight_file import WeightFile
-from mlxr.runtime.weights.weights_digest import weights_digest
 
 Prompt = str | Sequence[int]
 
@@ -124,10 +121,8 @@ class Model:
                 f"this is rank {plan.rank.rank}'s part of {artifact.spec.name}, which computes nothing alone: load the "
                 f"whole artifact on each of its {plan.rank.size} ranks (mlx.launch -n {plan.rank.size} -- ...)"
             )
-        if tiers and plan.arena.num_slots:
-            raise RequestError(
-                f"{artifact.spec.name} keeps a state of each sequence, which tiers do not hold: load it without tiers"
-            )
+        if tiers:
+            check_states(artifact, is_split=ranks is not None)
         entry = check_host(host, plan.targets, threads)
         file = open_weights(weights)
         check_metadata(file, artifact.spec)
@@ -160,7 +155,9 @@ class Model:
         self._notes: tuple[str, ...] = chosen.notes
         if self.host.builds_late:
             warm_up(self.host, self.pager, progress)
-        self.core = EngineCore(self.host, self.pager, self._open_tiers(file, tiers))
+        opened = open_tiers(artifact, file, self.host, tiers) if tiers else None
+        self._notes += (NO_WINDOWS,) if tiers and opened is None else ()
+        self.core = EngineCore(self.host, self.pager, opened)
         self._head: OwnHead | None = None
         if head is not None:
             runner = make_host(host, *head, self.arena, threads=threads, progress=progress, lender=self.host)
@@ -170,24 +167,6 @@ class Model:
         self._file = file
         self._maker = RequestMaker(
             plan, geometry, self.tokenizer, (artifact.spec.name, str(geometry.cache_type)), self.limit
-        )
-
-    def _open_tiers(self, file: WeightFile, sizes: TierSizes) -> BlockTiers | None:
-        if not sizes:
-            return None
-        if len(self.arena.geometry.groups) > 1 or self.arena.geometry.num_slots:
-            self._notes += (
-                "the cache has no tiers: they would lack what left the windows of layers (compile with "
-                "cache.keep_windows: true) and states",
-            )
-            return None
-        own = BlockIdentity.of(self.artifact, weights_digest(file), self.host.name, self.arena)
-        return BlockTiers(
-            replace(own, block_bytes=self.host.block_bytes),  # of all ranks
-            memory_bytes=sizes.memory_bytes,
-            disk_bytes=sizes.disk_bytes,
-            folder=None if sizes.folder is None else Path(sizes.folder),
-            disk_bytes_per_hour=sizes.disk_bytes_per_hour,
         )
 
     @property

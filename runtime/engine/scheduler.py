@@ -37,8 +37,14 @@ class Restorer(Protocol):
     def fetches(self, request: Request, prefix: Prefix) -> bool:
         """Whether blocks that follow a prefix in the arena are being read now; begins that if it is worth while."""
 
+    def adopt(self, request: Request) -> None:
+        """Puts the state that has been read for a request, if one was, where its prefix is looked for."""
+
     def restore(self, request: Request, prefix: Prefix) -> int:
-        """Puts the blocks that have been read into the request's new sequence; returns how many tokens that is."""
+        """Puts the blocks that have been read into the request's new sequence; returns how many tokens that is.
+
+        Below 0: a sequence that would have no state loses the tokens of its prefix.
+        """
 
 
 class Scheduler:
@@ -322,6 +328,8 @@ class Scheduler:
             run = request.run
             if run.in_flight or run.awaited in self._being_read:
                 continue
+            if self._restorer is not None:
+                self._restorer.adopt(request)
             prefix = self._prefix_of(request)
             run.awaited = self._next_key(request, max(prefix.num_tokens, prefix.num_known))
             if run.awaited in self._being_read and not request.needs_all_rows:
@@ -339,6 +347,8 @@ class Scheduler:
         if request.needs_all_rows:
             return _NO_PREFIX
         is_fetched = request.fetch.blocks is not None and request.fetch.blocks.done()
+        if is_fetched and self._pager.states is not None:
+            return self._pager.find_blocks(request.answer.tokens, request.hashes)
         return self._pager.find_prefix(request.answer.tokens, request.hashes, whole_blocks=is_fetched)
 
     def _has_room(self, request: Request, prefix: Prefix) -> bool:

@@ -204,11 +204,12 @@ class Host(ABC):
         others = (arena_blocks.block_bytes(geometry, group) for group in range(1, len(geometry.groups)))
         return (self.block_bytes, *others)
 
-    def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+    def read_blocks(self, block_ids: Sequence[int], group: int | None = 0) -> npt.NDArray[np.uint8]:
         """A copy of whole blocks of the arena, as all launches so far leave them; waits for these.
 
         Args:
             block_ids: which, at least one; an id may come twice.
+            group: of the blocks; None: they are slots of states.
 
         Returns:
             [blocks, block_bytes]: K of each block, all layers, then V. It is the same for both layouts of the arena.
@@ -217,20 +218,21 @@ class Host(ABC):
             HostError: a launch failed on the device.
         """
         mx.eval(self.arena.token)
-        return arena_blocks.read_blocks(self.arena, block_ids)
+        return arena_blocks.read_blocks(self.arena, block_ids, group)
 
-    def write_blocks(self, block_ids: Sequence[int], data: npt.NDArray[np.uint8]) -> None:
+    def write_blocks(self, block_ids: Sequence[int], data: npt.NDArray[np.uint8], group: int | None = 0) -> None:
         """Writes whole blocks of the arena in place, after all launches so far and before the next one.
 
         Args:
             block_ids: which, at least one; each once.
             data: [blocks, block_bytes], as `read_blocks` returned it.
+            group: as of `read_blocks`.
 
         Raises:
             HostError: a launch failed on the device, or cannot be made.
         """
         mx.eval(self.arena.token)
-        arena_blocks.write_blocks(self.arena, block_ids, data)
+        arena_blocks.write_blocks(self.arena, block_ids, data, group)
 
 
 class ArrayHost(Host):

@@ -134,8 +134,9 @@ class LeaderHost(Host):
             except Exception as error:
                 self._failed("a copy of blocks", error)
 
-    def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+    def read_blocks(self, block_ids: Sequence[int], group: int | None = 0) -> npt.NDArray[np.uint8]:
         """See `Host.read_blocks`: of each block the bytes of rank 0, then those of the others in their order."""
+        assert group == 0, "ranks have no tiers of states"
         count = len(block_ids)
         with Uninterrupted():
             self._leader.send(MessageKind.READ, np.array(block_ids, np.int32).tobytes())
@@ -153,8 +154,9 @@ class LeaderHost(Host):
                 raise failures[0]
             return np.concatenate([self._inner.read_blocks(block_ids), *parts], axis=1)
 
-    def write_blocks(self, block_ids: Sequence[int], data: npt.NDArray[np.uint8]) -> None:
+    def write_blocks(self, block_ids: Sequence[int], data: npt.NDArray[np.uint8], group: int | None = 0) -> None:
         """See `Host.write_blocks`; each rank gets its own bytes."""
+        assert group == 0, "ranks have no tiers of states"
         head = len(block_ids).to_bytes(4, "little") + np.array(block_ids, np.int32).tobytes()
         start = self._inner.block_bytes
         with Uninterrupted():

@@ -40,7 +40,7 @@ class BlockIdentity:
     block_bytes: int
 
     @classmethod
-    def of(cls, artifact: Artifact, weights: str, host: str, arena: Arena) -> Self:
+    def of(cls, artifact: Artifact, weights: str, host: str, arena: Arena, group: int | None = 0) -> Self:
         """The identity of the blocks of an arena.
 
         Args:
@@ -48,8 +48,9 @@ class BlockIdentity:
             weights: the digest of its weights, see `weights_digest`.
             host: the name of the host that writes the arena.
             arena: whose blocks.
+            group: whose layers'; None: a block is the state after its tokens.
         """
-        geometry = arena.geometry
+        geometry, outer = arena.geometry, 2 if group is None else 3
         return cls(
             model=artifact.spec.name,
             weights=weights,
@@ -58,10 +59,10 @@ class BlockIdentity:
             layout=geometry.layout,
             block_size=geometry.block_size,
             stores=tuple(
-                f"{part.name} {part.num_layers} {'x'.join(map(str, part.shape[3:]))} {part.dtype!s}"
-                for part in geometry.of_group(0)
+                f"{part.name} {part.num_layers} {'x'.join(map(str, part.shape[outer:]))} {part.dtype!s}"
+                for part in geometry.of_group(group)
             ),
-            block_bytes=block_bytes(geometry),
+            block_bytes=block_bytes(geometry, group),
         )
 
     @cached_property

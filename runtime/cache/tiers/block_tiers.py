@@ -68,12 +68,18 @@ class TierStats:
 
 
 class BlockTiers:
-    """Blocks of one identity in host memory and on disk."""
+    """Blocks of one identity in host memory and on disk.
+
+    Attributes:
+        identity: theirs.
+        states: of a model with states, those after blocks: each by the name of the block that it is after.
+    """
 
     def __init__(
         self,
         identity: BlockIdentity,
         *,
+        states: "BlockTiers | None" = None,
         memory_bytes: int,
         disk_bytes: int,
         folder: Path | None = None,
@@ -85,6 +91,7 @@ class BlockTiers:
 
         Args:
             identity: of the blocks.
+            states: see `BlockTiers`; it is closed with this.
             memory_bytes: most bytes of K and V in host memory, besides a queue of 64 MiB at most; 0: no block.
             disk_bytes: most bytes of all files in the folder, those of other identities too; 0: none is read or
                 written.
@@ -96,7 +103,7 @@ class BlockTiers:
         Raises:
             MlxrError: there is no place for the cache.
         """
-        self.identity = identity
+        self.identity, self.states = identity, states
         self._lock = threading.Lock()
         self._memory = MemoryTier(memory_bytes)
         self._disk: DiskTier | None = None
@@ -216,6 +223,8 @@ class BlockTiers:
         self._readers.shutdown()
         if self._disk is not None:
             self._disk.close()
+        if self.states is not None:
+            self.states.close()
 
     def shrink(self, size_bytes: int) -> int:
         """Frees host memory: the least recently used blocks go to disk, as far as the queue takes them.

@@ -31,10 +31,12 @@ class Fetched:
         data: [blocks, block_bytes].
         num_tokens: tokens of the sequence whose K and V are in the blocks: as many as these have slots, or fewer if
             other tokens follow in the last one.
+        state: of a model with states, that after the last block that was asked for; None: it was not found.
     """
 
     data: Bytes
     num_tokens: int
+    state: Bytes | None = None
 
 
 class Fetch:

@@ -248,24 +248,24 @@ class MlxHost(ArrayHost):
         """Launches the group's copy kernel once for all pairs."""
         self._copy(copies, self._no_blocks, group)
 
-    def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+    def read_blocks(self, block_ids: Sequence[int], group: int | None = 0) -> npt.NDArray[np.uint8]:
         """See `Host.read_blocks`. MLX gathers the blocks on the device: reading the arena itself would move it."""
         geometry = self.arena.geometry
-        check_blocks(geometry, block_ids)
-        ids, axis = mx.array(list(block_ids), mx.int32), 0 if geometry.layout == "block" else 1
-        stores = [self.arena.stores[allocation.name] for allocation in geometry.of_group(0)]
+        check_blocks(geometry, block_ids, group=group)
+        ids, axis = mx.array(list(block_ids), mx.int32), 0 if geometry.layout == "block" or group is None else 1
+        stores = [self.arena.stores[allocation.name] for allocation in geometry.of_group(group)]
         with self.failures():
             mx.eval(self.arena.token)  # MLX does not see that kernels write the arena, and would read it too early
             parts = [mx.take(array, ids, axis).swapaxes(0, axis) for array in stores]
             blocks = mx.concatenate([part.reshape(len(block_ids), -1).view(mx.uint8) for part in parts], axis=1)
             return np.array(blocks)
 
-    def write_blocks(self, block_ids: Sequence[int], data: npt.NDArray[np.uint8]) -> None:
+    def write_blocks(self, block_ids: Sequence[int], data: npt.NDArray[np.uint8], group: int | None = 0) -> None:
         """Launches the copy kernel once for all blocks; see `Host.write_blocks`."""
-        check_blocks(self.arena.geometry, block_ids, data)
-        self._copy(from_buffer(block_ids), mx.array(data))
+        check_blocks(self.arena.geometry, block_ids, data, group)
+        self._copy(from_buffer(block_ids), mx.array(data), group)
 
-    def _copy(self, copies: Sequence[tuple[int, int]], blocks: mx.array, group: int = 0) -> None:
+    def _copy(self, copies: Sequence[tuple[int, int]], blocks: mx.array, group: int | None = 0) -> None:
         launch = self.program.copy_blocks_of(group)
         if launch is None:
             return

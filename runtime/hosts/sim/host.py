@@ -162,12 +162,12 @@ class SimHost(ArrayHost):
         """Launches the group's copy kernel once for all pairs."""
         self._copy(copies, np.zeros(8, np.uint8), group)
 
-    def write_blocks(self, block_ids: Sequence[int], data: npt.NDArray[np.uint8]) -> None:
+    def write_blocks(self, block_ids: Sequence[int], data: npt.NDArray[np.uint8], group: int | None = 0) -> None:
         """Launches the copy kernel once for all blocks; see `Host.write_blocks`."""
-        check_blocks(self.arena.geometry, block_ids, data)
-        self._copy(from_buffer(block_ids), np.ascontiguousarray(data))
+        check_blocks(self.arena.geometry, block_ids, data, group)
+        self._copy(from_buffer(block_ids), np.ascontiguousarray(data), group)
 
-    def _copy(self, copies: Sequence[tuple[int, int]], blocks: npt.NDArray[np.uint8], group: int = 0) -> None:
+    def _copy(self, copies: Sequence[tuple[int, int]], blocks: npt.NDArray[np.uint8], group: int | None = 0) -> None:
         launch = self.program.copy_blocks_of(group)
         if launch is None:
             return

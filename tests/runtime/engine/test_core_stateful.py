@@ -119,7 +119,6 @@ class CoreMachine(RuleBasedStateMachine):
             tiers = None  # which have no windows
             self.states = {"window": window}
         if spare is not None:
-            tiers = None  # which have no states
             self.states = {
                 "state_slots": 2 * max_sequences + spare,
                 "state_every": data.draw(st.sampled_from([0, 3, 8])),
@@ -137,13 +136,12 @@ class CoreMachine(RuleBasedStateMachine):
     def load(self):
         self.tiers = None
         if self.tier_blocks is not None:
-            self.tiers = HashTiers(
-                self.sizes[1],
-                *self.tier_blocks,
-                Path(self.folder.name),
-                clock=lambda: self.engine.now,
-                **self.tier_options,
-            )
+            folder, options = Path(self.folder.name), {"clock": lambda: self.engine.now, **self.tier_options}
+            of_states = None
+            if "state_slots" in self.states:
+                blocks = self.tier_blocks[0] // 2, self.tier_blocks[1]
+                of_states = HashTiers(self.sizes[1], *blocks, folder, is_of_states=True, **options)
+            self.tiers = HashTiers(self.sizes[1], *self.tier_blocks, folder, states=of_states, **options)
         self.engine = HashEngine(
             *self.sizes,
             context=32,
@@ -224,7 +222,8 @@ class CoreMachine(RuleBasedStateMachine):
     )
     def tiers_in_trouble(self, trouble, number, count):
         if trouble in DAMAGES:
-            if files := self.tiers.files():
+            files = [*self.tiers.files(), *(self.tiers.states.files() if self.tiers.states else ())]
+            if files:
                 DAMAGES[trouble](files[number % len(files)])
         elif trouble == "memory":
             self.memory.wanted, self.memory.is_low = 8 * number, number % 2 > 0

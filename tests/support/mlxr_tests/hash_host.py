@@ -239,14 +239,19 @@ class HashHost:
     def block_bytes(self) -> int:
         return 8 * self.size
 
-    def read_blocks(self, block_ids: Sequence[int]) -> np.ndarray:
+    def read_blocks(self, block_ids: Sequence[int], group: int | None = 0) -> np.ndarray:
         self.interrupt()
         if "read_blocks" in self.failing:
             self.failing.remove("read_blocks")
             raise HostError("blocks could not be read")
+        if group is None:
+            return np.array([[self.states[slot]] for slot in block_ids], np.uint64).view(np.uint8)
         return self.slots.reshape(-1, self.size)[list(block_ids)].view(np.uint8)
 
-    def write_blocks(self, block_ids: Sequence[int], data: np.ndarray) -> None:
+    def write_blocks(self, block_ids: Sequence[int], data: np.ndarray, group: int | None = 0) -> None:
+        if group is None:
+            self._write_states(block_ids, data)
+            return
         blocks = self.slots.reshape(-1, self.size)
         blocks[list(block_ids)] = 19
         self.interrupt()
@@ -254,6 +259,16 @@ class HashHost:
             self.failing.remove("write_blocks")
             raise HostError("blocks could not be written")
         blocks[list(block_ids)] = data.view(np.uint64)
+
+    def _write_states(self, slots: Sequence[int], data: np.ndarray) -> None:
+        for slot in slots:
+            self.states[slot] = 19
+        self.interrupt()
+        if "write_blocks" in self.failing:
+            self.failing.remove("write_blocks")
+            raise HostError("states could not be written")
+        for slot, row in zip(slots, data.view(np.uint64), strict=True):
+            self.states[slot] = int(row[0])
 
     def when_lost(self, listener: Callable[[Any], object]) -> None:
         pass

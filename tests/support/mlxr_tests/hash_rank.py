@@ -64,10 +64,10 @@ class RankHost(HashHost):
     def block_bytes(self) -> int:
         return (self._world.rank() + 1) * super().block_bytes
 
-    def read_blocks(self, block_ids: Sequence[int]) -> np.ndarray:
+    def read_blocks(self, block_ids: Sequence[int], group: int | None = 0) -> np.ndarray:
         return np.concatenate([super().read_blocks(block_ids)] * (self._world.rank() + 1), axis=1)
 
-    def write_blocks(self, block_ids: Sequence[int], data: np.ndarray) -> None:
+    def write_blocks(self, block_ids: Sequence[int], data: np.ndarray, group: int | None = 0) -> None:
         first, *rest = np.split(data, self._world.rank() + 1, axis=1)
         assert all((part == first).all() for part in rest), "bytes of another rank"
         super().write_blocks(block_ids, np.ascontiguousarray(first))

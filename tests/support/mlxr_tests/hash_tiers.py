@@ -74,12 +74,17 @@ class HashTiers(BlockTiers):
         hour_blocks: int = 10**6,
         worth_period: int = 0,
         clock: Callable[[], float] = lambda: 0.0,
+        states: "HashTiers | None" = None,
+        is_of_states: bool = False,
     ) -> None:
         self.warnings: list[str] = []
-        identity: BlockIdentity = other(model="hash", block_size=block_size, block_bytes=8 * block_size)
+        block_bytes = 8 if is_of_states else 8 * block_size
+        identity: BlockIdentity = other(model="hash", block_size=block_size, block_bytes=block_bytes)
         size = file_bytes(identity)
+        self.is_of_states = is_of_states
         super().__init__(
             identity,
+            states=states,
             memory_bytes=memory_blocks * identity.block_bytes,
             disk_bytes=disk_blocks * size,
             folder=folder,
@@ -92,6 +97,8 @@ class HashTiers(BlockTiers):
         self._readers.shutdown()
         self.readers: Any = HandReaders()
         self._readers = self.readers
+        if states is not None:
+            states.readers = states._readers = self.readers
         self.is_full = False
         self.worth_period, self._asked = worth_period, 0
         self._may_write = threading.Event()
@@ -104,7 +111,8 @@ class HashTiers(BlockTiers):
         return not self.worth_period or self._asked % self.worth_period > 0
 
     def put(self, blocks: Sequence[CachedBlock], data: Bytes) -> None:
-        assert all(is_content(row, block.tokens) for block, row in zip(blocks, data, strict=True)), "nonsense is kept"
+        rows = () if self.is_of_states else zip(blocks, data, strict=True)
+        assert all(is_content(row, block.tokens) for block, row in rows), "nonsense is kept"
         super().put(blocks, data)
 
     def flush(self) -> None:
@@ -112,6 +120,8 @@ class HashTiers(BlockTiers):
         self._may_write.set()
         super().flush()
         self._may_write.clear()
+        if self.states is not None:
+            self.states.flush()
 
     def files(self) -> list[Path]:
         """The files of blocks, in an order that is always the same."""

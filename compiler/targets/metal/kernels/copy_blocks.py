@@ -111,18 +111,25 @@ class CopyBlocksKernel(MetalKernel):
 
 
 def copy_blocks_launches(arena: ArenaGeometry) -> tuple[PendingLaunch, ...]:
-    """For each group with layers the launch that copies blocks before a step; no op of the graph stands for it."""
-    return tuple(_launch(arena, number) for number, group in enumerate(arena.groups) if group.layers)
+    """For each group with layers the launch that copies blocks before a step, and for states that which copies slots.
+
+    No op of the graph stands for them.
+    """
+    numbers: list[int | None] = [number for number, group in enumerate(arena.groups) if group.layers]
+    return tuple(_launch(arena, number) for number in [*numbers, *([None] if arena.num_slots else [])])
 
 
-def _launch(arena: ArenaGeometry, number: int) -> PendingLaunch:
-    allocations, group = arena.of_group(number), arena.groups[number]
+def _launch(arena: ArenaGeometry, number: int | None) -> PendingLaunch:
+    allocations = arena.of_group(number)
     parts = tuple(CopiedRows.of(allocation) for allocation in allocations)
-    sizes = (arena.layout, arena.block_size, group.num_blocks, len(group.layers))
+    layers, units = max(part.num_layers for part in parts), allocations[0].num_units
+    layout: Layout = "block" if number is None else arena.layout
+    size = 1 if number is None else arena.block_size
+    label = "copy_states" if number is None else "copy_blocks"
     return PendingLaunch(
-        "copy_blocks",
-        CopyBlocksKernel("copy_blocks", *sizes, parts),
+        label,
+        CopyBlocksKernel(label, layout, size, units, layers, parts),
         ("copies", "blocks", *(allocation.name for allocation in allocations), ARENA_TOKEN),
-        (of_group("copy_blocks.token", number),),
-        (Extent(dim="copies"), Extent(times=len(group.layers)), ONE),
+        (of_group(f"{label}.token", number or 0),),
+        (Extent(dim="copies"), Extent(times=layers), ONE),
     )
