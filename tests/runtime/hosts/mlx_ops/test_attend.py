@@ -42,7 +42,8 @@ NO_TEMPERATURE = {
 
 
 def scores(window: int | None, softcap: float | None = None) -> dict[str, Any]:
-    return {"scale": 0.7, "window": window, "softcap": softcap, "chunked": False, "v_dim": None}
+    no_alibi = {"alibi": None, "alibi_heads": 0, "alibi_first": 0}
+    return {"scale": 0.7, "window": window, "softcap": softcap, "chunked": False, "v_dim": None} | no_alibi
 
 
 def arena_of(layout: Any = "block", dtype: str = "f32", mode: Any = "paged") -> Arena:
