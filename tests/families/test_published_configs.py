@@ -136,6 +136,9 @@ def test_what_some_of_them_say() -> None:
     lfm2 = imported(config_of("LFM2-1.2B"))
     assert [layer.attention is not None for layer in lfm2.layers].count(True) == 6
     assert lfm2.mlp is not None and lfm2.mlp.intermediate_size == 8192
+    coder = imported(config_of("Qwen3-Coder-Next"))
+    assert [layer.recurrent is None for layer in coder.layers].count(True) == 12 and coder.layer(3).rotary_dim == 64
+    assert coder.recurrents[0] is not None and coder.recurrents[0].state_row == (32, 128, 128)
     exaone = imported(config_of("EXAONE-4.0-32B"))
     assert [exaone.layer(i).attention.sliding_window for i in range(4)] == [4096, 4096, 4096, None]
     assert [exaone.layer(i).rope is None for i in range(4)] == [False, False, False, True]
