@@ -15,7 +15,7 @@ from mlxr.runtime.weights.scaled_tensors import with_scales
 from mlxr.runtime.weights.stored_tensor import StoredTensor
 from mlxr.runtime.weights.weight_file import WeightFile
 
-_LAYER = re.compile(r"(model\.layers|blk)\.(\d+)\.(.+)")
+_LAYER = re.compile(r"(model\.layers|blk)\.(\d{1,6})\.(.+)", re.ASCII)
 _BESIDE = (
     ("mtp.layers.0.", ""),
     ("mtp.fc.", "eh_proj."),
