@@ -32,8 +32,8 @@ from mlxr.compiler.spec.model import Attention, ModelSpec, Recurrent
 
 ALIGNMENT = 256
 _SPARE_SLOTS = 4
-_SNAPSHOT_TOKENS = 1024
-"""Tokens of a sequence from one snapshot of its state to the next."""
+_LEAST_SNAPSHOT_TOKENS, _MOST_SNAPSHOT_TOKENS = 512, 2048
+"""Tokens of a sequence from one snapshot of its state to the next; see `_snapshot_tokens`."""
 
 
 def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType] = ()) -> ArenaGeometry:
@@ -90,7 +90,7 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
             for layers, window, count in groups
         ),
         num_slots=num_slots,
-        snapshot_tokens=_SNAPSHOT_TOKENS if num_slots else 0,
+        snapshot_tokens=_snapshot_tokens(num_slots - 2 * cache.max_sequences, context, chunk),
     )
     chosen = arena_choice(spec, arena, table)
     if chosen and context <= chosen.sizes["contiguous_context"]:
@@ -179,6 +179,19 @@ def _state_bytes(store: Store) -> int:
 def _num_slots(max_sequences: int) -> int:
     """Slots of states: each sequence needs two; as many more, and a few, are for snapshots and for guesses."""
     return 4 * max_sequences + _SPARE_SLOTS
+
+
+def _snapshot_tokens(num_spare: int, context: int, chunk: int) -> int:
+    """How many tokens are between two snapshots of a sequence; 0: the model has no states.
+
+    So few that the slots which sequences do not need hold the snapshots of a whole context, within bounds: reading 512
+    tokens again takes half a second at 1,000 tokens a second, and reading 2048 two. They are whole chunks of prompts,
+    since a chunk ends where a snapshot is taken.
+    """
+    if num_spare <= 0:
+        return 0
+    wanted = min(max(-(-context // num_spare), _LEAST_SNAPSHOT_TOKENS), _MOST_SNAPSHOT_TOKENS)
+    return -(-wanted // chunk) * chunk
 
 
 def arena_choice(spec: ModelSpec, arena: ArenaGeometry, table: GeometryTable) -> ChosenGeometry | None:

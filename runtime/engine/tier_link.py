@@ -87,8 +87,8 @@ class TierLink:
     def fetches(self, request: Request, prefix: Prefix) -> bool:
         """See `Restorer`."""
         fetch = request.fetch
-        if fetch.blocks is not None:
-            return not fetch.blocks.done()
+        if fetch.blocks is not None:  # it may have been read since `adopt` saw that it was not
+            return not fetch.blocks.done() or fetch.state_after > 0
         if self._pager.states is not None:
             return self._fetches_with_state(request, prefix)
         size, tokens = self._pager.block_size, request.answer.tokens

@@ -15,8 +15,10 @@ from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.schedule.check import check_plan
 from mlxr.compiler.schedule.geometry import Geometry
-from mlxr.compiler.schedule.memory import place_activations
+from mlxr.compiler.schedule.geometry_rules import GeometryTable
+from mlxr.compiler.schedule.memory import arena_geometry, place_activations
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
+from mlxr_tests.family_specs import family_spec
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.variants import variant
 
@@ -24,6 +26,16 @@ from mlxr_tests.variants import variant
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     return mlxr.compile("llama-3.2-1b").plan
+
+
+@pytest.mark.parametrize(
+    ("sequences", "context", "chunk", "tokens"),
+    [(1, 4096, 512, 1024), (1, 65536, 512, 2048), (8, 4096, 512, 512), (8, 32768, 384, 1920), (8, 512, 4096, 4096)],
+)
+def test_snapshots_of_a_context_fit_the_slots(sequences: int, context: int, chunk: int, tokens: int) -> None:
+    cache = {"max_sequences": sequences, "dtype": "f32"}
+    spec = family_spec("short-conv", cache=cache, model__context=context, prefill_chunk=chunk)
+    assert arena_geometry(spec, GeometryTable()).snapshot_tokens == tokens
 
 
 @pytest.mark.parametrize("phase_name", PHASES)
