@@ -110,6 +110,8 @@ class BlockTiers:
         if disk_bytes:
             root = cache_folder(KV_FOLDER) if folder is None else folder
             self._disk = DiskTier(root, identity, disk_bytes, disk_bytes_per_hour, warn, clock)
+            if states is not None and states._disk is not None:
+                states._disk.written_in_an_hour = self._disk.written_in_an_hour
         self._most_readers = _READERS
         self._readers = ThreadPoolExecutor(_READERS, "mlxr-kv-reader")
         self._worth = Worth(identity.block_bytes / identity.block_size)
@@ -227,13 +229,13 @@ class BlockTiers:
             self.states.close()
 
     def shrink(self, size_bytes: int) -> int:
-        """Frees host memory: the least recently used blocks go to disk, as far as the queue takes them.
+        """Frees host memory: the least recently used blocks, then states, go to disk, as far as the queue takes them.
 
         Args:
             size_bytes: how many bytes are wanted.
 
         Returns:
-            How many bytes of K and V have left.
+            How many bytes of K and V, and of states, have left.
         """
         with self._lock:
             leaving = self._memory.shrink(size_bytes)
@@ -242,6 +244,8 @@ class BlockTiers:
         if leaving:
             leaving.clear()
             give_memory_back()
+        if self.states is not None and freed < size_bytes:
+            freed += self.states.shrink(size_bytes - freed)
         return freed
 
     def computed(self, num_tokens: int, seconds: float) -> None:

@@ -54,6 +54,7 @@ class DiskTier:
 
     Attributes:
         folder: the files.
+        written_in_an_hour: limits that; tiers whose blocks the same thread adds may share it.
         is_writing: whether blocks are still written; false after the first error of the disk.
         written_bytes, written_blocks: since the start.
         dropped_blocks: blocks that were not written since the queue or the hour's limit was full.
@@ -84,7 +85,7 @@ class DiskTier:
         self.written_bytes = self.written_blocks = self.dropped_blocks = self.damaged_blocks = 0
         self._identity, self._warn = identity, warn
         self._file_bytes = file_bytes(identity)
-        self._limit = WriteLimit(bytes_per_hour, clock)
+        self.written_in_an_hour = WriteLimit(bytes_per_hour, clock)
         self._waiting: OrderedDict[Digest, StoredBlock] = OrderedDict()
         self._waiting_bytes = 0
         self._changed = threading.Condition()
@@ -125,7 +126,7 @@ class DiskTier:
                 self._changed.wait()
             if not self.is_writing or self._closing:
                 return False
-            if not self.most_blocks or self._is_full(size_bytes) or not self._limit.take(self._file_bytes):
+            if not self.most_blocks or self._is_full(size_bytes) or not self.written_in_an_hour.take(self._file_bytes):
                 self.dropped_blocks += 1
                 return False
             self._waiting[block.digest] = block
