@@ -7,8 +7,9 @@ The model tells stories, and a head learns to guess as the model itself would go
 and the next token, and from its own row then. It begins as a copy of the last layer. FOLDER becomes a Hugging Face
 folder in bf16 with the model and its head, as DeepSeek's files have one. It takes some minutes of two cores.
 
-With `--stories 1`, these are those that it tells greedily: the head comes to know them, and guesses well where the same
-ones are told. With `--steps 0 --noise`, the head is random and guesses nothing, and `--mtp` must cost next to nothing.
+With `--stories 1 --beginnings 1 --steps 150`, there is one: "Once upon a time", as the model goes on greedily. The head
+comes to know it, and guesses well where it is told again. With `--steps 0 --noise`, the head is random and guesses
+nothing: there, `--mtp` must cost next to nothing.
 """
 
 import argparse
@@ -52,6 +53,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--steps", type=int, default=500, help="of training (500)")
     parser.add_argument("--stories", type=int, default=40, help="from each beginning (40)")
+    parser.add_argument("--beginnings", type=int, default=len(_BEGINNINGS), help="how many of them (all)")
     parser.add_argument("--noise", action="store_true", help="begin with random numbers")
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -61,7 +63,7 @@ def main() -> int:
     model, numbers = spec.model, _read(weights)
     head = _first_head(model, numbers, is_random=args.noise)
     if args.steps:
-        head = _train(model, numbers, head, _stories(args.stories), args.steps)
+        head = _train(model, numbers, head, _stories(args.stories, args.beginnings), args.steps)
     _write(args.folder, model, numbers | head, weights)
     return 0
 
@@ -90,11 +92,11 @@ def _first_head(model: Model, weights: Weights, *, is_random: bool) -> Weights:
     return head | {f"{own}mtp.{name}": array for name, array in names.items()}
 
 
-def _stories(count: int) -> torch.Tensor:
+def _stories(count: int, beginnings: int) -> torch.Tensor:
     """Stories by the model itself, as token ids: [stories, length + 1]."""
     texts, begin = [], time.perf_counter()
     with mlxr.Engine("storyteller", host="cpu", max_sequences=16, mtp="off") as engine:
-        prompts = [engine.model.encode(text) for text in _BEGINNINGS]
+        prompts = [engine.model.encode(text) for text in _BEGINNINGS[:beginnings]]
         for number in range(count):
             how = {"temperature": 0.0 if number == 0 else 0.8, "seed": number}
             done = engine.generate_all(prompts, mlxr.Sampling(max_tokens=3 * _LENGTH, ignore_eos=True, **how))
@@ -166,7 +168,7 @@ def _train(model: Model, weights: Weights, head: Weights, stories: torch.Tensor,
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps, 1e-5)
     begin = time.perf_counter()
     for number in range(steps):
-        tokens = stories[torch.randint(len(stories), (_STORIES,))]
+        tokens = stories[torch.randperm(len(stories))[:_STORIES]]
         with torch.no_grad():
             x = weights["embedding"][tokens]
             for index in range(model.num_layers):
