@@ -365,7 +365,7 @@ def numbers(name: str, shape: tuple[int, ...], norms_around: float) -> npt.NDArr
     plain = rng.standard_normal(shape)
     if name.endswith(("act_fn.beta", "act_fn.eps")):  # constants of an activation
         return np.full(shape, 0.5 if name.endswith("beta") else -1e-6, np.float32)
-    if name.endswith("A_log"):
+    if name.endswith(("mixer.A_log", "mamba.A_log")):
         return (plain * 0.3 - 1.0).astype(np.float32)
     if name.endswith("e_score_correction_bias"):
         return (plain * 0.5 - 1.0).astype(np.float32)  # below 0 with the scores, where an expert is masked by 0
