@@ -108,9 +108,7 @@ def test_layers_that_keep_only_a_state(keeps: str, mode: str, stores: str, tmp_p
     tree = ChangedTree(tmp_path / "tree")
     tree.add(CHANGES / "store")
     tree.insert(SPEC, "    embedding_scale: Positive = 1.0\n", _FIELDS)
-    tree.insert(
-        MEMORY, "    stores = [*keys_and_values(keys, values), latents(rows), *_states_of(model.recurrents)]\n", _STORES
-    )
+    tree.insert(MEMORY, "*_states_of([layer.recurrent for layer in layers])]\n", _STORES)
     axes = next(line for line in (ROOT / BUILD).read_text().splitlines() if line.startswith("    heads, kv_heads = "))
     tree.insert(BUILD, f"{axes}\n", _LAYER)
     tree.insert(BUILD, "import CacheWrite\n", "from mlxr.compiler.ir.ops.decayed_sum import DecayedSum\n")

@@ -19,6 +19,7 @@ from mlxr.runtime.weights.head_tensors import require_head
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr_tests import mtp_models as cases
 from mlxr_tests.family_oracle import EXACT, relative_error
+from mlxr_tests.few import few_of
 from mlxr_tests.head_files import save_gguf
 
 RECORDED = cases.load_recorded()
@@ -51,9 +52,7 @@ def guesses(path: Path, name: str, cut: int | None = None) -> npt.NDArray[np.flo
     return np.stack(found)
 
 
-@pytest.mark.parametrize("cut", [None, 5])
-@pytest.mark.parametrize("host", ["reference", "cpu", "sim"])
-@pytest.mark.parametrize("case", cases.CONFIGS)
+@pytest.mark.parametrize(("case", "host", "cut"), few_of(cases.CONFIGS, ["reference", "cpu", "sim"], [None, 5]))
 def test_guesses_are_those_of_transformers(case: str, host: str, cut: int | None, tmp_path: Path) -> None:
     logits = guesses(cases.save(case, tmp_path), host, cut)
     assert relative_error(logits, np.array(RECORDED[case].logits, np.float32)) < TOLERANCE

@@ -43,10 +43,11 @@ class HeadPart(NamedTuple):
 
 @dataclass
 class _Read:
-    """How many positions of a sequence the head has read."""
+    """How many positions of a sequence the head has read, and the blocks that had them."""
 
     seq_id: int
     count: int
+    blocks: list[int]
 
 
 class OwnHead:
@@ -91,8 +92,15 @@ class OwnHead:
         parts: list[tuple[Text, HeadPart]] = []
         rest: list[tuple[Text, HeadPart]] = []
         budget = self._host.plan.max_tokens
+        written: set[int] = set()
         for text in wanted[: self._host.plan.max_rows]:
             part = self._unread(text)
+            if len(wanted) > 1:
+                # No step writes a slot twice: what others read for this text in this step, is known in the next one.
+                blocks = self._blocks_of(part)
+                if not written.isdisjoint(blocks):
+                    continue
+                written |= blocks
             whole = len(part.tokens) <= budget
             (parts if whole else rest).append((text, part))
             budget -= len(part.tokens) if whole else 0
@@ -117,9 +125,19 @@ class OwnHead:
         assert text.seq_id is not None, "texts without a sequence are passed over"
         read, length = self._read.get(text.key), len(text.tokens) - 1
         if read is None or read.seq_id != text.seq_id:
-            read = self._read[text.key] = _Read(text.seq_id, self._known_start(text, length))
-        count = min(read.count, length - 1)
+            read = self._read[text.key] = _Read(text.seq_id, self._known_start(text, length), [])
+        count = min(self._still_read(text, read), length - 1)
         return HeadPart(text.seq_id, count, text.tokens[count + 1 :])
+
+    def _still_read(self, text: Text, read: _Read) -> int:
+        """Positions that the blocks still have: the pager may have put others with the same tokens in their place."""
+        size, blocks = self._pager.block_size, self._pager.block_tables([read.seq_id])[0].tolist()
+        for i, (before, now) in enumerate(zip(read.blocks, blocks, strict=False)):
+            if before != now:
+                digests = [] if text.hashes is None else text.hashes.of(text.tokens, read.count)
+                is_known = i < len(digests) and self._known.get(now) == digests[i]
+                return min(read.count, (i + 1) * size - 1 if is_known else i * size)
+        return read.count
 
     def _known_start(self, text: Text, length: int) -> int:
         """Positions of a new sequence that the head has read for others, whose blocks it shares."""
@@ -132,12 +150,21 @@ class OwnHead:
             known += 1
         return max(0, known * self._pager.block_size - 1)  # the last one depends on the token after the block
 
+    def _blocks_of(self, part: HeadPart) -> set[int]:
+        """The blocks that hold these positions."""
+        size = self._pager.block_size
+        blocks = self._pager.block_tables([part.seq_id])[0]
+        return set(blocks[part.start // size : (part.start + len(part.tokens) - 1) // size + 1].tolist())
+
     def _has_read(self, text: Text, count: int) -> None:
         assert text.seq_id is not None, "it has been read"
-        before, self._read[text.key] = self._read[text.key].count, _Read(text.seq_id, count)
-        first, end = before // self._pager.block_size, count // self._pager.block_size
+        size, blocks = self._pager.block_size, self._pager.block_tables([text.seq_id])[0].tolist()
+        before, self._read[text.key] = (
+            self._read[text.key].count,
+            _Read(text.seq_id, count, blocks[: -(-count // size)]),
+        )
+        first, end = before // size, count // size
         if text.hashes is not None and end > first:
-            blocks = self._pager.block_tables([text.seq_id])[0].tolist()
             digests = text.hashes.of(text.tokens, count)
             self._known.update(zip(blocks[first:end], digests[first:end], strict=True))
 

@@ -85,7 +85,7 @@ def rights(prompts: list[list[int]], answers: list[list[int]], wrong: int) -> di
     for prompt, answer in zip(prompts, answers, strict=True):
         text = [*prompt, *answer]
         for end in range(len(prompt), len(text)):
-            found[tuple(text[:end])] = [t + (i == wrong) for i, t in enumerate(text[end : end + 3])]
+            found[tuple(text[:end])] = [t ^ (i == wrong) for i, t in enumerate(text[end : end + 3])]
     return found
 
 
