@@ -63,6 +63,13 @@ class Edits:
         parts = tuple(part for v in values for part in v.parts)
         return self.declare(replace(values[0], name=name, shape=(rows, *values[0].shape[1:]), dtype=dtype, parts=parts))
 
+    def query_tiles(self) -> str:
+        """The name of the batch's tiles of queries, which the graph gets if it does not have them yet."""
+        name = "query_tiles"
+        if name not in self.graph and not any(value.name == name for value in self.values):
+            self.declare(replace(self.graph.value("query_start"), name=name, shape=("tiles", 2)))
+        return name
+
     def result(self) -> PassResult:
         """The rewritten graph."""
         if not self.replacements:

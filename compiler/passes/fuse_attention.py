@@ -161,9 +161,7 @@ class FuseAttention:
         return [replace(m.attention, attrs=m.fused_attention(kind), inputs=inputs, outputs=m.outputs)]
 
     def _prefill(self, edits: Edits, m: _Match) -> list[Op]:
-        if "query_tiles" not in edits.graph and not any(v.name == "query_tiles" for v in edits.values):
-            edits.declare(replace(edits.graph.value("positions"), name="query_tiles", shape=("tiles", 2)))
-        inputs = m.inputs(_PREFILL_BATCH, optional=("sinks", "gate")) | {"query_tiles": "query_tiles"}
+        inputs = m.inputs(_PREFILL_BATCH, optional=("sinks", "gate")) | {"query_tiles": edits.query_tiles()}
         write = [replace(m.write, attrs=m.fused_write(), inputs=m.inputs(_WRITE_BATCH))] if m.write else []
         attrs = m.fused_attention(RopeAttention)
         return [*write, replace(m.attention, attrs=attrs, inputs=inputs, outputs=m.outputs)]

@@ -7,7 +7,8 @@ from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.ir.ops.causal_conv import CausalConv, GatedConv
 from mlxr.compiler.ir.ops.elementwise import Multiply
 from mlxr.compiler.ir.ops.linear import Linear
-from mlxr.compiler.passes.base import Edits, PassResult, sibling, sole_producer
+from mlxr.compiler.passes.base import Edits, PassResult, sole_producer
+from mlxr.compiler.passes.join_projections import are_alike, join_projections
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,7 @@ class FuseConv:
     def _tiled(self, edits: Edits, conv: Op) -> Op:
         if self.phase == "decode" or "query_tiles" in conv.inputs:
             return conv
-        if "query_tiles" not in edits.graph and not any(value.name == "query_tiles" for value in edits.values):
-            edits.declare(replace(edits.graph.value("query_start"), name="query_tiles", shape=("tiles", 2)))
-        return replace(conv, inputs=conv.inputs | {"query_tiles": "query_tiles"})
+        return replace(conv, inputs=conv.inputs | {"query_tiles": edits.query_tiles()})
 
 
 def _gates_of(graph: OpGraph, conv: Op, attrs: CausalConv) -> tuple[list[Op], Op, Op] | None:
@@ -59,26 +58,12 @@ def _gates_of(graph: OpGraph, conv: Op, attrs: CausalConv) -> tuple[list[Op], Op
     linears = [op for name in names if (op := sole_producer(graph, name, Linear)) is not None]
     if len({op.name for op in linears}) < len(names):
         return None
-    first = linears[0]
-    same = first.inputs["x"], first.attrs, first.inputs.keys()
-    alike = all((op.inputs["x"], op.attrs, op.inputs.keys()) == same for op in linears)
-    return (linears, before, after) if alike else None
+    return (linears, before, after) if are_alike(linears) else None
 
 
 def _join(edits: Edits, conv: Op, attrs: CausalConv, linears: list[Op], before: Op, after: Op) -> None:
-    graph, first = edits.graph, linears[0]
-    weights = [op.inputs["weight"] for op in linears]
-    inputs = {"x": first.inputs["x"], "weight": edits.concat(sibling(weights[0], "bcx"), weights)}
-    if "bias" in first.inputs:
-        biases = [op.inputs["bias"] for op in linears]
-        inputs["bias"] = edits.concat(sibling(biases[0], "bcx_bias"), biases)
-    out = graph.value(first.out)
-    width = sum(rows for name in weights if isinstance(rows := graph.value(name).shape[0], int))
-    joined = edits.declare(replace(out, name=sibling(out.name, "bcx_projected"), shape=(out.shape[0], width)))
-    for op in (*linears, before, after):
-        edits.replace(op)
-    # All projections read y alone: the place of the first one is after it and before everything that reads them.
-    place = min(linears, key=lambda op: graph.index(op.name))
-    edits.replace(place, replace(first, name=joined, inputs=inputs, outputs={"out": joined}))
-    inputs = conv.inputs | {"x": joined}
+    joined = join_projections(edits, linears, "bcx")
+    edits.replace(before)
+    edits.replace(after)
+    inputs = conv.inputs | {"x": joined.op.out}
     edits.replace(conv, replace(conv, attrs=GatedConv(attrs.taps), inputs=inputs, outputs=after.outputs))

@@ -9,6 +9,7 @@ from mlxr.compiler.ir.ops.delta_net import FILTERS, DeltaDecode, DeltaNet
 from mlxr.compiler.ir.ops.gated_norm import GatedNorm
 from mlxr.compiler.ir.ops.linear import Linear
 from mlxr.compiler.passes.base import Edits, PassResult, sibling, sole_producer
+from mlxr.compiler.passes.join_projections import are_alike, columns_of, join_projections
 
 _ALIGNED = 4
 """Columns of which a row is a multiple, so that kernels may read four neighbours at once."""
@@ -47,16 +48,14 @@ class FuseDelta:
         linears = {port: sole_producer(graph, name, Linear) for port, name in _read(op, norm).items()}
         first = linears["q"]
         assert first is not None and linears["k"] and linears["v"], "the builder makes projections of the parts"
-        alike = {port: one for port, one in linears.items() if one is not None and _alike(one, first)}
+        alike = {port: one for port, one in linears.items() if one is not None and are_alike((first, one))}
         assert {*_JOINED} <= {*alike}, "of one input"
-        if sum(_columns(graph, one) for one in alike.values()) % _ALIGNED:
+        if sum(columns_of(graph, one) for one in alike.values()) % _ALIGNED:
             alike = {port: one for port, one in alike.items() if port in (*_JOINED, "gate")}
-        joined = _join(edits, list(alike.values()), first)
-        firsts, start = {}, 0
-        for port, one in alike.items():
-            firsts[port], start = start, start + _columns(graph, one)
+        joined = join_projections(edits, list(alike.values()), "in")
+        firsts = dict(zip(alike, joined.firsts, strict=True))
         weight = edits.concat(sibling(op.inputs["v_conv"], "conv"), [op.inputs[port] for port in FILTERS])
-        read = {port: joined if port in alike else name for port, name in _read(op, norm).items()}
+        read = {port: joined.op.out if port in alike else name for port, name in _read(op, norm).items()}
         columns = {"k_first": "k", "v_first": "v", "decay_first": "a", "beta_first": "b"}
         attrs = DeltaNet(**attrs.attributes | {name: firsts.get(port, 0) for name, port in columns.items()})  # type: ignore[arg-type]
         fuse = _as_decode if self.phase == "decode" else _as_prefill
@@ -70,31 +69,6 @@ def _read(op: Op, norm: Op) -> dict[str, str]:
         "a": op.inputs["a"],
         "b": op.inputs["b"],
     }
-
-
-def _alike(op: Op, first: Op) -> bool:
-    return (op.inputs["x"], op.attrs, op.inputs.keys()) == (first.inputs["x"], first.attrs, first.inputs.keys())
-
-
-def _columns(graph: OpGraph, op: Op) -> int:
-    columns = graph.value(op.out).shape[1]
-    assert isinstance(columns, int), "only rows are symbolic"
-    return columns
-
-
-def _join(edits: Edits, linears: list[Op], first: Op) -> str:
-    """Replaces the projections by one."""
-    graph, out = edits.graph, edits.graph.value(first.out)
-    weight = edits.concat(sibling(first.inputs["weight"], "in"), [op.inputs["weight"] for op in linears])
-    width = sum(_columns(graph, op) for op in linears)
-    name = edits.declare(replace(out, name=sibling(out.name, "in_projected"), shape=(out.shape[0], width)))
-    inputs = first.inputs | {"weight": weight}
-    for op in linears:
-        edits.replace(op)
-    # All read only x: the place of the first one is after it and before everything that reads them.
-    place = min(linears, key=lambda op: graph.index(op.name))
-    edits.replace(place, replace(first, name=name, inputs=inputs, outputs={"out": name}))
-    return name
 
 
 def _as_prefill(

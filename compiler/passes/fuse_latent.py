@@ -8,7 +8,8 @@ from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.ir.ops.latent import LatentAttention, LatentNormWrite, LatentQueries, LatentWrite
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.ir.ops.norm import Norm
-from mlxr.compiler.passes.base import Edits, PassResult, as_projection, sibling, sole_producer
+from mlxr.compiler.passes.base import Edits, PassResult, as_projection, sole_producer
+from mlxr.compiler.passes.join_projections import are_alike, join_projections
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class FuseLatent:
         """Applies the rules to every layer."""
         edits = Edits(graph)
         for write, reader, queries, latent in _matches(graph, self.phase):
-            joined, first = _join(edits, queries, latent)
+            join = join_projections(edits, (queries, latent), "qkv_a")
+            joined, first = join.op.out, join.firsts[1]
             attrs, inputs = write.attrs_as(LatentWrite), write.inputs | {"x": joined}
             if isinstance(reader.attrs, Norm) and self.phase == "prefill":
                 same = {field.name: getattr(attrs, field.name) for field in fields(attrs)}
@@ -56,8 +58,7 @@ class FuseLatent:
             edits.replace(second, _with_norm(second, reader, joined, first))
         if self.phase == "prefill":
             for op, _ in graph.ops_of(LatentAttention):
-                _declare_tiles(edits)
-                edits.replace(op, replace(op, inputs=op.inputs | {"query_tiles": "query_tiles"}))
+                edits.replace(op, replace(op, inputs=op.inputs | {"query_tiles": edits.query_tiles()}))
         return edits.result()
 
 
@@ -68,7 +69,7 @@ def _matches(graph: OpGraph, phase: PhaseName) -> Iterator[tuple[Op, Op, Op, Op]
         others = graph.consumers(latent.inputs["x"]) if latent else []
         for queries in others:
             reader = graph.sole_consumer(queries.out) if isinstance(queries.attrs, Linear) else None
-            if not latent or not reader or queries is latent or not _alike(queries, latent):
+            if not latent or not reader or queries is latent or not are_alike((queries, latent)):
                 continue
             if isinstance(reader.attrs, LatentQueries) or (_is_plain(reader) and _takes(graph, phase, reader, attrs)):
                 yield write, reader, queries, latent
@@ -92,25 +93,3 @@ def _with_norm(second: Op, norm: Op, x: str, columns: int) -> Op:
     fused = as_projection(second)
     attrs = replace(fused.attrs_as(Projection), eps=norm.attrs_as(Norm).eps, norm_kind="rms", columns=columns)
     return replace(fused, attrs=attrs, inputs=fused.inputs | {"x": x, "norm": norm.inputs["weight"]})
-
-
-def _alike(a: Op, b: Op) -> bool:
-    return a.attrs == b.attrs and a.inputs["x"] == b.inputs["x"] and set(a.inputs) == set(b.inputs) == {"x", "weight"}
-
-
-def _join(edits: Edits, queries: Op, latent: Op) -> tuple[str, int]:
-    """Puts the projection by both weights in place of the queries'; returns its result, and where the latent begins."""
-    weights = [op.inputs["weight"] for op in (queries, latent)]
-    out = edits.graph.value(queries.out)
-    widths = [width for op in (queries, latent) if isinstance(width := edits.graph.value(op.out).shape[1], int)]
-    name = sibling(out.name, "qkv_a_projected")
-    edits.declare(replace(out, name=name, shape=(out.shape[0], sum(widths))))
-    inputs = {"x": queries.inputs["x"], "weight": edits.concat(sibling(weights[0], "qkv_a"), weights)}
-    edits.replace(queries, replace(queries, name=name, inputs=inputs, outputs={"out": name}))
-    edits.replace(latent)
-    return name, widths[0]
-
-
-def _declare_tiles(edits: Edits) -> None:
-    if "query_tiles" not in edits.graph and not any(v.name == "query_tiles" for v in edits.values):
-        edits.declare(replace(edits.graph.value("positions"), name="query_tiles", shape=("tiles", 2)))

@@ -11,6 +11,7 @@ from mlxr.compiler.ir.ops.linear import Linear
 from mlxr.compiler.ir.ops.mamba2 import PARTS, ConvSsd, Mamba2
 from mlxr.compiler.ir.ops.ssd import OF_HEADS, Ssd
 from mlxr.compiler.passes.base import Edits, PassResult, sibling, sole_producer
+from mlxr.compiler.passes.join_projections import are_alike, join_projections
 
 _JOINED = ("gate", *PARTS, "dt")
 """The ports whose projections are joined, in the order of the columns."""
@@ -42,8 +43,8 @@ class FuseMamba2:
         for op, attrs in graph.ops_of(Mamba2):
             linears = _projections(graph, op)
             if linears is not None:
-                joined, firsts = _join(edits, linears)
-                self._scan(edits, op, attrs, joined, firsts)
+                joined = join_projections(edits, list(linears.values()), "in")
+                self._scan(edits, op, attrs, joined.op.out, dict(zip(linears, joined.firsts, strict=True)))
         return edits.result()
 
     def _scan(self, edits: Edits, op: Op, attrs: Mamba2, joined: str, firsts: dict[str, int]) -> None:
@@ -78,32 +79,4 @@ def _projections(graph: OpGraph, op: Op) -> dict[str, Op] | None:
     found = {port: linear for port in ports if (linear := sole_producer(graph, op.inputs[port], Linear)) is not None}
     if len(found) < len(ports):
         return None
-    first, *others = found.values()
-    alike = all(
-        one.inputs["x"] == first.inputs["x"] and one.attrs == first.attrs and one.inputs.keys() == first.inputs.keys()
-        for one in others
-    )
-    return found if alike else None
-
-
-def _join(edits: Edits, linears: dict[str, Op]) -> tuple[str, dict[str, int]]:
-    """The name of the joined projection's result, and the column with which each port's part begins."""
-    graph, ops = edits.graph, list(linears.values())
-    firsts, width = {}, 0
-    for port, op in linears.items():
-        columns = graph.value(op.out).shape[1]
-        assert isinstance(columns, int), "only rows have symbolic dims"
-        firsts[port], width = width, width + columns
-    weights = [op.inputs["weight"] for op in ops]
-    inputs = {"x": ops[0].inputs["x"], "weight": edits.concat(sibling(weights[0], "in"), weights)}
-    if "bias" in ops[0].inputs:
-        biases = [op.inputs["bias"] for op in ops]
-        inputs["bias"] = edits.concat(sibling(biases[0], "in_bias"), biases)
-    out = graph.value(ops[0].out)
-    joined = edits.declare(replace(out, name=sibling(out.name, "in_projected"), shape=(out.shape[0], width)))
-    for op in ops:
-        edits.replace(op)
-    # All read y alone: the first one's place is after it, and before everything that reads them.
-    place = min(ops, key=lambda op: graph.index(op.name))
-    edits.replace(place, replace(place, name=joined, inputs=inputs, outputs={"out": joined}))
-    return joined, firsts
+    return found if are_alike(list(found.values())) else None

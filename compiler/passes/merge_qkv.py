@@ -7,6 +7,7 @@ from mlxr.compiler.ir.ops.attention import GateHeads, Split, SplitQk
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.passes.attention_walk import AttentionSite, attention_sites, source_of
 from mlxr.compiler.passes.base import Edits, PassResult, sibling, sole_producer
+from mlxr.compiler.passes.join_projections import are_alike, columns_of, join_projections
 
 _ALIGNED = 8
 """Columns of which a row is a multiple, so that kernels may read 16 bytes of any of its heads."""
@@ -34,54 +35,34 @@ class MergeQkv:
         for site in attention_sites(graph):
             paths = [(site.q, 1), (site.k, 2)] if site.shares_source else [(site.q, 1), (site.k, 1), (site.v, 1)]
             linears = [op for path, n in paths if (op := source_of(graph, path, Linear, Projection, readers=n))]
-            if len({op.name for op in linears}) == len(paths) and self._alike(linears):
+            if len({op.name for op in linears}) == len(paths) and are_alike(linears):
                 self._merge(edits, linears, None if site.shares_source else self._gate(graph, site, linears))
         return edits.result()
-
-    def _alike(self, linears: list[Op]) -> bool:
-        first = linears[0]
-        return all(
-            op.inputs["x"] == first.inputs["x"] and op.attrs == first.attrs and op.inputs.keys() == first.inputs.keys()
-            for op in linears
-        )
 
     def _gate(self, graph: OpGraph, site: AttentionSite, linears: list[Op]) -> Op | None:
         """The gate of the attention's result, if its projection can be merged, too."""
         linear = sole_producer(graph, site.gate.inputs["gate"], Linear, Projection) if site.gate else None
-        if linear is None or not self._alike([*linears, linear]):
+        if linear is None or not are_alike([*linears, linear]):
             return None
-        columns = graph.value(linear.out).shape[1]
-        return site.gate if isinstance(columns, int) and columns % _ALIGNED == 0 else None
+        return site.gate if columns_of(graph, linear) % _ALIGNED == 0 else None
 
     def _merge(self, edits: Edits, linears: list[Op], gate: Op | None) -> None:
-        graph = edits.graph
+        graph, parts = edits.graph, linears
         if gate is not None:
             producer = graph.producer(gate.inputs["gate"])
             assert producer is not None, "a projection"
-            linears = [*linears, producer]
-        outs = [graph.value(op.out) for op in linears]
-        weights = [op.inputs["weight"] for op in linears]
-        inputs = {"x": linears[0].inputs["x"], "weight": edits.concat(sibling(weights[0], "qkv"), weights)}
-        if "bias" in linears[0].inputs:
-            biases = [op.inputs["bias"] for op in linears]
-            inputs["bias"] = edits.concat(sibling(biases[0], "qkv_bias"), biases)
-        widths = [value.shape[1] for value in outs if isinstance(value.shape[1], int)]
-        name = sibling(outs[0].name, "qkv_projected")
-        qkv = edits.declare(replace(outs[0], name=name, shape=(outs[0].shape[0], sum(widths))))
-        merged = replace(linears[0], name=name, inputs=inputs, outputs={"out": qkv})
-        q, k, *v = widths[: len(widths) - (gate is not None)]
+            linears = [*parts, producer]
+        joined = join_projections(edits, linears, "qkv")
+        qkv, merged = joined.op.out, joined.op
+        q, k, *v = (columns_of(graph, op) for op in parts)
         split = Op(
-            sibling(name, "split"),
+            sibling(qkv, "split"),
             Split(q, k, *v) if v else SplitQk(q, k, 0),
             {"x": qkv},
-            {port: value.name for port, value in zip("qkv", outs, strict=False)},
+            {port: op.out for port, op in zip("qkv", parts, strict=False)},
             merged.layer,
         )
+        edits.replace(joined.place, merged, split)
         if gate is not None:
-            attrs = replace(gate.attrs_as(GateHeads), first=q + k + sum(v))
+            attrs = replace(gate.attrs_as(GateHeads), first=joined.firsts[-1])
             edits.replace(gate, replace(gate, attrs=attrs, inputs=gate.inputs | {"gate": qkv}))
-        # All read only x, so the first one's place is after all inputs and before all consumers.
-        for op in linears:
-            edits.replace(op)
-        first = min(linears, key=lambda op: graph.index(op.name))
-        edits.replace(first, merged, split)
