@@ -56,6 +56,7 @@ class BlockPool:
         record_evictions: whether full blocks that are evicted are added to `evicted`.
         is_frugal: whether to evict idle blocks rather than take blocks that are not in memory yet.
         num_taken: blocks that were taken since they were given back, or at all.
+        lives: by block: how often what it held was given up.
         version: counts the changes after which a block that was found may hold something else.
     """
 
@@ -64,6 +65,7 @@ class BlockPool:
         self.free_blocks = list(range(num_blocks - 1, -1, -1))
         self.references = [0] * num_blocks
         self.pins = [0] * num_blocks
+        self.lives = [0] * num_blocks
         self.index = PrefixIndex()
         self.idle: OrderedDict[int, None] = OrderedDict()
         self.record_evictions = self.is_frugal = False
@@ -77,10 +79,13 @@ class BlockPool:
         """Blocks that `take` can still return."""
         return len(self.free_blocks) + len(self.idle)
 
-    def take(self) -> int:
+    def take(self, *, keeps: bool = False) -> int:
         """Gives a free block, or the idle block that is evicted next, one reference; the caller has checked `num_free`.
 
         An evicted block keeps its content until the next step writes it.
+
+        Args:
+            keeps: whether what a free block holds is not given up.
         """
         assert self.num_free, "take() on an empty pool: the caller must check num_free first"
         if self.free_blocks and not (self.is_frugal and self.idle and not self._was_taken[self.free_blocks[-1]]):
@@ -88,6 +93,7 @@ class BlockPool:
             if not self._was_taken[block_id]:
                 self._was_taken[block_id] = 1
                 self.num_taken += 1
+            self.lives[block_id] += not keeps
         else:
             block_id, _ = self.idle.popitem(last=False)
             self.forget(block_id)
@@ -144,6 +150,7 @@ class BlockPool:
     def forget(self, block_id: int) -> None:
         """Removes a block from the index: the next step will write over what it holds."""
         block = self.index.remove(block_id)
+        self.lives[block_id] += 1
         self.version += 1
         if self.record_evictions:
             self.evicted.append(block)

@@ -56,7 +56,8 @@ class KeptSequence:
         if self._pool.record_evictions:
             self._pool.evicted += self._blocks_from(length // self._size)
         self._tokens = sequence.tokens = self._tokens[:length]
-        sequence.blocks = [self._pool.take() for _ in prefix.blocks]
+        whole = length // self._size
+        sequence.blocks = [self._pool.take(keeps=i < whole) for i in range(len(prefix.blocks))]
         sequence.length = sequence.settled = sequence.committed = length
 
     def _blocks_from(self, first: int) -> list[CachedBlock]:

@@ -74,6 +74,11 @@ class PagerFacts:
         return sum(count > 1 for count in self._pool.references)
 
     @property
+    def lives(self) -> Sequence[int]:
+        """By block: how often what it held was given up."""
+        return self._pool.lives
+
+    @property
     def num_sequences(self) -> int:
         """Sequences in the arena now."""
         return len(self._sequences)

@@ -12,11 +12,11 @@ import time
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
 
-from mlxr.runtime.cache.block_hashes import Digest
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.speculation.text import Text
 from mlxr.runtime.engine.step import SaveEvicted, copy_shared_blocks
@@ -75,7 +75,7 @@ class OwnHead:
             warm_up(host, pager, progress)
         self._host, self._pager, self._save = host, pager, save
         self._read: dict[Hashable, _Read] = {}
-        self._known: dict[int, Digest] = {}  # by block, what it held when the head had read all of it
+        self._known: dict[int, int] = {}  # by block, its life in which the head has read all of it
         self._times: deque[float] = deque(maxlen=_SAMPLES)
         self.seconds = 0.0
 
@@ -125,30 +125,27 @@ class OwnHead:
         assert text.seq_id is not None, "texts without a sequence are passed over"
         read, length = self._read.get(text.key), len(text.tokens) - 1
         if read is None or read.seq_id != text.seq_id:
-            read = self._read[text.key] = _Read(text.seq_id, self._known_start(text, length), [])
-        count = min(self._still_read(text, read), length - 1)
+            read = self._read[text.key] = _Read(text.seq_id, self._known_start(text.seq_id, length), [])
+        count = min(self._still_read(read), length - 1)
         return HeadPart(text.seq_id, count, text.tokens[count + 1 :])
 
-    def _still_read(self, text: Text, read: _Read) -> int:
+    def _still_read(self, read: _Read) -> int:
         """Positions that the blocks still have: the pager may have put others with the same tokens in their place."""
         size, blocks = self._pager.block_size, self._pager.block_tables([read.seq_id])[0].tolist()
         for i, (before, now) in enumerate(zip(read.blocks, blocks, strict=False)):
             if before != now:
-                digests = [] if text.hashes is None else text.hashes.of(text.tokens, read.count)
-                is_known = i < len(digests) and self._known.get(now) == digests[i]
-                return min(read.count, (i + 1) * size - 1 if is_known else i * size)
+                return min(read.count, (i + 1) * size - 1 if self._knows(now) else i * size)
         return read.count
 
-    def _known_start(self, text: Text, length: int) -> int:
+    def _known_start(self, seq_id: int, length: int) -> int:
         """Positions of a new sequence that the head has read for others, whose blocks it shares."""
-        if text.hashes is None or text.seq_id is None:
-            return 0
-        digests = text.hashes.of(text.tokens, length)
-        blocks = self._pager.block_tables([text.seq_id])[0].tolist()
-        known = 0
-        while known < len(digests) and self._known.get(blocks[known]) == digests[known]:
-            known += 1
-        return max(0, known * self._pager.block_size - 1)  # the last one depends on the token after the block
+        size, blocks = self._pager.block_size, self._pager.block_tables([seq_id])[0].tolist()
+        known = sum(1 for _ in takewhile(self._knows, blocks[: length // size]))
+        return max(0, known * size - 1)  # the last one depends on the token after the block
+
+    def _knows(self, block_id: int) -> bool:
+        """Whether the head has read all of a full block."""
+        return self._known.get(block_id) == self._pager.lives[block_id]
 
     def _blocks_of(self, part: HeadPart) -> set[int]:
         """The blocks that hold these positions."""
@@ -164,9 +161,7 @@ class OwnHead:
             _Read(text.seq_id, count, blocks[: -(-count // size)]),
         )
         first, end = before // size, count // size
-        if text.hashes is not None and end > first:
-            digests = text.hashes.of(text.tokens, count)
-            self._known.update(zip(blocks[first:end], digests[first:end], strict=True))
+        self._known.update((block_id, self._pager.lives[block_id]) for block_id in blocks[first:end])
 
     def _guess(self, parts: Sequence[tuple[Text, HeadPart]]) -> dict[Hashable, list[int]]:
         """Reads texts to their end and guesses: their sequences have room for the guesses meanwhile."""

@@ -3,8 +3,6 @@
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from mlxr.runtime.cache.block_hashes import BlockHashes
-
 
 class Text(NamedTuple):
     """A text.
@@ -14,11 +12,9 @@ class Text(NamedTuple):
         tokens: prompt and answer so far. It only grows.
         most: how many more tokens may be guessed now.
         seq_id: its sequence in the model's arena, which has all tokens but the last.
-        hashes: digests of its full blocks there.
     """
 
     key: Hashable
     tokens: Sequence[int]
     most: int
     seq_id: int | None = None
-    hashes: BlockHashes | None = None

@@ -11,6 +11,7 @@ import pytest
 import mlxr
 from mlxr.compiler.artifact import HIDDEN
 from mlxr.compiler.errors import RequestError, WeightsError
+from mlxr.loading.imported_model import import_model
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.request import Request
@@ -19,6 +20,7 @@ from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.speculation.text import Text
 from mlxr.runtime.engine.step import Step
 from mlxr_tests import mtp_models
+from mlxr_tests.family_oracle import EXACT
 from mlxr_tests.few import few
 from mlxr_tests.head_files import save_tiny
 
@@ -121,6 +123,25 @@ def test_many_at_once_and_prefixes(model: Model) -> None:
     assert run(model, Eager(head_of(model)), shared, SAMPLED) == plain
     again = run(model, Eager(head_of(model), rights(shared, plain, 2)), shared, SAMPLED)
     assert again == plain
+
+
+@pytest.mark.parametrize("mode", ["paged", "contiguous"])
+def test_blocks_that_others_had_meanwhile(folder: Path, mode: str) -> None:
+    """The head reads a block again when the text, computed without it, comes back into a block that others had."""
+    spec, weights = import_model(folder, replace(EXACT, context=48, max_sequences=1, mtp=True))
+    cache = spec.cache.model_copy(update={"mode": mode, "block_size": 16})
+    spec = spec.model_copy(update={"cache": cache})
+    with mlxr.load(spec, weights, host="reference", mtp="on") as model:
+        text, others = ids(20), [[*range(start, start + 5)] for start in range(400, 435, 5)]
+        first = Eager(head_of(model))
+        run(model, first, [text], GREEDY, 4)
+        for count in range(len(others)):
+            for other in others[:count]:
+                run(model, Eager(head_of(model)), [other], GREEDY, 4)
+            run(model, None, [text], GREEDY, 4)
+            again = Eager(head_of(model))
+            run(model, again, [text], GREEDY, 4)
+            assert again.guesses == first.guesses
 
 
 def test_preemption(model: Model, folder: Path) -> None:
