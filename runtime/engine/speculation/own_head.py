@@ -106,8 +106,9 @@ class OwnHead:
             budget -= len(part.tokens) if whole else 0
         if rest and budget:
             text, part = rest[0]
-            self._run([part._replace(tokens=part.tokens[:budget])], with_rows=False)
-            self._has_read(text, part.start + budget)
+            part = part._replace(tokens=part.tokens[:budget])
+            self._run([part], with_rows=False)
+            self._has_read(text, part)
         if parts and self._pager.can_append_all([(part.seq_id, text.most) for text, part in parts]):
             guesses = self._guess(parts)
         return [guesses.get(text.key, []) for text in texts]
@@ -153,15 +154,13 @@ class OwnHead:
         blocks = self._pager.block_tables([part.seq_id])[0]
         return set(blocks[part.start // size : (part.start + len(part.tokens) - 1) // size + 1].tolist())
 
-    def _has_read(self, text: Text, count: int) -> None:
-        assert text.seq_id is not None, "it has been read"
-        size, blocks = self._pager.block_size, self._pager.block_tables([text.seq_id])[0].tolist()
-        before, self._read[text.key] = (
-            self._read[text.key].count,
-            _Read(text.seq_id, count, blocks[: -(-count // size)]),
-        )
-        first, end = before // size, count // size
-        self._known.update((block_id, self._pager.lives[block_id]) for block_id in blocks[first:end])
+    def _has_read(self, text: Text, part: HeadPart) -> None:
+        """Notes that a part of a text has been read."""
+        size, blocks = self._pager.block_size, self._pager.block_tables([part.seq_id])[0].tolist()
+        count = part.start + len(part.tokens)
+        self._read[text.key] = _Read(part.seq_id, count, blocks[: -(-count // size)])
+        full = blocks[part.start // size : count // size]
+        self._known.update((block_id, self._pager.lives[block_id]) for block_id in full)
 
     def _guess(self, parts: Sequence[tuple[Text, HeadPart]]) -> dict[Hashable, list[int]]:
         """Reads texts to their end and guesses: their sequences have room for the guesses meanwhile."""
@@ -172,7 +171,7 @@ class OwnHead:
             first = self._run([part for _, part in parts])
             guesses = {text.key: [token] for (text, _), token in zip(parts, first, strict=True)}
             for text, part in parts:
-                self._has_read(text, lengths[part.seq_id])
+                self._has_read(text, part)
             while going := [(text, part) for text, part in parts if len(guesses[text.key]) < text.most]:
                 more = [
                     HeadPart(part.seq_id, lengths[part.seq_id] - 1 + len(guesses[text.key]), guesses[text.key][-1:])

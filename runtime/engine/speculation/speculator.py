@@ -113,8 +113,7 @@ class Speculator:
         # After the last draft token comes one more, that of the step itself.
         asked = [(request, request.answer.tokens) for request in requests]
         texts = [
-            Text(request, tokens, request.max_length - len(tokens) - 1, request.run.seq_id)
-            for request, tokens in asked
+            Text(request, tokens, request.max_length - len(tokens) - 1, request.run.seq_id) for request, tokens in asked
         ]
         for request, draft in zip(requests, self.propose(texts, tokens, room), strict=True):
             request.draft.drafted = draft
