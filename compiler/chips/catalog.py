@@ -91,22 +91,22 @@ def known_chips() -> dict[str, Chip]:
     """Every chip by name: the generic one first, the others in the order of their files."""
     folder = Path(str(resources.files("mlxr.compiler.chips")))
     paths = sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != GENERIC, path.stem))
-    return {
-        name: chip for path in paths for name, chip in chips_of(path.read_text(encoding="utf-8"), str(path)).items()
-    }
+    texts = {str(path): path.read_text(encoding="utf-8") for path in paths}
+    return {name: chip for path in texts for name, chip in chips_of(texts[path], path, is_ours=True).items()}
 
 
-def chips_of(text: str, source: str) -> dict[str, Chip]:
+def chips_of(text: str, source: str, *, is_ours: bool = False) -> dict[str, Chip]:
     """The chips in a file.
 
     Args:
         text: the YAML.
         source: the file's name in error messages.
+        is_ours: see `read_document`.
 
     Raises:
         SpecError: the file does not describe chips; the message shows every problem with its place.
     """
-    file = validated(ChipFile, read_document(text, source))
+    file = validated(ChipFile, read_document(text, source, is_ours=is_ours))
     return {
         name: Chip(
             name=name,
