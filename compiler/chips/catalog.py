@@ -71,12 +71,14 @@ def find_chip(name: str) -> Chip:
     Raises:
         PlanError: no chip has that name; the message lists the known ones.
     """
-    chips = known_chips()
-    if name not in chips:
+    # Most compile for the generic one, which the first file has.
+    found = next((chips[name] for path in _paths() if name in (chips := _chips_in(path))), None)
+    if found is None:
+        chips = known_chips()
         like = nearest(name, tuple(chips))
         hint = f'; did you mean "{like}"?' if like else ""
         raise PlanError(f"there is no chip {name!r}; known chips are {', '.join(chips)}{hint}")
-    return chips[name]
+    return found
 
 
 def find_chip_of_device(device: str) -> Chip | None:
@@ -86,13 +88,19 @@ def find_chip_of_device(device: str) -> Chip | None:
     return max(matching, key=lambda chip: len(chip.device), default=None)
 
 
-@cache
 def known_chips() -> dict[str, Chip]:
     """Every chip by name: the generic one first, the others in the order of their files."""
+    return {name: chip for path in _paths() for name, chip in _chips_in(path).items()}
+
+
+def _paths() -> list[Path]:
     folder = Path(str(resources.files("mlxr.compiler.chips")))
-    paths = sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != GENERIC, path.stem))
-    texts = {str(path): path.read_text(encoding="utf-8") for path in paths}
-    return {name: chip for path in texts for name, chip in chips_of(texts[path], path, is_ours=True).items()}
+    return sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != GENERIC, path.stem))
+
+
+@cache
+def _chips_in(path: Path) -> dict[str, Chip]:
+    return chips_of(path.read_text(encoding="utf-8"), str(path), is_ours=True)
 
 
 def chips_of(text: str, source: str, *, is_ours: bool = False) -> dict[str, Chip]:
