@@ -154,6 +154,12 @@ class Lowering(ABC):
         assert len(places) == 1, f"{op.name}: its layer has several places in {', '.join(op.attrs.accesses)}"
         return places.pop()
 
+    def layers_of(self, op: Op, store: str) -> int:
+        """How many layers have rows of a store of sequences, [slots, layers, ...], that an op accesses."""
+        layers = self.value(op, store).shape[1]
+        assert isinstance(layers, int), "a store has a fixed size"
+        return layers
+
     def cache_of(self, op: Op) -> CacheGeometry:
         """The keys and values that an op accesses."""
         assert op.layer is not None, "the verifier demands a layer of every op that accesses a store"

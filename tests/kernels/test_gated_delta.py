@@ -9,8 +9,8 @@ import pytest
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.targets.cpu.kernels.gated_delta import CpuGatedDelta
+from mlxr.compiler.targets.metal.kernel_parts.columns import Columns
 from mlxr.compiler.targets.metal.kernels.gated_delta import GatedDeltaKernel
-from mlxr.compiler.targets.metal.kernels.ssd import Columns
 from mlxr_tests.c_harness import compilers, marches
 from mlxr_tests.cpu_kernels import CpuKernels, Sequences
 from mlxr_tests.delta_cases import HEADS, LAYER, LAYERS, TABLE, by_formula, delta_case

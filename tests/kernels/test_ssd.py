@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.targets.metal.kernels.ssd import Columns, Convolution, SsdKernel, most_tokens
+from mlxr.compiler.targets.metal.kernel_parts.columns import Columns
+from mlxr.compiler.targets.metal.kernels.ssd import Convolution, SsdKernel, most_tokens
 from mlxr_tests.few import few
 from mlxr_tests.kernel_bench import run_kernel
 from mlxr_tests.ssd_cases import LAYER, LAYERS, SHAPES, SsdCase, conv_case, conv_formula, ssd_case

@@ -62,13 +62,12 @@ class CpuCausalConv(CpuKernel):
 @lowers(CausalConv, GatedConv)
 def lower_causal_conv(lowering: CpuLowering, op: Op, attrs: Convolution) -> None:
     """Adds the call."""
-    layers, (store,) = lowering.value(op, CONV_STATES).shape[1], lowering.stores_of(op)
-    assert isinstance(layers, int), "a store has a fixed size"
+    (store,) = lowering.stores_of(op)
     alone = attrs if isinstance(attrs, CausalConv) else None
     kernel = CpuCausalConv(
         label=attrs.name,
         store=store,
-        num_layers=layers,
+        num_layers=lowering.layers_of(op, CONV_STATES),
         channels=lowering.width(op, "weight") // attrs.taps,
         taps=attrs.taps,
         width=lowering.width(op, "x"),

@@ -123,8 +123,8 @@ class CpuDeltaDecode(CpuDeltaKernel):
 @lowers(DeltaDecode)
 def lower_delta_decode(lowering: CpuLowering, op: Op, attrs: DeltaDecode) -> None:
     """Adds the call."""
-    layers, stores = lowering.value(op, STATES).shape[1], dict(zip(attrs.accesses, lowering.stores_of(op), strict=True))
-    assert isinstance(layers, int), "a store has a fixed size"
+    stores = dict(zip(attrs.accesses, lowering.stores_of(op), strict=True))
     widths = (lowering.width(op, "x"), lowering.width(op, "a"), lowering.width(op, "b"), lowering.width(op, "gate"))
+    layers = lowering.layers_of(op, STATES)
     kernel = CpuDeltaDecode("delta_decode", stores[STATES], layers, attrs, stores[CONV_STATES], widths)
     lowering.add_call(op, kernel, {"b_": op.inputs["b"]})

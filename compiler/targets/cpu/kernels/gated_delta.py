@@ -70,7 +70,6 @@ class CpuGatedDelta(CpuDeltaKernel):
 @lowers(GatedDelta)
 def lower_gated_delta(lowering: CpuLowering, op: Op, attrs: GatedDelta) -> None:
     """Adds the call."""
-    layers, (store,) = lowering.value(op, STATES).shape[1], lowering.stores_of(op)
-    assert isinstance(layers, int), "a store has a fixed size"
+    layers, (store,) = lowering.layers_of(op, STATES), lowering.stores_of(op)
     widths = tuple(lowering.width(op, port) for port in attrs.columns)
     lowering.add_call(op, CpuGatedDelta("gated_delta", store, layers, attrs, widths), {"b_": op.inputs["b"]})

@@ -105,8 +105,6 @@ class CpuSsd(CpuKernel):
 @lowers(Ssd, ConvSsd)
 def lower_ssd(lowering: CpuLowering, op: Op, attrs: SsdHeads) -> None:
     """Adds the call."""
-    layers = lowering.value(op, STATES).shape[1]
-    assert isinstance(layers, int), "a store has a fixed size"
     *of_conv, store = lowering.stores_of(op)
     of_tokens = {port: (attrs.columns[port][0], lowering.width(op, port)) for port in ("x", "dt")}
     conv = None
@@ -121,7 +119,7 @@ def lower_ssd(lowering: CpuLowering, op: Op, attrs: SsdHeads) -> None:
     kernel = CpuSsd(
         label="conv_ssd" if conv else "ssd",
         store=store,
-        num_layers=layers,
+        num_layers=lowering.layers_of(op, STATES),
         num_heads=attrs.num_heads,
         head_dim=attrs.head_dim,
         num_groups=attrs.num_groups,

@@ -3,12 +3,9 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.errors import PlanError
-from mlxr.compiler.formats.stores import STATES
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.gated_delta import L2_EPS, DeltaHeads
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
-from mlxr.compiler.targets.metal.kernels.ssd import Columns
-from mlxr.compiler.targets.metal.lowering import MetalLowering, num_columns
 
 _QUAD = 4
 TILE = 8
@@ -99,16 +96,3 @@ def check_quads(op: Op, heads: DeltaHeads) -> None:
             f"op {op.name!r} has values of {heads.value_dim} elements, and Metal kernels read {_QUAD} at a time: "
             "compile with --target cpu"
         )
-
-
-def columns_of(lowering: MetalLowering, op: Op, heads: DeltaHeads) -> dict[str, Columns]:
-    """Where the inputs of tokens have what is read of them, by port."""
-    bound = {port: (lowering.value(op, port), first) for port, (first, _) in heads.columns.items() if port in op.inputs}
-    return {port: Columns(value.dtype, num_columns(value), first) for port, (value, first) in bound.items()}
-
-
-def layers_of(lowering: MetalLowering, op: Op) -> int:
-    """Layers that have rows of the states."""
-    layers = lowering.value(op, STATES).shape[1]
-    assert isinstance(layers, int), "a store has a fixed size"
-    return layers

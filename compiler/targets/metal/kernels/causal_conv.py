@@ -71,12 +71,11 @@ class CausalConvKernel(MetalKernel):
 @lowers(CausalConv, GatedConv)
 def lower_causal_conv(lowering: MetalLowering, op: Op, attrs: Convolution) -> None:
     """Adds the launch."""
-    x, layers = lowering.value(op, "x"), lowering.value(op, CONV_STATES).shape[1]
-    assert isinstance(layers, int), "a store has a fixed size"
+    x = lowering.value(op, "x")
     alone = attrs if isinstance(attrs, CausalConv) else None
     kernel = CausalConvKernel(
         f"{attrs.name}_tiles" if "query_tiles" in op.inputs else attrs.name,
-        num_layers=layers,
+        num_layers=lowering.layers_of(op, CONV_STATES),
         channels=num_columns(lowering.graph.value(op.out)),
         taps=attrs.taps,
         width=num_columns(x),

@@ -10,10 +10,10 @@ from mlxr.compiler.ir.ops.delta_net import DeltaDecode
 from mlxr.compiler.ir.ops.gated_norm import NormGate
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
-from mlxr.compiler.targets.metal.kernel_parts.delta_kernel import TILE, DeltaKernel, check_quads, layers_of
+from mlxr.compiler.targets.metal.kernel_parts.columns import Columns, columns_at
+from mlxr.compiler.targets.metal.kernel_parts.delta_kernel import TILE, DeltaKernel, check_quads
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH
-from mlxr.compiler.targets.metal.kernels.ssd import Columns
-from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns
+from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 _MOST_SIMDGROUPS = 16
 _VECTORS = ("weight", "rate", "dt_bias", "norm")
@@ -114,10 +114,6 @@ def lower_delta_decode(lowering: MetalLowering, op: Op, attrs: DeltaDecode) -> N
     """
     check_quads(op, attrs)
     firsts = {"x": attrs.q_first, "a": attrs.decay_first, "b": attrs.beta_first, "gate": attrs.gate_column}
-    columns = {
-        port: Columns(value.dtype, num_columns(value), first)
-        for port, first in firsts.items()
-        for value in (lowering.value(op, port),)
-    }
-    kernel = DeltaDecodeKernel("delta_decode", layers_of(lowering, op), attrs, **columns)
+    columns = columns_at(lowering, op, firsts)
+    kernel = DeltaDecodeKernel("delta_decode", lowering.layers_of(op, STATES), attrs, **columns)
     lowering.emit(op, kernel, (Extent(times=kernel.num_heads), Extent(dim="seqs")), arena_buffers(lowering, op))

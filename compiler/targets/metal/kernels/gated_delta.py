@@ -9,15 +9,13 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.gated_delta import GatedDelta
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
+from mlxr.compiler.targets.metal.kernel_parts.columns import Columns, columns_at
 from mlxr.compiler.targets.metal.kernel_parts.delta_kernel import (
     TILE,
     DeltaKernel,
     check_quads,
-    columns_of,
-    layers_of,
 )
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH
-from mlxr.compiler.targets.metal.kernels.ssd import Columns
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 _SIMDGROUPS = 4
@@ -85,6 +83,7 @@ def lower_gated_delta(lowering: MetalLowering, op: Op, attrs: GatedDelta) -> Non
         PlanError: rows of states cannot be read 4 elements at a time.
     """
     check_quads(op, attrs)
-    kernel = GatedDeltaKernel("gated_delta", layers_of(lowering, op), attrs, **columns_of(lowering, op, attrs))
+    columns = columns_at(lowering, op, {port: first for port, (first, _) in attrs.columns.items()})
+    kernel = GatedDeltaKernel("gated_delta", lowering.layers_of(op, STATES), attrs, **columns)
     grid = (Extent(times=kernel.num_heads * kernel.splits), Extent(dim="seqs"))
     lowering.emit(op, kernel, grid, arena_buffers(lowering, op))

@@ -11,23 +11,15 @@ from mlxr.compiler.ir.ops.mamba2 import ConvSsd
 from mlxr.compiler.ir.ops.ssd import Ssd, SsdHeads
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
+from mlxr.compiler.targets.metal.kernel_parts.columns import Columns, columns_at
 from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
-from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns
+from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 _LANES = 8
 _QUAD = 4
 _MOST_ROWS = 32
 _MOST_TILE = 16
 _TILE_BYTES = 16384
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Where an input of tokens has what is read of it: its element type, its columns, and the first that is read."""
-
-    dtype: DType
-    width: int
-    first: int
 
 
 @dataclass(frozen=True)
@@ -145,34 +137,25 @@ def lower_ssd(lowering: MetalLowering, op: Op, attrs: SsdHeads) -> None:
             f"op {op.name!r} has states of {attrs.state_dim} columns, and Metal kernels read {_QUAD} at a time: "
             f"expected a multiple of {_QUAD}"
         )
-    layers = lowering.value(op, STATES).shape[1]
-    assert isinstance(layers, int), "a store has a fixed size"
 
-    def columns(port: str) -> Columns | None:
-        if port not in op.inputs:
-            return None
-        value = lowering.value(op, port)
-        return Columns(value.dtype, num_columns(value), attrs.columns[port][0])
-
-    x, dt = columns("x"), columns("dt")
-    assert x is not None and dt is not None, "inputs of all scans"
+    columns = columns_at(lowering, op, {port: first for port, (first, _) in attrs.columns.items()})
     conv = None
     if isinstance(attrs, ConvSsd):
         conv = Convolution(attrs.channels, attrs.taps, "bias" in op.inputs)
     kernel = SsdKernel(
         "conv_ssd" if conv else "ssd",
-        num_layers=layers,
+        num_layers=lowering.layers_of(op, STATES),
         num_heads=attrs.num_heads,
         head_dim=attrs.head_dim,
         num_groups=attrs.num_groups,
         state_dim=attrs.state_dim,
         least=attrs.least,
         most=attrs.most,
-        x=x,
-        b=columns("b"),
-        c=columns("c"),
-        dt=dt,
-        gate=columns("gate"),
+        x=columns["x"],
+        b=columns.get("b"),
+        c=columns.get("c"),
+        dt=columns["dt"],
+        gate=columns.get("gate"),
         tile=1 if lowering.phase == "decode" else most_tokens(attrs.state_dim),
         conv=conv,
     )

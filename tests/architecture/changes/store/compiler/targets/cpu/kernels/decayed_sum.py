@@ -33,6 +33,5 @@ class CpuDecayedSum(CpuKernel):
 @lowers(DecayedSum)
 def lower_decayed_sum(lowering: CpuLowering, op: Op, attrs: DecayedSum) -> None:
     """Adds the call."""
-    layers, (store,) = lowering.value(op, "sums").shape[1], lowering.stores_of(op)
-    assert isinstance(layers, int), "a store has a fixed size"
+    layers, (store,) = lowering.layers_of(op, "sums"), lowering.stores_of(op)
     lowering.add_call(op, CpuDecayedSum("decayed_sum", store, layers, lowering.width(op, "x"), attrs.decay))

@@ -48,8 +48,7 @@ class DecayedSumKernel(MetalKernel):
 @lowers(DecayedSum)
 def lower_decayed_sum(lowering: MetalLowering, op: Op, attrs: DecayedSum) -> None:
     """Adds the launch."""
-    x, layers = lowering.value(op, "x"), lowering.value(op, "sums").shape[1]
-    assert isinstance(layers, int), "a store has a fixed size"
+    x, layers = lowering.value(op, "x"), lowering.layers_of(op, "sums")
     kernel = DecayedSumKernel("decayed_sum", layers, num_columns(x), attrs.decay, x.dtype)
     grid = (Extent(times=-(-kernel.width // kernel.threads)), Extent(dim="seqs"))
     lowering.emit(op, kernel, grid, arena_buffers(lowering, op))
