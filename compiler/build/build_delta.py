@@ -29,9 +29,8 @@ def build_delta(b: Builder, index: int, delta: GatedDelta, x: str) -> str:
     for port, role in (("rate", "a"), ("dt_bias", "dt_bias")):
         inputs[port] = b.parameter(f"{prefix}.{role}", delta.num_heads, of_units(delta.num_heads))
     sizes = (delta.num_heads, delta.num_key_heads, delta.key_dim, delta.value_dim)
-    tables = {name: name for name in ("query_start", "state_table")}
     attrs = DeltaNet(*sizes, tiled=delta.tiled, per_channel=False, taps=delta.taps)
-    y = b.op(attrs, f"{prefix}.answers", inputs | tables | b.stores(index, (CONV_STATES, STATES)))
+    y = b.op(attrs, f"{prefix}.answers", inputs | b.states(index, CONV_STATES, STATES))
     norm = {"x": y, "gate": gate, "weight": b.parameter(f"{prefix}.o_norm", delta.value_dim)}
     gated = GatedNorm(delta.num_heads, b.spec.model.norm.eps, "silu", gate_first=False, first=0)
     y = b.op(gated, f"{prefix}.gated", norm)

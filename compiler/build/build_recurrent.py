@@ -30,11 +30,6 @@ def build_recurrent(b: Builder, index: int, layer: LayerType, x: str) -> str:
     return _BUILDERS[type(layer.recurrent)](b, index, layer.recurrent, x)
 
 
-def states_of(b: Builder, index: int, *stores: str) -> dict[str, str]:
-    """The ports of an op that reads and writes a layer's rows of these stores."""
-    return {"query_start": "query_start", "state_table": "state_table", **b.stores(index, stores)}
-
-
 def _short_conv(b: Builder, index: int, conv: ShortConv, x: str) -> str:
     prefix, hidden = f"{layer_prefix(index)}recurrent", b.spec.model.hidden_size
     channels = Axis("units", conv.channels)
@@ -49,7 +44,7 @@ def _short_conv(b: Builder, index: int, conv: ShortConv, x: str) -> str:
     inputs = {"x": inner, "weight": b.parameter(f"{prefix}.conv", conv.channels * conv.taps, filters)}
     if conv.conv_bias:
         inputs["bias"] = b.parameter(f"{prefix}.conv_bias", conv.channels, channels)
-    y = b.op(CausalConv(conv.taps), f"{prefix}.conv_result", inputs | states_of(b, index, CONV_STATES))
+    y = b.op(CausalConv(conv.taps), f"{prefix}.conv_result", inputs | b.states(index, CONV_STATES))
     y = b.op(Multiply(), f"{prefix}.gated", {"a": after, "b": y})
     bias = f"{prefix}.o_bias" if conv.bias else None
     return b.linear(f"{prefix}.o", y, (hidden, conv.channels), bias, columns=channels)

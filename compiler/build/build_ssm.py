@@ -38,7 +38,7 @@ def build_ssm(b: Builder, index: int, ssm: Ssm, x: str) -> str:
         if ssm.conv_bias:
             inputs[f"{role}_conv_bias"] = b.parameter(f"{prefix}.{role}_conv_bias", width, rows)
     inputs |= {role: b.parameter(f"{prefix}.{role}", ssm.num_heads, heads) for role in ("a", "d", "dt_bias")}
-    inputs |= {"query_start": "query_start", "state_table": "state_table", **b.stores(index, (CONV_STATES, STATES))}
+    inputs |= b.states(index, CONV_STATES, STATES)
     if not ssm.norm_before_gate:
         inputs["gate"] = parts["z"]
     kind = Mamba2(

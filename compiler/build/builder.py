@@ -56,6 +56,10 @@ class Builder:
         """By port, which is a store's name: the value that has the layer's rows of it."""
         return {port: self.arena.place(self.arena.store(port), layer)[0] for port in ports}
 
+    def states(self, layer: int, *ports: str) -> dict[str, str]:
+        """The inputs of an op that reads and writes a layer's rows of these stores of sequences."""
+        return {"query_start": "query_start", "state_table": "state_table", **self.stores(layer, ports)}
+
     def of_blocks(self, layer: int, *ports: str) -> dict[str, str]:
         """By port: the batch's value for the blocks that the layer's rows of tokens are in."""
         group = self.arena.group_of(layer)

@@ -87,6 +87,13 @@ def require_cache(t: Tensors, ports: Iterable[str], num_kv_heads: int, head_dim:
         require(len(shape) == 5 and shape[3:] == expected, f"{port} is {list(shape)}; expected [..., {expected}]")
 
 
+def require_states(t: Tensors, port: str, row: tuple[int, ...]) -> None:
+    """Checks that the rows of a store of sequences are of this shape, and f32."""
+    states = t[port]
+    require(states.shape[2:] == row, f"{port} are {list(states.shape)}; expected rows of {list(row)}")
+    require(states.dtype is DType.F32, f"{port} are {states.dtype}; expected f32")
+
+
 def require_mean_squares(t: Tensors, rows: Dim) -> None:
     """Checks the shape and type of mean squares, if there are any."""
     if "mean_squares" in t:

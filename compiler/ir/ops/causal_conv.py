@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import CONV_STATES
-from mlxr.compiler.ir.checks import matrix, require, require_choice, require_first, require_vector
+from mlxr.compiler.ir.checks import matrix, require, require_choice, require_first, require_states, require_vector
 from mlxr.compiler.ir.division import Holdings, require_whole
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, Division, OpKind
 from mlxr.compiler.ir.tensor import TOKEN, Tensor, Tensors
@@ -39,9 +39,8 @@ class Convolution(OpKind):
         channels = size // self.taps
         if "bias" in t:
             require_vector(t, "bias", channels)
-        row, states = (channels, self.taps - 1), t[CONV_STATES]
-        require(states.shape[2:] == row, f"states are {list(states.shape)}; expected rows of {list(row)}")
-        require(states.dtype is DType.F32 and t["weight"].dtype is DType.F32, "states and weight are f32")
+        require_states(t, CONV_STATES, (channels, self.taps - 1))
+        require(t["weight"].dtype is DType.F32, "states and weight are f32")
         return channels
 
     def work(self, use: Use, dims: Dims) -> OpWork:

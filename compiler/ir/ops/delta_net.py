@@ -8,7 +8,14 @@ from typing import ClassVar, get_args
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import CONV_STATES, STATES
-from mlxr.compiler.ir.checks import require, require_choice, require_first, require_positive, require_vector
+from mlxr.compiler.ir.checks import (
+    require,
+    require_choice,
+    require_first,
+    require_positive,
+    require_states,
+    require_vector,
+)
 from mlxr.compiler.ir.division import WHOLE, Holdings, require_whole
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Division
 from mlxr.compiler.ir.ops.causal_conv import CausalConv
@@ -57,11 +64,6 @@ class ConvDeltaHeads(DeltaHeads):
         require_vector(t, port, channels * self.taps)
         require(t[port].dtype is DType.F32, f"{port} is {t[port].dtype}; expected f32")
 
-    def check_conv_states(self, t: Tensors) -> None:
-        """Raises RuleError unless the store has the last inputs of the channels."""
-        row, states = (self.channels, self.taps - 1), t[CONV_STATES]
-        require(states.shape[2:] == row, f"{CONV_STATES} are {list(states.shape)}; expected rows of {list(row)}")
-
     def work(self, use: Use, dims: Dims) -> OpWork:
         """Reads and writes the states of the convolution and of the rule once."""
         rule, taps = self.delta_work(dims), self.channels * self.taps
@@ -91,7 +93,7 @@ class DeltaNet(ConvDeltaHeads):
         require(not any(first for first, _ in self.columns.values()), "parts that come apart begin with column 0")
         for port, part in zip(FILTERS, "qkv", strict=True):
             self.check_filters(t, port, self.columns[part][1])
-        self.check_conv_states(t)
+        require_states(t, CONV_STATES, (self.channels, self.taps - 1))
         self.check_heads(t, self.columns)
         return {"out": Tensor((t["v"].shape[0], self.width), t["v"].dtype), "token": TOKEN}
 
@@ -147,7 +149,7 @@ class DeltaDecode(ConvDeltaHeads):
         firsts = (self.q_first, self.q_first + self.keys, self.q_first + 2 * self.keys)
         require((self.q_first, self.k_first, self.v_first) == firsts, "queries, keys and values are not neighbours")
         self.check_filters(t, "weight", self.channels)
-        self.check_conv_states(t)
+        require_states(t, CONV_STATES, (self.channels, self.taps - 1))
         require_vector(t, "norm", self.value_dim)
         self.check_heads(dict(t) | {port: t["x"] for port in "qkv"}, self.columns)
         out = Tensor((t["x"].shape[0], self.width), t["x"].dtype)

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import STATES
-from mlxr.compiler.ir.checks import matrix, require, require_first, require_integers, require_vector
+from mlxr.compiler.ir.checks import matrix, require, require_first, require_integers, require_states, require_vector
 from mlxr.compiler.ir.division import WHOLE, Holdings, require_whole
 from mlxr.compiler.ir.op_kind import Division, OpKind
 from mlxr.compiler.ir.tensor import TOKEN, Dim, Tensor, Tensors
@@ -99,9 +98,7 @@ class DeltaHeads(OpKind):
         require_vector(t, "dt_bias", self.decays)
         require_integers(t, "query_start")
         require_integers(t, "state_table")
-        state, row = t[STATES], (self.num_heads, self.key_dim, self.value_dim)
-        require(state.shape[2:] == row, f"{STATES} are {list(state.shape)}; expected rows of {list(row)}")
-        require(state.dtype is DType.F32, f"{STATES} are {state.dtype}; expected f32")
+        require_states(t, STATES, (self.num_heads, self.key_dim, self.value_dim))
 
     def delta_work(self, dims: Dims) -> OpWork:
         """Reads and writes the state of each sequence once; a token takes 8 operations for each of its elements."""

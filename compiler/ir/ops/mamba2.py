@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import CONV_STATES, STATES
-from mlxr.compiler.ir.checks import require, require_vector
+from mlxr.compiler.ir.checks import require, require_states, require_vector
 from mlxr.compiler.ir.division import Holdings, require_whole
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Division
-from mlxr.compiler.ir.ops.ssd import OF_HEADS, SsdHeads, require_states
+from mlxr.compiler.ir.ops.ssd import OF_HEADS, SsdHeads
 from mlxr.compiler.ir.tensor import Tensor, Tensors
 from mlxr.compiler.ir.work import Dims, OpWork, Use
 from mlxr.compiler.spec.share import Share

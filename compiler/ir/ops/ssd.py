@@ -13,6 +13,7 @@ from mlxr.compiler.ir.checks import (
     require_first,
     require_integers,
     require_positive,
+    require_states,
     require_vector,
 )
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, OpKind
@@ -128,10 +129,3 @@ class Ssd(SsdHeads):
     def work(self, use: Use, dims: Dims) -> OpWork:
         """Reads and writes states, and nothing else of its own."""
         return self.scan_work(dims)
-
-
-def require_states(t: Tensors, port: str, row: tuple[int, ...]) -> None:
-    """Checks that the rows of a store of sequences are of this shape, and f32."""
-    states = t[port]
-    require(states.shape[2:] == row, f"{port} are {list(states.shape)}; expected rows of {list(row)}")
-    require(states.dtype is DType.F32, f"{port} are {states.dtype}; expected f32")
