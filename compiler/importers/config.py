@@ -39,6 +39,7 @@ def spec_from_config(
         SpecError: the architecture, a key, a value, the quantisation or a tensor's type is not supported; the message
             names it.
     """
+    _check_whole(source, config, tensors)
     source, config, architecture, wrapper = find_text_model(source, config)
     facts = Facts(source, config, architecture.rules, accepted=options.accepted_keys)
     facts.get("model_type")
@@ -65,6 +66,17 @@ def spec_from_config(
         facts.get("sliding_window")  # hides nothing, whether the family's code has windows or not
     facts.check_all_read()
     return imported_spec(source, name, model, placed.formats(tied or options.output == "hidden"), options)
+
+
+def _check_whole(source: str, config: Mapping[str, Any], tensors: Mapping[str, TensorFact]) -> None:
+    """Refuses heads that draft for another model: their configs call them what that model is called."""
+    marks = ("draft_vocab_size" in config, "speculators_model_type" in config, "fc.weight" in tensors)
+    if any(marks) or "eagle" in str(config.get("architectures")).lower():
+        raise SpecError(
+            f"{source}: this is not a model but a head, such as EAGLE's, that reads what another model computes; MLXR "
+            "does not run such heads. It guesses tokens with a smaller model (--draft), with prompt lookup, or with "
+            "the head that a model's own files have (--mtp)"
+        )
 
 
 def _check_task(facts: Facts, output: Output, wrapper: str | None) -> None:

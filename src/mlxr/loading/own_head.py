@@ -66,7 +66,10 @@ def head_of(
     """
     if artifact.spec.model.mtp is None:
         if options.mtp == "on":
-            raise RequestError(f"{artifact.spec.name} has no head of its own that guesses tokens: use mtp auto or off")
+            raise RequestError(
+                f"{artifact.spec.name} has no head of its own that guesses tokens, or its spec does not name it "
+                "(model.mtp): use mtp auto or off"
+            )
         return None
     spec = artifact.spec.model_copy(update={"output": "guesses"})
     return cached_artifact(spec, chip(), lambda: _check_tensors(spec, weights))

@@ -131,6 +131,15 @@ def test_what_may_change_the_result_is_refused_by_name(
         imported(storyteller_config, **changes)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("architectures", ["LlamaForCausalLMEagle3"]), ("draft_vocab_size", 32000), ("speculators_model_type", "eagle3")],
+)
+def test_heads_for_other_models_are_refused(storyteller_config: Facts, key: str, value: object) -> None:
+    with pytest.raises(SpecError, match="not a model but a head, such as EAGLE's"):
+        imported(storyteller_config, **{key: value})
+
+
 def test_types_that_cannot_be_held_are_refused(storyteller_config: Facts) -> None:
     tensors = {n: t._replace(type="F8_E8M0") for n, t in storyteller_config[1].items()}
     with pytest.raises(SpecError, match="is of type 'F8_E8M0', which is not supported"):
