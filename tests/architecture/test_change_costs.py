@@ -264,12 +264,10 @@ def test_an_op_with_a_store(tree: ChangedTree, tmp_path: Path) -> None:
         row = StoreRow((attention.num_heads, attention.head_dim), DType.F32)
         stores.append(Store("sums", "sequence", (None, *[row] * (spec.model.num_layers - 1)), "heads"))
 """
-    tree.insert(
-        MEMORY, "    stores = [*keys_and_values(keys, values), latents(rows), *_states_of(model.recurrents)]\n", kept
-    )
+    tree.insert(MEMORY, "*_states_of([layer.recurrent for layer in layers])]\n", kept)
     built = """    if b.spec.model.decay is not None and index:
-        states = {"query_start": "query_start", "state_table": "state_table", **b.stores(index, ("sums",))}
-        attended = b.op(DecayedSum(b.spec.model.decay), f"{prefix}.decayed", {"x": attended, **states})
+        summed = {"x": attended} | b.states(index, "sums")
+        attended = b.op(DecayedSum(b.spec.model.decay), f"{prefix}.decayed", summed)
 """
     tree.insert(BUILD, '{"q": q} | tables | cache | sinks)\n', built)
     tree.insert(BUILD, "import CacheWrite\n", "from mlxr.compiler.ir.ops.decayed_sum import DecayedSum\n")

@@ -52,8 +52,8 @@ def run_metal(case, dtype="f32", text=None):
     table = np.concatenate([[table.shape[1]], table.reshape(-1)]).astype(np.int32)
     layer, token = (mx.array([number] * 8, dtype=mx.uint32) for number in (LAYER, 6))
     inputs = case.inputs | {"states": states, "state_table": mx.array(table), "layer": layer, "token": token}
-    shapes = {"out": (case.tokens, kernel.width), "token_out": (8,)}
-    grid = (kernel.num_heads * kernel.splits, len(TABLE), 1)
+    shapes = {"out": (case.tokens, kernel.heads.width), "token_out": (8,)}
+    grid = (kernel.heads.num_heads * kernel.splits, len(TABLE), 1)
     outputs = run_kernel(kernel, inputs, shapes, grid, in_place=["states"], text=text)
     assert (np.array(outputs["token_out"]) == 7).all()
     return floats(outputs["out"]), np.array(states)
@@ -112,7 +112,7 @@ def kernels(request):
 def run_cpu(kernels, name, inputs, starts, table, states):
     kernel, tokens = cpu_kernel(name), len(inputs["v"])
     given = {port: np.ascontiguousarray(floats(inputs[port])) for port in (*kernel.heads.columns, "rate", "dt_bias")}
-    given |= {"b_": given["b"], "out": np.full((tokens + 1, kernel.width), 7, np.float32)}
+    given |= {"b_": given["b"], "out": np.full((tokens + 1, kernel.heads.width), 7, np.float32)}
     arguments = [given[param.name] for param in kernel.params if param.kind != "layer"]
     sequences = Sequences(np.array(starts, np.int32), np.array(table, np.int32), [states], LAYER)
     kernels.run(kernel, arguments, tokens, sequences=sequences)

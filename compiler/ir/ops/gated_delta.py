@@ -15,9 +15,6 @@ from mlxr.compiler.ir.tensor import TOKEN, Dim, Tensor, Tensors
 from mlxr.compiler.ir.work import Dims, OpWork, Use
 from mlxr.compiler.spec.share import Share
 
-L2_EPS = 1e-6
-"""Added to the sum of the squares of a query or a key before it is divided by the root of that."""
-
 
 @dataclass(frozen=True)
 class DeltaHeads(OpKind):
@@ -31,8 +28,10 @@ class DeltaHeads(OpKind):
         per_channel: whether each of a key's elements decays by a number of its own (KDA), or all of a head by one.
         q_first, k_first, v_first, decay_first, beta_first: the columns with which each begins in its value: those of
             `q`, `k`, `v`, `a` and `b`.
+        l2_eps: added to the sum of the squares of a query or a key before it is divided by the root of that.
     """
 
+    l2_eps: ClassVar[float] = 1e-6
     num_heads: int
     num_key_heads: int
     key_dim: int
@@ -59,6 +58,11 @@ class DeltaHeads(OpKind):
     def width(self) -> int:
         """Columns of the result."""
         return self.num_heads * self.value_dim
+
+    @property
+    def state_size(self) -> int:
+        """Elements of a sequence's states in a layer."""
+        return self.num_heads * self.key_dim * self.value_dim
 
     @property
     def columns(self) -> dict[str, tuple[int, int]]:
@@ -102,8 +106,8 @@ class DeltaHeads(OpKind):
 
     def delta_work(self, dims: Dims) -> OpWork:
         """Reads and writes the state of each sequence once; a token takes 8 operations for each of its elements."""
-        elements = self.num_heads * self.key_dim * self.value_dim
-        return OpWork(flops=8 * dims["tokens"] * elements, store_bytes=2 * 4 * dims["seqs"] * elements)
+        flops, store_bytes = 8 * dims["tokens"] * self.state_size, 2 * 4 * dims["seqs"] * self.state_size
+        return OpWork(flops=flops, store_bytes=store_bytes)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import STATES
-from mlxr.compiler.ir.ops.gated_delta import L2_EPS, DeltaHeads, GatedDelta
+from mlxr.compiler.ir.ops.gated_delta import DeltaHeads, GatedDelta
 from mlxr.runtime.arrays.mlx_arrays import as_bits
 from mlxr.runtime.hosts.mlx_ops.attend import pass_token
 from mlxr.runtime.hosts.mlx_ops.table import evaluates
@@ -43,7 +43,7 @@ def _parts(inputs: Inputs, attrs: DeltaHeads) -> tuple[Array, Array, Array, Arra
 
     def normed(x: mx.array) -> Array:
         heads = np.array(x).reshape(len(x), attrs.num_key_heads, attrs.key_dim)
-        unit: Array = heads / np.sqrt(np.sum(heads * heads, axis=-1, keepdims=True) + np.float32(L2_EPS))
+        unit: Array = heads / np.sqrt(np.sum(heads * heads, axis=-1, keepdims=True) + np.float32(DeltaHeads.l2_eps))
         return unit[:, of_head]
 
     rate = f32(inputs["rate"])[:, None]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mlxr.compiler.ir.ops.gated_delta import L2_EPS, DeltaHeads
+from mlxr.compiler.ir.ops.gated_delta import DeltaHeads
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHeader, CpuHelper, CpuKernel
 
 DELTA = CpuHeader("delta.h")
@@ -26,36 +26,6 @@ class CpuDeltaKernel(CpuKernel):
     heads: DeltaHeads
 
     @property
-    def num_heads(self) -> int:
-        """Heads of values."""
-        return self.heads.num_heads
-
-    @property
-    def key_dim(self) -> int:
-        """Elements of a key: rows of a state."""
-        return self.heads.key_dim
-
-    @property
-    def value_dim(self) -> int:
-        """Elements of a value: columns of a state."""
-        return self.heads.value_dim
-
-    @property
-    def per_channel(self) -> bool:
-        """Whether each element of a key has a decay of its own."""
-        return self.heads.per_channel
-
-    @property
-    def l2_eps(self) -> float:
-        """Added to the sums of squares of keys and queries."""
-        return L2_EPS
-
-    @property
-    def width(self) -> int:
-        """Columns of the result."""
-        return self.heads.width
-
-    @property
     def key_of_head(self) -> str:
         """The head of keys that `head` has, in C."""
         if self.heads.tiled:
@@ -63,14 +33,9 @@ class CpuDeltaKernel(CpuKernel):
         return "head" if self.heads.ratio == 1 else f"(head / {self.heads.ratio})"
 
     @property
-    def row(self) -> int:
-        """Numbers of a layer's states."""
-        return self.num_heads * self.key_dim * self.value_dim
-
-    @property
     def slot(self) -> int:
         """Numbers of all layers' states."""
-        return self.num_layers * self.row
+        return self.num_layers * self.heads.state_size
 
     @property
     def helpers(self) -> tuple[CpuHelper, ...]:

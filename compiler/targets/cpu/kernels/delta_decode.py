@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from mlxr.compiler.formats.stores import CONV_STATES, STATES
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.delta_net import DeltaDecode
-from mlxr.compiler.ir.ops.gated_norm import NormGate
 from mlxr.compiler.schedule.kernel import round_up
 from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES
 from mlxr.compiler.targets.cpu.kernel_parts.delta_kernel import MOST_COLUMNS, CpuDeltaKernel
@@ -51,29 +50,9 @@ class CpuDeltaDecode(CpuDeltaKernel):
         }
 
     @property
-    def taps(self) -> int:
-        """Tokens that the convolution reads."""
-        return self.heads.taps
-
-    @property
-    def keys(self) -> int:
-        """Columns of all keys."""
-        return self.heads.keys
-
-    @property
-    def eps(self) -> float:
-        """Of the norm."""
-        return self.heads.eps
-
-    @property
-    def activation(self) -> NormGate:
-        """Of the gate."""
-        return self.heads.activation
-
-    @property
     def conv_row(self) -> int:
         """Inputs that a layer keeps of a sequence."""
-        return self.heads.channels * (self.taps - 1)
+        return self.heads.channels * (self.heads.taps - 1)
 
     @property
     def conv_slot(self) -> int:
@@ -90,33 +69,34 @@ class CpuDeltaDecode(CpuDeltaKernel):
     @property
     def padded_key(self) -> int:
         """Elements of a key, whole vectors."""
-        return round_up(self.key_dim, LANES)
+        return round_up(self.heads.key_dim, LANES)
 
     @property
     def padded_channels(self) -> int:
         """Channels of a head, whole vectors: its query, its key and its value."""
-        return 2 * self.padded_key + round_up(self.value_dim, LANES)
+        return 2 * self.padded_key + round_up(self.heads.value_dim, LANES)
 
     @property
     def thread_bytes(self) -> int:
         """A prepared token, some columns of a state, the channels of a head, and its result."""
-        prepared = round_up(4 * self.key_dim + 2, LANES)
-        rest = self.padded_channels + round_up(self.value_dim, LANES)
-        return 4 * (prepared + self.key_dim * MOST_COLUMNS + rest)
+        prepared = round_up(4 * self.heads.key_dim + 2, LANES)
+        rest = self.padded_channels + round_up(self.heads.value_dim, LANES)
+        return 4 * (prepared + self.heads.key_dim * MOST_COLUMNS + rest)
 
     @property
     def formula(self) -> str:
         """The formula, for the head of the function."""
-        return f"{self.label}: out = rms_norm(rule(silu(conv(x)))) * {self.activation}(gate), {self.num_heads} heads"
+        own = self.heads
+        return f"{self.label}: out = rms_norm(rule(silu(conv(x)))) * {own.activation}(gate), {own.num_heads} heads"
 
     @property
     def buffer_table(self) -> str:
         """Its buffers, for the head of the function."""
         names = ("x", "a", "b_", "gate")
         rows = [f"{name}  [seqs, {width}] f32" for name, width in zip(names, self.widths, strict=True)]
-        rows.append(f"weight   [{self.heads.channels}, {self.taps}] f32: the oldest token's first")
-        rows += [f"rate     [{self.num_heads}] f32", f"dt_bias  [{self.heads.decays}] f32"]
-        rows += [f"norm     [{self.value_dim}] f32", f"out      [seqs, {self.width}] f32"]
+        rows.append(f"weight   [{self.heads.channels}, {self.heads.taps}] f32: the oldest token's first")
+        rows += [f"rate     [{self.heads.num_heads}] f32", f"dt_bias  [{self.heads.decays}] f32"]
+        rows += [f"norm     [{self.heads.value_dim}] f32", f"out      [seqs, {self.heads.width}] f32"]
         return "".join(f"//   {row}\n" for row in rows)
 
 

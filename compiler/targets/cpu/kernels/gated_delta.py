@@ -49,21 +49,21 @@ class CpuGatedDelta(CpuDeltaKernel):
     @property
     def thread_bytes(self) -> int:
         """Prepared tokens, and the state of a head."""
-        prepared = _TOKENS * round_up(4 * self.key_dim + 2, 16)
-        return 4 * (prepared + self.key_dim * round_up(self.value_dim, MOST_COLUMNS))
+        prepared = _TOKENS * round_up(4 * self.heads.key_dim + 2, 16)
+        return 4 * (prepared + self.heads.key_dim * round_up(self.heads.value_dim, MOST_COLUMNS))
 
     @property
     def formula(self) -> str:
         """The formula, for the head of the function."""
-        return f"{self.label}: S = g S + k (x) beta (v - g S^T k), out = S^T q, of {self.num_heads} heads"
+        return f"{self.label}: S = g S + k (x) beta (v - g S^T k), out = S^T q, of {self.heads.num_heads} heads"
 
     @property
     def buffer_table(self) -> str:
         """Its buffers, for the head of the function."""
         columns = zip(self.heads.columns.items(), self.widths, strict=True)
         rows = [f"{port}  [tokens, {width}] f32, {count} from {first} on" for (port, (first, count)), width in columns]
-        rows += [f"rate    [{self.num_heads}] f32", f"dt_bias  [{self.heads.decays}] f32"]
-        rows.append(f"out      [tokens, {self.width}] f32")
+        rows += [f"rate    [{self.heads.num_heads}] f32", f"dt_bias  [{self.heads.decays}] f32"]
+        rows.append(f"out      [tokens, {self.heads.width}] f32")
         return "".join(f"//   {row}\n" for row in rows)
 
 

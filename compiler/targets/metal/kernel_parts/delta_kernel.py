@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.ops.gated_delta import L2_EPS, DeltaHeads
+from mlxr.compiler.ir.ops.gated_delta import DeltaHeads
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
 
 _QUAD = 4
@@ -27,41 +27,6 @@ class DeltaKernel(MetalKernel):
     heads: DeltaHeads
 
     @property
-    def num_heads(self) -> int:
-        """Heads of values."""
-        return self.heads.num_heads
-
-    @property
-    def key_dim(self) -> int:
-        """Elements of a key: rows of a state."""
-        return self.heads.key_dim
-
-    @property
-    def value_dim(self) -> int:
-        """Elements of a value: columns of a state."""
-        return self.heads.value_dim
-
-    @property
-    def per_channel(self) -> bool:
-        """Whether each element of a key has a decay of its own."""
-        return self.heads.per_channel
-
-    @property
-    def decays(self) -> int:
-        """Numbers by which a token's states decay."""
-        return self.heads.decays
-
-    @property
-    def width(self) -> int:
-        """Columns of the result."""
-        return self.heads.width
-
-    @property
-    def l2_eps(self) -> float:
-        """Added to the sums of squares of keys and queries."""
-        return L2_EPS
-
-    @property
     def key_of_head(self) -> str:
         """The head of keys that `head` has, in Metal."""
         if self.heads.tiled:
@@ -71,22 +36,22 @@ class DeltaKernel(MetalKernel):
     @property
     def slot(self) -> int:
         """Numbers of a slot: the states of all layers."""
-        return self.num_layers * self.num_heads * self.key_dim * self.value_dim
+        return self.num_layers * self.heads.state_size
 
     @property
     def rows(self) -> int:
         """Rows of a state that a lane has."""
-        return -(-self.key_dim // _SHARING)
+        return -(-self.heads.key_dim // _SHARING)
 
     @property
     def ragged_rows(self) -> bool:
         """Whether some lanes have rows past the last one."""
-        return self.key_dim != self.rows * _SHARING
+        return self.heads.key_dim != self.rows * _SHARING
 
     @property
     def tiles(self) -> int:
         """Tiles of a head's columns."""
-        return -(-self.value_dim // TILE)
+        return -(-self.heads.value_dim // TILE)
 
 
 def check_quads(op: Op, heads: DeltaHeads) -> None:

@@ -7,7 +7,6 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import CONV_STATES, STATES
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.delta_net import DeltaDecode
-from mlxr.compiler.ir.ops.gated_norm import NormGate
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
 from mlxr.compiler.targets.metal.kernel_parts.columns import Columns, columns_at
@@ -48,29 +47,9 @@ class DeltaDecodeKernel(DeltaKernel):
         return (("out", self.x.dtype), ("token_out", DType.U32))
 
     @property
-    def taps(self) -> int:
-        """Tokens that the convolution reads."""
-        return self.heads.taps
-
-    @property
     def kept(self) -> int:
         """Inputs of a channel in the store."""
-        return self.taps - 1
-
-    @property
-    def channels(self) -> int:
-        """Channels of the convolution."""
-        return self.heads.channels
-
-    @property
-    def eps(self) -> float:
-        """Of the norm."""
-        return self.heads.eps
-
-    @property
-    def activation(self) -> NormGate:
-        """Of the gate."""
-        return self.heads.activation
+        return self.heads.taps - 1
 
     @property
     def is_first_of_key(self) -> str:
@@ -92,7 +71,7 @@ class DeltaDecodeKernel(DeltaKernel):
     @property
     def ragged_columns(self) -> bool:
         """Whether some lanes have columns past the last one."""
-        return self.value_dim != self.tiles_each * self.simdgroups * TILE
+        return self.heads.value_dim != self.tiles_each * self.simdgroups * TILE
 
     @property
     def threads(self) -> int:
@@ -102,7 +81,7 @@ class DeltaDecodeKernel(DeltaKernel):
     @property
     def threadgroup_bytes(self) -> int:
         """The head's channels, and the simdgroups' sums."""
-        return 4 * (2 * self.key_dim + self.value_dim + self.simdgroups)
+        return 4 * (2 * self.heads.key_dim + self.heads.value_dim + self.simdgroups)
 
 
 @lowers(DeltaDecode)
@@ -116,4 +95,4 @@ def lower_delta_decode(lowering: MetalLowering, op: Op, attrs: DeltaDecode) -> N
     firsts = {"x": attrs.q_first, "a": attrs.decay_first, "b": attrs.beta_first, "gate": attrs.gate_column}
     columns = columns_at(lowering, op, firsts)
     kernel = DeltaDecodeKernel("delta_decode", lowering.layers_of(op, STATES), attrs, **columns)
-    lowering.emit(op, kernel, (Extent(times=kernel.num_heads), Extent(dim="seqs")), arena_buffers(lowering, op))
+    lowering.emit(op, kernel, (Extent(times=attrs.num_heads), Extent(dim="seqs")), arena_buffers(lowering, op))

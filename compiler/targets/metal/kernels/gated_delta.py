@@ -67,7 +67,7 @@ class GatedDeltaKernel(DeltaKernel):
     @property
     def ragged_columns(self) -> bool:
         """Whether some lanes have columns past the last one."""
-        return self.value_dim != self.splits * self.simdgroups * TILE
+        return self.heads.value_dim != self.splits * self.simdgroups * TILE
 
     @property
     def threads(self) -> int:
@@ -85,5 +85,5 @@ def lower_gated_delta(lowering: MetalLowering, op: Op, attrs: GatedDelta) -> Non
     check_quads(op, attrs)
     columns = columns_at(lowering, op, {port: first for port, (first, _) in attrs.columns.items()})
     kernel = GatedDeltaKernel("gated_delta", lowering.layers_of(op, STATES), attrs, **columns)
-    grid = (Extent(times=kernel.num_heads * kernel.splits), Extent(dim="seqs"))
+    grid = (Extent(times=attrs.num_heads * kernel.splits), Extent(dim="seqs"))
     lowering.emit(op, kernel, grid, arena_buffers(lowering, op))
