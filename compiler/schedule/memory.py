@@ -105,7 +105,7 @@ def _groups(
 ) -> list[tuple[tuple[int, ...], int | None, int]]:
     """The groups of layers: their layers, their window and the blocks that they need.
 
-    A window counts where its blocks are fewer than all. Contiguous arenas and ranks keep all tokens.
+    A window counts where its blocks are fewer than all. Contiguous arenas, ranks and heads that guess keep all tokens.
 
     Args:
         spec: the spec.
@@ -125,6 +125,8 @@ def _groups(
 
     attentions = [layer.attention for layer in spec.model.all_layers]
     windows = [None if attention is None else attention.sliding_window for attention in attentions]
+    if spec.model.mtp is not None:
+        windows[-1] = None  # the head may read a text long after the model has computed it
     used = [None if w is None or keeps_all or needed(w) >= blocks else w for w in windows]
     return [(layers, w, blocks if w is None else needed(w)) for layers, w in groups_of(stores, used)]
 

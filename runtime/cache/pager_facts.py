@@ -73,10 +73,9 @@ class PagerFacts:
         """Blocks that several sequences use."""
         return sum(count > 1 for count in self._pool.references)
 
-    @property
-    def lives(self) -> Sequence[int]:
-        """By block: how often what it held was given up."""
-        return self._pool.lives
+    def lives(self, group: int) -> Sequence[int]:
+        """By block of a group: how often what it held was given up."""
+        return self._pools[group].lives
 
     @property
     def num_sequences(self) -> int:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mlxr.compiler.artifact import HIDDEN
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.speculation.text import Text
 from mlxr.runtime.engine.step import SaveEvicted, copy_shared_blocks
@@ -74,6 +75,10 @@ class OwnHead:
         if host.builds_late:
             warm_up(host, pager, progress)
         self._host, self._pager, self._save = host, pager, save
+        geometry = host.arena.geometry
+        group = geometry.group_of(geometry.store(HIDDEN).owners[-1])
+        assert group is not None, "rows for the head are of tokens"
+        self._group, self._lives = group, pager.lives(group)
         self._read: dict[Hashable, _Read] = {}
         self._known: dict[int, int] = {}  # by block, its life in which the head has read all of it
         self._times: deque[float] = deque(maxlen=_SAMPLES)
@@ -132,7 +137,7 @@ class OwnHead:
 
     def _still_read(self, read: _Read) -> int:
         """Positions that the blocks still have: the pager may have put others with the same tokens in their place."""
-        size, blocks = self._pager.block_size, self._pager.block_tables([read.seq_id])[0].tolist()
+        size, blocks = self._pager.block_size, self._blocks(read.seq_id)
         for i, (before, now) in enumerate(zip(read.blocks, blocks, strict=False)):
             if before != now:
                 return min(read.count, (i + 1) * size - 1 if self._knows(now) else i * size)
@@ -140,27 +145,31 @@ class OwnHead:
 
     def _known_start(self, seq_id: int, length: int) -> int:
         """Positions of a new sequence that the head has read for others, whose blocks it shares."""
-        size, blocks = self._pager.block_size, self._pager.block_tables([seq_id])[0].tolist()
+        size, blocks = self._pager.block_size, self._blocks(seq_id)
         known = sum(1 for _ in takewhile(self._knows, blocks[: length // size]))
         return max(0, known * size - 1)  # the last one depends on the token after the block
 
     def _knows(self, block_id: int) -> bool:
         """Whether the head has read all of a full block."""
-        return self._known.get(block_id) == self._pager.lives[block_id]
+        return self._known.get(block_id) == self._lives[block_id]
 
     def _blocks_of(self, part: HeadPart) -> set[int]:
         """The blocks that hold these positions."""
-        size = self._pager.block_size
-        blocks = self._pager.block_tables([part.seq_id])[0]
-        return set(blocks[part.start // size : (part.start + len(part.tokens) - 1) // size + 1].tolist())
+        size, blocks = self._pager.block_size, self._blocks(part.seq_id)
+        return set(blocks[part.start // size : (part.start + len(part.tokens) - 1) // size + 1])
+
+    def _blocks(self, seq_id: int) -> list[int]:
+        """A sequence's blocks in the group that has the head's layer."""
+        blocks: list[int] = self._pager.block_tables([seq_id], self._group)[0].tolist()
+        return blocks
 
     def _has_read(self, text: Text, part: HeadPart) -> None:
         """Notes that a part of a text has been read."""
-        size, blocks = self._pager.block_size, self._pager.block_tables([part.seq_id])[0].tolist()
+        size, blocks = self._pager.block_size, self._blocks(part.seq_id)
         count = part.start + len(part.tokens)
         self._read[text.key] = _Read(part.seq_id, count, blocks[: -(-count // size)])
         full = blocks[part.start // size : count // size]
-        self._known.update((block_id, self._pager.lives[block_id]) for block_id in full)
+        self._known.update((block_id, self._lives[block_id]) for block_id in full)
 
     def _guess(self, parts: Sequence[tuple[Text, HeadPart]]) -> dict[Hashable, list[int]]:
         """Reads texts to their end and guesses: their sequences have room for the guesses meanwhile."""

@@ -1,5 +1,6 @@
 """A model's own head: answers are those without it; it guesses the same however it has read."""
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -142,6 +143,24 @@ def test_blocks_that_others_had_meanwhile(folder: Path, mode: str) -> None:
             again = Eager(head_of(model))
             run(model, again, [text], GREEDY, 4)
             assert again.guesses == first.guesses
+
+
+def test_layers_with_windows(tmp_path: Path) -> None:
+    """A head may read what has left the windows of other layers, and no block that another text got since."""
+    config = json.loads((save_tiny(tmp_path) / "config.json").read_text())
+    config |= {"model_type": "mistral", "sliding_window": 16, "max_position_embeddings": 1024}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    changes = replace(CHANGES, context=1024, sequences=2)
+    with mlxr.load(tmp_path, host="cpu", mtp="on", changes=changes) as model:
+        assert [group.window for group in model.arena.geometry.groups] == [None, 16]
+        short, long = ids(15), [1, *(11 * i % 600 for i in range(390))]
+        alone, both = Eager(head_of(model)), Eager(head_of(model))
+        run(model, alone, [short], GREEDY, 12)
+        run(model, None, [ids(100, 400)], GREEDY, 1)
+        run(model, both, [short, long], GREEDY, 12)
+        common = alone.guesses.keys() & both.guesses.keys()
+        assert len(common) > 5
+        assert all(x == y for t in common for x, y in zip(alone.guesses[t], both.guesses[t], strict=False))
 
 
 def test_preemption(model: Model, folder: Path) -> None:
