@@ -5,7 +5,7 @@ Invariants after validation: rotary dims are even; no weight matrix (of experts:
 read some of them, by 64-bit ones.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticKnownError
@@ -21,9 +21,12 @@ from mlxr.compiler.spec.rope import Rope
 
 _MAX_EXACT_POSITION = 2**24  # float32 cannot represent the next whole number
 Block = Literal["attention", "recurrent", "mlp"]
+"""A block of a layer, by its section of the spec."""
 Blocks = Annotated[tuple[Block, ...], Field(min_length=1, max_length=3)]
+"""The blocks of a layer, in order."""
 _USUAL_BLOCKS: Blocks = ("attention", "mlp")
-_SECTIONS: tuple[Block, ...] = ("attention", "recurrent", "mlp")
+_SECTIONS: tuple[Block, ...] = get_args(Block)
+_ALIGNED = "kernels read 16 bytes at a time"
 _MISSING = object()
 """In place of a section that the spec leaves out and that its blocks need."""
 
@@ -150,7 +153,8 @@ class Model(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _derive_head_dim(cls, data: Any) -> Any:
+    def _complete(cls, data: Any) -> Any:
+        """Notes the sections that its blocks need, and derives the default of head_dim."""
         if not isinstance(data, dict):
             return data
         blocks = data.get("blocks", _USUAL_BLOCKS)
@@ -178,7 +182,7 @@ class Model(Record):
     @model_validator(mode="after")
     def _check(self) -> "Model":
         wrong = Contradictions()
-        _check_multiple(wrong, "hidden_size", self.hidden_size)
+        wrong.check_multiple("hidden_size", self.hidden_size, 8, _ALIGNED)
         self._check_norms(wrong)
         self._check_pattern(wrong)
         self._check_shared_keys(wrong)
@@ -225,7 +229,7 @@ class Model(Record):
             if getattr(self, key) and (self.norm.placement == "pre" or self.norm.kind != "rms"):
                 wrong.add(key, "it comes behind rms norms of blocks' results", "set norm.placement to sandwich or post")
         if self.layer_embeddings is not None:
-            _check_multiple(wrong, "layer_embeddings.width", self.layer_embeddings.width)
+            wrong.check_multiple("layer_embeddings.width", self.layer_embeddings.width, 8, _ALIGNED)
             mlps = [layer.mlp for layer in self._kinds]
             if any(mlp is None for mlp in mlps):
                 wrong.add("layer_embeddings", "gates of vectors have the activation of mlp", "name mlp in blocks")
@@ -316,7 +320,7 @@ class Model(Record):
             what = "norms of experts and routers stand beside rms norms before and after blocks"
             wrong.add(f"{at}mlp.experts", what, "set norm.placement to sandwich")
         for key, width in mlp.widths:
-            _check_multiple(wrong, f"{at}mlp.{key}", width)
+            wrong.check_multiple(f"{at}mlp.{key}", width, 8, _ALIGNED)
             if 2 * width * self.hidden_size > INT32_MAX:
                 what = f"the merged gate and up projection {2 * width} x {self.hidden_size}"
                 wrong.add(f"{at}mlp.{key}", f"{what} has more than 2^31 - 1 elements")
@@ -430,12 +434,3 @@ def _merged(base: Record | None, given: Any) -> Any:
     if given.get("kind", getattr(base, "kind", None)) != getattr(base, "kind", None):
         return given
     return {**{name: getattr(base, name) for name in type(base).model_fields}, **given}
-
-
-def _check_multiple(wrong: Contradictions, at: str, value: int) -> None:
-    if value % 8:
-        wrong.add(
-            at,
-            f"{at.rpartition('.')[2]} {value} is not a multiple of 8; kernels read 16 bytes at a time",
-            f"nearest are {value // 8 * 8} and {value // 8 * 8 + 8}",
-        )

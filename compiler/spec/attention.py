@@ -186,10 +186,9 @@ class Attention(Record):
                 "each KV head serves the same number of query heads",
                 f"num_kv_heads can be {_divisors(self.num_heads)}" if self.num_heads <= 4096 else "",
             )
-        for name, size in (("head_dim", self.head_dim), ("v_dim", self.v_dim or 8)):
-            low = size // 8 * 8
-            if size % 8:
-                wrong.add(name, f"{name} {size} is not a multiple of 8", f"nearest are {low} and {low + 8}")
+        wrong.check_multiple("head_dim", self.head_dim, 8)
+        if self.v_dim is not None:
+            wrong.check_multiple("v_dim", self.v_dim, 8)
         if self.value_scale is not None and self.output_bias:
             wrong.add("value_scale", "a factor of values beside a bias of the output projection", "leave one out")
         if self.alibi is not None and self.softcap is not None:

@@ -88,6 +88,13 @@ class Contradictions:
         """
         self._found.append((at, text, fix))
 
+    def check_multiple(self, at: str, value: int, of: int, why: str = "") -> None:
+        """Notes a number that is not a multiple of another one; `at` as of `add`, and `why` it has to be."""
+        if value % of:
+            low, key = value // of * of, at.rpartition(".")[2]
+            reason = f"; {why}" if why else ""
+            self.add(at, f"{key} {value} is not a multiple of {of}{reason}", f"nearest are {low} and {low + of}")
+
     def refuse(self) -> None:
         """Raises one error for all findings, if there are any."""
         if self._found:

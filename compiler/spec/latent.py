@@ -41,9 +41,8 @@ class Latent(Record):
         wrong = Contradictions()
         for name in _SIZES:
             size = getattr(self, name)
-            if size is not None and size % 8:
-                low = size // 8 * 8
-                wrong.add(name, f"{name} {size} is not a multiple of 8", f"nearest are {low} and {low + 8}")
+            if size is not None:
+                wrong.check_multiple(name, size, 8)
         if self.row_dim > _MOST_ROW:
             wrong.add("kv_rank", f"kv_rank {self.kv_rank} + rope_dim {self.rope_dim} is more than {_MOST_ROW}")
         wrong.refuse()

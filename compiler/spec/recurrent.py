@@ -83,11 +83,7 @@ class ShortConv(RecurrentBlock):
     @model_validator(mode="after")
     def _check(self) -> "ShortConv":
         wrong = Contradictions()
-        if self.channels % 8:
-            low = self.channels // 8 * 8
-            wrong.add(
-                "channels", f"channels {self.channels} is not a multiple of 8", f"nearest are {low} and {low + 8}"
-            )
+        wrong.check_multiple("channels", self.channels, 8)
         wrong.refuse()
         return self
 
@@ -155,11 +151,8 @@ class GatedDelta(RecurrentBlock):
         if self.num_heads % self.num_key_heads:
             what = f"num_heads {self.num_heads} is not a multiple of num_key_heads {self.num_key_heads}"
             wrong.add("num_heads", what, f"nearest is {-(-self.num_heads // self.num_key_heads) * self.num_key_heads}")
-        for key in ("key_dim", "value_dim"):
-            size = getattr(self, key)
-            if size % 4:
-                low = size // 4 * 4
-                wrong.add(key, f"{key} {size} is not a multiple of 4", f"nearest are {low} and {low + 4}")
+        wrong.check_multiple("key_dim", self.key_dim, 4)
+        wrong.check_multiple("value_dim", self.value_dim, 4)
         wrong.refuse()
         return self
 
@@ -251,11 +244,7 @@ class Ssm(RecurrentBlock):
         wrong = Contradictions()
         if self.num_heads % self.num_groups:
             wrong.add("num_groups", f"{self.num_heads} heads are not {self.num_groups} equal groups", "one is right")
-        if self.state_dim % 4:
-            low = self.state_dim // 4 * 4
-            wrong.add(
-                "state_dim", f"state_dim {self.state_dim} is not a multiple of 4", f"nearest are {low} and {low + 4}"
-            )
+        wrong.check_multiple("state_dim", self.state_dim, 4)
         if self.norm_before_gate and not self.norm:
             wrong.add("norm_before_gate", "there is no norm", "leave it out")
         wrong.refuse()
@@ -278,7 +267,7 @@ class Ssm(RecurrentBlock):
 
     @property
     def units(self) -> int:
-        """Groups, which the norm does not leave; without a norm the heads of the only group."""
+        """Groups, each of which is normalised as a whole; heads, where there is one group and no norm."""
         return self.num_groups if self.norm or self.num_groups > 1 else self.num_heads
 
     @property
