@@ -117,7 +117,7 @@ class PagerFacts:
         return [block for block in self._prefixes.cached_blocks() if len(block.tokens) == self.block_size]
 
     def find_blocks(self, tokens: Sequence[int], hashes: BlockHashes) -> Prefix:
-        """`Pager.find_prefix` of whole blocks, whatever states there are: who begins with it resumes from a state."""
+        """Like `Pager.find_prefix` for whole blocks, whatever states there are: the caller resumes from one."""
         return self._prefixes.find(tokens, hashes, True)
 
     def check_integrity(self) -> None:

@@ -264,7 +264,7 @@ class SequenceStates:
             self.commit(seq_id, tokens, hashes, length)
 
     def adopt(self, tokens: Sequence[int], hashes: BlockHashes, length: int, write: Callable[[int], None]) -> None:
-        """Makes a state that comes from elsewhere a snapshot, while another sequence could be added.
+        """Keeps a state that comes from elsewhere as a snapshot. The caller has checked that a sequence could be added.
 
         Args:
             tokens: whose state it is.
@@ -282,7 +282,7 @@ class SequenceStates:
             self.slots.release(slot)
 
     def resume(self, seq_id: int, tokens: Sequence[int], hashes: BlockHashes, length: int) -> bool:
-        """Lets a sequence that was just added go on after more tokens, if there is a snapshot of them; says whether."""
+        """Lets a sequence that was just added begin after more tokens; False: there is no snapshot of them."""
         found, slot = self.slots.find(tokens, hashes, length)
         if found != length:
             return False

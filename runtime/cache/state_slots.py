@@ -41,7 +41,7 @@ class StateSlots:
         free: a stack.
         idle: snapshots without references, in the order of eviction.
         snapshots: what the slots with snapshots hold.
-        blocks: of snapshots after full blocks the last of these, with the slot in the place of a block.
+        blocks: by slot of a snapshot that comes after a full block: that block, with the slot as its number.
         records_evictions: whether `take_evicted` tells which of those were given up.
     """
 

@@ -333,8 +333,8 @@ class Model:
         """Lets requests that begin from now on try guessed tokens, several in a step: their answers stay the same.
 
         Requests do not speculate whose next choice depends on accepted tokens (penalties), nor those that ask for
-        `prompt_logprobs`. On hosts that pipeline (metal, cuda), no step is launched ahead while drafts are tried. The
-        model's own head guesses no more.
+        `prompt_logprobs`. On hosts that pipeline (metal, cuda), no step is launched ahead while drafts are tried. From
+        then on, the model's own head does not guess.
 
         Args:
             draft: a smaller model of the same vocabulary that guesses; from now on it belongs to this one. None: tokens

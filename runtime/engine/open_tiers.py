@@ -1,4 +1,4 @@
-"""Makes the tiers of a model's cache: of K and V and, of models with states, of these."""
+"""Makes the tiers of a model's cache: those of K and V, and those of its states, if it keeps any."""
 
 from dataclasses import replace
 from functools import partial

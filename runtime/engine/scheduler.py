@@ -38,12 +38,12 @@ class Restorer(Protocol):
         """Whether blocks that follow a prefix in the arena are being read now; begins that if it is worth while."""
 
     def adopt(self, request: Request) -> None:
-        """Puts the state that has been read for a request, if one was, where its prefix is looked for."""
+        """Keeps the state that has been read for a request, if one was, so that its prefix can end there."""
 
     def restore(self, request: Request, prefix: Prefix) -> int:
         """Puts the blocks that have been read into the request's new sequence; returns how many tokens that is.
 
-        Below 0: a sequence that would have no state loses the tokens of its prefix.
+        A number below 0: the sequence has no state after its prefix, and gave up these tokens.
         """
 
 

@@ -72,7 +72,7 @@ class BlockTiers:
 
     Attributes:
         identity: theirs.
-        states: of a model with states, those after blocks: each by the name of the block that it is after.
+        states: the tiers of a model's states, each by the name of the block that it follows; None: it keeps none.
     """
 
     def __init__(

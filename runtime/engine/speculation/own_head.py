@@ -101,7 +101,7 @@ class OwnHead:
         for text in wanted[: self._host.plan.max_rows]:
             part = self._unread(text)
             if len(wanted) > 1:
-                # No step writes a slot twice: what others read for this text in this step, is known in the next one.
+                # No step writes a slot twice: what this step reads for another text is known in the next step.
                 blocks = self._blocks_of(part)
                 if not written.isdisjoint(blocks):
                     continue

@@ -27,8 +27,9 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
         "--mtp",
         choices=get_args(Mtp),
         default="auto",
-        help="whether the model's own head guesses tokens (multi-token prediction); the same answers. auto: where the "
-        "model has one, no other way is chosen, and while it pays; on: refuse a model without (auto)",
+        help="whether the model's own head guesses tokens (multi-token prediction); the same answers. auto: if it "
+        "has one, as long as that pays, and not beside --draft or --prompt-lookup; on: refuse a model without one "
+        "(auto)",
     )
 
 

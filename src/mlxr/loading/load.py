@@ -66,9 +66,8 @@ def load(
         draft: a smaller model of the same vocabulary, named like `model`. It guesses tokens, and a step of the model
             checks several of them: the answers are the same, and come faster where most guesses are right.
         prompt_lookup: whether tokens are guessed without a model, where the text repeats itself.
-        mtp: whether the model's own head guesses tokens, as models with multi-token prediction have one: `auto`: where
-            there is one, neither a draft model nor prompt lookup is chosen, and while it pays; `on`: there must be one;
-            `off`.
+        mtp: whether the model's own head guesses tokens, if it has one for multi-token prediction: `auto`: as long as
+            that pays, and not beside a draft model or prompt lookup; `on`: there must be one; `off`: never.
         shrink_arena: whether the arena may be smaller than the spec says, if this machine lacks memory now.
         most_bytes: memory that it may take, mapped weights included, a draft model not; None: what is free.
         control: of a model that is split over several ranks: HOST:PORT at which rank 0 listens for the others; None:
@@ -144,7 +143,7 @@ def _check_types(host: HostEntry, changes: Changes) -> None:
 
 
 def _with_or_without_head(found: FoundModel, host: HostEntry) -> "Model":
-    """The model, with its own head if that is asked for; where nobody has to have it, without one that fails."""
+    """The model with its own head, if it may have one; with `auto`, one that cannot be used is left out with a note."""
     ranks = _started() if found.options.ranks is None else found.options.ranks
     changes = changes_with_head(found.options, ranks)
     try:

@@ -40,8 +40,8 @@ class LoadOptions:
         tiers: how much to keep, in host memory and on disk, of the KV cache that the arena has no room for.
         draft: a smaller model of the same vocabulary that guesses tokens, named like the model; None: there is none.
         prompt_lookup: whether tokens are guessed without a model, where the text repeats itself.
-        mtp: whether the model's own head guesses tokens: `auto`: where it has one, no other way is chosen, and while it
-            pays; `on`: it must have one; `off`.
+        mtp: whether the model's own head guesses tokens: `auto`: if it has one, as long as that pays, and not beside a
+            draft model or prompt lookup; `on`: it must have one; `off`: never.
         shrink_arena: whether the arena may be smaller than the spec says, if this machine lacks memory now.
         most_bytes: memory that it may take, mapped weights included, a draft model not; None: what is free.
         control: of a model that is split over several ranks: HOST:PORT at which rank 0 listens for the others; None:

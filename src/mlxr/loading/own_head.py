@@ -15,7 +15,7 @@ from mlxr.loading.options import LoadOptions
 
 
 def changes_with_head(options: LoadOptions, ranks: int = 1, *, may_use: bool = True) -> Changes:
-    """The changes of options, with what they mean for the head.
+    """The changes that the options ask for, and whether the model has its head.
 
     Args:
         options: how the model is loaded.
