@@ -2,9 +2,10 @@
 
 from typing import NamedTuple
 
-from mlxr.compiler.artifact import ArenaGeometry, Artifact, Plan, size
+from mlxr.compiler.artifact import ArenaGeometry, Artifact, size
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.entry import HostEntry
+from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.memory.fitting_arena import ContextLimit, Footprint, block_bytes, fitting_arena
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -57,9 +58,7 @@ def choose_arena(
         HostError: there is too little memory.
     """
     host, plan = entry.load(), artifact.plan
-    footprint, free = host.footprint(artifact, file, threads), host.free_memory()
-    if head is not None:
-        footprint = with_head(footprint, host.footprint(*head, threads), head[0].plan, plan)
+    footprint, free = footprint_of(host, artifact, file, threads, head), host.free_memory()
     if most_bytes is not None and most_bytes < free.free_bytes:
         free = FreeMemory(most_bytes, most_bytes, "what models may take here")
     if host.has_own_memory:
@@ -98,13 +97,19 @@ def choose_arena(
     return ChosenArena(arena, limit, tuple(notes))
 
 
-def with_head(model: Footprint, head: Footprint, of_head: Plan, of_model: Plan) -> Footprint:
-    """What a model and its head take; of the same weights there is one copy."""
-    shared = sum(weight.size_bytes for weight in of_head.weights if weight in of_model.weights)
-    own = max(0, head.weights_bytes - shared)
-    mapped = max(0, head.mapped_bytes - max(0, shared - head.weights_bytes))
-    activations = model.activation_bytes + head.activation_bytes
-    return Footprint(model.weights_bytes + own, model.mapped_bytes + mapped, activations)
+def footprint_of(
+    host: type[Host], artifact: Artifact, file: WeightFile, threads: int | None, head: Head | None
+) -> Footprint:
+    """What a model and its head, if it has one, take on a host; of the same weights there is one copy."""
+    model = host.footprint(artifact, file, threads)
+    if head is None:
+        return model
+    own = host.footprint(*head, threads)
+    shared = sum(weight.size_bytes for weight in head[0].plan.weights if weight in artifact.plan.weights)
+    weights = max(0, own.weights_bytes - shared)
+    mapped = max(0, own.mapped_bytes - max(0, shared - own.weights_bytes))
+    activations = model.activation_bytes + own.activation_bytes
+    return Footprint(model.weights_bytes + weights, model.mapped_bytes + mapped, activations)
 
 
 def _limit(artifact: Artifact, arena: ArenaGeometry, footprint: Footprint, free: FreeMemory) -> ContextLimit:

@@ -347,13 +347,12 @@ class Model:
         self._check_output(None)
         if self._speculates:
             raise RequestError("the model speculates already: load it again to guess tokens in another way")
-        self._speculates = True
-        if draft is None:
-            self.core.speculator = Speculator()
-            return
-        check_same_vocabulary(self.artifact, self.tokenizer, draft.artifact, draft.tokenizer)
-        self.core.speculator = Speculator(DraftModel(draft.host, draft.pager, self.artifact.plan.vocab_size))
-        self._draft = draft
+        guesser = None
+        if draft is not None:
+            check_same_vocabulary(self.artifact, self.tokenizer, draft.artifact, draft.tokenizer)
+            guesser = DraftModel(draft.host, draft.pager, self.artifact.plan.vocab_size)
+        self.core.speculator = Speculator(guesser)
+        self._draft, self._speculates = draft, True
 
     def chat_template(self, file: str | Path | None = None) -> ChatTemplate:
         """The model's chat template.

@@ -45,12 +45,10 @@ def planned_memory(model: "str | os.PathLike[str]", options: LoadOptions = NO_OP
     Raises:
         MlxrError: it cannot be found or compiled.
     """
-    from mlxr.runtime.engine.choose_arena import with_head  # noqa: PLC0415 (loads MLX)
+    from mlxr.runtime.engine.choose_arena import footprint_of  # noqa: PLC0415 (loads MLX)
 
     artifact, file, entry, threads, head = _found(model, options)
-    footprint = entry.load().footprint(artifact, file, threads)
-    if head is not None:
-        footprint = with_head(footprint, entry.load().footprint(*head, threads), head[0].plan, artifact.plan)
+    footprint = footprint_of(entry.load(), artifact, file, threads, head)
     target = entry.target_among(artifact.plan.targets)
     full = artifact.plan.programs[target].arena.size_bytes
     least, good = (least_arena(artifact, target, tokens).size_bytes for tokens in (1, _GOOD_TOKENS))

@@ -110,6 +110,15 @@ def test_a_step_that_fails_forgets_its_texts(tiny: Model, draft: DraftModel, mon
     assert draft.propose([Text("a", ids(6), 2)]) == [answer(tiny, ids(6), 2)]
 
 
+def test_a_refused_draft_model_is_not_used(tiny: Model) -> None:
+    with mlxr.load("storyteller", host="reference") as model:
+        with pytest.raises(RequestError, match="cannot be the draft model"):
+            model.speculate(tiny)
+        assert model.core.speculator is None
+        model.speculate()
+        assert model.core.speculator is not None
+
+
 def test_vocabularies_are_compared_token_by_token(tiny: Model) -> None:
     check_same_vocabulary(tiny.artifact, tiny.tokenizer, tiny.artifact, tiny.tokenizer)
     other = mlxr.load("storyteller", host="reference")
