@@ -139,6 +139,9 @@ def test_what_some_of_them_say() -> None:
     coder = imported(config_of("Qwen3-Coder-Next"))
     assert [layer.recurrent is None for layer in coder.layers].count(True) == 12 and coder.layer(3).rotary_dim == 64
     assert coder.recurrents[0] is not None and coder.recurrents[0].state_row == (32, 128, 128)
+    experts = imported(config_of("Qwen3.6-35B-A3B"))
+    assert [layer.recurrent is None for layer in experts.layers].count(True) == 10 and experts.layer(3).rotary_dim == 64
+    assert experts.recurrents[0] is not None and experts.recurrents[0].state_row == (32, 128, 128)
     exaone = imported(config_of("EXAONE-4.0-32B"))
     assert [exaone.layer(i).attention.sliding_window for i in range(4)] == [4096, 4096, 4096, None]
     assert [exaone.layer(i).rope is None for i in range(4)] == [False, False, False, True]
