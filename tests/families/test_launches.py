@@ -21,7 +21,8 @@ from mlxr_tests.family_models import CONFIGS, build_model, config_of, save_folde
 from mlxr_tests.few import few
 
 MOST, MOST_WITH_EXPERTS = 5, 6
-SHORT = [case for case in CONFIGS if "experts" in str(CONFIGS[case]) and "," not in case] + ["qwen3", "gemma3_text"]
+SHORT = [case for case in CONFIGS if "experts" in str(CONFIGS[case]) and "," not in case]
+SHORT += ["qwen3", "gemma3_text", "falcon_h1", "mamba2"]
 
 
 def _adds_shared(spec: ModelSpec, layer: int) -> bool:

@@ -41,7 +41,7 @@ def fields_of(case: ConvCase) -> dict:
 
 
 def launched(case: ConvCase, *, tiled: bool, text: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The results and the states of Metal's kernel; in tiles with padding tokens, whose rows must be zeros."""
+    """The results and states of Metal's kernel; in tiles, of several sequences with padding tokens, which become 0."""
     kernel = CausalConvKernel(**fields_of(case), tiled=tiled, activation=DType.F32)
     states, count = mx.array(case.states), len(case.inputs["x"])
     table = np.concatenate([[case.state_table.shape[1]], case.state_table.reshape(-1)]).astype(np.int32)
@@ -52,8 +52,10 @@ def launched(case: ConvCase, *, tiled: bool, text: str | None = None) -> tuple[n
         "conv_states": states,
         "token": mx.full(8, 6, dtype=mx.uint32),
     }
-    tiles, padding = query_tiles_of(case.query_start, TILE), PADDING if tiled else 0
+    tiles, padding = query_tiles_of(case.query_start, TILE), PADDING if tiled and len(case.state_table) > 1 else 0
     if tiled:
+        inputs["query_tiles"] = mx.array(tiles)
+    if padding:
         tiles = np.concatenate([tiles, [[-1 - padding, count]]]).astype(np.int32)
         more = np.full((padding, case.inputs["x"].shape[1]), np.nan, np.float32)
         inputs |= {"query_tiles": mx.array(tiles), "x": mx.array(np.concatenate([case.inputs["x"], more]))}

@@ -130,7 +130,7 @@ def test_cpu(kernels, name):
     np.testing.assert_array_equal(states[untouched], after[untouched])
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", few(HEADS, ["several values to a key", "tiled", "by channels"]))
 def test_cpu_in_any_cut(kernels, name):
     """The bits of one run, token by token, and with the last tokens' states kept on the way."""
     case = delta_case(name)

@@ -42,9 +42,11 @@ def test_heads_past_the_last_one_are_not_stored():
 
 
 def test_long_contexts_have_their_own_launches():
-    pair = HostPair(compiled(family_spec("latent-tempered"), SPLIT))
+    """Of a head with many outputs, two threadgroups merge the partitions."""
+    pair = HostPair(compiled(family_spec("latent-tempered", model__attention__latent__v_dim=136), SPLIT))
     generate(pair)
     assert {"latent_decode", "latent_queries", "attend_latent_part", "latent_reduce"} <= labels(pair)
+    assert any("2 threadgroups of a head" in text for text in pair.artifact.files.values())
 
 
 @pytest.mark.parametrize("layout", few(["block", "layer"], ["layer"]))

@@ -88,11 +88,12 @@ def rights(prompts: list[list[int]], answers: list[list[int]], wrong: int) -> di
     for prompt, answer in zip(prompts, answers, strict=True):
         text = [*prompt, *answer]
         for end in range(len(prompt), len(text)):
-            found[tuple(text[:end])] = [t ^ (i == wrong) for i, t in enumerate(text[end : end + 3])]
+            following = enumerate(text[end : end + 3])
+            found[tuple(text[:end])] = [abs(t - 1) if i == wrong else t for i, t in following]
     return found
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", few([GREEDY, SAMPLED], [SAMPLED]), ids=["greedy", "sampled"])
 def test_the_answers_are_those_without(model: Model, sampling: mlxr.Sampling) -> None:
     plain = run(model, None, PROMPTS, sampling)
     assert run(model, Eager(head_of(model)), PROMPTS, sampling) == plain
@@ -209,7 +210,7 @@ def test_it_shares_weights_with_the_model(folder: Path) -> None:
 def test_a_model_with_states(tmp_path: Path) -> None:
     """Gated delta nets beside attention: guesses are undone in their states, and the head has none."""
     with mlxr.load(
-        mtp_models.save("qwen3_next", tmp_path), host="cpu", mtp="on", changes=replace(CHANGES, context=64)
+        mtp_models.save("qwen3_next", tmp_path), host="reference", mtp="on", changes=replace(CHANGES, context=64)
     ) as model:
         text = mtp_models.prompt()
         prompts = [text, text[:5], text * 2]
