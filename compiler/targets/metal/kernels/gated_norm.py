@@ -9,13 +9,13 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.gated_norm import GatedNorm, NormGate
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
-from mlxr.compiler.targets.metal.kernel_parts.row_sums import QUAD, simdgroups_for, sums_bytes
+from mlxr.compiler.targets.metal.kernel_parts.row_kernel import RowKernel
+from mlxr.compiler.targets.metal.kernel_parts.row_sums import QUAD, sums_bytes
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
 
 
 @dataclass(frozen=True)
-class GatedNormKernel(MetalKernel):
+class GatedNormKernel(RowKernel):
     """norm(x) * act(gate) or norm(x * act(gate)), of each of `groups` equal pieces of a row.
 
     Attributes:
@@ -60,21 +60,6 @@ class GatedNormKernel(MetalKernel):
     def piece(self) -> int:
         """Columns of a piece."""
         return self.width // self.groups
-
-    @property
-    def simdgroups(self) -> int:
-        """Simdgroups that share a piece."""
-        return simdgroups_for(self.piece)
-
-    @property
-    def threads(self) -> int:
-        """Threads of all simdgroups."""
-        return self.simdgroups * SIMD_WIDTH
-
-    @property
-    def quads(self) -> int:
-        """Vectors of 4 elements that a lane holds."""
-        return -(-self.piece // (QUAD * self.threads))
 
     @property
     def threadgroup_bytes(self) -> int:

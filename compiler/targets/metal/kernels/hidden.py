@@ -12,13 +12,13 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import NormKind
 from mlxr.compiler.ir.ops.hidden import GuessInput, GuessWrite, HiddenOp, HiddenWrite
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
-from mlxr.compiler.targets.metal.kernel_parts.row_sums import QUAD, simdgroups_for, sums_bytes
+from mlxr.compiler.targets.metal.kernel_parts.row_kernel import RowKernel
+from mlxr.compiler.targets.metal.kernel_parts.row_sums import QUAD, sums_bytes
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns
 
 
 @dataclass(frozen=True)
-class HiddenKernel(MetalKernel):
+class HiddenKernel(RowKernel):
     """Writes norms of rows to the arena, or reads them, normalises them, and puts them beside those of embeddings.
 
     Attributes:
@@ -75,19 +75,9 @@ class HiddenKernel(MetalKernel):
         return tuple(dict.fromkeys((str(dtype), QUAD) for dtype in read if dtype))
 
     @property
-    def simdgroups(self) -> int:
-        """Simdgroups that share a row."""
-        return simdgroups_for(self.width)
-
-    @property
-    def threads(self) -> int:
-        """Threads of all simdgroups."""
-        return self.simdgroups * SIMD_WIDTH
-
-    @property
-    def quads(self) -> int:
-        """Vectors of 4 elements that a lane holds."""
-        return -(-self.width // (QUAD * self.threads))
+    def piece(self) -> int:
+        """Columns of a row."""
+        return self.width
 
     @property
     def threadgroup_bytes(self) -> int:

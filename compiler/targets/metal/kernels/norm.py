@@ -10,13 +10,13 @@ from mlxr.compiler.ir.op_kind import NormKind
 from mlxr.compiler.ir.ops.norm import Norm, NormRows
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.fused_norm import FusedNorm
-from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
-from mlxr.compiler.targets.metal.kernel_parts.row_sums import QUAD, simdgroups_for, sums_bytes
+from mlxr.compiler.targets.metal.kernel_parts.row_kernel import RowKernel
+from mlxr.compiler.targets.metal.kernel_parts.row_sums import QUAD, sums_bytes
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
 
 
 @dataclass(frozen=True)
-class NormKernel(MetalKernel):
+class NormKernel(RowKernel):
     """residual + residual_scale * norm(x), of each of `groups` equal pieces of a row.
 
     Attributes:
@@ -108,21 +108,6 @@ class NormKernel(MetalKernel):
     def parameters(self) -> int:
         """Elements of the weight, and as many of the bias."""
         return self.piece if self.shared else self.width
-
-    @property
-    def simdgroups(self) -> int:
-        """Simdgroups that share a piece."""
-        return simdgroups_for(self.piece)
-
-    @property
-    def threads(self) -> int:
-        """Threads of all simdgroups."""
-        return self.simdgroups * SIMD_WIDTH
-
-    @property
-    def quads(self) -> int:
-        """Vectors of 4 elements that a lane holds."""
-        return -(-self.piece // (QUAD * self.threads))
 
     @property
     def exact(self) -> bool:
