@@ -24,8 +24,6 @@ def close(got: np.ndarray, want: np.ndarray) -> bool:
 
 
 def kernel_of(case: SsdCase, tile: int) -> SsdKernel:
-    own = dict(case.attrs.attributes)
-
     def columns(port: str) -> Columns:
         return Columns(DType.F32, case.inputs[port].shape[1], case.attrs.columns[port][0])
 
@@ -33,10 +31,9 @@ def kernel_of(case: SsdCase, tile: int) -> SsdKernel:
     gate = columns("gate") if "gate" in case.inputs else None
     conv = None
     if case.conv_states is not None:
-        taps = own.pop("taps")
+        taps = case.attrs.taps
         conv = Convolution(len(case.inputs["weight"]) // taps, taps, "bias" in case.inputs)
-    sizes = {name: value for name, value in own.items() if not name.endswith("_first")}
-    return SsdKernel(label="ssd", num_layers=LAYERS, gate=gate, tile=tile, conv=conv, **sizes, **of_tokens)
+    return SsdKernel("ssd", LAYERS, case.attrs, gate=gate, tile=tile, conv=conv, **of_tokens)
 
 
 def launched(case: SsdCase, tile: int) -> tuple[np.ndarray, ...]:
@@ -53,7 +50,7 @@ def launched(case: SsdCase, tile: int) -> tuple[np.ndarray, ...]:
         "token": mx.full(8, 6, dtype=mx.uint32),
     }
     shapes = {"out": (len(case.inputs["x"]), case.attrs.width), "token_out": (8,)}
-    grid = (kernel.num_heads * kernel.splits, len(case.state_table), 1)
+    grid = (kernel.heads.num_heads * kernel.splits, len(case.state_table), 1)
     outputs = run_kernel(kernel, inputs, shapes, grid, in_place=stores)
     assert (np.array(outputs["token_out"]) == 7).all()
     return np.array(outputs["out"]), *(np.array(store) for store in stores.values())

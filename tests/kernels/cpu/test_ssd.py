@@ -16,17 +16,17 @@ BUILDS = [*((march, compilers()[0]) for march in marches()), *(("native", other)
 
 
 def kernel_of(case: SsdCase) -> CpuSsd:
-    own, conv = dict(case.attrs.attributes), None
+    own, conv = {port: value for port, value in case.attrs.attributes.items() if port.endswith("_first")}, None
     widths = {port: case.inputs[port].shape[1] for port in ("x", "b", "c", "dt") if port in case.inputs}
     if isinstance(case.attrs, ConvSsd):
-        channels, taps, bias = case.attrs.channels, own.pop("taps"), "bias" in case.inputs
+        channels, taps, bias = case.attrs.channels, case.attrs.taps, "bias" in case.inputs
         conv = CpuConvolution(1, channels, taps, bias, own["x_first"], widths["x"], len(case.state_table))
         inner = case.attrs.width
         own |= {"x_first": 0, "b_first": inner, "c_first": inner + case.attrs.shared_width}
         widths |= dict.fromkeys(("x", "b", "c"), channels)
     gate = case.inputs["gate"].shape[1] if "gate" in case.inputs else 0
     named = {f"{port}_width": width for port, width in widths.items()}
-    return CpuSsd(label="ssd", store=0, num_layers=LAYERS, gate_width=gate, conv=conv, **own, **named)
+    return CpuSsd("ssd", store=0, num_layers=LAYERS, heads=case.attrs, gate_width=gate, conv=conv, **own, **named)
 
 
 def launched(library: CpuKernels, case: SsdCase) -> tuple[np.ndarray, ...]:

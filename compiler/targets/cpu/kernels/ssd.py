@@ -41,7 +41,7 @@ class CpuSsd(CpuKernel):
     Attributes:
         store: the number of the store in the program's list.
         num_layers: layers that have rows of it.
-        num_heads, head_dim, num_groups, state_dim, least, most: see `Ssd`.
+        heads: the heads, and the limits of dt.
         x_first, x_width: the first column of x that is read, and the columns that x has; of the others likewise.
         gate_width: 0: there is no gate.
         conv: the convolution that makes x, B and C, in scratch; None: they are inputs.
@@ -50,12 +50,7 @@ class CpuSsd(CpuKernel):
     template = "ssd.jinja"
     store: int
     num_layers: int
-    num_heads: int
-    head_dim: int
-    num_groups: int
-    state_dim: int
-    least: float
-    most: float | None
+    heads: SsdHeads
     x_first: int
     x_width: int
     b_first: int
@@ -89,12 +84,12 @@ class CpuSsd(CpuKernel):
     @property
     def blocks(self) -> int:
         """Blocks of rows of a head's state."""
-        return -(-self.head_dim // _ROWS)
+        return -(-self.heads.head_dim // _ROWS)
 
     @property
     def thread_bytes(self) -> int:
         """A head's state."""
-        return 4 * self.blocks * _ROWS * self.state_dim
+        return 4 * self.blocks * _ROWS * self.heads.state_dim
 
     @property
     def shared_bytes(self) -> int:
@@ -120,12 +115,7 @@ def lower_ssd(lowering: CpuLowering, op: Op, attrs: SsdHeads) -> None:
         label="conv_ssd" if conv else "ssd",
         store=store,
         num_layers=lowering.layers_of(op, STATES),
-        num_heads=attrs.num_heads,
-        head_dim=attrs.head_dim,
-        num_groups=attrs.num_groups,
-        state_dim=attrs.state_dim,
-        least=attrs.least,
-        most=attrs.most,
+        heads=attrs,
         x_first=of_tokens["x"][0],
         x_width=of_tokens["x"][1],
         b_first=of_tokens["b"][0],

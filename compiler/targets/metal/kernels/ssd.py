@@ -43,7 +43,7 @@ class SsdKernel(MetalKernel):
 
     Attributes:
         num_layers: layers that have rows of the store.
-        num_heads, head_dim, num_groups, state_dim, least, most: see `Ssd`.
+        heads: the heads, and the limits of dt.
         x, b, c, dt, gate: where their inputs have them; `gate` None: there is none; `b` and `c` None: the convolution
             makes them of its channels, which begin with x.
         tile: tokens that are brought to threadgroup memory together.
@@ -52,12 +52,7 @@ class SsdKernel(MetalKernel):
 
     template = "ssd.metal.jinja"
     num_layers: int
-    num_heads: int
-    head_dim: int
-    num_groups: int
-    state_dim: int
-    least: float
-    most: float | None
+    heads: SsdHeads
     x: Columns
     b: Columns | None
     c: Columns | None
@@ -91,23 +86,23 @@ class SsdKernel(MetalKernel):
     @property
     def quads(self) -> int:
         """Vectors of 4 elements that a lane holds."""
-        return -(-self.state_dim // (_QUAD * self.lanes))
+        return -(-self.heads.state_dim // (_QUAD * self.lanes))
 
     @property
     def exact(self) -> bool:
         """Whether no lane holds elements past the end of its row."""
-        return self.state_dim == self.quads * _QUAD * self.lanes
+        return self.heads.state_dim == self.quads * _QUAD * self.lanes
 
     @property
     def rows(self) -> int:
         """Rows of a state that a threadgroup has."""
         simdgroup = 32 // self.lanes
-        return min(_MOST_ROWS, -(-self.head_dim // simdgroup) * simdgroup)
+        return min(_MOST_ROWS, -(-self.heads.head_dim // simdgroup) * simdgroup)
 
     @property
     def splits(self) -> int:
         """Threadgroups that share a head."""
-        return -(-self.head_dim // self.rows)
+        return -(-self.heads.head_dim // self.rows)
 
     @property
     def threads(self) -> int:
@@ -117,7 +112,7 @@ class SsdKernel(MetalKernel):
     @property
     def threadgroup_bytes(self) -> int:
         """B, C, dt and decays of a tile, and x of a convolution."""
-        return 4 * (self.tile * (2 * self.state_dim + 2) + (self.rows if self.conv else 0))
+        return 4 * (self.tile * (2 * self.heads.state_dim + 2) + (self.rows if self.conv else 0))
 
 
 def most_tokens(state_dim: int) -> int:
@@ -145,12 +140,7 @@ def lower_ssd(lowering: MetalLowering, op: Op, attrs: SsdHeads) -> None:
     kernel = SsdKernel(
         "conv_ssd" if conv else "ssd",
         num_layers=lowering.layers_of(op, STATES),
-        num_heads=attrs.num_heads,
-        head_dim=attrs.head_dim,
-        num_groups=attrs.num_groups,
-        state_dim=attrs.state_dim,
-        least=attrs.least,
-        most=attrs.most,
+        heads=attrs,
         x=columns["x"],
         b=columns.get("b"),
         c=columns.get("c"),
@@ -159,5 +149,5 @@ def lower_ssd(lowering: MetalLowering, op: Op, attrs: SsdHeads) -> None:
         tile=1 if lowering.phase == "decode" else most_tokens(attrs.state_dim),
         conv=conv,
     )
-    grid = (Extent(times=kernel.num_heads * kernel.splits), Extent(dim="seqs"))
+    grid = (Extent(times=attrs.num_heads * kernel.splits), Extent(dim="seqs"))
     lowering.emit(op, kernel, grid, arena_buffers(lowering, op))
