@@ -79,9 +79,13 @@ async def tags(request: Request) -> Response:
 async def running(request: Request) -> Response:
     """The models that are loaded."""
     pool = ServerState.of(request).pool
-    loaded = [(model, model.loaded) for model in pool.forms if model.loaded is not None]
-    facts = await asyncio.to_thread(lambda: [_facts(model) for model, _ in loaded])
-    records = [_running(pool, *each, told) for each, told in zip(loaded, facts, strict=True)]
+    forms = [model for model in pool.forms if model.loaded is not None]
+    facts = await asyncio.to_thread(lambda: [_facts(model) for model in forms])
+    records = [  # of those that were not unloaded meanwhile
+        _running(pool, model, model.loaded, told)
+        for model, told in zip(forms, facts, strict=True)
+        if model.loaded is not None
+    ]
     return JsonAnswer(LoadedOllamaModels(models=records))
 
 
