@@ -5,12 +5,12 @@ Invariants after validation: rotary dims are even; no weight matrix (of experts:
 read some of them, by 64-bit ones.
 """
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticKnownError
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from mlxr.compiler.spec.attention import Attention, HeadDimOf
+from mlxr.compiler.spec.blocks import SECTIONS, USUAL_BLOCKS, Blocks, IsGiven, filled_type, needed_sections
 from mlxr.compiler.spec.fields import INT32_MAX, MAX_LAYERS, Contradictions, Count, Epsilon, Flag, Positive
 from mlxr.compiler.spec.layer_embeddings import LayerEmbeddings
 from mlxr.compiler.spec.mlp import Mlp
@@ -20,21 +20,7 @@ from mlxr.compiler.spec.recurrent import Recurrent
 from mlxr.compiler.spec.rope import Rope
 
 _MAX_EXACT_POSITION = 2**24  # float32 cannot represent the next whole number
-Block = Literal["attention", "recurrent", "mlp"]
-"""A block of a layer, by its section of the spec."""
-Blocks = Annotated[tuple[Block, ...], Field(min_length=1, max_length=3)]
-"""The blocks of a layer, in order."""
-_USUAL_BLOCKS: Blocks = ("attention", "mlp")
-_SECTIONS: tuple[Block, ...] = get_args(Block)
 _ALIGNED = "kernels read 16 bytes at a time"
-_MISSING = object()
-"""In place of a section that the spec leaves out and that its blocks need."""
-
-
-def _given(value: Any) -> Any:
-    if value is _MISSING:
-        raise PydanticKnownError("missing")
-    return value
 
 
 class Norm(Record):
@@ -76,7 +62,7 @@ class LayerType(Record):
     """Keys of `model.mlp` that differ."""
     recurrent: Recurrent | None = None
     """Keys of `model.recurrent` that differ."""
-    blocks: Blocks = _USUAL_BLOCKS
+    blocks: Blocks = USUAL_BLOCKS
     """As `model.blocks`."""
 
     @property
@@ -108,13 +94,13 @@ class Model(Record):
     """How queries and keys are rotated by their positions; null for no rotation."""
     learned_positions: Count | None = None
     """Rows of a table, `context` at least: a token's embedding has that of its position added; null for none."""
-    attention: Annotated[Attention | None, BeforeValidator(_given)] = None
+    attention: Annotated[Attention | None, IsGiven] = None
     """The attention block of every layer; may be left out if no layer has one."""
-    mlp: Annotated[Mlp | None, BeforeValidator(_given)] = None
+    mlp: Annotated[Mlp | None, IsGiven] = None
     """The feed-forward block of every layer; may be left out if no layer has one."""
-    recurrent: Annotated[Recurrent | None, BeforeValidator(_given)] = None
+    recurrent: Annotated[Recurrent | None, IsGiven] = None
     """A recurrent block, which keeps a state of each sequence; null for none."""
-    blocks: Blocks = _USUAL_BLOCKS
+    blocks: Blocks = USUAL_BLOCKS
     """The blocks of a layer, in order: `attention`, `recurrent` and `mlp`, or some of them. Where a layer has both of
     the first two, they read the same norm, and their results are added together."""
     parallel_blocks: Flag = False
@@ -157,9 +143,7 @@ class Model(Record):
         """Notes the sections that its blocks need, and derives the default of head_dim."""
         if not isinstance(data, dict):
             return data
-        blocks = data.get("blocks", _USUAL_BLOCKS)
-        needed = [block for block in blocks if block in _SECTIONS] if isinstance(blocks, list | tuple) else []
-        data = {block: _MISSING for block in needed} | data
+        data = needed_sections(data.get("blocks", USUAL_BLOCKS)) | data
         if isinstance(attention := data.get("attention"), dict):
             default = _latent_head_dim(attention.get("latent")) or HeadDimOf(
                 data.get("hidden_size"), attention.get("num_heads")
@@ -177,7 +161,7 @@ class Model(Record):
             return data
         names = ("attention", "rope", "mlp", "recurrent", "blocks")
         base = {name: info.data[name] for name in names if name in info.data}
-        return {name: _filled(base, given) if isinstance(given, dict) else given for name, given in data.items()}
+        return {name: filled_type(base, given) if isinstance(given, dict) else given for name, given in data.items()}
 
     @model_validator(mode="after")
     def _check(self) -> "Model":
@@ -237,7 +221,7 @@ class Model(Record):
                 wrong.add("layer_embeddings", "gates of vectors have no activation of two inputs", "name another")
             if self.num_layers * self.layer_embeddings.width * max(self.vocab_size, self.hidden_size) > 2**34:
                 wrong.add("layer_embeddings.width", "the table of all layers has more than 2^34 elements")
-        if self.parallel_blocks and any(set(layer.blocks) != set(_USUAL_BLOCKS) for layer in self._kinds):
+        if self.parallel_blocks and any(set(layer.blocks) != set(USUAL_BLOCKS) for layer in self._kinds):
             wrong.add("parallel_blocks", "parallel blocks are attention and mlp, but blocks names others", "remove it")
         if self.parallel_blocks and self.norm.placement != "pre":
             wrong.add(
@@ -340,7 +324,7 @@ class Model(Record):
     @property
     def as_layer(self) -> LayerType:
         """The model's own properties as those of a layer."""
-        own = {block: getattr(self, block) if block in self.blocks else None for block in _SECTIONS}
+        own = {block: getattr(self, block) if block in self.blocks else None for block in SECTIONS}
         return LayerType.model_construct(rope=self.rope, blocks=self.blocks, **own)
 
     @property
@@ -411,26 +395,6 @@ def _check_blocks(layer: LayerType, at: str, wrong: Contradictions) -> None:
             wrong.add(f"{at}blocks", f"{block} is named, but nothing says what it is", f"give {block}")
     if "mlp" in layer.blocks[:-1]:
         wrong.add(f"{at}blocks", "mlp is what a layer ends with", "name it last")
-    for block in _SECTIONS if at else ():
+    for block in SECTIONS if at else ():
         if block not in layer.blocks and getattr(layer, block) is not None:
             wrong.add(f"{at}{block}", "the layers do not have it: blocks does not name it", "add it to blocks")
-
-
-def _filled(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """A layer type with the model's properties filled in, but not those of blocks that it does not have."""
-    filled = {key: _merged(base.get(key), given.get(key, base.get(key))) for key in {**base, **given}}
-    blocks = filled.get("blocks")
-    if isinstance(blocks, list | tuple):
-        absent = [block for block in _SECTIONS if block not in blocks and block not in given]
-        filled |= dict.fromkeys(absent)
-        filled |= {"rope": None} if "attention" not in blocks and "rope" not in given else {}
-    return filled
-
-
-def _merged(base: Record | None, given: Any) -> Any:
-    """A section of a layer type: the keys that are given, and the model's values for all others."""
-    if not isinstance(given, dict) or not isinstance(base, Record):
-        return given
-    if given.get("kind", getattr(base, "kind", None)) != getattr(base, "kind", None):
-        return given
-    return {**{name: getattr(base, name) for name in type(base).model_fields}, **given}
