@@ -19,7 +19,11 @@ pytestmark = pytest.mark.usefixtures("kernel_host")
 
 
 @pytest.mark.parametrize(
-    "name", few(ALL_SPECS, [name for name in SHORT_SPECS[:7] if name != "olmo-like"] + SHORT_SPECS[7::4])
+    "name",
+    few(
+        ALL_SPECS,
+        [*(name for name in SHORT_SPECS[:7] if name != "olmo-like"), *SHORT_SPECS[7::4], "short-conv", "ssm"],
+    ),
 )
 def test_family(name):
     pair = HostPair(compiled(family_spec(name), SPLIT))

@@ -30,7 +30,7 @@ def plan() -> Plan:
 
 @pytest.mark.parametrize(
     ("sequences", "context", "chunk", "tokens"),
-    [(1, 4096, 512, 1024), (1, 65536, 512, 2048), (8, 4096, 512, 512), (8, 32768, 384, 1920), (8, 512, 4096, 4096)],
+    [(1, 4096, 512, 1024), (1, 65536, 512, 2048), (8, 4096, 128, 512), (8, 32768, 384, 1920), (8, 512, 4096, 4096)],
 )
 def test_snapshots_of_a_context_fit_the_slots(sequences: int, context: int, chunk: int, tokens: int) -> None:
     cache = {"max_sequences": sequences, "dtype": "f32"}
