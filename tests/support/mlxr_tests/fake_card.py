@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.artifact import ATTENDED, Artifact, decode_dims
+from mlxr.compiler.formats.stores import CONV_STATES, STATES
 from mlxr.compiler.targets.metal.decode_kernel.make_step_program import make_step_program, step_classes
 from mlxr.compiler.targets.metal.decode_kernel.step_program import StepLaunch, StepProgram
 from mlxr.runtime.hosts.cuda import host as cuda_host
@@ -15,6 +16,8 @@ from mlxr.runtime.hosts.cuda import step_kernel
 from mlxr.runtime.hosts.cuda.occupancy import Residency
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr_tests.kernel_host import sim_kernel
+
+_STORES = (*ATTENDED, CONV_STATES, STATES)
 
 
 def use_card(monkeypatch: pytest.MonkeyPatch, artifact: Artifact, launch: Any) -> None:
@@ -66,7 +69,7 @@ class SimLauncher:
         outputs = [mx.full(shape, 7, dtype=dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
         mx.eval(*inputs, *outputs)
         buffers = [
-            SimBuffer.of(array, writable=i >= len(inputs) or param.name in ATTENDED, name=param.name)
+            SimBuffer.of(array, writable=i >= len(inputs) or param.name in _STORES, name=param.name)
             for i, (array, param) in enumerate(zip([*inputs, *outputs], kernel.params, strict=True))
         ]
         groups = tuple(g // t for g, t in zip(grid, threadgroup, strict=True))
@@ -103,7 +106,7 @@ class SimLauncher:
         for i, (place, param) in enumerate(zip(launch.operands, kernel.params, strict=True)):
             whole = SimBuffer.of(memory[place.argument], writable=True, name=param.name)
             size = min(place.size_bytes, whole.size_bytes - place.offset_bytes)
-            writable = i >= launch.num_inputs or place.argument in ATTENDED
+            writable = i >= launch.num_inputs or place.argument in _STORES
             buffers.append(SimBuffer(whole.address + place.offset_bytes, size, writable, param.name, whole))
         kernel.launch(buffers, grid, (launch.kernel.threads, 1, 1))
 

@@ -116,7 +116,7 @@ def copy_blocks_launches(arena: ArenaGeometry) -> tuple[PendingLaunch, ...]:
     No op of the graph stands for them.
     """
     numbers: list[int | None] = [number for number, group in enumerate(arena.groups) if group.layers]
-    return tuple(_launch(arena, number) for number in [*numbers, *([None] if arena.num_slots else [])])
+    return tuple(_launch(arena, number) for number in [*numbers, *([None] if arena.of_group(None) else [])])
 
 
 def _launch(arena: ArenaGeometry, number: int | None) -> PendingLaunch:
