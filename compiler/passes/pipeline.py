@@ -28,6 +28,7 @@ from mlxr.compiler.passes.fuse_qk_norm import FuseQkNorm
 from mlxr.compiler.passes.fuse_residual import FuseResidual
 from mlxr.compiler.passes.fuse_route import FuseRoute
 from mlxr.compiler.passes.fuse_shared_expert import FuseSharedExpert
+from mlxr.compiler.passes.join_mixers import JoinMixers
 from mlxr.compiler.passes.last_token_logits import LastTokenLogits
 from mlxr.compiler.passes.merge_qkv import MergeQkv
 from mlxr.compiler.passes.order_arena import OrderArena
@@ -66,6 +67,7 @@ def passes_of(phase: PhaseName, *, deterministic: bool = False) -> list[Pass]:
         FuseMlp(),  # before FuseNorm, for the same reason
         FuseDelta(like),  # likewise
         FuseMamba2(like),  # likewise
+        JoinMixers(),  # after MergeQkv and FuseMamba2, whose projections it joins
         FuseConv(like),  # before FuseNorm, too; after the two, which make convolutions of prompts
         FuseNorm(),  # after FuseMlp, because it also fuses into expert projections
         FuseOutput(),  # before FuseResidual: a residual is added after all else
