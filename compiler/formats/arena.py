@@ -122,7 +122,7 @@ class ArenaGeometry:
     def _allocations(self) -> Iterator[Allocation]:
         for number, group in enumerate(self.groups):
             for store in self.stores:
-                with_rows = self._with_rows(store, group) if store.scope == "token" else []
+                with_rows = self._with_rows(store, group) if store.scope == "token" else ()
                 if with_rows:
                     blocks, layers, row = group.num_blocks, len(with_rows), store.row(with_rows[0])
                     assert row is not None, "they have rows"
@@ -137,9 +137,27 @@ class ArenaGeometry:
                 yield Allocation(store.name, store, None, self.num_slots, len(owners), row, shape)
 
     @staticmethod
-    def _with_rows(store: Store, group: LayerGroup) -> list[int]:
+    def _with_rows(store: Store, group: LayerGroup) -> tuple[int, ...]:
         """The layers of a group that have rows of a store."""
-        return [layer for layer in group.layers if store.row(layer) is not None]
+        return tuple(layer for layer in group.layers if store.row(layer) is not None)
+
+    @cached_property
+    def _places(self) -> dict[tuple[str, int], tuple[str, int]]:
+        """By a store's name and a layer that has a row: the name of the allocation, and the layer's place in it."""
+        places = {}
+        for store in self.stores:
+            layers = {store.name: store.owners}
+            if store.scope == "token":
+                groups = enumerate(self.groups)
+                layers = {of_group(store.name, number): self._with_rows(store, group) for number, group in groups}
+            for name, own in layers.items():
+                places.update({(store.name, layer): (name, place) for place, layer in enumerate(own)})
+        return places
+
+    @cached_property
+    def _group_numbers(self) -> dict[int, int]:
+        """The number of the group of each layer that has rows of its own."""
+        return {layer: number for number, group in enumerate(self.groups) for layer in group.layers}
 
     def of_group(self, number: int | None) -> tuple[Allocation, ...]:
         """The allocations of a group; None: those of states."""
@@ -151,17 +169,14 @@ class ArenaGeometry:
 
     def group_of(self, layer: int) -> int | None:
         """The number of the group whose blocks a layer reads and writes; None: it keeps nothing of tokens."""
-        owners = {store.owner(layer) for store in self.stores if store.scope == "token"} - {None}
-        return next((number for number, group in enumerate(self.groups) if owners & set(group.layers)), None)
+        owners = (store.owner(layer) for store in self.stores if store.scope == "token")
+        return next((self._group_numbers[owner] for owner in owners if owner is not None), None)
 
     def place(self, store: Store, layer: int) -> tuple[str, int]:
         """Where a layer's rows of a store are: the name of the allocation, and the layer's place in it."""
-        owner, group = store.owner(layer), self.group_of(layer)
+        owner = store.owner(layer)
         assert owner is not None, f"layer {layer} keeps nothing in {store.name}"
-        if store.scope == "sequence":
-            return store.name, store.owners.index(owner)
-        assert group is not None, f"layer {layer} is in no group"
-        return of_group(store.name, group), self._with_rows(store, self.groups[group]).index(owner)
+        return self._places[store.name, owner]
 
     def with_cache(self, dtype: DType) -> "ArenaGeometry":
         """The same with rows of tokens in another type."""

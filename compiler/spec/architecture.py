@@ -352,6 +352,8 @@ class Model(Record):
     @property
     def layers(self) -> tuple[LayerType, ...]:
         """The properties of every layer, resolved, but for that of the head that guesses."""
+        if not self.layer_pattern:
+            return (self.as_layer,) * self.num_layers
         return tuple(self.layer(index) for index in range(self.num_layers))
 
     @property
