@@ -28,6 +28,7 @@ from mlxr.compiler.passes.fuse_qk_norm import FuseQkNorm
 from mlxr.compiler.passes.fuse_residual import FuseResidual
 from mlxr.compiler.passes.fuse_route import FuseRoute
 from mlxr.compiler.passes.fuse_shared_expert import FuseSharedExpert
+from mlxr.compiler.passes.fuse_sum import FuseSum
 from mlxr.compiler.passes.join_mixers import JoinMixers
 from mlxr.compiler.passes.last_token_logits import LastTokenLogits
 from mlxr.compiler.passes.merge_qkv import MergeQkv
@@ -56,6 +57,7 @@ def passes_of(phase: PhaseName, *, deterministic: bool = False) -> list[Pass]:
     of_few_tokens = (
         FuseRoute(),  # after FuseNorm and FuseMlp, which make the projection that takes it
         FuseSharedExpert(),  # after FuseRoute, and after FuseResidual, which adds the shared expert to the others
+        FuseSum(),  # after FuseSharedExpert, which adds a product to that of experts
         FusePostNorm(),  # after FuseResidual, which gives the norm its residual
         FuseLatentDecode(),  # after FuseLatent, which joins the projections whose results it reads
     )

@@ -3,6 +3,8 @@
 Norms of queries and keys are one more where they are of all heads together, layer norms, or after the rotation.
 On GPUs the shared expert of several sequences has one launch of its own, unless its result is added later: its second
 product, which reads its weights once for all of them.
+Blocks beside each other have one less: their last products are one launch, except on GPUs for several sequences. So are
+the first ones of attention and of a Mamba-2 block beside it, where their rows are multiples of 16 bytes together.
 A gate of heads is one more where the heads are no multiple of 8: its rows do not join those of Q, K and V then.
 Latent attention has one more where queries have two products. A vector of a layer has two more, its gate and its
 projection; one launch of both was slower (experiment 41 of benchmarks/NOTES-gpu.md).
@@ -23,7 +25,7 @@ from mlxr_tests.few import few
 
 MOST, MOST_WITH_EXPERTS = 5, 6
 SHORT = [case for case in CONFIGS if "experts" in str(CONFIGS[case]) and "," not in case]
-SHORT += ["qwen3", "gemma3_text", "falcon_h1", "falcon_h1, tied", "mamba2"]
+SHORT += ["qwen3", "gemma3_text", "falcon_h1", "falcon_h1, joined", "mamba2", "gpt_neox"]
 
 
 def _adds_shared(spec: ModelSpec, layer: int) -> bool:
@@ -35,9 +37,17 @@ def _adds_shared(spec: ModelSpec, layer: int) -> bool:
 def _rows_of_input(layer: LayerType) -> int:
     """Rows of all matrices of attention and of a Mamba-2 block that read the norm."""
     attention, ssm = layer.own_attention, layer.recurrent
-    assert isinstance(ssm, Ssm)
+    assert isinstance(ssm, Ssm), "the only kind beside attention"
     heads = attention.num_heads + 2 * attention.num_kv_heads
     return heads * attention.head_dim + 2 * ssm.inner + 2 * ssm.shared_width + ssm.num_heads
+
+
+def _sums(spec: ModelSpec, layer: int) -> bool:
+    """Whether the last products of two blocks are one launch, and on GPUs, of several sequences, two."""
+    of = spec.model.layer(layer)
+    return spec.model.parallel_blocks or (
+        isinstance(of.recurrent, Ssm) and len(of.blocks) == 3 and not of.recurrent.norm
+    )
 
 
 def _bounds(spec: ModelSpec, layer: int) -> tuple[int, int]:
@@ -47,7 +57,9 @@ def _bounds(spec: ModelSpec, layer: int) -> tuple[int, int]:
         return (2, 3) if of.mlp is not None else (3, 4)
     if len(of.blocks) == 3:  # attention and a recurrent block, each with two launches and one of both, and an MLP
         apart = _rows_of_input(of) % 8 != 0  # rows of the joined projection would not be multiples of 16 bytes
-        return 7 + apart, 7 + apart
+        return (8, 8) if of.recurrent.norm else (6 + apart, 6 + apart)
+    if spec.model.parallel_blocks:
+        return 4, 4
     most = MOST_WITH_EXPERTS if of.mlp is not None and of.mlp.experts else MOST
     most += 2 * (spec.model.layer_embeddings is not None)
     attention = of.attention
@@ -70,7 +82,7 @@ def test_launches_of_a_decode_layer(case: str, tmp_path: Path) -> None:
             least, most = _bounds(spec, layer)
             for sequences in {1, min(3, spec.cache.max_sequences)}:
                 dims = decode_dims(sequences, 20)
-                apart = target == "metal" and sequences > 1 and _adds_shared(spec, layer)
+                apart = target == "metal" and sequences > 1 and (_adds_shared(spec, layer) or _sums(spec, layer))
                 launches = [la for la in program.phase("decode").launches if la.layer == layer]
                 labels = [program.kernel(la.kernel).label for la in launches if la.runs(dims, library=False)]
                 assert least <= len(labels) <= most + apart, f"{target}, layer {layer}, {sequences} sequences: {labels}"

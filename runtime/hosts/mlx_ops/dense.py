@@ -18,6 +18,7 @@ from mlxr.compiler.ir.ops.elementwise import (
 )
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.ir.ops.product import Finish
+from mlxr.compiler.ir.ops.projection_sum import ProjectionSum
 from mlxr.compiler.ir.ops.rows import Embed, GateRows, GatherRows
 from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.hosts.mlx_ops.activations import activate, activate_gated, activate_projected, xielu
@@ -187,6 +188,20 @@ def projection(inputs: Inputs, attrs: Projection, arena: ArenaLayer | None = Non
         y = activate_projected(y, finish.activation, finish.gated, finish.limit)
     out = finish_projection(y, inputs, finish).astype(MLX_DTYPES[str(attrs.dtype)])
     return {"out": out} if attrs.added is None else {"out": out, "stream": stream}
+
+
+@evaluates(ProjectionSum)
+def projection_sum(inputs: Inputs, attrs: ProjectionSum, arena: ArenaLayer | None = None) -> Outputs:
+    """The sum residual + residual_scale * (x @ weight.T + bias + second_x @ second_weight.T + second_bias).
+
+    x, second_x [tokens, width], weight, second_weight [features, width]; optional bias, second_bias [features],
+    residual [tokens, features].
+    """
+    y = f32(inputs["x"]) @ f32(inputs["weight"]).T + f32(inputs["second_x"]) @ f32(inputs["second_weight"]).T
+    for port in ("bias", "second_bias"):
+        if port in inputs:
+            y = y + f32(inputs[port])
+    return {"out": add_residual(y, inputs, attrs.residual_scale).astype(MLX_DTYPES[str(attrs.dtype)])}
 
 
 def finish_projection(y: mx.array, inputs: Inputs, finish: Finish) -> mx.array:

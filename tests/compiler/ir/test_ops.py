@@ -207,6 +207,12 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         PLAIN | {"eps": 0.1, "norm_kind": "rms", "columns": 48},
         {"out": tokens(24, BF16)},
     ),
+    "projection_sum": (
+        "projection_sum",
+        {"x": tokens(48), "weight": matrix(24, 48), "second_x": tokens(40), "second_weight": matrix(24, 40)},
+        {"dtype": "bf16", "residual_scale": 0.5},
+        {"out": tokens(24, BF16)},
+    ),
     "rope_write_attention": (
         "rope_write_attention",
         PACKED | {"sinks": matrix(6)},
@@ -379,6 +385,7 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("attention", {"k_arena": (9, 2, 4, 40, 2)}, {}, "k_arena is"),
     ("attention", {"k_arena": (9, 4, 2, 40)}, {}, "k_arena is"),
     ("projection", {"weight": (24, 40)}, {}, "weight has 40 columns, x has 48"),
+    ("projection_sum", {"second_weight": (26, 40)}, {}, "the two products have different shapes"),
     ("projection, some columns", {"x": tokens(40)}, {}, "x has 40 columns; expected 48 or more"),
     ("projection, some columns", {"norm": (64,)}, {}, r"norm is \[64\]; expected \[48\]"),
     ("projection", {}, {"columns": 24}, "columns are given, but no norm"),
@@ -446,13 +453,11 @@ def test_stages() -> None:
     attention = {"qk_norm", "qk_mean_squares", "rope_write_attention", "rope_cache_write", "rope_attention"}
     attention |= {"rope_read_attention"}
     experts = {"route", "expert_projection", "routed_projection", "expert_combine"}
-    latent = {"latent_write", "latent_norm_write", "head_product", "latent_queries", "latent_attention"}
-    latent |= {"latent_decode"}
+    latent = {"latent_write", "latent_norm_write", "latent_queries", "latent_attention", "latent_decode"}
     recurrent = {"gated_norm", "gated_delta", "delta_decode", "ssd", "conv_ssd", "gated_conv", "causal_conv"}
-    collectives = {"all_sum", "send", "receive", "gather_result"}
-    guesses = {"hidden_write", "guess_write", "guess_input"}
-    others = {"embed", "norm", "norm_rows", "linear", "projection"}
-    assert left == others | experts | attention | latent | recurrent | collectives | guesses
+    sent_or_guessed = {"all_sum", "send", "receive", "gather_result", "hidden_write", "guess_write", "guess_input"}
+    others = {"embed", "norm", "norm_rows", "linear", "projection", "projection_sum", "head_product"}
+    assert left == others | experts | attention | latent | recurrent | sent_or_guessed
 
 
 def test_kinds_with_the_same_attributes_differ() -> None:

@@ -14,7 +14,8 @@ LAUNCHED = {"embed", "norm", "linear", "projection", "qk_norm", "expert_combine"
 LATENT = {"latent_write", "latent_norm_write", "latent_queries", "latent_attention", "head_product"}
 RECURRENT, RECURRENT_DECODE = {"causal_conv", "ssd", "gated_delta"}, {"conv_ssd", "delta_decode"}
 OF_PHASE = {
-    "decode": {"rope_write_attention", "rope_read_attention", "routed_projection", "latent_decode", *RECURRENT_DECODE},
+    "decode": {"rope_write_attention", "rope_read_attention", "routed_projection", "latent_decode", "projection_sum"}
+    | RECURRENT_DECODE,
     "prefill": {"rope_cache_write", "rope_attention", "route", "expert_projection", *LATENT, *RECURRENT},
 }
 
@@ -36,7 +37,7 @@ def layer_launches(name: str, layer: int) -> list[str]:
     return [op.kind for op in fused(name, "decode").ops if op.name.startswith(f"layers.{layer}.")]
 
 
-ATTEND, PROJECT = "rope_write_attention", "projection"
+ATTEND, PROJECT, BOTH = "rope_write_attention", "projection", "projection_sum"
 SPARSE = [PROJECT, "routed_projection", "expert_combine"]
 
 
@@ -44,7 +45,7 @@ SPARSE = [PROJECT, "routed_projection", "expert_combine"]
     ("name", "launches"),
     [
         ("plain", [PROJECT, ATTEND, PROJECT, PROJECT, PROJECT]),
-        ("parallel", [PROJECT, ATTEND, PROJECT, PROJECT, PROJECT]),
+        ("parallel", [PROJECT, ATTEND, PROJECT, BOTH]),
         ("relu2", [PROJECT, ATTEND, PROJECT, PROJECT, PROJECT]),
         ("latent", [PROJECT, PROJECT, "latent_decode", PROJECT, PROJECT, PROJECT]),
         ("latent-one-projection", [PROJECT, "latent_decode", PROJECT, PROJECT, PROJECT]),
@@ -57,7 +58,7 @@ SPARSE = [PROJECT, "routed_projection", "expert_combine"]
         ("experts-scaled-residual", [PROJECT, ATTEND, PROJECT, *SPARSE]),
         ("experts-own-norms", [PROJECT, ATTEND, "linear", *SPARSE]),
         ("experts-sandwich-shared", [PROJECT, ATTEND, "linear", *SPARSE]),
-        ("ssm-beside-attention", [PROJECT, PROJECT, ATTEND, PROJECT, "conv_ssd", PROJECT, PROJECT, PROJECT]),
+        ("ssm-beside-attention", [PROJECT, ATTEND, "conv_ssd", BOTH, PROJECT, PROJECT]),
         ("layer-vectors", [PROJECT, ATTEND, "linear", PROJECT, "linear", PROJECT, "linear"]),
     ],
 )

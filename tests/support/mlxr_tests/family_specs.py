@@ -162,10 +162,11 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
     },
     "ssm-beside-attention": {
         "model__recurrent": {
-            **{"kind": "ssm", "num_heads": 6, "head_dim": 16, "num_groups": 1, "state_dim": 40, "taps": 3},
+            **{"kind": "ssm", "num_heads": 8, "head_dim": 12, "num_groups": 1, "state_dim": 40, "taps": 3},
             **{"norm": False, "bias": True, "conv_bias": False, "output_bias": True},
             **{"least_step": 0.01, "most_step": 0.9},
         },
+        "model__attention__qkv_bias": True,
         "model__blocks": ["attention", "recurrent", "mlp"],
         "model__tensor_names": "canonical",
     },

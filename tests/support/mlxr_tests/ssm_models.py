@@ -209,9 +209,8 @@ CONFIGS: dict[str, Config] = {
     "nemotron_h, experts": NEMOTRON | EXPERTS,
     "granitemoehybrid, mamba": GRANITE,
     "falcon_h1": FALCON,
-    "falcon_h1, tied": FALCON
-    | {"mamba_n_heads": 8, "mamba_d_ssm": 128}
-    | {"tie_word_embeddings": True, "mamba_rms_norm": True},
+    "falcon_h1, joined": FALCON | {"mamba_n_heads": 8, "mamba_d_ssm": 128},
+    "falcon_h1, tied": FALCON | {"tie_word_embeddings": True, "mamba_rms_norm": True},
     "granitemoehybrid, mamba and experts": GRANITE
     | {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40, "shared_intermediate_size": 72},
 }

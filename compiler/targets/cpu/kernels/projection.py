@@ -181,13 +181,18 @@ class CpuProjection(CpuMatrixKernel):
 
 
 @lowers(Linear, Projection)
-def lower_projection(lowering: CpuLowering, op: Op, attrs: Product) -> None:
+def lower_projection(lowering: CpuLowering, op: Op, _: Product) -> None:
     """Adds the call for an op."""
-    logits = op.out in lowering.graph.outputs
+    lowering.add_call(op, projection_kernel(lowering, op), weight_buffers(lowering, op))
+
+
+def projection_kernel(lowering: CpuLowering, op: Op) -> CpuProjection:
+    """The kernel of an op."""
+    attrs, logits = op.attrs_as(Product), op.out in lowering.graph.outputs
     # A router's logits are exact: between two nearly equal experts, rounding would decide.
     readers = lowering.graph.consumers(op.out)
     routes = any(isinstance(r.attrs, Route) or r.inputs.get("logits") == op.out for r in readers)
-    kernel = CpuProjection(
+    return CpuProjection(
         label="logits" if logits else weight_label(lowering, op),
         compute="exact" if routes else lowering.compute,
         gather="rows" in op.inputs,
@@ -199,4 +204,3 @@ def lower_projection(lowering: CpuLowering, op: Op, attrs: Product) -> None:
         columns=lowering.width(op, "x") if isinstance(attrs, Projection) and attrs.columns else 0,
         **matrix_fields(lowering, op, attrs),
     )
-    lowering.add_call(op, kernel, weight_buffers(lowering, op))

@@ -1,0 +1,58 @@
+"""The sum of two products: of one row in one launch, of several in two."""
+
+import pytest
+
+from mlxr.compiler.schedule.geometry import Geometry
+from mlxr_tests.few import few
+from mlxr_tests.op_bench import OpBench
+from mlxr_tests.specs import compiled, small_spec
+
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
+BOTH = "layers.0.mlp.out"
+GEOMETRIES = [
+    Geometry.of(matvec_outputs=1, matvec_simdgroups=4, matvec_unroll=2),
+    Geometry.of(matvec_outputs=2, matvec_simdgroups=4, matvec_split=4, matvec_unroll=8),
+    Geometry.of(matvec_outputs=4, matvec_simdgroups=6, matvec_split=3),
+    Geometry.of(matvec_outputs=2, matvec_simdgroups=4, matvec_split=2, matvec_threadgroups=3),
+    Geometry.of(matvec_outputs=4, matvec_simdgroups=1, matvec_threadgroups=1),
+]
+BLOCKS = {
+    "model__hidden_size": 256,
+    "model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
+    "model__mlp": {"intermediate_size": 512},
+}
+CASES = {
+    "plain": {},
+    "biases": {"model__attention__output_bias": True, "model__mlp__bias": True},
+    "a bias": {"model__attention__output_bias": True, "model__residual_scale": 0.25},
+    "16 bits": {"weights": {"default": "bf16"}, "activation_dtype": "bf16", "model__mlp__intermediate_size": 72},
+    "two formats": BLOCKS | {"weights": {"default": "q8_0", "tensors": {"layers.*.mlp.down": "q4_k"}}},
+    "planes": BLOCKS | {"weights": {"default": "affine4_g32_f16"}},
+}
+
+
+def bench_of(case: str, geometry: Geometry | None = None) -> OpBench:
+    spec = small_spec(model__parallel_blocks=True, cache__max_sequences=4, **CASES[case])
+    return OpBench(compiled(spec, geometry or Geometry()))
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("case", few(CASES, ["biases", "two formats"]))
+def test_one_row(case: str, geometry: Geometry) -> None:
+    bench = bench_of(case, geometry)
+    assert bench.artifact.graph("decode").op(BOTH).kind == "projection_sum"
+    bench.run("decode", [BOTH], bench.batch([(bench.sequences(0)[0], 1)]))
+
+
+@pytest.mark.parametrize("case", few([case for case in CASES if case != "16 bits"], ["a bias", "two formats"]))
+def test_several_rows(case: str) -> None:
+    """In 16 bits the first result is rounded, as is the sum of any two launches."""
+    bench = bench_of(case)
+    bench.run("decode", [BOTH], bench.batch([(sequence, 1) for sequence in bench.sequences(0, 5, 3)]))
+
+
+def test_matrix_instructions_keep_the_products_apart() -> None:
+    changes = BLOCKS | {"weights": {"default": "q4_k"}, "model__parallel_blocks": True}
+    artifact = compiled(small_spec(**changes), Geometry.of(matvec_mma=1, matvec_outputs=16))
+    assert not any(kernel.label.endswith("_sum") for kernel in artifact.plan.first.kernels)
