@@ -1,6 +1,6 @@
 """Recipes for the tensors of a model: the family's tensor names and row selections, with this model's sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from mlxr.compiler.artifact.weight_plan import Columns, Recipe, Rows
@@ -26,9 +26,8 @@ def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, 
     layouts = {rope.layout for rope in (model.rope, *(layer.rope for layer in model.layer_types.values())) if rope}
     # Files store the rows of layers without rotation in the same order as those of the other layers.
     layout = layouts.pop() if len(layouts) == 1 else None
-    found = (_recipes(model, entries, numbers, layout) for entries in (places.safetensors, places.gguf))
-    safetensors, gguf = found
-    return safetensors, gguf
+    factors = model.factors
+    return _recipes(places.safetensors, numbers, layout, factors), _recipes(places.gguf, numbers, layout, factors)
 
 
 def dimensions(model: Model, layer: LayerType) -> dict[str, int]:
@@ -64,7 +63,7 @@ def _of_mlp(mlp: Mlp) -> dict[str, int]:
 
 
 def _recipes(
-    model: Model, entries: Sequence[FileTensor], numbers: dict[str, int], layout: str | None
+    entries: Sequence[FileTensor], numbers: dict[str, int], layout: str | None, factors: Mapping[str, float]
 ) -> tuple[Recipe, ...]:
     return tuple(
         Recipe(
@@ -79,7 +78,7 @@ def _recipes(
             matrix_rows=None if entry.matrix_rows is None else evaluate_size(entry.matrix_rows, numbers),
             unit_rows=entry.unit_rows,
             negative_exp=entry.negative_exp,
-            times=1.0 if entry.times is None else model.factors.get(entry.times, 1.0),
+            times=1.0 if entry.times is None else factors.get(entry.times, 1.0),
         )
         for entry in entries
     )

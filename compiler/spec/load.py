@@ -45,12 +45,20 @@ def parse_spec(text: str, source: str = "<string>") -> ModelSpec:
 def dump_spec(spec: ModelSpec) -> str:
     """The spec as YAML with every value resolved. It reads back equal, and equal specs give equal text.
 
-    What there was not in older artifacts is left out where it says nothing: an output of logits, a split or a head that
-    there is not, factors of weights, and blocks of models without recurrent ones.
+    What there was not in older artifacts is left out where it says nothing: an output of logits, a split, a head or a
+    norm of embeddings that there is not, biases by distance, factors of weights, and blocks of models without recurrent
+    ones.
     """
     data = spec.model_dump(mode="json")
+    sections = (data["model"], *data["model"]["layer_types"].values())
+    attentions = [section["attention"] for section in sections if section["attention"] is not None]
+    if all(attention["alibi"] is None for attention in attentions):
+        for attention in attentions:
+            del attention["alibi"]
+    if not spec.model.embedding_norm:
+        del data["model"]["embedding_norm"]
     if not any(spec.model.recurrents) and all(layer.blocks == ("attention", "mlp") for layer in spec.model.layers):
-        for section in (data["model"], *data["model"]["layer_types"].values()):
+        for section in sections:
             del section["recurrent"], section["blocks"]
     if not spec.model.factors:
         del data["model"]["factors"]

@@ -79,8 +79,8 @@ class Share:
         """Which the rank has of `count` that the model has."""
         if what == "vocabulary":
             return self.vocabulary
-        by_count = {"heads": self.heads, "kv_heads": self.kv_heads, "columns": self.columns, "experts": self.experts}
-        return (by_count | {"units": self.units})[what][count]
+        by_count: dict[int, Range] = getattr(self, what)
+        return by_count[count]
 
 
 def shares(spec: ModelSpec) -> tuple[Share, ...]:

@@ -91,11 +91,6 @@ class SequenceStates:
         """How many tokens the sequences of the next step may be able to undo, together."""
         return self._most_optional - self._num_optional()
 
-    @property
-    def num_snapshots(self) -> int:
-        """Snapshots that can be found."""
-        return len(self.slots.snapshots)
-
     def slots_of(self, seq_id: int) -> dict[int, int]:
         """The slot of each state that a sequence has, by how many tokens it is after."""
         return dict(sorted(self._sequences[seq_id].slots.items()))

@@ -1,7 +1,5 @@
 """Source in colour: of Metal for a terminal, of any target for a page."""
 
-from typing import Any
-
 import pygments
 from pygments.filters import NameHighlightFilter
 from pygments.formatters import HtmlFormatter, TerminalFormatter
@@ -37,12 +35,6 @@ def highlight_html(text: str, language: str) -> str:
         language: `metal` or `c`.
     """
     return pygments.highlight(text, _lexer(language), HtmlFormatter(wrapcode=True))
-
-
-def highlight_css(style: str = "default") -> str:
-    """CSS that colours what `highlight_html` gives, in one of pygments' styles."""
-    formatter: Any = HtmlFormatter(style=style)  # pygments' types leave this method out
-    return str(formatter.get_style_defs(".highlight"))
 
 
 def _lexer(language: str) -> Lexer:
