@@ -70,7 +70,7 @@ class CpuTarget:
             addend = latest_addend(list(inputs.graphs[name].ops))
             kept = () if addend is None else (addend,)
             phases.append(LoweredPhase(name, lowering.pending, shapes, (logits,), kept=kept))
-        shares = inputs.arena.max_sequences > 1 and any(part.group is not None for part in inputs.arena.allocations)
+        shares = inputs.arena.mode == "paged" and any(part.group is not None for part in inputs.arena.allocations)
         scratch_bytes = sum(_scratch_bytes(_c_kernels(la.body for phase in phases for la in phase.launches)))
         return Lowered(
             tuple(phases),

@@ -430,3 +430,10 @@ def test_grids_and_conditions_read_as_people_write_them() -> None:
     assert str(Condition(dim="context", minimum=1025)) == "context >= 1025"
     assert Condition(dim="rows", minimum=2).holds({"rows": 2})
     assert not Condition(dim="rows", maximum=1).holds({"rows": 2})
+
+
+def test_paged_arenas_of_one_sequence_copy_blocks_too() -> None:
+    """It begins within a block of an earlier one, and would write over what that left for others."""
+    for mode, copies in (("paged", 1), ("contiguous", 0)):
+        artifact = compiled(small_spec(cache={"max_sequences": 1, "mode": mode}), target="cpu")
+        assert len(artifact.plan.programs["cpu"].copy_blocks) == copies
