@@ -123,6 +123,11 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(),
         ("attend", "attend_prefill"),
     ),
+    "parallel": (
+        small_spec(**_ONE_LAYER, model__parallel_blocks=True, model__mlp={"intermediate_size": 40, "bias": True}),
+        Geometry(),
+        ("down_sum",),
+    ),
     "layer-norms": (
         small_spec(
             model__tensor_names="canonical",
