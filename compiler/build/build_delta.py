@@ -19,19 +19,25 @@ def build_delta(b: Builder, index: int, delta: GatedDelta, x: str) -> str:
     def projected(role: str, width: int) -> str:
         return b.linear(f"{prefix}.{role}", x, (width, hidden), rows=of_units(width))
 
+    def projected_by_rank(role: str, width: int) -> str:
+        if delta.rank is None:
+            return projected(role, width)
+        low = b.linear(f"{prefix}.{role}_a", x, (delta.rank, hidden))
+        return b.linear(f"{prefix}.{role}_b", low, (width, delta.rank), rows=of_units(width))
+
     widths = {"q": delta.keys, "k": delta.keys, "v": delta.result_width}
     inputs = {part: projected(part, width) for part, width in widths.items()}
-    gate = projected("z", delta.result_width)
-    inputs |= {"a": projected("decay", delta.num_heads), "b": projected("beta", delta.num_heads)}
+    gate = projected_by_rank("z", delta.result_width)
+    inputs |= {"a": projected_by_rank("decay", delta.decays), "b": projected("beta", delta.num_heads)}
     for part, width in widths.items():
         taps = width * delta.taps
         inputs[f"{part}_conv"] = b.parameter(f"{prefix}.{part}_conv", taps, of_units(taps))
-    for port, role in (("rate", "a"), ("dt_bias", "dt_bias")):
-        inputs[port] = b.parameter(f"{prefix}.{role}", delta.num_heads, of_units(delta.num_heads))
+    for port, role, width in (("rate", "a", delta.num_heads), ("dt_bias", "dt_bias", delta.decays)):
+        inputs[port] = b.parameter(f"{prefix}.{role}", width, of_units(width))
     sizes = (delta.num_heads, delta.num_key_heads, delta.key_dim, delta.value_dim)
-    attrs = DeltaNet(*sizes, tiled=delta.tiled, per_channel=False, taps=delta.taps)
+    attrs = DeltaNet(*sizes, tiled=delta.tiled, per_channel=delta.channel_decays, taps=delta.taps)
     y = b.op(attrs, f"{prefix}.answers", inputs | b.states(index, CONV_STATES, STATES))
     norm = {"x": y, "gate": gate, "weight": b.parameter(f"{prefix}.o_norm", delta.value_dim)}
-    gated = GatedNorm(delta.num_heads, b.spec.model.norm.eps, "silu", gate_first=False, first=0)
+    gated = GatedNorm(delta.num_heads, b.spec.model.norm.eps, delta.gate, gate_first=False, first=0)
     y = b.op(gated, f"{prefix}.gated", norm)
     return b.linear(f"{prefix}.o", y, (hidden, delta.result_width), columns=of_units(delta.result_width))

@@ -4,6 +4,7 @@ from mlxr.compiler.build.builder import Builder
 from mlxr.compiler.build.rope import rope_scale
 from mlxr.compiler.formats.stores import LATENTS
 from mlxr.compiler.ir.division import Axis
+from mlxr.compiler.ir.op_kind import RopeLayout
 from mlxr.compiler.ir.ops.latent import HeadProduct, LatentAttention, LatentQueries, LatentWrite
 from mlxr.compiler.ir.tensor import layer_prefix
 from mlxr.compiler.spec.model import Latent, LayerType
@@ -23,11 +24,11 @@ def build_latent(b: Builder, index: int, layer: LayerType, latent: Latent, x: st
         The result of the output projection, [tokens, hidden].
     """
     a, hidden = layer.own_attention, b.spec.model.hidden_size
-    assert layer.rope is not None, "the spec refuses latent attention without RoPE"
     prefix = f"{layer_prefix(index)}attention"
     eps = latent.eps or b.spec.model.norm.eps
-    turn = {"positions": "positions", "frequencies": b.frequencies(layer.rope, layer.rotary_dim)}
-    layout, scale = layer.rope.layout, rope_scale(layer.rope, b.spec.model.context)
+    turn = {"positions": "positions", "frequencies": b.frequencies(layer.rope, latent.rope_dim)}
+    layout: RopeLayout = "half" if layer.rope is None else layer.rope.layout
+    scale = 1.0 if layer.rope is None else rope_scale(layer.rope, b.spec.model.context)
 
     def per_head(size: int) -> Axis:
         return Axis("heads", a.num_heads, size)

@@ -66,9 +66,12 @@ class Builder:
         assert group is not None, f"layer {layer} keeps nothing of tokens"
         return {port: of_group(port, group) for port in ports}
 
-    def frequencies(self, rope: Rope, rotary_dim: int) -> str:
-        """The constant with a rope's frequencies; ropes with the same frequencies share it."""
-        data = rope_frequencies(rope, rotary_dim, self.spec.model.context)
+    def frequencies(self, rope: Rope | None, rotary_dim: int) -> str:
+        """The constant with a rope's frequencies, or zeros without one; ropes with the same frequencies share it."""
+        if rope is None:
+            data = (0.0,) * (rotary_dim // 2)
+        else:
+            data = rope_frequencies(rope, rotary_dim, self.spec.model.context)
         if data not in self._frequencies:
             name = f"rope_frequencies_{len(self._frequencies)}" if self._frequencies else "rope_frequencies"
             self._frequencies[data] = self.declare(name, "constant", (len(data),), DType.F32, data)

@@ -278,8 +278,6 @@ class Model(Record):
         of_base = None if base is None or rope != base.rope else base.attention
         if rope is not None and (of_base is None or attention.rope_dim != of_base.rope_dim):
             rope.check(attention.rope_dim, f"{at}rope", wrong)
-        if attention.latent is not None and rope is None:
-            wrong.add(f"{at}rope", "latent attention rotates a part of each head, but rope is null", "give rope")
         if attention.latent is not None and rope is not None and rope.fraction != 1:
             wrong.add(f"{at}rope.fraction", "latent attention rotates all of attention.latent.rope_dim", "use 1")
         if base is None or attention != base.attention:

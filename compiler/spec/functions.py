@@ -192,15 +192,18 @@ def _between(of: Arguments) -> list[str]:
 
 
 def _among(of: Arguments) -> list[str] | None:
-    """Types by a list of layers: (the key that has it, the type of those in it, the other, types without the key)."""
-    listed = of.key(0)
+    """Types by a list: (the key that has it, the type of layers in it, the other, types without the key, layer 0).
+
+    The last one, which may be missing, is the number that the list has for the first layer.
+    """
+    listed, first = of.key(0), of.count(4) if len(of) > 4 else 0
     if listed is None:
         return of.layers(3)
     if isinstance(listed, str) and all(part.strip().isdecimal() for part in listed.split(",")):
         listed = [int(part) for part in listed.split(",")]
     if not isinstance(listed, list) or not all(isinstance(layer, int) for layer in listed):
         raise of.refuse(0, listed, "a list of layers")
-    return [of.value(1 if layer in listed else 2) for layer in range(of.num_layers)]
+    return [of.value(1 if first + layer in listed else 2) for layer in range(of.num_layers)]
 
 
 def _cross(of: Arguments) -> list[str] | None:
@@ -346,7 +349,7 @@ FUNCTIONS = {
     "letters": Function(5, 9, _letters),
     "sparse": Function(4, 4, _sparse),
     "between": Function(5, 5, _between),
-    "among": Function(4, 4, _among),
+    "among": Function(4, 5, _among),
     "cross": Function(2, 4, _cross),
     "of_type": Function(4, 4, _of_type),
     "field_of_type": Function(4, 4, _field_of_type),

@@ -20,7 +20,7 @@ class Latent(Record):
     """A token's row in the cache is its latent, kv_rank elements, and one rotated key, rope_dim elements.
 
     A head's key is its product with the latent, nope_dim elements, and the rotated key, which all heads share; its
-    value is another product, v_dim elements.
+    value is another product, v_dim elements. Where `rope` is null, nothing is rotated; all else is the same.
     """
 
     kv_rank: Rank

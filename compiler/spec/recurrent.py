@@ -127,7 +127,7 @@ class GatedDelta(RecurrentBlock):
     """A gated delta net: each head keeps a matrix, which a token decays, and corrects where its key points.
 
     Queries, keys, values, a gate, decays and corrections' rates are projections of the block's input. The first three
-    pass a short convolution with silu; the result of each head is normalised and multiplied by silu of its gate.
+    pass a short convolution with silu; the result of each head is normalised and multiplied by its activated gate.
     """
 
     kind: Literal["delta"]
@@ -144,6 +144,13 @@ class GatedDelta(RecurrentBlock):
     """Tokens that the convolution reads, the newest included: 2 to 16."""
     tiled: Flag = False
     """Whether a key serves every num_key_heads-th head of values, as GGUF files have them, and not neighbours."""
+    channel_decays: Flag = False
+    """Whether each element of a key decays by a number of its own (KDA), and not all of a head by one."""
+    rank: Count | None = None
+    """Width between two projections that make the decays, and two that make the gate: a multiple of 8; null for one
+    projection of each."""
+    gate: Literal["silu", "sigmoid"] = "silu"
+    """The function of the gate."""
 
     @model_validator(mode="after")
     def _check(self) -> "GatedDelta":
@@ -153,6 +160,8 @@ class GatedDelta(RecurrentBlock):
             wrong.add("num_heads", what, f"nearest is {-(-self.num_heads // self.num_key_heads) * self.num_key_heads}")
         wrong.check_multiple("key_dim", self.key_dim, 4)
         wrong.check_multiple("value_dim", self.value_dim, 4)
+        if self.rank is not None:
+            wrong.check_multiple("rank", self.rank, 8)
         wrong.refuse()
         return self
 
@@ -160,6 +169,11 @@ class GatedDelta(RecurrentBlock):
     def in_words(self) -> str:
         """Its heads."""
         return f"{self.num_heads} heads of gated delta nets"
+
+    @property
+    def decays(self) -> int:
+        """Numbers by which a token's states decay."""
+        return self.num_heads * (self.key_dim if self.channel_decays else 1)
 
     @property
     def keys(self) -> int:
@@ -178,8 +192,9 @@ class GatedDelta(RecurrentBlock):
 
     @property
     def widest(self) -> int:
-        """That of all projections together."""
-        return 2 * self.keys + 2 * self.result_width + 2 * self.num_heads
+        """That of all projections of the block's input together."""
+        own = self.result_width + self.decays if self.rank is None else 2 * self.rank
+        return 2 * self.keys + self.result_width + self.num_heads + own
 
     @property
     def conv_row(self) -> tuple[int, int]:
@@ -199,11 +214,18 @@ class GatedDelta(RecurrentBlock):
         return heads | ratio | {"key_dim": self.key_dim, "value_dim": self.value_dim, "taps": self.taps}
 
     def matrices(self, hidden: int) -> dict[str, tuple[int, int]]:
-        """The seven projections."""
-        widths = {"q": self.keys, "k": self.keys, "v": self.result_width, "z": self.result_width}
-        widths |= {"decay": self.num_heads, "beta": self.num_heads}
-        into = {f"recurrent.{role}": (width, hidden) for role, width in widths.items()}
-        return into | {"recurrent.o": (hidden, self.result_width)}
+        """The seven projections, or nine."""
+        widths = {"q": self.keys, "k": self.keys, "v": self.result_width, "beta": self.num_heads}
+        own = {"z": self.result_width, "decay": self.decays}
+        if self.rank is None:
+            shapes = {role: (width, hidden) for role, width in (widths | own).items()}
+        else:
+            shapes = {role: (width, hidden) for role, width in widths.items()}
+            for role, width in own.items():
+                shapes |= {f"{role}_a": (self.rank, hidden), f"{role}_b": (width, self.rank)}
+        return {f"recurrent.{role}": shape for role, shape in shapes.items()} | {
+            "recurrent.o": (hidden, self.result_width)
+        }
 
 
 class Ssm(RecurrentBlock):

@@ -50,6 +50,7 @@ CASES: dict[str, tuple[dict[str, Any], Geometry]] = {
     "alibi": (FAMILY_SPECS["alibi"] | {"cache": PAGED | {"dtype": "q8"}}, Geometry.of(partition=16)),
     "short-conv": (FAMILY_SPECS["short-conv"] | {"cache": PAGED}, Geometry()),
     "delta": (FAMILY_SPECS["delta"] | {"cache": PAGED}, Geometry()),
+    "delta-products": (FAMILY_SPECS["delta-products"] | {"cache": PAGED}, Geometry()),
     "ssm": (FAMILY_SPECS["ssm"] | {"cache": PAGED}, Geometry()),
     "latent": (FAMILY_SPECS["latent"] | {"cache": PAGED | {"dtype": "q8"}}, Geometry.of(partition=16)),
     "quantised": (

@@ -16,6 +16,15 @@ SPECS = {
     "tiled": {"tiled": True, "taps": 4},
     "misaligned numbers": {"num_heads": 3, "num_key_heads": 1, "key_dim": 20, "value_dim": 12},
     "large": {"num_heads": 2, "num_key_heads": 1, "key_dim": 128, "value_dim": 136},
+    "products": {
+        **{"num_heads": 8, "num_key_heads": 8, "key_dim": 40, "value_dim": 24},
+        **{"channel_decays": True, "rank": 24, "gate": "sigmoid"},
+    },
+    "large products": {
+        **{"num_heads": 2, "num_key_heads": 2, "key_dim": 128, "value_dim": 128},
+        **{"channel_decays": True, "rank": 128, "gate": "sigmoid"},
+    },
+    "decays by channels": {"num_heads": 3, "num_key_heads": 1, "channel_decays": True, "gate": "sigmoid"},
     "wide values": {"num_heads": 4, "num_key_heads": 2, "key_dim": 8, "value_dim": 132},
 }
 
@@ -34,6 +43,7 @@ def drive(pair: HostPair) -> None:
 SHORT = [
     *(("several values to a key", "cpu"), ("misaligned numbers", "cpu")),
     *(("misaligned numbers", "metal"), ("wide values", "metal")),  # the first ones in test_types, too
+    *(("products", "cpu"), ("products", "metal")),
 ]
 
 

@@ -9,18 +9,21 @@ from typing import ClassVar, get_args
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import CONV_STATES, STATES
 from mlxr.compiler.ir.checks import (
+    matrix,
     require,
     require_choice,
     require_first,
     require_positive,
     require_states,
     require_vector,
+    weight_matrix,
 )
 from mlxr.compiler.ir.division import WHOLE, Holdings, require_whole
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Division
 from mlxr.compiler.ir.ops.causal_conv import CausalConv
 from mlxr.compiler.ir.ops.gated_delta import DeltaHeads, GatedDelta
 from mlxr.compiler.ir.ops.gated_norm import GatedNorm, NormGate
+from mlxr.compiler.ir.ops.latent import HeadProduct
 from mlxr.compiler.ir.tensor import TOKEN, Tensor, Tensors
 from mlxr.compiler.ir.work import Dims, OpWork, Use
 from mlxr.compiler.spec.share import Share
@@ -121,13 +124,15 @@ class DeltaDecode(ConvDeltaHeads):
         num_heads, num_key_heads, key_dim, value_dim, tiled, per_channel, taps: see `ConvDeltaHeads`; queries, keys and
             values are neighbouring columns of `x`.
         eps, activation, gate_column: `eps`, `activation` and `first` of a `GatedNorm`.
+        rank: the columns of a and of gate that `decay_b` and `gate_b` multiply; 0: there are none, and a and gate are
+            the numbers of decays and of the gate.
     """
 
     name = "delta_decode"
     summary = "gated_norm(gated_delta(silu(conv(x)))), of one token of each sequence"
     family = "attention"
     inputs = ("x", "a", "b", "gate", "weight", *_NUMBERS, "norm", *_TABLES)
-    optional = ("token",)
+    optional = ("decay_b", "gate_b", "token")
     outputs: ClassVar[tuple[str, ...]] = ("out", "token")
     accesses = dict.fromkeys((CONV_STATES, STATES), "readwrite")
     stages = FUSED_STAGES
@@ -135,14 +140,34 @@ class DeltaDecode(ConvDeltaHeads):
     eps: float = 1e-6
     activation: NormGate = "silu"
     gate_column: int = 0
+    rank: int = 0
+
+    @property
+    def columns(self) -> dict[str, tuple[int, int]]:
+        """See `DeltaHeads`."""
+        return super().columns | ({"a": (self.decay_first, self.rank)} if self.rank else {})
+
+    @property
+    def multiplied(self) -> "DeltaDecode":
+        """The same of decays and a gate that `decay_b` and `gate_b` have made, from column 0 on."""
+        return replace(self, rank=0, decay_first=0, gate_column=0) if self.rank else self
 
     @property
     def gated_norm(self) -> GatedNorm:
         """The norm and the gate as an op of their own."""
         return GatedNorm(self.num_heads, self.eps, self.activation, False, self.gate_column)
 
+    @property
+    def head_products(self) -> dict[str, HeadProduct]:
+        """The products of all heads' decays, and those of their gates, by the port of the matrix."""
+        ports = ("decay_b", "gate_b") if self.rank else ()
+        return dict.fromkeys(ports, HeadProduct(self.num_heads, self.rank, DType.F32))
+
     def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """From x, a, b, gate [seqs, ...], weight [channels * taps], norm [value_dim], heads' numbers -> out, token."""
+        """From x, a, b, gate [seqs, ...], weight [channels * taps], norm [value_dim], heads' numbers -> out, token.
+
+        With a rank, decay_b is [decays, rank], and gate_b [width, rank].
+        """
         require_first("gate_column", self.gate_column)
         require_positive("eps", self.eps)
         require_choice("activation", self.activation, get_args(NormGate))
@@ -153,5 +178,25 @@ class DeltaDecode(ConvDeltaHeads):
         require_vector(t, "norm", self.value_dim)
         self.check_heads(dict(t) | {port: t["x"] for port in "qkv"}, self.columns)
         out = Tensor((t["x"].shape[0], self.width), t["x"].dtype)
-        self.gated_norm.infer({"x": out, "gate": t["gate"]})
+        gates = Tensor((out.shape[0], self.width), DType.F32) if self.rank else t["gate"]
+        self.multiplied.gated_norm.infer({"x": out, "gate": gates})
+        self._check_products(t)
         return {"out": out, "token": TOKEN}
+
+    def _check_products(self, t: Tensors) -> None:
+        rows = {"decay_b": self.decays, "gate_b": self.width}
+        require(not self.rank or self.per_channel, "a rank is that of decays by channels")
+        require(self.rank >= 0, f"attribute rank is {self.rank}; expected 0 or more")
+        for port, count in rows.items():
+            require((port in t) == (self.rank > 0), f"{port} is bound where there is a rank")
+            if port in t:
+                shape = weight_matrix(t, port)
+                require(shape == (count, self.rank), f"{port} is {list(shape)}; expected {[count, self.rank]}")
+        if self.rank:
+            width, end = matrix(t, "gate")[1], self.gate_column + self.rank
+            require(width >= end, f"gate has {width} columns; expected {self.rank} from {self.gate_column} on")
+
+    def work(self, use: Use, dims: Dims) -> OpWork:
+        """That of the convolution and the rule, and two FLOPs for each token and element of a matrix."""
+        own = super().work(use, dims)
+        return replace(own, flops=own.flops + 2 * self.rank * (self.decays + self.width) * dims["tokens"])

@@ -130,7 +130,7 @@ class HeadMatrices(OpKind):
 
     def rows_of(self, t: Tensors) -> int:
         """Rows of a head's matrix; raises RuleError unless x and weight fit."""
-        width = matrix(t, "x")[1]
+        width = matrix(t, "x")[1] - self.skipped
         rows, columns = weight_matrix(t, "weight")
         require(rows % self.num_heads == 0, f"weight has {rows} rows; expected {self.num_heads} equal parts")
         require(columns <= self.head_dim, f"weight has {columns} columns, a head {self.head_dim}")
@@ -154,13 +154,23 @@ class HeadMatrices(OpKind):
         return Division(replace(self, num_heads=heads.count_of(share)), split(result))
 
     @property
+    def skipped(self) -> int:
+        """Columns of x before the first head."""
+        return 0
+
+    @property
     def _added(self) -> int:
         """Columns of a head's result that come after the product."""
         return 0
 
 
+@dataclass(frozen=True)
 class HeadProduct(HeadMatrices):
-    """A product of each head with a matrix of its own."""
+    """A product of each head with a matrix of its own.
+
+    Attributes:
+        first: the column of x with which the first head begins.
+    """
 
     name = "head_product"
     summary = "x[head] @ weight[head].T of every head"
@@ -168,8 +178,19 @@ class HeadProduct(HeadMatrices):
     inputs = ("x", "weight")
     stages = EVERY_STAGE
 
+    first: int = 0
+
+    @property
+    def skipped(self) -> int:
+        """See `HeadMatrices`."""
+        return self.first
+
     def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """From x [tokens, heads * head_dim or more], weight [heads * rows, columns] -> out [tokens, heads * rows]."""
+        """From x [tokens, first + heads * head_dim or more], weight [heads * rows, columns] -> out.
+
+        out is [tokens, heads * rows].
+        """
+        require_first("first", self.first)
         return {"out": Tensor((t["x"].shape[0], self.num_heads * self.rows_of(t)), self.dtype)}
 
 

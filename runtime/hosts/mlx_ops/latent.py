@@ -96,7 +96,8 @@ def _store(inputs: Inputs, attrs: LatentRows, arena: ArenaLayer | None) -> Outpu
 
 def _heads(inputs: Inputs, attrs: HeadMatrices) -> mx.array:
     """The heads of x in fp32, [tokens, heads, head_dim]."""
-    return f32(inputs["x"])[:, : attrs.num_heads * attrs.head_dim].reshape(-1, attrs.num_heads, attrs.head_dim)
+    own = f32(inputs["x"])[:, attrs.skipped : attrs.skipped + attrs.num_heads * attrs.head_dim]
+    return own.reshape(-1, attrs.num_heads, attrs.head_dim)
 
 
 def _products(inputs: Inputs, attrs: HeadMatrices) -> mx.array:

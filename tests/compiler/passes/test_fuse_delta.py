@@ -50,5 +50,46 @@ def test_numbers_of_heads_that_would_misalign_rows_keep_their_projections() -> N
     check_same_numbers(source, fires(DECODE, source), spec, decode_only=True)
 
 
+BY_RANK = {"num_heads": 4, "num_key_heads": 4, "channel_decays": True, "rank": 16, "gate": "sigmoid"}
+
+
+def test_second_projections_are_parts_of_a_decode_step() -> None:
+    spec = delta_spec(**BY_RANK)
+    source = source_graph(spec)
+    fused = fires(DECODE, source)
+    op = only(fused, "delta_decode")
+    assert len(kinds(fused)) == len(kinds(source)) - 7
+    assert (op.attrs.rank, op.attrs.gate_column, op.attrs.decay_first, op.attrs.beta_first) == (16, 352, 368, 0)
+    assert (op.inputs["decay_b"], op.inputs["gate_b"]) == (f"{PREFIX}.decay_b", f"{PREFIX}.z_b")
+    # Four numbers of heads would misalign what is multiplied.
+    assert op.inputs["a"] == op.inputs["gate"] == op.inputs["x"] and op.inputs["b"] == f"{PREFIX}.beta_projected"
+    projected = fused.producer(op.inputs["x"])
+    assert projected is not None
+    weight = fused.value(projected.inputs["weight"])
+    assert weight.parts == tuple(f"{PREFIX}.{part}" for part in ("q", "k", "v", "z_a", "decay_a"))
+    check_same_numbers(source, fused, spec, decode_only=True)
+
+
+def test_second_projections_read_columns_of_prompts() -> None:
+    spec = delta_spec(**BY_RANK)
+    source = source_graph(spec)
+    fused = fires(PREFILL, source)
+    rule, norm = only(fused, "gated_delta"), only(fused, "gated_norm")
+    gate, decay = (fused.producer(name) for name in (norm.inputs["gate"], rule.inputs["a"]))
+    assert gate is not None and decay is not None and gate.inputs["x"] == decay.inputs["x"]
+    assert (gate.kind, gate.attrs.first, decay.attrs.first) == ("head_product", 352, 368)
+    check_same_numbers(source, fused, spec)
+
+
+def test_second_projections_of_other_widths_stay() -> None:
+    """Of heads' decays, of which there are too few to multiply by heads."""
+    spec = delta_spec(**BY_RANK | {"channel_decays": False})
+    source = source_graph(spec)
+    fused = fires(DECODE, source)
+    op = only(fused, "delta_decode")
+    assert op.attrs.rank == 0 and op.inputs["a"] == f"{PREFIX}.decay_b_projected"
+    check_same_numbers(source, fused, spec, decode_only=True)
+
+
 def test_other_layers_stay() -> None:
     check_silent(DECODE, source_graph(small_spec()))

@@ -28,6 +28,8 @@ CASES = {
     "steady-short-conv": FAMILY_SPECS["short-conv-alone"] | STEADY,
     "exact-delta": FAMILY_SPECS["delta"] | EXACT,
     "steady-delta": HALF_CACHE | FAMILY_SPECS["delta"] | STEADY,
+    "exact-delta-products": HALF_CACHE | FAMILY_SPECS["delta-products"] | {"weights": {"default": "bf16"}} | EXACT,
+    "steady-delta-products": FAMILY_SPECS["delta-products"] | STEADY,
     "exact-ssm": FAMILY_SPECS["ssm"] | EXACT,
     "steady-ssm": FAMILY_SPECS["ssm-beside-attention"] | STEADY,
     "exact-latent": HALF_CACHE | FAMILY_SPECS["latent"] | {"weights": {"default": "bf16"}} | EXACT,

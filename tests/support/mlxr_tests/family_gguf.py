@@ -32,6 +32,7 @@ from mlxr_tests import (
 from mlxr_tests.alibi_models import GGUF as ALIBI
 from mlxr_tests.family_models import WINDOW, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT
+from mlxr_tests.kimi_models import GGUF as KIMI
 from mlxr_tests.lfm2_models import GGUF as LFM2
 from mlxr_tests.qwen_delta_models import GGUF as QWEN_DELTA
 
@@ -339,7 +340,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     **ALIBI,
     **mimo_models.GGUF,
-    **(LFM2 | QWEN_DELTA),
+    **(LFM2 | QWEN_DELTA | KIMI),
     **step_models.GGUF,
     **dbrx_models.GGUF,
     "gpt_oss": (
@@ -379,7 +380,6 @@ def write_gguf(case: str, folder: Path, joined: bool = False) -> Path:
         if name.startswith("xielu."):
             writer.add_array(name, array.tolist())
             continue
-        # As llama.cpp's converter: a matrix of one row is a vector, but not what belongs to a scan.
         writer.add_tensor(name, ssm_models.as_in_gguf(name, array, extra))
     if case in ("phi3", "minicpm3"):
         for kind, factors in (("long", "long_factor"), ("short", "short_factor")):

@@ -16,6 +16,7 @@ from mlx_lm.utils import MODEL_REMAPPING, save_model
 from mlxr_tests import latent_models, ssm_models
 from mlxr_tests.dbrx_models import DBRX
 from mlxr_tests.gemma_4_models import GEMMA_4
+from mlxr_tests.kimi_models import KIMI
 from mlxr_tests.lfm2_models import LFM2
 from mlxr_tests.mimo_models import MIMO_V2
 from mlxr_tests.qwen_delta_models import QWEN_DELTA
@@ -435,7 +436,7 @@ CONFIGS: dict[str, Config] = {
     "laguna": _HEADS | _LAGUNA,
     **MIMO_V2,
     **LFM2,
-    **QWEN_DELTA,
+    **(QWEN_DELTA | KIMI),
     **STEP,
     **DBRX,
     "gpt_oss": _HEADS

@@ -186,6 +186,17 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
         "model__layer_pattern": ["full", "delta"],
         "model__tensor_names": "canonical",
     },
+    # decays by channels, which two projections make, as the gate; and latents without positions
+    "delta-products": {
+        **_latent(q_rank=None),
+        "model__rope": None,
+        "model__recurrent": {
+            **{"kind": "delta", "num_heads": 8, "num_key_heads": 8, "key_dim": 24, "value_dim": 40, "taps": 3},
+            **{"channel_decays": True, "rank": 16, "gate": "sigmoid"},
+        },
+        "model__layer_types": {"delta": {"blocks": ["recurrent", "mlp"]}, "full": {}},
+        "model__layer_pattern": ["full", "delta"],
+    },
     "shared-keys-gate": {
         "model__num_layers": 4,
         **_attention(output_gate={"scope": "head", "activation": "softplus"}),

@@ -39,7 +39,13 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
     "head_product": (
         "head_product",
         {"x": _tokens(240, DType.BF16), "weight": _matrix(6 * 56, 40)},
-        _PRODUCT,
+        _PRODUCT | {"first": 0},
+        {"out": _tokens(6 * 56, DType.BF16)},
+    ),
+    "head_product, of the last columns": (
+        "head_product",
+        {"x": _tokens(300, DType.BF16), "weight": _matrix(6 * 56, 40)},
+        _PRODUCT | {"first": 60},
         {"out": _tokens(6 * 56, DType.BF16)},
     ),
     "latent_queries": (
@@ -71,6 +77,8 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("head_product", {"weight": (335, 40)}, {}, "weight has 335 rows; expected 6 equal parts"),
     ("head_product", {"weight": (336, 48)}, {}, "weight has 48 columns, a head 40"),
     ("head_product", {"x": _tokens(232)}, {}, "x has 232 columns; expected 6 heads"),
+    ("head_product", {}, {"first": 8}, "x has 232 columns; expected 6 heads"),
+    ("head_product", {}, {"first": -8}, "attribute first is -8; expected 0 or more"),
     ("latent_queries", {"weight": (288, 32)}, {}, r"32 \+ 16 is not 40"),
     ("latent_attention", {"q": _tokens(6 * 48)}, {}, "q has 288 columns; expected 6 x 64"),
     ("latent_attention", {}, {"scale": 0.0}, "attribute scale is 0.0; expected a number greater than 0"),

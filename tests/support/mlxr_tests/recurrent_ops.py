@@ -39,6 +39,8 @@ _NET_INPUTS = {"q": tokens(48), "k": tokens(48), "v": tokens(240), "a": tokens(6
 _NET_INPUTS |= {"q_conv": matrix(144), "k_conv": matrix(144), "v_conv": matrix(720), "rate": matrix(6)}
 _NET_INPUTS |= {"dt_bias": matrix(6), "conv_states": Tensor((9, 2, 336, 2), DType.F32)} | _TABLES | _STATES
 _FUSED = {"taps": 3, "eps": 0.1, "activation": "silu", "gate_column": 336, "decay_first": 576, "beta_first": 582}
+_FUSED |= {"rank": 0}
+_RANK = {"per_channel": True, "gate_column": 336, "decay_first": 352, "beta_first": 368, "rank": 16}
 _DECODED = dict.fromkeys(("x", "a", "b", "gate"), tokens(588, BF16)) | _TABLES | _STATES
 _DECODED |= {"weight": matrix(1008), "rate": matrix(6), "dt_bias": matrix(6), "norm": matrix(40)}
 _DECODED |= {"conv_states": Tensor((9, 2, 336, 2), DType.F32)}
@@ -76,6 +78,14 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
     ),
     "delta_net": ("delta_net", _NET_INPUTS, _NET, {"out": tokens(240), "token": _TOKEN}),
     "delta_decode": ("delta_decode", _DECODED, _DELTA | _FUSED, {"out": tokens(240, BF16), "token": _TOKEN}),
+    "delta_decode, with products": (
+        "delta_decode",
+        _DECODED
+        | dict.fromkeys(("x", "a", "b", "gate"), tokens(376, BF16))
+        | {"dt_bias": matrix(144), "decay_b": matrix(144, 16), "gate_b": matrix(240, 16)},
+        _DELTA | _FUSED | _RANK,
+        {"out": tokens(240, BF16), "token": _TOKEN},
+    ),
     "gated_delta, by channels": (
         "gated_delta",
         {"q": tokens(144), "k": tokens(144), "v": tokens(240), "a": tokens(144), "b": tokens(6)}
@@ -108,6 +118,10 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("delta_decode", {"norm": (24,)}, {}, r"norm is \[24\]; expected \[40\]"),
     ("delta_decode", {"weight": Tensor((1008,), BF16)}, {}, "weight is bf16; expected f32"),
     ("delta_decode", {}, {"activation": "relu"}, "attribute activation is 'relu'"),
+    ("delta_decode, with products", {}, {"rank": 24}, r"decay_b is \[144, 16\]; expected \[144, 24\]"),
+    ("delta_decode, with products", {"gate_b": (144, 16)}, {}, r"gate_b is \[144, 16\]; expected \[240, 16\]"),
+    ("delta_decode, with products", {}, {"gate_column": 368}, "gate has 376 columns; expected 16 from 368 on"),
+    ("delta_decode, with products", {}, {"rank": -1}, "attribute rank is -1; expected 0 or more"),
     ("gated_norm", {"gate": ("rows", 240)}, {}, "gate has rows rows, and x tokens"),
     ("gated_norm", {"weight": (48,)}, {}, r"weight is \[48\]; expected \[40\] or \[240\]"),
     ("causal_conv", {}, {"taps": 1}, "attribute taps is 1; expected 2 or more"),

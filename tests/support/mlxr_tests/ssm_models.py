@@ -192,10 +192,16 @@ GGUF: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def as_in_gguf(name: str, array: Any, metadata: Config) -> Any:
-    """A tensor in the shape that GGUF files have it in; gated delta nets have some in others."""
+    """A tensor as llama.cpp's converter shapes it: a matrix of one row is a vector, but not what belongs to a scan.
+
+    Gated delta nets have some in other shapes.
+    """
     groups = metadata.get("ssm.group_count", 1)
     if "full_attention_interval" in metadata:
         return array.reshape(-1, 4) if name.endswith("ssm_conv1d.weight") else array.squeeze()
+    if "kda.head_dim" in metadata and "ssm_" in name:
+        filters = array.reshape(1, -1, 1, metadata["ssm.conv_kernel"]) if "ssm_conv1d_" in name else array
+        return array.reshape(1, 1, -1, 1) if name.endswith("ssm_a") else filters
     if name.endswith(("ssm_a", "ssm_d")):
         return array.reshape(-1, 1)
     if name.endswith("ssm_norm.weight"):

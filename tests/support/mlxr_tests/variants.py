@@ -410,6 +410,17 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(),
         ("delta_decode", "gated_delta", "gated_norm"),
     ),
+    "delta-products": (
+        small_spec(
+            **FAMILY_SPECS["delta-products"],
+            weights={"default": "bf16", "tensors": {"layers.*.recurrent.decay_b": "q8_0"}},
+            model__recurrent__rank=32,
+            activation_dtype="bf16",
+            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+        ),
+        Geometry(),
+        ("delta_decode", "latent_write"),
+    ),
     "attention-mma": (
         small_spec(
             model__attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},

@@ -1,6 +1,6 @@
 """All of a gated delta layer between its projections, in a decode step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxr.compiler.formats.stores import CONV_STATES, STATES
 from mlxr.compiler.ir.graph import Op
@@ -8,8 +8,10 @@ from mlxr.compiler.ir.ops.delta_net import DeltaDecode
 from mlxr.compiler.schedule.kernel import round_up
 from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES
 from mlxr.compiler.targets.cpu.kernel_parts.delta_kernel import MOST_COLUMNS, CpuDeltaKernel
-from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHelper, Param
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHelper, CpuKernel, Param
+from mlxr.compiler.targets.cpu.kernel_parts.region import Region, place_regions, regions_bytes
 from mlxr.compiler.targets.cpu.kernels.gated_norm import GATED_NORM
+from mlxr.compiler.targets.cpu.kernels.head_product import CpuHeads, heads_kernel
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
 
@@ -20,19 +22,44 @@ class CpuDeltaDecode(CpuDeltaKernel):
     Attributes:
         conv_store: the number of the convolutions' inputs in the program's list of stores.
         widths: columns of the values that have x, a, b and the gate.
+        products: the products that make decays and gates of columns of theirs; none if they are the numbers.
+        sequences: the most sequences of a step.
     """
 
     template = "delta_decode.jinja"
     conv_store: int
     heads: DeltaDecode
     widths: tuple[int, int, int, int]
+    products: tuple[CpuHeads, ...]
+    sequences: int
+
+    @property
+    def calls(self) -> tuple[CpuKernel, ...]:
+        """The products."""
+        return self.products
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """The tokens' numbers, filters, numbers of heads, the norm's weight, the layer and the result."""
+        """The tokens' numbers, filters, numbers of heads, the norm's weight, matrices, the layer and the result."""
         tokens = tuple(Param(name, "input") for name in ("x", "a", "b_", "gate"))
         vectors = tuple(Param(name, "vector") for name in ("weight", "rate", "dt_bias", "norm"))
-        return (*tokens, *vectors, Param("layer", "layer"), Param("out", "output"))
+        matrices = tuple(Param(port, "matrix") for port in self.heads.head_products)
+        return (*tokens, *vectors, *matrices, Param("layer", "layer"), Param("out", "output"))
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """What the products make, in the scratch that threads share, behind the products' own."""
+        if not self.products:
+            return ()
+        own = max(product.shared_bytes for product in self.products)
+        results = zip(("decays", "gates"), self.products, strict=True)
+        made = tuple((name, "float", (self.sequences, product.out_width)) for name, product in results)
+        return place_regions((("own", "uint8_t", (own,)), *made))
+
+    @property
+    def shared_bytes(self) -> int:
+        """The products' own, and their results."""
+        return regions_bytes(self.regions) if self.regions else 0
 
     @property
     def helpers(self) -> tuple[CpuHelper, ...]:
@@ -45,9 +72,11 @@ class CpuDeltaDecode(CpuDeltaKernel):
         own = self.heads
         firsts = {"x": own.q_first, "a": own.decay_first, "b": own.beta_first, "gate": own.gate_column}
         places = zip(firsts.items(), self.widths, strict=True)
-        return {
+        at = {
             port: f"{'b_' if port == 'b' else port} + (size_t)s * {width} + {first}" for (port, first), width in places
         }
+        made = {"a": f"decays + (size_t)s * {own.decays}", "gate": f"gates + (size_t)s * {own.width}"}
+        return at | (made if self.products else {})
 
     @property
     def conv_row(self) -> int:
@@ -81,7 +110,8 @@ class CpuDeltaDecode(CpuDeltaKernel):
         """A prepared token, some columns of a state, the channels of a head, and its result."""
         prepared = round_up(4 * self.heads.key_dim + 2, LANES)
         rest = self.padded_channels + round_up(self.heads.value_dim, LANES)
-        return 4 * (prepared + self.heads.key_dim * MOST_COLUMNS + rest)
+        own = 4 * (prepared + self.heads.key_dim * MOST_COLUMNS + rest)
+        return max([own, *(product.thread_bytes for product in self.products)])
 
     @property
     def formula(self) -> str:
@@ -96,15 +126,31 @@ class CpuDeltaDecode(CpuDeltaKernel):
         rows = [f"{name}  [seqs, {width}] f32" for name, width in zip(names, self.widths, strict=True)]
         rows.append(f"weight   [{self.heads.channels}, {self.heads.taps}] f32: the oldest token's first")
         rows += [f"rate     [{self.heads.num_heads}] f32", f"dt_bias  [{self.heads.decays}] f32"]
+        for port, product in zip(self.heads.head_products, self.products, strict=True):
+            rows.append(f"{port:8} [{product.out_width}, {product.in_features}] {product.segments[0].format}")
         rows += [f"norm     [{self.heads.value_dim}] f32", f"out      [seqs, {self.heads.width}] f32"]
         return "".join(f"//   {row}\n" for row in rows)
 
 
 @lowers(DeltaDecode)
 def lower_delta_decode(lowering: CpuLowering, op: Op, attrs: DeltaDecode) -> None:
-    """Adds the call."""
+    """Adds the call.
+
+    Raises:
+        PlanError: the rows of a quantised matrix do not fill whole panels.
+    """
     stores = dict(zip(attrs.accesses, lowering.stores_of(op), strict=True))
     widths = (lowering.width(op, "x"), lowering.width(op, "a"), lowering.width(op, "b"), lowering.width(op, "gate"))
     layers = lowering.layers_of(op, STATES)
-    kernel = CpuDeltaDecode("delta_decode", stores[STATES], layers, attrs, stores[CONV_STATES], widths)
-    lowering.add_call(op, kernel, {"b_": op.inputs["b"]})
+    matrices = {port: lowering.value(op, port) for port in attrs.head_products}
+    columns = {"decay_b": "a", "gate_b": "gate"}
+    products = tuple(
+        # One head: all heads multiply the same columns.
+        heads_kernel(lowering, replace(product, num_heads=1), matrices[port], lowering.width(op, columns[port]))
+        for port, product in attrs.head_products.items()
+    )
+    kernel = CpuDeltaDecode(
+        "delta_decode", stores[STATES], layers, attrs, stores[CONV_STATES], widths, products, lowering.phase_tokens
+    )
+    parts = {port: value.parts[0] for port, value in matrices.items()}
+    lowering.add_call(op, kernel, {"b_": op.inputs["b"]} | parts)

@@ -31,6 +31,7 @@ class CpuHeads(CpuMatrixKernel):
         x_width, head_columns: columns of x, and from one of its heads to the next.
         rotary_dim: columns of a head after those that are multiplied, which are rotated; 0: none.
         rope_layout: see `Rope`.
+        first: the column of x with which the first head begins.
     """
 
     template = "head_product.jinja"
@@ -39,6 +40,7 @@ class CpuHeads(CpuMatrixKernel):
     head_columns: int = 0
     rotary_dim: int = 0
     rope_layout: RopeLayout = "half"
+    first: int = 0
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -80,8 +82,9 @@ class CpuHeads(CpuMatrixKernel):
     @property
     def buffer_table(self) -> str:
         """Its buffers, for the head of the function."""
+        begins = f" from column {self.first} on" if self.first else ""
         rows = [
-            f"x        [tokens, {self.x_width}] f32: {self.num_heads} heads of {self.head_columns}",
+            f"x        [tokens, {self.x_width}] f32: {self.num_heads} heads of {self.head_columns}{begins}",
             f"w0       [{self.num_heads}, {self.head_rows}, {self.in_features}] {self.segments[0].format}",
         ]
         if self.rotary_dim:
@@ -139,4 +142,5 @@ def heads_kernel(lowering: CpuLowering, attrs: HeadMatrices, weight: Value, x_wi
         head_columns=attrs.head_dim,
         rotary_dim=queries.rope_dim if queries else 0,
         rope_layout=queries.rope_layout if queries else "half",
+        first=attrs.skipped,
     )

@@ -13,7 +13,9 @@ class HeadRows(WhollyRotated):
         num_heads: heads of x, and of the weight, which has the rows of all, one head after the other.
         head_columns: columns from one head of x to the next.
         activation, frequencies, rope_layout, rope_scale: see `WhollyRotated`; without frequencies nothing is rotated.
+        first: the column of x with which the first head begins.
     """
 
     num_heads: int
     head_columns: int
+    first: int = 0

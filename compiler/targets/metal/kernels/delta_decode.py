@@ -1,21 +1,25 @@
 """All of a gated delta layer between its projections, in a decode step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import CONV_STATES, STATES
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.delta_net import DeltaDecode
+from mlxr.compiler.ir.tensor import Tensor
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
 from mlxr.compiler.targets.metal.kernel_parts.columns import Columns, columns_at
 from mlxr.compiler.targets.metal.kernel_parts.delta_kernel import TILE, DeltaKernel, check_quads
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH
+from mlxr.compiler.targets.metal.kernels.head_product import HeadProductKernel, heads_kernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 _MOST_SIMDGROUPS = 16
 _VECTORS = ("weight", "rate", "dt_bias", "norm")
+_OUTPUTS = 8
+"""Rows of a head's matrix that a simdgroup takes at once, as in latent attention."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class DeltaDecodeKernel(DeltaKernel):
 
     Attributes:
         x, a, b, gate: where their inputs have them; x has queries, keys and values.
+        products: those that make a head's decays and its gate of columns of a and gate; none if they are the numbers.
     """
 
     template = "delta_decode.metal.jinja"
@@ -32,14 +37,27 @@ class DeltaDecodeKernel(DeltaKernel):
     a: Columns
     b: Columns
     gate: Columns
+    products: tuple[HeadProductKernel, ...]
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """The tokens' numbers, the layer's, which slots, the layer, and the stores."""
+        """The tokens' numbers, the layer's, matrices, which slots, the layer, and the stores."""
         tokens = tuple((port, getattr(self, port).dtype) for port in ("x", "a", "b", "gate"))
         vectors = tuple((port, DType.F32) for port in _VECTORS)
+        matrices = tuple((port, product.layout.dtype) for port, product in self.matrices)
         stores = ((CONV_STATES, DType.F32), (STATES, DType.F32))
-        return (*tokens, *vectors, ("state_table", DType.I32), ("layer", DType.U32), *stores, ("token", DType.U32))
+        tables = (("state_table", DType.I32), ("layer", DType.U32))
+        return (*tokens, *vectors, *matrices, *tables, *stores, ("token", DType.U32))
+
+    @property
+    def matrices(self) -> tuple[tuple[str, HeadProductKernel], ...]:
+        """The products by the ports of their matrices."""
+        return tuple(zip(self.heads.head_products, self.products, strict=True))
+
+    @property
+    def matrix_table(self) -> str:
+        """The lines on the matrices, for the head of the kernel."""
+        return "".join(f"//   {row}\n" for port, product in self.matrices for row in product.rows_of(port))
 
     @property
     def outputs(self) -> tuple[Port, ...]:
@@ -80,8 +98,9 @@ class DeltaDecodeKernel(DeltaKernel):
 
     @property
     def threadgroup_bytes(self) -> int:
-        """The head's channels, and the simdgroups' sums."""
-        return 4 * (2 * self.heads.key_dim + self.heads.value_dim + self.simdgroups)
+        """The head's channels, what products make, and the simdgroups' sums."""
+        made = self.heads.key_dim + self.heads.value_dim if self.products else 0
+        return 4 * (2 * self.heads.key_dim + self.heads.value_dim + made + self.simdgroups)
 
 
 @lowers(DeltaDecode)
@@ -94,5 +113,10 @@ def lower_delta_decode(lowering: MetalLowering, op: Op, attrs: DeltaDecode) -> N
     check_quads(op, attrs)
     firsts = {"x": attrs.q_first, "a": attrs.decay_first, "b": attrs.beta_first, "gate": attrs.gate_column}
     columns = columns_at(lowering, op, firsts)
-    kernel = DeltaDecodeKernel("delta_decode", lowering.layers_of(op, STATES), attrs, **columns)
+    x = Tensor(("tokens", attrs.rank), columns["x"].dtype)
+    products = tuple(
+        replace(heads_kernel(lowering, op, product, op.inputs[port], x), outs=_OUTPUTS, simdgroups=1)
+        for port, product in attrs.head_products.items()
+    )
+    kernel = DeltaDecodeKernel("delta_decode", lowering.layers_of(op, STATES), attrs, products=products, **columns)
     lowering.emit(op, kernel, (Extent(times=attrs.num_heads), Extent(dim="seqs")), arena_buffers(lowering, op))

@@ -71,6 +71,7 @@ class HeadProductKernel(MatrixKernel):
     def buffer_table(self) -> str:
         """The buffers, for the head of the kernel."""
         rows = self._matrix_table(f"[tokens, {self.x_width}]")
+        rows[0] += f": from column {self.heads.first} on" if self.heads.first else ""
         rows.append(f"out        [tokens, {self.heads.num_heads}, {self.of_head}] {self.epilogue.out}")
         return "".join(f"//   {row}\n" for row in rows)
 
@@ -114,7 +115,8 @@ def lower_head_product(lowering: MetalLowering, op: Op, attrs: HeadMatrices) -> 
 
 def _can_tile(kernel: HeadProductKernel) -> bool:
     """Whether columns are whole tiles, and each head of x begins at a multiple of 16 bytes."""
-    aligned = all(width % 8 == 0 for width in (kernel.x_width, kernel.heads.head_columns))
+    columns = (kernel.x_width, kernel.heads.head_columns, kernel.heads.first)
+    aligned = all(width % 8 == 0 for width in columns)
     return aligned and kernel.in_features % GEMM_COLUMNS == 0
 
 
@@ -156,6 +158,7 @@ def heads_kernel(lowering: MetalLowering, op: Op, attrs: HeadMatrices, weight: s
         heads=HeadRows(
             num_heads=attrs.num_heads,
             head_columns=attrs.head_dim,
+            first=attrs.skipped,
             activation=x.dtype,
             frequencies=lowering.value(op, "frequencies").data if queries else (),
             rope_layout=queries.rope_layout if queries else "half",
