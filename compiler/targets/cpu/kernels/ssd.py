@@ -6,6 +6,7 @@ from mlxr.compiler.formats.stores import STATES
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.mamba2 import ConvSsd
 from mlxr.compiler.ir.ops.ssd import Ssd, SsdHeads
+from mlxr.compiler.targets.cpu.kernel_parts.columns import Columns, columns_at
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHeader, CpuHelper, CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
@@ -21,7 +22,7 @@ class CpuConvolution:
         channels: its channels: x, B and C.
         taps: tokens that it reads, the newest included.
         bias: whether it has one.
-        x_first, x_width: the first column of its input, and the columns that this has.
+        x: where its input has them.
         most_seqs: sequences of a batch at most.
     """
 
@@ -29,8 +30,7 @@ class CpuConvolution:
     channels: int
     taps: int
     bias: bool
-    x_first: int
-    x_width: int
+    x: Columns
     most_seqs: int
 
 
@@ -42,8 +42,7 @@ class CpuSsd(CpuKernel):
         store: the number of the store in the program's list.
         num_layers: layers that have rows of it.
         heads: the heads, and the limits of dt.
-        x_first, x_width: the first column of x that is read, and the columns that x has; of the others likewise.
-        gate_width: 0: there is no gate.
+        x, b, c, dt, gate: where their inputs have them; `gate` None: there is none.
         conv: the convolution that makes x, B and C, in scratch; None: they are inputs.
     """
 
@@ -51,16 +50,11 @@ class CpuSsd(CpuKernel):
     store: int
     num_layers: int
     heads: SsdHeads
-    x_first: int
-    x_width: int
-    b_first: int
-    b_width: int
-    c_first: int
-    c_width: int
-    dt_first: int
-    dt_width: int
-    gate_first: int
-    gate_width: int
+    x: Columns
+    b: Columns
+    c: Columns
+    dt: Columns
+    gate: Columns | None = None
     conv: CpuConvolution | None = None
 
     @property
@@ -72,7 +66,7 @@ class CpuSsd(CpuKernel):
         else:
             tokens += [Param("weight", "vector"), *([Param("bias", "vector")] if self.conv.bias else [])]
         tokens.append(Param("dt", "input"))
-        gate = (Param("gate", "input"),) if self.gate_width else ()
+        gate = (Param("gate", "input"),) if self.gate else ()
         heads = (Param("a", "vector"), Param("d", "vector"), Param("dt_bias", "vector"))
         return (*tokens, *heads, *gate, Param("out", "output"), Param("layer", "layer"))
 
@@ -101,32 +95,14 @@ class CpuSsd(CpuKernel):
 def lower_ssd(lowering: CpuLowering, op: Op, attrs: SsdHeads) -> None:
     """Adds the call."""
     *of_conv, store = lowering.stores_of(op)
-    of_tokens = {port: (attrs.columns[port][0], lowering.width(op, port)) for port in ("x", "dt")}
+    columns = columns_at(lowering, op, {port: first for port, (first, _) in attrs.columns.items()})
     conv = None
     if isinstance(attrs, ConvSsd):
-        first, width = of_tokens["x"]
-        most = lowering.phase_tokens
-        conv = CpuConvolution(of_conv[0], attrs.channels, attrs.taps, "bias" in op.inputs, first, width, most)
+        has_bias, most = "bias" in op.inputs, lowering.phase_tokens
+        conv = CpuConvolution(of_conv[0], attrs.channels, attrs.taps, has_bias, columns["x"], most)
         firsts = {"x": 0, "b": attrs.width, "c": attrs.width + attrs.shared_width}
-        of_tokens |= {port: (first, attrs.channels) for port, first in firsts.items()}
-    else:
-        of_tokens |= {port: (attrs.columns[port][0], lowering.width(op, port)) for port in ("b", "c")}
-    kernel = CpuSsd(
-        label="conv_ssd" if conv else "ssd",
-        store=store,
-        num_layers=lowering.layers_of(op, STATES),
-        heads=attrs,
-        x_first=of_tokens["x"][0],
-        x_width=of_tokens["x"][1],
-        b_first=of_tokens["b"][0],
-        b_width=of_tokens["b"][1],
-        c_first=of_tokens["c"][0],
-        c_width=of_tokens["c"][1],
-        dt_first=of_tokens["dt"][0],
-        dt_width=of_tokens["dt"][1],
-        gate_first=attrs.gate_first,
-        gate_width=lowering.width(op, "gate") if "gate" in op.inputs else 0,
-        conv=conv,
-    )
+        columns |= {port: Columns(attrs.channels, first) for port, first in firsts.items()}
+    label, layers = "conv_ssd" if conv else "ssd", lowering.layers_of(op, STATES)
+    kernel = CpuSsd(label, store, layers, attrs, conv=conv, **columns)
     names = {"input": op.inputs["x"]} if conv else {"bb": op.inputs["b"], "cc": op.inputs["c"]}
     lowering.add_call(op, kernel, names)
