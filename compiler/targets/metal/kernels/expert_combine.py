@@ -16,7 +16,7 @@ from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
     expert_choice,
     expert_fields,
 )
-from mlxr.compiler.targets.metal.kernel_parts.passes import keeps_columns, passes_of
+from mlxr.compiler.targets.metal.kernel_parts.passes import experts_in_passes
 from mlxr.compiler.targets.metal.kernels.expert_tiles import multiply_tiles, sum_choices, tiles_from
 from mlxr.compiler.targets.metal.kernels.shared_expert import (
     ALONE,
@@ -90,17 +90,6 @@ class ExpertCombineKernel(ExpertKernel):
         return self._head(f"[tokens, {self.top_k} * {self.in_features}]", *rows)
 
 
-def _in_passes(kernel: ExpertCombineKernel, threadgroups: int) -> ExpertCombineKernel:
-    """The kernel with at most so many threadgroups, if it can have few; 0: as it is."""
-    shared = kernel.shared
-    keeps = keeps_columns(kernel, kernel.top_k) and (shared is None or (keeps_columns(shared) and not kernel.apart))
-    spans = [*kernel.spans, *(shared.spans if shared else ())]
-    if not threadgroups or not keeps or len(spans) > (2 if shared else 1):
-        return kernel
-    passes = passes_of(kernel.threadgroups, threadgroups)
-    return replace(kernel, passes=passes, shared=None if shared is None else replace(shared, passes=passes))
-
-
 @lowers(ExpertCombine)
 def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) -> None:
     """Adds the launch of the experts' last projections and their sum."""
@@ -112,7 +101,9 @@ def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) 
     label = "experts_down_shared" if fields["shared"] else "experts_down"
     apart = attrs.shared_apart
     kernel = ExpertCombineKernel(label, norm=None, shared_gate=gate, apart=apart, split=split, **fields)
-    alone = _in_passes(kernel, choice.geometry.one_row.threadgroups)
+    alone = kernel
+    if not (kernel.shared and apart):  # whose threadgroups are others
+        alone = experts_in_passes(kernel, choice.geometry.one_row.threadgroups, kernel.top_k)
     chosen = choice.sizes(OneRow, without=SUM_IGNORES)
     if kernel.shared is None:
         tiled = tiles_from(lowering, op)

@@ -20,7 +20,7 @@ from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
     shared_matrix,
 )
 from mlxr.compiler.targets.metal.kernel_parts.fused_norm import fused_norm_of
-from mlxr.compiler.targets.metal.kernel_parts.passes import bytes_of_sums, keeps_columns, passes_of
+from mlxr.compiler.targets.metal.kernel_parts.passes import bytes_of_sums, experts_in_passes
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import formula
 from mlxr.compiler.targets.metal.kernels.route import RouteKernel, route_kernel
 from mlxr.compiler.targets.metal.kernels.shared_expert import (
@@ -156,14 +156,10 @@ def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjec
 
 
 def _in_passes(kernel: RoutedProjectionKernel, sizes: OneRow) -> RoutedProjectionKernel:
-    """The kernel with about as many threadgroups as the geometry asks for, if it can have few."""
+    """The kernel with few threadgroups, if the geometry asks for that and it can: only those share columns."""
     shared = None if kernel.shared is None else replace(kernel.shared, split=sizes.split)
-    shared_split = replace(kernel, split=sizes.split, shared=shared)
-    parts = [shared_split, *([shared] if shared else [])]
-    if not sizes.threadgroups or not all(keeps_columns(part) and len(part.spans) == 1 for part in parts):
-        return kernel
-    passes = passes_of(shared_split.threadgroups, sizes.threadgroups)
-    return replace(shared_split, passes=passes, shared=None if shared is None else replace(shared, passes=passes))
+    few = experts_in_passes(replace(kernel, split=sizes.split, shared=shared), sizes.threadgroups)
+    return few if few.passes else kernel
 
 
 def _shared_product(op: Op, attrs: RoutedProjection) -> Op:
