@@ -27,10 +27,24 @@ class Rows:
 
 @dataclass(frozen=True)
 class Columns:
-    """Some adjacent columns of a file's tensor: those from `first` on, of `total`."""
+    """Some columns of a file's tensor: those from `first` on, of `total`.
+
+    They are adjacent, or several runs of equal length, whose beginnings are `stride` apart.
+    """
 
     first: int
     total: int
+    runs: int = 1
+    stride: int = 0
+
+    @property
+    def each(self) -> "tuple[Columns, ...]":
+        """Each run by itself."""
+        return tuple(Columns(self.first + run * self.stride, self.total) for run in range(self.runs))
+
+    def end(self, columns: int) -> int:
+        """The column after the last one of so many."""
+        return self.each[-1].first + columns // self.runs
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,14 @@ class Axis:
     Attributes:
         of: what it counts.
         count: how many of them the whole model has.
-        size: neighbouring elements of each.
+        size: neighbouring elements of each, in each tile.
+        tiles: equal parts of the axis, each of which has elements of all, in their order.
     """
 
     of: Countable
     count: int
     size: int = 1
+    tiles: int = 1
 
     def range_of(self, share: Share) -> Range:
         """Which of them a rank has: [first, last)."""
@@ -37,7 +39,7 @@ class Axis:
         return last - first
 
     def elements_of(self, share: Share) -> Range:
-        """The same in elements of the tensor."""
+        """The same in elements of a tile."""
         first, last = self.range_of(share)
         return first * self.size, last * self.size
 

@@ -69,7 +69,7 @@ def _check_shapes(source: OpGraph, part: Rank) -> None:
             raise PlanError(f"{value.name} is in the graph, but the rank has nothing of it")
         cut, whole = part.slices[value.name], source.value(value.name).shape
         shape = [
-            number[1] - number[0] if number else size
+            (number[1] - number[0]) * cut.tiles if number else size
             for number, size in zip((cut.rows, cut.columns), whole, strict=False)
         ]
         if tuple(shape) != value.shape:
@@ -111,7 +111,9 @@ def _check_tensor(name: str, shape: Sequence[int | str], cuts: Sequence[TensorSl
             what = "nobody has" if first > end else "two ranks have"
             raise PlanError(f"{name}: {what} {'column' if axis else 'row'} {min(first, end)}")
         end = last
-    if end != shape[axis]:
+    whole = shape[axis]
+    assert isinstance(whole, int), "weights have no symbolic dims"
+    if end != whole // cuts[0].tiles:
         raise PlanError(f"{name}: nobody has {'column' if axis else 'row'} {end}")
 
 

@@ -220,7 +220,7 @@ class Shard:
         if name not in self.values:
             value = self.graph.value(name)
             part = self.slices[name] = slice_of(value.axes, self.share)
-            cuts = [cut and cut[1] - cut[0] for cut in (part.rows, part.columns)]
+            cuts = [cut and (cut[1] - cut[0]) * part.tiles for cut in (part.rows, part.columns)]
             shape = tuple(cut or size for cut, size in zip(cuts, value.shape, strict=False))
             self._declare(replace(value, shape=shape), WHOLE)
         return name

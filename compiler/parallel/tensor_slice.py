@@ -1,6 +1,7 @@
 """Which rows and columns of a tensor a rank has, by what its axes count, and how they are read from whole files."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 
 from mlxr.compiler.artifact.weight_plan import Columns, Recipe, Rows, TensorSource
@@ -12,10 +13,17 @@ from mlxr.compiler.spec.share import Share
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """A part of a tensor: rows [first, last) of a matrix or elements of a vector, and columns; None: all."""
+    """A part of a tensor.
+
+    Attributes:
+        rows: rows [first, last) of a matrix, or elements of a vector; None: all.
+        columns: likewise.
+        tiles: of how many equal parts of the axis that is divided, in each of which the range is meant.
+    """
 
     rows: Range | None = None
     columns: Range | None = None
+    tiles: int = 1
 
 
 WHOLE = TensorSlice()
@@ -25,35 +33,40 @@ def slice_of(axes: Axes, share: Share) -> TensorSlice:
     """The part of a tensor with these axes that a rank has."""
     if not share.is_divided:
         return WHOLE
-    return TensorSlice(*(None if axis is None else axis.elements_of(share) for axis in axes))
+    tiles = max((axis.tiles for axis in axes if axis is not None), default=1)
+    rows, columns = (None if axis is None else axis.elements_of(share) for axis in (*axes, None, None)[:2])
+    return TensorSlice(rows, columns, tiles)
 
 
-def slice_source(source: TensorSource, rows: Range | None, columns: Range | None) -> TensorSource:
+def slice_source(source: TensorSource, rows: Range | None, columns: Range | None, tiles: int = 1) -> TensorSource:
     """The source of some rows and columns of a tensor.
 
     Args:
         source: the tensor; it may be a part itself.
         rows: which of its rows, or elements of a vector; None: all.
         columns: which of its columns, if it is a matrix; None: all.
+        tiles: see `TensorSlice`.
 
     Raises:
         PlanError: the columns would divide a block of a quantised format, or files have the rows among others in a way
             that no recipe describes.
     """
-    rows = None if rows == (0, source.shape[0]) else rows
-    columns = None if columns == (0, source.shape[-1]) else columns
+    rows = None if rows == (0, source.shape[0] // tiles) else rows
+    columns = None if columns == (0, source.shape[-1] // tiles) else columns
     shape = list(source.shape)
     if rows is not None:
-        assert 0 <= rows[0] < rows[1] <= shape[0], f"{source.name} has {shape[0]} rows, not {rows}"
-        shape[0] = rows[1] - rows[0]
+        assert 0 <= rows[0] < rows[1] <= shape[0] // tiles, f"{source.name} has {shape[0]} rows, not {rows}"
+        shape[0] = (rows[1] - rows[0]) * tiles
     if columns is not None:
         assert len(shape) == 2, f"{source.name} is a vector and has no columns"
-        assert 0 <= columns[0] < columns[1] <= shape[1], f"{source.name} has {shape[1]} columns, not {columns}"
-        _check_blocks(source, columns)
-        shape[1] = columns[1] - columns[0]
+        assert 0 <= columns[0] < columns[1] <= shape[1] // tiles, f"{source.name} has {shape[1]} columns, not {columns}"
+        for tile in range(tiles):
+            _check_blocks(source, (columns[0] + tile * shape[1] // tiles, columns[1] + tile * shape[1] // tiles))
+        shape[1] = (columns[1] - columns[0]) * tiles
 
     def sliced(recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
-        return tuple(_columns_of(_rows_of(recipe, source, rows), source, columns) for recipe in recipes)
+        of_rows = (_tiled_rows_of(recipe, source, rows, tiles) for recipe in recipes)
+        return tuple(_columns_of(recipe, source, columns, tiles) for recipe in of_rows)
 
     return replace(source, shape=tuple(shape), safetensors=sliced(source.safetensors), gguf=sliced(source.gguf))
 
@@ -68,11 +81,30 @@ def _check_blocks(source: TensorSource, columns: Range) -> None:
         )
 
 
-def _columns_of(recipe: Recipe, source: TensorSource, columns: Range | None) -> Recipe:
+def _columns_of(recipe: Recipe, source: TensorSource, columns: Range | None, tiles: int) -> Recipe:
     if columns is None:
         return recipe
     whole = recipe.columns or Columns(0, source.shape[1])
-    return replace(recipe, columns=Columns(whole.first + columns[0], whole.total))
+    assert whole.runs == 1, f"{source.name} is divided twice"
+    stride = source.shape[1] // tiles if tiles > 1 else 0
+    return replace(recipe, columns=Columns(whole.first + columns[0], whole.total, tiles, stride))
+
+
+def _tiled_rows_of(recipe: Recipe, source: TensorSource, rows: Range | None, tiles: int) -> Recipe:
+    """The recipe for the same rows of each tile."""
+    if rows is None or tiles == 1:
+        return _rows_of(recipe, source, rows)
+    size = source.shape[0] // tiles
+    parts = [_rows_of(recipe, source, (rows[0] + tile * size, rows[1] + tile * size)) for tile in range(tiles)]
+    found = [part.rows for part in parts if part.rows is not None]
+    steps = {after.start - before.start for before, after in pairwise(found)}
+    alike = len({(part.counts, part.strides) for part in found}) == 1 and len(steps) == 1
+    if recipe.stack > 1 or len(found) < tiles or not alike:
+        raise PlanError(
+            f"{source.name}: a rank would have {tiles} times {rows[1] - rows[0]} rows, not at equal distances "
+            f"in files' {recipe.tensor}; use stages (pipeline)"
+        )
+    return replace(recipe, rows=Rows(found[0].start, (tiles, *found[0].counts), (*steps, *found[0].strides)))
 
 
 def _rows_of(recipe: Recipe, source: TensorSource, rows: Range | None) -> Recipe:

@@ -38,7 +38,7 @@ def plan_weights(
                 format=_format_of(spec, part, value),
             )
             cut = slices[part] if slices is not None else WHOLE
-            parts.append(slice_source(whole, cut.rows, cut.columns))
+            parts.append(slice_source(whole, cut.rows, cut.columns, cut.tiles))
         plan = WeightPlan(value.name, _numbers(value.shape), value.dtype, tuple(parts))
         if plans.setdefault(value.name, plan) != plan:
             raise PlanError(f"the phases disagree on weight {value.name!r}: {plans[value.name]} and {plan}")

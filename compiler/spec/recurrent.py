@@ -29,6 +29,11 @@ class RecurrentBlock(Record):
         raise NotImplementedError(f"{type(self).__name__} does not say its units")
 
     @property
+    def tiles(self) -> int:
+        """Equal parts of the result's columns, each of which has columns of all units, in their order."""
+        return 1
+
+    @property
     def result_width(self) -> int:
         """Columns of its last projection, `recurrent.o`: as many of each unit."""
         raise NotImplementedError(f"{type(self).__name__} does not say the width of its result")
@@ -184,6 +189,11 @@ class GatedDelta(RecurrentBlock):
     def units(self) -> int:
         """Heads of keys, with the values that they serve."""
         return self.num_key_heads
+
+    @property
+    def tiles(self) -> int:
+        """Heads of values that share a key, where these lie apart."""
+        return self.num_heads // self.num_key_heads if self.tiled else 1
 
     @property
     def result_width(self) -> int:

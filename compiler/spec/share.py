@@ -229,9 +229,9 @@ def _units(spec: ModelSpec, fractions: Sequence[float]) -> dict[int, list[Range]
     blocks = list(enumerate(spec.model.recurrents))
     names = [f"layers.{index}.recurrent.o" for index, recurrent in blocks if recurrent is not None]
     for recurrent in {recurrent for _, recurrent in blocks if recurrent is not None}:
-        size = recurrent.result_width // recurrent.units
-        block = math.lcm(shared_block(spec, names), _ROWS)
-        unit = 1 if len(fractions) == 1 else block // math.gcd(block, size)
+        size, block = recurrent.result_width // recurrent.units, shared_block(spec, names)
+        of_blocks = block // math.gcd(block, size // recurrent.tiles)
+        unit = 1 if len(fractions) == 1 else math.lcm(of_blocks, _ROWS // math.gcd(_ROWS, size))
         what = f"{names[0]} of {recurrent.units} units of {size} columns"
         found[recurrent.units] = _divided(recurrent.units, unit, fractions, what)
     return found

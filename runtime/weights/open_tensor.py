@@ -136,7 +136,7 @@ def _file_columns(recipe: Recipe, part: TensorSource) -> int:
     columns = part.shape[1] if len(part.shape) > 1 else 1
     if recipe.columns is None:
         return columns
-    assert recipe.columns.first + columns <= recipe.columns.total, f"{part.name}: {recipe.columns} for {columns}"
+    assert recipe.columns.end(columns) <= recipe.columns.total, f"{part.name}: {recipe.columns} for {columns}"
     return recipe.columns.total
 
 

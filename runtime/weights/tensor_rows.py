@@ -112,6 +112,8 @@ class TensorRows:
         Raises:
             WeightsError: the file cannot be mapped or was cut short, or the columns divide blocks of its format.
         """
+        if self._runs:
+            return np.concatenate([run.plane_rows(plane, first, last) for run in self._runs], axis=1)
         columns = self.recipe.columns
         if columns is not None and self._whole_blocks() != (columns.first, columns.first + self.columns):
             raise WeightsError(
@@ -127,6 +129,8 @@ class TensorRows:
         Raises:
             WeightsError: as `plane_rows`.
         """
+        if self._runs:
+            return np.concatenate([run.numbers(first, last) for run in self._runs], axis=1)
         if self.turned_width and (self._block_elements > 1 or self.planes[0].scales is not None):
             return self._turned_numbers(first, last)
         if self.is_one_block_row:
@@ -150,6 +154,15 @@ class TensorRows:
         if self.recipe.times != 1:
             rows = rows * np.float32(self.recipe.times)
         return rows + np.float32(self.recipe.add) if self.recipe.add else rows
+
+    @property
+    def _runs(self) -> "tuple[TensorRows, ...]":
+        """Its runs of adjacent columns, each as a tensor; none where all columns are adjacent."""
+        columns = self.recipe.columns
+        if columns is None or columns.runs == 1:
+            return ()
+        shape = self.num_rows, self.columns // columns.runs
+        return tuple(replace(self, shape=shape, recipe=replace(self.recipe, columns=run)) for run in columns.each)
 
     @property
     def turned_width(self) -> int | None:

@@ -15,8 +15,6 @@ from mlxr_tests.family_oracle import logits_of, mlx_lm_logits, prompts
 from mlxr_tests.few import few
 from mlxr_tests.split_logits import check_split
 
-TILED = ("qwen3_5", "qwen3_5_moe")
-"""Files of gated delta nets with values apart from their keys: two ranks have stages."""
 ONE_GROUP = (
     *("mamba2", "falcon_h1, tied", "granitemoehybrid, mamba", "granitemoehybrid, mamba and experts"),
     *("granitemoehybrid", "granitemoehybrid, experts"),
@@ -38,14 +36,8 @@ def test_folders(case: str, tmp_path: Path) -> None:
 def test_gguf(case: str, tmp_path: Path) -> None:
     """The reference's logits are llama.cpp's: see test_gguf.py."""
     path, tokens = write_gguf(case, tmp_path), prompts(VOCAB)
-    split = Parallel(pipeline=2) if case in (*TILED, *ONE_GROUP) else Parallel(tensor=2)
+    split = Parallel(pipeline=2) if case in ONE_GROUP else Parallel(tensor=2)
     check_split(path, tokens, logits_of(path, tokens, "reference"), 1e-5, split)
-
-
-def test_heads_of_values_that_lie_apart_from_their_keys_stay_together(tmp_path: Path) -> None:
-    path = write_gguf("qwen3_5", tmp_path)
-    with pytest.raises(PlanError, match=r"values that share a key are not neighbours: use stages"):
-        check_split(path, prompts(VOCAB), [], 1e-5)
 
 
 def test_stages_part_before_layers_whose_keys_later_ones_use(tmp_path: Path) -> None:

@@ -101,13 +101,17 @@ class DeltaNet(ConvDeltaHeads):
         return {"out": Tensor((t["v"].shape[0], self.width), t["v"].dtype), "token": TOKEN}
 
     def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
-        """Whole heads of keys with the values that they serve: those are its units."""
+        """Whole heads of keys with the values that they serve: those are its units.
+
+        Where such values lie apart, they do so on the rank, too: in as many tiles, of the rank's keys alone.
+        """
         units = has["v"].columns
         if units is None:
             require_whole(has, *(port for port in has if port not in _TABLES))
             return Division(self, WHOLE)
         require(units.count == self.num_key_heads, f"a rank has {has['v']} of values, by {self.num_key_heads} keys")
-        require(not self.tiled or self.ratio == 1, "values that share a key are not neighbours: use stages (pipeline)")
+        tiles = self.ratio if self.tiled else 1
+        require(units.tiles == tiles, f"a rank has values in {units.tiles} tiles; expected {tiles}")
         for port in (*self.columns, *FILTERS, *_NUMBERS):
             axis = has[port].columns if port in self.columns else has[port].rows
             own = axis is not None and (axis.of, axis.count) == (units.of, units.count)

@@ -123,7 +123,7 @@ REFUSED: list[tuple[OpKind, Mapping[str, Holding], str]] = [
     (DELTA, OF_DELTA | {"q": WHOLE}, "a rank has other heads of queries than of keys"),
     (DELTA, OF_DELTA | {"rate": WHOLE}, "a rank has the whole at rate"),
     (replace(DELTA, tiled=True), OF_DELTA, "heads of values that share keys with distant ones"),
-    (replace(NET, tiled=True), OF_NET, "values that share a key are not neighbours"),
+    (replace(NET, tiled=True), OF_NET, "a rank has values in 1 tiles; expected 3"),
     (NET, OF_NET | {"v_conv": WHOLE}, "a rank has the whole at v_conv, and some kv_heads of 2 of values"),
     (GATED, {"x": split(Q), "gate": split(K)}, "gates of other heads than x"),
     (replace(GATED, groups=3), {"x": split(Q), "gate": split(Q)}, "columns 120 to 240, not whole groups of 80"),

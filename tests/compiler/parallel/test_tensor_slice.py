@@ -1,5 +1,7 @@
 """Parts of tensors: the recipe of a part reads the rows and columns that NumPy selects from those of the whole."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -82,6 +84,24 @@ def test_columns_and_vectors() -> None:
     assert slice_source(part, (1, 3), (32, 64)).safetensors[0].columns == Columns(64, 96)
     assert slice_source(source((12,)), (4, 6), None).safetensors[0].rows == Rows(4, (2,), (1,))
     assert slice_source(whole := source((4, 96), "q4_k"), (0, 4), (0, 96)) == whole
+
+
+def test_the_same_part_of_each_tile() -> None:
+    """Three tiles of four rows; elsewhere rows are in another order, or columns are the third of a file's."""
+    whole = source((12, 96), "q8_0")
+    assert slice_source(whole, (1, 3), None, 3) == replace(
+        whole, shape=(6, 96), safetensors=(Recipe("x.{e}", rows=Rows(1, (3, 2), (4, 1))),)
+    )
+    assert slice_source(whole, (0, 4), None, 3) == whole
+    interleaved = source((12, 8), rows=Rows(2, (6, 2), (3, 1)))
+    assert slice_source(interleaved, (2, 4), None, 3).safetensors[0].rows == Rows(5, (3, 2), (6, 1))
+    columns = slice_source(source((2, 384), "q8_0"), None, (32, 96), 3)
+    assert (columns.shape, columns.safetensors[0].columns) == ((2, 192), Columns(32, 384, 3, 128))
+    assert [run.first for run in Columns(32, 384, 3, 128).each] == [32, 160, 288]
+    with pytest.raises(PlanError, match="columns 16 to 32, which are not whole blocks of 32"):
+        slice_source(source((2, 384), "q8_0"), None, (16, 32), 4)
+    with pytest.raises(PlanError, match=r"4 times 2 rows, not at equal distances in files' x\.\{e\}; use stages"):
+        slice_source(source((12, 8), rows=Rows(0, (2, 2, 3), (50, 20, 1))), (1, 3), None, 4)
 
 
 @pytest.mark.parametrize(

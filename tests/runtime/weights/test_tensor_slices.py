@@ -77,6 +77,20 @@ def test_parts_are_those_of_the_whole_and_no_other_bytes_are_read(tmp_path: Path
         np.testing.assert_array_equal(found, whole[wanted[1:3], first:last])
 
 
+@pytest.mark.parametrize("format", ["f32", "q8_0", "affine4_g64_f16"])
+def test_runs_of_columns(tmp_path: Path, format: str) -> None:
+    """The middle of each half, side by side."""
+    path, whole = write(tmp_path, format)
+    recipe = Recipe("a.weight", rows=PERMUTED, columns=Columns(64, COLUMNS, 2, COLUMNS // 2))
+    tensor, mapped = opened(path, part((len(IN_FILE), 256), recipe, format))
+    wanted = whole[IN_FILE][:, [*range(64, 192), *range(320, 448)]]
+    np.testing.assert_array_equal(tensor.numbers(1, 3), wanted[1:3])
+    assert mapped.read_bytes == 2 * WeightFormat(format).row_bytes(256) and not tensor.is_plain
+    planes = [tensor.plane_rows(plane, 0, 4) for plane in range(len(tensor.planes))]
+    assert all(plane.flags.c_contiguous for plane in planes)
+    np.testing.assert_array_equal(numbers_of(WeightFormat(format), planes, 256), wanted[:4])
+
+
 @pytest.mark.parametrize("format", ["q8_0", "affine4_g64_f16"])
 def test_columns_that_divide_blocks_are_numbers_but_no_blocks(tmp_path: Path, format: str) -> None:
     path, whole = write(tmp_path, format)
