@@ -39,18 +39,18 @@ def test_a_program_is_the_plans_launches_with_barriers_where_they_depend(name: s
 
 
 def test_no_barrier_can_be_left_out() -> None:
-    artifact = compiled(family_spec("parallel", model__num_layers=4), Geometry.of(partition=16))
+    artifact = compiled(family_spec("head-gate", model__num_layers=4), Geometry.of(partition=16))
     program = make_step_program(artifact.plan.first)
     masks = masks_of(artifact, program)
     waiting = [i for i, launch in enumerate(program.launches) if launch.waits]
-    assert len(waiting) > 10 and len(waiting) < len(program.launches) - 1, "the network runs beside the attention"
+    assert len(waiting) > 10 and len(waiting) < len(program.launches) - 1, "gates are made beside queries"
     for i in waiting:
         launches = [replace(launch, waits=launch.waits and j != i) for j, launch in enumerate(program.launches)]
         assert races(replace(program, launches=tuple(launches)), masks), f"launch {i} needs its barrier"
 
 
 def test_a_buffer_in_the_wrong_place_is_noticed() -> None:
-    artifact = compiled(family_spec("parallel"), Geometry.of(partition=16))
+    artifact = compiled(family_spec("head-gate"), Geometry.of(partition=16))
     program = make_step_program(artifact.plan.first)
     free = next(i for i, launch in enumerate(program.launches) if i and not launch.waits)
     launch, before = program.launches[free], program.launches[free - 1]
