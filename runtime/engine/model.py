@@ -42,6 +42,7 @@ from mlxr.runtime.hosts.select import check_host, make_host
 from mlxr.runtime.memory.fitting_arena import context_line
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.find_chat_template import Place, ReadMetadata, load_chat_template
+from mlxr.runtime.tokenizer.infill import Gap, infill_prompt
 from mlxr.runtime.tokenizer.template_files import DEFAULT, NamedTemplates
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.runtime.weights.check_metadata import check_metadata
@@ -385,6 +386,24 @@ class Model:
     ) -> Completion:
         """The whole answer to one prompt; see `start`."""
         return self.start([prompt], max_tokens=max_tokens, sampling=sampling).finish()[0]
+
+    def fill(
+        self,
+        prefix: str,
+        suffix: str,
+        *,
+        files: Iterable[tuple[str, str]] = (),
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+    ) -> Completion:
+        """What a model for code puts between two texts, with other files (each a name and a text) in view; see `start`.
+
+        Raises:
+            RequestError: its vocabulary has no control tokens for that.
+        """
+        options = sampling_for(sampling, max_tokens, ignore_eos=False)
+        prompt = infill_prompt(self.require_tokenizer(), Gap(prefix, suffix, list(files)))
+        return self.generate(prompt.ids, sampling=options.ending_also(prompt.ends))
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits after each token: [tokens, vocab], f32.

@@ -233,14 +233,14 @@ def _utf8_bytes(text: str) -> int:
         ) from error
 
 
-def encode_inside(tokenizer: Tokenizer, text: str) -> list[int]:
+def encode_inside(tokenizer: Tokenizer, text: str, *, parse_special: bool = True) -> list[int]:
     """Token ids of `text` inside another text: what some tokenizers put before the first word is left out."""
-    ids = tokenizer.encode(text, add_special=False, parse_special=True)
+    ids = tokenizer.encode(text, add_special=False, parse_special=parse_special)
     if _spells(tokenizer, ids, text):
         return ids
     for before in _BEFORE:
         first = tokenizer.encode(before, add_special=False)
-        both = tokenizer.encode(before + text, add_special=False, parse_special=True)
+        both = tokenizer.encode(before + text, add_special=False, parse_special=parse_special)
         inside = both[len(first) :]
         if both[: len(first)] == first and _spells(tokenizer, inside, text):
             return inside

@@ -148,6 +148,10 @@ class Sampling:
         """
         return cls(**given, left_open=frozenset(OF_MODELS) - given.keys())
 
+    def ending_also(self, tokens: Iterable[int]) -> "Sampling":
+        """The same options, with further tokens that end the answer."""
+        return replace(self, stop_tokens=(*self.stop_tokens, *tokens))
+
     @property
     def is_constrained(self) -> bool:
         """Whether the text of the answer is constrained."""

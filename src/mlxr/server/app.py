@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.version import VERSION
-from mlxr.server import about_server, tokens
+from mlxr.server import about_server, infill, tokens
 from mlxr.server.anthropic import messages
 from mlxr.server.documents.answers import errors
 from mlxr.server.errors import ApiError
@@ -45,6 +45,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     responses.router,
     embeddings.router,
     tokens.router,
+    infill.router,
     messages.router,
     *OLLAMA_ROUTERS,
     inspector.router,

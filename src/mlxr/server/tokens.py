@@ -4,7 +4,6 @@ Where one model is served, requests need not name it: lm-eval does not.
 """
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -17,12 +16,11 @@ from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.json_form import JsonAnswer
 from mlxr.server.documents.openai_answers import DetokenizedText, TokenizerInfo, Tokens
-from mlxr.server.errors import ApiError, bad_field
+from mlxr.server.errors import bad_field
 from mlxr.server.fields import MOST_MESSAGES, ApiModel
 from mlxr.server.large_body_route import JsonBytes, LargeBodyRoute, made, written_in_pieces
 from mlxr.server.openai.chat_request import Message, check_prompt_end, told_message
 from mlxr.server.openai.chat_tools import Tool, kit_of
-from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.state import ServerState
 
 router = APIRouter(route_class=LargeBodyRoute)
@@ -63,7 +61,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         if getattr(body, name) is not None:
             other = "prompt" if body.messages is None else "messages, whose template writes them"
             raise bad_field(name, f"{name} has no meaning with {other}: leave it out")
-    async with _use(request, body.model) as model:
+    async with ServerState.of(request).use(body.model) as model:
         tokenizer = model.engine.model.require_tokenizer()
         if body.prompt is not None:
             ids = await asyncio.to_thread(_ids, tokenizer, body.prompt, body.add_special_tokens is not False)
@@ -103,7 +101,7 @@ def _ids(tokenizer: Tokenizer, text: str, add_special: bool) -> list[int]:
 @router.post("/detokenize", tags=["Tokens"], responses=answers(DetokenizedText))
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """The text of token ids."""
-    async with _use(request, body.model) as model:
+    async with ServerState.of(request).use(body.model) as model:
         tokenizer = model.engine.model.require_tokenizer()
 
         def written() -> bytes:
@@ -115,7 +113,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
 @router.get("/tokenizer_info", tags=["Tokens"], responses=answers(TokenizerInfo))
 async def tokenizer_info(request: Request, model: str | None = None) -> Response:
     """What a model's tokenizer is."""
-    async with _use(request, model) as loaded:
+    async with ServerState.of(request).use(model) as loaded:
         tokenizer = loaded.engine.model.require_tokenizer()
         bos, eos = tokenizer.bos_id, tokenizer.eos_id
         info = TokenizerInfo(
@@ -129,18 +127,3 @@ async def tokenizer_info(request: Request, model: str | None = None) -> Response
             eos_token=None if eos is None else tokenizer.token_text(eos),
         )
         return JsonAnswer(info)
-
-
-def _use(request: Request, name: str | None) -> AbstractAsyncContextManager[LoadedModel]:
-    pool = ServerState.of(request).pool
-    if name is None:
-        if len(pool.models) != 1:
-            names = ", ".join(model.name for model in pool.models)
-            raise ApiError(
-                400,
-                f"model is missing: it is required where there are several: {names}",
-                param="model",
-                code="missing_field",
-            )
-        name = pool.models[0].name
-    return pool.use(name)

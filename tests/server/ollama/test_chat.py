@@ -191,7 +191,7 @@ def test_errors_are_those_that_clients_know(client: ollama.Client, server: Runni
         client.pull("llama3")
     with pytest.raises(ollama.ResponseError, match="mlxr remove"):
         client.delete("tiny")
-    for field in ("template", "suffix", "context", "images"):
+    for field in ("template", "context", "images"):
         answer = server.http.post("/api/generate", json={"model": "tiny", "prompt": "x", field: "y"})
         assert answer.status_code == 400 and answer.json()["error"].startswith(f"{field} is not supported: ")
 

@@ -84,7 +84,6 @@ def test_log_probabilities_of_a_prompt(server: RunningServer) -> None:
         ({"prompt": []}, "prompt is an empty list"),
         ({"prompt": [99999]}, "token id 99999 is outside the vocabulary"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens is 0, which needs echo"),
-        ({"prompt": "x", "suffix": "y"}, "suffix is not supported"),
         ({"prompt": "x", "best_of": 3, "n": 2}, "best_of is 3, and n is 2: ask for n answers and choose"),
         ({"prompt": "x", "stop_token_ids": [1 << 20]}, "stop_tokens has token id 1048576, outside the vocabulary"),
         ({"prompt": {"a": 1}}, "prompt: input should be"),

@@ -91,6 +91,17 @@ def byte_level(words: str, text: str | None = None, **options: Any) -> Tokenizer
     return tokenizer
 
 
+def single_bytes(*names: str, text_names: Sequence[str] = ()) -> Tokenizer:
+    """A tokenizer with a token for each byte, and then one for each name: of a control token, or of text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in text_names])
+    return tokenizer
+
+
 def metaspace() -> Tokenizer:
     """A BPE tokenizer like that of Llama 2: spaces as U+2581, a space put before the text, byte fallback."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))

@@ -1,7 +1,7 @@
 """/api/generate."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, ClassVar
 
@@ -10,6 +10,8 @@ from starlette.responses import Response
 
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.too_long import check_length
+from mlxr.runtime.tokenizer.infill import Gap, infill_prompt
+from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.chat.answer import AnswerEvent, answer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import ContentDelta
@@ -33,7 +35,6 @@ class GenerateRequest(CommonRequest):
     refused: ClassVar[dict[str, str]] = {
         "template": "write the whole prompt yourself and set raw, or start the server with --template",
         "context": "send the whole conversation to /api/chat",
-        "suffix": "put the whole prompt of a model for code into prompt, and set raw",
         "images": "this server takes text only",
         "width": "this server makes no images",
         "height": "this server makes no images",
@@ -41,27 +42,35 @@ class GenerateRequest(CommonRequest):
     }
 
     prompt: str | None = None
+    suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
 
 
 @router.post("/api/generate", tags=["Ollama"], responses=answers(OllamaText, "application/x-ndjson"))
 async def generate(body: GenerateRequest, request: Request) -> Response:
-    """Answers a prompt; without one it loads the model, or unloads it if keep_alive is 0."""
+    """Answers a prompt, or fills in before a suffix; without any it loads the model, or unloads it (keep_alive 0)."""
     state = ServerState.of(request)
     body.check()
     if body.raw and body.system:
         raise bad_field("system", "system is given, and raw takes the prompt as it is: write it into the prompt")
+    if body.suffix and (body.raw or body.system):
+        name = "raw" if body.raw else "system"
+        raise bad_field(name, f"{name} is given, and text before a suffix is taken as it is: leave {name} out")
     sampling = sampling_of(body.options, body.format, body.logprobs, body.top_logprobs)
     ask = Ask(state, body.model, body.keep_alive, body.options, lambda model: _pieces(model, body, sampling), _RECORDS)
-    if not body.prompt:
+    if not (body.prompt or body.suffix):
         return await loaded_or_not(ask)
     return await answered(request, ask, body.stream)
 
 
 def _pieces(model: LoadedModel, body: GenerateRequest, sampling: Sampling) -> AsyncGenerator[AnswerEvent]:
+    if body.suffix:
+        gap = Gap(body.prompt or "", body.suffix)
+        return _text(model, gap[:2], lambda tokenizer: infill_prompt(tokenizer, gap)[:2], sampling)
     if body.raw or (model.chat_format is None and not body.system):
-        return _continued(model, body.prompt or "", sampling, parse_special=bool(body.raw))
+        prompt, special = body.prompt or "", bool(body.raw)
+        return _text(model, [prompt], lambda tokenizer: (tokenizer.encode(prompt, parse_special=special), ()), sampling)
     messages = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": body.prompt or ""})
     job = ChatJob(
@@ -74,14 +83,25 @@ def _pieces(model: LoadedModel, body: GenerateRequest, sampling: Sampling) -> As
     return answer(model, job)
 
 
-async def _continued(
-    model: LoadedModel, prompt: str, sampling: Sampling, parse_special: bool
+async def _text(
+    model: LoadedModel,
+    texts: Iterable[str],
+    encode: Callable[[Tokenizer], tuple[list[int], tuple[int, ...]]],
+    sampling: Sampling,
 ) -> AsyncGenerator[AnswerEvent]:
-    """The text that continues a prompt. In a raw one, the names of control tokens mean these tokens."""
+    """What follows a prompt, as it is.
+
+    Args:
+        model: answers.
+        texts: what the prompt is made of.
+        encode: gives the prompt's tokens, and those that end the answer besides those that end any.
+        sampling: how tokens are chosen.
+    """
     tokenizer = model.engine.model.require_tokenizer()
-    check_length(prompt, tokenizer, model.limit)
-    ids = await asyncio.to_thread(tokenizer.encode, prompt, parse_special=parse_special)
-    async with aclosing(model.engine.generate(ids, sampling)) as events:
+    for text in texts:
+        check_length(text, tokenizer, model.limit)
+    ids, ends = await asyncio.to_thread(encode, tokenizer)
+    async with aclosing(model.engine.generate(ids, sampling.ending_also(ends))) as events:
         async for event in events:
             yield AnswerEvent(event.index, [ContentDelta(event.text)] if event.text else [], event, False)
 

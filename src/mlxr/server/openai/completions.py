@@ -1,4 +1,4 @@
-"""/v1/completions: texts that are continued, and log probabilities of given texts."""
+"""/v1/completions: texts that are continued, or filled in before a suffix, and log probabilities of given texts."""
 
 import asyncio
 import time
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from mlxr.runtime.engine.completion import Completion, Event, TokenLogprob, Usage
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.too_long import check_length
+from mlxr.runtime.tokenizer.infill import Gap, infill_prompt
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.json_form import JsonAnswer, json_text
@@ -58,12 +59,10 @@ _Prompt = Annotated[
 class CompletionRequest(SamplingFields):
     """The body of /v1/completions."""
 
-    refused: ClassVar[dict[str, str]] = {
-        "suffix": "put the whole prompt of a model for code into prompt",
-        "prompt_embeds": "give text or token ids",
-    }
+    refused: ClassVar[dict[str, str]] = {"prompt_embeds": "give text or token ids"}
 
     prompt: _Prompt
+    suffix: str | None = None
     max_tokens: int | None = Field(None, ge=0)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=_MOST_LOGPROBS)
@@ -82,6 +81,8 @@ class _Job:
     logprobs: int | None
     terms: Terms
     adds_special: bool
+    suffix: str
+    """What comes after the answer; empty: the answer continues the prompt."""
 
     @property
     def num_answers(self) -> int:
@@ -90,9 +91,10 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Encoded(_Job):
-    """With the prompts' token ids."""
+    """With the prompts' token ids, and tokens that end the answers besides those that end any."""
 
     ids: list[list[int]]
+    ends: tuple[int, ...]
 
 
 @dataclass
@@ -138,6 +140,8 @@ def _job(body: CompletionRequest) -> _Job:
     """
     if body.stream and body.echo and body.logprobs is not None:
         raise bad_field("echo", "echo with logprobs cannot be streamed: leave stream out")
+    if body.suffix and body.echo:
+        raise bad_field("echo", "suffix is given, so the answer stands between two texts: leave echo out")
     if body.max_tokens == 0 and not body.echo:
         raise bad_field("max_tokens", "max_tokens is 0, which needs echo: ask for 1 token or more, or set echo")
 
@@ -150,7 +154,12 @@ def _job(body: CompletionRequest) -> _Job:
         json_schema=response_schema(body.response_format),
     )
     special = body.add_special_tokens is not False
-    return _Job(_prompts(body.prompt), sampling, bool(body.echo), most, body.logprobs, body.terms(), special)
+    prompts = _prompts(body.prompt)
+    if body.suffix and not isinstance(prompts[0], str):
+        raise bad_field("suffix", "suffix is given, and prompt has token ids: give the prompt as text")
+    return _Job(
+        prompts, sampling, bool(body.echo), most, body.logprobs, body.terms(), special, suffix=body.suffix or ""
+    )
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> Sequence[str | list[int]]:
@@ -165,25 +174,30 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> Sequence[
 
 async def _encoded(model: LoadedModel, job: _Job) -> _Encoded:
     """Long texts take long: a thread encodes them, and other requests go on."""
-    ids = await asyncio.to_thread(lambda: [_ids(model, job, prompt) for prompt in job.prompts])
-    return _Encoded(**vars(job), ids=ids)
+    encoded = await asyncio.to_thread(lambda: [_ids(model, job, prompt) for prompt in job.prompts])
+    return _Encoded(**vars(job), ids=[ids for ids, _ in encoded], ends=encoded[0][1])
 
 
-def _ids(model: LoadedModel, job: _Job, prompt: str | list[int]) -> list[int]:
+def _ids(model: LoadedModel, job: _Job, prompt: str | list[int]) -> tuple[list[int], tuple[int, ...]]:
     if isinstance(prompt, str):
         tokenizer = model.engine.model.require_tokenizer()
         check_length(prompt, tokenizer, model.limit)
+        if job.suffix:
+            check_length(job.suffix, tokenizer, model.limit, fix="shorten the suffix")
+            ids, ends, _ = infill_prompt(tokenizer, Gap(prompt, job.suffix))
+            return ids, ends
         ids = tokenizer.encode(prompt, add_special=job.adds_special, parse_special=True)
         if ids:
-            return ids
+            return ids, ()
         if tokenizer.bos_id is None:
             raise bad_field("prompt", "prompt is empty, and this model has no token that begins a text: give some text")
-        return [tokenizer.bos_id]
-    return model.engine.model.encode(prompt)
+        return [tokenizer.bos_id], ()
+    return model.engine.model.encode(prompt), ()
 
 
 def _events(model: LoadedModel, job: _Encoded) -> Sequence[AsyncGenerator[Event]]:
-    return [model.engine.generate(prompt, job.sampling, **job.terms) for prompt in job.ids]
+    sampling = job.sampling.ending_also(job.ends)
+    return [model.engine.generate(prompt, sampling, **job.terms) for prompt in job.ids]
 
 
 async def _whole(state: ServerState, body: CompletionRequest, asked: _Job) -> TextCompletion:
