@@ -7,6 +7,8 @@ from contextvars import ContextVar
 
 _WAITS: ContextVar[bool] = ContextVar("_WAITS", default=False)
 """Whether the search waits because of `garbage_waits`."""
+_has_frozen: list[bool] = []
+"""Not empty once something was found that others have frozen: to count it takes as long as there is much of it."""
 
 
 @contextmanager
@@ -37,7 +39,9 @@ def garbage_waits_no_longer() -> Iterator[None]:
 
 
 def _resume() -> None:
-    if not gc.get_freeze_count():
+    if not _has_frozen and gc.get_freeze_count():
+        _has_frozen.append(True)
+    if not _has_frozen:
         gc.freeze()  # to and fro: what was made is old then, and the next search leaves it out
         gc.unfreeze()
     gc.enable()
