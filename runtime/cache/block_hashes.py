@@ -13,6 +13,7 @@ Digest = bytes
 """16 bytes of BLAKE2b."""
 
 DIGEST_BYTES = 16
+NO_TOKEN = -1
 
 
 def root_digest(*parts: str) -> Digest:
@@ -31,6 +32,17 @@ def root_digest(*parts: str) -> Digest:
 def block_digest(parent: Digest, tokens: Sequence[int]) -> Digest:
     """The digest of a block, which may be partly filled: its parent, then its token ids as little-endian int32."""
     return blake2b(parent + struct.pack(f"<{len(tokens)}i", *tokens), digest_size=DIGEST_BYTES).digest()
+
+
+def state_tokens(rest: Sequence[int], block_size: int) -> tuple[int, ...]:
+    """What names a state after full blocks and some more tokens: as many numbers as a block has, but no block's tokens.
+
+    Args:
+        rest: the tokens after the full blocks, whose digest is the parent.
+        block_size: tokens of a block.
+    """
+    assert len(rest) < block_size, "a full block is in the parent's digest"
+    return (*[NO_TOKEN] * (block_size - len(rest)), *rest)
 
 
 class BlockHashes:

@@ -53,7 +53,7 @@ class BlockPool:
     Attributes:
         index: what blocks hold that can be found.
         idle: the idle blocks, in the order of eviction.
-        record_evictions: whether full blocks that are evicted are added to `evicted`.
+        record_evictions: whether blocks that are evicted are added to `evicted`.
         is_frugal: whether to evict idle blocks rather than take blocks that are not in memory yet.
         num_taken: blocks that were taken since they were given back, or at all.
         lives: by block: how often what it held was given up.

@@ -6,7 +6,7 @@ the next one writes over it, and the next one takes what both have in common.
 
 from collections.abc import Sequence
 
-from mlxr.runtime.cache.block_hashes import BlockHashes
+from mlxr.runtime.cache.block_hashes import BlockHashes, Digest, block_digest
 from mlxr.runtime.cache.blocks import BlockPool, BlockSequence
 from mlxr.runtime.cache.prefix_cache import Prefix
 from mlxr.runtime.cache.prefix_index import CachedBlock, num_common
@@ -28,6 +28,7 @@ class KeptSequence:
         self._pool, self._size = pool, block_size
         self._tokens: list[int] = []
         self._hashes: BlockHashes | None = None
+        self._running: BlockSequence | None = None
 
     @property
     def num_idle(self) -> int:
@@ -39,7 +40,7 @@ class KeptSequence:
         return range(self._pool.num_blocks - self._pool.num_free, -(-len(self._tokens) // self._size))
 
     def cached_blocks(self) -> list[CachedBlock]:
-        """The full blocks of the kept tokens."""
+        """The blocks of the kept tokens."""
         return self._blocks_from(0)
 
     def find(self, tokens: Sequence[int], hashes: BlockHashes, whole_blocks: bool) -> Prefix:
@@ -49,6 +50,15 @@ class KeptSequence:
         if whole_blocks:
             count -= count % self._size
         return Prefix(count, tuple(range(-(-count // self._size))), self._pool.version)
+
+    def block_with(self, parent: Digest, tokens: Sequence[int]) -> int:
+        """See `PrefixCache.block_with`; of the sequence that runs, if one does."""
+        running, hashes, size = self._running, self._hashes, self._size
+        known = self._tokens if running is None else running.tokens[: running.committed]
+        parents = [] if hashes is None else [hashes.root, *hashes.of(known, len(known))]
+        number = parents.index(parent) if parent in parents else -1
+        is_there = number >= 0 and tuple(known[number * size :][: len(tokens)]) == tuple(tokens)
+        return number if is_there else -1
 
     def share(self, sequence: BlockSequence, prefix: Prefix) -> None:
         """Gives an empty sequence the kept tokens of a prefix that was found just now; the others are lost."""
@@ -61,23 +71,26 @@ class KeptSequence:
         sequence.length = sequence.settled = sequence.committed = length
 
     def _blocks_from(self, first: int) -> list[CachedBlock]:
-        """The full blocks of the kept tokens, from the one of this number on."""
+        """The blocks of the kept tokens, from the one of this number on; the last one may be partly filled."""
         hashes, size = self._hashes, self._size
         if hashes is None:
             return []
-        digests = hashes.of(self._tokens, len(self._tokens))
-        return [
-            CachedBlock(i, digests[i], hashes.parent(i), tuple(self._tokens[i * size : (i + 1) * size]))
-            for i in range(first, len(digests))
-        ]
+        num_full = len(hashes.of(self._tokens, len(self._tokens)))
+        blocks = []
+        for i in range(first, -(-len(self._tokens) // size)):
+            parent, tokens = hashes.parent(i), tuple(self._tokens[i * size : (i + 1) * size])
+            digest = hashes.parent(i + 1) if i < num_full else block_digest(parent, tokens)
+            blocks.append(CachedBlock(i, digest, parent, tokens))
+        return blocks
 
     def commit(self, sequence: BlockSequence, tokens: Sequence[int], hashes: BlockHashes, length: int) -> None:
         """Notes the first `length` tokens; the caller has checked that they are settled."""
         sequence.tokens, sequence.committed, self._hashes = tokens, length, hashes
+        self._running = sequence
 
     def keep_last_block(self, sequence: BlockSequence) -> None:
         """Keeps the tokens of a sequence that will be freed."""
-        self._tokens = list(sequence.tokens[: sequence.committed])
+        self._tokens, self._running = list(sequence.tokens[: sequence.committed]), None
 
     def truncate(self, sequence: BlockSequence, length: int) -> None:
         """Forgets that tokens after the first `length` were committed."""

@@ -8,8 +8,8 @@ copy of that block (copy-on-write).
 One step of the engine does this, in this order:
 
 1. `append_all` (through `Batch.build`): block tables grow, and each new token gets a slot;
-2. `take_evicted`: blocks that the prefix cache gave up still hold what they held; who wants it saves it now. Then
-   blocks that were saved earlier may be written back into blocks that a sequence got;
+2. `take_evicted`: blocks and states that were given up still hold what they held; who wants it saves it now. Then what
+   was saved earlier may be written back into blocks and slots that a sequence got;
 3. `take_copies`: the host copies these blocks, in any order, before any kernel of the step;
 4. the step runs and writes K and V of every appended token into its slot;
 5. `commit`: when the step is certain to run, others may use what it writes.
@@ -41,7 +41,7 @@ from mlxr.runtime.cache.group_blocks import GroupBlocks
 from mlxr.runtime.cache.growth import Growth
 from mlxr.runtime.cache.kept_sequence import KeptSequence
 from mlxr.runtime.cache.one_token_each import OneTokenEach
-from mlxr.runtime.cache.pager_facts import PagerFacts
+from mlxr.runtime.cache.pager_tiers import PagerTiers
 from mlxr.runtime.cache.prefix_cache import Prefix, PrefixCache
 from mlxr.runtime.cache.prefix_index import CachedBlock as Evicted
 from mlxr.runtime.cache.sequence_states import SequenceStates
@@ -51,7 +51,7 @@ _PASSED_BLOCKS = 4
 __all__ = ["Evicted", "Pager", "Prefix"]
 
 
-class Pager(PagerFacts):
+class Pager(PagerTiers):
     """Block tables of all sequences over one `BlockPool`, and the prefix cache.
 
     Sequence ids count up and are never reused, so a stale id is always an error.
@@ -79,7 +79,7 @@ class Pager(PagerFacts):
             max_sequences: most sequences at once; 1 when contiguous.
             contiguous: whether block i of the only sequence is arena block i, as kernels without a block table assume.
             context: most tokens of a sequence; None: as many as the longest table has room for.
-            record_evictions: whether `take_evicted` tells which blocks the prefix cache gave up.
+            record_evictions: whether `take_evicted` tells what was given up.
             states: of a model that keeps some; all its slots are free.
             others: the groups of layers after the first, whose blocks these are.
 
@@ -117,6 +117,8 @@ class Pager(PagerFacts):
         self._one_each = OneTokenEach(self._sequences, self._pool, self._tables, block_size, self._growth.take_block)
         self._next_id = 0
         self.states = states
+        if states is not None:
+            states.slots.record_evictions = record_evictions
         self.others = tuple(GroupBlocks(group, block_size, max_sequences, contiguous=contiguous) for group in others)
         self._pools = (self._pool, *(group.pool for group in self.others))
 
@@ -484,15 +486,6 @@ class Pager(PagerFacts):
         self._free_rows.append(sequence.row)
         self._one_each.forget()
         del self._sequences[seq_id]
-
-    def take_evicted(self) -> list[Evicted]:
-        """The full blocks that the prefix cache gave up since the last call, if `record_evictions`.
-
-        They hold what they held until the next step, its copies, or other writes.
-        """
-        evicted = [block for block in self._pool.evicted if len(block.tokens) == self.block_size]
-        self._pool.evicted.clear()
-        return evicted
 
     def _share(self, sequence: BlockSequence, prefix: Prefix) -> None:
         self._prefixes.share(sequence, prefix)

@@ -7,13 +7,11 @@ import numpy.typing as npt
 
 from mlxr.compiler.errors import ArenaError
 from mlxr.runtime.cache.block_copies import BlockCopies
-from mlxr.runtime.cache.block_hashes import BlockHashes
 from mlxr.runtime.cache.blocks import BlockPool, BlockSequence, block_states
 from mlxr.runtime.cache.group_blocks import GroupBlocks
 from mlxr.runtime.cache.integrity import check_blocks, check_index, check_open_sequences, check_sequence, equal
 from mlxr.runtime.cache.kept_sequence import KeptSequence
-from mlxr.runtime.cache.prefix_cache import Prefix, PrefixCache
-from mlxr.runtime.cache.prefix_index import CachedBlock as Evicted
+from mlxr.runtime.cache.prefix_cache import PrefixCache
 from mlxr.runtime.cache.sequence_states import SequenceStates
 
 
@@ -111,14 +109,6 @@ class PagerFacts:
     def blocks_of(self, seq_id: int) -> list[int]:
         """Like `block_table`, as a list of its own."""
         return list(self._get(seq_id).blocks)
-
-    def cached_blocks(self) -> list[Evicted]:
-        """The full blocks that can be found, each after the one that it follows."""
-        return [block for block in self._prefixes.cached_blocks() if len(block.tokens) == self.block_size]
-
-    def find_blocks(self, tokens: Sequence[int], hashes: BlockHashes) -> Prefix:
-        """Like `Pager.find_prefix` for whole blocks, whatever states there are: the caller resumes from one."""
-        return self._prefixes.find(tokens, hashes, True)
 
     def check_integrity(self) -> None:
         """Checks every invariant of the pager.

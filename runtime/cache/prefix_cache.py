@@ -34,9 +34,14 @@ class Prefix:
     state_slot: int = -1
     """Of a model with states: the slot of the state after these tokens; -1: there are no tokens."""
     num_known: int = 0
-    """Of a model with states: tokens whose K and V are in the arena; after `num_tokens`, there is no state of them."""
+    """Tokens that need not be computed, or of a model with states those whose K and V are in the arena.
+
+    Those after `num_tokens` are awaited (`is_awaited`), or there is no state of them.
+    """
     others: tuple[tuple[int, ...], ...] = ()
     """Of each group of layers after the first: the blocks that the next query reads, in order."""
+    is_awaited: bool = False
+    """Whether what follows, up to `num_known` tokens, was read from a tier and is written into a new sequence first."""
 
 
 class PrefixCache:
@@ -97,6 +102,11 @@ class PrefixCache:
                 blocks.append(block_id)
                 length += count
         return Prefix(length, tuple(blocks), self._pool.version)
+
+    def block_with(self, parent: Digest, tokens: Sequence[int]) -> int:
+        """The block that begins with some tokens after a parent; -1: there is none."""
+        count, block_id = self._longest(parent, tokens)
+        return block_id if count == len(tokens) else -1
 
     def share(self, sequence: BlockSequence, prefix: Prefix) -> None:
         """Gives an empty sequence the blocks of a prefix that was found just now."""

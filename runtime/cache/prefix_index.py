@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mlxr.runtime.cache.block_hashes import Digest
+from mlxr.runtime.cache.block_hashes import Digest, block_digest, state_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,23 @@ class CachedBlock:
     """The digest of the block before it, or the root."""
     tokens: tuple[int, ...]
     """At least one; as many as a block has slots if it is full."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedState(CachedBlock):
+    """What a slot of states holds, named as a block is (`state_tokens`).
+
+    Its `block_id` is the block within which it ends, so that K and V of its last tokens can be kept with it; -1: it
+    ends with a full block.
+    """
+
+    slot: int
+
+    @classmethod
+    def of(cls, slot: int, digest: Digest, rest: Sequence[int], block_id: int, block_size: int) -> "CachedState":
+        """The state after full blocks, of which the last has a digest, and some more tokens."""
+        tokens = state_tokens(rest, block_size)
+        return cls(block_id, block_digest(digest, tokens), digest, tokens, slot)
 
 
 @dataclass

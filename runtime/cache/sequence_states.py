@@ -19,7 +19,7 @@ undoing and snapshots, and what does not fit is not kept.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -101,7 +101,7 @@ class SequenceStates:
         Args:
             seq_id: its id.
             length: tokens that it begins with.
-            slot: of the snapshot after these; NO_STATE: it has no state until it is resumed.
+            slot: of the snapshot after these; NO_STATE: it has no state until one is restored.
 
         Raises:
             ArenaError: the slot holds no snapshot any more; nothing has changed.
@@ -258,36 +258,17 @@ class SequenceStates:
                 states.kept.add(length)
             self.commit(seq_id, tokens, hashes, length)
 
-    def adopt(self, tokens: Sequence[int], hashes: BlockHashes, length: int, write: Callable[[int], None]) -> None:
-        """Keeps a state that comes from elsewhere as a snapshot. The caller has checked that a sequence could be added.
+    def restore(self, seq_id: int, length: int) -> int:
+        """The slot for the state of a sequence that has none and begins with so many tokens; the caller writes it now.
 
-        Args:
-            tokens: whose state it is.
-            hashes: of the same tokens.
-            length: after how many of them.
-            write: is called with the slot that the state belongs into.
+        `commit` makes it a snapshot.
         """
-        if self.slots.find(tokens, hashes, length)[0] == length:
-            return
-        slot = self.slots.take()
-        try:
-            write(slot)
-            self.slots.keep(slot, tokens, hashes, length)
-        finally:
-            self.slots.release(slot)
-
-    def resume(self, seq_id: int, tokens: Sequence[int], hashes: BlockHashes, length: int) -> bool:
-        """Lets a sequence that was just added begin after more tokens; False: there is no snapshot of them."""
-        found, slot = self.slots.find(tokens, hashes, length)
-        if found != length:
-            return False
         states = self._sequences[seq_id]
-        self.slots.share(slot)
-        for after in list(states.slots):
-            self._drop(states, after)
-        states.slots[length] = slot
+        assert not states.slots, "it has no state"
+        states.slots[length] = slot = self.slots.take()
         states.start = states.length = length
-        return True
+        states.kept.add(length)
+        return slot
 
     def remove(self, seq_id: int) -> None:
         """Forgets a sequence without tokens."""
@@ -312,8 +293,6 @@ class SequenceStates:
         equal("idle state slots", set(slots.idle), "snapshots that nobody uses", idle)
         free = set(range(slots.num_slots)) - uses.keys() - idle
         equal("free state slots", sorted(slots.free), "slots that are neither used nor idle", sorted(free))
-        blocks = {slot for slot, snapshot in slots.snapshots.items() if not snapshot.rest}
-        equal("slots of states after full blocks", slots.blocks.keys(), "snapshots without a rest", blocks)
         found = {slot: Snapshot(d, rest) for d, of in slots._slot_of.items() for rest, slot in of.items()}
         equal("snapshots by tokens", found, "snapshots by slot", slots.snapshots)
         equal("empty entries of the index", [d for d, of in slots._slot_of.items() if not of], "none", [])

@@ -41,15 +41,13 @@ class StateSlots:
         free: a stack.
         idle: snapshots without references, in the order of eviction.
         snapshots: what the slots with snapshots hold.
-        blocks: by slot of a snapshot that comes after a full block: that block, with the slot as its number.
-        records_evictions: whether `take_evicted` tells which of those were given up.
+        record_evictions: whether snapshots that are evicted are added to `evicted`, with their slots.
     """
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self.blocks: dict[int, CachedBlock] = {}
-        self.records_evictions = False
-        self._evicted: list[CachedBlock] = []
+        self.record_evictions = False
+        self.evicted: list[tuple[int, Snapshot]] = []
         self.references = [0] * num_slots
         self.free = list(range(num_slots - 1, -1, -1))
         self.idle: OrderedDict[int, None] = OrderedDict()
@@ -75,9 +73,9 @@ class StateSlots:
             slot = self.free.pop()
         else:
             slot, _ = self.idle.popitem(last=False)
-            snapshot, block = self.snapshots.pop(slot), self.blocks.pop(slot, None)
-            if block is not None and self.records_evictions:
-                self._evicted.append(block)
+            snapshot = self.snapshots.pop(slot)
+            if self.record_evictions:
+                self.evicted.append((slot, snapshot))
             siblings = self._slot_of[snapshot.digest]
             del siblings[snapshot.rest]
             if not siblings:
@@ -101,14 +99,6 @@ class StateSlots:
             else:
                 self.free.append(slot)
 
-    def take_evicted(self) -> list[CachedBlock]:
-        """The snapshots after full blocks that were given up since the last call, as `blocks` has them.
-
-        Their slots hold what they held until the next step or other writes.
-        """
-        evicted, self._evicted = self._evicted, []
-        return evicted
-
     def keep(self, slot: int, tokens: Sequence[int], hashes: BlockHashes, length: int) -> None:
         """Makes a slot in use the snapshot of the first `length` tokens, if there is none of these.
 
@@ -120,12 +110,19 @@ class StateSlots:
         """
         if slot in self.snapshots:
             return
-        snapshot, size = Snapshot.of(tokens, hashes, length), hashes.block_size
+        snapshot = Snapshot.of(tokens, hashes, length)
         if self._slot_of.setdefault(snapshot.digest, {}).setdefault(snapshot.rest, slot) == slot:
             self.snapshots[slot] = snapshot
-            if not snapshot.rest and length:
-                last = tuple(tokens[length - size : length])
-                self.blocks[slot] = CachedBlock(slot, snapshot.digest, hashes.parent(length // size - 1), last)
+
+    def ending_in(self, block: CachedBlock) -> list[tuple[int, Snapshot]]:
+        """The snapshots that end within a block or with it, and their slots."""
+        within, after = self._slot_of.get(block.parent, {}), self._slot_of.get(block.digest, {})
+        found = [
+            (slot, Snapshot(block.parent, rest))
+            for rest, slot in within.items()
+            if rest and rest == block.tokens[: len(rest)]
+        ]
+        return found + [(slot, Snapshot(block.digest, ())) for rest, slot in after.items() if not rest]
 
     def find(self, tokens: Sequence[int], hashes: BlockHashes, most: int) -> tuple[int, int]:
         """The longest start of some tokens of which there is a snapshot.

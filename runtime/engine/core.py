@@ -179,7 +179,7 @@ class EngineCore:
         return self._watch.is_low
 
     def save(self) -> int:
-        """Writes the blocks that the prefix cache has to disk, so that they outlive the process.
+        """Writes the blocks and states that the prefix cache has to disk, so that they outlive the process.
 
         Returns:
             How many of them are on disk.

@@ -208,7 +208,7 @@ class EngineThread:
         return self._ask(lambda model: dict(model.host.launches))
 
     def save(self) -> int:
-        """Writes the blocks that the prefix cache has to disk, so that they outlive the process.
+        """Writes the blocks and states that the prefix cache has to disk, so that they outlive the process.
 
         Returns:
             How many of them are on disk.

@@ -26,7 +26,7 @@ from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.group_rank import LeadingRank
 from mlxr.runtime.engine.make_requests import TERMS, RequestMaker, Terms
 from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
-from mlxr.runtime.engine.open_tiers import NO_WINDOWS, check_states, open_tiers
+from mlxr.runtime.engine.open_tiers import NO_WINDOWS, open_tiers
 from mlxr.runtime.engine.pool import POOLINGS, Pooling, check_dimensions, finished
 from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Sampling, sampling_for
@@ -104,8 +104,7 @@ class Model:
             head: its own head that guesses, and the file with its weights; None: it has none, or that is not used.
 
         Raises:
-            RequestError: it needs a tokenizer, and there is none, or the one in its files cannot be used; or tiers were
-                asked for and it keeps states.
+            RequestError: it needs a tokenizer, and there is none, or the one in its files cannot be used.
             WeightsError: the weights are corrupt or of another model.
             TokenizerError: a tokenizer was named and is missing or corrupt, or has another vocabulary.
             HostError: the host cannot run here, or this machine has too little memory.
@@ -122,8 +121,6 @@ class Model:
                 f"this is rank {plan.rank.rank}'s part of {artifact.spec.name}, which computes nothing alone: load the "
                 f"whole artifact on each of its {plan.rank.size} ranks (mlx.launch -n {plan.rank.size} -- ...)"
             )
-        if tiers:
-            check_states(artifact, is_split=ranks is not None)
         entry = check_host(host, plan.targets, threads)
         file = open_weights(weights)
         check_metadata(file, artifact.spec)

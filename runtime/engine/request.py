@@ -107,14 +107,14 @@ class TierFetch:
     Attributes:
         blocks: they; None: none are.
         first_block: the first of them, counted from the start of the prompt.
-        state_after: of a model with states: the tokens after which the state is read, too.
-        has_read_state: whether it was read once; it is not tried again.
+        state_after: of a model with states: the tokens after which the state is that is read with them.
+        is_read: whether they had been read when the scheduler last asked what the request begins with.
     """
 
     blocks: Future[Fetched] | None = None
     first_block: int = 0
     state_after: int = 0
-    has_read_state: bool = False
+    is_read: bool = False
 
 
 @dataclass(frozen=True, eq=False, slots=True)

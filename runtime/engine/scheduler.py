@@ -34,16 +34,16 @@ _NO_PREFIX = Prefix(0, ())
 class Restorer(Protocol):
     """Brings blocks of a prompt back from where evicted ones were put."""
 
+    def awaited(self, request: Request) -> Prefix | None:
+        """What the arena has of a prompt of which more was read (`Prefix.is_awaited`); None: nothing of use was."""
+
     def fetches(self, request: Request, prefix: Prefix) -> bool:
         """Whether blocks that follow a prefix in the arena are being read now; begins that if it is worth while."""
 
-    def adopt(self, request: Request) -> None:
-        """Keeps the state that has been read for a request, if one was, so that its prefix can end there."""
+    def restore(self, request: Request, prefix: Prefix) -> None:
+        """Puts what has been read into the request's new sequence, if it is awaited.
 
-    def restore(self, request: Request, prefix: Prefix) -> int:
-        """Puts the blocks that have been read into the request's new sequence; returns how many tokens that is.
-
-        A number below 0: the sequence has no state after its prefix, and gave up these tokens.
+        If it cannot be, the sequence keeps what it can go on from: of a model with states, no tokens.
         """
 
 
@@ -328,8 +328,6 @@ class Scheduler:
             run = request.run
             if run.in_flight or run.awaited in self._being_read:
                 continue
-            if self._restorer is not None:
-                self._restorer.adopt(request)
             prefix = self._prefix_of(request)
             run.awaited = self._next_key(request, max(prefix.num_tokens, prefix.num_known))
             if run.awaited in self._being_read and not request.needs_all_rows:
@@ -343,13 +341,12 @@ class Scheduler:
         return None
 
     def _prefix_of(self, request: Request) -> Prefix:
-        """What the arena has of a request's tokens; only full blocks where blocks from a tier will follow."""
+        """What the arena has of a request's tokens."""
         if request.needs_all_rows:
             return _NO_PREFIX
-        is_fetched = request.fetch.blocks is not None and request.fetch.blocks.done()
-        if is_fetched and self._pager.states is not None:
-            return self._pager.find_blocks(request.answer.tokens, request.hashes)
-        return self._pager.find_prefix(request.answer.tokens, request.hashes, whole_blocks=is_fetched)
+        if self._restorer is not None and (awaited := self._restorer.awaited(request)) is not None:
+            return awaited
+        return self._pager.find_prefix(request.answer.tokens, request.hashes)
 
     def _has_room(self, request: Request, prefix: Prefix) -> bool:
         """Whether there are blocks for all tokens of a request, beside what running ones still need."""
@@ -368,13 +365,15 @@ class Scheduler:
     def _begin(self, request: Request, prefix: Prefix) -> None:
         run = request.run
         run.seq_id = self._pager.add_sequence(prefix)
-        run.computed = run.certain = prefix.num_tokens
-        if self._pager.states is not None:
-            self._pager.states.want(run.seq_id, request.prompt_length, prefix.num_known)
         self.waiting.remove(request)
         self.running.append(request)
-        if self._restorer is not None:
-            run.computed = run.certain = prefix.num_tokens + self._restorer.restore(request, prefix)
+        try:
+            if self._restorer is not None:
+                self._restorer.restore(request, prefix)
+        finally:
+            run.computed = run.certain = self._pager.length(run.seq_id)
+        if self._pager.states is not None:
+            self._pager.states.want(run.seq_id, request.prompt_length, prefix.num_known)
         request.begin(run.computed, is_first=not run.has_started)
         if not run.has_started:
             run.has_started = True

@@ -197,6 +197,11 @@ class Host(ABC):
         """Bytes of one block of the first group, in all stores and layers."""
         return arena_blocks.block_bytes(self.arena.geometry)
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot of states, in all stores and layers; 0: the model keeps none."""
+        return arena_blocks.block_bytes(self.arena.geometry, None)
+
     @cached_property
     def block_bytes_of_groups(self) -> tuple[int, ...]:
         """By group the bytes of one block."""

@@ -22,7 +22,7 @@ from mlxr.runtime.parallel.heartbeat import Heartbeat
 from mlxr.runtime.parallel.identity import Identity
 from mlxr.runtime.parallel.loss import LOST_CODE, Loss, write_line
 from mlxr.runtime.parallel.meeting import Meeting, Share, find
-from mlxr.runtime.parallel.step_message import StepLimits, starts_ahead, unpack_step
+from mlxr.runtime.parallel.step_message import STATES, StepLimits, starts_ahead, unpack_step
 
 _CONNECT_SECONDS = 60.0
 """How long to try to connect to rank 0, which waits for so long, too."""
@@ -105,13 +105,15 @@ class Follower:
         Raises:
             HostError: rank 0, or another rank, cannot load.
         """
-        self._exchange({"block_bytes": host.block_bytes, "notes": list(host.notes)})
+        sizes = {"block_bytes": host.block_bytes, "slot_bytes": host.slot_bytes}
+        self._exchange({**sizes, "notes": list(host.notes)})
         self._is_loading = False
         try:
             connect(host)
         except Exception as error:  # the others may wait in a collective: only their heartbeats can end them
             self._fail(f"it cannot connect with the other ranks: {error}", own=True)
-        most = max(limits.most_bytes, limits.num_blocks * (host.block_bytes + 8) + 4)
+        all_blocks = limits.num_blocks * (host.block_bytes + 8), limits.state_slots * (host.slot_bytes + 8)
+        most = max(limits.most_bytes, *(8 + num_bytes for num_bytes in all_blocks))
         with _Signals(self.rank):
             try:
                 while True:
@@ -143,18 +145,22 @@ class Follower:
             copies = _numbers(data[4:], 2, limits.blocks_of(group))
             host.copy_blocks(list(zip(copies[::2], copies[1::2], strict=True)), group)
         elif kind == MessageKind.READ:
+            group = int.from_bytes(data[:4], "little", signed=True)
+            ids = _numbers(data[4:], 1, limits.blocks_of(group))
             try:
-                blocks = host.read_blocks(_numbers(data, 1, limits.num_blocks))
+                blocks = host.read_blocks(ids, None if group == STATES else group)
             except MlxrError as error:
                 self._connection.send_error(str(error))
             else:
                 self._connection.send(MessageKind.BLOCKS, np.ascontiguousarray(blocks).data.cast("B"))
         elif kind == MessageKind.WRITE:
-            count = int.from_bytes(data[:4], "little")
-            if len(data) != 4 + count * (4 + host.block_bytes):
-                raise HostError(f"{len(data)} bytes to write {count} blocks of {host.block_bytes} bytes")
-            ids = _numbers(data[4 : 4 + 4 * count], 1, limits.num_blocks)
-            host.write_blocks(ids, np.frombuffer(data, np.uint8, offset=4 + 4 * count).reshape(count, -1))
+            group, count = (int.from_bytes(data[i : i + 4], "little", signed=True) for i in (0, 4))
+            size = host.slot_bytes if group == STATES else host.block_bytes
+            if len(data) != 8 + count * (4 + size):
+                raise HostError(f"{len(data)} bytes to write {count} blocks of {size} bytes")
+            ids = _numbers(data[8 : 8 + 4 * count], 1, limits.blocks_of(group))
+            blocks = np.frombuffer(data, np.uint8, offset=8 + 4 * count).reshape(count, -1)
+            host.write_blocks(ids, blocks, None if group == STATES else group)
         else:
             raise HostError(f"rank 0 sent {kind.name}, expected a step, blocks or the end")
 

@@ -105,8 +105,8 @@ class Leader:
             self._send(rank, partial(Connection.send_facts, facts={"blocks": least}))
         return least
 
-    def wait_until_ready(self) -> tuple[list[int], list[str]]:
-        """Waits until all ranks have loaded; `block_bytes` of each, and notes for people.
+    def wait_until_ready(self) -> tuple[list[tuple[int, int]], list[str]]:
+        """Waits until all ranks have loaded; `block_bytes` and `slot_bytes` of each, and notes for people.
 
         Raises:
             HostError: a rank cannot load. The others are told.
@@ -114,9 +114,13 @@ class Leader:
         """
         with self.refusing():
             facts = self._collect()
-            sizes = [_count(facts[rank], "block_bytes", self.names[rank]) for rank in facts]
+            block_bytes, slot_bytes = (
+                [_count(told, key, self.names[rank], least=0) for rank, told in facts.items()]
+                for key in ("block_bytes", "slot_bytes")
+            )
         for rank in self._connections:
             self._send(rank, partial(Connection.send_facts, facts={}))
+        sizes = list(zip(block_bytes, slot_bytes, strict=True))
         return sizes, [f"rank {rank}: {note}" for rank, told in facts.items() for note in told.get("notes", ())]
 
     @contextmanager
@@ -271,8 +275,8 @@ def _accept(listener: socket.socket, secret: bytes, size: int) -> dict[tuple[int
     return links
 
 
-def _count(facts: Mapping[str, Any], key: str, name: str) -> int:
+def _count(facts: Mapping[str, Any], key: str, name: str, least: int = 1) -> int:
     """A number that a rank tells."""
-    if not isinstance(count := facts.get(key), int) or count < 1:
-        raise HostError(f"{name} tells {key} {count!r}, expected a number of at least 1")
+    if not isinstance(count := facts.get(key), int) or count < least:
+        raise HostError(f"{name} tells {key} {count!r}, expected a number of at least {least}")
     return count

@@ -18,7 +18,7 @@ from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.host import Host, Logits
 from mlxr.runtime.parallel.connection import MessageKind
 from mlxr.runtime.parallel.leader import Leader
-from mlxr.runtime.parallel.step_message import pack_step, starts_ahead
+from mlxr.runtime.parallel.step_message import STATES, pack_step, starts_ahead
 
 
 class LeaderHost(Host):
@@ -28,13 +28,15 @@ class LeaderHost(Host):
     computed, and get them within it.
     """
 
-    def __init__(self, inner: Host, leader: Leader, bytes_of_ranks: Sequence[int], notes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, inner: Host, leader: Leader, bytes_of_ranks: Sequence[tuple[int, int]], notes: Sequence[str] = ()
+    ) -> None:
         """Takes over the ranks, which are ready.
 
         Args:
             inner: rank 0's own host, which has its collectives; closed with this one.
             leader: connections to the other ranks; closed with this host.
-            bytes_of_ranks: the other ranks' `Host.block_bytes`, in their order.
+            bytes_of_ranks: the other ranks' `Host.block_bytes` and `Host.slot_bytes`, in their order.
             notes: the other ranks' `Host.notes`.
         """
         self._inner, self._leader = inner, leader
@@ -68,7 +70,17 @@ class LeaderHost(Host):
     @property
     def block_bytes(self) -> int:
         """Bytes of K and V of one block, all layers, all ranks."""
-        return self._inner.block_bytes + sum(self._bytes.values())
+        return self._inner.block_bytes + sum(self._bytes_of(0).values())
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot of states, all layers, all ranks."""
+        return self._inner.slot_bytes + sum(self._bytes_of(None).values())
+
+    def _bytes_of(self, group: int | None) -> dict[int, int]:
+        """By rank the bytes of a block, or without a group of a slot, of the other ranks that have some."""
+        assert group in (0, None), "ranks have one group of layers"
+        return {rank: own[group is None] for rank, own in self._bytes.items() if own[group is None]}
 
     def when_lost(self, listener: Callable[[RankLostError], object]) -> None:
         """See `Host.when_lost`."""
@@ -136,35 +148,35 @@ class LeaderHost(Host):
 
     def read_blocks(self, block_ids: Sequence[int], group: int | None = 0) -> npt.NDArray[np.uint8]:
         """See `Host.read_blocks`: of each block the bytes of rank 0, then those of the others in their order."""
-        assert group == 0, "ranks have no tiers of states"
-        count = len(block_ids)
+        count, sizes = len(block_ids), self._bytes_of(group)
+        data = np.array([STATES if group is None else group, *block_ids], np.int32).tobytes()
         with Uninterrupted():
-            self._leader.send(MessageKind.READ, np.array(block_ids, np.int32).tobytes())
+            for rank in sizes:
+                self._leader.send(MessageKind.READ, data, rank)
             parts, failures = [], []
-            for rank, size in self._bytes.items():  # all answer, whatever fails here
+            for rank, size in sizes.items():  # all answer, whatever fails here
                 try:
-                    data = self._leader.receive(rank, MessageKind.BLOCKS, count * size)
+                    answer = self._leader.receive(rank, MessageKind.BLOCKS, count * size)
                 except RankLostError:
                     raise
                 except HostError as error:
                     failures.append(error)
                 else:
-                    parts.append(np.frombuffer(data, np.uint8).reshape(count, size))
+                    parts.append(np.frombuffer(answer, np.uint8).reshape(count, size))
             if failures:
                 raise failures[0]
-            return np.concatenate([self._inner.read_blocks(block_ids), *parts], axis=1)
+            return np.concatenate([self._inner.read_blocks(block_ids, group), *parts], axis=1)
 
     def write_blocks(self, block_ids: Sequence[int], data: npt.NDArray[np.uint8], group: int | None = 0) -> None:
         """See `Host.write_blocks`; each rank gets its own bytes."""
-        assert group == 0, "ranks have no tiers of states"
-        head = len(block_ids).to_bytes(4, "little") + np.array(block_ids, np.int32).tobytes()
-        start = self._inner.block_bytes
+        head = np.array([STATES if group is None else group, len(block_ids), *block_ids], np.int32).tobytes()
+        start = own = self._inner.slot_bytes if group is None else self._inner.block_bytes
         with Uninterrupted():
-            for rank, size in self._bytes.items():
+            for rank, size in self._bytes_of(group).items():
                 self._leader.send(MessageKind.WRITE, head + data[:, start : start + size].tobytes(), rank)
                 start += size
             try:
-                self._inner.write_blocks(block_ids, np.ascontiguousarray(data[:, : self._inner.block_bytes]))
+                self._inner.write_blocks(block_ids, np.ascontiguousarray(data[:, :own]), group)
             except Exception as error:
                 self._failed("a write of blocks", error)
 

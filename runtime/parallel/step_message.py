@@ -16,6 +16,8 @@ from mlxr.runtime.hosts.exchange import EXACT_IDS
 from mlxr.runtime.hosts.host import Host
 
 _COUNTS = 7
+STATES = -1
+"""In place of a group of layers in messages that read and write blocks: they are slots of states."""
 
 
 class StepLimits(NamedTuple):
@@ -62,11 +64,13 @@ class StepLimits(NamedTuple):
         )
 
     def blocks_of(self, group: int) -> int:
-        """Blocks of a group.
+        """Blocks of a group, or slots (`STATES`).
 
         Raises:
             HostError: there is no such group.
         """
+        if group == STATES:
+            return self.state_slots
         blocks = (self.num_blocks, *self.other_blocks)
         if not 0 <= group < len(blocks):
             raise HostError(f"group {group} of layers, expected 0 to {len(blocks) - 1}")

@@ -1,14 +1,16 @@
 """A conversation with a model whose layers keep a state: each turn computes only what is new, and says so."""
 
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
-import pytest
 
 from mlxr.loading.options import LoadOptions
+from mlxr.runtime.cache.tiers.tier_sizes import TierSizes
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.pool.model_source import ModelSource
 from mlxr_tests.running_server import CHATML, EXACT, RunningServer, running_server
@@ -63,23 +65,33 @@ def write_qwen(path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RunningServer]:
-    options = LoadOptions(host="cpu", threads=1, changes=EXACT)
-    source = ModelSource("qwen", str(write_qwen(tmp_path / "qwen.gguf")), options, max_sequences=2)
+@contextmanager
+def server(folder: Path) -> Iterator[RunningServer]:
+    """With tiers in the folder, and the model that is there."""
+    tiers = TierSizes(disk_bytes=1 << 28, folder=folder / "tiers")
+    options = LoadOptions(host="cpu", threads=1, changes=EXACT, tiers=tiers)
+    source = ModelSource("qwen", str(folder / "qwen.gguf"), options, max_sequences=2)
     with running_server(lambda: ModelPool([source])) as running:
         yield running
 
 
-def test_each_turn_computes_only_what_is_new(server: RunningServer) -> None:
+def test_each_turn_computes_only_what_is_new(tmp_path: Path) -> None:
+    write_qwen(tmp_path / "qwen.gguf")
     messages, known = [], 0
-    for question in ("Tell me of the sea, " + "and of rivers " * 30, "And of lakes?", "And of rain?"):
-        messages.append({"role": "user", "content": question})
-        body = {"model": "qwen", "messages": messages, "max_tokens": 12, "temperature": 0}
-        answer = server.http.post("/v1/chat/completions", json=body).json()
-        usage = answer["usage"]
-        # What was known is a prompt and what followed; its answer, as text, may become other tokens.
-        assert usage["prompt_tokens_details"]["cached_tokens"] >= known - 3
-        known = usage["prompt_tokens"]
-        messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+    for questions in (("Tell me of the sea, " + "and of rivers " * 30, "And of lakes?"), ("And of rain?", "And snow?")):
+        with server(tmp_path) as running:  # again, in another process's place
+            restored = 0
+            for question in questions:
+                messages.append({"role": "user", "content": question})
+                body = {"model": "qwen", "messages": messages, "max_tokens": 12, "temperature": 0}
+                answer = running.http.post("/v1/chat/completions", json=body).json()
+                usage = answer["usage"]
+                cached = usage["prompt_tokens_details"]["cached_tokens"]
+                # What was known is a prompt and what followed; its answer, as text, may become other tokens.
+                assert cached >= known - 3
+                restored = restored or (cached if known else 0)
+                known = usage["prompt_tokens"]
+                messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+            (told,) = re.findall(r"^mlxr:restored_tokens_total\{.*\} (.*)$", running.http.get("/metrics").text, re.M)
+            assert float(told) == (restored if len(messages) > 4 else 0), "the first turn after a restart"
     assert known > 100

@@ -1,6 +1,7 @@
 """The file of one block: its bytes, what it is, and a checksum of both.
 
-    K and V          `block_bytes` bytes, as `Host.read_blocks` gives them
+    K and V          `block_bytes` bytes, as `Host.read_blocks` gives them; or a state, and K and V if it ends within a
+                     block (`BlockIdentity.data_bytes`)
     b"mlxr-kv3"      the format
     identity         16 bytes: `BlockIdentity.digest`
     digest           16 bytes: of the block
@@ -9,7 +10,7 @@
     checksum         u32, little-endian, of everything before
 
 K and V come first, so that they are read to where they are wanted, and checked there. The digest is a hash of parent
-and tokens, so a reader that knows the digest alone can check both.
+and tokens, so a reader that knows the digest alone can check both. The tokens of a state are `state_tokens`.
 
 The checksum is a CRC-32 of a product code, because a CRC-32 of K and V takes a third of the time of reading them. K and
 V are rows of 2048 bytes, of which each is 256 words (u64, little-endian). What is left after the last whole row, the
@@ -46,7 +47,7 @@ _ROW_BYTES = 2048
 
 @dataclass(frozen=True, eq=False)
 class StoredBlock:
-    """A block outside of the arena: its names, and K and V as [block_bytes]."""
+    """A block or a state outside of the arena: its names, and its bytes, `BlockIdentity.data_bytes` of them."""
 
     digest: Digest
     parent: Digest
@@ -54,9 +55,9 @@ class StoredBlock:
     data: Bytes
 
 
-def file_bytes(identity: BlockIdentity) -> int:
-    """The size of a block's file."""
-    return identity.block_bytes + _names(identity).size + _CHECKSUM.size
+def file_bytes(identity: BlockIdentity, data_bytes: int | None = None) -> int:
+    """The size of the file of a block, or of a state of so many bytes."""
+    return (identity.block_bytes if data_bytes is None else data_bytes) + _names(identity).size + _CHECKSUM.size
 
 
 def encode(identity: BlockIdentity, block: StoredBlock) -> list[bytes | memoryview]:
@@ -67,13 +68,13 @@ def encode(identity: BlockIdentity, block: StoredBlock) -> list[bytes | memoryvi
 
 
 def read_block(path: Path, identity: BlockIdentity, digest: Digest, data: Bytes) -> bool:
-    """Reads K and V of a block from its file.
+    """Reads the bytes of a block or of a state from its file.
 
     Args:
         path: of the file.
         identity: what blocks are wanted.
         digest: which block is wanted.
-        data: [block_bytes], contiguous; gets K and V.
+        data: as many bytes as it has, contiguous; gets them.
 
     Returns:
         False if the file is damaged, or is not of this block; what is in `data` then is of no use.
@@ -83,7 +84,7 @@ def read_block(path: Path, identity: BlockIdentity, digest: Digest, data: Bytes)
     """
     layout = _names(identity)
     end = bytearray(layout.size + _CHECKSUM.size + 1)
-    if _read([data.data, end], path) != identity.block_bytes + len(end) - 1:
+    if _read([data.data, end], path) != len(data) + len(end) - 1:
         return False
     names = end[: layout.size]
     if _CHECKSUM.unpack_from(end, layout.size)[0] != _checksum(data, names):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Self
@@ -10,6 +11,7 @@ from typing import Self
 from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.arena_blocks import block_bytes
+from mlxr.runtime.cache.block_hashes import NO_TOKEN
 
 FORMAT = b"mlxr-kv3"
 """The format of a block's file. Another format has other folders, so no version of MLXR reads files of another one."""
@@ -26,8 +28,10 @@ class BlockIdentity:
         host: the name of the host: two programs of one artifact round differently.
         layout: order of the arena's first two dimensions.
         block_size: tokens of a block.
-        stores: what a block has, in order: for each store its name, layers, shape and type of a layer's row.
+        stores: what a block has, then what a slot of states has, in order: for each store its name, layers, shape and
+            type of a layer's row.
         block_bytes: bytes of one block.
+        state_bytes: bytes of one slot of states; 0: the model keeps none.
     """
 
     model: str
@@ -38,9 +42,10 @@ class BlockIdentity:
     block_size: int
     stores: tuple[str, ...]
     block_bytes: int
+    state_bytes: int = 0
 
     @classmethod
-    def of(cls, artifact: Artifact, weights: str, host: str, arena: Arena, group: int | None = 0) -> Self:
+    def of(cls, artifact: Artifact, weights: str, host: str, arena: Arena) -> Self:
         """The identity of the blocks of an arena.
 
         Args:
@@ -48,9 +53,10 @@ class BlockIdentity:
             weights: the digest of its weights, see `weights_digest`.
             host: the name of the host that writes the arena.
             arena: whose blocks.
-            group: whose layers'; None: a block is the state after its tokens.
         """
-        geometry, outer = arena.geometry, 2 if group is None else 3
+        geometry = arena.geometry
+        parts = [(part, part.shape[3:]) for part in geometry.of_group(0)]
+        parts += [(part, part.shape[2:]) for part in geometry.of_group(None)]
         return cls(
             model=artifact.spec.name,
             weights=weights,
@@ -59,16 +65,25 @@ class BlockIdentity:
             layout=geometry.layout,
             block_size=geometry.block_size,
             stores=tuple(
-                f"{part.name} {part.num_layers} {'x'.join(map(str, part.shape[outer:]))} {part.dtype!s}"
-                for part in geometry.of_group(group)
+                f"{part.name} {part.num_layers} {'x'.join(map(str, row))} {part.dtype!s}" for part, row in parts
             ),
-            block_bytes=block_bytes(geometry, group),
+            block_bytes=block_bytes(geometry),
+            state_bytes=block_bytes(geometry, None),
         )
+
+    def data_bytes(self, tokens: Sequence[int]) -> int:
+        """Bytes of a block with these tokens, or of a state that they name: a block within which it ends is with it."""
+        if tokens[0] != NO_TOKEN:
+            return self.block_bytes
+        return self.state_bytes + (self.block_bytes if tokens[-1] != NO_TOKEN else 0)
 
     @cached_property
     def digest(self) -> bytes:
         """16 bytes: a hash of all attributes, and of the format of files."""
-        text = json.dumps({"format": FORMAT.decode()} | asdict(self), sort_keys=True)
+        fields = asdict(self)
+        if not self.state_bytes:  # so such files are those of earlier versions
+            del fields["state_bytes"]
+        text = json.dumps({"format": FORMAT.decode()} | fields, sort_keys=True)
         return hashlib.sha256(text.encode()).digest()[:16]
 
     @cached_property

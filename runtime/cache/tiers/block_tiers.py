@@ -2,6 +2,9 @@
 
 A prompt may leave what is stored, or end, within a block. Then it gets the first tokens of a block that begins alike.
 
+A state is a block too, with a name of its own (`state_tokens`). It is of use after exactly its tokens, so it comes back
+together with the blocks before it (`find_state`).
+
 The thread that runs steps calls everything here. No call waits for the disk, except `save`, `flush` and `close`.
 """
 
@@ -14,7 +17,9 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from pathlib import Path
 
-from mlxr.runtime.cache.block_hashes import Digest, block_digest
+import numpy as np
+
+from mlxr.runtime.cache.block_hashes import NO_TOKEN, BlockHashes, Digest, block_digest, state_tokens
 from mlxr.runtime.cache.prefix_index import CachedBlock, num_common
 from mlxr.runtime.cache.tiers.block_file import Bytes, StoredBlock
 from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
@@ -34,7 +39,7 @@ _CANDIDATES = 8
 
 @dataclass(frozen=True)
 class TierStats:
-    """What the tiers hold, and what they have done since they were made.
+    """What the tiers hold, and what they have done since they were made. A state counts as a block.
 
     Attributes:
         memory_blocks, memory_bytes: in host memory.
@@ -72,14 +77,12 @@ class BlockTiers:
 
     Attributes:
         identity: theirs.
-        states: the tiers of a model's states, each by the name of the block that it follows; None: it keeps none.
     """
 
     def __init__(
         self,
         identity: BlockIdentity,
         *,
-        states: "BlockTiers | None" = None,
         memory_bytes: int,
         disk_bytes: int,
         folder: Path | None = None,
@@ -91,8 +94,7 @@ class BlockTiers:
 
         Args:
             identity: of the blocks.
-            states: see `BlockTiers`; it is closed with this.
-            memory_bytes: most bytes of K and V in host memory, besides a queue of 64 MiB at most; 0: no block.
+            memory_bytes: most bytes of blocks in host memory, besides a queue of 64 MiB at most; 0: no block.
             disk_bytes: most bytes of all files in the folder, those of other identities too; 0: none is read or
                 written.
             folder: of all identities; None: in MLXR's cache.
@@ -103,18 +105,16 @@ class BlockTiers:
         Raises:
             MlxrError: there is no place for the cache.
         """
-        self.identity, self.states = identity, states
+        self.identity = identity
         self._lock = threading.Lock()
         self._memory = MemoryTier(memory_bytes)
         self._disk: DiskTier | None = None
         if disk_bytes:
             root = cache_folder(KV_FOLDER) if folder is None else folder
             self._disk = DiskTier(root, identity, disk_bytes, disk_bytes_per_hour, warn, clock)
-            if states is not None and states._disk is not None:
-                states._disk.written_in_an_hour = self._disk.written_in_an_hour
         self._most_readers = _READERS
         self._readers = ThreadPoolExecutor(_READERS, "mlxr-kv-reader")
-        self._worth = Worth(identity.block_bytes / identity.block_size)
+        self._worth = Worth()
         self._hits = dict.fromkeys(TIERS, 0)
 
     def count(self, digests: Sequence[Digest]) -> int:
@@ -126,7 +126,43 @@ class BlockTiers:
         """How many of the first blocks are in host memory, without one missing between them."""
         return sum(1 for _ in takewhile(self._memory.__contains__, digests))
 
-    def fetch(self, digests: Sequence[Digest], parent: Digest = b"", rest: Sequence[int] = ()) -> "Future[Fetched]":
+    def find_state(
+        self, tokens: Sequence[int], hashes: BlockHashes, least: int, num_blocks: int
+    ) -> tuple[int, Digest, int]:
+        """The longest start of a prompt, without its last token, whose state is here. It reads no file.
+
+        Args:
+            tokens: the prompt.
+            hashes: of the same tokens.
+            least: it must be longer.
+            num_blocks: first full blocks that the arena or a tier has. The state may end within the next block.
+
+        Returns:
+            Its tokens, and the digest and the bytes of the state; 0 tokens if there is none.
+        """
+        size, disk = hashes.block_size, self._disk
+        for number in range(num_blocks, least // size - 1, -1):
+            start, parent = number * size, hashes.parent(number)
+            branch = branch_of(parent, (NO_TOKEN,))
+            with self._lock:
+                may_be_here = bool(self._memory.branches.newest(branch, 1))
+            if not may_be_here and (disk is None or not disk.folder.newest(branch, 1)):
+                continue
+            for length in range(min(start + size, len(tokens)) - 1, max(start - 1, least), -1):
+                names = state_tokens(tokens[start:length], size)
+                if self.count([digest := block_digest(parent, names)]):
+                    return length, digest, self.identity.data_bytes(names)
+        return 0, b"", 0
+
+    def fetch(
+        self,
+        digests: Sequence[Digest],
+        parent: Digest = b"",
+        rest: Sequence[int] = (),
+        *,
+        state: Digest = b"",
+        state_bytes: int = 0,
+    ) -> "Future[Fetched]":
         """Starts to read blocks, which stay where they are.
 
         Args:
@@ -134,14 +170,19 @@ class BlockTiers:
             parent: the digest of what comes before `rest`.
             rest: how the sequence goes on, less than a block. A block that begins like this may come last. It is looked
                 for on disk only if others come from there.
+            state: the digest of a state that is wanted with the blocks, without `rest`; empty: none is.
+            state_bytes: its bytes.
 
         Returns:
             The first blocks, up to one that is not here any more or is damaged. It cannot be cancelled.
         """
         started = time.perf_counter()
-        disk = self._disk
+        disk, block_size = self._disk, self.identity.block_size
         disk_of_rest = disk if self.count_in_memory(digests) < len(digests) else None
-        used, num_rest = list(digests), 0
+        used, num_rest = [*digests, *([state] if state else [])], 0
+        blocks = np.empty((len(digests) + bool(rest), self.identity.block_bytes), np.uint8)
+        of_state = np.empty(state_bytes, np.uint8)
+        rows = [*blocks, *([of_state] if state else [])]
 
         def read_block(digest: Digest, data: Bytes) -> Tier | None:
             if block := self._memory.get(digest):
@@ -151,40 +192,41 @@ class BlockTiers:
 
         def read(place: int, data: Bytes) -> Tier | None:
             nonlocal num_rest
-            if place < len(digests):
-                return read_block(digests[place], data)
+            if place < len(used):
+                return read_block(used[place], data)
             digest, num_rest = self._longest(parent, rest, disk_of_rest)
             used.append(digest)
             return read_block(digest, data) if num_rest else None
 
-        def finish(tiers: Sequence[Tier]) -> int:
-            self._count_hits(tiers, time.perf_counter() - started)
+        def finish(tiers: Sequence[Tier]) -> Fetched:
+            self._count_hits(tiers, rows, time.perf_counter() - started)
             del used[len(tiers) :]
             with self._lock:
                 for digest in reversed(used):
                     self._memory.use(digest)
             if disk is not None:
                 disk.folder.use(used)
-            return min(len(tiers), len(digests)) * self.identity.block_size + num_rest * (len(tiers) > len(digests))
+            is_whole = len(tiers) > len(digests)
+            num_tokens = min(len(tiers), len(digests)) * block_size + num_rest * is_whole
+            return Fetched(blocks[: len(tiers)], num_tokens, of_state if state and is_whole else None)
 
         def set_times() -> None:
             if disk is not None and disk.folder.has_old_times:
                 disk.folder.set_times()
 
-        fetch = Fetch(len(digests) + bool(rest), self.identity.block_bytes, read, finish, set_times)
+        fetch = Fetch(rows, read, finish, set_times)
         fetch.start(self._readers, self._most_readers)
         return fetch.result
 
-    def put(self, blocks: Sequence[CachedBlock], data: Bytes) -> None:
+    def put(self, blocks: Sequence[CachedBlock], data: Iterable[Bytes]) -> None:
         """Takes blocks that the arena evicts. What does not fit in host memory goes to disk, in the background.
 
         Args:
             blocks: their names.
-            data: [blocks, block_bytes], which is copied.
+            data: the bytes of each, which are copied.
         """
         if self._disk is None and not self._memory.limit_bytes:
             return
-        leaving = []
         for block, row in zip(blocks, data, strict=True):
             with self._lock:
                 if block.digest in self._memory:
@@ -192,15 +234,15 @@ class BlockTiers:
                     continue
             stored = StoredBlock(block.digest, block.parent, block.tokens, row.copy())
             with self._lock:
-                leaving += self._memory.add(stored)
-        self._to_disk(leaving)
+                leaving = self._memory.add(stored)
+            self._to_disk(leaving)
 
     def save(self, blocks: Sequence[CachedBlock], rows: Iterable[Bytes]) -> int:
         """Writes blocks to disk, and waits for that.
 
         Args:
             blocks: their names, in the order of a sequence.
-            rows: K and V of each, [block_bytes]. No more of them are asked for than the disk takes.
+            rows: the bytes of each. No more of them are asked for than the disk takes.
 
         Returns:
             How many of the first blocks are on disk now: fewer than all if the limits of size and of this hour, or the
@@ -208,7 +250,7 @@ class BlockTiers:
         """
         pairs = zip(blocks, rows, strict=False)
         stored = (StoredBlock(block.digest, block.parent, block.tokens, row) for block, row in pairs)
-        return self._save([block.digest for block in blocks], stored)
+        return self._save([(block.digest, self.identity.data_bytes(block.tokens)) for block in blocks], stored)
 
     def flush(self) -> None:
         """Waits until all blocks that have been given to the disk are written."""
@@ -219,23 +261,21 @@ class BlockTiers:
         """Saves what is in host memory, as far as the limits allow, and ends the threads. Files stay."""
         with self._lock:
             blocks = self._memory.newest_first()
-        self._save([block.digest for block in blocks], blocks)
+        self._save([(block.digest, block.data.nbytes) for block in blocks], blocks)
         with self._lock:
             self._memory.shrink(self._memory.size_bytes)
         self._readers.shutdown()
         if self._disk is not None:
             self._disk.close()
-        if self.states is not None:
-            self.states.close()
 
     def shrink(self, size_bytes: int) -> int:
-        """Frees host memory: the least recently used blocks, then states, go to disk, as far as the queue takes them.
+        """Frees host memory: the least recently used blocks go to disk, as far as the queue takes them.
 
         Args:
             size_bytes: how many bytes are wanted.
 
         Returns:
-            How many bytes of K and V, and of states, have left.
+            How many bytes have left.
         """
         with self._lock:
             leaving = self._memory.shrink(size_bytes)
@@ -244,22 +284,21 @@ class BlockTiers:
         if leaving:
             leaving.clear()
             give_memory_back()
-        if self.states is not None and freed < size_bytes:
-            freed += self.states.shrink(size_bytes - freed)
         return freed
 
     def computed(self, num_tokens: int, seconds: float) -> None:
         """Notes how long a step took that computed so many tokens of prompts."""
         self._worth.computing.add(num_tokens, seconds)
 
-    def worth(self, num_tokens: int, from_disk: bool) -> bool:
-        """Whether fetching K and V of so many tokens takes less time than computing them, by what was measured.
+    def worth(self, num_tokens: int, num_bytes: int, from_disk: bool) -> bool:
+        """Whether a fetch takes less time than computing tokens, by what was measured.
 
         Args:
-            num_tokens: of the blocks.
-            from_disk: whether any of them is not in host memory (`count_in_memory`).
+            num_tokens: that then need not be computed.
+            num_bytes: of the fetch.
+            from_disk: whether anything of it is not in host memory (`count_in_memory`).
         """
-        return self._worth(num_tokens, from_disk)
+        return self._worth(num_tokens, num_bytes, from_disk)
 
     def stats(self) -> TierStats:
         """What the tiers hold and have done; see `TierStats`."""
@@ -304,11 +343,13 @@ class BlockTiers:
             for block in blocks:
                 self._disk.add(block)
 
-    def _save(self, digests: Sequence[Digest], blocks: Iterable[StoredBlock]) -> int:
+    def _save(self, names: Sequence[tuple[Digest, int]], blocks: Iterable[StoredBlock]) -> int:
+        """Saves blocks, whose digests and sizes are known before their bytes are."""
         disk = self._disk
         if disk is None:
             return 0
-        digests = digests[: disk.most_blocks]  # of more, the last would remove the first
+        most = disk.first_that_fit([size for _, size in names])  # of more, the last would remove the first
+        digests = [digest for digest, _ in names[:most]]
         disk.folder.use(digests)
         stored = islice(blocks, len(digests))
         added = [block.digest for block in takewhile(lambda block: disk.add(block, wait=True), stored)]
@@ -318,7 +359,7 @@ class BlockTiers:
         disk.folder.set_times()
         return len(saved)
 
-    def _count_hits(self, tiers: Sequence[Tier], seconds: float) -> None:
+    def _count_hits(self, tiers: Sequence[Tier], rows: Sequence[Bytes], seconds: float) -> None:
         """Counts fetched blocks; the time is that of the slowest tier."""
         if not tiers:
             return
@@ -326,4 +367,5 @@ class BlockTiers:
             for tier in TIERS:
                 self._hits[tier] += tiers.count(tier)
             slowest: Tier = "disk" if "disk" in tiers else "memory"
-            self._worth.reading[slowest].add(tiers.count(slowest) * self.identity.block_bytes, seconds)
+            num_bytes = sum(row.nbytes for row, tier in zip(rows, tiers, strict=False) if tier == slowest)
+            self._worth.reading[slowest].add(num_bytes, seconds)

@@ -6,7 +6,7 @@ same branch are candidates: their parent and their first token are the same. Wha
 
 from collections.abc import Sequence
 
-from mlxr.runtime.cache.block_hashes import Digest, block_digest
+from mlxr.runtime.cache.block_hashes import NO_TOKEN, Digest, block_digest
 
 Branch = bytes
 """4 bytes of a hash of a parent and a first token. Blocks of two branches may have the same by chance."""
@@ -15,8 +15,11 @@ BRANCH_BYTES = 4
 
 
 def branch_of(parent: Digest, tokens: Sequence[int]) -> Branch:
-    """The branch of a block with at least one token."""
-    return block_digest(parent, tokens[:1])[:BRANCH_BYTES]
+    """The branch of a block with at least one token, or of a state (`state_tokens`).
+
+    Of a state it begins as its parent does: who looks for the states of a prompt has to hash nothing.
+    """
+    return parent[:BRANCH_BYTES] if tokens[0] == NO_TOKEN else block_digest(parent, tokens[:1])[:BRANCH_BYTES]
 
 
 class Branches:

@@ -1,10 +1,14 @@
-"""Blocks in a folder on disk: written in the background, checked when they are read."""
+"""Blocks and states in a folder on disk: written in the background, checked when they are read.
+
+Here and in the other tiers a state is a block of other tokens (`state_tokens`) and of another size.
+"""
 
 import errno
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate, takewhile
 from pathlib import Path
 
 from mlxr.compiler.artifact import size
@@ -54,7 +58,6 @@ class DiskTier:
 
     Attributes:
         folder: the files.
-        written_in_an_hour: limits that; tiers whose blocks the same thread adds may share it.
         is_writing: whether blocks are still written; false after the first error of the disk.
         written_bytes, written_blocks: since the start.
         dropped_blocks: blocks that were not written since the queue or the hour's limit was full.
@@ -84,8 +87,7 @@ class DiskTier:
         self.is_writing = True
         self.written_bytes = self.written_blocks = self.dropped_blocks = self.damaged_blocks = 0
         self._identity, self._warn = identity, warn
-        self._file_bytes = file_bytes(identity)
-        self.written_in_an_hour = WriteLimit(bytes_per_hour, clock)
+        self._written_in_an_hour = WriteLimit(bytes_per_hour, clock)
         self._waiting: OrderedDict[Digest, StoredBlock] = OrderedDict()
         self._waiting_bytes = 0
         self._changed = threading.Condition()
@@ -95,14 +97,14 @@ class DiskTier:
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._waiting or digest in self.folder
 
-    @property
-    def most_blocks(self) -> int:
-        """How many blocks the folder may have."""
-        return self.folder.limit_bytes // self._file_bytes
+    def first_that_fit(self, sizes: Sequence[int]) -> int:
+        """How many of the first blocks, of so many bytes each, the folder has room for together."""
+        ends = accumulate(file_bytes(self._identity, size_bytes) for size_bytes in sizes)
+        return sum(1 for _ in takewhile(lambda end: end <= self.folder.limit_bytes, ends))
 
     @property
     def waiting_bytes(self) -> int:
-        """K and V that wait to be written."""
+        """Bytes of what waits to be written."""
         return self._waiting_bytes
 
     def add(self, block: StoredBlock, *, wait: bool = False) -> bool:
@@ -121,12 +123,14 @@ class DiskTier:
         if block.digest in self:
             return True
         size_bytes = block.data.nbytes
+        in_file = file_bytes(self._identity, size_bytes)
         with self._changed:
             while wait and self.is_writing and self._is_full(size_bytes):
                 self._changed.wait()
             if not self.is_writing or self._closing:
                 return False
-            if not self.most_blocks or self._is_full(size_bytes) or not self.written_in_an_hour.take(self._file_bytes):
+            has_room = in_file <= self.folder.limit_bytes and not self._is_full(size_bytes)
+            if not (has_room and self._written_in_an_hour.take(in_file)):
                 self.dropped_blocks += 1
                 return False
             self._waiting[block.digest] = block
@@ -138,11 +142,11 @@ class DiskTier:
         return True
 
     def read(self, digest: Digest, data: Bytes) -> bool:
-        """Reads K and V of a block; the caller also notes its use (`BlockFolder.use`).
+        """Reads the bytes of a block; the caller also notes its use (`BlockFolder.use`).
 
         Args:
             digest: of the block.
-            data: [block_bytes], gets K and V.
+            data: as many bytes as it has; gets them.
 
         Returns:
             False if it is not here, or its file was damaged and is removed; `data` is of no use then.

@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from mlxr.runtime.cache.tiers.block_file import Bytes
 
 Tier = Literal["memory", "disk"]
@@ -31,7 +29,7 @@ class Fetched:
         data: [blocks, block_bytes].
         num_tokens: tokens of the sequence whose K and V are in the blocks: as many as these have slots, or fewer if
             other tokens follow in the last one.
-        state: of a model with states, that after the last block that was asked for; None: it was not found.
+        state: the bytes of the state that was asked for; None: none was, or it or a block before it was not found.
     """
 
     data: Bytes
@@ -48,29 +46,26 @@ class Fetch:
 
     def __init__(
         self,
-        num_blocks: int,
-        block_bytes: int,
+        rows: Sequence[Bytes],
         read: Callable[[int, Bytes], Tier | None],
-        finish: Callable[[Sequence[Tier]], int],
+        finish: Callable[[Sequence[Tier]], Fetched],
         after: Callable[[], None],
     ) -> None:
         """Prepares.
 
         Args:
-            num_blocks: how many.
-            block_bytes: bytes of a block.
-            read: reads the block of a number to an array, [block_bytes], and says which tier had it; None: none, and
-                the array's content is of no use.
-            finish: called with the tier of each block of the result, before it is complete; says how many tokens
-                of the sequence are in them.
+            rows: where the bytes of each block go.
+            read: reads the block of a number to its row, and says which tier had it; None: none, and what is in the
+                row is of no use.
+            finish: called with the tier of each of the first blocks, up to one that was not found; gives the result.
             after: called when the result is complete, and nobody waits any more.
         """
         self.result: Future[Fetched] = Future()
         self.result.set_running_or_notify_cancel()
         self._read, self._finish, self._after = read, finish, after
-        self._rows = np.empty((num_blocks, block_bytes), np.uint8)
-        self._tiers: list[Tier] = ["memory"] * num_blocks
-        self._count = self._found = self._left = num_blocks
+        self._rows = rows
+        self._tiers: list[Tier] = ["memory"] * len(rows)
+        self._count = self._found = self._left = len(rows)
         self._next = 0
         self._error: BaseException | None = None
         self._readers: Executor | None = None
@@ -80,7 +75,7 @@ class Fetch:
     def start(self, readers: Executor, count: int) -> None:
         """Lets one thread read the blocks, and up to so many if it takes long."""
         if not self._count:
-            self.result.set_result(Fetched(self._rows, 0))
+            self.result.set_result(self._finish(()))
             return
         self._readers, self._spare = readers, min(count, self._count) - 1
         readers.submit(self._read_all)
@@ -119,9 +114,9 @@ class Fetch:
         try:
             if self._error is not None:
                 raise self._error
-            num_tokens = self._finish(self._tiers[: self._found])
+            fetched = self._finish(self._tiers[: self._found])
         except BaseException as raised:
             self.result.set_exception(raised)
         else:
-            self.result.set_result(Fetched(self._rows[: self._found], num_tokens))
+            self.result.set_result(fetched)
             self._after()

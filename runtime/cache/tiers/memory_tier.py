@@ -14,7 +14,7 @@ class MemoryTier:
     """Blocks within a limit of bytes. Callers hold a lock.
 
     Attributes:
-        size_bytes: K and V of all blocks.
+        size_bytes: bytes of all blocks.
         limit_bytes: most of them.
         branches: of all blocks.
     """
@@ -23,7 +23,7 @@ class MemoryTier:
         """Makes an empty tier.
 
         Args:
-            limit_bytes: most bytes of K and V; 0: no block is kept.
+            limit_bytes: most bytes of blocks; 0: none is kept.
         """
         self.size_bytes = 0
         self.limit_bytes = limit_bytes
@@ -47,6 +47,8 @@ class MemoryTier:
 
     def add(self, block: StoredBlock) -> list[StoredBlock]:
         """Adds a block that is not here; returns the blocks that must leave: perhaps this one."""
+        if block.data.nbytes > self.limit_bytes:
+            return [block]
         self._blocks[block.digest] = block
         self.branches.add(branch_of(block.parent, block.tokens), block.digest)
         self.size_bytes += block.data.nbytes

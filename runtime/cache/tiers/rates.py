@@ -33,19 +33,14 @@ class Worth:
         reading: bytes per second, by the name of the tier.
     """
 
-    def __init__(self, bytes_per_token: float) -> None:
-        """Begins without measurements: until there are some, reading is taken to be cheaper.
-
-        Args:
-            bytes_per_token: K and V of one token.
-        """
-        self._bytes_per_token = bytes_per_token
+    def __init__(self) -> None:
+        """Begins without measurements: until there are some, reading is taken to be cheaper."""
         self.computing = Rate()
         self.reading = {tier: Rate() for tier in TIERS}
         self._refused = 0
 
-    def __call__(self, num_tokens: int, from_disk: bool) -> bool:
-        """Whether reading K and V of so many tokens takes less time than computing them.
+    def __call__(self, num_tokens: int, num_bytes: int, from_disk: bool) -> bool:
+        """Whether reading so many bytes takes less time than computing the tokens that they stand for.
 
         One in 32 refusals in a row is not made: that reading was slow for a moment would otherwise never be forgotten.
         """
@@ -53,8 +48,7 @@ class Worth:
         tokens_per_second = self.computing.per_second
         if not bytes_per_second or not tokens_per_second:
             return True
-        reading = num_tokens * self._bytes_per_token / bytes_per_second
-        if reading < num_tokens / tokens_per_second or self._refused == _TRIES - 1:
+        if num_bytes / bytes_per_second < num_tokens / tokens_per_second or self._refused == _TRIES - 1:
             self._refused = 0
             return True
         self._refused += 1

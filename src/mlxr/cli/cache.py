@@ -54,7 +54,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def caches() -> dict[str, str]:
     """The folders of the cache: the name of each, and what is in it."""
     of_hosts = {host.name: host.cached for host in hosts().values() if host.cached}
-    ours = {"artifacts": "what specs and model files compile to", KV_FOLDER: "KV caches of prompts that were read"}
+    ours = {
+        "artifacts": "what specs and model files compile to",
+        KV_FOLDER: "KV caches and states of prompts that were read",
+    }
     return ours | dict(sorted(of_hosts.items()))
 
 

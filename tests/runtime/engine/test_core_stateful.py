@@ -136,12 +136,9 @@ class CoreMachine(RuleBasedStateMachine):
     def load(self):
         self.tiers = None
         if self.tier_blocks is not None:
-            folder, options = Path(self.folder.name), {"clock": lambda: self.engine.now, **self.tier_options}
-            of_states = None
-            if "state_slots" in self.states:
-                blocks = self.tier_blocks[0] // 2, self.tier_blocks[1]
-                of_states = HashTiers(self.sizes[1], *blocks, folder, is_of_states=True, **options)
-            self.tiers = HashTiers(self.sizes[1], *self.tier_blocks, folder, states=of_states, **options)
+            options = {"clock": lambda: self.engine.now, "state_bytes": 8 * ("state_slots" in self.states)}
+            folder = Path(self.folder.name)
+            self.tiers = HashTiers(self.sizes[1], *self.tier_blocks, folder, **options, **self.tier_options)
         self.engine = HashEngine(
             *self.sizes,
             context=32,
@@ -222,8 +219,7 @@ class CoreMachine(RuleBasedStateMachine):
     )
     def tiers_in_trouble(self, trouble, number, count):
         if trouble in DAMAGES:
-            files = [*self.tiers.files(), *(self.tiers.states.files() if self.tiers.states else ())]
-            if files:
+            if files := self.tiers.files():
                 DAMAGES[trouble](files[number % len(files)])
         elif trouble == "memory":
             self.memory.wanted, self.memory.is_low = 8 * number, number % 2 > 0
@@ -240,7 +236,7 @@ class CoreMachine(RuleBasedStateMachine):
     @event()
     def save(self):
         if self.tier_blocks[1]:
-            assert self.engine.core.save() <= self.sizes[0]
+            assert self.engine.core.save() <= self.sizes[0] + self.states.get("state_slots", 0)
             self.after()
 
     @precondition(lambda self: self.tiers)

@@ -7,7 +7,7 @@ import pytest
 
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.pager import Prefix
-from mlxr.runtime.cache.tiers.block_file import file_bytes
+from mlxr.runtime.engine.sampling import Sampling
 from mlxr_tests.hash_host import HashEngine
 from mlxr_tests.hash_tiers import HashTiers
 
@@ -69,20 +69,62 @@ def test_tiers_are_closed_although_the_arena_cannot_be_saved(tmp_path: Path) -> 
     engine.core.close()
 
 
-def with_states(tmp_path: Path) -> tuple[HashEngine, HashTiers]:
-    """An engine of which five prompts of 12 tokens and a state of each have left for host memory."""
-    of_states = HashTiers(4, 40, 40, tmp_path, is_of_states=True)
-    tiers = HashTiers(4, 40, 40, tmp_path, states=of_states)
-    engine = HashEngine(13, 4, 2, context=32, tiers=tiers, state_slots=5)
+def with_states(
+    tmp_path: Path, num_blocks: int, *sizes: int, pipelines: bool = False, answer: int = 5
+) -> tuple[HashEngine, HashTiers]:
+    """An engine that has answered five prompts of 12 tokens with some more, and has no room for all of them."""
+    tiers = HashTiers(4, *sizes, tmp_path, state_bytes=8)
+    engine = HashEngine(num_blocks, 4, 2, context=32, pipelines=pipelines, tiers=tiers, state_slots=6)
     for first in range(5):
-        engine.add([first, *range(1, 12)], 5)
+        engine.add([first, *range(1, 12)], answer)
         run(engine, tiers)
     return engine, tiers
 
 
+@BOTH
+@pytest.mark.parametrize(("memory_blocks", "disk_blocks"), [(40, 0), (0, 40), (2, 40)])
+@pytest.mark.parametrize(("num_blocks", "length"), [(13, 5), (13, 7), (60, 7)])
+def test_states_come_back(
+    num_blocks: int, length: int, memory_blocks: int, disk_blocks: int, pipelines: bool, tmp_path: Path
+) -> None:
+    """With the blocks before them, or with those alone that the arena lacks; also if these left first."""
+    sizes = memory_blocks, disk_blocks
+    engine, tiers = with_states(tmp_path, num_blocks, *sizes, pipelines=pipelines, answer=length)
+    for first in range(5):
+        prompt = [first, *range(1, 12)]
+        known = engine.alone(engine.requests(prompt, Sampling(max_tokens=length))[0])
+        answer = engine.add([*prompt, *known, 20], 3)
+        run(engine, tiers)
+        assert answer.tokens == engine.alone(answer.request)
+        assert answer.request.answer.completion.cached_tokens == 11 + length, "all but the last token of the answer"
+    assert engine.core.stats().restored_tokens >= 3 * (11 + length)
+    engine.check_empty()
+    engine.core.close()
+    tiers.check_closed()
+
+
+@BOTH
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_state_that_cannot_be_brought_back_is_computed(interrupted: bool, pipelines: bool, tmp_path: Path) -> None:
+    engine, tiers = with_states(tmp_path, 13, 80, 0, pipelines=pipelines)
+    answer = engine.add([0, *range(1, 12), 9], 4)
+    engine.core.step()
+    tiers.readers.run()
+    if interrupted:
+        engine.host.interruption = KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            engine.core.step()
+    else:
+        engine.host.failing.add("write_blocks")
+    run(engine, tiers)
+    assert answer.tokens == engine.alone(answer.request) and not engine.host.failing
+    assert engine.core.stats().restored_tokens == 0
+    engine.check_empty()
+
+
 def test_a_state_that_is_read_while_a_step_is_planned_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too late for the prefix of this step: the request waits for the next one."""
-    engine, tiers = with_states(tmp_path)
+    engine, tiers = with_states(tmp_path, 13, 40, 40)
     answer = engine.add([0, *range(1, 12), 9], 4)
     engine.core.step()
     find = engine.pager.find_prefix
@@ -98,28 +140,6 @@ def test_a_state_that_is_read_while_a_step_is_planned_is_used(tmp_path: Path, mo
     assert answer.request.answer.completion.cached_tokens == engine.core.stats().restored_tokens == 12
     engine.core.close()
     tiers.check_closed()
-
-
-def test_memory_of_states_is_given_back_after_that_of_blocks(tmp_path: Path) -> None:
-    engine, tiers = with_states(tmp_path)
-    assert tiers.states is not None
-    blocks, states = tiers.stats().memory_bytes, tiers.states.stats().memory_bytes
-    assert blocks and states
-    assert tiers.shrink(blocks) == blocks and tiers.states.stats().memory_bytes == states
-    assert tiers.shrink(1 << 20) == states and not tiers.states.stats().memory_bytes
-    engine.core.close()
-
-
-def test_states_and_blocks_share_what_may_be_written_in_an_hour(tmp_path: Path) -> None:
-    of_states = HashTiers(4, 0, 40, tmp_path, is_of_states=True)
-    tiers = HashTiers(4, 0, 40, tmp_path, states=of_states, hour_blocks=7)
-    engine = HashEngine(60, 4, 2, context=32, tiers=tiers, state_slots=8)
-    for first in range(3):
-        engine.add([first, *range(1, 12)], 5)
-        run(engine, tiers)
-    engine.core.close()
-    written = tiers.stats().written_bytes + of_states.stats().written_bytes
-    assert of_states.stats().written_bytes and written <= 7 * file_bytes(tiers.identity)
 
 
 @BOTH

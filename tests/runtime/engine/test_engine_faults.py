@@ -311,7 +311,7 @@ def test_an_arena_is_saved_a_few_blocks_at_a_time(
     model.generate([1, *range(10, 310)], max_tokens=2)
     sizes, read = [], model.host.read_blocks
     monkeypatch.setattr(tier_link, "_READ_BYTES", 3 * model.host.block_bytes)
-    monkeypatch.setattr(model.host, "read_blocks", lambda ids, group: sizes.append(len(ids)) or read(ids, group))
+    monkeypatch.setattr(model.host, "read_blocks", lambda ids: sizes.append(len(ids)) or read(ids))
     model.close()
     assert (sum(sizes), max(sizes, default=0)) == ((300 // 16, 3) if disk_bytes else (0, 0))
     assert len(list(tmp_path.rglob("*.kv"))) == sum(sizes)

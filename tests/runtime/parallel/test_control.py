@@ -117,7 +117,7 @@ def test_a_busy_rank_says_that_rank_0_has_ended(
     monkeypatch.setattr(follower, "_LOADING_SECONDS", 0.1)
     group = Group(2)
     if busy == "in a collective":
-        host: Any = SimpleNamespace(block_bytes=1, notes=())
+        host: Any = SimpleNamespace(block_bytes=1, slot_bytes=0, notes=())
         serve = partial(group.followers[0].serve, host, lambda _: threading.Event().wait(), LIMITS)
         threading.Thread(target=serve, daemon=True).start()
         group.leader.wait_until_ready()
@@ -148,9 +148,9 @@ def test_what_ranks_say_keeps_their_order() -> None:
     with ThreadPoolExecutor(3) as threads:
         ready = threads.submit(group.leader.wait_until_ready)
         for rank in (2, 1):
-            host: Any = SimpleNamespace(block_bytes=rank, notes=(), close=lambda: None)
+            host: Any = SimpleNamespace(block_bytes=rank, slot_bytes=3 - rank, notes=(), close=lambda: None)
             threads.submit(group.followers[rank - 1].serve, host, lambda _: None, LIMITS)
             time.sleep(0.05)
         answers = ready.result(PATIENCE_S)
         group.leader.close()
-    assert answers == ([1, 2], [])
+    assert answers == ([(1, 2), (2, 1)], [])

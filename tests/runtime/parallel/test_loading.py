@@ -92,7 +92,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
 @pytest.mark.parametrize("bad", [0, 1])
 def test_a_rank_that_cannot_make_its_host(bad: int, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     def make_host(*_: object, **__: object) -> SimpleNamespace:
-        return SimpleNamespace(block_bytes=1, notes=())
+        return SimpleNamespace(block_bytes=1, slot_bytes=0, notes=())
 
     def fail(*_: object, **__: object) -> None:
         raise HostError("there is no compiler here")

@@ -36,14 +36,18 @@ def ends(rank: Rank, seconds: float = 60) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize(
-    ("count", "tiers", "pipelines"),
+    ("count", "tiers", "pipelines", "states"),
     few(
-        [(2, True, False), (2, False, False), (3, True, False), (2, True, True), (3, False, True)],
-        [(2, True, True)],
+        [
+            *[(2, True, False, True), (2, False, False, False), (3, True, False, True), (2, True, True, False)],
+            *[(3, False, True, False), (2, True, True, True)],
+        ],
+        [(2, True, True, True)],
     ),
 )
-def test_answers_are_those_of_one_rank(count: int, tiers: bool, pipelines: bool, tmp_path: Path) -> None:
-    with start_ranks(count, tmp_path, scene="answers", tiers=tiers, pipelines=pipelines) as ranks:
+def test_answers_are_those_of_one_rank(count: int, tiers: bool, pipelines: bool, states: bool, tmp_path: Path) -> None:
+    options = {"scene": "answers", "tiers": tiers, "pipelines": pipelines, "states": states}
+    with start_ranks(count, tmp_path, **options) as ranks:
         results = [ends(rank) for rank in ranks]
     assert [code for code, _, _ in results] == [0] * count, results
     told = json.loads(results[0][1])

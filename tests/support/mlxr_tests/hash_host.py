@@ -239,6 +239,10 @@ class HashHost:
     def block_bytes(self) -> int:
         return 8 * self.size
 
+    @property
+    def slot_bytes(self) -> int:
+        return 8 * bool(self.states)
+
     def read_blocks(self, block_ids: Sequence[int], group: int | None = 0) -> np.ndarray:
         self.interrupt()
         if "read_blocks" in self.failing:

@@ -41,7 +41,7 @@ CONTEXT, BLOCKS = 200, 60
 
 
 class RankHost(HashHost):
-    """A rank's host. Rank r's blocks have the bytes of a `HashHost` r + 1 times."""
+    """A rank's host. Rank r's blocks and states have the bytes of a `HashHost` r + 1 times."""
 
     def __init__(self, world: Any, seconds: float, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -64,19 +64,23 @@ class RankHost(HashHost):
     def block_bytes(self) -> int:
         return (self._world.rank() + 1) * super().block_bytes
 
+    @property
+    def slot_bytes(self) -> int:
+        return (self._world.rank() + 1) * super().slot_bytes
+
     def read_blocks(self, block_ids: Sequence[int], group: int | None = 0) -> np.ndarray:
-        return np.concatenate([super().read_blocks(block_ids)] * (self._world.rank() + 1), axis=1)
+        return np.concatenate([super().read_blocks(block_ids, group)] * (self._world.rank() + 1), axis=1)
 
     def write_blocks(self, block_ids: Sequence[int], data: np.ndarray, group: int | None = 0) -> None:
         first, *rest = np.split(data, self._world.rank() + 1, axis=1)
         assert all((part == first).all() for part in rest), "bytes of another rank"
-        super().write_blocks(block_ids, np.ascontiguousarray(first))
+        super().write_blocks(block_ids, np.ascontiguousarray(first), group)
 
 
 class EagerTiers(BlockTiers):
     """Tiers that always find it worth while to read."""
 
-    def worth(self, num_tokens: int, from_disk: bool) -> bool:
+    def worth(self, num_tokens: int, num_bytes: int, from_disk: bool) -> bool:
         return True
 
 
@@ -91,6 +95,8 @@ def main(options: Mapping[str, Any]) -> None:
         return RankHost(world, slow, *arguments, **more)
 
     pipelines = bool(options.get("pipelines"))
+    slots = 20 * bool(options.get("states"))  # 12 more than the sequences need
+    engine = {"context": CONTEXT, "pipelines": pipelines, "state_slots": slots, "state_every": 16 * bool(slots)}
 
     if options["scene"] == "model":
         whole_model(share, rank, world.size(), same)
@@ -98,7 +104,7 @@ def main(options: Mapping[str, Any]) -> None:
     if rank:
         follower = Follower(share, rank, same)
         blocks = follower.agree(BLOCKS + rank, {"block size": 4})
-        host: Any = HashEngine(blocks, 4, 4, context=CONTEXT, pipelines=pipelines, make_host=make_host).host
+        host: Any = HashEngine(blocks, 4, 4, **engine, make_host=make_host).host
         limits = StepLimits.of(16, 16, 4, host.plan.arena)
         follower.serve(host, lambda host: None, limits)
         return
@@ -107,14 +113,16 @@ def main(options: Mapping[str, Any]) -> None:
     tiers = None
     if options.get("tiers"):
         size = 32 * sum(range(1, world.size() + 1))
-        identity: BlockIdentity = other(model="hash", block_size=4, block_bytes=size)
+        identity: BlockIdentity = other(
+            model="hash", block_size=4, block_bytes=size, state_bytes=size // 4 * bool(slots)
+        )
         tiers = EagerTiers(identity, memory_bytes=100 * size, disk_bytes=0, disk_bytes_per_hour=0)
 
     def make_leader(*arguments: Any, **more: Any) -> LeaderHost:
         inner: Any = make_host(*arguments, **more)
         return LeaderHost(inner, leader, *leader.wait_until_ready())
 
-    hashes = HashEngine(blocks, 4, 4, context=CONTEXT, pipelines=pipelines, tiers=tiers, make_host=make_leader)
+    hashes = HashEngine(blocks, 4, 4, **engine, tiers=tiers, make_host=make_leader)
     SCENES[options["scene"]](hashes)
 
 
@@ -141,7 +149,8 @@ def answers(hashes: HashEngine) -> None:
         for _ in range(2):
             completions = engine.generate_all(prompts, sampling)
             # Each prompt is the call's number i, and its only sample.
-            alone = [answer_alone(p, sampling, 0, CONTEXT, on_device=hashes.host.pipelines) for p in prompts]
+            states = {"has_state": hashes.pager.states is not None}
+            alone = [answer_alone(p, sampling, 0, CONTEXT, on_device=hashes.host.pipelines, **states) for p in prompts]
             wrong += sum(c.token_ids != a for c, a in zip(completions, alone, strict=True))
         stats = engine.stats()
     model.host.close()

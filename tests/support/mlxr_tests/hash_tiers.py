@@ -9,12 +9,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlxr.runtime.cache.block_hashes import Digest
+from mlxr.runtime.cache.block_hashes import NO_TOKEN, Digest
 from mlxr.runtime.cache.prefix_index import CachedBlock
 from mlxr.runtime.cache.tiers.block_file import Bytes, StoredBlock, file_bytes
 from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
@@ -74,17 +74,14 @@ class HashTiers(BlockTiers):
         hour_blocks: int = 10**6,
         worth_period: int = 0,
         clock: Callable[[], float] = lambda: 0.0,
-        states: "HashTiers | None" = None,
-        is_of_states: bool = False,
+        state_bytes: int = 0,
     ) -> None:
         self.warnings: list[str] = []
-        block_bytes = 8 if is_of_states else 8 * block_size
-        identity: BlockIdentity = other(model="hash", block_size=block_size, block_bytes=block_bytes)
+        sizes = {"block_size": block_size, "block_bytes": 8 * block_size, "state_bytes": state_bytes}
+        identity: BlockIdentity = other(model="hash", **sizes)
         size = file_bytes(identity)
-        self.is_of_states = is_of_states
         super().__init__(
             identity,
-            states=states,
             memory_bytes=memory_blocks * identity.block_bytes,
             disk_bytes=disk_blocks * size,
             folder=folder,
@@ -97,8 +94,6 @@ class HashTiers(BlockTiers):
         self._readers.shutdown()
         self.readers: Any = HandReaders()
         self._readers = self.readers
-        if states is not None:
-            states.readers = states._readers = self.readers
         self.is_full = False
         self.worth_period, self._asked = worth_period, 0
         self._may_write = threading.Event()
@@ -106,22 +101,30 @@ class HashTiers(BlockTiers):
             self._write_file = self._disk.folder.write
             self._disk.folder.write = self._write  # type: ignore[method-assign]
 
-    def worth(self, num_tokens: int, from_disk: bool) -> bool:
+    def worth(self, num_tokens: int, num_bytes: int, from_disk: bool) -> bool:
         self._asked += 1
         return not self.worth_period or self._asked % self.worth_period > 0
 
-    def put(self, blocks: Sequence[CachedBlock], data: Bytes) -> None:
-        rows = () if self.is_of_states else zip(blocks, data, strict=True)
-        assert all(is_content(row, block.tokens) for block, row in rows), "nonsense is kept"
-        super().put(blocks, data)
+    def put(self, blocks: Sequence[CachedBlock], data: Iterable[Bytes]) -> None:
+        super().put(blocks, self._checked(blocks, data))
+
+    def save(self, blocks: Sequence[CachedBlock], rows: Iterable[Bytes]) -> int:
+        return super().save(blocks, self._checked(blocks, rows))
+
+    def _checked(self, blocks: Sequence[CachedBlock], rows: Iterable[Bytes]) -> Iterator[Bytes]:
+        """The bytes of each block, which are not nonsense."""
+        for block, row in zip(blocks, rows, strict=False):
+            assert len(row) == self.identity.data_bytes(block.tokens)
+            tokens = tuple(token for token in block.tokens if token != NO_TOKEN)
+            of_block = row if tokens == block.tokens else row[self.identity.state_bytes :]
+            assert is_content(of_block[: 8 * len(tokens)], tokens), "nonsense is kept"
+            yield row
 
     def flush(self) -> None:
         """Lets the disk write what waits."""
         self._may_write.set()
         super().flush()
         self._may_write.clear()
-        if self.states is not None:
-            self.states.flush()
 
     def files(self) -> list[Path]:
         """The files of blocks, in an order that is always the same."""
@@ -131,7 +134,7 @@ class HashTiers(BlockTiers):
         """What holds while nothing is being written."""
         stats = self.stats()
         memory, disk = self.limits
-        assert stats.memory_bytes == stats.memory_blocks * self.identity.block_bytes <= memory
+        assert stats.memory_bytes == sum(block.data.nbytes for block in self._memory.newest_first()) <= memory
         assert stats.disk_bytes <= disk and sum(path.stat().st_size for path in self.files()) <= disk
         assert stats.disk_writes or not disk or self.is_full
         assert len(self.warnings) <= self.is_full, self.warnings
@@ -144,9 +147,9 @@ class HashTiers(BlockTiers):
         assert self._disk is None or self._disk._thread is None or not self._disk._thread.is_alive()
         assert len(self.warnings) == (bool(self.limits[1]) and not stats.disk_writes)
 
-    def _save(self, digests: Sequence[Digest], blocks: Iterable[StoredBlock]) -> int:
+    def _save(self, names: Sequence[tuple[Digest, int]], blocks: Iterable[StoredBlock]) -> int:
         self._may_write.set()
-        saved = super()._save(digests, blocks)
+        saved = super()._save(names, blocks)
         self._may_write.clear()
         return saved
 

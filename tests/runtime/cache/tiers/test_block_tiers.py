@@ -377,15 +377,15 @@ def test_shrinking_gives_memory_back_to_the_system(tmp_path: Path) -> None:
 def test_reading_is_compared_with_computing() -> None:
     names, data = chain(2)
     tiers = make_tiers(None, memory_blocks=2)
-    assert tiers.worth(8, from_disk=True), "nothing is measured yet"
+    assert tiers.worth(8, 2 * SIZE, from_disk=True), "nothing is measured yet"
     tiers.put(names, data)
     fetched(tiers, names)
     tiers.computed(1, 10.0)
-    assert tiers.worth(8, from_disk=False) and tiers.worth(8, from_disk=True)
+    assert tiers.worth(8, 2 * SIZE, from_disk=False) and tiers.worth(8, 2 * SIZE, from_disk=True)
     for _ in range(200):
         tiers.computed(10**9, 1e-6)
-    assert not tiers.worth(8, from_disk=False) and tiers.worth(8, from_disk=True)
-    asked = [tiers.worth(8, from_disk=False) for _ in range(100)]
+    assert not tiers.worth(8, 2 * SIZE, from_disk=False) and tiers.worth(8, 2 * SIZE, from_disk=True)
+    asked = [tiers.worth(8, 2 * SIZE, from_disk=False) for _ in range(100)]
     assert asked.count(True) == 3, "now and then it is tried again"
     tiers.close()
 
