@@ -232,7 +232,7 @@ class _Arguments:
         return self._evaluation.facts.refuse(key_of(self._of[index]), value, expected)
 
     def impossible(self, numbers: list[float]) -> SpecError:
-        values = ", ".join(f"{key_of(of)} {number}" for of, number in zip(self._of, numbers, strict=True))
+        values = ", ".join(f"{_spelled(of)} {number}" for of, number in zip(self._of, numbers, strict=True))
         return SpecError(f"{self._evaluation.facts.source}: {values}: of these nothing can be computed")
 
 
@@ -241,6 +241,13 @@ def key_of(expression: Any) -> str:
     if isinstance(expression, dict) and "call" in expression:
         return key_of(expression["of"][0])
     return str(expression.get("key", "a number") if isinstance(expression, dict) else expression)
+
+
+def _spelled(expression: Any) -> str:
+    """As `key_of`, with all that a call computes with."""
+    if isinstance(expression, dict) and "call" in expression:
+        return f"{expression['call']}({', '.join(_spelled(of) for of in expression['of'])})"
+    return key_of(expression)
 
 
 def _wanted(path: str) -> Want:

@@ -172,6 +172,9 @@ class Facts:
                     f"{self.source}: {key[:100]!a} is to be accepted, but the file has no such key, or it is one that "
                     "is applied: leave out --accept-key for it"
                 )
+        for key, value in unread.items():
+            if key not in self._accepted and (reason := self._reason(key.removeprefix(self._prefix))):
+                raise SpecError(f"{self.source}: {key} is {show(value)}{reason}")
         strange = [f"{key[:100]!a} = {show(value)}" for key, value in unread.items() if key not in self._accepted]
         if strange:
             more = f" and {len(strange) - _MAX_LISTED} more" if len(strange) > _MAX_LISTED else ""

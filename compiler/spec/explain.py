@@ -29,6 +29,7 @@ _LENGTHS = {"too_short": ("min_length", "at least"), "too_long": ("max_length", 
 _SECTION_TYPES = ("model_type", "model_attributes_type", "dict_type")
 _MAX_KEY = 64
 _MAX_CHOICES = 24
+_MAX_ITEMS = 8
 
 # Keys of Hugging Face's config.json, and what specs call them.
 _FOREIGN_KEYS = {
@@ -68,7 +69,8 @@ def show(value: Any) -> str:
     if isinstance(value, dict):
         return "a section" if value else "an empty section"
     if isinstance(value, list | tuple):
-        return "a list"
+        items = ", ".join("a list" if isinstance(item, list | tuple) else show(item) for item in value[:_MAX_ITEMS])
+        return f"[{items}]" if len(value) <= _MAX_ITEMS and len(items) <= 60 else f"a list of {len(value)}"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):

@@ -271,7 +271,7 @@ def _item(of: Arguments) -> Any:
     if held is None:
         return of.value(2)
     if not isinstance(held, list) or len(held) <= place:
-        raise of.refuse(0, held, f"a list of {place + 1} numbers or more")
+        raise of.refuse(0, held, f"a list of at least {place + 1} number{'s' * (place > 0)}")
     number = held[place]
     if isinstance(number, dict) and number.keys() == {"__float__"}:  # as transformers writes what JSON has no word for
         number = float(number["__float__"])

@@ -275,7 +275,8 @@ class Ssm(RecurrentBlock):
     def _check(self) -> "Ssm":
         wrong = Contradictions()
         if self.num_heads % self.num_groups:
-            wrong.add("num_groups", f"{self.num_heads} heads are not {self.num_groups} equal groups", "one is right")
+            what = f"{self.num_heads} heads are not {self.num_groups} equal groups"
+            wrong.add("num_groups", what, "use a number that divides num_heads")
         wrong.check_multiple("state_dim", self.state_dim, 4)
         if self.norm_before_gate and not self.norm:
             wrong.add("norm_before_gate", "there is no norm", "leave it out")

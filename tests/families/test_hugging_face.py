@@ -378,7 +378,7 @@ def test_qwen_windows_begin_after_the_first_layers() -> None:
 
 def test_a_list_of_layers_that_leaves_some_out_is_refused() -> None:
     """It would be taken for a pattern that repeats."""
-    with pytest.raises(SpecError, match=r"layer_types is a list; expected .* for each of 26 layers"):
+    with pytest.raises(SpecError, match=r"layer_types is a list of 24; expected .* for each of 26 layers"):
         imported(GEMMA_3_1B | {"layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 4})
 
 

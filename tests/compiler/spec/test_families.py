@@ -198,7 +198,7 @@ MISTAKES: list[tuple[str, str, str | None]] = [
         "layer_types.full is 3; expected a section with attention, rope, mlp",
         None,
     ),
-    (added("layer_types: ^[full]"), "model.layer_types is a list; expected a section", None),
+    (added("layer_types: ^[full]"), 'model.layer_types is ["full"]; expected a section', None),
     (
         added("rope: {scaling: {kind: longrope, original_context: 16, short_factors: [1], long_factors: ^[]}}"),
         "long_factors has 0 items; expected at least 1",

@@ -74,7 +74,7 @@ MISTAKES = [
         "remove the quotes",
     ),
     ("num_layers: 2", "num_layers: 2.0", "5:15", "is 2.0; expected a whole number", "write 2"),
-    ("num_layers: 2", "num_layers: [2]", "5:15", "is a list; expected a whole number", None),
+    ("num_layers: 2", "num_layers: [2]", "5:15", "is [2]; expected a whole number", None),
     ("num_layers: 2", "num_layers:", "5:14", "is null; expected a whole number", None),
     ("num_layers: 2", "num_layers: 2\n  head_dim: 32", "6:3", "unknown key model.head_dim", "a key of model.attention"),
     ("  num_layers: 2\n", "", "2:1", "model.num_layers is missing; expected a whole number from 1 to 1024", None),

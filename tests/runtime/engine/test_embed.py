@@ -271,5 +271,5 @@ def test_a_head_is_neither_needed_nor_read(tmp_path: Path, head: str) -> None:
     with mlxr.load(tmp_path, host="cpu", threads=1, changes=changes) as model:
         np.testing.assert_array_equal(model.embed(PROMPTS[:3]), expected)
     if head == "none":
-        with pytest.raises(mlxr.SpecError, match="architectures is a list; expected a language model"):
+        with pytest.raises(mlxr.SpecError, match=r"architectures is \[.*; expected a language model"):
             mlxr.load(tmp_path, host="cpu")
