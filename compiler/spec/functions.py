@@ -120,10 +120,18 @@ def _alike(value: Any, other: Any) -> bool:
 
 
 def _every(of: Arguments) -> list[str] | None:
-    """A period of layer types that ends in another type: (its length, the usual type, the last one's type)."""
+    """A period of layer types that ends in another type: (its length, the usual type, the last one's type, layers).
+
+    The last argument, which may be missing, is how many layers of the usual type come before the first period.
+    """
     if of.value(0) is None:
         return None
     count, usual, last = of.count(0), of.value(1), of.value(2)
+    if len(of) > 3 and count:
+        first = of.count(3)
+        return [
+            last if layer >= first and (layer - first) % count == count - 1 else usual for layer in range(of.num_layers)
+        ]
     return [*[usual] * (count - 1), last] if count else [usual]
 
 
@@ -343,7 +351,7 @@ FUNCTIONS = {
     "unless": Function(2, 8, _unless),
     "equal": Function(2, 2, lambda of: bool(of.value(0) == of.value(1))),
     "not": Function(1, 1, lambda of: is_false(of.value(0))),
-    "every": Function(3, 3, _every),
+    "every": Function(3, 4, _every),
     "flags": Function(4, 4, _flags),
     "after": Function(3, 3, _after),
     "letters": Function(5, 9, _letters),

@@ -48,7 +48,7 @@ IGNORED = {
     "pad_token_id": "of batches that are filled up; transformers wants it within the vocabulary",
 }
 """Keys that some references refuse, and that we ignore all the same."""
-NOT_ROTATED = ("bloom", "gpt2", "gpt_bigcode", "mamba2", "mpt", "nemotron_h")
+NOT_ROTATED = ("bloom", "gpt2", "gpt_bigcode", "kimi_linear", "mamba2", "mpt", "nemotron_h")
 """Families that do not rotate, and so do not read how."""
 OF_INDEXERS = {"minimax_m3_vl_text": ("layer_types",)}
 """Keys of families that say which layers have an indexer: their tensors are left alone, but fit no others there."""
@@ -56,6 +56,7 @@ OF_OTHERS = {
     "dbrx": ("attn_config.rope_theta",),
     "falcon_h1": ("layer_types", "mamba_d_head"),
     "granitemoehybrid": ("mamba_d_head",),
+    "kimi_linear": ("mla_use_nope", "moe_layer_freq", "moe_router_activation_func"),
     "mamba2": ("layer_types", "expand"),
     "mpt": alibi_models.OF_MPT,
     "nemotron_h": ("layer_types",),

@@ -43,7 +43,7 @@ TIED = (
     *("lfm2", "lfm2_moe", "mpt", "minicpm", "minicpm3", "starcoder2"),
 )
 """Families whose configs leave tie_word_embeddings out where it is true."""
-NOT_ROTATED = ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "granite-4.0-h-350m")
+NOT_ROTATED = ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "granite-4.0-h-350m", "Kimi-Linear-48B-A3B-Instruct")
 """Models whose configs have a rope_theta, and whose attention does not rotate."""
 TENSORS = {
     "attention.q_bias": ("add_qkv_bias", "attention_bias", "use_bias", "use_qkv_bias"),
@@ -167,6 +167,13 @@ def test_what_some_with_recurrent_layers_say() -> None:
     granite = imported(config_of("granite-4.0-h-350m"))
     assert [i for i, layer in enumerate(granite.layers) if layer.recurrent is None] == [10, 13, 17, 27]
     assert all(layer.mlp is not None and layer.mlp.intermediate_size == 2048 for layer in granite.layers)
+    kimi = imported(config_of("Kimi-Linear-48B-A3B-Instruct"))
+    assert [i for i, layer in enumerate(kimi.layers) if layer.recurrent is None] == [3, 7, 11, 15, 19, 23, 26]
+    delta, latent, mlp = kimi.layers[0].recurrent, kimi.layers[3].attention, kimi.layers[1].mlp
+    assert delta is not None and delta.state_row == (32, 128, 128) and delta.rank == 128 and delta.channel_decays
+    assert latent is not None and latent.latent is not None and latent.latent.row_dim == 576 and latent.head_dim == 192
+    assert kimi.layers[0].mlp.experts is None and mlp.experts is not None and mlp.experts.shared is not None
+    assert (mlp.experts.count, mlp.experts.per_token, mlp.experts.scale, mlp.intermediate_size) == (256, 8, 2.446, 1024)
     falcon = imported(config_of("Falcon-H1-0.5B-Instruct"))
     assert all(layer.recurrent is not None and layer.attention is not None for layer in falcon.layers)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mlxr_tests import alibi_models, dbrx_models, indexer_effects, latent_effects, ssm_effects, step_models
+from mlxr_tests import alibi_models, dbrx_models, indexer_effects, kimi_models, latent_effects, ssm_effects, step_models
 from mlxr_tests.effect_values import LLAMA3, NUM_LAYERS, PARAMETERS, TURNS, VALUES, YARN
 
 Config = dict[str, Any]
@@ -175,6 +175,7 @@ FAMILIES: dict[str, Config] = {
     "hunyuan_v1_moe": {"rope_scaling": _ALPHA, "num_experts": 5, "moe_topk": 2},
     "internlm2": {"bias": False, "head_dim": None},
     "internlm3": {},
+    "kimi_linear": kimi_models.EFFECTS,
     "laguna": _WINDOWS
     | {
         "rope_theta": None,
@@ -337,11 +338,11 @@ def changes(family: str, own_keys: Mapping[str, Any]) -> Iterator[Change]:
         values = {key: [_other(value)] for key, value in own_keys.items() if _other(value) is not None} | VALUES
         values |= latent_effects.values(NUM_LAYERS) if "kv_lora_rank" in base else {}
         values |= dbrx_models.EFFECTS if "ffn_config" in base else alibi_models.EFFECTS if "attn_config" in base else {}
-        values |= ssm_effects.VALUES.get(family, {})
+        values |= ssm_effects.VALUES.get(family, {}) | (kimi_models.VALUES if family == "kimi_linear" else {})
         if spelling != spellings(family)[0]:  # the rest of the config means the same in both
             values = {key: options[:1] for key, options in values.items() if "rope" in key or "rotary" in key}
         for key, options in sorted(values.items()):
-            if key == "rope_scaling" or not isinstance(base.get(key), dict):
+            if key in ("rope_scaling", "linear_attn_config") or not isinstance(base.get(key), dict):
                 yield from (Change(spelling, key, value) for value in options if base.get(key) != value)
         inner = base.get("rope_parameters", {})
         if any(isinstance(value, dict) for value in inner.values()):

@@ -1,4 +1,4 @@
-"""Tiny models of Kimi Linear: configs for mlx-lm, and metadata of GGUF files."""
+"""Tiny models of Kimi Linear: configs for mlx-lm and transformers, and metadata of GGUF files."""
 
 from typing import Any
 
@@ -72,3 +72,54 @@ GGUF: dict[str, tuple[str, str, Config]] = {
     ),
 }
 """Cases of family_gguf."""
+
+_LISTS: Config = {"full_attn_layers": [3], "kda_layers": [1, 2, 4]}
+_LINEAR: Config = _LISTS | {"head_dim": 24, "num_heads": 8, "short_conv_kernel_size": 3}
+EFFECTS: Config = {
+    **dict.fromkeys(("rope_theta", "head_dim", "max_position_embeddings")),
+    "model_max_length": 64,
+    "num_key_value_heads": 4,
+    "linear_attn_config": _LINEAR,
+    "kv_lora_rank": 48,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 40,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 40,
+    "num_experts": 8,
+    "num_experts_per_token": 3,
+    "num_shared_experts": 2,
+    "moe_renormalize": True,
+    "routed_scaling_factor": 2.5,
+    "num_expert_group": 4,
+    "topk_group": 2,
+}
+"""The base of config_effects."""
+VALUES: dict[str, list[Any]] = {
+    "layer_types": [["linear_attention"] * 2 + ["full_attention", "linear_attention"], ["linear_attention"] * 4],
+    "linear_attn_config": [
+        _LINEAR | {"kda_layers": [1, 2, 3, 4]},
+        _LINEAR | {"full_attn_layers": [3, 4], "kda_layers": [1, 2]},
+        _LINEAR | {"num_heads": 4},
+        _LINEAR | {"head_dim": 32},
+        _LINEAR | {"short_conv_kernel_size": 4},
+        {key: value for key, value in _LINEAR.items() if key not in _LISTS},
+        _LINEAR | {"full_attn_layers": [3, 4]},
+        {key: value for key, value in _LINEAR.items() if key != "full_attn_layers"},
+        _LISTS,
+    ],
+    "linear_conv_kernel_dim": [4],
+    "linear_head_dim": [32],
+    "linear_num_heads": [4],
+    "mla_use_nope": [True, False],
+    "model_max_length": [48],
+    "moe_layer_freq": [1, 2],
+    "moe_renormalize": [False],
+    "moe_router_activation_func": ["sigmoid", "softmax"],
+    "num_expert_group": [1, 2],
+    "num_experts_per_token": [2],
+    "q_lora_rank": [56],
+    "use_grouped_topk": [True, False],
+}
+"""Values that the family is tried with in config_effects."""
