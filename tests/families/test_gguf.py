@@ -54,7 +54,7 @@ def test_logits_are_those_of_llama_cpp(case: str, host: str, tmp_path: Path) -> 
     check(case, write_gguf(case, tmp_path), host)
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen2", "cohere"])
+@pytest.mark.parametrize("case", ["llama", "qwen2", "cohere", "kimi_linear"])
 def test_joined_projections(case: str, tmp_path: Path) -> None:
     """Rows of rotary pairs that are taken apart, biases, and rows in the file's own order."""
     check(case, write_gguf(case, tmp_path, joined=True), "reference")

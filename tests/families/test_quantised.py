@@ -15,11 +15,13 @@ from mlxr.loading.imported_model import import_model
 from mlxr_tests.family_models import Config, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT, logits_of, mlx_lm_logits, prompts, relative_error
 from mlxr_tests.few import few
+from mlxr_tests.kimi_models import KIMI
 from mlxr_tests.split_logits import check_split
 
 TOLERANCE = 1e-4
 WIDE: Config = {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 64}
-WIDE |= {"shared_expert_intermediate_size": 64}
+WIDE |= {"shared_expert_intermediate_size": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "v_head_dim": 64}
+WIDE |= {"linear_attn_config": KIMI["kimi_linear"]["linear_attn_config"] | {"head_dim": 32}}
 
 
 def by_layers(path: str, _: object) -> bool | dict[str, Any]:
@@ -48,6 +50,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "rows of one projection": ("lfm2_moe", {"bits": 4, "group_size": 32}),
     "Mamba-2 and experts": ("nemotron_h, experts", {"bits": 4, "group_size": 32}),
     "Mamba-2 beside attention": ("falcon_h1", {"bits": 4, "group_size": 32}),
+    "two projections of decays": ("kimi_linear", {"bits": 4, "group_size": 32}),
     "mxfp4": ("qwen3", {"bits": 4, "group_size": 32, "mode": "mxfp4"}),
     "mxfp4 experts": ("gpt_oss", {"bits": 4, "group_size": 32, "mode": "mxfp4"}),
 }
@@ -59,7 +62,7 @@ def quantised_folder(case: str, folder: Path) -> tuple[Any, Config]:
     name, options = CASES[case]
     config = config_of(name)
     config |= {key: value for key, value in WIDE.items() if key in config}
-    if "head_dim" in config:
+    if "head_dim" in config and "linear_attn_config" not in config:
         config |= {"num_attention_heads": 4}
     options = dict(options)
     if options.get("mode") == "mxfp4":  # mlx-lm's own predicate gives routers 8 bits, which mxfp4 has not

@@ -10,7 +10,8 @@ def joined(tensors: dict[str, Any]) -> dict[str, Any]:
     """Queries, keys and values as one tensor, also in files of folders that have them so."""
     found: dict[str, Any] = {}
     for name, array in tensors.items():
-        new = re.sub(r"attn_[qkv]\.", "attn_qkv.", name)
+        has_all = re.sub(r"attn_[qkv]\.", "attn_k.", name) in tensors  # latent attention has queries alone
+        new = re.sub(r"attn_[qkv]\.", "attn_qkv.", name) if has_all else name
         found[new] = np.concatenate([found[new], array]) if new in found else array
     return found
 
