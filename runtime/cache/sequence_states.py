@@ -299,6 +299,7 @@ class SequenceStates:
         for seq_id, states in self._sequences.items():
             who = f"states of sequence {seq_id}: "
             equal(who + "last one", bool(states.length), "there", states.length in states.slots)
+            equal(who + "start of its newest step", states.start <= states.length, "within its tokens", True)
             equal(who + "known to keep some", bool(states.kept) <= (seq_id in self.keeping), "true", True)
             equal(who + "kept and not there", states.kept - states.slots.keys(), "none", set())
             equal(who + "beyond its tokens", [n for n in states.slots if n > states.length], "none", [])

@@ -25,7 +25,7 @@ SPECS = {
         **{"channel_decays": True, "rank": 128, "gate": "sigmoid"},
     },
     "decays by channels": {"num_heads": 3, "num_key_heads": 1, "channel_decays": True, "gate": "sigmoid"},
-    "wide values": {"num_heads": 4, "num_key_heads": 2, "key_dim": 8, "value_dim": 132},
+    "wide values": {"num_heads": 4, "num_key_heads": 2, "key_dim": 8, "value_dim": 132, "tiled": True},
 }
 
 
@@ -49,7 +49,7 @@ SHORT = [
 
 @pytest.mark.parametrize(("name", "target"), few(itertools.product(SPECS, ["metal", "cpu"]), SHORT))
 def test_steps(name: str, target: str) -> None:
-    exact = {"cache__max_sequences": 4, "model__context": 64, "compute": "exact"}
+    exact = {"cache__max_sequences": 4, "model__context": 64, "model__num_layers": 4, "compute": "exact"}
     drive(HostPair(compiled(delta_spec(**SPECS[name], of_model=exact), target=target)))
 
 

@@ -21,7 +21,8 @@ HEADS: dict[str, tuple[int, int, int, int, bool, bool]] = {
     "odd": (3, 1, 20, 12, False, True),
 }
 LENGTHS = (1, 70, 3, 2)
-"""Tokens of the sequences: of one, of more than a chunk of 64, and of few."""
+ZERO = 5
+"""Tokens of the sequences: of one, of more than a chunk of 64, and of few; a token whose query and key are 0."""
 TABLE = ((0, 4, -1, -1), (1, 5, 6, -1), (-1, -1, 7, 8), (0, 2, -1, 3))
 """Reads slot 0 twice and zeros once; the states after the last tokens go to others, or nowhere."""
 
@@ -59,15 +60,17 @@ class _Layer:
 
 
 def delta_case(name: str, dtype: str = "f32", seed: int = 0) -> DeltaCase:
-    """A case; decays and betas are columns of one value, where the decays come last."""
+    """A case; decays and betas are columns of one value, where the decays come last. One query and its key are 0."""
     heads = GatedDelta(*HEADS[name])
     firsts = {"q_first": 0, "k_first": heads.keys, "v_first": 2 * heads.keys}
     first = -(-heads.num_heads // 4) * 4
     heads = replace(heads, decay_first=first + 4, beta_first=4, **firsts)
     rng, tokens = np.random.default_rng(seed), sum(LENGTHS)
     numbers = random_array(rng, (tokens, first + 4 + -(-heads.decays // 4) * 4), dtype)
+    parts = random_array(rng, (tokens, 2 * heads.keys + heads.width), dtype)
+    parts[ZERO, : 2 * heads.keys] = 0
     inputs: dict[str, Any] = {
-        **dict.fromkeys("qkv", random_array(rng, (tokens, 2 * heads.keys + heads.width), dtype)),
+        **dict.fromkeys("qkv", parts),
         "a": numbers,
         "b": numbers,
         "rate": mx.array(-rng.uniform(0.01, 16, heads.num_heads).astype(np.float32)),

@@ -1,0 +1,49 @@
+"""Where snapshots of states are taken: one sequence, whose tokens are computed one after the other."""
+
+from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.cache.sequence_states import SequenceStates
+from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests
+
+ROOT, SIZE = root_digest("model", ""), 4
+
+
+def computed(prompt: list[int], answer: list[int], every: int) -> Pager:
+    """The pager after a prompt, in steps that end where snapshots are wanted, and an answer, token by token."""
+    states = SequenceStates(20, 1, SIZE, every)
+    pager = Pager(50, SIZE, 20, 1, states=states)
+    hashes, tokens, start = BlockHashes(ROOT, SIZE), prompt + answer, 0
+    seq_id = pager.add_sequence()
+    states.want(seq_id, len(prompt))
+    while start < len(tokens):
+        count = states.cut(seq_id, len(prompt) - start) if start < len(prompt) else 1
+        new = tokens[start : start + count]
+        in_prompt = start < len(prompt)
+        requests = [BatchRequest(seq_id, new, start)] if in_prompt else DecodeRequests([seq_id], new, [start])
+        Batch.build(requests, pager, SIZE)
+        pager.take_copies()
+        start += count
+        pager.commit(seq_id, tokens, hashes, start)
+        states.commit(seq_id, tokens, hashes, start)
+    states.check_integrity({seq_id: len(tokens)})
+    return pager
+
+
+def known(pager: Pager, tokens: list[int]) -> int:
+    """The tokens of a prompt after which there is a state: fewer than all, since the last one's logits are wanted."""
+    return pager.find_prefix(tokens, BlockHashes(ROOT, SIZE)).num_tokens
+
+
+def test_a_prompt_is_found_up_to_the_last_full_block_before_its_last_token() -> None:
+    for length, start in ((8, 4), (9, 8), (11, 8), (12, 8)):
+        prompt = list(range(length))
+        pager = computed(prompt, [], 0)
+        assert known(pager, prompt) == start
+        assert known(pager, [*prompt, 1, 2]) == length
+
+
+def test_answers_have_a_snapshot_every_so_many_tokens() -> None:
+    tokens = list(range(40))
+    pager = computed(tokens[:6], tokens[6:], 16)
+    for length, start in ((40, 32), (33, 32), (32, 16), (20, 16), (16, 6), (7, 6), (6, 4)):
+        assert known(pager, tokens[:length]) == start
