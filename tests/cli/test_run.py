@@ -48,7 +48,7 @@ def test_run_json_has_what_programs_need(capsys: pytest.CaptureFixture[str], art
     assert shown["finish_reason"] == "length"
     plan = load_artifact(artifact).plan
     kernels = plan.programs[shown["host"]].kernels
-    assert set(shown["launches"]) == {kernel.name for kernel in kernels}
+    assert set(shown["launches"]) == {kernel.name for kernel in kernels if kernel.label != "copy_blocks"}
     assert shown["prefill_tokens_per_second"] > 0
     assert shown["decode_tokens_per_second"] > 0
 
