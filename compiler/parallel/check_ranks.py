@@ -183,6 +183,8 @@ def _check_keys_counted(spec: ModelSpec, ranks: Sequence[Rank]) -> None:
     counted: dict[str, list[int]] = {}
     for part in ranks:
         for op, attrs in part.graph.ops_of(MeanSquares):
+            if "k" not in op.inputs:
+                continue
             heads = counted.setdefault(op.name, [])
             rows = part.slices[f"{op.name.rpartition('.')[0]}.k"].rows
             if attrs.counts_keys and rows is not None:

@@ -300,8 +300,11 @@ class Ssm(RecurrentBlock):
 
     @property
     def units(self) -> int:
-        """Groups, each of which is normalised as a whole; heads, where there is one group and no norm."""
-        return self.num_groups if self.norm or self.num_groups > 1 else self.num_heads
+        """Groups, each of which is normalised as a whole; heads, where there is one group.
+
+        A norm before the gate is not that of parts.
+        """
+        return self.num_groups if self.norm_before_gate or self.num_groups > 1 else self.num_heads
 
     @property
     def result_width(self) -> int:

@@ -15,12 +15,6 @@ from mlxr_tests.family_oracle import logits_of, mlx_lm_logits, prompts
 from mlxr_tests.few import few
 from mlxr_tests.split_logits import check_split
 
-ONE_GROUP = (
-    *("mamba2", "falcon_h1, tied", "granitemoehybrid, mamba", "granitemoehybrid, mamba and experts"),
-    *("granitemoehybrid", "granitemoehybrid, experts"),
-)
-"""Models with Mamba-2 layers whose heads have one norm together, and files of these: likewise."""
-
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", few(CONFIGS, ["phi3"]))
@@ -28,16 +22,14 @@ def test_folders(case: str, tmp_path: Path) -> None:
     config, tokens = config_of(case), prompts(VOCAB)
     model = build_model(config)
     folder = save_folder(model, config, tmp_path / "model")
-    split = Parallel(pipeline=2) if case in ONE_GROUP else Parallel(tensor=2)
-    check_split(folder, tokens, mlx_lm_logits(model, tokens), 1e-4, split)
+    check_split(folder, tokens, mlx_lm_logits(model, tokens), 1e-4)
 
 
 @pytest.mark.parametrize("case", few(CASES, ["gpt_oss"]))
 def test_gguf(case: str, tmp_path: Path) -> None:
     """The reference's logits are llama.cpp's: see test_gguf.py."""
     path, tokens = write_gguf(case, tmp_path), prompts(VOCAB)
-    split = Parallel(pipeline=2) if case in ONE_GROUP else Parallel(tensor=2)
-    check_split(path, tokens, logits_of(path, tokens, "reference"), 1e-5, split)
+    check_split(path, tokens, logits_of(path, tokens, "reference"), 1e-5)
 
 
 def test_stages_part_before_layers_whose_keys_later_ones_use(tmp_path: Path) -> None:

@@ -115,6 +115,24 @@ def test_families_on_sim(name: str, tmp_path: Path) -> None:
     check(family_spec(name, **EXACT), "sim", tmp_path, SPLITS["2 x 2"])
 
 
+STATES = {
+    "heads that are normalised together": ("ssm", {"num_heads": 6, "head_dim": 24, "num_groups": 1, "state_dim": 20}),
+    "values apart from their keys": (
+        "delta",
+        {"num_heads": 6, "num_key_heads": 2, "key_dim": 24, "value_dim": 16, "taps": 3},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "host"), few(itertools.product(STATES, ["cpu", "sim"]), [(case, "cpu") for case in STATES])
+)
+def test_heads_of_recurrent_blocks(case: str, host: str, tmp_path: Path) -> None:
+    kind, sizes = STATES[case]
+    recurrent = {"kind": kind, **sizes} | ({"tiled": True} if kind == "delta" else {})
+    check(family_spec(kind, **EXACT, model__recurrent=recurrent), host, tmp_path, {"tensor": 2})
+
+
 HEADS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[int, int]]]] = {
     "3 KV heads on 2 ranks": ({"num_heads": 9, "num_kv_heads": 3, "head_dim": 40}, {"tensor": 2}, [(6, 2), (3, 1)]),
     "1 KV head on 2 ranks": (

@@ -66,7 +66,7 @@ class GatedNorm(OpKind):
             return Division(self, WHOLE)
         require(gated is not None and gated.of == columns.of, "a rank has gates of other heads than x")
         first, last = columns.elements_of(share)
-        size = columns.count * columns.size // self.groups
+        size = columns.count * columns.size * columns.tiles // self.groups
         require(first % size == last % size == 0, f"a rank has columns {first} to {last}, not whole groups of {size}")
         require("weight" not in has or has["weight"].rows in (None, columns), "weight is of other columns than x")
-        return Division(replace(self, groups=(last - first) // size), has["x"])
+        return Division(replace(self, groups=(last - first) // size * columns.tiles), has["x"])

@@ -1,4 +1,4 @@
-"""Norms of queries and keys over all heads, of which each rank of a stage has some.
+"""Norms over columns of which each rank of a stage has some: queries and keys of all heads, results of Mamba-2.
 
 Each rank adds up the squares of its own columns, an `all_sum` makes the mean squares of all columns, and each rank then
 normalises its own.
@@ -16,7 +16,7 @@ from mlxr.compiler.ir.checks import (
     require_vector,
 )
 from mlxr.compiler.ir.division import PARTIAL, WHOLE, Holdings, require_whole
-from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Division, OpKind
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, Division, OpKind
 from mlxr.compiler.ir.tensor import Tensor, Tensors
 from mlxr.compiler.ir.work import NOT_COUNTED, Dims, OpWork, Use
 from mlxr.compiler.spec.share import Share
@@ -26,16 +26,18 @@ from mlxr.compiler.spec.share import Share
 class MeanSquares(OpKind):
     """What a rank's queries and keys add to the mean squares of all queries and of all keys.
 
+    Without keys, `q` may be any rows of columns that ranks divide; the second number is 0.
+
     Attributes:
-        q_width, k_width: columns of the queries and of the keys of all ranks.
+        q_width, k_width: columns of the queries and of the keys of all ranks; 0 without keys.
         counts_keys: whether the rank adds something for its keys; False if another one adds it, which has a copy.
     """
 
     name = "mean_squares"
     summary = "columns: sum(q^2) / q_width, and sum(k^2) / k_width or 0"
     family = "norm"
-    inputs = ("q", "k")
-    stages = SOURCE_STAGES
+    inputs = ("q",)
+    optional = ("k",)
 
     q_width: int
     k_width: int
@@ -43,15 +45,24 @@ class MeanSquares(OpKind):
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """From q [tokens, up to q_width] and k [tokens, up to k_width] -> out [tokens, 2] f32."""
-        (rows, q), (others, k) = matrix(t, "q"), matrix(t, "k")
+        rows, q = matrix(t, "q")
+        others, k = matrix(t, "k") if "k" in t else (rows, 0)
         require(rows == others, f"q has {rows} rows, k {others}")
+        require("k" in t or not self.counts_keys, "counts_keys is true, and there are no keys")
         require(q <= self.q_width, f"q has {q} columns; expected at most {self.q_width}")
         require(k <= self.k_width, f"k has {k} columns; expected at most {self.k_width}")
         return {"out": Tensor((rows, 2), DType.F32)}
 
+    def work(self, use: Use, dims: Dims) -> OpWork:
+        """Two steps for each element."""
+        return OpWork(flops=NOT_COUNTED)
+
     def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
         """The squares of the rank's own columns. Of ranks that have the same KV head, the first one counts it."""
-        heads, kv_heads = has["q"].columns, has["k"].columns
+        heads = has["q"].columns
+        if "k" not in has and heads is not None:
+            return Division(self, PARTIAL)
+        kv_heads = has["k"].columns if "k" in has else None
         if heads is None or kv_heads is None:
             require_whole(has, *has)
             return Division(self, WHOLE)
@@ -100,7 +111,7 @@ class NormOfPart(OpKind):
     """The RMS norm of some columns of a row, by the mean square of all of them.
 
     Attributes:
-        column: which of the mean squares: 0 of queries, 1 of keys.
+        column: which of the mean squares: 1 of keys, 0 of others.
         eps: added to the mean square.
     """
 
@@ -108,7 +119,6 @@ class NormOfPart(OpKind):
     summary = "x / sqrt(mean_squares[column] + eps) * weight"
     family = "norm"
     inputs = ("x", "weight", "mean_squares")
-    stages = SOURCE_STAGES
 
     column: int
     eps: float
@@ -121,6 +131,10 @@ class NormOfPart(OpKind):
         require_vector(t, "weight", width)
         require_mean_squares(t, rows)
         return {"out": t["x"]}
+
+    def work(self, use: Use, dims: Dims) -> OpWork:
+        """A few steps for each element."""
+        return OpWork(flops=NOT_COUNTED)
 
     def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
         """The rank's columns, by the mean squares of all."""

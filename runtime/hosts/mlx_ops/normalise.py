@@ -57,8 +57,8 @@ def qk_norm(inputs: Inputs, attrs: QkNorm, arena: ArenaLayer | None = None) -> O
 @evaluates(MeanSquares)
 def mean_squares(inputs: Inputs, attrs: MeanSquares, arena: ArenaLayer | None = None) -> Outputs:
     """What q and k, [tokens, columns of this rank], add to the mean squares of all ranks, [tokens, 2] f32."""
-    columns = [mx.sum(f32(inputs[port]) ** 2, axis=-1) for port in ("q", "k")]
-    counted = (1 / attrs.q_width, attrs.counts_keys / attrs.k_width)
+    columns = [mx.sum(f32(inputs[port]) ** 2, axis=-1) for port in ("q", "k" if "k" in inputs else "q")]
+    counted = (1 / attrs.q_width, attrs.counts_keys / max(1, attrs.k_width))
     return {"out": mx.stack([x * factor for x, factor in zip(columns, counted, strict=True)], axis=-1)}
 
 

@@ -450,13 +450,13 @@ def test_arena_accesses_have_tokens() -> None:
 
 def test_stages() -> None:
     left = {name for name, kind in OPS.items() if "ordered" in kind.stages}
-    attention = {"qk_norm", "qk_mean_squares", "rope_write_attention", "rope_cache_write", "rope_attention"}
-    attention |= {"rope_read_attention"}
+    norms = {"norm", "norm_rows", "norm_of_part", "mean_squares", "qk_mean_squares", "qk_norm"}
+    attention = {"rope_write_attention", "rope_cache_write", "rope_attention", "rope_read_attention"}
     experts = {"route", "expert_projection", "routed_projection", "expert_combine"}
     latent = {"latent_write", "latent_norm_write", "latent_queries", "latent_attention", "latent_decode"}
     recurrent = {"gated_norm", "gated_delta", "delta_decode", "ssd", "conv_ssd", "gated_conv", "causal_conv"}
     sent_or_guessed = {"all_sum", "send", "receive", "gather_result", "hidden_write", "guess_write", "guess_input"}
-    others = {"embed", "norm", "norm_rows", "linear", "projection", "projection_sum", "head_product"}
+    others = {"embed", "linear", "projection", "projection_sum", "head_product", *norms}
     assert left == others | experts | attention | latent | recurrent | sent_or_guessed
 
 

@@ -12,7 +12,7 @@ from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.memory import arena_geometry
 from mlxr.compiler.spec.heads_text import heads_of
 from mlxr.compiler.spec.load import dump_spec, parse_spec
-from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.spec.model import ModelSpec, Ssm
 from mlxr_tests.graphs import source_graph
 from mlxr_tests.specs import small_spec
 
@@ -74,6 +74,14 @@ def test_ranks_have_their_channels() -> None:
         assert states.row(0) == StoreRow((32, 3), states.row(0).dtype)
         assert part.slices["layers.0.recurrent.o"].columns == part.slices["layers.0.recurrent.b"].rows == channels
         assert part.slices["layers.0.recurrent.conv"].rows == (4 * channels[0], 4 * channels[1])
+
+
+def test_heads_are_divided_where_one_group_has_all() -> None:
+    """A norm of all heads together is shared by ranks, unless the gate comes after it."""
+    sizes = {"kind": "ssm", "num_heads": 6, "head_dim": 24, "state_dim": 20}
+    assert Ssm(**sizes).units == 6 and Ssm(**sizes).conv_whole == 40
+    assert Ssm(**sizes, num_groups=3).units == 3
+    assert Ssm(**sizes, norm_before_gate=True).units == 1
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {

@@ -6,6 +6,7 @@ from typing import Literal
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import NormKind
 from mlxr.compiler.ir.ops.norm import Norm, NormRows
+from mlxr.compiler.ir.ops.shared_norm import NormOfPart
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
@@ -20,6 +21,7 @@ class CpuNorm(CpuKernel):
         kind, eps: see `Norm`.
         piece_weights: whether each piece has its own weights, [width], or all share them, [width / groups].
         weight: whether the norm has one.
+        mean_square: the column of `mean_squares` with that of all columns, of which x has some; None: x has all.
         bias, residual: whether the norm adds one.
         residual_scale: factor of the norm.
         count: the field of the batch with the number of rows: `tokens` for all, `rows` for rows of logits.
@@ -40,6 +42,7 @@ class CpuNorm(CpuKernel):
     gather: bool = False
     scale: bool = False
     weight: bool = True
+    mean_square: int | None = None
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -53,6 +56,8 @@ class CpuNorm(CpuKernel):
             params.append(Param("residual", "input"))
         if self.scale:
             params.append(Param("scale", "vector"))
+        if self.mean_square is not None:
+            params.append(Param("mean_squares", "input"))
         return (*params, Param("out", "output"))
 
     @property
@@ -87,6 +92,8 @@ class CpuNorm(CpuKernel):
             rows.append(f"residual [{self.count}, {self.width}] f32")
         if self.scale:
             rows.append("scale    [1] f32: multiplies the result")
+        if self.mean_square is not None:
+            rows.append(f"mean_squares [tokens, 2] f32: in column {self.mean_square} that of the columns of all ranks")
         rows.append(f"out      [{self.count}, {self.width}] f32")
         return "".join(f"//   {row}\n" for row in rows)
 
@@ -109,6 +116,25 @@ def lower_norm(lowering: CpuLowering, op: Op, attrs: Norm) -> None:
         count="rows" if lowering.value(op, "x").shape[0] == "rows" else "tokens",
         scale="scale" in op.inputs,
         weight="weight" in op.inputs,
+    )
+    lowering.add_call(op, kernel)
+
+
+@lowers(NormOfPart)
+def lower_norm_of_part(lowering: CpuLowering, op: Op, attrs: NormOfPart) -> None:
+    """Adds the call for an op."""
+    kernel = CpuNorm(
+        label="norm_of_part",
+        width=lowering.width(op, "x"),
+        groups=1,
+        kind="rms",
+        eps=attrs.eps,
+        piece_weights=False,
+        bias=False,
+        residual=False,
+        residual_scale=1.0,
+        count="tokens",
+        mean_square=attrs.column,
     )
     lowering.add_call(op, kernel)
 

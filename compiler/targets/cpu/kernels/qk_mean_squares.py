@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.ops.shared_norm import QkMeanSquares
+from mlxr.compiler.ir.ops.shared_norm import MeanSquares, QkMeanSquares
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
@@ -44,3 +44,12 @@ def lower_qk_mean_squares(lowering: CpuLowering, op: Op, attrs: QkMeanSquares) -
         counts_keys=attrs.counts_keys,
     )
     lowering.add_call(op, kernel)
+
+
+@lowers(MeanSquares)
+def lower_mean_squares(lowering: CpuLowering, op: Op, attrs: MeanSquares) -> None:
+    """The same of rows without keys."""
+    assert "k" not in op.inputs, "passes pack queries and keys"
+    width = lowering.width(op, "q")
+    kernel = CpuQkMeanSquares("mean_squares", width, 0, width, attrs.q_width, 0, counts_keys=False)
+    lowering.add_call(op, kernel, {"qkv": op.inputs["q"]})

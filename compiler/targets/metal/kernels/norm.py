@@ -3,15 +3,15 @@
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.artifact.launch import ONE, Extent
-from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import NormKind
 from mlxr.compiler.ir.ops.norm import Norm, NormRows
+from mlxr.compiler.ir.ops.shared_norm import NormOfPart
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.fused_norm import FusedNorm
 from mlxr.compiler.targets.metal.kernel_parts.row_kernel import RowKernel
-from mlxr.compiler.targets.metal.kernel_parts.row_sums import QUAD, sums_bytes
+from mlxr.compiler.targets.metal.kernel_parts.row_sums import QUAD, check_columns, sums_bytes
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
 
 
@@ -33,6 +33,7 @@ class NormKernel(RowKernel):
         gather: whether the input `rows` selects rows of x.
         scale: element type of the number that multiplies the result, [1]; None: there is none.
         columns: columns of x, where it has more than `width`; 0: it has no others.
+        mean_square: the column of `mean_squares` with that of all columns, of which x has some; None: x has all.
         then: a norm of the result's root mean square, whose own result is `normed`; None: there is none.
     """
 
@@ -51,6 +52,7 @@ class NormKernel(RowKernel):
     gather: bool = False
     scale: DType | None = None
     columns: int = 0
+    mean_square: int | None = None
     then: FusedNorm | None = None
 
     @property
@@ -72,6 +74,8 @@ class NormKernel(RowKernel):
             ports.append(("scale", self.scale))
         if self.gather:
             ports.append(("rows", DType.I32))
+        if self.mean_square is not None:
+            ports.append(("mean_squares", DType.F32))
         return (*ports, *self.then.ports) if self.then else tuple(ports)
 
     @property
@@ -117,6 +121,8 @@ class NormKernel(RowKernel):
     @property
     def threadgroup_bytes(self) -> int:
         """Bytes of the simdgroups' sums."""
+        if self.mean_square is not None:
+            return 0
         second = sums_bytes("rms", self.simdgroups) if self.then else 0
         return sums_bytes(self.kind, self.simdgroups) + second
 
@@ -131,7 +137,7 @@ def lower_norm(lowering: MetalLowering, op: Op, attrs: Norm) -> None:
     x = lowering.value(op, "x")
     width, groups = num_columns(x), attrs.groups
     parameters = next((lowering.value(op, port) for port in ("weight", "bias") if port in op.inputs), None)
-    _check_columns(op, width // groups)
+    check_columns(op, width // groups)
     kernel = NormKernel(
         "norm",
         width=width,
@@ -149,6 +155,32 @@ def lower_norm(lowering: MetalLowering, op: Op, attrs: Norm) -> None:
     lowering.emit(op, kernel, (Extent(times=groups), row_count(x)), {"out": op.out})
 
 
+@lowers(NormOfPart)
+def lower_norm_of_part(lowering: MetalLowering, op: Op, attrs: NormOfPart) -> None:
+    """Adds the launch of the norm of some columns of a row, by the mean square of all.
+
+    Raises:
+        PlanError: rows cannot be read 4 elements at a time.
+    """
+    x = lowering.value(op, "x")
+    check_columns(op, num_columns(x))
+    kernel = NormKernel(
+        "norm_of_part",
+        width=num_columns(x),
+        groups=1,
+        kind="rms",
+        eps=attrs.eps,
+        shared=False,
+        weight=lowering.optional_dtype(op, "weight"),
+        bias=None,
+        residual=False,
+        residual_scale=1.0,
+        activation=x.dtype,
+        mean_square=attrs.column,
+    )
+    lowering.emit(op, kernel, (ONE, row_count(x)), {"out": op.out})
+
+
 @lowers(NormRows)
 def lower_norm_rows(lowering: MetalLowering, op: Op, attrs: NormRows) -> None:
     """Adds the launch of the norms of some rows.
@@ -157,7 +189,7 @@ def lower_norm_rows(lowering: MetalLowering, op: Op, attrs: NormRows) -> None:
         PlanError: rows cannot be read 4 elements at a time.
     """
     x = lowering.value(op, "x")
-    _check_columns(op, num_columns(x))
+    check_columns(op, num_columns(x))
     kernel = NormKernel(
         "hidden",
         width=num_columns(x),
@@ -174,11 +206,3 @@ def lower_norm_rows(lowering: MetalLowering, op: Op, attrs: NormRows) -> None:
         gather=True,
     )
     lowering.emit(op, kernel, (ONE, Extent(dim="rows")), {"out": op.out})
-
-
-def _check_columns(op: Op, columns: int) -> None:
-    if columns % QUAD:
-        raise PlanError(
-            f"op {op.name!r} normalises groups of {columns} columns, and Metal kernels read {QUAD} at a time: "
-            "compile with --target cpu"
-        )

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.ops.shared_norm import QkMeanSquares
+from mlxr.compiler.ir.ops.shared_norm import MeanSquares, QkMeanSquares
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
-from mlxr.compiler.targets.metal.kernel_parts.row_sums import QUAD, simdgroups_for, sums_bytes
+from mlxr.compiler.targets.metal.kernel_parts.row_sums import QUAD, check_columns, simdgroups_for, sums_bytes
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
 
 
@@ -85,3 +85,17 @@ def lower_qk_mean_squares(lowering: MetalLowering, op: Op, attrs: QkMeanSquares)
         more_columns=num_columns(qkv) - (attrs.num_heads + 2 * attrs.num_kv_heads) * attrs.head_dim,
     )
     lowering.emit(op, kernel, (Extent(times=2), row_count(qkv)), {"out": op.out})
+
+
+@lowers(MeanSquares)
+def lower_mean_squares(lowering: MetalLowering, op: Op, attrs: MeanSquares) -> None:
+    """The same of rows without keys: one head.
+
+    Raises:
+        PlanError: rows cannot be read 4 elements at a time.
+    """
+    assert "k" not in op.inputs, "passes pack queries and keys"
+    x = lowering.value(op, "q")
+    check_columns(op, num_columns(x))
+    kernel = QkMeanSquaresKernel("mean_squares", 1, 0, num_columns(x), attrs.q_width, 1, False, x.dtype)
+    lowering.emit(op, kernel, (Extent(times=2), row_count(x)), {"qkv": op.inputs["q"], "out": op.out})
