@@ -34,7 +34,7 @@ class CpuDeltaKernel(CpuKernel):
 
     @property
     def slot(self) -> int:
-        """Numbers of all layers' states."""
+        """Numbers of a slot: all layers' states."""
         return self.num_layers * self.heads.state_size
 
     @property

@@ -85,7 +85,7 @@ class CpuDeltaDecode(CpuDeltaKernel):
 
     @property
     def conv_slot(self) -> int:
-        """Those of all layers."""
+        """Inputs in a slot: those of all layers."""
         return self.num_layers * self.conv_row
 
     @property

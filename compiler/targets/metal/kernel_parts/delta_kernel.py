@@ -35,7 +35,7 @@ class DeltaKernel(MetalKernel):
 
     @property
     def slot(self) -> int:
-        """Numbers of a slot: the states of all layers."""
+        """Numbers of a slot: all layers' states."""
         return self.num_layers * self.heads.state_size
 
     @property
