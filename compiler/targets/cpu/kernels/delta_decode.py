@@ -7,6 +7,7 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.delta_net import DeltaDecode
 from mlxr.compiler.schedule.kernel import round_up
 from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES
+from mlxr.compiler.targets.cpu.kernel_parts.columns import Columns, columns_at
 from mlxr.compiler.targets.cpu.kernel_parts.delta_kernel import MOST_COLUMNS, CpuDeltaKernel
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHelper, CpuKernel, Param
 from mlxr.compiler.targets.cpu.kernel_parts.region import Region, place_regions, regions_bytes
@@ -21,7 +22,7 @@ class CpuDeltaDecode(CpuDeltaKernel):
 
     Attributes:
         conv_store: the number of the convolutions' inputs in the program's list of stores.
-        widths: columns of the values that have x, a, b and the gate.
+        x, a, b, gate: where their inputs have them; x has queries, keys and values.
         products: the products that make decays and gates of columns of theirs; none if they are the numbers.
         sequences: the most sequences of a step.
     """
@@ -29,7 +30,10 @@ class CpuDeltaDecode(CpuDeltaKernel):
     template = "delta_decode.jinja"
     conv_store: int
     heads: DeltaDecode
-    widths: tuple[int, int, int, int]
+    x: Columns
+    a: Columns
+    b: Columns
+    gate: Columns
     products: tuple[CpuHeads, ...]
     sequences: int
 
@@ -67,16 +71,9 @@ class CpuDeltaDecode(CpuDeltaKernel):
         return (*super().helpers, GATED_NORM)
 
     @property
-    def at(self) -> dict[str, str]:
-        """Where the numbers of sequence `s` begin, in C."""
-        own = self.heads
-        firsts = {"x": own.q_first, "a": own.decay_first, "b": own.beta_first, "gate": own.gate_column}
-        places = zip(firsts.items(), self.widths, strict=True)
-        at = {
-            port: f"{'b_' if port == 'b' else port} + (size_t)s * {width} + {first}" for (port, first), width in places
-        }
-        made = {"a": f"decays + (size_t)s * {own.decays}", "gate": f"gates + (size_t)s * {own.width}"}
-        return at | (made if self.products else {})
+    def columns(self) -> dict[str, Columns]:
+        """Where inputs of tokens have what is read of them, by port."""
+        return {"x": self.x, "a": self.a, "b": self.b, "gate": self.gate}
 
     @property
     def conv_row(self) -> int:
@@ -122,8 +119,8 @@ class CpuDeltaDecode(CpuDeltaKernel):
     @property
     def buffer_table(self) -> str:
         """Its buffers, for the head of the function."""
-        names = ("x", "a", "b_", "gate")
-        rows = [f"{name}  [seqs, {width}] f32" for name, width in zip(names, self.widths, strict=True)]
+        named = {"b_" if port == "b" else port: columns for port, columns in self.columns.items()}
+        rows = [f"{name}  [seqs, {columns.width}] f32" for name, columns in named.items()]
         rows.append(f"weight   [{self.heads.channels}, {self.heads.taps}] f32: the oldest token's first")
         rows += [f"rate     [{self.heads.num_heads}] f32", f"dt_bias  [{self.heads.decays}] f32"]
         for port, product in zip(self.heads.head_products, self.products, strict=True):
@@ -140,17 +137,24 @@ def lower_delta_decode(lowering: CpuLowering, op: Op, attrs: DeltaDecode) -> Non
         PlanError: the rows of a quantised matrix do not fill whole panels.
     """
     stores = dict(zip(attrs.accesses, lowering.stores_of(op), strict=True))
-    widths = (lowering.width(op, "x"), lowering.width(op, "a"), lowering.width(op, "b"), lowering.width(op, "gate"))
-    layers = lowering.layers_of(op, STATES)
+    firsts = {"x": attrs.q_first, "a": attrs.decay_first, "b": attrs.beta_first, "gate": attrs.gate_column}
+    columns = columns_at(lowering, op, firsts)
     matrices = {port: lowering.value(op, port) for port in attrs.head_products}
-    columns = {"decay_b": "a", "gate_b": "gate"}
+    factors = {"decay_b": columns["a"], "gate_b": columns["gate"]}
     products = tuple(
         # One head: all heads multiply the same columns.
-        heads_kernel(lowering, replace(product, num_heads=1), matrices[port], lowering.width(op, columns[port]))
+        heads_kernel(lowering, replace(product, num_heads=1), matrices[port], factors[port].width)
         for port, product in attrs.head_products.items()
     )
     kernel = CpuDeltaDecode(
-        "delta_decode", stores[STATES], layers, attrs, stores[CONV_STATES], widths, products, lowering.phase_tokens
+        "delta_decode",
+        stores[STATES],
+        lowering.layers_of(op, STATES),
+        attrs,
+        stores[CONV_STATES],
+        **columns,
+        products=products,
+        sequences=lowering.phase_tokens,
     )
     parts = {port: value.parts[0] for port, value in matrices.items()}
     lowering.add_call(op, kernel, {"b_": op.inputs["b"]} | parts)
