@@ -139,6 +139,19 @@ def test_exaone_s_own_keys_mean_what_those_of_transformers_mean() -> None:
         imported(config | {"num_layers": 3, "num_hidden_layers": 4})
 
 
+def test_kimi_linear_s_lists_of_layers_count_from_1() -> None:
+    """Without them transformers takes every fourth layer, behind the first one. Kimi K3 has more under the name."""
+    config = {key: value for key, value in default_config("kimi_linear").items() if key != "layer_types"}
+    lists = {"full_attn_layers": [2, 3], "kda_layers": [layer for layer in range(1, 28) if layer not in (2, 3)]}
+
+    def attending(more: Config) -> list[int]:
+        return [i for i, layer in enumerate(imported(config | more).layers) if layer.attention is not None]
+
+    assert attending({}) == [4, 8, 12, 16, 20, 24] and attending({"linear_attn_config": lists}) == [1, 2]
+    with pytest.raises(SpecError, match=r"gate_lower_bound is -5.0; expected null"):
+        attending({"linear_attn_config": lists | {"gate_lower_bound": -5.0}})
+
+
 NO_MATTER = {
     *("attention_dropout", "embedding_dropout", "hidden_dropout", "residual_dropout", "resid_pdrop"),
     *(

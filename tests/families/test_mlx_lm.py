@@ -8,6 +8,7 @@ Where mlx-lm deviates from a model's definition, its config here is one for whic
 * glm: mlx-lm rotates whole heads, so the config says so;
 * gpt_oss: mlx-lm's YaRN rounds its ramp to whole pairs, which the published config turns off by `truncate: false`;
 * dots1: mlx-lm lets experts of other groups in where a score with its bias is below 0, so there is one group;
+* kimi_linear: mlx-lm's norm of latents has the epsilon of all others, and transformers' 1e-6, so all have that;
 * mimo_v2_flash: mlx-lm counts the query among the tokens of a window and transformers does not, so the window is as
   long as the context, and there is one group of experts, as for dots1;
 * starcoder2: mlx-lm's gelu is the exact one, so the config says `gelu` and not `gelu_pytorch_tanh`.

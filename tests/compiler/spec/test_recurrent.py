@@ -17,6 +17,7 @@ from mlxr_tests.graphs import source_graph
 from mlxr_tests.specs import small_spec
 
 CONV = {"kind": "conv", "channels": 64, "taps": 4}
+DELTA = {"kind": "delta", "num_heads": 4, "num_key_heads": 4, "key_dim": 24, "value_dim": 40, "taps": 3}
 TYPES = {"conv": {"blocks": ["recurrent", "mlp"]}, "full": {}}
 
 
@@ -101,6 +102,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "states of all have one shape",
     ),
     "parallel blocks": ({"model__parallel_blocks": True}, "parallel blocks are attention and mlp"),
+    "rank": ({"model__recurrent": DELTA | {"rank": 20}}, "rank 20 is not a multiple of 8"),
     "channels": ({"model__recurrent": {**CONV, "channels": 60}}, "channels 60 is not a multiple of 8"),
     "vectors": (
         {
