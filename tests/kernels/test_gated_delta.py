@@ -8,6 +8,7 @@ import pytest
 
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.targets.cpu.kernel_parts.columns import Columns as CpuColumns
 from mlxr.compiler.targets.cpu.kernels.gated_delta import CpuGatedDelta
 from mlxr.compiler.targets.metal.kernel_parts.columns import Columns
 from mlxr.compiler.targets.metal.kernels.gated_delta import GatedDeltaKernel
@@ -34,8 +35,9 @@ def test_reference(name):
 
 def cpu_kernel(name):
     case = delta_case(name)
-    widths = tuple(case.inputs[port].shape[1] for port in case.heads.columns)
-    return CpuGatedDelta("gated_delta", 0, LAYERS, case.heads, widths)
+    firsts = {port: first for port, (first, _) in case.heads.columns.items()}
+    columns = {port: CpuColumns(case.inputs[port].shape[1], first) for port, first in firsts.items()}
+    return CpuGatedDelta("gated_delta", 0, LAYERS, case.heads, **columns)
 
 
 def metal_kernel(case, dtype="f32"):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.ir.ops.mamba2 import ConvSsd
+from mlxr.compiler.targets.cpu.kernel_parts.columns import Columns
 from mlxr.compiler.targets.cpu.kernels.ssd import CpuConvolution, CpuSsd
 from mlxr_tests.c_harness import compilers, marches
 from mlxr_tests.cpu_kernels import CpuKernels, Sequences
@@ -16,17 +17,15 @@ BUILDS = [*((march, compilers()[0]) for march in marches()), *(("native", other)
 
 
 def kernel_of(case: SsdCase) -> CpuSsd:
-    own, conv = {port: value for port, value in case.attrs.attributes.items() if port.endswith("_first")}, None
-    widths = {port: case.inputs[port].shape[1] for port in ("x", "b", "c", "dt") if port in case.inputs}
-    if isinstance(case.attrs, ConvSsd):
-        channels, taps, bias = case.attrs.channels, case.attrs.taps, "bias" in case.inputs
-        conv = CpuConvolution(1, channels, taps, bias, own["x_first"], widths["x"], len(case.state_table))
-        inner = case.attrs.width
-        own |= {"x_first": 0, "b_first": inner, "c_first": inner + case.attrs.shared_width}
-        widths |= dict.fromkeys(("x", "b", "c"), channels)
-    gate = case.inputs["gate"].shape[1] if "gate" in case.inputs else 0
-    named = {f"{port}_width": width for port, width in widths.items()}
-    return CpuSsd("ssd", store=0, num_layers=LAYERS, heads=case.attrs, gate_width=gate, conv=conv, **own, **named)
+    attrs, conv = case.attrs, None
+    bound = {port: first for port, (first, _) in attrs.columns.items() if port in case.inputs}
+    columns = {port: Columns(case.inputs[port].shape[1], first) for port, first in bound.items()}
+    if isinstance(attrs, ConvSsd):
+        has_bias, most = "bias" in case.inputs, len(case.state_table)
+        conv = CpuConvolution(1, attrs.channels, attrs.taps, has_bias, columns["x"], most)
+        firsts = {"x": 0, "b": attrs.width, "c": attrs.width + attrs.shared_width}
+        columns |= {port: Columns(attrs.channels, first) for port, first in firsts.items()}
+    return CpuSsd("ssd", store=0, num_layers=LAYERS, heads=attrs, conv=conv, **columns)
 
 
 def launched(library: CpuKernels, case: SsdCase) -> tuple[np.ndarray, ...]:
