@@ -62,19 +62,24 @@ def main() -> int:
     spec, _ = import_model(weights, ImportOptions())
     model, numbers = spec.model, _read(weights)
     head = _first_head(model, numbers, is_random=args.noise)
-    if args.steps:
-        head = _train(model, numbers, head, _stories(args.stories, args.beginnings), args.steps)
     _write(args.folder, model, numbers | head, weights)
+    if args.steps:  # the stories are those of the folder's own model: its weights are rounded, which changes stories
+        stories = _stories(args.folder, args.stories, args.beginnings)
+        head = _train(model, numbers, head, stories, args.steps)
+        _write(args.folder, model, numbers | head, weights)
+    _say(f"wrote {args.folder}: mlxr run {args.folder} --mtp on")
     return 0
 
 
 def _read(path: Path) -> Weights:
-    """All tensors as f32, by their canonical names."""
+    """All tensors as f32 whose numbers bf16 has, by their canonical names."""
     spec, _ = import_model(path, ImportOptions(activation_dtype="f32"))
     mapped = MappedWeights(open_weights(path))
     parts = [part for weight in source_weights(spec).weights for part in weight.parts]
     return {
         part.name: torch.from_numpy(open_tensor(mapped, part).numbers(0, part.shape[0]).reshape(part.shape).copy())
+        .bfloat16()
+        .float()
         for part in parts
     }
 
@@ -92,10 +97,10 @@ def _first_head(model: Model, weights: Weights, *, is_random: bool) -> Weights:
     return head | {f"{own}mtp.{name}": array for name, array in names.items()}
 
 
-def _stories(count: int, beginnings: int) -> torch.Tensor:
-    """Stories by the model itself, as token ids: [stories, length + 1]."""
+def _stories(folder: Path, count: int, beginnings: int) -> torch.Tensor:
+    """Stories by a folder's model, as token ids: [stories, length + 1]."""
     texts, begin = [], time.perf_counter()
-    with mlxr.Engine("storyteller", host="cpu", max_sequences=16, mtp="off") as engine:
+    with mlxr.Engine(folder, host="cpu", max_sequences=16, mtp="off") as engine:
         prompts = [engine.model.encode(text) for text in _BEGINNINGS[:beginnings]]
         for number in range(count):
             how = {"temperature": 0.0 if number == 0 else 0.8, "seed": number}
@@ -211,7 +216,6 @@ def _write(folder: Path, model: Model, weights: Weights, source: Path) -> None:
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     shutil.copy(source.with_name("tokenizer.model"), folder)
-    _say(f"wrote {folder}: mlxr run {folder} --mtp on")
 
 
 def _say(text: str) -> None:
