@@ -36,15 +36,30 @@
 The commands print the message and exit with 1. They show the traceback only if MLXR_DEBUG is set.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class MlxrError(Exception):
     """Base of all errors that a user can act on.
 
     Attributes:
         rank: of a model that runs on several, the rank with whose name the text begins; None: with none.
+        of_head: whether the head that guesses is at fault, without which a model may be loaded.
     """
 
     rank: int | None = None
+    of_head: bool = False
+
+
+@contextmanager
+def blaming_head() -> Iterator[None]:
+    """Whatever error leaves it, the head that guesses is at fault."""
+    try:
+        yield
+    except MlxrError as error:
+        error.of_head = True
+        raise
 
 
 class SpecError(MlxrError):

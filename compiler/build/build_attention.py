@@ -22,12 +22,12 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
         b: the builder that gets the ops.
         index: the layer's number.
         layer: the layer's properties.
-        x: the block's input, [tokens, hidden], after the norm if the model has one there.
+        x: the block's input, [tokens, width], after the norm if the model has one there.
 
     Returns:
         The result of the output projection, [tokens, hidden].
     """
-    a, hidden = layer.own_attention, b.spec.model.hidden_size
+    a, width = layer.own_attention, b.columns(x)
     if a.latent is not None:
         return build_latent(b, index, layer, a.latent, x)
     prefix = f"{layer_prefix(index)}attention"
@@ -36,7 +36,7 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
 
     def projected(role: str, axis: Axis) -> str:
         bias = f"{prefix}.{role}_bias" if a.qkv_bias else None
-        y = b.linear(f"{prefix}.{role}", x, (axis.count * axis.size, hidden), bias, rows=axis)
+        y = b.linear(f"{prefix}.{role}", x, (axis.count * axis.size, width), bias, rows=axis)
         return y if a.qkv_limit is None else b.op(Clamp(a.qkv_limit), f"{prefix}.{role}_clamped", {"x": y})
 
     q, keys = projected("q", heads), {}
@@ -72,7 +72,7 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
     attended = _gated(b, prefix, layer, attended, x)
     bias = f"{prefix}.o_bias" if a.output_bias else None
     results = replace(heads, size=a.result_dim)
-    out = b.linear(f"{prefix}.o", attended, (hidden, a.num_heads * a.result_dim), bias, columns=results)
+    out = b.linear(f"{prefix}.o", attended, (b.hidden_size, a.num_heads * a.result_dim), bias, columns=results)
     # A factor of the values is one of what is made of them.
     return out if a.value_scale is None else b.op(Scale(a.value_scale), f"{prefix}.o_scaled", {"x": out})
 
@@ -83,7 +83,7 @@ def _gated(b: Builder, prefix: str, layer: LayerType, attended: str, x: str) -> 
     if a.output_gate is None:
         return attended
     rows = Axis("heads", a.num_heads, a.gate_size)
-    gate = b.linear(f"{prefix}.gate", x, (a.num_heads * a.gate_size, b.spec.model.hidden_size), rows=rows)
+    gate = b.linear(f"{prefix}.gate", x, (a.num_heads * a.gate_size, b.columns(x)), rows=rows)
     kind = GateHeads(a.num_heads, a.output_gate.activation, 0, a.gate_size)
     return b.op(kind, f"{prefix}.gated", {"x": attended, "gate": gate})
 

@@ -4,6 +4,7 @@ The reference host runs this graph, so every pass is checked against it.
 """
 
 from mlxr.compiler.build.build_attention import build_attention
+from mlxr.compiler.build.build_eagle import build_eagle, keep_taps
 from mlxr.compiler.build.build_guesses import build_head, keep_hidden
 from mlxr.compiler.build.build_layer_embeddings import add_layer_vector, build_layer_embeddings
 from mlxr.compiler.build.build_mlp import build_mlp
@@ -30,9 +31,11 @@ def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
     model = spec.model
     b = Builder(spec, arena)
     _declare_inputs(b, arena)
-    for layer in model.all_layers:
+    for layer in _built_layers(spec):
         if layer.rope is not None:
             b.frequencies(layer.rope, layer.rotary_dim)
+    if spec.output == "guesses" and model.eagle is not None:
+        return OpGraph(b.values, b.ops, [build_eagle(b)])
     words = Axis("vocabulary", model.vocab_size)
     table = b.matrix("embedding", (model.vocab_size, model.hidden_size), words)
     x = b.op(Embed(b.activation, model.embedding_scale), "embedded", {"ids": "token_ids", "table": table})
@@ -46,11 +49,15 @@ def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
     if spec.output == "guesses":
         x, final = build_head(b, x, lambda x: _layer(b, model.num_layers, x, None))
     else:
+        stream = [x]
         for index in range(model.num_layers):
             with b.in_layer(index):
-                x = _layer(b, index, x, vectors)
+                stream.append(_layer(b, index, stream[-1], vectors))
+        x = stream[-1]
         if model.mtp is not None:
             keep_hidden(b, x)
+        if model.eagle is not None:
+            keep_taps(b, [stream[tap] for tap in model.eagle.taps])
     if spec.output == "hidden":
         return OpGraph(b.values, b.ops, [_hidden_rows(b, x)])
     normed = b.norm(final, "normed", x, model.hidden_size)
@@ -66,6 +73,14 @@ def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
         logits = b.op(SoftCap(model.logit_softcap), "logits_capped", {"x": logits})
     logits = b.op(GatherRows(), "logits", {"x": logits, "rows": "logit_rows"})
     return OpGraph(b.values, b.ops, [logits])
+
+
+def _built_layers(spec: ModelSpec) -> tuple[LayerType, ...]:
+    """The layers whose positions are rotated in the graph."""
+    model = spec.model
+    if model.eagle is None:
+        return model.all_layers
+    return model.all_layers[-1:] if spec.output == "guesses" else model.layers
 
 
 def _hidden_rows(b: Builder, x: str) -> str:

@@ -27,7 +27,7 @@ def build_mlp(b: Builder, prefix: str, mlp: Mlp, x: str, stream: str) -> list[st
     """
     if mlp.experts is None:
         return [_network(b, prefix, mlp, x, mlp.intermediate_size, mlp.bias, mlp.limit)]
-    experts, shared, hidden = mlp.experts, mlp.experts.shared, b.spec.model.hidden_size
+    experts, shared, hidden = mlp.experts, mlp.experts.shared, b.hidden_size
 
     def normed(name: str, x: str) -> str:
         return b.norm(f"{prefix}.{name}", f"{prefix}.{name}ed", x, hidden)
@@ -40,7 +40,7 @@ def build_mlp(b: Builder, prefix: str, mlp: Mlp, x: str, stream: str) -> list[st
     if shared is not None:
         out = _network(b, f"{prefix}.shared", mlp, x, shared.intermediate_size, False, mlp.limit_of_shared)
         if shared.gate:
-            gate = b.linear(f"{prefix}.shared.router", x, (1, b.spec.model.hidden_size), dtype=DType.F32)
+            gate = b.linear(f"{prefix}.shared.router", x, (1, b.hidden_size), dtype=DType.F32)
             out = b.op(GateRows(), f"{prefix}.shared.gated_out", {"x": out, "gate": gate})
         if experts.own_norms:
             out = normed("shared.post_norm", out)
@@ -49,7 +49,7 @@ def build_mlp(b: Builder, prefix: str, mlp: Mlp, x: str, stream: str) -> list[st
 
 
 def _network(b: Builder, prefix: str, mlp: Mlp, x: str, width: int, bias: bool, limit: float | None) -> str:
-    hidden = b.spec.model.hidden_size
+    hidden = b.hidden_size
 
     columns = Axis("columns", width)
 
@@ -63,7 +63,7 @@ def _network(b: Builder, prefix: str, mlp: Mlp, x: str, width: int, bias: bool, 
 
 def _experts(b: Builder, prefix: str, mlp: Mlp, experts: Experts, x: str, routed: str) -> str:
     """The weighted sum of the results of the experts that are chosen by what the router reads, `routed`."""
-    hidden, count, top_k = b.spec.model.hidden_size, experts.count, experts.per_token
+    hidden, count, top_k = b.hidden_size, experts.count, experts.per_token
     router_bias = f"{prefix}.router_bias" if experts.router_bias else None
     logits = b.linear(f"{prefix}.router", routed, (count, hidden), router_bias, DType.F32)
     if experts.router_scale != 1:

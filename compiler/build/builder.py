@@ -18,10 +18,18 @@ from mlxr.compiler.spec.model import ModelSpec, Rope
 
 
 class Builder:
-    """The values and ops so far, in order. Each method adds some and returns the name of the value that it added."""
+    """The values and ops so far, in order. Each method adds some and returns the name of the value that it added.
+
+    Attributes:
+        spec, arena: what the graph is of.
+        hidden_size: columns of the residual stream, in which a head may differ from its model.
+        activation: the type of activations.
+        values, ops: of the graph.
+    """
 
     def __init__(self, spec: ModelSpec, arena: ArenaGeometry) -> None:
         self.spec, self.arena = spec, arena
+        self.hidden_size = spec.model.row_width if spec.output == "guesses" else spec.model.hidden_size
         self.activation = DType(spec.activation_dtype)
         self.values: list[Value] = []
         self.ops: list[Op] = []
@@ -51,6 +59,12 @@ class Builder:
     def parameter(self, name: str, width: int, axis: Axis | None = None) -> str:
         """As `vector`, of a weight that is always f32, as those of convolutions and of recurrences are."""
         return self.declare(name, "weight", (width,), DType.F32, axes=(axis,))
+
+    def columns(self, name: str) -> int:
+        """Columns of a value [rows, columns]."""
+        columns = self._tensors[name].shape[-1]
+        assert isinstance(columns, int), f"{name}: only rows are symbolic"
+        return columns
 
     def stores(self, layer: int, ports: Iterable[str]) -> dict[str, str]:
         """By port, which is a store's name: the value that has the layer's rows of it."""

@@ -23,8 +23,9 @@ _BESIDE = {
     "gguf": re.compile(r"(?P<images>v|mm)\.|(?P<sound>a)\..+\.|(?P<indexers>blk\.\d+\.indexer)\."),
 }
 """How names of tensors of each part begin."""
-_GUESSING_LAYER = re.compile(r"((?:model\.layers|blk)\.\d+\.)(?:nextn\.)?eh_proj\.weight")
-"""Joins the last hidden row with the next token's embedding, in the way of DeepSeek's files."""
+_GUESSING_LAYER = re.compile(r"((?:model\.layers|blk)\.\d+\.)(?:nextn\..+|(?:eh_proj|enorm|hnorm)\..+)")
+"""What only such layers have, in the way of DeepSeek's files: the join of a row and an embedding, and their norms."""
+_ONLY_THERE = ("nextn", "eh_proj", "enorm", "hnorm")
 
 
 def text_name(name: str) -> str:
@@ -38,7 +39,8 @@ def text_name(name: str) -> str:
 
 def guessing_layers(names: Iterable[str]) -> tuple[str, ...]:
     """How the names of the tensors in layers that guess further tokens begin."""
-    return tuple(match[1] for name in names if "eh_proj" in name and (match := _GUESSING_LAYER.fullmatch(name)))
+    likely = (name for name in names if any(word in name for word in _ONLY_THERE))  # files may have very many names
+    return tuple(dict.fromkeys(match[1] for name in likely if (match := _GUESSING_LAYER.fullmatch(name))))
 
 
 def part_beside(name: str, kind: FileKind, guessing: tuple[str, ...]) -> str | None:

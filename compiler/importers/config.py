@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlxr.compiler.errors import SpecError
+from mlxr.compiler.importers.eagle import is_head
 from mlxr.compiler.importers.evaluate import Evaluation
 from mlxr.compiler.importers.facts import Facts
 from mlxr.compiler.importers.imported import DEFAULTS, ImportOptions, choose_context, imported_spec
@@ -70,12 +71,10 @@ def spec_from_config(
 
 def _check_whole(source: str, config: Mapping[str, Any], tensors: Mapping[str, TensorFact]) -> None:
     """Refuses heads that draft for another model: their configs call them what that model is called."""
-    marks = ("draft_vocab_size" in config, "speculators_model_type" in config, "fc.weight" in tensors)
-    if any(marks) or "eagle" in str(config.get("architectures")).lower():
+    if is_head(config) or "fc.weight" in tensors:
         raise SpecError(
-            f"{source}: this is not a model but a head, such as EAGLE's, that reads what another model computes; MLXR "
-            "does not run such heads. It guesses tokens with a smaller model (--draft), with prompt lookup, or with "
-            "the head that a model's own files have (--mtp)"
+            f"{source}: this is not a model but a head, such as EAGLE's, that reads what another model computes: name "
+            "that model, and give it this head with --draft"
         )
 
 

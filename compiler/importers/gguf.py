@@ -6,12 +6,14 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md for the keys; 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlxr.compiler.errors import SpecError
 from mlxr.compiler.formats.file_keys import ARCHITECTURE
 from mlxr.compiler.importers.evaluate import Evaluation
 from mlxr.compiler.importers.facts import Facts, find_architecture
 from mlxr.compiler.importers.gguf_rope import FACTOR_TENSORS, GgufRope
 from mlxr.compiler.importers.imported import DEFAULTS, ImportOptions, choose_context, imported_spec
 from mlxr.compiler.importers.tensors import TensorFact, Tensors
+from mlxr.compiler.spec.family import EAGLE_FAMILY
 from mlxr.compiler.spec.model import ModelSpec
 
 __all__ = ["FACTOR_TENSORS", "spec_from_gguf"]
@@ -38,6 +40,11 @@ def spec_from_gguf(
     Raises:
         SpecError: the architecture, a key, a value or a tensor's type is not supported; the message names it.
     """
+    if metadata.get(ARCHITECTURE) == EAGLE_FAMILY:
+        raise SpecError(
+            f"{source}: this is not a model but a head, EAGLE's, that reads what another model computes: name that "
+            "model, and give it this head with --draft"
+        )
     architecture = find_architecture(source, ARCHITECTURE, metadata, "gguf")
     facts = Facts(source, metadata, architecture.rules, f"{architecture.name}.", options.accepted_keys)
     placed = Tensors(source, tensors, architecture.family, "gguf", facts.integer("block_count"))

@@ -131,6 +131,24 @@ class Tensors:
         """What the file calls the tensor of a role outside the layers (`output`); None where it has none."""
         return self._names.get(_Place(role, None))
 
+    @property
+    def names(self) -> frozenset[str]:
+        """What the file calls the tensors that have a place."""
+        return frozenset(self._names.values())
+
+    def fact(self, role: str) -> TensorFact | None:
+        """The tensor of a role in the first layer; None where the file has none."""
+        return self._facts.get(_Place(role, 0))
+
+    def each_format(self, layer: int) -> dict[str, str]:
+        """The format of each matrix of a layer, by its role.
+
+        Raises:
+            SpecError: as `formats`.
+        """
+        places = [place for place in self._matrices(tied=False) if place.layer == layer]
+        return {place.role: str(self._format(place, self._facts[place])) for place in places}
+
     def formats(self, tied: bool) -> dict[str, Any]:
         """The `weights` section of a spec: the most frequent format of each class, and every exception.
 

@@ -125,7 +125,7 @@ def _groups(
 
     attentions = [layer.attention for layer in spec.model.all_layers]
     windows = [None if attention is None else attention.sliding_window for attention in attentions]
-    if spec.model.mtp is not None:
+    if spec.model.has_head:
         windows[-1] = None  # the head may read a text long after the model has computed it
     used = [None if w is None or keeps_all or needed(w) >= blocks else w for w in windows]
     return [(layers, w, blocks if w is None else needed(w)) for layers, w in groups_of(stores, used)]
@@ -153,8 +153,8 @@ def stores_of(spec: ModelSpec) -> tuple[Store, ...]:
     values = [of_tokens(index, a, a.result_dim if a else 0) for index, a in enumerate(attentions)]
     rows = [StoreRow((1, a.latent.row_dim), dtype) if a and a.latent else None for a in attentions]
     stores = [*keys_and_values(keys, values), latents(rows), *_states_of([layer.recurrent for layer in layers])]
-    if model.mtp is not None:
-        stores.append(hidden_rows(len(layers), model.hidden_size, dtype))
+    if model.has_head:
+        stores.append(hidden_rows(len(layers), model.row_width, dtype))
     return tuple(store for store in stores if any(row is not None for row in store.rows))
 
 

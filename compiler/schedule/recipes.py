@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from mlxr.compiler.artifact.weight_plan import Columns, Recipe, Rows
-from mlxr.compiler.spec.family import layer_of, load_family
+from mlxr.compiler.spec.eagle import Eagle
+from mlxr.compiler.spec.family import EAGLE_FAMILY, layer_of, load_family
 from mlxr.compiler.spec.family_tensors import DIMENSIONS, FileTensor, Selection, evaluate_size
 from mlxr.compiler.spec.model import Attention, LayerType, Mlp, Model
 
@@ -19,8 +20,10 @@ def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, 
     Raises:
         SpecError: the family has no such tensor.
     """
-    places = load_family(model.tensor_names).resolve(name)
     layer = layer_of(name)
+    if model.eagle is not None and layer == model.num_layers:
+        return (_of_eagle(model.eagle, name),) * 2
+    places = load_family(model.tensor_names).resolve(name)
     own = model.as_layer if layer is None else model.layer(layer)
     numbers = dict.fromkeys(DIMENSIONS, 0) | dimensions(model, own) | {"layer": layer or 0}
     layouts = {rope.layout for rope in (model.rope, *(layer.rope for layer in model.layer_types.values())) if rope}
@@ -28,6 +31,14 @@ def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, 
     layout = layouts.pop() if len(layouts) == 1 else None
     factors = model.factors
     return _recipes(places.safetensors, numbers, layout, factors), _recipes(places.gguf, numbers, layout, factors)
+
+
+def _of_eagle(head: Eagle, name: str) -> tuple[Recipe, ...]:
+    """The recipes of a tensor of a head, whose file may be of another kind than the model's."""
+    places = load_family(EAGLE_FAMILY).resolve(name)
+    numbers = dict.fromkeys(DIMENSIONS, 0) | {"hidden": head.hidden_size} | _of_attention(head.attention)
+    layout = None if head.rope is None else head.rope.layout
+    return _recipes((*places.safetensors, *places.gguf), numbers, layout, {})
 
 
 def dimensions(model: Model, layer: LayerType) -> dict[str, int]:

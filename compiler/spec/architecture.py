@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from mlxr.compiler.spec.attention import Attention, HeadDimOf
 from mlxr.compiler.spec.blocks import SECTIONS, USUAL_BLOCKS, Blocks, IsGiven, filled_type, needed_sections
+from mlxr.compiler.spec.eagle import Eagle
 from mlxr.compiler.spec.fields import INT32_MAX, MAX_LAYERS, Contradictions, Count, Epsilon, Flag, Positive
 from mlxr.compiler.spec.layer_embeddings import LayerEmbeddings
 from mlxr.compiler.spec.mlp import Mlp
@@ -134,6 +135,8 @@ class Model(Record):
     """Logits become logit_softcap x tanh(logit / logit_softcap), after their scale; null for none."""
     mtp: Mtp | None = None
     """The head of its own that guesses further tokens; null for none."""
+    eagle: Eagle | None = None
+    """The head that guesses further tokens and that other files bring; null for none. Not beside mtp."""
     tensor_names: str = "llama"
     """The family, which says where weight files have the tensors: a file of models/families, without its ending."""
 
@@ -180,12 +183,16 @@ class Model(Record):
             wrong.add("vocab_size", f"{what} has more than 2^31 - 1 elements")
         self._check_positions(wrong)
         self._check_mtp(wrong)
+        if self.eagle is not None:
+            self.eagle.check(self.num_layers, self.hidden_size, self.vocab_size, wrong)
         wrong.refuse()
         return self
 
     def _check_mtp(self, wrong: Contradictions) -> None:
         if self.mtp is None:
             return
+        if self.eagle is not None:
+            wrong.add("eagle", "two heads would guess: the model's own, too", "leave eagle or mtp out")
         last = self.layer_pattern[(self.num_layers - 1) % len(self.layer_pattern)] if self.layer_pattern else None
         kind = self.as_layer if last is None else self.layer_types.get(last)
         if kind is not None and (kind.attention is None or kind.attention.kv_from is not None or kind.recurrent):
@@ -331,8 +338,10 @@ class Model(Record):
         return tuple(self.layer_types.values()) or (self.as_layer,)
 
     def layer(self, index: int) -> LayerType:
-        """The properties of one layer, resolved; that of the head that guesses is like the last one."""
-        assert 0 <= index < self.num_layers + (self.mtp is not None), f"layer {index} of {self.num_layers}"
+        """The properties of one layer, resolved; that of the head of its own that guesses is like the last one."""
+        assert 0 <= index < self.num_layers + self.has_head, f"layer {index} of {self.num_layers}"
+        if index == self.num_layers and (head := self.eagle) is not None:
+            return LayerType(attention=head.attention, rope=head.rope, mlp=head.mlp)
         index = min(index, self.num_layers - 1)
         if not self.layer_pattern:
             return self.as_layer
@@ -357,7 +366,17 @@ class Model(Record):
     @property
     def all_layers(self) -> tuple[LayerType, ...]:
         """The properties of every layer, and of that of the head that guesses."""
-        return self.layers if self.mtp is None else (*self.layers, self.layer(self.num_layers))
+        return (*self.layers, self.layer(self.num_layers)) if self.has_head else self.layers
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a head guesses further tokens, of its own or of other files."""
+        return self.mtp is not None or self.eagle is not None
+
+    @property
+    def row_width(self) -> int:
+        """Columns of the rows that are kept for the head."""
+        return self.hidden_size if self.eagle is None else self.eagle.hidden_size
 
     @property
     def attentions(self) -> tuple[Attention, ...]:

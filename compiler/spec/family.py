@@ -22,6 +22,10 @@ from mlxr.compiler.spec.import_rules import NO_RULES, ImportRules
 from mlxr.compiler.spec.model import Model
 from mlxr.compiler.spec.record import Record
 
+EAGLE_FAMILY = "eagle3"
+"""The family of heads that other files bring: its tensors are those of one layer, whatever the model's family is."""
+EAGLE_TENSORS = r"eagle\.\d+\..*"
+"""Its tensors' names among those of a model."""
 _LAYER = re.compile(r"layers\.(0|[1-9][0-9]*)\..+", re.ASCII)
 
 

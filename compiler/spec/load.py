@@ -62,8 +62,9 @@ def dump_spec(spec: ModelSpec) -> str:
             del section["recurrent"], section["blocks"]
     if not spec.model.factors:
         del data["model"]["factors"]
-    if spec.model.mtp is None:
-        del data["model"]["mtp"]
+    for head in ("mtp", "eagle"):
+        if getattr(spec.model, head) is None:
+            del data["model"][head]
     if spec.parallel is None:
         del data["parallel"]
     if spec.output == "logits":

@@ -2,6 +2,7 @@
 
 from mlxr.compiler.spec.architecture import Model
 from mlxr.compiler.spec.attention import Attention
+from mlxr.compiler.spec.eagle import NUM_TAPS, Eagle
 from mlxr.compiler.spec.latent import Latent
 from mlxr.compiler.spec.mlp import Mlp
 
@@ -21,8 +22,8 @@ def matrix_shapes(model: Model) -> Shapes:
     if vectors is not None:
         all_layers = model.num_layers * vectors.width
         shapes |= {"layer_embedding": (model.vocab_size, all_layers), "layer_projection": (all_layers, hidden)}
-    for index, layer in enumerate(model.all_layers):
-        of_layer = {} if layer.attention is None else _attention(layer.attention, hidden)
+    for index, layer in enumerate(model.all_layers if model.eagle is None else model.layers):
+        of_layer = {} if layer.attention is None else _attention(layer.attention, hidden, hidden)
         of_layer |= {} if layer.recurrent is None else layer.recurrent.matrices(hidden)
         of_layer |= {} if layer.mlp is None else _mlp(layer.mlp, hidden)
         if index == model.num_layers:
@@ -30,20 +31,32 @@ def matrix_shapes(model: Model) -> Shapes:
         if vectors is not None:
             of_layer |= {"vector.gate": (vectors.width, hidden), "vector.project": (hidden, vectors.width)}
         shapes |= {f"layers.{index}.{role}": shape for role, shape in of_layer.items()}
+    if model.eagle is not None:
+        shapes |= {f"layers.{model.num_layers}.{role}": shape for role, shape in _eagle(model.eagle, model).items()}
     return shapes if model.tie_embeddings else shapes | {"output": (model.vocab_size, hidden)}
 
 
-def _attention(attention: Attention, hidden: int) -> Shapes:
+def _eagle(head: Eagle, model: Model) -> Shapes:
+    """Of a head of other files; ids of its embeddings are the model's, those of its output are its own."""
+    hidden = head.hidden_size
+    shapes = _attention(head.attention, hidden, head.widest) | _mlp(head.mlp, hidden)
+    shapes["eagle.fc"] = (hidden, NUM_TAPS * model.hidden_size)
+    shapes |= {"eagle.embedding": (model.vocab_size, hidden)} if head.embedding else {}
+    return shapes | ({"eagle.output": (head.vocab_size, hidden)} if head.output else {})
+
+
+def _attention(attention: Attention, hidden: int, width: int) -> Shapes:
+    """Of a block that reads `width` columns."""
     if attention.latent is not None:
         return _latent(attention.num_heads, attention.latent, hidden)
     heads, kv_heads = (count * attention.head_dim for count in (attention.num_heads, attention.num_kv_heads))
-    shapes = {"attention.q": (heads, hidden)}
+    shapes = {"attention.q": (heads, width)}
     if attention.gate_size:
-        shapes["attention.gate"] = (attention.num_heads * attention.gate_size, hidden)
+        shapes["attention.gate"] = (attention.num_heads * attention.gate_size, width)
     if attention.kv_from is None:
-        shapes["attention.k"] = (kv_heads, hidden)
+        shapes["attention.k"] = (kv_heads, width)
         if not attention.values_from_keys:
-            shapes["attention.v"] = (attention.num_kv_heads * attention.result_dim, hidden)
+            shapes["attention.v"] = (attention.num_kv_heads * attention.result_dim, width)
     return shapes | {"attention.o": (hidden, attention.num_heads * attention.result_dim)}
 
 

@@ -14,6 +14,7 @@ from mlxr.compiler.formats.stores import cache_row_bytes
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.spec.architecture import LayerType, Model, Norm
 from mlxr.compiler.spec.attention import Attention, QkNorm, Temperature
+from mlxr.compiler.spec.eagle import NUM_TAPS, Eagle
 from mlxr.compiler.spec.fields import (
     AUTO,
     INT32_MAX,
@@ -48,6 +49,7 @@ __all__ = [
     "Attention",
     "BaseScaling",
     "Cache",
+    "Eagle",
     "Experts",
     "FloatType",
     "GatedDelta",
@@ -251,8 +253,9 @@ class ModelSpec(Record):
             wrong.add("memory_budget", f"memory_budget has {len(budget)} numbers, but {count}", "give one for each")
         if split is None:
             return
-        if self.model.mtp is not None:
-            wrong.add("model.mtp", "a model that is split has no head that guesses", "leave mtp out, or parallel")
+        if self.model.has_head:
+            key = "mtp" if self.model.mtp is not None else "eagle"
+            wrong.add(f"model.{key}", "a model that is split has no head that guesses", f"leave {key} out, or parallel")
         layers = self.model.num_layers
         if split.layers is not None and sum(split.layers) != layers:
             wrong.add("parallel.layers", f"layers are {sum(split.layers)} together, the model has {layers}")
@@ -289,7 +292,14 @@ class ModelSpec(Record):
         """Columns of the widest activation."""
         vectors = self.model.layer_embeddings
         all_layers = 0 if vectors is None else self.model.num_layers * vectors.width
-        return max(self.model.hidden_size, all_layers, *map(_widest, self.model.layers))
+        of_head = 0 if self.model.eagle is None else max(self.model.eagle.widest, NUM_TAPS * self.model.hidden_size)
+        return max(self.model.hidden_size, all_layers, of_head, *map(_widest, self.model.all_layers))
+
+    @property
+    def num_logits(self) -> int:
+        """Columns of the logits: a head may guess fewer tokens than there are."""
+        head = self.model.eagle if self.output == "guesses" else None
+        return self.model.vocab_size if head is None else head.vocab_size
 
     def matrix_shapes(self) -> dict[str, tuple[int, int]]:
         """Every weight matrix by its canonical name: its rows (outputs) and columns (inputs)."""

@@ -71,7 +71,7 @@ def make_plan(
         weights=weights,
         ignored_tensors=ignored_tensors(spec),
         arena_chosen=arena_choice(spec, arena, table),
-        vocab_size=spec.model.vocab_size,
+        vocab_size=spec.num_logits,
         num_layers=arena.num_layers,
         query_tile=_query_tile(made),
         whole_context=_whole_context(arena, table),

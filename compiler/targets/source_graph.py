@@ -12,7 +12,7 @@ from mlxr.compiler.schedule.geometry import USUAL_GEOMETRY
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.memory import arena_geometry
 from mlxr.compiler.schedule.weights import plan_weights
-from mlxr.compiler.spec.family import load_family
+from mlxr.compiler.spec.family import EAGLE_TENSORS, load_family
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.registry import TARGETS
 
@@ -78,4 +78,5 @@ def ignored_tensors(spec: ModelSpec) -> tuple[str, ...]:
     """Patterns of tensors that files may have besides; the head that guesses is a part of a model."""
     if spec.output == "guesses":
         return (".*",)
-    return load_family(spec.model.tensor_names).ignored_for(spec.model, output=spec.output == "logits")
+    of_head = () if spec.model.eagle is None else (EAGLE_TENSORS,)
+    return (*load_family(spec.model.tensor_names).ignored_for(spec.model, output=spec.output == "logits"), *of_head)

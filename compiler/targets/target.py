@@ -16,6 +16,7 @@ from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.schedule.lowered import Lowered, LoweringInput
 from mlxr.compiler.schedule.program import PlacedProgram
 from mlxr.compiler.spec.fields import AUTO
+from mlxr.compiler.spec.matrices import matrix_shapes
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.provenance import Provenance
 
@@ -75,5 +76,6 @@ def cache_type(spec: ModelSpec, chosen: DType, why: str) -> tuple[DType, str]:
 
 
 def matrix_formats(spec: ModelSpec) -> set[WeightFormat]:
-    """The formats of all matrices."""
-    return {spec.weights.of_tensor(name) for name in spec.matrix_shapes()}
+    """The formats of all matrices of the model, which computes the same with the head of other files as without it."""
+    model = spec.model.model_copy(update={"eagle": None})
+    return {spec.weights.of_tensor(name) for name in matrix_shapes(model)}

@@ -1,17 +1,32 @@
 """Chooses the arena to allocate, once it is certain that the model fits into the memory that is free now."""
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from mlxr.compiler.artifact import ArenaGeometry, Artifact, size
-from mlxr.compiler.errors import HostError
+from mlxr.compiler.errors import HostError, blaming_head
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.memory.fitting_arena import ContextLimit, Footprint, block_bytes, fitting_arena
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
 from mlxr.runtime.weights.weight_file import WeightFile
 
-Head = tuple[Artifact, WeightFile]
-"""A model's own head that guesses, and the file with its weights."""
+
+class Head(NamedTuple):
+    """A head that guesses for a model.
+
+    Attributes:
+        artifact: the compiled head.
+        file: with its weights and the model's.
+        ids: of each token that it may guess, the model's id; None: they are the same.
+    """
+
+    artifact: Artifact
+    file: WeightFile
+    ids: npt.NDArray[np.int64] | None = None
 
 
 class ChosenArena(NamedTuple):
@@ -51,7 +66,7 @@ def choose_arena(
         shrink: whether the arena may be smaller than the plan's, see `fitting_arena`.
         most_bytes: memory that the model may take, mapped weights included; None: what is free.
         needed_context: tokens that a sequence must be able to have, where the spec leaves the context to memory.
-        head: the model's own head that guesses, and the file with its weights; None: there is none.
+        head: the head that guesses for the model; None: there is none.
 
     Raises:
         WeightsError: the weights are of another model.
@@ -70,15 +85,16 @@ def choose_arena(
             )
         tier_memory = 0
     target = entry.target_among(plan.targets)
-    arena = fitting_arena(
-        artifact,
-        target,
-        footprint,
-        free,
-        tier_bytes=tier_memory,
-        shrink=shrink,
-        needed_context=needed_context,
-    )
+    with nullcontext() if head is None else blaming_head():  # without it, there would be more room
+        arena = fitting_arena(
+            artifact,
+            target,
+            footprint,
+            free,
+            tier_bytes=tier_memory,
+            shrink=shrink,
+            needed_context=needed_context,
+        )
     notes, planned = [], plan.programs[target].arena
     limit = _limit(artifact, arena, footprint, free)
     if limit.is_cut:
@@ -104,8 +120,8 @@ def footprint_of(
     model = host.footprint(artifact, file, threads)
     if head is None:
         return model
-    own = host.footprint(*head, threads)
-    shared = sum(weight.size_bytes for weight in head[0].plan.weights if weight in artifact.plan.weights)
+    own = host.footprint(head.artifact, head.file, threads)
+    shared = sum(weight.size_bytes for weight in head.artifact.plan.weights if weight in artifact.plan.weights)
     weights = max(0, own.weights_bytes - shared)
     mapped = max(0, own.mapped_bytes - max(0, shared - own.weights_bytes))
     activations = model.activation_bytes + own.activation_bytes

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import Artifact
-from mlxr.compiler.errors import HostError, RequestError
+from mlxr.compiler.errors import HostError, RequestError, blaming_head
 from mlxr.runtime.argument_types import described
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
@@ -101,7 +101,7 @@ class Model:
                 whole. The host closes them.
             read: its tokenizer, if that has been read from these files already.
             needs_text: whether it is of no use without a tokenizer.
-            head: its own head that guesses, and the file with its weights; None: it has none, or that is not used.
+            head: a head that guesses for it, of its own or of other files; None: it has none, or that is not used.
 
         Raises:
             RequestError: it needs a tokenizer, and there is none, or the one in its files cannot be used.
@@ -122,7 +122,7 @@ class Model:
                 f"whole artifact on each of its {plan.rank.size} ranks (mlx.launch -n {plan.rank.size} -- ...)"
             )
         entry = check_host(host, plan.targets, threads)
-        file = open_weights(weights)
+        file = open_weights(weights) if head is None or artifact.spec.model.eagle is None else head.file
         check_metadata(file, artifact.spec)
         self._template_places: list[Place] = [] if tokenizer is None else [Path(tokenizer)]
         is_gguf = file.format == "gguf"  # whose metadata have been read
@@ -158,9 +158,11 @@ class Model:
         self.core = EngineCore(self.host, self.pager, opened)
         self._head: OwnHead | None = None
         if head is not None:
-            runner = make_host(host, *head, self.arena, threads=threads, progress=progress, lender=self.host)
-            self._head = OwnHead(runner, self.pager, self.core.save_evicted, progress)
+            with blaming_head():
+                runner = make_host(host, *head[:2], self.arena, threads=threads, progress=progress, lender=self.host)
+                self._head = OwnHead(runner, self.pager, self.core.save_evicted, progress, head.ids)
             self.core.speculator = Speculator(self._head)
+            self._speculates = artifact.spec.model.eagle is not None
         self.default_sampling: DefaultSampling = default_sampling(file, plan.vocab_size, tokenizer)
         self._file = file
         self._maker = RequestMaker(

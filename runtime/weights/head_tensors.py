@@ -31,16 +31,22 @@ _NEEDED = ("enorm.weight", "hnorm.weight", "eh_proj.weight")
 
 def with_head(file: WeightFile) -> WeightFile | None:
     """The file with its head's tensors among the model's; None: it has no head that can be used."""
-    layers = [int(match[2]) for name in file.tensors if (match := _LAYER.fullmatch(name))]
-    if not layers or "guesses" not in file.beside:
-        return None
-    number = max(layers) + 1
-    head = dict(_renamed(file.beside["guesses"], number))
-    prefix = f"model.layers.{number}." if file.format == "safetensors" else f"blk.{number}.nextn."
-    if not all(prefix + name in head for name in _NEEDED):
+    head, missing = _head(file)
+    if not head or missing:
         return None
     beside = {part: tensors for part, tensors in file.beside.items() if part != "guesses"}
     return replace(file, tensors={**file.tensors, **with_integers(with_scales(head))}, beside=beside)
+
+
+def lack_of_head(file: WeightFile) -> str | None:
+    """What a file's head lacks, for people; None: the head is whole, or there is none."""
+    _, missing = _head(file)
+    if not missing or len(missing) == len(_NEEDED):  # of a head of another kind, all are missing
+        return None
+    return (
+        f"{file.path}: has a layer that guesses further tokens, but not {' or '.join(missing)}, without which it is of "
+        "no use: fetch the file anew, or take another conversion"
+    )
 
 
 def require_head(file: WeightFile) -> WeightFile:
@@ -51,8 +57,24 @@ def require_head(file: WeightFile) -> WeightFile:
     """
     found = with_head(file)
     if found is None:
-        raise WeightsError(f"{file.path}: has no head of the model's own that guesses tokens")
+        what = f"{file.path}: has no head of the model's own that guesses tokens"
+        raise WeightsError(lack_of_head(file) or what)
     return found
+
+
+def _head(file: WeightFile) -> tuple[dict[str, StoredTensor], list[str]]:
+    """The head's tensors by their names in a layer, and the names of those that it lacks."""
+    layers = [int(match[2]) for name in file.tensors if (match := _LAYER.fullmatch(name))]
+    if not layers or "guesses" not in file.beside:
+        return {}, []
+    number = max(layers) + 1
+    head = dict(_renamed(file.beside["guesses"], number))
+    prefix = f"model.layers.{number}." if file.format == "safetensors" else f"blk.{number}.nextn."
+    missing = [name for name in _NEEDED if prefix + name not in head]
+    if any(tensor.name.startswith("mtp.") for tensor in file.beside["guesses"]):
+        names = {new: begin for begin, new in _BESIDE if new}
+        return head, [names[name.removesuffix("weight")] + "weight" for name in missing]
+    return head, [prefix + name for name in missing]
 
 
 def _renamed(tensors: tuple[StoredTensor, ...], number: int) -> Iterator[tuple[str, StoredTensor]]:

@@ -62,7 +62,7 @@ OTHERS: dict[str, Any] = {
     "mlp.experts": {"count": 4, "per_token": 2, "router": "topk_softmax"},
 }
 """Another value of every property of a model."""
-NOT_COMPARED = {"context", "tensor_names", "layer_types", "layer_pattern", "mtp"}
+NOT_COMPARED = {"context", "tensor_names", "layer_types", "layer_pattern", "mtp", "eagle"}
 OF_LAYER_TYPES = {"attention.kv_from"}
 """Properties that all layers together cannot have."""
 NEEDS: dict[str, dict[str, Any]] = {

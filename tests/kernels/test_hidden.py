@@ -1,7 +1,7 @@
 """What the head that guesses reads and writes: Metal's kernels against the reference, several sequences at once."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
@@ -25,9 +25,9 @@ PLACE: Any = SimpleNamespace(
 
 
 def check(attrs: Any, does: Any, inputs: dict[str, np.ndarray], *, one_each: bool = False) -> None:
-    """Runs the kernel, of layer norms, and compares its results and the store with the reference's."""
-    rng, first = np.random.default_rng(0), getattr(attrs, "hidden_first", False)
-    names = ["weight", "bias", *(["hidden_weight", "hidden_bias"] if does == "read" else [])]
+    """Runs the kernel, of layer norms or none, and compares its results and the store with the reference's."""
+    rng, first, gives = np.random.default_rng(0), getattr(attrs, "hidden_first", False), getattr(attrs, "gives", None)
+    names = ["weight", "bias", *(["hidden_weight", "hidden_bias"] if does == "read" else [])] if attrs.kind else []
     numbers = {name: rng.standard_normal(WIDTH).astype(np.float32) for name in names}
     tokens, sequences = len(inputs["slots"] if "slots" in inputs else inputs["positions"]), len(TABLES)
     numbers["x"] = rng.standard_normal((tokens, WIDTH)).astype(np.float32)
@@ -36,21 +36,22 @@ def check(attrs: Any, does: Any, inputs: dict[str, np.ndarray], *, one_each: boo
     theirs, mine = (mx.array(store) for _ in range(2))
     want = evaluate(attrs, given | {HIDDEN: theirs, "token": mx.array(0)}, PLACE)
     kernel = HiddenKernel(
-        *("hidden", does, WIDTH, "layer", 1e-5, DType.F32, DType.F32, first),
+        *("hidden", does, WIDTH, attrs.kind, 1e-5, *[DType.F32 if names else None] * 2, first, gives),
         *(DType.F32, DType.F32, "paged", SIZE, one_each),
     )
     if "block_tables" in inputs:
         given["block_tables"] = mx.array(np.concatenate([[TABLES.shape[1]], TABLES.reshape(-1)]).astype(np.int32))
         given["dims"] = mx.array([len(POSITIONS), len(TABLES), len(inputs["rows"]), 0, 0, 0, 0, 0], dtype=mx.uint32)
     grid = {"keep": (tokens, 1, 1), "guess": (sequences, 1, 1), "read": (tokens, 2, 1)}[does]
-    shapes = {"out": (tokens, 2 * WIDTH), "token_out": (8,)}
+    shapes = {"out": (tokens, 2 * WIDTH), "row": (tokens, WIDTH), "token_out": (8,)}
     own = given | {HIDDEN: mine, "token": mx.full(8, 6, dtype=mx.uint32)}
     got = run_kernel(kernel, own, shapes, grid, in_place=(HIDDEN,))
     assert (np.array(got["token_out"]) == 7).all()
     np.testing.assert_allclose(np.array(mine), np.array(theirs), rtol=2e-6, atol=2e-6)
     assert (np.array(theirs) != store).any() == (does != "read")
     if does == "read":
-        np.testing.assert_allclose(np.array(got["out"]), np.array(want["out"]), rtol=2e-6, atol=2e-6)
+        for port in ("out", "row") if gives else ("out",):
+            np.testing.assert_allclose(np.array(got[port]), np.array(want[port]), rtol=2e-6, atol=2e-6)
 
 
 def slots() -> np.ndarray:
@@ -60,12 +61,13 @@ def slots() -> np.ndarray:
 
 def test_rows_are_kept_in_their_slots() -> None:
     """Padding tokens keep none."""
-    check(HiddenWrite("layer", 1e-5), "keep", {"slots": np.append(slots(), np.int32(-1))})
+    for kind in ("layer", None):
+        check(HiddenWrite(kind, 1e-5), "keep", {"slots": np.append(slots(), np.int32(-1))})
 
 
-@pytest.mark.parametrize("hidden_first", [False, True])
-def test_kept_rows_lie_beside_embeddings(hidden_first: bool) -> None:
-    check(GuessInput("layer", 1e-5, hidden_first), "read", {"slots": slots()})
+@pytest.mark.parametrize(("hidden_first", "gives"), [(False, "raw"), (True, "normed"), (True, None)])
+def test_kept_rows_lie_beside_embeddings(hidden_first: bool, gives: Literal["raw", "normed"] | None) -> None:
+    check(GuessInput("layer", 1e-5, hidden_first, gives), "read", {"slots": slots()})
 
 
 def test_guesses_go_to_the_next_slots() -> None:
@@ -75,3 +77,4 @@ def test_guesses_go_to_the_next_slots() -> None:
     each = {"rows": np.arange(3, dtype=np.int32), "query_start": np.arange(4, dtype=np.int32)}
     tables = {"positions": POSITIONS[[2, 3, 4]], "block_tables": TABLES}
     check(GuessWrite("layer", 1e-5), "guess", each | tables, one_each=True)
+    check(GuessWrite(None, 1e-5), "guess", each | tables, one_each=True)

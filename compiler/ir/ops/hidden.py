@@ -1,4 +1,6 @@
-"""Rows after the final norm, which are kept for the head that guesses further tokens, and what that head makes of them.
+"""Rows that are kept for the head that guesses further tokens, and what that head makes of them.
+
+A model's own head reads rows after the final norm; what a head of other files reads is one more projection.
 
 Row p of a sequence is the one after its token p. Where the head has guessed token p, the row is the head's own, until
 the model computes that token.
@@ -6,7 +8,7 @@ the model computes that token.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from mlxr.compiler.formats.stores import HIDDEN
 from mlxr.compiler.ir.checks import matrix, require, require_integers, require_positive, require_vector
@@ -22,10 +24,10 @@ class HiddenOp(OpKind):
     """The base of these kinds.
 
     Attributes:
-        kind, eps: see `Norm`.
+        kind, eps: see `Norm`; without a kind, rows are kept as they are.
     """
 
-    kind: NormKind
+    kind: NormKind | None
     eps: float
 
     def check(self, t: Tensors, *norms: str) -> int:
@@ -36,6 +38,7 @@ class HiddenOp(OpKind):
         require_positive("eps", self.eps)
         for port in norms:
             require_vector(t, port, width)
+            require(self.kind is not None or port not in t, f"rows that are kept as they are have no {port}")
         return width
 
     def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
@@ -49,10 +52,10 @@ class HiddenOp(OpKind):
 
 
 class HiddenWrite(HiddenOp):
-    """Keeps the norm of each row."""
+    """Keeps the norm of each row, or the row itself."""
 
     name = "hidden_write"
-    summary = "norm(x) into its slot of the arena"
+    summary = "norm(x) or x into its slot of the arena"
     family = "cache"
     inputs = ("x", "slots", HIDDEN)
     optional = ("weight", "bias", "token")
@@ -71,10 +74,10 @@ class HiddenWrite(HiddenOp):
 
 
 class GuessWrite(HiddenOp):
-    """Keeps the norms of some rows as those of the tokens that come next: these are guessed."""
+    """Keeps some rows, or their norms, as those of the tokens that come next: these are guessed."""
 
     name = "guess_write"
-    summary = "norm(x[rows]) into the slots that follow"
+    summary = "norm(x[rows]) or x[rows] into the slots that follow"
     family = "cache"
     inputs = ("x", "rows", "positions", "query_start", "block_tables", HIDDEN)
     optional = ("weight", "bias", "token")
@@ -99,6 +102,7 @@ class GuessInput(HiddenOp):
 
     Attributes:
         hidden_first: whether the row comes first.
+        gives: whether it also gives the row alone, as it is (`raw`) or `normed`; None: it does not.
     """
 
     name = "guess_input"
@@ -107,17 +111,21 @@ class GuessInput(HiddenOp):
     inputs = ("x", "slots", HIDDEN)
     optional = ("weight", "bias", "hidden_weight", "hidden_bias", "token")
     outputs = ("out", "token")
+    optional_outputs = ("row",)
     accesses: ClassVar = dict.fromkeys((HIDDEN,), "read")
 
     hidden_first: bool
+    gives: Literal["raw", "normed"] | None = None
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """From x [tokens, hidden], slots [tokens] i32, four vectors, the arena -> out [tokens, 2 * hidden], token."""
+        """From x [tokens, hidden], slots [tokens] i32, four vectors, arena -> out [tokens, 2 * hidden], row like x."""
         width = self.check(t, *self.optional[:-1])
         require_integers(t, "slots")
         require(("bias" in t) == ("hidden_bias" in t), "both norms have a bias or none")
         require(("weight" in t) == ("hidden_weight" in t), "both norms have a weight or none")
-        return {"out": Tensor((t["x"].shape[0], 2 * width), t["x"].dtype), "token": TOKEN}
+        require(self.kind is not None, "what is projected is normalised")
+        row = {} if self.gives is None else {"row": t["x"]}
+        return {"out": Tensor((t["x"].shape[0], 2 * width), t["x"].dtype), "token": TOKEN, **row}
 
     def work(self, use: Use, dims: Dims) -> OpWork:
         """Reads the row of each token."""

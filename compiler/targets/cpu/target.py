@@ -100,7 +100,7 @@ class CpuTarget:
             activation_bytes=placed.activation_bytes,
             shared_bytes=shared_bytes,
             thread_bytes=thread_bytes,
-            vocab_size=inputs.spec.model.vocab_size,
+            vocab_size=inputs.spec.num_logits,
             step_batches=placed.lowered.step_batches,
         )
         text, abi = render_unit(unit, origin)

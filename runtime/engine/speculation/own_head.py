@@ -1,11 +1,13 @@
-"""The model's own head (multi-token prediction): one more layer that guesses from the rows that the model computes.
+"""A head: one more layer that guesses from the rows that the model computes.
 
-The head is a program of its own on the model's arena. The model keeps the row after its final norm of each token there,
+It is the model's own (multi-token prediction), or other files bring it (EAGLE-3). The head is a program of its own on
+the model's arena. The model keeps a row of each token there, after its final norm or projected as the head needs it,
 and the head has keys and values there like any layer: so prefixes, forks and preemption need nothing here. Its entry of
 position p comes from row p and token p + 1; guesses go on from the head's own rows, which the model writes over once it
 computes these tokens.
 
-Source: DeepSeek-V3 (2024), and `MtpModel` of transformers. A head with several layers guesses with its first alone.
+Source: DeepSeek-V3 (2024), and `MtpModel` of transformers; EAGLE-3 (2025). A model's own head with several layers
+guesses with its first alone.
 """
 
 import time
@@ -16,6 +18,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from mlxr.compiler.artifact import HIDDEN
 from mlxr.runtime.cache.pager import Pager
@@ -62,7 +65,12 @@ class OwnHead:
     hope = 0.8
 
     def __init__(
-        self, host: Host, pager: Pager, save: SaveEvicted | None = None, progress: Progress | None = None
+        self,
+        host: Host,
+        pager: Pager,
+        save: SaveEvicted | None = None,
+        progress: Progress | None = None,
+        ids: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """Starts without texts.
 
@@ -71,10 +79,11 @@ class OwnHead:
             pager: of that arena, without sequences.
             save: is given the blocks that the prefix cache gives up; None: they are lost.
             progress: called as steps are prepared, on hosts that build them late.
+            ids: of each token that it may guess, the model's id; None: they are the same.
         """
         if host.builds_late:
             warm_up(host, pager, progress)
-        self._host, self._pager, self._save = host, pager, save
+        self._host, self._pager, self._save, self._ids = host, pager, save, ids
         geometry = host.arena.geometry
         group = geometry.group_of(geometry.store(HIDDEN).owners[-1])
         assert group is not None, "rows for the head are of tokens"
@@ -198,7 +207,8 @@ class OwnHead:
         begin = time.perf_counter()
         batch = head_batch(self._pager, self._host.plan.query_tile, parts, with_rows=with_rows)
         logits = self._host.read(self._host.step(batch))
-        ids: list[int] = np.argmax(logits, axis=-1).tolist() if with_rows else []
+        best = np.argmax(logits, axis=-1) if with_rows else np.zeros(0, np.int64)
+        ids: list[int] = (best if self._ids is None else self._ids[best]).tolist()
         if with_rows and all(len(part.tokens) == 1 for part in parts):
             self._times.append(time.perf_counter() - begin)
             self.seconds = min(self._times)

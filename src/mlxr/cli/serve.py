@@ -112,7 +112,8 @@ def run(args: argparse.Namespace) -> int:
     check_rank_arguments(args)
     if (code := run_again(args)) is not None:
         return code
-    from mlxr.loading.find_model import find_model  # noqa: PLC0415 (slow to import: not for the help)
+    from mlxr.loading.eagle_head import eagle_head  # noqa: PLC0415 (slow to import: not for the help)
+    from mlxr.loading.find_model import find_model  # noqa: PLC0415
     from mlxr.runtime.parallel.launch import read_launch  # noqa: PLC0415
     from mlxr.server.log_output import LogOutput  # noqa: PLC0415 (slow to import)
     from mlxr.server.pool.model_pool import ModelPool  # noqa: PLC0415
@@ -144,6 +145,8 @@ def run(args: argparse.Namespace) -> int:
     named = _all_names(args)
     for model in (*named.values(), *filter(None, [args.draft])):
         pull_absent(model)
+        if model == args.draft and eagle_head(LoadOptions(draft=model, changes=changes)) is not None:
+            continue
         found = find_model(model, LoadOptions(args.weights, changes=changes))  # a wrong name is told now
         if found.registered is None:  # a registered one was checked by `mlxr add`
             _check_model(found)

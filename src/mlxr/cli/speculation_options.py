@@ -15,8 +15,8 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
         "--draft",
         type=model_name,
         metavar="MODEL",
-        help="a smaller model of the same vocabulary that guesses tokens, so that a step checks several: the same "
-        "answers, faster where most guesses are right",
+        help="a smaller model of the same vocabulary that guesses tokens, or a head that was trained for the model "
+        "(EAGLE-3), so that a step checks several: the same answers, faster where most guesses are right",
     )
     ways.add_argument(
         "--prompt-lookup",

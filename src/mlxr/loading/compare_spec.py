@@ -20,6 +20,7 @@ from mlxr.compiler.spec.explain import show
 from mlxr.compiler.spec.model import LayerType, Model, ModelSpec
 from mlxr.loading.imported_model import import_weights
 from mlxr.runtime.weights.check_tensors import check_tensors
+from mlxr.runtime.weights.eagle_tensors import with_eagle
 from mlxr.runtime.weights.mapped_weights import same_numbers
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -174,7 +175,7 @@ def _shown(value: Any) -> str:
     return show(value) if isinstance(value, str) or _section(value) is None else "a section"
 
 
-def check_tensors_first(spec: ModelSpec, weights: Path) -> None:
+def check_tensors_first(spec: ModelSpec, weights: Path, head: WeightFile | None = None) -> None:
     """Refuses a spec whose tensors are not, by names and shapes, those in the header of its weights.
 
     Before it is compiled: a file that lies about its sizes is refused at once, however large they are.
@@ -182,6 +183,7 @@ def check_tensors_first(spec: ModelSpec, weights: Path) -> None:
     Args:
         spec: as the weights' own files describe it.
         weights: a weight file or a folder.
+        head: the tensors of a head of other files, by `head_file`; None: there is none.
 
     Raises:
         WeightsError: they are not.
@@ -195,5 +197,7 @@ def check_tensors_first(spec: ModelSpec, weights: Path) -> None:
             f"{file.path}: the model has {spec.model.num_layers} layers by what its files say, and there are only "
             f"{len(file.tensors)} tensors: fetch the file anew"
         )
+    if head is not None:
+        file = with_eagle(file, head, spec.model.num_layers)
     model = source_weights(spec)
     check_tensors(file, model.weights, [re.compile(pattern) for pattern in model.ignored_tensors])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from mlxr.compiler.errors import WeightsError
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.loading.eagle_head import EagleHead
 from mlxr.loading.options import LoadOptions
 from mlxr.runtime.engine.model_tokenizer import ModelTokenizer, read_tokenizer
 
@@ -17,11 +18,13 @@ class FilesCheck:
         options: how it is loaded.
         of_files: whether the spec comes from these very weights.
         read: the tokenizer, once it has been read.
+        head: the head of other files that guesses for it; None: there is none.
     """
 
     options: LoadOptions
     of_files: bool
     read: ModelTokenizer | None = None
+    head: EagleHead | None = None
 
     def path(self, spec: ModelSpec, own: Path | None) -> Path:
         """The path of the weights.
@@ -57,7 +60,7 @@ class FilesCheck:
             return
         weights = self.path(spec, own)
         self.compare(spec, weights)
-        check_tensors_first(spec, weights)
+        check_tensors_first(spec, weights, None if self.head is None else self.head.file)
         self.read = read_tokenizer(
             weights, self.options.tokenizer, spec.model.vocab_size, required=self.options.needs_text
         )

@@ -65,7 +65,7 @@ def import_weights(file: WeightFile, name: str, options: ImportOptions) -> Model
         file = with_head(file) or file
     tensors = {key: TensorFact(info.shape, info.type) for key, info in file.tensors.items()}
     if file.format == "gguf":
-        return spec_from_gguf(file.metadata, tensors, name, str(file.path), options, _factors(file))
+        return spec_from_gguf(file.metadata, tensors, name, str(file.path), options, read_factors(file))
     config = file.path.with_name(CONFIG_FILE)
     if not config.is_file():
         return None
@@ -79,8 +79,12 @@ def import_weights(file: WeightFile, name: str, options: ImportOptions) -> Model
     )
 
 
-def _factors(file: WeightFile) -> dict[str, list[float]]:
-    """The values of the tensors of RoPE divisors, which are part of a GGUF file's description of its model."""
+def read_factors(file: WeightFile) -> dict[str, list[float]]:
+    """The values of the tensors of RoPE divisors, which are part of a GGUF file's description of its model.
+
+    Raises:
+        SpecError: they are no such tensors.
+    """
     factors = {}
     for name in FACTOR_TENSORS:
         info = file.tensors.get(name)

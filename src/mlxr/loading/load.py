@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxr.compiler.artifact import Artifact
-from mlxr.compiler.errors import MlxrError, RequestError
+from mlxr.compiler.errors import GraphError, MlxrError, PlanError, RequestError, SpecError
 from mlxr.compiler.parallel.split_for import split_for
 from mlxr.compiler.spec.change import NO_CHANGES, Changes, changed
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.early import Early
 from mlxr.loading.artifact_cache import cached_artifact
+from mlxr.loading.eagle_head import EagleHead, eagle_head
 from mlxr.loading.find_model import FoundModel, find_model
 from mlxr.loading.options import LoadOptions, Mtp
 from mlxr.loading.own_head import changes_with_head, has_head, head_of
-from mlxr.loading.resolve import artifact_of, chip_of
+from mlxr.loading.resolve import artifact_of, chip_of, spec_of
 from mlxr.registry.file_status import note_use
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.garbage_waits import garbage_waits
@@ -63,8 +64,9 @@ def load(
         threads: how many threads host cpu runs; None: one for each core that this process may use.
         changes: changes to the model's spec: context, sequences, types, memory of the cache.
         tiers: how much to keep, in host memory and on disk, of the KV cache that the arena has no room for.
-        draft: a smaller model of the same vocabulary, named like `model`. It guesses tokens, and a step of the model
-            checks several of them: the answers are the same, and come faster where most guesses are right.
+        draft: a smaller model of the same vocabulary, named like `model`, or a head of EAGLE-3 that was trained for the
+            model. It guesses tokens, and a step of the model checks several of them: the answers are the same, and come
+            faster where most guesses are right.
         prompt_lookup: whether tokens are guessed without a model, where the text repeats itself.
         mtp: whether the model's own head guesses tokens, if it has one for multi-token prediction: `auto`: as long as
             that pays, and not beside a draft model or prompt lookup; `on`: there must be one; `off`: never.
@@ -146,24 +148,43 @@ def _with_or_without_head(found: FoundModel, host: HostEntry) -> "Model":
     """The model with its own head, if it may have one; with `auto`, one that cannot be used is left out with a note."""
     ranks = _started() if found.options.ranks is None else found.options.ranks
     changes = changes_with_head(found.options, ranks)
+    eagle = eagle_head(found.options, ranks)
     try:
-        return _compile_and_make(found, changes, host, ranks)
+        return _compile_and_make(found, changes, host, ranks, eagle)
     except MlxrError as error:
-        if found.options.mtp != "auto" or not changes.mtp or not has_head(found):
+        without = changes_with_head(found.options, ranks, may_use=False)
+        if found.options.mtp != "auto" or not changes.mtp or not _is_of_head(error, found, without):
             raise
-        model = _compile_and_make(found, changes_with_head(found.options, ranks, may_use=False), host, ranks)
+        model = _compile_and_make(found, without, host, ranks)
         _LOG.warning("note: the model's own head is not used: %s", error)
         return model
 
 
-def _compile_and_make(found: FoundModel, changes: Changes, host: HostEntry, ranks: int) -> "Model":
+def _is_of_head(error: MlxrError, found: FoundModel, without: Changes) -> bool:
+    """Whether a model could not be loaded because of its head: with `without`, it has none."""
+    if error.of_head:
+        return True
+    if not isinstance(error, SpecError | GraphError | PlanError) or not has_head(found):
+        return False
+    if found.kind == "artifact":
+        return True
+    try:
+        spec_of(found, without)
+    except MlxrError:
+        return False
+    return True
+
+
+def _compile_and_make(
+    found: FoundModel, changes: Changes, host: HostEntry, ranks: int, eagle: EagleHead | None = None
+) -> "Model":
     """The model, once its files are checked; what is not compiled yet is compiled for the host."""
     from mlxr.loading.files_check import FilesCheck  # noqa: PLC0415 (loads MLX)
     from mlxr.loading.make_model import make_checked  # noqa: PLC0415 (loads MLX)
 
     options = found.options
     # Of a model's own files, the spec comes from these very weights.
-    check = FilesCheck(options, of_files=not options.weights and found.kind == "files")
+    check = FilesCheck(options, of_files=not options.weights and found.kind == "files", head=eagle)
     with host.building_ahead() as begin:
 
         def compiled(spec: ModelSpec, own: Path | None) -> Artifact:
@@ -172,16 +193,17 @@ def _compile_and_make(found: FoundModel, changes: Changes, host: HostEntry, rank
             early = host.target and Early(host.target, lambda sources: begin(sources, spec.name))
             return cached_artifact(spec, chip_of(host), partial(check, spec, own), early or None)
 
-        artifact, own = artifact_of(found, compiled=compiled, changes=changes)
+        artifact, own = artifact_of(found, compiled=compiled, changes=changes, eagle=eagle)
         _refuse_whole(artifact, ranks)
-        return make_checked(
-            artifact, own, options, check, partial(head_of, options=options, chip=partial(chip_of, host))
-        )
+        chip = partial(chip_of, host)
+        return make_checked(artifact, own, options, check, partial(head_of, options=options, chip=chip, eagle=eagle))
 
 
 def _speculate(model: "Model", options: LoadOptions) -> None:
     """Has tokens guessed, if the options ask for it. Beyond a draft model's context, it guesses nothing."""
     if not options.prompt_lookup and options.draft is None:
+        return
+    if model.artifact.spec.model.eagle is not None:  # the draft is a head, which guesses already
         return
     try:
         draft = None

@@ -12,6 +12,7 @@ from mlxr.compiler.version import VERSION
 from mlxr.loading.files_check import FilesCheck
 from mlxr.loading.options import LoadOptions
 from mlxr.loading.parts_note import note_of_parts
+from mlxr.runtime.engine.choose_arena import Head
 from mlxr.runtime.engine.group_rank import FollowingRank, LeadingRank
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
@@ -27,7 +28,6 @@ from mlxr.runtime.parallel.loss import LOST_CODE, write_line
 from mlxr.runtime.parallel.meeting import share_bytes
 from mlxr.runtime.parallel.rank_exchange import RankExchange
 from mlxr.runtime.parallel.restart import RESTARTED_VARIABLE
-from mlxr.runtime.weights.head_tensors import require_head
 from mlxr.runtime.weights.open_weights import open_weights
 
 _LOG = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def make_model(
     *,
     ranks: LeadingRank | None = None,
     read: ModelTokenizer | None = None,
-    head: Artifact | None = None,
+    head: Head | None = None,
 ) -> Model:
     """The model of an artifact that is here whole, or rank 0's part.
 
@@ -50,14 +50,12 @@ def make_model(
         options: how it is loaded.
         ranks: as for `Model`.
         read: as for `Model`.
-        head: that of its own head; None: it has none, or that is not used.
+        head: that guesses for it; None: there is none, or that is not used.
 
     Raises:
         MlxrError: see `Model`.
     """
-    file = open_weights(weights)
-    own_head = None if head is None else (head, require_head(file))
-    if (note := note_of_parts(file if own_head is None else own_head[1])) is not None:
+    if (note := note_of_parts(open_weights(weights) if head is None else head.file)) is not None:
         _LOG.warning("note: %s", note)
     return Model(
         artifact,
@@ -73,7 +71,7 @@ def make_model(
         ranks=ranks,
         read=read,
         needs_text=options.needs_text,
-        head=own_head,
+        head=head,
     )
 
 
@@ -82,7 +80,7 @@ def make_checked(
     own: Path | None,
     options: LoadOptions,
     check: FilesCheck,
-    head_of: Callable[[Artifact, Path], Artifact | None],
+    head_of: Callable[[Artifact, Path], Head | None],
 ) -> Model:
     """The model of an artifact, once its spec is compared with weights that it does not come from.
 
@@ -93,7 +91,7 @@ def make_checked(
         own: weights of its own; None: it has none.
         options: how it is loaded.
         check: what was checked before, and the tokenizer that was read.
-        head_of: gives its own head, from the artifact and the weights.
+        head_of: gives the head that guesses for it, from the artifact and the weights.
 
     Raises:
         MlxrError: see `FilesCheck`, `Model` and `load_rank`.

@@ -38,7 +38,8 @@ class LoadOptions:
             layers that see a window keep all tokens.
         template: the text of a chat template to use instead of the model's own; None: its own.
         tiers: how much to keep, in host memory and on disk, of the KV cache that the arena has no room for.
-        draft: a smaller model of the same vocabulary that guesses tokens, named like the model; None: there is none.
+        draft: a smaller model of the same vocabulary that guesses tokens, named like the model, or a head of other
+            files that does (EAGLE-3); None: there is none.
         prompt_lookup: whether tokens are guessed without a model, where the text repeats itself.
         mtp: whether the model's own head guesses tokens: `auto`: if it has one, as long as that pays, and not beside a
             draft model or prompt lookup; `on`: it must have one; `off`: never.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import WeightsError
+from mlxr.loading.eagle_head import eagle_head
 from mlxr.loading.find_model import find_model
 from mlxr.loading.options import NO_OPTIONS, LoadOptions
 from mlxr.loading.own_head import changes_with_head, head_of
@@ -76,17 +77,18 @@ def planned_context(model: "str | os.PathLike[str]", options: LoadOptions = NO_O
 def _found(
     model: "str | os.PathLike[str]", options: LoadOptions
 ) -> "tuple[Artifact, WeightFile, HostEntry, int | None, Head | None]":
-    """The artifact, the weights, the host, its threads, and the model's own head with the file of its weights."""
+    """The artifact, the weights, the host, its threads, and the head that guesses for the model."""
     from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
-    from mlxr.runtime.weights.head_tensors import require_head  # noqa: PLC0415
     from mlxr.runtime.weights.open_weights import open_weights  # noqa: PLC0415
 
     found = find_model(model, options)
     where = resolve_host(found.options.host)
-    artifact, own = artifact_of(found, chip_of(where), changes=changes_with_head(found.options))
+    eagle = eagle_head(found.options)
+    artifact, own = artifact_of(found, chip_of(where), changes=changes_with_head(found.options), eagle=eagle)
     chosen = found.options.weights or own
     if not chosen:
         raise WeightsError(f"{artifact.spec.name} comes without weights: name a file or folder of them (--weights W)")
     file = open_weights(Path(chosen))
-    head = head_of(artifact, Path(chosen), found.options, partial(chip_of, where))
-    return artifact, file, where, found.options.threads, None if head is None else (head, require_head(file))
+    head = head_of(artifact, Path(chosen), found.options, partial(chip_of, where), eagle)
+    file = file if head is None or eagle is None else head.file
+    return artifact, file, where, found.options.threads, head

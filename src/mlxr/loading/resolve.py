@@ -11,6 +11,7 @@ from mlxr.compiler.spec.change import NO_CHANGES, Changes, changed
 from mlxr.compiler.spec.load import load_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.loading.artifact_cache import cached_artifact
+from mlxr.loading.eagle_head import EagleHead, with_eagle_spec
 from mlxr.loading.find_model import FoundModel, find_model
 from mlxr.loading.options import LoadOptions
 from mlxr.runtime.hosts.entry import HostEntry
@@ -59,6 +60,7 @@ def artifact_of(
     chip: Chip | None = None,
     compiled: Compiled | None = None,
     changes: Changes | None = None,
+    eagle: EagleHead | None = None,
 ) -> tuple[Artifact, Path | None]:
     """The artifact of a model, and its own weights, if it has any.
 
@@ -70,27 +72,29 @@ def artifact_of(
         chip: as for `resolve_artifact`.
         compiled: gives the artifact of a spec; None: the cache, and the compiler after `check_first`.
         changes: changes to its spec; None: those of its options.
+        eagle: the head of other files that guesses for it; None: there is none.
 
     Raises:
         MlxrError: it cannot be compiled with these changes, or it is an edited artifact.
     """
     changes = found.options.changes if changes is None else changes
     if isinstance(found.model, Artifact):
-        return _as_changed(found.model, changes), None
+        return _as_changed(found.model, changes, eagle), None
     if found.kind == "artifact":
-        return _of_folder(Path(str(found.model)), changes), None
+        return _of_folder(Path(str(found.model)), changes, eagle), None
     spec, own = spec_of(found, changes)
+    spec = with_eagle_spec(spec, eagle)
     if compiled is not None:
         return compiled(spec, own), own
-    return cached_artifact(spec, chip, partial(check_first, spec, own)), own
+    return cached_artifact(spec, chip, partial(check_first, spec, own, eagle)), own
 
 
-def check_first(spec: ModelSpec, own: Path | None) -> None:
+def check_first(spec: ModelSpec, own: Path | None, eagle: EagleHead | None = None) -> None:
     """What is checked before a spec is compiled that comes with weights of its own; see `check_tensors_first`."""
     if own is not None:
         from mlxr.loading.compare_spec import check_tensors_first  # noqa: PLC0415 (slow to import: not for the cached)
 
-        check_tensors_first(spec, own)
+        check_tensors_first(spec, own, None if eagle is None else eagle.file)
 
 
 def resolve_spec(name: str, changes: Changes = NO_CHANGES) -> tuple[ModelSpec, Path | None]:
@@ -155,9 +159,9 @@ def _weights(found: FoundModel, own: Path | None) -> Path | None:
     return own if found.options.weights is None else Path(found.options.weights)
 
 
-def _of_folder(folder: Path, changes: Changes) -> Artifact:
+def _of_folder(folder: Path, changes: Changes, eagle: EagleHead | None) -> Artifact:
     artifact = load_artifact(folder)
-    result = _as_changed(artifact, changes)
+    result = _as_changed(artifact, changes, eagle)
     if result is artifact and not changes.trust_artifact:
         from mlxr.loading.compiled_from_spec import check_compiled_from_spec  # noqa: PLC0415 (slow to import)
 
@@ -165,6 +169,6 @@ def _of_folder(folder: Path, changes: Changes) -> Artifact:
     return result
 
 
-def _as_changed(artifact: Artifact, changes: Changes) -> Artifact:
-    spec = changed(artifact.spec, changes)
+def _as_changed(artifact: Artifact, changes: Changes, eagle: EagleHead | None) -> Artifact:
+    spec = with_eagle_spec(changed(artifact.spec, changes), eagle)
     return artifact if spec == artifact.spec else cached_artifact(spec, artifact.chip)

@@ -432,7 +432,7 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("case", "inputs", "attrs", "message"), BAD)
+@pytest.mark.parametrize(("case", "inputs", "attrs", "message"), [*BAD, *hidden_ops.BAD])
 def test_rule_refuses(case: str, inputs: dict[str, Shape | Tensor], attrs: dict[str, Any], message: str) -> None:
     kind, good_inputs, good_attrs, _ = GOOD[case]
     tensors = {p: t if isinstance(t, Tensor) else Tensor(t, good_inputs[p].dtype) for p, t in inputs.items()}
@@ -456,7 +456,7 @@ def test_stages() -> None:
     latent = {"latent_write", "latent_norm_write", "latent_queries", "latent_attention", "latent_decode"}
     recurrent = {"gated_norm", "gated_delta", "delta_decode", "ssd", "conv_ssd", "gated_conv", "causal_conv"}
     sent_or_guessed = {"all_sum", "send", "receive", "gather_result", "hidden_write", "guess_write", "guess_input"}
-    others = {"embed", "linear", "projection", "projection_sum", "head_product", *norms}
+    others = {"embed", "linear", "projection", "projection_sum", "head_product", "join_columns", *norms}
     assert left == others | experts | attention | latent | recurrent | sent_or_guessed
 
 

@@ -20,6 +20,14 @@ _BLOCKS = {
     "model__context": 64,
     "prefill_chunk": 64,
 }
+_EAGLE: dict[str, Any] = {
+    "taps": [0, 1, 2],
+    "hidden_size": 48,
+    "vocab_size": 40,
+    "attention": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 32},
+    "mlp": {"intermediate_size": 56},
+    "embedding": True,
+}
 _FORMATS = (
     # q4_k and q6_k have a variant of their own
     *(str(fmt) for fmt in WeightFormat if fmt.is_quantised and not fmt.affine and fmt not in ("q4_k", "q6_k")),
@@ -372,6 +380,27 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         small_spec(
             model__mtp={},
             model__tensor_names="canonical",
+            output="guesses",
+            weights={"default": "bf16"},
+            activation_dtype="bf16",
+            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+        ),
+        Geometry(),
+        ("guess_write", "guess_write_each", "guess_input"),
+    ),
+    "kept-for-eagle-bf16": (
+        small_spec(
+            model__eagle=_EAGLE,
+            weights={"default": "bf16"},
+            activation_dtype="bf16",
+            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+        ),
+        Geometry(),
+        ("join_columns", "hidden_write"),
+    ),
+    "eagle-bf16": (
+        small_spec(
+            model__eagle=_EAGLE | {"norm_residual": True},
             output="guesses",
             weights={"default": "bf16"},
             activation_dtype="bf16",

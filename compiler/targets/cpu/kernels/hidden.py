@@ -1,4 +1,4 @@
-"""Rows after the final norm, kept for the head that guesses, and what that head makes of them."""
+"""Rows that are kept for the head that guesses, and what that head makes of them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,15 +15,16 @@ from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
 @dataclass(frozen=True)
 class CpuHidden(CpuKernel):
-    """Writes norms of rows to the arena, or reads them, normalises them, and puts them beside those of embeddings.
+    """Writes rows or their norms to the arena, or reads them, normalises them, and puts them beside embeddings' norms.
 
     Attributes:
         does: `keep`: the rows of tokens; `guess`: those of last tokens, as those of the next; `read`.
         store, group: the numbers of the allocation and of its group.
         width: columns of a row.
-        kind, eps: see `Norm`.
+        kind, eps: see `Norm`; without a kind, rows are kept as they are.
         weight, bias: whether norms have them.
         hidden_first: whether what is read comes before the embedding.
+        gives: see `GuessInput`.
         cache: the element type of the store.
         mode, block_size: see `ArenaGeometry`; the store has one layer.
     """
@@ -33,23 +34,25 @@ class CpuHidden(CpuKernel):
     store: int
     group: int
     width: int
-    kind: NormKind
+    kind: NormKind | None
     eps: float
     weight: bool
     bias: bool
     hidden_first: bool
+    gives: Literal["raw", "normed"] | None
     cache: DType
     mode: Mode
     block_size: int
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """x, the vectors of the norms, and the result."""
+        """x, the vectors of the norms, and the results."""
         names = [name for name, has in (("weight", self.weight), ("bias", self.bias)) if has]
         if self.does == "read":
             names += [f"hidden_{name}" for name in names]
         out = (Param("out", "output"),) if self.does == "read" else ()
-        return (Param("x", "input"), *(Param(name, "vector") for name in names), *out)
+        row = () if self.gives is None else (Param("row", "output"),)
+        return (Param("x", "input"), *(Param(name, "vector") for name in names), *out, *row)
 
     @property
     def row_bytes(self) -> int:
@@ -79,6 +82,7 @@ def lower_hidden(lowering: CpuLowering, op: Op, attrs: HiddenOp) -> None:
         weight="weight" in op.inputs,
         bias="bias" in op.inputs,
         hidden_first=isinstance(attrs, GuessInput) and attrs.hidden_first,
+        gives=attrs.gives if isinstance(attrs, GuessInput) else None,
         cache=arena.allocations[store].dtype,
         mode=arena.mode,
         block_size=arena.block_size,

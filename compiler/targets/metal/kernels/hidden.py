@@ -1,4 +1,4 @@
-"""Rows after the final norm, kept for the head that guesses, and what that head makes of them."""
+"""Rows that are kept for the head that guesses, and what that head makes of them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,14 +19,15 @@ from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_colu
 
 @dataclass(frozen=True)
 class HiddenKernel(RowKernel):
-    """Writes norms of rows to the arena, or reads them, normalises them, and puts them beside those of embeddings.
+    """Writes rows or their norms to the arena, or reads them, normalises them, and puts them beside embeddings' norms.
 
     Attributes:
         does: `keep`: the rows of tokens; `guess`: those of last tokens, as those of the next; `read`.
         width: columns of a row.
-        kind, eps: see `Norm`.
+        kind, eps: see `Norm`; without a kind, rows are kept as they are.
         weight, bias: element types of the norms' vectors; None: there are none.
         hidden_first: whether what is read comes before the embedding.
+        gives: see `GuessInput`.
         activation, cache: element types of x and of the store, whose slots are in order: it has one layer.
         mode, block_size: see `ArenaGeometry`.
         one_each: whether each sequence has one token, whose row the batch asks for.
@@ -35,11 +36,12 @@ class HiddenKernel(RowKernel):
     template = "hidden.metal.jinja"
     does: Literal["keep", "guess", "read"]
     width: int
-    kind: NormKind
+    kind: NormKind | None
     eps: float
     weight: DType | None
     bias: DType | None
     hidden_first: bool
+    gives: Literal["raw", "normed"] | None
     activation: DType
     cache: DType
     mode: Mode
@@ -64,9 +66,10 @@ class HiddenKernel(RowKernel):
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        """Both norms, where it reads, and the token."""
+        """Both norms and the row, where it reads, and the token."""
         out: tuple[Port, ...] = (("out", self.activation),) if self.does == "read" else ()
-        return (*out, ("token_out", DType.U32))
+        row: tuple[Port, ...] = () if self.gives is None else (("row", self.activation),)
+        return (*out, *row, ("token_out", DType.U32))
 
     @property
     def loads(self) -> tuple[tuple[str, int], ...]:
@@ -82,7 +85,7 @@ class HiddenKernel(RowKernel):
     @property
     def threadgroup_bytes(self) -> int:
         """Bytes of the simdgroups' sums."""
-        return sums_bytes(self.kind, self.simdgroups)
+        return 0 if self.kind is None else sums_bytes(self.kind, self.simdgroups)
 
 
 @lowers(HiddenWrite, GuessWrite, GuessInput)
@@ -109,6 +112,7 @@ def lower_hidden(lowering: MetalLowering, op: Op, attrs: HiddenOp) -> None:
         lowering.optional_dtype(op, "weight"),
         lowering.optional_dtype(op, "bias"),
         isinstance(attrs, GuessInput) and attrs.hidden_first,
+        attrs.gives if isinstance(attrs, GuessInput) else None,
         x.dtype,
         store.dtype,
         lowering.arena.mode,
@@ -120,5 +124,6 @@ def lower_hidden(lowering: MetalLowering, op: Op, attrs: HiddenOp) -> None:
         "guess": (Extent(dim="seqs"),),
         "read": (Extent(dim="tokens"), Extent(times=2)),
     }
-    buffers = {"token_out": op.outputs["token"], "dims": "dims"} | ({"out": op.out} if does == "read" else {})
+    buffers = {"token_out": op.outputs["token"], "dims": "dims"}
+    buffers |= {port: op.outputs[port] for port in ("out", "row") if port in op.outputs}
     lowering.emit(op, kernel, grids[does], buffers)

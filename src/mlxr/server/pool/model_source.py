@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.compiler.errors import MlxrError
+from mlxr.loading.eagle_head import eagle_head
 from mlxr.loading.find_model import FoundModel, find_model
 from mlxr.loading.model_facts import ModelFacts, model_facts
 from mlxr.loading.options import NO_OPTIONS, USUAL_SEQUENCES, LoadOptions
@@ -109,9 +110,11 @@ class ModelSource:
         return replace(facts, templates=NamedTemplates({DEFAULT: read_template_file(self.template)}, ""))
 
     def _draft_memory(self) -> PlannedMemory | None:
-        """What the draft model takes, for one sequence; None: there is none."""
+        """What the draft model takes, for one sequence; None: there is none, or a head, counted with the model."""
         draft = self.options.draft
-        return None if draft is None else planned_memory(draft, self.options.for_draft(1))
+        if draft is None or eagle_head(self.options) is not None:
+            return None
+        return planned_memory(draft, self.options.for_draft(1))
 
     def planned_memory(self) -> PlannedMemory:
         """What it takes when it is loaded, with its draft model. Slow: it may compile.

@@ -16,11 +16,9 @@ from mlxr.loading.imported_model import import_model
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.request import Request
-from mlxr.runtime.engine.speculation.own_head import OwnHead
-from mlxr.runtime.engine.speculation.speculator import Speculator
-from mlxr.runtime.engine.speculation.text import Text
 from mlxr.runtime.engine.step import Step
 from mlxr_tests import mtp_models
+from mlxr_tests.eager_head import Eager, head_of, rights, run
 from mlxr_tests.family_oracle import EXACT
 from mlxr_tests.few import few
 from mlxr_tests.head_files import save_tiny
@@ -29,24 +27,6 @@ GREEDY, SAMPLED = mlxr.Sampling(), mlxr.Sampling(temperature=1.2, top_k=40, seed
 CHANGES = mlxr.Changes(
     context=128, sequences=3, compute="exact", activation_dtype="f32", cache_dtype="f32", deterministic=True
 )
-
-
-class Eager(Speculator):
-    """Asks the head for three tokens each time; `right` are guesses in place of the head's, so that some are right."""
-
-    def __init__(self, head: OwnHead, right: dict[tuple[int, ...], list[int]] | None = None) -> None:
-        super().__init__(head)
-        self.head, self.right, self.guesses = head, right or {}, dict[tuple[int, ...], list[int]]()
-
-    def propose(self, texts: Sequence[Text], tokens: int, room: int) -> list[list[int]]:
-        most = min(3, room // max(1, len(texts)))
-        guesses = self.head.propose([text._replace(most=min(text.most, most)) for text in texts])
-        for text, guess in zip(texts, guesses, strict=True):
-            self.guesses[tuple(text.tokens)] = guess
-        right = (
-            self.right.get(tuple(text.tokens), guess)[: len(guess)] for text, guess in zip(texts, guesses, strict=True)
-        )
-        return list(right)
 
 
 @pytest.fixture(scope="module")
@@ -67,30 +47,6 @@ def ids(count: int, start: int = 300) -> list[int]:
 
 
 PROMPTS = [ids(9), ids(40, 400), ids(23, 500)]
-
-
-def head_of(model: Model) -> OwnHead:
-    assert model._head is not None
-    return model._head
-
-
-def run(
-    model: Model, speculator: Speculator | None, prompts: list[list[int]], sampling: mlxr.Sampling, most: int = 30
-) -> list[list[int]]:
-    model.core.speculator = speculator
-    answers = model.start(prompts, max_tokens=most, sampling=sampling, ignore_eos=True).finish()
-    return [answer.token_ids for answer in answers]
-
-
-def rights(prompts: list[list[int]], answers: list[list[int]], wrong: int) -> dict[tuple[int, ...], list[int]]:
-    """After each start of a text, its next three tokens, of which that at `wrong` is wrong."""
-    found = {}
-    for prompt, answer in zip(prompts, answers, strict=True):
-        text = [*prompt, *answer]
-        for end in range(len(prompt), len(text)):
-            following = enumerate(text[end : end + 3])
-            found[tuple(text[:end])] = [abs(t - 1) if i == wrong else t for i, t in following]
-    return found
 
 
 @pytest.mark.parametrize("sampling", few([GREEDY, SAMPLED], [SAMPLED]), ids=["greedy", "sampled"])
