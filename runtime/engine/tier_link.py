@@ -180,20 +180,21 @@ class TierLink:
 
     def _restore(self, fetched: Fetched, request: Request, seq_id: int, prefix: Prefix) -> None:
         host, pager, states = self._host, self._pager, self._pager.states
-        first, end, rows = len(prefix.blocks), prefix.num_known, fetched.data
+        first, end = len(prefix.blocks), prefix.num_known
         if end > prefix.num_tokens:
             pager.append(seq_id, end - prefix.num_tokens)
         slot = -1 if states is None else states.restore(seq_id, end)
         self.save(pager.take_evicted())
         copies = pager.take_copies()
         assert not copies, "a sequence that ends with a full block needs no copy"
+        blocks, rows = pager.blocks_of(seq_id)[first:], fetched.data[first - request.fetch.first_block :]
+        if len(rows):
+            host.write_blocks(blocks[: len(rows)], rows)
         if fetched.state is not None:
             state, last = np.split(fetched.state, [host.slot_bytes])
             host.write_blocks([slot], state[None], None)
-            rows = np.concatenate([rows, last.reshape(-1, host.block_bytes)]) if last.size else rows
-        blocks = pager.blocks_of(seq_id)[first:]
-        if blocks and host.block_bytes:
-            host.write_blocks(blocks, rows[first - request.fetch.first_block :])
+            if last.size:
+                host.write_blocks(blocks[-1:], last[None])
         tokens, hashes = request.answer.tokens, request.hashes
         pager.commit(seq_id, tokens, hashes, end)
         if states is not None:
