@@ -13,7 +13,7 @@ from mlxr.compiler.targets.cpu.lowering import RULES
 from mlxr_tests.cpu_specs import SPECS
 from mlxr_tests.specs import compiled, small_spec
 
-SHARED = {"model.c.jinja", "cache.jinja", "finish.jinja", "matrix.jinja"}
+SHARED = {"model.c.jinja", "cache.jinja", "delta.jinja", "finish.jinja", "matrix.jinja"}
 """Templates that are no kernels."""
 WITHOUT_RULE = {"copy_blocks", "rope_table"}
 """Kernels of which no op is the result: they run before the ops that need them."""
