@@ -116,7 +116,7 @@ class OpGraph:
     @cached_property
     def nx(self) -> "networkx.MultiDiGraph[str]":
         """The same as a networkx graph, made when it is first asked for: a value's node is `%` and its name."""
-        # Imported here: a host that runs a compiled program needs no graph, and the import is a fifth of a cold start.
+        # Imported here: neither hosts nor passes need it, and the import takes 70 ms.
         import networkx  # noqa: PLC0415
 
         graph: networkx.MultiDiGraph[str] = networkx.MultiDiGraph()

@@ -17,16 +17,10 @@ class RemoveDeadOps:
 
     def run(self, graph: OpGraph) -> PassResult:
         """Applies the rule to every op."""
-        roots = {"%" + name for name in graph.outputs}
-        roots |= {op.name for op in graph.ops if op.attrs.access in ("write", "readwrite")}
-        reached = set(roots)
-        frontier = list(roots)
-        while frontier:
-            unseen = [node for node in graph.nx.predecessors(frontier.pop()) if node not in reached]
-            reached.update(unseen)
-            frontier.extend(unseen)
-        edits = Edits(graph)
-        for op in graph.ops:
-            if op.name not in reached:
+        edits, read = Edits(graph), set(graph.outputs)
+        for op in reversed(list(graph.ops)):  # what reads a value comes after what makes it
+            if op.attrs.access in ("write", "readwrite") or not read.isdisjoint(op.outputs.values()):
+                read.update(op.inputs.values())
+            else:
                 edits.replace(op)
         return edits.result()
