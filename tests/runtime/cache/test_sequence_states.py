@@ -47,3 +47,12 @@ def test_answers_have_a_snapshot_every_so_many_tokens() -> None:
     pager = computed(tokens[:6], tokens[6:], 16)
     for length, start in ((40, 32), (33, 32), (32, 16), (20, 16), (16, 6), (7, 6), (6, 4)):
         assert known(pager, tokens[:length]) == start
+
+
+def test_tokens_that_may_be_undone_come_before_snapshots() -> None:
+    states = SequenceStates(4, 1, SIZE, SIZE)
+    states.add(0)
+    for undo in (0, 0, 2):
+        states.step([0], [SIZE], [undo])
+    states.check_integrity({0: 3 * SIZE})
+    states.truncate(0, 3 * SIZE - 2)

@@ -17,7 +17,7 @@ LAYERS, LAYER, SLOTS = 3, 1, 12
 
 SHAPES: dict[str, tuple[Ssd, bool]] = {
     "groups": (Ssd(6, 16, 3, 32, 0.0, None), False),
-    "uneven": (Ssd(4, 20, 2, 12, 0.001, 0.1), True),
+    "uneven": (Ssd(4, 36, 2, 12, 0.001, 0.1), True),
     "one group": (Ssd(3, 64, 1, 128, 0.0, None), True),
     "wide": (Ssd(2, 40, 2, 256, 0.001, None), False),
     "small": (Ssd(5, 4, 1, 4, 0.0, 0.5), True),
