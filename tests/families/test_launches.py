@@ -5,6 +5,8 @@ On GPUs the shared expert of several sequences has one launch of its own, unless
 product, which reads its weights once for all of them.
 Blocks beside each other have one less: their last products are one launch, except on GPUs for several sequences. So are
 the first ones of attention and of a Mamba-2 block beside it, where their rows are multiples of 16 bytes together.
+Attention and that block's scan stay two, so such a layer has 6: attention has kernels for lengths of contexts, with
+threadgroups of other sizes than the scan's, and a launch costs 1 to 2 us of a GPU's time and 4 us of two threads'.
 A gate of heads is one more where the heads are no multiple of 8: its rows do not join those of Q, K and V then.
 Latent attention has one more where queries have two products. A vector of a layer has two more, its gate and its
 projection; one launch of both was slower (experiment 41 of benchmarks/NOTES-gpu.md).
