@@ -8,9 +8,8 @@ import pytest
 
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.targets.cpu.kernel_parts.columns import Columns as CpuColumns
+from mlxr.compiler.targets.columns import Columns
 from mlxr.compiler.targets.cpu.kernels.gated_delta import CpuGatedDelta
-from mlxr.compiler.targets.metal.kernel_parts.columns import Columns
 from mlxr.compiler.targets.metal.kernels.gated_delta import GatedDeltaKernel
 from mlxr_tests.c_harness import compilers, marches
 from mlxr_tests.cpu_kernels import CpuKernels, Sequences
@@ -33,19 +32,18 @@ def test_reference(name):
         check(got, want)
 
 
+def columns_of(case, dtype="f32"):
+    firsts = {port: first for port, (first, _) in case.heads.columns.items()}
+    return {port: Columns(DType(dtype), case.inputs[port].shape[1], first) for port, first in firsts.items()}
+
+
 def cpu_kernel(name):
     case = delta_case(name)
-    firsts = {port: first for port, (first, _) in case.heads.columns.items()}
-    columns = {port: CpuColumns(case.inputs[port].shape[1], first) for port, first in firsts.items()}
-    return CpuGatedDelta("gated_delta", 0, LAYERS, case.heads, **columns)
+    return CpuGatedDelta("gated_delta", 0, LAYERS, case.heads, **columns_of(case))
 
 
 def metal_kernel(case, dtype="f32"):
-    columns = {
-        port: Columns(DType(dtype), case.inputs[port].shape[1], first)
-        for port, (first, _) in case.heads.columns.items()
-    }
-    return GatedDeltaKernel("gated_delta", LAYERS, case.heads, **columns)
+    return GatedDeltaKernel("gated_delta", LAYERS, case.heads, **columns_of(case, dtype))
 
 
 def run_metal(case, dtype="f32", text=None):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.targets.metal.kernel_parts.columns import Columns
+from mlxr.compiler.targets.columns import Columns
 from mlxr.compiler.targets.metal.kernels.ssd import Convolution, SsdKernel, most_tokens
 from mlxr_tests.few import few
 from mlxr_tests.kernel_bench import run_kernel

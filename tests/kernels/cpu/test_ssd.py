@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.ops.mamba2 import ConvSsd
-from mlxr.compiler.targets.cpu.kernel_parts.columns import Columns
+from mlxr.compiler.targets.columns import Columns
 from mlxr.compiler.targets.cpu.kernels.ssd import CpuConvolution, CpuSsd
 from mlxr_tests.c_harness import compilers, marches
 from mlxr_tests.cpu_kernels import CpuKernels, Sequences
@@ -19,12 +20,12 @@ BUILDS = [*((march, compilers()[0]) for march in marches()), *(("native", other)
 def kernel_of(case: SsdCase) -> CpuSsd:
     attrs, conv = case.attrs, None
     bound = {port: first for port, (first, _) in attrs.columns.items() if port in case.inputs}
-    columns = {port: Columns(case.inputs[port].shape[1], first) for port, first in bound.items()}
+    columns = {port: Columns(DType.F32, case.inputs[port].shape[1], first) for port, first in bound.items()}
     if isinstance(attrs, ConvSsd):
         has_bias, most = "bias" in case.inputs, len(case.state_table)
         conv = CpuConvolution(1, attrs.channels, attrs.taps, has_bias, columns["x"], most)
         firsts = {"x": 0, "b": attrs.width, "c": attrs.width + attrs.shared_width}
-        columns |= {port: Columns(attrs.channels, first) for port, first in firsts.items()}
+        columns |= {port: Columns(DType.F32, attrs.channels, first) for port, first in firsts.items()}
     return CpuSsd("ssd", store=0, num_layers=LAYERS, heads=attrs, conv=conv, **columns)
 
 

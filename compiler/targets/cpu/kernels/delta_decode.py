@@ -6,8 +6,8 @@ from mlxr.compiler.formats.stores import CONV_STATES, STATES
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.delta_net import DeltaDecode
 from mlxr.compiler.schedule.kernel import round_up
+from mlxr.compiler.targets.columns import Columns, columns_at
 from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES
-from mlxr.compiler.targets.cpu.kernel_parts.columns import Columns, columns_at
 from mlxr.compiler.targets.cpu.kernel_parts.delta_kernel import MOST_COLUMNS, CpuDeltaKernel
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHelper, CpuKernel, Param
 from mlxr.compiler.targets.cpu.kernel_parts.region import Region, place_regions, regions_bytes

@@ -6,7 +6,7 @@ from mlxr.compiler.formats.stores import STATES
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.gated_delta import GatedDelta
 from mlxr.compiler.schedule.kernel import round_up
-from mlxr.compiler.targets.cpu.kernel_parts.columns import Columns, columns_at
+from mlxr.compiler.targets.columns import Columns, columns_at
 from mlxr.compiler.targets.cpu.kernel_parts.delta_kernel import MOST_COLUMNS, CpuDeltaKernel
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers

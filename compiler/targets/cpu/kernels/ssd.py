@@ -6,7 +6,7 @@ from mlxr.compiler.formats.stores import STATES
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.mamba2 import ConvSsd
 from mlxr.compiler.ir.ops.ssd import Ssd, SsdHeads
-from mlxr.compiler.targets.cpu.kernel_parts.columns import Columns, columns_at
+from mlxr.compiler.targets.columns import Columns, columns_at
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuHeader, CpuHelper, CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
@@ -99,9 +99,10 @@ def lower_ssd(lowering: CpuLowering, op: Op, attrs: SsdHeads) -> None:
     conv = None
     if isinstance(attrs, ConvSsd):
         has_bias, most = "bias" in op.inputs, lowering.phase_tokens
-        conv = CpuConvolution(of_conv[0], attrs.channels, attrs.taps, has_bias, columns["x"], most)
+        x = columns["x"]
+        conv = CpuConvolution(of_conv[0], attrs.channels, attrs.taps, has_bias, x, most)
         firsts = {"x": 0, "b": attrs.width, "c": attrs.width + attrs.shared_width}
-        columns |= {port: Columns(attrs.channels, first) for port, first in firsts.items()}
+        columns |= {port: Columns(x.dtype, attrs.channels, first) for port, first in firsts.items()}
     label, layers = "conv_ssd" if conv else "ssd", lowering.layers_of(op, STATES)
     kernel = CpuSsd(label, store, layers, attrs, conv=conv, **columns)
     names = {"input": op.inputs["x"]} if conv else {"bb": op.inputs["b"], "cc": op.inputs["c"]}

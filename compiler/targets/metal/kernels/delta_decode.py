@@ -9,8 +9,8 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.delta_net import DeltaDecode
 from mlxr.compiler.ir.tensor import Tensor
 from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.columns import Columns, columns_at
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
-from mlxr.compiler.targets.metal.kernel_parts.columns import Columns, columns_at
 from mlxr.compiler.targets.metal.kernel_parts.delta_kernel import TILE, DeltaKernel, check_quads
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH
 from mlxr.compiler.targets.metal.kernels.head_product import HeadProductKernel, heads_kernel

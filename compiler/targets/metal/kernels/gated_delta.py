@@ -8,8 +8,8 @@ from mlxr.compiler.formats.stores import STATES
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.gated_delta import GatedDelta
 from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.columns import Columns, columns_at
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
-from mlxr.compiler.targets.metal.kernel_parts.columns import Columns, columns_at
 from mlxr.compiler.targets.metal.kernel_parts.delta_kernel import (
     TILE,
     DeltaKernel,

@@ -84,10 +84,8 @@ def lower_projection_sum(lowering: MetalLowering, op: Op, _: ProjectionSum) -> N
 
 def _of_one_row(first: ProjectionFacts, second: ProjectionFacts, larger: ProjectionFacts) -> ProjectionSumKernel:
     """The kernel of one row, with the geometry of the larger weight."""
-    threadgroups, plain = (
-        larger.choice.geometry.one_row.threadgroups,
-        replace(second.epilogue, bias=None, residual=False),
-    )
+    threadgroups = larger.choice.geometry.one_row.threadgroups
+    plain = replace(second.epilogue, bias=None, residual=False)
     kernel = matvec(replace(first, choice=larger.choice))
     added = matvec(replace(second, choice=larger.choice, epilogue=plain))
     if threadgroups and _keep_columns(kernel, added):

@@ -10,8 +10,8 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.mamba2 import ConvSsd
 from mlxr.compiler.ir.ops.ssd import Ssd, SsdHeads
 from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.columns import Columns, columns_at
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
-from mlxr.compiler.targets.metal.kernel_parts.columns import Columns, columns_at
 from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
