@@ -66,6 +66,7 @@ def test_empty_kernel_is_noticed(label):
 # Kernels that only some families have: a spec, and those of its kernels.
 OF_FAMILIES = {
     "olmo-like": ("norm", "qk_norm"),
+    "parallel": ("down_sum",),
     "experts-shared-gate": ("route", "experts", "experts_down"),
 }
 
