@@ -1,11 +1,13 @@
 """The sum of two products: of one row in one launch, of several in two."""
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 
 from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.linear import Projection
 from mlxr.compiler.ir.ops.projection_sum import ProjectionSum, parts_of
 from mlxr.compiler.schedule.geometry import OneRow
 from mlxr.compiler.schedule.kernel import Port
@@ -13,6 +15,7 @@ from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.metal.kernel_parts.passes import bytes_of_sums, keeps_columns, passes_of, tiles_of
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts, facts_of
 from mlxr.compiler.targets.metal.kernels.matvec import MatvecKernel, matvec
+from mlxr.compiler.targets.metal.kernels.projection import lower_projection
 from mlxr.compiler.targets.metal.kernels.shared_expert import ALONE, multiply_together, takes_several
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
@@ -70,16 +73,16 @@ def lower_projection_sum(lowering: MetalLowering, op: Op, _: ProjectionSum) -> N
     first = replace(first, name=between, outputs=op.outputs)  # facts are found by a result of the graph
     facts = facts_of(lowering, first), facts_of(lowering, second)
     larger = max(facts, key=lambda part: part.layout.size_bytes)
+    if any(part.choice.geometry.one_row.mma for part in facts):
+        _add_apart(lowering, op, (first, second), between, lower_projection)
+        return
+    kernel = _of_one_row(*facts, larger)
+    unused = OneRow.names("mma", *(() if _keep_columns(kernel, kernel.second) else ("threadgroups",)))
+    grid, chosen = (Extent(times=kernel.threadgroups),), larger.choice.sizes(OneRow, without=unused)
     few = takes_several(lowering)
-    if not any(part.choice.geometry.one_row.mma for part in facts):
-        kernel = _of_one_row(*facts, larger)
-        unused = OneRow.names("mma", *(() if _keep_columns(kernel, kernel.second) else ("threadgroups",)))
-        grid, chosen = (Extent(times=kernel.threadgroups),), larger.choice.sizes(OneRow, without=unused)
-        lowering.emit(op, kernel, grid, when=ALONE if few else None, chosen=chosen)
-        if few:
-            _add_apart(lowering, op, (first, second), between, least=2)
-    else:
-        _add_apart(lowering, op, (first, second), between, least=1)
+    lowering.emit(op, kernel, grid, when=ALONE if few else None, chosen=chosen)
+    if few:
+        _add_apart(lowering, op, (first, second), between, lambda of, part, _: multiply_together(of, part))
 
 
 def _of_one_row(first: ProjectionFacts, second: ProjectionFacts, larger: ProjectionFacts) -> ProjectionSumKernel:
@@ -99,13 +102,19 @@ def _keep_columns(*kernels: MatvecKernel) -> bool:
     return all(keeps_columns(kernel) for kernel in kernels)
 
 
-def _add_apart(lowering: MetalLowering, op: Op, parts: tuple[Op, Op], between: str, least: int) -> None:
-    """Adds the launches of both products for steps of at least so many tokens."""
+def _add_apart(
+    lowering: MetalLowering,
+    op: Op,
+    parts: tuple[Op, Op],
+    between: str,
+    lower: Callable[[MetalLowering, Op, Projection], None],
+) -> None:
+    """Adds the launches of both products, each by `lower`."""
     out, begin = lowering.graph.value(op.out), len(lowering.pending)
     lowering.scratch.append(Scratch(between, out.shape, out.dtype))
-    multiply_together(lowering, parts[0], least)
+    lower(lowering, parts[0], parts[0].attrs_as(Projection))
     lowering.pending[begin:] = [
         replace(launch, op=op.name, outputs=tuple(between if name == op.out else name for name in launch.outputs))
         for launch in lowering.pending[begin:]
     ]
-    multiply_together(lowering, parts[1], least)
+    lower(lowering, parts[1], parts[1].attrs_as(Projection))
