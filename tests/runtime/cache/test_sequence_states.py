@@ -56,3 +56,13 @@ def test_tokens_that_may_be_undone_come_before_snapshots() -> None:
         states.step([0], [SIZE], [undo])
     states.check_integrity({0: 3 * SIZE})
     states.truncate(0, 3 * SIZE - 2)
+
+
+def test_a_state_that_is_kept_is_found() -> None:
+    """A sequence that must wait goes on where it was."""
+    tokens = list(range(12))
+    pager = computed(tokens[:6], tokens[6:9], 0)
+    assert pager.states is not None and known(pager, tokens) == 6
+    pager.states.keep(0)
+    pager.states.commit(0, tokens[:9], BlockHashes(ROOT, SIZE), 9)
+    assert known(pager, tokens) == 9

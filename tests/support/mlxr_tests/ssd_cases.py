@@ -109,6 +109,7 @@ def ssd_case(shape: str, counts: tuple[int, ...], columns: int = 2, joined: bool
     else:
         attrs, inputs = kind, {port: normal(tokens, kind.columns[port][1]) for port in ports}
     inputs |= {"a": -np.exp(normal(heads)), "d": normal(heads), "dt_bias": normal(heads) * 2 - 3}
+    inputs["dt_bias"][0] = -9  # less than any lower limit
     slots = rng.permutation(SLOTS)
     table = np.full((len(counts), columns), -1, np.int32)
     table.flat[: min(table.size, SLOTS)] = slots[: table.size]
