@@ -103,6 +103,13 @@ def test_what_the_second_rank_computes(case: str) -> None:
     assert (division.attrs, division.out) == (becomes, out)
 
 
+def test_a_rank_has_the_slopes_of_its_own_heads() -> None:
+    whole = replace(ATTENTION, alibi=8.0, alibi_heads=6)
+    own = whole.divide(INPUTS, {"q": split(Q)}, SECOND).attrs
+    assert own == replace(whole, num_heads=3, num_kv_heads=1, alibi_first=3) and whole.biases and own.biases
+    assert own.biases.slopes(3) == whole.biases.slopes(6)[3:]
+
+
 def test_the_first_rank_alone_adds_what_is_whole() -> None:
     has = {"x": split(Q), "weight": Holding((None, Q)), "bias": WHOLE}
     first, second = (LINEAR.divide(INPUTS, has, share).inputs for share in (FIRST, SECOND))
