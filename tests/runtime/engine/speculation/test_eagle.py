@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 import mlxr
@@ -16,10 +17,12 @@ from mlxr.loading.options import LoadOptions
 from mlxr.loading.planned_memory import planned_memory
 from mlxr.runtime.engine.model import Model
 from mlxr_tests import eagle_models as cases
+from mlxr_tests import mtp_models
 from mlxr_tests.eager_head import Eager, head_of, rights, run
 from mlxr_tests.few import few
 from mlxr_tests.storyteller import TINY
 
+IDS = "eagle_aux_hidden_state_layer_ids"
 GREEDY, SAMPLED = mlxr.Sampling(), mlxr.Sampling(temperature=1.2, top_k=40, seed=7)
 CHANGES = mlxr.Changes(
     context=128, sequences=3, compute="exact", activation_dtype="f32", cache_dtype="f32", deterministic=True
@@ -90,6 +93,22 @@ def model_draft(model: Model) -> Path:
     return file.parent
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("host", ["cpu", "reference", "sim"])
+def test_a_model_with_states(tmp_path: Path, host: str) -> None:
+    """Gated delta nets beside attention, and a head with rows of another width: all bits are those without it."""
+    head = replace(cases.HEADS["speculators"], config=cases.HEADS["speculators"].config | {IDS: [0, 1, 2]})
+    target, draft = mtp_models.save("qwen3_next", tmp_path), cases.save_head(head, tmp_path / "head")
+    text, changes = mtp_models.prompt(), replace(CHANGES, context=64)
+    prompts = [text, text[:5], text * 2]
+    with mlxr.load(target, host=host, mtp="off", changes=changes) as alone:
+        plain, logits = run(alone, None, prompts, SAMPLED), alone.logits(text)
+    with mlxr.load(target, host=host, draft=draft, changes=changes) as model:
+        assert np.array_equal(model.logits(text), logits)
+        for wrong in (0, 1, 3):
+            assert run(model, Eager(head_of(model), rights(prompts, plain, wrong)), prompts, SAMPLED) == plain
+
+
 def changed(folder: Path, **config: Any) -> Path:
     return cases.save_head(cases.OF_TINY, folder, cases.OF_TINY.config | config)
 
@@ -99,9 +118,9 @@ def changed(folder: Path, **config: Any) -> Path:
     [
         ({"speculators_model_type": "eagle"}, "of heads for other models, eagle3 is run"),
         ({"num_hidden_layers": 2}, "a head with 2 layers"),
-        ({"eagle_aux_hidden_state_layer_ids": [0, 1]}, r"is \[0, 1\]; expected the numbers of 3 layers"),
-        ({"eagle_aux_hidden_state_layer_ids": None}, r"before layers 2, 1, -1, and there are 2"),
-        ({"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}, r"before layers 0, 1, 3, and there are 2"),
+        ({IDS: [0, 1]}, r"is \[0, 1\]; expected the numbers of 3 layers"),
+        ({IDS: None}, r"before layers 2, 1, -1, and there are 2"),
+        ({IDS: [0, 1, 3]}, r"before layers 0, 1, 3, and there are 2"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is false"),
         ({"quantization_config": {"bits": 4}}, "quantised heads are read as GGUF files alone"),
         ({"norm_output": "yes"}, 'norm_output is "yes"; expected true or false'),

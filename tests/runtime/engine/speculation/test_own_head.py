@@ -11,7 +11,8 @@ import pytest
 
 import mlxr
 from mlxr.compiler.artifact import HIDDEN
-from mlxr.compiler.errors import RequestError, WeightsError
+from mlxr.compiler.errors import MlxrError, RequestError, WeightsError
+from mlxr.loading import load
 from mlxr.loading.imported_model import import_model
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.model import Model
@@ -139,15 +140,43 @@ def test_a_model_without_a_head(folder: Path, tmp_path: Path, caplog: pytest.Log
         mlxr.load(folder, host="reference", mtp="on", changes=mlxr.Changes(output="hidden"))
     with pytest.raises(RequestError, match="mtp is 'maybe', expected auto, on, off"):
         mlxr.load(folder, mtp="maybe")  # type: ignore[arg-type]
-    broken = save_tiny(tmp_path)
-    tensors = dict(mx.load(str(broken / "model.safetensors")))
-    del tensors["model.layers.2.mlp.up_proj.weight"]
-    mx.save_safetensors(str(broken / "model.safetensors"), tensors)
+    broken = without_tensor(tmp_path, "model.layers.2.mlp.up_proj.weight")
     with pytest.raises(WeightsError, match="lacks 1 of"):
         mlxr.load(broken, host="reference", mtp="on")
     with caplog.at_level(logging.WARNING), mlxr.load(broken, host="reference") as model:
         assert model.core.speculator is None and HIDDEN not in model.arena.stores
     assert "the model's own head is not used" in caplog.text
+
+
+def without_tensor(folder: Path, name: str) -> Path:
+    path = str(save_tiny(folder) / "model.safetensors")
+    mx.save_safetensors(path, {key: array for key, array in mx.load(path).items() if key != name})
+    return folder
+
+
+def test_a_head_that_lacks_what_makes_it_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lack = "has a layer that guesses further tokens, but not model.layers.2.eh_proj.weight, without which"
+    broken = without_tensor(tmp_path, "model.layers.2.eh_proj.weight")
+    with pytest.raises(WeightsError, match=lack):
+        mlxr.load(broken, host="reference", mtp="on")
+    with caplog.at_level(logging.WARNING), mlxr.load(broken, host="reference") as model:
+        assert model.core.speculator is None
+    assert "the model's own head is not used: " in caplog.text and lack in caplog.text
+
+
+def test_errors_that_heads_have_no_part_in_are_told_at_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is made again, without its head, only where that is at fault."""
+    tried: list[object] = []
+    make = load._compile_and_make
+    monkeypatch.setattr(load, "_compile_and_make", lambda *given: (tried.append(given), make(*given))[1])
+    broken = without_tensor(tmp_path, "model.layers.1.mlp.up_proj.weight")
+    for where, options in ((folder, {"tokenizer": tmp_path / "none"}), (broken, {})):
+        tried.clear()
+        with pytest.raises(MlxrError):
+            mlxr.load(where, host="reference", **options)  # type: ignore[arg-type]
+        assert len(tried) == 1
 
 
 def test_where_it_is_used(folder: Path) -> None:
