@@ -26,7 +26,7 @@ from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.group_rank import LeadingRank
 from mlxr.runtime.engine.make_requests import TERMS, RequestMaker, Terms
 from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
-from mlxr.runtime.engine.open_tiers import NO_WINDOWS, open_tiers
+from mlxr.runtime.engine.open_tiers import open_tiers, why_no_tiers
 from mlxr.runtime.engine.pool import POOLINGS, Pooling, check_dimensions, finished
 from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Sampling, sampling_for
@@ -154,7 +154,7 @@ class Model:
         if self.host.builds_late:
             warm_up(self.host, self.pager, progress)
         opened = open_tiers(artifact, file, self.host, tiers) if tiers else None
-        self._notes += (NO_WINDOWS,) if tiers and opened is None else ()
+        self._notes += (why_no_tiers(artifact),) if tiers and opened is None else ()
         self.core = EngineCore(self.host, self.pager, opened)
         self._head: OwnHead | None = None
         if head is not None:

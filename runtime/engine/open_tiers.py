@@ -11,13 +11,19 @@ from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.weights.weight_file import WeightFile
 from mlxr.runtime.weights.weights_digest import weights_digest
 
-NO_WINDOWS = (
-    "the cache has no tiers: they would lack what left the windows of layers (compile with cache.keep_windows: true)"
-)
+
+def why_no_tiers(artifact: Artifact) -> str:
+    """Why `open_tiers` gives none, for people."""
+    if any(group.window for group in artifact.plan.arena.groups):
+        why = "they would lack what left the windows of layers (compile with cache.keep_windows: true)"
+    else:
+        whose = "layers" if artifact.spec.model.eagle is None else "the model's layers and its head's"
+        why = f"{whose} keep keys and values of several sizes"
+    return f"the cache has no tiers: {why}"
 
 
 def open_tiers(artifact: Artifact, file: WeightFile, host: Host, sizes: TierSizes) -> BlockTiers | None:
-    """The tiers of a host's arena; None where it has several groups of layers (`NO_WINDOWS`)."""
+    """The tiers of a host's arena; None where it has several groups of layers (`why_no_tiers`)."""
     geometry = host.arena.geometry
     if len(geometry.groups) > 1:
         return None
