@@ -220,7 +220,7 @@ def _three(ids: Any, where: str, more: int) -> tuple[int, ...] | None:
     is_list = isinstance(ids, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
     if not is_list or len(ids) != NUM_TAPS:
         raise SpecError(f"{where} is {show(ids)}; expected the numbers of {NUM_TAPS} layers")
-    return tuple(number + more for number in ids)
+    return tuple(sorted(number + more for number in ids))  # engines read them in this order, whatever the list's
 
 
 def _flag(options: Mapping[str, Any], key: str, source: str) -> bool:
