@@ -27,7 +27,7 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
     Returns:
         The result of the output projection, [tokens, hidden].
     """
-    a, width = layer.own_attention, b.columns(x)
+    a, width, hidden = layer.own_attention, b.columns(x), b.hidden_size
     if a.latent is not None:
         return build_latent(b, index, layer, a.latent, x)
     prefix = f"{layer_prefix(index)}attention"
@@ -72,7 +72,7 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
     attended = _gated(b, prefix, layer, attended, x)
     bias = f"{prefix}.o_bias" if a.output_bias else None
     results = replace(heads, size=a.result_dim)
-    out = b.linear(f"{prefix}.o", attended, (b.hidden_size, a.num_heads * a.result_dim), bias, columns=results)
+    out = b.linear(f"{prefix}.o", attended, (hidden, a.num_heads * a.result_dim), bias, columns=results)
     # A factor of the values is one of what is made of them.
     return out if a.value_scale is None else b.op(Scale(a.value_scale), f"{prefix}.o_scaled", {"x": out})
 

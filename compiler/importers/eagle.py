@@ -9,8 +9,12 @@ Sources: SafeAILab/EAGLE (cnets.py), vLLM (llama_eagle3.py, speculators/algos.py
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+import yaml
+from pydantic import ValidationError
 
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.formats.file_keys import ARCHITECTURE, QUANTISATION
@@ -23,7 +27,7 @@ from mlxr.compiler.importers.tensors import TensorFact, Tensors
 from mlxr.compiler.spec.eagle import NUM_TAPS
 from mlxr.compiler.spec.explain import show
 from mlxr.compiler.spec.family import EAGLE_FAMILY, load_family
-from mlxr.compiler.spec.load import dump_spec, parse_spec
+from mlxr.compiler.spec.load import parse_spec
 from mlxr.compiler.spec.model import ModelSpec
 
 _LAYER, _IDS = "transformer_layer_config", "eagle_aux_hidden_state_layer_ids"
@@ -97,7 +101,13 @@ class EagleFiles:
         data = spec.model_copy(update=update).model_dump(mode="json")
         data["model"]["eagle"] = {**self.section, "taps": list(taps)}
         data["weights"]["tensors"] = formats
-        return parse_spec(dump_spec(ModelSpec.model_validate(data)), f"{name} with the head of {self.source}")
+        with suppress(ValidationError):
+            return ModelSpec.model_validate(data)
+        text = yaml.safe_dump(data, sort_keys=False, width=1000)  # which messages show
+        try:
+            return parse_spec(text, "spec with the head")
+        except SpecError as error:
+            raise SpecError(f"{self.source}: no spec can be made of what it says:\n{error}") from error
 
 
 def is_head(config: Mapping[str, Any]) -> bool:
@@ -241,7 +251,12 @@ def _files(
 ) -> EagleFiles:
     """What was found, with the widths of the tensors."""
     fc, output = placed.fact("eagle.fc"), placed.fact("eagle.output")
-    columns = fc.shape[-1] if fc is not None else 0
+    for fact in (fc, output):
+        if fact is not None and len(fact.shape) != 2:
+            raise SpecError(
+                f"{source}: fc.weight and lm_head.weight are matrices, and one has shape {list(fact.shape)}"
+            )
+    columns = fc.shape[1] if fc is not None else 0
     if columns % NUM_TAPS:
         raise SpecError(f"{source}: fc.weight has {columns} columns, which are not those of {NUM_TAPS} layers")
     guessed = output.shape[0] if output is not None else vocab_size

@@ -103,5 +103,8 @@ def test_layers_of_other_kinds_are_refused() -> None:
         found(config, transformer_layer_config=layer)
     with pytest.raises(SpecError, match=r"transformer_layer_config is 1; expected a section"):
         eagle_from_config({"transformer_layer_config": 1}, {}, "config.json")
+    flat = {f"eagle.0.{name}.weight": TensorFact((), "BF16") for name in ("fc", "layers.0.self_attn.q_proj")}
+    with pytest.raises(SpecError, match=r"are matrices, and one has shape \[\]"):
+        eagle_from_config(PUBLISHED["qwen3-30b-a3b"], flat, "config.json")
     with pytest.raises(SpecError, match=r"no fc\.weight or no q_proj"):
         eagle_from_config(PUBLISHED["qwen3-30b-a3b"], {}, "config.json")

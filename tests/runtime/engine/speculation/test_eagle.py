@@ -123,6 +123,7 @@ def changed(folder: Path, **config: Any) -> Path:
         ({IDS: [0, 1, 3]}, r"before layers 0, 1, 3, and there are 2"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is false"),
         ({"quantization_config": {"bits": 4}}, "quantised heads are read as GGUF files alone"),
+        ({"num_key_value_heads": 3}, r"(?s)no spec can be made of what it says.*num_heads 4 is not a multiple"),
         ({"norm_output": "yes"}, 'norm_output is "yes"; expected true or false'),
     ],
 )
