@@ -56,6 +56,12 @@ def test_where_k_and_v_went_further_a_snapshot_is_taken(engine):
     assert cached == [0, 0, len(SYSTEM)], "the second one finds K and V of the prompt that both share, but no state"
 
 
+def test_layers_with_windows_begin_where_there_is_a_state_too():
+    engine = HashEngine(state_slots=20, window=9)
+    cached = [ask(engine, [*SYSTEM[:9], *[20 + i] * 9])[0] for i in range(3)]
+    assert cached == [0, 0, 8], "the second one finds two blocks in all layers, but no state"
+
+
 def test_a_long_prompt_leaves_snapshots_on_its_way():
     engine = HashEngine(state_slots=20, state_every=8)
     prompt = [i % 7 for i in range(40)]
