@@ -50,6 +50,19 @@ def test_some_rows_and_columns(form: str) -> None:
     assert np.array_equal(some.numbers(0, 8), wanted) and np.array_equal(some.numbers(3, 6), wanted[3:6])
 
 
+def test_groups_that_are_each_several_of_the_format(tmp_path: Path) -> None:
+    """Twice the columns, the second half with other scales: two groups of 256, of which the format makes four."""
+    form, held = "rows, zeros", mx.load(str(RECORDED))
+    parts = {part: held[f"{form}.{part}"] for part in ("weight_packed", "weight_scale", "weight_zero_point")}
+    second = parts | {"weight_scale": 2 * parts["weight_scale"]}
+    path = tmp_path / "model.safetensors"
+    twice = {f"{form}.{part}": mx.concatenate([parts[part], second[part]], axis=1) for part in parts}
+    mx.save_safetensors(str(path), twice)
+    numbers = opened(form, Recipe(f"{form}.weight"), (ROWS, 2 * COLUMNS), path).numbers(0, ROWS)
+    one = opened(form, Recipe(f"{form}.weight"), (ROWS, COLUMNS)).numbers(0, ROWS)
+    assert np.allclose(numbers, np.concatenate([one, 2 * one], axis=1), rtol=1e-6, atol=1e-6)
+
+
 def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
     held = mx.load(str(RECORDED))
     tensors = {

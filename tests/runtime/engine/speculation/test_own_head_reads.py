@@ -111,3 +111,4 @@ def test_all_of_each_text_and_nothing_twice() -> None:
         engine.core.add(request)
     engine.run()
     engine.check_empty()
+    assert not own._read, "texts that have ended are forgotten"
