@@ -91,6 +91,12 @@ def test_geometries_of_one_row(case, geometry):
         run_rows(bench, "decode", op, 1)
 
 
+def test_simdgroups_that_share_columns_add_up_the_squares_of_all():
+    """Few threadgroups, and more columns than one simdgroup has."""
+    bench = OpBench(compiled(small_spec(**types("f32", "f32", hidden=264)), GEOMETRIES[4]))
+    run_rows(bench, "decode", QKV, 1)
+
+
 @pytest.mark.parametrize(
     "format", few(["q8_0", "q4_k", "q6_k", "affine4_g64_bf16", "affine3_g32_f16"], ["q4_k", "affine3_g32_f16"])
 )

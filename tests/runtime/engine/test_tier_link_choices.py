@@ -5,6 +5,9 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
+from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
 from mlxr.runtime.cache.prefix_cache import Prefix
 from mlxr.runtime.engine.tier_link import TierLink
@@ -52,3 +55,25 @@ def test_what_the_arena_has_got_meanwhile_is_not_restored() -> None:
         fetch = {"blocks": blocks, "state_after": 8, "first_block": 1, "is_read": False}
         awaited = link_of(found=found, has=has).awaited(request(**fetch))
         assert (awaited and (awaited.num_known, awaited.blocks)) == (length and (length, (4, 5)))
+
+
+def test_a_sequence_whose_state_cannot_be_written_begins_anew() -> None:
+    """It keeps no token: there would be no state after them."""
+
+    def fails(slots: list[int], data: Any, group: None) -> None:
+        raise HostError("states could not be written")
+
+    link, lengths = link_of(), list[tuple[int, int]]()
+    pager: Any = link._pager
+    pager.states = SimpleNamespace(restore=lambda seq_id, length: 3)
+    pager.take_evicted = pager.take_copies = list
+    pager.blocks_of = lambda seq_id: [4, 5]
+    pager.truncate = lambda *cut: lengths.append(cut)
+    host: Any = link._host
+    host.write_blocks, host.slot_bytes = fails, 16
+    blocks: Future[Any] = Future()
+    blocks.set_result(SimpleNamespace(data=np.zeros((0, 8), np.uint8), state=np.zeros(16, np.uint8)))
+    asked = request(blocks=blocks, first_block=2, is_read=True)
+    asked.run = SimpleNamespace(seq_id=7)
+    link.restore(asked, Prefix(8, (4, 5), 1, num_known=8, is_awaited=True))
+    assert lengths == [(7, 0)]

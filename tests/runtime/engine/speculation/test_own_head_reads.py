@@ -44,6 +44,7 @@ class HashHead:
     def step(self, batch: Batch) -> Any:
         slots = batch.slots.tolist()
         assert len({*slots}) == len(slots) <= self.plan.max_tokens, "no step writes a slot twice"
+        assert (np.diff(batch.query_start) > 0).all(), "a guess comes after a token that the step reads"
         self.entries[slots] = batch.tokens
         self.read_tokens += len(slots)
         logits = np.zeros((len(batch.logit_rows), VOCAB), np.float32)
@@ -65,7 +66,10 @@ class Checking(Speculator):
 
     def propose(self, texts: Sequence[Text], tokens: int, room: int) -> list[list[int]]:
         most = min(3, room // max(1, len(texts)))
-        guesses = self.head.propose([text._replace(most=min(text.most, most)) for text in texts])
+        asked = [text._replace(most=min(text.most, most)) for text in texts]
+        guesses = self.head.propose(asked)
+        if len(texts) == 1 and guesses[0]:
+            assert self.head.propose(asked) == guesses, "asked again, it guesses the same"
         for text, guess in zip(texts, guesses, strict=True):
             known = list(text.tokens)
             for token in guess:
