@@ -3,6 +3,7 @@
 from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.sequence_states import SequenceStates
+from mlxr.runtime.cache.state_slots import StateSlots
 from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests
 
 ROOT, SIZE = root_digest("model", ""), 4
@@ -66,3 +67,12 @@ def test_a_state_that_is_kept_is_found() -> None:
     pager.states.keep(0)
     pager.states.commit(0, tokens[:9], BlockHashes(ROOT, SIZE), 9)
     assert known(pager, tokens) == 9
+
+
+def test_the_oldest_snapshot_is_given_up_first() -> None:
+    slots, tokens, hashes = StateSlots(3), list(range(12)), BlockHashes(ROOT, SIZE)
+    for length in (4, 8, 12):
+        slots.keep(slot := slots.take(), tokens, hashes, length)
+        slots.release(slot)
+    slots.take()
+    assert [slots.find(tokens, hashes, most)[0] for most in (12, 11, 7)] == [12, 8, 0]

@@ -1,6 +1,8 @@
 """Packed integers as compressed-tensors wrote them mean the numbers that it reads."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -11,6 +13,7 @@ from mlxr.compiler.artifact.weight_plan import Columns, Rows
 from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_tensor import TensorError, open_tensor
 from mlxr.runtime.weights.open_weights import open_weights
+from mlxr.runtime.weights.packed_integers import MadePlane
 from mlxr.runtime.weights.tensor_rows import TensorRows
 from mlxr_tests.packed_integers import COLUMNS, FORMS, RECORDED, ROWS
 
@@ -61,6 +64,14 @@ def test_groups_that_are_each_several_of_the_format(tmp_path: Path) -> None:
     numbers = opened(form, Recipe(f"{form}.weight"), (ROWS, 2 * COLUMNS), path).numbers(0, ROWS)
     one = opened(form, Recipe(f"{form}.weight"), (ROWS, COLUMNS)).numbers(0, ROWS)
     assert np.allclose(numbers, np.concatenate([one, 2 * one], axis=1), rtol=1e-6, atol=1e-6)
+
+
+def test_integers_that_mean_0_lie_in_two_words() -> None:
+    numbers = [(row + 1) % 8 for row in range(12)]
+    words = np.array([sum(number << 3 * row for row, number in enumerate(numbers))], "<u8")
+    plane: Any = SimpleNamespace(zeros=SimpleNamespace(shape=(2, 1)), bits=3)
+    source: Any = SimpleNamespace(rows=lambda zeros: words.view(np.uint8))
+    assert MadePlane._zeros(plane, source, np.arange(12), np.array([0])).ravel().tolist() == numbers
 
 
 def test_tensors_that_do_not_fit(tmp_path: Path) -> None:

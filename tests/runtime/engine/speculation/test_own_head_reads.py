@@ -107,12 +107,69 @@ def test_all_of_each_text_and_nothing_twice() -> None:
         engine.run()
         assert answer.request.answer.tokens == answers[0][:44]
         assert head.read_tokens - before < 20, "it has read the prompt"
+    forks = engine.requests([9, 8, 7, 6, 5] * 4 + [1, 2], Sampling(temperature=1, n=3, max_tokens=8, seed=3))
+    answers = [request.answer.tokens + engine.alone(request) for request in forks]
+    for request in forks:
+        engine.core.add(request)
+    engine.run()
+    assert [request.answer.tokens for request in forks] == answers
     for following in (8, 9):
         answer = engine.add([*base[:16], following, 8, 8], 6)
         engine.run()
         assert answer.tokens == engine.alone(answer.request), "the last entry of a full block is read again"
-    for request in engine.requests(base[:22], Sampling(temperature=1, n=3, max_tokens=8, seed=3)):
-        engine.core.add(request)
-    engine.run()
     engine.check_empty()
     assert not own._read, "texts that have ended are forgotten"
+
+
+class Texts:
+    """Texts of sequences whose tokens, all but the last, the model has computed."""
+
+    def __init__(self) -> None:
+        self.engine = HashEngine(max_tokens=20)
+        self.pager, slots = self.engine.pager, self.engine.host.slots
+        self.own = OwnHead(HashHead(self.engine), self.pager)  # type: ignore[arg-type]
+        slots[:] = np.arange(len(slots))
+
+    def add(self, tokens: list[int], seq_id: int | None = None) -> Text:
+        if seq_id is None:
+            seq_id = self.pager.add_sequence()
+            self.pager.append(seq_id, len(tokens) - 1)
+            self.pager.take_copies()
+        return Text(object(), tokens, 2, seq_id)
+
+    def slots(self, text: Text) -> list[int]:
+        """What the model has of a text."""
+        assert text.seq_id is not None
+        blocks = self.engine.host.slots.reshape(-1, self.pager.block_size)[self.pager.blocks_of(text.seq_id)]
+        return blocks.ravel()[: len(text.tokens) - 1].tolist()
+
+    def check(self, texts: Sequence[Text]) -> None:
+        """Asks until there are guesses of each, which must be right, and whatever the model has stays as it is."""
+        before, guesses = list(map(self.slots, texts)), dict[Any, list[int]]()
+        for _ in texts:
+            left = [text for text in texts if text.key not in guesses]
+            guesses |= {text.key: guess for text, guess in zip(left, self.own.propose(left), strict=True) if guess}
+        for text in texts:
+            first, second = guesses[text.key]
+            known = [*text.tokens[1:], first]
+            assert (first, second) == (after(known[:-1]), after(known))
+        assert list(map(self.slots, texts)) == before
+
+
+def test_several_texts_share_a_step_as_far_as_it_goes() -> None:
+    """Two that share blocks which the head has not read, and two that are together longer than a step."""
+    texts = Texts()
+    one = texts.add([3] * 10)
+    assert one.seq_id is not None
+    fork = texts.add([3] * 9 + [4], texts.pager.fork(one.seq_id))
+    texts.check([one, fork, texts.add([1] * 13), texts.add([2] * 13)])
+
+
+def test_a_block_is_known_once_all_of_it_has_been_read() -> None:
+    texts = Texts()
+    one = texts.add([5] * 11)
+    texts.check([one])
+    assert one.seq_id is not None
+    texts.pager.append(one.seq_id, 2)
+    texts.pager.take_copies()
+    texts.check([texts.add([5] * 13, texts.pager.fork(one.seq_id))])
