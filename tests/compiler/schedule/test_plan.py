@@ -367,6 +367,8 @@ def test_what_mlx_would_not_do_as_well_is_not_prepared(
         ({"model__attention__sliding_window": 24}, {"mlx_min_context": 20}, "tokens >= 16; seqs <= 1; 20..24 context"),
         ({"model__attention__sliding_window": 24}, {"mlx_min_context": 25}, None),
         ({"prefill_chunk": 15}, {}, None),
+        ({"model__attention__alibi": 8.0, "model__rope": None}, {}, None),
+        ({"model__attention__v_dim": 32}, {}, None),
     ],
 )
 def test_from_where_on_mlx_has_attention(changes: dict[str, Any], sizes: dict[str, int], expected: str | None) -> None:

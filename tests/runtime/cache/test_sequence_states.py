@@ -2,6 +2,7 @@
 
 from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.cache.prefix_index import CachedState
 from mlxr.runtime.cache.sequence_states import SequenceStates
 from mlxr.runtime.cache.state_slots import StateSlots
 from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests
@@ -67,6 +68,18 @@ def test_a_state_that_is_kept_is_found() -> None:
     pager.states.keep(0)
     pager.states.commit(0, tokens[:9], BlockHashes(ROOT, SIZE), 9)
     assert known(pager, tokens) == 9
+
+
+def test_a_state_within_the_first_block_goes_to_the_tiers() -> None:
+    assert [item.slot for item in computed([1, 2, 3], [], 0).cached() if isinstance(item, CachedState)] == [0]
+
+
+def test_a_restored_state_can_be_found() -> None:
+    states, tokens, hashes = SequenceStates(4, 1, SIZE), list(range(8)), BlockHashes(ROOT, SIZE)
+    states.add(0)
+    slot = states.restore(0, 8)
+    states.commit(0, tokens, hashes, 8)
+    assert states.slots.find(tokens, hashes, 8) == (8, slot)
 
 
 def test_the_oldest_snapshot_is_given_up_first() -> None:

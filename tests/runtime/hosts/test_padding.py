@@ -1,6 +1,7 @@
 """Steps of prompts that are filled up: nothing that is added changes a number, and no new length builds anything."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -15,7 +16,7 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.sequence_states import NO_STATE, SequenceStates
 from mlxr.runtime.engine.warm_up import decode_contexts, prompt_sizes, warm_up
-from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.batch import Batch, BatchRequest, BlocksOfGroup
 from mlxr.runtime.hosts.binding import batch_arrays, batch_dims
 from mlxr.runtime.hosts.cuda import device
 from mlxr.runtime.hosts.cuda.host import CudaHost
@@ -100,7 +101,9 @@ def test_a_filled_up_batch_has_the_shapes_of_its_size() -> None:
         pager = Pager.from_geometry(plan.arena)
         requests = [BatchRequest(pager.add_sequence(), [7] * count, 0) for count in counts]
         batch = Batch.build(requests, pager, plan.query_tile)
+        batch = replace(batch, others=(BlocksOfGroup(batch.slots, batch.block_tables),))
         filled, count = padded_batch(batch, plan), batch.num_tokens
+        assert np.array_equal(filled.others[0].slots, filled.slots)
         found.add((filled.num_tokens, filled.num_tiles, len(filled.slots), len(filled.positions)))
         assert np.array_equal(filled.slots[:count], batch.slots) and (filled.slots[count:] == NO_SLOT).all()
         assert np.array_equal(filled.query_tiles[: batch.num_tiles], batch.query_tiles)
