@@ -45,12 +45,13 @@ WITH_Q8 = itertools.product(
         "gemma-like",
         "heads-by-layer",
         "shared-keys",
+        "short-values",
     ],
     ["block", "layer"],
 )
 
 
-@pytest.mark.parametrize(("name", "layout"), few(WITH_Q8, [("gemma-like", "layer"), ("sinks", "block")]))
+@pytest.mark.parametrize(("name", "layout"), few(WITH_Q8, [("gemma-like", "layer"), ("sinks", "block"), ("short-values", "block")]))
 def test_q8_cache(name, layout):
     check_q8_cache(name, layout)
 

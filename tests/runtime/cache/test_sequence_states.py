@@ -1,8 +1,10 @@
 """Where snapshots of states are taken: one sequence, whose tokens are computed one after the other."""
 
+from dataclasses import replace
+
 from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.cache.prefix_index import CachedState
+from mlxr.runtime.cache.prefix_index import CachedBlock, CachedState
 from mlxr.runtime.cache.sequence_states import SequenceStates
 from mlxr.runtime.cache.state_slots import StateSlots
 from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests
@@ -80,6 +82,16 @@ def test_a_restored_state_can_be_found() -> None:
     slot = states.restore(0, 8)
     states.commit(0, tokens, hashes, 8)
     assert states.slots.find(tokens, hashes, 8) == (8, slot)
+
+
+def test_the_states_of_a_block_end_within_it_or_with_it() -> None:
+    slots, tokens, hashes = StateSlots(5), list(range(12)), BlockHashes(ROOT, SIZE)
+    for length in (3, 4, 6, 8, 9):
+        slots.keep(slots.take(), tokens, hashes, length)
+    digests = hashes.of(tokens, 12)
+    block = CachedBlock(0, digests[1], digests[0], tuple(tokens[4:8]))
+    assert sorted(slot for slot, _ in slots.ending_in(block)) == [2, 3]
+    assert [slot for slot, _ in slots.ending_in(replace(block, tokens=(4, 9, 9, 9), digest=b""))] == []
 
 
 def test_the_oldest_snapshot_is_given_up_first() -> None:

@@ -77,3 +77,13 @@ def test_a_sequence_whose_state_cannot_be_written_begins_anew() -> None:
     asked.run = SimpleNamespace(seq_id=7)
     link.restore(asked, Prefix(8, (4, 5), 1, num_known=8, is_awaited=True))
     assert lengths == [(7, 0)]
+
+
+def test_nothing_is_saved_while_the_machine_lacks_memory() -> None:
+    link, put = link_of(), list[object]()
+    tiers: Any = link.tiers
+    tiers.put = lambda blocks, rows: put.append(blocks)
+    block: Any = SimpleNamespace(block_id=3)
+    for link.is_paused in (True, False):
+        link.save([block])
+    assert put == [[block]]
