@@ -51,7 +51,10 @@ WITH_Q8 = itertools.product(
 )
 
 
-@pytest.mark.parametrize(("name", "layout"), few(WITH_Q8, [("gemma-like", "layer"), ("sinks", "block"), ("short-values", "block")]))
+SHORT_WITH_Q8 = [("gemma-like", "layer"), ("sinks", "block"), ("short-values", "block")]
+
+
+@pytest.mark.parametrize(("name", "layout"), few(WITH_Q8, SHORT_WITH_Q8))
 def test_q8_cache(name, layout):
     check_q8_cache(name, layout)
 
