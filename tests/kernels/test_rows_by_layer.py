@@ -24,6 +24,7 @@ from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr.runtime.hosts.select import make_host
 from mlxr.runtime.hosts.sim.host import SimHost
 from mlxr.runtime.weights.open_weights import open_weights
+from mlxr_tests.arenas import snapshot
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.kernel_bench import run_kernel
 from mlxr_tests.memory_weights import read_memory
@@ -218,6 +219,12 @@ def test_a_model_forks_copies_and_finds_prefixes(target, layout, monkeypatch):
     third, _ = (kept.add([*prompt, 34, 35, 36, 2, 3]) for kept in both)
     assert len(both[0].tokens[third]) == 8, "whole blocks that all groups have"
     step(both, (third, [36, 2, 3]), (first, [4]))
+    arena = both[0].host.arena
+    before, own = snapshot(arena), {part.name for part in arena.geometry.of_group(1)}
+    both[0].host.copy_blocks([(0, 5), (1, 6)], 1)
+    mx.eval(arena.token)
+    after = snapshot(arena)
+    assert {name for name in before if (after[name] != before[name]).any()} == own, "copies are of one group"
 
 
 @pytest.mark.parametrize("target", ["metal", "cpu"])
