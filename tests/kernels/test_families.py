@@ -22,7 +22,13 @@ pytestmark = pytest.mark.usefixtures("kernel_host")
     "name",
     few(
         ALL_SPECS,
-        [*(name for name in SHORT_SPECS[:7] if name != "olmo-like"), *SHORT_SPECS[7::4], "short-conv", "ssm"],
+        [
+            *(name for name in SHORT_SPECS[:7] if name != "olmo-like"),
+            *SHORT_SPECS[7::4],
+            "short-conv",
+            "ssm",
+            "long-values-qk-norm",
+        ],
     ),
 )
 def test_family(name):
