@@ -13,6 +13,7 @@ from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import layout_of
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.ops.experts import ExpertLinear, Route
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.targets import source_graph
 from mlxr.compiler.targets.cpu.kernel_parts.matrix_kernel import OutputSegment
 from mlxr.compiler.targets.cpu.kernels.experts import CpuExperts
@@ -29,7 +30,7 @@ from mlxr_tests.cpu_kernels import CpuKernels
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.kernel_bench import run_kernel
 from mlxr_tests.reference_ops import evaluate
-from mlxr_tests.specs import floats
+from mlxr_tests.specs import compiled, floats, small_spec
 
 EXPERTS, TOP_K, HIDDEN, WIDTH = 8, 4, 64, 32
 RANKS = [(0, 3), (3, 1), (4, 4)]
@@ -241,3 +242,11 @@ def test_ranks_are_compiled(monkeypatch):
     expert = 3 * spec.model.hidden_size * spec.model.mlp.intermediate_size * 4
     less = spec.model.num_layers * spec.model.mlp.experts.per_token * expert * (count - 1) // count
     assert weight_bytes(whole, "metal") - weight_bytes(artifact, "metal") == pytest.approx(less, rel=1e-3)
+
+
+def test_a_rank_adds_no_results_that_it_has_not_computed() -> None:
+    mlp = {"intermediate_size": 64, "experts": {"count": 5, "per_token": 2, "router": "softmax_topk"}}
+    spec = small_spec(parallel={"tensor": 2}, model__hidden_size=64, model__tensor_names="canonical", model__mlp=mlp)
+    files = compiled(spec, Geometry.of(experts_min_rows=1)).files
+    texts = [text for name, text in files.items() if "/expert_sum_" in name]
+    assert len(texts) == 2 and all("if (experts[choice] < 0)" in text for text in texts)
