@@ -357,6 +357,14 @@ def test_what_mlx_would_not_do_as_well_is_not_prepared(
     assert called == ({MatmulCall} if projections else set()) | ({AttentionCall} if attention else set())
 
 
+@pytest.mark.parametrize(("groups", "whole"), [(1, 40), (3, 0)])
+def test_ranks_keep_all_inputs_of_the_only_group(groups: int, whole: int) -> None:
+    """B and C, of 20 channels each."""
+    spec = family_spec("ssm", model__recurrent__num_groups=groups)
+    stores = {store.name: store for store in arena_geometry(spec, GeometryTable()).stores}
+    assert (stores["conv_states"].whole, stores["states"].whole) == (whole, 0)
+
+
 @pytest.mark.parametrize(
     ("changes", "sizes", "expected"),
     [
