@@ -5,13 +5,17 @@ from itertools import accumulate
 from operator import mul
 
 _KEPT = 0.9
-"""What an observation still weighs when the next one comes: some ten of them count."""
+"""What an observation still weighs when the next draft has been tried: some ten drafts count."""
 _PRIOR = 0.5
 """Weight of the first opinion, of the chance that a guess comes true."""
 
 
 class Acceptance:
-    """Moving averages: the chance that a guess comes true, once those before it in the draft have."""
+    """Moving averages: the chance that a guess comes true, once those before it in the draft have.
+
+    What was seen of later guesses fades while drafts are too short for them, so that they are tried again; until they
+    are, they are thought to be no better than those before.
+    """
 
     def __init__(self, hope: float = 0.5) -> None:
         """Nothing is known.
@@ -40,16 +44,20 @@ class Acceptance:
         while len(self._tried) <= place:
             self._right.append(0.0)
             self._tried.append(0.0)
-        self._right[place] = _KEPT * self._right[place] + is_right
-        self._tried[place] = _KEPT * self._tried[place] + 1
+        if place == 0:
+            self._right = [_KEPT * right for right in self._right]
+            self._tried = [_KEPT * tried for tried in self._tried]
+        self._right[place] += is_right
+        self._tried[place] += 1
         self._chances = []
 
     def chances(self, most: int) -> Sequence[float]:
         """For each of so many guesses, the chance that it is accepted: it and all before it are right."""
         if len(self._chances) < most:
             unknown = [(0.0, 0.0)] * (most - len(self._tried))
-            each = [*zip(self._right, self._tried, strict=True), *unknown]
-            self._chances = list(
-                accumulate(((right + _PRIOR * self._hope) / (tried + _PRIOR) for right, tried in each), mul)
-            )
+            hope, each = self._hope, []
+            for right, tried in [*zip(self._right, self._tried, strict=True), *unknown]:
+                each.append((right + _PRIOR * hope) / (tried + _PRIOR))
+                hope = min(self._hope, each[-1])
+            self._chances = list(accumulate(each, mul))
         return self._chances[:most]

@@ -5,8 +5,8 @@ from collections import deque
 _SAMPLES = 9
 _LEAST = 3
 """Fewer measurements say nothing: all of them may have been disturbed."""
-_LIFETIME = 1000
-"""Steps after which a measurement no longer counts: contexts grow, and other programs come and go."""
+_LIFETIME = 250
+"""Steps after which a measurement no longer counts: contexts grow, other programs come and go, first steps are slow."""
 _SLOPE = 0.05
 """What a further token is thought to cost, of a step, before it has been measured: little, so that it is tried."""
 _LEAST_SLOPE = 0.01

@@ -52,6 +52,21 @@ def test_chances_follow_what_came_true() -> None:
     assert first > 0.9 and second < 0.1 and third < second
 
 
+def test_a_later_guess_that_failed_once_is_tried_again() -> None:
+    acceptance = Acceptance(0.8)
+    acceptance.observe(0, True)
+    acceptance.observe(1, False)
+    assert acceptance.chances(2)[1] < 0.4
+    for _ in range(30):  # drafts of one guess, which comes true
+        acceptance.observe(0, True)
+    first, second, third = acceptance.chances(3)
+    assert first > 0.9 and second > 0.7 * first and third > 0.7 * second
+    for _ in range(30):
+        acceptance.observe(0, False)
+    first, second, _ = acceptance.chances(3)
+    assert first < 0.1 and second < 0.3 * first, "later guesses are thought to be no better than the first"
+
+
 def test_times_are_the_least_and_what_lies_between_is_interpolated() -> None:
     costs = StepCosts()
     assert costs.seconds(1, 4) is None
