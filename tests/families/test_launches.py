@@ -52,6 +52,15 @@ def _sums(spec: ModelSpec, layer: int) -> bool:
     )
 
 
+def _norms_apart(spec: ModelSpec, layer: int) -> bool:
+    """Whether norms of queries and keys may be a launch of their own."""
+    attention = spec.model.layer(layer).attention
+    norm = None if attention is None else attention.qk_norm
+    if norm is None:
+        return False
+    return norm.scope == "all" or "layer" in (norm.kind or spec.model.norm.kind) or norm.after_rope
+
+
 def _bounds(spec: ModelSpec, layer: int) -> tuple[int, int]:
     """The least and the most launches of a layer."""
     of = spec.model.layer(layer)
@@ -61,15 +70,15 @@ def _bounds(spec: ModelSpec, layer: int) -> tuple[int, int]:
         apart = _rows_of_input(of) % 8 != 0  # rows of the joined projection would not be multiples of 16 bytes
         return (8, 8) if of.recurrent.norm else (6 + apart, 6 + apart)
     if spec.model.parallel_blocks:
-        return 4, 4
+        norms = _norms_apart(spec, layer)
+        return 4 + norms, 4 + norms
     most = MOST_WITH_EXPERTS if of.mlp is not None and of.mlp.experts else MOST
     most += 2 * (spec.model.layer_embeddings is not None)
     attention = of.attention
     if attention is None:
         return 5, most
-    norm, gate = attention.qk_norm, attention.output_gate
-    if norm is not None:
-        most += norm.scope == "all" or "layer" in (norm.kind or spec.model.norm.kind) or norm.after_rope
+    gate = attention.output_gate
+    most += _norms_apart(spec, layer)
     most += gate is not None and gate.scope == "head" and attention.num_heads % 8 != 0
     return 5, most + (attention.latent is not None and attention.latent.q_rank is not None)
 

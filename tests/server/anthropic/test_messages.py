@@ -84,7 +84,7 @@ def test_a_prompt_may_be_read_for_the_cache_alone(client: anthropic.Anthropic) -
             told = client.messages.create(**(body | {"max_tokens": 0}))
         assert (told.content, told.stop_reason, told.usage.output_tokens) == ([], "max_tokens", 0)
     usage = client.messages.create(**body).usage
-    assert usage.output_tokens == 12 and (usage.cache_read_input_tokens or 0) > usage.input_tokens
+    assert usage.output_tokens > 0 and (usage.cache_read_input_tokens or 0) > usage.input_tokens
 
 
 def test_the_stop_sequence_is_told(client: anthropic.Anthropic) -> None:

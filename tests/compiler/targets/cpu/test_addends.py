@@ -13,6 +13,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.artifact.launch import Launch
 from mlxr.compiler.artifact.program import Phase
 from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.errors import PlanError
 from mlxr.compiler.spec.parallel import Parallel
 from mlxr_tests.family_specs import ALL_SPECS, family_spec
 from mlxr_tests.few import few
@@ -64,7 +65,11 @@ SHORT = [("plain", "tensor 2", "logits"), ("olmo-like", "tensor 2", "hidden"), (
 def test_nothing_overwrites_an_addend_that_others_may_read(name: str, split: str, output: str) -> None:
     if name == "layer-vectors" and "pipeline" in SPLITS[split]:
         return  # stages do not send each other two values
-    artifact = compiled(name, SPLITS[split], output)
+    try:
+        artifact = compiled(name, SPLITS[split], output)
+    except PlanError as error:
+        assert split == "tensor 3" and "recurrent.o of" in str(error) and "cannot be divided among 3" in str(error)
+        return
     checked = 0
     for rank in range(4 if split == "2 x 2" else SPLITS[split]["tensor"]):
         own = artifact.of_rank(rank)
