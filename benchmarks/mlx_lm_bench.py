@@ -1,4 +1,4 @@
-"""MLXR against mlx-lm on one folder, in turns: shapes of published models with experts, in mlx-lm's 4 bits.
+"""MLXR against mlx-lm on one folder, in turns: shapes of published models, in mlx-lm's 4 bits.
 
     python benchmarks/mlx_lm_bench.py [--models qwen1.5-moe-a2.7b,glm-4.7-flash] [--layers 8] [--folder DIR]
 
@@ -74,6 +74,35 @@ _CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "tie_word_embeddings": False,
         "num_nextn_predict_layers": 0,
     },
+    "qwen3.5-4b": {
+        "model_type": "qwen3_5",
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "text_config": {
+            "model_type": "qwen3_5_text",
+            "hidden_size": 2560,
+            "intermediate_size": 9216,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "full_attention_interval": 4,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e7,
+                "partial_rotary_factor": 0.25,
+                "mrope_interleaved": True,
+                "mrope_section": [11, 11, 10],
+            },
+            "tie_word_embeddings": True,
+        },
+        "tie_word_embeddings": True,
+    },
 }
 
 
@@ -84,29 +113,31 @@ def main() -> int:
         print("| model | work | MLXR | mlx-lm | ratio |\n|---|---|---|---|---|", flush=True)
         for name in args.models.split(","):
             folder = Path(args.folder or temporary) / f"{name}-{args.layers}-4bit"
-            write_folder(_CONFIGS[name] | {"num_hidden_layers": args.layers}, folder)
+            write_folder(_CONFIGS[name], args.layers, folder)
             for work, (ours, theirs) in _measure(folder).items():
                 print(f"| {name} | {work} | {ours:,.1f} | {theirs:,.1f} | {ours / theirs:.2f} x |", flush=True)
     return 0
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Compare MLXR with mlx-lm on folders of models with experts.")
+    parser = argparse.ArgumentParser(description="Compare MLXR with mlx-lm on folders of published shapes.")
     parser.add_argument("--models", default=",".join(_CONFIGS), help=f"shapes ({', '.join(_CONFIGS)})")
     parser.add_argument("--layers", type=int, default=8, help="layers of each (8)")
     parser.add_argument("--folder", metavar="DIR", help="where folders are kept (a temporary one)")
     return parser.parse_args()
 
 
-def write_folder(config: Mapping[str, Any], folder: Path) -> None:
-    """Writes a model of random weights in 4 bits, as mlx-lm saves it, if it is not there."""
+def write_folder(config: Mapping[str, Any], layers: int, folder: Path) -> None:
+    """Writes a model of so many layers and random weights in 4 bits, as mlx-lm saves it, if it is not there."""
     import mlx.core as mx
     from mlx_lm.utils import _get_classes, quantize_model, save_config, save_model
 
     if (folder / "config.json").is_file():
         return
     folder.mkdir(parents=True, exist_ok=True)
-    whole = {"vocab_size": _VOCAB, "max_position_embeddings": 8192, "bos_token_id": 1, "eos_token_id": 2} | config
+    ours = {"vocab_size": _VOCAB, "max_position_embeddings": 8192, "bos_token_id": 1, "eos_token_id": 2}
+    ours["num_hidden_layers"] = layers
+    whole = dict(config) | ({"text_config": config["text_config"] | ours} if "text_config" in config else ours)
     model_class, args_class = _get_classes(whole)
     mx.random.seed(1)
     model = model_class(args_class.from_dict(whole))

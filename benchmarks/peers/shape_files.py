@@ -190,27 +190,26 @@ def _lfm2(layers: int) -> PublishedShape:
     )
 
 
-def _qwen_3_5_layer(i: int) -> Sizes:
-    h, width = 1024, 2048
-    if i % 4 == 3:
-        mixer = _weights(attn_q=(2 * width, h), attn_k=(512, h), attn_v=(512, h), attn_output=(h, width))
-        mixer |= _weights(attn_q_norm=(256,), attn_k_norm=(256,))
-    else:
-        mixer = _weights(attn_qkv=(3 * width, h), attn_gate=(width, h), ssm_out=(h, width), ssm_conv1d=(3 * width, 4))
-        mixer |= _weights(ssm_alpha=(16, h), ssm_beta=(16, h), ssm_norm=(128,))
-        mixer |= {"ssm_a": (16,), "ssm_dt.bias": (16,)}
-    return mixer | _weights(attn_norm=(h,), post_attention_norm=(h,)) | _mlp(h, 3584)
+def _qwen_3_5(hidden: int, mlp: int, heads: int, kv_heads: int, value_heads: int) -> Callable[[int], PublishedShape]:
+    width, keys, values = heads * 256, 16 * 128, value_heads * 128
 
+    def layer(i: int) -> Sizes:
+        if i % 4 == 3:
+            kv = (kv_heads * 256, hidden)
+            mixer = _weights(attn_q=(2 * width, hidden), attn_k=kv, attn_v=kv, attn_output=(hidden, width))
+            mixer |= _weights(attn_q_norm=(256,), attn_k_norm=(256,))
+        else:
+            qkv = 2 * keys + values
+            mixer = _weights(attn_qkv=(qkv, hidden), attn_gate=(values, hidden), ssm_out=(hidden, values))
+            mixer |= _weights(ssm_alpha=(value_heads, hidden), ssm_beta=(value_heads, hidden), ssm_norm=(128,))
+            mixer |= _weights(ssm_conv1d=(qkv, 4)) | {"ssm_a": (value_heads,), "ssm_dt.bias": (value_heads,)}
+        return mixer | _weights(attn_norm=(hidden,), post_attention_norm=(hidden,)) | _mlp(hidden, mlp)
 
-def _qwen_3_5(layers: int) -> PublishedShape:
-    return PublishedShape(
-        "qwen35",
-        layers,
-        1024,
-        {
-            "feed_forward_length": 3584,
-            "attention.head_count": 8,
-            "attention.head_count_kv": 2,
+    def shape(layers: int) -> PublishedShape:
+        metadata = {
+            "feed_forward_length": mlp,
+            "attention.head_count": heads,
+            "attention.head_count_kv": kv_heads,
             "attention.key_length": 256,
             "attention.value_length": 256,
             "attention.layer_norm_rms_epsilon": 1e-6,
@@ -219,14 +218,14 @@ def _qwen_3_5(layers: int) -> PublishedShape:
             "rope.freq_base": 1e7,
             "full_attention_interval": 4,
             "ssm.conv_kernel": 4,
-            "ssm.inner_size": 2048,
+            "ssm.inner_size": values,
             "ssm.state_size": 128,
-            "ssm.time_step_rank": 16,
+            "ssm.time_step_rank": value_heads,
             "ssm.group_count": 16,
-        },
-        _qwen_3_5_layer,
-        vocab=248320,
-    )
+        }
+        return PublishedShape("qwen35", layers, hidden, metadata, layer, vocab=248320)
+
+    return shape
 
 
 def _qwen(layers: int) -> PublishedShape:
@@ -323,7 +322,8 @@ SHAPES: Mapping[str, Callable[[int], PublishedShape]] = {
     "glm-4.7-flash": _glm,
     "gemma-4-e4b": _gemma,
     "lfm2.5-1.2b": _lfm2,
-    "qwen3.5-0.8b": _qwen_3_5,
+    "qwen3.5-0.8b": _qwen_3_5(1024, 3584, 8, 2, 16),
+    "qwen3.5-4b": _qwen_3_5(2560, 9216, 16, 4, 32),
     "tinyllama": _llama(2048, 4, 5632, 1e4),
     "llama-3-8b": _llama(4096, 8, 14336, 5e5),
 }
@@ -334,6 +334,7 @@ FEW_LAYERS = {
     "gemma-4-e4b": 12,
     "lfm2.5-1.2b": 16,
     "qwen3.5-0.8b": 24,
+    "qwen3.5-4b": 8,
     "tinyllama": 22,
     "llama-3-8b": 4,
 }
