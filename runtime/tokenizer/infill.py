@@ -84,13 +84,11 @@ class InfillPrompt(NamedTuple):
     is_cut: bool
 
 
-def can_infill(tokenizer: Tokenizer) -> bool:
-    """Whether a vocabulary has the control tokens for it."""
-    return _form_of(_known_names(tokenizer)) is not None
-
-
 def infill_prompt(tokenizer: Tokenizer, gap: Gap, room: int | None = None) -> InfillPrompt:
-    """The prompt that asks for the text of a gap. Names of control tokens in the texts are ordinary text.
+    """The prompt that asks for the text of a gap.
+
+    Names of control tokens in the texts are ordinary text, but for tokens of which the tokenizer's file says that they
+    are found in any text.
 
     Args:
         tokenizer: of the model.

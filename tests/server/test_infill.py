@@ -14,7 +14,7 @@ from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.tokenizer.library_tokenizer import LibraryTokenizer
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
-from mlxr.server.infill import Answer, InfillRequest
+from mlxr.server.infill import InfillAnswer, InfillRequest
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr_tests.running_server import EXACT, RunningServer, running_server, tiny_source
 from mlxr_tests.storyteller import TINY
@@ -25,12 +25,20 @@ PREFIX, SUFFIX = "def f(x):\n    ", "\nf(1)\n"
 FILES = [("a.py", "import os\n"), ("b.py", "B = 1\n")]
 
 
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("code") / "tokenizer.json"
-    fillers = [f"<unused{i}>" for i in range(640 - 256 - len(NAMES))]  # the model's ids that are no bytes
+FIRST, NUM_FILLERS = 256, 640 - 256 - len(NAMES)
+"""The ids between bytes and names, which the model knows, too."""
+
+
+def write_vocabulary(path: Path, ending: int | None = None) -> Path:
+    """Writes a tokenizer.json, in which one more id may be CodeGemma's token that ends text between two others."""
+    fillers = ["<|file_separator|>" if id_ == ending else f"<unused{id_}>" for id_ in range(FIRST, FIRST + NUM_FILLERS)]
     single_bytes(*fillers, *NAMES).save(str(path))
     return path
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_vocabulary(tmp_path_factory.mktemp("code") / "tokenizer.json")
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +132,7 @@ def test_lines_that_are_indented_less_end_an_answer_and_so_does_time(
         model = SimpleNamespace(require_tokenizer=lambda: LibraryTokenizer(single_bytes(*NAMES), "here"))
         loaded: Any = SimpleNamespace(engine=Engine(), limit=SimpleNamespace(tokens=512))
         loaded.engine.model = model
-        answer = Answer(InfillRequest(input_prefix="", input_suffix="", **body), "tiny")
+        answer = InfillAnswer(InfillRequest(input_prefix="", input_suffix="", **body), "tiny")
         return "".join([event.text async for event in answer.events(loaded)])
 
     assert asyncio.run(test()) == expected
@@ -158,6 +166,24 @@ def test_suffix_of_other_apis(own: RunningServer, expected: dict[str, mlxr.Compl
     body = {"model": "tiny", "prompt": PREFIX, "suffix": SUFFIX, "stream": False, "options": options}
     assert own.http.post("/api/generate", json=body).json()["response"] == expected["plain"].text
     assert "raw is given" in own.http.post("/api/generate", json=body | {"raw": True}).json()["error"]
+
+
+def test_control_tokens_for_it_end_an_answer(expected: dict[str, mlxr.Completion], tmp_path: Path) -> None:
+    ids = expected["plain"].token_ids
+    end = next(i for i, token in enumerate(ids) if FIRST <= token < FIRST + NUM_FILLERS and i and token not in ids[:i])
+    vocabulary = write_vocabulary(tmp_path / "tokenizer.json", ids[end])
+    with mlxr.load(TINY, host="cpu", threads=1, changes=EXACT, tokenizer=vocabulary) as model:
+        told = model.fill(PREFIX, SUFFIX, max_tokens=12)
+        assert told.token_ids == ids[: end + 1] and told.finish_reason == "stop"
+    body: dict[str, Any] = {"model": "tiny", "prompt": PREFIX, "suffix": SUFFIX}
+    with running_server(lambda: ModelPool([tiny_source(tokenizer=vocabulary)])) as server:
+        told = ask(server).json()
+        assert (told["tokens_predicted"], told["stop_type"]) == (end + 1, "eos")
+        told = server.http.post("/v1/completions", json=body | {"max_tokens": 12, "temperature": 0}).json()
+        assert (told["usage"]["completion_tokens"], told["choices"][0]["finish_reason"]) == (end + 1, "stop")
+        options = {"num_predict": 12, "temperature": 0}
+        told = server.http.post("/api/generate", json=body | {"stream": False, "options": options}).json()
+        assert (told["eval_count"], told["done_reason"]) == (end + 1, "stop")
 
 
 def test_a_model_without_control_tokens_for_it(server: RunningServer) -> None:

@@ -116,7 +116,7 @@ async def infill(body: InfillRequest, request: Request) -> Response:
     state = ServerState.of(request)
     name = state.only_name() if body.model is None else body.model
     state.pool.find(name)
-    answer = Answer(body, name)
+    answer = InfillAnswer(body, name)
     if body.stream:
         return Stream(
             _stream(state, answer),
@@ -127,7 +127,7 @@ async def infill(body: InfillRequest, request: Request) -> Response:
     return JsonAnswer(await unless_gone(request, _whole(state, answer)))
 
 
-class Answer:
+class InfillAnswer:
     """One answer as it grows."""
 
     def __init__(self, body: InfillRequest, model: str) -> None:
@@ -253,14 +253,14 @@ def _chosen(record: Infill, names: list[str]) -> dict[str, Any]:
     return told
 
 
-async def _whole(state: ServerState, answer: Answer) -> "Told | dict[str, Any]":
+async def _whole(state: ServerState, answer: InfillAnswer) -> "Told | dict[str, Any]":
     async with state.use(answer.body.model) as model, aclosing(answer.events(model)) as events:
         async for _ in events:
             pass
     return answer.record(is_streamed=False)
 
 
-async def _stream(state: ServerState, answer: Answer) -> AsyncGenerator[bytes]:
+async def _stream(state: ServerState, answer: InfillAnswer) -> AsyncGenerator[bytes]:
     async with state.use(answer.body.model) as model, aclosing(answer.events(model)) as events:
         async for event in events:
             if event.text or event.token_id is not None:

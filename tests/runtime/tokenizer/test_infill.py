@@ -3,7 +3,7 @@
 import pytest
 
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.tokenizer.infill import Gap, can_infill, infill_prompt
+from mlxr.runtime.tokenizer.infill import Gap, infill_prompt
 from mlxr.runtime.tokenizer.library_tokenizer import LibraryTokenizer
 from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
 from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
@@ -54,7 +54,7 @@ def test_names_in_texts_are_text_and_a_text_begins_with_its_token() -> None:
 
 def test_names_that_a_file_says_are_text_are_found() -> None:
     tokenizer = LibraryTokenizer(single_bytes(text_names=QWEN), "here")
-    assert can_infill(tokenizer) and not tokenizer.control_ids
+    assert not tokenizer.control_ids
     assert spelled(tokenizer, infill_prompt(tokenizer, GAP).ids).startswith("<|fim_prefix|>def f(x)")
 
 
@@ -87,6 +87,5 @@ def test_a_suffix_is_not_begun_by_a_space() -> None:
 
 def test_a_vocabulary_without_control_tokens_is_refused() -> None:
     tokenizer = of("<|fim_prefix|>", "<fim_suffix>", "<|im_end|>")
-    assert not can_infill(tokenizer)
     with pytest.raises(RequestError, match="cannot fill in the middle: its vocabulary has no control tokens"):
         infill_prompt(tokenizer, GAP)
