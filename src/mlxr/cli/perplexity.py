@@ -3,11 +3,12 @@
 import argparse
 import json
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mlxr.cli.argparse_types import token_count
+from mlxr.cli.argparse_types import model_name, token_count
 from mlxr.cli.model_arguments import add_model_arguments, load_model
 from mlxr.cli.terminal import ProgressLine
 from mlxr.compiler.errors import RequestError
@@ -15,7 +16,10 @@ from mlxr.compiler.spec.change import Changes
 from mlxr.compiler.text import counted
 
 if TYPE_CHECKING:
+    from mlxr.bench.divergence import Divergence
     from mlxr.runtime.engine.model import Model
+
+_QUANTILES = {"p90": "90 %", "p95": "95 %", "p99": "99 %", "p999": "99.9 %"}
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -40,6 +44,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "overlap)",
     )
     parser.add_argument("--tokens", type=int, metavar="N", help="only the first N tokens of the text (default: all)")
+    parser.add_argument(
+        "--against",
+        type=model_name,
+        metavar="ORIGINAL",
+        help="also measure how far the model is from the one that it was made of: the Kullback-Leibler divergence with "
+        "its tail, how often both choose the same token first, the ratio of their perplexities",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -50,26 +61,38 @@ def run(args: argparse.Namespace) -> int:
         if value is not None and value < 1:
             raise RequestError(f"--{name} is {value}; expected at least 1")
     text = _read(args.text)
-    with load_model(args, Changes(needed_context=args.window), needs_text=True) as model:
-        return _measure(model, args, text)
+    needed = Changes(needed_context=args.window)
+    with ExitStack() as loaded:
+        model = loaded.enter_context(load_model(args, needed, needs_text=True))
+        original = None
+        if args.against is not None:
+            named = argparse.Namespace(**vars(args) | {"model": args.against, "weights": None, "tokenizer": None})
+            original = loaded.enter_context(load_model(named, needed))
+        return _measure(model, original, args, text)
 
 
-def _measure(model: "Model", args: argparse.Namespace, text: str) -> int:
-    from mlxr.bench.perplexity import perplexity  # noqa: PLC0415 (loads MLX)
+def _measure(model: "Model", original: "Model | None", args: argparse.Namespace, text: str) -> int:
+    from mlxr.bench.divergence import divergence  # noqa: PLC0415 (loads MLX)
+    from mlxr.bench.perplexity import perplexity  # noqa: PLC0415
 
     tokenizer = model.require_tokenizer()
     ids = tokenizer.encode(text, add_special=False)[: args.tokens]
     begin = tokenizer.bos_id if tokenizer.adds_bos else None
     start = time.perf_counter()
+    far: Divergence | None = None
     with ProgressLine() as line:
 
         def show(done: int, total: int, value: float) -> None:
-            line.show(f"window {done} of {total}: perplexity {value:.4f}")
+            line.show(f"window {done} of {total}: {'perplexity' if original is None else 'divergence'} {value:.4f}")
 
-        result = perplexity(model, ids, args.window, args.stride, begin, show)
+        if original is None:
+            result = perplexity(model, ids, args.window, args.stride, begin, show)
+        else:
+            far = divergence(model, original, ids, args.window, args.stride, begin, show)
+            result = far.perplexity
     seconds = time.perf_counter() - start
     spec = model.artifact.spec
-    figures = {
+    figures: dict[str, Any] = {
         "model": spec.name,
         "host": model.host.name,
         "compute": spec.compute,
@@ -81,6 +104,9 @@ def _measure(model: "Model", args: argparse.Namespace, text: str) -> int:
         "perplexity": result.value,
         "seconds": round(seconds, 2),
     } | {key: value for key, value in asdict(result).items() if key != "value"}
+    if far is not None:
+        figures["against"] = str(args.against)
+        figures["divergence"] = {key: value for key, value in asdict(far).items() if key != "perplexity"}
     if args.json:
         print(json.dumps(figures, indent=1))
         return 0
@@ -90,7 +116,18 @@ def _measure(model: "Model", args: argparse.Namespace, text: str) -> int:
         f"{figures['weights']}, activations {figures['activations']}, cache {figures['cache']}, {figures['compute']}, "
         f"host {figures['host']}; {result.tokens / seconds:.0f} tokens/s)"
     )
+    if far is not None:
+        _print_divergence(far, args.against)
     return 0
+
+
+def _print_divergence(far: "Divergence", original: str) -> None:
+    tail = ", ".join(f"{_QUANTILES.get(name, name)} {value:.6f}" for name, value in far.quantiles.items())
+    print(
+        f"against {original} (perplexity {far.original.value:.4f}): ratio {far.ratio:.5f} +- {far.ratio_error:.5f}\n"
+        f"divergence {far.mean:.6f} +- {far.mean_error:.6f} nats; {tail}\n"
+        f"same first choice {far.same_first:.2%} +- {far.same_first_error:.2%}"
+    )
 
 
 def _read(path: Path) -> str:
