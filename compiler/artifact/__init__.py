@@ -56,6 +56,7 @@ from mlxr.compiler.ir.graph import Op, OpGraph, Value
 from mlxr.compiler.ir.ops.collectives import CollectiveKind
 from mlxr.compiler.ir.ops.product import Finish, InputNorm
 from mlxr.compiler.ir.tensor import ARENA_TOKEN, BatchDim, layer_buffer
+from mlxr.compiler.spec.adapters import DOWN, UP, Adapters, adapted_matrices
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.text import size
 
@@ -66,6 +67,7 @@ __all__ = [
     "BLOCKS",
     "COLLECTIVES",
     "CONV_STATES",
+    "DOWN",
     "HIDDEN",
     "INCLUDE",
     "KEYS_AND_VALUES",
@@ -79,6 +81,8 @@ __all__ = [
     "PHASES",
     "STATES",
     "TUNING",
+    "UP",
+    "Adapters",
     "Affine",
     "Allocation",
     "ArenaGeometry",
@@ -128,6 +132,7 @@ __all__ = [
     "WeightFormat",
     "WeightLayout",
     "WeightPlan",
+    "adapted_matrices",
     "debug_level",
     "decode_dims",
     "file_keys",

@@ -101,6 +101,11 @@ class TensorSource:
     format: WeightFormat = WeightFormat.F32
     """Its format in memory, from the spec."""
 
+    @property
+    def is_of_adapters(self) -> bool:
+        """Whether no file of the model has it: adapters have, and until one is loaded, it is zeros."""
+        return not self.safetensors and not self.gguf
+
 
 @dataclass(frozen=True)
 class WeightPlan:
@@ -112,6 +117,11 @@ class WeightPlan:
     dtype: DType
     parts: tuple[TensorSource, ...]
     """The tensors that make it up, concatenated along axis 0 in this order."""
+
+    @property
+    def is_of_adapters(self) -> bool:
+        """See `TensorSource.is_of_adapters`."""
+        return self.parts[0].is_of_adapters
 
     @property
     def layout(self) -> WeightLayout:

@@ -108,6 +108,9 @@ def _declare_inputs(b: Builder, arena: ArenaGeometry) -> None:
     ]
     for name, shape in inputs:
         b.declare(name, "input", shape, DType.I32)
+    if b.spec.adapters is not None and b.spec.output != "guesses":
+        b.declare("adapter_ids", "input", ("tokens",), DType.I32)
+        b.declare("adapter_scales", "input", ("tokens",), DType.F32)
     for allocation in arena.allocations:
         b.declare(allocation.name, "store", allocation.shape, allocation.dtype)
 

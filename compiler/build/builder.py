@@ -10,10 +10,12 @@ from mlxr.compiler.formats.stores import of_group
 from mlxr.compiler.ir.division import Axes, Axis
 from mlxr.compiler.ir.graph import Op, Role, Value
 from mlxr.compiler.ir.op_kind import NormKind, OpKind
+from mlxr.compiler.ir.ops.adapter import AdapterDown
 from mlxr.compiler.ir.ops.elementwise import Add
 from mlxr.compiler.ir.ops.linear import Linear
 from mlxr.compiler.ir.ops.norm import Norm
 from mlxr.compiler.ir.tensor import Shape
+from mlxr.compiler.spec.adapters import DOWN, UP, adapted_matrices
 from mlxr.compiler.spec.model import ModelSpec, Rope
 
 
@@ -36,6 +38,9 @@ class Builder:
         self._layer: int | None = None
         self._tensors: dict[str, Value] = {}
         self._frequencies: dict[tuple[float, ...], str] = {}
+        # A head that guesses goes without: what it guesses is checked by the model.
+        has_adapters = spec.adapters is not None and spec.output != "guesses"
+        self._adapted = adapted_matrices(spec.model) if has_adapters else {}
 
     def declare(
         self, name: str, role: Role, shape: Shape, dtype: DType, data: tuple[float, ...] = (), axes: Axes = ()
@@ -132,7 +137,25 @@ class Builder:
         inputs = {"x": x, "weight": self.matrix(name, shape, rows, columns)}
         if bias is not None:
             inputs["bias"] = self.vector(bias, shape[0], rows)
+        if name in self._adapted:
+            inputs |= self._adapter(name, x, shape)
         return self.op(Linear(dtype or self.activation), f"{name}_projected", inputs)
+
+    def _adapter(self, name: str, x: str, shape: tuple[int, int]) -> dict[str, str]:
+        """Adds the product of x by the first matrices of the adapters of a weight; returns the ports of its linear op.
+
+        Matrices of all adapters are two vectors: [slots, rank, columns], and [slots, rank, rows], in which outputs are
+        neighbours.
+        """
+        adapters = self.spec.adapters
+        assert adapters is not None, "a matrix has adapters"
+        each = adapters.slots * adapters.rank
+        down = self.declare(f"{name}{DOWN}", "weight", (each * shape[1],), DType.F32)
+        up = self.declare(f"{name}{UP}", "weight", (each * shape[0],), DType.F32)
+        kind = AdapterDown(adapters.rank, adapters.slots, str(shape[0]))
+        ports = {"x": x, "down": down, "adapter_ids": "adapter_ids", "adapter_scales": "adapter_scales"}
+        low = self.op(kind, f"{name}_low", ports)
+        return {"low": low, "lift": up, "adapter_ids": "adapter_ids"}
 
     def norm(
         self,

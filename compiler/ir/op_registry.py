@@ -70,10 +70,11 @@ def _checks(name: str) -> dict[str, _Check]:
     return {field.name: _check(hints[field.name]) for field in fields(kind)}
 
 
-_NUMBERS: dict[Any, tuple[tuple[type, ...], str]] = {
+_PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
     int: ((int,), "a whole number"),
     float: ((int, float), "a number"),
     bool: ((bool,), "true or false"),
+    str: ((str,), "text"),
 }
 
 
@@ -81,9 +82,9 @@ def _check(hint: Any) -> _Check:
     options = typing.get_args(hint) if typing.get_origin(hint) in (Union, UnionType) else (hint,)
     (plain,) = (option for option in options if option is not NoneType)
     types: tuple[type, ...] = (NoneType,) if NoneType in options else ()
-    if plain in _NUMBERS:
-        number_types, expected = _NUMBERS[plain]
-        return _Check((*types, *number_types), None, expected)
+    if plain in _PLAIN:
+        plain_types, expected = _PLAIN[plain]
+        return _Check((*types, *plain_types), None, expected)
     assert plain is DType or typing.get_origin(plain) is Literal, f"no rule reads attributes of type {hint}"
     names: list[str] = list(DType) if plain is DType else list(typing.get_args(plain))
     choices: dict[str | None, str | None] = {name: name for name in names}

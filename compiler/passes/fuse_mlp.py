@@ -8,6 +8,7 @@ from mlxr.compiler.ir.ops.elementwise import Activation, ClampedGate, Multiply, 
 from mlxr.compiler.ir.ops.experts import ExpertLinear, ExpertProjection
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.passes.base import Edits, PassResult, sibling, sole_producer
+from mlxr.compiler.passes.join_projections import join_adapters
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ def _fuse_pair(edits: Edits, last: Op, gate: Op, up: Op, activation: FinishKind,
         names["bias"] = sibling(gate.inputs["bias"], "gate_up_bias")
     for port, name in names.items():
         edits.concat(name, [gate.inputs[port], up.inputs[port]])
+    if "low" in gate.inputs:
+        names |= join_adapters(edits, (gate, up), gate, "gate_up")
     attrs = _activated(gate.attrs, activation, gated=True, limit=limit)
     edits.replace(last, replace(last, attrs=attrs, inputs=gate.inputs | names))
     edits.replace(gate)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from mlxr.compiler.ir.graph import Op, OpGraph
+from mlxr.compiler.ir.ops.adapter import AdapterDown
 from mlxr.compiler.passes.base import Edits, sibling
+from mlxr.compiler.spec.adapters import DOWN, UP
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,38 @@ def join_projections(edits: Edits, ops: Sequence[Op], word: str) -> Joined:
     for port, name in (("weight", word), ("bias", f"{word}_bias")):
         if port in inputs:
             inputs[port] = edits.concat(sibling(inputs[port], name), [op.inputs[port] for op in ops])
+    place = min(ops, key=lambda op: graph.index(op.name))
+    if "low" in inputs:
+        inputs |= join_adapters(edits, ops, place, word)
     *firsts, width = accumulate((columns_of(graph, op) for op in ops), initial=0)
     out = graph.value(first.out)
     name = edits.declare(replace(out, name=sibling(out.name, f"{word}_projected"), shape=(out.shape[0], width)))
     for op in ops:
         edits.replace(op)
-    place = min(ops, key=lambda op: graph.index(op.name))
     joined = replace(first, name=name, inputs=inputs, outputs={"out": name})
     edits.replace(place, joined)
     return Joined(joined, place, tuple(firsts))
+
+
+def join_adapters(edits: Edits, ops: Sequence[Op], place: Op, word: str) -> dict[str, str]:
+    """One product by the adapters of several projections of the same x, in place of that of `place`.
+
+    Returns:
+        The ports of the joined projection for it.
+    """
+    graph = edits.graph
+    downs = [down for op in ops if (down := graph.producer(op.inputs["low"])) is not None]
+    kinds = [down.attrs_as(AdapterDown) for down in downs]
+    lift = edits.concat(sibling(place.inputs["weight"], f"{word}{UP}"), [op.inputs["lift"] for op in ops])
+    matrices = edits.concat(sibling(place.inputs["weight"], f"{word}{DOWN}"), [op.inputs["down"] for op in downs])
+    low = graph.value(place.inputs["low"])
+    columns = sum(kind.parts * kind.rank for kind in kinds)
+    name = edits.declare(replace(low, name=sibling(low.name, f"{word}_low"), shape=(low.shape[0], columns)))
+    for op in downs:
+        edits.replace(op)
+    first = min(downs, key=lambda op: graph.index(op.name))
+    attrs = replace(kinds[0], widths=",".join(kind.widths for kind in kinds))
+    edits.replace(
+        first, replace(first, name=name, attrs=attrs, inputs=first.inputs | {"down": matrices}, outputs={"out": name})
+    )
+    return {"low": name, "lift": lift}

@@ -34,6 +34,7 @@ from mlxr.compiler.passes.last_token_logits import LastTokenLogits
 from mlxr.compiler.passes.merge_qkv import MergeQkv
 from mlxr.compiler.passes.order_arena import OrderArena
 from mlxr.compiler.passes.remove_dead_ops import RemoveDeadOps
+from mlxr.compiler.passes.split_adapters import SplitAdapters
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def passes_of(phase: PhaseName, *, deterministic: bool = False) -> list[Pass]:
         FuseQkNorm(),  # needs MergeQkv's split
         FuseAttention(like),  # needs MergeQkv's split, with no norm between it and the attention
         *((FuseHeadNorms(),) if like == "decode" else ()),  # after FuseQkNorm and FuseAttention, which leave its ops
+        SplitAdapters(),  # after all that fuse steps into projections, which leaves them to another op
         RemoveDeadOps(),
         OrderArena(),  # last: chains the remaining accesses in their final order
     ]

@@ -16,6 +16,7 @@ from mlxr.compiler.ir.tensor import ARENA_TOKEN, BatchDim, layer_buffer
 _BATCH = frozenset(
     ("token_ids", "positions", "query_start", "context_lens", "logit_rows", "query_tiles", "state_table")
 )
+_OF_ADAPTERS = frozenset(("adapter_ids", "adapter_scales"))
 _TOKEN_OUT = "token_out"
 """The port of a kernel that makes the arena's next token, which has no place in activation memory."""
 
@@ -40,7 +41,7 @@ def check_plan(plan: Plan) -> None:
     Raises:
         PlanError: a rule is broken; the message names the target, the phase, the launch and the rule.
     """
-    known: dict[str, DType | None] = dict.fromkeys((*_BATCH, "dims", ARENA_TOKEN))
+    known: dict[str, DType | None] = dict.fromkeys((*_BATCH, *_OF_ADAPTERS, "dims", ARENA_TOKEN))
     known |= dict.fromkeys(layer_buffer(i) for i in range(plan.num_layers))
     weights: dict[str, DType | None] = {weight.name: weight.layout.dtype for weight in plan.weights}
     for target, program in plan.programs.items():

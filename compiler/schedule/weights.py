@@ -8,6 +8,7 @@ from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.ir.graph import OpGraph, Value
 from mlxr.compiler.parallel.tensor_slice import WHOLE, TensorSlice, slice_source
 from mlxr.compiler.schedule.recipes import recipes
+from mlxr.compiler.spec.adapters import DOWN, UP
 from mlxr.compiler.spec.model import ModelSpec
 
 
@@ -29,7 +30,9 @@ def plan_weights(
     for value in (v for graph in graphs for v in graph.values if v.role == "weight"):
         parts = []
         for part in value.parts:
-            in_safetensors, in_gguf = recipes(spec.model, part)
+            # Adapters are not in the model's files: they come and go while the model runs.
+            of_adapters = part.endswith((DOWN, UP))
+            in_safetensors, in_gguf = ((), ()) if of_adapters else recipes(spec.model, part)
             whole = TensorSource(
                 name=part,
                 shape=_numbers(source.value(part).shape),

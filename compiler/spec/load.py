@@ -45,9 +45,9 @@ def parse_spec(text: str, source: str = "<string>") -> ModelSpec:
 def dump_spec(spec: ModelSpec) -> str:
     """The spec as YAML with every value resolved. It reads back equal, and equal specs give equal text.
 
-    What there was not in older artifacts is left out where it says nothing: an output of logits, a split, a head or a
-    norm of embeddings that there is not, biases by distance, factors of weights, and blocks of models without recurrent
-    ones.
+    What there was not in older artifacts is left out where it says nothing: an output of logits, a split, adapters, a
+    head or a norm of embeddings that there is not, biases by distance, factors of weights, and blocks of models without
+    recurrent ones.
     """
     data = spec.model_dump(mode="json")
     sections = (data["model"], *data["model"]["layer_types"].values())
@@ -67,6 +67,8 @@ def dump_spec(spec: ModelSpec) -> str:
             del data["model"][head]
     if spec.parallel is None:
         del data["parallel"]
+    if spec.adapters is None:
+        del data["adapters"]
     if spec.output == "logits":
         del data["output"]
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import cache_row_bytes
 from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.spec.adapters import Adapters, adapted_matrices
 from mlxr.compiler.spec.architecture import LayerType, Model, Norm
 from mlxr.compiler.spec.attention import Attention, QkNorm, Temperature
 from mlxr.compiler.spec.eagle import NUM_TAPS, Eagle
@@ -46,6 +47,7 @@ from mlxr.compiler.spec.rope import (
 )
 
 __all__ = [
+    "Adapters",
     "Attention",
     "BaseScaling",
     "Cache",
@@ -222,6 +224,8 @@ class ModelSpec(Record):
     of every rank, or a list with one for each."""
     parallel: Parallel | None = None
     """How the model is split over several machines; null: it is not."""
+    adapters: Adapters | None = None
+    """Places for low-rank adapters (LoRA); null: the model is compiled without any."""
 
     @model_validator(mode="after")
     def _check(self) -> "ModelSpec":
@@ -243,6 +247,8 @@ class ModelSpec(Record):
                 f"use at most {INT32_MAX // width}",
             )
         self._check_parallel(wrong)
+        if self.adapters is not None and not adapted_matrices(self.model):
+            wrong.add("adapters", "no layer has a projection that adapters may change", "leave adapters out")
         wrong.refuse()
         return self
 
@@ -256,6 +262,8 @@ class ModelSpec(Record):
         if self.model.has_head:
             key = "mtp" if self.model.mtp is not None else "eagle"
             wrong.add(f"model.{key}", "a model that is split has no head that guesses", f"leave {key} out, or parallel")
+        if self.adapters is not None:
+            wrong.add("adapters", "a model that is split has no adapters", "leave adapters out, or parallel")
         layers = self.model.num_layers
         if split.layers is not None and sum(split.layers) != layers:
             wrong.add("parallel.layers", f"layers are {sum(split.layers)} together, the model has {layers}")

@@ -5,7 +5,7 @@ sequences keep the order of the requests.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from typing import Literal, NamedTuple
@@ -62,6 +62,15 @@ class BlocksOfGroup(NamedTuple):
     """Like `Batch.block_tables`; 0 too where a window has passed."""
 
 
+class AdapterRows(NamedTuple):
+    """Which adapter each token of a step uses."""
+
+    ids: Int32Array
+    """[tokens], its slot; -1: none"""
+    scales: npt.NDArray[np.float32]
+    """[tokens], by what it is multiplied"""
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Metadata of one step; arrays are int32, exact in size and read-only.
@@ -96,6 +105,8 @@ class Batch:
     tops: int = 0
     """How many of the greatest logits of each row are enough, of equal ones the first; 0: all. The parts of a model do
     not exchange the others, which are then -inf. Hosts of whole models ignore it."""
+    adapters: AdapterRows | None = None
+    """Of a model that is compiled for adapters; None: no token uses one, or the model has no place for any."""
 
     def __post_init__(self) -> None:
         """Freezes the arrays too."""
@@ -202,6 +213,25 @@ class Batch:
         for group, blocks in enumerate(self.others, 1):
             found |= {of_group(name, group): array for name, array in blocks._asdict().items()}
         return found
+
+    def using(self, adapters: Sequence[tuple[int, float]]) -> "Batch":
+        """The same step, in which the tokens of each sequence use an adapter: its slot, or -1, and its scale."""
+        slots, scales = zip(*adapters, strict=True)
+        counts = np.diff(self.query_start)
+        rows = AdapterRows(
+            np.repeat(np.array(slots, np.int32), counts), np.repeat(np.array(scales, np.float32), counts)
+        )
+        return replace(self, adapters=rows)
+
+    @property
+    def of_adapters(self) -> dict[str, Int32Array | npt.NDArray[np.float32]]:
+        """Which adapters tokens use, by the names of the values in graphs; empty: none is said."""
+        return {} if self.adapters is None else {f"adapter_{name}": a for name, a in self.adapters._asdict().items()}
+
+    @property
+    def with_adapters(self) -> "Batch":
+        """This, with the adapters that its tokens use, of which there may be none."""
+        return self if self.adapters is not None else self.using([(-1, 0.0)] * self.num_seqs)
 
     @property
     def num_tokens(self) -> int:

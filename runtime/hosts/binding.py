@@ -12,7 +12,7 @@ from mlxr.runtime.cache.sequence_states import NO_STATE
 from mlxr.runtime.hosts.batch import Batch, Int32Array
 
 Dims = Mapping[BatchDim, int]
-BatchArrays = Mapping[str, npt.NDArray[np.int32] | npt.NDArray[np.uint32] | mx.array]
+BatchArrays = Mapping[str, npt.NDArray[np.int32] | npt.NDArray[np.uint32] | npt.NDArray[np.float32] | mx.array]
 
 
 def phase_of(plan: Plan, batch: Batch) -> PhaseName:
@@ -50,7 +50,7 @@ def batch_arrays(batch: Batch, columns: int | None = None, state_columns: int | 
         columns: of the block tables, as kernels get them; None: as many as the batch has. All else has its exact size.
         state_columns: of the table of states.
     """
-    arrays = {
+    arrays: dict[str, Int32Array | npt.NDArray[np.uint32] | npt.NDArray[np.float32] | mx.array] = {
         "token_ids": batch.tokens,
         "positions": batch.positions,
         "slots": batch.slots,
@@ -63,6 +63,7 @@ def batch_arrays(batch: Batch, columns: int | None = None, state_columns: int | 
     }
     if batch.state_table is not None:
         arrays["state_table"] = _tables(batch.state_table, state_columns, NO_STATE)
+    arrays |= batch.of_adapters
     if batch.others:
         arrays |= {name: _tables(a, columns) if a.ndim == 2 else a for name, a in batch.blocks.items()}
     return arrays

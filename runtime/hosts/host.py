@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import Artifact, debug_level
+from mlxr.compiler.artifact import Adapters, Artifact, debug_level
 from mlxr.compiler.errors import HostError, RankLostError
 from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.cache import arena_blocks
@@ -20,6 +20,7 @@ from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.exchange import Exchange
 from mlxr.runtime.memory.fitting_arena import Footprint
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
+from mlxr.runtime.weights.fill_slot import fill_slot
 from mlxr.runtime.weights.load_weights import Fill, in_place, load_buffers, load_weights
 from mlxr.runtime.weights.weight_file import WeightFile
 
@@ -188,6 +189,31 @@ class Host(ABC):
         if self._tell:
             print(f"{self.name}: {name} {detail}", file=sys.stderr)
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether the program has places for adapters."""
+        return self.artifact.spec.adapters is not None
+
+    @property
+    def adapters(self) -> Adapters:
+        """How many places it has for adapters, and of which rank."""
+        adapters = self.artifact.spec.adapters
+        assert adapters is not None, "the program has places for adapters"
+        return adapters
+
+    def write_adapter(self, slot: int, matrices: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """Puts an adapter into a slot, between steps; no sequence uses the slot.
+
+        Args:
+            slot: its number.
+            matrices: by name of the weight's part: [rank, columns] of the first matrix, [rank, rows] of the second one.
+                Of parts that are not named, zeros.
+
+        Raises:
+            HostError: this host has no adapters.
+        """
+        raise HostError(f"host {self.name} has no adapters")
+
     @abstractmethod
     def copy_blocks(self, copies: Sequence[tuple[int, int]], group: int = 0) -> None:
         """Copies whole blocks, (source, target), in every store and layer of a group, before the next step."""
@@ -297,6 +323,13 @@ class ArrayHost(Host):
         own = [weight for weight in plan.weights if weight.name not in lent]
         every = plan.all_weights or (plan.weights if lent else ())
         return lent | load(own, plan.ignored_tensors, file, tell if progress else None, cls.make_array, every)
+
+    def write_adapter(self, slot: int, matrices: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """See `Host.write_adapter`: in place, so that whoever has the array's address reads the new one."""
+        for weight in self.plan.weights:
+            if weight.is_of_adapters:
+                view = np.array(self.weights[weight.name], copy=False)
+                fill_slot(view, weight.parts, slot, self.adapters.slots, matrices)
 
     @staticmethod
     def make_array(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:

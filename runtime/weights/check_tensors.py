@@ -34,7 +34,8 @@ def check_tensors(
             artifact reads, or unused and not `ignored`.
     """
     mapped = MappedWeights(file)  # nothing is mapped before something is read
-    wanted = {part.name: part for weight in all_weights or weights for part in weight.parts}
+    parts = [part for weight in all_weights or weights for part in weight.parts]
+    wanted = {part.name: part for part in parts if not part.is_of_adapters}
     missing = {name: part for name, part in wanted.items() if find_recipe(file, part) is None}
     tensors: list[TensorRows] = []
     wrong: list[str] = []

@@ -15,12 +15,14 @@ from mlxr.compiler.ir.checks import (
 from mlxr.compiler.ir.division import PARTIAL, Holdings, split
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, Division, FinishKind, NormKind
 from mlxr.compiler.ir.ops.product import (
+    ADAPTER_PORTS,
     ADDED_PORTS,
     AddedBlock,
     Finish,
     InputNorm,
     Product,
     check_activation,
+    check_adapter,
     check_added,
     check_input_norm,
     input_norm,
@@ -34,14 +36,15 @@ class Linear(Product):
     """A plain product."""
 
     name = "linear"
-    summary = "x @ weight.T + bias"
+    summary = "x @ weight.T + bias + low @ lift[adapter]"
     inputs = ("x", "weight")
-    optional = ("bias",)
+    optional = ("bias", *ADAPTER_PORTS)
 
     dtype: DType
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """From x [tokens, width], weight [features, width], bias [features] -> out [tokens, features]."""
+        check_adapter(t, _product(t))
         return {"out": Tensor(_product(t), self.dtype)}
 
     def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
@@ -50,6 +53,7 @@ class Linear(Product):
         The first rank alone adds the bias to a sum.
         """
         rows, columns = has["weight"].rows, has["weight"].columns
+        require("low" not in has, "ranks have no adapters")
         require(has["x"] == split(columns), f"a rank has {has['x']} of x, and {split(columns)} of the weight's columns")
         if columns is None:
             require("bias" not in has or has["bias"].rows == rows, "a rank has a bias of other rows than the weight")
@@ -77,7 +81,10 @@ class Projection(Product):
         "residual_scale * sigmoid(gate) * y; x may be stream = (x + added_factor * norm(added)) * added_scale"
     )
     inputs = ("x", "weight")
-    optional = ("norm", "norm_bias", "bias", "residual", "rows", "gate", "alpha_p", "alpha_n", "times", *ADDED_PORTS)
+    optional = (
+        *("norm", "norm_bias", "bias", "residual", "rows", "gate", "alpha_p", "alpha_n", "times"),
+        *(*ADDED_PORTS, *ADAPTER_PORTS),
+    )
     optional_outputs = ("stream",)
     stages = FUSED_STAGES
 
@@ -128,6 +135,7 @@ class Projection(Product):
             rows = t["rows"].shape[0]
         check_added(t, self.added_eps)
         check_input_norm(t, self.norm_kind, self.eps)
+        check_adapter(t, (rows, features))
         features = self.finish.columns_of(features)
         check_activation(t, self.activation)
         require_positive("out_scale", self.out_scale)

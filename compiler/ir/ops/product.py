@@ -14,7 +14,7 @@ from mlxr.compiler.ir.checks import (
     weight_matrix,
 )
 from mlxr.compiler.ir.op_kind import ActivationKind, FinishKind, NormKind, OpKind
-from mlxr.compiler.ir.tensor import Tensors
+from mlxr.compiler.ir.tensor import Dim, Tensors
 from mlxr.compiler.ir.work import Dims, OpWork, Use
 
 
@@ -124,6 +124,22 @@ def input_norm(kind: NormKind | None, eps: float | None) -> InputNorm | None:
 ADDED_PORTS = ("added", "added_norm", "own_norm", "second", "second_norm", "added_scale")
 """Ports of what a block adds to x: its result, and the weight of its norm; with a second result, the weight of the norm
 of the first one alone, the second one, and the weight of its norm; and the number that multiplies the sum."""
+
+
+ADAPTER_PORTS = ("low", "lift", "adapter_ids")
+"""Ports of what an adapter adds to the sums: x in low rank, by adapter the matrices that make it wide again, and each
+token's adapter. Between passes only: `SplitAdapters` makes ops of their own of them."""
+
+
+def check_adapter(t: Tensors, sums: tuple[Dim, int]) -> None:
+    """Raises RuleError unless the ports of what an adapter adds fit the sums [tokens, features]."""
+    bound = t.keys() & set(ADAPTER_PORTS)
+    require(len(bound) in (0, len(ADAPTER_PORTS)), f"{', '.join(ADAPTER_PORTS)} are bound together")
+    if bound:
+        tokens, features = sums
+        (elements,) = t["lift"].shape
+        require(t["low"].shape[0] == tokens == t["adapter_ids"].shape[0], "the rows of sums, low and ids differ")
+        require(isinstance(elements, int) and elements % features == 0, f"lift has {elements} elements")
 
 
 def check_added(t: Tensors, eps: float | None) -> None:

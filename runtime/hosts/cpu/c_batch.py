@@ -45,6 +45,7 @@ def c_batch(
         _address(logits),
         links,
         second,
+        *(() if batch.adapters is None else map(_address, batch.adapters)),
     )
 
 

@@ -9,7 +9,7 @@ import ctypes
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar, Self
 
@@ -44,6 +44,7 @@ from mlxr.runtime.hosts.host import Host, Logits, Progress
 from mlxr.runtime.machine.threads import num_threads
 from mlxr.runtime.memory.fitting_arena import Footprint
 from mlxr.runtime.weights.check_tensors import check_tensors
+from mlxr.runtime.weights.fill_slot import fill_slot
 from mlxr.runtime.weights.weight_file import WeightFile
 
 
@@ -170,6 +171,7 @@ class CpuHost(Host):
             HostError: the host is closed, or this process was forked from the one that loaded it.
         """
         logits = self._logits.take(batch.num_rows)
+        batch = batch.with_adapters if self.has_adapters else batch
         program = PHASES.index(phase_of(self.plan, batch))
         links = 0 if self._exchange is None else self._exchange.links.address
         parts = [batch]
@@ -202,6 +204,14 @@ class CpuHost(Host):
             raise HostError("the calls of one of several ranks cannot be timed alone: ranks wait for each other")
         library = open_library(self.artifact, shows_progress=False, has_clock=True)
         return timed_calls(self.plan, library, self._placed, self.arena.geometry, num_threads(self.threads))
+
+    def write_adapter(self, slot: int, matrices: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """See `Host.write_adapter`; no step runs meanwhile."""
+        planned = self.program.library
+        assert planned is not None, "a program in C has a library"
+        for weight in planned.tensors:
+            if weight.name in self._placed.adapters:
+                fill_slot(self._placed.adapters[weight.name], weight.parts, slot, self.adapters.slots, matrices)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]], group: int = 0) -> None:
         """Copies all pairs, in order, in one call."""

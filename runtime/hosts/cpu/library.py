@@ -44,6 +44,8 @@ class CBatch(ctypes.Structure):
         ("logits", ctypes.c_void_p),
         ("links", ctypes.c_void_p),
         ("second", ctypes.c_void_p),
+        ("adapter_ids", ctypes.c_void_p),  # these two are `mlxr_adapted_batch`'s, which programs with adapters take
+        ("adapter_scales", ctypes.c_void_p),
     )
 
 

@@ -14,6 +14,9 @@ from functools import partial
 from math import prod
 from types import MappingProxyType
 
+import numpy as np
+import numpy.typing as npt
+
 from mlxr.compiler.artifact import PANEL_ROWS, CTensor, TensorSource
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.hosts.cpu.library import Library
@@ -48,12 +51,14 @@ class PlacedTensors:
         addresses: of each tensor.
         owners: the objects that own that memory.
         mapped_bytes, own_bytes: see `CpuHost`.
+        adapters: by name the numbers of the tensors that adapters have.
     """
 
     addresses: list[int]
     owners: list[object] = field(default_factory=list)
     mapped_bytes: int = 0
     own_bytes: int = 0
+    adapters: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
 
 
 def place_tensors(
@@ -79,7 +84,7 @@ def place_tensors(
             cannot be read.
         HostError: there is not enough memory.
     """
-    sources = [[read(part) for part in tensor.parts] for tensor in tensors]
+    sources = [[] if is_of_adapters(tensor) else [read(part) for part in tensor.parts] for tensor in tensors]
     _check_blocks(tensors, sources)
     total = sum(tensor.size_bytes for tensor in tensors)
     placed = PlacedTensors([0] * len(tensors))
@@ -103,7 +108,9 @@ def place_tensors(
         tensor, parts = tensors[index], sources[index]
         target = memory[offset : offset + tensor.size_bytes]
         placed.addresses[index] = target.ctypes.data
-        if tensor.layout == "packed":
+        if is_of_adapters(tensor):
+            placed.adapters[tensor.name] = target.view(np.float32)  # zeros, as the memory is reserved
+        elif tensor.layout == "packed":
             tasks += _pack_tasks(library, index, tensor, parts[0], target)
         else:
             tasks += _convert_tasks(tensor, parts, target)
@@ -124,11 +131,16 @@ def bytes_by_place(tensors: Sequence[CTensor], read: TensorReader) -> tuple[int,
     """Bytes of the weights that `place_tensors` would allocate, and of those that it would leave where they are."""
     own = mapped = 0
     for tensor in tensors:
-        if _in_place(tensor, [read(part) for part in tensor.parts]) is not None:
+        if not is_of_adapters(tensor) and _in_place(tensor, [read(part) for part in tensor.parts]) is not None:
             mapped += tensor.size_bytes
         else:
             own += aligned(tensor.size_bytes)
     return own, mapped
+
+
+def is_of_adapters(tensor: CTensor) -> bool:
+    """Whether no file of the model has a tensor, since adapters have it."""
+    return tensor.parts[0].is_of_adapters
 
 
 def _in_place(tensor: CTensor, parts: Sequence[TensorRows]) -> Bytes | None:

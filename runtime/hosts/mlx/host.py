@@ -130,6 +130,7 @@ class MlxHost(ArrayHost):
     def step(self, batch: Batch) -> mx.array:
         """Builds the graph of one step; its result and the arena's new token are lazy."""
         phase = self.program.phase(phase_of(self.plan, batch))
+        batch = batch.with_adapters if self.has_adapters else batch
         if phase.name == "prefill":
             batch = padded_batch(batch, self.plan)
         dims, tops = batch_dims(batch), self._tops(phase, batch)
@@ -243,6 +244,12 @@ class MlxHost(ArrayHost):
         except (RuntimeError, ValueError) as error:
             self.recover()
             raise HostError(f"the step failed on the GPU: {error}") from error
+
+    def write_adapter(self, slot: int, matrices: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """See `Host.write_adapter`: in place, once the device has read what is there."""
+        with self.failures():
+            mx.synchronize()
+        super().write_adapter(slot, matrices)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]], group: int = 0) -> None:
         """Launches the group's copy kernel once for all pairs."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from mlxr.compiler.artifact import Plan
-from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.batch import AdapterRows, Batch
 
 _COLUMNS = 256
 """Fewest columns of block tables: of 4,096 tokens in blocks of 16."""
@@ -39,6 +39,7 @@ def padded_batch(batch: Batch, plan: Plan) -> Batch:
         slots=_more(batch.slots, more, NO_SLOT),
         others=tuple(blocks._replace(slots=_more(blocks.slots, more, NO_SLOT)) for blocks in batch.others),
         query_tiles=np.concatenate([batch.query_tiles, added]).astype(np.int32),
+        adapters=None if batch.adapters is None else _without_adapters(batch.adapters, more),
     )
 
 
@@ -59,6 +60,11 @@ def state_columns(batch: Batch, most: int) -> int | None:
     Each number makes a trace, and `warm_up` makes those of both.
     """
     return None if batch.state_table is None else 2 if batch.is_decode else most
+
+
+def _without_adapters(adapters: AdapterRows, count: int) -> AdapterRows:
+    """The adapters of tokens, with so many tokens after them that use none."""
+    return AdapterRows(_more(adapters.ids, count, -1), np.pad(adapters.scales, (0, count)))
 
 
 def _more(numbers: np.ndarray, count: int, value: int) -> np.ndarray:

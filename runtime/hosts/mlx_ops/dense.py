@@ -22,6 +22,7 @@ from mlxr.compiler.ir.ops.projection_sum import ProjectionSum
 from mlxr.compiler.ir.ops.rows import Embed, GateRows, GatherRows
 from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.hosts.mlx_ops.activations import activate, activate_gated, activate_projected, xielu
+from mlxr.runtime.hosts.mlx_ops.lift import lifted
 from mlxr.runtime.hosts.mlx_ops.normalise import add_block, add_residual, normalise_input
 from mlxr.runtime.hosts.mlx_ops.table import evaluates
 from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
@@ -44,10 +45,12 @@ def embed(inputs: Inputs, attrs: Embed, arena: ArenaLayer | None = None) -> Outp
 
 @evaluates(Linear)
 def linear(inputs: Inputs, attrs: Linear, arena: ArenaLayer | None = None) -> Outputs:
-    """The product x @ weight.T + bias: x [tokens, width], weight [features, width], bias [features]."""
+    """The product x @ weight.T + bias, and what adapters add: x [tokens, width], weight [features, width]."""
     y = f32(inputs["x"]) @ f32(inputs["weight"]).T
     if "bias" in inputs:
         y = y + f32(inputs["bias"])
+    if "low" in inputs:
+        y = y + lifted(inputs["low"], inputs["lift"], inputs["adapter_ids"], y.shape[1])
     return {"out": y.astype(MLX_DTYPES[str(attrs.dtype)])}
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import mlx.core as mx
 
@@ -38,9 +39,9 @@ def run_graph(
     """
     values = {v.name: mx.array(v.data) for v in graph.values if v.role == "constant"}
     inputs = [v.name for v in graph.values if v.role == "input"]
-    blocks = batch.blocks
+    given: dict[str, Any] = {**batch.blocks, **batch.of_adapters}
     for name in inputs:
-        values[name] = mx.array(blocks[name] if name in blocks else getattr(batch, _BATCH_NAMES.get(name, name)))
+        values[name] = mx.array(given[name] if name in given else getattr(batch, _BATCH_NAMES.get(name, name)))
     values |= {v.name: weights[v.name] for v in graph.values if v.role == "weight"}
     values |= {v.name: arena.stores[v.name] for v in graph.values if v.role == "store"} | {ARENA_TOKEN: arena.token}
     last_use = {name: op.name for op in graph.ops for name in op.inputs.values()}

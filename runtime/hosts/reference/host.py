@@ -6,6 +6,8 @@ from math import prod
 from typing import ClassVar, Literal
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError
@@ -68,10 +70,16 @@ class ReferenceHost(ArrayHost):
                 f"the decode graph takes one token a sequence, got {batch.num_tokens} tokens of {batch.num_seqs} "
                 "sequences; run the graph prefill or source"
             )
+        batch = batch.with_adapters if self.has_adapters else batch
         outputs = run_graph(self.graph, self.bound, batch, self.arena, self.launches)
         logits = outputs[self.graph.outputs[0]]
         mx.eval(logits)
         return logits
+
+    def write_adapter(self, slot: int, matrices: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """See `Host.write_adapter`."""
+        super().write_adapter(slot, matrices)
+        self.bound = self._unpack(self.weights)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]], group: int = 0) -> None:
         """See `Host.copy_blocks`."""

@@ -146,7 +146,7 @@ def changed_json(**fields: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"kind": "tanh"}, "op 'left' (tanh): unknown kind 'tanh'; known: activation, add, "),
+        ({"kind": "tanh"}, "op 'left' (tanh): unknown kind 'tanh'; known: activation, adapter_down, "),
         ({"attrs": {}}, "op 'left' (activation): attributes are []; expected ['kind']"),
         ({"attrs": {"kind": "silu", "limit": 1}}, "op 'left' (activation): attributes are ['kind', 'limit']; expected"),
         ({"attrs": {"kind": 7}}, "op 'left' (activation): attribute kind is 7; expected one of silu, gelu, "),

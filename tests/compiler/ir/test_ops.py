@@ -11,13 +11,13 @@ from mlxr.compiler.ir.checks import RuleError
 from mlxr.compiler.ir.op_registry import op_kinds, read_op_kind
 from mlxr.compiler.ir.tensor import Shape, Tensor
 from mlxr.compiler.ir.work import Dims, Use
-from mlxr_tests import hidden_ops, latent_ops, recurrent_ops, ssd_ops
+from mlxr_tests import adapter_ops, hidden_ops, latent_ops, recurrent_ops, ssd_ops
 from mlxr_tests.expert_ops import EXPERTS, matrix, tokens
 from mlxr_tests.reference_ops import PLAIN_PROJECTION
 
 F32, BF16, I32 = DType.F32, DType.BF16, DType.I32
 OPS = op_kinds()
-ARENA = Tensor((9, 2, 4, 2, 40), BF16)
+ARENA, TOKEN = Tensor((9, 2, 4, 2, 40), BF16), Tensor((8,), DType.U32)
 IDS, ROWS = Tensor(("tokens",), I32), Tensor(("rows",), I32)
 ROTARY: dict[str, Any] = {"rotary_dim": 16, "rope_layout": "half", "rope_scale": 1.0}
 HEADS: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40}
@@ -29,12 +29,11 @@ FUSED |= {"norms_values": False, "values_from_keys": False}
 PLAIN: dict[str, Any] = {"dtype": "bf16", **PLAIN_PROJECTION}
 NORM: dict[str, Any] = {"kind": "rms", "eps": 0.1, "groups": 1, "residual_scale": 1.0}
 QK: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40, "scope": "heads", "kind": "layer", "eps": 0.1}
-QK |= {"rotary_dim": 0, "rope_layout": "half", "rope_scale": 1.0, "norms_values": False, "values_from_keys": False}
-QK |= {"v_dim": None}
+QK |= {"rotary_dim": 0, "rope_layout": "half", "rope_scale": 1.0, "v_dim": None}
+QK |= {"norms_values": False, "values_from_keys": False}
 PART: dict[str, Any] = {"q_width": 480, "k_width": 80, "counts_keys": True}
 ARENAS = {"k_arena": ARENA, "v_arena": ARENA}
 PACKED = {"qkv": tokens(400, BF16), "frequencies": matrix(8)} | ARENAS
-TOKEN = Tensor((8,), DType.U32)
 
 GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]] = {
     "embed": (
@@ -249,6 +248,7 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         {"out": tokens(240, BF16), "token": TOKEN},
     ),
     **hidden_ops.GOOD,
+    **adapter_ops.GOOD,
 }
 
 
@@ -432,7 +432,7 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("case", "inputs", "attrs", "message"), [*BAD, *hidden_ops.BAD])
+@pytest.mark.parametrize(("case", "inputs", "attrs", "message"), [*BAD, *hidden_ops.BAD, *adapter_ops.BAD])
 def test_rule_refuses(case: str, inputs: dict[str, Shape | Tensor], attrs: dict[str, Any], message: str) -> None:
     kind, good_inputs, good_attrs, _ = GOOD[case]
     tensors = {p: t if isinstance(t, Tensor) else Tensor(t, good_inputs[p].dtype) for p, t in inputs.items()}
@@ -457,7 +457,7 @@ def test_stages() -> None:
     recurrent = {"gated_norm", "gated_delta", "delta_decode", "ssd", "conv_ssd", "gated_conv", "causal_conv"}
     sent_or_guessed = {"all_sum", "send", "receive", "gather_result", "hidden_write", "guess_write", "guess_input"}
     others = {"embed", "linear", "projection", "projection_sum", "head_product", "join_columns", *norms}
-    assert left == others | experts | attention | latent | recurrent | sent_or_guessed
+    assert left - {"adapter_down", "adapter_up"} == others | experts | attention | latent | recurrent | sent_or_guessed
 
 
 def test_kinds_with_the_same_attributes_differ() -> None:

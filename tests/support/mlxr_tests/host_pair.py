@@ -112,7 +112,7 @@ class HostPair:
         """Feeds tokens to sequences in one batch on both hosts, compares everything, and returns the host's logits."""
         rows_of: Mapping[int, Rows] = {s: rows for s, _ in parts} if isinstance(rows, str) else rows
         requests = [BatchRequest(s, tokens, self.pager.length(s), rows_of[s], undo) for s, tokens in parts]
-        batch = Batch.build(requests, self.pager, self.plan.query_tile)
+        batch = self.build(requests)
         for group, copies in enumerate((self.pager.take_copies(), *self._copies_of_others())):
             self._copy(copies, group)
         before = snapshot(self.arena)
@@ -125,6 +125,10 @@ class HostPair:
         written = {layer: set(slots_of(self.arena, batch, layer)) for layer in range(self.plan.num_layers)}
         on_cpu(check_arena)(self.arena, before, self.reference_arena, written, self._check_rows)
         return got
+
+    def build(self, requests: Sequence[BatchRequest]) -> Batch:
+        """The batch of a step."""
+        return Batch.build(requests, self.pager, self.plan.query_tile)
 
     @on_cpu
     def fresh_logits(self, tokens: Sequence[int]) -> "np.ndarray[Any, Any]":

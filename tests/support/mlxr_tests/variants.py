@@ -65,6 +65,17 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(),
         ("hidden",),
     ),
+    "adapters-bf16": (
+        small_spec(
+            **_ONE_LAYER,
+            cache={"dtype": "bf16", "block_size": 4, "max_sequences": 2},
+            activation_dtype="bf16",
+            weights={"default": "bf16"},
+            adapters={"rank": 8, "slots": 3},
+        ),
+        Geometry(),
+        ("qkv_low", "qkv_adapted", "gate_up_adapted", "down_adapted"),
+    ),
     "split-window-layer-f16": (
         small_spec(
             model__num_layers=1,

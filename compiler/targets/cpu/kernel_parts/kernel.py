@@ -36,6 +36,9 @@ class CpuHeader(CpuHelper):
 LINKS = CpuHeader("links.h")
 """How ranks exchange rows; in the program of one of several."""
 
+ADAPTERS = CpuHeader("adapters.h")
+"""Which adapter each token uses; in programs with adapters."""
+
 ParamKind = Literal["matrix", "vector", "input", "output", "indices", "output_indices", "layer"]
 OUTPUTS: tuple[ParamKind, ...] = ("output", "output_indices")
 """Kinds of parameters that a kernel writes."""

@@ -1,0 +1,101 @@
+"""Adapters: each token's own, in one batch, on every target; what they add is what the reference adds."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlxr.compiler.artifact import adapted_matrices
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr_tests.adapters import AdaptedPair, random_adapter
+from mlxr_tests.few import few
+from mlxr_tests.specs import compiled, small_spec
+
+ADAPTERS = {"adapters": {"rank": 8, "slots": 3}}
+PAGED = {"dtype": "f32", "block_size": 4, "max_sequences": 4, "mode": "paged"}
+SPECS: dict[str, dict[str, Any]] = {
+    "f32": {"cache": PAGED},
+    "quantised": {
+        "cache": PAGED,
+        "model__tensor_names": "canonical",
+        "model__hidden_size": 96,
+        "model__attention": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "qkv_bias": True},
+        "model__mlp": {"intermediate_size": 160},
+        "weights": {"default": "q8_0"},
+    },
+    "sandwich": {
+        "cache": PAGED,
+        "model__tensor_names": "canonical",
+        "model__norm": {"placement": "sandwich"},
+        "model__attention": {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40, "qk_norm": {"scope": "head"}},
+        "model__mlp": {"intermediate_size": 88, "activation": "gelu_tanh"},
+    },
+    "post": {"cache": PAGED, "model__tensor_names": "canonical", "model__norm": {"placement": "post"}},
+    "parallel": {
+        "cache": PAGED,
+        "model__parallel_blocks": True,
+        "model__mlp": {"intermediate_size": 88, "gated": False, "activation": "gelu", "bias": True},
+    },
+    "bf16": {"cache": PAGED, "activation_dtype": "bf16", "weights": {"default": "bf16"}},
+    "deterministic": {"cache": PAGED, "deterministic": True},
+}
+SHORT = few([(target, name) for target in ("metal", "cpu") for name in SPECS], [("metal", "f32"), ("cpu", "quantised")])
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
+
+def pair_of(target: str, name: str, **more: Any) -> AdaptedPair:
+    options = {"threads": 2} if target == "cpu" else {}
+    pair = AdaptedPair(compiled(small_spec(**SPECS[name], **ADAPTERS, **more), target=target), **options)
+    for slot in range(3):
+        pair.put(slot, random_adapter(pair.artifact.spec, slot))
+    return pair
+
+
+@pytest.mark.parametrize(("target", "name"), SHORT)
+def test_tokens_have_the_adapters_of_their_sequences(target: str, name: str) -> None:
+    pair = pair_of(target, name)
+    seqs = [pair.add_using(*use) for use in ((2, 1.0), (-1, 0.0), (0, 0.5), (2, -1.0))]
+    pair.step([(seq, [1 + seq, 2, 3, 4, 5][: 5 - i]) for i, seq in enumerate(seqs)])
+    for token in (7, 9):
+        pair.step([(seq, [token + seq]) for seq in seqs])
+    pair.step([(seqs[2], [1]), (seqs[0], [2, 3, 4])])
+    labels = {kernel.label for kernel in pair.plan.program(target).kernels if kernel.name in pair.host.launches}
+    merged = {"qkv", "o", "gate_up" if pair.artifact.spec.model.mlp.gated else "up", "down"}
+    assert {label for label in labels if label.endswith("_low")} == {f"{word}_low" for word in merged}
+    assert {label for label in labels if label.endswith("_adapted")} == {f"{word}_adapted" for word in merged}
+
+
+@pytest.mark.parametrize("target", few(["metal", "cpu"], ["cpu"]))
+def test_a_slot_that_is_emptied_adds_nothing(target: str) -> None:
+    pair = pair_of(target, "f32")
+    prompt = [1, 2, 3]
+    plain = pair.step([(pair.add_using(-1), prompt)])
+    adapted = pair.step([(pair.add_using(1), prompt)])
+    assert np.abs(plain - adapted).max() > 0.1
+    pair.put(1, {})
+    np.testing.assert_array_equal(pair.step([(pair.add_using(1), prompt)]), plain)
+    pair.put(1, random_adapter(pair.artifact.spec, 5, only=["mlp.down"]))
+    assert np.abs(plain - pair.step([(pair.add_using(1), prompt)])).max() > 0.01
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("target", "name"), [("cpu", "deterministic"), ("metal", "deterministic")])
+def test_company_changes_no_bit(target: str, name: str) -> None:
+    pair = pair_of(target, name)
+    first, other, alone = pair.add_using(1), pair.add_using(2), pair.add_using(1)
+    together = pair.step([(first, [1, 2, 3]), (other, [4, 5])])[0]
+    np.testing.assert_array_equal(pair.step([(alone, [1, 2, 3])])[0], together)
+
+
+def test_a_batch_that_says_nothing_uses_no_adapter() -> None:
+    pair = pair_of("cpu", "f32")
+    plain = pair.step([(pair.add_using(-1), [1, 2, 3])])
+    batch = Batch.build([BatchRequest(pair.add(), [1, 2, 3], 0)], pair.pager, pair.plan.query_tile)
+    np.testing.assert_array_equal(pair.host.read(pair.host.step(batch)), plain)
+
+
+def test_other_weights_have_no_adapters() -> None:
+    """Those of experts, of latent attention and of the vocabulary."""
+    of_experts = {"count": 4, "per_token": 2, "router": "softmax_topk"}
+    experts = small_spec(model__mlp={"intermediate_size": 88, "experts": of_experts})
+    assert {name.split(".", 2)[2] for name in adapted_matrices(experts.model)} == {f"attention.{x}" for x in "qkvo"}
