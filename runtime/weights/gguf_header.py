@@ -42,6 +42,10 @@ class GgufHeader:
 
     metadata: Mapping[str, MetadataValue]
     tensors: Mapping[str, StoredTensor]
+    path: Path
+    """The file with the metadata."""
+    spans: Mapping[str, tuple[int, int]]
+    """Where each entry's type and value begin and end in it."""
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
@@ -85,13 +89,16 @@ def _scan(cursor: GgufCursor, path: Path, file_bytes: int) -> GgufHeader:
     num_tensors, num_entries = cursor.unpack("QQ", "the counts of tensors and metadata")
     cursor.check_count(num_entries, _MIN_ENTRY_BYTES, "metadata entries")
     metadata: dict[str, MetadataValue] = {}
+    spans: dict[str, tuple[int, int]] = {}
     arrays: dict[str, StoredTensor] = {}
     for _ in range(num_entries):
         key = cursor.text("a metadata key")
         if key in metadata:
             raise GgufFault(f"the metadata key {quoted(key)} occurs twice")
-        start = cursor.position + _ARRAY_HEAD_BYTES
+        begin = cursor.position
+        start = begin + _ARRAY_HEAD_BYTES
         metadata[key] = value = _read_value(cursor, key)
+        spans[key] = begin, cursor.position
         if key.startswith(_NUMBERS) and isinstance(value, list) and cursor.position - start == 4 * len(value):
             arrays[key] = _stored_tensor(path, key, (len(value),), _F32, start)
     cursor.check_count(num_tensors, _MIN_TENSOR_BYTES, "tensors")
@@ -106,7 +113,7 @@ def _scan(cursor: GgufCursor, path: Path, file_bytes: int) -> GgufHeader:
             raise GgufFault(f"tensor {quoted(name)} begins at {offset}, which is not a multiple of {alignment}")
         tensors[name] = _stored_tensor(path, name, shape, type_number, data_start + offset)
     _check_ranges(tensors, file_bytes)
-    return GgufHeader(metadata, arrays | tensors)
+    return GgufHeader(metadata, arrays | tensors, path, spans)
 
 
 def _read_value(cursor: GgufCursor, key: str) -> MetadataValue:

@@ -8,6 +8,7 @@ Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/gguf-split
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from mlxr.compiler.artifact import file_keys
@@ -50,7 +51,7 @@ def _num_parts(metadata: Mapping[str, MetadataValue]) -> int:
 def _read_parts(path: Path, count: int, own: GgufHeader) -> GgufHeader:
     """The headers of all files of a model; `path`, whose header is `own`, is one of them."""
     tensors: dict[str, StoredTensor] = {}
-    metadata: Mapping[str, MetadataValue] = {}
+    first: GgufHeader | None = None
     for number, part in enumerate(_paths(path, count)):
         if not part.is_file():
             raise WeightsError(f"{path}: {part.name} is missing, one of its model's {count} files; download it")
@@ -64,13 +65,14 @@ def _read_parts(path: Path, count: int, own: GgufHeader) -> GgufHeader:
         if twice := tensors.keys() & header.tensors.keys():
             raise WeightsError(f"{part}: the tensor {quoted(min(twice))} is in another file of the model, too")
         tensors |= header.tensors
-        metadata = metadata or header.metadata
-    total = metadata.get(file_keys.SPLIT_TENSORS, len(tensors))
+        first = first or header
+    assert first is not None, "a model of several files has a first one"
+    total = first.metadata.get(file_keys.SPLIT_TENSORS, len(tensors))
     if total != len(tensors):
         raise WeightsError(
             f"{path}: its model's {count} files hold {len(tensors)} tensors; {file_keys.SPLIT_TENSORS} is {total}"
         )
-    return GgufHeader(metadata, tensors)
+    return replace(first, tensors=tensors)
 
 
 def model_name(path: Path) -> str:

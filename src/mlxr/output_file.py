@@ -7,8 +7,12 @@
 """
 
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from mlxr.compiler.errors import MlxrError
 
@@ -62,6 +66,71 @@ def write_output(path: Path, content: bytes) -> None:
             staged.replace(path)
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
+
+
+@contextmanager
+def open_output(path: Path, size_bytes: int) -> Iterator[BinaryIO]:
+    """A stream into the file, which appears whole when the context ends without an error, or not at all.
+
+    Args:
+        path: where to write.
+        size_bytes: about how much will be written.
+
+    Raises:
+        MlxrError: as `write_output`, or the disk has not so much room.
+    """
+    check_output(path)
+    try:
+        if is_written_through(path):
+            with path.open("wb") as stream:
+                yield stream
+            return
+        check_room(path, size_bytes)
+        with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".mlxr-") as folder:
+            staged = Path(folder) / "output"
+            with staged.open("wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            if path.exists():
+                staged.chmod(path.stat().st_mode & 0o7777)
+            staged.replace(path)
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from error
+
+
+@contextmanager
+def new_folder(path: Path, size_bytes: int) -> Iterator[Path]:
+    """A folder to fill, which gets this name when the context ends without an error, and is removed otherwise.
+
+    Raises:
+        MlxrError: there is something of that name, or it cannot be written, or the disk has not so much room.
+    """
+    try:
+        if path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir()))):
+            raise MlxrError(f"cannot write {path}: it exists; name a new folder, or an empty one")
+        if not path.absolute().parent.is_dir():
+            raise MlxrError(f"cannot write {path}: the folder {path.parent} does not exist")
+        check_room(path, size_bytes)
+        with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".mlxr-") as outer:
+            staged = Path(outer) / "output"
+            staged.mkdir()
+            yield staged
+            staged.replace(path)
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from error
+
+
+def check_room(path: Path, size_bytes: int) -> None:
+    """Checks that the disk has room for so much.
+
+    Raises:
+        MlxrError: it has not.
+        OSError: nobody knows.
+    """
+    free = shutil.disk_usage(path.absolute().parent).free
+    if free < size_bytes:
+        raise MlxrError(f"cannot write {path}: it takes {size_bytes:,} bytes, and its disk has {free:,} left")
 
 
 def _unwritable(path: Path, error: OSError | ValueError) -> MlxrError:

@@ -13,6 +13,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mlxr.compiler.errors import HostError
@@ -28,25 +29,26 @@ _LOG = logging.getLogger(__name__)
 _cache = LibraryCache("cpu")
 
 
-def load_library(text: str, name: str, tick: Tick | None = None) -> ctypes.CDLL:
+def load_library(text: str, name: str, tick: Tick | None = None, flags: Sequence[str] = ()) -> ctypes.CDLL:
     """The library of a C text, from the cache or compiled now.
 
     Args:
         text: one translation unit.
         name: the model's name, for file names and messages.
         tick: called while a compiler runs.
+        flags: more flags for the compiler.
 
     Raises:
         HostError: there is no compiler, none can build the text, the result cannot be loaded, or the user had
             it compiled for a CPU that has more than this one.
     """
-    library = _load(text, name, tick)
+    library = _load(text, name, tick, flags)
     check_features(library)
     return library
 
 
-def _load(text: str, name: str, tick: Tick | None) -> ctypes.CDLL:
-    compilers = find_compilers()
+def _load(text: str, name: str, tick: Tick | None, flags: Sequence[str]) -> ctypes.CDLL:
+    compilers = [replace(compiler, extra=(*compiler.extra, *flags)) for compiler in find_compilers()]
     if not compilers:
         raise no_compiler()
     folder = _folder()

@@ -1,0 +1,124 @@
+"""`mlxr quantize`: writes a model in another format."""
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlxr.cli.argparse_types import model_name
+from mlxr.cli.terminal import ProgressLine
+from mlxr.compiler.errors import RequestError
+from mlxr.loading.find_model import find_model
+
+if TYPE_CHECKING:
+    from mlxr.quantise.requantise import Quantisation
+
+_ABOUT = (
+    "Write a model in another format, one tensor at a time. FILE.gguf gets the bytes that llama-quantize writes, with "
+    "all metadata of the model. The result appears whole or not at all."
+)
+_FORMATS = (
+    "of a GGUF file q8_0, q6_k, q5_k_m, q5_k_s, q5_1, q5_0, q4_k_m, q4_k_s, q4_1, q4_0, iq4_nl, iq4_xs, mxfp4 (of "
+    "experts; else q8_0), q3_k_l, q3_k_m, q3_k_s, q2_k, q2_k_s, bf16, f16 or f32"
+)
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = commands.add_parser("quantize", help="write a model in another format", description=_ABOUT)
+    parser.add_argument(
+        "model",
+        type=model_name,
+        metavar="MODEL",
+        help="a .gguf file, a folder, or a bundled or registered model's name",
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.gguf", help="where to write it")
+    parser.add_argument("--format", required=True, metavar="FORMAT", help=_FORMATS)
+    parser.add_argument(
+        "--imatrix",
+        type=Path,
+        metavar="FILE",
+        help="an importance matrix (of llama-imatrix, GGUF or .dat): how much errors in each column count",
+    )
+    parser.add_argument(
+        "--allow-requantize",
+        action="store_true",
+        help="quantise tensors again that are quantised already, which loses more than quantising the original does",
+    )
+    parser.add_argument(
+        "--tensor-type",
+        action="append",
+        default=[],
+        metavar="NAME=FORMAT",
+        help="the format of all tensors whose GGUF name a regular expression matches; may be given several times",
+    )
+    parser.add_argument("--output-tensor-type", metavar="FORMAT", help="the format of the output projection")
+    parser.add_argument("--token-embedding-type", metavar="FORMAT", help="the format of the embeddings")
+    parser.add_argument("--pure", action="store_true", help="the same format for all tensors, whatever the rules say")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads (default: one for each core)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    from mlxr.output_file import check_output  # noqa: PLC0415 (as all of these: only if the command runs)
+    from mlxr.quantise.model_files import model_files  # noqa: PLC0415
+    from mlxr.quantise.requantise import chosen_formats, gguf_source, write_quantised  # noqa: PLC0415
+
+    how = _how(args)
+    if args.output.suffix.lower() != ".gguf":
+        raise RequestError(f"-o is {args.output}; expected a name that ends in .gguf")
+    check_output(args.output)
+    source = gguf_source(model_files(find_model(args.model)))
+    formats = chosen_formats(source, how)
+    with ProgressLine() as line:
+
+        def show(name: str, done: int, total: int) -> None:
+            line.show(f"{100 * done // max(1, total)} % of {total / 1e6:.1f} MB: {name}")
+
+        size = write_quantised(source, args.output, how, show)
+    elements = sum(tensor.num_rows * tensor.columns for tensor in source.tensors.values())
+    counts = {format: list(formats.values()).count(format) for format in dict.fromkeys(formats.values())}
+    if args.json:
+        print(json.dumps({"output": str(args.output), "bytes": size, "bits": 8 * size / elements, "tensors": counts}))
+        return 0
+    listed = ", ".join(f"{count} {format}" for format, count in sorted(counts.items(), key=lambda item: -item[1]))
+    print(f"{args.output}: {size:,} bytes, {8 * size / elements:.2f} bits a weight; tensors: {listed}")
+    return 0
+
+
+def _how(args: argparse.Namespace) -> "Quantisation":
+    from mlxr.quantise.block_quantiser import BLOCK_FORMATS  # noqa: PLC0415
+    from mlxr.quantise.importance import read_importance  # noqa: PLC0415
+    from mlxr.quantise.mixtures import ALIASES, FLOATS, MIXTURES, Wishes  # noqa: PLC0415
+    from mlxr.quantise.requantise import Quantisation  # noqa: PLC0415
+
+    def tensor_format(option: str, word: str | None) -> str:
+        if word and word.lower() not in (*BLOCK_FORMATS, *FLOATS):
+            known = ", ".join(sorted((*BLOCK_FORMATS, *FLOATS)))
+            raise RequestError(f"{option}: {word!r} is not a format of a tensor; expected one of {known}")
+        return (word or "").lower()
+
+    name = ALIASES.get(args.format.lower(), args.format.lower())
+    if name not in MIXTURES:
+        raise RequestError(f"--format is {args.format!r}; expected one of {', '.join(MIXTURES)}")
+    tensors = []
+    for given in args.tensor_type:
+        expression, _, word = given.rpartition("=")
+        try:
+            re.compile(expression)
+        except re.error as error:
+            raise RequestError(f"--tensor-type {given}: {expression!r} is not a regular expression: {error}") from error
+        if not expression or not word:
+            raise RequestError(f"--tensor-type is {given!r}; expected NAME=FORMAT, such as attn_v=q8_0")
+        tensors.append((expression, tensor_format("--tensor-type", word)))
+    wishes = Wishes(
+        args.pure,
+        tensor_format("--output-tensor-type", args.output_tensor_type),
+        tensor_format("--token-embedding-type", args.token_embedding_type),
+        tuple(tensors),
+    )
+    importance = None if args.imatrix is None else read_importance(args.imatrix)
+    return Quantisation(MIXTURES[name], wishes, importance, requantise=args.allow_requantize, threads=args.threads)

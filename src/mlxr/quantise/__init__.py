@@ -1,0 +1,1 @@
+"""Quantises models and converts their files: GGUF and mlx-lm's folders."""

@@ -1,0 +1,141 @@
+"""Quantises a GGUF file into another one, with all of its metadata."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlxr.compiler.artifact import file_keys
+from mlxr.compiler.errors import WeightsError
+from mlxr.quantise.gguf_output import ALIGNMENT, Progress, entry, write_gguf
+from mlxr.quantise.importance import Importance
+from mlxr.quantise.mixtures import FLOATS, Mixture, ModelFacts, Wishes, choose_formats, in_order
+from mlxr.quantise.source_tensor import SourceTensor, of_file
+from mlxr.runtime.weights.gguf_header import GgufHeader
+from mlxr.runtime.weights.gguf_parts import read_gguf_model
+from mlxr.runtime.weights.stored_tensor import quoted
+
+_VERSION = "general.quantization_version"
+_SPLIT = (file_keys.SPLIT_NUMBER, file_keys.SPLIT_COUNT, file_keys.SPLIT_TENSORS)
+_VERY_LARGE = {"llama": 80, "qwen2": 80, "olmo": 80, "deci": 80, "jais2": 68}
+"""Layers with which llama.cpp counts a model of an architecture as one of 70 B parameters."""
+_NEED_NO_WEIGHTS = ("token_embd.weight", "per_layer_token_embd.weight", "output.weight")
+_OWN_RULES = ("glm5-next", "bailingmoe3")
+"""Architectures for which llama-quantize has rules that are not here."""
+
+
+@dataclass(frozen=True)
+class GgufSource:
+    """A model that is to be written as GGUF: its metadata, and its tensors by name."""
+
+    where: str
+    entries: Sequence[tuple[str, bytes]]
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, SourceTensor]
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What the rules of mixtures need to know."""
+        name = str(self.metadata.get(file_keys.ARCHITECTURE, ""))
+
+        def number(key: str, missing: int) -> int:
+            value = self.metadata.get(f"{name}.{key}", missing)
+            value = value[0] if isinstance(value, list) and value else value
+            return int(value) if isinstance(value, int) else missing
+
+        layers, heads = number("block_count", 0), number("attention.head_count", 1)
+        kv_heads = number("attention.head_count_kv", heads)
+        groups = heads // kv_heads if kv_heads else 0
+        is_70b = _VERY_LARGE.get(name) == layers and not (name == "llama" and groups == 1)
+        return ModelFacts(name, layers, groups, number("expert_count", 0), is_70b)
+
+
+def gguf_source(path: Path) -> GgufSource:
+    """A GGUF model, of one file or several.
+
+    Raises:
+        WeightsError: it cannot be read.
+    """
+    header = read_gguf_model(path)
+    tensors = {name: of_file(tensor) for name, tensor in header.tensors.items() if name not in header.metadata}
+    return GgufSource(str(path), _entries(header), header.metadata, tensors)
+
+
+def _entries(header: GgufHeader) -> list[tuple[str, bytes]]:
+    try:
+        with header.path.open("rb") as stream:
+            data = stream.read(max((end for _, end in header.spans.values()), default=0))
+    except OSError as error:
+        raise WeightsError(f"{header.path}: cannot be read: {error.strerror or error}") from error
+    return [(key, data[begin:end]) for key, (begin, end) in header.spans.items()]
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """How a file is quantised.
+
+    Attributes:
+        mixture: the rules by which tensors get their formats.
+        wishes: what goes before the rules.
+        importance: how much errors in columns of tensors count; None: all the same.
+        formats: the format of each of these tensors, whatever the rules say.
+        requantise: whether tensors that are quantised already may be quantised again.
+        threads: how many work; None: one for each core.
+    """
+
+    mixture: Mixture
+    wishes: Wishes = field(default_factory=Wishes)
+    importance: Importance | None = None
+    formats: Mapping[str, str] = field(default_factory=dict)
+    requantise: bool = False
+    threads: int | None = None
+
+
+def chosen_formats(source: GgufSource, how: Quantisation) -> dict[str, str]:
+    """The format of each tensor, in the order of the file to be written.
+
+    Raises:
+        WeightsError: a tensor would be quantised again, or the mixture cannot do without an importance matrix.
+    """
+    facts = source.facts
+    if facts.architecture in _OWN_RULES:
+        raise WeightsError(
+            f"{source.where}: which tensor of {facts.architecture} gets which format is not known here: quantise it "
+            "with llama-quantize"
+        )
+    given = {name: (tensor.shape, tensor.format) for name, tensor in source.tensors.items()}
+    formats = choose_formats(given, how.mixture, facts, how.wishes, how.importance is not None) | dict(how.formats)
+    for name, format in formats.items():
+        old = given[name][1]
+        if old not in FLOATS and old != format and not how.requantise:
+            raise WeightsError(
+                f"{source.where}: tensor {quoted(name)} is {old} already, and quantising it again loses more than "
+                "quantising the original does; --allow-requantize does it all the same"
+            )
+        has_weights = how.importance is not None and name in how.importance.columns
+        if (how.mixture.name, format) == ("q2_k_s", "q2_k") and not has_weights and name not in _NEED_NO_WEIGHTS:
+            raise WeightsError(
+                f"{source.where}: tensor {quoted(name)}: in q2_k_s, q2_k needs an importance matrix: make one (mlxr "
+                "imatrix) and name it with --imatrix, or take q2_k"
+            )
+    return formats
+
+
+def write_quantised(source: GgufSource, path: Path, how: Quantisation, progress: Progress | None = None) -> int:
+    """Writes a model, quantised, and returns the size of the file in bytes.
+
+    Raises:
+        MlxrError: it cannot be read, quantised or written.
+    """
+    formats = chosen_formats(source, how)
+    tensors = []
+    for name in in_order(formats):
+        tensor = source.tensors[name]
+        weights = None if how.importance is None else how.importance.of(name, tensor.shape)
+        tensors.append(tensor.written(formats[name], weights, how.threads))
+    entries = [(key, value) for key, value in source.entries if key not in (*_SPLIT, _VERSION, file_keys.FILE_TYPE)]
+    entries += [(_VERSION, entry(2, "u32")), (file_keys.FILE_TYPE, entry(how.mixture.file_type, "u32"))]
+    if how.importance is not None:
+        entries += how.importance.entries
+    alignment = source.metadata.get(file_keys.ALIGNMENT, ALIGNMENT)
+    return write_gguf(path, entries, tensors, progress, alignment)
