@@ -27,6 +27,7 @@ class Plan(Record):
             sequences (see `AttendMany`) it does so with any context.
         max_tokens, max_rows: the largest batch, in tokens and in rows of logits.
         hidden_size: columns of the rows that a step gives in place of logits; None: it gives logits.
+        whole_prompts: whether a step reads whole prompts and keeps nothing of them: those of an encoder.
         rank: which part of a model this is; None: all of it.
         all_weights: of a part, the weights of the whole model, with which files are compared; else empty.
     """
@@ -43,6 +44,7 @@ class Plan(Record):
     max_tokens: int
     max_rows: int
     hidden_size: int | None = None
+    whole_prompts: bool = False
     rank: RankPlan | None = None
     all_weights: tuple[WeightPlan, ...] = ()
 

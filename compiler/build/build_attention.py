@@ -11,6 +11,7 @@ from mlxr.compiler.ir.ops.attention import Attention, GateHeads
 from mlxr.compiler.ir.ops.cache import CacheWrite
 from mlxr.compiler.ir.ops.elementwise import Clamp, Scale
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
+from mlxr.compiler.ir.ops.text_attention import TextAttention
 from mlxr.compiler.ir.tensor import layer_prefix
 from mlxr.compiler.spec.model import LayerType
 
@@ -50,6 +51,12 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
     if a.temperature is not None:
         temperature = Temperature(a.temperature.beta, a.temperature.original_context, a.temperature.first_position)
         q = b.op(temperature, f"{prefix}.q_tempered", {"x": q, "positions": "positions"})
+    bias = f"{prefix}.o_bias" if a.output_bias else None
+    results = replace(heads, size=a.result_dim)
+    if not a.causal:
+        within = TextAttention(a.num_heads, a.num_kv_heads, a.head_dim, a.score_scale, a.sliding_window, None)
+        attended = b.op(within, f"{prefix}.attended", {"q": q, **keys, "query_start": "query_start"})
+        return b.linear(f"{prefix}.o", attended, (hidden, a.num_heads * a.head_dim), bias, columns=results)
     cache = b.stores(index, KEYS_AND_VALUES)
     if keys:
         write = CacheWrite(num_kv_heads=a.num_kv_heads, head_dim=a.head_dim, v_dim=v_dim)
@@ -70,8 +77,6 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
     )
     attended = b.op(attention, f"{prefix}.attended", {"q": q} | tables | cache | sinks)
     attended = _gated(b, prefix, layer, attended, x)
-    bias = f"{prefix}.o_bias" if a.output_bias else None
-    results = replace(heads, size=a.result_dim)
     out = b.linear(f"{prefix}.o", attended, (hidden, a.num_heads * a.result_dim), bias, columns=results)
     # A factor of the values is one of what is made of them.
     return out if a.value_scale is None else b.op(Scale(a.value_scale), f"{prefix}.o_scaled", {"x": out})

@@ -39,6 +39,9 @@ def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
     words = Axis("vocabulary", model.vocab_size)
     table = b.matrix("embedding", (model.vocab_size, model.hidden_size), words)
     x = b.op(Embed(b.activation, model.embedding_scale), "embedded", {"ids": "token_ids", "table": table})
+    if model.token_types is not None:
+        rows = b.matrix("token_type_embedding", (model.token_types, model.hidden_size))
+        x = b.op(Embed(b.activation, 1.0), "typed", {"ids": "token_types", "table": rows, "residual": x})
     if model.learned_positions is not None:
         rows = b.matrix("position_embedding", (model.learned_positions, model.hidden_size))
         x = b.op(Embed(b.activation, 1.0), "placed", {"ids": "positions", "table": rows, "residual": x})
@@ -85,12 +88,13 @@ def _built_layers(spec: ModelSpec) -> tuple[LayerType, ...]:
 
 def _hidden_rows(b: Builder, x: str) -> str:
     """Adds the final norm of the rows that the batch asks for."""
-    norm = b.spec.model.norm
+    norm, last = b.spec.model.norm, b.spec.model.num_layers - 1
+    name = f"{layer_prefix(last)}mlp.norm" if norm.placement == "after" else "final_norm"
     inputs = {"x": x, "rows": "logit_rows"}
     if norm.weight:
-        inputs["weight"] = b.vector("final_norm", b.spec.model.hidden_size)
+        inputs["weight"] = b.vector(name, b.spec.model.hidden_size)
     if norm.bias:
-        inputs["bias"] = b.vector("final_norm_bias", b.spec.model.hidden_size)
+        inputs["bias"] = b.vector(f"{name}_bias", b.spec.model.hidden_size)
     return b.op(NormRows(norm.kind, norm.eps), "hidden", inputs)
 
 
@@ -99,6 +103,7 @@ def _declare_inputs(b: Builder, arena: ArenaGeometry) -> None:
     inputs: list[tuple[str, Shape]] = [
         ("token_ids", ("tokens",)),
         ("positions", ("tokens",)),
+        *([("token_types", ("tokens",))] if b.spec.model.token_types is not None else []),
         *((of_group("slots", i), ("tokens",)) for i, _ in groups),
         ("query_start", ("seqs+1",)),
         ("context_lens", ("seqs",)),
@@ -155,7 +160,7 @@ def _mixed(b: Builder, index: int, layer: LayerType, x: str) -> str:
 
 
 def _pre_norm(b: Builder, prefix: str, x: str) -> str:
-    if b.spec.model.norm.placement == "post":
+    if b.spec.model.norm.placement in ("post", "after"):
         return x
     return b.norm(f"{prefix}.norm", f"{prefix}.normed", x, b.spec.model.hidden_size)
 
@@ -163,12 +168,17 @@ def _pre_norm(b: Builder, prefix: str, x: str) -> str:
 def _add_all(b: Builder, prefix: str, x: str, results: list[str]) -> str:
     """Adds the results of a block to the residual stream x, after their norm if the spec has one.
 
-    Without a norm in between, each result is added separately, because a projection can add one residual.
+    Without a norm in between, each result is added separately, because a projection can add one residual. Where norms
+    come after that, the last one of all is the norm of the rows that are wanted.
     """
-    if b.spec.model.norm.placement == "pre":
+    model = b.spec.model
+    if model.norm.placement in ("pre", "after"):
         for number, result in enumerate(results, 1):
             x = b.residual(f"{prefix}.out" if number == len(results) else f"{prefix}.out_{number}", x, result)
-        return x
+        is_last = prefix == f"{layer_prefix(model.num_layers - 1)}mlp" and b.spec.output == "hidden"
+        if model.norm.placement == "pre" or is_last:
+            return x
+        return b.norm(f"{prefix}.norm", f"{prefix}.normed", x, model.hidden_size)
     total = results[0]
     for result in results[1:]:
         total = b.op(Add(1.0), f"{prefix}.sum", {"a": total, "b": result})

@@ -255,14 +255,14 @@ class ArenaGeometry:
 
     @property
     def cache_type(self) -> DType:
-        """The type of cached numbers: of tokens where the model keeps some, else of states."""
+        """The type of cached numbers: of tokens where the model keeps some, else of states; f32 where it keeps none."""
         types = [allocation.dtype for allocation in self.allocations if allocation.group is not None]
-        return (types or [allocation.dtype for allocation in self.allocations])[0]
+        return next(iter(types or [allocation.dtype for allocation in self.allocations]), DType.F32)
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model, or of a rank's part of it."""
-        return len(self.stores[0].rows)
+        """Layers of the model, or of a rank's part of it; 0 if nothing is kept of any."""
+        return len(self.stores[0].rows) if self.stores else 0
 
     @property
     def block_bytes(self) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.importers.eagle import is_head
+from mlxr.compiler.importers.encoders import is_encoder, of_encoder
 from mlxr.compiler.importers.evaluate import Evaluation
 from mlxr.compiler.importers.facts import Facts
 from mlxr.compiler.importers.imported import DEFAULTS, ImportOptions, choose_context, imported_spec
@@ -44,6 +45,8 @@ def spec_from_config(
     source, config, architecture, wrapper = find_text_model(source, config)
     facts = Facts(source, config, architecture.rules, accepted=options.accepted_keys)
     facts.get("model_type")
+    if is_encoder(architecture.rules):
+        options = of_encoder(options)
     _check_task(facts, options.output, wrapper)
     check_quantisation(facts)
     evaluation = Evaluation(facts, ConfigRope(facts))

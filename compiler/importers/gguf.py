@@ -8,6 +8,7 @@ from typing import Any
 
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.formats.file_keys import ARCHITECTURE
+from mlxr.compiler.importers.encoders import is_encoder, of_encoder
 from mlxr.compiler.importers.evaluate import Evaluation
 from mlxr.compiler.importers.facts import Facts, find_architecture
 from mlxr.compiler.importers.gguf_rope import FACTOR_TENSORS, GgufRope
@@ -46,6 +47,8 @@ def spec_from_gguf(
             "model, and give it this head with --draft"
         )
     architecture = find_architecture(source, ARCHITECTURE, metadata, "gguf")
+    if is_encoder(architecture.rules):
+        options = of_encoder(options)
     facts = Facts(source, metadata, architecture.rules, f"{architecture.name}.", options.accepted_keys)
     placed = Tensors(source, tensors, architecture.family, "gguf", facts.integer("block_count"))
     rows = placed.vocab_size

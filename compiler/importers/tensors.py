@@ -45,7 +45,7 @@ class _Place(NamedTuple):
     @property
     def tensor_class(self) -> str:
         first = self.role.partition(".")[0]
-        if first in ("position_embedding", "layer_embedding"):
+        if first in ("position_embedding", "token_type_embedding", "layer_embedding"):
             return "embedding"
         if first == "recurrent":
             return "attention"

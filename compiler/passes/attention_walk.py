@@ -10,6 +10,7 @@ from mlxr.compiler.ir.ops.cache import CacheWrite
 from mlxr.compiler.ir.ops.norm import Norm
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
 from mlxr.compiler.ir.ops.shared_norm import MeanSquares, NormOfPart
+from mlxr.compiler.ir.ops.text_attention import TextAttention
 from mlxr.compiler.passes.base import sole_producer
 
 
@@ -38,7 +39,7 @@ class AttentionSite:
 
     Attributes:
         attention: the attention, which reads the queries.
-        write: the cache write, which reads the keys and values.
+        write: the cache write, which reads the keys and values; attention within texts reads them itself.
         q, k, v: the paths of queries, keys and values.
         gate: the op that multiplies the attention's result, which nothing else reads, by a gate; None for none.
     """
@@ -57,8 +58,8 @@ class AttentionSite:
 
 
 def attention_sites(graph: OpGraph) -> Iterator[AttentionSite]:
-    """Every attention whose layer has a cache write, in program order."""
-    writes = {op.layer: op for op, _ in graph.ops_of(CacheWrite)}
+    """Every attention whose layer has a cache write, or that is within texts, in program order."""
+    writes = {op.layer: op for op, _ in (*graph.ops_of(CacheWrite), *graph.ops_of(TextAttention))}
     for attention, _ in graph.ops_of(Attention):
         write = writes.get(attention.layer)
         if write is not None:
@@ -76,7 +77,7 @@ def gate_of(graph: OpGraph, attention: Op) -> Op | None:
 
 def reading_attentions(graph: OpGraph) -> Iterator[tuple[Op, Path]]:
     """Every attention whose layer has no cache write, with the path of its queries: it reads another layer's keys."""
-    writers = {op.layer for op, _ in graph.ops_of(CacheWrite)}
+    writers = {op.layer for op, _ in (*graph.ops_of(CacheWrite), *graph.ops_of(TextAttention))}
     for attention, _ in graph.ops_of(Attention):
         if attention.layer not in writers:
             yield attention, _path(graph, attention.inputs["q"])

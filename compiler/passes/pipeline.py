@@ -29,6 +29,7 @@ from mlxr.compiler.passes.fuse_residual import FuseResidual
 from mlxr.compiler.passes.fuse_route import FuseRoute
 from mlxr.compiler.passes.fuse_shared_expert import FuseSharedExpert
 from mlxr.compiler.passes.fuse_sum import FuseSum
+from mlxr.compiler.passes.fuse_text_attention import FuseTextAttention
 from mlxr.compiler.passes.join_mixers import JoinMixers
 from mlxr.compiler.passes.last_token_logits import LastTokenLogits
 from mlxr.compiler.passes.merge_qkv import MergeQkv
@@ -80,6 +81,7 @@ def passes_of(phase: PhaseName, *, deterministic: bool = False) -> list[Pass]:
         *(of_few_tokens if like == "decode" else ()),
         FuseQkNorm(),  # needs MergeQkv's split
         FuseAttention(like),  # needs MergeQkv's split, with no norm between it and the attention
+        FuseTextAttention(),  # likewise, of encoders
         *((FuseHeadNorms(),) if like == "decode" else ()),  # after FuseQkNorm and FuseAttention, which leave its ops
         SplitAdapters(),  # after all that fuse steps into projections, which leaves them to another op
         RemoveDeadOps(),

@@ -14,7 +14,7 @@ from mlxr.compiler.formats.stores import of_group
 from mlxr.compiler.ir.tensor import ARENA_TOKEN, BatchDim, layer_buffer
 
 _BATCH = frozenset(
-    ("token_ids", "positions", "query_start", "context_lens", "logit_rows", "query_tiles", "state_table")
+    ("token_ids", "positions", "token_types", "query_start", "context_lens", "logit_rows", "query_tiles", "state_table")
 )
 _OF_ADAPTERS = frozenset(("adapter_ids", "adapter_scales"))
 _TOKEN_OUT = "token_out"

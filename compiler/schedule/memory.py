@@ -142,7 +142,7 @@ def stores_of(spec: ModelSpec) -> tuple[Store, ...]:
     model, dtype = spec.model, DType(spec.cache.dtype)
 
     def of_tokens(index: int, attention: Attention | None, size: int) -> StoreRow | int | None:
-        if attention is None or attention.latent is not None:
+        if attention is None or attention.latent is not None or not attention.causal:
             return None
         owner = model.kv_owner(index)
         return StoreRow((attention.num_kv_heads, size), dtype) if owner == index else owner
@@ -218,7 +218,8 @@ def chunk_tokens(spec: ModelSpec, chosen: ChosenGeometry) -> int:
     """The most prompt tokens of a step: the spec's, or else the chosen one, so that no activation has 2^31 elements."""
     if spec.prefill_chunk is not None:
         return spec.prefill_chunk
-    return max(1, min(chosen.sizes["chunk_tokens"], INT32_MAX // spec.widest_activation))
+    wanted = max(chosen.sizes["chunk_tokens"], spec.model.context if spec.model.is_encoder else 1)
+    return max(1, min(wanted, INT32_MAX // spec.widest_activation))
 
 
 def step_tokens(spec: ModelSpec, chunk: int) -> int:

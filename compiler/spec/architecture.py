@@ -35,8 +35,9 @@ class Norm(Record):
     """Whether it multiplies by weights."""
     bias: Flag = False
     """Whether a bias is added; layer norms only."""
-    placement: Literal["pre", "post", "sandwich"] = "pre"
-    """`pre`: x + f(norm(x)); `post`: x + norm(f(x)); `sandwich`: x + post_norm(f(norm(x)))."""
+    placement: Literal["pre", "post", "sandwich", "after"] = "pre"
+    """`pre`: x + f(norm(x)); `post`: x + norm(f(x)); `sandwich`: x + post_norm(f(norm(x))); `after`: norm(x + f(x)), as
+    in BERT, where the last norm is the final one."""
 
     @model_validator(mode="after")
     def _check(self) -> "Norm":
@@ -93,6 +94,9 @@ class Model(Record):
     """Normalisation of the residual stream."""
     rope: Rope | None = Rope()
     """How queries and keys are rotated by their positions; null for no rotation."""
+    token_types: Count | None = None
+    """Rows of a table: a token's embedding has that of its type added, 0 or, in the second of two texts, 1; null for
+    none."""
     learned_positions: Count | None = None
     """Rows of a table, `context` at least: a token's embedding has that of its position added; null for none."""
     attention: Annotated[Attention | None, IsGiven] = None
@@ -182,6 +186,7 @@ class Model(Record):
             what = f"the embedding table of vocab_size x hidden_size {self.vocab_size} x {self.hidden_size}"
             wrong.add("vocab_size", f"{what} has more than 2^31 - 1 elements")
         self._check_positions(wrong)
+        self._check_encoder(wrong)
         self._check_mtp(wrong)
         if self.eagle is not None:
             self.eagle.check(self.num_layers, self.hidden_size, self.vocab_size, wrong)
@@ -213,11 +218,23 @@ class Model(Record):
             what = f"the table of {rows} positions x hidden_size {self.hidden_size}"
             wrong.add("learned_positions", f"{what} has more than 2^31 - 1 elements")
 
+    def _check_encoder(self, wrong: Contradictions) -> None:
+        if self.token_types == 1:
+            wrong.add("token_types", "the types are two, 0 and 1, and the table has a row of each", "use 2, or null")
+        if not self.is_encoder:
+            return
+        if any(layer.attention is None or layer.attention.causal or layer.recurrent for layer in self._kinds):
+            what = "some layers are causal or recurrent, and others see whole texts"
+            wrong.add("attention.causal", what, "make all layers alike")
+        for key in ("mtp", "eagle", "layer_embeddings"):
+            if getattr(self, key):
+                wrong.add(key, "a model that sees whole texts generates nothing", f"leave {key} out")
+
     def _check_norms(self, wrong: Contradictions) -> None:
         if self.parallel_norms and not self.parallel_blocks:
             wrong.add("parallel_norms", "blocks that are not parallel have norms anyway", "set parallel_blocks to true")
         for key in ("layer_embeddings", "layer_scale"):
-            if getattr(self, key) and (self.norm.placement == "pre" or self.norm.kind != "rms"):
+            if getattr(self, key) and (self.norm.placement in ("pre", "after") or self.norm.kind != "rms"):
                 wrong.add(key, "it comes behind rms norms of blocks' results", "set norm.placement to sandwich or post")
         if self.layer_embeddings is not None:
             wrong.check_multiple("layer_embeddings.width", self.layer_embeddings.width, 8, _ALIGNED)
@@ -228,6 +245,8 @@ class Model(Record):
                 wrong.add("layer_embeddings", "gates of vectors have no activation of two inputs", "name another")
             if self.num_layers * self.layer_embeddings.width * max(self.vocab_size, self.hidden_size) > 2**34:
                 wrong.add("layer_embeddings.width", "the table of all layers has more than 2^34 elements")
+        if self.norm.placement == "after" and any(layer.mlp is None for layer in self._kinds):
+            wrong.add("norm.placement", "the last norm is that behind the last layer's mlp", "name mlp in blocks")
         if self.parallel_blocks and any(set(layer.blocks) != set(USUAL_BLOCKS) for layer in self._kinds):
             wrong.add("parallel_blocks", "parallel blocks are attention and mlp, but blocks names others", "remove it")
         if self.parallel_blocks and self.norm.placement != "pre":
@@ -377,6 +396,11 @@ class Model(Record):
     def row_width(self) -> int:
         """Columns of the rows that are kept for the head."""
         return self.hidden_size if self.eagle is None else self.eagle.hidden_size
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether it reads whole texts at once, each token seeing all of its text, and caches nothing."""
+        return any(layer.attention is not None and not layer.attention.causal for layer in self._kinds)
 
     @property
     def attentions(self) -> tuple[Attention, ...]:

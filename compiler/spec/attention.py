@@ -29,6 +29,17 @@ _NOT_WITH_LATENT = {
     "value_scale": None,
     "alibi": None,
 }
+_NEEDS_CAUSAL = {
+    "chunked": False,
+    "softcap": None,
+    "alibi": None,
+    "sinks": False,
+    "kv_from": None,
+    "output_gate": None,
+    "temperature": None,
+    "latent": None,
+    "v_dim": None,
+}
 _MIN_HEAD_DIM = 32
 _MAX_HEAD_DIM = 512
 
@@ -147,8 +158,12 @@ class Attention(Record):
     """Elements of the query, key and value projections are within +- this; null for no limit."""
     output_bias: Flag = False
     """Whether the output projection adds a bias."""
+    causal: Flag = True
+    """Whether a query sees only the tokens up to its own; if not, as in encoders, it sees the whole text, and nothing is
+    cached. Layers of a model are alike in that."""
     sliding_window: Count | None = None
-    """Tokens a query may see, itself included; null for all. It may exceed the context, and then hides nothing."""
+    """Tokens a query may see, itself included; null for all. It may exceed the context, and then hides nothing. If not
+    `causal`, it sees so many to either side."""
     chunked: Flag = False
     """Whether the window stands still: the sequence is cut into chunks of `sliding_window` tokens, and a query sees
     those of its own chunk up to itself."""
@@ -206,6 +221,9 @@ class Attention(Record):
             )
         if self.latent is not None:
             self._check_latent(self.latent, wrong)
+        for name, neutral in _NEEDS_CAUSAL.items():
+            if not self.causal and getattr(self, name) != neutral:
+                wrong.add(name, f"attention that is not causal has no {name}", "leave it out, or set causal to true")
         wrong.refuse()
         return self
 

@@ -18,6 +18,8 @@ def matrix_shapes(model: Model) -> Shapes:
     shapes = {"embedding": (model.vocab_size, hidden)}
     if model.learned_positions is not None:
         shapes["position_embedding"] = (model.learned_positions, hidden)
+    if model.token_types is not None:
+        shapes["token_type_embedding"] = (model.token_types, hidden)
     vectors = model.layer_embeddings
     if vectors is not None:
         all_layers = model.num_layers * vectors.width

@@ -187,7 +187,7 @@ _NORM_CLASS = ("norm", "norm_bias", "sinks", "selection_bias", ".scale", ".exper
 
 
 def _class_of(name: str) -> TensorClass:
-    if name in ("embedding", "position_embedding", "layer_embedding"):
+    if name in ("embedding", "position_embedding", "token_type_embedding", "layer_embedding"):
         return "embedding"
     if name in ("output", "output_bias"):
         return "output"
@@ -249,8 +249,20 @@ class ModelSpec(Record):
         self._check_parallel(wrong)
         if self.adapters is not None and not adapted_matrices(self.model):
             wrong.add("adapters", "no layer has a projection that adapters may change", "leave adapters out")
+        if self.model.is_encoder:
+            self._check_encoder(wrong)
         wrong.refuse()
         return self
+
+    def _check_encoder(self, wrong: Contradictions) -> None:
+        if self.output != "hidden":
+            what = f"attention is not causal, so the model generates nothing, but output is {self.output}"
+            wrong.add("output", what, "set output to hidden")
+        if self.parallel is not None:
+            wrong.add("parallel", "a model that sees whole texts is not split", "leave parallel out")
+        if self.prefill_chunk is not None and self.prefill_chunk < self.model.context:
+            what = f"a step reads whole texts, of up to {self.model.context} tokens, but has {self.prefill_chunk}"
+            wrong.add("prefill_chunk", what, "leave it null, or use a context that is no longer")
 
     def _check_parallel(self, wrong: Contradictions) -> None:
         split, budget = self.parallel, self.memory_budget

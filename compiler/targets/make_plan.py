@@ -78,6 +78,7 @@ def make_plan(
         max_tokens=max_tokens,
         max_rows=max_rows,
         hidden_size=spec.model.hidden_size if spec.output == "hidden" else None,
+        whole_prompts=spec.model.is_encoder,
         rank=rank,
         all_weights=part.all_weights if part else (),
     )

@@ -116,5 +116,5 @@ def _check_memory(geometry: ArenaGeometry) -> None:
     if geometry.size_bytes > memory_bytes:
         raise ArenaError(f"{_describe(geometry)} exceeds this machine's memory of {memory_bytes} bytes; {_FIX}")
     buffer_bytes = int(mx.device_info().get("max_buffer_length", memory_bytes))
-    if max(allocation.size_bytes for allocation in geometry.allocations) > buffer_bytes:
+    if max((allocation.size_bytes for allocation in geometry.allocations), default=0) > buffer_bytes:
         raise ArenaError(f"{_describe(geometry)} exceeds the device's largest buffer of {buffer_bytes} bytes; {_FIX}")

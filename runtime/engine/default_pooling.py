@@ -19,7 +19,7 @@ _FLAGS: dict[str, Pooling | str] = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
-_NAMES: dict[object, Pooling] = {"mean": "mean", "lasttoken": "last"}
+_NAMES: dict[object, Pooling] = {"mean": "mean", "lasttoken": "last", "cls": "cls"}
 _KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
 
 
@@ -44,7 +44,7 @@ def default_pooling(file: WeightFile) -> Pooling:
         if kind not in _KNOWN_MODULES:
             raise RequestError(
                 f"{modules}: the model's embeddings pass through a module {kind!r}, which is not supported: name a "
-                "pooling (mean or last) to get them without it"
+                "pooling (mean, last or cls) to get them without it"
             )
         if kind == "Pooling":
             pooling = _of_config(folder / Path(str(module.get("path", ""))).name / "config.json")

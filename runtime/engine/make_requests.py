@@ -163,7 +163,7 @@ class RequestMaker:
                     order=order,
                     answer=answer,
                     deadline=deadline,
-                    pool=None if pooling is None else Pool(pooling, len(prompt)),
+                    pool=None if pooling is None else Pool(pooling, len(prompt), self._plan.whole_prompts),
                 )
             )
         return requests

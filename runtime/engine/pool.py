@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 from mlxr.compiler.errors import HostError, RequestError
 
-Pooling = Literal["mean", "last"]
-"""`mean`: the mean of the rows of all tokens; `last`: the row of the last token."""
+Pooling = Literal["mean", "last", "cls"]
+"""`mean`: the mean of the rows of all tokens; `last`, `cls`: the row of the last or of the first token."""
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 Vector = npt.NDArray[np.float32]
 
@@ -19,21 +19,22 @@ class Pool:
     Means are summed in f64, row by row: they do not depend on the steps that the prompt was read in.
     """
 
-    def __init__(self, pooling: Pooling, prompt_length: int) -> None:
+    def __init__(self, pooling: Pooling, prompt_length: int, whole: bool = False) -> None:
         """Starts without rows.
 
         Args:
             pooling: how they are pooled.
             prompt_length: tokens of the prompt.
+            whole: whether a step reads the whole prompt.
         """
-        self.pooling, self._length = pooling, prompt_length
+        self.pooling, self._length, self._whole = pooling, prompt_length, whole
         self._count = 0
         self._sum: npt.NDArray[np.float64] | None = None
 
     @property
     def needs_all_rows(self) -> bool:
         """Whether each token's row is needed; if not, the start of the prompt may come from the prefix cache."""
-        return self.pooling == "mean"
+        return self._whole or self.pooling != "last"
 
     def clear(self) -> None:
         """Forgets all rows: the prompt is read again."""
@@ -46,9 +47,13 @@ class Pool:
             rows: [n, hidden], f32: of n neighbouring tokens.
             end: tokens of the prompt up to and with the last of these.
         """
-        if not self.needs_all_rows:
+        if self.pooling == "last":
             if end == self._length:
                 self._count, self._sum = 1, rows[-1].astype(np.float64)
+            return
+        if self.pooling == "cls":
+            if end == len(rows):
+                self._count, self._sum = 1, rows[0].astype(np.float64)
             return
         if end - len(rows) != self._count:
             return

@@ -162,7 +162,7 @@ class Scheduler:
             if sampled and sampled[0].error is not None:
                 continue  # nobody knows since when K and V are broken
             if seq_id is not None and run.seq_id == seq_id:
-                if run.unread or end // size != run.certain // size:
+                if (run.unread or end // size != run.certain // size) and not self._plan.whole_prompts:
                     commit(seq_id, request.answer.tokens, request.hashes, end)
                 run.certain = end
                 if run.unread:
@@ -238,6 +238,8 @@ class Scheduler:
         """The next tokens of a prompt, if there is room for them. A long chunk of a longer prompt ends with a block."""
         pending = request.num_pending
         count = min(pending, budget, rows if request.answer.prompt_rows else budget)
+        if self._plan.whole_prompts and count < pending:
+            return None  # the next step has room
         if count < pending:
             end = request.run.computed + count
             count -= end % self._pager.block_size if count >= 4 * self._pager.block_size else 0
@@ -287,7 +289,7 @@ class Scheduler:
     def _give_back(self, request: Request, keep: bool = True) -> None:
         run = request.run
         assert run.seq_id is not None, "it runs"
-        if keep:
+        if keep and not self._plan.whole_prompts:
             self._pager.free(run.seq_id, request.answer.tokens, request.hashes, run.certain)
         else:
             self._pager.truncate(run.seq_id, 0)  # so that its last block, which may lack its copy, is not kept
@@ -329,6 +331,11 @@ class Scheduler:
             if run.in_flight or run.awaited in self._being_read:
                 continue
             prefix = self._prefix_of(request)
+            if self._plan.whole_prompts:
+                if not self._has_room(request, prefix):
+                    return None
+                self._begin(request, prefix)
+                return request
             run.awaited = self._next_key(request, max(prefix.num_tokens, prefix.num_known))
             if run.awaited in self._being_read and not request.needs_all_rows:
                 continue
@@ -379,7 +386,8 @@ class Scheduler:
             run.has_started = True
             self.prompt_tokens += request.prompt_length
             self.cached_tokens += run.computed
-        self._announce(request)
+        if not self._plan.whole_prompts:
+            self._announce(request)
 
     def _announce(self, request: Request) -> None:
         """Tells requests with the same prompt that they can wait for this one to read it."""

@@ -40,6 +40,9 @@ class BatchRequest(NamedTuple):
     undo: int = 0
     """How many of the last tokens may be taken back after the step, `MOST_UNDONE` at most: models with states must
     know."""
+    second: int | None = None
+    """Of two texts in one, the number of the first token of the second, in a model that tells them apart; None: of one
+    text."""
 
 
 class DecodeRequests(NamedTuple):
@@ -102,6 +105,8 @@ class Batch:
     at most, but several sequences may read the same."""
     others: tuple[BlocksOfGroup, ...] = ()
     """Of each group of layers after the first."""
+    token_types: Int32Array | None = None
+    """[tokens], 1 for those of the second of two texts in one, else 0; None: all are 0"""
     tops: int = 0
     """How many of the greatest logits of each row are enough, of equal ones the first; 0: all. The parts of a model do
     not exchange the others, which are then -inf. Hosts of whole models ignore it."""
@@ -147,7 +152,7 @@ class Batch:
         if isinstance(requests, DecodeRequests):
             requests = [BatchRequest(i, [token], start) for i, token, start in zip(*requests, strict=True)]
         _check(requests, pager)
-        seq_ids, ids, first, rows, undo = zip(*requests, strict=True)
+        seq_ids, ids, first, rows, undo, second = zip(*requests, strict=True)
         counts = list(map(len, ids))
         assert tokens is None or (tokens.shape == (sum(counts),) and tokens.dtype == mx.int32), "[tokens], int32"
         slots = pager.append_all(list(zip(seq_ids, counts, strict=True)))
@@ -174,6 +179,7 @@ class Batch:
             query_tile=query_tile,
             state_table=None if pager.states is None else pager.states.step(seq_ids, counts, undo),
             others=_of_others(pager, seq_ids, query_start, positions),
+            token_types=_token_types(second, starts, query_start),
         )
 
     @classmethod
@@ -234,6 +240,11 @@ class Batch:
         return self if self.adapters is not None else self.using([(-1, 0.0)] * self.num_seqs)
 
     @property
+    def types_of_tokens(self) -> Int32Array:
+        """`token_types`, which has zeros where it is None."""
+        return np.zeros(self.num_tokens, np.int32) if self.token_types is None else self.token_types
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the step."""
         return len(self.tokens)
@@ -269,8 +280,8 @@ def _as_decode(requests: Sequence[BatchRequest]) -> DecodeRequests | None:
     """The columns of requests that are no more than one token and its logits each; None of others."""
     if not requests:
         return None
-    seq_ids, ids, starts, rows, undo = zip(*requests, strict=True)
-    if any(undo) or rows.count("last") < len(rows) or max(map(len, ids)) > 1 or not all(ids):
+    seq_ids, ids, starts, rows, undo, second = zip(*requests, strict=True)
+    if any(undo) or second.count(None) < len(second) or rows.count("last") < len(rows) or max(map(len, ids)) > 1 or not all(ids):
         return None
     return DecodeRequests(list(seq_ids), [token for (token,) in ids], list(starts))
 
@@ -279,7 +290,7 @@ def _check(requests: Sequence[BatchRequest], pager: Pager) -> None:
     if not requests:
         raise RequestError("a batch has no requests, expected at least one")
     seen: set[int] = set()
-    for seq_id, tokens, start, rows, _ in requests:
+    for seq_id, tokens, start, rows, _, _ in requests:
         if len(tokens) == 0:
             raise RequestError(f"sequence {seq_id} has no tokens in this batch, expected at least one")
         # NumPy 1 would wrap such an id silently, NumPy 2 raises OverflowError.
@@ -325,6 +336,17 @@ def _rows(rows: Rows, start: int, stop: int) -> range:
     if rows == "none":
         return range(0)
     return range(stop - 1 if rows == "last" else start, stop)
+
+
+def _token_types(second: Sequence[int | None], starts: Int32Array, query_start: Int32Array) -> Int32Array | None:
+    """See `Batch.token_types`."""
+    if second.count(None) == len(second):
+        return None
+    types = np.zeros(query_start[-1], np.int32)
+    for seq, begin in enumerate(second):
+        if begin is not None:
+            types[query_start[seq] + max(0, begin - int(starts[seq])) : query_start[seq + 1]] = 1
+    return types
 
 
 @cache

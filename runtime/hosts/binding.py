@@ -53,6 +53,7 @@ def batch_arrays(batch: Batch, columns: int | None = None, state_columns: int | 
     arrays: dict[str, Int32Array | npt.NDArray[np.uint32] | npt.NDArray[np.float32] | mx.array] = {
         "token_ids": batch.tokens,
         "positions": batch.positions,
+        "token_types": batch.types_of_tokens,
         "slots": batch.slots,
         "query_start": batch.query_start,
         "context_lens": batch.context_lens,

@@ -21,6 +21,7 @@ typedef struct mlxr_batch {
     int32_t tokens, seqs, rows;
     const int32_t *token_ids;     // [tokens]
     const int32_t *positions;     // [tokens]
+    const int32_t *token_types;   // [tokens]; NULL: all are 0
     const int32_t *query_start;   // [seqs + 1]
     const int32_t *context_lens;  // [seqs]
     const mlxr_blocks *groups;    // by number of the group

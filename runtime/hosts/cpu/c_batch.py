@@ -36,6 +36,7 @@ def c_batch(
         batch.num_rows,
         _address(tokens),
         _address(batch.positions),
+        None if batch.token_types is None else _address(batch.token_types),
         _address(batch.query_start),
         _address(batch.context_lens),
         _groups(batch),

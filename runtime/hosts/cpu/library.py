@@ -35,6 +35,7 @@ class CBatch(ctypes.Structure):
         ("rows", ctypes.c_int32),
         ("token_ids", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
+        ("token_types", ctypes.c_void_p),
         ("query_start", ctypes.c_void_p),
         ("context_lens", ctypes.c_void_p),
         ("groups", ctypes.POINTER(CBlocks)),

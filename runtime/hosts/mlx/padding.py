@@ -37,6 +37,7 @@ def padded_batch(batch: Batch, plan: Plan) -> Batch:
         tokens=_more(batch.tokens, more, 0),
         positions=_more(batch.positions, more, 0),
         slots=_more(batch.slots, more, NO_SLOT),
+        token_types=None if batch.token_types is None else _more(batch.token_types, more, 0),
         others=tuple(blocks._replace(slots=_more(blocks.slots, more, NO_SLOT)) for blocks in batch.others),
         query_tiles=np.concatenate([batch.query_tiles, added]).astype(np.int32),
         adapters=None if batch.adapters is None else _without_adapters(batch.adapters, more),

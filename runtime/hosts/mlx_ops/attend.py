@@ -32,7 +32,7 @@ from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
 def rope(inputs: Inputs, attrs: Rope, arena: ArenaLayer | None = None) -> Outputs:
     """Rotates every head of x [tokens, heads * head_dim]."""
     x = inputs["x"]
-    return {"out": _rotate(f32(x), inputs, attrs, attrs.num_heads).astype(x.dtype)}
+    return {"out": rotate_heads(f32(x), inputs, attrs, attrs.num_heads).astype(x.dtype)}
 
 
 @evaluates(Temperature)
@@ -91,12 +91,12 @@ def rope_read_attention(inputs: Inputs, attrs: RopeReadAttention, arena: ArenaLa
 
 def _rotate_and_store(inputs: Inputs, attrs: PackedHeads, arena: ArenaLayer | None) -> Outputs:
     _, k, v = _parts(inputs, attrs)
-    return _store(_rotate(k, inputs, attrs, attrs.num_kv_heads), v, inputs, arena)
+    return _store(rotate_heads(k, inputs, attrs, attrs.num_kv_heads), v, inputs, arena)
 
 
 def _rotate_and_attend(inputs: Inputs, attrs: PackedAttention, arena: ArenaLayer | None) -> Outputs:
     q, _, _ = _parts(inputs, attrs)
-    q = _tempered(_rotate(q, inputs, attrs, attrs.num_heads), inputs, attrs.temperature)
+    q = _tempered(rotate_heads(q, inputs, attrs, attrs.num_heads), inputs, attrs.temperature)
     out = _attend(q, inputs, attrs, arena)
     if attrs.gate is not None:
         out = _gated(out, inputs, GateHeads(attrs.num_heads, attrs.gate, attrs.gate_first, attrs.gate_size))
@@ -140,7 +140,8 @@ def _gated(x: mx.array, inputs: Inputs, gate: GateHeads) -> mx.array:
     return (x.reshape(len(x), gate.num_heads, -1) * factors.reshape(len(x), gate.num_heads, -1)).reshape(x.shape)
 
 
-def _rotate(x: mx.array, inputs: Inputs, attrs: Rope | PackedHeads, num_heads: int) -> mx.array:
+def rotate_heads(x: mx.array, inputs: Inputs, attrs: Rope | PackedHeads, num_heads: int) -> mx.array:
+    """Heads of x [tokens, num_heads * head_dim], rotated; x itself where the layer rotates nothing."""
     rotary_dim = attrs.rotary_dim
     if rotary_dim == 0:
         return x

@@ -12,7 +12,7 @@ from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.mlx_ops.table import evaluate
 from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer
 
-_BATCH_NAMES = {"token_ids": "tokens"}
+_BATCH_NAMES = {"token_types": "types_of_tokens", "token_ids": "tokens"}
 """Graph inputs that a batch calls otherwise."""
 
 

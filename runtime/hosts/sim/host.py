@@ -115,8 +115,9 @@ class SimHost(ArrayHost):
             grid = grid_of(launch, dims)
             if grid is not None:
                 self._launch(launch, buffers, grid)
-        logits, token = phase.outputs
-        self._finish(token)
+        logits, *token = phase.outputs
+        for name in token:
+            self._finish(name)
         rows = batch.num_rows
         if not rows:
             return mx.zeros((0, self.plan.output_width))

@@ -1,13 +1,17 @@
 """Rows of the embedding table."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.rows import Embed
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
+
+
+_Ids = Literal["token_ids", "positions", "token_types"]
+_IDS: dict[str, _Ids] = {name: name for name in get_args(_Ids)}
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class CpuEmbed(CpuKernel):
     layout: Literal["rows", "packed"]
     scale: float = 1.0
     first_row: int | None = None
-    ids: Literal["token_ids", "positions"] = "token_ids"
+    ids: _Ids = "token_ids"
     residual: bool = False
 
     @property
@@ -64,7 +68,7 @@ def lower_embed(lowering: CpuLowering, op: Op, attrs: Embed) -> None:
         layout="packed" if weight_format.is_quantised else "rows",
         scale=attrs.scale,
         first_row=attrs.first_row,
-        ids="positions" if op.inputs["ids"] == "positions" else "token_ids",
+        ids=_IDS[op.inputs["ids"]],
         residual="residual" in op.inputs,
     )
     lowering.add_call(op, kernel)

@@ -11,6 +11,7 @@ from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.targets.metal.kernel_parts.attention_kernel import AttentionKernel, attention_fields
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, THREADGROUP_BYTES
+from mlxr.compiler.targets.metal.kernels.attend_text import AttendTextKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 
@@ -149,18 +150,22 @@ def attend_prefill(lowering: MetalLowering, op: Op, g: AttendTile) -> AttendPref
     raise PlanError(f"no prefill attention tile of heads of {head_dim} fits {THREADGROUP_BYTES} bytes")
 
 
+_TILED = (AttendPrefillKernel, AttendTextKernel)
+"""Kernels that take the tiles of a batch."""
+
+
 def with_batch_tile(launches: Sequence[PendingLaunch]) -> tuple[tuple[PendingLaunch, ...], int | None]:
     """The launches of prefill, whose kernels take whole tiles of a batch, and the tokens of such a tile.
 
     Batches are laid out in the smallest tile of all kernels, so that the tiles of the others consist of several.
     """
-    tiles = [launch.body.tile for launch in launches if isinstance(launch.body, AttendPrefillKernel)]
+    tiles = [launch.body.tile for launch in launches if isinstance(launch.body, _TILED)]
     least = min(tiles, default=None)
     if least is None or len(set(tiles)) == 1:
         return tuple(launches), least
     return tuple(
         replace(one, body=replace(one.body, tile=one.body.tile // least * least, batch_tile=least))
-        if isinstance(one.body, AttendPrefillKernel)
+        if isinstance(one.body, _TILED)
         else one
         for one in launches
     ), least
