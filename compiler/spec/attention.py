@@ -159,8 +159,8 @@ class Attention(Record):
     output_bias: Flag = False
     """Whether the output projection adds a bias."""
     causal: Flag = True
-    """Whether a query sees only the tokens up to its own; if not, as in encoders, it sees the whole text, and nothing is
-    cached. Layers of a model are alike in that."""
+    """Whether a query sees the tokens up to its own alone; if not, as in encoders, it sees the whole text, and nothing
+    is cached. Layers of a model are alike in that."""
     sliding_window: Count | None = None
     """Tokens a query may see, itself included; null for all. It may exceed the context, and then hides nothing. If not
     `causal`, it sees so many to either side."""

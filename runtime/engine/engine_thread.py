@@ -82,7 +82,7 @@ class EngineThread:
 
         Args:
             prompts: texts or token ids.
-            pooling: `mean` or `last`; None: what the model's own files say, else `mean`.
+            pooling: `mean`, `last` or `cls`; None: what the model's own files say, else `mean`.
             priority: as for `generate`.
             salt: as for `generate`.
 

@@ -247,11 +247,11 @@ class Model:
     ) -> npt.NDArray[np.float32]:
         """Embeddings of prompts: [prompts, hidden] or [prompts, dimensions], f32.
 
-        The model must have been loaded for it, with `changes=mlxr.Changes(output="hidden")`.
+        The model must have been loaded for it, with `changes=mlxr.Changes(output="hidden")`; encoders always are.
 
         Args:
             prompts: texts or token ids.
-            pooling: `mean` or `last`; None: what the model's own files say, else `mean`.
+            pooling: `mean`, `last` or `cls`; None: what the model's own files say, else `mean`.
             dimensions: how many dimensions to keep, the first ones; None: all.
             normalize: whether embeddings have length 1.
 
@@ -321,6 +321,10 @@ class Model:
         if (self.artifact.plan.hidden_size is None) == (pooling is None):
             return
         if pooling is None:
+            if self.artifact.plan.whole_prompts:
+                raise RequestError(
+                    "the model is an encoder, which makes vectors of texts and writes none: ask for embeddings"
+                )
             raise RequestError(
                 "the model was loaded for embeddings, and gives no logits: ask embed, or load it without output=hidden"
             )

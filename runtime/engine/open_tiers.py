@@ -14,7 +14,9 @@ from mlxr.runtime.weights.weights_digest import weights_digest
 
 def why_no_tiers(artifact: Artifact) -> str:
     """Why `open_tiers` gives none, for people."""
-    if any(group.window for group in artifact.plan.arena.groups):
+    if artifact.plan.whole_prompts:
+        why = "an encoder keeps nothing of texts"
+    elif any(group.window for group in artifact.plan.arena.groups):
         why = "they would lack what left the windows of layers (compile with cache.keep_windows: true)"
     else:
         whose = "layers" if artifact.spec.model.eagle is None else "the model's layers and its head's"
@@ -23,9 +25,9 @@ def why_no_tiers(artifact: Artifact) -> str:
 
 
 def open_tiers(artifact: Artifact, file: WeightFile, host: Host, sizes: TierSizes) -> BlockTiers | None:
-    """The tiers of a host's arena; None where it has several groups of layers (`why_no_tiers`)."""
+    """The tiers of a host's arena; None where it has several groups of layers, or none (`why_no_tiers`)."""
     geometry = host.arena.geometry
-    if len(geometry.groups) > 1:
+    if len(geometry.groups) > 1 or artifact.plan.whole_prompts:
         return None
     own = BlockIdentity.of(artifact, weights_digest(file), host.name, host.arena)
     return BlockTiers(

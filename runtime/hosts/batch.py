@@ -281,7 +281,13 @@ def _as_decode(requests: Sequence[BatchRequest]) -> DecodeRequests | None:
     if not requests:
         return None
     seq_ids, ids, starts, rows, undo, second = zip(*requests, strict=True)
-    if any(undo) or second.count(None) < len(second) or rows.count("last") < len(rows) or max(map(len, ids)) > 1 or not all(ids):
+    if (
+        any(undo)
+        or second.count(None) < len(second)
+        or rows.count("last") < len(rows)
+        or max(map(len, ids)) > 1
+        or not all(ids)
+    ):
         return None
     return DecodeRequests(list(seq_ids), [token for (token,) in ids], list(starts))
 

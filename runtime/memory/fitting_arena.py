@@ -59,6 +59,8 @@ def context_line(limit: ContextLimit, arena: ArenaGeometry, takes_pages: bool) -
         arena: of the model.
         takes_pages: as `Arena.takes_pages` says.
     """
+    if not arena.size_bytes:
+        return f"{limit}; nothing is cached"
     memory = size(arena.size_bytes)
     if takes_pages:
         return f"{limit}; the cache takes memory as it is used, up to {memory}"

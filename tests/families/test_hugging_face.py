@@ -180,6 +180,9 @@ NO_MATTER = {
     *("audio_config", "audio_token_id", "conv_kernel_size", "gradient_clipping", "output_proj_dims"),
     *("pooling_kernel_size", "position_embedding_size", "residual_weight", "standardize", "use_clipped_linears"),
     "subsampling_conv_channels",
+    # Of encoders: dropouts, how a product is cut, and what models of several parts say.
+    *("attention_probs_dropout_prob", "hidden_dropout_prob", "chunk_size_feed_forward", "embedding_size"),
+    "is_encoder_decoder",
     "num_nextn_predict_layers",  # Step-3.7's: layers that guess further tokens are left alone
     "kv_sharing_modes",  # Gemma 4's, which is computed from num_kv_shared_layers
     *("image_size", "num_channels", "output_attentions", "output_hidden_states", "pixel_shuffle_ratio"),

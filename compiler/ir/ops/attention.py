@@ -1,5 +1,6 @@
 """Attention over the KV arena, and the split of a packed projection that it reads."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, get_args
 
@@ -14,7 +15,7 @@ from mlxr.compiler.ir.checks import (
     require_vector,
 )
 from mlxr.compiler.ir.division import WHOLE, Axis, Holdings, require_whole, split
-from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Division, GateKind, NormScope, OpKind
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, Access, Division, GateKind, NormScope, OpKind
 from mlxr.compiler.ir.ops.alibi import Alibi
 from mlxr.compiler.ir.ops.norm import QkNorm
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
@@ -86,10 +87,10 @@ class Attention(OpKind):
     name = "attention"
     summary = "softmax(scale q k^T) v over the arena, causal; sinks: one more score of each head"
     family = "attention"
-    inputs = ("q", *_TABLES, *KEYS_AND_VALUES)
-    optional = ("sinks", "token")
-    outputs = ("out", "token")
-    accesses = dict.fromkeys(KEYS_AND_VALUES, "read")
+    inputs: ClassVar[tuple[str, ...]] = ("q", *_TABLES, *KEYS_AND_VALUES)
+    optional: ClassVar[tuple[str, ...]] = ("sinks", "token")
+    outputs: ClassVar[tuple[str, ...]] = ("out", "token")
+    accesses: ClassVar[Mapping[str, Access]] = dict.fromkeys(KEYS_AND_VALUES, "read")
     stages = SOURCE_STAGES
 
     num_heads: int

@@ -1,4 +1,4 @@
-"""Attention of whole texts within themselves, as in encoders: nothing is cached, and a query sees keys after it, too."""
+"""Attention of whole texts within themselves, as in encoders: nothing is cached, and queries see keys after them."""
 
 from dataclasses import dataclass
 from types import MappingProxyType

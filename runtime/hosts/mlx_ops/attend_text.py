@@ -1,5 +1,7 @@
 """Attention of whole texts within themselves."""
 
+from itertools import pairwise
+
 import mlx.core as mx
 import numpy as np
 
@@ -32,10 +34,7 @@ def _attend(
 ) -> mx.array:
     starts = np.array(query_start).tolist()
     return mx.concatenate(
-        [
-            _attend_one(q[first:last], k[first:last], v[first:last], attrs)
-            for first, last in zip(starts, starts[1:], strict=False)
-        ]
+        [_attend_one(q[first:last], k[first:last], v[first:last], attrs) for first, last in pairwise(starts)]
     )
 
 

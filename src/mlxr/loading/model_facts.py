@@ -47,6 +47,7 @@ class ModelFacts:
         quantization: the format of most weights, such as `Q4_K_M` or `BF16`.
         context: most tokens of a sequence.
         num_layers, vocab_size: as they say.
+        is_encoder: whether it makes vectors of texts and writes none.
         templates: the chat templates that it comes with; None: none.
         sampling: how its own files say that tokens are chosen.
     """
@@ -60,6 +61,7 @@ class ModelFacts:
     context: int
     num_layers: int
     vocab_size: int
+    is_encoder: bool
     templates: NamedTemplates | None = field(repr=False)
     sampling: DefaultSampling = field(default_factory=DefaultSampling)
 
@@ -128,6 +130,7 @@ def _read(found: FoundModel, version: object, are_given: bool) -> _Known:
         spec.model.context,
         spec.model.num_layers,
         spec.model.vocab_size,
+        spec.model.is_encoder,
         _templates(file, weights, registered),
         default_sampling(file, spec.model.vocab_size, _tokenizer_of(registered)),
     )

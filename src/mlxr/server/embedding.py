@@ -24,7 +24,7 @@ async def embed(
     Args:
         model: loaded for it: `pool.use(name, embeds=True)`.
         prompts: token ids, at least one each.
-        pooling: `mean` or `last`; None: what the model's own files say, else `mean`.
+        pooling: `mean`, `last` or `cls`; None: what the model's own files say, else `mean`.
         dimensions: how many dimensions to keep, the first ones; None: all.
         normalize: whether embeddings have length 1.
         priority: as for `mlxr.Engine.generate`.

@@ -11,7 +11,7 @@ from mlxr.compiler.ir.checks import RuleError
 from mlxr.compiler.ir.op_registry import op_kinds, read_op_kind
 from mlxr.compiler.ir.tensor import Shape, Tensor
 from mlxr.compiler.ir.work import Dims, Use
-from mlxr_tests import adapter_ops, hidden_ops, latent_ops, recurrent_ops, ssd_ops
+from mlxr_tests import adapter_ops, hidden_ops, latent_ops, recurrent_ops, ssd_ops, text_ops
 from mlxr_tests.expert_ops import EXPERTS, matrix, tokens
 from mlxr_tests.reference_ops import PLAIN_PROJECTION
 
@@ -247,8 +247,7 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         FUSED,
         {"out": tokens(240, BF16), "token": TOKEN},
     ),
-    **hidden_ops.GOOD,
-    **adapter_ops.GOOD,
+    **(hidden_ops.GOOD | adapter_ops.GOOD | text_ops.GOOD),
 }
 
 
@@ -290,7 +289,7 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("linear", {"x": ("tokens", "rows")}, {}, r"x is \['tokens', 'rows'\]"),
     *latent_ops.BAD,
     *recurrent_ops.BAD,
-    *ssd_ops.BAD,
+    *(*ssd_ops.BAD, *text_ops.BAD),
     ("multiply", {"b": ("rows", 48)}, {}, "expected the same"),
     ("add", {"b": tokens(48, BF16)}, {}, "expected the same"),
     ("add", {}, {"alpha": True}, "attribute alpha is True; expected a number"),
@@ -457,7 +456,8 @@ def test_stages() -> None:
     recurrent = {"gated_norm", "gated_delta", "delta_decode", "ssd", "conv_ssd", "gated_conv", "causal_conv"}
     sent_or_guessed = {"all_sum", "send", "receive", "gather_result", "hidden_write", "guess_write", "guess_input"}
     others = {"embed", "linear", "projection", "projection_sum", "head_product", "join_columns", *norms}
-    assert left - {"adapter_down", "adapter_up"} == others | experts | attention | latent | recurrent | sent_or_guessed
+    left -= {"adapter_down", "adapter_up", "packed_text_attention"}
+    assert left == others | experts | attention | latent | recurrent | sent_or_guessed
 
 
 def test_kinds_with_the_same_attributes_differ() -> None:

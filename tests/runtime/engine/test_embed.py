@@ -121,8 +121,8 @@ def test_what_is_refused(model: mlxr.Model) -> None:
     for dimensions in (0, hidden + 1):
         with pytest.raises(mlxr.RequestError, match=f"dimensions is {dimensions}; .* have {hidden}"):
             model.embed(["x"], dimensions=dimensions)
-    with pytest.raises(mlxr.RequestError, match="pooling is 'cls', expected mean or last"):
-        model.embed(["x"], pooling=cast(Any, "cls"))
+    with pytest.raises(mlxr.RequestError, match="pooling is 'max', expected mean or last or cls"):
+        model.embed(["x"], pooling=cast(Any, "max"))
     nothing: list[tuple[list[list[int]], str]] = [([], "no prompt was given"), ([[]], "the prompt has no tokens")]
     for prompts, message in nothing:
         with pytest.raises(mlxr.RequestError, match=message):
@@ -204,7 +204,8 @@ def test_engines_embed_for_many_tasks(model: mlxr.Model) -> None:
         ({}, "mean"),
         ({POOLING: '{"pooling_mode_lasttoken": true, "pooling_mode_mean_tokens": false}'}, "last"),
         ({POOLING: '{"pooling_mode": "lasttoken"}'}, "last"),
-        ({POOLING: '{"pooling_mode_cls_token": true}'}, "pooling cls, which is not supported"),
+        ({POOLING: '{"pooling_mode_cls_token": true}'}, "cls"),
+        ({POOLING: '{"pooling_mode_max_tokens": true}'}, "pooling max, which is not supported"),
         (
             {POOLING: '{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true}'},
             "mean and cls",
@@ -230,14 +231,16 @@ def test_models_say_their_pooling(tmp_path: Path, files: dict[str, str], expecte
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     file = WeightFile(tmp_path / "model.safetensors", "safetensors", {})
-    if expected in ("mean", "last"):
+    if expected in ("mean", "last", "cls"):
         assert default_pooling(file) == expected
     else:
         with pytest.raises(mlxr.RequestError, match=expected):
             default_pooling(file)
 
 
-@pytest.mark.parametrize(("number", "expected"), [(None, "mean"), (0, "mean"), (1, "mean"), (3, "last"), (2, None)])
+@pytest.mark.parametrize(
+    ("number", "expected"), [(None, "mean"), (0, "mean"), (1, "mean"), (3, "last"), (2, "cls"), (4, None)]
+)
 def test_gguf_files_say_their_pooling(number: int | None, expected: str | None) -> None:
     metadata: dict[str, Any] = {"general.architecture": "qwen3"}
     if number is not None:
@@ -246,7 +249,7 @@ def test_gguf_files_say_their_pooling(number: int | None, expected: str | None) 
     if expected is not None:
         assert default_pooling(file) == expected
     else:
-        with pytest.raises(mlxr.RequestError, match="pooling_type asks for the pooling cls"):
+        with pytest.raises(mlxr.RequestError, match="pooling_type asks for the pooling rank"):
             default_pooling(file)
 
 

@@ -160,7 +160,7 @@ def request(order: float, length: int, most: int = 100) -> Request:
 
 
 def scheduler(num_blocks: int, max_tokens: int = 64, max_rows: int = 64) -> Scheduler:
-    plan: Any = SimpleNamespace(max_tokens=max_tokens, max_rows=max_rows)
+    plan: Any = SimpleNamespace(max_tokens=max_tokens, max_rows=max_rows, whole_prompts=False)
     return Scheduler(plan, Pager(num_blocks, 4, num_blocks, 8), StepTimes())
 
 

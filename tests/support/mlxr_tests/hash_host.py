@@ -120,7 +120,12 @@ class HashHost:
 
     def __init__(self, geometry: Any, max_tokens: int, *, pipelines: bool = False, state_slots: int = 0) -> None:
         self.plan: Any = SimpleNamespace(
-            arena=geometry, max_tokens=max_tokens, max_rows=max_tokens, query_tile=4, vocab_size=VOCAB
+            arena=geometry,
+            max_tokens=max_tokens,
+            max_rows=max_tokens,
+            query_tile=4,
+            vocab_size=VOCAB,
+            whole_prompts=False,
         )
         self.size = geometry.block_size
         self.slots = np.zeros(geometry.num_blocks * self.size, np.uint64)

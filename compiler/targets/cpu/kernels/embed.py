@@ -9,7 +9,6 @@ from mlxr.compiler.ir.ops.rows import Embed
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
-
 _Ids = Literal["token_ids", "positions", "token_types"]
 _IDS: dict[str, _Ids] = {name: name for name in get_args(_Ids)}
 

@@ -107,7 +107,7 @@ class AttendTextKernel(MetalKernel):
 
     @property
     def stride(self) -> int:
-        """Floats from one key of a tile to the next: odd, so that lanes that read an element of 32 keys use all banks."""
+        """Floats from one key of a tile to the next: odd, so that lanes that read 32 keys use all banks."""
         return self.head_dim | 1
 
     @property

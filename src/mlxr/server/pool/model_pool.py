@@ -167,7 +167,8 @@ class ModelPool:
         Args:
             name: the model's.
             keep_alive: seconds after this request at which it may be unloaded; None: as before.
-            embeds: whether it is to give embeddings; else it generates. These are loaded apart from each other.
+            embeds: whether it is to give embeddings; else it generates. These are loaded apart from each other, but for
+                encoders, which have one form.
             context: the longest sequence that the request counts on. A model that was loaded with less is loaded again,
                 as soon as nobody uses it; if it or memory has no room for that, the answer warns of it.
 
@@ -179,7 +180,7 @@ class ModelPool:
         model = self.find(name)
         if (record := RECORD.get()) is not None:
             record.model = model.name
-        if embeds:
+        if embeds and not await asyncio.to_thread(model.source.is_encoder):
             if name not in self._embedders:
                 self._embedders[name] = ServedModel(model.source.for_embeddings(), model.pinned, base=name)
             model = self._embedders[name]

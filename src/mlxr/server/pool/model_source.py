@@ -109,6 +109,13 @@ class ModelSource:
             return facts
         return replace(facts, templates=NamedTemplates({DEFAULT: read_template_file(self.template)}, ""))
 
+    def is_encoder(self) -> bool:
+        """Whether it has one form, that gives embeddings; False of what cannot be read. Slow the first time."""
+        try:
+            return self.facts().is_encoder
+        except MlxrError:
+            return False
+
     def _draft_memory(self) -> PlannedMemory | None:
         """What the draft model takes, for one sequence; None: there is none, or a head, counted with the model."""
         draft = self.options.draft
@@ -157,8 +164,9 @@ class ModelSource:
             raise
 
     def _with_format(self, engine: ServedEngine) -> LoadedModel:
-        if self.options.changes.output == "hidden":
-            return LoadedModel(engine, None, "it was loaded for embeddings", unused=engine.model.unused_bytes)
+        if engine.model.artifact.spec.output == "hidden":
+            why = "it is an encoder" if engine.model.artifact.plan.whole_prompts else "it was loaded for embeddings"
+            return LoadedModel(engine, None, why, unused=engine.model.unused_bytes)
         try:
             template = engine.model.chat_template(self.template)
         except MlxrError as error:

@@ -1,0 +1,76 @@
+"""Tiny random encoders: their weights follow from their tensors' names, and transformers has recorded their rows.
+
+`tests/data/encoders.json` has, for each case, the config, the tensors' shapes, token ids of texts and what transformers
+gave for them; `tests/families/record_encoders.py` writes it where torch is installed. Dims are unequal; some texts are
+longer than windows, and one has a single token.
+"""
+
+import base64
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+Array = npt.NDArray[np.float32]
+DATA = Path(__file__).parents[2] / "data" / "encoders.json"
+_BERT = {
+    "vocab_size": 61,
+    "hidden_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 88,
+    "max_position_embeddings": 40,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "hidden_act": "gelu",
+    "pad_token_id": 0,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "bert": _BERT | {"model_type": "bert", "architectures": ["BertModel"]},
+    "bert, tanh, one layer": _BERT
+    | {"model_type": "bert", "architectures": ["BertModel"], "hidden_act": "gelu_new", "num_hidden_layers": 1},
+}
+TEXTS = [[5, 17, 3, 42, 8, 9, 11], [2], [1, 60, *range(20, 55)], [7, 7, 30]]
+
+
+def weight(name: str, shape: tuple[int, ...]) -> Array:
+    """The numbers of a tensor: those of norms are near 1, all others small."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    numbers = rng.normal(size=shape).astype(np.float32)
+    if "norm" in name.lower() and name.endswith("weight"):
+        return 1 + numbers * np.float32(0.2)
+    return numbers * np.float32(0.3 if name.endswith("bias") or "embeddings" in name else 1.2 / np.sqrt(shape[-1]))
+
+
+def recorded() -> dict[str, Any]:
+    """What the file has, by the name of the case."""
+    found: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
+    return found
+
+
+def rows_of(case: dict[str, Any]) -> list[Array]:
+    """The rows that transformers gave for each text: [tokens, hidden]."""
+    return [decoded(rows).reshape(len(ids), -1) for rows, ids in zip(case["rows"], TEXTS, strict=True)]
+
+
+def encoded(array: Array) -> str:
+    """Numbers as text."""
+    return base64.b64encode(np.ascontiguousarray(array, "<f4").tobytes()).decode()
+
+
+def decoded(text: str) -> Array:
+    """Numbers from text."""
+    return np.frombuffer(base64.b64decode(text), "<f4").astype(np.float32)
+
+
+def save_encoder(case: dict[str, Any], folder: Path, prefix: str = "") -> Path:
+    """Writes the folder of a case, as transformers does; with a prefix before tensors' names, such as `bert.`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(case["config"]))
+    tensors = {prefix + name: weight(name, tuple(shape)) for name, shape in case["tensors"].items()}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
