@@ -27,7 +27,7 @@ def test_rule(rope: dict[str, Any] | None) -> None:
     assert len(ops) == layers and not list(fused.ops_of(TextAttention))
     for op, attrs in ops:
         assert attrs.window == 5 and bool(attrs.rotary_dim) == (rope is not None) == ("frequencies" in op.inputs)
-        assert op.inputs["qkv"].endswith("qkv")
+        assert fused.value(op.inputs["qkv"]).shape[1] == attrs.qkv_columns
 
 
 def test_must_not_fire_without_a_packed_projection_or_before_norms() -> None:
