@@ -3,6 +3,8 @@
 import argparse
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,15 +14,18 @@ from mlxr.compiler.errors import RequestError
 from mlxr.loading.find_model import find_model
 
 if TYPE_CHECKING:
+    from mlxr.quantise.gguf_output import Progress
     from mlxr.quantise.requantise import Quantisation
 
 _ABOUT = (
     "Write a model in another format, one tensor at a time. FILE.gguf gets the bytes that llama-quantize writes, with "
-    "all metadata of the model. The result appears whole or not at all."
+    "all metadata of the model; FOLDER the numbers that mlx_lm.convert writes, of a folder's model. The result appears "
+    "whole or not at all."
 )
 _FORMATS = (
     "of a GGUF file q8_0, q6_k, q5_k_m, q5_k_s, q5_1, q5_0, q4_k_m, q4_k_s, q4_1, q4_0, iq4_nl, iq4_xs, mxfp4 (of "
-    "experts; else q8_0), q3_k_l, q3_k_m, q3_k_s, q2_k, q2_k_s, bf16, f16 or f32"
+    "experts; else q8_0), q3_k_l, q3_k_m, q3_k_s, q2_k, q2_k_s, bf16, f16 or f32; of a folder affine2, affine3, "
+    "affine4, affine5, affine6, affine8, mxfp4, bf16, f16 or f32"
 )
 
 
@@ -33,8 +38,17 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="MODEL",
         help="a .gguf file, a folder, or a bundled or registered model's name",
     )
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.gguf", help="where to write it")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE.gguf|FOLDER", help="where to write it"
+    )
     parser.add_argument("--format", required=True, metavar="FORMAT", help=_FORMATS)
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        choices=(32, 64, 128),
+        metavar="N",
+        help="neighbours that share a scale in affine formats: 32, 64 or 128 (default: 64)",
+    )
     parser.add_argument(
         "--imatrix",
         type=Path,
@@ -63,21 +77,52 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from mlxr.output_file import check_output  # noqa: PLC0415 (as all of these: only if the command runs)
-    from mlxr.quantise.model_files import model_files  # noqa: PLC0415
-    from mlxr.quantise.requantise import chosen_formats, gguf_source, write_quantised  # noqa: PLC0415
+    return _write_gguf(args) if args.output.suffix.lower() == ".gguf" else _write_folder(args)
 
-    how = _how(args)
-    if args.output.suffix.lower() != ".gguf":
-        raise RequestError(f"-o is {args.output}; expected a name that ends in .gguf")
-    check_output(args.output)
-    source = gguf_source(model_files(find_model(args.model)))
-    formats = chosen_formats(source, how)
+
+@contextmanager
+def _shown() -> "Iterator[Progress]":
     with ProgressLine() as line:
 
         def show(name: str, done: int, total: int) -> None:
             line.show(f"{100 * done // max(1, total)} % of {total / 1e6:.1f} MB: {name}")
 
+        yield show
+
+
+def _write_folder(args: argparse.Namespace) -> int:
+    from mlxr.quantise.mlx_folder import mlx_format, write_mlx_folder  # noqa: PLC0415 (loads MLX)
+    from mlxr.quantise.model_files import model_files  # noqa: PLC0415
+
+    format = mlx_format(args.format.lower(), args.group_size)
+    if format is None:
+        raise RequestError(
+            f"--format {args.format}: {args.output} would be a folder of mlx-lm's, which has affine2, affine3, "
+            "affine4, affine5, affine6, affine8, mxfp4, bf16, f16 or f32; for other formats name a FILE.gguf"
+        )
+    for option in ("imatrix", "tensor_type", "output_tensor_type", "token_embedding_type", "pure"):
+        if getattr(args, option):
+            raise RequestError(f"--{option.replace('_', '-')} is for GGUF files; {args.output} would be a folder")
+    source = model_files(find_model(args.model))
+    if not source.is_dir():
+        raise RequestError(f"{source} is a GGUF file; folders of mlx-lm's are made of folders: name a FILE.gguf")
+    with _shown() as show:
+        write_mlx_folder(source, args.output, format, show)
+    size = sum(path.stat().st_size for path in args.output.glob("*.safetensors"))
+    print(json.dumps({"output": str(args.output), "bytes": size}) if args.json else f"{args.output}: {size:,} bytes")
+    return 0
+
+
+def _write_gguf(args: argparse.Namespace) -> int:
+    from mlxr.output_file import check_output  # noqa: PLC0415 (as all of these: only if the command runs)
+    from mlxr.quantise.model_files import model_files  # noqa: PLC0415
+    from mlxr.quantise.requantise import chosen_formats, gguf_source, write_quantised  # noqa: PLC0415
+
+    how = _how(args)
+    check_output(args.output)
+    source = gguf_source(model_files(find_model(args.model)))
+    formats = chosen_formats(source, how)
+    with _shown() as show:
         size = write_quantised(source, args.output, how, show)
     elements = sum(tensor.num_rows * tensor.columns for tensor in source.tensors.values())
     counts = {format: list(formats.values()).count(format) for format in dict.fromkeys(formats.values())}

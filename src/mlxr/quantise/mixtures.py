@@ -22,7 +22,7 @@ _SMALLER_BLOCKS = {
     "q6_k": "q8_0",
     "iq4_xs": "iq4_nl",
 }
-"""What a tensor gets whose rows are no whole blocks of 256."""
+"""What a tensor gets whose rows have another length than whole blocks of 256."""
 _KEPT = (
     "_norm.weight",
     "ffn_gate_inp.weight",
