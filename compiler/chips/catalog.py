@@ -50,6 +50,8 @@ class ChipEntry(Record):
     """Its speed; null if nothing is assumed."""
     half: HalfType | None = None
     """The 16-bit type that it prefers; null: no preference."""
+    memory_gib: tuple[Annotated[int, Field(gt=0)], ...] = ()
+    """How much memory machines with it are sold with, ascending, as published; empty: not known."""
     geometry: tuple[CheckedRule, ...] = ()
     """Its own rules, which come after the file's."""
 
@@ -93,6 +95,12 @@ def known_chips() -> dict[str, Chip]:
     return {name: chip for path in _paths() for name, chip in _chips_in(path).items()}
 
 
+def memory_of_chip(name: str) -> tuple[int, ...]:
+    """How many GiB of memory machines with a known chip are sold with, ascending; empty: not known."""
+    files = (_file(path.read_text(encoding="utf-8"), str(path), is_ours=True) for path in _paths())
+    return next((file.chips[name].memory_gib for file in files if name in file.chips), ())
+
+
 def _paths() -> list[Path]:
     folder = Path(str(resources.files("mlxr.compiler.chips")))
     return sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != GENERIC, path.stem))
@@ -114,7 +122,7 @@ def chips_of(text: str, source: str, *, is_ours: bool = False) -> dict[str, Chip
     Raises:
         SpecError: the file does not describe chips; the message shows every problem with its place.
     """
-    file = validated(ChipFile, read_document(text, source, is_ours=is_ours))
+    file = _file(text, source, is_ours=is_ours)
     return {
         name: Chip(
             name=name,
@@ -126,3 +134,7 @@ def chips_of(text: str, source: str, *, is_ours: bool = False) -> dict[str, Chip
         )
         for name, entry in file.chips.items()
     }
+
+
+def _file(text: str, source: str, *, is_ours: bool) -> ChipFile:
+    return validated(ChipFile, read_document(text, source, is_ours=is_ours))

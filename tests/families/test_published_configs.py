@@ -6,90 +6,21 @@ converter of 2026-11 wrote for such configs with smaller sizes, and what some ot
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlxr.compiler.importers.config import spec_from_config
 from mlxr.compiler.importers.gguf import FACTOR_TENSORS, spec_from_gguf
 from mlxr.compiler.importers.tensors import TensorFact
-from mlxr.compiler.importers.text_model import find_text_model
-from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.model import Model
+from mlxr_tests.published_configs import PUBLISHED, config_of, first, imported
 
-Config = dict[str, Any]
-PUBLISHED: dict[str, dict[str, Config]] = json.loads(
-    (Path(__file__).parents[1] / "data" / "published_configs.json").read_text()
-)
 METADATA: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "gguf_metadata.json").read_text()
 )
-TIED = (
-    *(
-        "bloom",
-        "cohere",
-        "cohere2",
-        "ernie4_5",
-        "ernie4_5_moe",
-        "falcon",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "gpt2",
-        "gpt_bigcode",
-    ),
-    *("lfm2", "lfm2_moe", "mpt", "minicpm", "minicpm3", "starcoder2"),
-)
-"""Families whose configs leave tie_word_embeddings out where it is true."""
 NOT_ROTATED = ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "granite-4.0-h-350m", "Kimi-Linear-48B-A3B-Instruct")
 """Models whose configs have a rope_theta, and whose attention does not rotate."""
-TENSORS = {
-    "attention.q_bias": ("add_qkv_bias", "attention_bias", "use_bias", "use_qkv_bias"),
-    "attention.q_norm": ("qk_layernorm", "use_qk_norm"),
-    "mlp.up_bias": ("use_bias",),
-}
-"""Tensors by the keys that say that there are such."""
-
-
-def config_of(name: str) -> Config:
-    """The config of a model."""
-    family = next(models for models in PUBLISHED.values() if name in models)
-    config: Config = _whole(family["shared"] | family[name])
-    return config
-
-
-def _whole(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {"repeat", "times"}:
-        return value["repeat"] * value["times"]
-    return {key: _whole(inner) for key, inner in value.items()}
-
-
-def imported(config: Config) -> Model:
-    """What the importer makes of it, beside the tensors from which it learns something."""
-    text = find_text_model("x", config)
-    names, said = load_family(text.architecture.family).tensors, text.config
-    rows = _first(said, "vocab_size", "padded_vocab_size")
-    tensors = {}
-    for role in ("embedding", "output"):
-        if role == "embedding" or not said.get("tie_word_embeddings", said["model_type"] in TIED):
-            places = names[role]
-            assert places is not None
-            width = _first(said, "hidden_size", "n_embd", "n_embed", "d_model")
-            tensors[places.safetensors[0].tensor] = TensorFact((rows, width), "BF16")
-    for role, keys in TENSORS.items():
-        places = names.get(f"layers.{{i}}.{role}")
-        if places is not None and any(said.get(key) for key in keys):
-            name = places.safetensors[0].tensor.replace("{i}", "0").replace("{e}", "0")
-            tensors[name] = TensorFact((8,), "BF16")
-    return spec_from_config(config, tensors, "x", "config.json").model
-
-
-def _first(config: Mapping[str, Any], *keys: str) -> Any:
-    return next(config[key] for key in keys if key in config)
 
 
 @pytest.mark.parametrize("family", PUBLISHED)
@@ -103,9 +34,9 @@ def test_published_configs_are_imported(family: str) -> None:
         config = config if kv_heads is None else {"num_kv_heads": kv_heads} | config
         attention = model.attention
         said = (
-            _first(config, "num_hidden_layers", "num_layers", "n_layer", "n_layers"),
-            _first(config, "hidden_size", "n_embd", "n_embed", "d_model"),
-            _first(config, "num_attention_heads", "n_head", "n_heads"),
+            first(config, "num_hidden_layers", "num_layers", "n_layer", "n_layers"),
+            first(config, "hidden_size", "n_embd", "n_embed", "d_model"),
+            first(config, "num_attention_heads", "n_head", "n_heads"),
         )
         assert (model.num_layers, model.hidden_size, attention.num_heads) == said, name
         named = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "num_attention_groups")

@@ -32,6 +32,7 @@ from mlxr.runtime.hosts.cpu.parallel.overlap import fewest_tokens
 from mlxr.runtime.hosts.cpu.parallel.program_exchange import ProgramExchange
 from mlxr.runtime.hosts.cpu.tensors import (
     NO_TENSORS,
+    Lender,
     PlacedTensors,
     TensorReader,
     bytes_by_place,
@@ -70,7 +71,7 @@ class CpuHost(Host):
         *,
         threads: int | None = None,
         progress: Progress | None = None,
-        lender: Self | None = None,
+        lender: Lender | None = None,
     ) -> None:
         """Compiles the program, or takes it from the cache, loads the weights, and starts the threads.
 
@@ -80,7 +81,7 @@ class CpuHost(Host):
             arena: the KV arena that every step reads and writes.
             threads: how many threads; None: one for each core that this process may use.
             progress: called as loading proceeds.
-            lender: as in `from_file`.
+            lender: has tensors in memory already: of those, none is read.
 
         Raises:
             WeightsError: a quantised tensor has another format than the program reads, or a tensor cannot be read.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,13 @@ _MAX_LISTED = 8
 NO_TENSORS: Mapping[CTensor, int] = MappingProxyType({})
 TensorReader = Callable[[TensorSource], TensorRows]
 """Finds a tensor of the model, in a file or in memory."""
+
+
+class Lender(Protocol):
+    """Somebody who has tensors in memory, as the program reads them."""
+
+    def lent(self) -> Mapping[CTensor, int]:
+        """The address of each; they stay there as long as the lender exists."""
 
 
 def read_from(file: WeightFile) -> TensorReader:
@@ -84,13 +92,14 @@ def place_tensors(
             cannot be read.
         HostError: there is not enough memory.
     """
-    sources = [[] if is_of_adapters(tensor) else [read(part) for part in tensor.parts] for tensor in tensors]
+    unread = [tensor in lent or is_of_adapters(tensor) for tensor in tensors]
+    sources = [[] if no else [read(part) for part in tensor.parts] for no, tensor in zip(unread, tensors, strict=True)]
     _check_blocks(tensors, sources)
     total = sum(tensor.size_bytes for tensor in tensors)
     placed = PlacedTensors([0] * len(tensors))
     offsets: dict[int, int] = {}
     for index, (tensor, parts) in enumerate(zip(tensors, sources, strict=True)):
-        rows = _in_place(tensor, parts)
+        rows = None if tensor in lent else _in_place(tensor, parts)
         if tensor in lent:
             placed.addresses[index] = lent[tensor]
             total -= tensor.size_bytes
@@ -158,7 +167,7 @@ def _check_blocks(tensors: Sequence[CTensor], sources: Sequence[Sequence[TensorR
     wrong = [
         f"{parts[0].where} is {parts[0].format}, the artifact reads {tensor.format}"
         for tensor, parts in zip(tensors, sources, strict=True)
-        if tensor.layout == "packed" and parts[0].format != tensor.format
+        if parts and tensor.layout == "packed" and parts[0].format != tensor.format
     ]
     if wrong:
         more = f"; and {len(wrong) - _MAX_LISTED} more" if len(wrong) > _MAX_LISTED else ""

@@ -35,6 +35,7 @@ COMMANDS = {
     "logits": ("logits", "write the logits of given tokens"),
     "import": ("import_spec", "write the spec of a model's own files"),
     "add": ("add", "give a model a name"),
+    "fit": ("fit", "tell what a model would take, before it is fetched"),
     "pull": ("pull", "fetch a model from the hub"),
     "list": ("list_models", "list the registered models"),
     "show": ("show", "show what a model is"),

@@ -75,7 +75,7 @@ def best_file(
         HubError: none fits, or several are equally good.
         MlxrError: none is supported.
     """
-    ordered = sorted(models, key=lambda key: (_rank(key), sum(file.size_bytes for file in models[key])))
+    ordered = sorted(models, key=lambda key: (preference(key), sum(file.size_bytes for file in models[key])))
     tried: list[str] = []
     refusal: MlxrError | None = None
     least = float("inf")  # bytes of the smallest model that is too large
@@ -84,7 +84,7 @@ def best_file(
         if size_bytes >= least:
             tried.append(f"{_name(key)} is larger")
             continue
-        same = [other for other in models if _rank(other) == _rank(key)]
+        same = [other for other in models if preference(other) == preference(key)]
         if len(same) > 1:
             raise HubError(
                 f"{repo} has {len(models)} GGUF models, of which several are alike: {', '.join(same[:8])}; name one, "
@@ -135,7 +135,8 @@ def _tag(key: str) -> str:
     return match[1].upper() if match else ""
 
 
-def _rank(key: str) -> int:
+def preference(key: str) -> int:
+    """The place of a GGUF model among those of its repository, by the format in its name: the usual one is 0."""
     tag = _tag(key)
     return _ORDER.index(tag) if tag in _ORDER else len(_ORDER)
 

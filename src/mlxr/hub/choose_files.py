@@ -67,8 +67,7 @@ def choose_files(
         HubError: there is none that MLXR reads, or the reference names several, code or a pickle.
         MlxrError: as `best`.
     """
-    by_path = {file.path: file for file in sorted(files, key=lambda file: file.path) if _is_plain(file.path)}
-    models = _gguf_models(list(by_path.values()))
+    by_path, models = _sorted(files)
     if reference.file is not None:
         return _named(reference, by_path, models)
     if file_keys.CONFIG_FILE in by_path and (choice := _safetensors(reference, by_path)) is not None:
@@ -78,6 +77,26 @@ def choose_files(
     if models:
         return _gguf(best(models))
     raise HubError(f"{reference.repo}: {_nothing(by_path)}")
+
+
+def all_choices(reference: HubReference, files: Collection[HubFile]) -> tuple[FileChoice, ...]:
+    """All models of a repository, or the one that the reference names: a folder first, then GGUF models by their paths.
+
+    Args:
+        reference: the model.
+        files: those of its repository.
+
+    Raises:
+        HubError: as `choose_files`.
+    """
+    by_path, models = _sorted(files)
+    if reference.file is not None:
+        return (_named(reference, by_path, models),)
+    folder = _safetensors(reference, by_path) if file_keys.CONFIG_FILE in by_path else None
+    found = (*(() if folder is None else (folder,)), *map(_gguf, models.values()))
+    if not found:
+        raise HubError(f"{reference.repo}: {_nothing(by_path)}")
+    return found
 
 
 def weights_of_index(reference: HubReference, index: Any, files: Collection[HubFile]) -> tuple[HubFile, ...]:
@@ -103,6 +122,12 @@ def weights_of_index(reference: HubReference, index: Any, files: Collection[HubF
     return tuple(by_path[name] for name in names)
 
 
+def _sorted(files: Collection[HubFile]) -> tuple[dict[str, HubFile], GgufModels]:
+    """The files by their paths, and the GGUF models among them."""
+    by_path = {file.path: file for file in sorted(files, key=lambda file: file.path) if _is_plain(file.path)}
+    return by_path, gguf_models(list(by_path.values()))
+
+
 def _is_plain(path: str) -> bool:
     parts = PurePosixPath(path).parts
     return bool(parts) and not path.startswith("/") and ".." not in parts and "\\" not in path and "\0" not in path
@@ -124,8 +149,8 @@ def _safetensors(reference: HubReference, by_path: Mapping[str, HubFile]) -> Fil
     return FileChoice((*describing, by_path[others[0]])) if others else None
 
 
-def _gguf_models(files: Sequence[HubFile]) -> GgufModels:
-    """The GGUF models among files."""
+def gguf_models(files: Sequence[HubFile]) -> GgufModels:
+    """The GGUF models among files, which are in the order of their paths; parts that see or guess are left out."""
     models: dict[str, tuple[HubFile, ...]] = {}
     for file in files:
         name = PurePosixPath(file.path).name.lower()

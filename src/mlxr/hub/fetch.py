@@ -26,7 +26,7 @@ _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WORTH_A_LOOK = 256 << 20
 """Bytes of a GGUF model from which on its first few MiB are fetched twice, to know whether the others are wanted."""
-_INDEX_BYTES = 64 << 20
+INDEX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def fetch(
         TokenizerError: its tokenizer is not supported.
     """
     with worded(reference.repo, reference.revision):
-        commit, files = _list_files(reference)
+        commit, files = list_files(reference)
 
         def best(models: GgufModels) -> tuple[HubFile, ...]:
             if (before := fetched_before(models, known)) is not None:
@@ -90,7 +90,7 @@ def fetch(
             _check_gguf_tokenizer(reference.repo, parts, hub_starts(reference.repo, commit))
         wanted = choice.files
         if choice.index is not None:
-            index = read_json(paths[choice.index], _INDEX_BYTES, HubError)
+            index = read_json(paths[choice.index], INDEX_BYTES, HubError)
             wanted += weights_of_index(reference, index, files)
         if not choice.entry and reference.file is None:
             weights = [file for file in wanted if file not in paths]
@@ -106,8 +106,12 @@ def fetch(
     return FetchedModel(own if choice.entry else own.parent, hashes)
 
 
-def _list_files(reference: HubReference) -> tuple[str, tuple[HubFile, ...]]:
-    """The commit of a repository that is meant, and its files."""
+def list_files(reference: HubReference) -> tuple[str, tuple[HubFile, ...]]:
+    """The commit of a repository that is meant, and its files. It raises what huggingface_hub raises; see `worded`.
+
+    Raises:
+        HubError: the answer is not a hub's.
+    """
     from huggingface_hub import HfApi, constants  # noqa: PLC0415 (slow to import)
 
     info = HfApi(endpoint=constants.ENDPOINT).model_info(
@@ -188,12 +192,7 @@ def _check_memory(
     if size_bytes < _WORTH_A_LOOK or sum(bytes_here(repo, file) for file in weights) == size_bytes:
         return
     with TemporaryDirectory(prefix="mlxr-") as temporary:
-        # Named as in the cache, so that what is compiled now is what will be loaded.
-        folder = Path(temporary, f"models--{repo.replace('/', '--')}", "snapshots", commit)
-        folder.mkdir(parents=True)
-        for file, path in described.items():
-            (folder / file.path).parent.mkdir(exist_ok=True)
-            (folder / file.path).symlink_to(path)
+        folder = described_folder(Path(temporary), repo, commit, described)
         need = plan(folder if write_safetensors_starts(weights, folder, start_of) else None)
     if (needed := need.of(size_bytes)) > need.free_bytes:
         raise HubError(
@@ -201,6 +200,19 @@ def _check_memory(
             f"free: close other programs, look for a repository that has it with fewer bits (such as GGUF files), or "
             f"fetch it all the same, as {repo}:safetensors"
         )
+
+
+def described_folder(parent: Path, repo: str, commit: str, described: Mapping[HubFile, Path]) -> Path:
+    """A new folder with links to files that describe a model.
+
+    It is named as in the cache, so that what is compiled of it is what will be loaded.
+    """
+    folder = Path(parent, f"models--{repo.replace('/', '--')}", "snapshots", commit)
+    folder.mkdir(parents=True)
+    for file, path in described.items():
+        (folder / file.path).parent.mkdir(exist_ok=True)
+        (folder / file.path).symlink_to(path)
+    return folder
 
 
 def _check_architecture(paths: Mapping[HubFile, Path]) -> None:

@@ -38,7 +38,10 @@ def write_safetensors_starts(files: Sequence[HubFile], folder: Path, start_of: S
         if end > min(file.size_bytes, MAX_HEADER_BYTES):
             return False
         if end > len(start):
-            start += start_of(file, len(start), end) or b""
+            rest = start_of(file, len(start), end)
+            if rest is None:
+                return False
+            start += rest
         path = folder / file.path
         path.write_bytes(start[:end])
         with path.open("r+b") as stream:

@@ -251,14 +251,23 @@ def _activation_bytes(phase: Phase, graph: OpGraph, row: LaunchRow | CallRow, op
             continue
         shape = [dims[BATCH_DIMS[d]] if isinstance(d, str) else d for d in buffers[name].shape]
         shape[0] = rows.get(name, shape[0])
-        if name not in graph and isinstance(row, LaunchRow) and own.span:  # [seqs, heads, partitions, ...]
+        parts = name not in graph and len(shape) > 2  # [seqs, heads, partitions, ...]
+        if parts and isinstance(row, LaunchRow) and own.span:
             shape[2] = _partitions(row, own.span, shape[2])
         total += math.prod(shape) * buffers[name].dtype.size_bytes
     return total
 
 
 def _partitions(row: LaunchRow, span: int, most: int) -> int:
-    """How many partitions of equal length a context is cut into; the length is a multiple of the shortest one."""
-    assert row.kernel.chosen is not None, "attention has a geometry"
-    shortest, last = row.kernel.chosen.sizes["partition"], span - 1
+    """How many partitions of equal length a context is cut into; the length is a multiple of the shortest one.
+
+    Where a kernel does not say it (latent attention in one op), it is taken for the longest context without partitions.
+    """
+    chosen, when, last = row.kernel.chosen, row.launch.when, span - 1
+    if chosen is not None:
+        shortest = chosen.sizes["partition"]
+    elif when is not None and when.dim == "context" and when.minimum > 1:
+        shortest = when.minimum - 1
+    else:
+        return most
     return last // (last // (shortest * most) * shortest + shortest) + 1

@@ -1,0 +1,55 @@
+"""Times a model's C program on this machine without its weights, in a process of its own; see `rehearsal.py`."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import HostError
+
+_SECONDS = 600
+"""Longer than this, nobody waits: it takes the compiler a minute, and the program some seconds."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What was measured.
+
+    Attributes:
+        decode_tokens_per_second: with one sequence, after the context that was asked for: that of a median step.
+        prompt_tokens_per_second: of that context.
+        program_bytes: the most memory of the process, without what the plan counts.
+    """
+
+    decode_tokens_per_second: float
+    prompt_tokens_per_second: float
+    program_bytes: int
+
+
+def rehearse(artifact: Artifact, weights: Path | None, context: int, threads: int | None) -> Rehearsal:
+    """Times it.
+
+    Args:
+        artifact: the compiled model.
+        weights: its files, of which the tokenizer is read; None: there are none.
+        context: tokens of the prompt.
+        threads: as for `CpuHost`.
+
+    Raises:
+        HostError: it cannot be built or run.
+    """
+    with TemporaryDirectory(prefix="mlxr-") as folder:
+        artifact.write(Path(folder, "artifact"))
+        words = (str(Path(folder, "artifact")), str(weights or ""), str(context), str(threads or 0))
+        command = [sys.executable, "-P", "-m", "mlxr.fit.rehearsal", *words]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise HostError(f"timing its program took more than {_SECONDS} s") from error
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise HostError(lines[-1].removeprefix("error: ") if lines else f"its program ended with {done.returncode}")
+    return Rehearsal(**json.loads(done.stdout.splitlines()[-1]))

@@ -1,0 +1,106 @@
+"""Plans several models for several machines, and says which of each repository or folder to take."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mlxr.compiler.errors import MlxrError
+from mlxr.fit.candidate import Candidate, candidates
+from mlxr.fit.fit import Fit, fit
+from mlxr.fit.machine import Machine
+from mlxr.hub.download import HubProgress
+from mlxr.loading.options import LoadOptions
+
+
+@dataclass(frozen=True)
+class FitRow:
+    """A model on a machine.
+
+    Attributes:
+        asked: what the user named: a repository, a folder, a file.
+        name: what other commands take for this model of it.
+        size_bytes: of its files; None: not known.
+        place: as `Candidate.place`.
+        machine: where.
+        fit: what it takes and gives there; None: it cannot be planned.
+        error: why it cannot be planned; None: it can.
+    """
+
+    asked: str
+    name: str
+    size_bytes: int | None
+    place: int
+    machine: Machine
+    fit: Fit | None
+    error: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it runs there."""
+        return self.fit is not None and self.fit.refusal is None
+
+
+def fit_rows(
+    models: Sequence[str],
+    machines: Sequence[Machine],
+    options: LoadOptions,
+    context: int | None,
+    tell: Callable[[str], None],
+    fetching: HubProgress,
+) -> Iterator[FitRow]:
+    """Plans each model for each machine, one after another.
+
+    Args:
+        models: repositories, folders, files, names.
+        machines: the machines.
+        options: how they would be loaded.
+        context: as for `fit`.
+        tell: called with what is being done.
+        fetching: as `candidates`.
+
+    Raises:
+        MlxrError: a model that was named alone cannot be found or planned; of several, a row says so.
+    """
+    for model in models:
+        with TemporaryDirectory(prefix="mlxr-") as folder:
+            found = candidates(model, Path(folder), fetching)
+            for candidate in found:
+                alone = len(models) == len(found) == 1
+                yield from _rows(model, candidate, machines, options, context, tell, alone=alone)
+
+
+def _rows(
+    asked: str,
+    candidate: Candidate,
+    machines: Sequence[Machine],
+    options: LoadOptions,
+    context: int | None,
+    tell: Callable[[str], None],
+    *,
+    alone: bool,
+) -> Iterator[FitRow]:
+    def say(what: str) -> None:
+        tell(f"{candidate.name}: {what}")
+
+    about = (asked, candidate.name, candidate.size_bytes, candidate.place)
+    try:
+        say("reading headers")
+        headers = candidate.headers()
+        for machine in machines:
+            yield FitRow(*about, machine, fit(headers, machine, options, context, say))
+    except MlxrError as error:
+        if alone:
+            raise
+        line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        yield from (FitRow(*about, machine, None, line) for machine in machines)
+
+
+def best_of(rows: Iterable[FitRow]) -> FitRow | None:
+    """The one to take of a repository or folder, on one machine: as `mlxr pull` chooses, the usual one if it fits.
+
+    One that has room for a good context comes before any that has not.
+    """
+    fitting = sorted((row for row in rows if row.fits), key=lambda row: (row.place, row.size_bytes or 0))
+    good = [row for row in fitting if row.fit is not None and row.fit.has_good_context]
+    return next(iter(good or fitting), None)

@@ -1,0 +1,229 @@
+"""What models would take: from headers alone, by the plan, on this machine and on others."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxr.cli import main
+from mlxr.compiler.chips.catalog import known_chips, memory_of_chip
+from mlxr.compiler.errors import HostError, MlxrError, RequestError
+from mlxr.fit.fit import Fit, Speed, fit
+from mlxr.fit.fit_report import fit_text
+from mlxr.fit.machine import Machine, machine_with, this_machine
+from mlxr.fit.rehearse import Rehearsal
+from mlxr.fit.rows import FitRow, best_of
+from mlxr.inspect.text_table import Ink
+from mlxr.loading.options import LoadOptions
+from mlxr.loading.planned_memory import planned_memory
+from mlxr.runtime.hosts.registry import hosts
+from mlxr.runtime.memory.free_memory import FreeMemory
+from mlxr_tests.published_configs import config_of, spec_of
+from mlxr_tests.stand_in_hub import StandInHub, the_hub
+from mlxr_tests.storyteller import BF16, ROOT, TINY
+
+CPU = LoadOptions(host="cpu")
+FIRST = 24 << 10
+"""Bytes that are asked for at first, in place of 4 MiB: the tiny model is smaller than that."""
+
+
+@pytest.fixture
+def told_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A speed that nobody measured."""
+    monkeypatch.setattr("mlxr.fit.fit.rehearse", lambda *arguments: Rehearsal(50.0, 400.0, 100 << 20))
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told_speed: None) -> Iterator[StandInHub]:
+    """A hub with the tiny model twice, as Q8_0 and under the name of a Q4_K_M, and the storyteller as a folder."""
+    monkeypatch.setattr("mlxr.hub.file_start._FIRST", FIRST)
+    tiny, folder = TINY.read_bytes(), BF16.parent
+    story = {"config.json": (folder / "config.json").read_bytes(), "model.safetensors": BF16.read_bytes()}
+    repos = {"org/m": {"m-Q8_0.gguf": tiny, "m-Q4_K_M.gguf": tiny, "README.md": b"x"}, "org/story": story}
+    with the_hub(StandInHub(repos), tmp_path, monkeypatch) as hub:
+        yield hub
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """What `mlxr fit` says for one machine, in JSON."""
+    assert main(["fit", *arguments, "--json"]) == 0
+    (machine,) = json.loads(capsys.readouterr().out)["machines"]
+    assert isinstance(machine, dict)
+    return machine
+
+
+def test_a_repository_is_planned_from_the_beginnings_of_its_files(
+    hub: StandInHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {row["model"]: row for row in told(capsys, "org/m", "--host", "cpu")["models"]}
+    assert {name: row["take"] for name, row in rows.items()} == {
+        "org/m:m-Q8_0.gguf": False,
+        "org/m:m-Q4_K_M.gguf": True,
+    }
+    asked = hub.fetched()
+    assert asked and all(" bytes=0-" in name for name in asked), "beginnings, each by a range"
+    longest = max(int(name.rpartition("-")[2]) for name in asked)
+    assert longest + 1 < TINY.stat().st_size // 2, "no weights"
+    assert not list(Path(hub.address).glob("*")) and rows["org/m:m-Q8_0.gguf"]["file_bytes"] == TINY.stat().st_size
+    # The whole file takes what its header says: its context is shorter than a good one.
+    planned = planned_memory(TINY, CPU)
+    result = rows["org/m:m-Q8_0.gguf"]["fit"]
+    assert result["planned_bytes"] == planned.least
+    assert result["memory_bytes"] == planned.least + (100 << 20)
+    assert (result["longest_context"], result["context"], result["speed"]["decode_tokens_per_second"]) == (512, 512, 50)
+
+
+def test_a_folder_of_safetensors(hub: StandInHub, capsys: pytest.CaptureFixture[str]) -> None:
+    row = told(capsys, "org/story", "--host", "cpu")["models"][0]
+    assert row["fit"]["planned_bytes"] == planned_memory(BF16.parent, CPU).least and row["error"] is None
+    (part,) = {name for name in hub.fetched() if name.startswith("model.safetensors")}
+    assert part.startswith("model.safetensors bytes=0-") and int(part.rpartition("-")[2]) + 1 < row["file_bytes"] // 2
+
+
+def test_several_at_once_and_models_that_are_here(hub: StandInHub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "org/m:Q8", str(TINY), "storyteller", "org/nothing/x", "--host", "cpu", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["machines"][0]["models"]
+    names = [row["model"] for row in rows]
+    assert names == ["org/m:m-Q8_0.gguf", str(TINY), "storyteller", "org/nothing/x"]
+    assert [row["fits"] for row in rows] == [True, True, True, False]
+    assert rows[0]["fit"]["planned_bytes"] == rows[1]["fit"]["planned_bytes"], "the same file, here and there"
+    assert "no such file" in rows[3]["error"]
+
+
+def test_what_cannot_be_told_is_said(hub: StandInHub, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*arguments: str) -> str:
+        assert main(["fit", *arguments, "--host", "cpu"]) == 1
+        return capsys.readouterr().err
+
+    assert "has no model org/gone" in said("org/gone")
+    hub.repos["org/notes"] = {"README.md": b"x"}
+    assert "no safetensors and no GGUF files" in said("org/notes")
+    hub.repos["org/pickle"] = {"pytorch_model.bin": b"x"}
+    assert "pickles" in said("org/pickle")
+    assert "no GGUF file of org/m has 'Q3'" in said("org/m:Q3")
+    hub.gated.add("org/m")
+    assert "org/m is gated: accept its terms" in said("org/m:Q8")
+    hub.gated.clear()
+    hub.repos["org/no"] = {"no-Q8_0.gguf": b"this is no model" * 5000}
+    assert "no header is at their beginning" in said("org/no")
+    large = TINY.read_bytes()[:FIRST] + bytes(8 << 20)
+    hub.repos["org/damaged"] = {"a-Q8_0.gguf": large[:100] + b"\xff" * 8 + large[108:]}
+    assert "org/damaged" in said("org/damaged")
+    hub.status["org/m"] = 503
+    assert "answers with an error (503)" in said("org/m")
+
+
+def test_a_hub_that_sends_no_parts(hub: StandInHub, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it sends is read up to the end of the header; where that is not at the beginning, it is said."""
+    hub.ranges = False
+    row = told(capsys, "org/m:Q8", "--host", "cpu")["models"][0]
+    assert row["fit"]["planned_bytes"] == planned_memory(TINY, CPU).least
+    folder = hub.repos["org/story"]
+    header = 8 + int.from_bytes(folder["model.safetensors"][:8], "little")
+    assert header < FIRST, "one request has it"
+    padded = (FIRST).to_bytes(8, "little") + folder["model.safetensors"][8:header].ljust(FIRST) + bytes(FIRST)
+    hub.repos["org/long"] = folder | {"model.safetensors": padded}
+    assert main(["fit", "org/long", "--host", "cpu"]) == 1
+    assert "sends no parts" in capsys.readouterr().err
+
+
+def test_a_machine_with_too_little_memory(told_speed: None) -> None:
+    whole = fit(TINY, this_machine("cpu"), CPU)
+    assert whole.refusal is None and whole.speed is not None and whole.sequences > 1
+    least = whole.weights_bytes + whole.activation_bytes
+    machine = machine_of(least + 3 * whole.arena_bytes // 2)
+    small = fit(TINY, machine, CPU)
+    assert (small.sequences, small.longest_context) == (1, 512)
+    none = fit(TINY, machine_of(least), CPU)
+    assert none.longest_context == 0 and none.speed is None
+    assert none.refusal is not None and "the largest that fits" in none.refusal
+
+
+def machine_of(size_bytes: int) -> Machine:
+    """A machine that runs host cpu and has so much memory."""
+    return Machine("small", hosts()["cpu"], None, FreeMemory(size_bytes, size_bytes, "a small machine"), is_here=True)
+
+
+def test_other_machines_are_those_of_the_chips() -> None:
+    gib = 1 << 30
+    assert machine_with("m1").memory.free_bytes == 16 * gib * 2 // 3
+    assert machine_with("m4-max", 64 * gib).memory.free_bytes == 48 * gib
+    card = machine_with("rtx-4090")
+    assert (card.host.name, card.memory.free_bytes, card.is_here) == ("cuda", 24 * gib, False)
+    with pytest.raises(RequestError, match="say how much memory"):
+        machine_with("m5-max")
+    with pytest.raises(RequestError, match="not known how fast"):
+        machine_with("generic")
+    for name in known_chips():
+        sold = memory_of_chip(name)
+        assert list(sold) == sorted(set(sold)), name
+
+
+@pytest.mark.parametrize("chip", ["m1", "rtx-4090"])
+def test_a_gpu_is_predicted_from_its_launches(chip: str, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = told(capsys, str(TINY), "--chip", chip)
+    result = machine["models"][0]["fit"]
+    assert (machine["chip"], machine["is_here"]) == (chip, False)
+    speed = result["speed"]
+    assert speed["program_bytes"] is None and speed["source"].startswith("roofline of")
+    shown = main(["inspect", str(TINY), "--chip", chip, "--json"])
+    steps = json.loads(capsys.readouterr().out)["roofline"]["steps"]
+    assert shown == 0 and steps[0]["predicted_tokens_per_second"] == pytest.approx(speed["decode_tokens_per_second"])
+
+
+def test_latent_attention_in_partitions_is_predicted_too() -> None:
+    spec = spec_of(config_of("DeepSeek-V2-Lite") | {"num_hidden_layers": 2})
+    result = fit(spec, machine_with("rtx-4090"), LoadOptions())
+    assert result.speed is not None and result.no_speed is None
+
+
+def test_which_to_take() -> None:
+    machine = machine_of(1 << 30)
+
+    def row(name: str, place: int, longest: int, error: str | None = None) -> FitRow:
+        made = Fit(8, 0, 8, 8, 8192, 40960, longest, 1, None if longest else "too large")
+        return FitRow("repo", name, 8, place, machine, None if error else made, error)
+
+    usual, small, refused = row("Q4_K_M", 0, 40960), row("Q2_K", 40, 40960), row("Q5", 12, 0, "not supported")
+    assert best_of([small, refused, usual]) is usual
+    assert best_of([row("Q4_K_M", 0, 4096), small]) is small, "its context is a good one"
+    assert best_of([row("Q4_K_M", 0, 4096), row("Q2_K", 40, 2048)]).name == "Q4_K_M"  # type: ignore[union-attr]
+    assert best_of([row("Q4_K_M", 0, 0), refused]) is None
+
+
+@pytest.mark.parametrize("width", [40, 120])
+def test_the_text_fits_and_says_all(width: int) -> None:
+    speed = Speed(48.25, 512.0, 512, "its program, timed here over empty weights", 90 << 20)
+    good = Fit(4 << 30, 0, 1 << 20, 1 << 30, 8192, 40960, 40960, 12, None, speed)
+    none = Fit(40 << 30, 0, 1 << 20, 1 << 30, 8192, 40960, refusal="it needs 41 GiB")
+    machine = machine_of(24 << 30)
+    rows = [
+        FitRow("org/m", "org/m:m-Q8_0.gguf", 40 << 30, 20, machine, none),
+        FitRow("org/m", "org/m:m-Q4_K_M.gguf", 4 << 30, 0, machine, good),
+        FitRow("org/m", "org/m:m-IQ2.gguf", 2 << 30, 30, machine, None, "an unknown type"),
+        FitRow("tale", "tale", None, -1, machine, good),
+    ]
+    text = fit_text(rows, width, Ink(on=False))
+    assert max(map(len, text.splitlines())) <= width
+    words = " ".join(text.split())
+    for part in ("* take org/m:m-Q4_K_M.gguf", "it needs 41 GiB", "an unknown type", "48.2", "40,960", "5.1 GiB"):
+        assert part in words, part
+    assert "none of them fits" in " ".join(fit_text(rows[:1] + rows[2:3], width, Ink(on=False)).split())
+
+
+def test_speed_that_cannot_be_measured_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object) -> Rehearsal:
+        raise HostError("there is no C compiler")
+
+    monkeypatch.setattr("mlxr.fit.fit.rehearse", fails)
+    result = fit(TINY, this_machine("cpu"), CPU)
+    assert (result.speed, result.no_speed, result.sequences > 0) == (None, "there is no C compiler", True)
+
+
+def test_options_that_contradict_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", str(TINY), "--chip", "m1", "--threads", "2"]) == 1
+    assert "add --here" in capsys.readouterr().err
+    with pytest.raises(MlxrError):
+        fit(ROOT / "nothing", this_machine("cpu"), CPU)
