@@ -60,6 +60,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "90 % 0.0" in lines[2] and lines[3].startswith("same first choice 100.00%")
 
 
+@pytest.mark.long
 def test_json_has_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["perplexity", str(Q8_0), "--text", str(VALID), "--context", "64", "--tokens", "60", "--json"]
     assert main([*arguments, "--host", "reference", "--against", "storyteller"]) == 0

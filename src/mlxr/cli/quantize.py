@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxr.cli.argparse_types import model_name
+from mlxr.cli.model_arguments import add_key_argument
 from mlxr.cli.terminal import ProgressLine
 from mlxr.compiler.errors import RequestError
 from mlxr.loading.find_model import find_model
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 _ABOUT = (
     "Write a model in another format, one tensor at a time. FILE.gguf gets the bytes that llama-quantize writes, with "
-    "all metadata of the model; FOLDER the numbers that mlx_lm.convert writes, of a folder's model. The result appears "
-    "whole or not at all."
+    "all metadata and the tokenizer, of a GGUF file or of a folder's model; FOLDER the numbers that mlx_lm.convert "
+    "writes, of a folder's model. The result appears whole or not at all."
 )
 _FORMATS = (
     "of a GGUF file q8_0, q6_k, q5_k_m, q5_k_s, q5_1, q5_0, q4_k_m, q4_k_s, q4_1, q4_0, iq4_nl, iq4_xs, mxfp4 (of "
@@ -71,6 +72,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--token-embedding-type", metavar="FORMAT", help="the format of the embeddings")
     parser.add_argument("--pure", action="store_true", help="the same format for all tensors, whatever the rules say")
     parser.add_argument("--threads", type=int, metavar="N", help="threads (default: one for each core)")
+    add_key_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -115,12 +117,14 @@ def _write_folder(args: argparse.Namespace) -> int:
 
 def _write_gguf(args: argparse.Namespace) -> int:
     from mlxr.output_file import check_output  # noqa: PLC0415 (as all of these: only if the command runs)
+    from mlxr.quantise.folder_source import folder_source  # noqa: PLC0415
     from mlxr.quantise.model_files import model_files  # noqa: PLC0415
     from mlxr.quantise.requantise import chosen_formats, gguf_source, write_quantised  # noqa: PLC0415
 
     how = _how(args)
     check_output(args.output)
-    source = gguf_source(model_files(find_model(args.model)))
+    path = model_files(find_model(args.model))
+    source = folder_source(path, tuple(args.accept_key)) if path.is_dir() else gguf_source(path)
     formats = chosen_formats(source, how)
     with _shown() as show:
         size = write_quantised(source, args.output, how, show)

@@ -14,7 +14,7 @@ from mlxr.quantise.requantise import GgufSource
 from mlxr_tests.storyteller import GOLDEN
 
 RECORDED = Path(__file__).parents[2] / "data/llama_quantize.json"
-ROWS = 8
+ROWS = 3
 """Of each matrix, so many rows are compared: every row is quantised by itself."""
 IMPORTANT = (
     *("q2_k", "q2_k_s", "q3_k_s", "q3_k_m", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k_s", "q5_k_m", "q6_k", "q8_0"),
