@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mlxr.compiler.spec.adapters import Adapters
 from mlxr.compiler.spec.fields import Output, parse_size
 from mlxr.compiler.spec.load import dump_spec, parse_spec
 from mlxr.compiler.spec.model import ModelSpec
@@ -33,6 +34,7 @@ class Changes:
         keep_windows: whether layers that see a window of tokens keep all of them; False: as the spec says.
         mtp: whether a head of the model's own that guesses is part of the spec, where there is one; None: as the spec
             says, and without it where the spec is made of a model's files.
+        adapters: places for adapters; None: as the spec says.
         trust_artifact: whether an artifact's code runs even if it is not what its spec compiles to.
     """
 
@@ -51,6 +53,7 @@ class Changes:
     keep_windows: bool = False
     mtp: bool | None = None
     trust_artifact: bool = False
+    adapters: Adapters | None = None
 
     def __post_init__(self) -> None:
         """Checks the type of every field; `changed` checks the values."""
@@ -80,6 +83,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "keep_windows": ((bool,), "True or False"),
     "mtp": ((bool, type(None)), "True, False or None"),
     "trust_artifact": ((bool,), "True or False"),
+    "adapters": ((Adapters, type(None)), "mlxr.Adapters or None"),
 }
 
 NO_CHANGES = Changes()
@@ -109,6 +113,7 @@ def changed(spec: ModelSpec, changes: Changes) -> ModelSpec:
     update["output"] = changes.output or spec.output
     update["deterministic"] = changes.deterministic or spec.deterministic
     update["activation_dtype"] = changes.activation_dtype or spec.activation_dtype
+    update["adapters"] = changes.adapters or spec.adapters
     update["parallel"] = changes.parallel or spec.parallel
     result = spec.model_copy(update=update)
     return spec if result == spec else parse_spec(dump_spec(result), f"{spec.name}, as the options change it")

@@ -247,7 +247,9 @@ class ModelSpec(Record):
                 f"use at most {INT32_MAX // width}",
             )
         self._check_parallel(wrong)
-        if self.adapters is not None and not adapted_matrices(self.model):
+        if self.adapters is not None and self.output == "hidden":
+            wrong.add("adapters", "a model that makes embeddings has no adapters", "leave adapters out")
+        elif self.adapters is not None and not adapted_matrices(self.model):
             wrong.add("adapters", "no layer has a projection that adapters may change", "leave adapters out")
         if self.model.is_encoder:
             self._check_encoder(wrong)

@@ -19,6 +19,7 @@ from dataclasses import asdict, replace
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.cache.pager import Evicted, Pager
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
+from mlxr.runtime.engine.adapter_set import AdapterSet, LoadedAdapter
 from mlxr.runtime.engine.answers import Answers
 from mlxr.runtime.engine.completion import FinishReason
 from mlxr.runtime.engine.core_stats import CoreStats, StepRecord
@@ -43,6 +44,7 @@ class EngineCore:
     Attributes:
         scheduler: the requests.
         recent_steps: the newest steps, the newest one last.
+        adapters: that requests may use; None: the model has no places for any.
         wake: set when something has ended that requests wait for; whoever runs the steps may wait for it.
     """
 
@@ -52,6 +54,7 @@ class EngineCore:
         pager: Pager,
         tiers: BlockTiers | None = None,
         clock: Callable[[], float] = time.monotonic,
+        adapters: AdapterSet | None = None,
     ) -> None:
         """Starts without requests.
 
@@ -60,10 +63,12 @@ class EngineCore:
             pager: of the host's arena.
             tiers: where evicted blocks go; None: they are lost. The core closes them.
             clock: seconds, for deadlines and the order of arrival.
+            adapters: that requests may use; None: there are no places for any.
         """
         self._host, self._pager, self.clock = host, pager, clock
         self._times = StepTimes()
         self.wake = threading.Event()
+        self.adapters = adapters
         self._link = None if tiers is None else TierLink(host, pager, tiers, self.wake)
         self._save = None if self._link is None else self._link.save
         self._watch = MemoryWatch()
@@ -94,8 +99,16 @@ class EngineCore:
         """Takes a request."""
         if request.deadline is not None:
             self._next_deadline = min(self._next_deadline, request.deadline)
+        if request.adapter is not None and (self.adapters is None or not self.adapters.is_there(request.adapter)):
+            self._answers.fail(request, RequestError(f"the adapter {request.adapter.adapter.name!r} was unloaded"))
+            return
         request.draft.speculates = self.speculator is not None and request.can_speculate
         self.scheduler.add(request)
+
+    def used_adapters(self) -> set[LoadedAdapter]:
+        """Those that requests use which run or wait."""
+        requests = (*self.scheduler.running, *self.scheduler.waiting)
+        return {request.adapter.adapter for request in requests if request.adapter is not None}
 
     def cancel(self, request: Request, reason: FinishReason = "cancelled") -> None:
         """Ends a request, if it has not ended; its listener gets a last event."""

@@ -13,10 +13,12 @@ from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.argument_types import described, whole_number
+from mlxr.runtime.engine.adapter_set import LoadedAdapter, adapter_name
 from mlxr.runtime.engine.arena_state import ArenaState, arena_state
 from mlxr.runtime.engine.call import Call, CallsToWake
 from mlxr.runtime.engine.completion import Completion, Event
@@ -112,6 +114,7 @@ class EngineThread:
         priority: int = 0,
         deadline: float | None = None,
         adapter: str | None = None,
+        adapter_scale: float | None = None,
         salt: str = "",
         pause: Callable[[], float] | None = None,
     ) -> AsyncGenerator[Event]:
@@ -122,7 +125,8 @@ class EngineThread:
             params: how tokens are chosen and when answers end; None: greedily.
             priority: requests with a smaller number come first; 1 more is worth 10 seconds of waiting.
             deadline: seconds from now after which an answer ends with the finish reason `deadline`.
-            adapter: a LoRA adapter; there are none yet, so it must be None.
+            adapter: the name of a loaded LoRA adapter; None: none.
+            adapter_scale: by what it is multiplied; None: what it was loaded with.
             salt: prompts share cached blocks only with prompts of the same salt.
             pause: says for how many seconds events are collected after the task got some; then it gets them one after
                 the other. To wake a task costs more than an event does. The first event and the end of an answer do
@@ -136,7 +140,7 @@ class EngineThread:
             EngineError: the engine was closed, or has failed.
         """
         call = Call(self._calls, self._to_wake, asyncio.get_running_loop(), pause)
-        terms = Terms(priority, deadline, adapter, salt)
+        terms = Terms(priority, deadline, adapter, salt, adapter_scale)
         try:
             await asyncio.to_thread(self._submit, call, [prompt], params, terms)
             remaining = len(call.requests)
@@ -157,11 +161,12 @@ class EngineThread:
         priority: int = 0,
         deadline: float | None = None,
         adapter: str | None = None,
+        adapter_scale: float | None = None,
         salt: str = "",
     ) -> "Events":
         """`generate` for threads: an ordinary iterator. Closing it, or forgetting it, cancels the request."""
         call = Call(self._calls, self._to_wake)
-        self._submit(call, [prompt], params, Terms(priority, deadline, adapter, salt))
+        self._submit(call, [prompt], params, Terms(priority, deadline, adapter, salt, adapter_scale))
         return Events(call, self._leave)
 
     def generate_all(
@@ -172,6 +177,7 @@ class EngineThread:
         priority: int = 0,
         deadline: float | None = None,
         adapter: str | None = None,
+        adapter_scale: float | None = None,
         salt: str = "",
     ) -> list[Completion]:
         """The whole answers to any number of prompts: n for each, in their order.
@@ -180,11 +186,41 @@ class EngineThread:
             MlxrError: as `generate`; if a request fails, the others are cancelled.
         """
         call = Call(self._calls, self._to_wake)
-        self._submit(call, _listed(prompts), params, Terms(priority, deadline, adapter, salt), bounded=False)
+        self._submit(
+            call, _listed(prompts), params, Terms(priority, deadline, adapter, salt, adapter_scale), bounded=False
+        )
         with Events(call, self._leave) as events:
             for _ in events:
                 pass
         return [request.answer.completion for request in call.requests]
+
+    def load_adapter(self, path: str | Path, name: str | None = None, scale: float = 1.0) -> LoadedAdapter:
+        """Loads a LoRA adapter while the engine runs; see `Model.load_adapter`.
+
+        Raises:
+            WeightsError: it cannot be read, is for another model, or does what is not supported.
+            RequestError: the model was loaded without places for adapters, or all are in use.
+            EngineError: the engine was closed, or has failed.
+        """
+        self._check()
+        read = self._model.adapters.read(path)
+        own = name or adapter_name(path)
+        return self._ask(lambda model: model.adapters.put(own, path, read, scale, model.core.used_adapters()))
+
+    def unload_adapter(self, name: str) -> None:
+        """Unloads an adapter; requests that use it go on.
+
+        Raises:
+            RequestError: there is none of that name.
+            EngineError: the engine was closed, or has failed.
+        """
+        self._ask(lambda model: model.unload_adapter(name))
+
+    def adapters(self) -> tuple[LoadedAdapter, ...]:
+        """The adapters that are loaded; none, if the model has no places for any."""
+        self._check()
+        adapters = self._model.running_core().adapters
+        return () if adapters is None else adapters.listed
 
     def stats(self) -> CoreStats:
         """What the engine has done so far, and what it holds now."""

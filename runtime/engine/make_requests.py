@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from mlxr.compiler.artifact import ArenaGeometry, Plan
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
+from mlxr.runtime.engine.adapter_set import AdapterSet, AdapterUse
 from mlxr.runtime.engine.answer_text import AnswerText
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.constraint import ConstraintCompiler
@@ -25,7 +26,8 @@ class Terms:
     Attributes:
         priority: requests with a smaller number come first, unless others have waited long.
         deadline: seconds from now after which it ends; None: no limit.
-        adapter: the LoRA adapter that it uses; there are none yet.
+        adapter: the name of the LoRA adapter that it uses; None: none.
+        adapter_scale: by what that is multiplied; None: what it was loaded with.
         salt: prompts share the prefix cache only with prompts of the same salt.
     """
 
@@ -33,6 +35,7 @@ class Terms:
     deadline: float | None = None
     adapter: str | None = None
     salt: str = ""
+    adapter_scale: float | None = None
 
     def __post_init__(self) -> None:
         """Checks all of them."""
@@ -46,8 +49,8 @@ class Terms:
             raise TypeError(f"deadline is {self.deadline!r}, expected a number of seconds from now, or None")
         if self.deadline is not None and not 0 < self.deadline < float("inf"):
             raise RequestError(f"deadline is {self.deadline}, expected a number of seconds greater than 0")
-        if self.adapter is not None:
-            raise RequestError(f"adapter is {self.adapter!r}, but adapters are not supported: leave it out")
+        if self.adapter is not None and not isinstance(self.adapter, str):
+            raise TypeError(f"adapter is {self.adapter!r}, expected the name of a loaded adapter, or None")
         if not isinstance(self.salt, str):
             raise TypeError(f"salt is {self.salt!r}, expected text")
 
@@ -66,6 +69,7 @@ class RequestMaker:
         tokenizer: Tokenizer | None,
         identity: Sequence[str],
         limit: ContextLimit | None = None,
+        adapters: AdapterSet | None = None,
     ) -> None:
         """Keeps what all requests share.
 
@@ -75,10 +79,11 @@ class RequestMaker:
             tokenizer: None: answers have no text.
             identity: what makes blocks of the cache differ between models: they go into every digest.
             limit: of the arena's context; None: nothing is known of it but the number.
+            adapters: that requests may use; None: there are no places for any.
         """
         self._plan, self._arena, self._tokenizer = plan, arena, tokenizer
         self._limit = limit or ContextLimit(arena.context, arena.context)
-        self._identity = tuple(identity)
+        self._identity, self._adapters = tuple(identity), adapters
         self._eos_ids = frozenset() if tokenizer is None else frozenset(tokenizer.eos_ids)
         self._constraints = ConstraintCompiler(tokenizer, plan.vocab_size, self._eos_ids)
 
@@ -139,7 +144,8 @@ class RequestMaker:
             raise RequestError("stop strings need a tokenizer, and the model has none: leave stop out")
         order = now + SECONDS_PER_PRIORITY * terms.priority
         deadline = None if terms.deadline is None else now + terms.deadline
-        root = root_digest(*self._identity, terms.adapter or "", terms.salt)
+        adapter = self._adapter(terms)
+        root = root_digest(*self._identity, adapter.identity if adapter else "", terms.salt)
         requests: list[Request] = []
         for sample in range(sampling.n):
             answer = Answer(
@@ -164,9 +170,20 @@ class RequestMaker:
                     answer=answer,
                     deadline=deadline,
                     pool=None if pooling is None else Pool(pooling, len(prompt), self._plan.whole_prompts),
+                    adapter=adapter,
                 )
             )
         return requests
+
+    def _adapter(self, terms: Terms) -> AdapterUse | None:
+        if terms.adapter is None:
+            return None
+        if self._adapters is None:
+            raise RequestError(
+                f"adapter is {terms.adapter!r}, and the model was loaded without places for adapters: load it with "
+                "some (--adapter, or mlxr.Adapters)"
+            )
+        return self._adapters.use(terms.adapter, terms.adapter_scale)
 
     def _thought(self, sampling: Sampling) -> Thought | None:
         if sampling.thought is None:
@@ -178,3 +195,4 @@ class RequestMaker:
     def close(self) -> None:
         """Ends what constraints need; no request can be made afterwards."""
         self._constraints.close()
+        self._adapters = None

@@ -16,6 +16,7 @@ from mlxr.compiler.errors import HostError, RequestError, blaming_head
 from mlxr.runtime.argument_types import described
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
+from mlxr.runtime.engine.adapter_set import adapters_of
 from mlxr.runtime.engine.choose_arena import Head, choose_arena
 from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.core import EngineCore
@@ -24,20 +25,20 @@ from mlxr.runtime.engine.default_sampling import DefaultSampling, default_sampli
 from mlxr.runtime.engine.errors import ModelClosedError
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.group_rank import LeadingRank
+from mlxr.runtime.engine.logit_chunks import logit_chunks
 from mlxr.runtime.engine.make_requests import TERMS, RequestMaker, Terms
+from mlxr.runtime.engine.model_adapters import ModelAdapters
 from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
 from mlxr.runtime.engine.open_tiers import open_tiers, why_no_tiers
-from mlxr.runtime.engine.pool import POOLINGS, Pooling, check_dimensions, finished
+from mlxr.runtime.engine.pool import Pooling, check_dimensions, check_output, finished
 from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Sampling, sampling_for
 from mlxr.runtime.engine.speculation.draft_model import DraftModel, check_same_vocabulary
 from mlxr.runtime.engine.speculation.own_head import OwnHead
 from mlxr.runtime.engine.speculation.speculator import Speculator
-from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.engine.too_long import check_length
 from mlxr.runtime.engine.warm_up import warm_up
-from mlxr.runtime.hosts.batch import BatchRequest
-from mlxr.runtime.hosts.host import Progress
+from mlxr.runtime.hosts.host import Host, Progress
 from mlxr.runtime.hosts.select import check_host, make_host
 from mlxr.runtime.memory.fitting_arena import context_line
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
@@ -51,7 +52,7 @@ from mlxr.runtime.weights.open_weights import open_weights
 Prompt = str | Sequence[int]
 
 
-class Model:
+class Model(ModelAdapters):
     """A model that generates text. Owns its arena and pager.
 
     Several threads must not use it at once; `mlxr.Engine` is for that. The end of a `with` block closes it.
@@ -155,7 +156,8 @@ class Model:
             warm_up(self.host, self.pager, progress)
         opened = open_tiers(artifact, file, self.host, tiers) if tiers else None
         self._notes += (why_no_tiers(artifact),) if tiers and opened is None else ()
-        self.core = EngineCore(self.host, self.pager, opened)
+        adapters = adapters_of(artifact, self.host)
+        self.core = EngineCore(self.host, self.pager, opened, adapters=adapters)
         self._head: OwnHead | None = None
         if head is not None:
             with blaming_head():
@@ -166,7 +168,12 @@ class Model:
         self.default_sampling: DefaultSampling = default_sampling(file, plan.vocab_size, tokenizer)
         self._file = file
         self._maker = RequestMaker(
-            plan, geometry, self.tokenizer, (artifact.spec.name, str(geometry.cache_type)), self.limit
+            plan,
+            geometry,
+            self.tokenizer,
+            (artifact.spec.name, str(geometry.cache_type)),
+            self.limit,
+            adapters,
         )
 
     @property
@@ -215,6 +222,7 @@ class Model:
         max_tokens: int | None = None,
         sampling: Sampling | None = None,
         ignore_eos: bool = False,
+        adapter: str | None = None,
     ) -> Generation:
         """Starts generating for any number of prompts; iterate over the result for the tokens.
 
@@ -223,6 +231,7 @@ class Model:
             max_tokens: most tokens of each answer; None: what `sampling` says.
             sampling: how tokens are chosen and when answers end; None: greedily.
             ignore_eos: continue after an end-of-sequence token, as `sampling.ignore_eos` does.
+            adapter: the name of a loaded adapter; None: that with which the model was loaded, if it was with one.
 
         Raises:
             TypeError: an argument of a wrong type.
@@ -232,7 +241,7 @@ class Model:
         self._check_open()
         sampling = sampling_for(sampling, max_tokens, ignore_eos)
         events: deque[Event | BaseException] = deque()
-        requests = self.make_requests(_list_of(prompts), sampling, events.append)
+        requests = self.make_requests(_list_of(prompts), sampling, events.append, Terms(adapter=adapter))
         generation = Generation(self.core, requests, events)
         self._running.add(generation)
         return generation
@@ -303,7 +312,7 @@ class Model:
             RequestError: no prompt, or a bad option, or the model was loaded for the other thing.
             ModelClosedError: another thread has closed the model meanwhile.
         """
-        self._check_output(pooling)
+        check_output(self.artifact.plan, pooling)
         if not prompts:
             raise RequestError("no prompt was given; give at least one")
         for prompt in prompts:
@@ -311,27 +320,10 @@ class Model:
                 check_length(prompt, self.require_tokenizer(), self.limit, pooling is None)
         ids = [self.encode(prompt) for prompt in prompts]
         sampling = self.default_sampling.completed(sampling)
+        if terms.adapter is None and self.default_adapter is not None:
+            terms = replace(terms, adapter=self.default_adapter)
         now, make = self.running_core().clock(), self._maker.make
         return [r for i, prompt in enumerate(ids) for r in make(i, prompt, sampling, listener, now, terms, pooling)]
-
-    def _check_output(self, pooling: Pooling | None) -> None:
-        """Refuses what a step of this model does not give."""
-        if pooling is not None and pooling not in POOLINGS:
-            raise RequestError(f"pooling is {pooling!r}, expected {' or '.join(POOLINGS)}")
-        if (self.artifact.plan.hidden_size is None) == (pooling is None):
-            return
-        if pooling is None:
-            if self.artifact.plan.whole_prompts:
-                raise RequestError(
-                    "the model is an encoder, which makes vectors of texts and writes none: ask for embeddings"
-                )
-            raise RequestError(
-                "the model was loaded for embeddings, and gives no logits: ask embed, or load it without output=hidden"
-            )
-        raise RequestError(
-            "the model was loaded to generate, and gives no hidden rows: load it with "
-            'changes=mlxr.Changes(output="hidden")'
-        )
 
     def speculate(self, draft: "Model | None" = None) -> None:
         """Lets requests that begin from now on try guessed tokens, several in a step: their answers stay the same.
@@ -348,7 +340,7 @@ class Model:
             RequestError: the draft model has another vocabulary, or this model speculates already.
         """
         self._check_open()
-        self._check_output(None)
+        check_output(self.artifact.plan, None)
         if self._speculates:
             raise RequestError("the model speculates already: load it again to guess tokens in another way")
         guesser = None
@@ -380,15 +372,27 @@ class Model:
         """
         self._template_places.insert(0, NamedTemplates({DEFAULT: text}, source))
 
-    def stream(self, prompt: Prompt, *, max_tokens: int | None = None, sampling: Sampling | None = None) -> Generation:
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        adapter: str | None = None,
+    ) -> Generation:
         """The answer to one prompt; iterate over it for the tokens. See `start`."""
-        return self.start([prompt], max_tokens=max_tokens, sampling=sampling)
+        return self.start([prompt], max_tokens=max_tokens, sampling=sampling, adapter=adapter)
 
     def generate(
-        self, prompt: Prompt, *, max_tokens: int | None = None, sampling: Sampling | None = None
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        adapter: str | None = None,
     ) -> Completion:
         """The whole answer to one prompt; see `start`."""
-        return self.start([prompt], max_tokens=max_tokens, sampling=sampling).finish()[0]
+        return self.start([prompt], max_tokens=max_tokens, sampling=sampling, adapter=adapter).finish()[0]
 
     def fill(
         self,
@@ -423,20 +427,16 @@ class Model:
             RequestError: more tokens than the context, none, or an id outside the vocabulary.
         """
         self._check_open()
-        self._check_output(None)
+        check_output(self.artifact.plan, None)
         ids = self.encode(tokens)
-        plan = self.artifact.plan
         if len(ids) > self.limit.tokens:
             raise RequestError(f"{len(ids)} tokens are more than the context of {self.limit.tokens}")
-        chunk = min(plan.max_tokens, plan.max_rows)
-        seq_id = self.pager.add_sequence()
-        try:
-            for start in range(0, len(ids), chunk):
-                self._check_open()
-                request = BatchRequest(seq_id, ids[start : start + chunk], start, "all")
-                yield self.host.read(launch_step(self.host, self.pager, [request]))
-        finally:
-            self.pager.free(seq_id)
+        uses = None if self.default_adapter is None else [self.adapters.use(self.default_adapter).place]
+        yield from logit_chunks(self.artifact.plan, self.pager, ids, self._running_host, uses)
+
+    def _running_host(self) -> Host:
+        self._check_open()
+        return self.host
 
     def running_core(self) -> EngineCore:
         """The core, for threads that do not run it: another one may close the model at any time.

@@ -5,6 +5,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.compiler.artifact import Plan
 from mlxr.compiler.errors import HostError, RequestError
 
 Pooling = Literal["mean", "last", "cls"]
@@ -97,3 +98,30 @@ def finished(vector: Vector, dimensions: int | None = None, normalize: bool = Tr
         return cut
     length = float(np.sqrt(np.sum(cut.astype(np.float64) ** 2)))
     return cut if length == 0.0 else (cut / length).astype(np.float32)
+
+
+def check_output(plan: Plan, pooling: Pooling | None) -> None:
+    """Refuses what a step of a model does not give.
+
+    Args:
+        plan: of the model.
+        pooling: how rows are to be pooled; None: logits are wanted.
+
+    Raises:
+        RequestError: the model was loaded for the other thing.
+    """
+    if pooling is not None and pooling not in POOLINGS:
+        raise RequestError(f"pooling is {pooling!r}, expected {' or '.join(POOLINGS)}")
+    if (plan.hidden_size is None) == (pooling is None):
+        return
+    if pooling is None:
+        if plan.whole_prompts:
+            raise RequestError(
+                "the model is an encoder, which makes vectors of texts and writes none: ask for embeddings"
+            )
+        raise RequestError(
+            "the model was loaded for embeddings, and gives no logits: ask embed, or load it without output=hidden"
+        )
+    raise RequestError(
+        'the model was loaded to generate, and gives no hidden rows: load it with changes=mlxr.Changes(output="hidden")'
+    )

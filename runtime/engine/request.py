@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from mlxr.runtime.cache.block_hashes import BlockHashes
 from mlxr.runtime.cache.tiers.fetch import Fetched
+from mlxr.runtime.engine.adapter_set import AdapterUse
 from mlxr.runtime.engine.answer_text import AnswerText
 from mlxr.runtime.engine.completion import Completion, Event, FinishReason, TokenLogprob
 from mlxr.runtime.engine.constraint import Constraint
@@ -134,6 +135,7 @@ class Request:
         answer: what has been generated.
         deadline: when it ends at the latest, by the core's clock; None: no limit.
         pool: what it wants is its prompt's rows, pooled: it generates nothing; None: an answer.
+        adapter: what is added to the model's weights for it; None: nothing.
         late_ids: those of `stop_ids` that end nothing where a forced text or the constraint goes on after them.
         run: how far the scheduler has brought it.
         draft: what is guessed of it.
@@ -153,6 +155,7 @@ class Request:
     deadline: float | None = None
     pool: Pool | None = None
     late_ids: Collection[int] = ()
+    adapter: AdapterUse | None = None
     run: RunState = field(default_factory=RunState)
     draft: Draft = field(default_factory=Draft)
     fetch: TierFetch = field(default_factory=TierFetch)

@@ -29,7 +29,7 @@ from mlxr.runtime.engine.constraint.constraint import Mask
 from mlxr.runtime.engine.request import Request, RunState
 from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.engine.sampling import Row, Sampled
-from mlxr.runtime.hosts.batch import MOST_TOPS, Batch, BatchRequest, DecodeRequests, Rows
+from mlxr.runtime.hosts.batch import MOST_TOPS, NO_ADAPTER, Batch, BatchRequest, DecodeRequests, Rows
 from mlxr.runtime.hosts.host import Host, Logits
 
 SaveEvicted = Callable[[Sequence[Evicted]], None]
@@ -77,6 +77,7 @@ class Decode(NamedTuple):
         seq_ids: their sequences.
         tokens: all that are known of each; these grow.
         rows: how the next token of each is chosen, in the first of the steps.
+        adapters: what each uses, as a batch takes it; None: none uses any.
     """
 
     requests: list[Request]
@@ -84,6 +85,7 @@ class Decode(NamedTuple):
     seq_ids: list[int]
     tokens: list[list[int]]
     rows: list[Row]
+    adapters: list[tuple[int, float]] | None
 
 
 class Step:
@@ -198,7 +200,8 @@ class Step:
             requests = _batch_requests(self.parts)
             on_device = None if before is None else _tokens_on_device(before, self.parts, requests)
         tops = self.tops() if host.gathers_tops else 0
-        logits = launch_step(host, pager, requests, on_device, save, tops)
+        adapters = self.decode.adapters if self.decode is not None else _adapters([p.request for p in self.parts])
+        logits = launch_step(host, pager, requests, on_device, save, tops, adapters)
         if self.decode is not None:
             rows = self.decode.rows
             self.samples = Samples(host, logits, range(len(rows)), rows, self.num_repeats)
@@ -300,7 +303,15 @@ def _decode(parts: Sequence[Part]) -> Decode | None:
         seq_ids.append(run.seq_id)
         tokens.append(answer.tokens)
         rows.append(Row(request.sampler, run.computed + 1 - request.prompt_length))
-    return Decode([part.request for part in parts], runs, seq_ids, tokens, rows)
+    requests = [part.request for part in parts]
+    return Decode(requests, runs, seq_ids, tokens, rows, _adapters(requests))
+
+
+def _adapters(requests: Sequence[Request]) -> list[tuple[int, float]] | None:
+    """The slots and scales of the adapters that requests use; None: none uses any."""
+    if all(request.adapter is None for request in requests):
+        return None
+    return [NO_ADAPTER if request.adapter is None else request.adapter.place for request in requests]
 
 
 def _batch_requests(parts: Sequence[Part]) -> list[BatchRequest]:
@@ -351,6 +362,7 @@ def launch_step(
     tokens: mx.array | None = None,
     save: SaveEvicted | None = None,
     tops: int = 0,
+    adapters: Sequence[tuple[int, float]] | None = None,
 ) -> Logits:
     """Grows sequences, copies the blocks that they share, and runs the host's step; its logits may be lazy.
 
@@ -362,6 +374,7 @@ def launch_step(
         save: is given the blocks that the prefix cache gave up, while they still hold what they held; None: they are
             lost.
         tops: see `Batch.tops`.
+        adapters: what each sequence uses, see `Batch.using`; None: none uses any.
 
     Raises:
         ArenaFullError: the arena cannot hold all requests; nothing has been appended.
@@ -370,6 +383,8 @@ def launch_step(
     batch = Batch.build(requests, pager, host.plan.query_tile, tokens)
     if tops:
         batch = replace(batch, tops=tops)
+    if adapters is not None:
+        batch = batch.using(adapters)
     copy_shared_blocks(host, pager, save)
     return host.step(batch)
 

@@ -25,6 +25,8 @@ Rows = Literal["last", "all", "none"]
 
 MOST_TOPS = 256
 """Most of `Batch.tops`."""
+NO_ADAPTER = (-1, 0.0)
+"""Slot and scale of a sequence that uses no adapter; see `Batch.using`."""
 _LOWEST, _HIGHEST = int(np.iinfo(np.int32).min), int(np.iinfo(np.int32).max)
 
 
@@ -237,7 +239,7 @@ class Batch:
     @property
     def with_adapters(self) -> "Batch":
         """This, with the adapters that its tokens use, of which there may be none."""
-        return self if self.adapters is not None else self.using([(-1, 0.0)] * self.num_seqs)
+        return self if self.adapters is not None else self.using([NO_ADAPTER] * self.num_seqs)
 
     @property
     def types_of_tokens(self) -> Int32Array:

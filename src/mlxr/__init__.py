@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import os
 
     from mlxr.compiler.artifact import Artifact
+    from mlxr.compiler.spec.adapters import Adapters
     from mlxr.compiler.spec.change import Changes
     from mlxr.compiler.spec.model import ModelSpec
     from mlxr.compiler.spec.parallel import Parallel
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 __all__ = [
+    "Adapters",
     "ArenaError",
     "ArenaFullError",
     "Artifact",
@@ -114,6 +116,7 @@ _HOMES = {
     "Artifact": "mlxr.compiler.artifact",
     "Changes": "mlxr.compiler.spec.change",
     "ModelSpec": "mlxr.compiler.spec.model",
+    "Adapters": "mlxr.compiler.spec.adapters",
     "Parallel": "mlxr.compiler.spec.parallel",
     "Completion": "mlxr.runtime.engine.completion",
     "Conversation": "mlxr.runtime.engine.conversation",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxr.cli.argparse_types import text_argument
-from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
+from mlxr.cli.model_arguments import add_adapter_argument, add_context_argument, add_model_arguments, load_model
 from mlxr.cli.pull_progress import pull_absent
 from mlxr.cli.reasoning_options import add_reasoning_arguments, reasoning_of, tell_without_effect
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_line, sampling_of
@@ -40,6 +40,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     add_model_arguments(parser)
     add_context_argument(parser)
+    add_adapter_argument(parser)
     add_speculation_arguments(parser)
     add_tier_arguments(parser)
     parser.add_argument(

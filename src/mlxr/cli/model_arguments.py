@@ -14,6 +14,7 @@ from mlxr.compiler.cli.parser import meant_choice
 from mlxr.compiler.cli.spec_options import add_type_arguments
 from mlxr.compiler.errors import ContextError, RequestError
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
+from mlxr.loading.adapter_paths import adapter_paths
 from mlxr.loading.find_model import MODEL_HELP, find_model
 from mlxr.loading.load import load_found
 from mlxr.loading.options import LoadOptions
@@ -126,6 +127,15 @@ def add_context_argument(parser: argparse.ArgumentParser, *, takes_specs: bool =
     )
 
 
+def add_adapter_argument(parser: argparse.ArgumentParser) -> None:
+    """The argument that names a LoRA adapter."""
+    parser.add_argument(
+        "--adapter",
+        metavar="PATH[:SCALE]",
+        help="a LoRA adapter to use: a folder of PEFT or mlx-lm, or a GGUF file; SCALE multiplies it",
+    )
+
+
 @contextmanager
 def telling_of_force() -> Iterator[None]:
     """Adds to the error of a context that is too long which option of `add_context_argument` allows it."""
@@ -166,6 +176,7 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES, *, needs_
             draft=getattr(args, "draft", None),
             prompt_lookup=getattr(args, "prompt_lookup", False),
             mtp=getattr(args, "mtp", "off"),
+            adapters=adapter_paths(getattr(args, "adapter", None)),
             needs_text=needs_text,
             progress=show,
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxr.cli.argparse_types import model_name, token_count
-from mlxr.cli.model_arguments import add_model_arguments, load_model
+from mlxr.cli.model_arguments import add_adapter_argument, add_model_arguments, load_model
 from mlxr.cli.terminal import ProgressLine
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.spec.change import Changes
@@ -32,6 +32,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "before texts.",
     )
     add_model_arguments(parser)
+    add_adapter_argument(parser)
     parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="the text, UTF-8")
     parser.add_argument(
         "--context", dest="window", type=token_count, default=512, metavar="N", help="tokens of a window (default: 512)"
@@ -66,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
         model = loaded.enter_context(load_model(args, needed, needs_text=True))
         original = None
         if args.against is not None:
-            named = argparse.Namespace(**vars(args) | {"model": args.against, "weights": None, "tokenizer": None})
+            named = argparse.Namespace(
+                **vars(args) | {"model": args.against, "weights": None, "tokenizer": None, "adapter": None}
+            )
             original = loaded.enter_context(load_model(named, needed))
         return _measure(model, original, args, text)
 

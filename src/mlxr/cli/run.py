@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
-from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
+from mlxr.cli.model_arguments import add_adapter_argument, add_context_argument, add_model_arguments, load_model
 from mlxr.cli.prompt_options import add_prompt_arguments, prompt_ids
 from mlxr.cli.prompt_source import add_prompt_source, read_prompt
 from mlxr.cli.pull_progress import pull_absent
@@ -32,6 +32,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     add_model_arguments(parser)
     add_context_argument(parser)
+    add_adapter_argument(parser)
     add_speculation_arguments(parser)
     add_tier_arguments(parser)
     add_link_argument(parser)

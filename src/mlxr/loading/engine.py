@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.loading.adapter_paths import AnyAdapter, adapter_paths
 from mlxr.loading.load import load_with
 from mlxr.loading.options import USUAL_SEQUENCES, LoadOptions, Mtp
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
@@ -44,6 +45,7 @@ class Engine(EngineThread):
         mtp: Mtp = "auto",
         most_bytes: int | None = None,
         control: str | None = None,
+        adapter: AnyAdapter | None = None,
         progress: "Progress | None" = None,
     ) -> None:
         """Loads the model.
@@ -63,6 +65,7 @@ class Engine(EngineThread):
             mtp: as for `mlxr.load`.
             most_bytes: as for `mlxr.load`.
             control: as for `mlxr.load`.
+            adapter: as for `mlxr.load`; requests choose by `adapter` of `generate`.
             progress: as for `mlxr.load`.
 
         Raises:
@@ -81,6 +84,7 @@ class Engine(EngineThread):
             mtp=mtp,
             most_bytes=most_bytes,
             control=control,
+            adapters=adapter_paths(adapter),
             progress=progress,
         )
         super().__init__(partial(load_with, model, options.for_engine(max_sequences)), max_waiting=max_waiting)

@@ -13,6 +13,7 @@ from mlxr.compiler.parallel.split_for import split_for
 from mlxr.compiler.spec.change import NO_CHANGES, Changes, changed
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.early import Early
+from mlxr.loading.adapter_paths import AnyAdapter, adapter_paths
 from mlxr.loading.artifact_cache import cached_artifact
 from mlxr.loading.eagle_head import EagleHead, eagle_head
 from mlxr.loading.find_model import FoundModel, find_model
@@ -49,6 +50,7 @@ def load(
     control: str | None = None,
     ranks: int | None = None,
     needs_text: bool = False,
+    adapter: AnyAdapter | None = None,
     progress: "Progress | None" = None,
 ) -> "Model":
     """Loads a model. If it is not compiled yet, it is compiled for the host, and cached.
@@ -78,6 +80,8 @@ def load(
             as `mlx.launch` started. 1: each of these loads a whole model for itself.
         needs_text: whether a model without a tokenizer that can be used is refused, before anything is compiled; token
             ids need none.
+        adapter: a LoRA adapter, of PEFT, mlx-lm or GGUF, that all generations use; or several by name, of which they
+            choose one. A path may end with :SCALE.
         progress: called with what is being loaded and how far it is.
 
     Raises:
@@ -102,6 +106,7 @@ def load(
             control=control,
             ranks=ranks,
             needs_text=needs_text,
+            adapters=adapter_paths(adapter),
             progress=progress,
         ),
     )
@@ -117,6 +122,7 @@ def load_found(found: FoundModel) -> "Model":
     from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
     from mlxr.runtime.weights.headers_read_once import headers_read_once  # noqa: PLC0415
 
+    found = _with_places(found)
     where = resolve_host(found.options.host)
     _check_types(where, found.options.changes)
     if where.deterministic and found.kind != "artifact":
@@ -125,6 +131,7 @@ def load_found(found: FoundModel) -> "Model":
     with headers_read_once(), garbage_waits():
         model = _with_or_without_head(found, where)
         _speculate(model, found.options)
+        _load_adapters(model, found.options)
     if found.registered is not None:
         note_use(found.registered)
     if (template := found.options.template) is not None:
@@ -133,6 +140,27 @@ def load_found(found: FoundModel) -> "Model":
         source = "given to load" if is_given or known is None else f"that {known.name} was added with"
         model.use_template(template, f"the template {source}")
     return model
+
+
+def _with_places(found: FoundModel) -> FoundModel:
+    """The model, compiled with places for the adapters that it is loaded with, unless places are asked for."""
+    options = found.options
+    if not options.adapters or options.changes.adapters is not None:
+        return found
+    changes = replace(options.changes, adapters=options.adapters.places())
+    return replace(found, options=replace(options, changes=changes))
+
+
+def _load_adapters(model: "Model", options: LoadOptions) -> None:
+    """Loads the adapters that the options name."""
+    try:
+        for adapter in options.adapters.paths:
+            loaded = model.load_adapter(adapter.path, adapter.name, adapter.scale)
+            if options.adapters.for_all:
+                model.default_adapter = loaded.name
+    except BaseException:
+        model.close()
+        raise
 
 
 def _check_types(host: HostEntry, changes: Changes) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
+from mlxr.loading.adapter_paths import NO_ADAPTERS, GivenAdapters
 from mlxr.runtime.argument_types import PATH, expect, whole_number
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.hosts.registry import AUTO
@@ -43,6 +44,7 @@ class LoadOptions:
         prompt_lookup: whether tokens are guessed without a model, where the text repeats itself.
         mtp: whether the model's own head guesses tokens: `auto`: if it has one, as long as that pays, and not beside a
             draft model or prompt lookup; `on`: it must have one; `off`: never.
+        adapters: LoRA adapters that are loaded with it, and places for more.
         shrink_arena: whether the arena may be smaller than the spec says, if this machine lacks memory now.
         most_bytes: memory that it may take, mapped weights included, a draft model not; None: what is free.
         control: of a model that is split over several ranks: HOST:PORT at which rank 0 listens for the others; None:
@@ -63,6 +65,7 @@ class LoadOptions:
     draft: "str | os.PathLike[str] | None" = None
     prompt_lookup: bool = False
     mtp: Mtp = "auto"
+    adapters: GivenAdapters = NO_ADAPTERS
     shrink_arena: bool = False
     most_bytes: int | None = None
     control: str | None = None

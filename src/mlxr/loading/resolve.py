@@ -130,7 +130,10 @@ def spec_of(found: FoundModel, changes: Changes | None = None) -> tuple[ModelSpe
 
         spec, own = import_model(Path(str(found.model)), _import_options(changes))
         return changed(
-            spec, Changes(parallel=changes.parallel, keep_windows=changes.keep_windows, mtp=changes.mtp)
+            spec,
+            Changes(
+                parallel=changes.parallel, keep_windows=changes.keep_windows, mtp=changes.mtp, adapters=changes.adapters
+            ),
         ), own
     path = find_spec(str(found.model))
     spec = load_spec(path)

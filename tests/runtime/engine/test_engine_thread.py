@@ -209,7 +209,7 @@ def test_bad_requests_are_refused_at_once(setup: Setup) -> None:
     ):
         with pytest.raises(kind):
             setup.engine.stream(PROMPTS[0], **terms)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="adapters are not supported"):
+    with pytest.raises(RequestError, match="the model was loaded without places for adapters"):
         setup.engine.generate_all(PROMPTS[:1], adapter="mine")
     with pytest.raises(RequestError, match="n is 5, and at most 4 requests may wait: ask for fewer answers"):
         setup.engine.stream(PROMPTS[0], mlxr.Sampling(n=5))

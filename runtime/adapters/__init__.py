@@ -1,0 +1,1 @@
+"""Low-rank adapters (LoRA) in files: of PEFT, of mlx-lm, and GGUF."""
