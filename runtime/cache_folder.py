@@ -1,4 +1,4 @@
-"""Where MLXR caches what it can make again: compiled artifacts, libraries of hosts, and blocks of KV caches."""
+"""Where MLXR caches what it can make again: artifacts, libraries of hosts, blocks of KV caches, packed weights."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,8 @@ from mlxr.compiler.errors import MlxrError
 
 KV_FOLDER = "kv"
 """The folder of the blocks of KV caches."""
+PACKED_FOLDER = "packed"
+"""The folder of packed weights, and of what is known of the disk that they are on."""
 
 
 def cache_root() -> Path:

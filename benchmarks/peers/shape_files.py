@@ -317,8 +317,39 @@ def _gemma(layers: int) -> PublishedShape:
     )
 
 
+def _qwen_3_moe(layers: int) -> PublishedShape:
+    h, heads, kv_heads, head_dim, experts, width = 2048, 32, 4, 128, 128, 768
+
+    def layer(_: int) -> Sizes:
+        q, kv = heads * head_dim, kv_heads * head_dim
+        attention = _weights(attn_norm=(h,), attn_q=(q, h), attn_k=(kv, h), attn_v=(kv, h), attn_output=(h, q))
+        norms = _weights(attn_q_norm=(head_dim,), attn_k_norm=(head_dim,), ffn_norm=(h,), ffn_gate_inp=(experts, h))
+        return attention | norms | _mlp(h, width, "_exps", (experts,))
+
+    return PublishedShape(
+        "qwen3moe",
+        layers,
+        h,
+        {
+            "feed_forward_length": 6144,
+            "attention.head_count": heads,
+            "attention.head_count_kv": kv_heads,
+            "attention.key_length": head_dim,
+            "attention.value_length": head_dim,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+            "rope.freq_base": 1e6,
+            "expert_count": experts,
+            "expert_used_count": 8,
+            "expert_feed_forward_length": width,
+        },
+        layer,
+        {"output.weight": (_VOCAB, h)},
+    )
+
+
 SHAPES: Mapping[str, Callable[[int], PublishedShape]] = {
     "qwen1.5-moe-a2.7b": _qwen,
+    "qwen3-30b-a3b": _qwen_3_moe,
     "glm-4.7-flash": _glm,
     "gemma-4-e4b": _gemma,
     "lfm2.5-1.2b": _lfm2,
@@ -330,6 +361,7 @@ SHAPES: Mapping[str, Callable[[int], PublishedShape]] = {
 """Published shapes by name, of so many layers, with fewer words."""
 FEW_LAYERS = {
     "qwen1.5-moe-a2.7b": 4,
+    "qwen3-30b-a3b": 4,
     "glm-4.7-flash": 5,
     "gemma-4-e4b": 12,
     "lfm2.5-1.2b": 16,

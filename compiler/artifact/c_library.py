@@ -17,6 +17,9 @@ class CTensor(Record):
         shape: [rows, columns] or [elements].
         size_bytes: its size in memory; packed panels are whole, so rows are rounded up to 16.
         parts: the tensors of files that make it up, in order; a matrix has one.
+        matrices: how many matrices of as many rows it consists of, one for each expert; each begins at a multiple of
+            `stride`.
+        chosen: how many of them a token is multiplied with.
     """
 
     name: str
@@ -25,6 +28,13 @@ class CTensor(Record):
     shape: tuple[int, ...]
     size_bytes: int
     parts: tuple[TensorSource, ...]
+    matrices: int = 1
+    chosen: int = 1
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one of its matrices to the next."""
+        return self.size_bytes // self.matrices
 
 
 class CLibrary(Record):
@@ -36,6 +46,7 @@ class CLibrary(Record):
         tensors: every weight, in the order in which `mlxr_open` takes their addresses.
         shared_bytes, thread_bytes: scratch memory that all threads share, and of each thread.
         step_batches: how many batches a step may have; see `Lowered`.
+        packing: a hash of all that decides what panels look like; empty: it has none.
     """
 
     abi: int
@@ -44,3 +55,4 @@ class CLibrary(Record):
     shared_bytes: int
     thread_bytes: int
     step_batches: int = 1
+    packing: str = ""

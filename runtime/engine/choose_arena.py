@@ -8,10 +8,12 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import ArenaGeometry, Artifact, size
 from mlxr.compiler.errors import HostError, blaming_head
+from mlxr.runtime.engine.choose_resident import maps_weights, resident_bytes, tell_speed
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.hosts.host import Host
-from mlxr.runtime.memory.fitting_arena import ContextLimit, Footprint, block_bytes, fitting_arena
+from mlxr.runtime.memory.fitting_arena import ContextLimit, Footprint, block_bytes, fitting_arena, least_arena
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
+from mlxr.runtime.memory.mmap_choice import Mmap
 from mlxr.runtime.weights.weight_file import WeightFile
 
 
@@ -36,11 +38,13 @@ class ChosenArena(NamedTuple):
         geometry: the plan's, perhaps with another number of blocks and a shorter context.
         limit: its context, and why it is that.
         notes: what people should know about memory, as in `Host.notes`.
+        resident: see `Host.from_file`.
     """
 
     geometry: ArenaGeometry
     limit: ContextLimit
     notes: tuple[str, ...]
+    resident: int | None
 
 
 def choose_arena(
@@ -52,6 +56,7 @@ def choose_arena(
     tier_memory: int = 0,
     shrink: bool = False,
     most_bytes: int | None = None,
+    mmap: Mmap = "auto",
     needed_context: int = 1,
     head: Head | None = None,
 ) -> ChosenArena:
@@ -65,6 +70,7 @@ def choose_arena(
         tier_memory: bytes of the machine's memory that the cache will use besides the arena.
         shrink: whether the arena may be smaller than the plan's, see `fitting_arena`.
         most_bytes: memory that the model may take, mapped weights included; None: what is free.
+        mmap: whether packed weights are mapped from a file of the cache, on a host that packs them.
         needed_context: tokens that a sequence must be able to have, where the spec leaves the context to memory.
         head: the head that guesses for the model; None: there is none.
 
@@ -73,7 +79,7 @@ def choose_arena(
         HostError: there is too little memory.
     """
     host, plan = entry.load(), artifact.plan
-    footprint, free = footprint_of(host, artifact, file, threads, head), host.free_memory()
+    free = host.free_memory()
     if most_bytes is not None and most_bytes < free.free_bytes:
         free = FreeMemory(most_bytes, most_bytes, "what models may take here")
     if host.has_own_memory:
@@ -85,6 +91,11 @@ def choose_arena(
             )
         tier_memory = 0
     target = entry.target_among(plan.targets)
+    footprint = footprint_of(host, artifact, file, threads, head)
+    others = footprint.activation_bytes + tier_memory + least_arena(artifact, target, needed_context).size_bytes
+    fits = footprint.weights_bytes + others <= free.free_bytes
+    if maps := maps_weights(host, artifact, file, mmap, fits=fits, threads=threads):
+        footprint = footprint_of(host, artifact, file, threads, head, resident=0)
     with nullcontext() if head is None else blaming_head():  # without it, there would be more room
         arena = fitting_arena(
             artifact,
@@ -105,22 +116,34 @@ def choose_arena(
             f"{planned.num_blocks * planned.block_size}: {free.owner} has {size(free.free_bytes)} of memory free"
         )
     left = free.free_bytes - footprint.weights_bytes - footprint.activation_bytes - tier_memory - arena.size_bytes
+    resident = resident_bytes(artifact, target, footprint, left) if maps else None
+    if resident:
+        before, footprint = footprint, footprint_of(host, artifact, file, threads, head, resident=resident)
+        left -= footprint.weights_bytes - before.weights_bytes
+    if maps:
+        tell_speed(artifact, target, footprint, free, left, threads)
     if footprint.mapped_bytes > left:
         notes.append(
             f"{size(footprint.mapped_bytes)} of weights are mapped from their file, but only {size(left)} of memory "
             "are free for them: they will be read from the disk again and again; close other programs"
         )
-    return ChosenArena(arena, limit, tuple(notes))
+    return ChosenArena(arena, limit, tuple(notes), resident)
 
 
 def footprint_of(
-    host: type[Host], artifact: Artifact, file: WeightFile, threads: int | None, head: Head | None
+    host: type[Host],
+    artifact: Artifact,
+    file: WeightFile,
+    threads: int | None,
+    head: Head | None,
+    *,
+    resident: int | None = None,
 ) -> Footprint:
     """What a model and its head, if it has one, take on a host; of the same weights there is one copy."""
-    model = host.footprint(artifact, file, threads)
+    model = host.footprint(artifact, file, threads, resident=resident)
     if head is None:
         return model
-    own = host.footprint(head.artifact, head.file, threads)
+    own = host.footprint(head.artifact, head.file, threads, resident=resident and 0)
     shared = sum(weight.size_bytes for weight in head.artifact.plan.weights if weight in artifact.plan.weights)
     weights = max(0, own.weights_bytes - shared)
     mapped = max(0, own.mapped_bytes - max(0, shared - own.weights_bytes))

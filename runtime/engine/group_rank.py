@@ -12,6 +12,7 @@ from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.select import check_host, make_host
 from mlxr.runtime.memory.fitting_arena import has_free_size, of_blocks
+from mlxr.runtime.memory.mmap_choice import Mmap
 from mlxr.runtime.parallel.follower import Follower
 from mlxr.runtime.parallel.leader import Leader
 from mlxr.runtime.parallel.leader_host import LeaderHost
@@ -117,6 +118,7 @@ class FollowingRank(_Rank):
         threads: int | None = None,
         shrink_arena: bool = False,
         most_bytes: int | None = None,
+        mmap: Mmap = "auto",
         needed_context: int = 1,
     ) -> None:
         """Loads this rank's part of the model, and runs the steps that rank 0 describes until that ends.
@@ -128,6 +130,7 @@ class FollowingRank(_Rank):
             threads: as for `Model`.
             shrink_arena: as for `Model`.
             most_bytes: as for `Model`.
+            mmap: as for `Model`.
             needed_context: as for `Model`.
 
         Raises:
@@ -144,10 +147,12 @@ class FollowingRank(_Rank):
                 threads=threads,
                 shrink=shrink_arena,
                 most_bytes=self.most_bytes(entry, most_bytes),
+                mmap=mmap,
                 needed_context=needed_context,
             )
             geometry = self.agree(chosen.geometry, file, entry)
-            runner = make_host(host, artifact, file, entry.load().arena_type(geometry), threads=threads)
+            arena = entry.load().arena_type(geometry)
+            runner = make_host(host, artifact, file, arena, threads=threads, resident=chosen.resident)
         except MlxrError as error:
             self.side.give_up(str(error))
             raise

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from weakref import WeakSet
 
@@ -41,6 +42,7 @@ from mlxr.runtime.engine.warm_up import warm_up
 from mlxr.runtime.hosts.host import Host, Progress
 from mlxr.runtime.hosts.select import check_host, make_host
 from mlxr.runtime.memory.fitting_arena import context_line
+from mlxr.runtime.memory.mmap_choice import Mmap
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.find_chat_template import Place, ReadMetadata, load_chat_template
 from mlxr.runtime.tokenizer.infill import Gap, infill_prompt
@@ -76,6 +78,7 @@ class Model(ModelAdapters):
         tiers: TierSizes = NO_TIERS,
         shrink_arena: bool = False,
         most_bytes: int | None = None,
+        mmap: Mmap = "auto",
         needed_context: int = 1,
         progress: Progress | None = None,
         ranks: LeadingRank | None = None,
@@ -96,6 +99,7 @@ class Model(ModelAdapters):
             shrink_arena: whether the arena may have fewer blocks than the plan, if this machine lacks memory now; at
                 least a sequence of full context fits into it.
             most_bytes: memory that it may take, mapped weights included; None: what is free.
+            mmap: whether packed weights are mapped from a file of the cache, on a host that packs them.
             needed_context: tokens that a sequence must be able to have, where the spec leaves the context to memory.
             progress: called as loading proceeds.
             ranks: the other ranks that execute parts of the model, of which the artifact is rank 0's; None: it is
@@ -139,6 +143,7 @@ class Model(ModelAdapters):
             tier_memory=tiers.memory_bytes,
             shrink=shrink_arena,
             most_bytes=most_bytes if ranks is None else ranks.most_bytes(entry, most_bytes),
+            mmap=mmap,
             needed_context=needed_context,
             head=head,
         )
@@ -148,7 +153,8 @@ class Model(ModelAdapters):
             self.limit = replace(chosen.limit, tokens=geometry.context, why="another rank has less memory free")
         self.arena = entry.load().arena_type(geometry)
         self.pager = Pager.from_geometry(geometry, record_evictions=bool(tiers))
-        self.host = make_host(host, artifact, file, self.arena, threads=threads, progress=progress)
+        load = partial(make_host, host, threads=threads, progress=progress)
+        self.host = load(artifact, file, self.arena, resident=chosen.resident)
         if ranks is not None:
             self.host = ranks.lead(self.host)
         self._notes: tuple[str, ...] = chosen.notes
@@ -161,7 +167,7 @@ class Model(ModelAdapters):
         self._head: OwnHead | None = None
         if head is not None:
             with blaming_head():
-                runner = make_host(host, *head[:2], self.arena, threads=threads, progress=progress, lender=self.host)
+                runner = load(*head[:2], self.arena, lender=self.host, resident=chosen.resident and 0)
                 self._head = OwnHead(runner, self.pager, self.core.save_evicted, progress, head.ids)
             self.core.speculator = Speculator(self._head)
             self._speculates = artifact.spec.model.eagle is not None

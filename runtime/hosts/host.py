@@ -49,6 +49,8 @@ class Host(ABC):
 
     gathers_tops: bool = False
     """Whether it runs a part of a model, and exchanges only the greatest logits where `Batch.tops` allows it."""
+    packs_weights: ClassVar[bool] = False
+    """Whether it packs quantised weights, which it can then map from a file."""
     has_own_memory: ClassVar[bool] = False
     """Whether weights and arena are in memory of a GPU, and not in the machine's."""
     arena_type: ClassVar[type[Arena]] = Arena
@@ -80,6 +82,7 @@ class Host(ABC):
         threads: int | None = None,
         progress: Progress | None = None,
         lender: Self | None = None,
+        resident: int | None = None,
     ) -> Self:
         """Loads what the host needs from a weight file, and prepares to execute; for every host that users name.
 
@@ -90,6 +93,8 @@ class Host(ABC):
             threads: how many threads to run, on hosts that take a number; None: one for each usable core.
             progress: called as loading proceeds.
             lender: a host whose weights it uses where they are the same; None: it loads all.
+            resident: most bytes of packed weights that are in memory, where the host `packs_weights`; the others are
+                mapped from a file of the cache. None: all are in memory.
 
         Raises:
             WeightsError: the weights are corrupt or of another model.
@@ -99,19 +104,35 @@ class Host(ABC):
         raise NotImplementedError(f"{cls.__name__} is not made of a file")
 
     @classmethod
-    def footprint(cls, artifact: Artifact, file: WeightFile, threads: int | None = None) -> Footprint:
+    def footprint(
+        cls, artifact: Artifact, file: WeightFile, threads: int | None = None, *, resident: int | None = None
+    ) -> Footprint:
         """What the model takes on this host besides its arena; reads nothing but the file's headers.
 
         Args:
             artifact: the compiled model.
             file: its weights.
             threads: as in `from_file`.
+            resident: as in `from_file`.
 
         Raises:
             WeightsError: the weights are of another model.
         """
         memory = (artifact.plan.first if cls.target is None else artifact.plan.program(cls.target)).memory
         return Footprint(memory.weights_bytes, 0, memory.activation_bytes)
+
+    @classmethod
+    def has_packed(cls, artifact: Artifact, file: WeightFile) -> bool:
+        """Whether the file of packed weights is in the cache, so that `from_file` need not pack any.
+
+        Args:
+            artifact: the compiled model.
+            file: its weights.
+
+        Raises:
+            WeightsError: the weights cannot be read.
+        """
+        return False
 
     @classmethod
     def free_memory(cls) -> FreeMemory:
@@ -299,8 +320,9 @@ class ArrayHost(Host):
         threads: int | None = None,
         progress: Progress | None = None,
         lender: Self | None = None,
+        resident: int | None = None,
     ) -> Self:
-        """See `Host.from_file`. These hosts ignore `threads`."""
+        """See `Host.from_file`. These hosts ignore `threads` and `resident`."""
         return cls(artifact, cls.read_arrays(artifact, file, progress, lender), arena)
 
     @classmethod

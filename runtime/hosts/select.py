@@ -1,6 +1,7 @@
 """Chooses a host by name, checks that it can run here, and makes it."""
 
 from collections.abc import Collection
+from functools import partial
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError
@@ -68,6 +69,7 @@ def make_host(
     threads: int | None = None,
     progress: Progress | None = None,
     lender: Host | None = None,
+    resident: int | None = None,
 ) -> Host:
     """The host of a name, its weights loaded, ready to run.
 
@@ -79,13 +81,15 @@ def make_host(
         threads: how many threads host cpu runs; None: one for each core that this process may use.
         progress: told of the loading.
         lender: a host of the same name whose weights it uses where they are the same; None: it loads all.
+        resident: as for `Host.from_file`.
 
     Raises:
         WeightsError: the weights are corrupt or of another model.
         HostError: there is no such host, this machine cannot run it, or a kernel cannot be built.
     """
     entry = resolve_host(name, artifact.plan.targets)
-    return entry.load().from_file(artifact, file, arena, threads=threads, progress=progress, lender=lender)
+    make = partial(entry.load().from_file, artifact, file, arena, threads=threads, progress=progress)
+    return make(lender=lender, resident=resident)
 
 
 def array_host(name: str) -> type[ArrayHost]:

@@ -42,6 +42,7 @@ typedef struct mlxr_worker {
     int tid, threads;
     uint8_t *scratch;  // this thread's own, 64-byte aligned
     uint8_t *shared;   // all threads', 64-byte aligned
+    uint64_t asked;    // bytes of experts that it asked the system to read
 } mlxr_worker;
 
 typedef struct mlxr_model {
@@ -53,6 +54,7 @@ typedef struct mlxr_model {
     uint64_t *launches;
     int threads;
     int lent;  // whether the activations are the caller's memory
+    int reads_ahead;  // whether weights may not be in memory, so that the system is asked to read those that come next
 } mlxr_model;
 
 // The items [*first, *last) of n that fall to this thread.

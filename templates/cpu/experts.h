@@ -5,6 +5,11 @@
 //
 // A (token, choice) pair is a row. Pairs are sorted by expert, so that each chosen expert is one product of its rows, by
 // the same ways as any projection, and its weights are read once a step; those of the others are not read at all.
+//
+// Weights that are mapped from a file may not be in memory. Where the runtime says so (mlxr_read_ahead), threads ask the
+// system for those of the experts that come next, and for what is multiplied after them, and go on.
+#include <sys/mman.h>
+#include <unistd.h>
 
 // What was chosen, and what becomes of it.
 typedef struct {
@@ -13,6 +18,9 @@ typedef struct {
     int tokens, count, top_k;
     int inputs_of_pairs;  // inputs are [tokens * top_k] rows, else [tokens]
     int summed;           // outputs are summed over a token's choices, else kept apart
+    size_t stride, up_stride;  // bytes from one expert's matrix to the next one's
+    const uint8_t *later;      // the tensor that the outputs are multiplied with next, by the same choice; NULL: none
+    size_t later_stride;
 } mlxr_choice;
 
 // Pairs sorted by expert: those of expert e are [starts[e], starts[e + 1]); those of other ranks' come before them all.
@@ -68,8 +76,64 @@ MLXR_INLINE void mlxr_expert(int m, int K, int few, int wide, const mlxr_segment
     if (columns) mlxr_tiles_off();
 }
 
+// What a thread asks for beyond what it has come to, in bytes, and in one call, which takes no more than the disk's
+// read-ahead of one request.
+#define MLXR_MOST_ASKED ((size_t)16 << 20)
+#define MLXR_ASKED_AT_ONCE ((size_t)128 << 10)
+
+// Has the system read pages of a mapped file that are not in memory, without waiting. Counts the bytes.
+MLXR_OUTLINE size_t mlxr_ask(mlxr_worker *w, const uint8_t *from, size_t bytes) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), before = (uintptr_t)from % page;
+    from -= before;
+    for (size_t at = 0; at < bytes + before; at += MLXR_ASKED_AT_ONCE) {
+        const size_t left = bytes + before - at;
+        madvise((void *)(uintptr_t)(from + at), left < MLXR_ASKED_AT_ONCE ? left : MLXR_ASKED_AT_ONCE, MADV_WILLNEED);
+    }
+    w->asked += bytes;
+    return bytes;
+}
+
+// Panels [first, last) of expert e's outputs.
+MLXR_INLINE size_t mlxr_ask_panels(mlxr_worker *w, const mlxr_choice *c, const mlxr_segment *s, int e, int first, int last) {
+    if (first >= last) return 0;
+    const size_t a = s->matrix->panel_bytes, b = s->up ? s->up_matrix->panel_bytes : 0, n = (size_t)(last - first);
+    size_t bytes = mlxr_ask(w, s->w + (size_t)e * c->stride + (size_t)first * a, n * a);
+    if (s->up) bytes += mlxr_ask(w, s->up + (size_t)e * c->up_stride + (size_t)first * b, n * b);
+    return bytes;
+}
+
+// This thread's part of the later tensor of all chosen experts, unless that is more than it should ask for.
+MLXR_INLINE void mlxr_ask_later(mlxr_worker *w, const mlxr_choice *c, const int32_t *starts) {
+    int experts = 0, number = 0;
+    for (int e = 0; e < c->count; e++) experts += starts[e + 1] > starts[e];
+    if (!c->later || (size_t)experts * c->later_stride > MLXR_MOST_ASKED * (size_t)w->threads) return;
+    for (int e = 0; e < c->count; e++)
+        if (starts[e + 1] > starts[e] && number++ % w->threads == w->tid)
+            mlxr_ask(w, c->later + (size_t)e * c->later_stride, c->later_stride);
+}
+
 // What a unit of an expert with m rows costs: a time to read it, and some more for each row.
 MLXR_INLINE int64_t mlxr_expert_cost(int m) { return m ? 32 + m : 0; }
+
+// How far a thread has asked for the weights that fall to it.
+typedef struct {
+    mlxr_split coming;
+    int next;            // the next expert
+    size_t asked, done;  // bytes that were asked for, and that it has come to
+} mlxr_ahead;
+
+// Asks for more. Of sums, units [first, last) of each expert are this thread's.
+MLXR_OUTLINE void mlxr_ask_more(mlxr_worker *w, mlxr_ahead *a, const mlxr_choice *c, const mlxr_segment *s, int units,
+                                const int32_t *starts, int first, int last) {
+    const int panels = mlxr_panels(s), of_unit = s->up ? 1 : 2;
+    while (a->next < c->count && a->asked < a->done + MLXR_MOST_ASKED) {
+        const int e = a->next++, m = starts[e + 1] - starts[e];
+        if (m && !c->summed) mlxr_split_next(&a->coming, mlxr_expert_cost(m), units, &first, &last);
+        const int to = of_unit * last < panels ? of_unit * last : panels;
+        if (m) a->asked += mlxr_ask_panels(w, c, s, e, of_unit * first, to);
+        if (a->next == c->count && c->tokens <= MLXR_CHUNK) mlxr_ask_later(w, c, starts);
+    }
+}
 
 // Columns [from, to) of all tokens' outputs start as the residual, or as zeros.
 MLXR_INLINE void mlxr_start_sums(const mlxr_output *out, int tokens, int from, int to) {
@@ -110,11 +174,23 @@ MLXR_INLINE void mlxr_prepare(mlxr_worker *w, const mlxr_input *in, int used, in
     }
 }
 
+// What m tokens go through besides. Of sums (`summed`) units [first, last), else this thread's.
+MLXR_INLINE void mlxr_always_products(mlxr_worker *w, int K, int m, const mlxr_shared *always, int summed, int first,
+                                      int last, const uint8_t *const *x, const size_t *x_bytes,
+                                      uint8_t *own) {
+    for (int i = 0; i < always->count; i++) {
+        const struct mlxr_always *p = &always->products[i];
+        if (!summed) mlxr_share(w, mlxr_units(&p->segment), &first, &last);
+        if (first < last) mlxr_expert(m, K, p->few, p->wide, &p->segment, first, last, x, x_bytes, own, &p->output);
+    }
+}
+
 // The whole projection. `all`: the first expert's matrices; the next ones' follow, and so their biases. `few` and `wide` as
 // for mlxr_project. Outputs are [tokens * top_k][rows]; sums of choices are [tokens][rows], added to the residual: then
 // threads share the columns, else the experts' units by their cost. `always` comes last, to the same sums: its outputs
-// have as many columns as the experts'. Threads share it evenly, whatever they have of the experts: of its rows, which are
-// more, nobody knows the cost well enough.
+// have as many columns as the experts'. (Where nothing is summed it comes first: pages of experts are read meanwhile.)
+// Threads share it evenly, whatever they have of the experts: of its rows, which are more, nobody knows the cost well
+// enough.
 MLXR_OUTLINE void mlxr_experts(mlxr_worker *w, const mlxr_input *inputs, const mlxr_choice *choice,
                                const mlxr_segment *all, int few, int wide, const mlxr_output *output,
                                const mlxr_shared *always) {
@@ -162,15 +238,21 @@ MLXR_OUTLINE void mlxr_experts(mlxr_worker *w, const mlxr_input *inputs, const m
         mlxr_start_sums(output, choice->tokens, first * wide_unit, to < all->rows ? to : all->rows);
     }
     mlxr_split split = mlxr_split_start(w, cost);
+    mlxr_ahead ahead = {.coming = split};
+    if (w->model->reads_ahead) mlxr_ask_more(w, &ahead, choice, all, units, sorted.starts, first, last);
+    if (!choice->summed) mlxr_always_products(w, in.columns, choice->tokens, always, 0, 0, 0, always_x, always_bytes, own);
     for (int e = 0; e < choice->count; e++) {
         const int start = sorted.starts[e], m = sorted.starts[e + 1] - start;
         if (!m) continue;
         if (!choice->summed) mlxr_split_next(&split, mlxr_expert_cost(m), units, &first, &last);
         if (first >= last) continue;
-        // Panels have 16 rows, whatever `rows` is: matrices of floats may start at any row.
+        if (w->model->reads_ahead) {
+            mlxr_ask_more(w, &ahead, choice, all, units, sorted.starts, first, last);
+            ahead.done += (size_t)((all->up ? 1 : 2) * (last - first)) * (size_t)mlxr_panel_cost(all);
+        }
         mlxr_segment s = *all;
-        s.w += (size_t)e * (size_t)s.rows * (s.matrix->panel_bytes / 16);
-        if (s.up) s.up += (size_t)e * (size_t)s.rows * (s.up_matrix->panel_bytes / 16);
+        s.w += (size_t)e * choice->stride;
+        if (s.up) s.up += (size_t)e * choice->up_stride;
         mlxr_output out = *output;
         if (out.bias) out.bias += (size_t)e * (size_t)s.rows;
         if (out.up_bias) out.up_bias += (size_t)e * (size_t)s.rows;
@@ -182,11 +264,5 @@ MLXR_OUTLINE void mlxr_experts(mlxr_worker *w, const mlxr_input *inputs, const m
             at[form] = single || !x[form] ? x[form] : x[form] + (size_t)(start - elsewhere) * x_bytes[form];
         mlxr_expert(m, K, few, wide, &s, first, last, at, x_bytes, own, &out);
     }
-    for (int i = 0; i < always->count; i++) {
-        const struct mlxr_always *p = &always->products[i];
-        const int m = choice->tokens;
-        if (!choice->summed) mlxr_share(w, mlxr_units(&p->segment), &first, &last);
-        if (first >= last) continue;
-        mlxr_expert(m, in.columns, p->few, p->wide, &p->segment, first, last, always_x, always_bytes, own, &p->output);
-    }
+    if (choice->summed) mlxr_always_products(w, in.columns, choice->tokens, always, 1, first, last, always_x, always_bytes, own);
 }

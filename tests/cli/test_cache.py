@@ -25,14 +25,14 @@ def test_list_tells_place_kinds_and_sizes(root: Path, capsys: pytest.CaptureFixt
     assert main(["cache", "list"]) == 0
     place, *rows = capsys.readouterr().out.splitlines()
     assert place == str(root)
-    assert [row.split()[:5] for row in rows[:3:2]] == [
+    assert [row.split()[:5] for row in rows[:4:3]] == [
         ["artifacts", "2.0", "KiB", "2", "entries"],
         ["cpu", "2.0", "KiB", "1", "entry"],
     ]
     assert main(["cache", "list", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     kinds = {kind["name"]: (kind["entries"], kind["size_bytes"]) for kind in shown["kinds"]}
-    empty = dict.fromkeys(("kv", "cuda", "sim"), (0, 0))
+    empty = dict.fromkeys(("kv", "packed", "cuda", "sim"), (0, 0))
     assert kinds == {"artifacts": (2, 2000), "cpu": (1, 2000), "mine": (1, 1000)} | empty
 
 
@@ -43,7 +43,7 @@ def test_clear_removes_the_kinds_and_nothing_else(root: Path, capsys: pytest.Cap
     assert main(["cache", "clear"]) == main(["cache", "clear"]) == 0
     assert [path.name for path in root.rglob("*")] == ["mine", "letter.txt"]
     assert main(["cache", "clear", "mine"]) == 1
-    assert "there is no cache 'mine'; there are artifacts, kv, cpu, cuda, sim" in capsys.readouterr().err
+    assert "there is no cache 'mine'; there are artifacts, kv, packed, cpu, cuda, sim" in capsys.readouterr().err
 
 
 def test_clear_leaves_what_mlxr_did_not_write(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

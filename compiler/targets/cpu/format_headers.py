@@ -3,6 +3,7 @@
 A header that needs another header has a line for it: `// Needs: k_scales.h`.
 """
 
+import hashlib
 import re
 from collections.abc import Collection, Iterator
 from functools import cache
@@ -26,6 +27,17 @@ def affine_definitions(formats: Collection[WeightFormat]) -> str:
     affine = [(format, format.affine) for format in WeightFormat if format in formats]
     lines = [f"MLXR_AFFINE_FORMAT({format}, {a.bits}, {a.group}, {a.scale})\n" for format, a in affine if a]
     return "".join(lines)
+
+
+def packing(formats: Collection[WeightFormat]) -> str:
+    """A hash of all that decides what panels of these formats look like; empty: there are no panels.
+
+    Panels look alike on all CPUs, and for all programs.
+    """
+    names = format_headers(formats)
+    texts = [(files("mlxr.templates") / "cpu" / name).read_text("utf-8") for name in ("common.h", *names)]
+    digest = hashlib.sha256("\0".join((*texts, affine_definitions(formats))).encode())
+    return digest.hexdigest()[:16] if names else ""
 
 
 @cache

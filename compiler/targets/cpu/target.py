@@ -20,11 +20,12 @@ from mlxr.compiler.schedule.lowered import Lowered, LoweredPhase, LoweringInput
 from mlxr.compiler.schedule.program import PlacedProgram, make_program
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.cpu.calls import calls_of
+from mlxr.compiler.targets.cpu.format_headers import packing
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
 from mlxr.compiler.targets.cpu.kernels.collective import latest_addend
 from mlxr.compiler.targets.cpu.kernels.copy_blocks import copy_blocks_launch
 from mlxr.compiler.targets.cpu.lowering import CpuLowering
-from mlxr.compiler.targets.cpu.tensors import c_tensors
+from mlxr.compiler.targets.cpu.tensors import c_tensors, choices_of
 from mlxr.compiler.targets.cpu.unit import Unit, name_kernels, render_unit
 from mlxr.compiler.targets.provenance import Provenance
 from mlxr.compiler.targets.target import cache_type, matrix_formats
@@ -75,7 +76,7 @@ class CpuTarget:
         return Lowered(
             tuple(phases),
             (copy_blocks_launch(inputs.arena),) if shares else (),
-            tensors=c_tensors(inputs.weights),
+            tensors=c_tensors(inputs.weights, choices_of(inputs.graphs.values())),
             scratch_bytes=scratch_bytes,
             step_batches=2 if inputs.num_sharing > 1 and not inputs.has_stages else 1,
             batch_invariant=inputs.spec.deterministic or inputs.spec.compute == "exact",
@@ -111,6 +112,7 @@ class CpuTarget:
             shared_bytes=shared_bytes,
             thread_bytes=thread_bytes,
             step_batches=placed.lowered.step_batches,
+            packing=packing(unit.formats),
         )
         launched = [*kernels, *([copies] if copies is not None else [])]
         entries: dict[Kernel, KernelEntry] = {kernel: _entry(kernel, names[kernel]) for kernel in launched}

@@ -1,14 +1,40 @@
 """The weights in memory, for the C program."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mlxr.compiler.artifact.c_library import CTensor
 from mlxr.compiler.artifact.weight_plan import TensorSource, WeightPlan
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS
+from mlxr.compiler.ir.graph import OpGraph
+from mlxr.compiler.ir.ops.experts import ExpertProduct
+
+_PAGE = 16 << 10
+"""Bytes of a page, at most: other systems have smaller ones, of which that is a multiple."""
+_LEAST_PAGES = 16
+"""Experts of so many pages begin at a page of their own; smaller ones would grow by too much."""
+Choices = Mapping[str, tuple[int, int]]
+"""By the name of a tensor that has the matrices of all experts: how many these are, and how many a token chooses."""
 
 
-def c_tensors(weights: Sequence[WeightPlan]) -> tuple[CTensor, ...]:
+def choices_of(graphs: Iterable[OpGraph]) -> Choices:
+    """The tensors of experts that graphs multiply with."""
+    return {
+        part: (op.attrs.num_experts, min(op.attrs.top_k, op.attrs.num_experts))
+        for graph in graphs
+        for op in graph.ops
+        if isinstance(op.attrs, ExpertProduct)
+        for part in graph.value(op.inputs["weight"]).parts
+    }
+
+
+def expert_stride(rows: int, row_bytes: int, *, packed: bool) -> int:
+    """Bytes from one expert's matrix to the next one's: whole pages, so that each is one run of them."""
+    size = rows * row_bytes
+    return -(-size // _PAGE) * _PAGE if packed and size >= _LEAST_PAGES * _PAGE else size
+
+
+def c_tensors(weights: Sequence[WeightPlan], choices: Choices) -> tuple[CTensor, ...]:
     """The tensors of all weights: one for each part of a matrix that files store, and one for a whole vector."""
     tensors: dict[str, CTensor] = {}
     for weight in weights:
@@ -23,11 +49,11 @@ def c_tensors(weights: Sequence[WeightPlan]) -> tuple[CTensor, ...]:
             )
             continue
         for part in weight.parts:
-            tensors[part.name] = _matrix(part)
+            tensors[part.name] = _matrix(part, *choices.get(part.name, (1, 1)))
     return tuple(tensors.values())
 
 
-def _matrix(part: TensorSource) -> CTensor:
+def _matrix(part: TensorSource, matrices: int, chosen: int) -> CTensor:
     rows, columns = part.shape
     packed = part.format.is_quantised
     in_memory = -(-rows // PANEL_ROWS) * PANEL_ROWS if packed else rows
@@ -36,6 +62,8 @@ def _matrix(part: TensorSource) -> CTensor:
         layout="packed" if packed else "rows",
         format=part.format,
         shape=part.shape,
-        size_bytes=in_memory * part.format.row_bytes(columns),
+        size_bytes=matrices * expert_stride(in_memory // matrices, part.format.row_bytes(columns), packed=packed),
         parts=(part,),
+        matrices=matrices,
+        chosen=chosen,
     )

@@ -79,6 +79,11 @@ class Unit:
         return frozenset(tensor.format for tensor in self.tensors)
 
     @property
+    def has_experts(self) -> bool:
+        """Whether tensors have a matrix for each expert."""
+        return any(tensor.matrices > 1 for tensor in self.tensors)
+
+    @property
     def most_calls(self) -> int:
         """Calls of the phase that has most of them."""
         return max(len(phase.calls) for phase in self.phases)

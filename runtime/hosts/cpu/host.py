@@ -1,8 +1,8 @@
 """The `cpu` host: runs the artifact's C program, compiled for this CPU. One call runs a whole step.
 
-The program's threads live as long as the host. Weights are mapped from their file, or packed once into the program's
-layout. The arena's pages are taken as they are used; the program writes them in place. A step is complete when `step`
-returns.
+The program's threads live as long as the host. Weights are mapped from their file, or packed into the program's layout:
+in memory, or once, in a file of the cache. The arena's pages are taken as they are used; the program writes them in
+place. A step is complete when `step` returns.
 """
 
 import ctypes
@@ -27,6 +27,7 @@ from mlxr.runtime.hosts.cpu.compile_units import Tick
 from mlxr.runtime.hosts.cpu.library import CBatch, Library, OpenProgram
 from mlxr.runtime.hosts.cpu.mapped_arena import MappedArena
 from mlxr.runtime.hosts.cpu.memory import LogitsMemory
+from mlxr.runtime.hosts.cpu.panel_file import PanelFile
 from mlxr.runtime.hosts.cpu.parallel.batch_halves import batch_halves
 from mlxr.runtime.hosts.cpu.parallel.overlap import fewest_tokens
 from mlxr.runtime.hosts.cpu.parallel.program_exchange import ProgramExchange
@@ -62,6 +63,7 @@ class CpuHost(Host):
     name = "cpu"
     target: ClassVar[str] = "cpu"
     arena_type: ClassVar[type[Arena]] = MappedArena
+    packs_weights: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -72,6 +74,8 @@ class CpuHost(Host):
         threads: int | None = None,
         progress: Progress | None = None,
         lender: Lender | None = None,
+        file: WeightFile | None = None,
+        resident: int | None = None,
     ) -> None:
         """Compiles the program, or takes it from the cache, loads the weights, and starts the threads.
 
@@ -82,6 +86,8 @@ class CpuHost(Host):
             threads: how many threads; None: one for each core that this process may use.
             progress: called as loading proceeds.
             lender: has tensors in memory already: of those, none is read.
+            file: what `read` reads; None: arrays, of which no packed ones are kept.
+            resident: as in `from_file`.
 
         Raises:
             WeightsError: a quantised tensor has another format than the program reads, or a tensor cannot be read.
@@ -104,8 +110,13 @@ class CpuHost(Host):
             progress("kernels", 1, 1)
         lent = NO_TENSORS if lender is None else lender.lent()
         tell = progress and partial(progress, "weights")
-        placed = place_tensors(planned.tensors, library, read, count, tell, lent)
+        own = [tensor for tensor in planned.tensors if tensor not in lent]
+        panels = None
+        if file is not None and resident is not None:
+            panels = PanelFile.of(artifact.spec.name, own, planned.packing, file)
+        placed = place_tensors(planned.tensors, library, read, count, tell, lent, panels, resident or 0)
         placed.owners.append(lender)
+        self.notes += placed.notes
         self.mapped_bytes, self.own_bytes = placed.mapped_bytes, placed.own_bytes
         self._placed: PlacedTensors = placed
         self._running = OpenProgram(library, placed.addresses, arena.addresses(), count, keep=(placed.owners, arena))
@@ -114,6 +125,11 @@ class CpuHost(Host):
         self._logits = LogitsMemory(self.plan.output_width)
         self._exchange: ProgramExchange | None = None
         self._overlaps_from = sys.maxsize
+        if (
+            placed.panels is not None
+            and placed.mapped_bytes > self.free_memory().free_bytes - arena.geometry.size_bytes
+        ):
+            self._running.read_ahead(on=True)
 
     @classmethod
     def from_file(
@@ -125,11 +141,13 @@ class CpuHost(Host):
         threads: int | None = None,
         progress: Progress | None = None,
         lender: Self | None = None,
+        resident: int | None = None,
     ) -> Self:
         """See `Host.from_file`. Tensors that the program reads in place stay mapped from the file."""
         plan = artifact.plan
         check_tensors(file, plan.weights, [re.compile(p) for p in plan.ignored_tensors], plan.all_weights)
-        return cls(artifact, read_from(file), arena, threads=threads, progress=progress, lender=lender)
+        make = partial(cls, artifact, read_from(file), arena, threads=threads, progress=progress, lender=lender)
+        return make(file=file, resident=resident)
 
     def lent(self) -> dict[CTensor, int]:
         """The addresses of its tensors, for another host of this machine."""
@@ -138,14 +156,24 @@ class CpuHost(Host):
         return dict(zip(planned.tensors, self._placed.addresses, strict=True))
 
     @classmethod
-    def footprint(cls, artifact: Artifact, file: WeightFile, threads: int | None = None) -> Footprint:
+    def footprint(
+        cls, artifact: Artifact, file: WeightFile, threads: int | None = None, *, resident: int | None = None
+    ) -> Footprint:
         """See `Host.footprint`. Which tensors stay mapped from the file depends on the file."""
         plan, program = artifact.plan, artifact.plan.program(cls.target)
         assert program.library is not None, "a program in C has a library"
         check_tensors(file, plan.weights, [re.compile(p) for p in plan.ignored_tensors], plan.all_weights)
-        own, mapped = bytes_by_place(program.library.tensors, read_from(file))
+        own, mapped = bytes_by_place(program.library.tensors, read_from(file), resident)
         scratch = program.library.thread_bytes * (num_threads(threads) - 1)  # the plan counts one thread
         return Footprint(own, mapped, program.memory.activation_bytes + scratch)
+
+    @classmethod
+    def has_packed(cls, artifact: Artifact, file: WeightFile) -> bool:
+        """See `Host.has_packed`."""
+        library = artifact.plan.program(cls.target).library
+        assert library is not None, "a program in C has a library"
+        panels = PanelFile.of(artifact.spec.name, library.tensors, library.packing, file)
+        return panels is not None and panels.open() is not None
 
     def use(self, exchange: Exchange) -> None:
         """See `Host.use`."""

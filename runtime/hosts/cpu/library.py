@@ -67,6 +67,9 @@ class Library:
         self.pack = _function(loaded, "mlxr_pack", number, number, pointer, pointer, number, number)
         self.launches = _function(loaded, "mlxr_launches", pointer, pointer)
         self.close = _function(loaded, "mlxr_close", None, pointer)
+        self.read_ahead: Callable[..., Any] | None = None
+        if hasattr(loaded, "mlxr_read_ahead"):  # it has experts
+            self.read_ahead = _function(loaded, "mlxr_read_ahead", ctypes.c_uint64, pointer, number)
         self.times: Callable[..., Any] | None = None
         if hasattr(loaded, "mlxr_times"):  # it was compiled with a clock
             self.times = _function(loaded, "mlxr_times", pointer, number)
@@ -116,6 +119,7 @@ class OpenProgram:
             reason = os.strerror(ctypes.get_errno())
             raise HostError(f"cpu: cannot start {threads} threads with their memory: {reason}; give fewer --threads")
         self._step, self._copy = library.step, library.copy_blocks
+        self._read_ahead = library.read_ahead
         self._lend, self._all_sum = library.lend_activations, library.all_sum
         self._launches = ctypes.cast(library.launches(handle), ctypes.POINTER(ctypes.c_uint64))
         self._handle, self._pid, self._lock = handle, os.getpid(), threading.Lock()
@@ -142,6 +146,20 @@ class OpenProgram:
         with self._lock:
             self._check()
             self._copy(self._handle, group, pairs.ctypes.data, len(pairs))
+
+    def read_ahead(self, *, on: bool) -> int:
+        """Whether, from the next step on, the system is asked to read the weights of experts that come next.
+
+        Returns:
+            How many bytes were asked for so far; 0 of a model without experts.
+
+        Raises:
+            HostError: as `step`.
+        """
+        self._check()
+        with self._lock:
+            self._check()
+            return 0 if self._read_ahead is None else int(self._read_ahead(self._handle, on))
 
     def lend_activations(self, address: int) -> None:
         """Has the program of one of several ranks put its activations into memory of the caller, before its first step.

@@ -2,26 +2,32 @@
 
 A float matrix is read in place if it has the program's type and its rows are in order; else it is converted into memory
 that the host allocates. A quantised matrix must have the format that the program reads; the program's own `mlxr_pack`
-packs its planes into panels. Vectors become f32. Memory is reserved once, and several threads fill it piece by piece.
-Pages of the file are released once they have been converted or packed.
+packs its planes into panels, in memory, or in a file of the cache (`PanelFile`) that is then mapped. Vectors become
+f32. Memory is reserved once, and several threads fill it piece by piece. Pages of the weight file are released once
+they have been converted or packed.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import c_void_p
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
+from mmap import mmap
 from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import PANEL_ROWS, CTensor, TensorSource
-from mlxr.compiler.errors import WeightsError
+from mlxr.compiler.artifact import CTensor, TensorSource, size
+from mlxr.compiler.errors import HostError, WeightsError
+from mlxr.runtime.cache_folder import PACKED_FOLDER
 from mlxr.runtime.hosts.cpu.library import Library
 from mlxr.runtime.hosts.cpu.memory import aligned, reserve
+from mlxr.runtime.hosts.cpu.pack_panels import PIECE_BYTES, into_file, into_memory, pack_tasks
+from mlxr.runtime.hosts.cpu.panel_file import PanelFile, PanelFileError, Write
+from mlxr.runtime.memory.free_memory import MachineMemory
+from mlxr.runtime.memory.token_reads import resident_tensors
 from mlxr.runtime.weights.element_types import STORAGE
 from mlxr.runtime.weights.fill_tasks import Task, number_tasks, run_tasks, tasks_of
 from mlxr.runtime.weights.mapped_weights import MappedWeights
@@ -29,8 +35,6 @@ from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.tensor_rows import Bytes, TensorRows
 from mlxr.runtime.weights.weight_file import WeightFile
 
-_PIECE_BYTES = 4 << 20
-"""Bytes of a tensor in one task: large compared with the cost of a task, small compared with memory."""
 _MAX_LISTED = 8
 
 
@@ -60,6 +64,8 @@ class PlacedTensors:
         owners: the objects that own that memory.
         mapped_bytes, own_bytes: see `CpuHost`.
         adapters: by name the numbers of the tensors that adapters have.
+        panels: the file of the panels as it is mapped; None: they are in memory.
+        notes: for people, where panels are kept, or why not.
     """
 
     addresses: list[int]
@@ -67,6 +73,8 @@ class PlacedTensors:
     mapped_bytes: int = 0
     own_bytes: int = 0
     adapters: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    panels: mmap | None = None
+    notes: tuple[str, ...] = ()
 
 
 def place_tensors(
@@ -76,6 +84,8 @@ def place_tensors(
     threads: int,
     progress: Callable[[int, int], None] | None = None,
     lent: Mapping[CTensor, int] = NO_TENSORS,
+    file: PanelFile | None = None,
+    resident: int = 0,
 ) -> PlacedTensors:
     """Brings every weight of a program into memory.
 
@@ -86,6 +96,9 @@ def place_tensors(
         threads: how many threads fill memory.
         progress: called with the bytes done so far and the total.
         lent: addresses of tensors that are in memory already, as the program reads them.
+        file: where panels are kept, and mapped from; None: in memory. Where that file cannot be made, they are in
+            memory, too.
+        resident: bytes of panels that are in memory all the same: those that every token needs.
 
     Raises:
         WeightsError: a quantised tensor has another format than the program reads, a number does not fit, or a file
@@ -95,52 +108,144 @@ def place_tensors(
     unread = [tensor in lent or is_of_adapters(tensor) for tensor in tensors]
     sources = [[] if no else [read(part) for part in tensor.parts] for no, tensor in zip(unread, tensors, strict=True)]
     _check_blocks(tensors, sources)
-    total = sum(tensor.size_bytes for tensor in tensors)
-    placed = PlacedTensors([0] * len(tensors))
-    offsets: dict[int, int] = {}
-    for index, (tensor, parts) in enumerate(zip(tensors, sources, strict=True)):
-        rows = None if tensor in lent else _in_place(tensor, parts)
+    placing = _Placing(tensors, sources, library, threads, progress)
+    for index, tensor in enumerate(tensors):
         if tensor in lent:
-            placed.addresses[index] = lent[tensor]
-            total -= tensor.size_bytes
-        elif rows is not None:
-            placed.addresses[index] = rows.ctypes.data
-            placed.owners.append(rows)
-            placed.mapped_bytes += tensor.size_bytes
-        else:
-            offsets[index] = placed.own_bytes
-            placed.own_bytes += aligned(tensor.size_bytes)
-    memory = reserve(placed.own_bytes)
-    placed.owners.append(memory)
-    tasks: list[Task] = []
-    for index, offset in offsets.items():
-        tensor, parts = tensors[index], sources[index]
-        target = memory[offset : offset + tensor.size_bytes]
-        placed.addresses[index] = target.ctypes.data
-        if is_of_adapters(tensor):
-            placed.adapters[tensor.name] = target.view(np.float32)  # zeros, as the memory is reserved
-        elif tensor.layout == "packed":
-            tasks += _pack_tasks(library, index, tensor, parts[0], target)
-        else:
-            tasks += _convert_tasks(tensor, parts, target)
-    done = placed.mapped_bytes
-
-    def report(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress is not None:
-            progress(done, total)
-
-    with ThreadPoolExecutor(max_workers=threads) as pool:
-        run_tasks(pool, tasks, report)
-    return placed
+            placing.put(index, lent[tensor])
+            placing.total -= tensor.size_bytes
+    if file is not None:
+        placing.map(file, resident_tensors(tensors, resident))
+    placing.map_rows()
+    placing.fill()
+    return placing.placed
 
 
-def bytes_by_place(tensors: Sequence[CTensor], read: TensorReader) -> tuple[int, int]:
-    """Bytes of the weights that `place_tensors` would allocate, and of those that it would leave where they are."""
+class _Placing:
+    """Gives tensors their places, and fills them. It is used once."""
+
+    def __init__(
+        self,
+        tensors: Sequence[CTensor],
+        sources: Sequence[Sequence[TensorRows]],
+        library: Library,
+        threads: int,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._tensors, self._sources, self._library, self._threads = tensors, sources, library, threads
+        self._progress, self._done = progress, 0
+        self._open = set(range(len(tensors)))
+        self._copied: dict[int, Bytes] = {}
+        self.total = sum(tensor.size_bytes for tensor in tensors)
+        self.placed = PlacedTensors([0] * len(tensors))
+
+    def put(self, index: int, address: int, owner: object = None) -> None:
+        """A tensor is in memory already."""
+        self._open.remove(index)
+        self.placed.addresses[index] = address
+        if owner is not None:
+            self.placed.owners.append(owner)
+
+    def map(self, file: PanelFile, resident: Collection[CTensor]) -> None:
+        """Maps panels from their file, which is made if it is not there. Those of `resident` tensors will be copied."""
+        opened = file.open()
+        if opened is None:
+            try:
+                opened = file.make(partial(self._write, file))
+            except PanelFileError as error:
+                self._done = 0
+                self._check_memory(file, error)
+                self.placed.notes = (f"{error}; they are in memory",)
+                return
+            kept = (
+                f"packed weights are kept in {file.path} ({size(file.size_bytes)}): they are mapped, and load at once"
+            )
+            self.placed.notes = (f"{kept} from now on; mlxr cache clear {PACKED_FOLDER} removes them",)
+        self.placed.panels, content = opened
+        for index in self._of(file):
+            tensor = self._tensors[index]
+            first = file.offsets[tensor]
+            if tensor in resident:
+                self._copied[index] = content[first : first + tensor.size_bytes]
+                continue
+            self.put(index, content.ctypes.data + first)
+            self.placed.mapped_bytes += tensor.size_bytes
+        self.placed.owners.append(content)
+        copied = sum(part.nbytes for part in self._copied.values())
+        self.total += copied if self.placed.notes else -self.placed.mapped_bytes
+
+    def map_rows(self) -> None:
+        """Leaves float matrices in their file where that is possible."""
+        for index in sorted(self._open):
+            tensor = self._tensors[index]
+            rows = None if is_of_adapters(tensor) else _in_place(tensor, self._sources[index])
+            if rows is not None:
+                self.put(index, rows.ctypes.data, rows)
+                self.placed.mapped_bytes += rows.nbytes
+                self._done += rows.nbytes
+
+    def fill(self) -> None:
+        """Converts or packs all others into memory."""
+        sizes = {index: aligned(self._tensors[index].size_bytes) for index in sorted(self._open)}
+        memory = reserve(sum(sizes.values()))
+        self.placed.owners.append(memory)
+        self.placed.own_bytes = memory.nbytes
+        tasks: list[Task] = []
+        for index, aligned_bytes in sizes.items():
+            tensor, parts = self._tensors[index], self._sources[index]
+            target, memory = memory[: tensor.size_bytes], memory[aligned_bytes:]
+            self.placed.addresses[index] = target.ctypes.data
+            if is_of_adapters(tensor):
+                self.placed.adapters[tensor.name] = target.view(np.float32)  # zeros, as the memory is reserved
+            elif index in self._copied:
+                tasks += _copy_tasks(self._copied[index], target)
+            elif tensor.layout == "packed":
+                tasks += pack_tasks(self._library, index, tensor, parts[0], into_memory(target))
+            else:
+                tasks += _convert_tasks(tensor, parts, target)
+        self._run(tasks)
+
+    def _check_memory(self, file: PanelFile, why: PanelFileError) -> None:
+        needed, free = sum(self._tensors[index].size_bytes for index in self._of(file)), MachineMemory().read()
+        if needed > free.free_bytes:
+            raise HostError(
+                f"{why}. Nor do they fit into memory: they take {size(needed)}, and {free.owner} has "
+                f"{size(free.free_bytes)} free"
+            ) from why
+
+    def _of(self, file: PanelFile) -> list[int]:
+        return [index for index in sorted(self._open) if self._tensors[index] in file.offsets]
+
+    def _write(self, file: PanelFile, write: Write) -> None:
+        tasks: list[Task] = []
+        for index in self._of(file):
+            tensor, (part,) = self._tensors[index], self._sources[index]
+            tasks += pack_tasks(self._library, index, tensor, part, into_file(write, file.offsets[tensor]))
+        self._run(tasks)
+
+    def _run(self, tasks: Sequence[Task]) -> None:
+        with ThreadPoolExecutor(max_workers=self._threads) as pool:
+            run_tasks(pool, tasks, self._tell)
+
+    def _tell(self, count: int) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._done, self.total)
+
+
+def bytes_by_place(tensors: Sequence[CTensor], read: TensorReader, resident: int | None = None) -> tuple[int, int]:
+    """Bytes of the weights that `place_tensors` would allocate, and of those that it would leave where they are.
+
+    Args:
+        tensors: as there.
+        read: as there.
+        resident: as there, if panels are in a file; None: they are in memory.
+    """
     own = mapped = 0
+    kept = None if resident is None else resident_tensors(tensors, resident)
     for tensor in tensors:
-        if not is_of_adapters(tensor) and _in_place(tensor, [read(part) for part in tensor.parts]) is not None:
+        is_mapped = kept is not None and tensor.layout == "packed" and tensor not in kept
+        is_read = not is_mapped and not is_of_adapters(tensor)
+        if is_mapped or (is_read and _in_place(tensor, [read(part) for part in tensor.parts]) is not None):
             mapped += tensor.size_bytes
         else:
             own += aligned(tensor.size_bytes)
@@ -177,20 +282,12 @@ def _check_blocks(tensors: Sequence[CTensor], sources: Sequence[Sequence[TensorR
         )
 
 
-def _pack_tasks(library: Library, index: int, tensor: CTensor, part: TensorRows, target: Bytes) -> Iterator[Task]:
-    rows, row_bytes = tensor.shape[0], tensor.format.row_bytes(tensor.shape[1])
-    panels, per_task = -(-rows // PANEL_ROWS), max(1, _PIECE_BYTES // (PANEL_ROWS * row_bytes))
+def _copy_tasks(content: Bytes, target: Bytes) -> Iterator[Task]:
+    def copy(first: int, last: int) -> int:
+        target[first:last] = content[first:last]
+        return last - first
 
-    def pack(first: int, last: int) -> int:
-        start, stop = first * PANEL_ROWS, min(rows, last * PANEL_ROWS)
-        planes = [part.plane_rows(plane, start, stop) for plane in range(len(tensor.format.planes))]
-        pointers = (c_void_p * len(planes))(*(plane.ctypes.data for plane in planes))
-        failed = library.pack(index, target.ctypes.data, pointers, first, last)
-        assert not failed, f"the library has no panels for {tensor.name}"
-        part.forget(start, stop)
-        return int((last - first) * PANEL_ROWS * row_bytes)
-
-    return tasks_of(pack, panels, per_task)
+    return tasks_of(copy, len(content), PIECE_BYTES)
 
 
 def _convert_tasks(tensor: CTensor, parts: Sequence[TensorRows], target: Bytes) -> Iterator[Task]:
@@ -200,5 +297,5 @@ def _convert_tasks(tensor: CTensor, parts: Sequence[TensorRows], target: Bytes) 
     for part, source in zip(parts, tensor.parts, strict=True):
         rows = source.shape[0]
         lines = numbers[row : row + rows].reshape(rows, width)
-        yield from number_tasks(part, lines, str(tensor.format), max(1, _PIECE_BYTES // lines[:1].nbytes))
+        yield from number_tasks(part, lines, str(tensor.format), max(1, PIECE_BYTES // lines[:1].nbytes))
         row += rows

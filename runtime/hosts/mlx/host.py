@@ -93,6 +93,7 @@ class MlxHost(ArrayHost):
         threads: int | None = None,
         progress: Progress | None = None,
         lender: Self | None = None,
+        resident: int | None = None,
     ) -> Self:
         """See `Host.from_file`."""
         weights = cls.read_arrays(artifact, file, progress, lender)

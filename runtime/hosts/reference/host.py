@@ -54,7 +54,9 @@ class ReferenceHost(ArrayHost):
         self.bound = self._unpack(weights)
 
     @classmethod
-    def footprint(cls, artifact: Artifact, file: WeightFile, threads: int | None = None) -> Footprint:
+    def footprint(
+        cls, artifact: Artifact, file: WeightFile, threads: int | None = None, *, resident: int | None = None
+    ) -> Footprint:
         """See `Host.footprint`; the weights are numbers."""
         numbers = sum(prod(weight.shape) * weight.dtype.size_bytes for weight in artifact.plan.weights)
         return replace(super().footprint(artifact, file, threads), weights_bytes=numbers)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.text import counted, size
-from mlxr.runtime.cache_folder import KV_FOLDER, cache_root
+from mlxr.runtime.cache_folder import KV_FOLDER, PACKED_FOLDER, cache_root
 from mlxr.runtime.hosts.registry import hosts
 
 _ABOUT = (
@@ -57,6 +57,7 @@ def caches() -> dict[str, str]:
     ours = {
         "artifacts": "what specs and model files compile to",
         KV_FOLDER: "KV caches and states of prompts that were read",
+        PACKED_FOLDER: "quantised weights as host cpu reads them",
     }
     return ours | dict(sorted(of_hosts.items()))
 

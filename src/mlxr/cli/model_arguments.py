@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from mlxr.cli.argparse_types import model_name, token_count
 from mlxr.cli.card_note import tell_of_card
@@ -20,6 +20,7 @@ from mlxr.loading.load import load_found
 from mlxr.loading.options import LoadOptions
 from mlxr.runtime.hosts.registry import AUTO, host_choices, hosts
 from mlxr.runtime.memory.fitting_arena import GOOD_CONTEXT
+from mlxr.runtime.memory.mmap_choice import Mmap
 
 if TYPE_CHECKING:
     from mlxr.runtime.engine.model import Model
@@ -37,6 +38,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that say which model to load, and where and how to run it."""
     parser.add_argument("model", type=model_name, metavar="MODEL", help=MODEL_HELP)
     add_load_arguments(parser)
+    add_mmap_argument(parser)
 
 
 def add_load_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,6 +84,18 @@ def add_host_argument(parser: argparse.ArgumentParser, about: str) -> None:
         return meant_choice(word, choices)
 
     action.meant = meant  # type: ignore[attr-defined]  # CommandParser looks there
+
+
+def add_mmap_argument(parser: argparse.ArgumentParser) -> None:
+    """The argument that says where packed weights are."""
+    parser.add_argument(
+        "--mmap",
+        choices=get_args(Mmap),
+        default="auto",
+        help="whether host cpu maps quantised weights from a file of the cache, which it packs once: the model may be "
+        "larger than memory, and the next load is faster. auto: where they do not fit into memory, where packing them "
+        "takes seconds, and where the file is there (auto)",
+    )
 
 
 def add_key_argument(parser: argparse.ArgumentParser) -> None:
@@ -178,6 +192,7 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES, *, needs_
             mtp=getattr(args, "mtp", "off"),
             adapters=adapter_paths(getattr(args, "adapter", None)),
             needs_text=needs_text,
+            mmap=getattr(args, "mmap", "auto"),
             progress=show,
         )
         found = find_model(args.model, options)

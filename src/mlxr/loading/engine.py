@@ -13,6 +13,7 @@ from mlxr.loading.load import load_with
 from mlxr.loading.options import USUAL_SEQUENCES, LoadOptions, Mtp
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.engine.engine_thread import EngineThread
+from mlxr.runtime.memory.mmap_choice import Mmap
 
 if TYPE_CHECKING:
     from mlxr.runtime.hosts.host import Progress
@@ -46,6 +47,7 @@ class Engine(EngineThread):
         most_bytes: int | None = None,
         control: str | None = None,
         adapter: AnyAdapter | None = None,
+        mmap: Mmap = "auto",
         progress: "Progress | None" = None,
     ) -> None:
         """Loads the model.
@@ -66,6 +68,7 @@ class Engine(EngineThread):
             most_bytes: as for `mlxr.load`.
             control: as for `mlxr.load`.
             adapter: as for `mlxr.load`; requests choose by `adapter` of `generate`.
+            mmap: as for `mlxr.load`.
             progress: as for `mlxr.load`.
 
         Raises:
@@ -85,6 +88,7 @@ class Engine(EngineThread):
             most_bytes=most_bytes,
             control=control,
             adapters=adapter_paths(adapter),
+            mmap=mmap,
             progress=progress,
         )
         super().__init__(partial(load_with, model, options.for_engine(max_sequences)), max_waiting=max_waiting)

@@ -24,6 +24,7 @@ from mlxr.registry.file_status import note_use
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.garbage_waits import garbage_waits
 from mlxr.runtime.hosts.entry import HostEntry
+from mlxr.runtime.memory.mmap_choice import Mmap
 from mlxr.runtime.parallel.launch import read_launch
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def load(
     ranks: int | None = None,
     needs_text: bool = False,
     adapter: AnyAdapter | None = None,
+    mmap: Mmap = "auto",
     progress: "Progress | None" = None,
 ) -> "Model":
     """Loads a model. If it is not compiled yet, it is compiled for the host, and cached.
@@ -82,6 +84,9 @@ def load(
             ids need none.
         adapter: a LoRA adapter, of PEFT, mlx-lm or GGUF, that all generations use; or several by name, of which they
             choose one. A path may end with :SCALE.
+        mmap: whether host cpu maps quantised weights from a file of the cache, which it packs once, so that the model
+            may be larger than memory, or packs them into memory: `auto`: where they do not fit into memory, and where
+            the file is there already; `on`, `off`: always, never.
         progress: called with what is being loaded and how far it is.
 
     Raises:
@@ -107,6 +112,7 @@ def load(
             ranks=ranks,
             needs_text=needs_text,
             adapters=adapter_paths(adapter),
+            mmap=mmap,
             progress=progress,
         ),
     )

@@ -66,6 +66,7 @@ def make_model(
         tiers=options.tiers,
         shrink_arena=options.shrink_arena,
         most_bytes=options.most_bytes,
+        mmap=options.mmap,
         needed_context=options.changes.needed_context,
         progress=options.progress,
         ranks=ranks,
@@ -161,6 +162,7 @@ def load_rank(
             threads=options.threads,
             shrink_arena=options.shrink_arena,
             most_bytes=options.most_bytes,
+            mmap=options.mmap,
             needed_context=options.changes.needed_context,
         )
     raise SystemExit(0)

@@ -12,6 +12,7 @@ from mlxr.loading.adapter_paths import NO_ADAPTERS, GivenAdapters
 from mlxr.runtime.argument_types import PATH, expect, whole_number
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.hosts.registry import AUTO
+from mlxr.runtime.memory.mmap_choice import Mmap
 
 if TYPE_CHECKING:
     from mlxr.runtime.hosts.host import Progress
@@ -52,6 +53,8 @@ class LoadOptions:
         ranks: over how many ranks a model that is not compiled yet is split, where its spec does not say; None: as many
             as `mlx.launch` started. 1: each of these loads a whole model for itself.
         needs_text: whether a model without a tokenizer that can be used is refused, before anything is compiled.
+        mmap: whether host cpu maps quantised weights from a file of the cache, which it packs once, or packs them into
+            memory: `auto`: where they do not fit into memory, and where the file is there; `on`, `off`: always, never.
         progress: called with what is being loaded and how far it is.
     """
 
@@ -71,6 +74,7 @@ class LoadOptions:
     control: str | None = None
     ranks: int | None = None
     needs_text: bool = False
+    mmap: Mmap = "auto"
     progress: "Progress | None" = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -87,6 +91,8 @@ class LoadOptions:
         if self.mtp == "on" and (self.prompt_lookup or self.draft is not None):
             what = "prompt lookup" if self.prompt_lookup else "a draft model"
             raise RequestError(f"{what} and the model's own head both guess tokens: choose one of them")
+        if self.mmap not in get_args(Mmap):
+            raise RequestError(f"mmap is {self.mmap!r}, expected {', '.join(get_args(Mmap))}")
         if self.threads is not None:
             whole_number("threads", self.threads)
         if self.tiers:  # a prefix that comes back from a tier needs all of its blocks
@@ -128,6 +134,7 @@ class LoadOptions:
             shrink_arena=True,
             mtp="off",
             ranks=1,
+            mmap=self.mmap,
             progress=self.progress,
         )
 

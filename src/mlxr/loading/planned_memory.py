@@ -1,7 +1,7 @@
 """How much memory a model will take, and how long its sequences may be, before anything is loaded."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,8 @@ from mlxr.runtime.memory.fitting_arena import least_arena
 
 if TYPE_CHECKING:
     from mlxr.runtime.engine.choose_arena import Head
+    from mlxr.runtime.hosts.host import Host
+    from mlxr.runtime.memory.fitting_arena import Footprint
     from mlxr.runtime.weights.weight_file import WeightFile
 
 
@@ -27,7 +29,7 @@ _GOOD_TOKENS = 16384
 
 @dataclass(frozen=True)
 class PlannedMemory:
-    """Bytes of memory of a model, mapped weights included.
+    """Bytes of memory of a model, mapped weights included; but not those of a model that is larger than all memory.
 
     Attributes:
         full: with the arena that the plan has.
@@ -49,14 +51,24 @@ def planned_memory(model: "str | os.PathLike[str]", options: LoadOptions = NO_OP
     from mlxr.runtime.engine.choose_arena import footprint_of  # noqa: PLC0415 (loads MLX)
 
     artifact, file, entry, threads, head = _found(model, options)
-    footprint = footprint_of(entry.load(), artifact, file, threads, head)
-    target = entry.target_among(artifact.plan.targets)
+    host, target = entry.load(), entry.target_among(artifact.plan.targets)
+    footprint = footprint_of(host, artifact, file, threads, head)
+    if _is_larger_than_memory(host, footprint, least_arena(artifact, target).size_bytes, options):
+        footprint = replace(footprint_of(host, artifact, file, threads, head, resident=0), mapped_bytes=0)
     full = artifact.plan.programs[target].arena.size_bytes
     least, good = (least_arena(artifact, target, tokens).size_bytes for tokens in (1, _GOOD_TOKENS))
     if artifact.spec.cache.least_context is None:
         good = full
     others = footprint.weights_bytes + footprint.mapped_bytes + footprint.activation_bytes + options.tiers.memory_bytes
     return PlannedMemory(others + full, others + least, others + good)
+
+
+def _is_larger_than_memory(host: "type[Host]", footprint: "Footprint", arena_bytes: int, options: LoadOptions) -> bool:
+    """Whether packed weights are mapped: they do not fit even if nothing else is loaded, or the user wants it."""
+    if not host.packs_weights or options.mmap == "off":
+        return False
+    needed = footprint.weights_bytes + footprint.activation_bytes + options.tiers.memory_bytes + arena_bytes
+    return options.mmap == "on" or needed > host.free_memory().total_bytes
 
 
 def planned_context(model: "str | os.PathLike[str]", options: LoadOptions = NO_OPTIONS) -> str:
@@ -70,7 +82,9 @@ def planned_context(model: "str | os.PathLike[str]", options: LoadOptions = NO_O
 
     artifact, file, entry, threads, head = _found(model, options)
     tiers = options.tiers.memory_bytes
-    chosen = choose_arena(artifact, file, entry, threads=threads, tier_memory=tiers, shrink=True, head=head)
+    chosen = choose_arena(
+        artifact, file, entry, threads=threads, tier_memory=tiers, shrink=True, mmap=options.mmap, head=head
+    )
     return context_line(chosen.limit, chosen.geometry, entry.load().arena_type.takes_pages)
 
 

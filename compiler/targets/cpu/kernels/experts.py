@@ -26,6 +26,7 @@ from mlxr.compiler.targets.cpu.kernel_parts.matrix_kernel import (
 from mlxr.compiler.targets.cpu.kernels.projection import CpuProjection
 from mlxr.compiler.targets.cpu.kernels.route import CpuRoute, route_kernel
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
+from mlxr.compiler.targets.cpu.tensors import expert_stride
 from mlxr.compiler.targets.epilogue import Epilogue
 
 
@@ -46,6 +47,7 @@ class CpuExperts(CpuMatrixKernel):
         shared, gate: what every token goes through: a shared expert's product, and the one that makes its gate.
         shared_norm: whether the shared expert has weights of its own for the norm of x.
         shared_apart: see `ExpertCombine`.
+        later: the tensor that the results are multiplied with next, by the same choice; None: there is none.
     """
 
     template = "experts.jinja"
@@ -59,6 +61,7 @@ class CpuExperts(CpuMatrixKernel):
     gate: CpuProjection | None = None
     shared_norm: bool = False
     shared_apart: bool = False
+    later: OutputSegment | None = None
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -91,6 +94,8 @@ class CpuExperts(CpuMatrixKernel):
         if self.gate:
             params.append(Param("g0", "matrix"))
             results.append(Param("shared_gate", "output"))
+        if self.later:
+            params.append(Param("later", "matrix"))
         return (*params, *results)
 
     @property
@@ -101,6 +106,16 @@ class CpuExperts(CpuMatrixKernel):
     @property
     def _always(self) -> tuple[CpuProjection, ...]:
         return tuple(part for part in (self.shared, self.gate) if part is not None)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one expert's matrix to the next one's in each tensor."""
+        return tuple(_stride(segment, self.in_features) for segment in self.segments)
+
+    @property
+    def later_stride(self) -> int:
+        """The same in the next tensor, whose columns are this product's outputs."""
+        return _stride(self.later, self.out_features) if self.later else 0
 
     @property
     def out_features(self) -> int:
@@ -155,6 +170,8 @@ class CpuExperts(CpuMatrixKernel):
         rows += [f"shared_out [tokens, {n}] f32"] if self.shared_apart else []
         if self.gate or (self.shared and self.shared.epilogue.gate):
             rows.append("shared_gate [tokens, 1] f32")
+        if self.later:
+            rows.append(f"later    [{self.num_experts}, {self.later.rows}, {self.out_features}] {self.later.format}")
         rows.append(f"out      [tokens, {'' if self.combine else f'{self.top_k}, '}{n}] f32")
         return "".join(f"//   {row}\n" for row in rows)
 
@@ -224,10 +241,29 @@ def lower_experts(lowering: CpuLowering, op: Op, attrs: ExpertProduct) -> None:
         **fields,
     )
     buffers = weight_buffers(lowering, op)
+    if (next_weight := _next_weight(lowering, op)) is not None:
+        rows = lowering.shapes[next_weight][0] // attrs.num_experts
+        kernel = replace(kernel, later=OutputSegment(lowering.spec.weights.of_tensor(next_weight), rows))
+        buffers["later"] = next_weight
     for port, name in (("shared", "s"), ("gate_weight", "g")):
         parts = lowering.value(op, port).parts if port in op.inputs else ()
         buffers |= {f"{name}{index}": part for index, part in enumerate(parts)}
     lowering.add_call(op, kernel, buffers)
+
+
+def _stride(segment: OutputSegment, columns: int) -> int:
+    return expert_stride(segment.rows, segment.format.row_bytes(columns), packed=segment.format.is_quantised)
+
+
+def _next_weight(lowering: CpuLowering, op: Op) -> str | None:
+    """The tensor that the results of chosen experts are multiplied with, if they are the gate and up of these."""
+    following = (
+        other.inputs["weight"]
+        for other in lowering.graph.ops
+        if isinstance(other.attrs, ExpertCombine) and other.inputs["x"] == op.outputs["out"]
+    )
+    parts = [part for name in following for part in lowering.graph.value(name).parts]
+    return parts[0] if len(parts) == 1 else None
 
 
 def _of_every_token(

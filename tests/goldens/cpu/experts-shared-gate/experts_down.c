@@ -5,7 +5,7 @@
 //   experts  [tokens, 2] i32
 //   weights  [tokens, 2] f32
 //   out      [tokens, 48] f32
-static void experts_down_c48955db(mlxr_worker *w, const mlxr_batch *b, const float *x, const uint8_t *w0, const float *residual, const int32_t *experts, const float *weights, float *out) {
+static void experts_down_86c11ff0(mlxr_worker *w, const mlxr_batch *b, const float *x, const uint8_t *w0, const float *residual, const int32_t *experts, const float *weights, float *out) {
     const mlxr_input in = {
         .x = x,
         .columns = 56,
@@ -18,6 +18,7 @@ static void experts_down_c48955db(mlxr_worker *w, const mlxr_batch *b, const flo
         .top_k = 2,
         .inputs_of_pairs = 1,
         .summed = 1,
+        .stride = 10752,
     };
     const mlxr_segment segment = {
         .matrix = &f32_56_f32,

@@ -8,7 +8,7 @@
 //   shared_x [tokens, 40] f32
 //   shared_gate [tokens, 1] f32
 //   out      [tokens, 48] f32
-static void experts_down_shared_b363204e(mlxr_worker *w, const mlxr_batch *b, const float *x, const uint8_t *w0, const float *residual, const int32_t *experts, const float *weights, const uint8_t *s0, const float *shared_x, const float *shared_gate, float *out) {
+static void experts_down_shared_dcfeb910(mlxr_worker *w, const mlxr_batch *b, const float *x, const uint8_t *w0, const float *residual, const int32_t *experts, const float *weights, const uint8_t *s0, const float *shared_x, const float *shared_gate, float *out) {
     const mlxr_input in = {
         .x = x,
         .columns = 56,
@@ -21,6 +21,7 @@ static void experts_down_shared_b363204e(mlxr_worker *w, const mlxr_batch *b, co
         .top_k = 2,
         .inputs_of_pairs = 1,
         .summed = 1,
+        .stride = 10752,
     };
     const mlxr_segment segment = {
         .matrix = &f32_56_f32,

@@ -4,8 +4,9 @@
 //   w0       [5, 56, 48] f32
 //   w1       [5, 56, 48] f32
 //   experts  [tokens, 2] i32
+//   later    [5, 48, 56] f32
 //   out      [tokens, 2, 56] f32
-static void experts_gate_up_f84d670c(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const int32_t *experts, float *out) {
+static void experts_gate_up_37339a35(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const int32_t *experts, const uint8_t *later, float *out) {
     const mlxr_input in = {
         .x = x,
         .norm = norm,
@@ -20,6 +21,10 @@ static void experts_gate_up_f84d670c(mlxr_worker *w, const mlxr_batch *b, const 
         .top_k = 2,
         .inputs_of_pairs = 0,
         .summed = 0,
+        .stride = 10752,
+        .up_stride = 10752,
+        .later = later,
+        .later_stride = 10752,
     };
     const mlxr_segment segment = {
         .matrix = &f32_48_f32,

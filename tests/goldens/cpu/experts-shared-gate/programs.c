@@ -51,11 +51,11 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.experts.gated
     MLXR_COUNT(6, 0, 6);
-    routed_experts_gate_up_1610adee(w, b, (float *)(a + 1536), (const float *)t[3], t[23], t[24], (float *)(a + 768), t[25], t[26], t[7], (float *)(a + 2304), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 4096), (float *)(a + 4864));
+    routed_experts_gate_up_14c548fa(w, b, (float *)(a + 1536), (const float *)t[3], t[23], t[24], (float *)(a + 768), t[25], t[26], t[7], t[5], (float *)(a + 2304), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 4096), (float *)(a + 4864));
     mlxr_barrier(w);
     // layers.0.mlp.out
     MLXR_COUNT(7, 0, 7);
-    experts_down_shared_b363204e(w, b, (float *)(a + 2304), t[5], (float *)(a + 1536), (int32_t *)(a + 1024), (float *)(a + 1280), t[6], (float *)(a + 4096), (float *)(a + 4864), (float *)(a + 5120));
+    experts_down_shared_dcfeb910(w, b, (float *)(a + 2304), t[5], (float *)(a + 1536), (int32_t *)(a + 1024), (float *)(a + 1280), t[6], (float *)(a + 4096), (float *)(a + 4864), (float *)(a + 5120));
     mlxr_barrier(w);
     // layers.1.attention.qkv_projected
     MLXR_COUNT(2, 0, 8);
@@ -75,11 +75,11 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.experts.gated
     MLXR_COUNT(6, 0, 12);
-    routed_experts_gate_up_1610adee(w, b, (float *)(a + 0), (const float *)t[10], t[27], t[28], (float *)(a + 768), t[29], t[30], t[14], (float *)(a + 1024), (int32_t *)(a + 2816), (float *)(a + 3072), (float *)(a + 3328), (float *)(a + 4096));
+    routed_experts_gate_up_14c548fa(w, b, (float *)(a + 0), (const float *)t[10], t[27], t[28], (float *)(a + 768), t[29], t[30], t[14], t[12], (float *)(a + 1024), (int32_t *)(a + 2816), (float *)(a + 3072), (float *)(a + 3328), (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.1.mlp.out
     MLXR_COUNT(7, 0, 13);
-    experts_down_shared_b363204e(w, b, (float *)(a + 1024), t[12], (float *)(a + 0), (int32_t *)(a + 2816), (float *)(a + 3072), t[13], (float *)(a + 3328), (float *)(a + 4096), (float *)(a + 4352));
+    experts_down_shared_dcfeb910(w, b, (float *)(a + 1024), t[12], (float *)(a + 0), (int32_t *)(a + 2816), (float *)(a + 3072), t[13], (float *)(a + 3328), (float *)(a + 4096), (float *)(a + 4352));
     mlxr_barrier(w);
     // logits_of_all_tokens
     if (b->rows) {
@@ -127,7 +127,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.experts.gated
     MLXR_COUNT(12, 1, 8);
-    experts_gate_up_f84d670c(w, b, (float *)(a + 11264), (const float *)t[3], t[23], t[24], (int32_t *)(a + 5888), (float *)(a + 17408));
+    experts_gate_up_37339a35(w, b, (float *)(a + 11264), (const float *)t[3], t[23], t[24], (int32_t *)(a + 5888), t[5], (float *)(a + 17408));
     mlxr_barrier(w);
     // layers.0.mlp.shared.gated
     MLXR_COUNT(13, 1, 9);
@@ -139,7 +139,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.out_1
     MLXR_COUNT(15, 1, 11);
-    experts_down_c48955db(w, b, (float *)(a + 17408), t[5], (float *)(a + 11264), (int32_t *)(a + 5888), (float *)(a + 6144), (float *)(a + 36864));
+    experts_down_86c11ff0(w, b, (float *)(a + 17408), t[5], (float *)(a + 11264), (int32_t *)(a + 5888), (float *)(a + 6144), (float *)(a + 36864));
     mlxr_barrier(w);
     // layers.0.mlp.out
     MLXR_COUNT(16, 1, 12);
@@ -171,7 +171,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.experts.gated
     MLXR_COUNT(12, 1, 19);
-    experts_gate_up_f84d670c(w, b, (float *)(a + 11520), (const float *)t[10], t[27], t[28], (int32_t *)(a + 768), (float *)(a + 17664));
+    experts_gate_up_37339a35(w, b, (float *)(a + 11520), (const float *)t[10], t[27], t[28], (int32_t *)(a + 768), t[12], (float *)(a + 17664));
     mlxr_barrier(w);
     // layers.1.mlp.shared.gated
     MLXR_COUNT(13, 1, 20);
@@ -183,7 +183,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.out_1
     MLXR_COUNT(15, 1, 22);
-    experts_down_c48955db(w, b, (float *)(a + 17664), t[12], (float *)(a + 11520), (int32_t *)(a + 768), (float *)(a + 1024), (float *)(a + 32000));
+    experts_down_86c11ff0(w, b, (float *)(a + 17664), t[12], (float *)(a + 11520), (int32_t *)(a + 768), (float *)(a + 1024), (float *)(a + 32000));
     mlxr_barrier(w);
     // layers.1.mlp.out
     MLXR_COUNT(16, 1, 23);

@@ -11,8 +11,9 @@
 //   g0       [1, 48] f32
 //   shared_out [tokens, 40] f32
 //   shared_gate [tokens, 1] f32
+//   later    [5, 48, 56] f32
 //   out      [tokens, 2, 56] f32
-static void routed_experts_gate_up_1610adee(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const float *logits, const uint8_t *s0, const uint8_t *s1, const uint8_t *g0, float *out, int32_t *experts, float *weights, float *shared_out, float *shared_gate) {
+static void routed_experts_gate_up_14c548fa(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const float *logits, const uint8_t *s0, const uint8_t *s1, const uint8_t *g0, const uint8_t *later, float *out, int32_t *experts, float *weights, float *shared_out, float *shared_gate) {
     const mlxr_input in = {
         .x = x,
         .norm = norm,
@@ -44,6 +45,10 @@ static void routed_experts_gate_up_1610adee(mlxr_worker *w, const mlxr_batch *b,
         .top_k = 2,
         .inputs_of_pairs = 0,
         .summed = 0,
+        .stride = 10752,
+        .up_stride = 10752,
+        .later = later,
+        .later_stride = 10752,
     };
     const mlxr_segment segment = {
         .matrix = &f32_48_f32,

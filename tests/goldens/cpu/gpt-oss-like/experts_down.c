@@ -6,7 +6,7 @@
 //   experts  [tokens, 2] i32
 //   weights  [tokens, 2] f32
 //   out      [tokens, 48] f32
-static void experts_down_69715bce(mlxr_worker *w, const mlxr_batch *b, const float *x, const uint8_t *w0, const float *bias, const float *residual, const int32_t *experts, const float *weights, float *out) {
+static void experts_down_3d835fde(mlxr_worker *w, const mlxr_batch *b, const float *x, const uint8_t *w0, const float *bias, const float *residual, const int32_t *experts, const float *weights, float *out) {
     const mlxr_input in = {
         .x = x,
         .columns = 56,
@@ -19,6 +19,7 @@ static void experts_down_69715bce(mlxr_worker *w, const mlxr_batch *b, const flo
         .top_k = 2,
         .inputs_of_pairs = 1,
         .summed = 1,
+        .stride = 10752,
     };
     const mlxr_segment segment = {
         .matrix = &f32_56_f32,

@@ -5,8 +5,9 @@
 //   w1       [6, 56, 48] f32
 //   bias     [2, 6, 56] f32
 //   experts  [tokens, 2] i32
+//   later    [6, 48, 56] f32
 //   out      [tokens, 2, 56] f32
-static void experts_gate_up_333e331c(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const float *bias, const int32_t *experts, float *out) {
+static void experts_gate_up_f7f534fc(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const float *bias, const int32_t *experts, const uint8_t *later, float *out) {
     const mlxr_input in = {
         .x = x,
         .norm = norm,
@@ -21,6 +22,10 @@ static void experts_gate_up_333e331c(mlxr_worker *w, const mlxr_batch *b, const 
         .top_k = 2,
         .inputs_of_pairs = 0,
         .summed = 0,
+        .stride = 10752,
+        .up_stride = 10752,
+        .later = later,
+        .later_stride = 10752,
     };
     const mlxr_segment segment = {
         .matrix = &f32_48_f32,

@@ -51,11 +51,11 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.experts.gated
     MLXR_COUNT(6, 0, 6);
-    routed_experts_gate_up_7cdbe374(w, b, (float *)(a + 1536), (const float *)t[5], t[55], t[56], (const float *)t[57], (float *)(a + 768), (float *)(a + 2304), (int32_t *)(a + 1024), (float *)(a + 1280));
+    routed_experts_gate_up_b683504d(w, b, (float *)(a + 1536), (const float *)t[5], t[55], t[56], (const float *)t[57], (float *)(a + 768), t[8], (float *)(a + 2304), (int32_t *)(a + 1024), (float *)(a + 1280));
     mlxr_barrier(w);
     // layers.0.mlp.out
     MLXR_COUNT(7, 0, 7);
-    experts_down_69715bce(w, b, (float *)(a + 2304), t[8], (const float *)t[9], (float *)(a + 1536), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 4096));
+    experts_down_3d835fde(w, b, (float *)(a + 2304), t[8], (const float *)t[9], (float *)(a + 1536), (int32_t *)(a + 1024), (float *)(a + 1280), (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.1.attention.qkv_projected
     MLXR_COUNT(2, 0, 8);
@@ -75,11 +75,11 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.experts.gated
     MLXR_COUNT(6, 0, 12);
-    routed_experts_gate_up_7cdbe374(w, b, (float *)(a + 768), (const float *)t[14], t[58], t[59], (const float *)t[60], (float *)(a + 1536), (float *)(a + 1792), (int32_t *)(a + 3584), (float *)(a + 3840));
+    routed_experts_gate_up_b683504d(w, b, (float *)(a + 768), (const float *)t[14], t[58], t[59], (const float *)t[60], (float *)(a + 1536), t[17], (float *)(a + 1792), (int32_t *)(a + 3584), (float *)(a + 3840));
     mlxr_barrier(w);
     // layers.1.mlp.out
     MLXR_COUNT(7, 0, 13);
-    experts_down_69715bce(w, b, (float *)(a + 1792), t[17], (const float *)t[18], (float *)(a + 768), (int32_t *)(a + 3584), (float *)(a + 3840), (float *)(a + 4096));
+    experts_down_3d835fde(w, b, (float *)(a + 1792), t[17], (const float *)t[18], (float *)(a + 768), (int32_t *)(a + 3584), (float *)(a + 3840), (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.2.attention.qkv_projected
     MLXR_COUNT(2, 0, 14);
@@ -99,11 +99,11 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.mlp.experts.gated
     MLXR_COUNT(6, 0, 18);
-    routed_experts_gate_up_7cdbe374(w, b, (float *)(a + 768), (const float *)t[23], t[61], t[62], (const float *)t[63], (float *)(a + 1536), (float *)(a + 1792), (int32_t *)(a + 3584), (float *)(a + 3840));
+    routed_experts_gate_up_b683504d(w, b, (float *)(a + 768), (const float *)t[23], t[61], t[62], (const float *)t[63], (float *)(a + 1536), t[26], (float *)(a + 1792), (int32_t *)(a + 3584), (float *)(a + 3840));
     mlxr_barrier(w);
     // layers.2.mlp.out
     MLXR_COUNT(7, 0, 19);
-    experts_down_69715bce(w, b, (float *)(a + 1792), t[26], (const float *)t[27], (float *)(a + 768), (int32_t *)(a + 3584), (float *)(a + 3840), (float *)(a + 4096));
+    experts_down_3d835fde(w, b, (float *)(a + 1792), t[26], (const float *)t[27], (float *)(a + 768), (int32_t *)(a + 3584), (float *)(a + 3840), (float *)(a + 4096));
     mlxr_barrier(w);
     // layers.3.attention.qkv_projected
     MLXR_COUNT(2, 0, 20);
@@ -123,11 +123,11 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.mlp.experts.gated
     MLXR_COUNT(6, 0, 24);
-    routed_experts_gate_up_7cdbe374(w, b, (float *)(a + 0), (const float *)t[32], t[64], t[65], (const float *)t[66], (float *)(a + 768), (float *)(a + 1024), (int32_t *)(a + 2816), (float *)(a + 3072));
+    routed_experts_gate_up_b683504d(w, b, (float *)(a + 0), (const float *)t[32], t[64], t[65], (const float *)t[66], (float *)(a + 768), t[35], (float *)(a + 1024), (int32_t *)(a + 2816), (float *)(a + 3072));
     mlxr_barrier(w);
     // layers.3.mlp.out
     MLXR_COUNT(7, 0, 25);
-    experts_down_69715bce(w, b, (float *)(a + 1024), t[35], (const float *)t[36], (float *)(a + 0), (int32_t *)(a + 2816), (float *)(a + 3072), (float *)(a + 3328));
+    experts_down_3d835fde(w, b, (float *)(a + 1024), t[35], (const float *)t[36], (float *)(a + 0), (int32_t *)(a + 2816), (float *)(a + 3072), (float *)(a + 3328));
     mlxr_barrier(w);
     // logits_of_all_tokens
     if (b->rows) {
@@ -175,11 +175,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.experts.gated
     MLXR_COUNT(13, 1, 8);
-    experts_gate_up_333e331c(w, b, (float *)(a + 11264), (const float *)t[5], t[55], t[56], (const float *)t[57], (int32_t *)(a + 5888), (float *)(a + 17408));
+    experts_gate_up_f7f534fc(w, b, (float *)(a + 11264), (const float *)t[5], t[55], t[56], (const float *)t[57], (int32_t *)(a + 5888), t[8], (float *)(a + 17408));
     mlxr_barrier(w);
     // layers.0.mlp.out
     MLXR_COUNT(7, 1, 9);
-    experts_down_69715bce(w, b, (float *)(a + 17408), t[8], (const float *)t[9], (float *)(a + 11264), (int32_t *)(a + 5888), (float *)(a + 6144), (float *)(a + 31744));
+    experts_down_3d835fde(w, b, (float *)(a + 17408), t[8], (const float *)t[9], (float *)(a + 11264), (int32_t *)(a + 5888), (float *)(a + 6144), (float *)(a + 31744));
     mlxr_barrier(w);
     // layers.1.attention.qkv_projected
     MLXR_COUNT(2, 1, 10);
@@ -207,11 +207,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.experts.gated
     MLXR_COUNT(13, 1, 16);
-    experts_gate_up_333e331c(w, b, (float *)(a + 5120), (const float *)t[14], t[58], t[59], (const float *)t[60], (int32_t *)(a + 12032), (float *)(a + 12544));
+    experts_gate_up_f7f534fc(w, b, (float *)(a + 5120), (const float *)t[14], t[58], t[59], (const float *)t[60], (int32_t *)(a + 12032), t[17], (float *)(a + 12544));
     mlxr_barrier(w);
     // layers.1.mlp.out
     MLXR_COUNT(7, 1, 17);
-    experts_down_69715bce(w, b, (float *)(a + 12544), t[17], (const float *)t[18], (float *)(a + 5120), (int32_t *)(a + 12032), (float *)(a + 12288), (float *)(a + 26880));
+    experts_down_3d835fde(w, b, (float *)(a + 12544), t[17], (const float *)t[18], (float *)(a + 5120), (int32_t *)(a + 12032), (float *)(a + 12288), (float *)(a + 26880));
     mlxr_barrier(w);
     // layers.2.attention.qkv_projected
     MLXR_COUNT(2, 1, 18);
@@ -239,11 +239,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.mlp.experts.gated
     MLXR_COUNT(13, 1, 24);
-    experts_gate_up_333e331c(w, b, (float *)(a + 5120), (const float *)t[23], t[61], t[62], (const float *)t[63], (int32_t *)(a + 12032), (float *)(a + 12544));
+    experts_gate_up_f7f534fc(w, b, (float *)(a + 5120), (const float *)t[23], t[61], t[62], (const float *)t[63], (int32_t *)(a + 12032), t[26], (float *)(a + 12544));
     mlxr_barrier(w);
     // layers.2.mlp.out
     MLXR_COUNT(7, 1, 25);
-    experts_down_69715bce(w, b, (float *)(a + 12544), t[26], (const float *)t[27], (float *)(a + 5120), (int32_t *)(a + 12032), (float *)(a + 12288), (float *)(a + 26880));
+    experts_down_3d835fde(w, b, (float *)(a + 12544), t[26], (const float *)t[27], (float *)(a + 5120), (int32_t *)(a + 12032), (float *)(a + 12288), (float *)(a + 26880));
     mlxr_barrier(w);
     // layers.3.attention.qkv_projected
     MLXR_COUNT(2, 1, 26);
@@ -271,11 +271,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.mlp.experts.gated
     MLXR_COUNT(13, 1, 32);
-    experts_gate_up_333e331c(w, b, (float *)(a + 0), (const float *)t[32], t[64], t[65], (const float *)t[66], (int32_t *)(a + 6912), (float *)(a + 7424));
+    experts_gate_up_f7f534fc(w, b, (float *)(a + 0), (const float *)t[32], t[64], t[65], (const float *)t[66], (int32_t *)(a + 6912), t[35], (float *)(a + 7424));
     mlxr_barrier(w);
     // layers.3.mlp.out
     MLXR_COUNT(7, 1, 33);
-    experts_down_69715bce(w, b, (float *)(a + 7424), t[35], (const float *)t[36], (float *)(a + 0), (int32_t *)(a + 6912), (float *)(a + 7168), (float *)(a + 21760));
+    experts_down_3d835fde(w, b, (float *)(a + 7424), t[35], (const float *)t[36], (float *)(a + 0), (int32_t *)(a + 6912), (float *)(a + 7168), (float *)(a + 21760));
     mlxr_barrier(w);
     // logits_of_all_tokens
     if (b->rows) {

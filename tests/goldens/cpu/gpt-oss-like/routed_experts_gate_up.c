@@ -7,8 +7,9 @@
 //   logits   [tokens, 6] f32
 //   experts  [tokens, 2] i32
 //   weights  [tokens, 2] f32
+//   later    [6, 48, 56] f32
 //   out      [tokens, 2, 56] f32
-static void routed_experts_gate_up_7cdbe374(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const float *bias, const float *logits, float *out, int32_t *experts, float *weights) {
+static void routed_experts_gate_up_b683504d(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const float *bias, const float *logits, const uint8_t *later, float *out, int32_t *experts, float *weights) {
     const mlxr_input in = {
         .x = x,
         .norm = norm,
@@ -40,6 +41,10 @@ static void routed_experts_gate_up_7cdbe374(mlxr_worker *w, const mlxr_batch *b,
         .top_k = 2,
         .inputs_of_pairs = 0,
         .summed = 0,
+        .stride = 10752,
+        .up_stride = 10752,
+        .later = later,
+        .later_stride = 10752,
     };
     const mlxr_segment segment = {
         .matrix = &f32_48_f32,

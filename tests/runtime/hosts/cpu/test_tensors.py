@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from mlxr.compiler.artifact import Columns, CTensor, Recipe, Rows, TensorSource, WeightFormat
 from mlxr.compiler.errors import HostError, WeightsError
+from mlxr.runtime.hosts.cpu import pack_panels
 from mlxr.runtime.hosts.cpu import tensors as placing
 from mlxr.runtime.hosts.cpu.build import load_library
 from mlxr.runtime.hosts.cpu.library import Library
@@ -151,7 +152,8 @@ def test_gguf_rows_of_heads_are_put_in_order(library, tmp_path: Path, held: str)
 def test_pieces_do_not_show(
     library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int, heads: int | None
 ) -> None:
-    monkeypatch.setattr(placing, "_PIECE_BYTES", piece_bytes)
+    for module in (placing, pack_panels):
+        monkeypatch.setattr(module, "PIECE_BYTES", piece_bytes)
     rng = np.random.default_rng(4)
     numbers, blocks = random(rng, 24, COLUMNS), rng.integers(0, 256, (PACKED_ROWS, ROW_BYTES), dtype=np.uint8)
     path = write_gguf(tmp_path / "a.gguf", {"a": (numbers, None), "q": (blocks, Q8_0)})
@@ -172,7 +174,7 @@ def test_pieces_do_not_show(
 def test_planes_are_brought_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a file as MLX writes it: each task hands the library its rows of every plane."""
     held = WeightFormat("affine4_g64_f16")
-    monkeypatch.setattr(placing, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(pack_panels, "PIECE_BYTES", 1)
     rng = np.random.default_rng(12)
     words = rng.integers(0, 2**32, (40, 16), dtype=np.uint32)
     scales, biases = (rng.standard_normal((40, 2)).astype(np.float16) for _ in range(2))

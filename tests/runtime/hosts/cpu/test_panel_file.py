@@ -1,0 +1,287 @@
+"""Packed weights in a file: the bits of those in memory, whole or not there, made once, and what if it cannot be."""
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from mlxr.compiler.artifact import Artifact, CTensor, Recipe, TensorSource, WeightFormat
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.cpu import panel_file as module
+from mlxr.runtime.hosts.cpu import tensors as placing
+from mlxr.runtime.hosts.cpu.host import CpuHost
+from mlxr.runtime.hosts.cpu.panel_file import PAGE_BYTES, PanelFile, PanelFileError, Write
+from mlxr.runtime.hosts.cpu.tensors import bytes_by_place, place_tensors
+from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
+from mlxr.runtime.weights.open_weights import open_weights
+from mlxr_tests.memory_weights import read_memory
+from mlxr_tests.native_weights import random_native
+from mlxr_tests.specs import compiled, small_spec
+
+BLOCKS = [str(format) for format in WeightFormat if format.is_quantised and not format.affine]
+FORMATS = [*BLOCKS, "affine4_g64_f16", "affine3_g32_bf16"]
+MATRICES = [f"layers.{i}.{m}" for i in range(4) for m in ("attention.o", "mlp.gate", "mlp.up", "mlp.down")]
+PROMPT = [5, 60, 7, 8]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the files of panels go; libraries stay in the usual cache."""
+    monkeypatch.setattr(module, "cache_folder", lambda name: tmp_path / name)
+    return tmp_path / "packed"
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    save_file({"a": np.ones(4, np.float32)}, tmp_path / "a.safetensors")
+    return tmp_path / "a.safetensors"
+
+
+def logits(host: CpuHost, arena: Arena) -> np.ndarray:
+    """Of a prompt, and of two tokens after it, each in a step of its own."""
+    pager = Pager.from_geometry(arena.geometry)
+    seq, rows = pager.add_sequence(), []
+    for tokens in (PROMPT, [2], [3]):
+        batch = Batch.build([BatchRequest(seq, tokens, pager.length(seq), "last")], pager, host.plan.query_tile)
+        rows.append(host.read(host.step(batch)).copy())
+    return np.concatenate(rows)
+
+
+def loaded(artifact: Artifact, native: Any, **options: Any) -> tuple[CpuHost, np.ndarray]:
+    arena = Arena(artifact.plan.arena)
+    host = CpuHost(artifact, read_memory(native), arena, threads=2, **options)
+    return host, logits(host, arena)
+
+
+def test_every_format_has_the_same_bits(weights: Path, folder: Path) -> None:
+    """Made now, mapped later, and copied to memory in part."""
+    assert len(FORMATS) == len(MATRICES)
+    spec = small_spec(
+        model__num_layers=4,
+        model__hidden_size=256,
+        model__attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
+        model__mlp={"intermediate_size": 256},
+        weights={"default": "f16", "output": "q8_0", "tensors": dict(zip(MATRICES, FORMATS, strict=True))},
+        compute="exact",
+    )
+    artifact = compiled(spec, target="cpu")
+    native, _ = random_native(artifact.plan)
+    file = open_weights(weights)
+    in_memory, expected = loaded(artifact, native)
+    assert not in_memory.notes and not folder.exists()
+    tensors = artifact.plan.program("cpu").library.tensors
+    packed = sum(tensor.size_bytes for tensor in tensors if tensor.layout == "packed")
+    for resident, makes in ((0, True), (0, False), (packed // 2, False), (packed, False)):
+        host, numbers = loaded(artifact, native, file=file, resident=resident)
+        np.testing.assert_array_equal(numbers, expected)
+        assert bool(host.notes) == makes
+        assert (host.own_bytes, host.mapped_bytes) == bytes_by_place(tensors, read_memory(native), resident)
+    assert len(list(folder.iterdir())) == 1
+    (note,) = loaded(artifact, native, file=file, resident=0)[0].notes or [""]
+    assert note == ""
+
+
+def expert_artifact() -> Artifact:
+    """Experts of 17.5 pages of 16 KiB."""
+    experts = {"count": 4, "per_token": 2, "router": "softmax_topk", "normalise": True}
+    spec = small_spec(
+        model__num_layers=2,
+        model__hidden_size=256,
+        model__attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
+        model__mlp={"intermediate_size": 1056, "experts": experts},
+        model__tensor_names="qwen3_moe",
+        weights={"default": "q8_0"},
+        compute="exact",
+    )
+    return compiled(spec, target="cpu")
+
+
+def test_experts_are_runs_of_pages_and_are_asked_for(weights: Path) -> None:
+    artifact = expert_artifact()
+    native, _ = random_native(artifact.plan)
+    tensors = [tensor for tensor in artifact.plan.program("cpu").library.tensors if tensor.matrices > 1]
+    assert len(tensors) == 2 * 3 and {(t.matrices, t.chosen, t.stride) for t in tensors} == {(4, 2, 18 * PAGE_BYTES)}
+    _, expected = loaded(artifact, native)
+    host, numbers = loaded(artifact, native, file=open_weights(weights), resident=0)
+    np.testing.assert_array_equal(numbers, expected)
+    places = {tensor: place for tensor, place in host.lent().items() if tensor.matrices > 1}
+    assert all((place + expert * 18 * PAGE_BYTES) % 4096 == 0 for place in places.values() for expert in range(4))
+    assert host._running.read_ahead(on=True) == 0, "the weights fit into memory"
+    arena = Arena(artifact.plan.arena)
+    pager = Pager.from_geometry(arena.geometry)
+    batch = Batch.build([BatchRequest(pager.add_sequence(), [7], 0, "last")], pager, host.plan.query_tile)
+    host.step(batch)
+    panels = 1056 // 16 * 16 * (256 // 32 * 34)
+    # Gate, up and down of two experts, and down once more, whole with its gap, when gate and up are multiplied.
+    assert host._running.read_ahead(on=False) == 2 * 2 * (3 * panels + 18 * PAGE_BYTES)
+    host.step(batch)
+    assert host._running.read_ahead(on=False) == 2 * 2 * (3 * panels + 18 * PAGE_BYTES)
+
+
+def test_reading_ahead_changes_no_bit(weights: Path) -> None:
+    artifact = expert_artifact()
+    native, _ = random_native(artifact.plan)
+    _, expected = loaded(artifact, native)
+    arena = Arena(artifact.plan.arena)
+    host = CpuHost(artifact, read_memory(native), arena, threads=2, file=open_weights(weights), resident=0)
+    host._running.read_ahead(on=True)
+    np.testing.assert_array_equal(logits(host, arena), expected)
+    assert host._running.read_ahead(on=True) > 0
+
+
+# The file alone
+
+
+def tensor(name: str = "a", rows: int = 40) -> CTensor:
+    part = TensorSource(name, (rows, 64), (Recipe(f"{name}.weight"),), (), WeightFormat.Q8_0)
+    size = -(-rows // 16) * 16 * 68
+    return CTensor(name=name, layout="packed", format="q8_0", shape=(rows, 64), size_bytes=size, parts=(part,))
+
+
+def panel_file(weights: Path, packing: str = "x") -> PanelFile:
+    return PanelFile("my model", (tensor(), tensor("b", 4000)), packing, open_weights(weights))
+
+
+def filling(file: PanelFile, times: list[int]) -> Callable[[Write], None]:
+    def fill(write: Write) -> None:
+        times.append(1)
+        for tensor, place in file.offsets.items():
+            write(place, np.full(tensor.size_bytes, 7, np.uint8))
+
+    return fill
+
+
+def test_a_file_is_made_once(weights: Path, folder: Path) -> None:
+    times: list[int] = []
+    for _ in range(2):
+        file = panel_file(weights)
+        _, content = file.open() or file.make(filling(file, times))
+        assert content.size == file.size_bytes and content.size % PAGE_BYTES == 0
+        assert all((content[place : place + tensor.size_bytes] == 7).all() for tensor, place in file.offsets.items())
+        assert not content.flags.writeable
+    assert len(times) == 1 and [path.name for path in folder.iterdir()] == [file.path.name]
+    assert panel_file(weights, "other panels").open() is None
+    assert PanelFile("m", file.tensors[:1], "x", file.weights).open() is None
+
+
+@pytest.mark.parametrize("damage", ["cut", "longer", "head", "first bytes", "last bytes", "empty"])
+def test_a_damaged_file_is_made_again(weights: Path, damage: str) -> None:
+    file, times = panel_file(weights), []
+    file.make(filling(file, times))
+    with file.path.open("r+b") as stream:
+        end = file.offsets[file.tensors[1]] + file.tensors[1].size_bytes
+        place = {"head": 40, "first bytes": PAGE_BYTES, "last bytes": end - 1}.get(damage)
+        if place is None:
+            stream.truncate({"cut": file.size_bytes - 1, "longer": file.size_bytes + 1, "empty": 0}[damage])
+        else:
+            stream.seek(place)
+            stream.write(b"\xff")
+    again = panel_file(weights)
+    assert again.open() is None
+    again.make(filling(again, times))
+    assert len(times) == 2 and again.open() is not None
+
+
+def test_weights_that_change_are_packed_again(weights: Path) -> None:
+    file, times = panel_file(weights), []
+    file.make(filling(file, times))
+    os.utime(weights, ns=(1, 1))
+    again = panel_file(weights)
+    assert again.path == file.path and again.open() is None
+    again.make(filling(again, times))
+    assert len(times) == 2
+    save_file({"a": np.zeros(4, np.float32)}, weights)
+    assert panel_file(weights).path != file.path
+
+
+def test_others_wait_for_the_one_that_makes_it(weights: Path, folder: Path) -> None:
+    folder.mkdir()
+    times: list[int] = []
+    ready = threading.Barrier(4)
+
+    def make() -> None:
+        file = panel_file(weights)
+        ready.wait()
+        made.append(file.make(filling(file, times))[1].size)
+
+    made: list[int] = []
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(times) == 1 and made == [panel_file(weights).size_bytes] * 4
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_what_a_killed_process_left_is_taken_over(weights: Path, folder: Path) -> None:
+    file, times = panel_file(weights), []
+    folder.mkdir()
+    (folder / f".new-{file._identity}").write_bytes(b"x" * (file.size_bytes + 10))
+    file.make(filling(file, times))
+    assert [path.name for path in folder.iterdir()] == [file.path.name]
+
+
+def refuse(*_: Any) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_leaves_nothing(weights: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = panel_file(weights)
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "pwrite", refuse)
+        with pytest.raises(PanelFileError, match="cannot be kept on disk: No space left on device"):
+            file.make(filling(file, []))
+    assert not list(folder.iterdir())
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: _Usage())
+    with pytest.raises(
+        PanelFileError, match=r"they take .* KiB, and .*packed has 1\.0 MiB free: remove .* cache clear"
+    ):
+        file.make(filling(file, []))
+    assert not list(folder.iterdir())
+
+
+class _Usage:
+    free = 1 << 20
+
+
+def test_a_folder_that_is_none(weights: Path, folder: Path) -> None:
+    folder.write_text("")
+    file = panel_file(weights)
+    with pytest.raises(PanelFileError, match="packed weights cannot be kept on disk: File exists"):
+        file.make(filling(file, []))
+
+
+@pytest.mark.parametrize("free", [1 << 30, 1 << 10])
+def test_without_a_file_panels_are_in_memory_if_they_fit(
+    weights: Path, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    class Library:
+        def pack(self, *_: Any) -> int:
+            return 0
+
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: _Usage())
+    monkeypatch.setattr(MachineMemory, "read", lambda _: FreeMemory(free, 1 << 40))
+    wanted = tensor(rows=20000)
+    file = PanelFile("m", (wanted,), "x", open_weights(weights))
+    native = {"a": np.zeros((20000, 68), np.uint8)}
+
+    def place() -> placing.PlacedTensors:
+        return place_tensors([wanted], Library(), read_memory(native), 2, file=file)  # type: ignore[arg-type]
+
+    if free < wanted.size_bytes:
+        with pytest.raises(HostError, match=r"free: remove .*\. Nor do they fit into memory: they take 1\.3 MiB, and"):
+            place()
+        return
+    placed = place()
+    assert placed.panels is None and placed.own_bytes >= wanted.size_bytes
+    assert "packed weights cannot be kept on disk" in placed.notes[0] and placed.notes[0].endswith("they are in memory")
