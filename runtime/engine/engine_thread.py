@@ -26,8 +26,9 @@ from mlxr.runtime.engine.core_stats import CoreStats, StepRecord
 from mlxr.runtime.engine.errors import EngineError, ModelClosedError, QueueFullError
 from mlxr.runtime.engine.events import Events
 from mlxr.runtime.engine.make_requests import Terms
-from mlxr.runtime.engine.model import Model, Prompt
+from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.pool import Pooling, Vector
+from mlxr.runtime.engine.prompts import Prompt
 from mlxr.runtime.engine.sampling.options import Sampling
 
 _T = TypeVar("_T")

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError, RequestError, blaming_head
-from mlxr.runtime.argument_types import described
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.engine.adapter_set import adapters_of
@@ -32,6 +31,7 @@ from mlxr.runtime.engine.model_adapters import ModelAdapters
 from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
 from mlxr.runtime.engine.open_tiers import open_tiers, why_no_tiers
 from mlxr.runtime.engine.pool import Pooling, check_dimensions, check_output, finished
+from mlxr.runtime.engine.prompts import Prompt, list_of, token_ids
 from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Sampling, sampling_for
 from mlxr.runtime.engine.speculation.draft_model import DraftModel, check_same_vocabulary
@@ -50,8 +50,6 @@ from mlxr.runtime.tokenizer.template_files import DEFAULT, NamedTemplates
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.runtime.weights.check_metadata import check_metadata
 from mlxr.runtime.weights.open_weights import open_weights
-
-Prompt = str | Sequence[int]
 
 
 class Model(ModelAdapters):
@@ -205,7 +203,7 @@ class Model(ModelAdapters):
             TypeError: the prompt is neither text nor ids.
             RequestError: text without a tokenizer, no tokens, or an id outside the vocabulary.
         """
-        ids = self.require_tokenizer().encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+        ids = self.require_tokenizer().encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
         if not ids:
             raise RequestError("the prompt has no tokens; give it at least one")
         for i in ids:
@@ -247,7 +245,7 @@ class Model(ModelAdapters):
         self._check_open()
         sampling = sampling_for(sampling, max_tokens, ignore_eos)
         events: deque[Event | BaseException] = deque()
-        requests = self.make_requests(_list_of(prompts), sampling, events.append, Terms(adapter=adapter))
+        requests = self.make_requests(list_of(prompts), sampling, events.append, Terms(adapter=adapter))
         generation = Generation(self.core, requests, events)
         self._running.add(generation)
         return generation
@@ -280,7 +278,7 @@ class Model(ModelAdapters):
         check_dimensions(dimensions, self.artifact.spec.model.hidden_size)
         events: deque[Event | BaseException] = deque()
         requests = self.make_requests(
-            _list_of(prompts), Sampling(), events.append, pooling=pooling or self.default_pooling()
+            list_of(prompts), Sampling(), events.append, pooling=pooling or self.default_pooling()
         )
         generation = Generation(self.core, requests, events)
         self._running.add(generation)
@@ -487,20 +485,3 @@ class Model(ModelAdapters):
         where = "closed" if self._closed else f"host {self.host.name}"
         arena = self.artifact.plan.arena
         return f"<Model {self.artifact.spec.name}: {where}, context {self.limit.tokens} x {arena.max_sequences}>"
-
-
-def _list_of(prompts: Iterable[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
-        raise TypeError(f"prompts is {described(prompts)}; expected a list of prompts; generate and stream take one")
-    return list(prompts)
-
-
-def _token_ids(prompt: Sequence[int]) -> list[int]:
-    try:
-        if isinstance(prompt, bytes | bytearray):
-            raise TypeError("bytes hold numbers, not token ids")
-        return [operator.index(i) for i in prompt]
-    except TypeError as error:
-        raise TypeError(
-            f"a prompt is text or a list of token ids, not {described(prompt)}; start() takes several prompts"
-        ) from error

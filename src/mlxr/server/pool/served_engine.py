@@ -8,8 +8,8 @@ from mlxr.loading.load import load_with
 from mlxr.loading.options import LoadOptions
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.engine_thread import EngineThread
-from mlxr.runtime.engine.model import Prompt
 from mlxr.runtime.engine.pool import Pooling, Vector
+from mlxr.runtime.engine.prompts import Prompt
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.cache_owner import owned
 from mlxr.server.metrics.meter import Meter

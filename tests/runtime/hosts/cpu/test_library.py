@@ -40,7 +40,7 @@ class Rig:
     def step(self, kind: int = 0) -> np.ndarray:
         logits = np.full((2, VOCAB), np.nan, np.float32)
         addresses = [array.ctypes.data for array in (self.token_ids, self.rows, logits)]
-        self.program.step(CBatch(kind, 4, 1, 2, addresses[0], 0, 0, 0, None, None, 0, *addresses[1:]))
+        self.program.step(CBatch(kind, 4, 1, 2, addresses[0], 0, 0, 0, 0, None, None, 0, *addresses[1:]))
         return logits
 
 
@@ -172,7 +172,7 @@ tensor = np.zeros(4, np.uint8)
 def opened(threads):
     return OpenProgram(library, [tensor.ctypes.data], (0, 0), threads, tensor)
 ids, rows, logits = np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros((1, VOCAB), np.float32)
-batch = CBatch(0, 1, 1, 1, ids.ctypes.data, 0, 0, 0, None, None, 0, rows.ctypes.data, logits.ctypes.data)
+batch = CBatch(0, 1, 1, 1, ids.ctypes.data, 0, 0, 0, 0, None, None, 0, rows.ctypes.data, logits.ctypes.data)
 """
 
 
