@@ -67,15 +67,14 @@ def check_index(pool: BlockPool, sequences: Collection[BlockSequence], block_siz
     index = pool.index
     of_digest = {block.digest: block_id for block_id, block in index.cached.items()}
     equal("cached blocks by digest", index.block_of, "digests of cached blocks", of_digest)
-    children: dict[tuple[Digest, int], list[int]] = {}
+    children: dict[Digest, dict[int, list[int]]] = {}
     for block_id, block in index.cached.items():
         who = f"cached block {block_id}: "
         equal(who + "id", block.block_id, "block", block_id)
         equal(who + "digest", block.digest, "that of its tokens", block_digest(block.parent, block.tokens))
         _ascending(who + "1 <= tokens <= block_size", 1, len(block.tokens), block_size)
-        children.setdefault((block.parent, block.tokens[0]), []).append(block_id)
-    by_first_token = {key: sorted(blocks) for key, blocks in index.children.items()}
-    equal("cached blocks by parent", by_first_token, "parents", {key: sorted(ids) for key, ids in children.items()})
+        children.setdefault(block.parent, {}).setdefault(block.tokens[0], []).append(block_id)
+    equal("cached blocks by parent", _sorted(index.children), "parents", _sorted(children))
     order = {block_id: number for number, block_id in enumerate(pool.idle)}
     for block_id, block in index.cached.items():
         parent = index.block_of.get(block.parent)  # None: a root
@@ -114,6 +113,10 @@ def equal(what: str, left: object, equal_to: str, right: object) -> None:
     """
     if left != right:
         raise ArenaError(f"arena integrity: {what} == {equal_to} does not hold: {left} != {right}")
+
+
+def _sorted(children: Mapping[Digest, Mapping[int, Sequence[int]]]) -> dict[Digest, dict[int, list[int]]]:
+    return {parent: {first: sorted(ids) for first, ids in by.items()} for parent, by in children.items()}
 
 
 def _ascending(equation: str, *values: int) -> None:

@@ -51,6 +51,12 @@ class KeptSequence:
             count -= count % self._size
         return Prefix(count, tuple(range(-(-count // self._size))), self._pool.version)
 
+    def difference(self, tokens: Sequence[int], hashes: BlockHashes) -> tuple[int, int] | None:
+        """See `Pager.first_difference`."""
+        count = self.find(tokens, hashes, whole_blocks=False).num_tokens
+        is_kept = self._hashes is not None and self._hashes.root == hashes.root
+        return (count, self._tokens[count]) if is_kept and count < min(len(self._tokens), len(tokens) - 1) else None
+
     def block_with(self, parent: Digest, tokens: Sequence[int]) -> int:
         """See `PrefixCache.block_with`; of the sequence that runs, if one does."""
         running, hashes, size = self._running, self._hashes, self._size

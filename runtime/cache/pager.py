@@ -182,6 +182,10 @@ class Pager(PagerTiers):
         blocks = prefix.blocks[: -(-length // self.block_size)]
         return replace(prefix, num_tokens=length, blocks=blocks, state_slot=slot, num_known=prefix.num_tokens)
 
+    def first_difference(self, tokens: Sequence[int], hashes: BlockHashes) -> tuple[int, int] | None:
+        """Where a prompt first differs from the prompt in the arena that is most like it, and the token there."""
+        return self._prefixes.difference(tokens, hashes)
+
     def _find_in_all(self, tokens: Sequence[int], hashes: BlockHashes) -> Prefix:
         """The longest start in whole blocks that all groups have, and after which there is a state."""
         prefix, size = self._prefixes.find(tokens, hashes, True), self.block_size

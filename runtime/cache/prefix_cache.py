@@ -103,6 +103,19 @@ class PrefixCache:
                 length += count
         return Prefix(length, tuple(blocks), self._pool.version)
 
+    def difference(self, tokens: Sequence[int], hashes: BlockHashes) -> tuple[int, int] | None:
+        """See `Pager.first_difference`."""
+        length = self.find(tokens, hashes, whole_blocks=False).num_tokens
+        if length >= len(tokens) - 1:
+            return None
+        parent, rest = hashes.parent(length // self._size), tokens[length - length % self._size : length]
+        there = self._pool.index.one_after(parent, rest)
+        for sequence in self.open_sequences.get(parent, ()) if there is None else ():
+            others = self._open_tokens(sequence)
+            if len(others) > len(rest) == num_common(others, rest):
+                there = others[len(rest)]
+        return None if there is None else (length, there)
+
     def block_with(self, parent: Digest, tokens: Sequence[int]) -> int:
         """The block that begins with some tokens after a parent; -1: there is none."""
         count, block_id = self._longest(parent, tokens)

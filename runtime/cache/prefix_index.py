@@ -44,7 +44,7 @@ class PrefixIndex:
     """What each block in the index holds."""
     block_of: dict[Digest, int] = field(default_factory=dict)
     """The block of each content, by its digest."""
-    children: dict[tuple[Digest, int], list[int]] = field(default_factory=dict)
+    children: dict[Digest, dict[int, list[int]]] = field(default_factory=dict)
     """Blocks by parent and first token: a block that begins as others do is found among these alone."""
 
     def add(self, block: CachedBlock) -> None:
@@ -53,17 +53,35 @@ class PrefixIndex:
         assert block.digest not in self.block_of, f"what block {block.block_id} holds is in the index already"
         self.cached[block.block_id] = block
         self.block_of[block.digest] = block.block_id
-        self.children.setdefault((block.parent, block.tokens[0]), []).append(block.block_id)
+        self.children.setdefault(block.parent, {}).setdefault(block.tokens[0], []).append(block.block_id)
 
     def remove(self, block_id: int) -> CachedBlock:
         """Removes a block and returns what it holds."""
         block = self.cached.pop(block_id)
         del self.block_of[block.digest]
-        key = block.parent, block.tokens[0]
-        self.children[key].remove(block_id)
-        if not self.children[key]:
-            del self.children[key]
+        siblings, first = self.children[block.parent], block.tokens[0]
+        siblings[first].remove(block_id)
+        if not siblings[first]:
+            del siblings[first]
+        if not siblings:
+            del self.children[block.parent]
         return block
+
+    def one_after(self, parent: Digest, tokens: Sequence[int]) -> int | None:
+        """A token that a block under a parent has after these, which are all that it has in common with a prompt.
+
+        Args:
+            parent: the digest of what comes before.
+            tokens: fewer than a block has; perhaps none.
+
+        Returns:
+            The token; None: no block goes on.
+        """
+        siblings = self.children.get(parent, {})
+        if not tokens:
+            return next(iter(siblings), None)
+        blocks = (self.cached[block_id].tokens for block_id in siblings.get(tokens[0], ()))
+        return next((b[len(tokens)] for b in blocks if len(b) > len(tokens) == num_common(b, tokens)), None)
 
     def longest(self, parent: Digest, tokens: Sequence[int]) -> tuple[int, int]:
         """The block under a parent that has most of the first tokens in common with these.
@@ -78,7 +96,7 @@ class PrefixIndex:
         return max(
             (
                 (num_common(self.cached[block_id].tokens, tokens), block_id)
-                for block_id in self.children.get((parent, tokens[0]), ())
+                for block_id in self.children.get(parent, {}).get(tokens[0], ())
             ),
             default=(0, -1),
         )

@@ -14,6 +14,7 @@ from mlxr.runtime.engine.sampling import Sampled
 from mlxr.runtime.engine.scheduler import Scheduler
 from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.step import Part
+from mlxr.runtime.engine.time_spent import Ledger
 
 
 class Answers:
@@ -24,16 +25,19 @@ class Answers:
         step_end: when the newest step ended, in seconds of `time.perf_counter`; events get it as their time.
     """
 
-    def __init__(self, scheduler: Scheduler, stats: CoreStats, wake: threading.Event, vocab_size: int) -> None:
+    def __init__(
+        self, scheduler: Scheduler, stats: CoreStats, ledger: Ledger, wake: threading.Event, vocab_size: int
+    ) -> None:
         """Takes what all requests share.
 
         Args:
             scheduler: has the requests.
             stats: counts what they get.
+            ledger: divides their time.
             wake: is set when a request fails, since others may then go on.
             vocab_size: how many logits the model has.
         """
-        self._scheduler, self._stats, self._wake = scheduler, stats, wake
+        self._scheduler, self._stats, self._ledger, self._wake = scheduler, stats, ledger, wake
         self._num_words = -(-vocab_size // 32)  # of a mask
         self.speculator: Speculator | None = None
         self.step_end = 0.0
@@ -92,7 +96,9 @@ class Answers:
                 self._add_forced(request, token)
             if constraint is None or answer.is_done:
                 return
+            begun = self._ledger.clock()
             tokens = constraint.forced()
+            self._ledger.masked(request, self._ledger.clock() - begun)
             is_complete = constraint.is_complete
         except Exception as error:
             self.fail(request, error)
@@ -115,14 +121,20 @@ class Answers:
         thought, constraint = request.answer.thought, request.answer.constraint
         if thought is not None and thought.forced:
             return [thought.mask(self._num_words)]
+        if constraint is None:
+            return [None]
+        begun = self._ledger.clock()
         try:
-            return [None] if constraint is None else constraint.masks()
+            return constraint.masks()
         except Exception as error:
             self.fail(request, error)
             return [None]
+        finally:
+            self._ledger.masked(request, self._ledger.clock() - begun)
 
     def remove(self, request: Request, *, keep: bool = True) -> None:
         """Takes a request that has ended out of the core; see `Scheduler.preempt` for `keep`."""
+        self._ledger.ended(request)
         request.leave()
         self._stats.finished += 1
         self._scheduler.remove(request, keep=keep)

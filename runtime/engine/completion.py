@@ -1,7 +1,10 @@
 """What a request yields: an event for each token, and the completion that they add up to."""
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from mlxr.runtime.engine.time_spent import TimeSpent
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "deadline"]
 """Why an answer ended: `stop` at an end-of-sequence token, at a stop string, or where a constraint allows nothing more,
@@ -36,6 +39,7 @@ class Completion:
         stop_text: the stop string that ended it; None: something else did.
         logprobs: for each token of the answer, if the request asks for them.
         prompt_logprobs: for each token of the prompt but the first, if the request asks for them.
+        spent: where its time went, once it has ended.
     """
 
     prompt_tokens: int
@@ -46,6 +50,7 @@ class Completion:
     stop_text: str | None = field(default=None, kw_only=True)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    spent: "TimeSpent | None" = field(default=None, compare=False, repr=False, kw_only=True)
 
     @property
     def usage(self) -> "Usage":

@@ -29,6 +29,7 @@ from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.step import Decode, Step
 from mlxr.runtime.engine.step_times import StepTimes
 from mlxr.runtime.engine.tier_link import TierLink
+from mlxr.runtime.engine.time_spent import Ledger
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.memory.memory_watch import MemoryWatch
 
@@ -67,14 +68,15 @@ class EngineCore:
         """
         self._host, self._pager, self.clock = host, pager, clock
         self._times = StepTimes()
+        self._ledger = Ledger(clock, self._times)
         self.wake = threading.Event()
         self.adapters = adapters
         self._link = None if tiers is None else TierLink(host, pager, tiers, self.wake)
         self._save = None if self._link is None else self._link.save
         self._watch = MemoryWatch()
-        self.scheduler = Scheduler(host.plan, pager, self._times, self._link)
+        self.scheduler = Scheduler(host.plan, pager, self._times, self._ledger, self._link)
         self._stats = CoreStats()
-        self._answers = Answers(self.scheduler, self._stats, self.wake, host.plan.vocab_size)
+        self._answers = Answers(self.scheduler, self._stats, self._ledger, self.wake, host.plan.vocab_size)
         self._ahead: Step | None = None  # launched while the step before it was not read
         self._next_deadline = float("inf")
         self.recent_steps: deque[StepRecord] = deque(maxlen=512)
@@ -250,6 +252,7 @@ class EngineCore:
             step: it.
             before: the step before, if its tokens have not been read.
         """
+        self._ledger.launched()
         try:
             step.launch(self._host, self._pager, self._answers.masks, before, self._save)
             self.scheduler.has_launched(step)
@@ -279,18 +282,22 @@ class EngineCore:
         ]
         if not requests:
             return False
-        plan = self._host.plan
+        plan, begun = self._host.plan, self.clock()
         try:
             speculator.draft(requests, len(decoding), min(plan.max_tokens, plan.max_rows) - len(decoding))
         except Exception as error:
             for request in requests:
                 self._answers.fail(request, error)
+        self._ledger.guessed(self.clock() - begun)
         return any(request.draft.drafted for request in requests)
 
     def _complete(self, step: Step) -> None:
         """Waits for a launched step and gives its tokens to their requests."""
+        begun = self.clock()
         try:
             step.read()
+            if not self._host.pipelines:  # else it waits for the device
+                self._ledger.sampled(self.clock() - begun)
             if step.decode is None:
                 for request, rows, end in step.prompt_rows(self._host):
                     request.add_prompt_rows(rows, end)
@@ -320,6 +327,7 @@ class EngineCore:
                 if request.pool is not None:
                     self.cancel(request, "length")
             if sampled:
+                self._ledger.has_token(request)
                 answers.accept(request, sampled[0])
                 self._stats.speculating_parts += request.draft.speculates
                 if part.draft:
@@ -370,6 +378,7 @@ class EngineCore:
         stats.draft_tokens += drafted
         if not drafted:
             self._times.measured(decoding, prompt_tokens, seconds)
+        self._ledger.step(step)
         if self._link and prompt_tokens and not decoding:
             self._link.tiers.computed(prompt_tokens, seconds)
         if self.speculator is not None and not prompt_tokens:
@@ -396,6 +405,7 @@ class EngineCore:
     def _forget(self, step: Step) -> None:
         """Forgets a step and the one launched after it: their requests compute them again."""
         ahead, self._ahead = self._ahead, None
+        self._ledger.forgot()
         for forgotten in (step, ahead) if ahead is not None else (step,):
             self.scheduler.forget(forgotten)
             for part in forgotten.parts:

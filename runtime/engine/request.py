@@ -4,13 +4,14 @@ Its tokens are the prompt's and then the answer's. A step computes some that are
 has computed the last one, it samples the next. Prompts, answers, and what a preempted request computes again are all
 the same to the scheduler.
 
-What was asked never changes. What changes is in four records, and each of their fields is assigned in one module:
+What was asked never changes. What changes is in five records, and each of their fields is assigned in one module:
 
 ====================  ===========================================
 `Request.answer`      here, by the methods of `Request`
 `Request.run`         the scheduler
 `Request.draft`       the core (`speculates`) and the speculator
 `Request.fetch`       the link to the tiers
+`Request.account`     the ledger
 ====================  ===========================================
 """
 
@@ -31,6 +32,7 @@ from mlxr.runtime.engine.pool import Pool, Vector
 from mlxr.runtime.engine.sampling import Sampler
 from mlxr.runtime.engine.sampling.logprobs import token_logprobs
 from mlxr.runtime.engine.thought import Thought
+from mlxr.runtime.engine.time_spent import Account
 
 SECONDS_PER_PRIORITY = 10.0
 """How much later a request may have arrived and still overtake one whose priority number is greater by 1."""
@@ -140,6 +142,7 @@ class Request:
         run: how far the scheduler has brought it.
         draft: what is guessed of it.
         fetch: what is being read for it.
+        account: where its time goes.
     """
 
     index: int
@@ -159,6 +162,7 @@ class Request:
     run: RunState = field(default_factory=RunState)
     draft: Draft = field(default_factory=Draft)
     fetch: TierFetch = field(default_factory=TierFetch)
+    account: Account = field(default_factory=Account)
 
     @property
     def num_pending(self) -> int:
@@ -308,6 +312,7 @@ class Request:
     def leave(self) -> None:
         """Nothing more comes: the core forgets it."""
         self.answer.is_done = True
+        self.answer.completion.spent = self.account.spent
 
     def forget_unread(self) -> None:
         """Takes the constraint back to the tokens that are known: the step that was to choose the next is given up."""

@@ -26,6 +26,7 @@ from mlxr.runtime.cache.pager import Pager, Prefix
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.step import Decode, Part, Step
 from mlxr.runtime.engine.step_times import SHORT_DELAY, SHORT_PROMPT, StepTimes
+from mlxr.runtime.engine.time_spent import Ledger
 
 _ORDER = attrgetter("order", "run.number")
 _NO_PREFIX = Prefix(0, ())
@@ -59,16 +60,20 @@ class Scheduler:
         failures: requests that cannot go on, each with its error; the core ends them.
     """
 
-    def __init__(self, plan: Plan, pager: Pager, times: StepTimes, restorer: Restorer | None = None) -> None:
+    def __init__(
+        self, plan: Plan, pager: Pager, times: StepTimes, ledger: Ledger, restorer: Restorer | None = None
+    ) -> None:
         """Starts with no requests.
 
         Args:
             plan: its limits are those of a step.
             pager: of the arena.
             times: how long steps take.
+            ledger: is told what requests do.
             restorer: finds blocks that the arena has no longer; None: nobody has them.
         """
         self._plan, self._pager, self._times, self._restorer = plan, pager, times, restorer
+        self._ledger = ledger
         self._being_read: dict[Hashable, Request] = {}
         self._last: Step | None = None  # which the next step may repeat: since it ended, nobody has joined or left
         self.waiting: list[Request] = []
@@ -80,6 +85,7 @@ class Scheduler:
         """Puts a request into the queue."""
         self._added += 1
         request.run.number = self._added
+        self._ledger.added(request)
         insort(self.waiting, request, key=_ORDER)
 
     def remove(self, request: Request, *, keep: bool = True) -> None:
@@ -139,6 +145,8 @@ class Scheduler:
                 rows -= part.num_rows
         if not parts and not self.running and not self.failures:
             self._fail_stuck()
+        if self.waiting and not (budget > 0 and rows > 0) and not self._plan.whole_prompts:
+            self._note_wait(self.waiting[0])
         return Step(parts)
 
     def has_launched(self, step: Step) -> None:
@@ -224,6 +232,7 @@ class Scheduler:
         self._last = None
         self.preemptions += 1
         self.running.remove(request)
+        self._ledger.preempted(request)
         self._give_back(request, keep)
         insort(self.waiting, request, key=_ORDER)
 
@@ -329,23 +338,36 @@ class Scheduler:
         for request in self.waiting:
             run = request.run
             if run.in_flight or run.awaited in self._being_read:
+                self._ledger.waits(request, "same_prompt")
                 continue
             prefix = self._prefix_of(request)
             if self._plan.whole_prompts:
                 if not self._has_room(request, prefix):
+                    self._ledger.waits(request, "room")
                     return None
                 self._begin(request, prefix)
                 return request
             run.awaited = self._next_key(request, max(prefix.num_tokens, prefix.num_known))
             if run.awaited in self._being_read and not request.needs_all_rows:
+                self._ledger.waits(request, "same_prompt")
                 continue
             if self._restorer is not None and not request.needs_all_rows and self._restorer.fetches(request, prefix):
+                self._ledger.waits(request, "tiers")
                 continue
             if not self._has_room(request, prefix):
+                self._ledger.waits(request, "room")
                 return None
             self._begin(request, prefix)
             return request
         return None
+
+    def _note_wait(self, request: Request) -> None:
+        """Has the ledger note if a request, for which the step has no room, waits for a prompt that fills the step."""
+        if request.account.doing != "queue" or request.needs_all_rows or not self._being_read:
+            return
+        prefix = self._pager.find_prefix(request.answer.tokens, request.hashes)
+        if self._next_key(request, max(prefix.num_tokens, prefix.num_known)) in self._being_read:
+            self._ledger.waits(request, "same_prompt")
 
     def _prefix_of(self, request: Request) -> Prefix:
         """What the arena has of a request's tokens."""
@@ -371,6 +393,7 @@ class Scheduler:
 
     def _begin(self, request: Request, prefix: Prefix) -> None:
         run = request.run
+        differs = None if run.has_started else self._pager.first_difference(request.answer.tokens, request.hashes)
         run.seq_id = self._pager.add_sequence(prefix)
         self.waiting.remove(request)
         self.running.append(request)
@@ -386,6 +409,9 @@ class Scheduler:
             run.has_started = True
             self.prompt_tokens += request.prompt_length
             self.cached_tokens += run.computed
+            missed = request.prompt_length - run.computed
+            self._ledger.misses(request, missed, differs if run.computed < request.prompt_length - 1 else None)
+        self._ledger.begins(request, reads=request.num_pending > 1)
         if not self._plan.whole_prompts:
             self._announce(request)
 

@@ -15,6 +15,7 @@ import pytest
 import mlxr
 from mlxr.runtime.engine import request
 from mlxr.runtime.engine.step import Decode, Step
+from mlxr.runtime.engine.time_spent import Account
 
 ROOT = Path(mlxr.__file__).parent
 RECORDS = {
@@ -24,9 +25,16 @@ RECORDS = {
     "run": request.RunState,
     "draft": request.Draft,
     "fetch": request.TierFetch,
+    "account": Account,
 }
 """By the name of the attributes and variables that hold them."""
-WRITERS = {"answer": "request", "completion": "request", "run": "scheduler", "fetch": "tier_link"}
+WRITERS = {
+    "answer": "request",
+    "completion": "request",
+    "run": "scheduler",
+    "fetch": "tier_link",
+    "account": "time_spent",
+}
 """The modules of records of which one module assigns all fields."""
 CHANGES = {"append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"}
 

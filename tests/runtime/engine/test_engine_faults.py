@@ -24,6 +24,7 @@ from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.sampling import Sampled
 from mlxr.runtime.engine.scheduler import Scheduler
 from mlxr.runtime.engine.step_times import StepTimes
+from mlxr.runtime.engine.time_spent import Ledger
 from mlxr.runtime.memory.free_memory import FreeMemory
 from mlxr.runtime.memory.memory_watch import MemoryWatch
 from mlxr_tests.specs import compiled, small_spec
@@ -161,7 +162,8 @@ def request(order: float, length: int, most: int = 100) -> Request:
 
 def scheduler(num_blocks: int, max_tokens: int = 64, max_rows: int = 64) -> Scheduler:
     plan: Any = SimpleNamespace(max_tokens=max_tokens, max_rows=max_rows, whole_prompts=False)
-    return Scheduler(plan, Pager(num_blocks, 4, num_blocks, 8), StepTimes())
+    times = StepTimes()
+    return Scheduler(plan, Pager(num_blocks, 4, num_blocks, 8), times, Ledger(time.monotonic, times))
 
 
 def run(queue: Scheduler, read: bool = True) -> None:
