@@ -34,6 +34,8 @@ ALIGNMENT = 256
 _SPARE_SLOTS = 4
 _LEAST_SNAPSHOT_TOKENS, _MOST_SNAPSHOT_TOKENS = 512, 2048
 """Tokens of a sequence from one snapshot of its state to the next; see `_snapshot_tokens`."""
+_TEXTS_TOKENS = 1024
+"""Tokens of whole texts that a step reads at least: on two cores, MiniLM is 3 % faster than with 512."""
 
 
 def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType] = ()) -> ArenaGeometry:
@@ -218,7 +220,9 @@ def chunk_tokens(spec: ModelSpec, chosen: ChosenGeometry) -> int:
     """The most prompt tokens of a step: the spec's, or else the chosen one, so that no activation has 2^31 elements."""
     if spec.prefill_chunk is not None:
         return spec.prefill_chunk
-    wanted = max(chosen.sizes["chunk_tokens"], spec.model.context if spec.model.is_encoder else 1)
+    wanted = chosen.sizes["chunk_tokens"]
+    if spec.model.is_encoder:
+        wanted = max(wanted, spec.model.context, _TEXTS_TOKENS)
     return max(1, min(wanted, INT32_MAX // spec.widest_activation))
 
 

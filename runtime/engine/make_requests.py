@@ -116,6 +116,7 @@ class RequestMaker:
         now: float,
         terms: Terms,
         pooling: Pooling | None = None,
+        second: int | None = None,
     ) -> list[Request]:
         """The requests for one prompt: as many as samples.
 
@@ -127,6 +128,7 @@ class RequestMaker:
             now: by the core's clock.
             terms: priority, deadline and the like.
             pooling: how the prompt's rows are pooled, by a request that generates nothing; None: it is answered.
+            second: where the second of two texts begins; None: there is one.
 
         Raises:
             PromptTooLongError: it leaves no token of the context for the answer, or is longer than the context.
@@ -171,6 +173,7 @@ class RequestMaker:
                     deadline=deadline,
                     pool=None if pooling is None else Pool(pooling, len(prompt), self._plan.whole_prompts),
                     adapter=adapter,
+                    second=second,
                 )
             )
         return requests

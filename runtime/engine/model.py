@@ -20,8 +20,8 @@ from mlxr.runtime.engine.adapter_set import adapters_of
 from mlxr.runtime.engine.choose_arena import Head, choose_arena
 from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.core import EngineCore
-from mlxr.runtime.engine.default_pooling import default_pooling
 from mlxr.runtime.engine.default_sampling import DefaultSampling, default_sampling
+from mlxr.runtime.engine.embeds import Embeds
 from mlxr.runtime.engine.errors import ModelClosedError
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.group_rank import LeadingRank
@@ -30,8 +30,8 @@ from mlxr.runtime.engine.make_requests import TERMS, RequestMaker, Terms
 from mlxr.runtime.engine.model_adapters import ModelAdapters
 from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
 from mlxr.runtime.engine.open_tiers import open_tiers, why_no_tiers
-from mlxr.runtime.engine.pool import Pooling, check_dimensions, check_output, finished
-from mlxr.runtime.engine.prompts import Prompt, list_of, token_ids
+from mlxr.runtime.engine.pool import Pooling, check_output
+from mlxr.runtime.engine.prompts import Pair, Prompt, list_of, token_ids
 from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Sampling, sampling_for
 from mlxr.runtime.engine.speculation.draft_model import DraftModel, check_same_vocabulary
@@ -52,7 +52,7 @@ from mlxr.runtime.weights.check_metadata import check_metadata
 from mlxr.runtime.weights.open_weights import open_weights
 
 
-class Model(ModelAdapters):
+class Model(ModelAdapters, Embeds):
     """A model that generates text. Owns its arena and pager.
 
     Several threads must not use it at once; `mlxr.Engine` is for that. The end of a `with` block closes it.
@@ -203,6 +203,8 @@ class Model(ModelAdapters):
             TypeError: the prompt is neither text nor ids.
             RequestError: text without a tokenizer, no tokens, or an id outside the vocabulary.
         """
+        if isinstance(prompt, Pair):
+            prompt = prompt.ids
         ids = self.require_tokenizer().encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
         if not ids:
             raise RequestError("the prompt has no tokens; give it at least one")
@@ -250,49 +252,6 @@ class Model(ModelAdapters):
         self._running.add(generation)
         return generation
 
-    def embed(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        pooling: Pooling | None = None,
-        dimensions: int | None = None,
-        normalize: bool = True,
-    ) -> npt.NDArray[np.float32]:
-        """Embeddings of prompts: [prompts, hidden] or [prompts, dimensions], f32.
-
-        The model must have been loaded for it, with `changes=mlxr.Changes(output="hidden")`; encoders always are.
-
-        Args:
-            prompts: texts or token ids.
-            pooling: `mean`, `last` or `cls`; None: what the model's own files say, else `mean`.
-            dimensions: how many dimensions to keep, the first ones; None: all.
-            normalize: whether embeddings have length 1.
-
-        Raises:
-            TypeError: an argument of a wrong type.
-            PromptTooLongError: a prompt is longer than the context.
-            RequestError: no prompt, a bad option, or the model was loaded to generate.
-            HostError: a step failed, or its result is not finite.
-        """
-        self._check_open()
-        check_dimensions(dimensions, self.artifact.spec.model.hidden_size)
-        events: deque[Event | BaseException] = deque()
-        requests = self.make_requests(
-            list_of(prompts), Sampling(), events.append, pooling=pooling or self.default_pooling()
-        )
-        generation = Generation(self.core, requests, events)
-        self._running.add(generation)
-        generation.finish()
-        return np.stack([finished(request.pooled, dimensions, normalize) for request in requests])
-
-    def default_pooling(self) -> Pooling:
-        """How the model's own files say that rows are pooled; `mean` where they say nothing.
-
-        Raises:
-            RequestError: they ask for what is not supported.
-        """
-        return default_pooling(self._file)
-
     def make_requests(
         self,
         prompts: Sequence[Prompt],
@@ -327,7 +286,12 @@ class Model(ModelAdapters):
         if terms.adapter is None and self.default_adapter is not None:
             terms = replace(terms, adapter=self.default_adapter)
         now, make = self.running_core().clock(), self._maker.make
-        return [r for i, prompt in enumerate(ids) for r in make(i, prompt, sampling, listener, now, terms, pooling)]
+        second = [prompt.second if isinstance(prompt, Pair) else None for prompt in prompts]
+        return [
+            request
+            for i, prompt in enumerate(ids)
+            for request in make(i, prompt, sampling, listener, now, terms, pooling, second[i])
+        ]
 
     def speculate(self, draft: "Model | None" = None) -> None:
         """Lets requests that begin from now on try guessed tokens, several in a step: their answers stay the same.

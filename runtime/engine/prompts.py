@@ -1,29 +1,43 @@
-"""Prompts as callers give them: text, or token ids."""
+"""What a model is asked: texts, token ids, and pairs of texts that a model tells apart."""
 
 import operator
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from mlxr.runtime.argument_types import described
 
-Prompt = str | Sequence[int]
+
+class Pair(NamedTuple):
+    """Token ids of two texts that a model reads as one.
+
+    Attributes:
+        ids: of both, with what stands around them.
+        second: the number of the first token of the second, where the model tells them apart by types; else None.
+    """
+
+    ids: list[int]
+    second: int | None
+
+
+Prompt = str | Sequence[int] | Pair
 
 
 def list_of(prompts: Iterable[Prompt]) -> list[Prompt]:
-    """Several prompts.
+    """The prompts.
 
     Raises:
-        TypeError: it is one, or none.
+        TypeError: they are no list.
     """
-    if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, str | bytes | Pair) or not isinstance(prompts, Iterable):
         raise TypeError(f"prompts is {described(prompts)}; expected a list of prompts; generate and stream take one")
     return list(prompts)
 
 
 def token_ids(prompt: Sequence[int]) -> list[int]:
-    """The ids of a prompt that is no text.
+    """The numbers of a prompt.
 
     Raises:
-        TypeError: these are no whole numbers.
+        TypeError: it is something else.
     """
     try:
         if isinstance(prompt, bytes | bytearray):

@@ -138,6 +138,7 @@ class Request:
         deadline: when it ends at the latest, by the core's clock; None: no limit.
         pool: what it wants is its prompt's rows, pooled: it generates nothing; None: an answer.
         adapter: what is added to the model's weights for it; None: nothing.
+        second: the number of the token with which the second of two texts begins, where the model tells them apart.
         late_ids: those of `stop_ids` that end nothing where a forced text or the constraint goes on after them.
         run: how far the scheduler has brought it.
         draft: what is guessed of it.
@@ -157,6 +158,7 @@ class Request:
     answer: Answer
     deadline: float | None = None
     pool: Pool | None = None
+    second: int | None = None
     late_ids: Collection[int] = ()
     adapter: AdapterUse | None = None
     run: RunState = field(default_factory=RunState)

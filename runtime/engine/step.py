@@ -326,7 +326,7 @@ def _batch_requests(parts: Sequence[Part]) -> list[BatchRequest]:
             tokens.append(0)  # it is on the device
         wants_one = samples or answer.prompt_rows
         rows: Rows = "all" if draft or request.needs_all_rows else "last" if wants_one else "none"
-        requests.append(BatchRequest(run.seq_id, [*tokens, *draft], start, rows, len(draft)))
+        requests.append(BatchRequest(run.seq_id, [*tokens, *draft], start, rows, len(draft), request.second))
         if answer.constraint is not None and samples:
             answer.constraint.prepare(draft)
     return requests

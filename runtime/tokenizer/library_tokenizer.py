@@ -17,7 +17,7 @@ from mlxr.runtime.tokenizer.stream_decoder import ByteStreamDecoder
 from mlxr.runtime.tokenizer.text_growth import check_decoder, growth
 from mlxr.runtime.tokenizer.token_bytes import decoding_rule
 from mlxr.runtime.tokenizer.token_span import TokenSpan
-from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
+from mlxr.runtime.tokenizer.tokenizer import PairForm, SpecialTokens, Tokenizer
 
 
 @contextmanager
@@ -71,6 +71,7 @@ class LibraryTokenizer(Tokenizer):
             parts = (_state(library.normalizer), _state(library.pre_tokenizer))
             self._growth = math.prod(growth(part, source) for part in parts)
             before, after = _around(library)
+            self._pair = _around_two(library)
         self._library = library
         self._lock = threading.Lock()
         last_added = max(self._added, default=-1) + 1
@@ -84,6 +85,10 @@ class LibraryTokenizer(Tokenizer):
             after = [self.eos_id] if special.add_eos else [i for i in after if i != self.eos_id]
         self._set_added(before, after)
         self._bytes = functools.cache(self._find_bytes)
+
+    def pair_form(self) -> PairForm:
+        """See `Tokenizer`."""
+        return self._pair or super().pair_form()
 
     def _encode(self, text: str, parse_special: bool) -> list[int]:
         if len(text) > _LONG:
@@ -211,3 +216,15 @@ def _around(library: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
     first = mask.index(0) if 0 in mask else len(mask)
     last = len(mask) - mask[::-1].index(0) if 0 in mask else first
     return list(ids[:first]), list(ids[last:])
+
+
+def _around_two(library: tokenizers.Tokenizer) -> PairForm | None:
+    """What the post-processor puts around two texts; None if it puts nothing between them."""
+    if not library.num_special_tokens_to_add(True):
+        return None
+    pair = library.encode("a", "a", add_special_tokens=True)
+    first, second = ([place for place, of in enumerate(pair.sequence_ids) if of == number] for number in (0, 1))
+    if not first or not second:
+        return None
+    between = pair.ids[first[-1] + 1 : second[0]]
+    return PairForm(pair.ids[: first[0]], between, pair.ids[second[-1] + 1 :], has_types=pair.type_ids[second[0]] == 1)

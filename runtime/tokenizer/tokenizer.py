@@ -38,6 +38,21 @@ class SpecialTokens:
     add_eos: bool | None = None
 
 
+@dataclass(frozen=True)
+class PairForm:
+    """What a model expects around two texts that it reads together.
+
+    Attributes:
+        before, between, after: token ids.
+        has_types: whether the second text and what follows it have a type of their own.
+    """
+
+    before: list[int]
+    between: list[int]
+    after: list[int]
+    has_types: bool
+
+
 class Tokenizer(ABC):
     """Converts text to token ids and back. It is immutable, so threads may share it.
 
@@ -117,6 +132,14 @@ class Tokenizer(ABC):
         if len(ids) <= most:
             return ids, False
         return [*ids[: max(0, most - len(self._after))], *self._after][:most], True
+
+    def pair_form(self) -> PairForm:
+        """What the model expects around two texts that it reads together.
+
+        Raises:
+            TokenizerError: the tokenizer does not say it.
+        """
+        raise TokenizerError(f"{self.source}: does not say what stands between two texts")
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
         """Token ids of a text whose control tokens are known: other names of control tokens in it are ordinary text.

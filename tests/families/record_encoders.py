@@ -4,24 +4,49 @@ It needs torch and transformers, and no MLX.
 """
 
 import json
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, BertTokenizerFast
 
-from mlxr_tests.encoder_models import CONFIGS, DATA, TEXTS, encoded, weight
+from mlxr_tests.encoder_models import CONFIGS, DATA, DOCUMENTS, QUERY, RANKERS, TEXTS, WORDS, encoded, weight
 
 
 def main() -> None:
     """Writes `tests/data/encoders.json`."""
     cases = {}
     for name, config in CONFIGS.items():
-        model = AutoModel.from_config(AutoConfig.for_model(**config), attn_implementation="eager").eval()
-        shapes = {key: list(tensor.shape) for key, tensor in model.state_dict().items()}
-        model.load_state_dict({key: torch.from_numpy(weight(key, tuple(shape))) for key, shape in shapes.items()})
+        model, shapes = _filled(AutoModel, config)
         with torch.no_grad():
             rows = [model(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy() for ids in TEXTS]
         cases[name] = {"config": config, "tensors": shapes, "rows": [encoded(each) for each in rows]}
-    DATA.write_text(json.dumps(cases, indent=1) + "\n", encoding="utf-8")
+    rankers = {name: _ranker(config) for name, config in RANKERS.items()}
+    DATA.write_text(json.dumps({"encoders": cases, "rankers": rankers}, indent=1) + "\n", encoding="utf-8")
+
+
+def _filled(kind: Any, config: dict[str, Any]) -> tuple[Any, dict[str, list[int]]]:
+    model = kind.from_config(AutoConfig.for_model(**config), attn_implementation="eager").eval()
+    shapes = {key: list(tensor.shape) for key, tensor in model.state_dict().items()}
+    model.load_state_dict({key: torch.from_numpy(weight(key, tuple(shape))) for key, shape in shapes.items()})
+    return model, shapes
+
+
+def _ranker(config: dict[str, Any]) -> dict[str, Any]:
+    model, shapes = _filled(AutoModelForSequenceClassification, config)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+        tokenizer = BertTokenizerFast(
+            str(Path(folder) / "vocab.txt"), model_max_length=config["max_position_embeddings"]
+        )
+    logits, ids = [], []
+    for document in DOCUMENTS:
+        pair = tokenizer(QUERY, document, return_tensors="pt", truncation="only_second")
+        with torch.no_grad():
+            logits.append(float(model(**pair).logits[0, 0]))
+        ids.append(pair["input_ids"][0].tolist())
+    return {"config": config, "tensors": shapes, "ids": ids, "logits": logits}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.version import VERSION
-from mlxr.server import about_server, infill, tokens
+from mlxr.server import about_server, infill, rerank, tokens
 from mlxr.server.anthropic import messages
 from mlxr.server.documents.answers import errors
 from mlxr.server.errors import ApiError
@@ -46,6 +46,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     embeddings.router,
     tokens.router,
     infill.router,
+    rerank.router,
     messages.router,
     *OLLAMA_ROUTERS,
     inspector.router,

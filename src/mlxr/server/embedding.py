@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from mlxr.runtime.engine.pool import Pooling, Vector, check_dimensions, finished
+from mlxr.runtime.engine.prompts import Pair
 from mlxr.server.documents.json_form import json_text
 from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.request_record import RECORD
@@ -11,7 +12,7 @@ from mlxr.server.request_record import RECORD
 
 async def embed(
     model: LoadedModel,
-    prompts: Sequence[list[int]],
+    prompts: Sequence[list[int] | Pair],
     *,
     pooling: Pooling | None = None,
     dimensions: int | None = None,
@@ -23,7 +24,7 @@ async def embed(
 
     Args:
         model: loaded for it: `pool.use(name, embeds=True)`.
-        prompts: token ids, at least one each.
+        prompts: token ids, at least one each, or those of two texts.
         pooling: `mean`, `last` or `cls`; None: what the model's own files say, else `mean`.
         dimensions: how many dimensions to keep, the first ones; None: all.
         normalize: whether embeddings have length 1.
@@ -38,7 +39,7 @@ async def embed(
     check_dimensions(dimensions, model.engine.model.artifact.spec.model.hidden_size)
     vectors = await model.engine.embed(prompts, pooling, priority=priority, salt=salt)
     if (record := RECORD.get()) is not None:
-        record.prompt_tokens += sum(map(len, prompts))
+        record.prompt_tokens += sum(len(prompt.ids if isinstance(prompt, Pair) else prompt) for prompt in prompts)
     return [finished(vector, dimensions, normalize) for vector in vectors]
 
 

@@ -34,6 +34,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "bert, tanh, one layer": _BERT
     | {"model_type": "bert", "architectures": ["BertModel"], "hidden_act": "gelu_new", "num_hidden_layers": 1},
 }
+RANKERS: dict[str, dict[str, Any]] = {
+    "bert": _BERT | {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "num_labels": 1},
+}
+"""Encoders with a head that ranks; its tensors begin with the name of the encoder's part."""
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"{a}{b}" for a in "bcdfgklm" for b in ("a", "e", "i", "o"))]
+WORDS += [f"##{a}{b}" for a in "nprst" for b in ("a", "e", "i", "o")] + ["."]
+"""The vocabulary of the rankers: words, and pieces of words."""
+QUERY = "bana ce"
+DOCUMENTS = ["dane. ce bari", "ko", "x gati lopo bana bana", "bana ce", ". ".join(["mise ko fanasate"] * 12)]
+"""The last one is longer than the context with the query."""
 TEXTS = [[5, 17, 3, 42, 8, 9, 11], [2], [1, 60, *range(20, 55)], [7, 7, 30]]
 
 

@@ -1,0 +1,1 @@
+"""Ranks documents by how well they answer a query."""
