@@ -1,7 +1,7 @@
 """Runs a whole graph as MLX ops, one per op, in program order."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +12,8 @@ from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.mlx_ops.table import evaluate
 from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer
 
+Observer = Callable[[Op, Mapping[str, mx.array]], None]
+"""Called before an op runs, with what its ports read."""
 _BATCH_NAMES = {"token_types": "types_of_tokens", "token_ids": "tokens"}
 """Graph inputs that a batch calls otherwise."""
 
@@ -22,6 +24,7 @@ def run_graph(
     batch: Batch,
     arena: Arena,
     launches: Counter[str] | None = None,
+    observe: Observer | None = None,
 ) -> dict[str, mx.array]:
     """Runs a graph of any stage on one batch.
 
@@ -33,6 +36,7 @@ def run_graph(
         batch: the batch; one token a sequence for a graph with decode attention.
         arena: the arena; its token is replaced when the graph makes a new one.
         launches: counts the kinds of ops that ran.
+        observe: called before each op.
 
     Returns:
         The graph's outputs by name.
@@ -47,6 +51,8 @@ def run_graph(
     last_use = {name: op.name for op in graph.ops for name in op.inputs.values()}
     for op in graph.ops:
         ports = {port: values[name] for port, name in op.inputs.items()}
+        if observe is not None:
+            observe(op, ports)
         results = evaluate(op.attrs, ports, arena_layer(op, arena))
         values |= {name: results[port] for port, name in op.outputs.items()}
         if launches is not None:

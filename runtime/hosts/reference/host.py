@@ -15,7 +15,7 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.arena_blocks import copy_blocks
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.host import ArrayHost
-from mlxr.runtime.hosts.mlx_ops import run_graph
+from mlxr.runtime.hosts.mlx_ops import Observer, run_graph
 from mlxr.runtime.memory.fitting_arena import Footprint
 from mlxr.runtime.weights.weight_file import WeightFile
 
@@ -28,6 +28,7 @@ class ReferenceHost(ArrayHost):
     Attributes:
         graph: the graph that it runs.
         bound: the weights that the graph binds, by name.
+        observe: called before each op with what its ports read; None: nobody is.
     """
 
     name = "reference"
@@ -52,6 +53,7 @@ class ReferenceHost(ArrayHost):
         self.graph_name = graph
         self.graph = artifact.graph(graph)
         self.bound = self._unpack(weights)
+        self.observe: Observer | None = None
 
     @classmethod
     def footprint(
@@ -73,7 +75,7 @@ class ReferenceHost(ArrayHost):
                 "sequences; run the graph prefill or source"
             )
         batch = batch.with_adapters if self.has_adapters else batch
-        outputs = run_graph(self.graph, self.bound, batch, self.arena, self.launches)
+        outputs = run_graph(self.graph, self.bound, batch, self.arena, self.launches, self.observe)
         logits = outputs[self.graph.outputs[0]]
         mx.eval(logits)
         return logits

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,20 @@ class Window:
     def predicted(self) -> list[int]:
         """The tokens that it predicts."""
         return self.tokens[self.first :]
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, which a user named with --text.
+
+    Raises:
+        RequestError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"--text {path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"--text {path}: is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def text_windows(ids: Sequence[int], window: int, stride: int | None = None, begin: int | None = None) -> list[Window]:

@@ -27,6 +27,7 @@ COMMANDS = {
     "service": ("service", "let the system start the server, and keep it running"),
     "bench": ("bench", "measure a model's speed"),
     "perplexity": ("perplexity", "measure how well a model predicts a text"),
+    "imatrix": ("imatrix", "measure which columns of weights matter"),
     "quantize": ("quantize", "write a model in another format"),
     "tokenize": ("tokenize", "show the tokens of a text"),
     "inspect": ("inspect", "show what an artifact holds"),

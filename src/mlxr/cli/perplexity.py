@@ -58,10 +58,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
+    from mlxr.bench.text_windows import read_text  # noqa: PLC0415 (loads MLX)
+
     for name, value in (("context", args.window), ("stride", args.stride), ("tokens", args.tokens)):
         if value is not None and value < 1:
             raise RequestError(f"--{name} is {value}; expected at least 1")
-    text = _read(args.text)
+    text = read_text(args.text)
     needed = Changes(needed_context=args.window)
     with ExitStack() as loaded:
         model = loaded.enter_context(load_model(args, needed, needs_text=True))
@@ -131,12 +133,3 @@ def _print_divergence(far: "Divergence", original: str) -> None:
         f"divergence {far.mean:.6f} +- {far.mean_error:.6f} nats; {tail}\n"
         f"same first choice {far.same_first:.2%} +- {far.same_first_error:.2%}"
     )
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"--text {path}: cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise RequestError(f"--text {path}: is not UTF-8: {error.reason} at byte {error.start}") from error

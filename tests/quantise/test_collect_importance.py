@@ -1,0 +1,82 @@
+"""Importance matrices that are made: sums against plain arithmetic, experts, the command, what they are good for."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlxr
+from mlxr.bench.divergence import divergence
+from mlxr.bench.text_windows import Window
+from mlxr.cli import main
+from mlxr.quantise.collect_importance import collect_importance
+from mlxr.quantise.importance import read_importance, write_importance
+from mlxr.quantise.mixtures import MIXTURES, Wishes
+from mlxr.quantise.requantise import Quantisation, gguf_source, write_quantised
+from mlxr.runtime.weights.open_weights import open_weights
+from mlxr_tests.converted_models import make_folder
+from mlxr_tests.storyteller import GOLDEN, Q8_0, VALID
+
+F32 = GOLDEN / "tiny-f32.gguf"
+EXACT = mlxr.Changes(activation_dtype="f32", cache_dtype="f32", compute="exact")
+TOKENS = [int(token) for token in np.random.default_rng(2).integers(3, 640, 40)]
+
+
+def test_sums_of_squares() -> None:
+    """The first layer reads normalised embeddings; q, k and v read the same. Two windows, one of them short."""
+    model = mlxr.load(F32, host="reference", changes=EXACT)
+    sums = collect_importance(model, [Window(TOKENS[:30], 1), Window(TOKENS[30:], 1)])
+    file = open_weights(F32)
+    rows = file.read("token_embd.weight")[TOKENS].astype(np.float64)
+    eps = model.artifact.spec.model.norm.eps
+    normal = rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + eps) * file.read("blk.0.attn_norm.weight")
+    squares, counts = sums["blk.0.attn_q.weight"]
+    assert list(counts) == [40]
+    np.testing.assert_allclose(squares, (normal**2).sum(axis=0)[None], rtol=1e-5)
+    for name in ("k", "v"):
+        np.testing.assert_array_equal(sums[f"blk.0.attn_{name}.weight"][0], squares)
+    matrices = {name for name, t in file.tensors.items() if name.startswith("blk.") and len(t.shape) > 1}
+    assert sums.keys() == matrices
+    assert all(sums[name][0].shape == (1, file.tensors[name].shape[1]) for name in matrices)
+    assert model.host.observe is None  # type: ignore[attr-defined]
+
+
+def test_experts_count_their_own_tokens(tmp_path: Path) -> None:
+    model = mlxr.load(make_folder("qwen3_moe", tmp_path / "in"), host="reference", changes=EXACT)
+    sums = collect_importance(model, [Window(TOKENS[:20], 1)])
+    for name, columns in (("gate", 96), ("up", 96), ("down", 40)):
+        squares, counts = sums[f"blk.1.ffn_{name}_exps.weight"]
+        assert squares.shape == (5, columns) and sum(counts) == 40 and max(counts) <= 20
+        assert all((count > 0) == bool(row.any()) for count, row in zip(counts, squares, strict=True))
+    every, _ = sums["blk.1.ffn_gate_inp.weight"]
+    chosen = sums["blk.1.ffn_up_exps.weight"][0].sum(axis=0)
+    np.testing.assert_allclose(chosen, 2 * every[0], rtol=1e-5)  # each token goes to two experts
+
+
+def test_a_model_loses_less_with_one(tmp_path: Path) -> None:
+    """On other tokens than it was made of."""
+    original = mlxr.load(F32, host="reference", changes=EXACT)
+    random = np.random.default_rng(4)
+    made_of = [Window([int(token) for token in random.integers(3, 640, 64)], 1) for _ in range(3)]
+    write_importance(tmp_path / "i.gguf", collect_importance(original, made_of), "numbers", 3, 64)
+    importance, lost = read_importance(tmp_path / "i.gguf"), []
+    for given in (None, importance):
+        path = tmp_path / "out.gguf"
+        write_quantised(gguf_source(F32), path, Quantisation(MIXTURES["q2_k"], Wishes(pure=True), given))
+        lost.append(divergence(mlxr.load(path, host="reference", changes=EXACT), original, TOKENS, 40).mean)
+    assert lost[1] < 0.9 * lost[0]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "i.gguf"
+    text.write_text(VALID.read_text()[:600])
+    assert main(["imatrix", str(Q8_0), "--text", str(text), "-o", str(out), "--context", "32", "--tokens", "40"]) == 0
+    assert capsys.readouterr().out == f"{out}: 42 tensors, 42 tokens\n"
+    made = read_importance(out)
+    assert (made.dataset, made.chunks, len(made.columns)) == (str(text), 2, 42)
+    for extra, message in (
+        (["--host", "cpu"], "only host reference tells what weights are multiplied with"),
+        (["--tokens", "0"], "--tokens is 0; expected at least 1"),
+    ):
+        assert main(["imatrix", str(Q8_0), "--text", str(text), "-o", str(out), *extra]) == 1
+        assert message in capsys.readouterr().err
