@@ -1,5 +1,6 @@
 """Requests from prompts and options: everything that can be refused is refused here, before a step is run."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from mlxr.runtime.engine.pool import Pool, Pooling
 from mlxr.runtime.engine.request import SECONDS_PER_PRIORITY, Answer, Listener, Request
 from mlxr.runtime.engine.sampling import Sampler, Sampling
 from mlxr.runtime.engine.thought import Thought
+from mlxr.runtime.engine.time_spent import Account
 from mlxr.runtime.engine.too_long import too_long
 from mlxr.runtime.memory.fitting_arena import ContextLimit
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
@@ -150,10 +152,15 @@ class RequestMaker:
         root = root_digest(*self._identity, adapter.identity if adapter else "", terms.salt)
         requests: list[Request] = []
         for sample in range(sampling.n):
+            begun = time.perf_counter()
+            constraint = self._constraints.compile(sampling)
+            account = Account()
+            if constraint is not None:
+                account.spent.add("grammar", time.perf_counter() - begun)
             answer = Answer(
                 list(prompt),
                 Completion(len(prompt)),
-                self._constraints.compile(sampling),
+                constraint,
                 self._thought(sampling),
                 prompt_rows=sampling.prompt_logprobs is not None or pooling is not None,
             )
@@ -171,6 +178,7 @@ class RequestMaker:
                     order=order,
                     answer=answer,
                     deadline=deadline,
+                    account=account,
                     pool=None if pooling is None else Pool(pooling, len(prompt), self._plan.whole_prompts),
                     adapter=adapter,
                     second=second,

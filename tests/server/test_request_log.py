@@ -57,7 +57,11 @@ def test_a_line_tells_of_a_request_without_its_text(server: RunningServer, lines
     server.http.get("/health")
     (line,) = lines.take()
     assert SECRET not in json.dumps(line)
-    assert line["time"].endswith("Z") and 0 < line.pop("first_token_ms") < line.pop("ms")
+    spent = line.pop("spent_ms")
+    assert line["time"].endswith("Z") and 0 < line.pop("first_token_ms") < line["ms"]
+    assert sum(spent.values()) == pytest.approx(line.pop("ms"), abs=0.1) and line.pop("slowest") == next(iter(spent))
+    assert 0 < line.pop("missed_tokens") <= line["prompt_tokens"]
+    line.pop("differs_at")
     assert line | {"time": ""} == {
         "time": "",
         "level": "info",

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.version import VERSION
-from mlxr.server import about_server, infill, rerank, tokens
+from mlxr.server import about_server, infill, request_router, rerank, tokens
 from mlxr.server.anthropic import messages
 from mlxr.server.documents.answers import errors
 from mlxr.server.errors import ApiError
@@ -50,6 +50,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     messages.router,
     *OLLAMA_ROUTERS,
     inspector.router,
+    request_router.router,
     page.router,
     docs_page.router,
 )
@@ -85,7 +86,7 @@ def make_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
     kept = KeptResponses(settings.responses_bytes, settings.responses_file)
     spans = RequestSpans(settings.traces_endpoint) if settings.traces_endpoint else None
     app = FastAPI(title="MLXR", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.server = ServerState(pool, settings, metrics, pulls, kept)
+    app.state.server = state = ServerState(pool, settings, metrics, pulls, kept)
     for router in ROUTERS:
         paths = [route.path for route in router.routes if isinstance(route, APIRoute)]
         app.include_router(router, responses=errors(paths[-1]))
@@ -102,7 +103,9 @@ def make_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
         allow_headers=["*"],
         expose_headers=[*REQUEST_ID_HEADERS, NOT_ENFORCED_HEADER, WARNINGS_HEADER, "retry-after"],
     )
-    app.add_middleware(RequestLog, counts=metrics.http_requests, keeps_text=settings.log_text, spans=spans)
+    app.add_middleware(
+        RequestLog, counts=metrics.http_requests, keeps_text=settings.log_text, spans=spans, recent=state.recent
+    )
     return app
 
 

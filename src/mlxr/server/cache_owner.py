@@ -16,6 +16,11 @@ def own_blocks_of(key: bytes | None) -> None:
     _OWNER.set("" if key is None else blake2b(key, digest_size=16, person=b"mlxr-cache-key").hexdigest())
 
 
+def owner() -> str:
+    """Whose request this task answers; empty where the server asks for no keys."""
+    return _OWNER.get()
+
+
 def owned(salt: str) -> str:
     """The salt of a request's prompts, from that which the client sent: it differs between keys."""
-    return f"{owner}:{salt}" if (owner := _OWNER.get()) else salt
+    return f"{whose}:{salt}" if (whose := owner()) else salt

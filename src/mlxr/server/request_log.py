@@ -11,14 +11,16 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mlxr.server.recent_requests import RecentRequests
 from mlxr.server.request_record import RECORD, RequestRecord
 from mlxr.server.request_spans import RequestSpans
+from mlxr.server.request_times import time_fields
 
 LOG = logging.getLogger("mlxr.server.requests")
 LOG.addHandler(logging.NullHandler())  # without a log, Python itself would print warnings
 _PROBES = frozenset({"/health", "/ready", "/metrics", "/status"})
 """Whoever watches the server asks these all the time."""
-_POLLED = ("/inspector/", "/page/")
+_POLLED = ("/inspector/", "/page/", "/requests")
 """So does the page."""
 _GONE = 499
 _TRACE = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -40,7 +42,12 @@ class RequestLog:
     """Stands around everything else, so that it sees also what is refused."""
 
     def __init__(
-        self, app: ASGIApp, counts: Counter[tuple[str, str, str]], keeps_text: bool, spans: RequestSpans | None = None
+        self,
+        app: ASGIApp,
+        counts: Counter[tuple[str, str, str]],
+        keeps_text: bool,
+        spans: RequestSpans | None = None,
+        recent: RecentRequests | None = None,
     ) -> None:
         """Logs the requests to an app.
 
@@ -49,8 +56,9 @@ class RequestLog:
             counts: requests by method, route and status, to which each request is added.
             keeps_text: whether bodies of requests and texts of answers are logged.
             spans: get a span of each request, but for those that are asked all the time; None: nobody wants them.
+            recent: gets the requests to models; None: nobody wants them.
         """
-        self._spans = spans
+        self._spans, self._recent = spans, recent
         self._app, self._counts, self._keeps_text = app, counts, keeps_text
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,8 +101,12 @@ class RequestLog:
             record.client_gone = not has_ended or record.status == _GONE
             route, level = _route(scope), _level(record)
             self._counts[record.method, route, str(record.status)] += 1
+            keeps = self._recent is not None and bool(record.model)
+            fields = fields_of(record) if keeps or LOG.isEnabledFor(level) else {}
+            if self._recent is not None and keeps:
+                self._recent.add(record.owner, fields)
             if LOG.isEnabledFor(level):
-                LOG.log(level, "%s", "request", extra={"fields": fields_of(record)})
+                LOG.log(level, "%s", "request", extra={"fields": fields})
             if self._spans is not None and level > logging.DEBUG:
                 self._spans.add(record, route, scope["headers"])
 
@@ -138,12 +150,13 @@ def _level(record: RequestRecord) -> int:
 
 def fields_of(record: RequestRecord) -> dict[str, Any]:
     """What the line says of a request that has ended."""
+    seconds = time.perf_counter() - record.begin
     fields: dict[str, Any] = {
         "method": record.method,
         "path": record.path[:_MOST_PATH],
         "status": record.status,
         "request_id": record.request_id,
-        "ms": _ms(time.perf_counter() - record.begin),
+        "ms": _ms(seconds),
     }
     if record.model:
         fields |= {
@@ -153,7 +166,7 @@ def fields_of(record: RequestRecord) -> dict[str, Any]:
             "completion_tokens": record.completion_tokens,
             "first_token_ms": None if record.first_token is None else _ms(record.first_token),
             "finish_reasons": record.finish_reasons,
-        }
+        } | time_fields(record, seconds)
     if record.error:
         fields["error"] = record.error
         if record.error_param:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.constraint import unenforced
+from mlxr.runtime.engine.time_spent import TimeSpent
 from mlxr.server.documents.answers import Told
 from mlxr.server.error_outline import outline
 from mlxr.server.errors import ApiError
@@ -32,6 +33,10 @@ class RequestRecord:
         cached_tokens: how many of these were not computed.
         completion_tokens: of all answers.
         first_token: seconds until the first token; None: there was none.
+        loading: seconds that it waited for its model to be loaded.
+        spent: where the time of its last answer went, in the engine.
+        ended: when that had ended, by `time.perf_counter`.
+        owner: whose it is (`cache_owner`).
         finish_reasons: of the answers that ended.
         error: the code of the error that the client was told, in a stream too; empty: none.
         error_message: what it was told, which may quote the request.
@@ -56,6 +61,10 @@ class RequestRecord:
     cached_tokens: int = 0
     completion_tokens: int = 0
     first_token: float | None = None
+    loading: float = 0.0
+    spent: TimeSpent | None = None
+    ended: float = 0.0
+    owner: str = ""
     finish_reasons: list[str] = field(default_factory=list)
     error: str = ""
     error_message: str = ""
@@ -67,13 +76,16 @@ class RequestRecord:
     body: bytearray = field(default_factory=bytearray)
     answers: list[str] = field(default_factory=list)
 
-    def add(self, completion: Completion, *, is_first: bool) -> None:
+    def add(self, completion: Completion, *, is_first: bool, ended: float = 0.0) -> None:
         """Adds an answer that has ended.
 
         Args:
             completion: the answer.
             is_first: whether it is the first one of its prompt that ended.
+            ended: when, by `time.perf_counter`; 0: now.
         """
+        if completion.spent is not None:
+            self.spent, self.ended = completion.spent, ended or time.perf_counter()
         if is_first:
             self.prompt_tokens += completion.prompt_tokens
             self.cached_tokens += completion.cached_tokens

@@ -13,6 +13,7 @@ from mlxr.server.openai.kept_responses import KeptResponses
 from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.pool.pulls import Pulls
+from mlxr.server.recent_requests import RecentRequests
 from mlxr.server.settings import ServerSettings
 
 
@@ -27,6 +28,7 @@ class ServerState:
         pulls: models that are being fetched.
         responses: those that are kept.
         facts: what models are, loaded or not.
+        recent: the newest requests to models.
     """
 
     pool: ModelPool
@@ -35,6 +37,7 @@ class ServerState:
     pulls: Pulls
     responses: KeptResponses
     facts: KnownFacts = field(default_factory=KnownFacts)
+    recent: RecentRequests = field(default_factory=RecentRequests)
 
     @staticmethod
     def of(request: Request) -> "ServerState":

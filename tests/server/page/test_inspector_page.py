@@ -212,6 +212,22 @@ def test_live(opened: Tab) -> None:
 
 
 @pytest.mark.long
+def test_requests_and_where_their_time_went(opened: Tab) -> None:
+    load(opened.server, "a")
+    body = {"model": "a", "prompt": "Once upon a time", "max_tokens": 30, "ignore_eos": True}
+    name = opened.server.http.post("/v1/completions", json=body).headers["x-request-id"]
+    page = opened.open("/#/inspector/requests")
+    page.get_by_role("button", name=name).click()
+    chosen = page.get_by_role("region", name="The chosen request")
+    chosen.get_by_text("The prefix cache lacked", exact=False).wait_for()
+    told = opened.server.http.get(f"/requests/{name}").json()
+    chosen.get_by_text(f"most of it {told['why']}", exact=False).wait_for()
+    causes = chosen.get_by_role("table").first.get_by_role("row").all_inner_texts()
+    assert [row.split()[0] for row in causes[1:]] == list(told["spent_ms"])
+    chosen.get_by_text("None was timed", exact=False).wait_for()
+
+
+@pytest.mark.long
 def test_groups_of_layers_and_slots_of_states(opened: Tab) -> None:
     """The arena of a model with a window and states, in place of the tiny model's."""
     load(opened.server, "a")

@@ -107,16 +107,16 @@ class Inspector:
         if graph == "source":
             return ()
         metal = [row for row in (self._metal[graph].rows if self._metal else ()) if row.launch.op == name]
-        works, limits = self._works.get(graph, {}), self._limits.get(graph, {})
-        calls = [row for row in self._calls if row.phase == graph and row.launch.op == name]
-        dims, batch = self._dims(graph), self._batch(graph)
+        works, limits = self._works.get(graph, {}), self.limits.get(graph, {})
+        calls = [row for row in self.calls if row.phase == graph and row.launch.op == name]
+        dims, batch = self.dims(graph), self._batch(graph)
         cpu = call_works(self.artifact, "cpu", calls, dims)
         return (
             *metal_launches(self.artifact, metal, works, limits, dims, self.chip.title, batch, launched.get("metal")),
             *c_calls(self.artifact, calls, cpu, launched.get("cpu"), timed.get(graph)),
         )
 
-    def _dims(self, graph: str) -> Mapping[BatchDim, int]:
+    def dims(self, graph: str) -> Mapping[BatchDim, int]:
         """The batch that threadgroups and predictions are told for."""
         return decode_dims(1, self._context) if graph == "decode" else chunk_dims(self.artifact.plan)
 
@@ -124,7 +124,7 @@ class Inspector:
         """That batch, for people."""
         if graph == "source":
             return ""
-        dims = self._dims(graph)
+        dims = self.dims(graph)
         if graph == "decode":
             return f"1 sequence of {dims['context']} tokens"
         return f"the first {dims['tokens']} tokens of a prompt"
@@ -140,7 +140,8 @@ class Inspector:
         return {phase.name: phase for phase in phase_rows(self.artifact, "metal")}
 
     @cached_property
-    def _calls(self) -> list[CallRow]:
+    def calls(self) -> list[CallRow]:
+        """The calls of the program in C, if there is one."""
         if "cpu" not in self.artifact.plan.targets:
             return []
         return call_rows(self.artifact, self.artifact.plan.program("cpu"))
@@ -149,10 +150,10 @@ class Inspector:
     def _works(self) -> dict[str, dict[int, Work]]:
         """Bytes and FLOPs of the launches of each phase, by index."""
         phases = [(name, self._metal[name]) for name in ("decode", "prefill") if self._metal]
-        return {name: works_of(self.artifact, rows, self._dims(name)) for name, rows in phases}
+        return {name: works_of(self.artifact, rows, self.dims(name)) for name, rows in phases}
 
     @cached_property
-    def _limits(self) -> dict[str, dict[int, LaunchLimit]]:
+    def limits(self) -> dict[str, dict[int, LaunchLimit]]:
         """Predictions for each phase, by index of the launch."""
         if self.chip.figures is None or not self._metal:
             return {}

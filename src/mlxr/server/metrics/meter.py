@@ -97,7 +97,7 @@ class Meter:
                         self.request.observe(time.perf_counter() - begin)
                         self.finished[_REASON_OF[event.finish_reason]] += 1
                         if record is not None and event.completion is not None:
-                            record.add(event.completion, is_first=left == num_answers)
+                            record.add(event.completion, is_first=left == num_answers, ended=event.time)
                         left -= 1
                         del unfinished[event.index]
                     yield event

@@ -14,6 +14,7 @@ from mlxr.compiler.artifact import size
 from mlxr.compiler.errors import HostError, MlxrError
 from mlxr.loading.planned_memory import PlannedMemory
 from mlxr.runtime.memory.free_memory import MachineMemory
+from mlxr.server.cache_owner import owner
 from mlxr.server.errors import ApiError, without_folders
 from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.pool.model_source import ModelSource
@@ -179,7 +180,7 @@ class ModelPool:
             raise _ending()
         model = self.find(name)
         if (record := RECORD.get()) is not None:
-            record.model = model.name
+            record.model, record.owner = model.name, owner()
         if embeds and not await asyncio.to_thread(model.source.is_encoder):
             if name not in self._embedders:
                 self._embedders[name] = ServedModel(model.source.for_embeddings(), model.pinned, base=name)
@@ -190,7 +191,10 @@ class ModelPool:
                 model.keep_alive = keep_alive
             if context is not None:
                 context = await self._possible(model, context)
+            begun = time.perf_counter()
             loaded = await self._loaded(model, context)
+            if record is not None:
+                record.loading += time.perf_counter() - begun
             model.answering += 1
             try:
                 yield loaded

@@ -5,8 +5,9 @@ import { chosen, load, onChange } from "../models.js";
 import { DiffPanel } from "./diff_panel.js";
 import { GraphPanel } from "./graph_panel.js";
 import { LivePanel } from "./live_panel.js";
+import { RequestsPanel } from "./requests_panel.js";
 
-const PANELS = [["graph", "Graph", GraphPanel], ["live", "Live", LivePanel], ["compare", "Compare", DiffPanel]];
+const PANELS = [["graph", "Graph", GraphPanel], ["live", "Live", LivePanel], ["requests", "Requests", RequestsPanel], ["compare", "Compare", DiffPanel]];
 
 /** The inspector on the page. A panel is made when it is first looked at, and anew for another model. */
 export class InspectorView {
