@@ -21,8 +21,9 @@ from mlxr.runtime.weights.weight_file import WeightFile
 _LOG = logging.getLogger(__name__)
 _PACK_RATE = 0.7e9
 """Bytes that a thread packs in a second, measured on a core of an EPYC 9005 (benchmarks/RESULTS.md)."""
-_MOST_PACK_SECONDS = 2.0
-"""Packing that takes longer is done once, and kept: to write the file takes about as long again, once."""
+_MOST_PACK_SECONDS = 5.0
+"""Packing that takes longer is done once, and kept. To write the file takes about as long again, once, and steps of
+mapped weights are some 2 % slower, because not all of their pages are large."""
 _DISK_SHARE = 0.25
 """Most of what a disk has free that is taken for a model that would fit into memory."""
 

@@ -3,4 +3,4 @@
 from typing import Literal
 
 Mmap = Literal["auto", "on", "off"]
-"""`auto`: mapped where they do not fit into memory, and where their file is there already."""
+"""`auto`: mapped where they do not fit into memory, where packing takes long, and where their file is there already."""

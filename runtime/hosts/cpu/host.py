@@ -26,7 +26,7 @@ from mlxr.runtime.hosts.cpu.c_batch import c_batch
 from mlxr.runtime.hosts.cpu.compile_units import Tick
 from mlxr.runtime.hosts.cpu.library import CBatch, Library, OpenProgram
 from mlxr.runtime.hosts.cpu.mapped_arena import MappedArena
-from mlxr.runtime.hosts.cpu.memory import LogitsMemory
+from mlxr.runtime.hosts.cpu.memory import LogitsMemory, ask_for_large_pages
 from mlxr.runtime.hosts.cpu.panel_file import PanelFile
 from mlxr.runtime.hosts.cpu.parallel.batch_halves import batch_halves
 from mlxr.runtime.hosts.cpu.parallel.overlap import fewest_tokens
@@ -125,11 +125,11 @@ class CpuHost(Host):
         self._logits = LogitsMemory(self.plan.output_width)
         self._exchange: ProgramExchange | None = None
         self._overlaps_from = sys.maxsize
-        if (
-            placed.panels is not None
-            and placed.mapped_bytes > self.free_memory().free_bytes - arena.geometry.size_bytes
-        ):
-            self._running.read_ahead(on=True)
+        if placed.panels is not None:
+            if placed.mapped_bytes > self.free_memory().free_bytes - arena.geometry.size_bytes:
+                self._running.read_ahead(on=True)
+            else:
+                ask_for_large_pages(placed.panels)
 
     @classmethod
     def from_file(

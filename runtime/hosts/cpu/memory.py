@@ -43,12 +43,17 @@ def reserve(size_bytes: int, what: str = "the weights") -> npt.NDArray[np.uint8]
             f"cpu: cannot get {size_bytes >> 20} MiB for {what}: {error}; close other programs, or compile the spec "
             "with smaller weight formats or a smaller cache"
         ) from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # this kernel has no large pages
-            block.madvise(mmap.MADV_HUGEPAGE)
+    ask_for_large_pages(block)
     whole = np.frombuffer(block, np.uint8)
     first = -whole.ctypes.data % _LARGE_PAGE
     return whole[first : first + size_bytes]
+
+
+def ask_for_large_pages(block: mmap.mmap) -> None:
+    """Has the system use large pages for memory that is about to be touched, where it can."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # this kernel has no large pages
+            block.madvise(mmap.MADV_HUGEPAGE)
 
 
 def give_back(memory: npt.NDArray[np.uint8], first: int, stop: int) -> None:

@@ -85,8 +85,8 @@ def load(
         adapter: a LoRA adapter, of PEFT, mlx-lm or GGUF, that all generations use; or several by name, of which they
             choose one. A path may end with :SCALE.
         mmap: whether host cpu maps quantised weights from a file of the cache, which it packs once, so that the model
-            may be larger than memory, or packs them into memory: `auto`: where they do not fit into memory, and where
-            the file is there already; `on`, `off`: always, never.
+            may be larger than memory, or packs them into memory: `auto`: where they do not fit into memory, where
+            packing takes long, and where the file is there already; `on`, `off`: always, never.
         progress: called with what is being loaded and how far it is.
 
     Raises:

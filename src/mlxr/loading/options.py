@@ -54,7 +54,8 @@ class LoadOptions:
             as `mlx.launch` started. 1: each of these loads a whole model for itself.
         needs_text: whether a model without a tokenizer that can be used is refused, before anything is compiled.
         mmap: whether host cpu maps quantised weights from a file of the cache, which it packs once, or packs them into
-            memory: `auto`: where they do not fit into memory, and where the file is there; `on`, `off`: always, never.
+            memory: `auto`: where they do not fit into memory, where packing takes long, and where the file is there;
+            `on`, `off`: always, never.
         progress: called with what is being loaded and how far it is.
     """
 

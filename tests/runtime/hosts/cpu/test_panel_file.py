@@ -1,7 +1,11 @@
 """Packed weights in a file: the bits of those in memory, whole or not there, made once, and what if it cannot be."""
 
+import contextlib
 import errno
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +30,7 @@ from mlxr.runtime.weights.open_weights import open_weights
 from mlxr_tests.memory_weights import read_memory
 from mlxr_tests.native_weights import random_native
 from mlxr_tests.specs import compiled, small_spec
+from mlxr_tests.storyteller import TINY
 
 BLOCKS = [str(format) for format in WeightFormat if format.is_quantised and not format.affine]
 FORMATS = [*BLOCKS, "affine4_g64_f16", "affine3_g32_bf16"]
@@ -285,3 +290,73 @@ def test_without_a_file_panels_are_in_memory_if_they_fit(
     placed = place()
     assert placed.panels is None and placed.own_bytes >= wanted.size_bytes
     assert "packed weights cannot be kept on disk" in placed.notes[0] and placed.notes[0].endswith("they are in memory")
+
+
+_LOAD = """
+import sys
+from pathlib import Path
+import mlxr
+from mlxr.runtime.hosts.cpu import panel_file
+panel_file.cache_folder = lambda name: Path(sys.argv[1]) / name
+print("ready", flush=True)
+sys.stdin.readline()
+with mlxr.load(sys.argv[2], host="cpu", mmap="on", changes=mlxr.Changes(context=64, compute="exact")) as model:
+    assert model.host.mapped_bytes > 0
+    for _ in range(3):
+        (answer,) = model.start([[1, 20, 21, 22]], max_tokens=8).finish()
+        print(answer.token_ids, flush=True)
+        sys.stdin.readline()
+"""
+
+
+@pytest.mark.long
+def test_processes_share_a_file(tmp_path: Path, folder: Path) -> None:
+    """Three begin at once; one is killed, and the file is removed, while the others go on."""
+    command = [sys.executable, "-c", _LOAD, str(tmp_path), str(TINY)]
+    pipe: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with contextlib.ExitStack() as running:
+        processes = [running.enter_context(subprocess.Popen(command, **pipe)) for _ in range(3)]
+
+        def go() -> list[str]:
+            for process in processes:
+                process.stdin.write("\n")
+                process.stdin.flush()
+            return [process.stdout.readline() for process in processes]
+
+        assert [process.stdout.readline() for process in processes] == ["ready\n"] * 3
+        first = go()
+        assert len(set(first)) == 1 and first[0].startswith("[")
+        (kept,) = folder.iterdir()
+        assert kept.suffix == ".panels"
+        processes.pop().kill()
+        assert go() == first[:2]
+        kept.unlink()
+        assert go() == first[:2]
+        for process in processes:
+            process.stdin.close()
+            assert process.wait() == 0
+
+
+@pytest.mark.long
+def test_a_killed_writer_does_no_harm(tmp_path: Path, folder: Path, weights: Path) -> None:
+    """A process that is killed while it writes leaves a file that the next one takes over."""
+    program = textwrap.dedent("""
+        import sys
+        from pathlib import Path
+        from mlxr.runtime.hosts.cpu import panel_file
+        panel_file.cache_folder = lambda name: Path(sys.argv[1]) / name
+        sys.path.insert(0, sys.argv[3])
+        from test_panel_file import panel_file as file_of
+        def fill(write):
+            print("writing", flush=True)
+            sys.stdin.readline()
+        file_of(Path(sys.argv[2])).make(fill)
+    """)
+    command = [sys.executable, "-c", program, str(tmp_path), str(weights), str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "writing\n"
+        assert [path.name[:5] for path in folder.iterdir()] == [".new-"]
+        process.kill()
+    file, times = panel_file(weights), []
+    file.make(filling(file, times))
+    assert times and [path.name for path in folder.iterdir()] == [file.path.name]
