@@ -25,12 +25,15 @@ from mlxr.runtime.hosts.cpu import tensors as placing
 from mlxr.runtime.hosts.cpu.host import CpuHost
 from mlxr.runtime.hosts.cpu.panel_file import PAGE_BYTES, PanelFile, PanelFileError, Write
 from mlxr.runtime.hosts.cpu.tensors import bytes_by_place, place_tensors
+from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr_tests.memory_weights import read_memory
 from mlxr_tests.native_weights import random_native
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.storyteller import TINY
+from mlxr_tests.tolerances import check_logits
 
 BLOCKS = [str(format) for format in WeightFormat if format.is_quantised and not format.affine]
 FORMATS = [*BLOCKS, "affine4_g64_f16", "affine3_g32_bf16"]
@@ -51,7 +54,7 @@ def weights(tmp_path: Path) -> Path:
     return tmp_path / "a.safetensors"
 
 
-def logits(host: CpuHost, arena: Arena) -> np.ndarray:
+def logits(host: Host, arena: Arena) -> np.ndarray:
     """Of a prompt, and of two tokens after it, each in a step of its own."""
     pager = Pager.from_geometry(arena.geometry)
     seq, rows = pager.add_sequence(), []
@@ -112,12 +115,15 @@ def expert_artifact() -> Artifact:
 
 def test_experts_are_runs_of_pages_and_are_asked_for(weights: Path) -> None:
     artifact = expert_artifact()
-    native, _ = random_native(artifact.plan)
+    native, numbers = random_native(artifact.plan)
+    arena = Arena(artifact.plan.arena)
+    wanted = logits(ReferenceHost(artifact, numbers, arena), arena)
     tensors = [tensor for tensor in artifact.plan.program("cpu").library.tensors if tensor.matrices > 1]
     assert len(tensors) == 2 * 3 and {(t.matrices, t.chosen, t.stride) for t in tensors} == {(4, 2, 18 * PAGE_BYTES)}
     _, expected = loaded(artifact, native)
-    host, numbers = loaded(artifact, native, file=open_weights(weights), resident=0)
-    np.testing.assert_array_equal(numbers, expected)
+    check_logits("experts that begin at pages", expected, wanted, "f32")
+    host, mapped = loaded(artifact, native, file=open_weights(weights), resident=0)
+    np.testing.assert_array_equal(mapped, expected)
     places = {tensor: place for tensor, place in host.lent().items() if tensor.matrices > 1}
     assert all((place + expert * 18 * PAGE_BYTES) % 4096 == 0 for place in places.values() for expert in range(4))
     assert host._running.read_ahead(on=True) == 0, "the weights fit into memory"
