@@ -128,7 +128,8 @@ class Ledger:
             times: how long steps take that decode alone.
         """
         self.clock, self._times = clock, times
-        self._sums = _NOTHING
+        # Of all steps so far; not `Sums`, since a new one for each step would cost more than all else here.
+        self._decode = self._others = self._prompt = self._masks = self._samplings = self._guesses = 0.0
         self._launches: deque[float] = deque()
         self._end = 0.0
         self._mask = self._sampling = 0.0  # since the last step ended
@@ -201,7 +202,7 @@ class Ledger:
 
     def guessed(self, seconds: float) -> None:
         """To guess tokens took so long."""
-        self._sums = self._sums._replace(guesses=self._sums.guesses + seconds)
+        self._guesses += seconds
 
     def step(self, step: "Step") -> None:
         """A step has ended; the ones before have, too."""
@@ -209,36 +210,35 @@ class Ledger:
         begin = max(self._launches.popleft() if self._launches else now, self._end)
         self._end, mask, sampling = now, self._mask, self._sampling
         self._mask = self._sampling = 0.0
-        left = max(0.0, now - begin - mask - sampling)
-        decode = self._decode_share(step, left)
-        alone = self._times.decode_seconds(1) if step.num_decoding > 1 else None
-        own = decode if alone is None else min(decode, alone)
+        self._masks += mask
+        self._samplings += sampling
+        left = decode = max(0.0, now - begin - mask - sampling)
         if step.num_prompt_tokens:
+            decode = self._decode_share(step, left)
+            self._prompt += left - decode
             of_token = (left - decode) / step.num_prompt_tokens
             for part in step.parts:
                 if part.num_tokens > 1:
                     part.request.account.own_prompt += of_token * part.num_tokens
-        before = self._sums
-        self._sums = Sums(
-            before.decode + own,
-            before.others + decode - own,
-            before.prompt + left - decode,
-            before.mask + mask,
-            before.sampling + sampling,
-            before.guesses,
-        )
+        if step.num_decoding > 1 and (alone := self._times.decode_seconds(1)) is not None and alone < decode:
+            self._others += decode - alone
+            decode = alone
+        self._decode += decode
 
     def _decode_share(self, step: "Step", seconds: float) -> float:
-        """How much of a step's time was for sequences that decode."""
+        """How much of the time of a step that reads prompts was for sequences that decode."""
         decoding, prompt = step.num_decoding, step.num_prompt_tokens
-        if not (decoding and prompt):
-            return seconds if decoding else 0.0
+        if not decoding:
+            return 0.0
         known = self._times.decode_seconds(decoding)
         return seconds * decoding / (decoding + prompt) if known is None else min(seconds, known)
 
+    def _sums(self) -> Sums:
+        return Sums(self._decode, self._others, self._prompt, self._masks, self._samplings, self._guesses)
+
     def _note(self, request: "Request", doing: str) -> None:
         account = request.account
-        account.doing, account.noted, account.sums = doing, self.clock(), self._sums
+        account.doing, account.noted, account.sums = doing, self.clock(), self._sums()
         account.own_prompt = account.own_mask = 0.0
 
     def _settle(self, request: "Request") -> None:
@@ -258,7 +258,7 @@ class Ledger:
     def _parts(self, request: "Request") -> dict[Cause, float]:
         """What steps did since the last note of a request that runs, by what that was for it."""
         account = request.account
-        done = Sums(*(now - then for now, then in zip(self._sums, account.sums, strict=True)))
+        done = Sums(*(now - then for now, then in zip(self._sums(), account.sums, strict=True)))
         others = done.others + max(0.0, done.mask - account.own_mask)
         speculates = request.draft.speculates
         reads = account.doing == _READING
