@@ -53,6 +53,7 @@ def test_experts_count_their_own_tokens(tmp_path: Path) -> None:
     np.testing.assert_allclose(chosen, 2 * every[0], rtol=1e-5)  # each token goes to two experts
 
 
+@pytest.mark.long
 def test_a_model_loses_less_with_one(tmp_path: Path) -> None:
     """On other tokens than it was made of."""
     original = mlxr.load(F32, host="reference", changes=EXACT)

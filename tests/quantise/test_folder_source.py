@@ -50,7 +50,7 @@ def test_a_folder_becomes_its_known_file(format: str, known: Path, storyteller: 
     assert theirs.metadata.items() <= ours.metadata.items()
 
 
-@pytest.mark.parametrize("case", few(CASES, ["gemma3_text, seven layers", "gpt2"]))
+@pytest.mark.parametrize("case", few(CASES, ["gemma3_text, seven layers"]))
 def test_logits(case: str, tmp_path: Path) -> None:
     """The file's logits are the folder's, and llama.cpp's (`record_converted.py`)."""
     folder = make_folder(case, tmp_path / "in")

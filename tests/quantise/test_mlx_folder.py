@@ -67,6 +67,7 @@ def test_formats(name: str, tmp_path: Path) -> None:
     check_same(read(tmp_path / "out"), expected)
 
 
+@pytest.mark.long
 def test_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of("qwen2")
     folder = save_folder(build_model(config), config, tmp_path / "in")

@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlxr.cli.argparse_types import model_name
+from mlxr.cli.argparse_types import model_name, token_count
 from mlxr.cli.model_arguments import add_key_argument
 from mlxr.cli.terminal import ProgressLine
+from mlxr.cli.tier_options import size_argument
 from mlxr.compiler.errors import RequestError
 from mlxr.loading.find_model import find_model
 
 if TYPE_CHECKING:
+    from mlxr.quantise.fit_formats import Goal
     from mlxr.quantise.gguf_output import Progress
     from mlxr.quantise.requantise import Quantisation
 
@@ -42,7 +44,29 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE.gguf|FOLDER", help="where to write it"
     )
-    parser.add_argument("--format", required=True, metavar="FORMAT", help=_FORMATS)
+    wanted = parser.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("--format", metavar="FORMAT", help=_FORMATS)
+    wanted.add_argument(
+        "--budget",
+        type=size_argument,
+        metavar="SIZE",
+        help="choose each tensor's format: the least divergence from the original in a GGUF file of this size, such as "
+        "3.2GiB",
+    )
+    wanted.add_argument(
+        "--speed",
+        type=_rate,
+        metavar="TOKENS/S",
+        help="the same, with which --chip decodes one sequence at this speed, such as 30tok/s, as predicted",
+    )
+    parser.add_argument("--chip", metavar="NAME", help="of --speed: m4, m4-max, h200, ... (mlxr inspect --chip)")
+    parser.add_argument(
+        "--context", type=token_count, default=512, metavar="N", help="of --speed: tokens so far (default: 512)"
+    )
+    parser.add_argument("--text", type=Path, metavar="FILE", help="of --budget and --speed: the text to measure on")
+    parser.add_argument(
+        "--tokens", type=int, default=1024, metavar="N", help="of --text, tokens that are read at most (default: 1024)"
+    )
     parser.add_argument(
         "--group-size",
         type=int,
@@ -96,13 +120,15 @@ def _write_folder(args: argparse.Namespace) -> int:
     from mlxr.quantise.mlx_folder import mlx_format, write_mlx_folder  # noqa: PLC0415 (loads MLX)
     from mlxr.quantise.model_files import model_files  # noqa: PLC0415
 
+    if args.format is None:
+        raise RequestError(f"--budget and --speed are for GGUF files; {args.output} would be a folder")
     format = mlx_format(args.format.lower(), args.group_size)
     if format is None:
         raise RequestError(
             f"--format {args.format}: {args.output} would be a folder of mlx-lm's, which has affine2, affine3, "
             "affine4, affine5, affine6, affine8, mxfp4, bf16, f16 or f32; for other formats name a FILE.gguf"
         )
-    for option in ("imatrix", "tensor_type", "output_tensor_type", "token_embedding_type", "pure"):
+    for option in ("chip", "text", "imatrix", "tensor_type", "output_tensor_type", "token_embedding_type", "pure"):
         if getattr(args, option):
             raise RequestError(f"--{option.replace('_', '-')} is for GGUF files; {args.output} would be a folder")
     source = model_files(find_model(args.model))
@@ -117,6 +143,7 @@ def _write_folder(args: argparse.Namespace) -> int:
 
 def _write_gguf(args: argparse.Namespace) -> int:
     from mlxr.output_file import check_output  # noqa: PLC0415 (as all of these: only if the command runs)
+    from mlxr.quantise.fit_formats import fit_formats  # noqa: PLC0415
     from mlxr.quantise.folder_source import folder_source  # noqa: PLC0415
     from mlxr.quantise.model_files import model_files  # noqa: PLC0415
     from mlxr.quantise.requantise import chosen_formats, gguf_source, write_quantised  # noqa: PLC0415
@@ -125,17 +152,49 @@ def _write_gguf(args: argparse.Namespace) -> int:
     check_output(args.output)
     path = model_files(find_model(args.model))
     source = folder_source(path, tuple(args.accept_key)) if path.is_dir() else gguf_source(path)
-    formats = chosen_formats(source, how)
+    told: dict[str, float] = {}
     with _shown() as show:
+        if args.format is None:
+            fitted = fit_formats(source, _goal(args), how, show)
+            how = fitted.how
+            told = {"divergence": fitted.divergence} | ({} if fitted.speed is None else {"speed": fitted.speed})
+        formats = chosen_formats(source, how)
         size = write_quantised(source, args.output, how, show)
     elements = sum(tensor.num_rows * tensor.columns for tensor in source.tensors.values())
     counts = {format: list(formats.values()).count(format) for format in dict.fromkeys(formats.values())}
     if args.json:
-        print(json.dumps({"output": str(args.output), "bytes": size, "bits": 8 * size / elements, "tensors": counts}))
+        shown = {"output": str(args.output), "bytes": size, "bits": 8 * size / elements, "tensors": counts}
+        print(json.dumps(shown | told))
         return 0
     listed = ", ".join(f"{count} {format}" for format, count in sorted(counts.items(), key=lambda item: -item[1]))
     print(f"{args.output}: {size:,} bytes, {8 * size / elements:.2f} bits a weight; tensors: {listed}")
+    if told:
+        speed = f"; predicted for {args.chip}: {told['speed']:.1f} tokens/s" if "speed" in told else ""
+        print(f"estimated divergence from the original: {told['divergence']:.5f} nats{speed}")
     return 0
+
+
+def _goal(args: argparse.Namespace) -> "Goal":
+    from mlxr.bench.text_windows import read_text  # noqa: PLC0415
+    from mlxr.compiler.chips.catalog import find_chip  # noqa: PLC0415
+    from mlxr.quantise.fit_formats import Goal  # noqa: PLC0415
+
+    if args.text is None:
+        raise RequestError("--budget and --speed need --text FILE, on which the cost of formats is measured")
+    if (args.speed is None) != (args.chip is None):
+        raise RequestError("--speed and --chip go together: the speed that this chip shall reach")
+    if args.tokens < 64:
+        raise RequestError(f"--tokens is {args.tokens}; expected at least 64")
+    chip = None if args.chip is None else find_chip(args.chip)
+    return Goal(args.budget, args.speed, chip, args.context, read_text(args.text), args.tokens)
+
+
+def _rate(text: str) -> float:
+    """Tokens a second: 30, 30tok/s or 30t/s."""
+    number = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *(?:tok(?:ens)?/s|t/s)?", text.strip())
+    if number is None or float(number[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a speed; expected one such as 30tok/s")
+    return float(number[1])
 
 
 def _how(args: argparse.Namespace) -> "Quantisation":
@@ -150,7 +209,8 @@ def _how(args: argparse.Namespace) -> "Quantisation":
             raise RequestError(f"{option}: {word!r} is not a format of a tensor; expected one of {known}")
         return (word or "").lower()
 
-    name = ALIASES.get(args.format.lower(), args.format.lower())
+    given_format = args.format or "q4_k_m"  # --budget and --speed choose themselves
+    name = ALIASES.get(given_format.lower(), given_format.lower())
     if name not in MIXTURES:
         raise RequestError(f"--format is {args.format!r}; expected one of {', '.join(MIXTURES)}")
     tensors = []

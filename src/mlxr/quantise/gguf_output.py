@@ -83,8 +83,7 @@ def write_gguf(
     Raises:
         MlxrError: it cannot be written, or a tensor cannot be read.
     """
-    header = _header(entries, tensors, alignment)
-    total = len(header) + sum(_padded(tensor.size_bytes, alignment) for tensor in tensors)
+    header, total = _header(entries, tensors, alignment), gguf_bytes(entries, tensors, alignment)
     with open_output(path, total) as stream:
         done = stream.write(header)
         for tensor in tensors:
@@ -97,6 +96,11 @@ def write_gguf(
             assert size == tensor.size_bytes, f"{tensor.name}: {size} bytes, expected {tensor.size_bytes}"
             done += size + stream.write(bytes(_padded(size, alignment) - size))
     return total
+
+
+def gguf_bytes(entries: Sequence[tuple[str, bytes]], tensors: Sequence[GgufTensor], alignment: int = ALIGNMENT) -> int:
+    """The size of a file with these."""
+    return len(_header(entries, tensors, alignment)) + sum(_padded(each.size_bytes, alignment) for each in tensors)
 
 
 def _header(entries: Sequence[tuple[str, bytes]], tensors: Sequence[GgufTensor], alignment: int) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import WeightsError
-from mlxr.quantise.gguf_output import ALIGNMENT, Progress, entry, write_gguf
+from mlxr.quantise.gguf_output import ALIGNMENT, GgufTensor, Progress, entry, gguf_bytes, write_gguf
 from mlxr.quantise.importance import Importance
 from mlxr.quantise.mixtures import FLOATS, Mixture, ModelFacts, Wishes, choose_formats, in_order
 from mlxr.quantise.source_tensor import SourceTensor, of_file
@@ -127,6 +127,25 @@ def write_quantised(source: GgufSource, path: Path, how: Quantisation, progress:
     Raises:
         MlxrError: it cannot be read, quantised or written.
     """
+    return write_gguf(path, *_planned(source, how), progress=progress, alignment=_alignment(source))
+
+
+def quantised_bytes(source: GgufSource, how: Quantisation) -> int:
+    """The size of the file that `write_quantised` writes.
+
+    Raises:
+        MlxrError: as it.
+    """
+    return gguf_bytes(*_planned(source, how), alignment=_alignment(source))
+
+
+def _alignment(source: GgufSource) -> int:
+    alignment: int = source.metadata.get(file_keys.ALIGNMENT, ALIGNMENT)
+    return alignment
+
+
+def _planned(source: GgufSource, how: Quantisation) -> tuple[list[tuple[str, bytes]], list[GgufTensor]]:
+    """The entries and tensors of the file."""
     formats = chosen_formats(source, how)
     tensors = []
     for name in in_order(formats):
@@ -137,5 +156,4 @@ def write_quantised(source: GgufSource, path: Path, how: Quantisation, progress:
     entries += [(_VERSION, entry(2, "u32")), (file_keys.FILE_TYPE, entry(how.mixture.file_type, "u32"))]
     if how.importance is not None:
         entries += how.importance.entries
-    alignment = source.metadata.get(file_keys.ALIGNMENT, ALIGNMENT)
-    return write_gguf(path, entries, tensors, progress, alignment)
+    return entries, tensors
