@@ -137,7 +137,7 @@ def _blocks(b: Builder, index: int, x: str) -> str:
     attention, mlp = f"{layer_prefix(index)}attention", f"{layer_prefix(index)}mlp"
     if model.parallel_blocks:
         assert layer.mlp is not None, "the spec refuses other parallel blocks"
-        normed = _pre_norm(b, attention, x)
+        normed = _pre_norm(b, attention, x) if index or model.norm.first else x
         attended = build_attention(b, index, layer, normed)
         normed = _pre_norm(b, mlp, x) if model.parallel_norms else normed
         between = b.residual(f"{attention}.out", x, attended)
@@ -154,7 +154,7 @@ def _mixed(b: Builder, index: int, layer: LayerType, x: str) -> str:
     if not mixers:
         return x
     prefix = f"{layer_prefix(index)}{mixers[0]}"
-    normed = _pre_norm(b, prefix, x)
+    normed = _pre_norm(b, prefix, x) if index or b.spec.model.norm.first else x
     built = {"attention": build_attention, "recurrent": build_recurrent}
     return _add_all(b, prefix, x, [built[block](b, index, layer, normed) for block in mixers])
 

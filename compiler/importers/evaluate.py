@@ -29,6 +29,9 @@ class TensorRoles(Protocol):
     def ends_in_one(self, role: str) -> bool:
         """Whether the tensors of a role have a last dimension of 1."""
 
+    def rows(self, role: str) -> int | None:
+        """Rows of the tensor of a role outside the layers; None where there is none."""
+
 
 class RopeReader(Protocol):
     """Reads how a file says that positions are rotated."""
@@ -219,6 +222,9 @@ class _Arguments:
 
     def ends_in_one(self, role: str) -> bool:
         return self._evaluation.tensors.ends_in_one(role)
+
+    def rows(self, role: str) -> int | None:
+        return self._evaluation.tensors.rows(role)
 
     def has_all(self, role: str, types: list[str], kind: str) -> bool:
         tensors = self._evaluation.tensors

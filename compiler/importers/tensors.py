@@ -121,6 +121,11 @@ class Tensors:
         """Whether the tensors of a role have a last dimension of 1."""
         return any(fact.shape[-1:] == (1,) for place, fact in self._facts.items() if place.role == role)
 
+    def rows(self, role: str) -> int | None:
+        """Rows of the tensor of a role outside the layers; None where there is none."""
+        fact = self._facts.get(_Place(role, None))
+        return None if fact is None or not fact.shape else fact.shape[0]
+
     def head(self, num_layers: int) -> dict[str, Any]:
         """The part of a spec's `model` section that describes the head that guesses, behind so many layers."""
         if not self.has("mtp.join", num_layers):

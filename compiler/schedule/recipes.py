@@ -43,7 +43,7 @@ def _of_eagle(head: Eagle, name: str) -> tuple[Recipe, ...]:
 
 def dimensions(model: Model, layer: LayerType) -> dict[str, int]:
     """The numbers of `mlxr.compiler.spec.family_tensors.DIMENSIONS` in a layer; of blocks that it lacks, none."""
-    numbers = {"hidden": model.hidden_size}
+    numbers = {"hidden": model.hidden_size, "positions": model.learned_positions or 0}
     numbers |= {} if layer.attention is None else _of_attention(layer.attention)
     numbers |= {} if layer.mlp is None else _of_mlp(layer.mlp)
     return numbers | ({} if layer.recurrent is None else layer.recurrent.dimensions)

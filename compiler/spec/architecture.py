@@ -39,9 +39,14 @@ class Norm(Record):
     """`pre`: x + f(norm(x)); `post`: x + norm(f(x)); `sandwich`: x + post_norm(f(norm(x))); `after`: norm(x + f(x)), as
     in BERT, where the last norm is the final one."""
 
+    first: Flag = True
+    """Whether there is one before the first layer's first block; needs placement pre."""
+
     @model_validator(mode="after")
     def _check(self) -> "Norm":
         wrong = Contradictions()
+        if not self.first and self.placement != "pre":
+            wrong.add("first", f"no norm comes before blocks: placement is {self.placement}", "set first to true")
         if self.bias and self.kind == "rms":
             wrong.add("bias", "a norm of kind rms has no bias", "set bias to false, or kind to layer")
         if self.bias and not self.weight:
@@ -95,8 +100,8 @@ class Model(Record):
     rope: Rope | None = Rope()
     """How queries and keys are rotated by their positions; null for no rotation."""
     token_types: Count | None = None
-    """Rows of a table: a token's embedding has that of its type added, 0 or, in the second of two texts, 1; null for
-    none."""
+    """Rows of a table: a token's embedding has that of its type added, 0 or, in the second of two texts, 1, if there is
+    such a row; null for none."""
     learned_positions: Count | None = None
     """Rows of a table, `context` at least: a token's embedding has that of its position added; null for none."""
     attention: Annotated[Attention | None, IsGiven] = None
@@ -219,8 +224,6 @@ class Model(Record):
             wrong.add("learned_positions", f"{what} has more than 2^31 - 1 elements")
 
     def _check_encoder(self, wrong: Contradictions) -> None:
-        if self.token_types == 1:
-            wrong.add("token_types", "the types are two, 0 and 1, and the table has a row of each", "use 2, or null")
         if not self.is_encoder:
             return
         if any(layer.attention is None or layer.attention.causal or layer.recurrent for layer in self._kinds):

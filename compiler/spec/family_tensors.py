@@ -16,13 +16,14 @@ from mlxr.compiler.spec.record import Record
 _TERM = re.compile(r"[a-z_]+|[0-9]{1,9}", re.ASCII)
 DIMENSIONS = (
     *("heads", "kv_heads", "head_dim", "half_head", "group", "hidden", "intermediate", "experts", "shared", "layer"),
-    *("kv_rank", "nope_dim", "rope_dim", "v_dim"),
+    *("kv_rank", "nope_dim", "rope_dim", "v_dim", "positions"),
     *("channels", "inner", "shared_state", "steps", "taps"),
     *("key_heads", "value_heads", "values_per_key", "key_dim", "value_dim"),
 )
 """What sizes in family files may be made of; `half_head` is head_dim / 2, `group` heads / kv_heads,
-`shared` the width of the shared expert, `layer` the number of the layer. `v_dim` are the elements of a value; those
-before it are of latent attention, else 0; those after it are of recurrent blocks (`RecurrentBlock.dimensions`)."""
+`shared` the width of the shared expert, `layer` the number of the layer, `positions` the rows of their table. `v_dim`
+are the elements of a value; those before it are of latent attention, else 0; those after it are of recurrent blocks
+(`RecurrentBlock.dimensions`)."""
 
 Size = Annotated[int | str, Field(union_mode="left_to_right")]
 

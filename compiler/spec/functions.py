@@ -60,6 +60,9 @@ class Arguments(Protocol):
     def ends_in_one(self, role: str, /) -> bool:
         """Whether the tensors of a role have a last dimension of 1."""
 
+    def rows(self, role: str, /) -> int | None:
+        """Rows of the tensor of a role outside the layers; None where there is none."""
+
     def has_all(self, role: str, types: list[str], kind: str, /) -> bool:
         """Whether every layer of a type has a tensor of this role."""
 
@@ -133,6 +136,13 @@ def _every(of: Arguments) -> list[str] | None:
             last if layer >= first and (layer - first) % count == count - 1 else usual for layer in range(of.num_layers)
         ]
     return [*[usual] * (count - 1), last] if count else [usual]
+
+
+def _begins(of: Arguments) -> list[str] | None:
+    """A period of layer types that begins with another type: (its length, the first one's type, the usual type)."""
+    if of.value(0) is None:
+        return None
+    return [of.value(1), *[of.value(2)] * (max(of.count(0), 1) - 1)]
 
 
 def _after(of: Arguments) -> list[str]:
@@ -362,6 +372,8 @@ FUNCTIONS = {
     "of_type": Function(4, 4, _of_type),
     "field_of_type": Function(4, 4, _field_of_type),
     "tail": Function(5, 9, _tail),
+    "begins": Function(3, 3, _begins),
+    "rows": Function(1, 1, lambda of: of.rows(of.value(0))),
     "ends_in_one": Function(1, 1, lambda of: of.ends_in_one(of.value(0))),
     "has_all": Function(3, 3, lambda of: of.has_all(of.value(0), of.layers(1) or [], of.value(2))),
     "field": Function(3, 3, _field),

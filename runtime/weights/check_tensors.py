@@ -65,7 +65,7 @@ def check_tensors(
             f"{hint or f'; {compile_command(file)}'}"
         )
     _check_formats(file, tensors, wanted)
-    _check_coverage(file, tensors)
+    _check_coverage(file, tensors, ignored)
     if extra := _extra(file, used, ignored):
         raise WeightsError(
             f"{file.path}: holds tensors that the model has no use for: {_listed(extra)}; "
@@ -100,8 +100,8 @@ def _check_formats(file: WeightFile, tensors: Iterable[TensorRows], wanted: dict
         )
 
 
-def _check_coverage(file: WeightFile, tensors: Iterable[TensorRows]) -> None:
-    """Checks that every row is used of a tensor that several weights share."""
+def _check_coverage(file: WeightFile, tensors: Iterable[TensorRows], ignored: Sequence[Pattern[str]]) -> None:
+    """Checks that every row is used of a tensor that several weights share, unless the family ignores the others."""
     rows: Counter[str] = Counter()
     total: dict[str, int] = {}
     for tensor in tensors:
@@ -111,6 +111,8 @@ def _check_coverage(file: WeightFile, tensors: Iterable[TensorRows]) -> None:
         width = tensor.turned_width or tensor.file_columns
         for planes in tensor.pieces:
             in_file = tensor.num_rows * tensor.columns // width if tensor.turned_width else tensor.num_rows
+            if any(pattern.fullmatch(planes[0].name) for pattern in ignored):
+                continue
             rows[planes[0].name] += in_file // len(tensor.pieces)
             # Of blocks, which are transposed once they are decoded, the planes are still as in the file.
             is_turned = tensor.turned_width is not None and planes[0].shape[-1] != width

@@ -55,8 +55,9 @@ def imported(config: Config) -> Model:
     tensors = {}
     for role in ("embedding", "output"):
         if role == "embedding" or not config.get("tie_word_embeddings"):
-            entry = names[role]
-            assert entry is not None
+            entry = names.get(role)
+            if entry is None:  # encoders have no output
+                continue
             tensors[entry.safetensors[0].tensor] = TensorFact((config["vocab_size"], hidden), "BF16")
     for role, keys in BIASES.items():
         entry = names.get(f"layers.{{i}}.{role}")
@@ -182,7 +183,9 @@ NO_MATTER = {
     "subsampling_conv_channels",
     # Of encoders: dropouts, how a product is cut, and what models of several parts say.
     *("attention_probs_dropout_prob", "hidden_dropout_prob", "chunk_size_feed_forward", "embedding_size"),
-    "is_encoder_decoder",
+    *("is_encoder_decoder", "classifier_activation", "classifier_bias", "classifier_pooling", "decoder_bias"),
+    *("deterministic_flash_attn", "initializer_cutoff_factor", "mlp_dropout", "sparse_prediction"),
+    "sparse_pred_ignore_index",
     "num_nextn_predict_layers",  # Step-3.7's: layers that guess further tokens are left alone
     "kv_sharing_modes",  # Gemma 4's, which is computed from num_kv_shared_layers
     *("image_size", "num_channels", "output_attentions", "output_hidden_states", "pixel_shuffle_ratio"),
@@ -211,6 +214,7 @@ MODULES = {
     "qwen3_vl_moe_text": "qwen3_vl_moe",
     "qwen3_vl_text": "qwen3_vl",
     "step3p5": "step3p7",
+    "xlm-roberta": "xlm_roberta",
 }
 """Modules of families that have none of their own name."""
 

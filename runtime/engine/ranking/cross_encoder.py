@@ -29,14 +29,21 @@ class CrossEncoder(Ranker):
 
     pooling = "cls"
 
-    def __init__(self, file: WeightFile, tokenizer: Tokenizer, context: int) -> None:
+    def __init__(self, file: WeightFile, tokenizer: Tokenizer, context: int, *, has_types: bool) -> None:
         """Reads the head.
+
+        Args:
+            file: has it.
+            tokenizer: of the model.
+            context: most tokens of a prompt.
+            has_types: whether the model tells tokens of the second text apart.
 
         Raises:
             RequestError: the file has none, or one of several numbers.
         """
         super().__init__(context)
         self._tokenizer, self._form = tokenizer, tokenizer.pair_form()
+        self._has_types = has_types and self._form.has_types
         dense, out = _find(file, _DENSE), _find(file, _OUTPUTS)
         if out is None:
             raise RequestError(
@@ -52,7 +59,7 @@ class CrossEncoder(Ranker):
     def _parts(self, query: str, document: str) -> tuple[list[int], list[int], list[int], int | None]:
         first, second = (self._tokenizer.encode(text, add_special=False) for text in (query, document))
         before = [*self._form.before, *first, *self._form.between]
-        return before, second, self._form.after, len(before) if self._form.has_types else None
+        return before, second, self._form.after, len(before) if self._has_types else None
 
     def score(self, vector: Vector) -> float:
         """See `Ranker.score`."""

@@ -23,7 +23,7 @@ def find_ranker(artifact: Artifact, file: WeightFile, tokenizer: Tokenizer, cont
     """
     family = artifact.spec.model.tensor_names
     if artifact.plan.whole_prompts:
-        return CrossEncoder(file, tokenizer, context)
+        return CrossEncoder(file, tokenizer, context, has_types=(artifact.spec.model.token_types or 0) > 1)
     if family not in FAMILIES:
         raise RequestError(
             f"models of family {family} do not rank: encoders with a classifier do, and Qwen3-Reranker "

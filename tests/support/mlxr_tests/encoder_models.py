@@ -33,6 +33,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "bert": _BERT | {"model_type": "bert", "architectures": ["BertModel"]},
     "bert, tanh, one layer": _BERT
     | {"model_type": "bert", "architectures": ["BertModel"], "hidden_act": "gelu_new", "num_hidden_layers": 1},
+    "roberta": _BERT
+    | {"model_type": "roberta", "architectures": ["RobertaModel"], "type_vocab_size": 1, "max_position_embeddings": 42}
+    | {"pad_token_id": 1},
+    "nomic": _BERT
+    | {"model_type": "nomic_bert", "architectures": ["NomicBertModel"], "hidden_act": "silu", "rope_parameters": None}
+    | {"max_position_embeddings": 64},
+    "modernbert": {
+        "model_type": "modernbert",
+        "architectures": ["ModernBertModel"],
+        "vocab_size": 61,
+        "hidden_size": 96,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 3,
+        "intermediate_size": 88,
+        "max_position_embeddings": 64,
+        "local_attention": 10,
+        "norm_eps": 1e-5,
+        "pad_token_id": 0,
+    },
 }
 RANKERS: dict[str, dict[str, Any]] = {
     "bert": _BERT | {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "num_labels": 1},
@@ -44,14 +63,14 @@ WORDS += [f"##{a}{b}" for a in "nprst" for b in ("a", "e", "i", "o")] + ["."]
 QUERY = "bana ce"
 DOCUMENTS = ["dane. ce bari", "ko", "x gati lopo bana bana", "bana ce", ". ".join(["mise ko fanasate"] * 12)]
 """The last one is longer than the context with the query."""
-TEXTS = [[5, 17, 3, 42, 8, 9, 11], [2], [1, 60, *range(20, 55)], [7, 7, 30]]
+TEXTS = [[5, 17, 3, 42, 8, 9, 11], [2], [4, 60, *range(20, 55)], [7, 7, 30]]
 
 
 def weight(name: str, shape: tuple[int, ...]) -> Array:
     """The numbers of a tensor: those of norms are near 1, all others small."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     numbers = rng.normal(size=shape).astype(np.float32)
-    if "norm" in name.lower() and name.endswith("weight"):
+    if any(part in name.lower() for part in ("norm", ".ln")) and name.endswith("weight"):
         return 1 + numbers * np.float32(0.2)
     return numbers * np.float32(0.3 if name.endswith("bias") or "embeddings" in name else 1.2 / np.sqrt(shape[-1]))
 
