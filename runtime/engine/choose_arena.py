@@ -1,5 +1,6 @@
 """Chooses the arena to allocate, once it is certain that the model fits into the memory that is free now."""
 
+import logging
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -8,13 +9,15 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import ArenaGeometry, Artifact, size
 from mlxr.compiler.errors import HostError, blaming_head
-from mlxr.runtime.engine.choose_resident import maps_weights, resident_bytes, tell_speed
+from mlxr.runtime.engine.choose_resident import maps_weights, resident_bytes, speed_line
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.memory.fitting_arena import ContextLimit, Footprint, block_bytes, fitting_arena, least_arena
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
 from mlxr.runtime.memory.mmap_choice import Mmap
 from mlxr.runtime.weights.weight_file import WeightFile
+
+_LOG = logging.getLogger(__name__)
 
 
 class Head(NamedTuple):
@@ -120,8 +123,8 @@ def choose_arena(
     if resident:
         before, footprint = footprint, footprint_of(host, artifact, file, threads, head, resident=resident)
         left -= footprint.weights_bytes - before.weights_bytes
-    if maps:
-        tell_speed(artifact, target, footprint, free, left, threads)
+    if maps and (line := speed_line(artifact, target, footprint, free, left, threads)) is not None:
+        _LOG.warning("note: %s", line)
     if footprint.mapped_bytes > left:
         notes.append(
             f"{size(footprint.mapped_bytes)} of weights are mapped from their file, but only {size(left)} of memory "

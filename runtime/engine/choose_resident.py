@@ -3,7 +3,6 @@
 A model whose packed weights do not fit into memory is mapped, and so is one that takes long to pack.
 """
 
-import logging
 import shutil
 
 from mlxr.compiler.artifact import Artifact, size
@@ -18,7 +17,6 @@ from mlxr.runtime.memory.read_rates import read_rates
 from mlxr.runtime.memory.token_reads import TokenReads
 from mlxr.runtime.weights.weight_file import WeightFile
 
-_LOG = logging.getLogger(__name__)
 _PACK_RATE = 0.7e9
 """Bytes that a thread packs in a second, measured on a core of an EPYC 9005 (benchmarks/RESULTS.md)."""
 _MOST_PACK_SECONDS = 5.0
@@ -68,10 +66,10 @@ def resident_bytes(artifact: Artifact, target: str, footprint: Footprint, left: 
     return max(0, min(TokenReads.of(library.tensors).always, int(SHARE * left)))
 
 
-def tell_speed(
+def speed_line(
     artifact: Artifact, target: str, footprint: Footprint, free: FreeMemory, left: int, threads: int | None
-) -> None:
-    """Tells how fast a model will be that is larger than memory, before it is loaded.
+) -> str | None:
+    """How fast a model larger than memory is, for people: `30B-A3B, 17 GiB on 12 GiB: 3.1 tok/s predicted: ...`.
 
     Args:
         artifact: the compiled model.
@@ -80,32 +78,30 @@ def tell_speed(
         free: what is free.
         left: bytes that are free for its mapped weights.
         threads: as for `choose_arena`.
+
+    Returns:
+        None: it is not larger.
     """
     library = artifact.plan.programs[target].library
     if library is None or footprint.mapped_bytes <= left:
-        return
-    reads = TokenReads.of(library.tensors)
+        return None
+    reads, left = TokenReads.of(library.tensors), max(0, left)
     packed = sum(tensor.size_bytes for tensor in library.tensors if tensor.layout == "packed")
     resident = max(0, packed - footprint.mapped_bytes)
     total = footprint.weights_bytes + footprint.mapped_bytes
     what = f"{artifact.spec.name}, {size(total)} on {size(free.free_bytes)}"
-    share = (resident + max(0, left)) / max(1, packed)
+    fit = f"{min(1, (resident + left) / max(1, packed)):.0%} of the weights fit"
     try:
         rates = read_rates(cache_folder(PACKED_FOLDER), num_threads(threads))
     except MlxrError:
         rates = None
     if rates is None:
-        _LOG.warning("note: %s: %.0f %% of the weights fit, the others are read from the disk", what, 100 * share)
-        return
-    missing = reads.missing(resident, max(0, left))
-    _LOG.warning(
-        "note: %s: %.2g tok/s predicted: %.0f %% of the weights fit, a token reads %s from the disk, which gives %s/s "
-        "(measured)",
-        what,
-        1 / reads.seconds(missing, rates.disk, rates.memory),
-        100 * min(1.0, share),
-        size(int(missing)),
-        size(int(rates.disk)),
+        return f"{what}: {fit}, the others are read from the disk again and again"
+    missing = reads.missing(resident, left)
+    speed = 1 / reads.seconds(missing, rates.disk, rates.memory)
+    return (
+        f"{what}: {speed:.{1 if speed < 10 else 0}f} tok/s predicted: {fit}, a token reads {size(int(missing))} from "
+        f"the disk, which gives {size(int(rates.disk))}/s (measured)"
     )
 
 

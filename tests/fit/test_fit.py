@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from mlxr.loading.options import LoadOptions
 from mlxr.loading.planned_memory import planned_memory
 from mlxr.runtime.hosts.registry import hosts
 from mlxr.runtime.memory.free_memory import FreeMemory
+from mlxr.runtime.memory.read_rates import ReadRates
 from mlxr_tests.published_configs import config_of, spec_of
 from mlxr_tests.stand_in_hub import StandInHub, the_hub
 from mlxr_tests.storyteller import BF16, ROOT, TINY
@@ -31,7 +33,9 @@ FIRST = 24 << 10
 
 @pytest.fixture
 def told_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A speed that nobody measured."""
+    """Speeds of steps and of the disk that nobody measured."""
+    rates = ReadRates(1e6, 1e9)
+    monkeypatch.setattr("mlxr.runtime.engine.choose_resident.read_rates", lambda folder, threads: rates)
     monkeypatch.setattr("mlxr.fit.fit.rehearse", lambda *arguments: Rehearsal(50.0, 400.0, 100 << 20))
 
 
@@ -139,6 +143,17 @@ def test_a_machine_with_too_little_memory(told_speed: None) -> None:
     none = fit(TINY, machine_of(least), CPU)
     assert none.longest_context == 0 and none.speed is None
     assert none.refusal is not None and "the largest that fits" in none.refusal
+
+
+def test_what_runs_from_the_disk_is_told(told_speed: None) -> None:
+    """On this machine, whose disk can be measured."""
+    whole = fit(TINY, this_machine("cpu"), CPU)
+    small = replace(machine_of(whole.weights_bytes // 2 + whole.activation_bytes + whole.arena_bytes), is_here=True)
+    refusal = fit(TINY, small, CPU).refusal
+    assert refusal is not None and "It runs mapped from a file all the same (--mmap): tiny-Q8_0, " in refusal
+    assert "tok/s predicted" in refusal
+    elsewhere = fit(TINY, replace(small, is_here=False), CPU).refusal
+    assert elsewhere is not None and "mapped" not in elsewhere
 
 
 def machine_of(size_bytes: int) -> Machine:

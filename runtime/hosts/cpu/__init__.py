@@ -10,6 +10,9 @@
     library          calls the library through ctypes
     memory           zeroed memory in large pages, and memory for logits that is used again from step to step
     tensors          maps, converts or packs the weights for the program
+    placing          the place of each tensor, and what fills it
+    pack_panels      packs a matrix, into memory or into a file
+    panel_file       the file of packed weights in the cache
     host             the host itself
 
 Only `tensors` and `host` know what a plan is.

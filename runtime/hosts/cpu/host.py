@@ -31,10 +31,10 @@ from mlxr.runtime.hosts.cpu.panel_file import PanelFile
 from mlxr.runtime.hosts.cpu.parallel.batch_halves import batch_halves
 from mlxr.runtime.hosts.cpu.parallel.overlap import fewest_tokens
 from mlxr.runtime.hosts.cpu.parallel.program_exchange import ProgramExchange
+from mlxr.runtime.hosts.cpu.placing import PlacedTensors
 from mlxr.runtime.hosts.cpu.tensors import (
     NO_TENSORS,
     Lender,
-    PlacedTensors,
     TensorReader,
     bytes_by_place,
     place_tensors,

@@ -18,7 +18,7 @@ from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cpu.c_batch import c_batch
 from mlxr.runtime.hosts.cpu.library import Library, OpenProgram
 from mlxr.runtime.hosts.cpu.mapped_arena import MappedArena
-from mlxr.runtime.hosts.cpu.tensors import PlacedTensors
+from mlxr.runtime.hosts.cpu.placing import PlacedTensors
 
 _STEPS = 9
 """Steps of each kind, of which the middle one is told of each call: others that run here disturb some."""

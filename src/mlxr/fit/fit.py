@@ -7,6 +7,7 @@ host cpu of this machine from the C program itself, which runs for some seconds 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from mlxr.compiler.artifact import Artifact
@@ -135,7 +136,7 @@ def fit(
     try:
         arena = fitting_arena(artifact, planned.target, footprint, machine.memory, shrink=True)
     except HostError as error:
-        return replace(told, refusal=str(error))
+        return replace(told, refusal=f"{error}{_mapped(planned, machine, options.threads)}")
     room = machine.memory.free_bytes - weights - footprint.activation_bytes
     sequences = min(MOST_SEQUENCES, max(0, room) // one)
     told = replace(told, longest_context=arena.context, sequences=sequences)
@@ -145,6 +146,27 @@ def fit(
         return replace(told, speed=_speed(planned, machine, options.threads, tell))
     except MlxrError as error:
         return replace(told, no_speed=str(error))
+
+
+def _mapped(planned: _Planned, machine: Machine, threads: int | None) -> str:
+    """How fast a model that does not fit is, where the host maps packed weights; empty: it cannot, or nobody knows."""
+    from mlxr.runtime.engine.choose_arena import footprint_of  # noqa: PLC0415 (loads MLX)
+    from mlxr.runtime.engine.choose_resident import resident_bytes, speed_line  # noqa: PLC0415
+    from mlxr.runtime.weights.open_weights import open_weights  # noqa: PLC0415
+
+    host, artifact, target, free = machine.host.load(), planned.artifact, planned.target, machine.memory
+    if not (machine.is_here and host.packs_weights and planned.weights is not None):
+        return ""
+    plan = partial(footprint_of, host, artifact, open_weights(planned.weights), threads, None)
+    footprint = plan(resident=0)
+    try:
+        arena = fitting_arena(artifact, target, footprint, free, shrink=True)
+    except HostError:
+        return ""
+    left = free.free_bytes - footprint.weights_bytes - footprint.activation_bytes - arena.size_bytes
+    resident = resident_bytes(artifact, target, footprint, left)
+    line = speed_line(artifact, target, plan(resident=resident), free, left - resident, threads)
+    return "" if line is None else f". It runs mapped from a file all the same (--mmap): {line}"
 
 
 def _plan(found: FoundModel, machine: Machine) -> _Planned:

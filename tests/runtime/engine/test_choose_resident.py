@@ -56,7 +56,8 @@ def test_a_model_larger_than_memory_runs(folder: Path, caplog: pytest.LogCapture
     assert 0 < mapped.own_bytes < whole // 2 and mapped.mapped_bytes > 0
     assert any("packed weights are kept in " in note and "mlxr cache clear packed" in note for note in notes)
     (told,) = caplog.messages
-    assert "tok/s predicted" in told and "976.6 KiB/s (measured)" in told
+    assert told.startswith("note: tiny-Q8_0, ") and "% of the weights fit, a token reads " in told
+    assert "tok/s predicted: " in told and told.endswith("976.6 KiB/s (measured)")
     tokens, again, notes = answer("auto")
     assert tokens == expected and again.mapped_bytes > mapped.mapped_bytes and not notes
     assert len(list(folder.iterdir())) == 1

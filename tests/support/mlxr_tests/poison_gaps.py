@@ -12,7 +12,7 @@ import pytest
 
 from mlxr.compiler.artifact import CTensor
 from mlxr.runtime.hosts.cpu import host as cpu_host
-from mlxr.runtime.hosts.cpu import tensors
+from mlxr.runtime.hosts.cpu import placing, tensors
 
 _GAP_BYTES = 128
 
@@ -23,9 +23,9 @@ def pytest_configure(config: pytest.Config) -> None:
     poison, allow = library.__asan_poison_memory_region, library.__asan_unpoison_memory_region
     for function in (poison, allow):
         function.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    align, place = tensors.aligned, tensors.place_tensors
+    align, place = placing.aligned, tensors.place_tensors
 
-    def place_apart(planned: Sequence[CTensor], *arguments: Any) -> tensors.PlacedTensors:
+    def place_apart(planned: Sequence[CTensor], *arguments: Any) -> placing.PlacedTensors:
         placed = place(planned, *arguments)
         memory = placed.owners[-1]
         start = memory.ctypes.data
@@ -35,5 +35,5 @@ def pytest_configure(config: pytest.Config) -> None:
         weakref.finalize(memory, allow, start, memory.nbytes)
         return placed
 
-    tensors.aligned = lambda size_bytes: align(size_bytes) + _GAP_BYTES
+    placing.aligned = lambda size_bytes: align(size_bytes) + _GAP_BYTES
     cpu_host.place_tensors = place_apart

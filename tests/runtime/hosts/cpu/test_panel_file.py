@@ -21,9 +21,9 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cpu import panel_file as module
-from mlxr.runtime.hosts.cpu import tensors as placing
 from mlxr.runtime.hosts.cpu.host import CpuHost
 from mlxr.runtime.hosts.cpu.panel_file import PAGE_BYTES, PanelFile, PanelFileError, Write
+from mlxr.runtime.hosts.cpu.placing import PlacedTensors
 from mlxr.runtime.hosts.cpu.tensors import bytes_by_place, place_tensors
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.reference.host import ReferenceHost
@@ -286,7 +286,7 @@ def test_without_a_file_panels_are_in_memory_if_they_fit(
     file = PanelFile("m", (wanted,), "x", open_weights(weights))
     native = {"a": np.zeros((20000, 68), np.uint8)}
 
-    def place() -> placing.PlacedTensors:
+    def place() -> PlacedTensors:
         return place_tensors([wanted], Library(), read_memory(native), 2, file=file)  # type: ignore[arg-type]
 
     if free < wanted.size_bytes:

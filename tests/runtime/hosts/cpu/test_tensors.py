@@ -11,12 +11,12 @@ from safetensors.numpy import save_file
 
 from mlxr.compiler.artifact import Columns, CTensor, Recipe, Rows, TensorSource, WeightFormat
 from mlxr.compiler.errors import HostError, WeightsError
-from mlxr.runtime.hosts.cpu import pack_panels
-from mlxr.runtime.hosts.cpu import tensors as placing
+from mlxr.runtime.hosts.cpu import pack_panels, placing
 from mlxr.runtime.hosts.cpu.build import load_library
 from mlxr.runtime.hosts.cpu.library import Library
 from mlxr.runtime.hosts.cpu.memory import reserve
-from mlxr.runtime.hosts.cpu.tensors import PlacedTensors, place_tensors, read_from
+from mlxr.runtime.hosts.cpu.placing import PlacedTensors
+from mlxr.runtime.hosts.cpu.tensors import place_tensors, read_from
 from mlxr.runtime.weights import mapped_weights, open_weights
 from mlxr.runtime.weights.element_types import encode
 from mlxr.runtime.weights.stored_tensor import StoredTensor
