@@ -74,6 +74,39 @@ _CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "tie_word_embeddings": False,
         "num_nextn_predict_layers": 0,
     },
+    "gemma-4-e4b": {
+        "model_type": "gemma4",
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "vocab_size": _VOCAB,
+        "text_config": {
+            "model_type": "gemma4_text",
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "sliding_window": 512,
+            "hidden_size_per_layer_input": 256,
+            "vocab_size_per_layer_input": _VOCAB,
+            "use_double_wide_mlp": False,
+            "attention_k_eq_v": False,
+            "enable_moe_block": False,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "rms_norm_eps": 1e-6,
+            "final_logit_softcapping": 30.0,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "rope_theta": 1e6,
+                    "partial_rotary_factor": 0.25,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            "tie_word_embeddings": True,
+        },
+        "tie_word_embeddings": True,
+    },
     "qwen3.5-4b": {
         "model_type": "qwen3_5",
         "architectures": ["Qwen3_5ForConditionalGeneration"],
@@ -135,8 +168,11 @@ def write_folder(config: Mapping[str, Any], layers: int, folder: Path) -> None:
     if (folder / "config.json").is_file():
         return
     folder.mkdir(parents=True, exist_ok=True)
-    ours = {"vocab_size": _VOCAB, "max_position_embeddings": 8192, "bos_token_id": 1, "eos_token_id": 2}
+    ours: dict[str, Any] = {"vocab_size": _VOCAB, "max_position_embeddings": 8192, "bos_token_id": 1, "eos_token_id": 2}
     ours["num_hidden_layers"] = layers
+    if config["model_type"] == "gemma4":  # every sixth layer is global; of 42, the last 18 have no keys of their own
+        kinds = ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(layers)]
+        ours |= {"layer_types": kinds, "num_kv_shared_layers": layers - max(6, layers * 24 // 42 // 6 * 6)}
     whole = dict(config) | ({"text_config": config["text_config"] | ours} if "text_config" in config else ours)
     model_class, args_class = _get_classes(whole)
     mx.random.seed(1)

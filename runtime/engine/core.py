@@ -2,7 +2,8 @@
 
 A `Step` is planned by the scheduler, launched and read; then each request takes its token and tells its listener. On
 hosts that pipeline, the next step is launched before the tokens of this one are read: it takes them where they are, on
-the device. Requests join and leave at each step there too. `EngineCore._step` is all of this, in its order.
+the device. Several steps may be, where they are short: then the device has work while this thread does not run.
+Requests join and leave at each step there too. `EngineCore._step` is all of this, in its order.
 
 What the core promises: a request's failure ends that request; a step's failure ends the requests of that step; in both
 cases the others go on, and the blocks go back. An interruption (Ctrl-C) leaves it ready to go on: requests of the
@@ -35,6 +36,9 @@ from mlxr.runtime.memory.memory_watch import MemoryWatch
 
 _LONGEST_WAIT = 0.1
 """Seconds that the thread waits at most when all requests wait for something other than a step."""
+_AHEAD_SECONDS = 0.004
+"""How long the steps take at most that are launched ahead, after the first: a request that comes waits for them, and
+the system lets another process run for about as long."""
 _WATCH_SECONDS = 1.0
 """Seconds between two looks at the machine's memory while there are no requests, but what could be given back."""
 
@@ -77,7 +81,7 @@ class EngineCore:
         self.scheduler = Scheduler(host.plan, pager, self._times, self._ledger, self._link)
         self._stats = CoreStats()
         self._answers = Answers(self.scheduler, self._stats, self._ledger, self.wake, host.plan.vocab_size)
-        self._ahead: Step | None = None  # launched while the step before it was not read
+        self._ahead: deque[Step] = deque()  # launched while the step before them was not read
         self._next_deadline = float("inf")
         self.recent_steps: deque[StepRecord] = deque(maxlen=512)
         self._is_stepping = False
@@ -149,11 +153,9 @@ class EngineCore:
             self._link.is_paused = self._watch.is_low
             if scarce_bytes:
                 self._link.tiers.shrink(scarce_bytes)
-        step, self._ahead = self._ahead, None
-        if step is None or all(part.request.answer.is_done for part in step.parts):
-            step = self._plan()
-            if not step.parts:
-                return False
+        step = self._next_ahead() or self._plan()
+        if not step.parts:
+            return False
         try:
             if step.state == "planned" and not self._launch(step):
                 return True  # others may go on
@@ -183,7 +185,7 @@ class EngineCore:
 
     def fail_all(self, error: Exception) -> None:
         """Ends all requests with an error."""
-        self._ahead = None
+        self._ahead.clear()
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             with suppress(Exception):  # the error may have left the scheduler or the pager in disorder
                 self._answers.fail(request, error, keep=False)
@@ -208,7 +210,7 @@ class EngineCore:
 
     def close(self) -> None:
         """Drops all requests, and saves what the prefix cache has as far as the tiers take it."""
-        self._ahead = None
+        self._ahead.clear()
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             self.drop(request)
         link, self._link, self._save = self._link, None, None
@@ -261,14 +263,37 @@ class EngineCore:
             return False
         return True
 
+    def _next_ahead(self) -> Step | None:
+        """The first step that was launched ahead and that anybody still waits for."""
+        while self._ahead:
+            step = self._ahead.popleft()
+            if not all(part.request.answer.is_done for part in step.parts):
+                return step
+        return None
+
     def _launch_ahead(self, step: Step) -> None:
-        """Launches the step after one whose tokens have not been read, unless these decide what it is."""
-        if any(part.request.needs_token for part in step.parts):
-            return
-        ahead = self._plan()
-        if ahead.parts:
-            self._ahead = ahead  # before its launch: who forgets the step before forgets it, too
-            self._launch(ahead, step)
+        """Launches the steps after one whose tokens have not been read, unless these decide what they are."""
+        last = self._ahead[-1] if self._ahead else step
+        while len(self._ahead) < self._most_ahead(last):
+            if any(part.request.needs_token for part in last.parts):
+                return
+            ahead = self._plan()
+            if not ahead.parts:
+                return
+            self._ahead.append(ahead)  # before its launch: who forgets the step before forgets it, too
+            if not self._launch(ahead, last):
+                return
+            last = ahead
+
+    def _most_ahead(self, last: Step) -> int:
+        """How many steps may be launched ahead after the last one that is: one, or more if they are short and alike."""
+        most, scheduler = self._host.steps_ahead, self.scheduler
+        if most == 1 or not last.num_decoding == len(last.parts) == len(scheduler.running) or scheduler.waiting:
+            return 1
+        if self._pager.states is not None:  # a state that has been read may be overwritten two steps on
+            return 1
+        seconds = self._times.decode_seconds(last.num_decoding)
+        return 1 if seconds is None else min(most, 1 + int(_AHEAD_SECONDS / seconds))
 
     def _draft(self, speculator: Speculator) -> bool:
         """Lets requests that decode and speculate have draft tokens in the next step; whether any have some."""
@@ -403,10 +428,14 @@ class EngineCore:
         self._forget(step)
 
     def _forget(self, step: Step) -> None:
-        """Forgets a step and the one launched after it: their requests compute them again."""
-        ahead, self._ahead = self._ahead, None
+        """Forgets a step and those launched after it: their requests compute them again."""
+        forgotten = [step]
+        while self._ahead and self._ahead[-1] is not step:
+            forgotten.append(self._ahead.pop())
+        if self._ahead:
+            self._ahead.pop()
         self._ledger.forgot()
-        for forgotten in (step, ahead) if ahead is not None else (step,):
-            self.scheduler.forget(forgotten)
-            for part in forgotten.parts:
+        for one in forgotten:
+            self.scheduler.forget(one)
+            for part in one.parts:
                 part.request.forget_unread()

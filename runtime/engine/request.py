@@ -71,7 +71,7 @@ class RunState:
         seq_id: the pager's sequence; None while it waits.
         computed: tokens whose K and V are in the arena, or in a launched step.
         certain: tokens whose K and V are in the arena for certain: all steps that compute them have ended.
-        in_flight: tokens that launched steps sample, and that nobody has read: 0 or 1.
+        in_flight: tokens that launched steps sample, and that nobody has read.
         has_started: whether it was admitted before.
         unread: what it is computing of its prompt and equal prompts wait for: for each block, the last ones first, the
             number of tokens up to its end, and its key.
@@ -211,7 +211,7 @@ class Request:
             return True
         if self.draft.speculates and len(answer.tokens) + self.run.in_flight >= self.draft.rests_until:
             return True
-        return answer.thought is not None and answer.thought.is_due
+        return answer.thought is not None and answer.thought.is_due(self.run.in_flight)
 
     @property
     def reason_at_length(self) -> FinishReason:

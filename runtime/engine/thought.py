@@ -39,10 +39,9 @@ class Thought:
         self.is_over = False
         self._force_if_due()
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the next token may be the last one before others are forced, or is forced itself."""
-        return bool(self.forced) or self._left <= 1
+    def is_due(self, tokens: int) -> bool:
+        """Whether others may be forced after so many further tokens, or one of them is forced itself."""
+        return bool(self.forced) or self._left <= tokens
 
     def mask(self, num_words: int) -> Mask:
         """The mask that allows only the next forced token: [num_words], int32; see `Constraint`."""

@@ -44,6 +44,8 @@ class Host(ABC):
     """The target whose program it runs; None: it interprets the graph."""
     pipelines: bool = False
     """Whether steps are lazy MLX graphs, so that a step can start before the tokens of the previous one are known."""
+    steps_ahead: int = 1
+    """How many steps may be launched before a token is read, where it pipelines and they are short."""
     builds_late: bool = False
     """Whether the first step of each kind builds something. `warm_up` then runs such steps at load."""
 

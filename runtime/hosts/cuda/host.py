@@ -36,6 +36,7 @@ class CudaHost(MlxHost):
     """Runs the plan on an NVIDIA GPU."""
 
     name = "cuda"
+    steps_ahead = 4
     has_step_kernels = True
     has_own_memory = True
 

@@ -14,6 +14,7 @@ import mlxr
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine import core
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.generation import Generation
@@ -71,6 +72,12 @@ class PipelinedHost(LoggingHost):
     pipelines = True
 
 
+class HastyHost(PipelinedHost):
+    """The same, taken for one whose steps are so short that three are launched ahead."""
+
+    steps_ahead = 3
+
+
 class Ends:
     """The part of a tokenizer that tells the ids which end an answer."""
 
@@ -117,8 +124,8 @@ class Engine:
 class Pair:
     """One engine that pipelines, one that does not; what they generate is compared."""
 
-    def __init__(self, **cache: Any) -> None:
-        self.ahead, self.plain = Engine(PipelinedHost, **cache), Engine(LoggingHost, **cache)
+    def __init__(self, host_class: type[LoggingHost] = PipelinedHost, **cache: Any) -> None:
+        self.ahead, self.plain = Engine(host_class, **cache), Engine(LoggingHost, **cache)
 
     def events(self, *arguments: Any, **options: Any) -> list[Event]:
         """The events of both, which are the same; and the pipelined one took at most one step more."""
@@ -133,6 +140,7 @@ class Pair:
         taken = [len(e.host.batches) - before for e, before in zip((self.ahead, self.plain), steps, strict=True)]
         # Each answer that ends unforeseen, or that waits for another one, may cost a step.
         most = 1 if len(ahead.completions) == 1 else 2 * len(ahead.completions)
+        most *= self.ahead.host.steps_ahead
         least = taken[1] - (most if most > 1 else 0)
         assert least <= taken[0] <= taken[1] + most, f"{taken} steps pipelined and not"
         self.wasted = taken[0] - taken[1]
@@ -209,6 +217,31 @@ def test_an_end_found_late_costs_one_step(pair: Pair, sampling: Sampling, n: int
         assert last.finish_reason == "stop"
         if n == 1:
             assert pair.wasted == (len(first) < 12), "at the last token no step was launched ahead"
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> Pair:
+    monkeypatch.setattr(core, "_AHEAD_SECONDS", 1e9)
+    return Pair(HastyHost)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_short_steps_are_launched_further_ahead(hasty: Pair, sampling: Sampling) -> None:
+    hasty.events([prompt(5)], max_tokens=8, sampling=sampling)
+    log = "".join(entry[0] for entry in hasty.ahead.host.log)
+    assert log == "llrlrlllrlrlrrrr", "at first nobody knows how long a step takes"
+    assert not hasty.wasted
+
+
+def test_ends_found_late_cost_the_steps_ahead(hasty: Pair) -> None:
+    prompts = [prompt(6), prompt(11, 30), prompt(3, 50)]
+    whole = hasty.events(prompts, sampling=SAMPLED)
+    for index in range(3):
+        events = hasty.events(prompts, [of(whole, index)[5]], sampling=SAMPLED)
+        assert "stop" in {event.finish_reason for event in events}
+    alone = hasty.events([prompt(6)], sampling=SAMPLED)
+    hasty.events([prompt(6)], [of(alone)[6]], sampling=SAMPLED)
+    assert hasty.wasted == 3
 
 
 def test_one_sequence_ends_and_the_others_go_on(pair: Pair) -> None:

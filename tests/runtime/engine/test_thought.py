@@ -11,6 +11,7 @@ import pytest
 import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import RequestError
+from mlxr.runtime.engine import core
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.sampling import Sampling, ThoughtLimit
@@ -35,7 +36,10 @@ def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     with mlxr.load(compile_spec(spec).artifact, TINY, host=host) as loaded:
         if request.param == "pipelined":
             setattr(loaded.host, "pipelines", True)  # noqa: B010 (of the class, as far as types go)
-        yield loaded
+            loaded.host.steps_ahead = 3
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(core, "_AHEAD_SECONDS", 1e9)
+            yield loaded
 
 
 class AllRight(Speculator):
