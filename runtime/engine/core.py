@@ -269,6 +269,7 @@ class EngineCore:
             step = self._ahead.popleft()
             if not all(part.request.answer.is_done for part in step.parts):
                 return step
+            self._ledger.skipped()
         return None
 
     def _launch_ahead(self, step: Step) -> None:

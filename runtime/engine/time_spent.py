@@ -187,6 +187,11 @@ class Ledger:
         """A step was launched."""
         self._launches.append(self.clock())
 
+    def skipped(self) -> None:
+        """Nobody waits for the first of the launched steps any more."""
+        if self._launches:
+            self._launches.popleft()
+
     def forgot(self) -> None:
         """The steps that were launched are given up."""
         self._launches.clear()

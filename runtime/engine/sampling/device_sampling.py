@@ -96,7 +96,8 @@ def sample_on_device(logits: mx.array, rows: Sequence[Row]) -> DeviceSamples:
         tokens = mx.where(mx.array(is_greedy), tokens, _draw(weights, uniforms))
     asked = [i for i, row in enumerate(rows) if row.sampler.asks_logprobs]
     logprobs, top_ids = _logprobs(logits, tokens, rows, asked) if asked else (None, None)
-    return DeviceSamples(rows, tokens, logits, mx.stack([first, greatest]), logprobs, top_ids)
+    both = mx.broadcast_to(first, (2, len(rows))) if greatest is first else mx.stack([first, greatest])
+    return DeviceSamples(rows, tokens, logits, both, logprobs, top_ids)
 
 
 def _masked(logits: mx.array, rows: Sequence[Row]) -> mx.array:
