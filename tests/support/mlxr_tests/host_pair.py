@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.formats.stores import STATES
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
@@ -38,7 +39,9 @@ def least_exact(artifact: Artifact, *, cache: bool = True) -> str:
         dtypes.append("fast")
     if any(has_minima(part.format) for weight in artifact.plan.weights for part in weight.parts):
         dtypes.append("minima")
-    return max(dtypes, key=["f32", "minima", "f16", "q8", "bf16", "fast"].index)
+    if any(store.name == STATES for store in artifact.plan.arena.stores):
+        dtypes.append("states")
+    return max(dtypes, key=["f32", "states", "minima", "f16", "q8", "bf16", "fast"].index)
 
 
 @on_cpu
@@ -70,7 +73,7 @@ class HostPair:
             else make_kernel_host(artifact, buffers, self.arena)
         )
         self.dtype, arithmetic = least_exact(artifact), least_exact(artifact, cache=False)
-        follows = arithmetic != self.dtype and arithmetic in ("f32", "minima")  # only the cache rounds
+        follows = arithmetic != self.dtype and arithmetic in ("f32", "states", "minima")  # only the cache rounds
         self.step_dtype = arithmetic if follows else self.dtype
         with mx.stream(mx.cpu):
             self.reference: Host = (
