@@ -150,8 +150,8 @@ class Builder:
         adapters = self.spec.adapters
         assert adapters is not None, "a matrix has adapters"
         each = adapters.slots * adapters.rank
-        down = self.declare(f"{name}{DOWN}", "weight", (each * shape[1],), DType.F32)
-        up = self.declare(f"{name}{UP}", "weight", (each * shape[0],), DType.F32)
+        down = self.declare(f"{name}{DOWN}", "weight", (each * shape[1],), DType.F16)
+        up = self.declare(f"{name}{UP}", "weight", (each * shape[0],), DType.F16)
         kind = AdapterDown(adapters.rank, adapters.slots, str(shape[0]))
         ports = {"x": x, "down": down, "adapter_ids": "adapter_ids", "adapter_scales": "adapter_scales"}
         low = self.op(kind, f"{name}_low", ports)

@@ -18,6 +18,7 @@ from mlxr.runtime.adapters.adapter_file import AdapterFile, LowRank
 from mlxr.runtime.weights.stored_tensor import quoted
 
 _MOST_LISTED = 4
+_GREATEST = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,8 @@ def _matrices(
     wide[: change.rank] = down
     lift = np.zeros((rank, rows), np.float32)
     lift[: change.rank] = up[taken].T * np.float32(change.scale * recipe.times)
-    if not (np.isfinite(wide).all() and np.isfinite(lift).all()):
-        raise WeightsError(f"{where}: has numbers that are not finite")
+    if not (np.abs(wide).max() <= _GREATEST and np.abs(lift).max() <= _GREATEST):  # NaN is neither
+        raise WeightsError(f"{where}: has numbers that are not finite, or too great for f16")
     return wide, lift
 
 

@@ -41,8 +41,8 @@ class AdapterDown(OpKind):
         """From x [tokens, width], down [parts * slots * rank * width], scales [tokens] -> [tokens, parts * rank]."""
         tokens, width = matrix(t, "x")
         require_integers(t, "adapter_ids")
-        for port in ("down", "adapter_scales"):
-            require(t[port].dtype is DType.F32, f"{port} is {t[port].dtype}; expected f32")
+        require(t["down"].dtype is DType.F16, f"down is {t['down'].dtype}; expected f16")
+        require(t["adapter_scales"].dtype is DType.F32, "adapter_scales are not f32")
         for port in ("adapter_ids", "adapter_scales"):
             require(t[port].shape == (tokens,), f"{port} is {list(t[port].shape)}; expected [{tokens}]")
         elements = self.parts * self.slots * self.rank * width
@@ -108,7 +108,7 @@ class AdapterUp(Product):
         )
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """From x [tokens, features], low [tokens, parts * rank] f32, lift [slots * rank * features] f32."""
+        """From x [tokens, features], low [tokens, parts * rank] f32, lift [slots * rank * features] f16."""
         (rows, features), widths = matrix(t, "x"), self.part_widths
         require(not self.gated or len(widths) == 2, f"gated is true, and widths are {self.widths}")
         require(sum(widths) == features, f"x has {features} columns; expected {self.widths} together")
@@ -116,7 +116,7 @@ class AdapterUp(Product):
         elements = self.slots * self.rank * features
         require(t["lift"].shape == (elements,), f"lift is {list(t['lift'].shape)}; expected [{elements}]")
         require_integers(t, "adapter_ids")
-        require(t["low"].dtype is t["lift"].dtype is DType.F32, "low and lift are f32")
+        require(t["low"].dtype is DType.F32 and t["lift"].dtype is DType.F16, "low is f32, and lift f16")
         check_activation(t, self.activation)
         for name in ("out_scale", "out_cap", "out_limit"):
             require_positive(name, getattr(self, name))

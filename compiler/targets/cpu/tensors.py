@@ -38,6 +38,16 @@ def c_tensors(weights: Sequence[WeightPlan], choices: Choices) -> tuple[CTensor,
     """The tensors of all weights: one for each part of a matrix that files store, and one for a whole vector."""
     tensors: dict[str, CTensor] = {}
     for weight in weights:
+        if weight.is_of_adapters:
+            tensors[weight.name] = CTensor(
+                name=weight.name,
+                layout="rows",
+                format=WeightFormat.F16,
+                shape=weight.shape,
+                size_bytes=2 * weight.shape[0],
+                parts=weight.parts,
+            )
+            continue
         if len(weight.shape) == 1:
             tensors[weight.name] = CTensor(
                 name=weight.name,

@@ -240,7 +240,14 @@ class CpuHost(Host):
         assert planned is not None, "a program in C has a library"
         for weight in planned.tensors:
             if weight.name in self._placed.adapters:
-                fill_slot(self._placed.adapters[weight.name], weight.parts, slot, self.adapters.slots, matrices)
+                fill_slot(
+                    self._placed.adapters[weight.name],
+                    weight.parts,
+                    slot,
+                    self.adapters.slots,
+                    matrices,
+                    in_panels=True,
+                )
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]], group: int = 0) -> None:
         """Copies all pairs, in order, in one call."""

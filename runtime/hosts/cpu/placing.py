@@ -40,7 +40,7 @@ class PlacedTensors:
     owners: list[object] = field(default_factory=list)
     mapped_bytes: int = 0
     own_bytes: int = 0
-    adapters: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    adapters: dict[str, npt.NDArray[np.float16]] = field(default_factory=dict)
     panels: mmap | None = None
     notes: tuple[str, ...] = ()
 
@@ -126,7 +126,7 @@ class Placing:
             target, memory = memory[: tensor.size_bytes], memory[aligned_bytes:]
             self.placed.addresses[index] = target.ctypes.data
             if is_of_adapters(tensor):
-                self.placed.adapters[tensor.name] = target.view(np.float32)  # zeros, as the memory is reserved
+                self.placed.adapters[tensor.name] = target.view(np.float16)  # zeros, as the memory is reserved
             elif index in self._copied:
                 tasks += _copy_tasks(self._copied[index], target)
             elif tensor.layout == "packed":

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlxr.cli.adapter_options import adapters_of, add_adapter_arguments
 from mlxr.cli.card_note import tell_of_card
 from mlxr.cli.model_arguments import add_context_argument, add_host_arguments, add_mmap_argument, changes_of
 from mlxr.cli.pull_progress import pull_absent
@@ -17,6 +18,7 @@ from mlxr.cli.speculation_options import add_speculation_arguments
 from mlxr.cli.split_note import tell_beside
 from mlxr.cli.tier_options import add_tier_arguments, size_argument, tier_sizes
 from mlxr.compiler.errors import RequestError
+from mlxr.loading.adapter_paths import NO_ADAPTERS
 from mlxr.loading.find_model import MODEL_HELP
 from mlxr.loading.load import load_with
 from mlxr.loading.options import USUAL_SEQUENCES, LoadOptions
@@ -98,6 +100,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     keys.add_argument(
         "--allow-host", action="append", default=[], metavar="NAME", help="a name by which clients reach this server"
     )
+    add_adapter_arguments(parser)
     add_rank_arguments(parser)
     add_server_arguments(parser)
     add_host_arguments(parser)
@@ -137,6 +140,7 @@ def run(args: argparse.Namespace) -> int:
         grace_seconds=args.grace,
         log_text=args.log_text,
         allow_pull=args.allow_pull,
+        allow_adapters=args.allow_adapters,
         traces_endpoint=args.otlp_traces_endpoint,
         responses_bytes=args.keep_responses,
         responses_file=args.responses_file,
@@ -171,7 +175,11 @@ def run(args: argparse.Namespace) -> int:
     if args.distributed is not None and (launch := read_launch(os.environ)) is not None and launch.rank:
         # It executes what rank 0 describes, until that ends.
         load_with(args.distributed, loading.for_engine(args.max_sequences))
-    own = [replace(options, name=name, model=model) for name, model in named.items()]
+    given = adapters_of(args, list(named))
+    own = [
+        replace(options, name=name, model=model, options=replace(loading, adapters=given.get(name, NO_ADAPTERS)))
+        for name, model in named.items()
+    ]
     sources: Sequence[ModelSource] = own
     if args.distributed is not None:
         (source,) = own

@@ -26,6 +26,12 @@ class AdapterPath:
     name: str | None = None
     scale: float = 1.0
 
+    @property
+    def own_name(self) -> str:
+        """By which requests ask for it."""
+        path = Path(self.path)
+        return self.name or (path.stem if path.suffix == ".gguf" else path.resolve().name)
+
 
 def adapter_paths(adapter: AnyAdapter | None) -> "GivenAdapters":
     """What `adapter` of `mlxr.load` says: one for all requests, or several by name; each may end with :SCALE."""

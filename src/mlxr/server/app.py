@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.version import VERSION
-from mlxr.server import about_server, infill, request_router, rerank, tokens
+from mlxr.server import about_server, adapters, infill, request_router, rerank, tokens
 from mlxr.server.anthropic import messages
 from mlxr.server.documents.answers import errors
 from mlxr.server.errors import ApiError
@@ -47,6 +47,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     tokens.router,
     infill.router,
     rerank.router,
+    adapters.router,
     messages.router,
     *OLLAMA_ROUTERS,
     inspector.router,

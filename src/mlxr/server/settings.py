@@ -30,6 +30,7 @@ class ServerSettings:
         grace_seconds: how long streams may go on after the server was told to stop.
         log_text: whether the log has what users write and get.
         allow_pull: whether clients may have models fetched from the hub.
+        allow_adapters: whether clients may have adapters loaded from this machine's disk.
         traces_endpoint: URL of a collector that gets OpenTelemetry's spans; empty: there is none.
         responses_bytes: most bytes of responses that are kept for requests that go on from them; 0: none is.
         responses_file: where they are kept; None: in memory.
@@ -53,6 +54,7 @@ class ServerSettings:
     grace_seconds: float = 30.0
     log_text: bool = False
     allow_pull: bool = False
+    allow_adapters: bool = False
     traces_endpoint: str = ""
     responses_bytes: int = 64 << 20
     responses_file: Path | None = None

@@ -1,11 +1,11 @@
-// down_adapted_a284c4bc
+// down_adapted_2153a03a
 // small spec of a test
 //
 // y = x + low @ lift[part, adapter] of each token's adapter, and the steps after the sums of a projection.
 // Grid: (1, tokens) threadgroups of 256 threads, one for each output.
 //   x            [tokens, 48] bf16
 //   low          [tokens, 1, 8] f32; anything of tokens without an adapter
-//   lift         by part: [3, 8, 48] f32
+//   lift         by part: [3, 8, 48] f16
 //   adapter_ids  [tokens] i32; -1: none
 //   residual     [tokens, 48] bf16
 //   out          [tokens, 48] bf16
@@ -20,10 +20,10 @@ typedef bfloat bfloat16_t;
 #endif
 
 // ---- kernel
-[[kernel]] void down_adapted_a284c4bc(
+[[kernel]] void down_adapted_2153a03a(
   const device bfloat16_t* x [[buffer(0)]],
   const device float* low [[buffer(1)]],
-  const device float* lift [[buffer(2)]],
+  const device float16_t* lift [[buffer(2)]],
   const device int32_t* adapter_ids [[buffer(3)]],
   const device bfloat16_t* residual [[buffer(4)]],
   device bfloat16_t* out [[buffer(5)]],
@@ -39,9 +39,9 @@ typedef bfloat bfloat16_t;
   if (adapter >= 0) {
     {
       const device float* by = low + row * 8u;
-      const device float* from = lift + (ulong)adapter * 384u + o;
+      const device float16_t* from = lift + (ulong)adapter * 384u + o;
       for (uint r = 0; r < 8u; r++) {
-        y += by[r] * from[r * 48u];
+        y += by[r] * (float)from[r * 48u];
       }
     }
   }

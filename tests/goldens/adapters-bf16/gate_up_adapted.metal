@@ -1,11 +1,11 @@
-// gate_up_adapted_b2d6fd59
+// gate_up_adapted_59a8d6c8
 // small spec of a test
 //
 // y = x + low @ lift[part, adapter] of each token's adapter, and the steps after the sums of a projection.
 // Grid: (1, tokens) threadgroups of 256 threads, one for each output.
 //   x            [tokens, 176] bf16
 //   low          [tokens, 2, 8] f32; anything of tokens without an adapter
-//   lift         by part: [3, 8, 88], [3, 8, 88] f32
+//   lift         by part: [3, 8, 88], [3, 8, 88] f16
 //   adapter_ids  [tokens] i32; -1: none
 //   out          [tokens, 88] bf16
 #include <metal_stdlib>
@@ -20,10 +20,10 @@ typedef bfloat bfloat16_t;
 inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 // ---- kernel
-[[kernel]] void gate_up_adapted_b2d6fd59(
+[[kernel]] void gate_up_adapted_59a8d6c8(
   const device bfloat16_t* x [[buffer(0)]],
   const device float* low [[buffer(1)]],
-  const device float* lift [[buffer(2)]],
+  const device float16_t* lift [[buffer(2)]],
   const device int32_t* adapter_ids [[buffer(3)]],
   device bfloat16_t* out [[buffer(4)]],
   uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
@@ -40,16 +40,16 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
     float more = 0.0f;
     {
       const device float* by = low + row * 16u;
-      const device float* from = lift + (ulong)adapter * 704u + o;
+      const device float16_t* from = lift + (ulong)adapter * 704u + o;
       for (uint r = 0; r < 8u; r++) {
-        y += by[r] * from[r * 88u];
+        y += by[r] * (float)from[r * 88u];
       }
     }
     {
       const device float* by = low + row * 16u + 8u;
-      const device float* from = lift + 2112u + (ulong)adapter * 704u + o;
+      const device float16_t* from = lift + 2112u + (ulong)adapter * 704u + o;
       for (uint r = 0; r < 8u; r++) {
-        more += by[r] * from[r * 88u];
+        more += by[r] * (float)from[r * 88u];
       }
     }
     up += more;

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from mlxr.compiler.errors import WeightsError
+from mlxr.loading.options import NO_OPTIONS
 from mlxr.loading.planned_memory import PlannedMemory
 from mlxr.server.errors import ApiError
 from mlxr.server.metrics.meter import Meter
@@ -42,6 +43,7 @@ class Source:
         self.gate.set()
         self.failure: Exception | None = None
         self.meter = Meter()
+        self.options = NO_OPTIONS
 
     def for_embeddings(self) -> "Source":
         source = Source(f"{self.name} (embeddings)", self.memory.full, self.memory.least)

@@ -109,6 +109,7 @@ def made_adapter(
     rng = np.random.default_rng(seed)
     down = {n: rng.standard_normal((rank, c), dtype=np.float32) * np.float32(c**-0.5) for n, (_, c) in shapes.items()}
     up = {n: rng.standard_normal((r, rank), dtype=np.float32) * np.float32(0.2) for n, (r, _) in shapes.items()}
+    down, up = ({n: m.astype(np.float16).astype(np.float32) for n, m in made.items()} for made in (down, up))
     return MadeAdapter(down, up, 2.0 * rank, rank, heads)
 
 

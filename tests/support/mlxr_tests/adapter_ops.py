@@ -4,7 +4,7 @@ from typing import Any
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.tensor import Shape, Tensor
-from mlxr_tests.expert_ops import matrix, tokens
+from mlxr_tests.expert_ops import tokens
 
 _BF16 = DType.BF16
 _IDS, _SCALES = Tensor(("tokens",), DType.I32), Tensor(("tokens",), DType.F32)
@@ -16,7 +16,7 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         "adapter_down",
         {
             "x": tokens(40),
-            "down": matrix(5 * 8 * 2 * 40),
+            "down": Tensor((5 * 8 * 2 * 40,), DType.F16),
             "adapter_ids": _IDS,
             "adapter_scales": _SCALES,
         },
@@ -28,7 +28,7 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         {
             "x": tokens(48),
             "low": tokens(16),
-            "lift": matrix(5 * 8 * 48),
+            "lift": Tensor((5 * 8 * 48,), DType.F16),
             "adapter_ids": _IDS,
             "residual": tokens(24, _BF16),
         },

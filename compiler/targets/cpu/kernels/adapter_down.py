@@ -26,7 +26,7 @@ class CpuAdapterDown(CpuKernel):
     @property
     def params(self) -> tuple[Param, ...]:
         """x, the matrices of all adapters, and the result; ids and scales are in the batch."""
-        return (Param("x", "input"), Param("down", "vector"), Param("out", "output"))
+        return (Param("x", "input"), Param("down", "matrix"), Param("out", "output"))
 
     @property
     def helpers(self) -> tuple[CpuHelper, ...]:

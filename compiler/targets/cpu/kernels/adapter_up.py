@@ -40,7 +40,7 @@ class CpuAdapterUp(CpuKernel):
     @property
     def params(self) -> tuple[Param, ...]:
         """x, low, the matrices of all adapters, what the steps read, and the result."""
-        params = [Param("x", "input"), Param("low", "input"), Param("lift", "vector")]
+        params = [Param("x", "input"), Param("low", "input"), Param("lift", "matrix")]
         params += [Param("residual", "input")] if self.epilogue.residual else []
         params += [Param("gate", "input")] if self.epilogue.gate else []
         params += [Param("alpha_p", "vector"), Param("alpha_n", "vector")] if self.epilogue.alpha_p else []

@@ -34,7 +34,7 @@ class AdapterDownKernel(MetalKernel):
     def inputs(self) -> tuple[Port, ...]:
         """x, the matrices of all adapters, and each token's adapter and scale."""
         of_token: tuple[Port, ...] = (("adapter_ids", DType.I32), ("adapter_scales", DType.F32))
-        return (("x", self.activation), ("down", DType.F32), *of_token)
+        return (("x", self.activation), ("down", DType.F16), *of_token)
 
     @property
     def outputs(self) -> tuple[Port, ...]:

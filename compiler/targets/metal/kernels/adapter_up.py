@@ -46,7 +46,7 @@ class AdapterUpKernel(MetalKernel):
     @property
     def inputs(self) -> tuple[Port, ...]:
         """The sums, low rows, the matrices of all adapters, each token's adapter, and what the steps read."""
-        own: tuple[Port, ...] = (("x", self.activation), ("low", DType.F32), ("lift", DType.F32))
+        own: tuple[Port, ...] = (("x", self.activation), ("low", DType.F32), ("lift", DType.F16))
         return (*own, ("adapter_ids", DType.I32), *self.epilogue.ports)
 
     @property

@@ -156,6 +156,7 @@ class ListedModel(Told):
     display_name: str
     created_at: str
     max_model_len: int | None = None
+    parent: str | None = None
 
 
 class ModelList(Told):

@@ -42,3 +42,13 @@ class ServerInfo(Version):
     """Of /server_info. The name of the model is there if there is only one."""
 
     served_model_name: str | None = None
+
+
+class ListedAdapter(Told):
+    """An adapter of /lora-adapters; its scale is that for requests that say nothing of adapters."""
+
+    id: int
+    name: str
+    path: str
+    scale: float
+    rank: int

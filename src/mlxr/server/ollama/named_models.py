@@ -29,7 +29,8 @@ def own_name(pool: ModelPool, name: str) -> str:
     for candidate in (name, name.removesuffix(_TAG), f"{name}{_TAG}"):
         if candidate in known:
             return candidate
-    return pool.find(name).name
+    model, adapter = pool.resolve(name)
+    return model.name if adapter is None else f"{model.name}:{adapter}"
 
 
 def seconds_of(keep_alive: KeepAlive) -> float | None:

@@ -20,7 +20,7 @@ router = APIRouter()
 async def models(request: Request) -> JsonAnswer:
     """All models, loaded or not."""
     served = ServerState.of(request).pool.models
-    records = await asyncio.to_thread(lambda: [_record(model) for model in served])
+    records = await asyncio.to_thread(lambda: [record for model in served for record in _records(model)])
     first, last = (records[0].id, records[-1].id) if records else (None, None)
     return JsonAnswer(ModelList(object="list", data=records, has_more=False, first_id=first, last_id=last))
 
@@ -28,8 +28,20 @@ async def models(request: Request) -> JsonAnswer:
 @router.get("/v1/models/{name:path}", tags=["OpenAI"], responses=answers(ListedModel))
 async def model(name: str, request: Request) -> JsonAnswer:
     """One model."""
-    record = await asyncio.to_thread(_record, ServerState.of(request).pool.find(name))
-    return JsonAnswer(record)
+    found, adapter = ServerState.of(request).pool.resolve(name)
+    record = await asyncio.to_thread(_record, found)
+    return JsonAnswer(record if adapter is None else _of_adapter(record, adapter))
+
+
+def _records(model: ServedModel) -> list[ListedModel]:
+    """A model, and each of its adapters."""
+    own = _record(model)
+    return [own, *(_of_adapter(own, adapter) for adapter in model.adapters)]
+
+
+def _of_adapter(base: ListedModel, adapter: str) -> ListedModel:
+    name = f"{base.id}:{adapter}"
+    return base.model_copy(update={"id": name, "display_name": name, "parent": base.id})
 
 
 def _record(model: ServedModel) -> ListedModel:

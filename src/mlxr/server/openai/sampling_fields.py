@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.errors import ApiError, bad_field, quoted_json
 from mlxr.server.fields import ApiModel, NotServed, WithoutEffect, first_wrong
+from mlxr.server.pool.chosen_adapter import ask_adapters
 from mlxr.server.request_record import note_unenforced
 
 Stop = str | Annotated[list[str], Field(max_length=64)] | None
@@ -42,6 +43,13 @@ class StructuredOutputs(ApiModel):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+
+
+class LoraScale(ApiModel):
+    """An adapter, by its number, and by what it is multiplied."""
+
+    id: int = Field(ge=0)
+    scale: float
 
 
 class SamplingFields(ApiModel):
@@ -87,6 +95,8 @@ class SamplingFields(ApiModel):
     structured_outputs: StructuredOutputs | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    lora: list[LoraScale] | None = Field(None, max_length=256)
+    """llama.cpp's: which adapter the request uses, by its number in /lora-adapters."""
     deadline: float | None = None
     """Seconds after which the answer ends with what it has."""
 
@@ -96,7 +106,8 @@ class SamplingFields(ApiModel):
     return_hidden_states: Literal[False] | None = None
 
     def terms(self) -> Terms:
-        """How the engine treats the request."""
+        """How the engine treats the request; its adapters are noted for this task."""
+        ask_adapters(None if self.lora is None else [(entry.id, entry.scale) for entry in self.lora])
         return Terms(priority=self.priority or 0, deadline=self.deadline, salt=self.cache_salt or "")
 
     @property

@@ -12,10 +12,13 @@ from contextlib import asynccontextmanager, suppress
 
 from mlxr.compiler.artifact import size
 from mlxr.compiler.errors import HostError, MlxrError
+from mlxr.compiler.spec.adapters import Adapters
+from mlxr.loading.adapter_paths import AdapterPath
 from mlxr.loading.planned_memory import PlannedMemory
 from mlxr.runtime.memory.free_memory import MachineMemory
 from mlxr.server.cache_owner import owner
 from mlxr.server.errors import ApiError, without_folders
+from mlxr.server.pool.chosen_adapter import name_adapter
 from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.pool.model_source import ModelSource
 from mlxr.server.pool.served_model import Catalog, ServedModel
@@ -150,14 +153,38 @@ class ModelPool:
         Raises:
             ApiError: there is none.
         """
+        return self.resolve(name)[0]
+
+    def resolve(self, name: str) -> tuple[ServedModel, str | None]:
+        """A model, and the adapter that its name names: MODEL, MODEL:ADAPTER, or ADAPTER where no model is called so.
+
+        Raises:
+            ApiError: there is none.
+        """
         if name not in self._fixed:
             self._look()
-        if (model := self._models.get(name)) is None:
+        if (model := self._models.get(name)) is not None:
+            return model, None
+        base, _, adapter = name.rpartition(":")
+        if base in self._models and adapter in self._models[base].adapters:
+            return self._models[base], adapter
+        model = next((model for model in self._models.values() if name in model.adapters), None)
+        if model is None:
             known = ", ".join(self._models) or "none"
             raise ApiError(
                 404, f"there is no model {name!r} here; this server has: {known}", code="model_not_found", param="model"
             )
-        return model
+        return model, name
+
+    def has_adapter(self, name: str, adapter: AdapterPath, places: Adapters) -> None:
+        """A model has loaded an adapter, which it loads again whenever it is loaded itself."""
+        model, _ = self.resolve(name)
+        model.source = model.source.with_adapter(adapter, places)
+
+    def lost_adapter(self, name: str, adapter: str) -> None:
+        """A model has unloaded an adapter."""
+        model, _ = self.resolve(name)
+        model.source = model.source.without_adapter(adapter)
 
     @asynccontextmanager
     async def use(
@@ -178,7 +205,11 @@ class ModelPool:
         """
         if self._ending:
             raise _ending()
-        model = self.find(name)
+        model, adapter = self.resolve(name)
+        if embeds and adapter is not None:
+            raise ApiError(400, "embeddings use no adapter: name the model alone", code="adapter", param="model")
+        name_adapter(adapter)
+        name = model.name
         if (record := RECORD.get()) is not None:
             record.model, record.owner = model.name, owner()
         if embeds and not await asyncio.to_thread(model.source.is_encoder):

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.compiler.errors import MlxrError
+from mlxr.compiler.spec.adapters import Adapters
+from mlxr.loading.adapter_paths import NO_ADAPTERS, AdapterPath
 from mlxr.loading.eagle_head import eagle_head
 from mlxr.loading.find_model import FoundModel, find_model
 from mlxr.loading.model_facts import ModelFacts, model_facts
@@ -90,10 +92,29 @@ class ModelSource:
         return replace(
             self,
             name=f"{self.name} (embeddings)",
-            options=replace(self._changed(output="hidden"), tiers=NO_TIERS, draft=None, prompt_lookup=False, mtp="off"),
+            options=replace(
+                self._changed(output="hidden", adapters=None),
+                tiers=NO_TIERS,
+                draft=None,
+                prompt_lookup=False,
+                mtp="off",
+                adapters=NO_ADAPTERS,
+            ),
             max_sequences=max(self.max_sequences, _PROMPTS_AT_ONCE),
             template=None,
         )
+
+    def with_adapter(self, adapter: AdapterPath, places: Adapters) -> "ModelSource":
+        """The same model, loaded with one more adapter; the places are those that it has."""
+        given = self.without_adapter(adapter.own_name).options.adapters
+        adapters = replace(given, paths=(*given.paths, adapter), rank=places.rank, slots=places.slots)
+        return replace(self, options=replace(self.options, adapters=adapters))
+
+    def without_adapter(self, name: str) -> "ModelSource":
+        """The same model, loaded without an adapter."""
+        given = self.options.adapters
+        paths = tuple(adapter for adapter in given.paths if adapter.own_name != name)
+        return replace(self, options=replace(self.options, adapters=replace(given, paths=paths)))
 
     def _changed(self, **changes: Any) -> LoadOptions:
         return replace(self.options, changes=replace(self.options.changes, **changes))

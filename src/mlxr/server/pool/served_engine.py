@@ -13,6 +13,7 @@ from mlxr.runtime.engine.prompts import Prompt
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.cache_owner import owned
 from mlxr.server.metrics.meter import Meter
+from mlxr.server.pool.chosen_adapter import Scales, adapter_terms
 
 _PAUSE_SECONDS = 0.02
 """Tokens that come within this time of the ones before are sent together: to send costs ten times what a token does."""
@@ -21,7 +22,11 @@ _PAUSE_OF_EACH = 0.00125
 
 
 class ServedEngine(EngineThread):
-    """An engine whose answers a meter measures, whichever API asks; each key has a prefix cache of its own."""
+    """An engine whose answers a meter measures, whichever API asks; each key has a prefix cache of its own.
+
+    Attributes:
+        usual_adapters: the scales of adapters for requests that say nothing of any; of others, it is 0.
+    """
 
     def __init__(self, model: str, options: LoadOptions, meter: Meter, *, max_waiting: int) -> None:
         """Loads the model.
@@ -33,6 +38,7 @@ class ServedEngine(EngineThread):
             max_waiting: as for `mlxr.Engine`.
         """
         self._meter, self._is_counted = meter, False
+        self.usual_adapters: Scales = ()
         super().__init__(partial(load_with, model, options), max_waiting=max_waiting)
 
     async def embed(
@@ -45,6 +51,7 @@ class ServedEngine(EngineThread):
         self, prompt: Prompt, params: Sampling | None = None, *, salt: str = "", **terms: Any
     ) -> AsyncGenerator[Event]:
         """See `mlxr.Engine`."""
+        terms |= adapter_terms(self.adapters(), self.usual_adapters)
         events = super().generate(prompt, params, pause=self._pause, salt=owned(salt), **terms)
         return self._meter.observe(events, params.n if params else 1, 0 if isinstance(prompt, str) else len(prompt))
 

@@ -69,6 +69,11 @@ class ServedModel:
         return self.source.name
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of its adapters."""
+        return tuple(adapter.own_name for adapter in self.source.options.adapters.paths)
+
+    @property
     def is_idle(self) -> bool:
         """Whether it could be unloaded now."""
         return self.state == "loaded" and not self.users and not self.pinned
