@@ -6,6 +6,7 @@ place. A step is complete when `step` returns.
 """
 
 import ctypes
+import logging
 import re
 import sys
 from collections import Counter
@@ -48,6 +49,8 @@ from mlxr.runtime.memory.fitting_arena import Footprint
 from mlxr.runtime.weights.check_tensors import check_tensors
 from mlxr.runtime.weights.fill_slot import fill_slot
 from mlxr.runtime.weights.weight_file import WeightFile
+
+_LOG = logging.getLogger(__name__)
 
 
 class CpuHost(Host):
@@ -116,7 +119,8 @@ class CpuHost(Host):
             panels = PanelFile.of(artifact.spec.name, own, planned.packing, file)
         placed = place_tensors(planned.tensors, library, read, count, tell, lent, panels, resident or 0)
         placed.owners.append(lender)
-        self.notes += placed.notes
+        for note in placed.notes:
+            _LOG.warning("note: %s", note)
         self.mapped_bytes, self.own_bytes = placed.mapped_bytes, placed.own_bytes
         self._placed: PlacedTensors = placed
         self._running = OpenProgram(library, placed.addresses, arena.addresses(), count, keep=(placed.owners, arena))
