@@ -23,7 +23,7 @@ def add_type_arguments(parser: argparse.ArgumentParser, *, takes_specs: bool = T
     )
     parser.add_argument(
         "--kv",
-        choices=("f32", "f16", "bf16", "q8"),
+        choices=("f32", "f16", "bf16", "q8", "q4"),
         help=f"element type of the cache (default: {default}that of the activations, and f16 on CPUs)",
     )
 

@@ -31,9 +31,10 @@ class CacheGeometry:
 
     Attributes:
         num_blocks, num_layers, block_size, num_kv_heads, head_dim: dimensions; the layers are those of the group.
-        dtype: the type of cached numbers.
+        dtype: the type of cached numbers; of keys, where values have another.
         layout, mode, max_sequences, context: see `ArenaGeometry`.
-        v_dim: elements of a value where they are not as many as those of a key, head_dim; else None.
+        v_dim: elements of a value where their rows differ from those of keys; else None.
+        v_dtype: the type of values where it is another one, q4; else None.
     """
 
     layout: Layout
@@ -47,6 +48,7 @@ class CacheGeometry:
     max_sequences: int
     context: int
     v_dim: int | None = None
+    v_dtype: DType | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -55,7 +57,7 @@ class CacheGeometry:
 
     @property
     def row_elements(self) -> int:
-        """Size of the last dimension; in q8 it includes the 4 bytes of the f32 scale."""
+        """Size of the last dimension; in q8 it is in bytes and includes the f32 scale."""
         return self.row_bytes // self.dtype.size_bytes
 
     @property
@@ -64,14 +66,24 @@ class CacheGeometry:
         return self.v_dim or self.head_dim
 
     @property
+    def value_dtype(self) -> DType:
+        """The type of values."""
+        return self.v_dtype or self.dtype
+
+    @property
+    def mixed(self) -> bool:
+        """Whether each 32 elements of keys and of values are mixed before they are rounded, as in q4."""
+        return self.value_dtype is DType.Q4
+
+    @property
     def value_bytes(self) -> int:
         """Bytes that the value of one token takes in one KV head."""
-        return cache_row_bytes(self.dtype, self.value_dim)
+        return cache_row_bytes(self.value_dtype, self.value_dim)
 
     @property
     def value_elements(self) -> int:
         """As `row_elements`, of a value."""
-        return self.value_bytes // self.dtype.size_bytes
+        return self.value_bytes // self.value_dtype.size_bytes
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -230,8 +242,7 @@ class ArenaGeometry:
         number = self.group_of(layer)
         assert rows and number is not None, f"layer {layer} keeps no keys"
         row, value = rows[0], rows[-1]
-        like = replace(value, shape=(value.shape[0], row.shape[1]))
-        assert row == like, f"keys and values of layer {layer} have other heads or types"
+        assert row.shape[0] == value.shape[0], f"keys and values of layer {layer} have other heads"
         group = self.groups[number]
         return CacheGeometry(
             layout=self.layout,
@@ -245,6 +256,7 @@ class ArenaGeometry:
             max_sequences=self.max_sequences,
             context=self.context,
             v_dim=value.shape[1] if value != row else None,
+            v_dtype=value.dtype if value.dtype is not row.dtype else None,
         )
 
     @property
@@ -255,9 +267,10 @@ class ArenaGeometry:
 
     @property
     def cache_type(self) -> DType:
-        """The type of cached numbers: of tokens where the model keeps some, else of states; f32 where it keeps none."""
+        """The type of cached numbers: of tokens, else of states, else f32; q4 where that of values is."""
         types = [allocation.dtype for allocation in self.allocations if allocation.group is not None]
-        return next(iter(types or [allocation.dtype for allocation in self.allocations]), DType.F32)
+        types = types or [allocation.dtype for allocation in self.allocations]
+        return DType.Q4 if DType.Q4 in types else next(iter(types), DType.F32)
 
     @property
     def num_layers(self) -> int:

@@ -10,13 +10,14 @@ class DType(StrEnum):
     F16 = "f16"
     BF16 = "bf16"
     Q8 = "q8"
+    Q4 = "q4"
     I32 = "i32"
     U32 = "u32"
     U8 = "u8"
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of one element; of q8, a cache type, without the f32 scale that each row has."""
+        """Bytes of one element; of q8, a cache type, without the f32 scale of each row; of q4 those of its bytes."""
         return _SIZES.get(self, 4)
 
     @property
@@ -30,12 +31,13 @@ class DType(StrEnum):
         return _METAL[self]
 
 
-_SIZES = {DType.F16: 2, DType.BF16: 2, DType.Q8: 1, DType.U8: 1}
+_SIZES = {DType.F16: 2, DType.BF16: 2, DType.Q8: 1, DType.Q4: 1, DType.U8: 1}
 _METAL = {
     DType.F32: "float",
     DType.F16: "float16_t",
     DType.BF16: "bfloat16_t",
     DType.Q8: "int8_t",
+    DType.Q4: "uint8_t",
     DType.I32: "int32_t",
     DType.U32: "uint32_t",
     DType.U8: "uint8_t",

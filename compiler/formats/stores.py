@@ -33,21 +33,38 @@ MOST_UNDONE = 15
 """How many of a sequence's last tokens a step may have to take back: guesses that turn out wrong."""
 
 
+Q4_GROUP = 32
+"""Elements of a value in q4 that share a scale, and that are mixed before they are rounded."""
+
+
+def stored_type(name: str, dtype: DType) -> DType:
+    """The type of a store's rows in a cache of a type: of q4, keys are q8; rows after the final norm have no scales."""
+    if name == HIDDEN:
+        return DType.BF16 if dtype in (DType.Q8, DType.Q4) else dtype
+    return DType.Q8 if dtype is DType.Q4 and name != VALUES else dtype
+
+
 def cache_row_bytes(dtype: DType, head_dim: int) -> int:
-    """Bytes that one token takes in one KV head: its elements and, in q8, the f32 scale after them."""
+    """Bytes that one token takes in one KV head: its elements and their scales.
+
+    In q8 an f32 scale is behind the elements; in q4 an f16 scale for each group, all of it rounded up to 4 bytes.
+    """
+    if dtype is DType.Q4:
+        assert head_dim % Q4_GROUP == 0, f"{head_dim} elements of q4"
+        return -(-(head_dim // 2 + head_dim // Q4_GROUP * 2) // 4) * 4
     return head_dim * dtype.size_bytes + (4 if dtype is DType.Q8 else 0)
 
 
 @dataclass(frozen=True)
 class StoreRow:
-    """What one layer keeps of a token or of a sequence: `shape` counts numbers, not the scales of q8."""
+    """What one layer keeps of a token or of a sequence: `shape` counts numbers, not scales."""
 
     shape: tuple[int, ...]
     dtype: DType
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape in memory: in q8 the last dimension includes the 4 bytes of the f32 scale."""
+        """The shape in memory: in q8 and q4 the last dimension is in bytes, and includes scales."""
         *outer, last = self.shape
         return (*outer, cache_row_bytes(self.dtype, last) // self.dtype.size_bytes)
 
@@ -100,8 +117,8 @@ class Store:
         return row
 
     def with_dtype(self, dtype: DType) -> "Store":
-        """The same store with rows in another type; rows after the final norm have no scales."""
-        dtype = DType.BF16 if self.name == HIDDEN and dtype is DType.Q8 else dtype
+        """The same store with the rows that a cache of that type has."""
+        dtype = stored_type(self.name, dtype)
         return replace(self, rows=tuple(replace(r, dtype=dtype) if isinstance(r, StoreRow) else r for r in self.rows))
 
 

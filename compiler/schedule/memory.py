@@ -12,9 +12,11 @@ from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stores import (
     CONV_STATES,
+    KEYS,
     MOST_TAKEN_BACK,
     MOST_TILE_KEYS,
     STATES,
+    VALUES,
     LayerGroup,
     Store,
     StoreRow,
@@ -22,6 +24,7 @@ from mlxr.compiler.formats.stores import (
     hidden_rows,
     keys_and_values,
     latents,
+    stored_type,
 )
 from mlxr.compiler.ir.tensor import Shape
 from mlxr.compiler.schedule.geometry import ArenaSizes, ChunkSizes
@@ -143,16 +146,16 @@ def stores_of(spec: ModelSpec) -> tuple[Store, ...]:
     """Everything that the model keeps between steps."""
     model, dtype = spec.model, DType(spec.cache.dtype)
 
-    def of_tokens(index: int, attention: Attention | None, size: int) -> StoreRow | int | None:
+    def of_tokens(name: str, index: int, attention: Attention | None, size: int) -> StoreRow | int | None:
         if attention is None or attention.latent is not None or not attention.causal:
             return None
         owner = model.kv_owner(index)
-        return StoreRow((attention.num_kv_heads, size), dtype) if owner == index else owner
+        return StoreRow((attention.num_kv_heads, size), stored_type(name, dtype)) if owner == index else owner
 
     layers = model.all_layers
     attentions = [layer.attention for layer in layers]
-    keys = [of_tokens(index, a, a.head_dim if a else 0) for index, a in enumerate(attentions)]
-    values = [of_tokens(index, a, a.result_dim if a else 0) for index, a in enumerate(attentions)]
+    keys = [of_tokens(KEYS, index, a, a.head_dim if a else 0) for index, a in enumerate(attentions)]
+    values = [of_tokens(VALUES, index, a, a.result_dim if a else 0) for index, a in enumerate(attentions)]
     rows = [StoreRow((1, a.latent.row_dim), dtype) if a and a.latent else None for a in attentions]
     stores = [*keys_and_values(keys, values), latents(rows), *_states_of([layer.recurrent for layer in layers])]
     if model.has_head:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from mlxr.compiler.formats.stores import KEYS, LATENTS, VALUES
 from mlxr.compiler.spec.fields import INT32_MAX, Contradictions, Count, Epsilon, Flag, Positive
 from mlxr.compiler.spec.latent import Latent
 from mlxr.compiler.spec.record import Record
@@ -255,11 +256,11 @@ class Attention(Record):
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
-    def cached_rows(self) -> tuple[int, ...]:
-        """Elements of each row that the cache keeps of a token: keys and values, or the one of latent attention."""
+    def cached_rows(self) -> tuple[tuple[str, int], ...]:
+        """Store and elements of each row of a token in the cache: keys and values, or that of latent attention."""
         if self.latent is not None:
-            return (self.latent.row_dim,)
-        return (self.head_dim, self.result_dim) * self.num_kv_heads
+            return ((LATENTS, self.latent.row_dim),)
+        return ((KEYS, self.head_dim), (VALUES, self.result_dim)) * self.num_kv_heads
 
     @property
     def result_dim(self) -> int:

@@ -43,7 +43,7 @@ class Changes:
     sequences: int = 1
     compute: Literal["exact", "fast"] | None = None
     activation_dtype: Literal["f32", "f16", "bf16"] | None = None
-    cache_dtype: Literal["f32", "f16", "bf16", "q8"] | None = None
+    cache_dtype: Literal["f32", "f16", "bf16", "q8", "q4"] | None = None
     accepted_keys: tuple[str, ...] = ()
     force_context: bool = False
     cache_memory: int | str | None = None

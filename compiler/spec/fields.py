@@ -47,7 +47,7 @@ FloatType = Literal["f32", "f16", "bf16"]
 ActivationType = Literal["f32", "f16", "bf16", "auto"]
 Output = Literal["logits", "hidden", "guesses"]
 """What a step gives."""
-CacheType = Literal["f32", "f16", "bf16", "q8", "auto"]
+CacheType = Literal["f32", "f16", "bf16", "q8", "q4", "auto"]
 FormatName = Annotated[
     str, AfterValidator(_known_format), WithJsonSchema({"type": "string", "enum": [str(name) for name in WeightFormat]})
 ]

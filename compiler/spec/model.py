@@ -4,13 +4,14 @@ First stage of the pipeline. Every class is frozen and refuses unknown keys. Wha
 cannot be accepted and then ignored. Sizes are counts of elements unless the name carries a unit.
 """
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.formats.stores import cache_row_bytes
+from mlxr.compiler.formats.stores import LATENTS, Q4_GROUP, cache_row_bytes, stored_type
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.spec.adapters import Adapters, adapted_matrices
 from mlxr.compiler.spec.architecture import LayerType, Model, Norm
@@ -93,8 +94,9 @@ class Cache(Record):
     block_size: Annotated[int, Field(ge=1, le=1024, strict=True)] = 16
     """Tokens of one block: a power of two."""
     dtype: CacheType = "bf16"
-    """Element type of keys and values; `q8`: 8-bit integers with an f32 scale for each head of each token; `auto`:
-    chosen for each target."""
+    """Element type of keys and values; `q8`: 8-bit integers with an f32 scale for each head of each token; `q4`: keys
+    in q8, values as 4-bit integers with an f16 scale for each 32 elements, both mixed by 32 before; `auto`: chosen for
+    each target."""
     max_sequences: Annotated[int, Field(ge=1, le=65536, strict=True)] = 1
     """Sequences held at once."""
     least_context: Count | None = None
@@ -364,8 +366,10 @@ class ModelSpec(Record):
                 f"use {blocks_of_one} blocks, or leave num_blocks out",
             )
         attentions = [layer.attention for layer in model.all_layers]
-        rows = [size for a in attentions if a is not None and a.kv_from is None for size in a.cached_rows]
-        row_bytes = sum(cache_row_bytes(cache.widest_dtype, size) for size in rows)
+        if cache.dtype == "q4" and not _suits_q4(attentions, wrong):
+            return
+        rows = [row for a in attentions if a is not None and a.kv_from is None for row in a.cached_rows]
+        row_bytes = sum(cache_row_bytes(stored_type(name, cache.widest_dtype), size) for name, size in rows)
         block_bytes = cache.block_size * row_bytes
         if cache.memory_budget is not None and not block_bytes <= cache.memory_budget:
             wrong.add(
@@ -378,6 +382,20 @@ class ModelSpec(Record):
             and cache.memory_budget // block_bytes * cache.block_size > INT32_MAX
         ):
             wrong.add("cache.memory_budget", "memory_budget holds more than 2^31 - 1 token slots")
+
+
+def _suits_q4(attentions: Sequence[Attention | None], wrong: Contradictions) -> bool:
+    """Whether keys and values of every layer may be in q4; if not, what is wrong is added."""
+    rows = {row for a in attentions if a is not None and a.causal for row in a.cached_rows}
+    latent = any(name == LATENTS for name, _ in rows)
+    odd = sorted(size for _, size in rows if size % Q4_GROUP)
+    if latent:
+        what = "latent attention keeps one row for keys and values, and keys are not kept in 4 bits"
+        wrong.add("cache.dtype", f"q4 with latent attention: {what}", "use q8")
+    elif odd:
+        what = f"q4 with heads of {odd[0]} elements, which is not a multiple of {Q4_GROUP}"
+        wrong.add("cache.dtype", what, "use q8")
+    return not latent and not odd
 
 
 def _widest(layer: LayerType) -> int:

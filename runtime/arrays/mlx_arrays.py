@@ -12,11 +12,12 @@ MLX_DTYPES = {
     "f16": mx.float16,
     "bf16": mx.bfloat16,
     "q8": mx.int8,
+    "q4": mx.uint8,
     "i32": mx.int32,
     "u32": mx.uint32,
     "u8": mx.uint8,
 }
-"""MLX's type for each element type of the graph; for q8, the type of its bytes."""
+"""MLX's type for each element type of the graph; for q8 and q4, the type of their bytes."""
 
 _UNSIGNED = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 

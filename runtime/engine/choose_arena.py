@@ -162,7 +162,7 @@ def _limit(artifact: Artifact, arena: ArenaGeometry, footprint: Footprint, free:
     if tokens == own:
         return ContextLimit(tokens, own, "all that the model has", "")
     token = f"a token of the cache takes {size(block_bytes(arena) // arena.block_size)}"
-    smaller = "" if str(arena.cache_type) == "q8" else ", with a smaller cache (--kv q8; in Python cache_dtype)"
+    smaller = "" if str(arena.cache_type) in ("q8", "q4") else ", with a smaller cache (--kv q8; in Python cache_dtype)"
     if tokens == artifact.plan.arena.context:
         why = f"{token}, and the cache was given {size(artifact.plan.arena.size_bytes)}"
         return ContextLimit(tokens, own, why, f"give the cache more memory{smaller}")

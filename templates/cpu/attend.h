@@ -228,8 +228,8 @@ MLXR_INLINE void attend_decode_heads(float *values, float *maxima, float *sums, 
                                      int dim) {
     const int block = attend_block(heads), keys = MLXR_LANES / block;
     float keep[MLXR_LANES];
-    attend_scores(scores, q, heads, k_rows, offsets, ahead, lines, count, type, head_dim, dim);
-    attend_scale(scores, block, k_rows, offsets, count, type, head_dim);
+    attend_scores(scores, q, heads, k_rows, offsets, ahead, lines, count, cache_key_type(type), head_dim, dim);
+    attend_scale(scores, block, k_rows, offsets, count, cache_key_type(type), head_dim);
     if (cap) attend_cap(scores, MLXR_LANES, (count + keys - 1) / keys, MLXR_LANES, NULL, cap);
     attend_softmax(scores, block, count, (count + keys - 1) / keys * keys, maxima, sums, keep, ahead, 0);
     attend_scale(scores, block, v_rows, v_offsets, count, type, v_row);
@@ -237,7 +237,7 @@ MLXR_INLINE void attend_decode_heads(float *values, float *maxima, float *sums, 
 }
 
 // The same for any number of heads: h's maximum and sum are lane h % MLXR_LANES of vector h / MLXR_LANES. `cap`: 0, or
-// scores become cap * tanh(score). The first v_dim of the v_row elements of a row of V are summed. Where V has rows of
+// scores become cap * tanh(score). `type` is that of values. The first v_dim of the v_row elements of a row of V are summed. Where V has rows of
 // another size than K, its offsets are other ones, and what is read next is one for K and one for V.
 MLXR_INLINE void attend_decode_rows(float *values, float *maxima, float *sums, float *scores, const float *q, int heads,
                                     const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,

@@ -45,8 +45,8 @@ MLXR_INLINE void attend_decode_slopes_heads(float *values, float *maxima, float 
                                             int dim) {
     const int block = attend_block(heads), keys = MLXR_LANES / block;
     float keep[MLXR_LANES];
-    attend_scores(scores, q, heads, k_rows, offsets, ahead, lines, count, type, head_dim, dim);
-    attend_scale(scores, block, k_rows, offsets, count, type, head_dim);
+    attend_scores(scores, q, heads, k_rows, offsets, ahead, lines, count, cache_key_type(type), head_dim, dim);
+    attend_scale(scores, block, k_rows, offsets, count, cache_key_type(type), head_dim);
     attend_slope_blocks(scores, heads, count, slopes, distance);
     attend_softmax(scores, block, count, (count + keys - 1) / keys * keys, maxima, sums, keep, ahead, 0);
     attend_scale(scores, block, v_rows, v_offsets, count, type, v_dim);

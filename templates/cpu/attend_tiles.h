@@ -1,6 +1,6 @@
 // Attention with matrix tiles (AMX): the same mathematics as attend.h, with K, V, queries and weights as bf16 factors
 // of f32 sums. K and V of a bf16 or q8 cache lose nothing by that (q8's scales go to scores and weights), those of an
-// f16 cache are rounded.
+// f16 cache and values of q4 are rounded.
 //
 // A tile has 16 rows of 64 bytes. Left factors are rows of 32 bf16; right factors have row p hold, for each of 16
 // columns, elements 2 p and 2 p + 1 of the sum. mlxr_tiles_on comes before, mlxr_tiles_off after.
@@ -211,9 +211,10 @@ MLXR_INLINE void tiles_decode_heads(float *values, float *maxima, float *sums, c
     float keep[16];
     const uint8_t *group[4];
     size_t stride[4];
-    tiles_groups(group, stride, k_rows, offsets, (count + 15) / 16, token_bytes, direct, s->copies, type, head_dim);
+    tiles_groups(group, stride, k_rows, offsets, (count + 15) / 16, token_bytes, direct, s->copies,
+                 cache_key_type(type), head_dim);
     tiles_scores(s->scores, q, heads, group, stride, (count + 15) / 16, (head_dim + 31) / 32, ahead, lines);
-    attend_scale(s->scores, block, k_rows, offsets, count, type, head_dim);
+    attend_scale(s->scores, block, k_rows, offsets, count, cache_key_type(type), head_dim);
     if (cap) attend_cap(s->scores, 16, (count * block + 15) / 16, 16, NULL, cap);
     attend_softmax(s->scores, block, count, 32 * halves, maxima, sums, keep, ahead, lines);
     attend_scale(s->scores, block, v_rows, v_offsets, count, type, v_row);

@@ -102,7 +102,7 @@ def test_what_may_come_next(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert found("") == {*COMMANDS, "help", "--help", "--version"}
     assert found("run", "") == {"storyteller", "org/tiny", ":files"}
     assert {"--help", "--prompt", "--context"} <= found("run", "--")
-    assert found("run", "x", "--kv", "") == {"f32", "f16", "bf16", "q8"}
+    assert found("run", "x", "--kv", "") == {"f32", "f16", "bf16", "q8", "q4"}
     assert found("service", "") == {"install", "remove"}
     assert found("nonsense", "") == set()
     assert found("completion", "") == {"bash", "zsh", "fish"}

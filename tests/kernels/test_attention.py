@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from mlxr.compiler.schedule.geometry import Geometry
-from mlxr_tests.attention_cases import CASES, EXTRA_CASES, VALUE_CASES, Case
+from mlxr_tests.attention_cases import CASES, EXTRA_CASES, Q4_CASES, VALUE_CASES, Case
 from mlxr_tests.few import covering, few
 from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("kernel_host")
 DECODE = ["layers.1.attention.attended"]
 # Every third of the variants in q8, which are all the head dims, layouts and modes.
 Q8_CASES = [dataclasses.replace(case, cache="q8") for case in CASES[1::3]]
-EVERY = CASES + Q8_CASES + EXTRA_CASES + VALUE_CASES
+EVERY = CASES + Q8_CASES + EXTRA_CASES + VALUE_CASES + Q4_CASES
 PREFILL = ["layers.1.attention.cache_write", "layers.1.attention.attended"]
 
 

@@ -87,6 +87,20 @@ SPECS = {
         ),
         SPLIT,
     ),
+    "q4-layers": (
+        small_spec(
+            model__tensor_names="canonical",
+            model__num_layers=4,
+            model__attention={"num_heads": 6, "num_kv_heads": 2, "head_dim": 64, "qk_norm": {"scope": "head"}},
+            model__layer_types={
+                "sliding": {"attention": {"sliding_window": 9}},
+                "full": {"attention": {"head_dim": 96, "num_kv_heads": 3, "sinks": True}},
+            },
+            model__layer_pattern=["sliding", "full"],
+            cache=PAGED | {"dtype": "q4", "block_size": 2, "layout": "layer"},
+        ),
+        SPLIT,
+    ),
 }
 
 

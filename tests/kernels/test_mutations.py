@@ -151,6 +151,7 @@ WARM = {"model__attention__temperature": {"beta": 0.4, "original_context": 4}}
 UNTURNED = {"model__rope": None}
 YARN = {"model__rope": {"scaling": {"kind": "yarn", "factor": 4.0, "original_context": 64, "attention_factor": 1.3}}}
 Q8 = {"cache__dtype": "q8"}
+Q4 = {"cache__dtype": "q4", "model__attention__head_dim": 64}
 THREE = ((13, 1), (6, 1), (0, 1))
 CHUNKS = ((7, 12), (0, 5), (3, 1))
 
@@ -239,6 +240,16 @@ MISTAKES = [
     Mistake("attend", "*(device float*)(v_out + row + 40) = v_scale;", "", ATTEND, Q8, THREE),
     Mistake("attend_prefill", "scores[r] *= k_scale;", "", PREFILL, Q8, CHUNKS),
     Mistake("attend_prefill", "p * v_scale", "p", PREFILL, Q8, CHUNKS),
+    Mistake("attend", "q[g][i] = q4_mix(q[g][i], lane) * 0.25f;", "", ATTEND, Q4, THREE),
+    Mistake("attend", "values[g][i] = q4_mix(values[g][i], lane) * 0.25f;", "", ATTEND, Q4, THREE),
+    Mistake("attend", "row + dim / 2u + element / 32u * 2u", "row + dim / 2u", ATTEND, Q4, THREE),
+    Mistake("attend", "codes | upper << 4", "codes", ATTEND, Q4, THREE),
+    Mistake("attend", "rotated[i][j] = mixed[j];", "", ATTEND, Q4, THREE),
+    Mistake("attend_prefill", "q4_mix_group((threadgroup float*)q + 32u * i);", "", PREFILL, Q4, CHUNKS),
+    Mistake("attend_prefill", "lane / 16u * 4u", "0u", PREFILL, Q4, CHUNKS),
+    Mistake("attend_prefill", "offset < 32; offset *= 2", "offset < 16; offset *= 2", PREFILL, Q4, CHUNKS),
+    Mistake("rope_cache_write", "x[i][j] = mixed[j];", "", PREFILL, Q4, CHUNKS),
+    Mistake("rope_cache_write", "extreme * -0.125f", "extreme * -0.25f", PREFILL, Q4, CHUNKS),
     Mistake("rope_cache_write", "q8_scale(simd_max(largest))", "q8_scale(largest)", PREFILL, Q8, CHUNKS),
     Mistake("rope_cache_write", "r % 2u * 44u", "r % 2u * 40u", PREFILL, Q8, CHUNKS),
 ]

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import KEYS_AND_VALUES
+from mlxr.compiler.artifact import KEYS_AND_VALUES, CacheGeometry, DType
 from mlxr.compiler.ir.op_kind import RopeLayout
 from mlxr.compiler.ir.ops.attention import (
     Attention,
@@ -21,11 +21,13 @@ from mlxr.compiler.ir.ops.attention import (
 from mlxr.compiler.ir.ops.cache import CacheWrite, RopeCacheWrite
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
-from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows, layer_rows
+from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows, keys_back, layer_rows, mixed_keys
 from mlxr.runtime.hosts.mlx_ops.dense import capped
 from mlxr.runtime.hosts.mlx_ops.normalise import normalise
 from mlxr.runtime.hosts.mlx_ops.table import evaluate, evaluates
 from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
+
+_KEYS, _VALUES = KEYS_AND_VALUES
 
 
 @evaluates(Rope)
@@ -173,7 +175,8 @@ def store_rows(new: mx.array, port: str, inputs: Inputs, place: ArenaLayer) -> N
     """Stores rows [tokens, kv_heads, head_dim] of one store in their slots."""
     cache, slots = place.cache, _indices(inputs["slots"])
     rows = layer_rows(inputs[port], cache.layout, place.place(port))
-    rows[slots // cache.block_size, slots % cache.block_size] = encode_rows(new, str(cache.dtype))
+    new = mixed_keys(new) if cache.mixed and port == _KEYS else new
+    rows[slots // cache.block_size, slots % cache.block_size] = encode_rows(new, str(row_type(cache, port)))
 
 
 def _attend(q: mx.array, inputs: Inputs, attrs: Attention | PackedAttention, place: ArenaLayer | None) -> mx.array:
@@ -197,7 +200,13 @@ def context_of(array: mx.array, port: str, place: ArenaLayer, table: npt.NDArray
     blocks = np.arange(num_blocks) if geometry.mode == "contiguous" else table[:num_blocks]
     rows = layer_rows(array, geometry.layout, place.place(port))[blocks]
     rows = rows.reshape(-1, geometry.num_kv_heads, rows.shape[-1])[:context]
-    return decode_rows(rows, str(geometry.dtype)).transpose(1, 0, 2)
+    numbers = decode_rows(rows, str(row_type(geometry, port))).transpose(1, 0, 2)
+    return keys_back(numbers) if geometry.mixed and port == _KEYS else numbers
+
+
+def row_type(cache: CacheGeometry, port: str) -> DType:
+    """The type of the rows of a store."""
+    return cache.value_dtype if port == _VALUES else cache.dtype
 
 
 def _attend_one(

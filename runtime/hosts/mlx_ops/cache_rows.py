@@ -2,14 +2,25 @@
 
 A q8 row is head_dim int8 numbers and their f32 scale, absmax / 127: number * scale is the element. A row of zeros has
 the scale 0, and one with an element that is not finite has the scale NaN.
+
+In a q4 cache each 32 elements are mixed before they are rounded: multiplied by the Hadamard matrix of 32, of entries 1
+and -1, and by 1/8; so an element that is larger than its neighbours does not cost them their precision. The inverse is
+the same matrix and 1/4. Steps of the transform, from neighbours to halves, are those of every kernel, so that all write
+the same bits. Keys are then q8 rows. Values are q4 rows, in groups of 32 elements: 16 bytes each, byte i with element i
+in its low and element i + 16 in its high bits, then an f16 scale for each group, then zeros up to 4 bytes.
+(number - 8) * scale is an element; the scale is the extreme of larger magnitude, of two equal ones the lower, / -8.
 """
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES, Bits, as_bits
 
 _LARGEST = np.float32(127)
+_GROUP = 32
+_MIXED, _BACK = np.float32(0.125), np.float32(0.25)
+"""Factors of the transform and of its inverse."""
 
 
 def layer_rows(array: mx.array, layout: str, place: int) -> Bits:
@@ -24,9 +35,11 @@ def layer_rows(array: mx.array, layout: str, place: int) -> Bits:
 
 def encode_rows(rows: mx.array, dtype: str) -> Bits:
     """Rows [..., head_dim] as the bits of an arena of that type: [..., row_elements], unsigned integers."""
-    if dtype != "q8":
+    if dtype not in ("q8", "q4"):
         return as_bits(rows.astype(MLX_DTYPES[dtype]))
     numbers = np.array(rows.astype(mx.float32))
+    if dtype == "q4":
+        return _encode_q4(numbers)
     finite = np.isfinite(numbers).all(axis=-1, keepdims=True)
     scales = np.abs(numbers).max(axis=-1, keepdims=True) / _LARGEST
     scales[~finite] = np.nan
@@ -39,8 +52,60 @@ def encode_rows(rows: mx.array, dtype: str) -> Bits:
 
 def decode_rows(bits: Bits, dtype: str) -> mx.array:
     """The numbers that `encode_rows` stored, in fp32: [..., head_dim]."""
+    if dtype == "q4":
+        return mx.array(_decode_q4(bits))
     if dtype != "q8":
         return mx.array(bits).view(MLX_DTYPES[dtype]).astype(mx.float32)
     numbers = np.ascontiguousarray(bits[..., :-4]).view(np.int8)
     scales = np.ascontiguousarray(bits[..., -4:]).view(np.float32)
     return mx.array(numbers.astype(np.float32) * scales)
+
+
+def mixed_keys(rows: mx.array) -> mx.array:
+    """Keys [..., head_dim] as a q4 cache rounds them."""
+    return mx.array(_mixed(np.array(rows.astype(mx.float32)), _MIXED))
+
+
+def keys_back(rows: mx.array) -> mx.array:
+    """The inverse of `mixed_keys`."""
+    return mx.array(_mixed(np.array(rows), _BACK))
+
+
+def _mixed(rows: npt.NDArray[np.float32], factor: np.float32) -> npt.NDArray[np.float32]:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return (hadamard(rows.reshape(*rows.shape[:-1], -1, _GROUP)) * factor).reshape(rows.shape)
+
+
+def _encode_q4(numbers: npt.NDArray[np.float32]) -> Bits:
+    with np.errstate(invalid="ignore", over="ignore"):
+        groups = hadamard(numbers.reshape(*numbers.shape[:-1], -1, _GROUP)) * _MIXED
+        low, high = groups.min(axis=-1), groups.max(axis=-1)
+        extreme = np.where(high > -low, high, low)
+        scales = np.where(extreme != 0, extreme * np.float32(-0.125), np.float32(0)).astype(np.float16)
+        scales[~np.isfinite(groups).all(axis=-1)] = np.nan
+        factors = scales.astype(np.float32)[..., None]
+        quotients = np.divide(groups, factors, out=np.zeros_like(groups), where=np.abs(factors) > 0)
+    codes = (np.clip(np.rint(quotients), -8, 7) + 8).astype(np.uint8)
+    packed = codes[..., : _GROUP // 2] | codes[..., _GROUP // 2 :] << 4
+    outer = numbers.shape[:-1]
+    row = np.concatenate([packed.reshape(*outer, -1), scales.view(np.uint8).reshape(*outer, -1)], axis=-1)
+    return np.concatenate([row, np.zeros((*outer, -row.shape[-1] % 4), np.uint8)], axis=-1)
+
+
+def _decode_q4(bits: Bits) -> npt.NDArray[np.float32]:
+    groups = bits.shape[-1] // (_GROUP // 2 + 2)
+    packed = bits[..., : groups * _GROUP // 2].reshape(*bits.shape[:-1], groups, _GROUP // 2)
+    end = groups * (_GROUP // 2 + 2)
+    scales = np.ascontiguousarray(bits[..., groups * _GROUP // 2 : end]).view(np.float16).astype(np.float32)
+    codes = np.concatenate([packed & 15, packed >> 4], axis=-1).astype(np.float32) - 8
+    back = hadamard(codes * scales[..., None]) * _BACK
+    return back.reshape(*bits.shape[:-1], groups * _GROUP)
+
+
+def hadamard(groups: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Groups [..., 32] times the Hadamard matrix of entries 1 and -1."""
+    for step in (1, 2, 4, 8, 16):
+        pairs = groups.reshape(*groups.shape[:-1], -1, 2, step)
+        a, b = pairs[..., 0, :], pairs[..., 1, :]
+        groups = np.stack([a + b, a - b], axis=-2).reshape(groups.shape)
+    return groups

@@ -59,7 +59,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--port", type=int, metavar="N", help="of the server to use or to start (default: any)")
     add_host_argument(parser, "where the model runs, if a server is started")
     parser.add_argument(
-        "--kv", choices=("f32", "f16", "bf16", "q8"), help="element type of the cache, if a server starts"
+        "--kv", choices=("f32", "f16", "bf16", "q8", "q4"), help="element type of the cache, if a server starts"
     )
     parser.add_argument("--print", action="store_true", dest="shows", help="print what would be done, and do nothing")
     parser.set_defaults(run=run)

@@ -41,7 +41,7 @@ def test_bounds_and_choices() -> None:
     schema = spec_schema()
     head_dim = schema["$defs"]["Attention"]["properties"]["head_dim"]
     assert (head_dim["type"], head_dim["minimum"], head_dim["maximum"]) == ("integer", 32, 512)
-    assert schema["$defs"]["Cache"]["properties"]["dtype"]["enum"] == ["f32", "f16", "bf16", "q8", "auto"]
+    assert schema["$defs"]["Cache"]["properties"]["dtype"]["enum"] == ["f32", "f16", "bf16", "q8", "q4", "auto"]
     assert set(schema["$defs"]["Rope"]["properties"]["scaling"]["discriminator"]["mapping"]) == {
         "none",
         "base",

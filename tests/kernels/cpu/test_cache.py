@@ -13,7 +13,7 @@ from mlxr.runtime.cache.arena_blocks import copy_blocks
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.mlx_ops.cache_rows import encode_rows
 from mlxr_tests.arenas import copy_arena, snapshot, write_slots
-from mlxr_tests.attention_cases import CASES, EXTRA_CASES, VALUE_CASES, Case
+from mlxr_tests.attention_cases import CASES, EXTRA_CASES, Q4_CASES, VALUE_CASES, Case
 from mlxr_tests.c_harness import aligned, check_cross_compiles, compilers, marches
 from mlxr_tests.cpu_attention import (
     FAST_ERROR,
@@ -35,8 +35,9 @@ CHOSEN = [
     Case(20, 1, 72, "q8", layout="layer", mode="contiguous", block_size=4, window=33, rope="interleaved-quarter"),
     Case(5, 5, 32, "f32", block_size=32, window=1),
     Case(14, 2, 64, "q8", block_size=16, window=70, rope="yarn-half-of-it", extras="everything"),
+    Case(14, 2, 96, "q4", block_size=16, window=70, rope="interleaved"),
 ]
-UNGATED = [case for case in CASES + EXTRA_CASES + VALUE_CASES if "gate" not in case.extras]
+UNGATED = [case for case in CASES + EXTRA_CASES + VALUE_CASES + Q4_CASES if "gate" not in case.extras]
 """Gates are tested in whole steps (test_families.py)."""
 BUILDS = [(march, compiler) for compiler in compilers() for march in marches()]
 CHOSEN_BUILDS = [(case, *build) for build in BUILDS for case in CHOSEN]
@@ -212,11 +213,12 @@ SPECIAL_ROWS = {
 }
 
 
-STORED = [("f16", 40), ("bf16", 40), ("q8", 40), ("q8", 64), ("f32", 40)]
+STORED = [("f16", 40), ("bf16", 40), ("q8", 40), ("q8", 64), ("f32", 40), ("q4", 96)]
 STORED_BUILDS = [(*stored, march) for march in marches() for stored in STORED]
+SHORT_STORED = [STORED_BUILDS[1], STORED_BUILDS[-3], STORED_BUILDS[-1]]
 
 
-@pytest.mark.parametrize(("cache", "head_dim", "march"), few(STORED_BUILDS, [STORED_BUILDS[1], STORED_BUILDS[-2]]))
+@pytest.mark.parametrize(("cache", "head_dim", "march"), few(STORED_BUILDS, SHORT_STORED))
 def test_values_are_stored_as_the_reference_stores_them(cache, head_dim, march):
     bench = AttentionBench(Case(2, 1, head_dim, cache, block_size=4, max_sequences=1), march=march)
     rows = np.random.default_rng(0).standard_normal((len(SPECIAL_ROWS) + 20, head_dim), dtype=np.float32)
@@ -232,14 +234,14 @@ def test_values_are_stored_as_the_reference_stores_them(cache, head_dim, march):
         want = encode_rows(mx.array(rows), cache)
     got = snapshot(bench.arena)["v_arena"][LAYER, batch.slots, 0]
     numbers_end = -4 if cache == "q8" else None
-    is_nan = np.isnan(rows).any(axis=-1) | (~np.isfinite(rows).all(axis=-1) & (cache == "q8"))
+    is_nan = np.isnan(rows).any(axis=-1) | (~np.isfinite(rows).all(axis=-1) & (cache in ("q8", "q4")))
     np.testing.assert_array_equal(got[~is_nan], want[~is_nan])
     if cache == "q8":
         assert (got[is_nan][:, :numbers_end] == 0).all()
         assert np.isnan(np.ascontiguousarray(got[is_nan][:, -4:]).view(np.float32)).all()
 
 
-COPIED = itertools.product([("f32", 4, 40), ("bf16", 1, 32), ("q8", 16, 56)], ["block", "layer"])
+COPIED = itertools.product([("f32", 4, 40), ("bf16", 1, 32), ("q8", 16, 56), ("q4", 4, 96)], ["block", "layer"])
 
 
 @pytest.mark.parametrize(
@@ -294,5 +296,5 @@ def test_parts_are_as_the_tests_suppose():
     kernels = [AttentionBench(case, "fast").kernels["attend_decode"] for case in CHOSEN[1:3]]
     assert kernels[0].tiles and kernels[0].rows_in_place and not kernels[1].tiles
     assert FAST_ERROR > 100 * SUM_ERROR
-    assert {case.cache for case in CHOSEN} == {"bf16", "f16", "q8", "f32"}
+    assert {case.cache for case in CHOSEN} == {"bf16", "f16", "q8", "q4", "f32"}
     assert kernels[0].cache is DType.BF16

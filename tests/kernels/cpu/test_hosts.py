@@ -16,7 +16,7 @@ from mlxr_tests.specs import compiled, small_spec
 # Formats of which another spec has all but the way to compute are long; q4_k_m runs in test_instruction_sets.py.
 LONG = {"f32", "q8_0", "q4_k", "q5_k", "q6_k-tied", "q5_1", "iq4_nl", "mxfp4_mlx", "q2_k", "affine", "fast-f16"}
 LONG |= {"floats-and-blocks", "bf16-tied", "fast-q4_0", "q4_0-q8-cache", "fast-q8_0", "q4_k_m"}
-LONG |= {"f16-layer", "fast-large-blocks", "mixed-floats"}
+LONG |= {"q4-cache", "f16-layer", "fast-large-blocks", "mixed-floats"}
 
 
 @pytest.fixture(scope="module", params=few(SPECS, SPECS.keys() - LONG))

@@ -8,6 +8,7 @@ import pytest
 
 from mlxr.compiler.errors import ArenaError
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.stores import cache_row_bytes
 from mlxr.runtime.arrays.mlx_arrays import as_bits
 from mlxr.runtime.cache.arena import Arena
 from mlxr_tests.kv_arena import kv_arena
@@ -70,6 +71,14 @@ def test_q8_rows_hold_their_scale(layout, shape):
         arena.stores["k_arena"].nbytes + arena.stores["v_arena"].nbytes == geometry.size_bytes == 2 * 7 * 3 * 4 * 2 * 36
     )
     assert as_bits(arena.stores["k_arena"]).dtype == np.uint8 and as_bits(arena.stores["k_arena"]).flags.writeable
+
+
+@pytest.mark.parametrize(("head_dim", "row_bytes"), [(32, 20), (64, 36), (96, 56), (256, 144)])
+def test_q4_rows_are_whole_words(head_dim, row_bytes):
+    assert cache_row_bytes(DType.Q4, head_dim) == row_bytes
+    cache = GEOMETRY.with_cache(DType.Q4).cache_of(0)
+    assert (cache.dtype, cache.value_dtype, cache.value_dim) == (DType.Q8, DType.Q4, cache.head_dim)
+    assert cache.shape[-1] == cache.head_dim + 4 and cache.value_shape[-1] == cache_row_bytes(DType.Q4, cache.head_dim)
 
 
 def test_addresses_are_where_the_bytes_are():

@@ -18,6 +18,7 @@ from mlxr_tests.specs import compiled, small_spec
 CACHES: list[dict[str, Any]] = [
     {"layout": "block", "dtype": "bf16", "block_size": 4, "max_sequences": 2},
     {"layout": "layer", "dtype": "q8", "block_size": 2, "max_sequences": 2},
+    {"layout": "block", "dtype": "q4", "block_size": 2, "max_sequences": 2},
     {"layout": "layer", "dtype": "f32", "block_size": 16, "max_sequences": 1, "mode": "contiguous"},
 ]
 
@@ -29,7 +30,7 @@ def test_cpu() -> None:
 @pytest.mark.parametrize("cache", CACHES, ids=lambda cache: f"{cache['layout']}-{cache['dtype']}")
 @pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
 def test_mlx_hosts(cache: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    artifact = compiled(small_spec(cache=cache))
+    artifact = compiled(small_spec(cache=cache, model__attention={"num_heads": 6, "num_kv_heads": 2, "head_dim": 64}))
     use_card(monkeypatch, artifact, SimLauncher(artifact))
     host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
     check_block_io(host)

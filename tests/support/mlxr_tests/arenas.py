@@ -16,7 +16,7 @@ from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows
 from mlxr_tests.specs import floats
 from mlxr_tests.tolerances import Mismatch, check_op
 
-_NAN_BITS = {"f32": 0x7FC00000, "f16": 0x7E00, "bf16": 0x7FC0, "q8": 0xFF}
+_NAN_BITS = {"f32": 0x7FC00000, "f16": 0x7E00, "bf16": 0x7FC0, "q8": 0xFF, "q4": 0xFF}
 
 
 _views: WeakKeyDictionary[Arena, list[tuple[Allocation, Bits]]] = WeakKeyDictionary()
@@ -31,7 +31,7 @@ def _bits(arena: Arena) -> list[tuple[Allocation, Bits]]:
 
 
 def nan_arena(arena: Arena) -> Arena:
-    """The arena with every element NaN (in q8, every scale), so that a read of an unwritten slot shows."""
+    """The arena with every element NaN (in q8 and q4, every scale), so that a read of an unwritten slot shows."""
     for part, bits in _bits(arena):
         bits[...] = _NAN_BITS[str(part.dtype)]
     return arena

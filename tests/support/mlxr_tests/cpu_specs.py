@@ -52,6 +52,11 @@ SPECS: dict[str, dict[str, Any]] = {
         "model__mlp": {"intermediate_size": 88, "activation": "gelu_tanh"},
     },
     "contiguous-q8": {"cache": {"dtype": "q8", "mode": "contiguous", "block_size": 16}, "compute": "exact"},
+    "q4-cache": EXACT
+    | {
+        "cache": PAGED | {"dtype": "q4"},
+        "model__attention": {"num_heads": 6, "num_kv_heads": 2, "head_dim": 64, "sliding_window": 9},
+    },
     "q8_0": EXACT | SMALL_BLOCKS | {"weights": {"default": "q8_0"}},
     "q4_0-q8-cache": EXACT | SMALL_BLOCKS | {"weights": {"default": "q4_0"}, "cache": PAGED | {"dtype": "q8"}},
     "q4_k": EXACT | BLOCKS | {"weights": {"default": "q4_k"}},

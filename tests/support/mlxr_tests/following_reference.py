@@ -16,6 +16,7 @@ from mlxr.compiler.ir.ops.cache import CacheWrite
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.mlx_ops import ArenaLayer
+from mlxr.runtime.hosts.mlx_ops.cache_rows import mixed_keys
 from mlxr.runtime.hosts.mlx_ops.table import op_functions
 from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr_tests.arenas import copy_slots, stored_rows
@@ -45,9 +46,14 @@ class FollowingReference(ReferenceHost):
 
     def _cache_write(self, inputs: Mapping[str, mx.array], attrs: CacheWrite, place: ArenaLayer) -> Any:
         arena, layer, slots, geometry = place.arena, place.layer, inputs["slots"].tolist(), place.arena.geometry
+        cache = geometry.cache_of(layer)
         for port, rows in stored_rows(self.leader, layer, slots).items():
             numbers = floats(inputs[port]).reshape(rows.shape)
+            if cache.mixed and port == "k":
+                numbers = floats(mixed_keys(mx.array(numbers)))
             what = f"{port.upper()} of layer {layer}, slots {slots}"
-            check_stored(what, rows, numbers, str(geometry.cache_type), sum_error=self.sum_error)
+            check_stored(
+                what, rows, numbers, str(cache.value_dtype if port == "v" else cache.dtype), sum_error=self.sum_error
+            )
         copy_slots(self.leader, arena, {layer: set(slots)})
         return {"token": inputs["token"]} if "token" in inputs else {}

@@ -41,7 +41,7 @@ def least_exact(artifact: Artifact, *, cache: bool = True) -> str:
         dtypes.append("minima")
     if any(store.name == STATES for store in artifact.plan.arena.stores):
         dtypes.append("states")
-    return max(dtypes, key=["f32", "states", "minima", "f16", "q8", "bf16", "fast"].index)
+    return max(dtypes, key=["f32", "states", "minima", "f16", "q8", "bf16", "fast", "q4"].index)
 
 
 @on_cpu

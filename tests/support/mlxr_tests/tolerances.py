@@ -3,15 +3,18 @@
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.runtime.hosts.mlx_ops.cache_rows import hadamard
+
 Floats = npt.NDArray[np.floating]
 
-ULP = {"f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7, "q8": 2.0**-20}
-"""Distance of neighbouring numbers, relative to the smaller one's power of two; for q8, the error of its f32 scales."""
+ULP = {"f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7, "q8": 2.0**-20, "q4": 2.0**-10}
+"""Distance of neighbouring numbers, relative to the smaller one's power of two; for q8 and q4, the error of scales."""
 
 SUM_ERROR = 3e-6
 """Error of an fp32 sum in a different order, relative to the largest element of the result."""
 
 LOGIT_ERROR = {"f32": 5e-6, "states": 1e-5, "minima": 3e-5, "f16": 3e-3, "q8": 5e-3, "bf16": 2.5e-2, "fast": 5e-2}
+LOGIT_ERROR |= {"q4": 8e-2}
 """Relative norm of the difference of a whole model's logits, by the least exact type in use. `states`: f32
 behind recurrent states; the largest one seen is 5.9e-6, in a row of V on an H200. `minima`: f32 sums of
 weights that cancel the minima of their blocks; the largest one seen is 2.3e-5, in one row of K of q4_k. `fast`:
@@ -27,7 +30,7 @@ class Mismatch(AssertionError):  # noqa: N818 - the result of a comparison
 
 
 Q8_ROUNDED_OTHERWISE = 0.02
-"""The share of a q8 cache's numbers that may be one step off, because they were half-way between two steps."""
+"""The share of a q8 or q4 cache's numbers that may be one step off, because they were half-way between two steps."""
 
 
 def check_op(what: str, got: Floats, want: Floats, dtype: str, *, sum_error: float = SUM_ERROR) -> None:
@@ -42,10 +45,14 @@ def check_op(what: str, got: Floats, want: Floats, dtype: str, *, sum_error: flo
     want, got = want.astype(np.float64), got.astype(np.float64)
     assert np.isfinite(want).all(), f"{what}: the reference is not finite"
     allowed = sum_error * np.abs(want).max(initial=0.0) + ULP[dtype] * np.abs(want) * (8 if dtype == "f32" else 1)
+    if dtype == "q4":
+        got, want, step = _mixed(got, want)
+        allowed = sum_error * np.abs(want).max(initial=0.0) + ULP[dtype] * np.abs(want)
+        _check_few_steps_off(what, np.abs(got - want) > allowed)
+        allowed = allowed + step
     if dtype == "q8":
         off = np.abs(got - want) > allowed
-        if off.sum() > max(1.0, Q8_ROUNDED_OTHERWISE * off.size):
-            raise Mismatch(f"{what}: {off.sum()} of {off.size} numbers are another step of q8")
+        _check_few_steps_off(what, off)
         allowed = allowed + np.abs(want).max(axis=-1, keepdims=True) / 127
     _check_elements(what, got, want, allowed)
 
@@ -64,12 +71,28 @@ def check_stored(what: str, got: Floats, numbers: Floats, dtype: str, *, sum_err
     assert np.isfinite(want).all(), f"{what}: the reference is not finite"
     sizes = np.abs(want)
     sums, half = sum_error * sizes.max(initial=0.0) + 8 * ULP["f32"] * sizes, ULP[dtype] / 2 * sizes
+    if dtype == "q4":
+        # The extreme that is not -8 steps may be 8 steps, and is stored as 7.
+        got, want, step = _mixed(got, want)
+        sums, sizes = sum_error * np.abs(want).max(initial=0.0) + ULP[dtype] * np.abs(want), np.abs(want)
+        half = np.where(sizes > 7.4 * step, step, step / 2)
     if dtype == "q8":
         step = sizes.max(axis=-1, keepdims=True) / 127
         whole = np.rint(np.divide(got, step, out=np.zeros_like(got), where=step > 0)) * step
         _check_elements(f"{what}, as multiples of their row's step", got, whole, sums)
         half = step / 2
     _check_elements(what, got, want, half + sums)
+
+
+def _mixed(got: Floats, want: Floats) -> tuple[Floats, Floats, Floats]:
+    """Rows of values as q4 stores them, and the step of each group of 32."""
+    got, want = (hadamard(x.reshape(*x.shape[:-1], -1, 32)) / 8 for x in (got, want))
+    return got, want, np.abs(want).max(axis=-1, keepdims=True) / 8
+
+
+def _check_few_steps_off(what: str, off: npt.NDArray[np.bool_]) -> None:
+    if off.sum() > max(1.0, Q8_ROUNDED_OTHERWISE * off.size):
+        raise Mismatch(f"{what}: {off.sum()} of {off.size} numbers are another step")
 
 
 def check_logits(what: str, got: Floats, want: Floats, dtype: str) -> None:

@@ -127,6 +127,15 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry.of(partition=16),
         ("attend", "attend_partition", "attend_reduce", "attend_prefill", "rope_cache_write", "copy_blocks"),
     ),
+    "q4": (
+        small_spec(
+            model__num_layers=1,
+            model__attention={"num_heads": 6, "num_kv_heads": 2, "head_dim": 96},
+            cache={"dtype": "q4", "block_size": 4, "max_sequences": 2},
+        ),
+        Geometry.of(partition=16),
+        ("attend", "attend_prefill", "rope_cache_write"),
+    ),
     "no-rope": (
         small_spec(**_ONE_LAYER, model__rope=None, cache={"dtype": "q8", "mode": "contiguous"}),
         Geometry(),

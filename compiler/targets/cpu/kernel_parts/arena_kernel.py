@@ -46,8 +46,18 @@ class CpuArenaKernel(CpuKernel):
 
     @property
     def cache(self) -> DType:
-        """Element type of the arena."""
+        """Element type of the arena; of keys, where values have another."""
         return self.arena.dtype
+
+    @property
+    def value_cache(self) -> DType:
+        """Element type of values."""
+        return self.arena.value_dtype
+
+    @property
+    def mixed(self) -> bool:
+        """Whether each 32 elements of keys and values are mixed before they are stored, as in q4."""
+        return self.arena.mixed
 
     @property
     def head_dim(self) -> int:
@@ -56,7 +66,7 @@ class CpuArenaKernel(CpuKernel):
 
     @property
     def values_differ(self) -> bool:
-        """Whether values have another size than keys, and so lie elsewhere in their arena."""
+        """Whether values have rows of another size than keys, and so lie elsewhere in their arena."""
         return self.arena.v_dim is not None
 
     @property

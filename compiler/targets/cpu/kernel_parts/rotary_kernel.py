@@ -57,7 +57,7 @@ class CpuRotaryKernel(CpuArenaKernel):
     @property
     def packing(self) -> str:
         """What a row of qkv has, in words."""
-        if self.own_keys and self.values_differ:
+        if self.own_keys and self.values_differ and self.has_values:
             keys = f"{self.num_heads} query, {self.num_kv_heads} key heads of {self.head_dim}"
             return f"{keys}, {self.num_kv_heads} value heads of {self.arena.value_dim}"
         values = f", {self.num_kv_heads} value" if self.has_values else ""

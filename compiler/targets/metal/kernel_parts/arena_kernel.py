@@ -20,8 +20,13 @@ class ArenaKernel(MetalKernel):
 
     @property
     def cache(self) -> DType:
-        """Element type of the arena."""
+        """Element type of the arena; of keys, where values have another."""
         return self.arena.dtype
+
+    @property
+    def value_cache(self) -> DType:
+        """Element type of values."""
+        return self.arena.value_dtype
 
     @property
     def cache_bytes(self) -> int:
@@ -32,6 +37,16 @@ class ArenaKernel(MetalKernel):
     def scaled(self) -> bool:
         """Whether a row has a scale, an f32 after its last element, that multiplies its elements."""
         return self.cache is DType.Q8
+
+    @property
+    def values_scaled(self) -> bool:
+        """The same of values."""
+        return self.value_cache is DType.Q8
+
+    @property
+    def mixed(self) -> bool:
+        """Whether each 32 elements of keys and values are mixed before they are stored, as in q4."""
+        return self.arena.mixed
 
     @property
     def row_elements(self) -> int:
@@ -45,13 +60,13 @@ class ArenaKernel(MetalKernel):
 
     @property
     def values_differ(self) -> bool:
-        """Whether values have another size than keys, and so lie elsewhere in their arena."""
+        """Whether values have rows of another size than keys, and so lie elsewhere in their arena."""
         return self.arena.v_dim is not None
 
     @property
     def arena_ports(self) -> tuple[Port, ...]:
         """The arena's buffers, and the token that orders the access."""
-        return (*((arena, self.cache) for arena in KEYS_AND_VALUES), ("token", DType.U32))
+        return (*zip(KEYS_AND_VALUES, (self.cache, self.value_cache), strict=True), ("token", DType.U32))
 
 
 def arena_buffers(lowering: MetalLowering, op: Op) -> dict[str, str]:

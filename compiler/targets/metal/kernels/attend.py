@@ -73,7 +73,8 @@ class AttendKernel(AttentionKernel):
         registers, we take the one that needs the fewest.
         """
         if self.scaled:
-            splits = [(4, lanes) for lanes in (8, 16, 4, 32, 2, 1)]
+            # Of a q4 value, eight lanes mix a group.
+            splits = [(4, lanes) for lanes in ((8, 16, 32) if self.mixed else (8, 16, 4, 32, 2, 1))]
         else:
             splits = [(vec, lanes) for vec in (16 // self.cache_bytes, 4) for lanes in (32, 16, 8, 4, 2, 1)]
         light = [split for split in splits if self._quads(*split) * self.heads <= _MOST_QUADS]

@@ -61,3 +61,41 @@ def test_q8_rows_that_are_not_finite_become_nan(value: float) -> None:
     rows = mx.array([[1.0, value, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0]])
     back = floats(decode_rows(encode_rows(rows, "q8"), "q8"))
     assert np.isnan(back[0]).all() and np.isfinite(back[1]).all()
+
+
+def q4_by_matrix(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What q4 is to keep of rows [n, 32], by the whole matrix: numbers -8 to 7, and scales in f16."""
+    bits = np.arange(32)
+    ones = np.array([[bin(i & j).count("1") for j in bits] for i in bits])
+    mixed = rows.astype(np.float64) @ (1 - 2 * (ones % 2)) / 8
+    extreme = np.take_along_axis(mixed, np.abs(mixed).argmax(-1)[:, None], -1)
+    scales = (extreme / -8).astype(np.float16).astype(np.float64)
+    return np.clip(np.rint(mixed / scales), -8, 7), scales
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 96])
+def test_q4_groups_are_mixed_and_have_scales(head_dim: int) -> None:
+    rows = random_array(np.random.default_rng(0), (5, 3, head_dim), "f32") * mx.array([1e-3, 1.0, 1e3])[:, None]
+    bits, groups = encode_rows(rows, "q4"), head_dim // 32
+    assert bits.shape == (5, 3, {32: 20, 64: 36, 96: 56}[head_dim]) and bits.dtype == np.uint8
+    numbers, scales = q4_by_matrix(floats(rows).reshape(-1, 32))
+    packed = bits[..., : 16 * groups].reshape(-1, 16)
+    np.testing.assert_array_equal(np.concatenate([packed & 15, packed >> 4], axis=-1), numbers + 8)
+    stored = np.ascontiguousarray(bits[..., 16 * groups : 18 * groups]).view(np.float16)
+    np.testing.assert_array_equal(stored.reshape(-1, 1), scales)
+    assert (bits[..., 18 * groups :] == 0).all()
+    errors = np.abs(floats(decode_rows(bits, "q4")) - floats(rows)).reshape(-1, 32).max(-1)
+    assert (errors < 0.25 * np.abs(floats(rows)).reshape(-1, 32).max(-1)).all()
+
+
+def test_q4_zeros_stay_zeros() -> None:
+    bits = encode_rows(mx.zeros((1, 32)), "q4")[0]
+    assert (bits[:16] == 0x88).all() and (bits[16:] == 0).all() and not floats(decode_rows(bits, "q4")).any()
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_q4_groups_that_are_not_finite_become_nan(value: float) -> None:
+    rows = np.ones((1, 64), np.float32)
+    rows[0, 40] = value
+    back = floats(decode_rows(encode_rows(mx.array(rows), "q4"), "q4"))
+    assert np.isfinite(back[0, :32]).all() and np.isnan(back[0, 32:]).all()

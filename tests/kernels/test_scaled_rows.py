@@ -1,4 +1,4 @@
-"""Rows of a q8 cache as kernels write them, to the bit, extremes and what is no number included."""
+"""Rows of q8 and q4 caches as kernels write them, to the bit, extremes and what is no number included."""
 
 import mlx.core as mx
 import numpy as np
@@ -8,7 +8,7 @@ from mlxr.compiler.artifact import KEYS_AND_VALUES, DType
 from mlxr.compiler.targets.metal.kernels.attend import AttendKernel
 from mlxr.compiler.targets.metal.kernels.rope_cache_write import RopeCacheWriteKernel
 from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES, as_bits
-from mlxr.runtime.hosts.mlx_ops.cache_rows import encode_rows
+from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows, mixed_keys
 from mlxr_tests.kernel_bench import run_kernel
 from mlxr_tests.kv_arena import kv_arena
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.usefixtures("kernel_host")
 BLOCK, BLOCKS, LAYERS, LAYER = 2, 4, 3, 1
 
 
-def geometry(head_dim, kv_heads):
-    return kv_arena(
+def geometry(head_dim, kv_heads, cache):
+    arena = kv_arena(
         layout="block",
         mode="paged",
         num_blocks=BLOCKS,
@@ -30,12 +30,13 @@ def geometry(head_dim, kv_heads):
         max_blocks_per_sequence=8,
         max_sequences=BLOCKS,
         context=BLOCK * 8,
-    ).cache_of(LAYER)
+    )
+    return arena.with_cache(DType(cache)).cache_of(LAYER)
 
 
-def fields(head_dim, kv_heads, num_heads, activation):
+def fields(head_dim, kv_heads, num_heads, activation, cache="q8"):
     return {
-        "arena": geometry(head_dim, kv_heads),
+        "arena": geometry(head_dim, kv_heads, cache),
         "num_heads": num_heads,
         "activation": DType(activation),
         "frequencies": (),
@@ -49,7 +50,8 @@ def fields(head_dim, kv_heads, num_heads, activation):
 def write(kernel, qkv, slots, grid):
     """K and V of the layer by slot, as bits, and that nothing else changed; plus the kernel's results."""
     arena = kernel.arena
-    k, v = (mx.full(arena.shape, -1, dtype=mx.int8) for _ in range(2))
+    k, v = mx.full(arena.shape, -1, dtype=mx.int8), mx.full(arena.value_shape, 255, dtype=mx.uint8)
+    v = v if kernel.mixed else v.view(mx.int8)
     count = np.array(slots, dtype=np.int32)
     inputs = {
         "qkv": qkv,
@@ -65,13 +67,19 @@ def write(kernel, qkv, slots, grid):
     shapes = {"token_out": (8,), "out": (len(slots), kernel.num_heads * kernel.head_dim)}
     outputs = run_kernel(kernel, inputs, shapes, grid, in_place=KEYS_AND_VALUES)
     found = []
-    for array in (k, v):
-        bits = as_bits(array).reshape(BLOCKS, LAYERS, BLOCK, arena.num_kv_heads, arena.row_elements)
+    for array, elements in ((k, arena.row_elements), (v, arena.value_elements)):
+        bits = as_bits(array).reshape(BLOCKS, LAYERS, BLOCK, arena.num_kv_heads, elements)
         untouched = np.ones((BLOCKS, LAYERS, BLOCK), dtype=bool)
         untouched[count // BLOCK, LAYER, count % BLOCK] = False
         assert (bits[untouched] == 0xFF).all(), "a row that is nobody's was written"
         found.append(bits[count // BLOCK, LAYER, count % BLOCK])
     return found, outputs
+
+
+def rows_of(numbers, dtype, cache):
+    """Keys (q8) or values of a cache, as the reference stores them."""
+    rows = mx.array(numbers)
+    return encode_rows(mixed_keys(rows) if (dtype, cache) == ("q8", "q4") else rows, dtype)
 
 
 def scales(bits):
@@ -94,17 +102,20 @@ def extremes(head_dim):
     return rows
 
 
-@pytest.mark.parametrize(("head_dim", "kv_heads"), [(32, 1), (40, 2), (128, 3), (256, 2), (136, 1)])
-def test_written_to_the_bit(head_dim, kv_heads):
-    kernel = RopeCacheWriteKernel("rope_cache_write", **fields(head_dim, kv_heads, kv_heads, "f32"))
+SIZES = [(32, 1, "q8"), (40, 2, "q8"), (128, 3, "q8"), (256, 2, "q8"), (136, 1, "q8"), (32, 1, "q4"), (160, 3, "q4")]
+
+
+@pytest.mark.parametrize(("head_dim", "kv_heads", "cache"), SIZES)
+def test_written_to_the_bit(head_dim, kv_heads, cache):
+    kernel = RopeCacheWriteKernel("rope_cache_write", **fields(head_dim, kv_heads, kv_heads, "f32", cache))
     rows = extremes(head_dim)
     keys = np.stack([np.roll(rows, h, axis=0) for h in range(kv_heads)], axis=1)
     values = -np.flip(keys, axis=0)
     queries = np.full_like(keys, np.nan)
     qkv = mx.array(np.concatenate([queries, keys, values], axis=1).reshape(7, -1))
     found, _ = write(kernel, qkv, [6, 1, 0, 7, 2, 3, 5], (7, 1, 1))
-    for bits, numbers in zip(found, (keys, values), strict=True):
-        assert (bits == encode_rows(mx.array(numbers), "q8")).all()
+    for bits, numbers, dtype in zip(found, (keys, values), ("q8", cache), strict=True):
+        assert (bits == rows_of(numbers, dtype, cache)).all()
 
 
 @pytest.mark.parametrize("activation", ["f32", "f16", "bf16"])
@@ -124,12 +135,22 @@ def test_rows_with_what_is_no_number(bad, activation):
         assert (bits[~spoilt] == encode_rows(heads[:, part], "q8")[~spoilt]).all()
 
 
-@pytest.mark.parametrize(("head_dim", "kv_heads", "num_heads"), [(32, 1, 1), (40, 2, 6), (128, 2, 8), (256, 1, 8)])
-def test_decode_stores_the_same_rows(head_dim, kv_heads, num_heads):
+DECODED = [
+    (32, 1, 1, "q8"),
+    (40, 2, 6, "q8"),
+    (128, 2, 8, "q8"),
+    (256, 1, 8, "q8"),
+    (96, 2, 6, "q4"),
+    (256, 1, 8, "q4"),
+]
+
+
+@pytest.mark.parametrize(("head_dim", "kv_heads", "num_heads", "cache"), DECODED)
+def test_decode_stores_the_same_rows(head_dim, kv_heads, num_heads, cache):
     """The fused kernel finds scales its own way; a first token's result is its value as it was stored."""
     kernel = AttendKernel(
         "attend",
-        **fields(head_dim, kv_heads, num_heads, "f32"),
+        **fields(head_dim, kv_heads, num_heads, "f32", cache),
         scale=1e-3,
         window=None,
         softcap=None,
@@ -146,8 +167,22 @@ def test_decode_stores_the_same_rows(head_dim, kv_heads, num_heads):
     qkv = np.concatenate([np.roll(numbers, h, axis=0) for h in range(num_heads + 2 * kv_heads)], axis=1)
     found, outputs = write(kernel, mx.array(qkv), [6, 1, 0, 7, 2, 3], (kv_heads, 6, 1))
     heads = qkv.reshape(6, -1, head_dim)
-    for bits, part in zip(found, (slice(num_heads, -kv_heads), slice(-kv_heads, None)), strict=True):
-        assert (bits == encode_rows(mx.array(heads[:, part].copy()), "q8")).all()
-    values = found[1][..., :-4].view(np.int8) * scales(found[1])[..., None]
+    parts = slice(num_heads, -kv_heads), slice(-kv_heads, None)
+    for bits, part, dtype in zip(found, parts, ("q8", cache), strict=True):
+        assert (bits == rows_of(heads[:, part].copy(), dtype, cache)).all()
+    values = np.array(decode_rows(found[1], cache))
     out = np.array(outputs["out"]).reshape(6, kv_heads, -1, head_dim)
     assert np.allclose(out, values[:, :, None], rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_groups_of_q4_with_what_is_no_number(bad):
+    """Their scale is NaN, and other groups are as they are."""
+    kernel = RopeCacheWriteKernel("rope_cache_write", **fields(64, 2, 2, "f32", "q4"))
+    numbers = np.random.default_rng(1).standard_normal((3, 6, 64)).astype(np.float32)
+    numbers[1, 4, 40] = bad  # token 1, value head 0, group 1
+    found, _ = write(kernel, mx.array(numbers.reshape(3, -1)), [4, 2, 1], (3, 1, 1))
+    whole = np.isfinite(np.array(decode_rows(found[1], "q4"))).reshape(3, 2, 2, 32)
+    assert [tuple(at) for at in np.argwhere(~whole.any(axis=-1))] == [(1, 0, 1)] and whole.sum() == 11 * 32
+    want = encode_rows(mx.array(numbers[:, 4:]), "q4")
+    assert (found[1][..., :16] == want[..., :16]).all() and (found[1][0] == want[0]).all()
