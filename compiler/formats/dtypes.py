@@ -11,13 +11,14 @@ class DType(StrEnum):
     BF16 = "bf16"
     Q8 = "q8"
     Q4 = "q4"
+    Q4_KEYS = "q4_keys"
     I32 = "i32"
     U32 = "u32"
     U8 = "u8"
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of one element; of q8, a cache type, without the f32 scale of each row; of q4 those of its bytes."""
+        """Bytes of one element; of types of the cache with scales, which are behind the elements, one byte."""
         return _SIZES.get(self, 4)
 
     @property
@@ -31,13 +32,14 @@ class DType(StrEnum):
         return _METAL[self]
 
 
-_SIZES = {DType.F16: 2, DType.BF16: 2, DType.Q8: 1, DType.Q4: 1, DType.U8: 1}
+_SIZES = {DType.F16: 2, DType.BF16: 2, DType.Q8: 1, DType.Q4: 1, DType.Q4_KEYS: 1, DType.U8: 1}
 _METAL = {
     DType.F32: "float",
     DType.F16: "float16_t",
     DType.BF16: "bfloat16_t",
     DType.Q8: "int8_t",
     DType.Q4: "uint8_t",
+    DType.Q4_KEYS: "int8_t",
     DType.I32: "int32_t",
     DType.U32: "uint32_t",
     DType.U8: "uint8_t",

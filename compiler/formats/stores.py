@@ -34,14 +34,14 @@ MOST_UNDONE = 15
 
 
 Q4_GROUP = 32
-"""Elements of a value in q4 that share a scale, and that are mixed before they are rounded."""
+"""Elements of a row in q4 that share a scale, and that are mixed before they are rounded."""
 
 
 def stored_type(name: str, dtype: DType) -> DType:
-    """The type of a store's rows in a cache of a type: of q4, keys are q8; rows after the final norm have no scales."""
+    """The type of a store's rows in a cache of a type: of q4, keys have 8 bits; rows for guesses are floats."""
     if name == HIDDEN:
         return DType.BF16 if dtype in (DType.Q8, DType.Q4) else dtype
-    return DType.Q8 if dtype is DType.Q4 and name != VALUES else dtype
+    return DType.Q4_KEYS if dtype is DType.Q4 and name != VALUES else dtype
 
 
 def cache_row_bytes(dtype: DType, head_dim: int) -> int:
@@ -49,9 +49,10 @@ def cache_row_bytes(dtype: DType, head_dim: int) -> int:
 
     In q8 an f32 scale is behind the elements; in q4 an f16 scale for each group, all of it rounded up to 4 bytes.
     """
-    if dtype is DType.Q4:
+    if dtype in (DType.Q4, DType.Q4_KEYS):
         assert head_dim % Q4_GROUP == 0, f"{head_dim} elements of q4"
-        return -(-(head_dim // 2 + head_dim // Q4_GROUP * 2) // 4) * 4
+        elements = head_dim // 2 if dtype is DType.Q4 else head_dim
+        return -(-(elements + head_dim // Q4_GROUP * 2) // 4) * 4
     return head_dim * dtype.size_bytes + (4 if dtype is DType.Q8 else 0)
 
 

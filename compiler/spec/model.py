@@ -95,8 +95,8 @@ class Cache(Record):
     """Tokens of one block: a power of two."""
     dtype: CacheType = "bf16"
     """Element type of keys and values; `q8`: 8-bit integers with an f32 scale for each head of each token; `q4`: keys
-    in q8, values as 4-bit integers with an f16 scale for each 32 elements, both mixed by 32 before; `auto`: chosen for
-    each target."""
+    as 8-bit and values as 4-bit integers, with an f16 scale for each 32 elements, which are mixed before; `auto`:
+    chosen for each target."""
     max_sequences: Annotated[int, Field(ge=1, le=65536, strict=True)] = 1
     """Sequences held at once."""
     least_context: Count | None = None

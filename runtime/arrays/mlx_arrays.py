@@ -13,6 +13,7 @@ MLX_DTYPES = {
     "bf16": mx.bfloat16,
     "q8": mx.int8,
     "q4": mx.uint8,
+    "q4_keys": mx.int8,
     "i32": mx.int32,
     "u32": mx.uint32,
     "u8": mx.uint8,

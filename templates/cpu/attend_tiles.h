@@ -1,6 +1,6 @@
 // Attention with matrix tiles (AMX): the same mathematics as attend.h, with K, V, queries and weights as bf16 factors
 // of f32 sums. K and V of a bf16 or q8 cache lose nothing by that (q8's scales go to scores and weights), those of an
-// f16 cache and values of q4 are rounded.
+// f16 or q4 cache are rounded.
 //
 // A tile has 16 rows of 64 bytes. Left factors are rows of 32 bf16; right factors have row p hold, for each of 16
 // columns, elements 2 p and 2 p + 1 of the sum. mlxr_tiles_on comes before, mlxr_tiles_off after.

@@ -1,7 +1,8 @@
 // Rows of the KV cache: head_dim elements of one token and one KV head, as the arena holds them. In q8 int8 numbers and
-// then their f32 scale, absmax / 127; a row that is not finite has the scale NaN. In q4 keys are as in q8, but mixed
-// before; values are mixed, and then groups of 32 numbers of 4 bits, 16 bytes each (element i in the low bits of byte i,
-// element i + 16 in its high ones), then f16 scales, then zeros up to 4 bytes. Rows need no alignment.
+// then their f32 scale, absmax / 127; a row that is not finite has the scale NaN. In q4 each 32
+// elements are mixed before; keys are then int8 numbers, and values groups of 32 numbers of 4 bits, 16 bytes each (element
+// i in the low bits of byte i, element i + 16 in its high ones); then f16 scales of groups, then zeros up to 4 bytes. Rows
+// need no alignment.
 //
 // In scratch a head is f32, `padded` elements long (head_dim rounded up to 16), so that vectors of any width fit.
 #include <math.h>
@@ -11,6 +12,7 @@
 #define MLXR_CACHE_BF16 2
 #define MLXR_CACHE_Q8 3
 #define MLXR_CACHE_Q4 4
+#define MLXR_CACHE_Q4_KEYS 5
 
 // Vectors of a head, the last one perhaps half full; then its other half is zeros in scratch.
 #define MLXR_HEAD_VECTORS(head_dim) (((head_dim) + MLXR_LANES - 1) / MLXR_LANES)
@@ -28,12 +30,13 @@ MLXR_INLINE int cache_element_bytes(int type) {
 }
 
 // The type of keys where values have this one.
-MLXR_INLINE int cache_key_type(int type) { return type == MLXR_CACHE_Q4 ? MLXR_CACHE_Q8 : type; }
+MLXR_INLINE int cache_key_type(int type) { return type == MLXR_CACHE_Q4 ? MLXR_CACHE_Q4_KEYS : type; }
 
-// MLXR_LANES elements of a row of q4, from `at` on, with their scale.
-MLXR_INLINE f32v cache_vector_q4(const uint8_t *row, int at, int head_dim) {
+// MLXR_LANES elements of a row of q4, from `at` on, with their scale: of a key, or of a value.
+MLXR_INLINE f32v cache_vector_q4(const uint8_t *row, int at, int type, int head_dim) {
     uint16_t scale;
-    memcpy(&scale, row + head_dim / 2 + at / 32 * 2, 2);
+    memcpy(&scale, row + (type == MLXR_CACHE_Q4 ? head_dim / 2 : head_dim) + at / 32 * 2, 2);
+    if (type == MLXR_CACHE_Q4_KEYS) return f32_of_i32(i32_load8((const int8_t *)row + at)) * f16_to_f32(scale);
     const i32v bytes = i32_load8((const int8_t *)row + at / 32 * 16 + at % 16);
     return f32_of_i32((at % 32 < 16 ? bytes & 15 : bytes >> 4 & 15) - 8) * f16_to_f32(scale);
 }
@@ -59,7 +62,7 @@ MLXR_INLINE f32v cache_vector(const uint8_t *p, int type) {
 
 // Elements [at, at + MLXR_LANES) of a row; zeros past its end. at is a multiple of 8, and so is head_dim.
 MLXR_INLINE f32v cache_vector_at(const uint8_t *row, int at, int type, int head_dim) {
-    if (type == MLXR_CACHE_Q4) return cache_vector_q4(row, at, head_dim);
+    if (type >= MLXR_CACHE_Q4) return cache_vector_q4(row, at, type, head_dim);
     const uint8_t *p = row + at * cache_element_bytes(type);
     if (at + MLXR_LANES <= head_dim) return cache_vector(p, type);
 #if defined(MLXR_AVX512)
@@ -142,33 +145,39 @@ MLXR_INLINE void cache_mix(float *x, int head_dim, float factor) {
     }
 }
 
-// What is stored: keys and values. Queries are mixed to match keys, and sums of values back, by the inverse.
-MLXR_INLINE void cache_mix_stored(float *x, int head_dim) { cache_mix(x, head_dim, 0.125f); }
+// The inverse of what is done to keys and values: for sums of values, and for queries to match keys.
 MLXR_INLINE void cache_mix_back(float *x, int head_dim) { cache_mix(x, head_dim, 0.25f); }
 
-MLXR_INLINE void cache_store_q4(uint8_t *row, const float *src, int head_dim) {
+// Keys, or values, of q4.
+MLXR_INLINE void cache_store_q4(uint8_t *row, const float *src, int type, int head_dim) {
+    const int of_keys = type == MLXR_CACHE_Q4_KEYS;
+    uint8_t *const scales = row + (of_keys ? head_dim : head_dim / 2);
     for (int group = 0; group < head_dim / 32; group++) {
         float x[32], low = 0.0f, high = 0.0f, other = 0.0f;
         memcpy(x, src + 32 * group, sizeof x);
-        cache_mix_stored(x, 32);
+        cache_mix(x, 32, 0.125f);
         for (int i = 0; i < 32; i++) {
             low = x[i] < low ? x[i] : low;
             high = x[i] > high ? x[i] : high;
             other += x[i] * 0.0f;  // NaN where x is infinite or not a number
         }
         const float extreme = high > -low ? high : low;
-        const uint16_t stored = other != 0.0f ? 0x7e00 : extreme != 0.0f ? f32_to_f16(extreme * -0.125f) : 0;
+        const float exact = of_keys ? __builtin_fabsf(extreme) / 127.0f : extreme * -0.125f;
+        const uint16_t stored = other != 0.0f ? 0x7e00 : extreme != 0.0f ? f32_to_f16(exact) : 0;
         const float scale = f16_to_f32(stored);
         const int usable = __builtin_fabsf(scale) > 0.0f;
-        const f32v divisor = f32_set1(usable ? scale : 1.0f), bound = f32_set1(usable ? 7.0f : 0.0f);
-        const f32v least = f32_set1(usable ? -8.0f : 0.0f);
+        const f32v divisor = f32_set1(usable ? scale : 1.0f);
+        const f32v least = f32_set1(!usable ? 0.0f : of_keys ? -127.0f : -8.0f);
+        const f32v most = f32_set1(!usable ? 0.0f : of_keys ? 127.0f : 7.0f);
         int32_t numbers[32];
         for (int i = 0; i < 32; i += MLXR_LANES)
-            i32_store(numbers + i, i32_round(f32_max(least, f32_min(bound, f32_load(x + i) / divisor))) + 8);
-        for (int i = 0; i < 16; i++) row[16 * group + i] = (uint8_t)(numbers[i] | numbers[i + 16] << 4);
-        memcpy(row + head_dim / 2 + 2 * group, &stored, 2);
+            i32_store(numbers + i, i32_round(f32_max(least, f32_min(most, f32_load(x + i) / divisor))));
+        for (int i = 0; i < 32 && of_keys; i++) row[32 * group + i] = (uint8_t)numbers[i];
+        for (int i = 0; i < 16 && !of_keys; i++)
+            row[16 * group + i] = (uint8_t)((numbers[i] + 8) | (numbers[i + 16] + 8) << 4);
+        memcpy(scales + 2 * group, &stored, 2);
     }
-    if (head_dim / 32 % 2) memset(row + head_dim / 2 + head_dim / 16, 0, 2);
+    if (head_dim / 32 % 2) memset(scales + head_dim / 16, 0, 2);
 }
 
 // A row of f32, in scratch or not, into the arena. type and head_dim are literals.
@@ -177,8 +186,8 @@ MLXR_INLINE void cache_store(uint8_t *row, const float *src, int type, int head_
         cache_store_q8(row, src, head_dim);
         return;
     }
-    if (type == MLXR_CACHE_Q4) {
-        cache_store_q4(row, src, head_dim);
+    if (type >= MLXR_CACHE_Q4) {
+        cache_store_q4(row, src, type, head_dim);
         return;
     }
     const int size = cache_element_bytes(type);

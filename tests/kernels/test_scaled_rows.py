@@ -8,13 +8,15 @@ from mlxr.compiler.artifact import KEYS_AND_VALUES, DType
 from mlxr.compiler.targets.metal.kernels.attend import AttendKernel
 from mlxr.compiler.targets.metal.kernels.rope_cache_write import RopeCacheWriteKernel
 from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES, as_bits
-from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows, mixed_keys
+from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows
 from mlxr_tests.kernel_bench import run_kernel
 from mlxr_tests.kv_arena import kv_arena
 
 pytestmark = pytest.mark.usefixtures("kernel_host")
 
 BLOCK, BLOCKS, LAYERS, LAYER = 2, 4, 3, 1
+KINDS = {"q8": ("q8", "q8"), "q4": ("q4_keys", "q4")}
+"""Types of keys and of values."""
 
 
 def geometry(head_dim, kv_heads, cache):
@@ -76,12 +78,6 @@ def write(kernel, qkv, slots, grid):
     return found, outputs
 
 
-def rows_of(numbers, dtype, cache):
-    """Keys (q8) or values of a cache, as the reference stores them."""
-    rows = mx.array(numbers)
-    return encode_rows(mixed_keys(rows) if (dtype, cache) == ("q8", "q4") else rows, dtype)
-
-
 def scales(bits):
     """The scales of rows of bits."""
     return np.ascontiguousarray(bits[..., -4:]).view(np.float32)[..., 0]
@@ -114,8 +110,8 @@ def test_written_to_the_bit(head_dim, kv_heads, cache):
     queries = np.full_like(keys, np.nan)
     qkv = mx.array(np.concatenate([queries, keys, values], axis=1).reshape(7, -1))
     found, _ = write(kernel, qkv, [6, 1, 0, 7, 2, 3, 5], (7, 1, 1))
-    for bits, numbers, dtype in zip(found, (keys, values), ("q8", cache), strict=True):
-        assert (bits == rows_of(numbers, dtype, cache)).all()
+    for bits, numbers, dtype in zip(found, (keys, values), KINDS[cache], strict=True):
+        assert (bits == encode_rows(mx.array(numbers), dtype)).all()
 
 
 @pytest.mark.parametrize("activation", ["f32", "f16", "bf16"])
@@ -168,8 +164,8 @@ def test_decode_stores_the_same_rows(head_dim, kv_heads, num_heads, cache):
     found, outputs = write(kernel, mx.array(qkv), [6, 1, 0, 7, 2, 3], (kv_heads, 6, 1))
     heads = qkv.reshape(6, -1, head_dim)
     parts = slice(num_heads, -kv_heads), slice(-kv_heads, None)
-    for bits, part, dtype in zip(found, parts, ("q8", cache), strict=True):
-        assert (bits == rows_of(heads[:, part].copy(), dtype, cache)).all()
+    for bits, part, dtype in zip(found, parts, KINDS[cache], strict=True):
+        assert (bits == encode_rows(mx.array(heads[:, part].copy()), dtype)).all()
     values = np.array(decode_rows(found[1], cache))
     out = np.array(outputs["out"]).reshape(6, kv_heads, -1, head_dim)
     assert np.allclose(out, values[:, :, None], rtol=1e-6, atol=0.0)

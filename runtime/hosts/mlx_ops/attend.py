@@ -21,13 +21,13 @@ from mlxr.compiler.ir.ops.attention import (
 from mlxr.compiler.ir.ops.cache import CacheWrite, RopeCacheWrite
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
-from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows, keys_back, layer_rows, mixed_keys
+from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows, layer_rows
 from mlxr.runtime.hosts.mlx_ops.dense import capped
 from mlxr.runtime.hosts.mlx_ops.normalise import normalise
 from mlxr.runtime.hosts.mlx_ops.table import evaluate, evaluates
 from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
 
-_KEYS, _VALUES = KEYS_AND_VALUES
+_VALUES = KEYS_AND_VALUES[1]
 
 
 @evaluates(Rope)
@@ -175,7 +175,6 @@ def store_rows(new: mx.array, port: str, inputs: Inputs, place: ArenaLayer) -> N
     """Stores rows [tokens, kv_heads, head_dim] of one store in their slots."""
     cache, slots = place.cache, _indices(inputs["slots"])
     rows = layer_rows(inputs[port], cache.layout, place.place(port))
-    new = mixed_keys(new) if cache.mixed and port == _KEYS else new
     rows[slots // cache.block_size, slots % cache.block_size] = encode_rows(new, str(row_type(cache, port)))
 
 
@@ -200,8 +199,7 @@ def context_of(array: mx.array, port: str, place: ArenaLayer, table: npt.NDArray
     blocks = np.arange(num_blocks) if geometry.mode == "contiguous" else table[:num_blocks]
     rows = layer_rows(array, geometry.layout, place.place(port))[blocks]
     rows = rows.reshape(-1, geometry.num_kv_heads, rows.shape[-1])[:context]
-    numbers = decode_rows(rows, str(row_type(geometry, port))).transpose(1, 0, 2)
-    return keys_back(numbers) if geometry.mixed and port == _KEYS else numbers
+    return decode_rows(rows, str(row_type(geometry, port))).transpose(1, 0, 2)
 
 
 def row_type(cache: CacheGeometry, port: str) -> DType:

@@ -6,9 +6,10 @@ the scale 0, and one with an element that is not finite has the scale NaN.
 In a q4 cache each 32 elements are mixed before they are rounded: multiplied by the Hadamard matrix of 32, of entries 1
 and -1, and by 1/8; so an element that is larger than its neighbours does not cost them their precision. The inverse is
 the same matrix and 1/4. Steps of the transform, from neighbours to halves, are those of every kernel, so that all write
-the same bits. Keys are then q8 rows. Values are q4 rows, in groups of 32 elements: 16 bytes each, byte i with element i
-in its low and element i + 16 in its high bits, then an f16 scale for each group, then zeros up to 4 bytes.
-(number - 8) * scale is an element; the scale is the extreme of larger magnitude, of two equal ones the lower, / -8.
+the same bits. Rows are groups of 32 elements, then an f16 scale for each group, then zeros up to 4 bytes. A group of a
+value (`q4`) has 16 bytes: byte i has element i in its low and element i + 16 in its high bits, and (number - 8) * scale
+is an element; the scale is the extreme of larger magnitude, of two equal ones the lower, / -8. A group of a key
+(`q4_keys`) has 32 int8 numbers, whose scale is absmax / 127.
 """
 
 import mlx.core as mx
@@ -35,11 +36,11 @@ def layer_rows(array: mx.array, layout: str, place: int) -> Bits:
 
 def encode_rows(rows: mx.array, dtype: str) -> Bits:
     """Rows [..., head_dim] as the bits of an arena of that type: [..., row_elements], unsigned integers."""
-    if dtype not in ("q8", "q4"):
+    if dtype not in ("q8", "q4", "q4_keys"):
         return as_bits(rows.astype(MLX_DTYPES[dtype]))
     numbers = np.array(rows.astype(mx.float32))
-    if dtype == "q4":
-        return _encode_q4(numbers)
+    if dtype != "q8":
+        return _encode_q4(numbers, keys=dtype == "q4_keys")
     finite = np.isfinite(numbers).all(axis=-1, keepdims=True)
     scales = np.abs(numbers).max(axis=-1, keepdims=True) / _LARGEST
     scales[~finite] = np.nan
@@ -52,8 +53,8 @@ def encode_rows(rows: mx.array, dtype: str) -> Bits:
 
 def decode_rows(bits: Bits, dtype: str) -> mx.array:
     """The numbers that `encode_rows` stored, in fp32: [..., head_dim]."""
-    if dtype == "q4":
-        return mx.array(_decode_q4(bits))
+    if dtype in ("q4", "q4_keys"):
+        return mx.array(_decode_q4(bits, keys=dtype == "q4_keys"))
     if dtype != "q8":
         return mx.array(bits).view(MLX_DTYPES[dtype]).astype(mx.float32)
     numbers = np.ascontiguousarray(bits[..., :-4]).view(np.int8)
@@ -61,43 +62,33 @@ def decode_rows(bits: Bits, dtype: str) -> mx.array:
     return mx.array(numbers.astype(np.float32) * scales)
 
 
-def mixed_keys(rows: mx.array) -> mx.array:
-    """Keys [..., head_dim] as a q4 cache rounds them."""
-    return mx.array(_mixed(np.array(rows.astype(mx.float32)), _MIXED))
-
-
-def keys_back(rows: mx.array) -> mx.array:
-    """The inverse of `mixed_keys`."""
-    return mx.array(_mixed(np.array(rows), _BACK))
-
-
-def _mixed(rows: npt.NDArray[np.float32], factor: np.float32) -> npt.NDArray[np.float32]:
-    with np.errstate(invalid="ignore", over="ignore"):
-        return (hadamard(rows.reshape(*rows.shape[:-1], -1, _GROUP)) * factor).reshape(rows.shape)
-
-
-def _encode_q4(numbers: npt.NDArray[np.float32]) -> Bits:
+def _encode_q4(numbers: npt.NDArray[np.float32], *, keys: bool) -> Bits:
     with np.errstate(invalid="ignore", over="ignore"):
         groups = hadamard(numbers.reshape(*numbers.shape[:-1], -1, _GROUP)) * _MIXED
         low, high = groups.min(axis=-1), groups.max(axis=-1)
         extreme = np.where(high > -low, high, low)
-        scales = np.where(extreme != 0, extreme * np.float32(-0.125), np.float32(0)).astype(np.float16)
+        exact = np.maximum(high, -low) / _LARGEST if keys else extreme * np.float32(-0.125)
+        scales = np.where(extreme != 0, exact, np.float32(0)).astype(np.float16)
         scales[~np.isfinite(groups).all(axis=-1)] = np.nan
         factors = scales.astype(np.float32)[..., None]
         quotients = np.divide(groups, factors, out=np.zeros_like(groups), where=np.abs(factors) > 0)
-    codes = (np.clip(np.rint(quotients), -8, 7) + 8).astype(np.uint8)
-    packed = codes[..., : _GROUP // 2] | codes[..., _GROUP // 2 :] << 4
     outer = numbers.shape[:-1]
+    whole = np.rint(np.clip(quotients, *((-_LARGEST, _LARGEST) if keys else (-8, 7))))
+    codes = whole.astype(np.int8).view(np.uint8) if keys else (whole + 8).astype(np.uint8)
+    packed = codes if keys else codes[..., : _GROUP // 2] | codes[..., _GROUP // 2 :] << 4
     row = np.concatenate([packed.reshape(*outer, -1), scales.view(np.uint8).reshape(*outer, -1)], axis=-1)
     return np.concatenate([row, np.zeros((*outer, -row.shape[-1] % 4), np.uint8)], axis=-1)
 
 
-def _decode_q4(bits: Bits) -> npt.NDArray[np.float32]:
-    groups = bits.shape[-1] // (_GROUP // 2 + 2)
-    packed = bits[..., : groups * _GROUP // 2].reshape(*bits.shape[:-1], groups, _GROUP // 2)
-    end = groups * (_GROUP // 2 + 2)
-    scales = np.ascontiguousarray(bits[..., groups * _GROUP // 2 : end]).view(np.float16).astype(np.float32)
-    codes = np.concatenate([packed & 15, packed >> 4], axis=-1).astype(np.float32) - 8
+def _decode_q4(bits: Bits, *, keys: bool) -> npt.NDArray[np.float32]:
+    size = _GROUP if keys else _GROUP // 2
+    groups = bits.shape[-1] // (size + 2)
+    packed = np.ascontiguousarray(bits[..., : groups * size]).reshape(*bits.shape[:-1], groups, size)
+    scales = np.ascontiguousarray(bits[..., groups * size : groups * (size + 2)]).view(np.float16).astype(np.float32)
+    if keys:
+        codes = packed.view(np.int8).astype(np.float32)
+    else:
+        codes = np.concatenate([packed & 15, packed >> 4], axis=-1).astype(np.float32) - 8
     back = hadamard(codes * scales[..., None]) * _BACK
     return back.reshape(*bits.shape[:-1], groups * _GROUP)
 

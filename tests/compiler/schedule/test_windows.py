@@ -35,18 +35,18 @@ def test_the_shape_of_gpt_oss_takes_half() -> None:
 
 
 def test_values_of_another_size_take_their_own_bytes() -> None:
-    """The shape of MiMo-V2: in q8 the rows of keys and of values have a scale each, in q4 values one for each 32."""
+    """The shape of MiMo-V2: in q8 the rows of keys and of values have a scale each, in q4 one for each 32."""
     layers = {"sliding": {"attention": {"num_kv_heads": 8, "sliding_window": 129}}, "full": {}}
     changes: dict[str, object] = {
         "model__attention": {"num_heads": 64, "num_kv_heads": 4, "head_dim": 192, "v_dim": 128},
         "model__layer_types": layers,
     }
-    for dtype, row in (("bf16", 2 * (192 + 128)), ("q8", 192 + 4 + 128 + 4), ("q4", 192 + 4 + 64 + 8)):
+    for dtype, row in (("bf16", 2 * (192 + 128)), ("q8", 192 + 4 + 128 + 4), ("q4", 192 + 12 + 64 + 8)):
         arena = arena_geometry(small_spec(**GPT_OSS | changes | {"cache__dtype": dtype}), GeometryTable())
         windowed = arena.groups[1]
         assert arena.size_bytes == 12 * 32768 * 4 * row + 12 * windowed.num_blocks * 16 * 8 * row
         assert arena.block_bytes == 12 * 16 * 4 * row
-    assert arena.summary.startswith("K, 2048 blocks x 12 layers x 16 tokens x 4 x 196, q8; V, 2048 blocks")
+    assert arena.summary.startswith("K, 2048 blocks x 12 layers x 16 tokens x 4 x 204, q4_keys; V, 2048 blocks")
     assert "x 16 tokens x 4 x 72, q4" in arena.summary and arena.cache_type is DType.Q4
 
 

@@ -1,25 +1,24 @@
-// attend_prefill_2e52e0cb
+// attend_prefill_4a0c9665
 // small spec of a test
 //
 // Prefill: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
-// One threadgroup serves 3 query heads on one KV head, of a tile of 10 query tokens: 32 rows, 4 a simdgroup. It walks the
+// One threadgroup serves 2 query heads on one KV head, of a tile of 16 query tokens: 32 rows, 4 a simdgroup. It walks the
 // context 32 keys at a time through threadgroup memory: a lane owns a key for the scores (so a row's softmax takes one
 // simd_max) and a slice of the head for the values.
 // Source: FlashAttention-2 (Dao 2023), with the K and V tiles gathered through the block table.
-// Grid: (2 KV heads, tiles) threadgroups of 8 simdgroups.
-//   qkv        [tokens, 960] f32: 6 query, 2 key heads of 96, 2 value heads of 96
+// Grid: (1 KV heads, tiles) threadgroups of 8 simdgroups.
+//   qkv        [tokens, 384] f32: 2 query, 1 key heads of 96, 1 value heads of 96
 //   query_tiles  [tiles, 2] i32: sequence, first token; or -1 - n, first of n padding tokens, whose rows become 0
 //   positions  [tokens] i32
 //   query_start  [seqs + 1] i32: first token of each sequence
 //   block_tables  [1 + seqs * columns] i32: the columns, then the blocks of each sequence
-//   k_arena    [20, 1, 4, 2, 100] q8
-//   v_arena    [20, 1, 4, 2, 56] q4
-//     a row: 96 int8 numbers and their f32 scale; number * scale is the element
-//     a row of V: 3 groups of 32 4-bit numbers, 16 bytes each, then their f16 scales; (number - 8) * scale is the
-//     element of a group that was multiplied by the Hadamard matrix of 32 and 1/8
+//   k_arena    [30, 1, 4, 1, 104] q4_keys
+//   v_arena    [30, 1, 4, 1, 56] q4
+//     rows: groups of 32 numbers, int8 of K and 4 bits of V, then the groups' f16 scales; number * scale, of V (number - 8) *
+//     scale, is the element of a group that was multiplied by the Hadamard matrix of 32 and 1/8
 //   layer      [8] u32: the layer first
 //   token, token_out  [8] u32
-//   out        [tokens, 576] f32
+//   out        [tokens, 192] f32
 #include <metal_stdlib>
 using namespace metal;
 typedef half float16_t;
@@ -29,10 +28,6 @@ typedef bfloat bfloat16_t;
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
-inline void unpack_q8(uint u, thread float4* v) { v[0] = float4(as_type<char4>(u)); }
-
-inline void load_q8_4(const device int8_t* p, thread float4* v) { unpack_q8(*(const device uint*)p, v); }
-
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 constant float rope_frequencies[48] = {
   1.0f, 0.825404167f, 0.681292057f, 0.562341332f, 0.464158893f, 0.383118689f,
@@ -85,14 +80,14 @@ inline void q4_mix_group(threadgroup float* x) {
   }
 }
 inline ulong arena_row(uint block, uint layer, uint offset) {
-  return (((ulong)block * 1u + layer) * 4u + offset) * 200u;
+  return (((ulong)block * 1u + layer) * 4u + offset) * 104u;
 }
 inline ulong value_row(uint block, uint layer, uint offset) {
-  return (((ulong)block * 1u + layer) * 4u + offset) * 112u;
+  return (((ulong)block * 1u + layer) * 4u + offset) * 56u;
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_prefill_2e52e0cb(
+[[kernel]] void attend_prefill_4a0c9665(
   const device float* qkv [[buffer(0)]],
   const device int32_t* query_tiles [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],
@@ -111,34 +106,34 @@ inline ulong value_row(uint block, uint layer, uint offset) {
   const uint lane = thread_index_in_simdgroup;
   const uint simd_gid = simdgroup_index_in_threadgroup;
   const uint kv_head = threadgroup_position_in_grid.x;
-  const uint first_head = kv_head * 3u;
+  const uint first_head = kv_head * 2u;
   const uint first_token = (uint)query_tiles[2 * threadgroup_position_in_grid.y + 1];
   if (query_tiles[2 * threadgroup_position_in_grid.y] < 0) {
-    const uint count = (uint)(-1 - query_tiles[2 * threadgroup_position_in_grid.y]) * 576u;
-    device float* row = out + (ulong)first_token * 576u;
-    for (uint i = threadgroup_position_in_grid.x * 256u + thread_index_in_threadgroup; i < count; i += 512u) {
+    const uint count = (uint)(-1 - query_tiles[2 * threadgroup_position_in_grid.y]) * 192u;
+    device float* row = out + (ulong)first_token * 192u;
+    for (uint i = threadgroup_position_in_grid.x * 256u + thread_index_in_threadgroup; i < count; i += 256u) {
       row[i] = (float)0.0f;
     }
     return;
   }
   const uint sequence = (uint)query_tiles[2 * threadgroup_position_in_grid.y];
   const device int* table = block_tables + 1 + (ulong)(sequence) * (uint)block_tables[0];
-  const uint num_tokens = min(10u, (uint)query_start[sequence + 1] - first_token);
+  const uint num_tokens = min(16u, (uint)query_start[sequence + 1] - first_token);
   const uint first_position = (uint)positions[first_token];
 
-  // Row r is query head first_head + r % 3 of token r / 3. Rows past the end stay zero and are not stored.
+  // Row r is query head first_head + r % 2 of token r / 2. Rows past the end stay zero and are not stored.
   MLXR_THREADGROUP(float4, q, 768);
-  MLXR_THREADGROUP(uint, k_tile, 800);
+  MLXR_THREADGROUP(uint, k_tile, 864);
   MLXR_THREADGROUP(uint, v_tile, 480);
   MLXR_THREADGROUP(float, weights, 1024);
   for (uint i = thread_index_in_threadgroup; i < 768u; i += 256u) {
     const uint row = i / 24u;
     const uint element = i % 24u * 4u;
-    const uint t = row / 3u;
+    const uint t = row / 2u;
     float4 rotated = float4(0.0f);
     if (t < num_tokens) {
-      const device float* head = qkv + (ulong)(first_token + t) * 960u +
-          (first_head + row % 3u) * 96u;
+      const device float* head = qkv + (ulong)(first_token + t) * 384u +
+          (first_head + row % 2u) * 96u;
 #pragma unroll
       for (uint j = 0; j < 4; j++) {
         rotated[j] = rotate(head, element + j, rotation(element + j, (int)(first_position + t))) * 0.147244453f;
@@ -170,13 +165,13 @@ inline ulong value_row(uint block, uint layer, uint offset) {
 
   for (uint first_key = begin; first_key < end; first_key += 32u) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = thread_index_in_threadgroup; i < 800u; i += 256u) {
-      const uint key = i / 25u;
-      const uint chunk = i % 25u;
+    for (uint i = thread_index_in_threadgroup; i < 832u; i += 256u) {
+      const uint key = i / 26u;
+      const uint chunk = i % 26u;
       // Keys past the end repeat the last one; their weight is zero.
       const uint at = min(first_key + key, end - 1);
-      const ulong row = arena_row((uint)table[(at) / 4u], layer[0], at % 4u) + kv_head * 100u;
-      k_tile[key * 25u + chunk] = ((const device uint*)(k_arena + row))[chunk];
+      const ulong row = arena_row((uint)table[(at) / 4u], layer[0], at % 4u) + kv_head * 104u;
+      k_tile[key * 27u + chunk] = ((const device uint*)(k_arena + row))[chunk];
     }
     for (uint i = thread_index_in_threadgroup; i < 448u; i += 256u) {
       const uint key = i / 14u;
@@ -195,7 +190,8 @@ inline ulong value_row(uint block, uint layer, uint offset) {
     const uint own = lane;
     for (uint chunk = 0; chunk < 24u; chunk++) {
       float4 key[1];
-      unpack_q8(k_tile[own * 25u + chunk], key);
+      const threadgroup half* scales = (const threadgroup half*)(k_tile + own * 27u + 24u);
+      key[0] = float4(as_type<char4>(k_tile[own * 27u + chunk])) * (float)scales[chunk / 8u];
 #pragma unroll
       for (uint r = 0; r < 4u; r++) {
 #pragma unroll
@@ -205,11 +201,9 @@ inline ulong value_row(uint block, uint layer, uint offset) {
       }
     }
     const uint key_position = first_key + own;
-    const float k_scale = as_type<float>(k_tile[own * 25u + 24u]);
 #pragma unroll
     for (uint r = 0; r < 4u; r++) {
-      scores[r] *= k_scale;
-      const uint t = (first_row + r) / 3u;
+      const uint t = (first_row + r) / 2u;
       const uint query_position = first_position + min(t, num_tokens - 1);
       const bool seen = key_position <= query_position;
       const float largest = max(maximum[r], simd_max(seen ? scores[r] : LOWEST));
@@ -241,7 +235,7 @@ inline ulong value_row(uint block, uint layer, uint offset) {
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
     const uint row = first_row + r;
-    const uint t = row / 3u;
+    const uint t = row / 2u;
     const float sum = simd_sum(total[r]);
     // Sums of mixed values become sums of values.
 #pragma unroll
@@ -253,9 +247,9 @@ inline ulong value_row(uint block, uint layer, uint offset) {
       }
       values[r][d] *= 0.25f;
     }
-    if (row < 30u && t < num_tokens) {
-      device float* target = out + (ulong)(first_token + t) * 576u +
-          (first_head + row % 3u) * 96u;
+    if (row < 32u && t < num_tokens) {
+      device float* target = out + (ulong)(first_token + t) * 192u +
+          (first_head + row % 2u) * 96u;
 #pragma unroll
       for (uint d = 0; d < 3u; d++) {
         const uint element = lane + 32u * d;

@@ -1,18 +1,16 @@
-// rope_cache_write_518517ce
+// rope_cache_write_73fa7939
 // small spec of a test
 //
 // Prefill: K is rotated, then K and V of each token go to the token's slot of the arena.
-// A simdgroup stores a row of K or V: it finds the largest magnitude for the row's scale, then rounds.
 // The arena is written in place through its const inputs; `token` orders that write against every other access.
-// Grid: one threadgroup of 128 threads a token.
-//   qkv        [tokens, 960] f32: 6 query, 2 key heads of 96, 2 value heads of 96
+// Grid: one threadgroup of 64 threads a token.
+//   qkv        [tokens, 384] f32: 2 query, 1 key heads of 96, 1 value heads of 96
 //   positions  [tokens] i32
 //   slots      [tokens] i32: block * 4 + offset; -1 for padding tokens
-//   k_arena    [20, 1, 4, 2, 100] q8, written
-//   v_arena    [20, 1, 4, 2, 56] q4, written
-//     a row: 96 int8 numbers and their f32 scale; number * scale is the element
-//     a row of V: 3 groups of 32 4-bit numbers, 16 bytes each, then their f16 scales; (number - 8) * scale is the
-//     element of a group that was multiplied by the Hadamard matrix of 32 and 1/8
+//   k_arena    [30, 1, 4, 1, 104] q4_keys, written
+//   v_arena    [30, 1, 4, 1, 56] q4, written
+//     rows: groups of 32 numbers, int8 of K and 4 bits of V, then the groups' f16 scales; number * scale, of V (number - 8) *
+//     scale, is the element of a group that was multiplied by the Hadamard matrix of 32 and 1/8
 //   layer      [8] u32: the layer first
 //   token, token_out  [8] u32
 #include <metal_stdlib>
@@ -53,12 +51,6 @@ inline Rotation rotation(uint element, int position) {
 inline float rotate(const device float* head, uint element, Rotation r) {
   return (float)head[element] * r.cosine + (float)head[r.partner] * r.sine;
 }
-inline float q8_magnitude(float x) { return metal::isfinite(x) ? metal::abs(x) : INFINITY; }
-inline float q8_scale(float largest) { return metal::isfinite(largest) ? largest / 127.0f : NAN; }
-// A subnormal scale is so coarse that a quotient may exceed 127.
-inline int8_t q8_number(float x, float scale) {
-  return scale > 0.0f ? (int8_t)metal::rint(metal::clamp(x / scale, -127.0f, 127.0f)) : (int8_t)0;
-}
 inline float4 q4_mix(float4 v, uint lane) {
   const float4 a = float4(v.x + v.y, v.x - v.y, v.z + v.w, v.z - v.w);
   float4 x = float4(a.x + a.z, a.y + a.w, a.x - a.z, a.y - a.w);
@@ -72,8 +64,8 @@ inline float4 q4_mix(float4 v, uint lane) {
   }
   return x;
 }
-inline float4 q4_store(device uint8_t* row, float4 v, uint element, uint dim, uint lane, bool stores) {
-  const float4 x = q4_mix(v, lane) * 0.125f;
+// The least and the greatest of a group; the least is infinite if an element is no finite number.
+inline float2 q4_extremes(float4 x) {
   float low = INFINITY;
   float high = -INFINITY;
 #pragma unroll
@@ -86,38 +78,62 @@ inline float4 q4_store(device uint8_t* row, float4 v, uint element, uint dim, ui
     low = min(low, simd_shuffle_xor(low, offset));
     high = max(high, simd_shuffle_xor(high, offset));
   }
-  const float extreme = high > -low ? high : low;
-  const half stored = (half)(!metal::isfinite(low) ? NAN : extreme != 0.0f ? extreme * -0.125f : 0.0f);
+  return float2(low, high);
+}
+inline void q4_store_scale(device half* scales, half scale, uint element, uint dim) {
+  scales[element / 32u] = scale;
+  if (element + 32u == dim && dim % 64u != 0u) {
+    scales[element / 32u + 1u] = (half)0.0f;
+  }
+}
+inline float4 q4_store_key(device int8_t* row, float4 v, uint element, uint dim, uint lane, bool stores) {
+  const float4 x = q4_mix(v, lane) * 0.125f;
+  const float2 extremes = q4_extremes(x);
+  const half stored = (half)(metal::isfinite(extremes.x) ? max((float)extremes.y, -extremes.x) / 127.0f : NAN);
+  const float scale = (float)stored;
+  float4 numbers;
+#pragma unroll
+  for (uint j = 0; j < 4; j++) {
+    numbers[j] = scale > 0.0f ? metal::rint(metal::clamp(x[j] / scale, -127.0f, 127.0f)) : 0.0f;
+  }
+  if (stores) {
+    *(device char4*)(row + element) = char4((int8_t)numbers.x, (int8_t)numbers.y, (int8_t)numbers.z, (int8_t)numbers.w);
+  }
+  if (stores && element % 32u == 0u) {
+    q4_store_scale((device half*)(row + dim), stored, element, dim);
+  }
+  return numbers * scale;
+}
+inline float4 q4_store(device uint8_t* row, float4 v, uint element, uint dim, uint lane, bool stores) {
+  const float4 x = q4_mix(v, lane) * 0.125f;
+  const float2 extremes = q4_extremes(x);
+  const float extreme = extremes.y > -extremes.x ? extremes.y : extremes.x;
+  const half stored = (half)(!metal::isfinite(extremes.x) ? NAN : extreme != 0.0f ? extreme * -0.125f : 0.0f);
   const float scale = (float)stored;
   uint codes = 0;
   float4 numbers;
 #pragma unroll
   for (uint j = 0; j < 4; j++) {
-    const float number = metal::abs(scale) > 0.0f ? metal::rint(metal::clamp(x[j] / scale, -8.0f, 7.0f)) : 0.0f;
-    codes |= (uint)((int)number + 8) << (8u * j);
-    numbers[j] = number * scale;
+    numbers[j] = metal::abs(scale) > 0.0f ? metal::rint(metal::clamp(x[j] / scale, -8.0f, 7.0f)) : 0.0f;
+    codes |= (uint)((int)numbers[j] + 8) << (8u * j);
   }
   const uint upper = simd_shuffle_xor(codes, 4);
   if (stores && element % 32u < 16u) {
     *(device uint*)(row + element / 32u * 16u + element % 16u) = codes | upper << 4;
   }
   if (stores && element % 32u == 0u) {
-    device half* scales = (device half*)(row + dim / 2u) + element / 32u;
-    *scales = stored;
-    if (element + 32u == dim && dim % 64u != 0u) {
-      scales[1] = (half)0.0f;
-    }
+    q4_store_scale((device half*)(row + dim / 2u), stored, element, dim);
   }
-  return numbers;
+  return numbers * scale;
 }
 inline ulong arena_row(uint block, uint layer, uint offset) {
-  return (((ulong)block * 1u + layer) * 4u + offset) * 200u;
+  return (((ulong)block * 1u + layer) * 4u + offset) * 104u;
 }
 inline ulong value_row(uint block, uint layer, uint offset) {
-  return (((ulong)block * 1u + layer) * 4u + offset) * 112u;
+  return (((ulong)block * 1u + layer) * 4u + offset) * 56u;
 }
 // ---- kernel
-[[kernel]] void rope_cache_write_518517ce(
+[[kernel]] void rope_cache_write_73fa7939(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -140,15 +156,14 @@ inline ulong value_row(uint block, uint layer, uint offset) {
   const int position = positions[t];
   const ulong row = arena_row(slot / 4u, layer[0], slot % 4u);
   const ulong v_row = value_row(slot / 4u, layer[0], slot % 4u);
-  const device float* key = qkv + (ulong)t * 960u + 576u;
-  const device float* value = key + 192u;
+  const device float* key = qkv + (ulong)t * 384u + 192u;
+  const device float* value = key + 96u;
   const uint lane = thread_index_in_simdgroup;
-  for (uint r = simdgroup_index_in_threadgroup; r < 4u; r += 4u) {
-    const bool is_key = r < 2u;
-    const device float* head = is_key ? key + r * 96u : value + (r - 2u) * 96u;
+  for (uint r = simdgroup_index_in_threadgroup; r < 2u; r += 2u) {
+    const bool is_key = r < 1u;
+    const device float* head = is_key ? key + r * 96u : value + (r - 1u) * 96u;
     const uint elements = is_key ? 96u : 96u;
     float x[1][4];
-    float largest = 0.0f;
 #pragma unroll
     for (uint i = 0; i < 1u; i++) {
 #pragma unroll
@@ -160,36 +175,15 @@ inline ulong value_row(uint block, uint layer, uint offset) {
         }
       }
     }
-    if (!is_key) {
-#pragma unroll
-      for (uint i = 0; i < 1u; i++) {
-        const uint element = (lane + 32u * i) * 4u;
-        q4_store(v_out + v_row + (r - 2u) * 56u, float4(x[i][0], x[i][1], x[i][2], x[i][3]), element,
-                 96u, lane, element < 96u);
-      }
-      continue;
-    }
-#pragma unroll
-    for (uint i = 0; i < 1u; i++) {
-      const float4 mixed = q4_mix(float4(x[i][0], x[i][1], x[i][2], x[i][3]), lane) * 0.125f;
-#pragma unroll
-      for (uint j = 0; j < 4; j++) {
-        x[i][j] = mixed[j];
-        largest = max(largest, q8_magnitude(x[i][j]));
-      }
-    }
-    const float scale = q8_scale(simd_max(largest));
-    device int8_t* target = k_out + row + r * 100u;
 #pragma unroll
     for (uint i = 0; i < 1u; i++) {
       const uint element = (lane + 32u * i) * 4u;
-      if (element < elements) {
-        *(device char4*)(target + element) = char4(q8_number(x[i][0], scale), q8_number(x[i][1], scale),
-                                                   q8_number(x[i][2], scale), q8_number(x[i][3], scale));
+      const float4 part = float4(x[i][0], x[i][1], x[i][2], x[i][3]);
+      if (is_key) {
+        q4_store_key(k_out + row + r * 104u, part, element, elements, lane, element < elements);
+      } else {
+        q4_store(v_out + v_row + (r - 1u) * 56u, part, element, elements, lane, element < elements);
       }
-    }
-    if (lane == 0) {
-      *(device float*)(target + elements) = scale;
     }
   }
   if (t == 0 && thread_index_in_threadgroup < 8) {

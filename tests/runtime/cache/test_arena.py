@@ -77,8 +77,9 @@ def test_q8_rows_hold_their_scale(layout, shape):
 def test_q4_rows_are_whole_words(head_dim, row_bytes):
     assert cache_row_bytes(DType.Q4, head_dim) == row_bytes
     cache = GEOMETRY.with_cache(DType.Q4).cache_of(0)
-    assert (cache.dtype, cache.value_dtype, cache.value_dim) == (DType.Q8, DType.Q4, cache.head_dim)
-    assert cache.shape[-1] == cache.head_dim + 4 and cache.value_shape[-1] == cache_row_bytes(DType.Q4, cache.head_dim)
+    assert (cache.dtype, cache.value_dtype, cache.value_dim) == (DType.Q4_KEYS, DType.Q4, cache.head_dim)
+    assert cache.shape[-1] == cache_row_bytes(DType.Q4_KEYS, cache.head_dim)
+    assert cache.value_shape[-1] == cache_row_bytes(DType.Q4, cache.head_dim)
 
 
 def test_addresses_are_where_the_bytes_are():

@@ -16,7 +16,7 @@ from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows
 from mlxr_tests.specs import floats
 from mlxr_tests.tolerances import Mismatch, check_op
 
-_NAN_BITS = {"f32": 0x7FC00000, "f16": 0x7E00, "bf16": 0x7FC0, "q8": 0xFF, "q4": 0xFF}
+_NAN_BITS = {"f32": 0x7FC00000, "f16": 0x7E00, "bf16": 0x7FC0, "q8": 0xFF, "q4": 0xFF, "q4_keys": 0xFF}
 
 
 _views: WeakKeyDictionary[Arena, list[tuple[Allocation, Bits]]] = WeakKeyDictionary()
@@ -85,7 +85,7 @@ def check_block_io(host: Host) -> None:
         mx.eval(host.arena.token)
         parts = [np.ascontiguousarray(bits).view(np.uint8) for bits in snapshot(host.arena).values()]
         layers = [part.reshape(geometry.num_layers, geometry.num_blocks, -1).swapaxes(0, 1) for part in parts]
-        return np.stack(layers, axis=1).reshape(geometry.num_blocks, -1)
+        return np.concatenate([part.reshape(geometry.num_blocks, -1) for part in layers], axis=1)
 
     for _, bits in _bits(host.arena):
         bits[...] = rng.integers(0, np.iinfo(bits.dtype).max, bits.shape, bits.dtype, endpoint=True)

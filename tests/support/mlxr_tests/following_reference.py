@@ -16,7 +16,6 @@ from mlxr.compiler.ir.ops.cache import CacheWrite
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.mlx_ops import ArenaLayer
-from mlxr.runtime.hosts.mlx_ops.cache_rows import mixed_keys
 from mlxr.runtime.hosts.mlx_ops.table import op_functions
 from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr_tests.arenas import copy_slots, stored_rows
@@ -49,8 +48,6 @@ class FollowingReference(ReferenceHost):
         cache = geometry.cache_of(layer)
         for port, rows in stored_rows(self.leader, layer, slots).items():
             numbers = floats(inputs[port]).reshape(rows.shape)
-            if cache.mixed and port == "k":
-                numbers = floats(mixed_keys(mx.array(numbers)))
             what = f"{port.upper()} of layer {layer}, slots {slots}"
             check_stored(
                 what, rows, numbers, str(cache.value_dtype if port == "v" else cache.dtype), sum_error=self.sum_error

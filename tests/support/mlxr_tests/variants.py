@@ -10,6 +10,7 @@ from mlxr_tests.family_specs import FAMILY_SPECS
 from mlxr_tests.specs import small_spec
 
 _ONE_LAYER = {"model__num_layers": 1, "model__attention": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 32}}
+_Q4 = _ONE_LAYER | {"model__attention__head_dim": 96, "cache__dtype": "q4"}
 
 _EXPERTS: dict[str, Any] = {"count": 40, "per_token": 3, "normalise": True, "scale": 2.5}
 _BLOCKS = {
@@ -127,15 +128,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry.of(partition=16),
         ("attend", "attend_partition", "attend_reduce", "attend_prefill", "rope_cache_write", "copy_blocks"),
     ),
-    "q4": (
-        small_spec(
-            model__num_layers=1,
-            model__attention={"num_heads": 6, "num_kv_heads": 2, "head_dim": 96},
-            cache={"dtype": "q4", "block_size": 4, "max_sequences": 2},
-        ),
-        Geometry.of(partition=16),
-        ("attend", "attend_prefill", "rope_cache_write"),
-    ),
+    "q4": (small_spec(**_Q4), Geometry(), ("attend", "attend_prefill", "rope_cache_write")),
     "no-rope": (
         small_spec(**_ONE_LAYER, model__rope=None, cache={"dtype": "q8", "mode": "contiguous"}),
         Geometry(),

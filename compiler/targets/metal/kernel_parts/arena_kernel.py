@@ -39,11 +39,6 @@ class ArenaKernel(MetalKernel):
         return self.cache is DType.Q8
 
     @property
-    def values_scaled(self) -> bool:
-        """The same of values."""
-        return self.value_cache is DType.Q8
-
-    @property
     def mixed(self) -> bool:
         """Whether each 32 elements of keys and values are mixed before they are stored, as in q4."""
         return self.arena.mixed

@@ -72,8 +72,8 @@ class AttendKernel(AttentionKernel):
         8 lanes come first: they have several loads in flight, and few sums across lanes. If all splits need too many
         registers, we take the one that needs the fewest.
         """
-        if self.scaled:
-            # Of a q4 value, eight lanes mix a group.
+        if self.scaled or self.mixed:
+            # In q4, eight lanes mix a group.
             splits = [(4, lanes) for lanes in ((8, 16, 32) if self.mixed else (8, 16, 4, 32, 2, 1))]
         else:
             splits = [(vec, lanes) for vec in (16 // self.cache_bytes, 4) for lanes in (32, 16, 8, 4, 2, 1)]
@@ -89,7 +89,7 @@ class AttendKernel(AttentionKernel):
 
     @property
     def vec(self) -> int:
-        """Elements of one load of a lane, of 16 or of 8 bytes; in q8, whose rows are aligned to 4 bytes, of 4 bytes."""
+        """Elements of one load of a lane, of 16 or of 8 bytes; in q8 and q4, whose rows are aligned to 4, of 4."""
         return self._head_split[0]
 
     @property

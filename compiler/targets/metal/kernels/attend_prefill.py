@@ -74,16 +74,16 @@ class AttendPrefillKernel(AttentionKernel):
     @property
     def chunk(self) -> str:
         """The type of a chunk; a thread copies one chunk at a time."""
-        return "uint" if self.scaled else "uint4"
+        return "uint" if self.chunk_bytes == 4 else "uint4"
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a chunk of a key: 16; in q8, whose rows are aligned to 4 bytes, 4."""
-        return 4 if self.scaled else 16
+        """Bytes of a chunk of a key: 16; in q8 and q4, whose rows are aligned to 4 bytes, 4."""
+        return 4 if self.scaled or self.mixed else 16
 
     @property
     def chunks(self) -> int:
-        """Chunks of a key; in q8 the last one is its scale."""
+        """Chunks of a key; in q8 the last one is its scale, in q4 the last ones are."""
         return self.arena.row_bytes // self.chunk_bytes
 
     @property
@@ -93,7 +93,7 @@ class AttendPrefillKernel(AttentionKernel):
 
     @property
     def value_chunks(self) -> int:
-        """Chunks of a value; in q8 the last one is its scale."""
+        """Chunks of a value; in q8 the last one is its scale, in q4 the last ones are."""
         return self.arena.value_bytes // self.chunk_bytes
 
     @property

@@ -32,8 +32,8 @@ class RopeCacheWriteKernel(RopeKernel):
 
     @property
     def threads(self) -> int:
-        """A thread for each element, up to 256; in q8 a simdgroup for each row of K or V, up to 8."""
-        if self.scaled:
+        """A thread for each element, up to 256; in q8 and q4 a simdgroup for each row of K or V, up to 8."""
+        if self.scaled or self.mixed:
             return SIMD_WIDTH * min(8, 2 * self.num_kv_heads)
         return min(256, round_up(self.num_kv_heads * max(self.head_dim, self.value_dim), SIMD_WIDTH))
 
@@ -44,7 +44,7 @@ class RopeCacheWriteKernel(RopeKernel):
 
     @property
     def quads(self) -> int:
-        """Vectors of 4 elements of a row that a lane stores in q8."""
+        """Vectors of 4 elements of a row that a lane stores in q8 or q4."""
         return -(-max(self.head_dim, self.value_dim) // (4 * SIMD_WIDTH))
 
 
