@@ -9,7 +9,7 @@ import mlxr
 from mlxr.runtime.engine.pool import Pooling
 from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import BatchRequest
-from mlxr_tests.encoder_models import CONFIGS, TEXTS, recorded, rows_of, save_encoder
+from mlxr_tests.encoder_models import CONFIGS, TEXTS, recorded, rows_of, save_encoder, save_encoder_gguf
 from mlxr_tests.few import few
 from mlxr_tests.tolerances import check_logits
 
@@ -51,3 +51,12 @@ def test_rows_are_those_of_transformers(name: str, host: str, tmp_path: Path) ->
             kernel for kernel in map(str, model.host.launches) if "attend_text" in kernel or "text_attention" in kernel
         }
         assert ran, f"attention within texts did not run: {sorted(map(str, model.host.launches))}"
+
+
+@pytest.mark.parametrize(("name", "architecture"), [("bert", "bert"), ("nomic", "nomic-bert")])
+def test_rows_of_gguf_files(name: str, architecture: str, tmp_path: Path) -> None:
+    path = save_encoder_gguf(RECORDED[name], architecture, tmp_path / "model.gguf")
+    with mlxr.load(path, host="reference", changes=mlxr.Changes(compute="exact", activation_dtype="f32")) as model:
+        assert model.default_pooling() == "mean"
+        expected = np.stack([each.mean(0, dtype=np.float64) for each in rows_of(RECORDED[name])])
+        check_logits("means", model.embed(TEXTS, normalize=False), expected, "f32")

@@ -7,7 +7,7 @@ from typing import ClassVar
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from mlxr.compiler.errors import RequestError
+from mlxr.compiler.errors import MlxrError, RequestError
 from mlxr.runtime.engine.prompts import Pair
 from mlxr.runtime.engine.ranking.ranker import Ranked, in_order
 from mlxr.server.documents.answers import answers
@@ -108,7 +108,7 @@ async def _scored(state: ServerState, body: RerankFields) -> tuple[list[Ranked],
     async with state.pool.use(body.model, embeds=True) as model:
         try:
             ranker = await asyncio.to_thread(model.engine.model.ranker)
-        except RequestError as error:
+        except MlxrError as error:
             raise ApiError(400, str(error), code="model_does_not_rank", param="model") from error
 
         def pairs() -> list[Pair]:

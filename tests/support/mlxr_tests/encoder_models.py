@@ -7,6 +7,7 @@ longer than windows, and one has a single token.
 
 import base64
 import json
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,65 @@ def save_encoder(case: dict[str, Any], folder: Path, prefix: str = "") -> Path:
     tensors = {prefix + name: weight(name, tuple(shape)) for name, shape in case["tensors"].items()}
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+_GGUF = {
+    "bert": (
+        (r"embeddings.word_embeddings", "token_embd"),
+        (r"embeddings.token_type_embeddings", "token_types"),
+        (r"embeddings.position_embeddings", "position_embd"),
+        (r"embeddings.LayerNorm", "token_embd_norm"),
+        (r"encoder.layer.(\d+).attention.self.query", r"blk.\1.attn_q"),
+        (r"encoder.layer.(\d+).attention.self.key", r"blk.\1.attn_k"),
+        (r"encoder.layer.(\d+).attention.self.value", r"blk.\1.attn_v"),
+        (r"encoder.layer.(\d+).attention.output.dense", r"blk.\1.attn_output"),
+        (r"encoder.layer.(\d+).attention.output.LayerNorm", r"blk.\1.attn_output_norm"),
+        (r"encoder.layer.(\d+).intermediate.dense", r"blk.\1.ffn_up"),
+        (r"encoder.layer.(\d+).output.dense", r"blk.\1.ffn_down"),
+        (r"encoder.layer.(\d+).output.LayerNorm", r"blk.\1.layer_output_norm"),
+    ),
+    "nomic-bert": (
+        (r"embeddings.word_embeddings", "token_embd"),
+        (r"embeddings.token_type_embeddings", "token_types"),
+        (r"embeddings.LayerNorm", "token_embd_norm"),
+        (r"layers.(\d+).self_attn.q_proj", r"blk.\1.attn_qkv"),
+        (r"layers.(\d+).self_attn.o_proj", r"blk.\1.attn_output"),
+        (r"layers.(\d+).post_attention_layernorm", r"blk.\1.attn_output_norm"),
+        (r"layers.(\d+).mlp.up_proj", r"blk.\1.ffn_up"),
+        (r"layers.(\d+).mlp.gate_proj", r"blk.\1.ffn_gate"),
+        (r"layers.(\d+).mlp.down_proj", r"blk.\1.ffn_down"),
+        (r"layers.(\d+).post_mlp_layernorm", r"blk.\1.layer_output_norm"),
+    ),
+}
+"""What llama.cpp's converter calls the tensors, by its names of the architectures."""
+
+
+def save_encoder_gguf(case: dict[str, Any], architecture: str, path: Path) -> Path:
+    """Writes a case as llama.cpp's converter does, without a vocabulary; without its pooler, which nothing needs."""
+    from gguf import GGUFWriter
+
+    config, writer = case["config"], GGUFWriter(path, architecture)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_layer_norm_eps(config["layer_norm_eps"])
+    writer.add_causal_attention(False)
+    writer.add_uint32(f"{architecture}.pooling_type", 1)
+    if architecture == "nomic-bert":
+        writer.add_rope_freq_base(1000.0)
+    for name, shape in case["tensors"].items():
+        numbers = weight(name, tuple(shape))
+        if name.endswith("q_proj.weight"):
+            others = (name.replace("q_proj", other) for other in ("k_proj", "v_proj"))
+            numbers = np.concatenate([numbers, *(weight(other, tuple(shape)) for other in others)])
+        base, _, kind = name.rpartition(".")
+        for pattern, there in _GGUF[architecture]:
+            if re.fullmatch(pattern, base):
+                writer.add_tensor(f"{re.sub(pattern, there, base)}.{kind}", numbers)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -66,8 +66,9 @@ def spec_of(config: Config) -> ModelSpec:
     tensors = {}
     for role in ("embedding", "output"):
         if role == "embedding" or not said.get("tie_word_embeddings", said["model_type"] in TIED):
-            places = names[role]
-            assert places is not None
+            places = names.get(role)
+            if places is None:  # encoders have no output
+                continue
             width = first(said, "hidden_size", "n_embd", "n_embed", "d_model")
             tensors[places.safetensors[0].tensor] = TensorFact((rows, width), "BF16")
     for role, keys in TENSORS.items():
