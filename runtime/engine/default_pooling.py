@@ -5,6 +5,7 @@ from typing import Any
 
 from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import RequestError
+from mlxr.runtime.engine.dense_modules import Dense, read_dense
 from mlxr.runtime.engine.pool import POOLINGS, Pooling
 from mlxr.runtime.json_file import read_json, read_json_object
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -20,7 +21,7 @@ _FLAGS: dict[str, Pooling | str] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
 _NAMES: dict[object, Pooling] = {"mean": "mean", "lasttoken": "last", "cls": "cls"}
-_KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
+_KNOWN_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 
 
 def default_pooling(file: WeightFile) -> Pooling:
@@ -39,16 +40,36 @@ def default_pooling(file: WeightFile) -> Pooling:
         config = folder / file_keys.ST_POOLING
         return _of_config(config) if config.is_file() else "mean"
     pooling: Pooling = "mean"
-    for module in _dicts(read_json(modules, file_keys.CONFIG_BYTES, RequestError), modules):
-        kind = str(module.get("type", "")).rpartition(".")[2]
+    for kind, path in _modules(folder):
         if kind not in _KNOWN_MODULES:
             raise RequestError(
                 f"{modules}: the model's embeddings pass through a module {kind!r}, which is not supported: name a "
                 "pooling (mean, last or cls) to get them without it"
             )
         if kind == "Pooling":
-            pooling = _of_config(folder / Path(str(module.get("path", ""))).name / "config.json")
+            pooling = _of_config(path / "config.json")
     return pooling
+
+
+def dense_modules(file: WeightFile) -> tuple[Dense, ...]:
+    """The products behind the pooling that sentence-transformers' files beside the weights name, in order.
+
+    Raises:
+        MlxrError: one of them cannot be read.
+    """
+    folder = file.path.parent
+    if file.format == "gguf" or not (folder / file_keys.ST_MODULES).is_file():
+        return ()
+    return tuple(read_dense(path) for kind, path in _modules(folder) if kind == "Dense")
+
+
+def _modules(folder: Path) -> list[tuple[str, Path]]:
+    """The kind and the folder of each module."""
+    modules = folder / file_keys.ST_MODULES
+    entries = _dicts(read_json(modules, file_keys.CONFIG_BYTES, RequestError), modules)
+    kinds = [str(entry.get("type", "")).rpartition(".")[2] for entry in entries]
+    paths = [folder / Path(str(entry.get("path", ""))).name for entry in entries]
+    return list(zip(kinds, paths, strict=True))
 
 
 def _of_config(path: Path) -> Pooling:

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.core import EngineCore
-from mlxr.runtime.engine.default_pooling import default_pooling
+from mlxr.runtime.engine.default_pooling import default_pooling, dense_modules
+from mlxr.runtime.engine.dense_modules import Dense, through
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.make_requests import TERMS, Terms
 from mlxr.runtime.engine.pool import Pooling, check_dimensions, finished
@@ -34,6 +35,7 @@ class Embeds(ABC):
     _file: WeightFile
     _running: WeakSet[Generation]
     _ranker: Ranker | None = None
+    _dense: tuple[Dense, ...] | None = None
 
     @abstractmethod
     def require_tokenizer(self) -> Tokenizer:
@@ -64,6 +66,8 @@ class Embeds(ABC):
     ) -> npt.NDArray[np.float32]:
         """Embeddings of prompts: [prompts, hidden] or [prompts, dimensions], f32.
 
+        Without `pooling`, they go through the products (Dense modules) that the model's own files name, too.
+
         The model must have been loaded for it, with `changes=mlxr.Changes(output="hidden")`; encoders always are.
 
         Args:
@@ -79,7 +83,8 @@ class Embeds(ABC):
             HostError: a step failed, or its result is not finite.
         """
         self._check_open()
-        check_dimensions(dimensions, self.artifact.spec.model.hidden_size)
+        dense = self.dense_modules() if pooling is None else ()
+        check_dimensions(dimensions, self.embedding_width(pooling))
         events: deque[Event | BaseException] = deque()
         requests = self.make_requests(
             list_of(prompts), Sampling(), events.append, pooling=pooling or self.default_pooling()
@@ -87,7 +92,7 @@ class Embeds(ABC):
         generation = Generation(self.core, requests, events)
         self._running.add(generation)
         generation.finish()
-        return np.stack([finished(request.pooled, dimensions, normalize) for request in requests])
+        return np.stack([finished(through(dense, one.pooled), dimensions, normalize) for one in requests])
 
     def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranked]:
         """Ranks documents by how well they answer a query: the best one first, with scores from 0 to 1.
@@ -120,6 +125,25 @@ class Embeds(ABC):
         if self._ranker is None:
             self._ranker = find_ranker(self.artifact, self._file, self.require_tokenizer(), self.limit.tokens)
         return self._ranker
+
+    def dense_modules(self) -> tuple[Dense, ...]:
+        """The products behind the pooling that the model's own files name; they are read once.
+
+        Raises:
+            MlxrError: one of them cannot be read.
+        """
+        if self._dense is None:
+            self._dense = dense_modules(self._file)
+        return self._dense
+
+    def embedding_width(self, pooling: Pooling | None = None) -> int:
+        """Numbers of an embedding, with a pooling or, None, as the model's own files say.
+
+        Raises:
+            MlxrError: a module that they name cannot be read.
+        """
+        dense = self.dense_modules() if pooling is None else ()
+        return len(dense[-1].bias) if dense else self.artifact.spec.model.hidden_size
 
     def default_pooling(self) -> Pooling:
         """How the model's own files say that rows are pooled; `mean` where they say nothing.

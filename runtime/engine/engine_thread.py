@@ -23,6 +23,7 @@ from mlxr.runtime.engine.arena_state import ArenaState, arena_state
 from mlxr.runtime.engine.call import Call, CallsToWake
 from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.core_stats import CoreStats, StepRecord
+from mlxr.runtime.engine.dense_modules import through
 from mlxr.runtime.engine.errors import EngineError, ModelClosedError, QueueFullError
 from mlxr.runtime.engine.events import Events
 from mlxr.runtime.engine.make_requests import Terms
@@ -92,6 +93,7 @@ class EngineThread:
         Raises:
             MlxrError: as `Model.embed` and `generate`.
         """
+        dense = await asyncio.to_thread(self._model.dense_modules) if pooling is None else ()
         all_prompts, pooling = _listed(prompts), pooling or self._model.default_pooling()
         vectors: list[Vector] = []
         for first in range(0, len(all_prompts), _MOST_EMBEDDED):
@@ -104,7 +106,7 @@ class EngineThread:
                         raise news
             finally:
                 self._leave(call)
-            vectors += [request.pooled for request in call.requests]
+            vectors += [through(dense, request.pooled) for request in call.requests]
         return vectors
 
     async def generate(

@@ -1,9 +1,12 @@
 """Encoders: rows of tiny random models are those that transformers gave, on each host, whatever else is in a step."""
 
+import asyncio
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import mlxr
 from mlxr.runtime.engine.pool import Pooling
@@ -21,7 +24,14 @@ def test_all_cases_are_recorded() -> None:
     assert {name: case["config"] for name, case in RECORDED.items()} == CONFIGS
 
 
-SHORT = [("bert", "sim"), ("roberta", "reference"), ("nomic", "cpu"), ("modernbert", "cpu"), ("modernbert", "sim")]
+SHORT = [
+    ("bert", "sim"),
+    ("roberta", "reference"),
+    ("nomic", "cpu"),
+    ("modernbert", "cpu"),
+    ("modernbert", "sim"),
+    ("gemma", "cpu"),
+]
 
 
 @pytest.mark.parametrize(("name", "host"), few([(name, host) for name in CONFIGS for host in HOSTS], SHORT))
@@ -60,3 +70,44 @@ def test_rows_of_gguf_files(name: str, architecture: str, tmp_path: Path) -> Non
         assert model.default_pooling() == "mean"
         expected = np.stack([each.mean(0, dtype=np.float64) for each in rows_of(RECORDED[name])])
         check_logits("means", model.embed(TEXTS, normalize=False), expected, "f32")
+
+
+def test_dense_modules_behind_the_pooling(tmp_path: Path) -> None:
+    """As EmbeddingGemma has two, by sentence-transformers' files; a pooling that is named goes without."""
+    case, rng = RECORDED["bert"], np.random.default_rng(5)
+    folder = save_encoder(case, tmp_path / "model")
+    expected = np.stack([each.mean(0, dtype=np.float64) for each in rows_of(case)])
+    plain, modules = expected, [("Transformer", ""), ("Pooling", "1_Pooling")]
+    for number, (out, activation, has_bias) in enumerate(
+        [(40, "torch.nn.modules.linear.Identity", False), (24, "x.Tanh", True)], 2
+    ):
+        weight, bias = rng.normal(size=(out, expected.shape[1])) / 8, rng.normal(size=out) * has_bias
+        expected = expected @ weight.T + bias
+        expected = np.tanh(expected) if has_bias else expected
+        own = folder / f"{number}_Dense"
+        own.mkdir()
+        (own / "config.json").write_text(json.dumps({"out_features": out, "activation_function": activation}))
+        tensors = {"linear.weight": weight, "linear.bias": bias} if has_bias else {"linear.weight": weight}
+        save_file({name: numbers.astype(np.float32) for name, numbers in tensors.items()}, own / "model.safetensors")
+        modules.append(("Dense", own.name))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    said = [
+        {"idx": i, "type": f"a.{kind}", "path": path} for i, (kind, path) in enumerate([*modules, ("Normalize", "9")])
+    ]
+    (folder / "modules.json").write_text(json.dumps(said))
+    with mlxr.load(folder, host="reference", changes=mlxr.Changes(compute="exact", activation_dtype="f32")) as model:
+        check_logits("dense", model.embed(TEXTS, normalize=False), expected, "f32")
+        check_logits("plain", model.embed(TEXTS, pooling="mean", normalize=False), plain, "f32")
+        assert model.embed(TEXTS, dimensions=24).shape == (len(TEXTS), 24)
+        with pytest.raises(mlxr.RequestError, match="dimensions is 25; this model's embeddings have 24"):
+            model.embed(TEXTS, dimensions=25)
+    with mlxr.Engine(folder, host="reference") as engine:
+        vectors = np.stack(asyncio.run(engine.embed(TEXTS)))
+    check_logits("engine", vectors, expected, "f32")
+    (folder / "3_Dense" / "config.json").write_text('{"activation_function": "a.Softmax"}')
+    with (
+        mlxr.load(folder, host="reference") as model,
+        pytest.raises(mlxr.RequestError, match="'Softmax', which is not"),
+    ):
+        model.embed(TEXTS)

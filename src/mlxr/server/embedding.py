@@ -36,7 +36,8 @@ async def embed(
         RequestError: a bad option.
         MlxrError: the engine has failed, or a step of the request.
     """
-    check_dimensions(dimensions, model.engine.model.artifact.spec.model.hidden_size)
+    width = await asyncio.to_thread(model.engine.model.embedding_width, pooling)
+    check_dimensions(dimensions, width)
     vectors = await model.engine.embed(prompts, pooling, priority=priority, salt=salt)
     if (record := RECORD.get()) is not None:
         record.prompt_tokens += sum(len(prompt.ids if isinstance(prompt, Pair) else prompt) for prompt in prompts)

@@ -213,8 +213,8 @@ def test_engines_embed_for_many_tasks(model: mlxr.Model) -> None:
         ({POOLING: '{"pooling_mode_mean_tokens": true, "include_prompt": false}'}, "include_prompt"),
         ({POOLING: "{}"}, "the pooling none"),
         (
-            {"modules.json": '[{"type": "sentence_transformers.models.Dense"}]'},
-            "module 'Dense', which is not",
+            {"modules.json": '[{"type": "sentence_transformers.models.CNN"}]'},
+            "module 'CNN', which is not",
         ),
         ({"modules.json": "{}"}, "holds no list of modules"),
         (

@@ -54,6 +54,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "pad_token_id": 0,
     },
 }
+CONFIGS["gemma"] = {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3TextModel"],
+    "vocab_size": 61,
+    "hidden_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 48,
+    "intermediate_size": 88,
+    "max_position_embeddings": 64,
+    "sliding_window": 10,
+    "sliding_window_pattern": 3,
+    "use_bidirectional_attention": True,
+    "rms_norm_eps": 1e-6,
+    "pad_token_id": 0,
+}
 RANKERS: dict[str, dict[str, Any]] = {
     "bert": _BERT | {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "num_labels": 1},
 }
