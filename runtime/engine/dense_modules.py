@@ -13,7 +13,7 @@ from mlxr.runtime.engine.pool import Vector
 from mlxr.runtime.json_file import read_json_object
 from mlxr.runtime.weights.open_weights import open_weights
 
-_ACTIVATIONS = {"Identity": lambda x: x, "Tanh": np.tanh}
+_ACTIVATIONS = ("Identity", "Tanh")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Dense:
                 f"a Dense module takes {self.weight.shape[1]} numbers, and gets {len(vector)}: name a pooling to get "
                 "embeddings without it"
             )
-        return np.asarray(_ACTIVATIONS[self.activation](self.weight @ vector + self.bias), np.float32)
+        out = self.weight @ vector + self.bias
+        return np.asarray(np.tanh(out) if self.activation == "Tanh" else out, np.float32)
 
 
 def read_dense(folder: Path) -> Dense:
