@@ -90,6 +90,11 @@ class LibraryTokenizer(Tokenizer):
         """See `Tokenizer`."""
         return self._pair or super().pair_form()
 
+    def as_json_file(self) -> str:
+        """The content of a tokenizer.json that is this tokenizer."""
+        content: str = self._library.to_str()
+        return content
+
     def _encode(self, text: str, parse_special: bool) -> list[int]:
         if len(text) > _LONG:
             library, own_ids = self._parsing if parse_special else self._not_parsing

@@ -143,6 +143,11 @@ class SentencepieceTokenizer(Tokenizer):
         """A decoder of one sequence, id by id."""
         return SentencepieceStreamDecoder(self)
 
+    def as_model_file(self) -> bytes:
+        """The content of a tokenizer.model that is this tokenizer."""
+        content: bytes = self._model.serialized_model_proto()
+        return content
+
     def token_text(self, token_id: int) -> str:
         """See `Tokenizer`."""
         return self._pieces[self.check_id(token_id)]

@@ -14,7 +14,7 @@ import mlxr
 from mlxr.cli import main
 from mlxr.compiler.errors import MlxrError
 from mlxr.quantise import safetensors_output
-from mlxr.quantise.mlx_folder import KINDS, mlx_format, write_mlx_folder
+from mlxr.quantise.mlx_folder import KINDS, folder_content, mlx_format, write_mlx_folder
 from mlxr_tests.family_models import CONFIGS, build_model, config_of, save_folder
 from mlxr_tests.few import few
 from mlxr_tests.storyteller import ANSWER, BF16, PROMPT, Q8_0, TOKENIZER
@@ -40,7 +40,7 @@ def test_kinds(kind: str, tmp_path: Path) -> None:
     config = config_of(kind)
     model = build_model(config)
     folder = save_folder(model, config, tmp_path / "in")
-    write_mlx_folder(folder, tmp_path / "out", mlx_format("affine4", 32))  # type: ignore[arg-type]
+    write_mlx_folder(folder_content(folder), tmp_path / "out", mlx_format("affine4", 32))  # type: ignore[arg-type]
     model, described = quantize_model(model, dict(config), 32, 4)
     check_same(read(tmp_path / "out"), dict(tree_flatten(model.parameters())))
     written = json.loads((tmp_path / "out/config.json").read_text())
@@ -59,7 +59,7 @@ def test_formats(name: str, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     format = mlx_format(name)
     assert format is not None
-    write_mlx_folder(folder, tmp_path / "out", format)
+    write_mlx_folder(folder_content(folder), tmp_path / "out", format)
     expected = {key: array.astype(mx.float16) for key, array in weights.items()}
     if format.mode:
         planes = mx.quantize(expected.pop("model.a.weight"), format.group, format.bits, format.mode)
@@ -72,7 +72,7 @@ def test_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of("qwen2")
     folder = save_folder(build_model(config), config, tmp_path / "in")
     monkeypatch.setattr(safetensors_output, "SHARD_BYTES", 30_000)
-    write_mlx_folder(folder, tmp_path / "out", mlx_format("f32"))  # type: ignore[arg-type]
+    write_mlx_folder(folder_content(folder), tmp_path / "out", mlx_format("f32"))  # type: ignore[arg-type]
     assert len(list((tmp_path / "out").glob("model-0*-of-0*.safetensors"))) > 5
     check_same(read(tmp_path / "out"), read(folder))
     logits = [mlxr.load(path, host="reference").logits([1, 2, 3]) for path in (folder, tmp_path / "out")]
@@ -100,7 +100,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["quantize", str(folder), "-o", str(tmp_path / "again"), "--format", "q4_k"]) == 1
     assert "would be a folder of mlx-lm's, which has affine2" in capsys.readouterr().err
     assert main(["quantize", str(Q8_0), "-o", str(tmp_path / "again"), "--format", "affine4"]) == 1
-    assert "folders of mlx-lm's are made of folders" in capsys.readouterr().err
+    assert "is q8_0 already" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 
@@ -108,5 +108,5 @@ def test_kinds_that_mlx_lm_changes(tmp_path: Path) -> None:
     config = config_of("qwen3_moe")
     folder = save_folder(build_model(config), config, tmp_path / "in")
     with pytest.raises(MlxrError, match="model_type 'qwen3_moe': mlx-lm reads other tensors"):
-        write_mlx_folder(folder, tmp_path / "out", mlx_format("affine4"))  # type: ignore[arg-type]
+        write_mlx_folder(folder_content(folder), tmp_path / "out", mlx_format("affine4"))  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _ABOUT = (
     "Write a model in another format, one tensor at a time. FILE.gguf gets the bytes that llama-quantize writes, with "
     "all metadata and the tokenizer, of a GGUF file or of a folder's model; FOLDER the numbers that mlx_lm.convert "
-    "writes, of a folder's model. The result appears whole or not at all."
+    "writes. The result appears whole or not at all."
 )
 _FORMATS = (
     "of a GGUF file q8_0, q6_k, q5_k_m, q5_k_s, q5_1, q5_0, q4_k_m, q4_k_s, q4_1, q4_0, iq4_nl, iq4_xs, mxfp4 (of "
@@ -117,7 +117,8 @@ def _shown() -> "Iterator[Progress]":
 
 
 def _write_folder(args: argparse.Namespace) -> int:
-    from mlxr.quantise.mlx_folder import mlx_format, write_mlx_folder  # noqa: PLC0415 (loads MLX)
+    from mlxr.quantise.gguf_as_folder import gguf_as_folder  # noqa: PLC0415 (as all of these: loads MLX)
+    from mlxr.quantise.mlx_folder import folder_content, mlx_format, write_mlx_folder  # noqa: PLC0415
     from mlxr.quantise.model_files import model_files  # noqa: PLC0415
 
     if args.format is None:
@@ -132,10 +133,9 @@ def _write_folder(args: argparse.Namespace) -> int:
         if getattr(args, option):
             raise RequestError(f"--{option.replace('_', '-')} is for GGUF files; {args.output} would be a folder")
     source = model_files(find_model(args.model))
-    if not source.is_dir():
-        raise RequestError(f"{source} is a GGUF file; folders of mlx-lm's are made of folders: name a FILE.gguf")
+    content = folder_content(source) if source.is_dir() else gguf_as_folder(source, requantise=args.allow_requantize)
     with _shown() as show:
-        write_mlx_folder(source, args.output, format, show)
+        write_mlx_folder(content, args.output, format, show)
     size = sum(path.stat().st_size for path in args.output.glob("*.safetensors"))
     print(json.dumps({"output": str(args.output), "bytes": size}) if args.json else f"{args.output}: {size:,} bytes")
     return 0

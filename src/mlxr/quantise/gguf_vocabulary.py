@@ -26,7 +26,7 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _ADDED_SCORE = -1000.0
 _MOST_NAMES = 50
-_TEXTS = (
+SAMPLES = (
     "Don't you think I'LL have seen what we've done by 12:45? It costs $1,234.56, or 7.5 % more.",
     " Älter wird größer: Straße, naïve façade, señor, œuvre, Žluťoučký kůň, İstanbul, ﬁne e\u0301 A\u030a.",
     "Привет, мир! Ελληνικά. 你好，世界。「東京」で3回。안녕하세요. مرحبا ١٢٣. שלום. नमस्ते दुनिया। สวัสดี.",
@@ -218,7 +218,7 @@ def _check(folder: Path, tokenizer: Tokenizer, facts: Facts) -> None:
     named = [text for text, kind in zip(texts, kinds, strict=True) if kind in (CONTROL, USER_DEFINED)]
     if f"{_PREFIX}merges" not in facts:
         named = []  # sentencepiece and llama.cpp differ in the spaces after them, which no file can say
-    for text in (*_TEXTS, *(f"a {name} b" for name in named[:_MOST_NAMES])):
+    for text in (*SAMPLES, *(f"a {name} b" for name in named[:_MOST_NAMES])):
         for special in (False, True):
             ids = [each.encode(text, parse_special=special) for each in (tokenizer, back)]
             if ids[0] != ids[1]:

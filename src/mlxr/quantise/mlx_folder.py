@@ -1,12 +1,11 @@
-"""Writes a folder of a model as mlx-lm's, in MLX's own formats, with the numbers that `mlx_lm.convert` gives.
+"""Writes a model as a folder of mlx-lm's, in MLX's own formats, with the numbers that `mlx_lm.convert` gives.
 
 Tensors keep their names. So families are refused whose tensors mlx-lm renames, joins or changes when it loads them, and
 those of which it keeps some matrices in other formats.
 """
 
 import json
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from mlxr.quantise.source_tensor import SourceTensor, of_file
 from mlxr.runtime.json_file import read_json_object
 from mlxr.runtime.weights.element_types import encode
 from mlxr.runtime.weights.open_weights import open_weights
-from mlxr.runtime.weights.stored_tensor import StoredTensor, quoted
+from mlxr.runtime.weights.stored_tensor import quoted
 
 KINDS = frozenset(
     (
@@ -36,7 +35,7 @@ KINDS = frozenset(
 )
 """Kinds of models (`model_type`) whose files mlx-lm reads as they are."""
 _SAVED = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
-_TYPES = {"F16": "f16", "BF16": "bf16", "F32": "f32"}
+_TYPES = ("F16", "BF16", "F32")
 _LEFT_OUT = ("rotary_emb.inv_freq", "rope.inv_freq")
 """Ends of names of tensors that follow from config.json."""
 
@@ -79,32 +78,61 @@ def mlx_format(name: str, group: int | None = None) -> MlxFormat | None:
     return None
 
 
-def write_mlx_folder(source: Path, out: Path, format: MlxFormat, progress: Progress | None = None) -> None:
+@dataclass(frozen=True)
+class FolderContent:
+    """A model as a folder has it.
+
+    Attributes:
+        config: what config.json says.
+        tensors: by the names of Hugging Face.
+        files: all other files, by name.
+    """
+
+    config: Mapping[str, Any]
+    tensors: Sequence[SourceTensor]
+    files: Mapping[str, bytes]
+
+
+def folder_content(source: Path) -> FolderContent:
+    """A folder with a config.json.
+
+    Raises:
+        MlxrError: it cannot be read, is of another kind or quantised already.
+    """
+    config = read_json_object(source / file_keys.CONFIG_FILE, file_keys.CONFIG_BYTES, SpecError)
+    _check_config(source, config)
+    tensors = open_weights(source).tensors.values()
+    for tensor in tensors:
+        if tensor.type not in _TYPES and not tensor.name.endswith(_LEFT_OUT):
+            raise WeightsError(f"{source}: tensor {quoted(tensor.name)} is {tensor.type}; expected F16, BF16 or F32")
+    beside = [source / name for name in file_keys.DESCRIBING_FILES if name != file_keys.CONFIG_FILE]
+    files = {str(path.relative_to(source)): path.read_bytes() for path in beside if path.is_file()}
+    return FolderContent(config, [of_file(tensor) for tensor in tensors], files)
+
+
+def write_mlx_folder(source: FolderContent, out: Path, format: MlxFormat, progress: Progress | None = None) -> None:
     """Writes a folder in a format of MLX, whole or not at all.
 
     Args:
-        source: a folder with a config.json.
+        source: the model.
         out: the folder to make.
         format: of all matrices whose rows are whole groups.
         progress: told before each tensor.
 
     Raises:
-        MlxrError: it cannot be read, is of another kind or quantised already, or cannot be written.
+        MlxrError: it cannot be read or written.
     """
-    config = read_json_object(source / file_keys.CONFIG_FILE, file_keys.CONFIG_BYTES, SpecError)
-    _check_config(source, config)
-    tensors = list(_tensors(source, config, format))
-    described = {key: value for key, value in config.items() if key not in ("_name_or_path", "vision_config")}
+    tensors = list(_tensors(source, format))
+    described = {key: value for key, value in source.config.items() if key not in ("_name_or_path", "vision_config")}
     if format.mode:
         described |= {key: format.settings for key in file_keys.QUANTISATION}
     with new_folder(out, sum(tensor.size_bytes for tensor in tensors)) as folder:
         write_safetensors(folder, tensors, progress)
         text = json.dumps(dict(sorted(described.items())), indent=4, ensure_ascii=False)
         (folder / file_keys.CONFIG_FILE).write_text(text, "utf-8")
-        for name in file_keys.DESCRIBING_FILES:
-            if name != file_keys.CONFIG_FILE and (source / name).is_file():
-                (folder / name).parent.mkdir(exist_ok=True)
-                shutil.copyfile(source / name, folder / name)
+        for name, content in source.files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
 
 
 def _check_config(source: Path, config: Mapping[str, Any]) -> None:
@@ -119,21 +147,19 @@ def _check_config(source: Path, config: Mapping[str, Any]) -> None:
             raise WeightsError(f"{source}: {key}: it is quantised already; quantise the original")
 
 
-def _tensors(source: Path, config: Mapping[str, Any], format: MlxFormat) -> Iterator[PlainTensor]:
+def _tensors(source: FolderContent, format: MlxFormat) -> Iterator[PlainTensor]:
+    config = source.config
     floats = format.floats or _SAVED.get(str(config.get("torch_dtype")), "")
-    stored = open_weights(source).tensors
     tied = config.get("tie_word_embeddings", config["model_type"].startswith("gemma"))
-    for tensor in stored.values():
+    for tensor in source.tensors:
         if tensor.name.endswith(_LEFT_OUT) or (tied and tensor.name == "lm_head.weight"):
             continue
-        if tensor.type not in _TYPES:
-            raise WeightsError(f"{source}: tensor {quoted(tensor.name)} is {tensor.type}; expected F16, BF16 or F32")
-        kept = floats or _TYPES[tensor.type]
+        kept = floats or tensor.format
         is_matrix = tensor.name.endswith(".weight") and len(tensor.shape) > 1
         if format.mode and is_matrix and tensor.shape[-1] % format.group == 0:
             yield from _quantised(tensor, kept, format)
         else:
-            yield PlainTensor(tensor.name, tensor.shape, kept.upper(), partial(_plain, of_file(tensor), kept))
+            yield PlainTensor(tensor.name, tensor.shape, kept.upper(), partial(_plain, tensor, kept))
 
 
 def _plain(tensor: SourceTensor, floats: str) -> Iterator[Bytes]:
@@ -141,7 +167,7 @@ def _plain(tensor: SourceTensor, floats: str) -> Iterator[Bytes]:
         yield np.ascontiguousarray(encode(numbers, floats)).view(np.uint8)
 
 
-def _quantised(tensor: StoredTensor, floats: str, format: MlxFormat) -> Iterator[PlainTensor]:
+def _quantised(tensor: SourceTensor, floats: str, format: MlxFormat) -> Iterator[PlainTensor]:
     *rows, columns = tensor.shape
     stem = tensor.name.removesuffix("weight")
     scale = "U8" if format.mode == "mxfp4" else floats.upper()
@@ -149,7 +175,7 @@ def _quantised(tensor: StoredTensor, floats: str, format: MlxFormat) -> Iterator
     if format.mode == "affine":
         planes.append(("biases", columns // format.group, scale))
     for index, (name, width, dtype) in enumerate(planes):
-        yield PlainTensor(stem + name, (*rows, width), dtype, partial(_plane, of_file(tensor), floats, format, index))
+        yield PlainTensor(stem + name, (*rows, width), dtype, partial(_plane, tensor, floats, format, index))
 
 
 def _plane(tensor: SourceTensor, floats: str, format: MlxFormat, index: int) -> Iterator[Bytes]:
