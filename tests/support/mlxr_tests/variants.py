@@ -9,7 +9,15 @@ from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.family_specs import FAMILY_SPECS
 from mlxr_tests.specs import small_spec
 
-_ONE_LAYER = {"model__num_layers": 1, "model__attention": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 32}}
+_BF16: dict[str, Any] = {"activation_dtype": "bf16", "weights": {"default": "bf16"}}
+_FOUR: dict[str, Any] = {
+    "activation_dtype": "bf16",
+    "cache": {"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+}
+_ONE_LAYER: dict[str, Any] = {
+    "model__num_layers": 1,
+    "model__attention": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 32},
+}
 _Q4 = _ONE_LAYER | {"model__attention__head_dim": 96, "cache__dtype": "q4"}
 
 _EXPERTS: dict[str, Any] = {"count": 40, "per_token": 3, "normalise": True, "scale": 2.5}
@@ -49,8 +57,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         small_spec(
             **_ONE_LAYER,
             cache={"dtype": "bf16", "block_size": 16, "max_sequences": 2},
-            activation_dtype="bf16",
-            weights={"default": "bf16"},
+            **_BF16,
         ),
         Geometry(),
         ("embed", "qkv", "qkv_rows", "rope_cache_write", "attend", "attend_prefill", "gate_up_rows", "logits"),
@@ -59,19 +66,29 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         small_spec(
             **_ONE_LAYER,
             cache={"dtype": "bf16", "block_size": 4, "max_sequences": 2},
-            activation_dtype="bf16",
-            weights={"default": "bf16"},
+            **_BF16,
             output="hidden",
         ),
         Geometry(),
         ("hidden",),
     ),
+    "texts-bf16": (
+        small_spec(
+            **_ONE_LAYER,
+            model__attention__causal=False,
+            prefill_chunk=40,
+            cache={"dtype": "bf16", "mode": "paged"},
+            **_BF16,
+            output="hidden",
+        ),
+        Geometry(),
+        ("attend_text",),
+    ),
     "adapters-bf16": (
         small_spec(
             **_ONE_LAYER,
             cache={"dtype": "bf16", "block_size": 4, "max_sequences": 2},
-            activation_dtype="bf16",
-            weights={"default": "bf16"},
+            **_BF16,
             adapters={"rank": 8, "slots": 3},
         ),
         Geometry(),
@@ -92,13 +109,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
     "bias-gelu": (
         small_spec(
             model__num_layers=1,
-            model__attention={
-                "num_heads": 2,
-                "num_kv_heads": 1,
-                "head_dim": 32,
-                "qkv_bias": True,
-                "output_bias": True,
-            },
+            model__attention=_ONE_LAYER["model__attention"] | {"qkv_bias": True, "output_bias": True},
             model__mlp={"intermediate_size": 40, "activation": "gelu", "bias": True},
         ),
         Geometry(),
@@ -167,8 +178,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             model__hidden_size=1024,
             model__norm={"placement": "sandwich"},
             model__attention={"num_heads": 6, "num_kv_heads": 2, "head_dim": 40, "qk_norm": {"scope": "head"}},
-            activation_dtype="bf16",
-            weights={"default": "bf16"},
+            **_BF16,
         ),
         Geometry(),
         ("norm", "qk_norm"),
@@ -304,8 +314,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             **_BLOCKS,
             model__vocab_size=80,
             weights={"default": "bf16"},
-            activation_dtype="bf16",
-            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+            **_FOUR,
         ),
         Geometry.of(mma_min_rows=2, mma_simdgroups=4, attend_many=3),
         ("normalise", "o_mma8", "gate_up_mma64", "logits_mma8", "attend_many"),
@@ -314,8 +323,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         small_spec(
             **_BLOCKS,
             weights={"default": "q4_k", "tensors": {"*.v": "q6_k", "*.down": "affine4_g64_bf16"}},
-            activation_dtype="bf16",
-            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+            **_FOUR,
         ),
         Geometry.of(mma_min_rows=2, mma_simdgroups=4, mma_outputs=32),
         ("qkv_mma8", "gate_up_mma32", "down_mma16"),
@@ -364,8 +372,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             **FAMILY_SPECS["latent"],
             model__num_layers=1,
             weights={"default": "bf16"},
-            activation_dtype="bf16",
-            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+            **_FOUR,
         ),
         Geometry.of(partition=16),
         (
@@ -383,8 +390,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             model__mtp={},
             model__tensor_names="canonical",
             weights={"default": "bf16"},
-            activation_dtype="bf16",
-            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+            **_FOUR,
         ),
         Geometry(),
         ("hidden_write",),
@@ -395,8 +401,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             model__tensor_names="canonical",
             output="guesses",
             weights={"default": "bf16"},
-            activation_dtype="bf16",
-            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+            **_FOUR,
         ),
         Geometry(),
         ("guess_write", "guess_write_each", "guess_input"),
@@ -405,8 +410,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         small_spec(
             model__eagle=_EAGLE,
             weights={"default": "bf16"},
-            activation_dtype="bf16",
-            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+            **_FOUR,
         ),
         Geometry(),
         ("join_columns", "hidden_write"),
@@ -416,8 +420,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             model__eagle=_EAGLE | {"norm_residual": True},
             output="guesses",
             weights={"default": "bf16"},
-            activation_dtype="bf16",
-            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+            **_FOUR,
         ),
         Geometry(),
         ("guess_write", "guess_write_each", "guess_input"),
@@ -426,8 +429,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         small_spec(
             **FAMILY_SPECS["short-conv"],
             weights={"default": "bf16"},
-            activation_dtype="bf16",
-            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+            **_FOUR,
         ),
         Geometry(),
         ("gated_conv", "gated_conv_tiles"),
@@ -436,8 +438,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         small_spec(
             **FAMILY_SPECS["ssm"],
             weights={"default": "bf16"},
-            activation_dtype="bf16",
-            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+            **_FOUR,
         ),
         Geometry(),
         ("conv_ssd", "ssd"),
@@ -446,8 +447,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         small_spec(
             **FAMILY_SPECS["delta"],
             weights={"default": "bf16"},
-            activation_dtype="bf16",
-            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+            **_FOUR,
         ),
         Geometry(),
         ("delta_decode", "gated_delta", "gated_norm"),
@@ -457,8 +457,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             **FAMILY_SPECS["delta-products"],
             weights={"default": "bf16", "tensors": {"layers.*.recurrent.decay_b": "q8_0"}},
             model__recurrent__rank=32,
-            activation_dtype="bf16",
-            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+            **_FOUR,
         ),
         Geometry(),
         ("delta_decode", "latent_write"),
@@ -467,8 +466,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         small_spec(
             model__attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
             weights={"default": "bf16"},
-            activation_dtype="bf16",
-            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+            **_FOUR,
         ),
         Geometry.of(
             attend_mma=1,
