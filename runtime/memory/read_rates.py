@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import mmap
 import os
 import random
 import tempfile
@@ -15,7 +16,8 @@ import numpy as np
 
 _FILE_BYTES, _PIECE_BYTES = 128 << 20, 256 << 10
 """A part of an expert has about the size of a piece."""
-_READERS = 4
+_ASKED = 16
+"""Pieces that are asked for at once."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class ReadRates:
     """Bytes a second.
 
     Attributes:
-        disk: of pieces in no order, several at a time.
+        disk: of pieces of a mapped file in no order, as a program reads experts: several are asked for, and then used.
         memory: by all threads.
     """
 
@@ -66,10 +68,18 @@ def _disk_rate(folder: Path) -> float:
         _forget(handle)
         places = list(range(0, _FILE_BYTES, _PIECE_BYTES))
         random.Random(0).shuffle(places)
-        start = time.perf_counter()
-        with ThreadPoolExecutor(_READERS) as pool:
-            read = sum(pool.map(lambda place: len(os.pread(handle, _PIECE_BYTES, place)), places))
-        return read / (time.perf_counter() - start)
+        with mmap.mmap(handle, 0, access=mmap.ACCESS_READ) as block:
+            content = np.frombuffer(block, np.uint8)
+            start = time.perf_counter()
+            for first in range(0, len(places), _ASKED):
+                group = places[first : first + _ASKED]
+                for place in group if hasattr(mmap, "MADV_WILLNEED") else ():
+                    block.madvise(mmap.MADV_WILLNEED, place, _PIECE_BYTES)
+                for place in group:
+                    content[place : place + _PIECE_BYTES : mmap.PAGESIZE].max()
+            seconds = time.perf_counter() - start
+            del content  # else the map could not be closed
+        return _FILE_BYTES / seconds
     finally:
         os.close(handle)
         Path(name).unlink(missing_ok=True)

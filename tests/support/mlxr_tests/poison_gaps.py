@@ -35,5 +35,5 @@ def pytest_configure(config: pytest.Config) -> None:
         weakref.finalize(memory, allow, start, memory.nbytes)
         return placed
 
-    placing.aligned = lambda size_bytes: align(size_bytes) + _GAP_BYTES
+    placing.aligned = tensors.aligned = lambda size_bytes: align(size_bytes) + _GAP_BYTES
     cpu_host.place_tensors = place_apart
