@@ -26,7 +26,7 @@ def test_it_runs_what_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert figures["decode_tokens_per_second"] > 0 and figures["prompt_tokens_per_second"] > 0
     assert figures["program_bytes"] > 10 << 20, "Python alone takes that"
     with load(TINY, host="cpu", threads=1) as model:
-        for run in range(2):
+        for run in range(3):
             model.start([list(range(run, 100 + run))], max_tokens=64, ignore_eos=True).finish()
         with_weights = Counter(model.host.launches)
     assert made[0].launches == with_weights
