@@ -78,7 +78,13 @@ class EngineThread:
         return self._model
 
     async def embed(
-        self, prompts: Iterable[Prompt], pooling: Pooling | None = None, *, priority: int = 0, salt: str = ""
+        self,
+        prompts: Iterable[Prompt],
+        pooling: Pooling | None = None,
+        *,
+        priority: int = 0,
+        salt: str = "",
+        told: Callable[[Event], object] = lambda event: None,
     ) -> list[Vector]:
         """The hidden rows of prompts, pooled: [hidden], f32, for each; `finished` makes embeddings of them.
 
@@ -89,6 +95,7 @@ class EngineThread:
             pooling: `mean`, `last` or `cls`; None: what the model's own files say, else `mean`.
             priority: as for `generate`.
             salt: as for `generate`.
+            told: called with the event that ends each prompt.
 
         Raises:
             MlxrError: as `Model.embed` and `generate`.
@@ -104,6 +111,7 @@ class EngineThread:
                 for _ in call.requests:
                     if isinstance(news := await call.next(), BaseException):
                         raise news
+                    told(news)
             finally:
                 self._leave(call)
             vectors += [through(dense, request.pooled) for request in call.requests]

@@ -115,6 +115,12 @@ def test_a_prompt_that_changed(server: RunningServer) -> None:
     assert (again["missed_tokens"], again["differs_at"]) == (1, None)
 
 
+def test_embeddings_too(server: RunningServer) -> None:
+    answer = server.http.post("/v1/embeddings", json={"model": "tiny", "input": [[5] * 300, [6] * 300]})
+    found = told(server, answer.headers["x-request-id"])
+    assert found["spent_ms"].keys() >= {"prompt"} and found["missed_tokens"] == 300
+
+
 def test_the_list_has_the_newest_first_and_no_texts(server: RunningServer) -> None:
     names = [ask(server, prompt=f"a secret {number}")["request_id"] for number in range(3)]
     answer = server.http.get("/requests", params={"limit": 3, "model": "tiny"})

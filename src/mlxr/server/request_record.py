@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from mlxr.runtime.engine.completion import Completion
+from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.constraint import unenforced
 from mlxr.runtime.engine.time_spent import TimeSpent
 from mlxr.server.documents.answers import Told
@@ -84,8 +84,7 @@ class RequestRecord:
             is_first: whether it is the first one of its prompt that ended.
             ended: when, by `time.perf_counter`; 0: now.
         """
-        if completion.spent is not None:
-            self.spent, self.ended = completion.spent, ended or time.perf_counter()
+        self.add_time(completion, ended)
         if is_first:
             self.prompt_tokens += completion.prompt_tokens
             self.cached_tokens += completion.cached_tokens
@@ -93,6 +92,11 @@ class RequestRecord:
         self.finish_reasons.append(str(completion.finish_reason))
         if self.keeps_text:
             self.answers.append(completion.text)
+
+    def add_time(self, completion: Completion, ended: float) -> None:
+        """Takes where the time of an answer went that has ended, by `time.perf_counter`; 0: now."""
+        if completion.spent is not None:
+            self.spent, self.ended = completion.spent, ended or time.perf_counter()
 
     def add_unfinished(self, tokens: int, prompt_tokens: int, cached_tokens: int, *, is_first: bool) -> None:
         """Adds what was computed of answers that did not end: their client has gone, or the engine failed.
@@ -107,6 +111,12 @@ class RequestRecord:
         if is_first:
             self.prompt_tokens += prompt_tokens
             self.cached_tokens += cached_tokens
+
+
+def note_end(event: Event) -> None:
+    """Adds where the time of an answer that ends went to the record of the request that the current task works on."""
+    if (record := RECORD.get()) is not None and event.completion is not None:
+        record.add_time(event.completion, event.time)
 
 
 def note_error(error: ApiError) -> None:

@@ -1,6 +1,6 @@
 """The engine of a served model: one that is measured."""
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.cache_owner import owned
 from mlxr.server.metrics.meter import Meter
 from mlxr.server.pool.chosen_adapter import Scales, adapter_terms
+from mlxr.server.request_record import note_end
 
 _PAUSE_SECONDS = 0.02
 """Tokens that come within this time of the ones before are sent together: to send costs ten times what a token does."""
@@ -42,10 +43,16 @@ class ServedEngine(EngineThread):
         super().__init__(partial(load_with, model, options), max_waiting=max_waiting)
 
     async def embed(
-        self, prompts: Iterable[Prompt], pooling: Pooling | None = None, *, priority: int = 0, salt: str = ""
+        self,
+        prompts: Iterable[Prompt],
+        pooling: Pooling | None = None,
+        *,
+        priority: int = 0,
+        salt: str = "",
+        told: Callable[[Event], object] = note_end,
     ) -> list[Vector]:
         """See `mlxr.Engine`."""
-        return await super().embed(prompts, pooling, priority=priority, salt=owned(salt))
+        return await super().embed(prompts, pooling, priority=priority, salt=owned(salt), told=told)
 
     def generate(
         self, prompt: Prompt, params: Sampling | None = None, *, salt: str = "", **terms: Any
