@@ -34,12 +34,18 @@ class AdapterMatrices:
     digest: str
 
 
-def adapter_matrices(adapter: AdapterFile, weights: Sequence[WeightPlan], places: Adapters) -> AdapterMatrices:
+def adapted_parts(weights: Sequence[WeightPlan]) -> list[TensorSource]:
+    """The matrices of a plan that adapters may change."""
+    parts = {part.name: part for weight in weights for part in weight.parts}
+    return [parts[name.removesuffix(DOWN)] for name in parts if name.endswith(DOWN)]
+
+
+def adapter_matrices(adapter: AdapterFile, adapted: Sequence[TensorSource], places: Adapters) -> AdapterMatrices:
     """Reads an adapter.
 
     Args:
         adapter: it.
-        weights: of the model's plan.
+        adapted: the model's matrices that adapters may change.
         places: the model's for adapters.
 
     Raises:
@@ -51,8 +57,6 @@ def adapter_matrices(adapter: AdapterFile, weights: Sequence[WeightPlan], places
             f"{adapter.path}: has rank {adapter.rank}, and the model was loaded for adapters of rank {places.rank}: "
             f"load it for more (--adapter-rank {-(-adapter.rank // 8) * 8})"
         )
-    parts = {part.name: part for weight in weights for part in weight.parts}
-    adapted = [parts[name.removesuffix(DOWN)] for name in parts if name.endswith(DOWN)]
     matrices: dict[str, npt.NDArray[np.float32]] = {}
     rows_used: dict[str, int] = dict.fromkeys(adapter.changes, 0)
     for part in adapted:
@@ -87,7 +91,7 @@ def _matrices(
     where = f"{adapter.path}: {quoted(name)}"
     if recipe.columns is not None or recipe.unit_rows or recipe.negative_exp or recipe.add:
         raise WeightsError(f"{where}: this model's files hold it in a way that an adapter cannot change")
-    taken = _rows(recipe, rows)
+    taken = rows_of(recipe, rows)
     if change.columns != columns or change.rows < taken.max() + 1 or (recipe.rows is None and change.rows != rows):
         raise WeightsError(
             f"{where}: is for a matrix of [{change.rows}, {change.columns}], and the model's ({part.name}) is "
@@ -108,7 +112,7 @@ def _numbers(adapter: AdapterFile, change: LowRank) -> tuple[npt.NDArray[np.floa
     return (down.T, up.T) if change.is_turned else (down, up)
 
 
-def _rows(recipe: Recipe, count: int) -> npt.NDArray[np.int64]:
+def rows_of(recipe: Recipe, count: int) -> npt.NDArray[np.int64]:
     """Which rows of a file's tensor are the part's, in its order."""
     if recipe.rows is None:
         return np.arange(count)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mlxr.compiler.artifact import Adapters, Artifact, WeightPlan
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.adapters.adapter_matrices import AdapterMatrices, adapter_matrices
+from mlxr.runtime.adapters.adapter_matrices import AdapterMatrices, adapted_parts, adapter_matrices
 from mlxr.runtime.adapters.open_adapter import open_adapter
 from mlxr.runtime.hosts.host import Host
 
@@ -74,7 +74,7 @@ class AdapterSet:
             host: has the slots.
         """
         self.places = places
-        self._weights, self._host = weights, host
+        self._adapted, self._host = adapted_parts(weights), host
         self._loaded: dict[str, LoadedAdapter] = {}
         self._by_slot: list[LoadedAdapter | None] = [None] * places.slots
         self._lock = threading.Lock()
@@ -92,7 +92,7 @@ class AdapterSet:
             WeightsError: it cannot be read, or is for another model; see `adapter_matrices`.
         """
         opened = open_adapter(path)
-        return adapter_matrices(opened, self._weights, self.places), opened.rank
+        return adapter_matrices(opened, self._adapted, self.places), opened.rank
 
     def put(
         self,

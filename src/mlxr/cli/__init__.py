@@ -29,6 +29,7 @@ COMMANDS = {
     "perplexity": ("perplexity", "measure how well a model predicts a text"),
     "imatrix": ("imatrix", "measure which columns of weights matter"),
     "quantize": ("quantize", "write a model in another format"),
+    "fuse": ("fuse", "write a model with LoRA adapters inside"),
     "tokenize": ("tokenize", "show the tokens of a text"),
     "inspect": ("inspect", "show what an artifact holds"),
     "diff": ("diff", "show what differs between two models"),
