@@ -34,7 +34,7 @@ def served(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     template = tmp_path_factory.mktemp("template") / "chatml.jinja"
     template.write_text(CHATML)
     given = GivenAdapters((AdapterPath(str(files["a"]), "fox"), AdapterPath(str(files["b"]), "owl")), slots=3)
-    source = tiny_source(template=template, adapters=given)
+    source = tiny_source(template=template, adapters=given, host="reference", threads=None)
     with running_server(lambda: ModelPool([source]), ServerSettings(port=0, allow_adapters=True)) as running:
         yield running
 
@@ -43,7 +43,7 @@ def served(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 def expected(files: dict[str, Path]) -> dict[str, str]:
     adapters = {"fox": files["a"], "owl": files["b"], "hen": files["c"], "half": f"{files['a']}:0.5"}
     sampling = mlxr.Sampling(max_tokens=12, ignore_eos=True)
-    with mlxr.load(TINY, host="cpu", threads=1, changes=EXACT, adapter=adapters) as model:
+    with mlxr.load(TINY, host="reference", changes=EXACT, adapter=adapters) as model:
         said = {name: model.start([PROMPT], sampling=sampling, adapter=name).finish()[0].text for name in adapters}
         said["tiny"] = model.generate(PROMPT, sampling=sampling).text
     assert len(set(said.values())) == 5
@@ -99,6 +99,7 @@ def test_by_lora_fields(served: RunningServer, expected: dict[str, str]) -> None
         assert answer.status_code == 400 and message in answer.text
 
 
+@pytest.mark.long
 def test_scales_of_requests_that_say_nothing(served: RunningServer, expected: dict[str, str]) -> None:
     listed = served.http.get("/lora-adapters").json()
     assert [(one["id"], one["name"], one["scale"]) for one in listed] == [(0, "fox", 0.0), (1, "owl", 0.0)]
@@ -142,7 +143,7 @@ def test_loading_and_unloading(served: RunningServer, expected: dict[str, str], 
 
 
 def test_a_server_that_does_not_allow_it(files: dict[str, Path]) -> None:
-    with running_server(lambda: ModelPool([tiny_source()])) as running:
+    with running_server(lambda: ModelPool([tiny_source(host="reference", threads=None)])) as running:
         body = {"lora_name": "hen", "lora_path": str(files["c"])}
         answer = running.http.post("/v1/load_lora_adapter", json=body)
         assert answer.status_code == 403 and "--allow-adapters" in answer.text

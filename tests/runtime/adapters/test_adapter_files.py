@@ -46,6 +46,7 @@ def test_it_is_what_the_merged_weights_are(writer: str, host: str, base: Path, t
     np.testing.assert_allclose(adapted, merged, atol=2e-4)
 
 
+@pytest.mark.long
 def test_mlx_lm_s_own_is_the_same(base: Path, tmp_path: Path) -> None:
     mlx_lm = pytest.importorskip("mlx_lm.utils")
     mx = pytest.importorskip("mlx.core")

@@ -28,7 +28,9 @@ def expected(folders: dict[str, Path]) -> dict[str | None, list[int]]:
     said = {}
     for name in (None, "a", "b", "c"):
         folder = folders["base" if name is None else f"merged-{name}"]
-        with mlxr.load(str(folder), host="cpu", changes=mlxr.Changes(compute="exact", cache_dtype="f32")) as model:
+        with mlxr.load(
+            str(folder), host="reference", changes=mlxr.Changes(compute="exact", cache_dtype="f32")
+        ) as model:
             said[name] = model.generate(PROMPT, sampling=GREEDY).token_ids
     assert len({tuple(ids) for ids in said.values()}) == 4
     return said
@@ -36,7 +38,7 @@ def expected(folders: dict[str, Path]) -> dict[str | None, list[int]]:
 
 @pytest.fixture
 def engine(folders: dict[str, Path]) -> mlxr.Engine:
-    with mlxr.Engine(str(folders["base"]), host="cpu", max_sequences=4, changes=EXACT) as engine:
+    with mlxr.Engine(str(folders["base"]), host="reference", max_sequences=4, changes=EXACT) as engine:
         yield engine
 
 
@@ -54,8 +56,7 @@ def test_requests_of_different_adapters_in_one_batch(
     said = {name: [event.token_id for event in stream] for name, stream in streams.items()}
     assert said == {name: expected[name] for name in said}
     assert max(record.decoding for record in engine.recent_steps()) == 3
-    counts = engine.launch_counts()
-    assert any("_adapted_" in kernel for kernel in counts)
+    assert engine.launch_counts()["adapter_down"] > 0
 
 
 def test_the_prefix_cache_tells_them_apart(
@@ -107,13 +108,13 @@ def test_too_high_a_rank(engine: mlxr.Engine, tmp_path: Path) -> None:
 
 def test_an_adapter_for_all(folders: dict[str, Path], expected: dict[str | None, list[int]]) -> None:
     changes = mlxr.Changes(compute="exact", cache_dtype="f32")
-    with mlxr.load(str(folders["base"]), host="cpu", changes=changes, adapter=folders["b"]) as model:
+    with mlxr.load(str(folders["base"]), host="reference", changes=changes, adapter=folders["b"]) as model:
         assert model.artifact.spec.adapters == mlxr.Adapters(rank=8, slots=1)
         assert model.generate(PROMPT, sampling=GREEDY).token_ids == expected["b"]
         model.default_adapter = None
         assert model.generate(PROMPT, sampling=GREEDY).token_ids == expected[None]
     with (
-        mlxr.load(str(folders["base"]), host="cpu", changes=changes) as plain,
+        mlxr.load(str(folders["base"]), host="reference", changes=changes) as plain,
         pytest.raises(RequestError, match="loaded without places for adapters"),
     ):
         plain.load_adapter(folders["a"])
@@ -127,4 +128,4 @@ def test_names_and_scales(engine: mlxr.Engine, folders: dict[str, Path]) -> None
         with pytest.raises(RequestError, match="an adapter's scale is"):
             engine.load_adapter(folders["a"], scale=scale)
     with pytest.raises(RequestError, match="the scale of the adapter, 'much', is not a number"):
-        mlxr.load(str(folders["base"]), host="cpu", adapter=f"{folders['a']}:much")
+        mlxr.load(str(folders["base"]), host="reference", adapter=f"{folders['a']}:much")
