@@ -35,7 +35,7 @@ MIGRATIONS = (
         created REAL NOT NULL,
         PRIMARY KEY (spec_hash, chip, version)
     ) STRICT;
-    -- Nothing loads adapters yet, so nothing writes this table yet.
+    -- Adapters are named where a model is loaded, and nothing writes this table.
     CREATE TABLE adapters (
         model TEXT NOT NULL REFERENCES models ON DELETE CASCADE,
         name TEXT NOT NULL,
