@@ -23,7 +23,7 @@ def main() -> None:
             rows = [model(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy() for ids in TEXTS]
         cases[name] = {"config": config, "tensors": shapes, "rows": [encoded(each) for each in rows]}
     rankers = {name: _ranker(config) for name, config in RANKERS.items()}
-    DATA.write_text(json.dumps({"encoders": cases, "rankers": rankers}, indent=1) + "\n", encoding="utf-8")
+    DATA.write_text(json.dumps({"encoders": cases, "rankers": rankers}) + "\n", encoding="utf-8")
 
 
 def _filled(kind: Any, config: dict[str, Any]) -> tuple[Any, dict[str, list[int]]]:

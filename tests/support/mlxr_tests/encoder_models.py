@@ -20,9 +20,9 @@ Array = npt.NDArray[np.float32]
 DATA = Path(__file__).parents[2] / "data" / "encoders.json"
 _BERT = {
     "vocab_size": 61,
-    "hidden_size": 96,
+    "hidden_size": 64,
     "num_hidden_layers": 2,
-    "num_attention_heads": 3,
+    "num_attention_heads": 2,
     "intermediate_size": 88,
     "max_position_embeddings": 40,
     "type_vocab_size": 2,
@@ -44,15 +44,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "modernbert",
         "architectures": ["ModernBertModel"],
         "vocab_size": 61,
-        "hidden_size": 96,
+        "hidden_size": 64,
         "num_hidden_layers": 5,
-        "num_attention_heads": 3,
+        "num_attention_heads": 2,
         "intermediate_size": 88,
         "max_position_embeddings": 64,
         "local_attention": 10,
         "norm_eps": 1e-5,
         "pad_token_id": 0,
     },
+}
+CONFIGS["distilbert"] = {
+    "model_type": "distilbert",
+    "architectures": ["DistilBertModel"],
+    "vocab_size": 61,
+    "dim": 64,
+    "n_layers": 2,
+    "n_heads": 2,
+    "hidden_dim": 88,
+    "max_position_embeddings": 40,
+    "pad_token_id": 0,
 }
 CONFIGS["gemma"] = {
     "model_type": "gemma3_text",
@@ -82,7 +93,7 @@ WORDS += [f"##{a}{b}" for a in "nprst" for b in ("a", "e", "i", "o")] + ["."]
 QUERY = "bana ce"
 DOCUMENTS = ["dane. ce bari", "ko", "x gati lopo bana bana", "bana ce", ". ".join(["mise ko fanasate"] * 12)]
 """The last one is longer than the context with the query."""
-TEXTS = [[5, 17, 3, 42, 8, 9, 11], [2], [4, 60, *range(20, 55)], [7, 7, 30]]
+TEXTS = [[5, 17, 3, 42, 8, 9, 11], [2], [4, 60, *range(20, 40)], [7, 7, 30]]
 
 
 def weight(name: str, shape: tuple[int, ...]) -> Array:
