@@ -79,8 +79,7 @@ class PanelFile:
             MlxrError: there is no place for the cache.
             WeightsError: the weight file cannot be read.
         """
-        stem = re.sub(r"[^\w.-]+", "-", self.name)[:80] or "model"
-        return cache_folder(PACKED_FOLDER) / f"{stem}-{self._identity}.panels"
+        return cache_folder(PACKED_FOLDER) / f"{self._stem}-{self._identity}.panels"
 
     @cached_property
     def offsets(self) -> dict[CTensor, int]:
@@ -99,6 +98,8 @@ class PanelFile:
     def open(self) -> tuple[mmap.mmap, Bytes] | None:
         """The file, mapped, and its bytes; None: it is not there, or it is damaged or of weights that have changed."""
         try:
+            if not any(cache_folder(PACKED_FOLDER).glob(f"{self._stem}-*.panels")):
+                return None  # the identity is not needed, for which samples of all weights are read
             with self.path.open("rb") as stream:
                 if os.fstat(stream.fileno()).st_size != self.size_bytes:
                     return None
@@ -156,6 +157,11 @@ class PanelFile:
         os.pwrite(descriptor, head, 0)
         os.fsync(descriptor)
         path.replace(self.path)
+
+    @property
+    def _stem(self) -> str:
+        """The model's name, as a file may be called."""
+        return re.sub(r"[^\w.-]+", "-", self.name)[:80] or "model"
 
     @cached_property
     def _identity(self) -> str:

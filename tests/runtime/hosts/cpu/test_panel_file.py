@@ -183,6 +183,19 @@ def test_a_file_is_made_once(weights: Path, folder: Path) -> None:
     assert PanelFile("m", file.tensors[:1], "x", file.weights).open() is None
 
 
+def test_weights_are_not_read_for_a_file_that_cannot_be_there(
+    weights: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(module, "weights_digest", lambda file: f"digest {read.append(1)}")
+    assert panel_file(weights).open() is None
+    folder.mkdir()
+    (folder / "other-0123456789abcdef.panels").write_text("")
+    assert panel_file(weights).open() is None and not read
+    (folder / "my-model-0123456789abcdef.panels").write_text("")
+    assert panel_file(weights).open() is None and read
+
+
 @pytest.mark.parametrize("damage", ["cut", "longer", "head", "first bytes", "last bytes", "empty"])
 def test_a_damaged_file_is_made_again(weights: Path, damage: str) -> None:
     file, times = panel_file(weights), []
