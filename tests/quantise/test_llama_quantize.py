@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mlxr.quantise import block_quantiser
 from mlxr.quantise.importance import read_importance
 from mlxr.quantise.mixtures import MIXTURES, Wishes
 from mlxr.quantise.requantise import Quantisation, chosen_formats, gguf_source, write_quantised
@@ -66,6 +67,20 @@ def test_rows(name: str, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     write_quantised(cut(gguf_source(F32)), out, how(name))
     assert rows_digest(out) == rows_digest(GOLDEN / f"tiny-{name}.gguf")
+
+
+@pytest.mark.long
+def test_rows_by_optimised_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As users get it: the compiler may use all that this CPU has, and must not fuse products with additions."""
+    monkeypatch.delenv("MLXR_CPU_CFLAGS", raising=False)
+    block_quantiser._library.cache_clear()
+    try:
+        for name in GOLDENS:
+            out = tmp_path / "out.gguf"
+            write_quantised(gguf_source(F32), out, how(name))
+            assert rows_digest(out) == rows_digest(GOLDEN / f"tiny-{name}.gguf"), name
+    finally:
+        block_quantiser._library.cache_clear()
 
 
 @pytest.mark.parametrize("form", [".gguf", ".dat"])

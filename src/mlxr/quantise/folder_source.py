@@ -36,7 +36,6 @@ class _Part:
 
     rows: TensorRows
     places: npt.NDArray[np.int64]
-    add: float
 
 
 def folder_source(folder: Path, accepted_keys: tuple[str, ...] = ()) -> GgufSource:
@@ -75,14 +74,14 @@ def _tensors(spec: ModelSpec, weights: Path) -> dict[str, SourceTensor]:
         if recipe.rows is not None:
             chosen = selected(recipe.rows, 0, count)
             places = np.arange(chosen.start, chosen.stop) if isinstance(chosen, slice) else chosen
-        groups.setdefault(recipe.tensor, []).append(_Part(rows, places, recipe.add))
+        groups.setdefault(recipe.tensor, []).append(_Part(rows, places))
         shapes[recipe.tensor] = part.shape
     return {name: _joined(name, parts, shapes[name], spec) for name, parts in groups.items()}
 
 
 def _plain_recipe(part: TensorSource, spec: ModelSpec) -> Recipe:
     for recipe in part.gguf:
-        if recipe == Recipe(recipe.tensor, rows=recipe.rows, add=recipe.add):
+        if recipe == Recipe(recipe.tensor, rows=recipe.rows):
             return recipe
     raise SpecError(f"{spec.name}: how {part.name} is written to GGUF is not known here")
 
@@ -128,8 +127,6 @@ def _gather(
         places = row[first:last][own]
         begin = int(places.min())
         numbers = part.rows.numbers(begin, int(places.max()) + 1)[places - begin]
-        if part.add:
-            numbers = numbers - np.float32(part.add)
         if found is None:
             found = np.empty((last - first, numbers.shape[1]), np.float32)
         found[own] = numbers
