@@ -92,7 +92,7 @@ def _step(
 ) -> Sequence[int]:
     """Nanoseconds of each call of a step that appends tokens to a sequence."""
     phase = 0 if tokens == 1 else 1
-    batch = Batch.build([BatchRequest(sequence, [_TOKEN] * tokens, start)], pager, plan.query_tile)
+    batch = Batch.build([BatchRequest(sequence, [_TOKEN] * tokens, start)], pager, plan.query_tile).with_adapters
     logits = np.empty((batch.num_rows, plan.output_width), np.float32)
     before = _clock(library, plan, phase)
     program.step(c_batch(phase, batch, np.asarray(batch.tokens), logits, 0, 0))

@@ -128,7 +128,7 @@ def load_found(found: FoundModel) -> "Model":
     from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
     from mlxr.runtime.weights.headers_read_once import headers_read_once  # noqa: PLC0415
 
-    found = _with_places(found)
+    found = replace(found, options=found.options.with_places())
     where = resolve_host(found.options.host)
     _check_types(where, found.options.changes)
     if where.deterministic and found.kind != "artifact":
@@ -146,15 +146,6 @@ def load_found(found: FoundModel) -> "Model":
         source = "given to load" if is_given or known is None else f"that {known.name} was added with"
         model.use_template(template, f"the template {source}")
     return model
-
-
-def _with_places(found: FoundModel) -> FoundModel:
-    """The model, compiled with places for the adapters that it is loaded with, unless places are asked for."""
-    options = found.options
-    if not options.adapters or options.changes.adapters is not None:
-        return found
-    changes = replace(options.changes, adapters=options.adapters.places())
-    return replace(found, options=replace(options, changes=changes))
 
 
 def _load_adapters(model: "Model", options: LoadOptions) -> None:

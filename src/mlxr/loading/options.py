@@ -117,6 +117,16 @@ class LoadOptions:
             template=registered.template if self.template is None else self.template,
         )
 
+    def with_places(self) -> "LoadOptions":
+        """These, with places for the adapters that the model is loaded with, unless places are asked for.
+
+        Raises:
+            MlxrError: an adapter cannot be opened.
+        """
+        if not self.adapters or self.changes.adapters is not None:
+            return self
+        return replace(self, changes=replace(self.changes, adapters=self.adapters.places()))
+
     def for_engine(self, max_sequences: int) -> "LoadOptions":
         """These, for an engine that computes so many requests in a step; its arena may be smaller than the spec says.
 

@@ -73,7 +73,7 @@ def _batch(artifact: Artifact, sequences: int, context: int, new: int, rows: Lit
         if context > new:
             pager.pass_over(seq_id, context - new)
         requests.append(BatchRequest(seq_id, [i % plan.vocab_size for i in range(new)], context - new, rows))
-    return Batch.build(requests, pager, plan.query_tile)
+    return Batch.build(requests, pager, plan.query_tile).with_adapters
 
 
 class RandomInputs:

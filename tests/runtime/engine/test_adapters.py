@@ -129,3 +129,14 @@ def test_names_and_scales(engine: mlxr.Engine, folders: dict[str, Path]) -> None
             engine.load_adapter(folders["a"], scale=scale)
     with pytest.raises(RequestError, match="the scale of the adapter, 'much', is not a number"):
         mlxr.load(str(folders["base"]), host="reference", adapter=f"{folders['a']}:much")
+
+
+@pytest.mark.long
+def test_calls_are_timed_and_guesses_tried(folders: dict[str, Path], expected: dict[str | None, list[int]]) -> None:
+    """What makes batches by itself, or has several tokens of a sequence in one."""
+    changes = mlxr.Changes(compute="exact", cache_dtype="f32")
+    with mlxr.load(
+        str(folders["base"]), host="cpu", changes=changes, adapter=folders["c"], prompt_lookup=True
+    ) as model:
+        assert model.generate(PROMPT, sampling=GREEDY).token_ids == expected["c"]
+        assert model.host.time_calls()

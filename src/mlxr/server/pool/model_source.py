@@ -204,7 +204,7 @@ class ModelSource:
     @property
     def _of_engine(self) -> LoadOptions:
         """As its engine loads it."""
-        return self.options.for_engine(self.max_sequences)
+        return self.options.for_engine(self.max_sequences).with_places()
 
 
 @dataclass(frozen=True)
