@@ -21,6 +21,7 @@ from mlxr.server.pool.served_engine import ServedEngine
 from mlxr.server.state import ServerState
 
 router = APIRouter()
+TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
 LIST: dict[int | str, dict[str, Any]] = {200: {"model": list[ListedAdapter]}}
 
 
@@ -74,7 +75,7 @@ async def set_scales(body: list[LoraScale], request: Request, model: str | None 
         return _listed(engine)
 
 
-@router.post("/v1/load_lora_adapter", tags=["Adapters"], response_class=PlainTextResponse)
+@router.post("/v1/load_lora_adapter", tags=["Adapters"], response_class=Response, responses=TEXT)
 async def load_adapter(body: LoadAdapterRequest, request: Request) -> Response:
     """Loads an adapter from this machine's disk."""
     state = ServerState.of(request)
@@ -91,7 +92,7 @@ async def load_adapter(body: LoadAdapterRequest, request: Request) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
-@router.post("/v1/unload_lora_adapter", tags=["Adapters"], response_class=PlainTextResponse)
+@router.post("/v1/unload_lora_adapter", tags=["Adapters"], response_class=Response, responses=TEXT)
 async def unload_adapter(body: UnloadAdapterRequest, request: Request) -> Response:
     """Unloads an adapter; answers that use it go on."""
     state = ServerState.of(request)

@@ -45,6 +45,9 @@ class Source:
         self.meter = Meter()
         self.options = NO_OPTIONS
 
+    def is_encoder(self) -> bool:
+        return False
+
     def for_embeddings(self) -> "Source":
         source = Source(f"{self.name} (embeddings)", self.memory.full, self.memory.least)
         self.forms.append(source)
