@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import mlxr
+from mlxr.cli import main
 from mlxr.runtime.engine.pool import Pooling
 from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import BatchRequest
@@ -111,3 +112,11 @@ def test_dense_modules_behind_the_pooling(tmp_path: Path) -> None:
         pytest.raises(mlxr.RequestError, match="'Softmax', which is not"),
     ):
         model.embed(TEXTS)
+
+
+def test_what_fits_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is kept of a text, so any number goes at once; there is no speed of tokens."""
+    folder = save_encoder(RECORDED["bert"], tmp_path / "model")
+    assert main(["fit", str(folder)]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith(str(folder)))
+    assert "  40  " in row and "1024+" in row and row.split()[-1] == "-"

@@ -138,9 +138,9 @@ def fit(
     except HostError as error:
         return replace(told, refusal=f"{error}{_mapped(planned, machine, options.threads)}")
     room = machine.memory.free_bytes - weights - footprint.activation_bytes
-    sequences = min(MOST_SEQUENCES, max(0, room) // one)
+    sequences = min(MOST_SEQUENCES, max(0, room) // one) if one else MOST_SEQUENCES  # an encoder keeps nothing of them
     told = replace(told, longest_context=arena.context, sequences=sequences)
-    if not timed:
+    if not timed or artifact.plan.whole_prompts:  # an encoder writes no tokens
         return told
     try:
         return replace(told, speed=_speed(planned, machine, options.threads, tell))

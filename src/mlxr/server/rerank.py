@@ -24,7 +24,7 @@ from mlxr.server.documents.rerank_answers import (
     RerankUsage,
 )
 from mlxr.server.embedding import embed
-from mlxr.server.errors import ApiError, bad_field
+from mlxr.server.errors import ApiError, bad_field, without_folders
 from mlxr.server.fields import ApiModel, WithoutEffect
 from mlxr.server.large_body_route import LargeBodyRoute
 from mlxr.server.sse import unless_gone
@@ -109,7 +109,7 @@ async def _scored(state: ServerState, body: RerankFields) -> tuple[list[Ranked],
         try:
             ranker = await asyncio.to_thread(model.engine.model.ranker)
         except MlxrError as error:
-            raise ApiError(400, str(error), code="model_does_not_rank", param="model") from error
+            raise ApiError(400, without_folders(error), code="model_does_not_rank", param="model") from error
 
         def pairs() -> list[Pair]:
             return [ranker.pair(body.query, text, body.max_tokens_per_doc) for text in body.texts]
