@@ -20,7 +20,7 @@ from mlxr.loading.imported_model import import_model
 from mlxr.quantise.choose_formats import for_speed, least_divergence
 from mlxr.quantise.mixtures import MIXTURES, fitting, may_be_quantised
 from mlxr.quantise.requantise import GgufSource, Quantisation, gguf_source, write_quantised
-from mlxr.quantise.sensitivity import Costs, Sensitivity
+from mlxr.quantise.sensitivity import Costs, Sensitivity, _probe
 from mlxr_tests.converted_models import make_folder
 from mlxr_tests.storyteller import GOLDEN, VALID
 
@@ -94,6 +94,13 @@ def test_speeds_are_those_of_what_is_written(tmp_path: Path) -> None:
     assert 1e6 / roofline(artifact, chip, 64, 1)[0].predicted_us == pytest.approx(predicted, rel=1e-6)
     with pytest.raises(RequestError, match="tokens a second with its smallest formats, as predicted; 1e"):
         for_speed(source, costs, kept, 1e9, chip, 64)
+
+
+def test_what_loses_nothing_in_one_format_is_measured_in_another() -> None:
+    assert _probe({"q4_k": 0.2, "q3_k": 1.0, "q2_k": 4.0}, 256) == "q4_k"
+    assert _probe({"q4_k": 0.001, "q3_k": 1.0, "q2_k": 4.0}, 256) == "q3_k"
+    assert _probe({"q4_k": 0.0, "q3_k": 0.0, "q2_k": 4.0}, 512) == "q2_k"
+    assert _probe({"q5_0": 0.0, "q4_0": 1.0}, 96) == "q4_0"
 
 
 @pytest.mark.long
