@@ -122,6 +122,11 @@ def infill_prompt(tokenizer: Tokenizer, gap: Gap, room: int | None = None) -> In
     return InfillPrompt([*before, *files, *parts[0], *parts[1], *middle], tuple(sorted(control.values())), is_cut)
 
 
+def fills_gaps(tokenizer: Tokenizer) -> bool:
+    """Whether its model can be asked for the text of a gap."""
+    return _form_of(_known_names(tokenizer)) is not None
+
+
 def _known_names(tokenizer: Tokenizer) -> dict[str, int]:
     """The names that a vocabulary has a token for, with its id. Some files say of these tokens that they are text."""
     known = {}

@@ -68,6 +68,11 @@ def ask(server: RunningServer, **body: Any) -> Any:
     return server.http.post("/infill", json=asked)
 
 
+def test_ollamas_clients_are_told(own: RunningServer) -> None:
+    [model] = own.http.get("/api/tags").json()["models"]
+    assert own.http.post("/api/show", json={"model": model["name"]}).json()["capabilities"] == ["completion", "insert"]
+
+
 def test_infill(own: RunningServer, expected: dict[str, mlxr.Completion]) -> None:
     told = ask(own).json()
     assert told["content"] == expected["plain"].text and told["stop"] is True and told["stop_type"] == "limit"

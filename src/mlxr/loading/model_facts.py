@@ -1,5 +1,6 @@
 """What is known of a model without loading or compiling it: its size, a digest of its files, and what it is."""
 
+import functools
 import hashlib
 import os
 from collections.abc import Iterable
@@ -25,6 +26,8 @@ from mlxr.loading.resolve import spec_of
 from mlxr.registry.file_status import status_of
 from mlxr.registry.records import ModelRecord
 from mlxr.runtime.engine.default_sampling import DefaultSampling, default_sampling
+from mlxr.runtime.engine.model_tokenizer import read_tokenizer
+from mlxr.runtime.tokenizer import infill
 from mlxr.runtime.tokenizer.find_chat_template import ReadMetadata, find_chat_templates
 from mlxr.runtime.tokenizer.template_files import DEFAULT, NamedTemplates
 from mlxr.runtime.weights.open_weights import open_weights
@@ -68,9 +71,11 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class _Known:
-    """Facts, and the state of the files that they were read from."""
+    """Facts, where the weights and the tokenizer are, and the state of the files that were read."""
 
     facts: ModelFacts
+    weights: Path
+    tokenizer: str | Path | None
     version: object
     stats: dict[Path, tuple[int, int]]
 
@@ -91,6 +96,37 @@ def model_facts(
     Raises:
         MlxrError: it cannot be found, or is not supported, or the weights are of another model.
     """
+    return _known(model, changes, weights).facts
+
+
+def fills_gaps(
+    model: "str | os.PathLike[str]",
+    changes: Changes = NO_CHANGES,
+    weights: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+) -> bool:
+    """Whether MODEL's vocabulary has control tokens for text between two others. It is read once.
+
+    Args:
+        model: what `mlxr.load` takes.
+        changes: changes to its spec.
+        weights: a file or folder of them; None: the model's own.
+        tokenizer: a file or folder; None: the model's own.
+
+    Raises:
+        MlxrError: as `model_facts`.
+    """
+    known = _known(model, changes, weights)
+    return _fills_gaps(known.weights, tokenizer or known.tokenizer, known.facts.vocab_size, known.facts.digest)
+
+
+@functools.lru_cache(maxsize=256)
+def _fills_gaps(weights: Path, tokenizer: str | Path | None, vocab_size: int, digest: str) -> bool:
+    found = read_tokenizer(weights, tokenizer, vocab_size, required=False).tokenizer
+    return found is not None and infill.fills_gaps(found)
+
+
+def _known(model: "str | os.PathLike[str]", changes: Changes, weights: str | Path | None) -> _Known:
     name, options = os.fspath(model), LoadOptions(weights, changes=changes)
     found = find_model(name, options)
     registered = found.registered
@@ -98,7 +134,7 @@ def model_facts(
     known = _KNOWN.get((name, changes, weights))
     if known is None or known.version != version or known.stats != _stats(known.stats):
         known = _KNOWN[name, changes, weights] = _read(found, version, weights is not None)
-    return known.facts
+    return known
 
 
 def _read(found: FoundModel, version: object, are_given: bool) -> _Known:
@@ -134,7 +170,13 @@ def _read(found: FoundModel, version: object, are_given: bool) -> _Known:
         _templates(file, weights, registered),
         default_sampling(file, spec.model.vocab_size, _tokenizer_of(registered)),
     )
-    return _Known(facts, version, stats | _stats(folder / name for name in file_keys.DESCRIBING_FILES))
+    return _Known(
+        facts,
+        weights,
+        _tokenizer_of(registered),
+        version,
+        stats | _stats(folder / name for name in file_keys.DESCRIBING_FILES),
+    )
 
 
 def _spec_and_weights(found: FoundModel) -> tuple[ModelSpec, Path | None]:

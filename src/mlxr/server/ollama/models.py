@@ -109,7 +109,7 @@ async def show(body: ShowRequest, request: Request) -> Response:
             f"{facts.family}.block_count": facts.num_layers,
             f"{facts.family}.vocab_size": facts.vocab_size,
         },
-        capabilities=await asyncio.to_thread(_capabilities, facts),
+        capabilities=await asyncio.to_thread(_capabilities, model, facts),
         modified_at=written(model.created),
     )
     return JsonAnswer(told)
@@ -126,14 +126,13 @@ def parameters(sampling: DefaultSampling) -> list[str]:
     return lines
 
 
-def _capabilities(facts: ModelFacts) -> list[str]:
-    if facts.templates is None:
-        return ["completion"]
-    family = family_of_templates(facts.templates)
+def _capabilities(model: ServedModel, facts: ModelFacts) -> list[str]:
+    told = ["completion", *(["insert"] if model.source.fills_gaps() else [])]
+    family = None if facts.templates is None else family_of_templates(facts.templates)
     if family is None:
-        return ["completion"]
+        return told
     has_tools = family.form.origin is not Origin.OURS
-    return ["completion", *(["tools"] if has_tools else []), *(["thinking"] if family.thinks else [])]
+    return [*told, *(["tools"] if has_tools else []), *(["thinking"] if family.thinks else [])]
 
 
 def _facts(model: ServedModel) -> ModelFacts | None:

@@ -11,7 +11,7 @@ from mlxr.compiler.spec.adapters import Adapters
 from mlxr.loading.adapter_paths import NO_ADAPTERS, AdapterPath
 from mlxr.loading.eagle_head import eagle_head
 from mlxr.loading.find_model import FoundModel, find_model
-from mlxr.loading.model_facts import ModelFacts, model_facts
+from mlxr.loading.model_facts import ModelFacts, fills_gaps, model_facts
 from mlxr.loading.options import NO_OPTIONS, USUAL_SEQUENCES, LoadOptions
 from mlxr.loading.planned_memory import PlannedMemory, planned_context, planned_memory
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS
@@ -129,6 +129,14 @@ class ModelSource:
         if self.template is None:
             return facts
         return replace(facts, templates=NamedTemplates({DEFAULT: read_template_file(self.template)}, ""))
+
+    def fills_gaps(self) -> bool:
+        """Whether it can write text between two others; False of what cannot be read. Slow the first time."""
+        changes = self._changed(output=None).changes
+        try:
+            return fills_gaps(self.model, changes, self.options.weights, self.options.tokenizer)
+        except MlxrError:
+            return False
 
     def is_encoder(self) -> bool:
         """Whether it has one form, that gives embeddings; False of what cannot be read. Slow the first time."""
