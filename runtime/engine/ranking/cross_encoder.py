@@ -39,7 +39,7 @@ class CrossEncoder(Ranker):
             has_types: whether the model tells tokens of the second text apart.
 
         Raises:
-            RequestError: the file has none, or one of several numbers.
+            RequestError: the file has none, half of one, or one of several numbers.
         """
         super().__init__(context)
         self._tokenizer, self._form = tokenizer, tokenizer.pair_form()
@@ -54,6 +54,11 @@ class CrossEncoder(Ranker):
                 f"{file.path}: the encoder's head gives {out.weight.shape[0]} numbers of a text, as classifiers do; "
                 "one that ranks gives one"
             )
+        if dense is None:
+            raise RequestError(
+                f"{file.path}: lacks the first of the two products of its head (pooler), which llama.cpp's converter "
+                "leaves out of BERT: its scores would not be the model's; rank with the model's own folder"
+            )
         self._dense, self._out = dense, out
 
     def _parts(self, query: str, document: str) -> tuple[list[int], list[int], list[int], int | None]:
@@ -63,8 +68,7 @@ class CrossEncoder(Ranker):
 
     def score(self, vector: Vector) -> float:
         """See `Ranker.score`."""
-        row = vector if self._dense is None else np.tanh(self._dense(vector))
-        return sigmoid(float(self._out(row)[0]))
+        return sigmoid(float(self._out(np.tanh(self._dense(vector)))[0]))
 
 
 def _find(file: WeightFile, names: tuple[str, ...]) -> _Linear | None:

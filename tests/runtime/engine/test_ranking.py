@@ -95,6 +95,19 @@ def test_what_does_not_rank(model: mlxr.Model, tmp_path: Path) -> None:
         other.rerank(QUERY, DOCUMENTS)
 
 
+@pytest.mark.parametrize(
+    ("shape", "said"), [(None, "lacks the first of the two products"), ([3, 64], "gives 3 numbers of a text")]
+)
+def test_heads_that_do_not_rank(shape: list[int] | None, said: str, tmp_path: Path) -> None:
+    """Half of a head, as GGUF files of BERT have it, and that of a classifier."""
+    tensors = {name: own for name, own in CASE["tensors"].items() if shape or "pooler" not in name}
+    tensors |= {"classifier.weight": shape, "classifier.bias": shape[:1]} if shape else {}
+    folder = save_encoder(CASE | {"tensors": tensors}, tmp_path / "model")
+    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    with mlxr.load(folder, host="cpu", threads=1, changes=EXACT) as other, pytest.raises(mlxr.RequestError, match=said):
+        other.rerank(QUERY, DOCUMENTS)
+
+
 @pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_decoder_says_yes_or_no(tied: bool, tmp_path: Path) -> None:
     """The score is the softmax of the two words' logits, of tied embeddings and of an output projection."""
