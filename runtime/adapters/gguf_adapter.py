@@ -38,7 +38,7 @@ def read_gguf_adapter(path: Path) -> AdapterFile:
         base, _, last = name.rpartition(".")
         matrices = {"lora_a": downs, "lora_b": ups}.get(last)
         if matrices is None:
-            raise WeightsError(f"{path}: holds {quoted(name)}, which is no matrix of a LoRA adapter")
+            raise WeightsError(f"{path}: holds {quoted(name)}, which is not a matrix of a LoRA adapter")
         matrices[base.removesuffix(".weight")] = tensor
     # llama.cpp takes an alpha of 0, or none, for a scale of 1.
     changes = {

@@ -42,7 +42,7 @@ def read_mlx_lm_adapter(folder: Path, config: Mapping[str, Any]) -> AdapterFile:
         module, _, last = name.rpartition(".")
         matrices = {"lora_a": downs, "lora_b": ups}.get(last)
         if matrices is None:
-            raise WeightsError(f"{folder}: holds {quoted(name)}, which is no matrix of a plain LoRA adapter")
+            raise WeightsError(f"{folder}: holds {quoted(name)}, which is not a matrix of a plain LoRA adapter")
         matrices[text_name(module)] = tensor
     changes = {
         name: LowRank(down, up, float(scale), is_turned=True)

@@ -59,7 +59,7 @@ def read_peft_adapter(folder: Path, config: Mapping[str, Any]) -> AdapterFile:
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
         if match is None:
-            raise WeightsError(f"{folder}: holds {quoted(name)}, which is no matrix of a plain LoRA adapter")
+            raise WeightsError(f"{folder}: holds {quoted(name)}, which is not a matrix of a plain LoRA adapter")
         matrices, module = downs if match["which"] == "A" else ups, text_name(match["module"])
         if module in matrices:
             raise WeightsError(f"{folder}: {quoted(name)} and another tensor are the same matrix")

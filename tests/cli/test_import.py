@@ -9,7 +9,7 @@ from mlxr.cli import main
 from mlxr.compiler.spec.family import known_families
 from mlxr.compiler.spec.load import load_spec
 from mlxr.loading.resolve import resolve_artifact
-from mlxr_tests import multimodal_models
+from mlxr_tests import encoder_models, multimodal_models
 from mlxr_tests.config_effects import FAMILIES
 from mlxr_tests.family_models import CONFIGS
 from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0
@@ -70,11 +70,12 @@ def test_models_lists_every_family(capsys: pytest.CaptureFixture[str]) -> None:
     assert [family["name"] for family in found["families"]] == list(known_families())
     names = {name for family in found["families"] for name in family["config"]}
     # Each is held against mlx-lm or transformers, but for chatglm (against transformers' glm) and baichuan (against
-    # llama.cpp); hunyuan is another name of hunyuan_v1_moe.
+    # llama.cpp); hunyuan is another name of hunyuan_v1_moe, and xlm-roberta of roberta.
     wholes = multimodal_models.CONFIGS.values()
     of_wholes = {config["text_config"].get("model_type", config["model_type"]) for config in wholes}
     held = {case.partition(",")[0] for case in (*CONFIGS, *multimodal_models.CONFIGS, *FAMILIES)}
-    assert held | of_wholes == names - {"chatglm", "baichuan", "hunyuan"}
+    encoders = {config["model_type"] for config in encoder_models.CONFIGS.values()}
+    assert held | of_wholes | encoders == names - {"chatglm", "baichuan", "hunyuan", "xlm-roberta"}
     assert all(len(set(family["config"])) == len(family["config"]) for family in found["families"])
     assert "storyteller" in [spec["name"] for spec in found["specs"]]
     assert all(family["about"] for family in found["families"])

@@ -30,6 +30,7 @@ _OF_MODEL = (
     "hidden_size",
     "num_layers",
     "norm",
+    "token_types",
     "learned_positions",
     "embedding_norm",
     "layer_embeddings",
