@@ -9,6 +9,7 @@ import mlxr
 from mlxr.bench.divergence import divergence
 from mlxr.bench.text_windows import Window
 from mlxr.cli import main
+from mlxr.compiler.errors import WeightsError
 from mlxr.quantise.collect_importance import collect_importance
 from mlxr.quantise.importance import read_importance, write_importance
 from mlxr.quantise.mixtures import MIXTURES, Wishes
@@ -81,3 +82,19 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ):
         assert main(["imatrix", str(Q8_0), "--text", str(text), "-o", str(out), *extra]) == 1
         assert message in capsys.readouterr().err
+
+
+def test_matrices_of_other_models_and_bad_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "i.gguf"
+    write_importance(path, {"blk.0.attn_q.weight": (np.ones((1, 96), np.float32), [4])}, "x", 1, 4)
+    how = Quantisation(MIXTURES["q4_k_m"], importance=read_importance(path))
+    with pytest.raises(
+        WeightsError, match=r"has 96 weights for tensor 'blk\.0\.attn_q\.weight', which has .* another model"
+    ):
+        write_quantised(gguf_source(F32), tmp_path / "out.gguf", how)
+    assert not (tmp_path / "out.gguf").exists()
+    write_importance(path, {"blk.0.attn_q.weight": (np.full((1, 256), np.inf, np.float32), [4])}, "x", 1, 4)
+    with pytest.raises(WeightsError, match=r"the weights of tensor 'blk\.0\.attn_q\.weight' are not all finite"):
+        read_importance(path)
+    write_importance(path, {"a.weight": (np.float32([[4, 8], [1, 1]]), [2, 0])}, "x", 1, 4)
+    np.testing.assert_array_equal(read_importance(path).columns["a.weight"], [2, 4, 1, 1])  # an expert without tokens

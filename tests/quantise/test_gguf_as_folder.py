@@ -49,6 +49,7 @@ def test_there_and_back(case: str, tmp_path: Path) -> None:
         assert tokenizers[0].encode(text, parse_special=True) == tokenizers[1].encode(text, parse_special=True)
 
 
+@pytest.mark.long
 def test_a_quantised_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     arguments = ["quantize", str(Q8_0), "-o", str(out), "--format", "affine8", "--group-size", "32"]
