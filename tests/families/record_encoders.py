@@ -37,12 +37,12 @@ def _ranker(config: dict[str, Any]) -> dict[str, Any]:
     model, shapes = _filled(AutoModelForSequenceClassification, config)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "vocab.txt").write_text("\n".join(WORDS) + "\n")
-        tokenizer = BertTokenizerFast(
-            str(Path(folder) / "vocab.txt"), model_max_length=config["max_position_embeddings"]
-        )
+        tokenizer = BertTokenizerFast(str(Path(folder) / "vocab.txt"), model_max_length=40)
     logits, ids = [], []
     for document in DOCUMENTS:
         pair = tokenizer(QUERY, document, return_tensors="pt", truncation="only_second")
+        if config["type_vocab_size"] == 1:
+            del pair["token_type_ids"]
         with torch.no_grad():
             logits.append(float(model(**pair).logits[0, 0]))
         ids.append(pair["input_ids"][0].tolist())

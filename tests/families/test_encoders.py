@@ -117,6 +117,7 @@ def test_dense_modules_behind_the_pooling(tmp_path: Path) -> None:
 def test_what_fits_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is kept of a text, so any number goes at once; there is no speed of tokens."""
     folder = save_encoder(RECORDED["bert"], tmp_path / "model")
-    assert main(["fit", str(folder)]) == 0
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith(str(folder)))
-    assert "  40  " in row and "1024+" in row and row.split()[-1] == "-"
+    assert main(["fit", str(folder), "--json"]) == 0
+    ((model,),) = [each["models"] for each in json.loads(capsys.readouterr().out)["machines"]]
+    told = model["fit"]
+    assert (told["arena_bytes"], told["longest_context"], told["speed"], told["sequences"]) == (0, 40, None, 1024)

@@ -60,6 +60,17 @@ def test_scores_are_those_of_transformers(model: mlxr.Model) -> None:
     assert len({round(one.score, 3) for one in ranked}) > 3
 
 
+def test_roberta_has_one_type_and_another_head(tmp_path: Path) -> None:
+    case = recorded()["rankers"]["roberta"]
+    folder = save_encoder(case, tmp_path / "model")
+    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    with mlxr.load(folder, host="cpu", threads=1, changes=EXACT) as other:
+        assert [other.ranker().pair(QUERY, document) for document in DOCUMENTS] == [(ids, None) for ids in case["ids"]]
+        scores = {one.document: one.score for one in other.rerank(QUERY, DOCUMENTS)}
+    expected = 1 / (1 + np.exp(-np.array(case["logits"])))
+    np.testing.assert_allclose([scores[i] for i in range(len(DOCUMENTS))], expected, atol=1e-5)
+
+
 def test_types_of_tokens_count(model: mlxr.Model) -> None:
     """Also in company of texts that have none."""
     ids, second = model.ranker().pair(QUERY, DOCUMENTS[0])

@@ -85,9 +85,12 @@ CONFIGS["gemma"] = {
 }
 RANKERS: dict[str, dict[str, Any]] = {
     "bert": _BERT | {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "num_labels": 1},
+    "roberta": _BERT
+    | {"model_type": "roberta", "architectures": ["RobertaForSequenceClassification"], "num_labels": 1}
+    | {"type_vocab_size": 1, "max_position_embeddings": 42, "pad_token_id": 1},
 }
 """Encoders with a head that ranks; its tensors begin with the name of the encoder's part."""
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"{a}{b}" for a in "bcdfgklm" for b in ("a", "e", "i", "o"))]
+WORDS = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *(f"{a}{b}" for a in "bcdfgklm" for b in ("a", "e", "i", "o"))]
 WORDS += [f"##{a}{b}" for a in "nprst" for b in ("a", "e", "i", "o")] + ["."]
 """The vocabulary of the rankers: words, and pieces of words."""
 QUERY = "bana ce"
