@@ -59,6 +59,8 @@ def test_tokens_have_the_adapters_of_their_sequences(target: str, name: str) -> 
     for token in (7, 9):
         pair.step([(seq, [token + seq]) for seq in seqs])
     pair.step([(seqs[2], [1]), (seqs[0], [2, 3, 4])])
+    pair.step([(seqs[1], [*range(20)]), (seqs[3], [*range(11)])])  # more than the 16 that the C program takes together
+    assert pair.artifact.plan.max_tokens >= 31
     labels = {kernel.label for kernel in pair.plan.program(target).kernels if kernel.name in pair.host.launches}
     merged = {"qkv", "o", "gate_up" if pair.artifact.spec.model.mlp.gated else "up", "down"}
     assert {label for label in labels if label.endswith("_low")} == {f"{word}_low" for word in merged}

@@ -23,7 +23,7 @@ from mlxr.server.documents.json_form import JsonAnswer, json_text
 from mlxr.server.fields import ApiModel, WithoutEffect
 from mlxr.server.large_body_route import LargeBodyRoute
 from mlxr.server.openai.chat import error_event
-from mlxr.server.openai.sampling_fields import Stop, all_of, seed_of, share_of
+from mlxr.server.openai.sampling_fields import LoraScale, Stop, all_of, note_adapters, seed_of, share_of
 from mlxr.server.pool.loaded_model import LoadedModel
 from mlxr.server.request_record import with_warnings
 from mlxr.server.sse import Stream, unless_gone
@@ -70,6 +70,7 @@ class InfillRequest(ApiModel):
     dry_base: float | None = None
     dry_allowed_length: int | None = None
     ignore_eos: bool | None = None
+    lora: list[LoraScale] | None = Field(None, max_length=256)
     return_tokens: bool | None = None
     response_fields: list[str] | None = Field(None, max_length=64)
     cache_prompt: WithoutEffect = None
@@ -117,6 +118,7 @@ async def infill(body: InfillRequest, request: Request) -> Response:
     name = state.only_name() if body.model is None else body.model
     state.pool.find(name)
     answer = InfillAnswer(body, name)
+    note_adapters(body.lora)
     if body.stream:
         return Stream(
             _stream(state, answer),

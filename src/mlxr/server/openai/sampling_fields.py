@@ -52,6 +52,11 @@ class LoraScale(ApiModel):
     scale: float
 
 
+def note_adapters(lora: list[LoraScale] | None) -> None:
+    """Notes for this task which adapters its request asks for."""
+    ask_adapters(None if lora is None else [(entry.id, entry.scale) for entry in lora])
+
+
 class SamplingFields(ApiModel):
     """Fields of OpenAI, and of vLLM after `seed`."""
 
@@ -107,7 +112,7 @@ class SamplingFields(ApiModel):
 
     def terms(self) -> Terms:
         """How the engine treats the request; its adapters are noted for this task."""
-        ask_adapters(None if self.lora is None else [(entry.id, entry.scale) for entry in self.lora])
+        note_adapters(self.lora)
         return Terms(priority=self.priority or 0, deadline=self.deadline, salt=self.cache_salt or "")
 
     @property
