@@ -15,7 +15,7 @@ afterwards.
 """
 
 from mlxr.compiler.artifact.artifact import Artifact
-from mlxr.compiler.artifact.c_library import CLibrary, CTensor
+from mlxr.compiler.artifact.c_library import LATER, CLibrary, CTensor
 from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
 from mlxr.compiler.artifact.launch import BATCH_DIMS, Condition, Extent, KernelCall, Launch
@@ -72,6 +72,7 @@ __all__ = [
     "INCLUDE",
     "KEYS_AND_VALUES",
     "LATENTS",
+    "LATER",
     "LAYERS",
     "LONGEST_BYTES",
     "MOST_TAKEN_BACK",

@@ -6,6 +6,9 @@ from mlxr.compiler.artifact.weight_plan import TensorSource
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.spec.record import Record
 
+LATER = "later"
+"""The port of a tensor that a call does not read, but asks the system to have in memory soon."""
+
 
 class CTensor(Record):
     """A weight as the C program reads it.

@@ -28,7 +28,7 @@ def open_adapter(path: str | Path) -> AdapterFile:
         gguf = sorted(folder.glob("*.gguf"))
         if len(gguf) == 1:
             return read_gguf_adapter(gguf[0])
-        raise WeightsError(f"{folder}: has no {CONFIG}, so it is no adapter of PEFT or mlx-lm")
+        raise WeightsError(f"{folder}: has no {CONFIG}, so it is not an adapter of PEFT or mlx-lm")
     config = read_json_object(folder / CONFIG, _CONFIG_BYTES, WeightsError)
     if "peft_type" in config or (folder / peft_adapter.WEIGHTS).is_file():
         return peft_adapter.read_peft_adapter(folder, config)

@@ -26,7 +26,7 @@ _REFUSED = {
     "layer_replication": "repeated layers",
     "lora_bias": "biases of its own (lora_bias)",
     "trainable_token_indices": "embeddings of single tokens",
-    "target_parameters": "parameters that are no modules' weights (target_parameters)",
+    "target_parameters": "parameters that are not the weights of modules (target_parameters)",
     "use_bdlora": "block-diagonal LoRA",
 }
 """Keys that change what an adapter is, and what it then has."""
@@ -94,5 +94,5 @@ def _of_pattern(folder: Path, config: Mapping[str, Any], key: str, module: str, 
             if re.match(rf"(.*\.)?({pattern})$", module):
                 return value
         except re.error as error:
-            raise WeightsError(f"{folder}: {key}: {quoted(pattern)} is no regular expression: {error}") from error
+            raise WeightsError(f"{folder}: {key}: {quoted(pattern)} is not a regular expression: {error}") from error
     return usual

@@ -44,7 +44,7 @@ class YesOrNo(Ranker):
         self._after = tokenizer.encode(_AFTER, add_special=False, parse_special=True)
         ids = [tokenizer.encode(word, add_special=False) for word in ("yes", "no")]
         if any(len(each) != 1 for each in ids):
-            raise RequestError("yes and no are not one token each in this vocabulary: the model is no reranker")
+            raise RequestError("yes and no are not one token each in this vocabulary: the model is not a reranker")
         yes, no = _rows(file, [each[0] for each in ids])
         self._difference = yes - no
 

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mlxr.compiler.artifact import Artifact, CLibrary, CTensor, KernelEntry, Launch, Op, Program
+from mlxr.compiler.artifact import LATER, Artifact, CLibrary, CTensor, KernelEntry, Launch, Op, Program
 from mlxr.compiler.errors import ArtifactError
 from mlxr.compiler.ir.ops.rows import Embed
 from mlxr.compiler.text import size
@@ -47,7 +47,10 @@ def call_rows(artifact: Artifact, program: Program) -> list[CallRow]:
     rows = []
     for phase in program.phases:
         ops = {op.name: op for op in artifact.graph(phase.name).ops}
-        rows += [_row(phase.name, i, launch, ops.get(launch.op), tensors) for i, launch in enumerate(phase.launches)]
+        for i, launch in enumerate(phase.launches):
+            ports = program.kernel(launch.kernel).inputs
+            names = [name for name, port in zip(launch.inputs, ports, strict=True) if port.name != LATER]
+            rows.append(_row(phase.name, i, launch, ops.get(launch.op), [tensors[n] for n in names if n in tensors]))
     return rows
 
 
@@ -56,9 +59,8 @@ def _library(program: Program) -> CLibrary:
     return program.library
 
 
-def _row(phase: str, index: int, launch: Launch, op: Op | None, tensors: dict[str, CTensor]) -> CallRow:
-    """The row of a call of an op; of none for a table that the phase's first calls make."""
-    read = [tensors[name] for name in launch.inputs if name in tensors]
+def _row(phase: str, index: int, launch: Launch, op: Op | None, read: list[CTensor]) -> CallRow:
+    """The row of a call of an op and of the tensors that it reads; of none for a table that first calls make."""
     gathers = op is not None and isinstance(op.attrs, Embed)
     total = sum(tensor.size_bytes // tensor.shape[0] if gathers else tensor.size_bytes for tensor in read)
     matrices = [str(tensor.format) for tensor in read if tensor.layout != "vector"]

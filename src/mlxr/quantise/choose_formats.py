@@ -124,7 +124,7 @@ def for_speed(
     low, high, budget = smallest, largest, largest
     for _ in range(_ROUNDS):
         choice = least_divergence(costs, budget, factors)
-        assert choice is not None, "the budget is no smaller than the smallest formats"
+        assert choice is not None, "the budget is at least that of the smallest formats"
         found = predict(choice.formats)
         if found >= speed:
             best, low = (choice, found), budget

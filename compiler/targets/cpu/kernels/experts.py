@@ -6,6 +6,7 @@ A weight has the matrices of all experts, one below the other. See templates/cpu
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mlxr.compiler.artifact.c_library import LATER
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS
@@ -95,7 +96,7 @@ class CpuExperts(CpuMatrixKernel):
             params.append(Param("g0", "matrix"))
             results.append(Param("shared_gate", "output"))
         if self.later:
-            params.append(Param("later", "matrix"))
+            params.append(Param(LATER, "matrix"))
         return (*params, *results)
 
     @property
@@ -244,7 +245,7 @@ def lower_experts(lowering: CpuLowering, op: Op, attrs: ExpertProduct) -> None:
     if (next_weight := _next_weight(lowering, op)) is not None:
         rows = lowering.shapes[next_weight][0] // attrs.num_experts
         kernel = replace(kernel, later=OutputSegment(lowering.spec.weights.of_tensor(next_weight), rows))
-        buffers["later"] = next_weight
+        buffers[LATER] = next_weight
     for port, name in (("shared", "s"), ("gate_weight", "g")):
         parts = lowering.value(op, port).parts if port in op.inputs else ()
         buffers |= {f"{name}{index}": part for index, part in enumerate(parts)}
