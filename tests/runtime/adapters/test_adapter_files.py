@@ -80,7 +80,7 @@ BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "another rank": ({"r": 8}, "has rank 4, adapter_config.json says 8"),
     "no alpha": ({"lora_alpha": None}, "lora_alpha is None"),
     "activated": ({"alora_invocation_tokens": [1, 2]}, "activated LoRA"),
-    "a bad pattern": ({"rank_pattern": {"(": 4}}, "no regular expression"),
+    "a bad pattern": ({"rank_pattern": {"(": 4}}, "not a regular expression"),
 }
 
 
@@ -115,7 +115,7 @@ BAD_TENSORS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "not finite": (lambda t: t.update({FIRST: np.full((4, 48), np.nan, np.float32)}), "not finite"),
     "magnitudes": (
         lambda t: t.update({"base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector": t[FIRST]}),
-        "lora_magnitude_vector', which is no matrix",
+        "lora_magnitude_vector', which is not a matrix",
     ),
     "a layer that is not there": (
         lambda t: t.update({k.replace("layers.0", "layers.9"): t.pop(k) for k in [*t] if "layers.0.mlp.up" in k}),
