@@ -67,6 +67,7 @@ def _engine() -> Callable[..., Any]:
     return ServedEngine
 
 
+@pytest.mark.long
 def test_a_template_a_grammar_and_a_mask_that_take_long(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(server)  # which loads it
     model = server.do(lambda: server.pool.find("tiny").loaded).engine.model

@@ -73,7 +73,7 @@ def test_dimensions_and_options(client: openai.OpenAI, expected: np.ndarray) -> 
         ({"input": [True]}, "invalid_value", "input"),
         ({"input": "a", "dimensions": 100_000}, "invalid_value", "dimensions is 100000; this model's embeddings have"),
         ({"input": "a", "dimensions": 0}, "invalid_value", "dimensions: input should be greater than"),
-        ({"input": "a", "pooling": "cls"}, "invalid_value", "pooling: input should be 'mean' or 'last'"),
+        ({"input": "a", "pooling": "max"}, "invalid_value", "pooling: input should be .mean., .last. or .cls."),
         ({"input": "a", "encoding_format": "int8"}, "invalid_value", "encoding_format"),
         ({"input": ["a", [5]]}, "invalid_value", "input"),
         ({"input": [5] * 513}, "context_length_exceeded", "the text has 513 tokens; the context is 512: shorten it"),
