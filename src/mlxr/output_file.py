@@ -9,7 +9,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -32,6 +32,19 @@ def check_output(path: Path) -> None:
             raise MlxrError(f"cannot write {path}: it is write-protected; name another file, or allow it (chmod u+w)")
         if path.is_symlink() and not path.exists() and not path.resolve().parent.is_dir():
             raise MlxrError(f"cannot write {path}: it links to {path.readlink()}, in a folder that does not exist")
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from error
+
+
+def check_not_read(path: Path, read: Iterable[Path]) -> None:
+    """Checks that a file to be written is none of those that are read meanwhile, by this name or by another one.
+
+    Raises:
+        MlxrError: it is.
+    """
+    try:
+        if path.exists() and any(path.samefile(each) for each in read):
+            raise MlxrError(f"cannot write {path}: the model is read from this file; name another one")
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
 

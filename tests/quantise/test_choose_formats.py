@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,9 @@ def test_a_format_that_is_worse_and_larger_is_never_chosen() -> None:
 
 
 def tiny() -> tuple[GgufSource, Costs, dict[str, str]]:
-    source = gguf_source(F32)
+    """A model with a key that only its user knows."""
+    source = gguf_source(F32, ("llama.made_up",))
+    source = replace(source, metadata={**source.metadata, "llama.made_up": 7})
     names = [name for name, tensor in source.tensors.items() if may_be_quantised(name, tensor.shape)]
     elements = {name: source.tensors[name].num_rows * source.tensors[name].columns for name in names}
     sizes = {name: {format: int(elements[name] * bits / 8) for format, bits in BITS.items()} for name in names}

@@ -84,7 +84,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert message in capsys.readouterr().err
 
 
-def test_matrices_of_other_models_and_bad_numbers(tmp_path: Path) -> None:
+def test_matrices_of_other_models_and_bad_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "i.gguf"
     write_importance(path, {"blk.0.attn_q.weight": (np.ones((1, 96), np.float32), [4])}, "x", 1, 4)
     how = Quantisation(MIXTURES["q4_k_m"], importance=read_importance(path))
@@ -93,6 +93,10 @@ def test_matrices_of_other_models_and_bad_numbers(tmp_path: Path) -> None:
     ):
         write_quantised(gguf_source(F32), tmp_path / "out.gguf", how)
     assert not (tmp_path / "out.gguf").exists()
+    write_importance(path, {"other.weight": (np.ones((1, 96), np.float32), [4])}, "x", 1, 4)
+    command = ["quantize", str(F32), "-o", str(tmp_path / "out.gguf"), "--format", "q4_0", "--imatrix", str(path)]
+    assert main(command) == 1
+    assert "has weights for no tensor of this model" in capsys.readouterr().err
     write_importance(path, {"blk.0.attn_q.weight": (np.full((1, 256), np.inf, np.float32), [4])}, "x", 1, 4)
     with pytest.raises(WeightsError, match=r"the weights of tensor 'blk\.0\.attn_q\.weight' are not all finite"):
         read_importance(path)

@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 
 from mlxr.cli import main
+from mlxr.compiler.errors import MlxrError
 from mlxr.quantise import source_tensor
+from mlxr.quantise.fuse_adapters import fuse_adapters
+from mlxr.quantise.mixtures import MIXTURES, ModelFacts, Wishes, choose_formats
+from mlxr.quantise.requantise import Quantisation, gguf_source, write_quantised
 from mlxr.runtime.weights.gguf_parts import gguf_metadata, read_gguf_model
 from mlxr_tests.storyteller import GOLDEN, Q8_0
 
@@ -58,6 +62,9 @@ def test_wishes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--format", "q4_0", "--imatrix", "none.gguf"], "none.gguf: cannot be read"),
         (["--format", "q4_0", "--imatrix", __file__], "is not an importance matrix, or is cut short"),
         (["--format", "q2_k_s"], "in q2_k_s, q2_k needs an importance matrix"),
+        (["--format", "q4_0", "--group-size", "32"], "--group-size is for folders; "),
+        (["--format", "q4_0", "--chip", "m4"], "--chip is for --budget and --speed"),
+        (["--budget", "1MB", "--text", __file__, "--pure"], "--pure is for --format; --budget and --speed choose"),
     ],
 )
 def test_messages(extra: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,6 +79,31 @@ def test_quantising_again_needs_a_word(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(arguments) == 1
     assert "is q8_0 already" in capsys.readouterr().err
     assert main([*arguments, "--allow-requantize"]) == 0
+
+
+@pytest.mark.parametrize("name", ["own.gguf", "symbolic.gguf", "hard.gguf"])
+def test_the_model_itself_is_not_written_over(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not by another name, either: links are written through, so it would be gone before it is read."""
+    model, out = tmp_path / "own.gguf", tmp_path / name
+    shutil.copy(F32, model)
+    (tmp_path / "symbolic.gguf").symlink_to(model)
+    (tmp_path / "hard.gguf").hardlink_to(model)
+    assert main(["quantize", str(model), "-o", str(out), "--format", "q4_0"]) == 1
+    assert f"cannot write {out}: the model is read from this file" in capsys.readouterr().err
+    assert model.read_bytes() == Path(F32).read_bytes()
+    with pytest.raises(MlxrError, match="the model is read from this file"):
+        write_quantised(gguf_source(model), out, Quantisation(MIXTURES["q4_0"]))
+    with pytest.raises(MlxrError, match="the model is read from this file"):
+        fuse_adapters(model, [], out)
+    assert model.read_bytes() == Path(F32).read_bytes()
+
+
+def test_wished_formats_fit_the_rows() -> None:
+    """Rows of 96 numbers are no whole blocks of 256: a format of smaller blocks is taken, as for all other tensors."""
+    tensors = {name: ((64, 96), "f32") for name in ("token_embd.weight", "output.weight", "blk.0.attn_q.weight")}
+    for wishes in (Wishes(embedding="q4_k", output="q6_k"), Wishes(tensors=(("embd", "q4_k"), ("output", "q6_k")))):
+        formats = choose_formats(tensors, MIXTURES["q2_k"], ModelFacts("llama", 1), wishes)
+        assert formats == {"token_embd.weight": "q5_0", "output.weight": "q8_0", "blk.0.attn_q.weight": "q4_0"}
 
 
 def test_a_disk_without_room(

@@ -140,3 +140,6 @@ def test_a_folder_without_a_tokenizer(storyteller: Path, tmp_path: Path) -> None
         shutil.copyfile(storyteller / name, bare / name)
     with pytest.raises(MlxrError, match=r"holds no tokenizer\.json"):
         folder_source(bare)
+    shutil.copyfile(Q8_0, bare / "model.gguf")  # whose tokenizer is used otherwise
+    with pytest.raises(TokenizerError, match=r"bare: it has no tokenizer\.json; BPE and tokenizer\.model"):
+        folder_source(bare)

@@ -3,7 +3,7 @@
 import argparse
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ _FORMATS = (
     "experts; else q8_0), q3_k_l, q3_k_m, q3_k_s, q2_k, q2_k_s, bf16, f16 or f32; of a folder affine2, affine3, "
     "affine4, affine5, affine6, affine8, mxfp4, bf16, f16 or f32"
 )
+_WISHES = ("tensor_type", "output_tensor_type", "token_embedding_type", "pure")
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -106,6 +107,13 @@ def run(args: argparse.Namespace) -> int:
     return _write_gguf(args) if args.output.suffix.lower() == ".gguf" else _write_folder(args)
 
 
+def _refuse(args: argparse.Namespace, options: Iterable[str], meant_for: str) -> None:
+    """Refuses options that would change nothing."""
+    for option in options:
+        if getattr(args, option):
+            raise RequestError(f"--{option.replace('_', '-')} is for {meant_for}")
+
+
 @contextmanager
 def _shown() -> "Iterator[Progress]":
     with ProgressLine() as line:
@@ -129,11 +137,12 @@ def _write_folder(args: argparse.Namespace) -> int:
             f"--format {args.format}: {args.output} would be a folder of mlx-lm's, which has affine2, affine3, "
             "affine4, affine5, affine6, affine8, mxfp4, bf16, f16 or f32; for other formats name a FILE.gguf"
         )
-    for option in ("chip", "text", "imatrix", "tensor_type", "output_tensor_type", "token_embedding_type", "pure"):
-        if getattr(args, option):
-            raise RequestError(f"--{option.replace('_', '-')} is for GGUF files; {args.output} would be a folder")
-    source = model_files(find_model(args.model))
-    content = folder_content(source) if source.is_dir() else gguf_as_folder(source, requantise=args.allow_requantize)
+    _refuse(args, ("chip", "text", "imatrix", *_WISHES, "threads"), f"GGUF files; {args.output} would be a folder")
+    source, keys = model_files(find_model(args.model)), tuple(args.accept_key)
+    if source.is_dir():
+        content = folder_content(source)
+    else:
+        content = gguf_as_folder(source, requantise=args.allow_requantize, accepted_keys=keys)
     with _shown() as show:
         write_mlx_folder(content, args.output, format, show)
     size = sum(path.stat().st_size for path in args.output.glob("*.safetensors"))
@@ -142,16 +151,24 @@ def _write_folder(args: argparse.Namespace) -> int:
 
 
 def _write_gguf(args: argparse.Namespace) -> int:
-    from mlxr.output_file import check_output  # noqa: PLC0415 (as all of these: only if the command runs)
+    from mlxr.output_file import check_not_read, check_output  # noqa: PLC0415 (as all of these: only if the command runs)
     from mlxr.quantise.fit_formats import fit_formats  # noqa: PLC0415
     from mlxr.quantise.folder_source import folder_source  # noqa: PLC0415
     from mlxr.quantise.model_files import model_files  # noqa: PLC0415
     from mlxr.quantise.requantise import chosen_formats, gguf_source, write_quantised  # noqa: PLC0415
 
+    _refuse(args, ("group_size",), f"folders; {args.output} would be a GGUF file")
+    if args.format is None:
+        _refuse(args, _WISHES, "--format; --budget and --speed choose the format of each tensor")
+    else:
+        _refuse(args, ("chip", "text"), "--budget and --speed")
     how = _how(args)
     check_output(args.output)
-    path = model_files(find_model(args.model))
-    source = folder_source(path, tuple(args.accept_key)) if path.is_dir() else gguf_source(path)
+    path, keys = model_files(find_model(args.model)), tuple(args.accept_key)
+    source = folder_source(path, keys) if path.is_dir() else gguf_source(path, keys)
+    check_not_read(args.output, source.files)
+    if how.importance is not None:
+        how.importance.check_model(source.tensors)
     told: dict[str, float] = {}
     with _shown() as show:
         if args.format is None:
@@ -212,7 +229,9 @@ def _how(args: argparse.Namespace) -> "Quantisation":
     given_format = args.format or "q4_k_m"  # --budget and --speed choose themselves
     name = ALIASES.get(given_format.lower(), given_format.lower())
     if name not in MIXTURES:
-        raise RequestError(f"--format is {args.format!r}; expected one of {', '.join(MIXTURES)}")
+        raise RequestError(
+            f"--format is {args.format!r}; expected one of {', '.join(MIXTURES)}, as {args.output} would be a GGUF file"
+        )
     tensors = []
     for given in args.tensor_type:
         expression, _, word = given.rpartition("=")

@@ -177,7 +177,8 @@ class _Predictor:
         """Tokens a second of one sequence."""
         types = {**self._kept, **formats}
         tensors = {name: TensorFact(tensor.shape, types[name].upper()) for name, tensor in self._source.tensors.items()}
-        options = ImportOptions(max(self._context, 512), force_context=True)
+        accepted = self._source.accepted_keys
+        options = ImportOptions(max(self._context, 512), accepted_keys=accepted, force_context=True)
         spec = spec_from_gguf(self._source.metadata, tensors, "model", self._source.where, options, self._factors)
         artifact = compile_spec(spec, targets=("metal",), chip=self._chip).artifact
         decode, _ = roofline(artifact, self._chip, self._context, 1)

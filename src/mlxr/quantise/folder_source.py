@@ -52,7 +52,8 @@ def folder_source(folder: Path, accepted_keys: tuple[str, ...] = ()) -> GgufSour
     check_said(spec, facts, stored, {name: [*map(float, numbers)] for name, numbers in factors.items()})
     facts |= vocabulary_facts(folder, spec.model.vocab_size)
     entries = [(key, entry(fact.value, fact.kind)) for key, fact in facts.items()]
-    return GgufSource(str(folder), entries, {key: fact.value for key, fact in facts.items()}, tensors)
+    files = frozenset(tensor.file for tensor in open_weights(weights).tensors.values())
+    return GgufSource(str(folder), entries, {key: fact.value for key, fact in facts.items()}, tensors, files)
 
 
 def _made(name: str, numbers: Floats) -> SourceTensor:

@@ -21,7 +21,7 @@ from mlxr.compiler.spec.adapters import RANK_STEP, Adapters
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.loading.adapter_paths import AdapterPath
 from mlxr.loading.imported_model import import_model
-from mlxr.output_file import new_folder
+from mlxr.output_file import check_not_read, new_folder
 from mlxr.quantise.block_quantiser import BLOCK_FORMATS, Bytes, Floats
 from mlxr.quantise.gguf_output import ALIGNMENT, Progress, write_gguf
 from mlxr.quantise.requantise import gguf_source
@@ -115,6 +115,7 @@ def _added(tensor: SourceTensor, addends: Sequence[Addend]) -> SourceTensor:
 
 def _write_gguf(model: Path, addends: dict[str, list[Addend]], out: Path, progress: Progress | None) -> None:
     source = gguf_source(model)
+    check_not_read(out, source.files)
     tensors = []
     for name, tensor in source.tensors.items():
         changed = _added(tensor, addends[name]) if name in addends else tensor

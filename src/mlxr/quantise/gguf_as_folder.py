@@ -52,17 +52,18 @@ KINDS = {
 _ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 
 
-def gguf_as_folder(path: Path, *, requantise: bool = False) -> FolderContent:
+def gguf_as_folder(path: Path, *, requantise: bool = False, accepted_keys: tuple[str, ...] = ()) -> FolderContent:
     """The model of a GGUF file.
 
     Args:
         path: one of its files.
         requantise: whether it may be quantised already.
+        accepted_keys: keys of its metadata that change nothing according to the user.
 
     Raises:
         MlxrError: it cannot be read, or not be said in a folder.
     """
-    spec, weights = import_model(path, ImportOptions())
+    spec, weights = import_model(path, ImportOptions(accepted_keys=accepted_keys))
     config = _config(spec, str(path))
     tensors = _tensors(spec, weights, requantise)
     stored = {tensor.name: TensorFact(tensor.shape, tensor.format.upper()) for tensor in tensors}

@@ -150,9 +150,8 @@ def _of_json(folder: Path, described: Mapping[str, Any]) -> _Vocabulary:
     """Of tokenizer.json."""
     model = described.get("model", {})
     if model.get("type") != "BPE":
-        raise TokenizerError(
-            f"{folder}: its tokenizer is {model.get('type')!r}; BPE and tokenizer.model can be converted to GGUF"
-        )
+        reason = f"its tokenizer is {model['type']!r}" if "type" in model else "it has no tokenizer.json"
+        raise TokenizerError(f"{folder}: {reason}; BPE and tokenizer.model can be converted to GGUF")
     size = 1 + max([*model["vocab"].values(), *(token["id"] for token in described.get("added_tokens", ()))])
     texts, kinds = [f"[PAD{i}]" for i in range(size)], [UNUSED] * size
     for text, token_id in model["vocab"].items():

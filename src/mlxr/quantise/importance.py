@@ -7,7 +7,7 @@ Source: common/imatrix-loader.cpp and tools/imatrix of https://github.com/ggml-o
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -64,6 +64,15 @@ class Importance:
             f"{self.path}: has {found.size} weights for tensor {quoted(name)}, which has {matrices * shape[-1]} "
             "columns: it is another model's"
         )
+
+    def check_model(self, names: Iterable[str]) -> None:
+        """Checks that it is about a model with tensors of these names.
+
+        Raises:
+            WeightsError: it has weights for none of them.
+        """
+        if self.columns.keys().isdisjoint(names):
+            raise WeightsError(f"{self.path}: has weights for no tensor of this model: it is another model's")
 
     @property
     def entries(self) -> list[tuple[str, bytes]]:

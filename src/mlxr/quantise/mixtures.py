@@ -211,9 +211,9 @@ class _Chooser:
         kind, format = _kind(name), self.mixture.format
         named = next((wish for part, wish in self.wishes.tensors if re.search(part, name)), None)
         if self.wishes.embedding and kind == "embedding" and not (named and name.startswith("per_layer")):
-            return self.wishes.embedding
+            return fitting(self.wishes.embedding, shape[-1])
         if self.wishes.output and kind == "output":
-            return self.wishes.output
+            return fitting(self.wishes.output, shape[-1])
         if format in FLOATS:
             return format
         if named is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import WeightsError
+from mlxr.output_file import check_not_read
 from mlxr.quantise.gguf_output import ALIGNMENT, GgufTensor, Progress, entry, gguf_bytes, write_gguf
 from mlxr.quantise.importance import Importance
 from mlxr.quantise.mixtures import FLOATS, Mixture, ModelFacts, Wishes, choose_formats, in_order
@@ -26,12 +27,23 @@ _OWN_RULES = ("glm5-next", "bailingmoe3")
 
 @dataclass(frozen=True)
 class GgufSource:
-    """A model that is to be written as GGUF: its metadata, and its tensors by name."""
+    """A model that is to be written as GGUF: its metadata, and its tensors by name.
+
+    Attributes:
+        where: how messages name it.
+        entries: keys of the metadata, and their types and values as bytes.
+        metadata: the same, as values.
+        tensors: by name.
+        files: those that it is read from.
+        accepted_keys: keys of the metadata that change nothing according to the user.
+    """
 
     where: str
     entries: Sequence[tuple[str, bytes]]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, SourceTensor]
+    files: frozenset[Path]
+    accepted_keys: tuple[str, ...] = ()
 
     @property
     def facts(self) -> ModelFacts:
@@ -50,7 +62,7 @@ class GgufSource:
         return ModelFacts(name, layers, groups, number("expert_count", 0), is_70b)
 
 
-def gguf_source(path: Path) -> GgufSource:
+def gguf_source(path: Path, accepted_keys: tuple[str, ...] = ()) -> GgufSource:
     """A GGUF model, of one file or several.
 
     Raises:
@@ -58,7 +70,8 @@ def gguf_source(path: Path) -> GgufSource:
     """
     header = read_gguf_model(path)
     tensors = {name: of_file(tensor) for name, tensor in header.tensors.items() if name not in header.metadata}
-    return GgufSource(str(path), _entries(header), header.metadata, tensors)
+    files = frozenset({header.path, *(tensor.file for tensor in header.tensors.values())})
+    return GgufSource(str(path), _entries(header), header.metadata, tensors, files, accepted_keys)
 
 
 def _entries(header: GgufHeader) -> list[tuple[str, bytes]]:
@@ -127,6 +140,7 @@ def write_quantised(source: GgufSource, path: Path, how: Quantisation, progress:
     Raises:
         MlxrError: it cannot be read, quantised or written.
     """
+    check_not_read(path, source.files)
     return write_gguf(path, *_planned(source, how), progress=progress, alignment=_alignment(source))
 
 

@@ -151,7 +151,7 @@ class Sensitivity:
                 stream.write(np.ascontiguousarray(left, np.float32).data.cast("B"))
 
     def _loaded(self, path: Path, window: int) -> Model:
-        changes = Changes(needed_context=window, accepted_keys=())
+        changes = Changes(needed_context=window, accepted_keys=self._source.accepted_keys)
         return load_with(path, LoadOptions(host=self._host, changes=changes))
 
     def _original(self, path: Path, text: str, window: int, tokens: int) -> tuple[list[Window], list[list[Doubles]]]:
