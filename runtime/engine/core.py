@@ -157,7 +157,9 @@ class EngineCore:
         if not step.parts:
             return False
         try:
-            if step.state == "planned" and not self._launch(step):
+            if step.state == "launched":
+                self._ahead.popleft()
+            elif not self._launch(step):
                 return True  # others may go on
             if self._host.pipelines:
                 self._launch_ahead(step)
@@ -186,6 +188,7 @@ class EngineCore:
     def fail_all(self, error: Exception) -> None:
         """Ends all requests with an error."""
         self._ahead.clear()
+        self._ledger.forgot()
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             with suppress(Exception):  # the error may have left the scheduler or the pager in disorder
                 self._answers.fail(request, error, keep=False)
@@ -264,11 +267,15 @@ class EngineCore:
         return True
 
     def _next_ahead(self) -> Step | None:
-        """The first step that was launched ahead and that anybody still waits for."""
+        """The first step that was launched ahead and that anybody still waits for.
+
+        It stays in `_ahead` until `_step` would forget it: if Ctrl-C comes in between, the next call finds it again.
+        """
         while self._ahead:
-            step = self._ahead.popleft()
+            step = self._ahead[0]
             if not all(part.request.answer.is_done for part in step.parts):
                 return step
+            self._ahead.popleft()
             self._ledger.skipped()
         return None
 

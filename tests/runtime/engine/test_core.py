@@ -341,6 +341,27 @@ def test_an_interruption_while_the_next_step_is_launched_loses_nothing(monkeypat
     engine.check_empty()
 
 
+def test_an_interruption_before_a_step_that_was_launched_ahead_is_read_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = HashEngine(pipelines=True)
+    answer = engine.add(prompt(6), 9)
+    engine.core.step()
+    find = engine.core._next_ahead
+
+    def find_and_stop() -> None:
+        assert find() is not None
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.core, "_next_ahead", find_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            engine.core.step()
+    engine.check()
+    engine.run()
+    ends(answer, engine)
+
+
 def test_an_interruption_while_a_request_takes_the_place_of_another_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

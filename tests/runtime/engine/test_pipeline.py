@@ -233,6 +233,14 @@ def test_short_steps_are_launched_further_ahead(hasty: Pair, sampling: Sampling)
     assert not hasty.wasted
 
 
+def test_a_request_that_waits_waits_for_one_step_ahead(hasty: Pair) -> None:
+    core, most = hasty.ahead.core, {True: 0, False: 0}
+    for _ in hasty.ahead.start([prompt(5, 20 * i) for i in range(4)]):
+        waits = bool(core.scheduler.waiting)
+        most[waits] = max(most[waits], len(core._ahead))
+    assert most == {True: 1, False: 3}
+
+
 def test_ends_found_late_cost_the_steps_ahead(hasty: Pair) -> None:
     prompts = [prompt(6), prompt(11, 30), prompt(3, 50)]
     whole = hasty.events(prompts, sampling=SAMPLED)

@@ -266,3 +266,16 @@ def test_the_parts_add_up_whatever_happens(pipelines: bool) -> None:
         assert spent is not None and min(spent.seconds.values(), default=0.0) >= 0.0
         if number in ends and number > 7:
             assert spent.total == pytest.approx(ends[number] - added[number], rel=0.2, abs=0.1), number
+
+
+def test_steps_that_were_given_up_are_not_counted() -> None:
+    """After they failed, nothing ran for a while: that is no time of the next step, beside which its mask is short."""
+    engine = TimedEngine(pipelines=True)
+    engine.add(prompt(5), 9)
+    engine.core.step()
+    engine.core.fail_all(RuntimeError("the loop failed"))
+    engine.now += 100.0
+    answer = engine.add(prompt(5, 9), 1)
+    answer.request.answer.constraint = SlowConstraint(engine)  # type: ignore[assignment]
+    engine.run()
+    assert slowest(engine.spent(answer)) == "mask"
