@@ -19,6 +19,13 @@ def open_adapter(path: str | Path) -> AdapterFile:
         WeightsError: there is none, it is corrupt, or of a kind that is not supported.
     """
     path = Path(path)
+    try:
+        return _opened(path)
+    except OSError as error:  # such as a name that is too long, or a folder that may not be searched
+        raise WeightsError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _opened(path: Path) -> AdapterFile:
     folder = path if path.is_dir() else path.parent
     if not path.exists():
         raise WeightsError(f"{path}: no such adapter; expected a folder with {CONFIG}, or a GGUF file")

@@ -30,6 +30,8 @@ _REFUSED = {
     "use_bdlora": "block-diagonal LoRA",
 }
 """Keys that change what an adapter is, and what it then has."""
+_FROM_WEIGHTS = ("pissa", "olora", "corda", "lora_ga")
+"""How matrices began that are parts of the weights: PEFT takes these parts out of a model that it gives the adapter."""
 
 
 def read_peft_adapter(folder: Path, config: Mapping[str, Any]) -> AdapterFile:
@@ -50,12 +52,19 @@ def read_peft_adapter(folder: Path, config: Mapping[str, Any]) -> AdapterFile:
             raise WeightsError(f"{folder}: has {what}, which is not supported: {key} is {config[key]!r}")
     if config.get("bias", "none") != "none":
         raise WeightsError(f"{folder}: has trained biases, which are not supported: bias is {config['bias']!r}")
+    begun = config.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(_FROM_WEIGHTS):
+        raise WeightsError(
+            f"{folder}: is for weights that PEFT has changed, which is not supported: init_lora_weights is {begun!r}; "
+            "save it with path_initial_model_for_weight_conversion"
+        )
     path = folder / WEIGHTS
     if not path.is_file() and (folder / "adapter_model.bin").is_file():
         raise WeightsError(f"{folder}: has adapter_model.bin, and reading it can run code: save it as {WEIGHTS}")
     tensors = read_safetensors_header(path)
     downs: dict[str, StoredTensor] = {}
     ups: dict[str, StoredTensor] = {}
+    own: dict[str, str] = {}  # what PEFT calls modules, which patterns match
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
         if match is None:
@@ -63,9 +72,9 @@ def read_peft_adapter(folder: Path, config: Mapping[str, Any]) -> AdapterFile:
         matrices, module = downs if match["which"] == "A" else ups, text_name(match["module"])
         if module in matrices:
             raise WeightsError(f"{folder}: {quoted(name)} and another tensor are the same matrix")
-        matrices[module] = tensor
+        matrices[module], own[module] = tensor, match["module"]
     changes = {
-        name: LowRank(down, up, _scale(folder, config, name, down.shape[0]))
+        name: LowRank(down, up, _scale(folder, config, own[name], down.shape[0]))
         for name, (down, up) in paired(folder, downs, ups).items()
     }
     return AdapterFile(folder, "safetensors", WeightFile(path, "safetensors", tensors), changes)

@@ -185,9 +185,3 @@ def check_scale(scale: float) -> float:
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= _MOST_SCALE:
         raise RequestError(f"an adapter's scale is {scale!r}; expected a number up to {_MOST_SCALE:g}")
     return float(scale)
-
-
-def adapter_name(path: str | Path) -> str:
-    """The name of an adapter that is given none: that of its folder or file."""
-    path = Path(path)
-    return path.stem if path.suffix == ".gguf" else path.resolve().name

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from mlxr.compiler.errors import RequestError
+from mlxr.runtime.adapters.adapter_name import adapter_name
 from mlxr.runtime.argument_types import described, whole_number
-from mlxr.runtime.engine.adapter_set import LoadedAdapter, adapter_name
+from mlxr.runtime.engine.adapter_set import LoadedAdapter
 from mlxr.runtime.engine.arena_state import ArenaState, arena_state
 from mlxr.runtime.engine.call import Call, CallsToWake
 from mlxr.runtime.engine.completion import Completion, Event

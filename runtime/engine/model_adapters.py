@@ -5,7 +5,8 @@ from pathlib import Path
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.engine.adapter_set import AdapterSet, LoadedAdapter, adapter_name
+from mlxr.runtime.adapters.adapter_name import adapter_name
+from mlxr.runtime.engine.adapter_set import AdapterSet, LoadedAdapter
 from mlxr.runtime.engine.core import EngineCore
 
 

@@ -1,5 +1,6 @@
 """`mlxr fuse` writes what the model with the adapter computes: folders exactly, GGUF files in their own formats."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -65,4 +66,7 @@ def test_what_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "the adapter is for another model" in capsys.readouterr().err
     assert fuse(TINY, "--adapter", adapter, "-o", tmp_path / "folder") == 1
     assert "becomes a FILE.gguf" in capsys.readouterr().err
+    assert fuse(tiny_llama(tmp_path / "base"), "--adapter", f"{adapter}:nan", "-o", tmp_path / "folder") == 1
+    assert "an adapter's scale is nan" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "base")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter"]

@@ -62,6 +62,8 @@ def test_by_the_model_s_name(served: RunningServer, expected: dict[str, str]) ->
     assert {name: text(served, name) for name in names} == {name: expected[of] for name, of in names.items()}
     missing = served.http.post("/v1/completions", json=ASKED | {"model": "tiny:cat"})
     assert missing.status_code == 404 and "there is no model 'tiny:cat'" in missing.text
+    vectors = served.http.post("/v1/embeddings", json={"model": "tiny:fox", "input": PROMPT})
+    assert vectors.status_code == 400 and "embeddings use no adapter" in vectors.text
     listed = {model["id"]: model.get("parent") for model in served.http.get("/v1/models").json()["data"]}
     assert listed == {"tiny": None, "tiny:fox": "tiny", "tiny:owl": "tiny"}
     assert served.http.get("/v1/models/tiny:owl").json()["parent"] == "tiny"
@@ -129,22 +131,29 @@ def test_loading_and_unloading(served: RunningServer, expected: dict[str, str], 
     assert served.http.post("/v1/load_lora_adapter", json=loading).text.startswith("Success: LoRA adapter 'hen' added")
     twice = served.http.post("/v1/load_lora_adapter", json=loading)
     assert twice.status_code == 400 and "there is an adapter 'hen' already" in twice.text
+    assert served.http.post("/v1/load_lora_adapter", json=loading | {"load_inplace": True}).status_code == 200
+    assert [model["id"] for model in served.http.get("/v1/models").json()["data"]].count("tiny:hen") == 1
     assert text(served, "hen") == text(served, "tiny:hen") == expected["hen"]
     served.do(lambda: served.pool.unload("tiny"))
     assert text(served, "tiny:hen") == expected["hen"], "it is loaded again with the model"
     full = served.http.post("/v1/load_lora_adapter", json={"lora_name": "cat", "lora_path": str(files["b"])})
     assert full.status_code == 400 and "all 3 places for adapters are in use" in full.text
+    assert served.http.post("/lora-adapters", json=[{"id": 2, "scale": 1.0}]).status_code == 200
     assert served.http.post("/v1/unload_lora_adapter", json={"lora_name": "hen"}).status_code == 200
+    assert text(served) == expected["tiny"], "scales were for the numbers of before"
     assert served.http.post("/v1/completions", json=ASKED | {"model": "tiny:hen"}).status_code == 404
     gone = served.http.post("/v1/unload_lora_adapter", json={"lora_name": "hen"})
     assert gone.status_code == 404 and "there is no adapter 'hen'" in gone.text
-    bad = served.http.post("/v1/load_lora_adapter", json={"lora_name": "cat", "lora_path": "/nowhere"})
-    assert bad.status_code in (400, 500) and "no such adapter" in bad.text
+    for path, message in {"/nowhere": "no such adapter", "x" * 5000 + ":0.5": "File name too long"}.items():
+        bad = served.http.post("/v1/load_lora_adapter", json={"lora_name": "cat", "lora_path": path})
+        assert bad.status_code == 400 and message in bad.text
 
 
 def test_a_server_that_does_not_allow_it(files: dict[str, Path]) -> None:
     with running_server(lambda: ModelPool([tiny_source(host="reference", threads=None)])) as running:
         body = {"lora_name": "hen", "lora_path": str(files["c"])}
         answer = running.http.post("/v1/load_lora_adapter", json=body)
+        assert answer.status_code == 403 and "--allow-adapters" in answer.text
+        answer = running.http.post("/v1/unload_lora_adapter", json={"lora_name": "hen"})
         assert answer.status_code == 403 and "--allow-adapters" in answer.text
         assert running.http.get("/lora-adapters").json() == []

@@ -3,10 +3,11 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.spec.adapters import MOST_RANK, RANK_STEP, Adapters
+from mlxr.loading.path_exists import path_exists
+from mlxr.runtime.adapters.adapter_name import adapter_name
 
 AnyAdapter = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
 """An adapter that all requests use, or by name those of which requests choose."""
@@ -29,8 +30,7 @@ class AdapterPath:
     @property
     def own_name(self) -> str:
         """By which requests ask for it."""
-        path = Path(self.path)
-        return self.name or (path.stem if path.suffix == ".gguf" else path.resolve().name)
+        return self.name or adapter_name(self.path)
 
 
 def adapter_paths(adapter: AnyAdapter | None) -> "GivenAdapters":
@@ -52,7 +52,7 @@ def parse_adapter(text: str, name: str | None = None) -> AdapterPath:
         RequestError: the scale is no number.
     """
     path, colon, scale = text.rpartition(":")
-    if not colon or Path(text).exists():
+    if not colon or path_exists(text):
         return AdapterPath(text, name)
     try:
         return AdapterPath(path, name, float(scale))

@@ -16,6 +16,7 @@ from mlxr.compiler.spec.catalog import bundled_specs
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.hub.reference import hub_reference, is_in_a_folder
 from mlxr.loading.options import NO_OPTIONS, LoadOptions
+from mlxr.loading.path_exists import path_exists
 from mlxr.registry import RegistryError
 from mlxr.registry.records import ModelRecord, close_names
 from mlxr.registry.registry import Registry
@@ -71,7 +72,7 @@ def find_model(model: "Artifact | ModelSpec | str | os.PathLike[str]", options: 
     if isinstance(model, Artifact | ModelSpec):
         return FoundModel(model, options)
     name = os.fspath(model)
-    if name in bundled_specs() or _exists(name):
+    if name in bundled_specs() or path_exists(name):
         return FoundModel(name, options)
     registered = _registered(name)
     return FoundModel(os.fspath(registered.source), options.over(registered.options), registered)
@@ -95,14 +96,6 @@ def _registered(name: str) -> ModelRecord:
             f"the registry: mlxr remove {name}"
         )
     return model
-
-
-def _exists(name: str) -> bool:
-    """Whether there is a file or folder; also if that cannot be found out, so that whoever opens it says why."""
-    try:
-        return Path(name).exists()
-    except (OSError, ValueError):
-        return True
 
 
 def _unknown(name: str, registered: tuple[str, ...]) -> str:

@@ -29,6 +29,7 @@ from mlxr.quantise.safetensors_output import PlainTensor, write_safetensors
 from mlxr.quantise.source_tensor import SourceTensor, of_file
 from mlxr.runtime.adapters.adapter_matrices import adapter_matrices, rows_of
 from mlxr.runtime.adapters.open_adapter import open_adapter
+from mlxr.runtime.engine.adapter_set import check_scale
 from mlxr.runtime.weights.element_types import encode
 from mlxr.runtime.weights.open_tensor import find_recipe
 from mlxr.runtime.weights.open_weights import open_weights
@@ -82,7 +83,7 @@ def _addends(spec: ModelSpec, file: WeightFile, adapters: Sequence[AdapterPath])
     ]
     found: dict[str, list[Addend]] = {}
     for adapter in adapters:
-        opened = open_adapter(adapter.path)
+        scale, opened = check_scale(adapter.scale), open_adapter(adapter.path)
         places = Adapters(rank=-(-opened.rank // RANK_STEP) * RANK_STEP, slots=1)
         matrices = adapter_matrices(opened, parts, places).matrices
         for part in parts:
@@ -94,7 +95,7 @@ def _addends(spec: ModelSpec, file: WeightFile, adapters: Sequence[AdapterPath])
             tensor = file.tensors[recipe.tensor]
             rows = np.full(tensor.shape[0], -1)
             rows[rows_of(recipe, part.shape[0])] = np.arange(part.shape[0])
-            up = matrices[part.name + UP] * np.float32(adapter.scale / recipe.times)
+            up = matrices[part.name + UP] * np.float32(scale / recipe.times)
             found.setdefault(recipe.tensor, []).append(Addend(rows, up, matrices[part.name + DOWN]))
     return found
 

@@ -9,10 +9,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from mlxr.compiler.errors import WeightsError
 from mlxr.loading.adapter_paths import parse_adapter
 from mlxr.runtime.engine.adapter_set import LoadedAdapter, check_scale
 from mlxr.server.documents.server_answers import ListedAdapter
-from mlxr.server.errors import ApiError
+from mlxr.server.errors import ApiError, without_folders
 from mlxr.server.fields import ApiModel
 from mlxr.server.openai.sampling_fields import LoraScale
 from mlxr.server.pool.chosen_adapter import one_of
@@ -87,7 +88,10 @@ async def load_adapter(body: LoadAdapterRequest, request: Request) -> Response:
         if not body.load_inplace and any(one.name == body.lora_name for one in engine.adapters()):
             message = f"there is an adapter {body.lora_name!r} already: unload it, or set load_inplace"
             raise ApiError(400, message, code="adapter_exists", param="lora_name")
-        await asyncio.to_thread(engine.load_adapter, adapter.path, adapter.name, adapter.scale)
+        try:
+            await asyncio.to_thread(engine.load_adapter, adapter.path, adapter.name, adapter.scale)
+        except WeightsError as error:  # of what the client has named, not of the model
+            raise ApiError(400, without_folders(error), code="bad_adapter", param="lora_path") from error
         state.pool.has_adapter(name, adapter, engine.model.adapters.places)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 

@@ -242,6 +242,7 @@ SPLITS = [
     ("parallel: {tensor: 2, shares: [1.0, 0]}", "19:37", "parallel.shares.1 is 0; expected a number", ""),
     ("parallel: {pipeline: 2, layers: [1, 1], shares: [0.5, 0.5]}", "19:49", "both divide the layers", "one of them"),
     ("parallel: {tensor: 2}\nmemory_budget: [1GiB]", "20:16", "1 numbers, but parallel has 2 ranks", "one for each"),
+    ("parallel: {tensor: 2}\nadapters: {}", "20:11", "a model that is split has no adapters", "leave adapters out"),
     ("memory_budget: [1GiB, 2GiB]", "19:16", "2 numbers, but without parallel there is one machine", "one for each"),
     ("parallel: {tensor: 2}\nmemory_budget: [1GiB, much]", "20:23", 'memory_budget.1 is "much"; expected a size', ""),
     ("memory_budget: []", "19:16", "memory_budget has 0 items; expected at least 1", ""),
@@ -263,6 +264,11 @@ def test_a_split_with_a_budget_for_each_rank() -> None:
     spec = parse_spec(BASE + "parallel: {tensor: 2}\nmemory_budget: [64GiB, 24GiB]\n")
     assert [spec.budget_of(rank) for rank in range(2)] == [64 << 30, 24 << 30]
     assert parse_spec(dump_spec(spec)) == spec
+
+
+def test_a_model_that_makes_embeddings_has_no_adapters() -> None:
+    with pytest.raises(SpecError, match=r"s:20:11: adapters: a model that makes embeddings has no adapters"):
+        parse_spec(BASE + "output: hidden\nadapters: {}\n", "s")
 
 
 def test_tied_embeddings_have_one_format() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import mlxr
+from mlxr.compiler.artifact import Recipe, TensorSource
 from mlxr.compiler.errors import WeightsError
+from mlxr.runtime.adapters.adapter_matrices import adapter_matrices
+from mlxr.runtime.adapters.open_adapter import open_adapter
 from mlxr_tests.adapter_files import MadeAdapter
 from mlxr_tests.few import few
 from mlxr_tests.tiny_llama import HIDDEN, tiny_adapter, tiny_llama
@@ -72,6 +76,30 @@ def test_scales(base: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(logits(base, adapter=patterned), logits(tiny_llama(tmp_path / "d", own)), atol=2e-4)
 
 
+def test_the_numbers_that_multiply_a_module_s_product(tmp_path: Path) -> None:
+    """No alpha in a GGUF file, which a folder may have instead; factors of the model's files; patterns of PEFT."""
+    made = tiny_adapter(5, rank=4, only=("layers.0.mlp.up_proj",))
+    opened = open_adapter(replace(made, alpha=0.0).gguf(tmp_path / "own.gguf").parent)
+    assert [change.scale for change in opened.changes.values()] == [1.0]
+    name, shape = "layers.0.mlp.up", made.deltas["model.layers.0.mlp.up_proj"].shape
+    plain, doubled = (
+        adapter_matrices(
+            opened,
+            [TensorSource(name, shape, (), (Recipe("blk.0.ffn_up.weight", times=times),))],
+            mlxr.Adapters(rank=8, slots=1),
+        ).matrices
+        for times in (1.0, 2.0)
+    )
+    np.testing.assert_array_equal(doubled[f"{name}.lora_b"], 2 * plain[f"{name}.lora_b"])
+    np.testing.assert_array_equal(doubled[f"{name}.lora_a"], plain[f"{name}.lora_a"])
+    folder = made.peft(tmp_path / "peft", alpha_pattern={"model.language_model.layers.0.mlp.up_proj": 2.0})
+    _changed(
+        folder / "adapter_model.safetensors",
+        lambda t: t.update({n.replace("model.layers", "model.language_model.layers"): t.pop(n) for n in [*t]}),
+    )
+    assert open_adapter(folder).changes["model.layers.0.mlp.up_proj"].scale == 2.0 / 4
+
+
 BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "dora": ({"use_dora": True}, "DoRA"),
     "whole modules": ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
@@ -79,6 +107,7 @@ BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "another type": ({"peft_type": "IA3"}, "expected LORA"),
     "another rank": ({"r": 8}, "has rank 4, adapter_config.json says 8"),
     "no alpha": ({"lora_alpha": None}, "lora_alpha is None"),
+    "changed weights": ({"init_lora_weights": "pissa_niter_4"}, "path_initial_model_for_weight_conversion"),
     "activated": ({"alora_invocation_tokens": [1, 2]}, "activated LoRA"),
     "a bad pattern": ({"rank_pattern": {"(": 4}}, "not a regular expression"),
 }
@@ -87,8 +116,6 @@ BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", BAD_CONFIGS)
 def test_what_is_not_supported_is_refused_by_name(case: str, tmp_path: Path) -> None:
     config, message = BAD_CONFIGS[case]
-    from mlxr.runtime.adapters.open_adapter import open_adapter
-
     with pytest.raises(WeightsError, match=message):
         open_adapter(tiny_adapter(1).peft(tmp_path, **config))
 
@@ -143,8 +170,10 @@ def test_damaged_files_are_refused(base: Path, tmp_path: Path) -> None:
     folder, file = tiny_adapter(1).peft(tmp_path / "cut"), tiny_adapter(1).gguf(tmp_path / "cut.gguf")
     for path in (folder / "adapter_model.safetensors", file):
         _cut(path)
-    for path in (folder, file, tmp_path / "nowhere", tmp_path):
-        with pytest.raises(WeightsError, match=r"truncated|cut|beyond|no such adapter|has no adapter_config|ends"):
+    for path in (folder, file, tmp_path / "nowhere", tmp_path, "x" * 5000):
+        with pytest.raises(
+            WeightsError, match=r"truncated|cut|beyond|no such adapter|has no adapter_config|ends|File name too long"
+        ):
             mlxr.load(str(base), host="reference", adapter=path)
     (folder / "adapter_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(WeightsError, match="cannot be read as JSON"):

@@ -1,6 +1,7 @@
 """Adapters in an engine: each request its own, loaded and unloaded while it runs, told apart by the prefix cache."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,6 +112,15 @@ def test_an_adapter_for_all(folders: dict[str, Path], expected: dict[str | None,
     with mlxr.load(str(folders["base"]), host="reference", changes=changes, adapter=folders["b"]) as model:
         assert model.artifact.spec.adapters == mlxr.Adapters(rank=8, slots=1)
         assert model.generate(PROMPT, sampling=GREEDY).token_ids == expected["b"]
+        told: list[Any] = []
+        late, waiting = model.make_requests([PROMPT] * 2, GREEDY, told.append)
+        model.core.add(waiting)
+        with pytest.raises(RequestError, match="are in use"):
+            model.load_adapter(folders["a"], name="b")
+        model.core.cancel(waiting)
+        model.load_adapter(folders["a"], name="b")
+        model.core.add(late)
+        assert str(told[-1]) == "the adapter 'b' was unloaded"
         model.default_adapter = None
         assert model.generate(PROMPT, sampling=GREEDY).token_ids == expected[None]
     with (

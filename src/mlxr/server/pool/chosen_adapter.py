@@ -31,11 +31,6 @@ def ask_adapters(scales: Scales | None) -> None:
     _ASKED.set(scales)
 
 
-def named_adapter() -> str | None:
-    """The adapter that the model's name of this task's request names."""
-    return _NAMED.get()
-
-
 def adapter_terms(loaded: Sequence[LoadedAdapter], usual: Scales) -> AdapterTerms:
     """What this task's request uses.
 
