@@ -438,10 +438,8 @@ class EngineCore:
     def _forget(self, step: Step) -> None:
         """Forgets a step and those launched after it: their requests compute them again."""
         forgotten = [step]
-        while self._ahead and self._ahead[-1] is not step:
-            forgotten.append(self._ahead.pop())
-        if self._ahead:
-            self._ahead.pop()
+        while self._ahead and (last := self._ahead.pop()) is not step:
+            forgotten.append(last)
         self._ledger.forgot()
         for one in forgotten:
             self.scheduler.forget(one)

@@ -317,6 +317,22 @@ def test_a_block_that_draft_tokens_fill_can_be_found_at_once() -> None:
     assert engine.core.stats().accepted_tokens
 
 
+def test_guesses_begin_again_at_the_token_that_was_named() -> None:
+    engine = HashEngine(pipelines=True)
+    guesser, lengths = Guesser(engine), list[int]()
+    draft = guesser.draft
+
+    def note(requests: Any, *others: Any) -> None:
+        lengths.extend(len(request.answer.tokens) for request in requests)
+        draft(requests, *others)
+
+    guesser.draft = note  # type: ignore[method-assign]
+    engine.core.speculator = guesser  # type: ignore[assignment]
+    engine.add(prompt(6), 24).request.draft.rests_until = 20
+    engine.run()
+    assert lengths[0] == 20, "steps launched ahead do not delay it"
+
+
 def test_an_interruption_while_the_next_step_is_launched_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its requests have got their sequences and slots, and one of them is not in the step before."""
     engine = HashEngine(pipelines=True)
