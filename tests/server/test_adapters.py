@@ -1,6 +1,7 @@
 """Adapters of a server: chosen by the model's name or `lora`, loaded and unloaded by clients, several in a batch."""
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,21 @@ def test_loading_and_unloading(served: RunningServer, expected: dict[str, str], 
     for path, message in {"/nowhere": "no such adapter", "x" * 5000 + ":0.5": "File name too long"}.items():
         bad = served.http.post("/v1/load_lora_adapter", json={"lora_name": "cat", "lora_path": path})
         assert bad.status_code == 400 and message in bad.text
+
+
+def test_an_adapter_whose_file_is_gone(
+    served: RunningServer, expected: dict[str, str], files: dict[str, Path], tmp_path: Path
+) -> None:
+    """The model cannot be loaded with it, and so it can be unloaded without the model."""
+    file = Path(shutil.copy(files["c"], tmp_path / "cat.gguf"))
+    loading = {"lora_name": "cat", "lora_path": str(file)}
+    assert served.http.post("/v1/load_lora_adapter", json=loading).status_code == 200
+    served.do(lambda: served.pool.unload("tiny"))
+    file.unlink()
+    answer = served.http.post("/v1/completions", json=ASKED | {"model": "tiny"})
+    assert answer.status_code == 500 and "no such adapter" in answer.text
+    assert served.http.post("/v1/unload_lora_adapter", json={"lora_name": "cat"}).status_code == 200
+    assert text(served, "tiny:fox") == expected["fox"]
 
 
 def test_a_server_that_does_not_allow_it(files: dict[str, Path]) -> None:

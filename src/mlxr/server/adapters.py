@@ -102,6 +102,8 @@ async def unload_adapter(body: UnloadAdapterRequest, request: Request) -> Respon
     state = ServerState.of(request)
     _check_allowed(state)
     name = state.only_name() if body.model is None else body.model
+    if state.pool.forget_adapter(name, body.lora_name):
+        return _removed(body)
     async with state.pool.use(name) as loaded:
         engine = _engine(loaded)
         before = engine.adapters()
@@ -111,6 +113,10 @@ async def unload_adapter(body: UnloadAdapterRequest, request: Request) -> Respon
         await asyncio.to_thread(engine.unload_adapter, body.lora_name)
         engine.usual_adapters = ()  # numbers mean other adapters now
         state.pool.lost_adapter(name, body.lora_name)
+    return _removed(body)
+
+
+def _removed(body: UnloadAdapterRequest) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 

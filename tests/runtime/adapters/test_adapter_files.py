@@ -64,11 +64,11 @@ def test_mlx_lm_s_own_is_the_same(base: Path, tmp_path: Path) -> None:
 
 
 def test_scales(base: Path, tmp_path: Path) -> None:
-    """Of rslora, of patterns by module, and after the path."""
+    """Of rslora, of patterns by module, and after the path, which no name of an adapter could be."""
     made = tiny_adapter(5, rank=4, only=("down_proj", "q_proj"))
     half = {name: 0.5 * delta for name, delta in made.deltas.items()}
     merged = logits(tiny_llama(tmp_path / "half", half))
-    np.testing.assert_allclose(logits(base, adapter=f"{made.peft(tmp_path / 'a')}:0.5"), merged, atol=2e-4)
+    np.testing.assert_allclose(logits(base, adapter=f"{made.peft(tmp_path / '_my löra (1)')}:0.5"), merged, atol=2e-4)
     stabilised = made.peft(tmp_path / "b", use_rslora=True, lora_alpha=2.0)  # 2 / sqrt(4) = 0.5 * alpha / rank
     np.testing.assert_allclose(logits(base, adapter=stabilised), merged, atol=2e-4)
     own = {n: (2.0 if "q_proj" in n else 0.5) * d for n, d in made.deltas.items()}

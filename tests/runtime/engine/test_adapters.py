@@ -7,6 +7,7 @@ import pytest
 
 import mlxr
 from mlxr.compiler.errors import RequestError, WeightsError
+from mlxr.runtime.adapters.adapter_name import adapter_name
 from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr_tests.tiny_llama import tiny_adapter, tiny_llama
 
@@ -131,6 +132,7 @@ def test_an_adapter_for_all(folders: dict[str, Path], expected: dict[str | None,
 
 
 def test_names_and_scales(engine: mlxr.Engine, folders: dict[str, Path]) -> None:
+    assert [adapter_name(path) for path in ("x/_my löra (1)", "a/fox-2.gguf", "…")] == ["my-l-ra-1", "fox-2", "adapter"]
     for name in ("", "a b", "../x", "x" * 200):
         with pytest.raises(RequestError, match="an adapter's name is"):
             engine.load_adapter(folders["a"], name=name or " ")

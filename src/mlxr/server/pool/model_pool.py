@@ -186,6 +186,18 @@ class ModelPool:
         model, _ = self.resolve(name)
         model.source = model.source.without_adapter(adapter)
 
+    def forget_adapter(self, name: str, adapter: str) -> bool:
+        """Unloads an adapter of a model that is not loaded, which could not be loaded if the adapter's file is gone.
+
+        Returns:
+            Whether it did; False: the model is loaded, or has no such adapter.
+        """
+        model, _ = self.resolve(name)
+        if model.state != "cold" or model.loading is not None or adapter not in model.adapters:
+            return False
+        self.lost_adapter(name, adapter)
+        return True
+
     @asynccontextmanager
     async def use(
         self, name: str, keep_alive: float | None = None, *, embeds: bool = False, context: int | None = None
