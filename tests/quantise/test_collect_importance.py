@@ -82,6 +82,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ):
         assert main(["imatrix", str(Q8_0), "--text", str(text), "-o", str(out), *extra]) == 1
         assert message in capsys.readouterr().err
+    assert main(["imatrix", str(out), "--text", str(text), "-o", str(out)]) == 1
+    assert "the model is read from this file" in capsys.readouterr().err
 
 
 def test_matrices_of_other_models_and_bad_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

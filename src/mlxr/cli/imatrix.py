@@ -34,7 +34,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from mlxr.bench.text_windows import read_text, text_windows  # noqa: PLC0415 (as all of these: loads MLX)
-    from mlxr.output_file import check_output  # noqa: PLC0415
+    from mlxr.output_file import check_not_read, check_output  # noqa: PLC0415
     from mlxr.quantise.collect_importance import collect_importance  # noqa: PLC0415
     from mlxr.quantise.importance import write_importance  # noqa: PLC0415
 
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if args.host != "reference":
         raise RequestError(f"--host is {args.host}; only host reference tells what weights are multiplied with")
     check_output(args.output)
+    check_not_read(args.output, filter(Path.is_file, [Path(args.model)]))
     text = read_text(args.text)
     with load_model(args, Changes(needed_context=args.window), needs_text=True) as model:
         tokenizer = model.require_tokenizer()

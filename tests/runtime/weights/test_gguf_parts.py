@@ -7,7 +7,9 @@ import gguf
 import pytest
 
 import mlxr
-from mlxr.compiler.errors import WeightsError
+from mlxr.compiler.errors import MlxrError, WeightsError
+from mlxr.quantise.mixtures import MIXTURES
+from mlxr.quantise.requantise import Quantisation, gguf_source, write_quantised
 from mlxr.runtime.tokenizer import load_tokenizer
 from mlxr.runtime.weights import gguf_metadata, open_weights
 from mlxr_tests.storyteller import TINY
@@ -65,6 +67,16 @@ def test_a_model_in_files_writes_what_it_writes_in_one(parts: list[Path]) -> Non
             names.append(model.artifact.spec.name)
             answers.append(model.generate("Once upon a time", max_tokens=8).token_ids)
     assert names == ["tiny", "tiny", TINY.stem] and answers[0] == answers[1] == answers[2]
+
+
+def test_a_model_in_files_is_quantised_as_one(parts: list[Path], tmp_path: Path) -> None:
+    how = Quantisation(MIXTURES["q4_0"], requantise=True)
+    for source, name in ((TINY, "whole.gguf"), (parts[1], "joined.gguf")):
+        write_quantised(gguf_source(source), tmp_path / name, how)
+    assert (tmp_path / "joined.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+    for part in parts:
+        with pytest.raises(MlxrError, match="the model is read from this file"):
+            write_quantised(gguf_source(parts[1]), part, how)
 
 
 def test_what_is_not_a_whole_model_is_refused(parts: list[Path], tmp_path: Path) -> None:
