@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,16 @@ def test_all_cases_are_recorded() -> None:
     assert {name: case["config"] for name, case in RECORDED.items()} == CONFIGS
 
 
+def rows_given(model: mlxr.Model, texts: list[list[int]]) -> np.ndarray:
+    """The rows of the tokens of texts in one step."""
+    ids = [model.pager.add_sequence() for _ in texts]
+    requests = [BatchRequest(seq_id, text, 0, "all") for seq_id, text in zip(ids, texts, strict=True)]
+    rows = model.host.read(launch_step(model.host, model.pager, requests)).copy()
+    for seq_id in ids:
+        model.pager.free(seq_id)
+    return rows
+
+
 SHORT = [
     ("bert", "cpu"),
     ("roberta", "reference"),
@@ -43,11 +54,7 @@ def test_rows_are_those_of_transformers(name: str, host: str, tmp_path: Path) ->
     changes = mlxr.Changes(compute="exact", activation_dtype="f32")
     with mlxr.load(folder, host=host, changes=changes) as model:
         assert model.artifact.plan.arena.size_bytes == 0 and model.artifact.spec.output == "hidden"
-        ids = [model.pager.add_sequence() for _ in TEXTS]
-        requests = [BatchRequest(seq_id, text, 0, "all") for seq_id, text in zip(ids, TEXTS, strict=True)]
-        rows = model.host.read(launch_step(model.host, model.pager, requests)).copy()
-        for seq_id in ids:
-            model.pager.free(seq_id)
+        rows = rows_given(model, TEXTS)
         expected = rows_of(case)
         check_logits("rows", rows, np.concatenate(expected), "f32")
         pooled: dict[Pooling, list[np.ndarray]] = {
@@ -62,6 +69,22 @@ def test_rows_are_those_of_transformers(name: str, host: str, tmp_path: Path) ->
             kernel for kernel in map(str, model.host.launches) if "attend_text" in kernel or "text_attention" in kernel
         }
         assert ran, f"attention within texts did not run: {sorted(map(str, model.host.launches))}"
+
+
+def test_texts_longer_than_tiles(tmp_path: Path) -> None:
+    """Several tiles of queries and keys behind another text, in a layer that sees all and in one with a window."""
+    case = RECORDED["modernbert"]
+    tensors = {name: shape for name, shape in case["tensors"].items() if not re.search(r"layers\.[2-9]", name)}
+    config = case["config"] | {"num_hidden_layers": 2, "max_position_embeddings": 256}
+    folder = save_encoder({"config": config, "tensors": tensors}, tmp_path / "model")
+    rng, rows = np.random.default_rng(6), {}
+    texts = [rng.integers(61, size=count).tolist() for count in (40, 130, 1)]
+    for host in HOSTS:
+        changes = mlxr.Changes(compute="exact", activation_dtype="f32")
+        with mlxr.load(folder, host=host, changes=changes) as model:
+            rows[host] = rows_given(model, texts)
+    for host in ("cpu", "sim"):
+        check_logits(host, rows[host], rows["reference"], "f32")
 
 
 @pytest.mark.parametrize(("name", "architecture"), [("bert", "bert"), ("nomic", "nomic-bert")])
