@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.default_pooling import default_pooling, dense_modules
@@ -106,12 +107,15 @@ class Embeds(ABC):
             top_n: how many are wanted; None: all.
 
         Raises:
-            RequestError: the model does not rank, the query is too long, or there is no document.
+            TypeError: documents is one text.
+            RequestError: the model does not rank, the query is too long, there is no document, or none is wanted.
             HostError: a step failed, or its result is not finite.
         """
         ranker = self.ranker()
         if isinstance(documents, str):
             raise TypeError("documents is a text; expected a list of texts")
+        if top_n is not None and top_n < 1:
+            raise RequestError(f"top_n is {top_n}, expected at least 1")
         pairs = [ranker.pair(query, document) for document in documents]
         vectors = self.embed(pairs, pooling=ranker.pooling, normalize=False)
         return in_order([ranker.score(vector) for vector in vectors], top_n)

@@ -93,6 +93,8 @@ def test_what_does_not_rank(model: mlxr.Model, tmp_path: Path) -> None:
         model.rerank("bana " * 60, DOCUMENTS)
     with pytest.raises(TypeError, match="documents is a text"):
         model.rerank(QUERY, "dane")
+    with pytest.raises(mlxr.RequestError, match="top_n is -1, expected at least 1"):
+        model.rerank(QUERY, DOCUMENTS, top_n=-1)
     with pytest.raises(mlxr.RequestError, match="no prompt was given"):
         model.rerank(QUERY, [])
     with (
