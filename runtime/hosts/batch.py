@@ -242,9 +242,9 @@ class Batch:
         return self if self.adapters is not None else self.using([NO_ADAPTER] * self.num_seqs)
 
     @property
-    def types_of_tokens(self) -> Int32Array:
-        """`token_types`, which has zeros where it is None."""
-        return np.zeros(self.num_tokens, np.int32) if self.token_types is None else self.token_types
+    def with_types(self) -> "Batch":
+        """This, with the types of its tokens, which may all be 0."""
+        return self if self.token_types is not None else replace(self, token_types=np.zeros(self.num_tokens, np.int32))
 
     @property
     def num_tokens(self) -> int:

@@ -53,7 +53,6 @@ def batch_arrays(batch: Batch, columns: int | None = None, state_columns: int | 
     arrays: dict[str, Int32Array | npt.NDArray[np.uint32] | npt.NDArray[np.float32] | mx.array] = {
         "token_ids": batch.tokens,
         "positions": batch.positions,
-        "token_types": batch.types_of_tokens,
         "slots": batch.slots,
         "query_start": batch.query_start,
         "context_lens": batch.context_lens,
@@ -64,6 +63,8 @@ def batch_arrays(batch: Batch, columns: int | None = None, state_columns: int | 
     }
     if batch.state_table is not None:
         arrays["state_table"] = _tables(batch.state_table, state_columns, NO_STATE)
+    if batch.token_types is not None:
+        arrays["token_types"] = batch.token_types
     arrays |= batch.of_adapters
     if batch.others:
         arrays |= {name: _tables(a, columns) if a.ndim == 2 else a for name, a in batch.blocks.items()}

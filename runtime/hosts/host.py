@@ -212,10 +212,20 @@ class Host(ABC):
         if self._tell:
             print(f"{self.name}: {name} {detail}", file=sys.stderr)
 
-    @property
+    @cached_property
     def has_adapters(self) -> bool:
         """Whether the program has places for adapters."""
         return self.artifact.spec.adapters is not None
+
+    @cached_property
+    def has_types(self) -> bool:
+        """Whether the program reads the types of tokens."""
+        return self.artifact.spec.model.token_types is not None
+
+    def completed(self, batch: Batch) -> Batch:
+        """A batch with all that the program reads, also where no token has a type or uses an adapter."""
+        batch = batch.with_types if self.has_types else batch
+        return batch.with_adapters if self.has_adapters else batch
 
     @property
     def adapters(self) -> Adapters:

@@ -131,7 +131,7 @@ class MlxHost(ArrayHost):
     def step(self, batch: Batch) -> mx.array:
         """Builds the graph of one step; its result and the arena's new token are lazy."""
         phase = self.program.phase(phase_of(self.plan, batch))
-        batch = batch.with_adapters if self.has_adapters else batch
+        batch = self.completed(batch)
         if phase.name == "prefill":
             batch = padded_batch(batch, self.plan)
         dims, tops = batch_dims(batch), self._tops(phase, batch)

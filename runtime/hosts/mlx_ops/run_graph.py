@@ -14,7 +14,7 @@ from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer
 
 Observer = Callable[[Op, Mapping[str, mx.array]], None]
 """Called before an op runs, with what its ports read."""
-_BATCH_NAMES = {"token_types": "types_of_tokens", "token_ids": "tokens"}
+_BATCH_NAMES = {"token_ids": "tokens"}
 """Graph inputs that a batch calls otherwise."""
 
 

@@ -74,7 +74,7 @@ class ReferenceHost(ArrayHost):
                 f"the decode graph takes one token a sequence, got {batch.num_tokens} tokens of {batch.num_seqs} "
                 "sequences; run the graph prefill or source"
             )
-        batch = batch.with_adapters if self.has_adapters else batch
+        batch = self.completed(batch)
         outputs = run_graph(self.graph, self.bound, batch, self.arena, self.launches, self.observe)
         logits = outputs[self.graph.outputs[0]]
         mx.eval(logits)

@@ -103,7 +103,7 @@ class SimHost(ArrayHost):
         """Runs one batch and waits for it."""
         phase, dims = self.program.phase(phase_of(self.plan, batch)), batch_dims(batch)
         self._memory.fill(0xFF)
-        batch = batch.with_adapters if self.has_adapters else batch
+        batch = self.completed(batch)
         self._begin()
         arrays = batch_arrays(batch)
         buffers = self._fixed | self._layout(phase, dims)
