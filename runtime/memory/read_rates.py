@@ -18,6 +18,8 @@ _FILE_BYTES, _PIECE_BYTES = 128 << 20, 256 << 10
 """A part of an expert has about the size of a piece."""
 _ASKED = 16
 """Pieces that are asked for at once."""
+_MOST_NUMBERS, _MOST_OF_THREAD = 512 << 20, 32 << 20
+"""Bytes of memory that is read, in all and by a thread: memory is scarce when this is measured."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ def _forget(handle: int) -> None:
 
 def _memory_rate(threads: int) -> float:
     """Sums of numbers that no cache holds: about as fast as products with quantised weights."""
-    numbers = [np.zeros(32 << 20, np.uint8).view(np.uint64) + 1 for _ in range(threads)]
+    count = min(_MOST_OF_THREAD, _MOST_NUMBERS // threads) // np.uint64().nbytes
+    numbers = [np.ones(count, np.uint64) for _ in range(threads)]
     start = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(4):

@@ -11,11 +11,12 @@ import pytest
 from mlxr.cli import main
 from mlxr.compiler.chips.catalog import known_chips, memory_of_chip
 from mlxr.compiler.errors import HostError, MlxrError, RequestError
+from mlxr.fit.candidate import candidates
 from mlxr.fit.fit import Fit, Speed, fit
 from mlxr.fit.fit_report import fit_text
 from mlxr.fit.machine import Machine, machine_with, this_machine
 from mlxr.fit.rehearse import Rehearsal
-from mlxr.fit.rows import FitRow, best_of
+from mlxr.fit.rows import FitRow, best_of, fit_rows
 from mlxr.inspect.text_table import Ink
 from mlxr.loading.options import LoadOptions
 from mlxr.loading.planned_memory import planned_memory
@@ -87,13 +88,55 @@ def test_a_folder_of_safetensors(hub: StandInHub, capsys: pytest.CaptureFixture[
 
 
 def test_several_at_once_and_models_that_are_here(hub: StandInHub, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "org/m:Q8", str(TINY), "storyteller", "org/nothing/x", "--host", "cpu", "--json"]) == 0
+    assert (
+        main(["fit", "org/m:Q8", str(TINY), "storyteller", "org/nothing/x", "org/gone", "--host", "cpu", "--json"]) == 0
+    )
     rows = json.loads(capsys.readouterr().out)["machines"][0]["models"]
     names = [row["model"] for row in rows]
-    assert names == ["org/m:m-Q8_0.gguf", str(TINY), "storyteller", "org/nothing/x"]
-    assert [row["fits"] for row in rows] == [True, True, True, False]
+    assert names == ["org/m:m-Q8_0.gguf", str(TINY), "storyteller", "org/nothing/x", "org/gone"]
+    assert [row["fits"] for row in rows] == [True, True, True, False, False]
+    assert "has no model org/gone" in rows[4]["error"]
     assert rows[0]["fit"]["planned_bytes"] == rows[1]["fit"]["planned_bytes"], "the same file, here and there"
     assert "no such file" in rows[3]["error"]
+
+
+def test_files_are_counted_once_and_none_is_left_out(hub: StandInHub, tmp_path: Path) -> None:
+    """Of weights that a repository has twice, those of the index; of a file whose name is a part's, the file."""
+    shards = {f"model-0000{number}-of-00002.safetensors": bytes(9) for number in (1, 2)}
+    twice = {"config.json": b"{}", "model.safetensors.index.json": b"{}", "consolidated.safetensors": bytes(50)}
+    hub.repos["org/twice"] = twice | shards
+    (of_hub,) = candidates("org/twice", tmp_path, lambda *_: None)
+    for name, content in hub.repos["org/twice"].items():
+        (tmp_path / name).write_bytes(content)
+    (here,) = candidates(str(tmp_path), tmp_path, lambda *_: None)
+    assert of_hub.size_bytes == here.size_bytes == 18
+    (tmp_path / "my-imatrix-Q8_0.gguf").write_bytes(bytes(7))
+    (alone,) = candidates(str(tmp_path / "my-imatrix-Q8_0.gguf"), tmp_path, lambda *_: None)
+    assert alone.size_bytes == 7
+
+
+def test_a_machine_that_cannot_run_it_has_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(model: object, machine: Machine, *_: object) -> Fit:
+        if machine.is_here:
+            return Fit(1, 0, 1, 1, 1, 1)
+        raise MlxrError("not there")
+
+    monkeypatch.setattr("mlxr.fit.rows.fit", plan)
+    here, there = machine_of(1), machine_with("m1")
+    rows = list(fit_rows([str(TINY), "storyteller"], [here, there], CPU, None, lambda _: None, lambda *_: None))
+    assert [(row.machine, row.error) for row in rows] == 2 * [(here, None), (there, "not there")]
+
+
+def test_headers_of_many_files_are_not_kept(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def plan(model: Path, *_: object) -> Fit:
+        seen.append(len(list(model.parent.parent.iterdir())))
+        return Fit(1, 0, 1, 1, 1, 1)
+
+    monkeypatch.setattr("mlxr.fit.rows.fit", plan)
+    assert len(list(fit_rows(["org/m"], [machine_of(1)], CPU, None, lambda _: None, lambda *_: None))) == 2
+    assert seen == [1, 1]
 
 
 def test_what_cannot_be_told_is_said(hub: StandInHub, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,6 +170,12 @@ def test_a_hub_that_sends_no_parts(hub: StandInHub, capsys: pytest.CaptureFixtur
     folder = hub.repos["org/story"]
     header = 8 + int.from_bytes(folder["model.safetensors"][:8], "little")
     assert header < FIRST, "one request has it"
+    with pytest.MonkeyPatch.context() as patch:  # the second request asks for the beginning again
+        patch.setattr("mlxr.hub.file_start._FIRST_OF_TENSORS", 100)
+        hub.asked.clear()
+        told(capsys, "org/story", "--host", "cpu")
+    ranges = [name.rpartition(" ")[2] for name in hub.fetched() if name.startswith("model.safetensors")]
+    assert list(dict.fromkeys(ranges)) == ["bytes=0-99", f"bytes=0-{header - 1}"], "each is redirected"
     padded = (FIRST).to_bytes(8, "little") + folder["model.safetensors"][8:header].ljust(FIRST) + bytes(FIRST)
     hub.repos["org/long"] = folder | {"model.safetensors": padded}
     assert main(["fit", "org/long", "--host", "cpu"]) == 1

@@ -1,5 +1,6 @@
 """A program that runs over empty weights: the launches of the plan, and a process that says how fast they were."""
 
+import subprocess
 from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
@@ -51,6 +52,23 @@ def test_tensors_lie_beside_each_other_in_a_pool_that_is_used_again() -> None:
     assert _overlapping(small.lent()) > 0
     places = sorted(address for address in small.lent().values())
     assert places[0] % 64 == 0 and max(places) - places[0] < small.size_bytes
+
+
+def test_of_mixtures_what_tokens_choose_lies_apart() -> None:
+    """Each token chooses the first experts: these must not be the same bytes in each layer."""
+    made = {"layout": "packed", "format": "q8_0", "shape": (16, 32), "size_bytes": 6400, "parts": ()}
+    layers = [CTensor(name=str(layer), matrices=10, chosen=2, **made) for layer in range(6)]
+    lent = EmptyWeights(layers, 13000).lent()
+    first = min(lent.values())
+    assert [lent[layer] - first for layer in layers] == [0, 1280, 2560, 3840, 5120, 6400]
+
+
+def test_what_a_killed_process_wrote_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact, _ = resolve_artifact(str(TINY))
+    done = subprocess.CompletedProcess([], -9, "", "note: something else\n")
+    monkeypatch.setattr("mlxr.fit.rehearse.subprocess.run", lambda *_, **options: done)
+    with pytest.raises(HostError, match="its program ended with -9"):
+        rehearse(artifact, None, 40, 1)
 
 
 def _overlapping(lent: Mapping[CTensor, int]) -> int:

@@ -127,7 +127,9 @@ class PanelFile:
         except (OSError, MlxrError) as error:
             if isinstance(error, MlxrError) and not isinstance(error, PanelFileError):
                 raise
-            why = error if isinstance(error, PanelFileError) else f"{error.strerror or error} ({error.filename or ''})"
+            why = str(error)
+            if isinstance(error, OSError):
+                why = f"{error.strerror or error} ({error.filename or self.path.parent})"
             raise PanelFileError(f"packed weights cannot be kept on disk: {why}") from error
         if opened is None:
             raise PanelFileError(f"packed weights cannot be kept on disk: {self.path} does not keep what is written")
@@ -156,6 +158,8 @@ class PanelFile:
             del content  # else the map could not be closed
         os.pwrite(descriptor, head, 0)
         os.fsync(descriptor)
+        if not _is_at(path, descriptor):
+            raise PanelFileError(f"{path} was removed while it was written")
         path.replace(self.path)
 
     @property

@@ -1,6 +1,6 @@
 """The models among which to choose: those of a repository, of a folder, or one alone; only their headers are here."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -56,13 +56,14 @@ def candidates(model: str, folder: Path, progress: HubProgress) -> list[Candidat
     if reference is not None and not is_known and Registry().get(model) is None:
         return _of_hub(reference, folder, progress)
     if (path / file_keys.CONFIG_FILE).is_file():
-        size_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+        size_bytes = _weights_bytes({file.name: file.stat().st_size for file in path.glob("*.safetensors")})
         return [Candidate(model, size_bytes, _FOLDER_FIRST, lambda: model)]
     if path.is_dir() and (models := _gguf_in(path)):
         return [_local(str(path / parts[0].path), key, parts) for key, parts in models.items()]
     if path.is_file() and path.suffix.lower() == ".gguf":
         models = {key: parts for key, parts in _gguf_in(path.parent).items() if path.name in [p.path for p in parts]}
-        return [_local(model, key, parts) for key, parts in models.items()]
+        alone = {path.name: (HubFile(path.name, path.stat().st_size, ""),)}  # named like a part; its header tells more
+        return [_local(model, key, parts) for key, parts in (models or alone).items()]
     return [Candidate(model, None, _FOLDER_FIRST, lambda: model)]
 
 
@@ -73,6 +74,13 @@ def _gguf_in(folder: Path) -> GgufModels:
 
 def _local(name: str, key: str, parts: Sequence[HubFile]) -> Candidate:
     return Candidate(name, sum(part.size_bytes for part in parts), preference(key), lambda: name)
+
+
+def _weights_bytes(sizes: Mapping[str, int]) -> int:
+    """Bytes of a folder's weight files, which it may have once more under other names (consolidated.safetensors)."""
+    weights = {name: size for name, size in sizes.items() if name.endswith(".safetensors") and "/" not in name}
+    usual = [size for name, size in weights.items() if name.startswith("model")]
+    return sum(usual or weights.values())
 
 
 def _of_hub(reference: HubReference, folder: Path, progress: HubProgress) -> list[Candidate]:
@@ -93,8 +101,8 @@ class _Repository:
     def candidate(self, choice: FileChoice) -> Candidate:
         repo = self.reference.repo_at_revision
         if not choice.entry:
-            sizes = [file.size_bytes for file in self.files if file.path.endswith(".safetensors")]
-            weights = sum(sizes) if choice.index is not None else choice.files[-1].size_bytes
+            sizes = {file.path: file.size_bytes for file in self.files}
+            weights = choice.files[-1].size_bytes if choice.index is None else _weights_bytes(sizes)
             return Candidate(repo, weights, _FOLDER_FIRST, lambda: self._folder(choice))
         size_bytes = sum(file.size_bytes for file in choice.files)
         name = f"{repo}:{PurePosixPath(choice.entry).name}"

@@ -2,8 +2,9 @@
 
 The time of a step does not depend on numbers: every launch of the plan reads all of its bytes and multiplies them. What
 matters is where the bytes are. So tensors get addresses in a pool that is larger than a CPU's caches, one after another
-and from its start again; a model that is smaller than the pool lies there as it would in memory. The engine runs as in
-`mlxr run`: its own cost is part of a step.
+and from its start again; a model that is smaller than the pool lies there as it would in memory. Of experts every token
+chooses the first ones. So in a pool that is used again the next tensor begins after those: of each layer, other bytes
+are read. The engine runs as in `mlxr run`: its own cost is part of a step.
 """
 
 import json
@@ -56,11 +57,11 @@ class EmptyWeights:
         self._memory = reserve(self.size_bytes)
         self._memory[:] = 0
         self._addresses: dict[CTensor, int] = {}
-        place = 0
+        place, is_whole = 0, self.size_bytes == sum(sizes)
         for tensor, size in zip(tensors, sizes, strict=True):
             place = 0 if place + size > self.size_bytes else place
             self._addresses[tensor] = self._memory.ctypes.data + place
-            place += size
+            place += size if is_whole or tensor.matrices == 1 else aligned(tensor.stride * tensor.chosen)
 
     def lent(self) -> Mapping[CTensor, int]:
         """See `Lender`."""

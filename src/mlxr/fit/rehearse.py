@@ -51,5 +51,8 @@ def rehearse(artifact: Artifact, weights: Path | None, context: int, threads: in
             raise HostError(f"timing its program took more than {_SECONDS} s") from error
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise HostError(lines[-1].removeprefix("error: ") if lines else f"its program ended with {done.returncode}")
+        killed = done.returncode < 0  # then its last line is no error of it
+        raise HostError(
+            f"its program ended with {done.returncode}" if killed or not lines else lines[-1].removeprefix("error: ")
+        )
     return Rehearsal(**json.loads(done.stdout.splitlines()[-1]))

@@ -1,5 +1,6 @@
 """Plans several models for several machines, and says which of each repository or folder to take."""
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,10 +65,18 @@ def fit_rows(
     """
     for model in models:
         with TemporaryDirectory(prefix="mlxr-") as folder:
-            found = candidates(model, Path(folder), fetching)
+            try:
+                found = candidates(model, Path(folder), fetching)
+            except MlxrError as error:
+                if len(models) == 1:
+                    raise
+                yield from _refused((model, model, None, 0), machines, error)
+                continue
             for candidate in found:
                 alone = len(models) == len(found) == 1
                 yield from _rows(model, candidate, machines, options, context, tell, alone=alone)
+                for copied in Path(folder).iterdir():  # a repository may have hundreds of models
+                    shutil.rmtree(copied)
 
 
 def _rows(
@@ -83,17 +92,24 @@ def _rows(
     def say(what: str) -> None:
         tell(f"{candidate.name}: {what}")
 
-    about = (asked, candidate.name, candidate.size_bytes, candidate.place)
+    about, done = (asked, candidate.name, candidate.size_bytes, candidate.place), 0
     try:
         say("reading headers")
         headers = candidate.headers()
         for machine in machines:
             yield FitRow(*about, machine, fit(headers, machine, options, context, say))
+            done += 1
     except MlxrError as error:
         if alone:
             raise
-        line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        yield from (FitRow(*about, machine, None, line) for machine in machines)
+        yield from _refused(about, machines[done:], error)
+
+
+def _refused(
+    about: tuple[str, str, int | None, int], machines: Sequence[Machine], error: MlxrError
+) -> Iterator[FitRow]:
+    line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    yield from (FitRow(*about, machine, None, line) for machine in machines)
 
 
 def best_of(rows: Iterable[FitRow]) -> FitRow | None:

@@ -17,6 +17,8 @@ StartReader = Callable[[HubFile, int, int], bytes | None]
 
 _FIRST, _MOST = 1 << 22, 1 << 28
 """Bytes that are asked for at first (a vocabulary takes 2 to 10 MiB), and at most."""
+_FIRST_OF_TENSORS = 1 << 18
+"""Bytes that are asked for at first of safetensors, which have no vocabulary: a model may have hundreds of files."""
 
 
 def write_safetensors_starts(files: Sequence[HubFile], folder: Path, start_of: StartReader) -> bool:
@@ -31,17 +33,18 @@ def write_safetensors_starts(files: Sequence[HubFile], folder: Path, start_of: S
         Whether the hub sends parts of files, and they have headers.
     """
     for file in files:
-        start = start_of(file, 0, _FIRST)
+        start = start_of(file, 0, min(_FIRST, _FIRST_OF_TENSORS))
         if start is None or len(start) < 8:
             return False
         end = 8 + int.from_bytes(start[:8], "little")
         if end > min(file.size_bytes, MAX_HEADER_BYTES):
             return False
         if end > len(start):
-            rest = start_of(file, len(start), end)
+            begin = 0 if end <= _FIRST else len(start)  # a hub that sends no parts sends beginnings
+            rest = start_of(file, begin, end)
             if rest is None:
                 return False
-            start += rest
+            start = start[:begin] + rest
         path = folder / file.path
         path.write_bytes(start[:end])
         with path.open("r+b") as stream:

@@ -57,6 +57,12 @@ def test_a_model_larger_than_memory_runs(folder: Path, caplog: pytest.LogCapture
     told, made = caplog.messages
     assert "packed weights are kept in " in made and "mlxr cache clear packed" in made
     assert told.startswith("note: tiny-Q8_0, ") and "% of the weights fit, a token reads " in told
+    library = mapped.program.library
+    assert library is not None
+    packed = sum(tensor.size_bytes for tensor in library.tensors if tensor.layout == "packed")
+    scratch = library.thread_bytes  # of the second thread
+    room = packed - mapped.mapped_bytes + whole // 2 - mapped.own_bytes - scratch
+    assert f": {room / packed:.0%} of the weights fit" in told
     assert "tok/s predicted: " in told and told.endswith("976.6 KiB/s (measured)")
     tokens, again, notes = answer("auto")
     assert tokens == expected and again.mapped_bytes > mapped.mapped_bytes and not notes

@@ -1,5 +1,6 @@
 """How fast the disk is: measured once, kept, and not told where it cannot be measured."""
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,14 @@ def test_it_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         kept.write_text(damaged)
         again = read_rates(folder, 2)
         assert again == ReadRates(5.0, again.memory if again else 0)
+
+
+def test_many_threads_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_NUMBERS", 1 << 20)
+    tracemalloc.start()
+    assert module._memory_rate(8) > 0
+    assert 1 << 20 <= tracemalloc.get_traced_memory()[1] < 2 << 20
+    tracemalloc.stop()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
