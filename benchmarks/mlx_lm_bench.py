@@ -172,7 +172,7 @@ def write_folder(config: Mapping[str, Any], layers: int, folder: Path) -> None:
     ours["num_hidden_layers"] = layers
     if config["model_type"] == "gemma4":  # every sixth layer is global; of 42, the last 18 have no keys of their own
         kinds = ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(layers)]
-        ours |= {"layer_types": kinds, "num_kv_shared_layers": layers - max(6, layers * 24 // 42 // 6 * 6)}
+        ours |= {"layer_types": kinds, "num_kv_shared_layers": max(0, layers - max(6, layers * 24 // 42 // 6 * 6))}
     whole = dict(config) | ({"text_config": config["text_config"] | ours} if "text_config" in config else ours)
     model_class, args_class = _get_classes(whole)
     mx.random.seed(1)

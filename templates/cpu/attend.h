@@ -237,8 +237,9 @@ MLXR_INLINE void attend_decode_heads(float *values, float *maxima, float *sums, 
 }
 
 // The same for any number of heads: h's maximum and sum are lane h % MLXR_LANES of vector h / MLXR_LANES. `cap`: 0, or
-// scores become cap * tanh(score). `type` is that of values. The first v_dim of the v_row elements of a row of V are summed. Where V has rows of
-// another size than K, its offsets are other ones, and what is read next is one for K and one for V.
+// scores become cap * tanh(score). `type` is that of values. The first v_dim of the v_row elements of a row of V are
+// summed. Where V has rows of another size than K, its offsets are other ones, and what is read next is one for K and
+// one for V.
 MLXR_INLINE void attend_decode_rows(float *values, float *maxima, float *sums, float *scores, const float *q, int heads,
                                     const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
                                     const size_t *v_offsets, cache_ahead *ahead, cache_ahead *v_ahead, int count,

@@ -1,8 +1,8 @@
 // Rows of the KV cache: head_dim elements of one token and one KV head, as the arena holds them. In q8 int8 numbers and
-// then their f32 scale, absmax / 127; a row that is not finite has the scale NaN. In q4 each 32
-// elements are mixed before; keys are then int8 numbers, and values groups of 32 numbers of 4 bits, 16 bytes each (element
-// i in the low bits of byte i, element i + 16 in its high ones); then f16 scales of groups, then zeros up to 4 bytes. Rows
-// need no alignment.
+// then their f32 scale, absmax / 127; a row that is not finite has the scale NaN. In q4 each 32 elements are mixed
+// before; keys are then int8 numbers, and values groups of 32 numbers of 4 bits, 16 bytes each (element i in the low
+// bits of byte i, element i + 16 in its high ones); then f16 scales of groups, then zeros up to 4 bytes. Rows need no
+// alignment.
 //
 // In scratch a head is f32, `padded` elements long (head_dim rounded up to 16), so that vectors of any width fit.
 #include <math.h>

@@ -169,7 +169,7 @@ Q4_CASES = [
     # Keys in 8 and values in 4 bits, over ratios, sizes, layouts and what else changes where values come from or go.
     Case(14, 2, 64, "q4", "f32", "block", "paged", 4, None, "half"),
     Case(7, 1, 256, "q4", "bf16", "layer", "contiguous", 16, 33, "interleaved", extras="everything"),
-    Case(4, 2, 96, "q4", "f32", "layer", "paged", 1, None, "half-of-it", extras="norms"),
+    Case(12, 2, 96, "q4", "f32", "layer", "paged", 1, None, "half-of-it", extras="norms"),
     Case(3, 1, 32, "q4", "f16", "block", "paged", 2, 9, "none", extras="sinks"),
     Case(4, 2, 64, "q4", "bf16", "block", "paged", 16, None, "none", extras="keys-as-values"),
     Case(18, 2, 160, "q4", "f32", "layer", "paged", 16, None, "half", extras="alibi", v_dim=224),
