@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlxr.compiler.errors import RequestError
-from mlxr.compiler.spec.adapters import MOST_RANK, RANK_STEP, Adapters
+from mlxr.compiler.spec.adapters import MOST_ADAPTERS, MOST_RANK, RANK_STEP, Adapters
 from mlxr.loading.path_exists import path_exists
 from mlxr.runtime.adapters.adapter_name import adapter_name
 
@@ -79,7 +79,7 @@ class GivenAdapters:
     slots: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.paths) or self.slots > 0
+        return bool(self.paths) or self.slots != 0
 
     def places(self) -> Adapters:
         """The places that they need.
@@ -94,8 +94,12 @@ class GivenAdapters:
         rank = self.rank or max(ranks, default=2 * RANK_STEP)
         rank = -(-rank // RANK_STEP) * RANK_STEP
         if not 0 < rank <= MOST_RANK:
-            raise RequestError(f"adapters of rank {rank} are asked for; expected at most {MOST_RANK}")
-        return Adapters(rank=rank, slots=max(self.slots, len(self.paths), 1))
+            raise RequestError(f"adapters of rank {self.rank or rank} are asked for; expected 1 to {MOST_RANK}")
+        slots = max(self.slots, len(self.paths), 1)
+        if self.slots < 0 or slots > MOST_ADAPTERS:
+            asked = slots if self.slots >= 0 else self.slots
+            raise RequestError(f"{asked} places for adapters are asked for; expected 1 to {MOST_ADAPTERS}")
+        return Adapters(rank=rank, slots=slots)
 
 
 NO_ADAPTERS = GivenAdapters()

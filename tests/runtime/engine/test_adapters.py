@@ -7,6 +7,7 @@ import pytest
 
 import mlxr
 from mlxr.compiler.errors import RequestError, WeightsError
+from mlxr.loading.adapter_paths import GivenAdapters
 from mlxr.runtime.adapters.adapter_name import adapter_name
 from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr_tests.tiny_llama import tiny_adapter, tiny_llama
@@ -141,6 +142,14 @@ def test_names_and_scales(engine: mlxr.Engine, folders: dict[str, Path]) -> None
             engine.load_adapter(folders["a"], scale=scale)
     with pytest.raises(RequestError, match="the scale of the adapter, 'much', is not a number"):
         mlxr.load(str(folders["base"]), host="reference", adapter=f"{folders['a']}:much")
+
+
+def test_places_that_there_cannot_be() -> None:
+    wrong = {"257 places": GivenAdapters(slots=257), "-1 places": GivenAdapters(slots=-1)}
+    wrong |= {f"rank {rank} are": GivenAdapters(slots=1, rank=rank) for rank in (-3, 600)}
+    for message, given in wrong.items():
+        with pytest.raises(RequestError, match=message):
+            assert given and given.places()
 
 
 @pytest.mark.long
