@@ -71,6 +71,16 @@ def test_rows_are_those_of_transformers(name: str, host: str, tmp_path: Path) ->
         assert ran, f"attention within texts did not run: {sorted(map(str, model.host.launches))}"
 
 
+def test_texts_for_which_a_step_has_no_room_wait(tmp_path: Path) -> None:
+    """They are read whole in the next one."""
+    folder = save_encoder(RECORDED["bert"], tmp_path / "model")
+    with mlxr.load(folder, host="cpu", changes=mlxr.Changes(compute="exact")) as model:
+        most, text = model.artifact.plan.max_tokens, list(range(37))
+        assert most % len(text) > 1, "some of a text would have room"
+        vectors = model.embed([text] * (most // len(text) + 2), pooling="mean")
+    assert np.array_equal(vectors, np.repeat(vectors[:1], len(vectors), axis=0))
+
+
 def test_texts_longer_than_tiles(tmp_path: Path) -> None:
     """Several tiles of queries and keys behind another text, in a layer that sees all and in one with a window."""
     case = RECORDED["modernbert"]

@@ -57,7 +57,8 @@ class CudaHost(MlxHost):
         layers = [layer_buffer(i) for i in range(self.plan.num_layers)]
         self.fixed |= {name: on_device(self.fixed[name]) for name in layers}
         mx.eval(list(self.fixed.values()))  # a lazy array would be computed in each step
-        stacked = on_device(mx.stack([self.fixed[name] for name in layers]))
+        numbers = [self.fixed[name] for name in layers] or [mx.zeros((8,), mx.uint32)]  # an encoder caches nothing
+        stacked = on_device(mx.stack(numbers))
         self._step_kernels = StepKernels(images.result(), self.plan, stacked, self.launcher_of)
         self._kept, self._peers = KeptWeights(), Peers()
         self._decodes = DecodeSteps(self, self._step_kernels, self._peers, self._keep_unpacked)

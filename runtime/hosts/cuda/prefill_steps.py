@@ -109,6 +109,8 @@ class PrefillSteps:
         launches = self._launches_of(phase, dims)
         cuts = [*range(0, len(launches), _PART), len(launches)]
         parts, needed = [], {*phase.outputs, *sent_by(phase)}
+        if len(phase.outputs) == 1:  # a model that caches nothing passes no token on: the arena keeps its own
+            needed.add(ARENA_TOKEN)
         for start, end in reversed(list(pairwise(cuts))):
             part = self._part(phase, launches[start:end], dims, tops, frozenset(needed))
             parts.append(traced(self._host, part) if traces else untraced(part))

@@ -78,6 +78,8 @@ def test_types_of_tokens_count(model: mlxr.Model) -> None:
     typed, plain, both = (model.embed(asked, pooling="cls") for asked in ([pair], [ids], [ids, pair]))
     assert np.abs(typed - plain).max() > 1e-3
     np.testing.assert_allclose(both, np.concatenate([plain, typed]), atol=1e-6)
+    one, typed_one = (model.embed([asked], pooling="cls") for asked in (ids[:1], Pair(ids[:1], 0)))
+    assert np.abs(one - typed_one).max() > 1e-3
 
 
 @pytest.mark.parametrize("host", ["reference", pytest.param("sim", marks=pytest.mark.long)])

@@ -94,6 +94,27 @@ def test_what_is_added_changes_no_number(monkeypatch: pytest.MonkeyPatch, case: 
         assert np.array_equal(got, want)
 
 
+@pytest.mark.usefixtures("eager")
+def test_what_is_added_to_texts_changes_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an encoder, which reads types of tokens."""
+    model = {"context": 16, "token_types": 2, "attention__causal": False, "tensor_names": "canonical"}
+    spec = small_spec(**{f"model__{key}": value for key, value in model.items()}, output="hidden", prefill_chunk=16)
+    rows = []
+    for padding in (0, 8):
+        artifact = compiled(spec, Geometry.of(chunk_padding=padding))
+        use_card(monkeypatch, artifact, SimLauncher(artifact))
+        host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+        pager = Pager.from_geometry(artifact.plan.arena)
+        request = BatchRequest(pager.add_sequence(), [5, 3, 8, 2, 9], 0, "all", second=2)
+        batch = Batch.build([request], pager, artifact.plan.query_tile)
+        assert batch.token_types is not None and padded_batch(batch, artifact.plan).num_tokens == (8 if padding else 5)
+        assert len(padded_batch(batch, artifact.plan).token_types) == (8 if padding else 5)
+        rows.append(np.array(host.read(host.step(batch))))
+        one = Batch.build([BatchRequest(pager.add_sequence(), [5], 0, "all")], pager, artifact.plan.query_tile)
+        assert np.isfinite(np.array(host.read(host.step(one)))).all(), "a single token is a step of its own kind"
+    assert np.array_equal(*rows)
+
+
 def test_a_filled_up_batch_has_the_shapes_of_its_size() -> None:
     plan = compiled(small_spec(), Geometry.of(chunk_padding=8)).plan
     found = set()
