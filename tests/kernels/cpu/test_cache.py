@@ -11,7 +11,7 @@ from mlxr.compiler.artifact import DType
 from mlxr.runtime.arrays.mlx_arrays import as_bits
 from mlxr.runtime.cache.arena_blocks import copy_blocks
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
-from mlxr.runtime.hosts.mlx_ops.cache_rows import encode_rows
+from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows
 from mlxr_tests.arenas import copy_arena, snapshot, write_slots
 from mlxr_tests.attention_cases import CASES, EXTRA_CASES, Q4_CASES, VALUE_CASES, Case
 from mlxr_tests.c_harness import aligned, check_cross_compiles, compilers, marches
@@ -239,6 +239,9 @@ def test_values_are_stored_as_the_reference_stores_them(cache, head_dim, march):
     if cache == "q8":
         assert (got[is_nan][:, :numbers_end] == 0).all()
         assert np.isnan(np.ascontiguousarray(got[is_nan][:, -4:]).view(np.float32)).all()
+    if cache == "q4":
+        found, wanted = (np.isnan(np.array(decode_rows(rows[is_nan], cache))) for rows in (got, want))
+        assert wanted.any(axis=-1).all() and (found == wanted).all()
 
 
 COPIED = itertools.product([("f32", 4, 40), ("bf16", 1, 32), ("q8", 16, 56), ("q4", 4, 96)], ["block", "layer"])

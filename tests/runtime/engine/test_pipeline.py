@@ -250,6 +250,7 @@ def test_ends_found_late_cost_the_steps_ahead(hasty: Pair) -> None:
     alone = hasty.events([prompt(6)], sampling=SAMPLED)
     hasty.events([prompt(6)], [of(alone)[6]], sampling=SAMPLED)
     assert hasty.wasted == 3
+    assert not hasty.ahead.core.step(), "nobody waits for steps that only an answer had which has ended"
 
 
 def test_one_sequence_ends_and_the_others_go_on(pair: Pair) -> None:
