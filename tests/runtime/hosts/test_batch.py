@@ -7,6 +7,7 @@ import pytest
 from mlxr.compiler.errors import ArenaError, ArenaFullError, RequestError
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.binding import batch_arrays
 from mlxr.runtime.hosts.mlx.bindable import kernel_input, padded
 
 ARRAYS = (
@@ -82,6 +83,18 @@ def test_a_chunked_prefill_without_logits():
     second = Batch.build([BatchRequest(a, [6, 7], 5, "last")], pager, query_tile=8)
     assert second.positions.tolist() == [5, 6] and second.slots.tolist() == [5, 6]
     assert second.logit_rows.tolist() == [1] and second.context_lens.tolist() == [7]
+
+
+def test_types_begin_where_the_second_text_begins():
+    pager = make_pager()
+    a, b, c = with_history(pager, 4, 0, 0)
+    alone = Batch.build([BatchRequest(a, [7], 4, second=4)], pager, query_tile=8)
+    assert alone.token_types.tolist() == [1]
+    both = Batch.build([BatchRequest(b, [1, 2, 3], 0, second=2), BatchRequest(c, [4, 5], 0)], pager, query_tile=8)
+    assert both.token_types.tolist() == [0, 0, 1, 0, 0] and both.with_types is both
+    plain = Batch.build([BatchRequest(a, [8], 5)], pager, query_tile=8)
+    assert plain.token_types is None and "token_types" not in batch_arrays(plain)
+    assert batch_arrays(plain.with_types)["token_types"].tolist() == [0]
 
 
 def test_a_fork_reaches_the_tables_after_its_copy():
