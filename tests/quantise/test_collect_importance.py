@@ -10,10 +10,12 @@ from mlxr.bench.divergence import divergence
 from mlxr.bench.text_windows import Window
 from mlxr.cli import main
 from mlxr.compiler.errors import WeightsError
+from mlxr.quantise.block_quantiser import quantise_rows
 from mlxr.quantise.collect_importance import collect_importance
-from mlxr.quantise.importance import read_importance, write_importance
+from mlxr.quantise.importance import Importance, read_importance, write_importance
 from mlxr.quantise.mixtures import MIXTURES, Wishes
 from mlxr.quantise.requantise import Quantisation, gguf_source, write_quantised
+from mlxr.quantise.source_tensor import SourceTensor
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr_tests.converted_models import make_folder
 from mlxr_tests.storyteller import GOLDEN, Q8_0, VALID
@@ -104,3 +106,14 @@ def test_matrices_of_other_models_and_bad_numbers(tmp_path: Path, capsys: pytest
         read_importance(path)
     write_importance(path, {"a.weight": (np.float32([[4, 8], [1, 1]]), [2, 0])}, "x", 1, 4)
     np.testing.assert_array_equal(read_importance(path).columns["a.weight"], [2, 4, 1, 1])  # an expert without tokens
+
+
+def test_each_matrix_of_a_stack_has_its_own_weights() -> None:
+    numbers = np.random.default_rng(1).normal(size=(6, 64)).astype(np.float32)
+    weights = np.random.default_rng(2).uniform(0.01, 9, (2, 64)).astype(np.float32)
+    stack = SourceTensor("x_exps.weight", (2, 3, 64), "f32", lambda first, last: numbers[first:last])
+    found = np.concatenate(list(stack.written("q4_0", weights).pieces()))
+    expected = [quantise_rows(numbers[3 * i : 3 * i + 3], "q4_0", weights[i]) for i in range(2)]
+    np.testing.assert_array_equal(found, np.concatenate(expected))
+    columns = {"token_embd.weight": np.ones(3, np.float32)}  # as llama.cpp, which has none for embeddings
+    assert Importance(Path("i.gguf"), columns).of("token_embd.weight", (9, 64)) is None

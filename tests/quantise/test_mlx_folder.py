@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import quantize_model
+from safetensors.numpy import load_file
 
 import mlxr
 from mlxr.cli import main
@@ -110,3 +111,20 @@ def test_kinds_that_mlx_lm_changes(tmp_path: Path) -> None:
     with pytest.raises(MlxrError, match="model_type 'qwen3_moe': mlx-lm reads other tensors"):
         write_mlx_folder(folder_content(folder), tmp_path / "out", mlx_format("affine4"))  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
+
+
+def test_large_models_have_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safetensors_output, "SHARD_BYTES", 100)
+    arrays = {name: np.arange(size, dtype=np.float32) for name, size in (("a", 20), ("b", 5), ("c", 1), ("d", 40))}
+    tensors = [
+        safetensors_output.PlainTensor(name, array.shape, "F32", lambda array=array: [array.view(np.uint8)])
+        for name, array in arrays.items()
+    ]
+    safetensors_output.write_safetensors(tmp_path, tensors)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    places = {
+        name: f"model-{number:05}-of-00003.safetensors" for name, number in zip("abcd", (1, 1, 2, 3), strict=True)
+    }
+    assert index == {"metadata": {"total_size": 264}, "weight_map": places}
+    for name, place in places.items():
+        np.testing.assert_array_equal(load_file(tmp_path / place)[name], arrays[name])
