@@ -11,6 +11,7 @@ import pytest
 import mlxr
 from mlxr.loading.options import LoadOptions
 from mlxr.runtime.engine.prompts import Pair
+from mlxr.runtime.engine.ranking.ranker import in_order
 from mlxr.runtime.tokenizer.library_tokenizer import LibraryTokenizer
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.pool.model_source import ModelSource
@@ -49,6 +50,7 @@ def test_pairs_are_those_of_transformers(model: mlxr.Model) -> None:
     assert [pair.ids for pair in pairs] == CASE["ids"]
     assert {pair.second for pair in pairs} == {CASE["ids"][0].index(WORDS.index("[SEP]")) + 1}
     assert len(pairs[-1].ids) == CASE["config"]["max_position_embeddings"]
+    assert model.ranker().pair(QUERY, DOCUMENTS[-1], 1000) == pairs[-1]
     assert len(model.ranker().pair(QUERY, DOCUMENTS[-1], 3).ids) == len(model.ranker().pair(QUERY, "").ids) + 3
 
 
@@ -58,6 +60,7 @@ def test_scores_are_those_of_transformers(model: mlxr.Model) -> None:
     np.testing.assert_allclose([one.score for one in ranked], np.sort(SCORES)[::-1], atol=1e-5)
     assert model.rerank(QUERY, DOCUMENTS, top_n=2) == ranked[:2]
     assert len({round(one.score, 3) for one in ranked}) > 3
+    assert [one.document for one in in_order([0.5, 0.7, 0.5])] == [1, 0, 2]
 
 
 def test_roberta_has_one_type_and_another_head(tmp_path: Path) -> None:
