@@ -279,3 +279,16 @@ def test_steps_that_were_given_up_are_not_counted() -> None:
     answer.request.answer.constraint = SlowConstraint(engine)  # type: ignore[assignment]
     engine.run()
     assert slowest(engine.spent(answer)) == "mask"
+
+
+def test_a_prompt_that_differs_from_one_in_use() -> None:
+    engine = TimedEngine()
+    size = engine.pager.block_size
+    tokens = prompt(5 * size + size - 1)
+    engine.add(tokens, 9)
+    engine.core.step()
+    place = 5 * size + 1
+    changed = engine.add([*tokens[:place], tokens[place] + 1, *prompt(9)], 2)
+    engine.run()
+    spent = engine.spent(changed)
+    assert (spent.differs_at, spent.differing) == (place, (tokens[place] + 1, tokens[place]))
