@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mlxr.compiler.errors import HostError, MlxrError
 from mlxr.runtime.cache_folder import cache_folder
+from mlxr.runtime.undone_at_signals import undone_at_signals
 
 
 def digest(*parts: str) -> str:
@@ -99,7 +100,7 @@ class LibraryCache:
         """
         folder = self.folder()
         try:
-            with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as work:
+            with undone_at_signals(), tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as work:
                 yield Path(work)
         except OSError as error:
             raise self.unwritable(folder, error) from error

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mlxr.compiler.errors import MlxrError
+from mlxr.runtime.undone_at_signals import undone_at_signals
 
 
 def check_output(path: Path) -> None:
@@ -71,8 +72,8 @@ def write_output(path: Path, content: bytes) -> None:
             with path.open("wb") as stream:
                 stream.write(content)
             return
-        with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".mlxr-") as folder:
-            staged = Path(folder) / "output"
+        with _folder_beside(path) as folder:
+            staged = folder / "output"
             staged.write_bytes(content)
             if path.exists():
                 staged.chmod(path.stat().st_mode & 0o7777)
@@ -99,8 +100,8 @@ def open_output(path: Path, size_bytes: int) -> Iterator[BinaryIO]:
                 yield stream
             return
         check_room(path, size_bytes)
-        with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".mlxr-") as folder:
-            staged = Path(folder) / "output"
+        with _folder_beside(path) as folder:
+            staged = folder / "output"
             with staged.open("wb") as stream:
                 yield stream
                 stream.flush()
@@ -125,13 +126,23 @@ def new_folder(path: Path, size_bytes: int) -> Iterator[Path]:
         if not path.absolute().parent.is_dir():
             raise MlxrError(f"cannot write {path}: the folder {path.parent} does not exist")
         check_room(path, size_bytes)
-        with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".mlxr-") as outer:
-            staged = Path(outer) / "output"
+        with _folder_beside(path) as outer:
+            staged = outer / "output"
             staged.mkdir()
             yield staged
             staged.replace(path)
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
+
+
+@contextmanager
+def _folder_beside(path: Path) -> Iterator[Path]:
+    """A folder on the same disk, which is removed whatever happens, unless the process is killed outright."""
+    with (
+        undone_at_signals(),
+        tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".mlxr-") as folder,
+    ):
+        yield Path(folder)
 
 
 def check_room(path: Path, size_bytes: int) -> None:

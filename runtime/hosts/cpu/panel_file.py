@@ -31,6 +31,7 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import CTensor, size
 from mlxr.compiler.errors import HostError, MlxrError
 from mlxr.runtime.cache_folder import PACKED_FOLDER, cache_folder
+from mlxr.runtime.undone_at_signals import undone_at_signals
 from mlxr.runtime.weights.weight_file import WeightFile
 from mlxr.runtime.weights.weights_digest import weights_digest
 
@@ -120,7 +121,7 @@ class PanelFile:
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with _new_file(self.path.parent / f".new-{self._identity}") as (path, descriptor):
+            with undone_at_signals(), _new_file(self.path.parent / f".new-{self._identity}") as (path, descriptor):
                 if (opened := self.open()) is None:
                     self._write(path, descriptor, fill)
                     opened = self.open()

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -386,8 +387,9 @@ def test_processes_share_a_file(tmp_path: Path, folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_killed_writer_does_no_harm(tmp_path: Path, folder: Path, weights: Path) -> None:
-    """A process that is killed while it writes leaves a file that the next one takes over."""
+@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_writer_does_no_harm(tmp_path: Path, folder: Path, weights: Path, ends: signal.Signals) -> None:
+    """A process that is killed while it writes leaves a file that the next one takes over; one that is told, none."""
     program = textwrap.dedent("""
         import sys
         from pathlib import Path
@@ -404,7 +406,9 @@ def test_a_killed_writer_does_no_harm(tmp_path: Path, folder: Path, weights: Pat
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "writing\n"
         assert [path.name[:5] for path in folder.iterdir()] == [".new-"]
-        process.kill()
+        process.send_signal(ends)
+        assert process.wait() == -ends
+    assert len(list(folder.iterdir())) == (ends == signal.SIGKILL)
     file, times = panel_file(weights), []
     file.make(filling(file, times))
     assert times and [path.name for path in folder.iterdir()] == [file.path.name]
