@@ -108,6 +108,27 @@ def test_matrices_of_other_models_and_bad_numbers(tmp_path: Path, capsys: pytest
     np.testing.assert_array_equal(read_importance(path).columns["a.weight"], [2, 4, 1, 1])  # an expert without tokens
 
 
+def test_gaps_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tensors that are written as floats or without weights are not missed, nor are embeddings."""
+    path, out = tmp_path / "i.gguf", tmp_path / "out.gguf"
+    source = gguf_source(F32)
+    there = [name for name, tensor in source.tensors.items() if name.startswith("blk.0") and len(tensor.shape) == 2]
+    names = [*there, "blk.9.attn_q.weight"]
+    sizes = {name: source.tensors[name].shape[-1] if name in source.tensors else 8 for name in names}
+    write_importance(path, {name: (np.ones((1, size), np.float32), [4]) for name, size in sizes.items()}, "x", 1, 4)
+    command = ["quantize", str(F32), "-o", str(out), "--imatrix", str(path), "--format"]
+    assert main([*command, "q4_0", "--tensor-type", "blk.1.attn_v=q8_0", "--tensor-type", "blk.1.attn_k=f16"]) == 0
+    assert capsys.readouterr().err == (
+        f"note: {path}: has no weights for 5 of 12 tensors (blk.1.attn_output.weight, blk.1.attn_q.weight, "
+        "blk.1.ffn_down.weight, ...), of which errors in all columns count the same; it has weights for 1 tensor that "
+        "the model lacks (blk.9.attn_q.weight)\n"
+    )
+    assert main([*command, "q8_0"]) == 0
+    assert "has no weights" not in capsys.readouterr().err
+    assert main([*command, "q2_k_s"]) == 1
+    assert f"q2_k needs an importance matrix, and {path} has no weights for this tensor" in capsys.readouterr().err
+
+
 def test_each_matrix_of_a_stack_has_its_own_weights() -> None:
     numbers = np.random.default_rng(1).normal(size=(6, 64)).astype(np.float32)
     weights = np.random.default_rng(2).uniform(0.01, 9, (2, 64)).astype(np.float32)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from mlxr.cli.model_arguments import add_key_argument
 from mlxr.cli.terminal import ProgressLine
 from mlxr.cli.tier_options import size_argument
 from mlxr.compiler.errors import RequestError
+from mlxr.compiler.text import printable
 from mlxr.loading.find_model import find_model
 
 if TYPE_CHECKING:
@@ -155,7 +157,7 @@ def _write_gguf(args: argparse.Namespace) -> int:
     from mlxr.quantise.fit_formats import fit_formats  # noqa: PLC0415
     from mlxr.quantise.folder_source import folder_source  # noqa: PLC0415
     from mlxr.quantise.model_files import model_files  # noqa: PLC0415
-    from mlxr.quantise.requantise import chosen_formats, gguf_source, write_quantised  # noqa: PLC0415
+    from mlxr.quantise.requantise import chosen_formats, gguf_source, importance_gaps, write_quantised  # noqa: PLC0415
 
     _refuse(args, ("group_size",), f"folders; {args.output} would be a GGUF file")
     if args.format is None:
@@ -170,12 +172,15 @@ def _write_gguf(args: argparse.Namespace) -> int:
     if how.importance is not None:
         how.importance.check_model(source.tensors)
     told: dict[str, float] = {}
-    with _shown() as show:
-        if args.format is None:
+    if args.format is None:
+        with _shown() as show:
             fitted = fit_formats(source, _goal(args), how, show)
-            how = fitted.how
-            told = {"divergence": fitted.divergence} | ({} if fitted.speed is None else {"speed": fitted.speed})
-        formats = chosen_formats(source, how)
+        how = fitted.how
+        told = {"divergence": fitted.divergence} | ({} if fitted.speed is None else {"speed": fitted.speed})
+    formats = chosen_formats(source, how)
+    if gaps := importance_gaps(source, how, formats):
+        print(f"note: {printable(gaps)}", file=sys.stderr)
+    with _shown() as show:
         size = write_quantised(source, args.output, how, show)
     elements = sum(tensor.num_rows * tensor.columns for tensor in source.tensors.values())
     counts = {format: list(formats.values()).count(format) for format in dict.fromkeys(formats.values())}

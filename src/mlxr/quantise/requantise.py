@@ -7,6 +7,7 @@ from typing import Any
 
 from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import WeightsError
+from mlxr.compiler.text import counted
 from mlxr.output_file import check_not_read
 from mlxr.quantise.gguf_output import ALIGNMENT, GgufTensor, Progress, entry, gguf_bytes, write_gguf
 from mlxr.quantise.importance import Importance
@@ -21,6 +22,8 @@ _SPLIT = (file_keys.SPLIT_NUMBER, file_keys.SPLIT_COUNT, file_keys.SPLIT_TENSORS
 _VERY_LARGE = {"llama": 80, "qwen2": 80, "olmo": 80, "deci": 80, "jais2": 68}
 """Layers with which llama.cpp counts a model of an architecture as one of 70 B parameters."""
 _NEED_NO_WEIGHTS = ("token_embd.weight", "per_layer_token_embd.weight", "output.weight")
+_HEED_NO_WEIGHTS = (*FLOATS, "q8_0", "mxfp4")
+"""Formats that are written without weights, whatever an importance matrix has."""
 _OWN_RULES = ("glm5-next", "bailingmoe3")
 """Architectures for which llama-quantize has rules that are not here."""
 
@@ -127,11 +130,44 @@ def chosen_formats(source: GgufSource, how: Quantisation) -> dict[str, str]:
             )
         has_weights = how.importance is not None and name in how.importance.columns
         if (how.mixture.name, format) == ("q2_k_s", "q2_k") and not has_weights and name not in _NEED_NO_WEIGHTS:
+            lack = "" if how.importance is None else f", and {how.importance.path} has no weights for this tensor"
             raise WeightsError(
-                f"{source.where}: tensor {quoted(name)}: in q2_k_s, q2_k needs an importance matrix: make one (mlxr "
-                "imatrix) and name it with --imatrix, or take q2_k"
+                f"{source.where}: tensor {quoted(name)}: in q2_k_s, q2_k needs an importance matrix{lack}: make one "
+                "(mlxr imatrix) and name it with --imatrix, or take q2_k"
             )
     return formats
+
+
+def importance_gaps(source: GgufSource, how: Quantisation, formats: Mapping[str, str]) -> str:
+    """What the importance matrix and the model do not have in common, in a line; empty: nothing is amiss.
+
+    llama-imatrix leaves out embeddings, and usually the output projection: they are not missed.
+
+    Args:
+        source: the model.
+        how: with an importance matrix or without one.
+        formats: the format of each tensor.
+    """
+    if how.importance is None:
+        return ""
+    has, gaps = how.importance.columns.keys(), []
+    uses = [
+        name
+        for name, format in formats.items()
+        if format not in (*_HEED_NO_WEIGHTS, source.tensors[name].format) and name not in _NEED_NO_WEIGHTS
+    ]
+    if lacks := [name for name in uses if name not in has]:
+        gaps.append(
+            f"has no weights for {len(lacks)} of {counted(len(uses), 'tensor')} ({_some(lacks)}), of which errors in "
+            "all columns count the same"
+        )
+    if others := [name for name in has if name not in source.tensors]:
+        gaps.append(f"has weights for {counted(len(others), 'tensor')} that the model lacks ({_some(others)})")
+    return f"{how.importance.path}: {'; it '.join(gaps)}" if gaps else ""
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def write_quantised(source: GgufSource, path: Path, how: Quantisation, progress: Progress | None = None) -> int:
