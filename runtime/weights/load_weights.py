@@ -157,7 +157,8 @@ def _load_one(
     make: MakeArray,
 ) -> mx.array:
     if weight.is_of_adapters:
-        return make(weight.shape, _CARRIERS[dtype], lambda view: view.fill(0))
+        # The CPU writes it while the model runs. Of a GPU with memory of its own, MLX leaves this where both reach it.
+        return in_place(weight.shape, _CARRIERS[dtype], lambda view: view.fill(0))
     rows = sum(part.shape[0] for part in weight.parts)
     assert weight.shape[0] == rows, f"weight {weight.name} has {weight.shape[0]} rows, its parts {rows}"
     tensors = [open_tensor(mapped, part) for part in weight.parts]

@@ -13,6 +13,7 @@ from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.host import CudaHost
+from mlxr_tests.adapters import AdaptedPair, random_adapter
 from mlxr_tests.family_specs import ALL_SPECS, family_spec
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.host_pair import HostPair
@@ -89,6 +90,19 @@ def test_launches_and_one_kernel_agree_again_and_again(quantised: bool, threads:
     assert steps_of(hosts[0]) == STEPS and steps_of(hosts[1]) == 0
     inner = {name: count for name, count in hosts[0].launches.items() if not name.startswith("step_")}
     assert inner == dict(hosts[1].launches)
+
+
+def test_adapters_that_come_between_steps() -> None:
+    with kernel_host("cuda"):
+        cache = {"mode": "paged", "block_size": 4, "max_sequences": 3}
+        pair = AdaptedPair(compiled(small_spec(cache=cache, adapters={"rank": 8, "slots": 2}), geometry(512, 2)))
+    assert isinstance(pair.host, CudaHost) and not pair.host.notes
+    sequences = [pair.add_using(*use) for use in ((0, 0.5), (1, 1.0), (-1, 0.0))]
+    for seed in range(4):
+        pair.put(seed % 2, random_adapter(pair.artifact.spec, seed))
+        for token in range(4):
+            pair.step([(seq, [token + seq]) for seq in sequences])
+    assert steps_of(pair.host) == 16
 
 
 def test_steps_of_two_models_take_turns() -> None:

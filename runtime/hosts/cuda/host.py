@@ -12,10 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from mlxr.compiler.artifact import PEERS, Artifact, Launch, Phase, layer_buffer
-from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, shape_of
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source
@@ -69,10 +67,6 @@ class CudaHost(MlxHost):
     def free_memory(cls) -> FreeMemory:
         """See `Host.free_memory`: the GPU's own memory."""
         return gpu_memory() or super().free_memory()
-
-    def write_adapter(self, slot: int, matrices: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        """Refuses: weights are in the GPU's own memory, and graphs of steps have their addresses."""
-        raise HostError("host cuda has no adapters: fuse the adapter into the model (mlxr fuse)")
 
     @staticmethod
     def make_array(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:

@@ -161,11 +161,7 @@ def _load_adapters(model: "Model", options: LoadOptions) -> None:
 
 
 def _check_types(host: HostEntry, changes: Changes) -> None:
-    """Refuses activations of a type with which the host does not compute, and adapters where it has none."""
-    if changes.adapters is not None and host.name == "cuda":
-        raise RequestError(
-            f"host {host.name} has no adapters: fuse them into the model (mlxr fuse), or take another host"
-        )
+    """Refuses activations of a type with which the host does not compute."""
     if host.activations and changes.activation_dtype not in (None, *host.activations):
         raise RequestError(
             f"activations are {changes.activation_dtype}, but host {host.name} computes with "

@@ -32,6 +32,7 @@ from mlxr.runtime.hosts.cuda.parallel import peers
 from mlxr.runtime.hosts.cuda.parallel.meet_peers import NoPeersError
 from mlxr.runtime.hosts.registry import hosts
 from mlxr.runtime.hosts.select import resolve_host
+from mlxr_tests.adapters import AdaptedPair, random_adapter
 from mlxr_tests.fake_card import SimLauncher, Sums, use_card
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.host_pair import HostPair
@@ -233,6 +234,54 @@ def test_mlx_keeps_no_more_than_a_quarter_of_the_gpus_memory(monkeypatch: pytest
     monkeypatch.setattr(mx, "device_info", lambda *_: {})
     device.limit_cache()
     assert limits == [1024]
+
+
+ADAPTED: dict[str, Any] = {
+    "adapters": {"rank": 8, "slots": 2},
+    "cache": {"mode": "paged", "block_size": 4, "max_sequences": 3},
+}
+
+
+@pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("as_one", [False, True])
+def test_tokens_have_the_adapters_of_their_sequences(monkeypatch: pytest.MonkeyPatch, as_one: bool) -> None:
+    """Of steps as launches and as one kernel; adapters come, and are replaced, between steps."""
+    sizes = {"step_threads": 512, "step_sequences": 3} if as_one else {}
+    artifact = compiled(small_spec(**ADAPTED), Geometry.of(partition=16, **sizes))
+    use_card(monkeypatch, artifact, SimLauncher(artifact))
+    pair = AdaptedPair(artifact)
+    pair.host = CudaHost(artifact, random_buffers(pair.plan)[0], pair.arena)
+    a, b, none = pair.add_using(0, 0.5), pair.add_using(1), pair.add_using(-1)
+    for round_number in range(2):
+        for slot in range(2):
+            pair.put(slot, random_adapter(artifact.spec, 2 * round_number + slot))
+        pair.step([(a, [3, 1, 4, 1, 5]), (none, [9, 2]), (b, [9])])
+        for token in range(3):
+            pair.step([(a, [token]), (b, [token + 7]), (none, [token + 9])])
+        pair.step([(none, [1])])
+        pair.uses |= {a: (1, -1.0), b: (-1, 0.0)}  # the same sequences, whose tables stay
+    names = [name for name in pair.host.launches if name.startswith("step_")]
+    assert sum(pair.host.launches[name] for name in names) == (8 if as_one else 0) and not pair.host.notes
+    labels = {kernel.label for kernel in artifact.plan.first.kernels if kernel.name in pair.host.launches}
+    assert {"qkv_low", "qkv_adapted", "gate_up_adapted", "down_adapted"} <= labels
+
+
+@pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
+def test_traced_steps_read_the_adapter_that_came_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch, artifact = Sums(), compiled(small_spec(**ADAPTED))
+    use_card(monkeypatch, artifact, launch)
+    host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+    pager, logits = Pager.from_geometry(artifact.plan.arena), []
+    seq_id = pager.add_sequence()
+    endless = {name: np.full_like(m, np.inf) for name, m in random_adapter(artifact.spec, 0).items()}
+    for position in range(3):
+        launch.calls.clear()
+        if position == 2:
+            host.write_adapter(0, endless)
+        logits.append(host.read(host.step(Batch.build([BatchRequest(seq_id, [5], position)], pager, 8))))
+        assert bool(launch.calls) == (position == 0)
+    assert np.isfinite(logits[:2]).all() and not np.isfinite(logits[2]).any()
 
 
 @pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")

@@ -164,11 +164,11 @@ def _digest(text: str) -> str:
 def _spans(launch: StepLaunch, layouts: Mapping[str, WeightLayout], first: int) -> Iterator[tuple[int, int, int]]:
     """The weights to prefetch for a launch: operand, offset and number of cache lines of each plane of each part.
 
-    Experts and embeddings are left out: a launch reads only a few of their rows, which are not known yet.
+    Experts, embeddings and adapters are left out: a launch reads only a few of their rows, which are not known yet.
     """
     alone = launch.grid == (Extent(), Extent(), Extent())
     ports = [port.name for port in launch.kernel.inputs]
-    chooses = "experts" in ports or "logits" in ports
+    chooses = not {"experts", "logits", "adapter_ids"}.isdisjoint(ports)
     for i, place in enumerate(launch.reads):
         if place.argument not in layouts or alone or (chooses and ports[i] not in SHARED_WEIGHTS):
             continue
