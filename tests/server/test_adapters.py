@@ -135,13 +135,16 @@ def test_loading_and_unloading(served: RunningServer, expected: dict[str, str], 
     assert served.http.post("/v1/load_lora_adapter", json=loading | {"load_inplace": True}).status_code == 200
     assert [model["id"] for model in served.http.get("/v1/models").json()["data"]].count("tiny:hen") == 1
     assert text(served, "hen") == text(served, "tiny:hen") == expected["hen"]
+    assert served.http.post("/lora-adapters", json=[{"id": 1, "scale": 1.0}]).status_code == 200
     served.do(lambda: served.pool.unload("tiny"))
     assert text(served, "tiny:hen") == expected["hen"], "it is loaded again with the model"
+    assert [one["scale"] for one in served.http.get("/lora-adapters").json()] == [0.0, 1.0, 0.0]
+    assert text(served) == expected["owl"], "what was set is kept, too"
     full = served.http.post("/v1/load_lora_adapter", json={"lora_name": "cat", "lora_path": str(files["b"])})
     assert full.status_code == 400 and "all 3 places for adapters are in use" in full.text
     assert served.http.post("/lora-adapters", json=[{"id": 2, "scale": 1.0}]).status_code == 200
     assert served.http.post("/v1/unload_lora_adapter", json={"lora_name": "hen"}).status_code == 200
-    assert text(served) == expected["tiny"], "scales were for the numbers of before"
+    assert text(served) == expected["tiny"], "its scale went with it"
     assert served.http.post("/v1/completions", json=ASKED | {"model": "tiny:hen"}).status_code == 404
     gone = served.http.post("/v1/unload_lora_adapter", json={"lora_name": "hen"})
     assert gone.status_code == 404 and "there is no adapter 'hen'" in gone.text

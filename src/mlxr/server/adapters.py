@@ -50,10 +50,10 @@ def _engine(loaded: LoadedModel) -> ServedEngine:
 
 
 def _listed(engine: ServedEngine) -> Response:
-    adapters, scales = engine.adapters(), dict(engine.usual_adapters)
+    scales = engine.usual_scales
     told = [
-        ListedAdapter(id=i, name=a.name, path=a.path.name, scale=scales.get(i, 0.0), rank=a.rank)
-        for i, a in enumerate(adapters)
+        ListedAdapter(id=i, name=a.name, path=a.path.name, scale=scales.get(a.name, 0.0), rank=a.rank)
+        for i, a in enumerate(engine.adapters())
     ]
     return JSONResponse([adapter.fields() for adapter in told])
 
@@ -71,8 +71,10 @@ async def set_scales(body: list[LoraScale], request: Request, model: str | None 
     scales = [(entry.id, check_scale(entry.scale)) for entry in body]
     async with ServerState.of(request).use(model) as loaded:
         engine = _engine(loaded)
-        one_of(engine.adapters(), scales)
-        engine.usual_adapters = tuple(scales)
+        adapters = engine.adapters()
+        one_of(adapters, scales)
+        engine.usual_scales.clear()
+        engine.usual_scales.update({adapters[number].name: scale for number, scale in scales})
         return _listed(engine)
 
 
@@ -111,7 +113,6 @@ async def unload_adapter(body: UnloadAdapterRequest, request: Request) -> Respon
             message = f"there is no adapter {body.lora_name!r}: {_names(before)}"
             raise ApiError(404, message, code="adapter_not_found", param="lora_name")
         await asyncio.to_thread(engine.unload_adapter, body.lora_name)
-        engine.usual_adapters = ()  # numbers mean other adapters now
         state.pool.lost_adapter(name, body.lora_name)
     return _removed(body)
 

@@ -1,6 +1,6 @@
 """Which LoRA adapter a request uses: the one that its model's name names, or those of its `lora` field."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import TypedDict
 
@@ -31,12 +31,12 @@ def ask_adapters(scales: Scales | None) -> None:
     _ASKED.set(scales)
 
 
-def adapter_terms(loaded: Sequence[LoadedAdapter], usual: Scales) -> AdapterTerms:
+def adapter_terms(loaded: Sequence[LoadedAdapter], usual: Mapping[str, float]) -> AdapterTerms:
     """What this task's request uses.
 
     Args:
         loaded: the adapters of its model.
-        usual: what requests use that say nothing.
+        usual: by adapters' names, the scales for requests that say nothing.
 
     Raises:
         ApiError: adapters that there are not, or several at once.
@@ -46,7 +46,9 @@ def adapter_terms(loaded: Sequence[LoadedAdapter], usual: Scales) -> AdapterTerm
         if asked:
             raise bad_field("lora", f"model names the adapter {named!r}, and lora others: give one of them")
         return AdapterTerms(adapter=named)
-    return one_of(loaded, usual if asked is None else asked)
+    if asked is None:
+        asked = [(number, usual.get(adapter.name, 0.0)) for number, adapter in enumerate(loaded)]
+    return one_of(loaded, asked)
 
 
 def one_of(loaded: Sequence[LoadedAdapter], scales: Scales) -> AdapterTerms:

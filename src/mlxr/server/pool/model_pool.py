@@ -185,6 +185,7 @@ class ModelPool:
         """A model has unloaded an adapter."""
         model, _ = self.resolve(name)
         model.source = model.source.without_adapter(adapter)
+        model.source.adapter_scales.pop(adapter, None)
 
     def forget_adapter(self, name: str, adapter: str) -> bool:
         """Unloads an adapter of a model that is not loaded, which could not be loaded if the adapter's file is gone.

@@ -43,6 +43,8 @@ class ModelSource:
         reasoning: holds for requests that say nothing else.
         meters: measure the answers, by name. Copies (`replace`) share them: what a name had counted stays, whatever it
             means later.
+        adapter_scales: those of adapters, by their names, for requests that say nothing. Copies share them, so that a
+            model has them when it is loaded again.
     """
 
     name: str
@@ -53,6 +55,7 @@ class ModelSource:
     template: Path | None = None
     reasoning: Reasoning = NO_REASONING
     meters: defaultdict[str, Meter] = field(default_factory=lambda: defaultdict(Meter), compare=False, repr=False)
+    adapter_scales: dict[str, float] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def meter(self) -> Meter:
@@ -184,7 +187,7 @@ class ModelSource:
         if most_bytes is not None and (draft := self._draft_memory()) is not None:
             most_bytes -= draft.full
         options = replace(self._of_engine, most_bytes=most_bytes, progress=progress)
-        engine = ServedEngine(self.model, options, self.meter, max_waiting=self.max_waiting)
+        engine = ServedEngine(self.model, options, self.meter, self.adapter_scales, max_waiting=self.max_waiting)
         _LOG.info("%s is loaded: %s", self.name, engine.model.context_line)
         try:
             return self._with_format(engine)

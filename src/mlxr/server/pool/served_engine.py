@@ -13,7 +13,7 @@ from mlxr.runtime.engine.prompts import Prompt
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.cache_owner import owned
 from mlxr.server.metrics.meter import Meter
-from mlxr.server.pool.chosen_adapter import Scales, adapter_terms
+from mlxr.server.pool.chosen_adapter import adapter_terms
 from mlxr.server.request_record import note_end
 
 _PAUSE_SECONDS = 0.02
@@ -26,20 +26,23 @@ class ServedEngine(EngineThread):
     """An engine whose answers a meter measures, whichever API asks; each key has a prefix cache of its own.
 
     Attributes:
-        usual_adapters: the scales of adapters for requests that say nothing of any; of others, it is 0.
+        usual_scales: by an adapter's name its scale for requests that say nothing of any; of others, it is 0.
     """
 
-    def __init__(self, model: str, options: LoadOptions, meter: Meter, *, max_waiting: int) -> None:
+    def __init__(
+        self, model: str, options: LoadOptions, meter: Meter, usual_scales: dict[str, float], *, max_waiting: int
+    ) -> None:
         """Loads the model.
 
         Args:
             model: what `mlxr.load` takes.
             options: how an engine loads it; see `LoadOptions.for_engine`.
             meter: outlives the engine.
+            usual_scales: as the attribute; they outlive the engine, too.
             max_waiting: as for `mlxr.Engine`.
         """
         self._meter, self._is_counted = meter, False
-        self.usual_adapters: Scales = ()
+        self.usual_scales = usual_scales
         super().__init__(partial(load_with, model, options), max_waiting=max_waiting)
 
     async def embed(
@@ -58,7 +61,7 @@ class ServedEngine(EngineThread):
         self, prompt: Prompt, params: Sampling | None = None, *, salt: str = "", **terms: Any
     ) -> AsyncGenerator[Event]:
         """See `mlxr.Engine`."""
-        terms |= adapter_terms(self.adapters(), self.usual_adapters)
+        terms |= adapter_terms(self.adapters(), self.usual_scales)
         events = super().generate(prompt, params, pause=self._pause, salt=owned(salt), **terms)
         return self._meter.observe(events, params.n if params else 1, 0 if isinstance(prompt, str) else len(prompt))
 
