@@ -14,7 +14,7 @@ from mlxr.cli import main
 from mlxr.runtime.engine.pool import Pooling
 from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import BatchRequest
-from mlxr_tests.encoder_models import CONFIGS, TEXTS, recorded, rows_of, save_encoder, save_encoder_gguf
+from mlxr_tests.encoder_models import CONFIGS, TEXTS, recorded, rows_of, save_encoder, save_encoder_gguf, save_nomic
 from mlxr_tests.few import few
 from mlxr_tests.tolerances import check_logits
 
@@ -104,6 +104,16 @@ def test_rows_of_gguf_files(name: str, architecture: str, tmp_path: Path) -> Non
         assert model.default_pooling() == "mean"
         expected = np.stack([each.mean(0, dtype=np.float64) for each in rows_of(RECORDED[name])])
         check_logits("means", model.embed(TEXTS, normalize=False), expected, "f32")
+
+
+NOMIC = [("NomicBertModel", ""), ("NomicBertForPreTraining", "bert."), ("NomicBertForMaskedLM", "nomic_bert.")]
+
+
+@pytest.mark.parametrize(("architecture", "prefix"), few(NOMIC, NOMIC[1:2]))
+def test_rows_of_nomics_own_files(architecture: str, prefix: str, tmp_path: Path) -> None:
+    folder = save_nomic(RECORDED["nomic"], tmp_path / "model", architecture, prefix)
+    with mlxr.load(folder, host="reference", changes=mlxr.Changes(compute="exact", activation_dtype="f32")) as model:
+        check_logits("rows", rows_given(model, TEXTS), np.concatenate(rows_of(RECORDED["nomic"])), "f32")
 
 
 def test_dense_modules_behind_the_pooling(tmp_path: Path) -> None:

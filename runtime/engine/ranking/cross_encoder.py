@@ -10,7 +10,7 @@ from mlxr.runtime.engine.ranking.ranker import Array, Ranker, sigmoid
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.runtime.weights.weight_file import WeightFile
 
-_DENSE = ("bert.pooler.dense", "pooler.dense", "classifier.dense", "cls")
+_DENSE = ("bert.pooler.dense", "nomic_bert.pooler.dense", "pooler.dense", "classifier.dense", "cls")
 _OUTPUTS = ("classifier.out_proj", "classifier", "cls.output")
 """What files call the two products of the head: as transformers has them for BERT and for RoBERTa, and llama.cpp."""
 

@@ -9,6 +9,7 @@ import base64
 import json
 import re
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,56 @@ def save_encoder(case: dict[str, Any], folder: Path, prefix: str = "") -> Path:
     return folder
 
 
+_NOMIC = (
+    (r"embeddings\.LayerNorm", "emb_ln"),
+    (r"^layers", "encoder.layers"),
+    (r"self_attn\.o_proj", "attn.out_proj"),
+    (r"self_attn\.q_proj", "attn.Wqkv"),
+    ("up_proj", "fc11"),
+    ("gate_proj", "fc12"),
+    ("down_proj", "fc2"),
+    ("post_attention_layernorm", "norm1"),
+    ("post_mlp_layernorm", "norm2"),
+)
+"""What Nomic's own files call the tensors, as transformers writes them, too (its conversion_mapping.py)."""
+_NOMIC_KEYS = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "max_trained_positions": "max_position_embeddings",
+}
+
+
+def save_nomic(case: dict[str, Any], folder: Path, architecture: str, prefix: str) -> Path:
+    """Writes a case as Nomic's own files are, by nomic-embed-text-v1 (`rotary_scaling_factor`) and nomic-bert-2048."""
+    config = {key: case["config"][ours] for key, ours in _NOMIC_KEYS.items()} | {
+        **{"model_type": "nomic_bert", "architectures": [architecture], "activation_function": "swiglu"},
+        **{"n_positions": 8192, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_scaling_factor": 2},
+        **{"causal": False, "prenorm": False, "qkv_proj_bias": False, "use_rms_norm": False, "vocab_size": 61},
+    }
+    tensors = {}
+    for name, numbers in _joined({name: weight(name, tuple(shape)) for name, shape in case["tensors"].items()}):
+        own = name
+        for pattern, there in _NOMIC:
+            own = re.sub(pattern, there, own)
+        tensors[prefix + own] = numbers
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def _joined(tensors: dict[str, Array]) -> Iterator[tuple[str, Array]]:
+    """Tensors, with projections of keys and values behind those of queries."""
+    for name, numbers in tensors.items():
+        if re.search("[kv]_proj", name):
+            continue
+        others = [tensors[name.replace("q_proj", other)] for other in ("k_proj", "v_proj")] if "q_proj" in name else []
+        yield name, np.concatenate([numbers, *others])
+
+
 _GGUF = {
     "bert": (
         (r"embeddings.word_embeddings", "token_embd"),
@@ -184,11 +235,8 @@ def save_encoder_gguf(case: dict[str, Any], architecture: str, path: Path) -> Pa
     writer.add_uint32(f"{architecture}.pooling_type", 1)
     if architecture == "nomic-bert":
         writer.add_rope_freq_base(1000.0)
-    for name, shape in case["tensors"].items():
-        numbers = weight(name, tuple(shape))
-        if name.endswith("q_proj.weight"):
-            others = (name.replace("q_proj", other) for other in ("k_proj", "v_proj"))
-            numbers = np.concatenate([numbers, *(weight(other, tuple(shape)) for other in others)])
+    tensors = {name: weight(name, tuple(shape)) for name, shape in case["tensors"].items()}
+    for name, numbers in _joined(tensors):
         base, _, kind = name.rpartition(".")
         for pattern, there in _GGUF[architecture]:
             if re.fullmatch(pattern, base):
