@@ -5,7 +5,7 @@ from typing import Any
 
 from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.engine.dense_modules import Dense, read_dense
+from mlxr.runtime.engine.dense_modules import Dense, read_dense, read_dense_of_gguf
 from mlxr.runtime.engine.pool import POOLINGS, Pooling
 from mlxr.runtime.json_file import read_json, read_json_object
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -52,13 +52,15 @@ def default_pooling(file: WeightFile) -> Pooling:
 
 
 def dense_modules(file: WeightFile) -> tuple[Dense, ...]:
-    """The products behind the pooling that sentence-transformers' files beside the weights name, in order.
+    """The products behind the pooling that sentence-transformers' files beside the weights name, or GGUF has, in order.
 
     Raises:
         MlxrError: one of them cannot be read.
     """
     folder = file.path.parent
-    if file.format == "gguf" or not (folder / file_keys.ST_MODULES).is_file():
+    if file.format == "gguf":
+        return read_dense_of_gguf(file)
+    if not (folder / file_keys.ST_MODULES).is_file():
         return ()
     return tuple(read_dense(path) for kind, path in _modules(folder) if kind == "Dense")
 

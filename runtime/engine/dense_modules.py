@@ -1,4 +1,4 @@
-"""Products behind a model's pooling that sentence-transformers' files name: modules of the kind Dense."""
+"""Products behind a model's pooling: sentence-transformers' modules of the kind Dense, also in GGUF files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,9 @@ from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.pool import Vector
 from mlxr.runtime.json_file import read_json_object
 from mlxr.runtime.weights.open_weights import open_weights
+from mlxr.runtime.weights.weight_file import WeightFile
 
+_IN_GGUF = ("dense_2.weight", "dense_3.weight")
 _ACTIVATIONS = ("Identity", "Tanh")
 
 
@@ -59,9 +61,18 @@ def read_dense(folder: Path) -> Dense:
     file = open_weights(folder)
     if "linear.weight" not in file.tensors:
         raise RequestError(f"{folder}: holds no linear.weight, so it is not a Dense module")
-    weight = np.asarray(file.read("linear.weight"), np.float32)
-    has_bias = "linear.bias" in file.tensors
-    bias = np.asarray(file.read("linear.bias"), np.float32) if has_bias else np.zeros(len(weight), np.float32)
+    return _dense(file, "linear.weight", activation)
+
+
+def read_dense_of_gguf(file: WeightFile) -> tuple[Dense, ...]:
+    """The products in a GGUF file, in order; they have neither biases nor functions."""
+    return tuple(_dense(file, name, "Identity") for name in _IN_GGUF if name in file.tensors)
+
+
+def _dense(file: WeightFile, name: str, activation: str) -> Dense:
+    weight, bias_name = np.asarray(file.read(name), np.float32), name.replace(".weight", ".bias")
+    has_bias = bias_name in file.tensors
+    bias = np.asarray(file.read(bias_name), np.float32) if has_bias else np.zeros(len(weight), np.float32)
     return Dense(weight, bias, activation)
 
 

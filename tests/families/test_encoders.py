@@ -97,13 +97,23 @@ def test_texts_longer_than_tiles(tmp_path: Path) -> None:
         check_logits(host, rows[host], rows["reference"], "f32")
 
 
-@pytest.mark.parametrize(("name", "architecture"), [("bert", "bert"), ("nomic", "nomic-bert")])
+GGUF = [("bert", "bert"), ("nomic", "nomic-bert"), ("modernbert", "modern-bert"), ("gemma", "gemma-embedding")]
+
+
+@pytest.mark.parametrize(("name", "architecture"), GGUF)
 def test_rows_of_gguf_files(name: str, architecture: str, tmp_path: Path) -> None:
-    path = save_encoder_gguf(RECORDED[name], architecture, tmp_path / "model.gguf")
+    """EmbeddingGemma's with its products behind the pooling."""
+    rng = np.random.default_rng(5)
+    shapes = {"dense_2.weight": (96, 80), "dense_3.weight": (80, 96)} if name == "gemma" else {}
+    dense = {name: rng.normal(size=shape).astype(np.float32) / 8 for name, shape in shapes.items()}
+    path = save_encoder_gguf(RECORDED[name], architecture, tmp_path / "model.gguf", dense)
     with mlxr.load(path, host="reference", changes=mlxr.Changes(compute="exact", activation_dtype="f32")) as model:
         assert model.default_pooling() == "mean"
         expected = np.stack([each.mean(0, dtype=np.float64) for each in rows_of(RECORDED[name])])
-        check_logits("means", model.embed(TEXTS, normalize=False), expected, "f32")
+        check_logits("means", model.embed(TEXTS, pooling="mean", normalize=False), expected, "f32")
+        for matrix in dense.values():
+            expected = expected @ matrix.T
+        check_logits("embeddings", model.embed(TEXTS, normalize=False), expected, "f32")
 
 
 NOMIC = [("NomicBertModel", ""), ("NomicBertForPreTraining", "bert."), ("NomicBertForMaskedLM", "nomic_bert.")]

@@ -9,8 +9,9 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -216,11 +217,50 @@ _GGUF = {
         (r"layers.(\d+).mlp.down_proj", r"blk.\1.ffn_down"),
         (r"layers.(\d+).post_mlp_layernorm", r"blk.\1.layer_output_norm"),
     ),
+    "modern-bert": (
+        (r"embeddings.tok_embeddings", "token_embd"),
+        (r"embeddings.norm", "token_embd_norm"),
+        (r"final_norm", "output_norm"),
+        (r"layers.(\d+).attn_norm", r"blk.\1.attn_norm"),
+        (r"layers.(\d+).mlp_norm", r"blk.\1.ffn_norm"),
+        (r"layers.(\d+).attn.Wqkv", r"blk.\1.attn_qkv"),
+        (r"layers.(\d+).attn.Wo", r"blk.\1.attn_output"),
+        (r"layers.(\d+).mlp.Wi", r"blk.\1.ffn_up"),
+        (r"layers.(\d+).mlp.Wo", r"blk.\1.ffn_down"),
+    ),
+    "gemma-embedding": (
+        (r"embed_tokens", "token_embd"),
+        (r"norm", "output_norm"),
+        (r"layers.(\d+).self_attn.([qkv])_proj", r"blk.\1.attn_\2"),
+        (r"layers.(\d+).self_attn.([qk])_norm", r"blk.\1.attn_\2_norm"),
+        (r"layers.(\d+).self_attn.o_proj", r"blk.\1.attn_output"),
+        (r"layers.(\d+).input_layernorm", r"blk.\1.attn_norm"),
+        (r"layers.(\d+).post_attention_layernorm", r"blk.\1.post_attention_norm"),
+        (r"layers.(\d+).pre_feedforward_layernorm", r"blk.\1.ffn_norm"),
+        (r"layers.(\d+).post_feedforward_layernorm", r"blk.\1.post_ffw_norm"),
+        (r"layers.(\d+).mlp.(up|gate|down)_proj", r"blk.\1.ffn_\2"),
+    ),
 }
 """What llama.cpp's converter calls the tensors, by its names of the architectures."""
 
 
-def save_encoder_gguf(case: dict[str, Any], architecture: str, path: Path) -> Path:
+_KEYS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "nomic-bert": {"rope.freq_base": 1000.0, "rope.scaling.type": "none", "attention.key_length": 32},
+    "modern-bert": {"rope.freq_base": 160000.0, "rope.freq_base_swa": 10000.0, "rope.scaling.type": "none"}
+    | {"attention.sliding_window": 10, "attention.sliding_window_pattern": 3, "vocab_size": 61}
+    | {"hidden_activation": "gelu"},
+    "gemma-embedding": {"rope.freq_base": 1e6, "attention.head_count_kv": 2, "attention.sliding_window": 10}
+    | {"attention.key_length": 32, "attention.value_length": 32, "attention.sliding_window_pattern": 3}
+    | {"attention.layer_norm_rms_epsilon": 1e-6, "dense_2_feat_in": 80, "dense_2_feat_out": 96}
+    | {"dense_3_feat_in": 96, "dense_3_feat_out": 80},
+}
+"""What the converter writes, besides what all have."""
+
+
+def save_encoder_gguf(
+    case: dict[str, Any], architecture: str, path: Path, more: Mapping[str, Array] = MappingProxyType({})
+) -> Path:
     """Writes a case as llama.cpp's converter does, without a vocabulary; without its pooler, which nothing needs."""
     from gguf import GGUFWriter
 
@@ -230,17 +270,24 @@ def save_encoder_gguf(case: dict[str, Any], architecture: str, path: Path) -> Pa
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_layer_norm_eps(config["layer_norm_eps"])
-    writer.add_causal_attention(False)
+    if architecture != "gemma-embedding":
+        writer.add_layer_norm_eps(config.get("layer_norm_eps", config.get("norm_eps")))
+        writer.add_causal_attention(False)
     writer.add_uint32(f"{architecture}.pooling_type", 1)
-    if architecture == "nomic-bert":
-        writer.add_rope_freq_base(1000.0)
+    for key, value in _KEYS[architecture].items():
+        add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)]
+        add(f"{architecture}.{key}", value)
     tensors = {name: weight(name, tuple(shape)) for name, shape in case["tensors"].items()}
-    for name, numbers in _joined(tensors):
+    for name, numbers in _joined(tensors) if architecture == "nomic-bert" else tensors.items():
         base, _, kind = name.rpartition(".")
+        shift, factor = np.float32(architecture == "gemma-embedding" and "norm" in name), np.float32(1)
+        if base.endswith("q_norm"):  # GGUF has no key for another scale of scores than that of head_dim
+            factor = np.sqrt(config["head_dim"] / config["query_pre_attn_scalar"], dtype=np.float32)
         for pattern, there in _GGUF[architecture]:
             if re.fullmatch(pattern, base):
-                writer.add_tensor(f"{re.sub(pattern, there, base)}.{kind}", numbers)
+                writer.add_tensor(f"{re.sub(pattern, there, base)}.{kind}", (numbers + shift) * factor)
+    for name, numbers in more.items():
+        writer.add_tensor(name, numbers)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
