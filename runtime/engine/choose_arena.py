@@ -31,7 +31,7 @@ class Head(NamedTuple):
 
     artifact: Artifact
     file: WeightFile
-    ids: npt.NDArray[np.int64] | None = None
+    ids: npt.NDArray[np.int32] | None = None
 
 
 class ChosenArena(NamedTuple):

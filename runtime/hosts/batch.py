@@ -162,7 +162,7 @@ class Batch:
         starts = np.array(first, np.int32)
         if max(counts) == 1:
             positions, context_lens = starts, starts + 1
-            query_start, query_tiles, _ = _layout_of_decode(len(counts))
+            query_start, query_tiles, _ = layout_of_decode(len(counts))
         else:
             of_seq = np.array(counts, np.int32)
             query_start = np.zeros(len(requests) + 1, np.int32)
@@ -199,7 +199,7 @@ class Batch:
         assert tokens is None or (tokens.shape == (count,) and tokens.dtype == mx.int32), "[tokens], int32"
         # All at once: NumPy's calls are slow for so few numbers.
         numbers = np.array([*ids, *starts, *slots, *[start + 1 for start in starts]], np.int32)
-        query_start, query_tiles, logit_rows = _layout_of_decode(count)
+        query_start, query_tiles, logit_rows = layout_of_decode(count)
         return cls(
             tokens=numbers[:count] if tokens is None else tokens,
             positions=numbers[count : 2 * count],
@@ -358,7 +358,7 @@ def _token_types(second: Sequence[int | None], starts: Int32Array, query_start: 
 
 
 @cache
-def _layout_of_decode(num_seqs: int) -> tuple[Int32Array, Int32Array, Int32Array]:
+def layout_of_decode(num_seqs: int) -> tuple[Int32Array, Int32Array, Int32Array]:
     """`query_start`, `query_tiles` and `logit_rows` of sequences with one token each."""
     start = np.arange(num_seqs + 1, dtype=np.int32)
     return start, np.stack([start[:-1], start[:-1]], axis=1), start[:-1]
@@ -371,7 +371,10 @@ def query_tiles_of(query_start: Int32Array, query_tile: int) -> Int32Array:
         query_start: as in `Batch`.
         query_tile: most tokens of a tile.
     """
-    tiles = -(-np.diff(query_start) // query_tile)
+    counts = np.diff(query_start)
+    if counts.max() <= query_tile and counts.all():
+        return np.stack([layout_of_decode(len(counts))[2], query_start[:-1]], axis=1)
+    tiles = -(-counts // query_tile)
     sequence = np.repeat(np.arange(len(tiles), dtype=np.int32), tiles)
     before = np.cumsum(tiles) - tiles
     within = np.arange(len(sequence), dtype=np.int32) - np.repeat(before, tiles)

@@ -1,11 +1,14 @@
 """The interface of a host, which executes batches of one artifact with one set of weights on one arena."""
 
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar, NamedTuple, Self
 
 import mlx.core as mx
 import numpy as np
@@ -13,10 +16,11 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import Adapters, Artifact, debug_level
 from mlxr.compiler.errors import HostError, RankLostError
+from mlxr.runtime.arrays.likeliest import likeliest
 from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.cache import arena_blocks
 from mlxr.runtime.cache.arena import Arena
-from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.batch import Batch, Int32Array
 from mlxr.runtime.hosts.exchange import Exchange
 from mlxr.runtime.memory.fitting_arena import Footprint
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
@@ -28,6 +32,15 @@ Logits = mx.array | npt.NDArray[np.float32]
 """Logits that a step returns, for `Host.read`: [rows, vocab] f32."""
 Progress = Callable[[str, int, int], None]
 """Called with the name of what is being prepared (`weights`, `kernels`, `steps`), how much is done, and the total."""
+
+
+class Chained(NamedTuple):
+    """What steps made that take their tokens from each other; see `Host.chain`."""
+
+    tokens: list[list[int]]
+    """Of each step the likeliest token of each row, of equal ones the first."""
+    later: float
+    """The seconds that the steps after the first took; where the host pipelines, their share of all."""
 
 
 class Host(ABC):
@@ -191,6 +204,33 @@ class Host(ABC):
             HostError: the step failed on the device.
         """
         return np.array(result)
+
+    def chain(self, batches: Sequence[Batch], width: int, ids: Int32Array | None = None) -> Chained:
+        """Runs steps in turn, each with the likeliest tokens of the one before, and waits for the last one.
+
+        Args:
+            batches: at least one. Those after the first have one token of each sequence, in place of whose ids come the
+                tokens of the first rows of the step before.
+            width: how many columns of the logits count.
+            ids: of each of them the token; None: it is the column.
+
+        Raises:
+            HostError: a step cannot be launched, or failed.
+        """
+        begun = [time.perf_counter()]
+        found: list[Any] = []
+        for batch in batches:
+            ready = batch if not found else replace(batch, tokens=found[-1][: batch.num_tokens])
+            logits = self.step(ready)
+            found.append(likeliest(logits if self.pipelines else self.read(logits), width, ids))
+            if self.pipelines:
+                self.start(found[-1], self.arena.token)
+            begun.append(time.perf_counter())
+        tokens = self.read(mx.concatenate(found)) if self.pipelines else np.concatenate(found)
+        seconds = time.perf_counter() - begun[0]
+        later = seconds * (1 - 1 / len(batches)) if self.pipelines else begun[-1] - begun[1]
+        ends = accumulate((batch.num_rows for batch in batches), initial=0)
+        return Chained([tokens[begin:end].tolist() for begin, end in pairwise(ends)], later)
 
     def copy_to_read(self, result: mx.array) -> mx.array:
         """The array to `read` in place of one that a later step takes: a lazy copy where reading moves an array."""

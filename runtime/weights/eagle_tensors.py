@@ -46,7 +46,7 @@ def with_eagle(file: WeightFile, head: WeightFile, layer: int) -> WeightFile:
     return replace(file, tensors={**file.tensors, **_numbered(head.tensors, layer)})
 
 
-def guessed_ids(head: WeightFile, num_guessed: int, vocab_size: int) -> npt.NDArray[np.int64] | None:
+def guessed_ids(head: WeightFile, num_guessed: int, vocab_size: int) -> npt.NDArray[np.int32] | None:
     """Of each token that a head may guess, the model's id; None: they are the same.
 
     Args:
@@ -69,7 +69,7 @@ def guessed_ids(head: WeightFile, num_guessed: int, vocab_size: int) -> npt.NDAr
         ids += np.arange(num_guessed)
     if ids.min() < 0 or ids.max() >= vocab_size:
         raise WeightsError(f"{where} names token {ids.max()}, and the model has {vocab_size}: it is for another model")
-    return ids
+    return ids.astype(np.int32)
 
 
 def _numbered(tensors: Mapping[str, StoredTensor], layer: int) -> dict[str, StoredTensor]:

@@ -4,22 +4,18 @@ Its tokens must mean the same text as those of the model for which it guesses: `
 """
 
 import time
-from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from mlxr.compiler.artifact import MOST_UNDONE, Artifact
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.speculation.guess_costs import GuessCosts
 from mlxr.runtime.engine.speculation.text import Text
-from mlxr.runtime.engine.step import launch_step
-from mlxr.runtime.hosts.batch import BatchRequest
+from mlxr.runtime.engine.step import copy_shared_blocks
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
-
-_SAMPLES = 9
 
 
 @dataclass
@@ -30,20 +26,17 @@ class _Draft:
         seq_id: its sequence.
         tokens: what the sequence holds: tokens of the text, then perhaps guesses.
         certain: how many of them are the text's.
-        guess: the newest guesses.
     """
 
     seq_id: int
     tokens: list[int] = field(default_factory=list)
     certain: int = 0
-    guess: list[int] = field(default_factory=list)
 
 
 class DraftModel:
     """Guesses greedily. It owns sequences in the draft model's own arena, at most as many as that has room for.
 
     Attributes:
-        seconds: what a guess of one token for each text takes: the least of the newest measurements, at first 0.
         hope: see `Guesser`.
     """
 
@@ -61,8 +54,7 @@ class DraftModel:
         self._known = host.plan.vocab_size
         self._vocab_size = min(vocab_size, self._known)
         self._drafts: dict[Hashable, _Draft] = {}
-        self._times: deque[float] = deque(maxlen=_SAMPLES)
-        self.seconds = 0.0
+        self._costs = GuessCosts()
 
     def propose(self, texts: Sequence[Text]) -> list[list[int]]:
         """Guesses up to `text.most` tokens of each text; none while the model still reads the text.
@@ -72,16 +64,17 @@ class DraftModel:
         Raises:
             HostError: a step of the draft model failed; it has forgotten these texts.
         """
-        drafts: dict[Hashable, _Draft] = {}
         try:
-            wanted = [text for text in texts if text.most > 0 and self._takes(text)]
-            drafts = self._read(wanted)
-            self._continue({text.key: text.most for text in wanted}, drafts)
+            guesses = self._guess([text for text in texts if text.most > 0 and self._takes(text)])
         except BaseException:
             for text in texts:
                 self.end(text.key)
             raise
-        return [drafts[text.key].guess if text.key in drafts else [] for text in texts]
+        return [guesses.get(text.key, []) for text in texts]
+
+    def seconds(self, guesses: int) -> float:
+        """See `Guesser`."""
+        return self._costs.seconds(guesses)
 
     def end(self, key: Hashable) -> None:
         """Forgets a text."""
@@ -102,26 +95,31 @@ class DraftModel:
         self.end(text.key)
         return False
 
-    def _read(self, texts: Sequence[Text]) -> dict[Hashable, _Draft]:
-        """Reads what is new of the texts; those that it has read to their end have their first guess."""
+    def _guess(self, texts: Sequence[Text]) -> dict[Hashable, list[int]]:
+        """Reads what is new of the texts; guesses of those that it has read to their end."""
         budget, rows = self._host.plan.max_tokens, self._host.plan.max_rows
-        requests: dict[Hashable, BatchRequest] = {}
+        reading: list[tuple[Text, BatchRequest]] = []
         for text, draft in self._with_room(texts):
             start = len(draft.tokens)
             chunk = list(text.tokens[start : start + budget])
             is_last = start + len(chunk) == len(text.tokens)
             if chunk and rows >= is_last:
                 budget, rows = budget - len(chunk), rows - is_last
-                requests[text.key] = BatchRequest(draft.seq_id, chunk, start, "last" if is_last else "none")
-        if not requests:
+                reading.append((text, BatchRequest(draft.seq_id, chunk, start, "last" if is_last else "none")))
+        if not reading:
             return {}
-        ids = iter(self._run(list(requests.values())))
-        for key, request in requests.items():
-            draft = self._drafts[key]
+        reading.sort(key=lambda one: -one[0].most)  # those that are guessed on are the first ones of a step
+        texts = [text for text, request in reading if request.rows == "last"]
+        found = self._run([request for _, request in reading], texts)
+        for text, request in reading:
+            draft = self._drafts[text.key]
             draft.tokens += request.tokens
             draft.certain = len(draft.tokens)
-            draft.guess = [next(ids)] if request.rows == "last" else []
-        return {key: self._drafts[key] for key in requests if self._drafts[key].guess}
+        guesses = {text.key: [step[i] for step in found[: text.most]] for i, text in enumerate(texts)}
+        for key, guess in guesses.items():
+            draft = self._drafts[key]
+            draft.tokens += guess[:-1]
+        return guesses
 
     def _with_room(self, texts: Sequence[Text]) -> list[tuple[Text, _Draft]]:
         """The texts for which there is room up to their last guess, those first that have been begun."""
@@ -139,26 +137,29 @@ class DraftModel:
                 self.end(text.key)
         return fitting
 
-    def _continue(self, most: Mapping[Hashable, int], drafts: Mapping[Hashable, _Draft]) -> None:
-        """Makes the other guesses, one for each text in a step."""
-        while True:
-            going = [draft for key, draft in drafts.items() if len(draft.guess) < most[key]]
-            if not going:
-                return
-            ids = self._run([BatchRequest(d.seq_id, d.guess[-1:], len(d.tokens), undo=MOST_UNDONE) for d in going])
-            for draft, token in zip(going, ids, strict=True):
-                draft.tokens.append(draft.guess[-1])
-                draft.guess.append(token)
+    def _run(self, requests: Sequence[BatchRequest], texts: Sequence[Text]) -> list[list[int]]:
+        """Reads, and guesses how texts go on, of which the first ones have most guesses.
 
-    def _run(self, requests: Sequence[BatchRequest]) -> list[int]:
-        """Runs a step; the likeliest token of each row, of those that both models have."""
+        Returns:
+            Of each guess in turn, the tokens of the texts that have as many, of those that both models have.
+        """
         begin = time.perf_counter()
-        logits = self._host.read(launch_step(self._host, self._pager, requests))
-        ids: list[int] = np.argmax(logits[:, : self._vocab_size], axis=-1).tolist()
-        if all(len(request.tokens) == 1 for request in requests):
-            self._times.append(time.perf_counter() - begin)
-            self.seconds = min(self._times)
-        return ids
+        tile = self._host.plan.query_tile
+        steps = [Batch.build(requests, self._pager, tile)]
+        seq_ids = [self._drafts[text.key].seq_id for text in texts]
+        undo = 0 if self._pager.states is None else MOST_UNDONE
+        for guessed in range(1, texts[0].most if texts else 0):
+            going = [
+                BatchRequest(seq_id, [0], len(text.tokens) + guessed - 1, undo=undo)
+                for text, seq_id in zip(texts, seq_ids, strict=True)
+                if text.most > guessed
+            ]
+            steps.append(Batch.build(going, self._pager, tile))
+        copy_shared_blocks(self._host, self._pager, None)
+        tokens, later = self._host.chain(steps, self._vocab_size)
+        if texts and steps[0].num_tokens <= (1 + MOST_UNDONE) * len(texts):  # all that was new may have been guesses
+            self._costs.measured(time.perf_counter() - begin, len(steps), later)
+        return tokens
 
     def _draft_of(self, text: Text, keys: set[Hashable]) -> _Draft | None:
         """The text's sequence, without guesses that did not come true; None if there is no room for one more."""

@@ -11,38 +11,19 @@ guesses with its first alone.
 """
 
 import time
-from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from mlxr.compiler.artifact import HIDDEN
+from mlxr.compiler.artifact import HIDDEN, MOST_UNDONE
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.speculation.guess_costs import GuessCosts
+from mlxr.runtime.engine.speculation.head_steps import HeadPart, guess_batches, head_batch
 from mlxr.runtime.engine.speculation.text import Text
 from mlxr.runtime.engine.step import SaveEvicted, copy_shared_blocks
 from mlxr.runtime.engine.warm_up import warm_up
-from mlxr.runtime.hosts.batch import Batch, BlocksOfGroup, query_tiles_of
+from mlxr.runtime.hosts.batch import Int32Array
 from mlxr.runtime.hosts.host import Host, Progress
-
-_SAMPLES = 9
-
-
-class HeadPart(NamedTuple):
-    """What the head reads of a sequence in a step.
-
-    Attributes:
-        seq_id: the sequence, which has these positions, and where it guesses one more.
-        start: the first position.
-        tokens: of each position the token that follows.
-    """
-
-    seq_id: int
-    start: int
-    tokens: Sequence[int]
 
 
 @dataclass
@@ -58,7 +39,6 @@ class OwnHead:
     """Guesses greedily, for texts whose tokens, all but the last, the model has computed.
 
     Attributes:
-        seconds: what a guess of one token for each text takes: the least of the newest measurements, at first 0.
         hope: see `Guesser`: heads are trained with their models.
     """
 
@@ -70,7 +50,7 @@ class OwnHead:
         pager: Pager,
         save: SaveEvicted | None = None,
         progress: Progress | None = None,
-        ids: npt.NDArray[np.int64] | None = None,
+        ids: Int32Array | None = None,
     ) -> None:
         """Starts without texts.
 
@@ -90,8 +70,7 @@ class OwnHead:
         self._group, self._lives = group, pager.lives(group)
         self._read: dict[Hashable, _Read] = {}
         self._known: dict[int, int] = {}  # by block, its life in which the head has read all of it
-        self._times: deque[float] = deque(maxlen=_SAMPLES)
-        self.seconds = 0.0
+        self._costs = GuessCosts()
 
     def propose(self, texts: Sequence[Text]) -> list[list[int]]:
         """Guesses up to `text.most` tokens of each text; none while the head still reads the text.
@@ -121,11 +100,15 @@ class OwnHead:
         if rest and budget:
             text, part = rest[0]
             part = part._replace(tokens=part.tokens[:budget])
-            self._run([part], with_rows=False)
+            self._read_alone(part)
             self._has_read(text, part)
         if parts and self._pager.can_append_all([(part.seq_id, text.most) for text, part in parts]):
             guesses = self._guess(parts)
         return [guesses.get(text.key, []) for text in texts]
+
+    def seconds(self, guesses: int) -> float:
+        """See `Guesser`."""
+        return self._costs.seconds(guesses)
 
     def end(self, key: Hashable) -> None:
         """Forgets a text."""
@@ -180,69 +163,34 @@ class OwnHead:
         full = blocks[part.start // size : count // size]
         self._known.update((block_id, self._lives[block_id]) for block_id in full)
 
+    def _read_alone(self, part: HeadPart) -> None:
+        """Reads a part of a text after which it does not guess yet."""
+        batch = head_batch(self._pager, self._host.plan.query_tile, [part], with_rows=False)
+        self._host.read(self._host.step(batch))
+
     def _guess(self, parts: Sequence[tuple[Text, HeadPart]]) -> dict[Hashable, list[int]]:
         """Reads texts to their end and guesses: their sequences have room for the guesses meanwhile."""
-        lengths = {part.seq_id: part.start + len(part.tokens) for _, part in parts}
+        parts = sorted(parts, key=lambda part: -part[0].most)
         self._pager.append_all([(part.seq_id, text.most) for text, part in parts])
         try:
             copy_shared_blocks(self._host, self._pager, self._save)
-            first = self._run([part for _, part in parts])
-            guesses = {text.key: [token] for (text, _), token in zip(parts, first, strict=True)}
+            found = self._run([part for _, part in parts], [text.most for text, _ in parts])
             for text, part in parts:
                 self._has_read(text, part)
-            while going := [(text, part) for text, part in parts if len(guesses[text.key]) < text.most]:
-                more = [
-                    HeadPart(part.seq_id, lengths[part.seq_id] - 1 + len(guesses[text.key]), guesses[text.key][-1:])
-                    for text, part in going
-                ]
-                for (text, _), token in zip(going, self._run(more), strict=True):
-                    guesses[text.key].append(token)
         finally:
-            for seq_id, length in lengths.items():
-                self._pager.truncate(seq_id, length)
-        return guesses
+            for _, part in parts:
+                self._pager.truncate(part.seq_id, part.start + len(part.tokens))
+        return {text.key: [step[i] for step in found[: text.most]] for i, (text, _) in enumerate(parts)}
 
-    def _run(self, parts: Sequence[HeadPart], *, with_rows: bool = True) -> list[int]:
-        """Runs a step; the likeliest token after each part."""
+    def _run(self, parts: Sequence[HeadPart], most: Sequence[int]) -> list[list[int]]:
+        """Of each guess in turn, the tokens of those sequences that have as many; `most` falls."""
         begin = time.perf_counter()
-        batch = head_batch(self._pager, self._host.plan.query_tile, parts, with_rows=with_rows)
-        logits = self._host.read(self._host.step(batch))
-        best = np.argmax(logits, axis=-1) if with_rows else np.zeros(0, np.int64)
-        ids: list[int] = (best if self._ids is None else self._ids[best]).tolist()
-        if with_rows and all(len(part.tokens) == 1 for part in parts):
-            self._times.append(time.perf_counter() - begin)
-            self.seconds = min(self._times)
-        return ids
-
-
-def head_batch(pager: Pager, query_tile: int, parts: Sequence[HeadPart], *, with_rows: bool = True) -> Batch:
-    """The metadata of a step of the head: nothing of the sequences changes.
-
-    Args:
-        pager: of the model's arena.
-        query_tile: see `Batch`.
-        parts: what it reads of each sequence.
-        with_rows: whether it guesses after each of them; the sequences then have one more position.
-    """
-    seq_ids, size = [part.seq_id for part in parts], np.int32(pager.block_size)
-    counts = np.array([len(part.tokens) for part in parts], np.int32)
-    starts = np.array([part.start for part in parts], np.int32)
-    query_start = np.zeros(len(parts) + 1, np.int32)
-    np.cumsum(counts, out=query_start[1:])
-    positions = np.repeat(starts - query_start[:-1], counts) + np.arange(query_start[-1], dtype=np.int32)
-    sequence = np.repeat(np.arange(len(parts)), counts)
-    tables = [pager.block_tables(seq_ids, group) for group in range(1 + len(pager.others))]
-    slots = [(table[sequence, positions // size] * size + positions % size).astype(np.int32) for table in tables]
-    groups = [BlocksOfGroup(*pair) for pair in zip(slots, tables, strict=True)]
-    return Batch(
-        tokens=np.concatenate([np.asarray(part.tokens, np.int32) for part in parts]),
-        positions=positions,
-        slots=groups[0].slots,
-        query_start=query_start,
-        context_lens=starts + counts,
-        block_tables=groups[0].block_tables,
-        logit_rows=query_start[1:] - np.int32(1) if with_rows else np.zeros(0, np.int32),
-        query_tiles=query_tiles_of(query_start, query_tile),
-        query_tile=query_tile,
-        others=tuple(groups[1:]),
-    )
+        plan = self._host.plan
+        steps = [
+            head_batch(self._pager, plan.query_tile, parts),
+            *guess_batches(self._pager, plan.query_tile, parts, most),
+        ]
+        tokens, later = self._host.chain(steps, plan.output_width, self._ids)
+        if steps[0].num_tokens <= (1 + MOST_UNDONE) * len(parts):  # all that was new may have been guesses
+            self._costs.measured(time.perf_counter() - begin, len(steps), later)
+        return tokens

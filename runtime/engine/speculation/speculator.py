@@ -10,7 +10,7 @@ compared while none is tried, and trying begins when they turn out right. A draf
 each time, when their guesses are not worth their time; meanwhile steps are launched ahead as if nobody guessed.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,15 +33,16 @@ class Guesser(Protocol):
     """A draft model or a head.
 
     Attributes:
-        seconds: what a guess of one token for each text takes.
         hope: the chance that a guess comes true, as long as none has been tried.
     """
 
-    seconds: float
     hope: float
 
     def propose(self, texts: Sequence[Text]) -> list[list[int]]:
         """Guesses up to `text.most` tokens of each text."""
+
+    def seconds(self, guesses: int) -> float:
+        """What so many guesses of each text take, as far as that has been measured."""
 
     def end(self, key: Hashable) -> None:
         """Forgets a text."""
@@ -160,7 +161,7 @@ class Speculator:
             state.acceptance.chances(min(len(guess), text.most))
             for text, state, guess in zip(texts, states, guesses, strict=True)
         ]
-        lengths = self._lengths(chances, tokens, room, 0.0)
+        lengths = self._lengths(chances, tokens, room, _for_nothing)
         for text, state, guess, length in zip(texts, states, guesses, lengths, strict=True):
             if length or state.seen >= len(state.guess):  # else the guess before is still being compared
                 state.replace(guess, len(text.tokens))
@@ -184,17 +185,22 @@ class Speculator:
         return drafts
 
     def _lengths(
-        self, chances: Sequence[Sequence[float]], tokens: int, room: int, drafting_seconds: float
+        self, chances: Sequence[Sequence[float]], tokens: int, room: int, drafting: Callable[[int], float]
     ) -> list[int]:
         if all(not chance or chance[0] < _LEAST_GAIN for chance in chances):
             return [0] * len(chances)
         most = min(room, sum(len(chance) for chance in chances))
         seconds = self.costs.seconds(tokens, tokens + most)
-        return draft_lengths(chances, seconds or [1.0], drafting_seconds)
+        return draft_lengths(chances, seconds or [1.0], drafting)
+
+
+def _for_nothing(guesses: int) -> float:
+    """What lookups take: next to nothing."""
+    return 0.0
 
 
 def draft_lengths(
-    chances: Sequence[Sequence[float]], seconds: Sequence[float], drafting_seconds: float = 0.0
+    chances: Sequence[Sequence[float]], seconds: Sequence[float], drafting: Callable[[int], float]
 ) -> list[int]:
     """The number of draft tokens for each text of a step.
 
@@ -204,7 +210,7 @@ def draft_lengths(
     Args:
         chances: for each text, the chances that its guesses are accepted, which fall.
         seconds: of the step with no guess, with one, two, ...; at least one number.
-        drafting_seconds: what it takes to make a guess for each text.
+        drafting: the seconds that it takes to make so many guesses for each text.
     """
     lengths = [0] * len(chances)
     ranked = sorted((-chance, place, text) for text, row in enumerate(chances) for place, chance in enumerate(row))
@@ -214,7 +220,7 @@ def draft_lengths(
     for count, (chance, place, _) in enumerate(ranked, 1):
         tokens -= chance
         longest = max(longest, place + 1)
-        speed = tokens / (seconds[count] + longest * drafting_seconds)
+        speed = tokens / (seconds[count] + drafting(longest))
         if speed > best:
             best, taken = speed, count
     for _, _, text in ranked[:taken]:

@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import ClassVar, Self
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import PHASES, Artifact, CTensor
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
-from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.batch import Batch, Int32Array
 from mlxr.runtime.hosts.binding import phase_of
 from mlxr.runtime.hosts.cpu.build_ahead import take_library
 from mlxr.runtime.hosts.cpu.c_batch import c_batch
@@ -43,7 +44,7 @@ from mlxr.runtime.hosts.cpu.tensors import (
 )
 from mlxr.runtime.hosts.cpu.timed_calls import TimedCalls, timed_calls
 from mlxr.runtime.hosts.exchange import Exchange, Floats
-from mlxr.runtime.hosts.host import Host, Logits, Progress
+from mlxr.runtime.hosts.host import Chained, Host, Logits, Progress
 from mlxr.runtime.machine.threads import num_threads
 from mlxr.runtime.memory.fitting_arena import Footprint
 from mlxr.runtime.weights.check_tensors import check_tensors
@@ -222,6 +223,24 @@ class CpuHost(Host):
         if self._tell:
             self._count_launches()
         return logits
+
+    def chain(self, batches: Sequence[Batch], width: int, ids: Int32Array | None = None) -> Chained:
+        """See `Host.chain`. All steps are one call."""
+        if self._exchange is not None:
+            return super().chain(batches, width, ids)
+        if self.has_adapters:
+            batches = [batch.with_adapters for batch in batches]
+        ends = list(accumulate((batch.num_rows for batch in batches), initial=0))
+        found = np.empty(ends[-1], np.int32)
+        given = [np.asarray(batches[0].tokens)]
+        given += [found[end : end + batch.num_tokens] for end, batch in zip(ends, batches[1:], strict=False)]
+        logits = self._logits.take(max(batch.num_rows for batch in batches))
+        programs = [PHASES.index(phase_of(self.plan, batch)) for batch in batches]
+        structures = [c_batch(*step, logits, 0, 0) for step in zip(programs, batches, given, strict=True)]
+        later = self._running.chain(structures, width, ids, found)
+        if self._tell:
+            self._count_launches()
+        return Chained([found[begin:end].tolist() for begin, end in pairwise(ends)], later)
 
     def read(self, logits: Logits) -> npt.NDArray[np.float32]:
         """A step's logits, without a copy."""

@@ -63,6 +63,7 @@ class Library:
         self.abi = _function(loaded, "mlxr_abi", number)
         self.open = _function(loaded, "mlxr_open", pointer, pointer, pointer, number)
         self.step = _function(loaded, "mlxr_step", None, pointer, pointer)
+        self.chain = _function(loaded, "mlxr_chain", ctypes.c_int64, pointer, pointer, number, number, pointer, pointer)
         self.copy_blocks = _function(loaded, "mlxr_copy_blocks", None, pointer, number, pointer, number)
         self.pack = _function(loaded, "mlxr_pack", number, number, pointer, pointer, number, number)
         self.launches = _function(loaded, "mlxr_launches", pointer, pointer)
@@ -118,7 +119,7 @@ class OpenProgram:
         if not handle:
             reason = os.strerror(ctypes.get_errno())
             raise HostError(f"cpu: cannot start {threads} threads with their memory: {reason}; give fewer --threads")
-        self._step, self._copy = library.step, library.copy_blocks
+        self._step, self._chain, self._copy = library.step, library.chain, library.copy_blocks
         self._read_ahead = library.read_ahead
         self._lend, self._all_sum = library.lend_activations, library.all_sum
         self._launches = ctypes.cast(library.launches(handle), ctypes.POINTER(ctypes.c_uint64))
@@ -135,6 +136,34 @@ class OpenProgram:
         with self._lock:
             self._check()
             self._step(self._handle, ctypes.byref(batch))
+
+    def chain(
+        self,
+        batches: Sequence[CBatch],
+        width: int,
+        ids: npt.NDArray[np.int32] | None,
+        found: npt.NDArray[np.int32],
+    ) -> float:
+        """Runs batches in turn, to the end of the last one.
+
+        Args:
+            batches: the token ids of those after the first are in `found`.
+            width: columns of the logits that count.
+            ids: of each of them the token; None: it is the column.
+            found: [rows of all batches], becomes the likeliest token of each.
+
+        Returns:
+            The seconds that the batches after the first took.
+
+        Raises:
+            HostError: as `step`.
+        """
+        pointers = (ctypes.c_void_p * len(batches))(*map(ctypes.addressof, batches))
+        table = None if ids is None else ids.ctypes.data
+        self._check()
+        with self._lock:
+            self._check()
+            return 1e-9 * float(self._chain(self._handle, pointers, len(batches), width, table, found.ctypes.data))
 
     def copy_blocks(self, group: int, pairs: npt.NDArray[np.int32]) -> None:
         """Copies blocks of a group. `pairs`: [copies, 2] source and target.

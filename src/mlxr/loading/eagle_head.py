@@ -39,7 +39,7 @@ class EagleHead:
 
         return with_eagle(model, self.file, spec.model.num_layers)
 
-    def ids(self, spec: ModelSpec) -> "npt.NDArray[np.int64] | None":
+    def ids(self, spec: ModelSpec) -> "npt.NDArray[np.int32] | None":
         """Of each token that it may guess, the model's id; None: they are the same."""
         from mlxr.runtime.weights.eagle_tensors import guessed_ids  # noqa: PLC0415 (loads MLX)
 

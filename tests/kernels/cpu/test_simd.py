@@ -10,7 +10,7 @@ from mlxr_tests.c_harness import CC, SHORT_MARCHES, address, c_library, check_cr
 from mlxr_tests.cpu_kernels import HEADERS as ALL_HEADERS
 from mlxr_tests.few import few
 
-HEADERS = ("common.h", "simd.h")
+HEADERS = ("common.h", "simd.h", "likeliest.h")
 CODE = """
 #define EACH(name, from, to, expression) \\
     void name(const from *x, to *y, int n) { for (int i = 0; i < n; i += MLXR_LANES) { expression; } }
@@ -34,6 +34,7 @@ int lanes(void) { return MLXR_LANES; }
 float sum(const float *x) { return f32_sum(f32_load(x)); }
 float greatest(const float *x) { return f32_greatest(f32_load(x)); }
 int32_t sum_i32(const int32_t *x) { return i32_sum(i32_load(x)); }
+int32_t likeliest(const float *x, int32_t n) { return mlxr_likeliest(x, n); }
 int32_t greatest_i32(const int32_t *x) { return i32_greatest(i32_load(x)); }
 """
 BUILDS = [(march, compiler) for compiler in compilers() for march in marches()]
@@ -173,3 +174,15 @@ def test_a_gcc_that_has_no_shufflevector() -> None:
 @pytest.mark.parametrize("cpu", few(["generic", "apple_m1"], ["apple_m1"]))
 def test_compiles_for_arm(cpu):
     check_cross_compiles(HEADERS, CODE, "aarch64-linux-gnu", cpu)
+
+
+@pytest.mark.parametrize("width", [1, 5, 1000, 1024, 2500])
+def test_likeliest(lib, width):
+    rng = np.random.default_rng(width)
+    rows = [*rng.standard_normal((8, width), np.float32), np.zeros(width, np.float32)]
+    rows += [np.full(width, -np.inf, np.float32), *rng.integers(-3, 3, (8, width)).astype(np.float32)]
+    rows += [np.append(np.full(width - 1, -1), at).astype(np.float32) for at in (0, -2)]
+    for row in rows:
+        beyond = np.append(row, np.float32(9))  # nothing past the row is read
+        assert lib.likeliest(address(beyond), width) == np.argmax(row)
+    assert 0 <= lib.likeliest(address(np.full(width, np.nan, np.float32)), width) < width

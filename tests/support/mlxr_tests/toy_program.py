@@ -69,6 +69,15 @@ API mlxr_model *mlxr_open(const uint8_t *const *tensors, uint8_t *const *stores,
 
 API void mlxr_step(mlxr_model *m, const mlxr_batch *b) { mlxr_pool_run(m, toy, b); }
 
+API int64_t mlxr_chain(mlxr_model *m, const mlxr_batch *const *steps, int32_t n, int32_t width, const int32_t *ids,
+                       int32_t *found) {
+    for (int i = 0; i < n; ++i) {
+        mlxr_step(m, steps[i]);
+        for (int row = 0; row < steps[i]->rows; ++row) *found++ = ids ? ids[width - 1] : width - 1;
+    }
+    return 1;
+}
+
 API void mlxr_copy_blocks(mlxr_model *m, int32_t group, const int32_t *pairs, int32_t count) {
     (void)group;
     ++m->launches[2];

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxr.runtime.engine.speculation.acceptance import Acceptance
+from mlxr.runtime.engine.speculation.guess_costs import GuessCosts
 from mlxr.runtime.engine.speculation.speculator import draft_lengths
 from mlxr.runtime.engine.speculation.step_costs import StepCosts
 
@@ -28,7 +29,7 @@ def test_no_other_lengths_promise_more(chances: list[list[float]], more: list[fl
     seconds = [1.0]
     for slope in more:
         seconds.append(seconds[-1] + slope)
-    lengths = draft_lengths(chances, seconds, drafting)
+    lengths = draft_lengths(chances, seconds, lambda guesses: guesses * drafting)
     possible = [
         lengths for lengths in product(*(range(len(row) + 1) for row in chances)) if sum(lengths) < len(seconds)
     ]
@@ -91,3 +92,16 @@ def test_old_times_are_forgotten() -> None:
     assert costs.seconds(1, 5) is None and costs.seconds(5, 5) == [2.0]
     costs.measured(1, 7.0)
     assert costs.seconds(1, 1) is None, "one measurement is not enough, and old ones do not count"
+
+
+def test_further_guesses_are_timed_apart() -> None:
+    costs = GuessCosts()
+    assert costs.seconds(4) == 0, "what is not known is tried"
+    costs.measured(9.0, 4, 0.75)
+    assert costs.seconds(4) == 1.0, "the first time of all says nothing of those that follow"
+    for _ in range(2):
+        costs.measured(1.0, 1, 0.0)
+    assert costs.seconds(1) == 1.0 and costs.seconds(3) == 1.5 and costs.seconds(0) == 0
+    for _ in range(9):
+        costs.measured(6.0, 3, 4.0)
+    assert costs.seconds(3) == 6.0, "old times do not count"

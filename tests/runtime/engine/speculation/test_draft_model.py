@@ -1,6 +1,6 @@
 """The draft model's guesses are what it would answer itself, whatever became of earlier ones; its arena is bounded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -10,6 +10,8 @@ from mlxr.compiler.errors import HostError, RequestError
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.speculation.draft_model import DraftModel, check_same_vocabulary
 from mlxr.runtime.engine.speculation.text import Text
+from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.host import Chained
 from mlxr_tests.storyteller import TINY, tiny_spec
 
 
@@ -65,10 +67,15 @@ def test_a_long_text_is_read_a_step_at_a_time(tiny: Model, draft: DraftModel) ->
 
 def test_only_what_is_new_is_read(tiny: Model, draft: DraftModel) -> None:
     (guess,) = draft.propose([Text("a", ids(12), 3)])
-    steps = []
-    step = tiny.host.step
+    steps: list[int] = []
+    chain = tiny.host.chain
+
+    def count(batches: Sequence[Batch], width: int) -> Chained:
+        steps.extend(batch.num_tokens for batch in batches)
+        return chain(batches, width)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiny.host, "step", lambda batch: steps.append(batch.num_tokens) or step(batch))
+        patch.setattr(tiny.host, "chain", count)
         draft.propose([Text("a", [*ids(12), *guess, 7], 3)])
     assert steps == [2, 1, 1], "the last guess, which no step has read, and the token after it"
 
@@ -99,11 +106,11 @@ def test_it_guesses_no_id_that_the_model_lacks(tiny: Model) -> None:
 def test_a_step_that_fails_forgets_its_texts(tiny: Model, draft: DraftModel, monkeypatch: pytest.MonkeyPatch) -> None:
     draft.propose([Text("a", ids(5), 2)])
 
-    def fail(batch: object) -> object:
+    def fail(batches: object, width: int) -> object:
         raise HostError("the step failed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tiny.host, "step", fail)
+        patch.setattr(tiny.host, "chain", fail)
         with pytest.raises(HostError, match="the step failed"):
             draft.propose([Text("a", ids(6), 2), Text("b", ids(4), 2)])
     assert tiny.pager.num_sequences == 0

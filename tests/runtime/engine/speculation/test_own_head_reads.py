@@ -13,6 +13,7 @@ from mlxr.runtime.engine.speculation.own_head import OwnHead
 from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.speculation.text import Text
 from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.host import Host
 from mlxr_tests.hash_host import VOCAB, HashEngine
 
 
@@ -24,11 +25,13 @@ def after(following: Sequence[int]) -> int:
 class HashHead:
     """A head without a model: its entries are the tokens that it read, in the slots of the engine's arena."""
 
-    builds_late = False
+    builds_late = pipelines = False
+    chain = Host.chain
 
     def __init__(self, engine: HashEngine) -> None:
         plan, size = engine.host.plan, engine.host.size
-        self.plan, self.size = SimpleNamespace(max_tokens=plan.max_tokens, max_rows=4, query_tile=4), size
+        self.plan = SimpleNamespace(max_tokens=plan.max_tokens, max_rows=4, query_tile=4, output_width=VOCAB)
+        self.size = size
         one_layer = SimpleNamespace(group_of=lambda layer: 0, store=lambda name: SimpleNamespace(owners=[0]))
         self.arena = SimpleNamespace(geometry=one_layer)
         self.entries, self.read_tokens = np.zeros(len(engine.host.slots), np.uint8), 0
