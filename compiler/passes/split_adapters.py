@@ -4,15 +4,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from mlxr.compiler.ir.graph import Op, OpGraph
-from mlxr.compiler.ir.ops.adapter import AdapterDown, AdapterUp
+from mlxr.compiler.ir.ops.adapter import FINISH_STEPS, AdapterDown, AdapterUp
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.ir.ops.product import ADAPTER_PORTS
 from mlxr.compiler.passes.base import Edits, PassResult, as_projection
 
-_FINISH = ("activation", "gated", "limit", "residual_scale", "out_scale", "out_cap", "out_limit")
-"""The attributes of steps after the sums."""
 _AFTER = ("residual", "gate", "alpha_p", "alpha_n")
-"""The ports of these steps."""
+"""The ports of the steps after the sums."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class SplitAdapters:
     1. projection(x, weight, bias, low, lift, ...) -> adapter_up(projection(x, weight, bias), low, lift, ...), which
        has the activation, the residual and all other steps after the sums.
 
-    So no kernel of products knows adapters, and a matrix may have any format.
+    So no kernel of products need know adapters, and a matrix may have any format.
     """
 
     name: str = "split_adapters"
@@ -44,10 +42,10 @@ def _split(edits: Edits, op: Op) -> tuple[Op, Op]:
     of = down.attrs_as(AdapterDown)
     weight, out = graph.value(op.inputs["weight"]), graph.value(op.out)
     sums = edits.declare(replace(out, name=f"{op.name}.sums", shape=(out.shape[0], *weight.shape[:1])))
-    plain: dict[str, Any] = {field.name: field.default for field in fields(Projection) if field.name in _FINISH}
+    plain: dict[str, Any] = {field.name: field.default for field in fields(Projection) if field.name in FINISH_STEPS}
     own = {port: name for port, name in op.inputs.items() if port not in (*ADAPTER_PORTS, *_AFTER)}
     product = replace(op, name=sums, attrs=replace(attrs, **plain), inputs=own, outputs={"out": sums})
     after = {port: name for port, name in op.inputs.items() if port in (*ADAPTER_PORTS, *_AFTER)}
-    steps = {name: getattr(attrs, name) for name in _FINISH}
+    steps = {name: getattr(attrs, name) for name in FINISH_STEPS}
     up = AdapterUp(attrs.dtype, of.rank, of.slots, of.widths, **steps)
     return product, replace(op, attrs=up, inputs={"x": sums} | after)

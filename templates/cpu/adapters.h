@@ -13,39 +13,43 @@ typedef struct {
 
 MLXR_INLINE const mlxr_adapted_batch *mlxr_adapted(const mlxr_batch *b) { return (const mlxr_adapted_batch *)b; }
 
-enum { MLXR_ADAPTED_TOKENS = 16, MLXR_ADAPTED_PANELS = 4, MLXR_ADAPTED_ROWS = 4 };  // of a unit of work
+enum { MLXR_ADAPTED_TOKENS = 16, MLXR_ADAPTED_ROWS = 4 };  // of a unit of work
 
-// Up to 16 neighbouring tokens in the order of their adapters.
+// Those of up to 16 neighbouring tokens that use an adapter, in groups of up to 4 of the same one, the adapters in order.
 typedef struct {
-    int count, token[MLXR_ADAPTED_TOKENS], id[MLXR_ADAPTED_TOKENS];
+    int tokens, groups, token[MLXR_ADAPTED_TOKENS];
+    struct {
+        int id, count, at;  // token[at] is its first one
+    } group[MLXR_ADAPTED_TOKENS];
 } mlxr_by_adapter;
 
-MLXR_INLINE mlxr_by_adapter mlxr_tokens_by_adapter(const mlxr_adapted_batch *b, int first) {
-    mlxr_by_adapter by = {.count = 0};
-    for (int t = first; t < b->batch.tokens && t < first + MLXR_ADAPTED_TOKENS; t++) {
-        int i = by.count++;
-        for (; i && by.id[i - 1] > b->ids[t]; i--) by.id[i] = by.id[i - 1], by.token[i] = by.token[i - 1];
-        by.id[i] = b->ids[t], by.token[i] = t;
+MLXR_INLINE mlxr_by_adapter mlxr_tokens_by_adapter(const mlxr_adapted_batch *b, int first, int last) {
+    mlxr_by_adapter by = {.tokens = last - first < MLXR_ADAPTED_TOKENS ? last - first : MLXR_ADAPTED_TOKENS};
+    int ids[MLXR_ADAPTED_TOKENS], count = 0;
+    for (int t = first; t < first + by.tokens; t++) {
+        if (b->ids[t] < 0) continue;
+        int i = count++;
+        for (; i && ids[i - 1] > b->ids[t]; i--) ids[i] = ids[i - 1], by.token[i] = by.token[i - 1];
+        ids[i] = b->ids[t], by.token[i] = t;
+    }
+    for (int i = 0, n; i < count; i += n) {
+        for (n = 1; n < 4 && i + n < count && ids[i + n] == ids[i]; n++) {}
+        by.group[by.groups].id = ids[i], by.group[by.groups].count = n, by.group[by.groups++].at = i;
     }
     return by;
 }
 
-// How many tokens from the i-th on have one adapter, at most 4.
-MLXR_INLINE int mlxr_same_adapter(const mlxr_by_adapter *by, int i) {
-    int n = 1;
-    while (n < 4 && i + n < by->count && by->id[i + n] == by->id[i]) n++;
-    return n;
-}
-
 // to[token][r] = scale * (row r of a) . x, of 4 rows of n columns and m tokens. `to` has `apart` numbers of each token.
-MLXR_INLINE void mlxr_adapter_rows(int m, const uint16_t *a, const float *x, int n, const int *token, const float *scales,
-                                   float *to, int apart) {
+// As many rows from `next` on are prefetched.
+MLXR_INLINE void mlxr_adapter_rows(int m, const uint16_t *a, const uint16_t *next, const float *x, int n, const int *token,
+                                   const float *scales, float *to, int apart) {
     f32v sums[MLXR_ADAPTED_ROWS][4];
     const int whole = n / MLXR_LANES * MLXR_LANES;
     for (int r = 0; r < MLXR_ADAPTED_ROWS; r++)
         for (int i = 0; i < m; i++) sums[r][i] = f32_zero();
     for (int c = 0; c < whole; c += MLXR_LANES) {
         f32v v[4];
+        for (int r = 0; c % 32 == 0 && r < MLXR_ADAPTED_ROWS; r++) prefetch(next + (size_t)r * (size_t)n + c);
         MLXR_UNROLL for (int i = 0; i < m; i++) v[i] = f32_load(x + (size_t)token[i] * (size_t)n + c);
         MLXR_UNROLL for (int r = 0; r < MLXR_ADAPTED_ROWS; r++) {
             const f32v row = f16_load(a + (size_t)r * (size_t)n + c);
@@ -61,59 +65,80 @@ MLXR_INLINE void mlxr_adapter_rows(int m, const uint16_t *a, const float *x, int
         }
 }
 
-// y += low @ up, of whole panels and m tokens; what low has of a token is `low_width` from what it has of the next.
-MLXR_INLINE void mlxr_adapter_panels(int m, int panels, int rank, const int *token, const float *low, int low_width,
-                                     const uint16_t *up, float (*const *y)[16]) {
+// A projection's output, whose sums get what adapters add before the steps after them.
+typedef struct {
+    mlxr_output output;  // which mlxr_finish_adapted finishes
+    mlxr_finish finish;  // the steps
+    const mlxr_adapted_batch *batch;
+    const float *low;      // [tokens][parts][rank]
+    const uint16_t *lift;  // by part: [slots], in panels
+    const int *widths;     // columns of each part, which are the segments; if gated, of the gate and of up
+    int parts, gated, rank, slots;
+    int first;  // the tokens that `by` has begin there
+    mlxr_by_adapter by;
+} mlxr_adapted_output;
+
+// y[token - first] += low @ panel, of m tokens and a whole panel; even ranks and odd ones are added up apart. `low` has
+// `apart` numbers of each token.
+MLXR_INLINE void mlxr_lift_tokens(int m, const uint16_t *panel, int rank, const float *low, int apart, const int *token,
+                                  int first, float (*y)[16]) {
     enum { VECTORS = 16 / MLXR_LANES };
-    for (int lane = 0; lane < VECTORS; lane++) {
-        f32v v[MLXR_ADAPTED_PANELS][4];
-        MLXR_UNROLL for (int p = 0; p < panels; p++)
-            MLXR_UNROLL for (int i = 0; i < m; i++) v[p][i] = f32_load(y[i][p * MLXR_ADAPTED_TOKENS] + MLXR_LANES * lane);
-        for (int r = 0; r < rank; r++) {
-            f32v by[4];
-            MLXR_UNROLL for (int i = 0; i < m; i++) by[i] = f32_set1(low[(size_t)token[i] * (size_t)low_width + (size_t)r]);
-            MLXR_UNROLL for (int p = 0; p < panels; p++) {
-                const f32v row = f16_load(up + (size_t)(p * rank + r) * 16 + MLXR_LANES * lane);
-                MLXR_UNROLL for (int i = 0; i < m; i++) v[p][i] = f32_fma(by[i], row, v[p][i]);
-            }
+    const float *by[4];
+    MLXR_UNROLL for (int i = 0; i < m; i++) by[i] = low + (size_t)token[i] * (size_t)apart;
+    MLXR_UNROLL for (int j = 0; j < VECTORS; j++) {
+        f32v even[4], odd[4];
+        MLXR_UNROLL for (int i = 0; i < m; i++) even[i] = f32_load(y[token[i] - first] + MLXR_LANES * j), odd[i] = f32_zero();
+        for (int r = 0; r < rank; r += 2) {
+            const f32v one = f16_load(panel + 16 * r + MLXR_LANES * j), other = f16_load(panel + 16 * r + 16 + MLXR_LANES * j);
+            MLXR_UNROLL for (int i = 0; i < m; i++) even[i] = f32_fma(f32_set1(by[i][r]), one, even[i]);
+            MLXR_UNROLL for (int i = 0; i < m; i++) odd[i] = f32_fma(f32_set1(by[i][r + 1]), other, odd[i]);
         }
-        MLXR_UNROLL for (int p = 0; p < panels; p++)
-            MLXR_UNROLL for (int i = 0; i < m; i++) f32_store(y[i][p * MLXR_ADAPTED_TOKENS] + MLXR_LANES * lane, v[p][i]);
+        MLXR_UNROLL for (int i = 0; i < m; i++) f32_store(y[token[i] - first] + MLXR_LANES * j, even[i] + odd[i]);
     }
 }
 
-// Columns [column, column + 64) of a part of `width` outputs for some tokens: sums into y[panel][token][16]. x: the part's
-// columns of token 0, `x_width` from one token to the next; low and lift: likewise the part's.
-MLXR_INLINE void mlxr_adapter_unit(const mlxr_by_adapter *by, int first, int column, int width, int rank, const float *x,
-                                   int x_width, const float *low, int low_width, const uint16_t *lift, float (*y)[16]) {
-    const int left = width - column < 64 ? width - column : 64, whole = left / 16, rest = left % 16;
-    for (int t = first; t < first + by->count; t++)
-        for (int p = 0; 16 * p < left; p++)
-            memcpy(y[p * MLXR_ADAPTED_TOKENS + t - first], x + (size_t)t * (size_t)x_width + column + 16 * p,
-                   4 * (size_t)(left - 16 * p < 16 ? left - 16 * p : 16));
-    for (int i = 0, n; i < by->count; i += n) {
-        n = mlxr_same_adapter(by, i);
-        if (by->id[i] < 0) continue;
-        const uint16_t *up = lift + ((size_t)by->id[i] * (size_t)width + (size_t)column) * (size_t)rank;
-        float(*to[4])[16];
-        for (int j = 0; j < n; j++) to[j] = y + (by->token[i + j] - first);
-        if (n == 4 && whole == MLXR_ADAPTED_PANELS)
-            mlxr_adapter_panels(4, MLXR_ADAPTED_PANELS, rank, by->token + i, low, low_width, up, to);
-        else
-            for (int j = 0; j < n; j++) {
-                if (whole == MLXR_ADAPTED_PANELS)
-                    mlxr_adapter_panels(1, MLXR_ADAPTED_PANELS, rank, by->token + i + j, low, low_width, up, to + j);
-                else
-                    for (int p = 0; p < whole; p++) {
-                        float(*at)[16] = to[j] + p * MLXR_ADAPTED_TOKENS;
-                        mlxr_adapter_panels(1, 1, rank, by->token + i + j, low, low_width, up + 16 * p * rank, &at);
-                    }
-            }
-        for (int j = 0; j < n && rest; j++)
-            for (int r = 0; r < rank; r++) {
-                const float factor = low[(size_t)by->token[i + j] * (size_t)low_width + (size_t)r];
-                for (int o = 0; o < rest; o++)
-                    to[j][whole * MLXR_ADAPTED_TOKENS][o] += factor * f16_to_f32(up[16 * whole * rank + r * rest + o]);
-            }
+// The same, of a panel of fewer outputs.
+MLXR_INLINE void mlxr_lift_part(int m, const uint16_t *panel, int valid, int rank, const float *low, int apart,
+                                const int *token, int first, float (*y)[16]) {
+    for (int i = 0; i < m; i++)
+        for (int r = 0; r < rank; r++) {
+            const float by = low[(size_t)token[i] * (size_t)apart + (size_t)r];
+            for (int o = 0; o < valid; o++) y[token[i] - first][o] += by * f16_to_f32(panel[r * valid + o]);
+        }
+}
+
+// What adapters add to `valid` columns from `column` of a part on, of the tokens in a->by. The next panel is prefetched.
+MLXR_INLINE void mlxr_lift_panel(const mlxr_adapted_output *a, int part, int before, int column, int valid, float (*y)[16]) {
+    const mlxr_by_adapter *by = &a->by;
+    const int width = a->widths[part], rank = a->rank, apart = a->parts * rank;
+    const float *low = a->low + part * rank;
+    const uint16_t *lift = a->lift + ((size_t)before * (size_t)a->slots + (size_t)column) * (size_t)rank;
+    const int next = width - column - valid < 16 ? width - column - valid : 16;
+    for (int i = 0; i < by->groups; i++) {
+        const int n = by->group[i].count, *token = by->token + by->group[i].at;
+        const uint16_t *panel = lift + (size_t)by->group[i].id * (size_t)width * (size_t)rank;
+        if (!i || by->group[i - 1].id != by->group[i].id)
+            for (int c = 0; c < next * rank; c += 32) prefetch(panel + valid * rank + c);
+        if (valid < 16) mlxr_lift_part(n, panel, valid, rank, low, apart, token, a->first, y);
+        else if (n == 4) mlxr_lift_tokens(4, panel, rank, low, apart, token, a->first, y);
+        else if (n == 3) mlxr_lift_tokens(3, panel, rank, low, apart, token, a->first, y);
+        else if (n == 2) mlxr_lift_tokens(2, panel, rank, low, apart, token, a->first, y);
+        else mlxr_lift_tokens(1, panel, rank, low, apart, token, a->first, y);
     }
+}
+
+// See mlxr_finish. The sums are the thread's own, and change.
+MLXR_OUTLINE void mlxr_finish_adapted(const mlxr_output *out, int row, int count, int column, int valid,
+                                      const float (*y)[16], const float (*u)[16]) {
+    mlxr_adapted_output *a = (mlxr_adapted_output *)out;
+    int part = 0, before = 0;
+    if (!a->gated)
+        while (column - before >= a->widths[part]) before += a->widths[part++];
+    for (int t = row; t < row + count; t += MLXR_ADAPTED_TOKENS) {
+        const int last = row + count, left = last - t < MLXR_ADAPTED_TOKENS ? last - t : MLXR_ADAPTED_TOKENS;
+        if (a->first != t || a->by.tokens != left) a->by = mlxr_tokens_by_adapter(a->batch, a->first = t, last);
+        mlxr_lift_panel(a, part, before, column - before, valid, (float(*)[16])(y + (t - row)));
+        if (a->gated) mlxr_lift_panel(a, 1, a->widths[0], column, valid, (float(*)[16])(u + (t - row)));
+    }
+    a->finish(out, row, count, column, valid, y, u);
 }

@@ -12,6 +12,9 @@ from mlxr.compiler.ir.tensor import Tensor, Tensors
 from mlxr.compiler.ir.work import Dims, OpWork, Use
 from mlxr.compiler.spec.share import Share
 
+FINISH_STEPS = ("activation", "gated", "limit", "residual_scale", "out_scale", "out_cap", "out_limit")
+"""The attributes of a projection's steps after its sums, which it leaves to its `AdapterUp`."""
+
 
 @dataclass(frozen=True)
 class AdapterDown(OpKind):

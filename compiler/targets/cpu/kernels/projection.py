@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.adapter import AdapterUp
 from mlxr.compiler.ir.ops.experts import Route
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.ir.ops.product import AddedBlock, Product
@@ -182,7 +183,10 @@ class CpuProjection(CpuMatrixKernel):
 
 @lowers(Linear, Projection)
 def lower_projection(lowering: CpuLowering, op: Op, _: Product) -> None:
-    """Adds the call for an op."""
+    """Adds the call for an op; one to whose sums adapters add has its call with that."""
+    reader = lowering.graph.sole_consumer(op.out)
+    if reader is not None and isinstance(reader.attrs, AdapterUp):
+        return
     lowering.add_call(op, projection_kernel(lowering, op), weight_buffers(lowering, op))
 
 
