@@ -7,6 +7,8 @@
 #define MLXR_MOST_COLUMNS 64
 
 #if defined(MLXR_AMX)
+#define MLXR_TRANSPOSES 1
+
 // m rows of bf16 as columns. Rows up to a multiple of 16 must be readable.
 MLXR_OUTLINE void mlxr_columns(const uint8_t *rows, int K, int m, uint8_t *dst) {
     const size_t stride = mlxr_row_bytes(MLXR_ROWS_BF16, K);
@@ -97,5 +99,6 @@ MLXR_INLINE void float_panel_columns(int format, const uint8_t *w, int K, int va
     mlxr_columns_end(groups, y);
 }
 #else
+#define MLXR_TRANSPOSES 0
 MLXR_INLINE void mlxr_columns(const uint8_t *rows, int K, int m, uint8_t *dst) { (void)rows, (void)K, (void)m, (void)dst; }
 #endif

@@ -65,7 +65,8 @@ MLXR_INLINE void mlxr_expert(int m, int K, int few, int wide, const mlxr_segment
     }
     const uint8_t *rows[MLXR_FORMS];
     for (int form = 0; form < MLXR_FORMS; form++) rows[form] = x[form];
-    const int columns = mlxr_form(s->matrix, m) == MLXR_ROWS_BF16 || (s->up && mlxr_form(s->up_matrix, m) == MLXR_ROWS_BF16);
+    const int columns = MLXR_TRANSPOSES && (mlxr_form(s->matrix, m) == MLXR_ROWS_BF16 ||
+                                            (s->up && mlxr_form(s->up_matrix, m) == MLXR_ROWS_BF16));
     if (columns) {
         mlxr_columns(x[MLXR_ROWS_BF16], K, m, own);
         rows[MLXR_ROWS_BF16] = own;

@@ -89,6 +89,18 @@ MLXR_INLINE void float_dot(int format, const uint8_t *w, int K, int k0, int k1, 
 // Columns that several rows of f32 go over at a time, so that they stay in the first level cache.
 #define MLXR_DOT_COLUMNS 640
 
+// y[i][lane] = the sum of the lanes of m rows' products with row `lane` of a panel; 0 of those past the last one.
+MLXR_INLINE void float_panel_sums(float (*sums)[16][MLXR_LANES], int valid, int m, float (*y)[16]) {
+    for (int i = 0; i < m; i++) {
+        if (valid < 16) memset(sums[i][valid], 0, sizeof sums[i][0] * (size_t)(16 - valid));
+        MLXR_UNROLL for (int p = 0; p < 16; p += MLXR_LANES) {
+            f32v v[MLXR_LANES];
+            MLXR_UNROLL for (int j = 0; j < MLXR_LANES; j++) v[j] = f32_load(sums[i][p + j]);
+            f32_store(y[i] + p, f32_sums(v));
+        }
+    }
+}
+
 // y[i][lane] = the dot product of row `lane` of a panel and row i of x. m, 1 to 12, is a literal.
 MLXR_INLINE void float_panel_dot(int format, const uint8_t *w, int K, int valid, const float *x, int stride, int m,
                                  float (*y)[16]) {
@@ -105,14 +117,7 @@ MLXR_INLINE void float_panel_dot(int format, const uint8_t *w, int K, int valid,
             float_dot(format, w + (size_t)row * row_bytes, K, k0, k1, 1, x, stride, m,
                       (float(*)[16][MLXR_LANES])sums[0][row]);
     }
-    for (int i = 0; i < m; i++) {
-        if (valid < 16) memset(sums[i][valid], 0, sizeof sums[i][0] * (size_t)(16 - valid));
-        MLXR_UNROLL for (int p = 0; p < 16; p += MLXR_LANES) {
-            f32v v[MLXR_LANES];
-            MLXR_UNROLL for (int j = 0; j < MLXR_LANES; j++) v[j] = f32_load(sums[i][p + j]);
-            f32_store(y[i] + p, f32_sums(v));
-        }
-    }
+    float_panel_sums(sums, valid, m, y);
 }
 
 // Columns [k0, k1) of a panel as f32: dst[k - k0][16].

@@ -50,12 +50,12 @@ typedef struct mlxr_output {
     mlxr_finish finish;
 } mlxr_output;
 
-// 16-bit floats: some inputs are f32, more of them bf16 columns where there are matrix tiles.
+// 16-bit floats: some inputs are f32, more of them bf16, which matrix tiles take as columns.
 enum { MLXR_ROWS_HALF = MLXR_FORMS };
 
 MLXR_INLINE int mlxr_form(const mlxr_matrix *a, int m) {
     if (a->form != MLXR_ROWS_HALF) return a->form;
-    return m >= MLXR_LEAST_COLUMNS ? MLXR_ROWS_BF16 : MLXR_ROWS_F32;
+    return m >= MLXR_BF16_FROM ? MLXR_ROWS_BF16 : MLXR_ROWS_F32;
 }
 
 enum { MLXR_NO_ACTIVATION, MLXR_SILU, MLXR_GELU, MLXR_GELU_TANH, MLXR_RELU, MLXR_RELU2, MLXR_XIELU, MLXR_SWIGLU_OAI };
@@ -307,7 +307,7 @@ MLXR_OUTLINE void mlxr_project(mlxr_worker *w, const mlxr_input *in, const mlxr_
         shared += x_bytes[form] * (size_t)(m + MLXR_MOST_TILE_ROWS);
     }
     if (m > 1) mlxr_barrier(w);
-    const int columns = used >> MLXR_ROWS_BF16 & 1;
+    const int columns = MLXR_TRANSPOSES && used >> MLXR_ROWS_BF16 & 1;
     if (columns) {
         mlxr_columns(x[MLXR_ROWS_BF16], K, m, own);
         x[MLXR_ROWS_BF16] = own;

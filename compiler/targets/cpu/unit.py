@@ -16,7 +16,17 @@ from mlxr.compiler.targets.provenance import Provenance
 
 # Headers that every program has. A kernel names further headers as its `helpers`.
 _BASE = ("common.h", "simd.h", "likeliest.h", "math.h", "activations.h")
-_PROJECTION = ("inputs.h", "float_rows.h", "gemm.h", "columns.h", "pool.h", "projection.h", "experts.h", "rows.h")
+_PROJECTION = (
+    "inputs.h",
+    "float_rows.h",
+    "gemm.h",
+    "columns.h",
+    "pairs.h",
+    "pool.h",
+    "projection.h",
+    "experts.h",
+    "rows.h",
+)
 _ATTENTION = ("cache.h", "attend.h", "attend_few.h")
 
 

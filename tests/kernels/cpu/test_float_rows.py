@@ -7,7 +7,7 @@ from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr_tests.c_harness import address, c_library, compilers, marches
 from mlxr_tests.cpu_kernels import HEADERS
 from mlxr_tests.few import few
-from mlxr_tests.native_floats import float_rows, round_bf16
+from mlxr_tests.native_floats import float_rows, round_bf16, widen_bf16
 
 CODE = """
 int pairs(void) {
@@ -38,6 +38,16 @@ int pairs(void) {
 FUNCTIONS(f32, MLXR_F32)
 FUNCTIONS(f16, MLXR_F16)
 FUNCTIONS(bf16, MLXR_BF16)
+#if defined(MLXR_BF16_MATMUL) && !defined(MLXR_AMX)
+#define PAIRS(name, format)                                                                                         \\
+    void pairs_##name(const uint8_t *w, int K, int valid, const uint8_t *x, int m, float (*y)[16]) {                \\
+        const size_t stride = mlxr_row_bytes(MLXR_ROWS_BF16, K);                                                    \\
+        MLXR_BY_12_ROWS(m, float_panel_pairs(format, w, K, valid, x, stride, MLXR_M, y))                            \\
+    }                                                                                                               \\
+    int pair_bytes_##name(int K) { return (int)mlxr_row_bytes(MLXR_ROWS_BF16, K); }
+PAIRS(f16, MLXR_F16)
+PAIRS(bf16, MLXR_BF16)
+#endif
 """
 BUILDS = [(march, compiler) for compiler in compilers() for march in marches()]
 FORMATS = [format for format in WeightFormat if not format.is_quantised]
@@ -63,6 +73,24 @@ def test_dot(lib, format):
             y = np.full((m + 1, 16), 7, np.float32)
             getattr(lib, f"dot_{format}")(address(native), columns, rows, address(x), stride, m, address(y))
             exact = x[:, :columns].astype(np.float64) @ dense.astype(np.float64).T
+            assert np.allclose(y[:m, :rows], exact, rtol=0, atol=2e-6 * np.sqrt(columns))
+            assert not y[:m, rows:].any() and np.all(y[m] == 7)
+
+
+@pytest.mark.parametrize("format", [WeightFormat.F16, WeightFormat.BF16])
+def test_dot_of_pairs(lib, format):
+    if not hasattr(lib, f"pairs_{format}"):
+        return  # this CPU multiplies no bf16, or in matrix tiles
+    for rows, columns in SHAPES:
+        native, dense = float_rows(format, rows, columns, seed=columns)
+        weights = widen_bf16(round_bf16(dense))
+        stride = getattr(lib, f"pair_bytes_{format}")(columns) // 2
+        for m in (1, 4, 8, 12):
+            x = np.zeros((m, stride), np.uint16)
+            x[:, :columns] = round_bf16(np.random.default_rng(m).normal(size=(m, columns)).astype(np.float32))
+            y = np.full((m + 1, 16), 7, np.float32)
+            getattr(lib, f"pairs_{format}")(address(native), columns, rows, address(x), m, address(y))
+            exact = widen_bf16(x[:, :columns]).astype(np.float64) @ weights.astype(np.float64).T
             assert np.allclose(y[:m, :rows], exact, rtol=0, atol=2e-6 * np.sqrt(columns))
             assert not y[:m, rows:].any() and np.all(y[m] == 7)
 

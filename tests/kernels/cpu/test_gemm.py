@@ -12,7 +12,7 @@ from mlxr_tests.native_floats import float_rows, round_bf16, widen_bf16
 CODE = """
 int begin(void) { return mlxr_ask_for_amx(); }
 int has_bf16(void) { return MLXR_ROWS_FAST == MLXR_ROWS_BF16; }
-int has_columns(void) { return MLXR_LEAST_COLUMNS < INT32_MAX; }
+int has_columns(void) { return MLXR_TRANSPOSES; }
 size_t row_bytes(int bf16, int K) { return mlxr_row_bytes(bf16 ? MLXR_ROWS_BF16 : MLXR_ROWS_F32, K); }
 void tile(int bf16, const uint8_t *x, size_t stride, int rows, const uint8_t *panels, size_t panel_bytes, int K,
           float *sums, int add) {

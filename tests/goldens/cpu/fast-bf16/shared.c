@@ -1,8 +1,15 @@
 // bf16 matrices of 48 columns: panels of 1536 bytes.
 MLXR_OUTLINE void bf16_48_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
 #if defined(MLXR_AMX)
-    if (m >= MLXR_LEAST_COLUMNS) {
+    if (m >= MLXR_BF16_FROM) {
         float_panel_columns(MLXR_BF16, panel, 48, valid, x, m, y);
+        return;
+    }
+#elif defined(MLXR_BF16_MATMUL)
+    if (m >= MLXR_BF16_FROM) {
+        const size_t x_bytes = mlxr_row_bytes(MLXR_ROWS_BF16, 48);
+        for (int i = 0; i < m; i += 12, x += 12 * x_bytes)
+            MLXR_BY_12_ROWS(m - i, float_panel_pairs(MLXR_BF16, panel, 48, valid, x, x_bytes, MLXR_M, y + i))
         return;
     }
 #endif
@@ -31,8 +38,15 @@ MLXR_OUTLINE void finish(const mlxr_output *out, int row, int count, int column,
 // bf16 matrices of 240 columns: panels of 7680 bytes.
 MLXR_OUTLINE void bf16_240_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
 #if defined(MLXR_AMX)
-    if (m >= MLXR_LEAST_COLUMNS) {
+    if (m >= MLXR_BF16_FROM) {
         float_panel_columns(MLXR_BF16, panel, 240, valid, x, m, y);
+        return;
+    }
+#elif defined(MLXR_BF16_MATMUL)
+    if (m >= MLXR_BF16_FROM) {
+        const size_t x_bytes = mlxr_row_bytes(MLXR_ROWS_BF16, 240);
+        for (int i = 0; i < m; i += 12, x += 12 * x_bytes)
+            MLXR_BY_12_ROWS(m - i, float_panel_pairs(MLXR_BF16, panel, 240, valid, x, x_bytes, MLXR_M, y + i))
         return;
     }
 #endif
@@ -67,8 +81,15 @@ MLXR_OUTLINE void finish_silu(const mlxr_output *out, int row, int count, int co
 // bf16 matrices of 88 columns: panels of 2816 bytes.
 MLXR_OUTLINE void bf16_88_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
 #if defined(MLXR_AMX)
-    if (m >= MLXR_LEAST_COLUMNS) {
+    if (m >= MLXR_BF16_FROM) {
         float_panel_columns(MLXR_BF16, panel, 88, valid, x, m, y);
+        return;
+    }
+#elif defined(MLXR_BF16_MATMUL)
+    if (m >= MLXR_BF16_FROM) {
+        const size_t x_bytes = mlxr_row_bytes(MLXR_ROWS_BF16, 88);
+        for (int i = 0; i < m; i += 12, x += 12 * x_bytes)
+            MLXR_BY_12_ROWS(m - i, float_panel_pairs(MLXR_BF16, panel, 88, valid, x, x_bytes, MLXR_M, y + i))
         return;
     }
 #endif
