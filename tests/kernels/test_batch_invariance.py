@@ -69,6 +69,14 @@ CASES: dict[str, tuple[dict[str, Any], Geometry]] = {
         },
         Geometry.of(**MMA, mlx_min_rows=2, mlx_min_tokens=2),
     ),
+    "long-heads-mma": (
+        TILES
+        | {
+            "model__attention": {"num_heads": 4, "num_kv_heads": 1, "head_dim": 256, "sliding_window": 19},
+            "weights": {"default": "bf16"},
+        },
+        Geometry.of(**MMA | {"prefill_keys": 16, "prefill_rows_per_simdgroup": 8}),
+    ),
     "quantised-mma": (
         BLOCKS
         | {

@@ -7,28 +7,16 @@ from mlxr.compiler.artifact import Artifact, ModelSpec, WeightFormat
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.family_specs import FAMILY_SPECS
+from mlxr_tests.mma_variants import BLOCKS, EXPERTS, FOUR, MMA_VARIANTS
 from mlxr_tests.specs import small_spec
 
 _BF16: dict[str, Any] = {"activation_dtype": "bf16", "weights": {"default": "bf16"}}
-_FOUR: dict[str, Any] = {
-    "activation_dtype": "bf16",
-    "cache": {"dtype": "bf16", "block_size": 16, "max_sequences": 4},
-}
 _ONE_LAYER: dict[str, Any] = {
     "model__num_layers": 1,
     "model__attention": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 32},
 }
 _Q4 = _ONE_LAYER | {"model__attention__head_dim": 96, "cache__dtype": "q4"}
 
-_EXPERTS: dict[str, Any] = {"count": 40, "per_token": 3, "normalise": True, "scale": 2.5}
-_BLOCKS = {
-    "model__num_layers": 1,
-    "model__hidden_size": 256,
-    "model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
-    "model__mlp": {"intermediate_size": 512},
-    "model__context": 64,
-    "prefill_chunk": 64,
-}
 _EAGLE: dict[str, Any] = {
     "taps": [0, 1, 2],
     "hidden_size": 48,
@@ -198,7 +186,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         small_spec(
             model__tensor_names="canonical",
             model__num_layers=1,
-            model__mlp={"intermediate_size": 56, "experts": _EXPERTS | {"router": "softmax_topk"}},
+            model__mlp={"intermediate_size": 56, "experts": EXPERTS | {"router": "softmax_topk"}},
         ),
         Geometry(),
         ("route",),
@@ -207,14 +195,14 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         small_spec(
             model__tensor_names="canonical",
             model__num_layers=1,
-            model__mlp={"intermediate_size": 56, "experts": _EXPERTS | {"router": "sigmoid", "selection_bias": True}},
+            model__mlp={"intermediate_size": 56, "experts": EXPERTS | {"router": "sigmoid", "selection_bias": True}},
         ),
         Geometry(),
         ("route", "routed_experts"),
     ),
     "q4_k_m": (
         small_spec(
-            **_BLOCKS,
+            **BLOCKS,
             weights={
                 "default": "q4_k",
                 "embedding": "q6_k",
@@ -227,7 +215,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
     ),
     "for-mlx": (
         small_spec(
-            **_BLOCKS,
+            **BLOCKS,
             model__rope={"scaling": {"kind": "yarn", "factor": 4.0, "original_context": 16}},
             activation_dtype="bf16",
             cache={"dtype": "bf16", "block_size": 4, "max_sequences": 2},
@@ -238,16 +226,17 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
     ),
     "one-weight-for-mlx": (
         small_spec(
-            **_BLOCKS,
+            **BLOCKS,
             activation_dtype="bf16",
             weights={"default": "bf16", "tensors": {"layers.0.mlp.down": "q4_k"}},
         ),
         Geometry.of(mlx_quantised_min_rows=32),
         ("down_unpack",),
     ),
+    **MMA_VARIANTS,
     **{
         f"format-{name}": (
-            small_spec(**_BLOCKS, weights={"default": name, "norm": "f32"}),
+            small_spec(**BLOCKS, weights={"default": name, "norm": "f32"}),
             Geometry(),
             ("embed", "down"),
         )
@@ -269,12 +258,11 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
     ),
     "few-threadgroups": (
         small_spec(
-            **_BLOCKS
+            **BLOCKS
             | {
                 "model__mlp": {
                     "intermediate_size": 256,
-                    "experts": _EXPERTS
-                    | {"router": "softmax_topk", "shared": {"intermediate_size": 512, "gate": True}},
+                    "experts": EXPERTS | {"router": "softmax_topk", "shared": {"intermediate_size": 512, "gate": True}},
                 }
             },
             weights={"default": "q4_k", "tensors": {"*.v": "q6_k"}},
@@ -291,7 +279,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             model__mlp={
                 "intermediate_size": 64,
                 "bias": True,
-                "experts": _EXPERTS | {"router": "topk_softmax", "shared": {"intermediate_size": 40, "gate": True}},
+                "experts": EXPERTS | {"router": "topk_softmax", "shared": {"intermediate_size": 40, "gate": True}},
             },
         ),
         Geometry(),
@@ -300,79 +288,12 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             *("routed_experts_shared", "routed_experts_shared_rows"),
         ),
     ),
-    "codes-mma": (
-        small_spec(
-            **_BLOCKS,
-            weights={"default": "affine4_g64_bf16", "tensors": {"*.down": "q4_k", "*.up": "q6_k"}, "norm": "f32"},
-            activation_dtype="bf16",
-        ),
-        Geometry.of(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=4, matvec_split=2, matvec_unroll=2),
-        ("qkv", "gate_up", "down"),
-    ),
-    "rows-mma": (
-        small_spec(
-            **_BLOCKS,
-            model__vocab_size=80,
-            weights={"default": "bf16"},
-            **_FOUR,
-        ),
-        Geometry.of(mma_min_rows=2, mma_simdgroups=4, attend_many=3),
-        ("normalise", "o_mma8", "gate_up_mma64", "logits_mma8", "attend_many"),
-    ),
-    "quantised-rows-mma": (
-        small_spec(
-            **_BLOCKS,
-            weights={"default": "q4_k", "tensors": {"*.v": "q6_k", "*.down": "affine4_g64_bf16"}},
-            **_FOUR,
-        ),
-        Geometry.of(mma_min_rows=2, mma_simdgroups=4, mma_outputs=32),
-        ("qkv_mma8", "gate_up_mma32", "down_mma16"),
-    ),
-    "gemm-mma": (
-        small_spec(
-            **_BLOCKS,
-            weights={"default": "affine4_g64_bf16", "tensors": {"*.k": "q4_k", "*.v": "q6_k", "*.up": "mxfp4"}},
-            activation_dtype="bf16",
-        ),
-        Geometry.of(gemm_mma=1),
-        ("qkv_gemm_mma", "gate_up_gemm_mma", "down_gemm_mma"),
-    ),
-    "expert-tiles": (
-        small_spec(
-            **_BLOCKS | {"model__mlp": {"intermediate_size": 256, "experts": _EXPERTS | {"router": "softmax_topk"}}},
-            model__tensor_names="canonical",
-            weights={"default": "q8_0", "tensors": {"*.experts.gate": "q4_k", "*.experts.up": "q4_k"}},
-            activation_dtype="bf16",
-            parallel={"tensor": 2},
-        ),
-        Geometry.of(gemm_mma=1, experts_min_rows=1),
-        ("expert_order", "experts_gemm_mma", "experts_down_gemm_mma", "expert_sum"),
-    ),
-    "latent-tiles": (
-        small_spec(
-            model__tensor_names="canonical",
-            model__num_layers=1,
-            model__attention={
-                "num_heads": 4,
-                "num_kv_heads": 1,
-                "head_dim": 64,
-                "latent": {"kv_rank": 256, "q_rank": 64, "nope_dim": 32, "rope_dim": 32, "v_dim": 32},
-            },
-            weights={"default": "q8_0"},
-            activation_dtype="bf16",
-            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 2},
-            model__hidden_size=64,
-            model__mlp={"intermediate_size": 96},
-        ),
-        Geometry.of(gemm_mma=1, prefill_mma=1),
-        ("attend_latent_prefill_mma", "latent_queries_gemm_mma", "head_product_gemm_mma"),
-    ),
     "latent-split-bf16": (
         small_spec(
             **FAMILY_SPECS["latent"],
             model__num_layers=1,
             weights={"default": "bf16"},
-            **_FOUR,
+            **FOUR,
         ),
         Geometry.of(partition=16),
         (
@@ -390,7 +311,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             model__mtp={},
             model__tensor_names="canonical",
             weights={"default": "bf16"},
-            **_FOUR,
+            **FOUR,
         ),
         Geometry(),
         ("hidden_write",),
@@ -401,7 +322,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             model__tensor_names="canonical",
             output="guesses",
             weights={"default": "bf16"},
-            **_FOUR,
+            **FOUR,
         ),
         Geometry(),
         ("guess_write", "guess_write_each", "guess_input"),
@@ -410,7 +331,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         small_spec(
             model__eagle=_EAGLE,
             weights={"default": "bf16"},
-            **_FOUR,
+            **FOUR,
         ),
         Geometry(),
         ("join_columns", "hidden_write"),
@@ -420,7 +341,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             model__eagle=_EAGLE | {"norm_residual": True},
             output="guesses",
             weights={"default": "bf16"},
-            **_FOUR,
+            **FOUR,
         ),
         Geometry(),
         ("guess_write", "guess_write_each", "guess_input"),
@@ -429,7 +350,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         small_spec(
             **FAMILY_SPECS["short-conv"],
             weights={"default": "bf16"},
-            **_FOUR,
+            **FOUR,
         ),
         Geometry(),
         ("gated_conv", "gated_conv_tiles"),
@@ -438,7 +359,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         small_spec(
             **FAMILY_SPECS["ssm"],
             weights={"default": "bf16"},
-            **_FOUR,
+            **FOUR,
         ),
         Geometry(),
         ("conv_ssd", "ssd"),
@@ -447,7 +368,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         small_spec(
             **FAMILY_SPECS["delta"],
             weights={"default": "bf16"},
-            **_FOUR,
+            **FOUR,
         ),
         Geometry(),
         ("delta_decode", "gated_delta", "gated_norm"),
@@ -457,27 +378,10 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             **FAMILY_SPECS["delta-products"],
             weights={"default": "bf16", "tensors": {"layers.*.recurrent.decay_b": "q8_0"}},
             model__recurrent__rank=32,
-            **_FOUR,
+            **FOUR,
         ),
         Geometry(),
         ("delta_decode", "latent_write"),
-    ),
-    "attention-mma": (
-        small_spec(
-            model__attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
-            weights={"default": "bf16"},
-            **_FOUR,
-        ),
-        Geometry.of(
-            attend_mma=1,
-            partition=32,
-            partition_mma=1,
-            attend_many=3,
-            attend_many_mma=1,
-            prefill_mma=1,
-            prefill_rows=64,
-        ),
-        ("attend_mma", "attend_partition_mma", "attend_many_mma", "attend_prefill_mma"),
     ),
 }
 

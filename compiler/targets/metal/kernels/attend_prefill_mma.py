@@ -11,9 +11,14 @@ _TILE_ELEMENTS = 4096
 
 @dataclass(frozen=True)
 class AttendPrefillMmaKernel(AttendPrefillKernel):
-    """Prefill attention with MMA: 16 rows per simdgroup, and as many keys as fill 16 KiB with K and V."""
+    """Prefill attention with MMA: 16 rows per simdgroup, and as many keys as fill 16 KiB with K and V.
+
+    Attributes:
+        shares: simdgroups that have the same rows, each a share of their elements.
+    """
 
     template = "attend_prefill_mma.metal.jinja"
+    shares: int = 1
 
     @staticmethod
     def can_replace(kernel: AttendPrefillKernel) -> bool:
@@ -27,6 +32,16 @@ class AttendPrefillMmaKernel(AttendPrefillKernel):
         sizes = {"tile": rows // heads, "heads": heads, "keys": _TILE_ELEMENTS // kernel.head_dim}
         same = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
         return AttendPrefillMmaKernel(**same | sizes | {"label": f"{kernel.label}_mma", "rows_per_simdgroup": MMA_ROWS})
+
+    @property
+    def columns(self) -> int:
+        """Elements of a row of queries that a simdgroup has."""
+        return self.head_dim // self.shares
+
+    @property
+    def value_columns(self) -> int:
+        """Elements of a row of results that a simdgroup sums."""
+        return self.value_dim // self.shares
 
     @property
     def turns(self) -> int:

@@ -12,6 +12,7 @@ from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
 from mlxr.compiler.targets.metal.kernel_parts.kernel import MMA_ROWS
 from mlxr.compiler.targets.metal.kernels.attend_prefill import attend_prefill
 from mlxr.compiler.targets.metal.kernels.attend_prefill_mma import AttendPrefillMmaKernel
+from mlxr.compiler.targets.metal.kernels.attend_prefill_wide_mma import AttendPrefillWideMmaKernel
 from mlxr.compiler.targets.metal.kernels.library_attention import (
     call_attention,
     library_condition,
@@ -35,7 +36,9 @@ def lower_prefill_attention(lowering: MetalLowering, op: Op, _: RopeAttention) -
     if lowering.phase == "decode":
         kernel, rows = replace(kernel, tile=1), MMA_ROWS
     unused: tuple[str, ...] = ()
-    if not AttendPrefillMmaKernel.can_replace(kernel):
+    if AttendPrefillWideMmaKernel.can_replace(kernel):
+        kernel = AttendPrefillWideMmaKernel.replacing_wide(kernel, rows, g.tile) if g.tile.mma else kernel
+    elif not AttendPrefillMmaKernel.can_replace(kernel):
         unused = AttendTile.names("mma")
     elif g.tile.mma:
         kernel = AttendPrefillMmaKernel.replacing(kernel, rows)
