@@ -379,14 +379,18 @@ class Scheduler:
 
     def _has_room(self, request: Request, prefix: Prefix) -> bool:
         """Whether there are blocks for all tokens of a request, beside what running ones still need."""
-        promised = 0
+        size, promised = self._pager.block_size, 0
+        needed = self._pager.blocks_to_begin(prefix, min(len(request.answer.tokens) + 1, self._pager.context))
+        # The most that they can need, which is known at once: blocks begun, and a copy of a shared one.
+        most_each = [(other.num_pending + len(other.draft.drafted)) // size + 2 for other in self.running]
+        if needed + sum(most_each) <= self._pager.num_free:
+            return True
         for other in self.running:
             if (pending := other.num_pending) > 0:
                 assert other.run.seq_id is not None, "it runs"
                 most = self._pager.context - other.run.computed
                 growth = (other.run.seq_id, min(pending + len(other.draft.drafted), most))
-                promised += max(pending // self._pager.block_size + 1, self._pager.num_blocks_needed([growth]))
-        needed = self._pager.blocks_to_begin(prefix, min(len(request.answer.tokens) + 1, self._pager.context))
+                promised += max(pending // size + 1, self._pager.num_blocks_needed([growth]))
         if needed + promised <= self._pager.num_free:
             return True
         return not self.running and needed <= self._pager.num_free
