@@ -69,6 +69,23 @@ MLXR_INLINE void i32_transpose(__m512i *r) {
 }
 #endif
 
+// 16 rows [16][dim] as columns: to[d][0 to 15], `stride` from one d to the next. dim is a multiple of 16.
+MLXR_INLINE void attend_turn(float *to, int stride, const float *rows, int dim) {
+#if defined(MLXR_AVX512)
+    for (int d = 0; d < dim; d += 16) {
+        __m512i r[16];
+        MLXR_UNROLL
+        for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(rows + i * dim + d);
+        i32_transpose(r);
+        MLXR_UNROLL
+        for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + (size_t)(d + i) * stride, r[i]);
+    }
+#else
+    for (int d = 0; d < dim; d++)
+        for (int i = 0; i < 16; i++) to[(size_t)d * stride + i] = rows[i * dim + d];
+#endif
+}
+
 // Scores [count][columns], rows of `stride`, times `scales` of their rows if there are such, become cap * tanh(score).
 MLXR_INLINE void attend_cap(float *scores, int stride, int count, int columns, const float *scales, float cap) {
     for (int j = 0; j < count; j++)

@@ -170,7 +170,7 @@ MLXR_INLINE void mlxr_prepare(mlxr_worker *w, const mlxr_input *in, int used, in
         if (!(used >> form & 1) || x[form]) continue;
         uint8_t **to = alone ? own : shared;
         x_bytes[form] = mlxr_row_bytes(form, in->columns);
-        x[form] = mlxr_inputs(w, in, form, alone, row, *own, *shared);
+        x[form] = mlxr_inputs(w, in, form, alone, 1, row, *own, *shared);
         *to += x_bytes[form] * (size_t)(in->rows + MLXR_MOST_TILE_ROWS);
     }
 }

@@ -19,7 +19,7 @@ MLXR_OUTLINE void mlxr_heads(mlxr_worker *w, const mlxr_input *in, const mlxr_se
         mine.heads = mine.rows = (int)((split.end + units - 1) / units) - begin;
         mine.x += (size_t)begin * (size_t)in->of_head;
     }
-    const uint8_t *x = mlxr_inputs(w, &mine, form, m == 1, row, own, w->shared);
+    const uint8_t *x = mlxr_inputs(w, &mine, form, m == 1, 1, row, own, w->shared);
     if (m == 1) own += bytes * (size_t)(mine.rows + MLXR_MOST_TILE_ROWS);
     else mlxr_barrier(w);
     for (int h = 0; h < in->heads; h++) {

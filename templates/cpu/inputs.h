@@ -155,9 +155,10 @@ MLXR_INLINE void mlxr_sum_sixteens(const float *x, int K, float *sums) {
 }
 
 // Prepares the rows in `form` and returns where they are. If `alone`, this thread makes all of them in `own`; else it
-// makes its part of them in `shared`. `row`: mlxr_row_floats floats of this thread.
-MLXR_OUTLINE const uint8_t *mlxr_inputs(const mlxr_worker *w, const mlxr_input *in, int form, int alone, float *row,
-                                        uint8_t *own, uint8_t *shared) {
+// makes its part of them in `shared`. `sums`: whether rows of f32 get their sums, which tiles do not read. `row`:
+// mlxr_row_floats floats of this thread.
+MLXR_OUTLINE const uint8_t *mlxr_inputs(const mlxr_worker *w, const mlxr_input *in, int form, int alone, int sums,
+                                        float *row, uint8_t *own, uint8_t *shared) {
     const int K = in->columns;
     const size_t bytes = mlxr_row_bytes(form, K);
     uint8_t *to = alone ? own : shared;
@@ -176,7 +177,7 @@ MLXR_OUTLINE const uint8_t *mlxr_inputs(const mlxr_worker *w, const mlxr_input *
             x = floats;
         }
         mlxr_norm_row(x, in, floats);
-        if (form == MLXR_ROWS_F32) mlxr_sum_sixteens((const float *)dst, K, (float *)dst + mlxr_row_floats(K));
+        if (form == MLXR_ROWS_F32 && sums) mlxr_sum_sixteens((const float *)dst, K, (float *)dst + mlxr_row_floats(K));
         if (form == MLXR_ROWS_I8) mlxr_quantise(row, K, dst);
         if (form == MLXR_ROWS_BF16) mlxr_bf16_row(row, K, dst);
     }

@@ -284,7 +284,7 @@ MLXR_OUTLINE void mlxr_project(mlxr_worker *w, const mlxr_input *in, const mlxr_
     float *row = (float *)w->scratch;
     uint8_t *own = w->scratch + mlxr_row_floats(K) * 4, *shared = w->shared;
     if (m > few) {
-        const uint8_t *x = mlxr_inputs(w, in, wide, 0, row, own, shared);
+        const uint8_t *x = mlxr_inputs(w, in, wide, 0, 0, row, own, shared);
         mlxr_barrier(w);
         mlxr_tiles_on();
         if (wide == MLXR_ROWS_BF16) mlxr_many(w, m, K, MLXR_ROWS_BF16, segments, n, x, own, out);
@@ -302,7 +302,7 @@ MLXR_OUTLINE void mlxr_project(mlxr_worker *w, const mlxr_input *in, const mlxr_
     for (int form = 0; form < MLXR_FORMS; form++) {
         if (!(used >> form & 1)) continue;
         x_bytes[form] = mlxr_row_bytes(form, K);
-        x[form] = mlxr_inputs(w, in, form, m == 1, row, own, shared);
+        x[form] = mlxr_inputs(w, in, form, m == 1, 1, row, own, shared);
         own += x_bytes[form];
         shared += x_bytes[form] * (size_t)(m + MLXR_MOST_TILE_ROWS);
     }

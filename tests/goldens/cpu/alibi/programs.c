@@ -95,7 +95,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(8, 1, 3);
-    attend_prefill_46c63a77(w, b, (float *)(a + 6144), 0, (float *)(a + 57344));
+    attend_prefill_617a2e00(w, b, (float *)(a + 6144), 0, (float *)(a + 57344));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(3, 1, 4);
@@ -119,7 +119,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(8, 1, 9);
-    attend_prefill_46c63a77(w, b, (float *)(a + 6144), 1, (float *)(a + 57344));
+    attend_prefill_617a2e00(w, b, (float *)(a + 6144), 1, (float *)(a + 57344));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(3, 1, 10);

@@ -107,7 +107,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(9, 1, 5);
-    attend_prefill_f9634f68(w, b, (float *)(a + 108544), (float *)(a + 0), 0, (float *)(a + 10240));
+    attend_prefill_eb27db56(w, b, (float *)(a + 108544), (float *)(a + 0), 0, (float *)(a + 10240));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(10, 1, 6);
@@ -135,7 +135,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(9, 1, 12);
-    attend_prefill_f9634f68(w, b, (float *)(a + 108544), (float *)(a + 0), 1, (float *)(a + 10240));
+    attend_prefill_eb27db56(w, b, (float *)(a + 108544), (float *)(a + 0), 1, (float *)(a + 10240));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(10, 1, 13);

@@ -111,7 +111,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(10, 1, 4);
-    attend_prefill_5382a970(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (float *)(a + 62464));
+    attend_prefill_86d553a7(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(4, 1, 5);
@@ -155,7 +155,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(10, 1, 15);
-    attend_prefill_5382a970(w, b, (float *)(a + 11520), (float *)(a + 0), 1, (float *)(a + 62720));
+    attend_prefill_86d553a7(w, b, (float *)(a + 11520), (float *)(a + 0), 1, (float *)(a + 62720));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(4, 1, 16);

@@ -103,7 +103,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(9, 1, 4);
-    attend_prefill_5382a970(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (float *)(a + 62464));
+    attend_prefill_86d553a7(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(4, 1, 5);
@@ -127,7 +127,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(9, 1, 10);
-    attend_prefill_5382a970(w, b, (float *)(a + 11264), (float *)(a + 0), 1, (float *)(a + 62464));
+    attend_prefill_86d553a7(w, b, (float *)(a + 11264), (float *)(a + 0), 1, (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(4, 1, 11);

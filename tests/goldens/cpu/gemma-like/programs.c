@@ -155,7 +155,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(13, 1, 6);
-    attend_prefill_e9e800a5(w, b, (float *)(a + 38912), (float *)(a + 0), 0, (float *)(a + 14336));
+    attend_prefill_0a786c77(w, b, (float *)(a + 38912), (float *)(a + 0), 0, (float *)(a + 14336));
     mlxr_barrier(w);
     // layers.0.attention.o_projected
     MLXR_COUNT(5, 1, 7);
@@ -191,7 +191,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(13, 1, 15);
-    attend_prefill_e9e800a5(w, b, (float *)(a + 51200), (float *)(a + 0), 1, (float *)(a + 26624));
+    attend_prefill_0a786c77(w, b, (float *)(a + 51200), (float *)(a + 0), 1, (float *)(a + 26624));
     mlxr_barrier(w);
     // layers.1.attention.o_projected
     MLXR_COUNT(5, 1, 16);
@@ -227,7 +227,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.attention.attended
     MLXR_COUNT(16, 1, 24);
-    attend_prefill_e844d6c4(w, b, (float *)(a + 51200), (float *)(a + 4096), 2, (float *)(a + 26624));
+    attend_prefill_e5ce11fc(w, b, (float *)(a + 51200), (float *)(a + 4096), 2, (float *)(a + 26624));
     mlxr_barrier(w);
     // layers.2.attention.o_projected
     MLXR_COUNT(5, 1, 25);
@@ -263,7 +263,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.attention.attended
     MLXR_COUNT(13, 1, 33);
-    attend_prefill_e9e800a5(w, b, (float *)(a + 47104), (float *)(a + 0), 3, (float *)(a + 22528));
+    attend_prefill_0a786c77(w, b, (float *)(a + 47104), (float *)(a + 0), 3, (float *)(a + 22528));
     mlxr_barrier(w);
     // layers.3.attention.o_projected
     MLXR_COUNT(5, 1, 34);

@@ -159,7 +159,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(11, 1, 4);
-    attend_prefill_c8322eea(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 62464));
+    attend_prefill_b7aef399(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(4, 1, 5);
@@ -191,7 +191,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(14, 1, 12);
-    attend_prefill_a2b3546b(w, b, (float *)(a + 37888), (float *)(a + 0), 1, (const float *)t[11], (float *)(a + 89088));
+    attend_prefill_6ba9a453(w, b, (float *)(a + 37888), (float *)(a + 0), 1, (const float *)t[11], (float *)(a + 89088));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(4, 1, 13);
@@ -223,7 +223,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.attention.attended
     MLXR_COUNT(11, 1, 20);
-    attend_prefill_c8322eea(w, b, (float *)(a + 33024), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 84224));
+    attend_prefill_b7aef399(w, b, (float *)(a + 33024), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 84224));
     mlxr_barrier(w);
     // layers.2.attention.out
     MLXR_COUNT(4, 1, 21);
@@ -255,7 +255,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.attention.attended
     MLXR_COUNT(14, 1, 28);
-    attend_prefill_a2b3546b(w, b, (float *)(a + 33024), (float *)(a + 0), 3, (const float *)t[29], (float *)(a + 84224));
+    attend_prefill_6ba9a453(w, b, (float *)(a + 33024), (float *)(a + 0), 3, (const float *)t[29], (float *)(a + 84224));
     mlxr_barrier(w);
     // layers.3.attention.out
     MLXR_COUNT(4, 1, 29);

@@ -119,7 +119,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(12, 1, 6);
-    attend_prefill_244d7f94(w, b, (float *)(a + 64512), 0, (float *)(a + 8192));
+    attend_prefill_cd98de37(w, b, (float *)(a + 64512), 0, (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.0.attention.values
     MLXR_COUNT(13, 1, 7);
@@ -155,7 +155,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(12, 1, 15);
-    attend_prefill_244d7f94(w, b, (float *)(a + 64512), 1, (float *)(a + 8192));
+    attend_prefill_cd98de37(w, b, (float *)(a + 64512), 1, (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.1.attention.values
     MLXR_COUNT(13, 1, 16);

@@ -43,7 +43,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(4, 0, 4);
-    attend_prefill_0ee71bba(w, b, (float *)(a + 4608), (float *)(a + 0), 0, (float *)(a + 10752));
+    attend_prefill_70b873da(w, b, (float *)(a + 4608), (float *)(a + 0), 0, (float *)(a + 10752));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(5, 0, 5);
@@ -67,7 +67,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(4, 0, 10);
-    attend_prefill_0ee71bba(w, b, (float *)(a + 4608), (float *)(a + 0), 1, (float *)(a + 10752));
+    attend_prefill_70b873da(w, b, (float *)(a + 4608), (float *)(a + 0), 1, (float *)(a + 10752));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(5, 0, 11);
@@ -111,7 +111,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(4, 1, 4);
-    attend_prefill_0ee71bba(w, b, (float *)(a + 36864), (float *)(a + 0), 0, (float *)(a + 86016));
+    attend_prefill_70b873da(w, b, (float *)(a + 36864), (float *)(a + 0), 0, (float *)(a + 86016));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(5, 1, 5);
@@ -135,7 +135,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(4, 1, 10);
-    attend_prefill_0ee71bba(w, b, (float *)(a + 36864), (float *)(a + 0), 1, (float *)(a + 86016));
+    attend_prefill_70b873da(w, b, (float *)(a + 36864), (float *)(a + 0), 1, (float *)(a + 86016));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(5, 1, 11);
