@@ -39,28 +39,29 @@ MLXR_INLINE mlxr_by_adapter mlxr_tokens_by_adapter(const mlxr_adapted_batch *b, 
     return by;
 }
 
-// to[token][r] = scale * (row r of a) . x, of 4 rows of n columns and m tokens. `to` has `apart` numbers of each token.
-// As many rows from `next` on are prefetched.
-MLXR_INLINE void mlxr_adapter_rows(int m, const uint16_t *a, const uint16_t *next, const float *x, int n, const int *token,
-                                   const float *scales, float *to, int apart) {
-    f32v sums[MLXR_ADAPTED_ROWS][4];
+// to[token][r] = scale * (row r of a) . x, of 4 rows of n columns and m tokens, whose rows x are. `to` has `apart` numbers
+// of each token. As many rows from `next` on are prefetched.
+MLXR_INLINE void mlxr_lower_rows(int m, const uint16_t *a, const uint16_t *next, const float *const *x, int n,
+                                 const int *token, const float *scales, float *to, int apart) {
+    f32v sums[4][MLXR_ADAPTED_ROWS];
+    float found[4][MLXR_ADAPTED_ROWS];
     const int whole = n / MLXR_LANES * MLXR_LANES;
-    for (int r = 0; r < MLXR_ADAPTED_ROWS; r++)
-        for (int i = 0; i < m; i++) sums[r][i] = f32_zero();
+    MLXR_UNROLL for (int i = 0; i < 4; i++)
+        MLXR_UNROLL for (int r = 0; r < MLXR_ADAPTED_ROWS; r++) sums[i][r] = f32_zero();
     for (int c = 0; c < whole; c += MLXR_LANES) {
         f32v v[4];
         for (int r = 0; c % 32 == 0 && r < MLXR_ADAPTED_ROWS; r++) prefetch(next + (size_t)r * (size_t)n + c);
-        MLXR_UNROLL for (int i = 0; i < m; i++) v[i] = f32_load(x + (size_t)token[i] * (size_t)n + c);
+        MLXR_UNROLL for (int i = 0; i < m; i++) v[i] = f32_load(x[i] + c);
         MLXR_UNROLL for (int r = 0; r < MLXR_ADAPTED_ROWS; r++) {
             const f32v row = f16_load(a + (size_t)r * (size_t)n + c);
-            MLXR_UNROLL for (int i = 0; i < m; i++) sums[r][i] = f32_fma(v[i], row, sums[r][i]);
+            MLXR_UNROLL for (int i = 0; i < m; i++) sums[i][r] = f32_fma(v[i], row, sums[i][r]);
         }
     }
+    MLXR_UNROLL for (int i = 0; i < 4 * MLXR_ADAPTED_ROWS; i += MLXR_LANES) f32_store(found[0] + i, f32_sums(sums[0] + i));
     for (int i = 0; i < m; i++)
         for (int r = 0; r < MLXR_ADAPTED_ROWS; r++) {
-            float sum = f32_sum(sums[r][i]);
-            for (int c = whole; c < n; c++)
-                sum += x[(size_t)token[i] * (size_t)n + (size_t)c] * f16_to_f32(a[(size_t)r * (size_t)n + (size_t)c]);
+            float sum = found[i][r];
+            for (int c = whole; c < n; c++) sum += x[i][c] * f16_to_f32(a[(size_t)r * (size_t)n + (size_t)c]);
             to[(size_t)token[i] * (size_t)apart + (size_t)r] = sum * scales[token[i]];
         }
 }
@@ -70,13 +71,53 @@ typedef struct {
     mlxr_output output;  // which mlxr_finish_adapted finishes
     mlxr_finish finish;  // the steps
     const mlxr_adapted_batch *batch;
-    const float *low;      // [tokens][parts][rank]
+    float *low;            // [tokens][parts][rank]; anything of tokens without an adapter
     const uint16_t *lift;  // by part: [slots], in panels
     const int *widths;     // columns of each part, which are the segments; if gated, of the gate and of up
     int parts, gated, rank, slots;
     int first;  // the tokens that `by` has begin there
     mlxr_by_adapter by;
 } mlxr_adapted_output;
+
+// 4 rows of a first matrix: of the i-th piece of the pieces of all groups.
+MLXR_INLINE const uint16_t *mlxr_piece(const mlxr_adapted_output *a, const mlxr_by_adapter *by, const uint16_t *down, int n,
+                                       int i) {
+    const int of_part = a->rank / MLXR_ADAPTED_ROWS, pieces = a->parts * of_part, piece = i % pieces;
+    const int place = (piece / of_part * a->slots + by->group[i / pieces].id) * a->rank + piece % of_part * MLXR_ADAPTED_ROWS;
+    return down + (size_t)place * (size_t)n;
+}
+
+// low = scale * (x or its norm) @ down[part][adapter].T of each token's adapter: [parts][slots][rank][columns]. Of each 16
+// tokens threads share the groups, and of those pieces of 4 rows of a part.
+MLXR_OUTLINE void mlxr_lower(mlxr_worker *w, const mlxr_input *in, const uint16_t *down, const mlxr_adapted_output *a) {
+    const int n = in->columns, apart = a->parts * a->rank, pieces = apart / MLXR_ADAPTED_ROWS;
+    const size_t normed = mlxr_row_floats(n);
+    float *scratch = (float *)w->scratch;
+    for (int t = 0; t < in->rows; t += MLXR_ADAPTED_TOKENS) {
+        const mlxr_by_adapter by = mlxr_tokens_by_adapter(a->batch, t, in->rows);
+        const float *x[4];
+        int first, last;
+        mlxr_share(w, by.groups * pieces, &first, &last);
+        if (first == last) continue;
+        const uint16_t *rows = mlxr_piece(a, &by, down, n, first), *next;
+        for (int c = 0; c < MLXR_ADAPTED_ROWS * n; c += 32) prefetch(rows + c);
+        for (int i = first; i < last; i++, rows = next) {
+            const int count = by.group[i / pieces].count, *token = by.token + by.group[i / pieces].at;
+            for (int j = 0; j < count && (i == first || i % pieces == 0); j++) {
+                x[j] = in->x + (size_t)token[j] * (size_t)n;
+                if (in->eps <= 0.0f) continue;
+                mlxr_norm_row(x[j], in, scratch + (size_t)j * normed);
+                x[j] = scratch + (size_t)j * normed;
+            }
+            next = i + 1 < last ? mlxr_piece(a, &by, down, n, i + 1) : rows;
+            float *to = a->low + i % pieces * MLXR_ADAPTED_ROWS;
+            if (count == 4) mlxr_lower_rows(4, rows, next, x, n, token, a->batch->scales, to, apart);
+            else for (int j = 0; j < count; j++) mlxr_lower_rows(1, rows, next, x + j, n, token + j, a->batch->scales, to, apart);
+        }
+    }
+    // Threads that share several rows wait for each other before they multiply these.
+    if (in->rows == 1) mlxr_barrier(w);
+}
 
 // y[token - first] += low @ panel, of m tokens and a whole panel; even ranks and odd ones are added up apart. `low` has
 // `apart` numbers of each token.

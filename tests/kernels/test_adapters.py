@@ -63,7 +63,10 @@ def test_tokens_have_the_adapters_of_their_sequences(target: str, name: str) -> 
     assert pair.artifact.plan.max_tokens >= 31
     labels = {kernel.label for kernel in pair.plan.program(target).kernels if kernel.name in pair.host.launches}
     merged = {"qkv", "o", "gate_up" if pair.artifact.spec.model.mlp.gated else "up", "down"}
-    assert {label for label in labels if label.endswith("_low")} == {f"{word}_low" for word in merged}
+    lows = (
+        {f"{word}_low" for word in merged} if target == "metal" else set()
+    )  # C multiplies by both matrices in one call
+    assert {label for label in labels if label.endswith("_low")} == lows
     assert {label for label in labels if label.endswith("_adapted")} == {f"{word}_adapted" for word in merged}
 
 
@@ -74,6 +77,10 @@ def test_a_slot_that_is_emptied_adds_nothing(target: str) -> None:
     plain = pair.step([(pair.add_using(-1), prompt)])
     adapted = pair.step([(pair.add_using(1), prompt)])
     assert np.abs(plain - adapted).max() > 0.1
+    alone = pair.add_using(1)
+    for token in range(8):  # which two threads share
+        pair.step([(alone, [token])])
+    pair.free(alone)
     pair.put(1, {})
     np.testing.assert_array_equal(pair.step([(pair.add_using(1), prompt)]), plain)
     pair.put(1, random_adapter(pair.artifact.spec, 5, only=["mlp.down"]))

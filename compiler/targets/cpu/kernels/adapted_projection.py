@@ -3,16 +3,22 @@
 from dataclasses import dataclass, fields, replace
 
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.ops.adapter import FINISH_STEPS, AdapterUp, adapted
+from mlxr.compiler.ir.ops.adapter import FINISH_STEPS, AdapterDown, AdapterUp, adapted
+from mlxr.compiler.ir.ops.linear import Projection
+from mlxr.compiler.ir.ops.norm import Norm
+from mlxr.compiler.schedule.kernel import round_up
+from mlxr.compiler.targets.cpu.kernel_parts.adapted import adapted_norm
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import ADAPTERS, CpuHelper, Param
 from mlxr.compiler.targets.cpu.kernel_parts.matrix_kernel import weight_buffers
 from mlxr.compiler.targets.cpu.kernels.projection import CpuProjection, projection_kernel
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
+_TOGETHER = 4  # tokens of an adapter that are multiplied at a time
+
 
 @dataclass(frozen=True, kw_only=True)
 class CpuAdaptedProjection(CpuProjection):
-    """out = the epilogue of x @ W.T + low @ lift[part, adapter].
+    """out = the epilogue of x @ W.T + scale * x @ down[part, adapter].T @ lift[part, adapter].
 
     Attributes:
         widths: columns of each part.
@@ -26,37 +32,69 @@ class CpuAdaptedProjection(CpuProjection):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """Those of the projection, low, and the second matrices of all adapters; ids and scales are in the batch."""
-        return (*super().params, Param("low", "input"), Param("lift", "matrix"))
+        """Those of the projection, and the matrices of all adapters; ids and scales are in the batch."""
+        return (*super().params, Param("down", "matrix"), Param("lift", "matrix"))
 
     @property
     def buffer_table(self) -> str:
         """See `CpuProjection.buffer_table`."""
-        rows = f"//   low      [tokens, {len(self.widths)} * {self.rank}] f32; anything of tokens without an adapter\n"
-        parts = ", ".join(f"[{self.slots}, {self.rank} * {width}]" for width in self.widths)
-        return f"{super().buffer_table}{rows}//   lift     by part: {parts} f16, in panels\n"
+        down = f"[{len(self.widths)}, {self.slots}, {self.rank}, {self.in_features}] f16"
+        lift = ", ".join(f"[{self.slots}, {self.rank} * {width}]" for width in self.widths)
+        return f"{super().buffer_table}//   down     {down}\n//   lift     by part: {lift} f16, in panels\n"
 
     @property
     def helpers(self) -> tuple[CpuHelper, ...]:
         """Those of the projection, and each token's adapter."""
         return (*super().helpers, ADAPTERS)
 
+    @property
+    def low_offset(self) -> int:
+        """Where rows in low rank begin, in the scratch that threads share."""
+        return round_up(super().shared_bytes, 64)
+
+    @property
+    def shared_bytes(self) -> int:
+        """That of the projection, and after it the rows in low rank."""
+        return self.low_offset + self.max_rows * len(self.widths) * self.rank * 4
+
+    @property
+    def thread_bytes(self) -> int:
+        """That of the projection, or, before it, some rows after the norm."""
+        return max(super().thread_bytes, _TOGETHER * round_up(self.in_features, 32) * 4)
+
+
+@lowers(AdapterDown)
+def lower_adapter_down(lowering: CpuLowering, op: Op, _: AdapterDown) -> None:
+    """Adds nothing: the projection's call multiplies by these matrices, too."""
+
 
 @lowers(AdapterUp)
 def lower_adapter_up(lowering: CpuLowering, op: Op, attrs: AdapterUp) -> None:
-    """Adds one call for the op and for the projection that gives it sums, which has no call of its own."""
-    product = lowering.graph.producer(op.inputs["x"])
-    assert product is not None and lowering.graph.sole_consumer(product.out) is op, "SplitAdapters has made both"
-    steps = {name: getattr(attrs, name) for name in FINISH_STEPS}
+    """Adds one call for the op, for what gives it low rows, and for the projection that gives it sums, with a norm."""
+    graph = lowering.graph
+    product, down = (graph.producer(op.inputs[port]) for port in ("x", "low"))
+    assert product is not None and down is not None, "SplitAdapters has made them"
+    assert product.inputs["x"] == down.inputs["x"], "both read the same rows"
     whole = replace(
         product,
-        attrs=replace(product.attrs, **steps),
-        inputs=product.inputs | {port: name for port, name in op.inputs.items() if port != "x"},
+        attrs=replace(product.attrs, **{name: getattr(attrs, name) for name in FINISH_STEPS}),
+        inputs=product.inputs | {port: name for port, name in op.inputs.items() if port not in ("x", "low")},
         outputs={"out": op.out},
     )
+    if (norm := adapted_norm(graph, product.inputs["x"])) is not None:
+        whole = _normed(whole, norm)
     kernel = projection_kernel(lowering, whole)
     own = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
     own["label"] = f"{adapted(op, 'lift')}_adapted"
     assert [segment.rows for segment in kernel.segments] == [*attrs.part_widths], "a part is a tensor"
     joined = CpuAdaptedProjection(**own, widths=attrs.part_widths, rank=attrs.rank, slots=attrs.slots)
-    lowering.add_call(whole, joined, weight_buffers(lowering, whole))
+    lowering.add_call(whole, joined, weight_buffers(lowering, whole) | {"down": down.inputs["down"]})
+
+
+def _normed(op: Op, norm: Op) -> Op:
+    attrs = norm.attrs_as(Norm)
+    inputs = op.inputs | {"x": norm.inputs["x"]}
+    inputs |= {
+        port: norm.inputs[own] for port, own in (("norm", "weight"), ("norm_bias", "bias")) if own in norm.inputs
+    }
+    return replace(op, attrs=replace(op.attrs_as(Projection), eps=attrs.eps, norm_kind=attrs.kind), inputs=inputs)

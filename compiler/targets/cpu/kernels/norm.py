@@ -7,6 +7,7 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import NormKind
 from mlxr.compiler.ir.ops.norm import Norm, NormRows
 from mlxr.compiler.ir.ops.shared_norm import NormOfPart
+from mlxr.compiler.targets.cpu.kernel_parts.adapted import adapted_norm
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
@@ -100,7 +101,9 @@ class CpuNorm(CpuKernel):
 
 @lowers(Norm)
 def lower_norm(lowering: CpuLowering, op: Op, attrs: Norm) -> None:
-    """Adds the call for an op."""
+    """Adds the call for an op, unless the calls that read it compute it."""
+    if adapted_norm(lowering.graph, op.out) is not None:
+        return
     width = lowering.width(op, "x")
     parameters = [port for port in ("weight", "bias") if port in op.inputs]
     kernel = CpuNorm(

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.ops.adapter import AdapterUp
 from mlxr.compiler.ir.ops.experts import Route
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.ir.ops.product import AddedBlock, Product
 from mlxr.compiler.schedule.kernel import round_up
+from mlxr.compiler.targets.cpu.kernel_parts.adapted import is_adapted
 from mlxr.compiler.targets.cpu.kernel_parts.finish_rows import FinishRows
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import Param
 from mlxr.compiler.targets.cpu.kernel_parts.matrix import Matrix
@@ -184,10 +184,8 @@ class CpuProjection(CpuMatrixKernel):
 @lowers(Linear, Projection)
 def lower_projection(lowering: CpuLowering, op: Op, _: Product) -> None:
     """Adds the call for an op; one to whose sums adapters add has its call with that."""
-    reader = lowering.graph.sole_consumer(op.out)
-    if reader is not None and isinstance(reader.attrs, AdapterUp):
-        return
-    lowering.add_call(op, projection_kernel(lowering, op), weight_buffers(lowering, op))
+    if not is_adapted(lowering.graph, op):
+        lowering.add_call(op, projection_kernel(lowering, op), weight_buffers(lowering, op))
 
 
 def projection_kernel(lowering: CpuLowering, op: Op) -> CpuProjection:
