@@ -67,14 +67,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Lets the short tests draw the same random examples each time, so that only changes make them fail."""
+    if isa := config.getoption("--isa"):
+        os.environ["MLXR_CPU_ARCH"] = isa
     is_long = config.getoption("--all") or config.getoption("--rest")
     settings.register_profile("mlxr", derandomize=not is_long, deadline=None)
     settings.load_profile("mlxr")
     if not is_long:  # most of the time goes into compiling; tests of the compilation itself want the hosts' own flags
-        os.environ.setdefault("MLXR_CPU_CFLAGS", "-O0 -Dalways_inline=")  # a function is compiled once, not per call
+        from mlxr_tests.quick_c import use_quick_c
+
+        use_quick_c()
         os.environ.setdefault("MLXR_SIM_CFLAGS", "-O0")
-    if isa := config.getoption("--isa"):
-        os.environ["MLXR_CPU_ARCH"] = isa
 
 
 def _share(text: str) -> tuple[int, int]:

@@ -1,0 +1,56 @@
+"""Flags for the C of short tests, most of which runs for less time than compilers take."""
+
+import contextlib
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from mlxr.runtime.cache_folder import cache_folder
+from mlxr.runtime.hosts.cpu.processor import processor_identity
+from mlxr.runtime.hosts.cpu.toolchain import Compiler, find_compilers
+from mlxr.runtime.hosts.library_cache import digest
+
+# A function is compiled once, not for each call.
+_FLAGS = "-O0 -Dalways_inline="
+# All texts include these, and reading them takes a third of the time. What they include must know the first line.
+_HEADER = """#define _GNU_SOURCE
+#ifdef __x86_64__
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+"""
+
+
+def use_quick_c() -> None:
+    """Sets `MLXR_CPU_CFLAGS`, unless it is set."""
+    if "MLXR_CPU_CFLAGS" not in os.environ:
+        os.environ["MLXR_CPU_CFLAGS"] = _FLAGS
+        if folder := _parsed_header():
+            # Found by a search, which only GCC does for what is parsed: clang would warn that it cannot read it.
+            os.environ["MLXR_CPU_CFLAGS"] += f" -I{folder} -include intrinsics.h"
+
+
+def _parsed_header() -> Path | None:
+    """The folder of intrinsics.h and of what GCC made of it, which it passes over where other flags are given."""
+    compiler = next(iter(find_compilers()), None)
+    if compiler is None or not _is_gcc(compiler):
+        return None
+    command = compiler.object_command("intrinsics.h", "intrinsics.h.gch")
+    folder = cache_folder("test-c") / digest(*command, compiler.identity, processor_identity(), _HEADER)
+    if not folder.is_dir() and " " not in str(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as outer:
+            work = Path(outer, "made")
+            work.mkdir()
+            (work / "intrinsics.h").write_text(_HEADER)
+            if subprocess.run(command, cwd=work, capture_output=True, check=False).returncode == 0:
+                with contextlib.suppress(OSError):  # another process was faster
+                    work.rename(folder)
+    return folder if folder.is_dir() else None
+
+
+def _is_gcc(compiler: Compiler) -> bool:
+    told = subprocess.run([*compiler.command, "--version"], capture_output=True, text=True, check=False).stdout
+    return "Free Software Foundation" in told
