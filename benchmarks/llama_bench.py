@@ -49,6 +49,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="of shapes (as few as a CPU is timed with: 4, 5, 12)")
     parser.add_argument("--threads", type=int, default=usable_cpus(), help="of both engines, on a CPU (all)")
     parser.add_argument("--gpu", action="store_true", help="on an NVIDIA card")
+    parser.add_argument("--experts-on-cpu", type=int, metavar="N", help="leave N layers' experts to the CPU (-ncmoe N)")
     parser.add_argument("--turns", type=int, default=3, help="runs of each engine (3)")
     parser.add_argument("--folder", metavar="DIR", help="where files are kept (a temporary one)")
     return parser.parse_args()
@@ -75,6 +76,8 @@ def _measure(path: Path, args: argparse.Namespace) -> Mapping[str, Mapping[str, 
 
 def _ours(path: Path, args: argparse.Namespace) -> Mapping[str, float]:
     command = [sys.executable, "-m", "mlxr", "bench", str(path), "--json", "--decode-tokens", str(_DECODED)]
+    if args.experts_on_cpu:
+        command += ["--experts-on-cpu", str(args.experts_on_cpu)]
     if not args.gpu:
         command += ["--host", "cpu", "--threads", str(args.threads)]
     after = json.loads(_output([*command, "--prompt-tokens", str(_PROMPT)]))
@@ -89,6 +92,8 @@ def _ours(path: Path, args: argparse.Namespace) -> Mapping[str, float]:
 def _theirs(path: Path, args: argparse.Namespace) -> Mapping[str, float]:
     """The better of both kinds of attention, for each row."""
     options = ["-ngl", "99"] if args.gpu else ["-ngl", "0", "-t", str(args.threads)]
+    if args.experts_on_cpu:
+        options += ["-ncmoe", str(args.experts_on_cpu), "-t", str(args.threads)]
     middle = sum(_LENGTHS) // 2
     command = [args.llama_bench, "-m", str(path), "-o", "json", "-r", "3", *options, "-fa", "0,1"]
     prompts = json.loads(_output([*command, "-p", f"{_PROMPT},{middle}", "-n", "0"]))

@@ -4,19 +4,20 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.artifact.chip import Chip
-from mlxr.compiler.artifact.manifest import CHIP, PARALLEL, PLAN, SPEC, rank_folder
+from mlxr.compiler.artifact.manifest import CHIP, EXPERTS, PARALLEL, PLAN, SPEC, rank_folder
 from mlxr.compiler.artifact.parallel.parallel_plan import parallel_plan
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import PHASES, MemoryPlan, PhaseName, TargetTypes
+from mlxr.compiler.build.cut_experts import cut_experts
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
 from mlxr.compiler.debug import debug_level
-from mlxr.compiler.errors import BudgetError, MlxrError
+from mlxr.compiler.errors import BudgetError, MlxrError, PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.parallel.check_ranks import Rank, check_order, check_ranks, collectives
@@ -72,7 +73,10 @@ def compile_spec(
     table = GeometryTable(geometry or USUAL_GEOMETRY, chip.geometry)
     types = [TARGETS[target].types(spec, chip.half) for target in targets]
     files = {SPEC: dump_spec(spec)}
-    if spec.parallel is None:
+    if spec.experts_on_cpu:
+        cut_files, records = _plan_cut(spec, table, types)
+        files |= cut_files
+    elif spec.parallel is None:
         planned = _plan(spec, table, types, early)
         _check_budget(spec, planned.plan, table)
         files |= planned.files
@@ -133,6 +137,35 @@ def _plan_graph(
     plan, sources = make_plan(spec, arena, whole, graphs, table, types, origin, part, early)
     named = {"source": source} | {str(phase): graph for phase, graph in graphs.items()}
     return _Planned(plan, sources, named, records)
+
+
+def _plan_cut(
+    spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTypes]
+) -> tuple[dict[str, str], dict[PhaseName, list[PassRecord]]]:
+    """Plans a card, and the CPU that has some layers' experts. Returns the files of both, and the passes of the card.
+
+    Raises:
+        PlanError: only target metal has kernels for a card.
+        BudgetError: the card's part needs more than the budget.
+    """
+    on_card = [own for own in types if own.target == "metal"]
+    if not on_card:
+        raise PlanError("experts_on_cpu is for a card beside the CPU: compile target metal, or set it to 0")
+    whole, arena = source_graph(spec, table, on_card)
+    cut, all_weights = cut_experts(whole, spec.experts_on_cpu), plan_weights(spec, whole, [whole])
+    part = RankPart(None, None, all_weights)
+    card = _plan_graph(spec, arena, whole, cut.card, table, on_card, part)
+    budget, memory = spec.budget_of(0), card.plan.largest_memory
+    if budget is not None and memory.total_bytes > budget:
+        raise BudgetError(
+            f"the card's part of {spec.name} needs {_needs(memory)} but memory_budget is {size(budget)}; leave more "
+            "layers' experts to the CPU (experts_on_cpu), or use a shorter context"
+        )
+    nothing = replace(arena, stores=(), groups=tuple(replace(group, layers=()) for group in arena.groups))
+    unlimited = spec.model_copy(update={"memory_budget": None})
+    cpu = [TARGETS["cpu"].types(spec, None)]
+    experts = _plan_graph(unlimited, nothing, whole, cut.experts, table, cpu, part)
+    return card.files | {EXPERTS + path: text for path, text in experts.files.items()}, card.passes
 
 
 def _plan_ranks(

@@ -9,6 +9,7 @@
     kernels/NAME.metal      one complete Metal file per kernel (target metal)
     steps/NAME.cu           a whole decode step as one CUDA kernel, without the host's prelude (target metal)
     cpu/model.c             the whole model as one C file (target cpu)
+    experts/                plan, graphs and sources of what the CPU computes beside a card (spec: experts_on_cpu)
 
 The same spec gives the same bytes. An artifact is written whole or not at all; the reader refuses one that was changed
 afterwards.
@@ -19,7 +20,7 @@ from mlxr.compiler.artifact.c_library import LATER, CLibrary, CTensor
 from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
 from mlxr.compiler.artifact.launch import BATCH_DIMS, Condition, Extent, KernelCall, Launch
-from mlxr.compiler.artifact.library_call import AttentionCall, CollectiveCall, LibraryCall, MatmulCall
+from mlxr.compiler.artifact.library_call import AttentionCall, CollectiveCall, HandoverCall, LibraryCall, MatmulCall
 from mlxr.compiler.artifact.manifest import TUNING, is_artifact
 from mlxr.compiler.artifact.parallel.parallel_plan import Message, ParallelPlan, RankShare
 from mlxr.compiler.artifact.parallel.peer_mailboxes import BLOCKS, LONGEST_BYTES, mailbox_bytes, mailbox_macros
@@ -102,6 +103,7 @@ __all__ = [
     "Extent",
     "FileKind",
     "Finish",
+    "HandoverCall",
     "InputNorm",
     "KernelCall",
     "KernelEntry",

@@ -8,7 +8,17 @@ from pathlib import Path
 
 from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.artifact.kernel_entry import KernelEntry, body_of, header_of
-from mlxr.compiler.artifact.manifest import CHIP, MANIFEST, PARALLEL, PLAN, SPEC, digest_of, rank_folder, sha256
+from mlxr.compiler.artifact.manifest import (
+    CHIP,
+    EXPERTS,
+    MANIFEST,
+    PARALLEL,
+    PLAN,
+    SPEC,
+    digest_of,
+    rank_folder,
+    sha256,
+)
 from mlxr.compiler.artifact.parallel.parallel_plan import ParallelPlan
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.writer import write_files
@@ -41,9 +51,16 @@ class Artifact:
 
     def of_rank(self, rank: int) -> "Artifact":
         """The artifact of one rank of a model that is split."""
-        prefix = rank_folder(rank)
+        return Artifact(self._below(rank_folder(rank)))
+
+    @cached_property
+    def experts(self) -> "Artifact | None":
+        """The artifact of what the CPU computes beside a card, some layers' experts; None: the card computes all."""
+        return Artifact(self._below(EXPERTS)) if EXPERTS + PLAN in self.files else None
+
+    def _below(self, prefix: str) -> dict[str, str]:
         own = {path.removeprefix(prefix): text for path, text in self.files.items() if path.startswith(prefix)}
-        return Artifact({SPEC: self.files[SPEC], CHIP: self.files[CHIP], **own})
+        return {SPEC: self.files[SPEC], CHIP: self.files[CHIP], **own}
 
     @cached_property
     def plan(self) -> Plan:

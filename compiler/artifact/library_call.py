@@ -1,4 +1,4 @@
-"""Calls other than generated kernels: MLX's functions that replace kernels, and exchanges with other ranks."""
+"""Calls other than generated kernels: MLX's functions that replace kernels, and exchanges with ranks and the CPU."""
 
 from typing import Annotated, Literal
 
@@ -76,7 +76,30 @@ class CollectiveCall(Record):
     width: int
 
 
-LibraryCall = Annotated[MatmulCall | AttentionCall | CollectiveCall, Field(discriminator="function")]
+class HandoverCall(Record):
+    """One end of what a card and the CPU, which has some layers' experts, do in turns. It replaces no kernels either.
+
+    Attributes:
+        function: `give`: rows, chosen experts and their weights go to the CPU; `take`: the experts' sum comes back.
+        label: the name under which hosts count it.
+        ports: of `give` `x`, `experts` and, where experts have weights, `weights`; of `take` `after`, what was given,
+            and `residual`, if the sum is added to one.
+        dtype: type of the result of `take`.
+        width: columns of the rows, or of the sum.
+        place: of `give`, how many come before it in a step.
+        residual_scale: factor of the sum where it is added to a residual.
+    """
+
+    function: Literal["give", "take"]
+    label: str
+    ports: tuple[LibraryPort, ...]
+    dtype: DType
+    width: int
+    place: int = 0
+    residual_scale: float = 1.0
+
+
+LibraryCall = Annotated[MatmulCall | AttentionCall | CollectiveCall | HandoverCall, Field(discriminator="function")]
 """A call of something other than a generated kernel."""
 
 

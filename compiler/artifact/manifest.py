@@ -26,6 +26,10 @@ def rank_folder(rank: int) -> str:
     return f"rank-{rank}/"
 
 
+EXPERTS = "experts/"
+"""The prefix of the files of what the CPU computes, where a model's card leaves it some layers' experts."""
+
+
 def sha256(content: bytes) -> str:
     """The hash of a file's content."""
     return hashlib.sha256(content).hexdigest()

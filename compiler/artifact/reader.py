@@ -14,6 +14,7 @@ from mlxr.compiler.artifact.artifact import Artifact
 from mlxr.compiler.artifact.folder_lock import unchanging
 from mlxr.compiler.artifact.manifest import (
     CHIP,
+    EXPERTS,
     GRAPHS,
     MANIFEST,
     PARALLEL,
@@ -83,6 +84,10 @@ def _load(folder: Path) -> Artifact:
         ) from error
     if split is None:
         _check_plan(artifact, folder, None)
+        if (experts := artifact.experts) is not None:
+            _check_plan(experts, folder / EXPERTS, None)
+        elif artifact.spec.experts_on_cpu:
+            raise ArtifactError(f"{folder} lacks {EXPERTS}{PLAN}; compile the spec again")
     else:
         for rank in range(split.size):
             place = (rank, split.tensor, split.pipeline)

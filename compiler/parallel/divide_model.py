@@ -36,16 +36,16 @@ class DividedModel:
 
 @dataclass(frozen=True)
 class RankPart:
-    """What a plan is made from besides graphs, where it is for one rank of several.
+    """What a plan is made from besides graphs, where it is for a part of a model.
 
     Attributes:
-        plan: what the rank's plan says of it.
-        slices: its part of each tensor of the model that it has anything of, by canonical name.
+        plan: what the rank's plan says of it; None: the part is no rank's, but what one host computes beside another.
+        slices: its part of each tensor of the model that it has anything of, by canonical name; None: whole tensors.
         all_weights: the weights of the whole model.
     """
 
-    plan: RankPlan
-    slices: Mapping[str, TensorSlice]
+    plan: RankPlan | None
+    slices: Mapping[str, TensorSlice] | None
     all_weights: tuple[WeightPlan, ...]
 
 

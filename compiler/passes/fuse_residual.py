@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.ir.ops.elementwise import Add, ScaleBy
 from mlxr.compiler.ir.ops.experts import ExpertCombine
+from mlxr.compiler.ir.ops.handover import TakeSum
 from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.ir.ops.norm import Norm
 from mlxr.compiler.passes.base import Edits, PassResult, as_projection, sole_producer
@@ -16,7 +17,7 @@ class FuseResidual:
 
     1. add(residual, alpha * projection(x)) -> projection(x, residual, residual_scale = alpha), in the add's place;
        if alpha is 1, also add(projection(x), residual).
-    2. The same for expert_combine(x) and norm(x) instead of the projection.
+    2. The same for expert_combine(x), take_sum and norm(x) instead of the projection.
     3. scale_by(norm(x)), after that -> norm(x, scale).
 
     Does not fire when the op's result is read elsewhere or added to itself, or when the op already has a residual, or
@@ -60,6 +61,6 @@ def _adding(op: Op, scale: float) -> Op | None:
     attrs = op.attrs
     if isinstance(attrs, Projection) and attrs.activation is None:
         return replace(op, attrs=replace(attrs, residual_scale=scale))
-    if isinstance(attrs, ExpertCombine | Norm):
+    if isinstance(attrs, ExpertCombine | TakeSum | Norm):
         return replace(op, attrs=replace(attrs, residual_scale=scale))
     return None

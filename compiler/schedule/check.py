@@ -5,7 +5,7 @@ from itertools import product
 
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
 from mlxr.compiler.artifact.launch import Condition, KernelCall, Launch
-from mlxr.compiler.artifact.library_call import CollectiveCall, MatmulCall
+from mlxr.compiler.artifact.library_call import CollectiveCall, HandoverCall, MatmulCall
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import Phase, Program
 from mlxr.compiler.errors import PlanError
@@ -109,7 +109,7 @@ def _who(launch: Launch) -> str:
     body = launch.body
     if isinstance(body, KernelCall):
         return f"launch of {body.kernel} for {launch.op}"
-    whose = "" if isinstance(body, CollectiveCall) else "MLX's "
+    whose = "" if isinstance(body, CollectiveCall | HandoverCall) else "MLX's "
     return f"the call of {whose}{body.function} for {launch.op}"
 
 
@@ -184,7 +184,7 @@ def _check_library_calls(
             sources |= dict(zip(launch.outputs, weights, strict=False))
     for launch in phase.launches:
         body, who = launch.body, _who(launch)
-        if isinstance(body, KernelCall | CollectiveCall):
+        if isinstance(body, KernelCall | CollectiveCall | HandoverCall):
             continue
         if not launch.needs_library:
             raise PlanError(f"{who} would run on hosts that have no such function")

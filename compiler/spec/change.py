@@ -35,6 +35,7 @@ class Changes:
         mtp: whether a head of the model's own that guesses is part of the spec, where there is one; None: as the spec
             says, and without it where the spec is made of a model's files.
         adapters: places for adapters; None: as the spec says.
+        experts_on_cpu: how many layers have their experts on the CPU; None: as the spec says.
         trust_artifact: whether an artifact's code runs even if it is not what its spec compiles to.
     """
 
@@ -54,6 +55,7 @@ class Changes:
     mtp: bool | None = None
     trust_artifact: bool = False
     adapters: Adapters | None = None
+    experts_on_cpu: int | None = None
 
     def __post_init__(self) -> None:
         """Checks the type of every field; `changed` checks the values."""
@@ -84,6 +86,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "mtp": ((bool, type(None)), "True, False or None"),
     "trust_artifact": ((bool,), "True or False"),
     "adapters": ((Adapters, type(None)), "mlxr.Adapters or None"),
+    "experts_on_cpu": ((int, type(None)), "a whole number or None"),
 }
 
 NO_CHANGES = Changes()
@@ -115,5 +118,7 @@ def changed(spec: ModelSpec, changes: Changes) -> ModelSpec:
     update["activation_dtype"] = changes.activation_dtype or spec.activation_dtype
     update["adapters"] = changes.adapters or spec.adapters
     update["parallel"] = changes.parallel or spec.parallel
+    if changes.experts_on_cpu is not None:
+        update["experts_on_cpu"] = changes.experts_on_cpu
     result = spec.model_copy(update=update)
     return spec if result == spec else parse_spec(dump_spec(result), f"{spec.name}, as the options change it")

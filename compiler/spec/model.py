@@ -20,6 +20,7 @@ from mlxr.compiler.spec.eagle import NUM_TAPS, Eagle
 from mlxr.compiler.spec.fields import (
     AUTO,
     INT32_MAX,
+    MAX_LAYERS,
     ActivationType,
     CacheType,
     Contradictions,
@@ -228,6 +229,9 @@ class ModelSpec(Record):
     """How the model is split over several machines; null: it is not."""
     adapters: Adapters | None = None
     """Places for low-rank adapters (LoRA); null: the model is compiled without any."""
+    experts_on_cpu: Annotated[int, Field(ge=0, le=MAX_LAYERS, strict=True)] = 0
+    """How many layers, from the first on, have their chosen experts in the machine's memory, where the CPU computes
+    them, beside a card that computes all else."""
 
     @model_validator(mode="after")
     def _check(self) -> "ModelSpec":
@@ -249,6 +253,8 @@ class ModelSpec(Record):
                 f"use at most {INT32_MAX // width}",
             )
         self._check_parallel(wrong)
+        if self.experts_on_cpu:
+            self._check_experts_on_cpu(wrong)
         if self.adapters is not None and self.output == "hidden":
             wrong.add("adapters", "a model that makes embeddings has no adapters", "leave adapters out")
         elif self.adapters is not None and not adapted_matrices(self.model):
@@ -267,6 +273,23 @@ class ModelSpec(Record):
         if self.prefill_chunk is not None and self.prefill_chunk < self.model.context:
             what = f"a step reads whole texts, of up to {self.model.context} tokens, but has {self.prefill_chunk}"
             wrong.add("prefill_chunk", what, "leave it null, or use a context that is no longer")
+
+    def _check_experts_on_cpu(self, wrong: Contradictions) -> None:
+        key, fix = "experts_on_cpu", "set experts_on_cpu to 0"
+        layers = self.model.layers[: self.experts_on_cpu]
+        if not any(layer.mlp is not None and layer.mlp.experts is not None for layer in layers):
+            wrong.add(key, f"none of the first {self.experts_on_cpu} layers has experts", fix)
+        if self.parallel is not None:
+            wrong.add(
+                key, "a model that is split over ranks keeps its experts on them", f"{fix}, or leave parallel out"
+            )
+        if self.adapters is not None:
+            wrong.add(key, "a model with experts on the CPU has no adapters", f"{fix}, or leave adapters out")
+        if self.model.has_head:
+            head = "mtp" if self.model.mtp is not None else "eagle"
+            wrong.add(key, "a model with experts on the CPU has no head that guesses", f"{fix}, or leave {head} out")
+        if self.model.is_encoder:
+            wrong.add(key, "a model that sees whole texts keeps its experts", fix)
 
     def _check_parallel(self, wrong: Contradictions) -> None:
         split, budget = self.parallel, self.memory_budget

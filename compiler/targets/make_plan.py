@@ -60,7 +60,8 @@ def make_plan(
     max_rows = max_tokens if spec.output == "hidden" else max(sequences, min(prefill_chunk, 64))
     weights = plan_weights(spec, source, graphs.values(), part.slices if part else None)
     tensors = {tensor.name: tensor.shape for weight in weights for tensor in weight.parts}
-    budget, rank = spec.budget_of(part.plan.rank if part else 0), part.plan if part else None
+    rank = part.plan if part else None
+    budget = spec.budget_of(rank.rank if rank else 0)
     limits = {phase: batch_limits(spec, phase, max_tokens, max_rows) for phase in PHASES}
     inputs = LoweringInput(spec, graphs, weights, arena, limits, table, leading(types), tensors, budget, rank)
     made = _programs(types, inputs, origin, early)

@@ -20,6 +20,7 @@ from mlxr.runtime.engine.adapter_set import adapters_of
 from mlxr.runtime.engine.choose_arena import Head, choose_arena
 from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.core import EngineCore
+from mlxr.runtime.engine.cpu_experts import card_mmap, check_leaves_experts, load_experts, use_experts
 from mlxr.runtime.engine.default_sampling import DefaultSampling, default_sampling
 from mlxr.runtime.engine.embeds import Embeds
 from mlxr.runtime.engine.errors import ModelClosedError
@@ -59,6 +60,7 @@ class Model(ModelAdapters, Embeds):
 
     Attributes:
         core: the loop that runs the steps of all generations.
+        experts: the CPU's part of it, some layers' experts; None: its host computes all of them.
         types: the element types of activations and cache on its host, each with its reason.
         limit: of its context.
         ranks: the other ranks that execute parts of it; None: it is whole.
@@ -124,7 +126,8 @@ class Model(ModelAdapters, Embeds):
                 f"this is rank {plan.rank.rank}'s part of {artifact.spec.name}, which computes nothing alone: load the "
                 f"whole artifact on each of its {plan.rank.size} ranks (mlx.launch -n {plan.rank.size} -- ...)"
             )
-        entry = check_host(host, plan.targets, threads)
+        entry = check_host(host, plan.targets, threads if artifact.experts is None else None)
+        check_leaves_experts(artifact, entry)
         file = open_weights(weights) if head is None or artifact.spec.model.eagle is None else head.file
         check_metadata(file, artifact.spec)
         self._template_places: list[Place] = [] if tokenizer is None else [Path(tokenizer)]
@@ -141,7 +144,7 @@ class Model(ModelAdapters, Embeds):
             tier_memory=tiers.memory_bytes,
             shrink=shrink_arena,
             most_bytes=most_bytes if ranks is None else ranks.most_bytes(entry, most_bytes),
-            mmap=mmap,
+            mmap=card_mmap(artifact, mmap),
             needed_context=needed_context,
             head=head,
         )
@@ -151,11 +154,12 @@ class Model(ModelAdapters, Embeds):
             self.limit = replace(chosen.limit, tokens=geometry.context, why="another rank has less memory free")
         self.arena = entry.load().arena_type(geometry)
         self.pager = Pager.from_geometry(geometry, record_evictions=bool(tiers))
-        load = partial(make_host, host, threads=threads, progress=progress)
+        self.experts = load_experts(artifact, file, threads=threads, mmap=mmap, progress=progress)
+        load = partial(make_host, host, threads=threads if self.experts is None else None, progress=progress)
         self.host = load(artifact, file, self.arena, resident=chosen.resident)
         if ranks is not None:
             self.host = ranks.lead(self.host)
-        self._notes: tuple[str, ...] = chosen.notes
+        self._notes = chosen.notes + use_experts(self.host, self.experts)
         if self.host.builds_late:
             warm_up(self.host, self.pager, progress)
         opened = open_tiers(artifact, file, self.host, tiers) if tiers else None
@@ -428,6 +432,8 @@ class Model(ModelAdapters, Embeds):
             for guesser in (self._draft, self._head):
                 if guesser is not None:
                     closing.callback(guesser.close)
+            if self.experts is not None:  # after the card's host, whose steps wait for it
+                closing.callback(self.experts.close)
             closing.callback(self.host.close)
             closing.callback(self._maker.close)
             closing.callback(self.core.close)

@@ -44,6 +44,7 @@ class HostEntry:
         building_ahead: a context in which a program can be begun to be built from its sources, by file, and the
             model's name, while its artifact is not complete. The host takes what was begun; what it has not taken when
             the context ends is ended.
+        leaves_experts: whether it can leave some layers' experts to the CPU beside it.
         cached: what the host keeps in its own folder of the cache, for `mlxr cache`; empty: nothing.
     """
 
@@ -61,6 +62,7 @@ class HostEntry:
     deterministic: bool = False
     prepare: "Callable[[Artifact], None]" = lambda artifact: None
     building_ahead: "Callable[[], AbstractContextManager[BeginBuild]]" = _nothing_ahead
+    leaves_experts: bool = False
     cached: str = ""
 
     def runs(self, targets: Collection[str]) -> bool:

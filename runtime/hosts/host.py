@@ -22,6 +22,7 @@ from mlxr.runtime.cache import arena_blocks
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch, Int32Array
 from mlxr.runtime.hosts.exchange import Exchange
+from mlxr.runtime.hosts.handover import ExpertsBeside
 from mlxr.runtime.memory.fitting_arena import Footprint
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
 from mlxr.runtime.weights.fill_slot import fill_slot
@@ -171,6 +172,14 @@ class Host(ABC):
         All processes call it at the same time. Hosts that do not have it run whole models only.
         """
         raise NotImplementedError(f"{type(self).__name__} runs no part of a model")
+
+    def use_experts(self, experts: ExpertsBeside) -> None:
+        """Takes what has some layers' experts on the CPU, if the plan leaves them to it; before the first step.
+
+        Raises:
+            HostError: this host computes all experts itself.
+        """
+        raise HostError(f"host {self.name} leaves no experts to the CPU: set experts_on_cpu to 0")
 
     def shared_ids(self, ids: mx.array | None, count: int) -> mx.array:
         """Gives all processes of one stage token ids that the first may still be computing; for hosts that pipeline.

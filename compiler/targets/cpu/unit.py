@@ -10,7 +10,7 @@ from mlxr.compiler.artifact.c_library import CTensor
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.targets.cpu.format_headers import affine_definitions, format_headers
-from mlxr.compiler.targets.cpu.kernel_parts.kernel import LINKS, CpuHeader, CpuKernel
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import HANDOVER, LINKS, CpuHeader, CpuKernel
 from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.provenance import Provenance
 
@@ -137,6 +137,7 @@ def render_unit(unit: Unit, origin: Provenance) -> tuple[str, int]:
         "headers": (*headers(unit.formats), *(h.file for h in helpers if isinstance(h, CpuHeader))),
         "affine_formats": affine_definitions(unit.formats),
         "exchanges": LINKS in helpers,
+        "hands_over": HANDOVER in helpers,
         "helpers": [_render(f"cpu/{h.template}", {"h": h}) for h in helpers if not isinstance(h, CpuHeader)],
         "functions": [(name if kernel.apart else "", _function(name, kernel, names)) for name, kernel in functions],
         "copy_function": _function(*unit.copy_blocks, names) if unit.copy_blocks else "",

@@ -242,6 +242,10 @@ class CpuHost(Host):
             self._count_launches()
         return Chained([found[begin:end].tolist() for begin, end in pairwise(ends)], later)
 
+    def serve(self, links: int) -> int:
+        """Runs steps of a program that has the experts of a card; see `OpenProgram.serve`."""
+        return self._running.serve(links)
+
     def read(self, logits: Logits) -> npt.NDArray[np.float32]:
         """A step's logits, without a copy."""
         return np.asarray(logits)

@@ -71,6 +71,9 @@ class Library:
         self.read_ahead: Callable[..., Any] | None = None
         if hasattr(loaded, "mlxr_read_ahead"):  # it has experts
             self.read_ahead = _function(loaded, "mlxr_read_ahead", ctypes.c_uint64, pointer, number)
+        self.serve: Callable[..., Any] | None = None
+        if hasattr(loaded, "mlxr_serve"):  # a card gives it rows
+            self.serve = _function(loaded, "mlxr_serve", number, pointer, pointer)
         self.times: Callable[..., Any] | None = None
         if hasattr(loaded, "mlxr_times"):  # it was compiled with a clock
             self.times = _function(loaded, "mlxr_times", pointer, number)
@@ -120,7 +123,7 @@ class OpenProgram:
             reason = os.strerror(ctypes.get_errno())
             raise HostError(f"cpu: cannot start {threads} threads with their memory: {reason}; give fewer --threads")
         self._step, self._chain, self._copy = library.step, library.chain, library.copy_blocks
-        self._read_ahead = library.read_ahead
+        self._read_ahead, self._serve = library.read_ahead, library.serve
         self._lend, self._all_sum = library.lend_activations, library.all_sum
         self._launches = ctypes.cast(library.launches(handle), ctypes.POINTER(ctypes.c_uint64))
         self._handle, self._pid, self._lock = handle, os.getpid(), threading.Lock()
@@ -164,6 +167,24 @@ class OpenProgram:
         with self._lock:
             self._check()
             return 1e-9 * float(self._chain(self._handle, pointers, len(batches), width, table, found.ctypes.data))
+
+    def serve(self, links: int) -> int:
+        """Waits until a card begins a step, and runs it, for a program that has its experts; and those soon after.
+
+        Args:
+            links: the address of `mlxr_links`.
+
+        Returns:
+            How many steps there were; 0: nobody waits any more.
+
+        Raises:
+            HostError: as `step`.
+        """
+        assert self._serve is not None, "a card gives the program rows"
+        self._check()
+        with self._lock:
+            self._check()
+            return int(self._serve(self._handle, links))
 
     def copy_blocks(self, group: int, pairs: npt.NDArray[np.int32]) -> None:
         """Copies blocks of a group. `pairs`: [copies, 2] source and target.

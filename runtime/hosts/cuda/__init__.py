@@ -47,4 +47,5 @@ HOST = HostEntry(
     calls_mlx=True,
     gpu_name=_gpu_name,
     cached="kernels of host cuda",
+    leaves_experts=True,
 )

@@ -9,6 +9,7 @@ the weights that are kept unpacked, if there is memory to spare (kept_weights.py
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import mlx.core as mx
 import numpy as np
@@ -20,12 +21,14 @@ from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source
 from mlxr.runtime.hosts.cuda.decode_steps import DecodeSteps
 from mlxr.runtime.hosts.cuda.device import architecture, limit_cache
 from mlxr.runtime.hosts.cuda.device_array import filled_on_device, on_device
+from mlxr.runtime.hosts.cuda.handover.card_handover import CardHandover
 from mlxr.runtime.hosts.cuda.kept_weights import KeptWeights
 from mlxr.runtime.hosts.cuda.parallel.peers import Peers
 from mlxr.runtime.hosts.cuda.prefill_steps import PrefillSteps
 from mlxr.runtime.hosts.cuda.step_kernel import StepImages, build_steps
 from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
 from mlxr.runtime.hosts.exchange import Exchange
+from mlxr.runtime.hosts.handover import ExpertsBeside
 from mlxr.runtime.hosts.mlx.host import MlxHost
 from mlxr.runtime.hosts.mlx.launcher import Arrays, MlxKernel
 from mlxr.runtime.memory.free_memory import FreeMemory, gpu_memory
@@ -99,6 +102,16 @@ class CudaHost(MlxHost):
         """See `MlxHost.use`."""
         super().use(exchange)
         self._peers.unmet = exchange
+
+    def use_experts(self, experts: ExpertsBeside) -> None:
+        """See `Host.use_experts`."""
+        self.launcher.handover = CardHandover(self.plan, experts)
+
+    def close(self) -> None:
+        """See `Host.close`: steps that are launched end before the CPU no longer answers."""
+        if self.launcher.handover is not None:
+            with suppress(RuntimeError):
+                mx.synchronize()
 
     def shared_ids(self, ids: mx.array | None, count: int) -> mx.array:
         """See `Host.shared_ids`."""

@@ -28,6 +28,7 @@ from mlxr.runtime.cache.arena_blocks import check_blocks
 from mlxr.runtime.hosts.batch import MOST_TOPS, Batch
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_arrays, batch_dims, from_buffer, phase_of
 from mlxr.runtime.hosts.exchange import EXACT_IDS, Exchange
+from mlxr.runtime.hosts.handover import last_taken
 from mlxr.runtime.hosts.host import ArrayHost, Logits, Progress
 from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, kernel_input, of_shape
 from mlxr.runtime.hosts.mlx.launcher import Arrays, Launcher, MlxKernel
@@ -139,6 +140,8 @@ class MlxHost(ArrayHost):
         columns = table_columns(batch, arena.max_blocks_per_sequence)
         arrays = batch_arrays(batch, columns, state_columns(batch, arena.state_columns))
         arrays = {name: array for name, array in arrays.items() if name in self._read[phase.name]}
+        if self.launcher.handover is not None:
+            self.launcher.handover.begin()
         logits, self.arena.token = self.launch_step(phase, dims, arrays, tops)
         if not dims["rows"]:
             with self.failures():
@@ -209,10 +212,9 @@ class MlxHost(ArrayHost):
         """Logits [rows, vocab] f32 and the arena's new token, from all arrays of a step."""
         name, token_name = (*phase.outputs, ARENA_TOKEN)[:2]  # a model that caches nothing passes no token on
         shape = (dims["rows"], self.plan.output_width)
-        if self.plan.is_part:
-            sent = [arrays[name] for name in sent_by(phase)]
-            if sent:  # a step without rows of logits has nothing else that depends on it
-                arrays[token_name] = mx.depends([arrays[token_name]], sent)[0]
+        sent = [arrays[name] for name in sent_by(phase)]
+        if sent:  # a step without rows of logits has nothing else that depends on it
+            arrays[token_name] = mx.depends([arrays[token_name]], sent)[0]
         return of_shape(arrays[name], shape) if name in arrays else mx.zeros(shape), arrays[token_name]
 
     def start(self, *results: mx.array) -> None:
@@ -232,6 +234,8 @@ class MlxHost(ArrayHost):
         """
         with suppress(RuntimeError, ValueError):
             mx.synchronize()
+        if self.launcher.handover is not None:
+            self.launcher.handover.recover()
         self.arena.token = mx.zeros((8,), dtype=mx.uint32)
 
     @contextmanager
@@ -287,6 +291,7 @@ class MlxHost(ArrayHost):
 
 
 def sent_by(phase: Phase) -> list[str]:
-    """The buffers that a phase sends to the next stage, by the names of its launches' results."""
+    """What a phase sends to the next stage, and takes of the CPU last, by the names of its launches' results."""
     bodies = [(launch.body, launch.outputs) for launch in phase.launches]
-    return [outputs[0] for body, outputs in bodies if isinstance(body, CollectiveCall) and body.function == "send"]
+    sent = [outputs[0] for body, outputs in bodies if isinstance(body, CollectiveCall) and body.function == "send"]
+    return sent + last_taken(phase)

@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from mlxr.compiler.artifact import (
+    AttentionCall,
     CollectiveCall,
     Condition,
+    HandoverCall,
     KernelCall,
     Launch,
-    LibraryCall,
+    MatmulCall,
     Phase,
     PhaseName,
     Program,
@@ -19,6 +21,7 @@ from mlxr.compiler.errors import HostError
 from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.hosts.binding import Dims, shape_of
 from mlxr.runtime.hosts.exchange import LazyExchange
+from mlxr.runtime.hosts.handover import LazyHandover
 from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, bindable_shape, of_shape
 from mlxr.runtime.hosts.mlx.library import call_library
 
@@ -45,6 +48,7 @@ class Launcher:
 
     Attributes:
         exchange: what launches exchange rows with, where the program is that of a part of a model.
+        handover: what launches give the CPU rows with, where the program leaves experts to it.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Launcher:
             count: called at each launch with the name of the kernel or the label of the library call, and a detail.
         """
         self.exchange: LazyExchange | None = None
+        self.handover: LazyHandover | None = None
         self._count = count
         self._kernels = {
             entry.name: _Kernel(
@@ -100,6 +105,9 @@ class Launcher:
         shapes = self._shapes[phase] if phase is not None else {}
         if isinstance(launch.body, KernelCall):
             self._launch(launch.body, launch, arrays, dims, shapes)
+        elif isinstance(launch.body, HandoverCall):
+            assert phase is not None, "steps hand over"
+            self._hand_over(launch.body, phase, launch, arrays, dims)
         else:
             self._call(launch.body, launch, arrays, dims, tops)
 
@@ -159,7 +167,20 @@ class Launcher:
         arrays[launch.outputs[0]] = bindable(out)
         self._count(call.label, launch.op)
 
-    def _call(self, call: LibraryCall, launch: Launch, arrays: Arrays, dims: Dims, tops: int) -> None:
+    def _hand_over(self, call: HandoverCall, phase: PhaseName, launch: Launch, arrays: Arrays, dims: Dims) -> None:
+        """Gives the CPU rows, or takes its sum."""
+        handover = self.handover
+        assert handover is not None, "a card that leaves experts to the CPU is given them before its first step"
+        bound = {port.name: arrays[name] for port, name in zip(call.ports, launch.inputs, strict=True)}
+        if call.function == "give":
+            arrays[launch.outputs[0]] = handover.give(call, phase, bound, dims["tokens"])
+        else:
+            arrays[launch.outputs[0]] = handover.take(call, bound, dims["tokens"])
+        self._count(call.label, launch.op)
+
+    def _call(
+        self, call: MatmulCall | AttentionCall | CollectiveCall, launch: Launch, arrays: Arrays, dims: Dims, tops: int
+    ) -> None:
         if isinstance(call, CollectiveCall):
             self._exchange(call, launch, arrays, dims, tops)
             return

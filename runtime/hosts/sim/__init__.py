@@ -41,4 +41,5 @@ HOST = HostEntry(
     preference=40,
     deterministic=True,
     cached="kernels of host sim",
+    leaves_experts=True,
 )

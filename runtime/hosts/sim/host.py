@@ -19,8 +19,10 @@ from mlxr.compiler.artifact import (
     BatchDim,
     CollectiveCall,
     DType,
+    HandoverCall,
     Launch,
     Phase,
+    PhaseName,
     layer_buffer,
 )
 from mlxr.runtime.cache.arena import Arena
@@ -28,6 +30,7 @@ from mlxr.runtime.cache.arena_blocks import check_blocks
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, from_buffer, grid_of, phase_of, shape_of
 from mlxr.runtime.hosts.exchange import BlockingExchange
+from mlxr.runtime.hosts.handover import ExpertsBeside, Handover
 from mlxr.runtime.hosts.host import ArrayHost, Progress
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, prepare
 from mlxr.runtime.weights.element_types import ElementType, decode, encode
@@ -82,6 +85,7 @@ class SimHost(ArrayHost):
         self._inputs: dict[tuple[int, int], SimBuffer] = {}
         self._seed = 0
         self._others: BlockingExchange | None = None
+        self._handover: Handover | None = None
 
     @classmethod
     def from_file(
@@ -105,6 +109,8 @@ class SimHost(ArrayHost):
         self._memory.fill(0xFF)
         batch = self.completed(batch)
         self._begin()
+        if self._handover is not None:
+            self._handover.begin()
         arrays = batch_arrays(batch)
         buffers = self._fixed | self._layout(phase, dims)
         buffers |= {n: SimBuffer.of(array, writable=False, name=n) for n, array in arrays.items()}
@@ -112,6 +118,9 @@ class SimHost(ArrayHost):
             if isinstance(launch.body, CollectiveCall):
                 if launch.runs(dims, library=False):
                     self._exchange(launch.body, launch, buffers, dims, batch.tops)
+                continue
+            if isinstance(launch.body, HandoverCall):
+                self._hand_over(phase.name, launch.body, launch, buffers, dims)
                 continue
             grid = grid_of(launch, dims)
             if grid is not None:
@@ -129,6 +138,42 @@ class SimHost(ArrayHost):
     def use(self, exchange: BlockingExchange) -> None:
         """See `Host.use`."""
         self._others, self.gathers_tops = exchange, True
+
+    def use_experts(self, experts: ExpertsBeside) -> None:
+        """See `Host.use_experts`."""
+        self._handover = Handover(self.plan, experts)
+
+    def _hand_over(
+        self, phase: PhaseName, call: HandoverCall, launch: Launch, buffers: dict[str, SimBuffer], dims: Dims
+    ) -> None:
+        """Gives the CPU rows, or takes its sum, in f32."""
+        handover = self._handover
+        assert handover is not None, "a card that leaves experts to the CPU is given them before its first step"
+        bound = {port.name: (port, buffers[name]) for port, name in zip(call.ports, launch.inputs, strict=True)}
+
+        def floats(name: str) -> npt.NDArray[np.float32] | None:
+            if name not in bound:
+                return None
+            port, buffer = bound[name]
+            return self._floats(buffer, shape_of(port.shape, dims), str(port.dtype))
+
+        if call.function == "give":
+            x, (port, buffer) = floats("x"), bound["experts"]
+            assert x is not None, "rows are given"
+            start, shape = buffer.address - self._memory.ctypes.data, shape_of(port.shape, dims)
+            experts = self._memory[start : start + 4 * int(np.prod(shape))].view(np.int32).reshape(shape)
+            handover.give(phase, call.place, x, experts, floats("weights"))
+        else:
+            out, residual = np.empty((dims["tokens"], call.width), np.float32), floats("residual")
+            handover.take(out)
+            if residual is not None:
+                out = residual + np.float32(call.residual_scale) * out
+            self._write(buffers[launch.outputs[0]], out, call.dtype)
+        self.count(call.label, launch.op)
+
+    def _write(self, buffer: SimBuffer, numbers: npt.NDArray[np.float32], dtype: DType) -> None:
+        to, size = buffer.address - self._memory.ctypes.data, numbers.size * dtype.size_bytes
+        self._memory[to : to + size] = encode(numbers, str(dtype)).reshape(-1).view(np.uint8)
 
     def _exchange(
         self, call: CollectiveCall, launch: Launch, buffers: dict[str, SimBuffer], dims: Dims, tops: int
@@ -150,8 +195,7 @@ class SimHost(ArrayHost):
             others.receive(out)
         else:
             others.gather_result(values.get("x"), out, tops)
-        to, size = buffers[launch.outputs[0]].address - self._memory.ctypes.data, out.size * call.dtype.size_bytes
-        self._memory[to : to + size] = encode(out, str(call.dtype)).reshape(-1).view(np.uint8)
+        self._write(buffers[launch.outputs[0]], out, call.dtype)
         self.count(call.label, launch.op)
 
     def _floats(self, buffer: SimBuffer, shape: tuple[int, ...], dtype: str) -> npt.NDArray[np.float32]:

@@ -5,7 +5,7 @@ import json
 import sys
 
 from mlxr.cli.argparse_types import model_name, token_count
-from mlxr.cli.model_arguments import add_host_argument, add_key_argument, changes_of
+from mlxr.cli.model_arguments import add_experts_argument, add_host_argument, add_key_argument, changes_of
 from mlxr.cli.terminal import ProgressLine, shows_colour, terminal_width
 from mlxr.cli.tier_options import size_argument
 from mlxr.compiler.cli.spec_options import add_type_arguments
@@ -63,6 +63,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         choices=("exact", "fast"),
         help="exact: f32 activations; fast: 8-bit or bf16 ones where that is faster (default: fast)",
     )
+    add_experts_argument(parser)
     add_type_arguments(parser)
     add_key_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     machines = [machine_with(name, args.memory) for name in dict.fromkeys(args.chip)]
     if args.here or not machines:
         machines.insert(0, this_machine(args.host, args.memory))
-    options = LoadOptions(threads=args.threads, changes=changes_of(args))
+    options = LoadOptions(threads=args.threads, changes=changes_of(args), experts_on_cpu=args.experts_on_cpu)
     with ProgressLine() as line:
 
         def fetching(what: str, file: HubFile, done: int) -> None:

@@ -17,7 +17,7 @@ from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.loading.adapter_paths import adapter_paths
 from mlxr.loading.find_model import MODEL_HELP, find_model
 from mlxr.loading.load import load_found
-from mlxr.loading.options import LoadOptions
+from mlxr.loading.options import ExpertsOnCpu, LoadOptions
 from mlxr.runtime.hosts.registry import AUTO, host_choices, hosts
 from mlxr.runtime.memory.fitting_arena import GOOD_CONTEXT
 from mlxr.runtime.memory.mmap_choice import Mmap
@@ -39,6 +39,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=model_name, metavar="MODEL", help=MODEL_HELP)
     add_load_arguments(parser)
     add_mmap_argument(parser)
+    add_experts_argument(parser)
 
 
 def add_load_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,6 +97,25 @@ def add_mmap_argument(parser: argparse.ArgumentParser) -> None:
         "larger than memory, and the next load is faster. auto: where they do not fit into memory, where packing them "
         "takes seconds, and where the file is there (auto)",
     )
+
+
+def add_experts_argument(parser: argparse.ArgumentParser) -> None:
+    """The argument that says of how many layers the CPU computes the experts, beside a card."""
+    parser.add_argument(
+        "--experts-on-cpu",
+        type=_auto_or_count,
+        metavar="N|auto",
+        help="have the CPU compute the chosen experts of the first N layers, beside a card (host cuda) whose memory is "
+        "too small for all; auto: of as few layers as are needed for the rest to fit (default: the card has all)",
+    )
+
+
+def _auto_or_count(text: str) -> ExpertsOnCpu:
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of layers nor auto")
+    return int(text)
 
 
 def add_key_argument(parser: argparse.ArgumentParser) -> None:
@@ -193,6 +213,7 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES, *, needs_
             adapters=adapter_paths(getattr(args, "adapter", None)),
             needs_text=needs_text,
             mmap=getattr(args, "mmap", "auto"),
+            experts_on_cpu=getattr(args, "experts_on_cpu", None),
             progress=show,
         )
         found = find_model(args.model, options)

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from mlxr.cli.adapter_options import adapters_of, add_adapter_arguments
 from mlxr.cli.card_note import tell_of_card
-from mlxr.cli.model_arguments import add_context_argument, add_host_arguments, add_mmap_argument, changes_of
+from mlxr.cli.model_arguments import (
+    add_context_argument,
+    add_experts_argument,
+    add_host_arguments,
+    add_mmap_argument,
+    changes_of,
+)
 from mlxr.cli.pull_progress import pull_absent
 from mlxr.cli.rank_options import add_rank_arguments, check_rank_arguments, refuse_split, run_again
 from mlxr.cli.reasoning_options import add_reasoning_arguments, reasoning_of
@@ -105,6 +111,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_server_arguments(parser)
     add_host_arguments(parser)
     add_mmap_argument(parser)
+    add_experts_argument(parser)
     add_context_argument(parser)
     add_speculation_arguments(parser)
     add_tier_arguments(parser)
@@ -168,6 +175,7 @@ def run(args: argparse.Namespace) -> int:
         mtp=args.mtp,
         control=args.control,
         mmap=args.mmap,
+        experts_on_cpu=args.experts_on_cpu,
     )
     options = ModelSource(
         "", "", loading, args.max_sequences, args.max_waiting, template=args.template, reasoning=reasoning_of(args)

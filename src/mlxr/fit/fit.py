@@ -17,10 +17,12 @@ from mlxr.compiler.spec.model import ModelSpec
 from mlxr.fit.machine import Machine
 from mlxr.fit.rehearse import rehearse
 from mlxr.inspect.roofline import roofline
+from mlxr.loading.artifact_cache import cached_artifact
 from mlxr.loading.find_model import FoundModel, find_model
+from mlxr.loading.fit_experts import leaving_experts
 from mlxr.loading.options import LoadOptions
 from mlxr.loading.own_head import changes_with_head, head_of
-from mlxr.loading.resolve import artifact_of
+from mlxr.loading.resolve import artifact_of, check_first
 from mlxr.runtime.memory.fitting_arena import GOOD_CONTEXT, Footprint, fitting_arena, least_arena
 
 MOST_SEQUENCES = 1024
@@ -62,6 +64,8 @@ class Fit:
         refusal: why it does not fit, for people; None: it does.
         speed: how fast it is; None: that is not known, or it does not fit.
         no_speed: why the speed is not known; None: it is.
+        experts_on_cpu: of how many layers the CPU computes the experts, beside a card.
+        cpu_bytes: what these take of the machine's memory; not part of the others.
     """
 
     weights_bytes: int
@@ -75,6 +79,8 @@ class Fit:
     refusal: str | None = None
     speed: Speed | None = None
     no_speed: str | None = None
+    experts_on_cpu: int = 0
+    cpu_bytes: int = 0
 
     @property
     def planned_bytes(self) -> int:
@@ -133,6 +139,9 @@ def fit(
     one = least_arena(artifact, planned.target, tokens).size_bytes
     weights = footprint.weights_bytes + footprint.mapped_bytes
     told = Fit(weights, footprint.mapped_bytes, footprint.activation_bytes, one, tokens, own)
+    if artifact.experts is not None:
+        beside = artifact.experts.plan.largest_memory.total_bytes
+        told = replace(told, experts_on_cpu=artifact.spec.experts_on_cpu, cpu_bytes=beside)
     try:
         arena = fitting_arena(artifact, planned.target, footprint, machine.memory, shrink=True)
     except HostError as error:
@@ -173,7 +182,11 @@ def _plan(found: FoundModel, machine: Machine) -> _Planned:
     from mlxr.runtime.engine.choose_arena import footprint_of  # noqa: PLC0415 (loads MLX)
     from mlxr.runtime.weights.open_weights import open_weights  # noqa: PLC0415
 
-    artifact, own = artifact_of(found, machine.chip, changes=changes_with_head(found.options))
+    def compiled(spec: ModelSpec, own: Path | None) -> Artifact:
+        spec = leaving_experts(spec, machine.host, machine.chip, found.options, machine.memory)
+        return cached_artifact(spec, machine.chip, partial(check_first, spec, own))
+
+    artifact, own = artifact_of(found, compiled=compiled, changes=changes_with_head(found.options))
     if artifact.parallel is not None:
         raise RequestError(f"{artifact.spec.name} is split over ranks: mlxr inspect says what each of them needs")
     weights = found.options.weights or own
@@ -196,6 +209,8 @@ def _speed(planned: _Planned, machine: Machine, threads: int | None, tell: Calla
         ArtifactError: the chip's speed is not known.
     """
     artifact, chip = planned.artifact, machine.chip
+    if artifact.experts is not None:
+        raise RequestError("how fast a CPU computes the experts beside a card is not predicted")
     if planned.target == "cpu":
         if not machine.is_here:
             raise RequestError("how fast a CPU is, only this machine's can tell")

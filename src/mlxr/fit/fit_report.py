@@ -6,7 +6,7 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
-from mlxr.compiler.text import size
+from mlxr.compiler.text import counted, size
 from mlxr.fit.fit import MOST_SEQUENCES, Fit
 from mlxr.fit.machine import Machine
 from mlxr.fit.rows import FitRow, best_of
@@ -93,6 +93,10 @@ def _notes(rows: Sequence[FitRow]) -> Iterator[str]:
         reason = row.error or (row.fit and (row.fit.refusal or row.fit.no_speed))
         if reason:
             yield f"{row.name}: {reason}"
+    for row in rows:
+        if row.fit is not None and row.fit.experts_on_cpu:
+            what = f"the experts of {counted(row.fit.experts_on_cpu, 'layer')} are the CPU's"
+            yield f"{row.name}: {what}, and take {size(row.fit.cpu_bytes)} of the machine's memory besides"
     fits = [row.fit for row in rows if row.fit is not None]
     speeds = [told.speed for told in fits if told.speed is not None]
     for source, tokens in dict.fromkeys((speed.source, speed.context) for speed in speeds):

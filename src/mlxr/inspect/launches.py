@@ -8,6 +8,7 @@ from mlxr.compiler.artifact import (
     Artifact,
     BatchDim,
     CollectiveCall,
+    HandoverCall,
     KernelCall,
     KernelEntry,
     Launch,
@@ -27,7 +28,7 @@ _ARENA_ONLY = "copy_blocks"
 
 @dataclass(frozen=True)
 class LibraryRow:
-    """The call of a function of MLX, or an exchange with other ranks; `reads` and `writes` are in short."""
+    """The call of a function of MLX, or an exchange with other ranks or the CPU; `reads` and `writes` are in short."""
 
     launch: Launch
     reads: str
@@ -35,15 +36,19 @@ class LibraryRow:
 
     @property
     def name(self) -> str:
-        """Of the function: `MLX matmul`, or `all_sum over ranks`."""
+        """Of the function: `MLX matmul`, `all_sum over ranks`, or `give to the CPU`."""
         body = self.launch.body
         assert not isinstance(body, KernelCall), "rows of kernels are others"
+        if isinstance(body, HandoverCall):
+            return "give to the CPU" if body.function == "give" else "take from the CPU"
         return f"{body.function} over ranks" if isinstance(body, CollectiveCall) else f"MLX {body.function}"
 
     @property
     def flow(self) -> str:
         """What it reads and writes, and on which hosts it runs."""
-        note = "" if isinstance(self.launch.body, CollectiveCall) else f" (only on {hosts_that_call_mlx()})"
+        note = (
+            "" if isinstance(self.launch.body, CollectiveCall | HandoverCall) else f" (only on {hosts_that_call_mlx()})"
+        )
         return f"{self.reads} -> {self.writes}{note}"
 
     @property

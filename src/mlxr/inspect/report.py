@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from mlxr.compiler.artifact import Artifact, BatchDim, Program
 from mlxr.compiler.artifact.typical_steps import chunk_dims, decode_dims
 from mlxr.compiler.spec.heads_text import heads_of
-from mlxr.compiler.text import size
+from mlxr.compiler.text import counted, size
 from mlxr.inspect.launches import FoldedLayers, LaunchRow, LibraryRow, PhaseRows, phase_rows
 from mlxr.inspect.layers import ranges, without_layer
 from mlxr.inspect.text_table import NARROWEST, Column, Heading, Ink, Row, render_table
@@ -90,6 +90,7 @@ def _head(artifact: Artifact, target: str, width: int, ink: Ink) -> Iterator[str
         ("arena", size(memory.arena_bytes), f"{arena.mode}; {arena.summary}"),
         ("activations", size(memory.activation_bytes), f"the larger of {phases}"),
         ("total", size(memory.total_bytes), "; ".join((*totals, budget))),
+        *_beside(artifact),
         *(("types", name, str(each.types)) for name, each in plan.programs.items()),
         ("kernels", str(len(program.kernels)), "show one with --kernel NAME"),
         ("geometry", artifact.chip.name, f"chosen for {artifact.chip.title}"),
@@ -99,6 +100,16 @@ def _head(artifact: Artifact, target: str, width: int, ink: Ink) -> Iterator[str
         yield from textwrap.wrap(
             label + text, max(width, NARROWEST), subsequent_indent=" " * min(len(label), width // 4)
         )
+
+
+def _beside(artifact: Artifact) -> Iterator[tuple[str, str, str]]:
+    """What the CPU takes of the machine's memory, where it has some layers' experts beside a card."""
+    if (experts := artifact.experts) is None:
+        return
+    memory = experts.plan.largest_memory
+    layers = counted(artifact.spec.experts_on_cpu, "layer")
+    parts = f"weights {size(memory.weights_bytes)}, activations {size(memory.activation_bytes)}"
+    yield "on the CPU", size(memory.total_bytes), f"the experts of the first {layers}: {parts}"
 
 
 def _section(artifact: Artifact, phase: PhaseRows, width: int, ink: Ink, all_launches: bool) -> Iterator[str]:

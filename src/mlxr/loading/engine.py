@@ -10,7 +10,7 @@ from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.loading.adapter_paths import AnyAdapter, adapter_paths
 from mlxr.loading.load import load_with
-from mlxr.loading.options import USUAL_SEQUENCES, LoadOptions, Mtp
+from mlxr.loading.options import USUAL_SEQUENCES, ExpertsOnCpu, LoadOptions, Mtp
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.runtime.memory.mmap_choice import Mmap
@@ -48,6 +48,7 @@ class Engine(EngineThread):
         control: str | None = None,
         adapter: AnyAdapter | None = None,
         mmap: Mmap = "auto",
+        experts_on_cpu: ExpertsOnCpu = None,
         progress: "Progress | None" = None,
     ) -> None:
         """Loads the model.
@@ -69,6 +70,7 @@ class Engine(EngineThread):
             control: as for `mlxr.load`.
             adapter: as for `mlxr.load`; requests choose by `adapter` of `generate`.
             mmap: as for `mlxr.load`.
+            experts_on_cpu: as for `mlxr.load`.
             progress: as for `mlxr.load`.
 
         Raises:
@@ -89,6 +91,7 @@ class Engine(EngineThread):
             control=control,
             adapters=adapter_paths(adapter),
             mmap=mmap,
+            experts_on_cpu=experts_on_cpu,
             progress=progress,
         )
         super().__init__(partial(load_with, model, options.for_engine(max_sequences)), max_waiting=max_waiting)

@@ -17,7 +17,8 @@ from mlxr.loading.adapter_paths import AnyAdapter, adapter_paths
 from mlxr.loading.artifact_cache import cached_artifact
 from mlxr.loading.eagle_head import EagleHead, eagle_head
 from mlxr.loading.find_model import FoundModel, find_model
-from mlxr.loading.options import LoadOptions, Mtp
+from mlxr.loading.fit_experts import leaving_experts
+from mlxr.loading.options import ExpertsOnCpu, LoadOptions, Mtp
 from mlxr.loading.own_head import changes_with_head, has_head, head_of
 from mlxr.loading.resolve import artifact_of, chip_of, spec_of
 from mlxr.registry.file_status import note_use
@@ -53,6 +54,7 @@ def load(
     needs_text: bool = False,
     adapter: AnyAdapter | None = None,
     mmap: Mmap = "auto",
+    experts_on_cpu: ExpertsOnCpu = None,
     progress: "Progress | None" = None,
 ) -> "Model":
     """Loads a model. If it is not compiled yet, it is compiled for the host, and cached.
@@ -87,6 +89,8 @@ def load(
         mmap: whether host cpu maps quantised weights from a file of the cache, which it packs once, so that the model
             may be larger than memory, or packs them into memory: `auto`: where they do not fit into memory, where
             packing takes long, and where the file is there already; `on`, `off`: always, never.
+        experts_on_cpu: of how many layers, from the first on, the CPU computes the chosen experts beside a card, which
+            then need none of its memory: `auto`: of as few as are needed for the rest to fit; None: as the spec says.
         progress: called with what is being loaded and how far it is.
 
     Raises:
@@ -113,6 +117,7 @@ def load(
             needs_text=needs_text,
             adapters=adapter_paths(adapter),
             mmap=mmap,
+            experts_on_cpu=experts_on_cpu,
             progress=progress,
         ),
     )
@@ -215,8 +220,10 @@ def _compile_and_make(
         def compiled(spec: ModelSpec, own: Path | None) -> Artifact:
             if ranks > 1:
                 spec = changed(spec, Changes(parallel=split_for(spec, ranks)))
+            chip = chip_of(host)
+            spec = leaving_experts(spec, host, chip, options)
             early = host.target and Early(host.target, lambda sources: begin(sources, spec.name))
-            return cached_artifact(spec, chip_of(host), partial(check, spec, own), early or None)
+            return cached_artifact(spec, chip, partial(check, spec, own), early or None)
 
         artifact, own = artifact_of(found, compiled=compiled, changes=changes, eagle=eagle)
         _refuse_whole(artifact, ranks)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Mtp = Literal["auto", "on", "off"]
 """Whether the model's own head guesses tokens."""
+ExpertsOnCpu = int | Literal["auto"] | None
+"""Of how many layers the CPU computes the chosen experts; see `LoadOptions`."""
 USUAL_SEQUENCES = 16
 """Sequences that an engine computes in a step, if nobody says otherwise."""
 
@@ -56,6 +58,8 @@ class LoadOptions:
         mmap: whether host cpu maps quantised weights from a file of the cache, which it packs once, or packs them into
             memory: `auto`: where they do not fit into memory, where packing takes long, and where the file is there;
             `on`, `off`: always, never.
+        experts_on_cpu: of how many layers, from the first on, the CPU computes the chosen experts beside a card:
+            `auto`: of as few as are needed for the rest to fit into the card's memory; None: as the spec says.
         progress: called with what is being loaded and how far it is.
     """
 
@@ -76,6 +80,7 @@ class LoadOptions:
     ranks: int | None = None
     needs_text: bool = False
     mmap: Mmap = "auto"
+    experts_on_cpu: ExpertsOnCpu = None
     progress: "Progress | None" = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -94,6 +99,11 @@ class LoadOptions:
             raise RequestError(f"{what} and the model's own head both guess tokens: choose one of them")
         if self.mmap not in get_args(Mmap):
             raise RequestError(f"mmap is {self.mmap!r}, expected {', '.join(get_args(Mmap))}")
+        if isinstance(self.experts_on_cpu, str):
+            if self.experts_on_cpu != "auto":
+                raise RequestError(f"experts_on_cpu is {self.experts_on_cpu!r}, expected auto or a number of layers")
+        elif self.experts_on_cpu is not None:
+            object.__setattr__(self, "changes", replace(self.changes, experts_on_cpu=self.experts_on_cpu))
         if self.threads is not None:
             whole_number("threads", self.threads)
         if self.tiers:  # a prefix that comes back from a tier needs all of its blocks

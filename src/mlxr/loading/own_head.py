@@ -37,6 +37,8 @@ def changes_with_head(options: LoadOptions, ranks: int = 1, *, may_use: bool = T
     changes, why = options.changes, None
     if ranks > 1 or changes.parallel is not None:
         why = "the model is split over ranks"
+    elif options.experts_on_cpu:
+        why = "the CPU has some layers' experts"
     elif changes.output == "hidden":
         why = "the model is loaded for embeddings"
     if options.mtp == "on" and why is not None:

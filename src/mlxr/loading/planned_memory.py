@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import WeightsError
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.loading.artifact_cache import cached_artifact
 from mlxr.loading.eagle_head import eagle_head
 from mlxr.loading.find_model import find_model
+from mlxr.loading.fit_experts import leaving_experts
 from mlxr.loading.options import NO_OPTIONS, LoadOptions
 from mlxr.loading.own_head import changes_with_head, head_of
-from mlxr.loading.resolve import artifact_of, chip_of
+from mlxr.loading.resolve import artifact_of, check_first, chip_of
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.memory.fitting_arena import least_arena
 
@@ -78,12 +81,20 @@ def planned_context(model: "str | os.PathLike[str]", options: LoadOptions = NO_O
         MlxrError: it cannot be found, compiled or loaded.
     """
     from mlxr.runtime.engine.choose_arena import choose_arena  # noqa: PLC0415 (loads MLX)
+    from mlxr.runtime.engine.cpu_experts import card_mmap  # noqa: PLC0415
     from mlxr.runtime.memory.fitting_arena import context_line  # noqa: PLC0415
 
     artifact, file, entry, threads, head = _found(model, options)
     tiers = options.tiers.memory_bytes
     chosen = choose_arena(
-        artifact, file, entry, threads=threads, tier_memory=tiers, shrink=True, mmap=options.mmap, head=head
+        artifact,
+        file,
+        entry,
+        threads=threads,
+        tier_memory=tiers,
+        shrink=True,
+        mmap=card_mmap(artifact, options.mmap),
+        head=head,
     )
     return context_line(chosen.limit, chosen.geometry, entry.load().arena_type.takes_pages)
 
@@ -98,7 +109,13 @@ def _found(
     found = find_model(model, options)
     where = resolve_host(found.options.host)
     eagle = eagle_head(found.options)
-    artifact, own = artifact_of(found, chip_of(where), changes=changes_with_head(found.options), eagle=eagle)
+
+    def compiled(spec: ModelSpec, own: Path | None) -> Artifact:
+        chip = chip_of(where)
+        spec = leaving_experts(spec, where, chip, found.options)
+        return cached_artifact(spec, chip, partial(check_first, spec, own, eagle))
+
+    artifact, own = artifact_of(found, compiled=compiled, changes=changes_with_head(found.options), eagle=eagle)
     chosen = found.options.weights or own
     if not chosen:
         raise WeightsError(f"{artifact.spec.name} comes without weights: name a file or folder of them (--weights W)")

@@ -132,7 +132,11 @@ def spec_of(found: FoundModel, changes: Changes | None = None) -> tuple[ModelSpe
         return changed(
             spec,
             Changes(
-                parallel=changes.parallel, keep_windows=changes.keep_windows, mtp=changes.mtp, adapters=changes.adapters
+                parallel=changes.parallel,
+                keep_windows=changes.keep_windows,
+                mtp=changes.mtp,
+                adapters=changes.adapters,
+                experts_on_cpu=changes.experts_on_cpu,
             ),
         ), own
     path = find_spec(str(found.model))

@@ -11,7 +11,7 @@ from mlxr.compiler.ir.checks import RuleError
 from mlxr.compiler.ir.op_registry import op_kinds, read_op_kind
 from mlxr.compiler.ir.tensor import Shape, Tensor
 from mlxr.compiler.ir.work import Dims, Use
-from mlxr_tests import adapter_ops, hidden_ops, latent_ops, recurrent_ops, ssd_ops, text_ops
+from mlxr_tests import adapter_ops, cut_ops, hidden_ops, latent_ops, recurrent_ops, ssd_ops, text_ops
 from mlxr_tests.expert_ops import EXPERTS, matrix, tokens
 from mlxr_tests.reference_ops import PLAIN_PROJECTION
 
@@ -247,7 +247,7 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         FUSED,
         {"out": tokens(240, BF16), "token": TOKEN},
     ),
-    **(hidden_ops.GOOD | adapter_ops.GOOD | text_ops.GOOD),
+    **(hidden_ops.GOOD | adapter_ops.GOOD | text_ops.GOOD | cut_ops.GOOD),
 }
 
 
@@ -431,11 +431,11 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("case", "inputs", "attrs", "message"), [*BAD, *hidden_ops.BAD, *adapter_ops.BAD])
-def test_rule_refuses(case: str, inputs: dict[str, Shape | Tensor], attrs: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("case", "inputs", "attrs", "why"), [*BAD, *hidden_ops.BAD, *adapter_ops.BAD, *cut_ops.BAD])
+def test_rule_refuses(case: str, inputs: dict[str, Shape | Tensor], attrs: dict[str, Any], why: str) -> None:
     kind, good_inputs, good_attrs, _ = GOOD[case]
     tensors = {p: t if isinstance(t, Tensor) else Tensor(t, good_inputs[p].dtype) for p, t in inputs.items()}
-    with pytest.raises(RuleError, match=message):
+    with pytest.raises(RuleError, match=why):
         read_op_kind(kind, good_attrs | attrs).infer(good_inputs | tensors)
 
 
@@ -456,7 +456,7 @@ def test_stages() -> None:
     recurrent = {"gated_norm", "gated_delta", "delta_decode", "ssd", "conv_ssd", "gated_conv", "causal_conv"}
     sent_or_guessed = {"all_sum", "send", "receive", "gather_result", "hidden_write", "guess_write", "guess_input"}
     others = {"embed", "linear", "projection", "projection_sum", "head_product", "join_columns", *norms}
-    left -= {"adapter_down", "adapter_up", "packed_text_attention"}
+    left -= {"adapter_down", "adapter_up", "packed_text_attention"} | {name for name, *_ in cut_ops.GOOD.values()}
     assert left == others | experts | attention | latent | recurrent | sent_or_guessed
 
 

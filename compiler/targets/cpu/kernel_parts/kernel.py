@@ -36,6 +36,9 @@ class CpuHeader(CpuHelper):
 LINKS = CpuHeader("links.h")
 """How ranks exchange rows; in the program of one of several."""
 
+HANDOVER = CpuHeader("handover.h")
+"""How the program and a card take turns; where it has the experts of a model that the card runs."""
+
 ADAPTERS = CpuHeader("adapters.h")
 """Which adapter each token uses; in programs with adapters."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, product
 
 from mlxr.compiler.artifact.launch import Condition, Extent, Launch
-from mlxr.compiler.artifact.library_call import CollectiveCall
+from mlxr.compiler.artifact.library_call import CollectiveCall, HandoverCall
 from mlxr.compiler.artifact.parallel.peer_mailboxes import BLOCKS
 from mlxr.compiler.artifact.program import Phase, Program
 from mlxr.compiler.artifact.step_kernel_entry import LAYERS, PEERS, SCRATCH
@@ -76,6 +76,8 @@ def make_step_program(program: Program, counts: range = ONE_SEQUENCE) -> StepPro
         running = [dims for dims in batches if launch.runs(dims, library=False)]
         if not running:
             continue
+        if isinstance(launch.body, HandoverCall):
+            raise NotOneKernelError(f"the CPU computes between the launches of a step ({launch.op})")
         if isinstance(launch.body, CollectiveCall):
             if launch.body.function == "gather" and launch.inputs and launch.outputs[0] == phase.outputs[0]:
                 continue  # the host gathers what the kernel gives

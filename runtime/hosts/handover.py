@@ -1,0 +1,217 @@
+"""What a card and the CPU, which has some layers' experts, do in turns: the memory that both see, and who waits when.
+
+The card writes what the experts read, and then a number; the CPU computes, writes the sum, and the same number. Neither
+writes again before the other has answered, so each part of the memory exists once. The C program
+(templates/cpu/handover.h) has one end. `Handover` is the other one, for hosts whose launches wait; on a card, kernels
+are (runtime/hosts/cuda/handover/).
+"""
+
+import ctypes
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.compiler.artifact import PHASES, HandoverCall, Phase, PhaseName, Plan
+from mlxr.compiler.errors import HostError
+
+BLOCKS = 16
+"""Blocks of the card that give, each with a number of its own."""
+STEP_AT, ANSWERED_AT, STOP_AT, HEAD_BYTES = 64, 128, 256, 4096
+"""Where in the memory are: what is given of which step, the last answer's number, whether to stop, and the rows."""
+_ALIGNMENT = 256
+_ANSWER_SECONDS = 120.0
+"""After which a launch no longer waits for the CPU."""
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class HandoverLayout:
+    """Where in the memory everything is.
+
+    Attributes:
+        width: columns of the rows that are given.
+        result: columns of the sums.
+        top_k: the most experts of a token.
+        tokens: the most tokens of a step.
+    """
+
+    width: int
+    result: int
+    top_k: int
+    tokens: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> "HandoverLayout":
+        """The memory for the plan of a card that leaves experts to the CPU."""
+        calls = [launch.body for phase in plan.first.phases for launch in phase.launches]
+        both = [call for call in calls if isinstance(call, HandoverCall)]
+        given = [call for call in both if call.function == "give"]
+        chosen = [port.shape[1] for call in given for port in call.ports if port.name == "experts"]
+        return cls(
+            max(call.width for call in given),
+            max(call.width for call in both if call.function == "take"),
+            max(count for count in chosen if isinstance(count, int)),
+            plan.max_tokens,
+        )
+
+    @property
+    def x_at(self) -> int:
+        """Where the rows are, [tokens, width] f32."""
+        return HEAD_BYTES
+
+    @property
+    def experts_at(self) -> int:
+        """Where the chosen experts are, [tokens, top_k] i32."""
+        return _after(self.x_at, self.tokens * self.width)
+
+    @property
+    def weights_at(self) -> int:
+        """Where their weights are, [tokens, top_k] f32."""
+        return _after(self.experts_at, self.tokens * self.top_k)
+
+    @property
+    def sum_at(self) -> int:
+        """Where the sums are, [tokens, result] f32."""
+        return _after(self.weights_at, self.tokens * self.top_k)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the memory."""
+        return _after(self.sum_at, self.tokens * self.result)
+
+
+def _after(start: int, numbers: int) -> int:
+    return -(-(start + 4 * numbers) // _ALIGNMENT) * _ALIGNMENT
+
+
+class CLinks(ctypes.Structure):
+    """`mlxr_links` of a program that has experts."""
+
+    _fields_ = (
+        ("turns", ctypes.c_void_p),
+        ("x", ctypes.c_void_p),
+        ("experts", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("sum", ctypes.c_void_p),
+        ("number", ctypes.c_uint32),
+        ("place", ctypes.c_int32),
+        ("goes_on", ctypes.c_int32),
+    )
+
+    @classmethod
+    def to(cls, address: int, layout: HandoverLayout) -> "CLinks":
+        """Those to memory at an address."""
+        places = (layout.x_at, layout.experts_at, layout.weights_at, layout.sum_at)
+        return cls(address, *(address + place for place in places), 0, 0, 0)
+
+
+class ExpertsBeside(Protocol):
+    """The CPU's part of a model, as the host of the card's part sees it."""
+
+    def attach(self, address: int, layout: HandoverLayout, owner: object) -> None:
+        """Takes the memory that both see, which is zero, and stays as long as its owner; before the first step."""
+
+    def begin(self) -> None:
+        """Says that a step will give something; the CPU then looks for it until it comes."""
+
+    def reset(self, clear: Callable[[], object]) -> None:
+        """Ends what it computes and waits for, has the memory's numbers cleared, and begins anew."""
+
+
+class LazyHandover(Protocol):
+    """The card's end, for a host whose steps are lazy MLX graphs."""
+
+    def begin(self) -> None:
+        """Begins a step; before it is launched."""
+
+    def give(self, call: HandoverCall, phase: PhaseName, inputs: Mapping[str, mx.array], tokens: int) -> mx.array:
+        """Gives the CPU what the experts read; what it makes is bound by what takes their sum.
+
+        Args:
+            call: the launch.
+            phase: of the step.
+            inputs: by the call's ports; arrays may have more elements than their ports.
+            tokens: of the step.
+        """
+
+    def take(self, call: HandoverCall, inputs: Mapping[str, mx.array], tokens: int) -> mx.array:
+        """The sum, [tokens, width], or at least 8 elements; added to the residual if there is one."""
+
+    def recover(self) -> None:
+        """Begins anew after a step that has failed."""
+
+
+class Handover:
+    """The card's end, for a host that waits at each launch."""
+
+    def __init__(self, plan: Plan, experts: ExpertsBeside) -> None:
+        """Allocates the memory.
+
+        Args:
+            plan: the card's.
+            experts: the CPU's part.
+        """
+        self._layout = layout = HandoverLayout.of(plan)
+        self._memory = np.zeros(layout.size_bytes + _ALIGNMENT, np.uint8)
+        skip = -self._memory.ctypes.data % _ALIGNMENT
+        self._memory = self._memory[skip : skip + layout.size_bytes]
+        self._experts, self._number = experts, 0
+        experts.attach(self._memory.ctypes.data, layout, self._memory)
+
+    def begin(self) -> None:
+        """Begins a step."""
+        self._experts.begin()
+
+    def give(self, phase: PhaseName, place: int, x: Floats, experts: Integers, weights: Floats | None) -> None:
+        """Gives the CPU what the experts read; `place`: how many were given before, in this step."""
+        layout = self._layout
+        self._at(layout.x_at, x)[:] = x.reshape(-1)
+        self._at(layout.experts_at, experts)[:] = experts.reshape(-1)
+        if weights is not None:
+            self._at(layout.weights_at, weights)[:] = weights.reshape(-1)
+        self._memory[STEP_AT:].view(np.int32)[:3] = len(x), PHASES.index(phase), place
+        self._number = (self._number + 1) % (1 << 32)
+        self._memory.view(np.uint32)[:BLOCKS] = self._number
+
+    def take(self, out: Floats) -> None:
+        """Waits for the sum, and writes it to out.
+
+        Raises:
+            HostError: the CPU does not answer.
+        """
+        answered = self._memory[ANSWERED_AT:].view(np.uint32)
+        late = time.monotonic() + _ANSWER_SECONDS
+        while int(answered[0]) != self._number:
+            time.sleep(0)
+            if time.monotonic() > late:
+                raise HostError("the CPU has not computed the experts of a layer")
+        out.reshape(-1)[:] = self._at(self._layout.sum_at, out)
+
+    def recover(self) -> None:
+        """Begins anew after a step that has failed."""
+
+        def clear() -> None:
+            self._memory[:HEAD_BYTES] = 0
+            self._number = 0
+
+        self._experts.reset(clear)
+
+    def _at(self, place: int, like: npt.NDArray[np.float32] | npt.NDArray[np.int32]) -> npt.NDArray[np.generic]:
+        return self._memory[place : place + like.nbytes].view(like.dtype)
+
+
+def last_taken(phase: Phase) -> list[str]:
+    """The last sum that a phase takes of the CPU, which all others precede; empty: it has all experts itself."""
+    taken = [
+        launch.outputs[0]
+        for launch in phase.launches
+        if isinstance(launch.body, HandoverCall) and launch.body.function == "take"
+    ]
+    return taken[-1:]
