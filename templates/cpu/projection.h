@@ -229,6 +229,21 @@ MLXR_INLINE void mlxr_finish_unit(const mlxr_output *out, const mlxr_segment *s,
         out->finish(out, row, count, column + 32 * unit + 16, mlxr_valid(s, 2 * unit + 1), u, NULL);
 }
 
+// Brings closer what `finish` reads and writes for rows [row, row + count) of a unit.
+MLXR_INLINE void mlxr_near_outputs(const mlxr_output *out, const mlxr_segment *s, int unit, int row, int count, int column) {
+    if (out->places) return;
+    const size_t first = (size_t)(column + (s->up ? 16 : 32) * unit);
+    for (int i = 0; i < count; i++) {
+        const size_t at = (size_t)(row + i) * (size_t)out->width + first;
+        __builtin_prefetch(out->out + at, 1, 2);
+        if (out->residual && out->residual != out->out) __builtin_prefetch(out->residual + at, 0, 2);
+        if (!s->up) {
+            __builtin_prefetch(out->out + at + 16, 1, 2);
+            if (out->residual && out->residual != out->out) __builtin_prefetch(out->residual + at + 16, 0, 2);
+        }
+    }
+}
+
 // Units [first, last) of a segment for many inputs: m rows in f32 or bf16. Some units are unpacked at a time, over so
 // many columns that they fit the second level cache, or the first level one if the rows are not that many; while there
 // are more columns the sums wait.
@@ -255,6 +270,7 @@ MLXR_INLINE void mlxr_many_units(int m, int K, int form, const mlxr_segment *s, 
                     float *y = sums + (size_t)waiting * MLXR_TILE_FLOATS;
                     // Each unit brings its part of the next rows closer.
                     const int near = rows * j / units, far = rows * (j + 1) / units;
+                    if (k1 >= K) mlxr_near_outputs(out, s, unit + j, row, count, column);
                     mlxr_tile(form, from, x_bytes, count, scratch + 2 * (size_t)j * panel_bytes, panel_bytes, k1 - k0, y,
                               k0 > 0, from + (size_t)(rows + near) * x_bytes, far - near);
                     if (k1 >= K) mlxr_finish_unit(out, s, unit + j, row, count, column, y);
