@@ -258,6 +258,10 @@ class Scheduler:
         part = Part(request, count, count == pending and request.pool is None)
         if count <= 0 or part.num_rows > rows:
             return None
+        # Of whole texts each takes, of blocks, at most one more than its tokens fill.
+        most_blocks = self._plan.max_tokens // self._pager.block_size + len(chosen) + 1
+        if self._plan.whole_prompts and most_blocks <= self._pager.num_free:
+            return part
         growths = [other.growth for other in chosen]
         while not self._pager.can_append_all([*growths, part.growth]):
             if not self._preempt_after(request, chosen):
