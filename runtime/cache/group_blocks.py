@@ -119,14 +119,14 @@ class GroupBlocks:
             needed += -(-(length + num_tokens) // self._size) - held.end + copied - alone
         return needed
 
-    def grows_plainly(self, seq_ids: Iterable[int], length_of: Iterable[int]) -> bool:
-        """Whether `grow` by one token each needs no copy, and there are blocks enough whatever is released."""
+    def grows_plainly(self, seq_ids: Iterable[int], length_of: Iterable[int], count: int) -> bool:
+        """Whether `grow` by so many tokens each needs no copy, and there are blocks enough whatever is released."""
         spare = self.pool.num_free
         for seq_id, length in zip(seq_ids, length_of, strict=True):
             offset = length % self._size
             if offset and self._is_shared(self._held[seq_id].blocks[-1], offset):
                 return False
-            spare -= not offset
+            spare -= -(-(offset + count) // self._size) - (offset > 0)
         return spare >= 0
 
     def grow(self, seq_id: int, length: int, num_tokens: int) -> None:

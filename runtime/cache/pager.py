@@ -37,10 +37,10 @@ from mlxr.compiler.errors import ArenaError, ArenaFullError
 from mlxr.runtime.cache.block_copies import BlockCopies
 from mlxr.runtime.cache.block_hashes import BlockHashes
 from mlxr.runtime.cache.blocks import BlockPool, BlockSequence, give_back
+from mlxr.runtime.cache.equal_growth import EqualGrowth
 from mlxr.runtime.cache.group_blocks import GroupBlocks
 from mlxr.runtime.cache.growth import Growth
 from mlxr.runtime.cache.kept_sequence import KeptSequence
-from mlxr.runtime.cache.one_token_each import OneTokenEach
 from mlxr.runtime.cache.pager_tiers import PagerTiers
 from mlxr.runtime.cache.prefix_cache import Prefix, PrefixCache
 from mlxr.runtime.cache.prefix_index import CachedBlock as Evicted
@@ -114,7 +114,7 @@ class Pager(PagerTiers):
         self._sequences = {}
         self._copies = BlockCopies(self._pool)
         self._growth = Growth(self._get, self._pool, self._tables, self._copies, block_size, self.context)
-        self._one_each = OneTokenEach(self._sequences, self._pool, self._tables, block_size, self._growth.take_block)
+        self._equally = EqualGrowth(self._sequences, self._pool, self._tables, block_size, self._growth.take_block)
         self._next_id = 0
         self.states = states
         if states is not None:
@@ -157,7 +157,7 @@ class Pager(PagerTiers):
         There are no columns that none of them uses: a step of short sequences costs the same whatever the context is.
         """
         tables = self._tables if group == 0 else self.others[group - 1].tables
-        known = self._one_each.known(seq_ids)
+        known = self._equally.known(seq_ids)
         sequences = [self._get(seq_id) for seq_id in seq_ids] if known is None else known[0]
         rows = [sequence.row for sequence in sequences] if known is None else known[1]
         return tables[:, : max([len(sequence.blocks) for sequence in sequences], default=0)].take(rows, axis=0)
@@ -351,22 +351,23 @@ class Pager(PagerTiers):
         grown = [(seq_id, self._get(seq_id).length, count) for seq_id, count in growths] if self.others else []
         return any(group.blocks_needed(grown) > group.pool.num_free for group in self.others)
 
-    def append_one_each(self, seq_ids: Sequence[int], lengths: list[int]) -> list[int] | None:
-        """`append_all` of one token for each sequence, in less time, where that is plain.
+    def append_to_each(self, seq_ids: Sequence[int], lengths: list[int], count: int = 1) -> list[int] | None:
+        """`append_all` of equally many tokens for each sequence, in less time, where that is plain.
 
         Returns:
-            The slots; or None, with nothing changed: for an error, a full arena, or a last block to be copied first.
+            The slots: of each sequence's first token, then of each one's second, and so on. Or None, with nothing
+            changed: for an error, a full arena, or a last block to be copied first.
         """
         if self.others and not (
             all(seq_id in self._sequences for seq_id in seq_ids)
-            and all(group.grows_plainly(seq_ids, lengths) for group in self.others)
+            and all(group.grows_plainly(seq_ids, lengths, count) for group in self.others)
         ):
             return None
-        slots = self._one_each.append(seq_ids, lengths, self.context)
+        slots = self._equally.append(seq_ids, lengths, count, self.context)
         if slots is not None:
             for group in self.others:
                 for seq_id, length in zip(seq_ids, lengths, strict=True):
-                    group.grow(seq_id, length, 1)
+                    group.grow(seq_id, length, count)
         return slots
 
     def can_fork(self, seq_id: int) -> bool:
@@ -488,7 +489,7 @@ class Pager(PagerTiers):
         for group in self.others:
             group.remove(seq_id)
         self._free_rows.append(sequence.row)
-        self._one_each.forget()
+        self._equally.forget()
         del self._sequences[seq_id]
 
     def _share(self, sequence: BlockSequence, prefix: Prefix) -> None:

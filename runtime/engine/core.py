@@ -2,8 +2,8 @@
 
 A `Step` is planned by the scheduler, launched and read; then each request takes its token and tells its listener. On
 hosts that pipeline, the next step is launched before the tokens of this one are read: it takes them where they are, on
-the device. Several steps may be, where they are short: then the device has work while this thread does not run.
-Requests join and leave at each step there too. `EngineCore._step` is all of this, in its order.
+the device. Short decode steps are launched several at a time, as one `Step`: then the device has work while this thread
+does not run. Requests join and leave at each step there too. `EngineCore._step` is all of this, in its order.
 
 What the core promises: a request's failure ends that request; a step's failure ends the requests of that step; in both
 cases the others go on, and the blocks go back. An interruption (Ctrl-C) leaves it ready to go on: requests of the
@@ -36,9 +36,6 @@ from mlxr.runtime.memory.memory_watch import MemoryWatch
 
 _LONGEST_WAIT = 0.1
 """Seconds that the thread waits at most when all requests wait for something other than a step."""
-_AHEAD_SECONDS = 0.004
-"""How long the steps take at most that are launched ahead, after the first: a request that comes waits for them, and
-the system lets another process run for about as long."""
 _WATCH_SECONDS = 1.0
 """Seconds between two looks at the machine's memory while there are no requests, but what could be given back."""
 
@@ -78,10 +75,12 @@ class EngineCore:
         self._link = None if tiers is None else TierLink(host, pager, tiers, self.wake)
         self._save = None if self._link is None else self._link.save
         self._watch = MemoryWatch()
-        self.scheduler = Scheduler(host.plan, pager, self._times, self._ledger, self._link)
+        self.scheduler = Scheduler(
+            host.plan, pager, self._times, self._ledger, self._link, host.most_steps if host.pipelines else 1
+        )
         self._stats = CoreStats()
         self._answers = Answers(self.scheduler, self._stats, self._ledger, self.wake, host.plan.vocab_size)
-        self._ahead: deque[Step] = deque()  # launched while the step before them was not read
+        self._ahead: Step | None = None  # launched while the step before it was not read
         self._next_deadline = float("inf")
         self.recent_steps: deque[StepRecord] = deque(maxlen=512)
         self._is_stepping = False
@@ -158,7 +157,7 @@ class EngineCore:
             return False
         try:
             if step.state == "launched":
-                self._ahead.popleft()
+                self._ahead = None
             elif not self._launch(step):
                 return True  # others may go on
             if self._host.pipelines:
@@ -187,7 +186,7 @@ class EngineCore:
 
     def fail_all(self, error: Exception) -> None:
         """Ends all requests with an error."""
-        self._ahead.clear()
+        self._ahead = None
         self._ledger.forgot()
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             with suppress(Exception):  # the error may have left the scheduler or the pager in disorder
@@ -213,7 +212,7 @@ class EngineCore:
 
     def close(self) -> None:
         """Drops all requests, and saves what the prefix cache has as far as the tiers take it."""
-        self._ahead.clear()
+        self._ahead = None
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             self.drop(request)
         link, self._link, self._save = self._link, None, None
@@ -267,41 +266,24 @@ class EngineCore:
         return True
 
     def _next_ahead(self) -> Step | None:
-        """The first step that was launched ahead and that anybody still waits for.
+        """The step that was launched ahead, if anybody still waits for it.
 
         It stays in `_ahead` until `_step` would forget it: if Ctrl-C comes in between, the next call finds it again.
         """
-        while self._ahead:
-            step = self._ahead[0]
-            if not all(part.request.answer.is_done for part in step.parts):
-                return step
-            self._ahead.popleft()
+        step = self._ahead
+        if step is not None and all(part.request.answer.is_done for part in step.parts):
+            self._ahead = step = None
             self._ledger.skipped()
-        return None
+        return step
 
     def _launch_ahead(self, step: Step) -> None:
-        """Launches the steps after one whose tokens have not been read, unless these decide what they are."""
-        last = self._ahead[-1] if self._ahead else step
-        while len(self._ahead) < self._most_ahead(last):
-            if any(part.request.needs_token for part in last.parts):
-                return
-            ahead = self._plan()
-            if not ahead.parts:
-                return
-            self._ahead.append(ahead)  # before its launch: who forgets the step before forgets it, too
-            if not self._launch(ahead, last):
-                return
-            last = ahead
-
-    def _most_ahead(self, last: Step) -> int:
-        """How many steps may be launched ahead after the last one that is: one, or more if they are short and alike."""
-        most, scheduler = self._host.steps_ahead, self.scheduler
-        if most == 1 or not last.num_decoding == len(last.parts) == len(scheduler.running) or scheduler.waiting:
-            return 1
-        if self._pager.states is not None:  # a state that has been read may be overwritten two steps on
-            return 1
-        seconds = self._times.decode_seconds(last.num_decoding)
-        return 1 if seconds is None else min(most, 1 + int(_AHEAD_SECONDS / seconds))
+        """Launches the step after one whose tokens have not been read, unless these decide what it is."""
+        if any(part.request.needs_token for part in step.parts):
+            return
+        ahead = self._plan()
+        if ahead.parts:
+            self._ahead = ahead  # before its launch: who forgets the step before forgets it, too
+            self._launch(ahead, step)
 
     def _draft(self, speculator: Speculator) -> bool:
         """Lets requests that decode and speculate have draft tokens in the next step; whether any have some."""
@@ -338,10 +320,12 @@ class EngineCore:
             self._fail_step(step, error)
             return
         self._record(step)
-        self.scheduler.has_read(step)
         if step.decode is not None:
-            self._answer_decode(step, step.decode)
+            for index in range(step.count):
+                self.scheduler.has_decoded(step, step.decode, index)
+                self._answer_decode(step, step.decode, index)
         else:
+            self.scheduler.has_read(step)
             self._answer_parts(step)
         self.scheduler.has_ended(step)
 
@@ -368,12 +352,12 @@ class EngineCore:
                 if answer.constraint is not None or answer.thought is not None:
                     answers.take_forced(request)
 
-    def _answer_decode(self, step: Step, decode: Decode) -> None:
-        """`_answer_parts` of a step with `decode`. Each statement of its loop runs for each sequence of most steps."""
+    def _answer_decode(self, step: Step, decode: Decode, index: int) -> None:
+        """`_answer_parts` of one of the steps of a step with `decode`. Its loop runs for each sequence of most."""
         answers = self._answers
         now = answers.step_end
-        for request, sampled in zip(decode.requests, step.sampled, strict=True):
-            if request.answer.is_done:  # a listener has ended it
+        for request, sampled in zip(decode.requests, step.sampled[index], strict=True):
+            if request.answer.is_done:  # a token before, or a listener, has ended it
                 continue
             if sampled.error is not None:
                 answers.fail(request, sampled.error, keep=False)
@@ -398,16 +382,16 @@ class EngineCore:
 
     def _record(self, step: Step) -> None:
         """Counts what a step has computed, and tells those who plan steps how long it has taken."""
-        now = time.perf_counter()
-        seconds = now - max(step.begin, self._answers.step_end)
+        now, count = time.perf_counter(), step.count
+        seconds = (now - max(step.begin, self._answers.step_end)) / count
         self._answers.step_end = now
         decoding, prompt_tokens, drafted = step.num_decoding, step.num_prompt_tokens, step.num_drafted
         stats = self._stats
-        stats.steps += 1
+        stats.steps += count
         stats.batch_sequences = len(step.parts)
         stats.batch_tokens = decoding + prompt_tokens + drafted
-        stats.computed_tokens += stats.batch_tokens
-        stats.generated_tokens += len(step.sampled) - drafted
+        stats.computed_tokens += stats.batch_tokens * count
+        stats.generated_tokens += sum(map(len, step.sampled)) - drafted
         stats.draft_tokens += drafted
         if not drafted:
             self._times.measured(decoding, prompt_tokens, seconds)
@@ -416,7 +400,8 @@ class EngineCore:
             self._link.tiers.computed(prompt_tokens, seconds)
         if self.speculator is not None and not prompt_tokens:
             self.speculator.costs.measured(decoding + drafted, seconds)
-        self.recent_steps.append(StepRecord(now, seconds, decoding, prompt_tokens, drafted))
+        for later in range(1 - count, 1):
+            self.recent_steps.append(StepRecord(now + later * seconds, seconds, decoding, prompt_tokens, drafted))
 
     def _end_overdue(self) -> None:
         now, self._next_deadline = self.clock(), float("inf")
@@ -436,10 +421,9 @@ class EngineCore:
         self._forget(step)
 
     def _forget(self, step: Step) -> None:
-        """Forgets a step and those launched after it: their requests compute them again."""
-        forgotten = [step]
-        while self._ahead and (last := self._ahead.pop()) is not step:
-            forgotten.append(last)
+        """Forgets a step and one launched after it: their requests compute them again."""
+        forgotten = [step] if self._ahead in (None, step) else [step, self._ahead]
+        self._ahead = None
         self._ledger.forgot()
         for one in forgotten:
             self.scheduler.forget(one)

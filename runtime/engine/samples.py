@@ -1,11 +1,15 @@
 """The tokens sampled from a step's logits: on the device where the host pipelines, else when they are read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 
 from mlxr.runtime.engine.sampling import Row, Sampled, sample_rows
+from mlxr.runtime.engine.sampling.device_choice import DeviceChoice
 from mlxr.runtime.engine.sampling.device_sampling import sample_on_device
+from mlxr.runtime.engine.sampling.rows import broken_logits
 from mlxr.runtime.hosts.host import Host, Logits
 
 
@@ -67,3 +71,60 @@ class Samples:
                 logits = logits[list(self._indices)]
             return sample_rows(logits, self._rows, self._later)
         return self._on_device.read(self._host.read, self._tokens_to_read)
+
+
+class SamplesOfSteps:
+    """Tokens of decode steps that are launched together, each of which takes those of the one before.
+
+    Attributes:
+        tokens: of the last step, on the device: [rows], int32.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        launch: Callable[[npt.NDArray[np.int32] | mx.array], Logits],
+        first: npt.NDArray[np.int32] | mx.array,
+        choice: DeviceChoice,
+        uniforms: Sequence[mx.array | None],
+    ) -> None:
+        """Starts the steps, on a host that pipelines; does not wait.
+
+        Args:
+            host: the host that runs them.
+            launch: as `Host.decode` gave it.
+            first: the token ids of the first step.
+            choice: how the tokens are chosen.
+            uniforms: of each step, as the choice gave them.
+
+        Raises:
+            HostError: the host cannot start the steps.
+        """
+        self._host, self._num_rows = host, len(first)
+        self._logits: list[mx.array] = []
+        tokens, chosen, greatest = first, list[mx.array](), list[mx.array]()
+        for numbers in uniforms:
+            logits = launch(tokens)
+            assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"
+            self._logits.append(logits)
+            greatest.append(mx.max(logits, axis=-1))
+            tokens = choice.tokens(logits, greatest[-1], numbers)
+            chosen.append(tokens)
+        self.tokens = chosen[-1]
+        self._to_read = host.to_read_together([*chosen, *greatest])
+        host.start(self.tokens, *self._to_read, host.arena.token)
+
+    def read(self) -> list[list[Sampled]]:
+        """Waits for the tokens: of each step, one for each row.
+
+        Raises:
+            HostError: the steps failed; what is wrong with a single row is told with this row.
+        """
+        read = [self._host.read(array).reshape(-1) for array in self._to_read]
+        numbers = np.concatenate(read).view(np.int32).reshape(2, len(self._logits), self._num_rows)
+        sampled = [[Sampled(token) for token in tokens] for tokens in numbers[0].tolist()]
+        finite = np.isfinite(numbers[1].view(np.float32))
+        if not finite.all():
+            for step, row in np.argwhere(~finite).tolist():
+                sampled[step][row] = Sampled(0, error=broken_logits(self._host.read(self._logits[step])[row]))
+        return sampled

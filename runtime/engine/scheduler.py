@@ -30,6 +30,9 @@ from mlxr.runtime.engine.time_spent import Ledger
 
 _ORDER = attrgetter("order", "run.number")
 _NO_PREFIX = Prefix(0, ())
+_LAUNCH_SECONDS = 0.004
+"""How long the decode steps of one launch take at most: a request that comes waits for them, and the system lets
+another process run for about as long."""
 
 
 class Restorer(Protocol):
@@ -61,7 +64,13 @@ class Scheduler:
     """
 
     def __init__(
-        self, plan: Plan, pager: Pager, times: StepTimes, ledger: Ledger, restorer: Restorer | None = None
+        self,
+        plan: Plan,
+        pager: Pager,
+        times: StepTimes,
+        ledger: Ledger,
+        restorer: Restorer | None = None,
+        most_steps: int = 1,
     ) -> None:
         """Starts with no requests.
 
@@ -71,11 +80,12 @@ class Scheduler:
             times: how long steps take.
             ledger: is told what requests do.
             restorer: finds blocks that the arena has no longer; None: nobody has them.
+            most_steps: of how many short steps of decode a launch may be.
         """
         self._plan, self._pager, self._times, self._restorer = plan, pager, times, restorer
-        self._ledger = ledger
+        self._ledger, self._most_steps = ledger, most_steps
         self._being_read: dict[Hashable, Request] = {}
-        self._last: Step | None = None  # which the next step may repeat: since it ended, nobody has joined or left
+        self._last: Step | None = None  # which the next step may repeat: nobody has joined or left since its launch
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.preemptions = self.prompt_tokens = self.cached_tokens = self._added = 0
@@ -105,8 +115,9 @@ class Scheduler:
         """
         last, self._last = self._last, None
         can_join = self.waiting and self._pager.can_add_sequence()
-        if last is not None and not (can_join or has_drafts) and len(self.running) <= self._pager.num_free:
-            return last.repeated()
+        is_steady = not (can_join or has_drafts) and len(self.running) <= self._pager.num_free
+        if last is not None and last.most_more and is_steady:
+            return self._as_several(last.repeated())
         budget, rows, states = self._plan.max_tokens, self._plan.max_rows, self._pager.states
         undo = budget if states is None else states.room
         parts: list[Part] = []
@@ -147,20 +158,46 @@ class Scheduler:
             self._fail_stuck()
         if self.waiting and not (budget > 0 and rows > 0) and not self._plan.whole_prompts:
             self._note_wait(self.waiting[0])
-        return Step(parts)
+        return self._as_several(Step(parts))
+
+    def _as_several(self, step: Step) -> Step:
+        """The step with those after it that one launch may have, too: they are short, and nobody waits or leaves."""
+        decode, pager = step.decode, self._pager
+        most = min(self._most_steps - 1, step.most_more)
+        if decode is None or not decode.is_plain or most < 1 or self.waiting or len(step.parts) < len(self.running):
+            return step
+        seconds = self._times.decode_seconds(len(step.parts))
+        # A state that has been read may be overwritten two steps on.
+        if seconds is None or pager.states is not None:
+            return step
+        most = min(most, int(_LAUNCH_SECONDS / seconds) - 1)
+        for request in decode.requests:
+            if request.draft.speculates:
+                most = min(most, request.draft.rests_until - len(request.answer.tokens) - request.run.in_flight - 1)
+        blocks = len(step.parts) * (most // pager.block_size + 1)
+        growths = [(seq_id, 1 + most) for seq_id in decode.seq_ids] if pager.others else []
+        if most >= 1 and blocks <= pager.num_free and pager.can_append_all(growths):
+            step.go_on(most)
+        return step
 
     def has_launched(self, step: Step) -> None:
         """A step has been launched: its tokens count as computed. So the next step can be planned before it is read."""
-        if step.decode is None:  # else it is read first
-            for (request, _, samples, _), end in zip(step.parts, step.ends, strict=True):
-                request.run.computed = end
-                request.run.in_flight += samples
+        if step.decode is not None:
+            for run, end in zip(step.decode.runs, step.ends, strict=True):
+                run.computed = end
+                run.in_flight += step.count
+            if len(step.parts) == len(self.running):
+                self._last = step
+            return
+        for (request, _, samples, _), end in zip(step.parts, step.ends, strict=True):
+            request.run.computed = end
+            request.run.in_flight += samples
 
     def has_read(self, step: Step) -> None:
-        """A step has run: what it computed is certain, and others may use it. Its tokens are not known yet."""
-        if step.decode is not None:
-            self._has_decoded(step, step.decode)
-            return
+        """A step without `decode` has run: what it computed is certain, and others may use it.
+
+        Its tokens are not known yet.
+        """
         size, commit = self._pager.block_size, self._pager.commit
         for part, end, seq_id, sampled in zip(step.parts, step.ends, step.sequences, step.sampled_by_part, strict=True):
             request, run = part.request, part.request.run
@@ -176,14 +213,26 @@ class Scheduler:
                 if run.unread:
                     self._has_computed(request)
 
-    def _has_decoded(self, step: Step, decode: Decode) -> None:
-        """`has_read` of a step with `decode`. Each statement of its loop runs for each sequence of most steps."""
-        size = self._pager.block_size
-        for run, end, request, sampled in zip(decode.runs, step.ends, decode.requests, step.sampled, strict=True):
-            run.computed = run.certain = end
-            if (run.unread or not end % size) and sampled.error is None:
-                assert run.seq_id is not None, "it runs"
-                self._pager.commit(run.seq_id, request.answer.tokens, request.hashes, end)
+    def has_decoded(self, step: Step, decode: Decode, index: int) -> None:
+        """`has_read` of one of the steps of a step with `decode`. Its loop runs for each sequence of most steps.
+
+        Args:
+            step: it has been read, and requests have the tokens of those of its steps that are before this one.
+            decode: its columns.
+            index: which of the steps.
+        """
+        size, more = self._pager.block_size, 1 + index
+        for run, start, request, seq_id, sampled in zip(
+            decode.runs, step.starts, decode.requests, decode.seq_ids, step.sampled[index], strict=True
+        ):
+            if request.answer.is_done:
+                continue
+            run.in_flight -= 1
+            if run.seq_id != seq_id or sampled.error is not None:
+                continue
+            run.certain = end = start + more
+            if run.unread or not end % size:
+                self._pager.commit(seq_id, request.answer.tokens, request.hashes, end)
                 self._has_computed(request)
 
     def has_accepted(self, request: Request, end: int) -> None:
@@ -204,14 +253,12 @@ class Scheduler:
             self._pager.commit(run.seq_id, request.answer.tokens, request.hashes, run.certain)
 
     def has_ended(self, step: Step) -> None:
-        """A step's requests have their tokens: the next one repeats it, if they are all that run and nobody joins."""
+        """A step's requests have their tokens."""
         if (states := self._pager.states) is not None and states.keeping:
             for part, seq_id in zip(step.parts, step.sequences, strict=True):
                 request, run = part.request, part.request.run
                 if seq_id is not None and run.seq_id == seq_id and seq_id in states.keeping:
                     states.commit(seq_id, request.answer.tokens, request.hashes, run.certain)
-        if step.decode is not None and len(step.parts) == len(self.running):
-            self._last = step
 
     def forget(self, step: Step) -> None:
         """A step was given up: its requests wait again, and will compute it again."""

@@ -4,7 +4,8 @@ It is *planned* by the scheduler, which says how many tokens of which requests; 
 it; and *read*, when its tokens are known. On hosts that pipeline, one step is launched before the step before it is
 read: it then takes the sampled tokens where they are, on the device, and nothing else that it needs depends on them:
 positions, slots, context lengths, and the random numbers that choose tokens are known. There a step and the sampling of
-its tokens (`Samples`) are lazy MLX graphs.
+its tokens (`Samples`) are lazy MLX graphs. Where they are short, a launch is of several decode steps, each of which
+takes the tokens of the one before (`Step.count`).
 
 No step changes another one, and steps change no request: what one means for its requests is written by the scheduler
 (`Scheduler.has_launched`, `has_read`) and by the requests themselves (`Request.accept`).
@@ -27,8 +28,9 @@ import numpy.typing as npt
 from mlxr.runtime.cache.pager import Evicted, Pager
 from mlxr.runtime.engine.constraint.constraint import Mask
 from mlxr.runtime.engine.request import Request, RunState
-from mlxr.runtime.engine.samples import Samples
+from mlxr.runtime.engine.samples import Samples, SamplesOfSteps
 from mlxr.runtime.engine.sampling import Row, Sampled
+from mlxr.runtime.engine.sampling.device_choice import DeviceChoice
 from mlxr.runtime.hosts.batch import MOST_TOPS, NO_ADAPTER, Batch, BatchRequest, DecodeRequests, Rows
 from mlxr.runtime.hosts.host import Host, Logits
 
@@ -78,6 +80,8 @@ class Decode(NamedTuple):
         tokens: all that are known of each; these grow.
         rows: how the next token of each is chosen, in the first of the steps.
         adapters: what each uses, as a batch takes it; None: none uses any.
+        is_plain: whether logits are taken as they are, and nothing is asked for but tokens.
+        most_steps: after how many steps a request has all its tokens.
     """
 
     requests: list[Request]
@@ -86,32 +90,38 @@ class Decode(NamedTuple):
     tokens: list[list[int]]
     rows: list[Row]
     adapters: list[tuple[int, float]] | None
+    is_plain: bool
+    most_steps: int
 
 
 class Step:
-    """One step.
+    """One step, or several decode steps that are launched together.
 
     Attributes:
         state: `planned`, `launched`, or `read`. A launch that fails leaves it launched: its requests have failed.
         parts: what is computed.
         sequences: of the parts.
+        count: how many steps it is; each takes the tokens of the one before.
         ends: tokens of each part's request that are computed when it ends, without draft tokens.
-        decode: its columns, if it is that simple, and is read before the next step is planned; else None.
+        decode: its columns, if it is that simple; else None. Once it is launched on a host that pipelines, it has some
+            only if these are plain.
         num_repeats: how many steps before this one had the same `decode`, each one token less of each request.
         num_decoding: parts of one token.
         num_prompt_tokens: tokens of the other parts.
         num_drafted: draft tokens.
         begin: when it was launched, in seconds of `time.perf_counter`.
         samples: the tokens that it samples, once it is launched: on the device where the host pipelines.
-        sampled: these, once it is read.
+        sampled: these, once it is read, step by step.
         sampled_by_part: the same of each part, unless there is `decode`: the token after it, then one after each draft
             token.
     """
 
     __slots__ = (
+        "_choice",
         "_prompt_logits",
         "_starts",
         "begin",
+        "count",
         "decode",
         "ends",
         "num_decoding",
@@ -127,27 +137,29 @@ class Step:
     )
 
     begin: float
-    samples: Samples
-    sampled: Sequence[Sampled]
+    samples: Samples | SamplesOfSteps
+    sampled: Sequence[Sequence[Sampled]]
     sampled_by_part: Sequence[Sequence[Sampled]]
 
     def __init__(self, parts: Sequence[Part], before: "Step | None" = None) -> None:
-        """Plans a step.
+        """Plans one step.
 
         Args:
             parts: what is computed.
             before: the step before, if this one repeats it.
         """
         self.state: Literal["planned", "launched", "read"] = "planned"
-        self.parts = parts
+        self.parts, self.count = parts, 1
         self.num_repeats = 0
         self._prompt_logits: Logits | None = None
+        self._choice: DeviceChoice | None = None  # as the columns' rows say, on the device
         self.sequences: Sequence[int | None]
         self.ends: list[int]
         self.decode: Decode | None
         if before is not None:
             assert before.decode is not None, "only a step that decodes is repeated"
-            self.decode, self.num_repeats = before.decode, before.num_repeats + 1
+            self.decode, self.num_repeats = before.decode, before.num_repeats + before.count
+            self._choice = before._choice
             self.sequences, self._starts = before.sequences, before.ends
             self.ends = [end + 1 for end in before.ends]
         else:
@@ -166,6 +178,21 @@ class Step:
     def repeated(self) -> "Step":
         """The step after this one, planned: the same requests, each with the token that it has got from this one."""
         return Step(self.parts, self)
+
+    @property
+    def most_more(self) -> int:
+        """By how many further steps of the same requests it may be followed."""
+        return 0 if self.decode is None else self.decode.most_steps - self.num_repeats - self.count
+
+    def go_on(self, more: int) -> None:
+        """Adds steps to one that is planned and has `decode`."""
+        self.count += more
+        self.ends = [end + more for end in self.ends]
+
+    @property
+    def starts(self) -> list[int]:
+        """Of a step with `decode`, the tokens of each part's request that are computed when it begins."""
+        return self._starts
 
     def launch(
         self,
@@ -190,28 +217,48 @@ class Step:
         """
         assert self.state == "planned", f"the step is {self.state}"
         self.state, self.begin = "launched", time.perf_counter()
-        if host.pipelines:
+        if host.pipelines and (self.decode is None or not self.decode.is_plain or host.gathers_tops):
             self.decode = None
-        requests: DecodeRequests | list[BatchRequest]
         if self.decode is not None:
-            ids = [tokens[start] for tokens, start in zip(self.decode.tokens, self._starts, strict=True)]
-            requests, on_device = DecodeRequests(self.decode.seq_ids, ids, self._starts), None
-        else:
-            requests = _batch_requests(self.parts)
-            on_device = None if before is None else _tokens_on_device(before, self.parts, requests)
-        tops = self.tops() if host.gathers_tops else 0
-        adapters = self.decode.adapters if self.decode is not None else _adapters([p.request for p in self.parts])
-        logits = launch_step(host, pager, requests, on_device, save, tops, adapters)
-        if self.decode is not None:
-            rows = self.decode.rows
-            self.samples = Samples(host, logits, range(len(rows)), rows, self.num_repeats)
+            self._launch_decode(host, pager, self.decode, before, save)
             return
+        requests = _batch_requests(self.parts)
+        on_device = None
+        if before is not None:
+            on_device = _tokens_on_device(before, self.parts, [request.tokens for request in requests])
+        tops = self.tops() if host.gathers_tops else 0
+        logits = launch_step(host, pager, requests, on_device, save, tops, _adapters([p.request for p in self.parts]))
         if any(part.request.answer.prompt_rows for part in self.parts):
             self._prompt_logits = logits
         if host.pipelines and any(part.samples and part.request.answer.constraint for part in self.parts):
             assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"
             host.start(logits, host.arena.token)  # it computes while masks are made
         self.samples = Samples(host, logits, *self._rows(masks_of))
+
+    def _launch_decode(
+        self, host: Host, pager: Pager, decode: Decode, before: "Step | None", save: SaveEvicted | None
+    ) -> None:
+        """`launch` of a step with `decode`."""
+        ids = [
+            tokens[start] if start < len(tokens) else 0  # it is on the device
+            for tokens, start in zip(decode.tokens, self._starts, strict=True)
+        ]
+        on_device = None
+        if before is not None and before.decode is decode:
+            on_device = before.samples.tokens
+        elif before is not None:
+            on_device = _tokens_on_device(before, self.parts, [[token] for token in ids])
+        requests = DecodeRequests(decode.seq_ids, ids, self._starts)
+        tops = self.tops() if host.gathers_tops else 0
+        batch = batch_to_launch(host, pager, requests, on_device, save, tops, decode.adapters, self.count)
+        rows = decode.rows
+        if not host.pipelines:
+            self.samples = Samples(host, host.step(batch), range(len(rows)), rows, self.num_repeats)
+            return
+        if self._choice is None:
+            self._choice = DeviceChoice([row.sampler for row in rows], host.send)
+        uniforms = self._choice.uniforms([row.position + self.num_repeats for row in rows], self.count)
+        self.samples = SamplesOfSteps(host, host.decode(batch), batch.tokens, self._choice, uniforms)
 
     def read(self) -> None:
         """Waits for a launched step and its tokens.
@@ -220,9 +267,10 @@ class Step:
             HostError: the step failed.
         """
         assert self.state == "launched", f"the step is {self.state}"
-        self.sampled = self.samples.read()
+        samples = self.samples
+        self.sampled = samples.read() if isinstance(samples, SamplesOfSteps) else [samples.read()]
         if self.decode is None:
-            self.sampled_by_part = self._by_part(self.sampled)
+            self.sampled_by_part = self._by_part(self.sampled[0])
         self.state = "read"
 
     def prompt_rows(self, host: Host) -> Iterator[tuple[Request, npt.NDArray[np.float32], int]]:
@@ -295,7 +343,7 @@ def _decode(parts: Sequence[Part]) -> Decode | None:
     rows: list[Row] = []
     for request, num_tokens, samples, draft in parts:  # each statement here runs for each sequence of many steps
         answer, run = request.answer, request.run
-        if num_tokens != 1 or not samples or draft or run.seq_id is None or run.in_flight:
+        if num_tokens != 1 or not samples or draft or run.seq_id is None:
             return None
         if answer.constraint is not None or answer.prompt_rows or answer.thought is not None:
             return None
@@ -303,8 +351,13 @@ def _decode(parts: Sequence[Part]) -> Decode | None:
         seq_ids.append(run.seq_id)
         tokens.append(answer.tokens)
         rows.append(Row(request.sampler, run.computed + 1 - request.prompt_length))
+    if not parts:
+        return None
     requests = [part.request for part in parts]
-    return Decode(requests, runs, seq_ids, tokens, rows, _adapters(requests))
+    adapters = _adapters(requests)
+    is_plain = adapters is None and all(row.is_plain and not row.sampler.asks_logprobs for row in rows)
+    most_steps = min([request.max_length - 1 - request.run.computed for request in requests])
+    return Decode(requests, runs, seq_ids, tokens, rows, adapters, is_plain, most_steps)
 
 
 def _adapters(requests: Sequence[Request]) -> list[tuple[int, float]] | None:
@@ -332,16 +385,16 @@ def _batch_requests(parts: Sequence[Part]) -> list[BatchRequest]:
     return requests
 
 
-def _tokens_on_device(before: Step, parts: Sequence[Part], requests: Sequence[BatchRequest]) -> mx.array | None:
+def _tokens_on_device(before: Step, parts: Sequence[Part], ids: Sequence[Sequence[int]]) -> mx.array | None:
     """The token ids of a step: [tokens], int32, of which some are sampled by the step before. None if none are."""
     sampled = [part.request for part in before.parts if part.samples]
     index = {request: i for i, request in enumerate(sampled)}
     num_sampled = len(index)
     known: list[int] = []
     places: list[int] = []  # in the sampled tokens with the known ones after them
-    for part, request in zip(parts, requests, strict=True):
-        places += range(num_sampled + len(known), num_sampled + len(known) + len(request.tokens))
-        known += request.tokens
+    for part, tokens_of_part in zip(parts, ids, strict=True):
+        places += range(num_sampled + len(known), num_sampled + len(known) + len(tokens_of_part))
+        known += tokens_of_part
         if part.samples and part.request.run.in_flight:
             places[-1] = index[part.request]
     unread = sum(place < num_sampled for place in places)
@@ -380,13 +433,31 @@ def launch_step(
         ArenaFullError: the arena cannot hold all requests; nothing has been appended.
         HostError: the step cannot be launched, or failed.
     """
-    batch = Batch.build(requests, pager, host.plan.query_tile, tokens)
+    return host.step(batch_to_launch(host, pager, requests, tokens, save, tops, adapters))
+
+
+def batch_to_launch(
+    host: Host,
+    pager: Pager,
+    requests: Sequence[BatchRequest] | DecodeRequests,
+    tokens: mx.array | None = None,
+    save: SaveEvicted | None = None,
+    tops: int = 0,
+    adapters: Sequence[tuple[int, float]] | None = None,
+    steps: int = 1,
+) -> Batch:
+    """What `launch_step` does before the step: the batch, which is launched next. For `steps` see `Batch.build`.
+
+    Raises:
+        ArenaFullError: the arena cannot hold all requests; nothing has been appended.
+    """
+    batch = Batch.build(requests, pager, host.plan.query_tile, tokens, steps)
     if tops:
         batch = replace(batch, tops=tops)
     if adapters is not None:
         batch = batch.using(adapters)
     copy_shared_blocks(host, pager, save)
-    return host.step(batch)
+    return batch
 
 
 def copy_shared_blocks(host: Host, pager: Pager, save: SaveEvicted | None) -> None:

@@ -225,9 +225,10 @@ class Ledger:
             for part in step.parts:
                 if part.num_tokens > 1:
                     part.request.account.own_prompt += of_token * part.num_tokens
-        if step.num_decoding > 1 and (alone := self._times.decode_seconds(1)) is not None and alone < decode:
-            self._others += decode - alone
-            decode = alone
+        alone = self._times.decode_seconds(1) if step.num_decoding > 1 else None
+        if alone is not None and alone * step.count < decode:
+            self._others += decode - alone * step.count
+            decode = alone * step.count
         self._decode += decode
 
     def _decode_share(self, step: "Step", seconds: float) -> float:

@@ -4,7 +4,7 @@ Decode, prefill, chunked prefill and any mixture are this one form. Tokens of a 
 sequences keep the order of the requests.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -114,6 +114,9 @@ class Batch:
     not exchange the others, which are then -inf. Hosts of whole models ignore it."""
     adapters: AdapterRows | None = None
     """Of a model that is compiled for adapters; None: no token uses one, or the model has no place for any."""
+    slots_of_steps: tuple[Int32Array, ...] = ()
+    """Of several decode steps, each of which takes the tokens that are chosen in the one before: by group the slots in
+    each of them, [steps, seqs]. All else is that of the first. Empty: it is one step."""
 
     def __post_init__(self) -> None:
         """Freezes the arrays too."""
@@ -128,6 +131,7 @@ class Batch:
         pager: Pager,
         query_tile: int,
         tokens: mx.array | None = None,
+        steps: int = 1,
     ) -> "Batch":
         """Appends the requests' tokens to their sequences and makes the step's arrays; all requests or none.
 
@@ -140,6 +144,7 @@ class Batch:
             query_tile: most tokens of a tile.
             tokens: [tokens], int32: ids that the device has or is computing. Of the requests' own ids, only the number
                 then matters.
+            steps: how many steps it is for; see `slots_of_steps`. Several are of requests with one token each.
 
         Raises:
             RequestError: no request or no tokens, a token id beyond int32, a sequence twice, a wrong start, or unknown
@@ -149,7 +154,7 @@ class Batch:
         """
         assert query_tile >= 1, f"query_tile {query_tile} must be >= 1"
         decode = requests if isinstance(requests, DecodeRequests) else _as_decode(requests)
-        if decode is not None and (batch := cls._build_decode(decode, pager, query_tile, tokens)):
+        if decode is not None and (batch := cls._build_decode(decode, pager, query_tile, tokens, steps)):
             return batch
         if isinstance(requests, DecodeRequests):
             requests = [BatchRequest(i, [token], start) for i, token, start in zip(*requests, strict=True)]
@@ -157,7 +162,9 @@ class Batch:
         seq_ids, ids, first, rows, undo, second = zip(*requests, strict=True)
         counts = list(map(len, ids))
         assert tokens is None or (tokens.shape == (sum(counts),) and tokens.dtype == mx.int32), "[tokens], int32"
-        slots = pager.append_all(list(zip(seq_ids, counts, strict=True)))
+        assert steps == 1 or max(counts) == 1, "several steps have one token of each sequence"
+        slots = pager.append_all([(seq_id, count + steps - 1) for seq_id, count in zip(seq_ids, counts, strict=True)])
+        by_step = np.array(slots, np.int32).T if steps > 1 else None
 
         starts = np.array(first, np.int32)
         if max(counts) == 1:
@@ -172,7 +179,7 @@ class Batch:
         return cls(
             tokens=_int32s(ids) if tokens is None else tokens,
             positions=positions,
-            slots=_int32s(slots),
+            slots=_int32s(slots) if by_step is None else by_step[0],
             query_start=query_start,
             context_lens=context_lens,
             block_tables=pager.block_tables(seq_ids),
@@ -180,38 +187,64 @@ class Batch:
             query_tiles=query_tiles,
             query_tile=query_tile,
             state_table=None if pager.states is None else pager.states.step(seq_ids, counts, undo),
-            others=_of_others(pager, seq_ids, query_start, positions),
+            others=(others := _of_others(pager, seq_ids, query_start, positions)),
             token_types=_token_types(second, starts, query_start),
+            slots_of_steps=() if by_step is None else (by_step, *_slots_of_steps(others, pager, positions, steps)),
         )
 
     @classmethod
     def _build_decode(
-        cls, requests: DecodeRequests, pager: Pager, query_tile: int, tokens: mx.array | None
+        cls, requests: DecodeRequests, pager: Pager, query_tile: int, tokens: mx.array | None, steps: int
     ) -> "Batch | None":
         """`build` of requests with nothing special about them; None of others, and then nothing has changed."""
         seq_ids, ids, starts = requests
         if not ids or min(ids) < _LOWEST or max(ids) > _HIGHEST:
             return None
-        slots = pager.append_one_each(seq_ids, starts)
+        slots = pager.append_to_each(seq_ids, starts, steps)
         if slots is None:
             return None
         count = len(ids)
         assert tokens is None or (tokens.shape == (count,) and tokens.dtype == mx.int32), "[tokens], int32"
         # All at once: NumPy's calls are slow for so few numbers.
-        numbers = np.array([*ids, *starts, *slots, *[start + 1 for start in starts]], np.int32)
+        numbers = np.array([*ids, *starts, *[start + 1 for start in starts], *slots], np.int32)
         query_start, query_tiles, logit_rows = layout_of_decode(count)
+        positions = numbers[count : 2 * count]
+        others = _of_others(pager, seq_ids, query_start, positions)
         return cls(
             tokens=numbers[:count] if tokens is None else tokens,
-            positions=numbers[count : 2 * count],
-            slots=numbers[2 * count : 3 * count],
+            positions=positions,
+            slots=numbers[3 * count : 4 * count],
             query_start=query_start,
-            context_lens=numbers[3 * count :],
+            context_lens=numbers[2 * count : 3 * count],
             block_tables=pager.block_tables(seq_ids),
             logit_rows=logit_rows,
             query_tiles=query_tiles,
             query_tile=query_tile,
             state_table=None if pager.states is None else pager.states.step_one_each(seq_ids),
-            others=_of_others(pager, seq_ids, query_start, numbers[count : 2 * count]),
+            others=others,
+            slots_of_steps=()
+            if steps == 1
+            else (numbers[3 * count :].reshape(steps, count), *_slots_of_steps(others, pager, positions, steps)),
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps it is for."""
+        return len(self.slots_of_steps[0]) if self.slots_of_steps else 1
+
+    def step(self, index: int, tokens: Int32Array | mx.array) -> "Batch":
+        """One of several steps, counted from 0, with its token ids."""
+        if not self.slots_of_steps:
+            return self if tokens is self.tokens else replace(self, tokens=tokens)
+        first, *others = self.slots_of_steps
+        return replace(
+            self,
+            tokens=tokens,
+            positions=self.positions + np.int32(index),
+            slots=first[index],
+            context_lens=self.context_lens + np.int32(index),
+            others=tuple(own._replace(slots=by_step[index]) for own, by_step in zip(self.others, others, strict=True)),
+            slots_of_steps=(),
         )
 
     @property
@@ -331,6 +364,16 @@ def _of_others(
         BlocksOfGroup(table[sequence, positions // size] * np.int32(size) + positions % np.int32(size), table)
         for table in tables
     )
+
+
+def _slots_of_steps(
+    others: Sequence[BlocksOfGroup], pager: Pager, positions: Int32Array, steps: int
+) -> Iterator[Int32Array]:
+    """`Batch.slots_of_steps` of the groups after the first, for one token of each sequence in each step."""
+    sequence, size = np.arange(len(positions)), np.int32(pager.block_size)
+    of_steps = positions + np.arange(steps, dtype=np.int32)[:, None]
+    for group in others:
+        yield group.block_tables[sequence, of_steps // size] * size + of_steps % size
 
 
 def _logit_rows(rows: Sequence[Rows], query_start: Int32Array) -> Int32Array:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from typing import Any, ClassVar, NamedTuple, Self
 
 import mlx.core as mx
@@ -58,8 +58,8 @@ class Host(ABC):
     """The target whose program it runs; None: it interprets the graph."""
     pipelines: bool = False
     """Whether steps are lazy MLX graphs, so that a step can start before the tokens of the previous one are known."""
-    steps_ahead: int = 1
-    """How many steps may be launched before a token is read, where it pipelines and they are short."""
+    most_steps: int = 1
+    """Of how many decode steps a batch may be, where it pipelines and they are short; see `decode`."""
     builds_late: bool = False
     """Whether the first step of each kind builds something. `warm_up` then runs such steps at load."""
 
@@ -166,6 +166,15 @@ class Host(ABC):
             KernelFault: a kernel did something illegal (sim).
         """
 
+    def decode(self, batch: Batch) -> Callable[[npt.NDArray[np.int32] | mx.array], Logits]:
+        """Prepares a batch of decode steps (`Batch.slots_of_steps`).
+
+        Returns:
+            What runs the first of them, then the next, and so on, each time given the step's token ids; see `step`.
+        """
+        indices = count()
+        return lambda tokens: self.step(batch.step(next(indices), tokens))
+
     def use(self, exchange: Exchange) -> None:
         """Takes what steps of a part of a model exchange rows with; before the first step.
 
@@ -244,6 +253,14 @@ class Host(ABC):
     def copy_to_read(self, result: mx.array) -> mx.array:
         """The array to `read` in place of one that a later step takes: a lazy copy where reading moves an array."""
         return result
+
+    def to_read_together(self, results: Sequence[mx.array]) -> list[mx.array]:
+        """The arrays to `read` in place of flat ones of 32-bit numbers: int32, as few as is best, in their order."""
+        return [mx.concatenate([result.view(mx.int32) for result in results])]
+
+    def send(self, numbers: npt.NDArray[Any]) -> mx.array:
+        """Numbers of 32 bits as an array that steps read."""
+        return mx.array(numbers)
 
     def when_lost(self, listener: Callable[[RankLostError], object]) -> None:  # noqa: B027 (most hosts are whole)
         """Has a function called, in any thread, when a rank of the host was lost: a step that runs may never end."""

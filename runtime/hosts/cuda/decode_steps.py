@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import ARENA_TOKEN, KernelCall, Phase
 from mlxr.runtime.hosts.binding import Dims
-from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
+from mlxr.runtime.hosts.cuda.packed import BoundInputs, DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.parallel.peers import Peers
 from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
 from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
@@ -51,42 +52,74 @@ class DecodeSteps:
             }
         )
 
-    def run(
-        self, phase: Phase, dims: Dims, arrays: dict[str, npt.NDArray[Any]], others: Mapping[str, mx.array], tops: int
-    ) -> tuple[mx.array, mx.array]:
-        """Launches a step.
+    def bind(
+        self,
+        phase: Phase,
+        dims: Dims,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        slots: Mapping[str, npt.NDArray[Any]],
+        steps: int,
+        tops: int,
+    ) -> Callable[[mx.array], tuple[mx.array, mx.array]]:
+        """Prepares steps, each of which has one more token of each sequence.
 
         Args:
-            phase: the program's phase that runs it.
-            dims: of the batch.
-            arrays: what the step reads of the batch.
-            others: the same that is on the GPU already.
+            phase: the program's phase that runs them.
+            dims: of the first step.
+            arrays: what the first step reads of the batch, without token ids.
+            slots: those of them that are slots, in each step: [steps, seqs].
+            steps: how many.
             tops: how many of the greatest logits are exchanged; 0: all.
 
         Returns:
-            Logits [rows, vocab] f32 and the arena's new token, both lazy.
+            What launches the first step, then the next, and so on, each time given token ids on the GPU. It returns
+            logits [rows, vocab] f32 and the arena's new token, both lazy.
         """
-        tokens = others.get("token_ids")
-        tokens = mx.array(arrays.pop("token_ids")) if tokens is None else tokens
-        (moving, moved), (steady, stayed) = self._inputs.bind(arrays)
+        later = np.arange(steps, dtype=np.int32)[:, None]
+        moving = {
+            name: slots[name] if name in slots else array + later
+            for name, array in arrays.items()
+            if name in slots or name in DecodeInputs.MOVING
+        }
+        steady = {name: array for name, array in arrays.items() if name not in moving}
+        inputs = self._inputs.bind(moving, steady, steps)
+        traces = enumerate(self._traces_of(phase, dims, steps, inputs, tops))
+        return lambda tokens: self._run(dims, inputs, *next(traces), tokens)
+
+    def _traces_of(self, phase: Phase, dims: Dims, steps: int, inputs: BoundInputs, tops: int) -> list[Trace]:
+        """The trace of each step. Conditions are bounds: those that hold in the first and the last step always do."""
+        last = self._trace_of(phase, {**dims, "context": dims["context"] + steps - 1}, inputs, tops)
+        if self._trace_of(phase, dims, inputs, tops) is last:
+            return [last] * steps
+        return [self._trace_of(phase, {**dims, "context": dims["context"] + i}, inputs, tops) for i in range(steps)]
+
+    def _trace_of(self, phase: Phase, dims: Dims, inputs: BoundInputs, tops: int) -> Trace:
         key = (
             phase.name,
-            len(steady.numbers),
+            len(inputs.steady.numbers),
             *(dims["tokens"], dims["seqs"], dims["rows"], tops),
             *(dims[dim] for dim in self._grid_dims),
             *self._host.launcher.choice(phase, dims),
         )
-        trace = self._recent.get(key) or self._trace(phase, dims, moving, steady, tops)
+        trace = self._recent.get(key) or self._trace(phase, dims, inputs.moving, inputs.steady, tops)
         self._recent.keep(key, trace)
-        before = self._host.arena.token
+        return trace
+
+    def _run(
+        self, dims: Dims, inputs: BoundInputs, step: int, trace: Trace, tokens: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """Launches one of the steps that were bound."""
+        moved, before = self._inputs.moved(inputs, step), self._host.arena.token
         if self._kernel(dims) is not None:
             with StepKernel.order:
                 turn = StepKernel.take_turn()
-                logits, token, moved, StepKernel.turn = trace.run(tokens, moved, stayed, before, turn)
+                logits, token, moved, StepKernel.turn = trace.run(tokens, moved, inputs.stayed, before, turn)
         else:
-            logits, token, moved = trace.run(tokens, moved, stayed, before)
-        self._inputs.advance(moved)
-        self._host.launches.update(trace.launches)
+            logits, token, moved = trace.run(tokens, moved, inputs.stayed, before)
+        self._inputs.advance(inputs, step, moved)
+        launches = self._host.launches
+        for name, count in trace.launches.items():
+            launches[name] += count
         return logits, token
 
     def forget(self) -> None:

@@ -58,7 +58,7 @@ def filled_on_device(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.
     return array
 
 
-def sent(numbers: npt.NDArray[np.int32]) -> mx.array:
+def sent(numbers: npt.NDArray[Any]) -> mx.array:
     """A lazy copy of numbers of any shape, as they are now, in the GPU's own memory. Nothing waits for it.
 
     MLX copies an array that it loads from a file when it evaluates the array. This file is in memory, and MLX has

@@ -10,17 +10,20 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from mlxr.compiler.artifact import PEERS, Artifact, Launch, Phase, layer_buffer
 from mlxr.runtime.cache.arena import Arena
-from mlxr.runtime.hosts.binding import BatchArrays, Dims, shape_of
+from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_dims, phase_of, shape_of
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source
 from mlxr.runtime.hosts.cuda.decode_steps import DecodeSteps
 from mlxr.runtime.hosts.cuda.device import architecture, limit_cache
-from mlxr.runtime.hosts.cuda.device_array import filled_on_device, on_device
+from mlxr.runtime.hosts.cuda.device_array import filled_on_device, on_device, sent
 from mlxr.runtime.hosts.cuda.handover.card_handover import CardHandover
 from mlxr.runtime.hosts.cuda.kept_weights import KeptWeights
 from mlxr.runtime.hosts.cuda.parallel.peers import Peers
@@ -29,17 +32,20 @@ from mlxr.runtime.hosts.cuda.step_kernel import StepImages, build_steps
 from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
 from mlxr.runtime.hosts.exchange import Exchange
 from mlxr.runtime.hosts.handover import ExpertsBeside
+from mlxr.runtime.hosts.host import Logits
 from mlxr.runtime.hosts.mlx.host import MlxHost
 from mlxr.runtime.hosts.mlx.launcher import Arrays, MlxKernel
 from mlxr.runtime.memory.free_memory import FreeMemory, gpu_memory
 from mlxr.runtime.weights.load_weights import Fill
+
+_TOKENS = "token_ids"
 
 
 class CudaHost(MlxHost):
     """Runs the plan on an NVIDIA GPU."""
 
     name = "cuda"
-    steps_ahead = 4
+    most_steps = 8
     has_step_kernels = True
     has_own_memory = True
 
@@ -106,6 +112,7 @@ class CudaHost(MlxHost):
     def use_experts(self, experts: ExpertsBeside) -> None:
         """See `Host.use_experts`."""
         self.launcher.handover = CardHandover(self.plan, experts)
+        self.most_steps = 1  # the CPU takes part in each
 
     def close(self) -> None:
         """See `Host.close`: steps that are launched end before the CPU no longer answers."""
@@ -130,16 +137,38 @@ class CudaHost(MlxHost):
     def _tell_notes(self) -> None:
         self.notes = (*self._step_kernels.notes, *filter(None, (self._peers.note, self._kept.note)))
 
+    def decode(self, batch: Batch) -> Callable[[npt.NDArray[np.int32] | mx.array], Logits]:
+        """See `Host.decode`: arrays, launches and traces are found once for all steps."""
+        phase = self.program.phase(phase_of(self.plan, batch))
+        is_alone = self.launcher.exchange is None and self.launcher.handover is None
+        if phase.name != "decode" or not (self._traces and is_alone):
+            return super().decode(batch)
+        arrays = self.arrays_of(phase, self.completed(batch))
+        steady = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray) and name != _TOKENS}
+        launch = self._decodes.bind(phase, batch_dims(batch), steady, _slots(batch, steady), batch.num_steps, 0)
+
+        def run(tokens: npt.NDArray[np.int32] | mx.array) -> mx.array:
+            logits, self.arena.token = launch(tokens if isinstance(tokens, mx.array) else mx.array(tokens))
+            return logits
+
+        return run
+
+    @property
+    def _traces(self) -> bool:
+        """Whether steps are traced: to print launches, each must happen."""
+        return not self._tell
+
     def launch_step(self, phase: Phase, dims: Dims, batch: BatchArrays, tops: int) -> tuple[mx.array, mx.array]:
         """See `MlxHost.launch_step`."""
         if self._peers.unmet is not None:
             self._meet_peers()
         arrays = {name: array for name, array in batch.items() if isinstance(array, np.ndarray)}
         others = {name: array for name, array in batch.items() if isinstance(array, mx.array)}
-        traces = not self._tell  # to print launches, each must happen
-        if phase.name == "decode" and traces:
-            return self._decodes.run(phase, dims, arrays, others, tops)
-        return self.results_of(phase, dims, self._prefills.run(phase, dims, arrays, others, tops, traces=traces))
+        if phase.name == "decode" and self._traces:
+            ids = others[_TOKENS] if others else mx.array(arrays.pop(_TOKENS))
+            slots = {name: array[None] for name, array in arrays.items() if name.partition(".")[0] == "slots"}
+            return self._decodes.bind(phase, dims, arrays, slots, 1, tops)(ids)
+        return self.results_of(phase, dims, self._prefills.run(phase, dims, arrays, others, tops, traces=self._traces))
 
     def copy_to_read(self, result: mx.array) -> mx.array:
         """See `Host.copy_to_read`. Reading moves an array to managed memory, where the next step takes a page fault.
@@ -147,6 +176,16 @@ class CudaHost(MlxHost):
         A single number needs no copy: MLX keeps it in memory that the CPU and the GPU share.
         """
         return result if result.size == 1 else result | 0
+
+    def to_read_together(self, results: Sequence[mx.array]) -> list[mx.array]:
+        """See `Host.to_read_together`; for single numbers see `copy_to_read`."""
+        if all(result.size == 1 for result in results):
+            return [result.view(mx.int32) for result in results]
+        return super().to_read_together(results)
+
+    def send(self, numbers: npt.NDArray[Any]) -> mx.array:
+        """See `Host.send`; to the GPU's own memory."""
+        return sent(numbers)
 
     def recover(self) -> None:
         """See `MlxHost.recover`."""
@@ -179,6 +218,13 @@ class CudaHost(MlxHost):
 
     def _reads_weights_alone(self, launch: Launch) -> bool:
         return launch.needs_library and self.weights.keys() >= set(launch.inputs)
+
+
+def _slots(batch: Batch, read: Mapping[str, object]) -> dict[str, npt.NDArray[np.int32]]:
+    """The slots of all groups in each step, [steps, seqs], as far as steps read them, by the plan's buffer names."""
+    by_name = {name: array[None] for name, array in batch.blocks.items() if array.ndim == 1}
+    of_steps = batch.slots_of_steps or tuple(by_name.values())
+    return {name: slots for name, slots in zip(by_name, of_steps, strict=True) if name in read}
 
 
 def launcher(name: str, cubin: bytes) -> MlxKernel:

@@ -53,65 +53,95 @@ class Packed:
 class DecodeInputs:
     """The inputs of decode steps other than their tokens, kept on the GPU from one step to the next.
 
-    If the same sequences take their next tokens, and none needs a new block, then positions, slots and context lengths
-    grow by one and nothing else changes: each step computes the inputs of the next one. Each step compares them with
-    its batch, and arrays that are not as predicted are uploaded again.
+    If the same sequences take their next tokens, and none comes to a new block, then positions, slots and context
+    lengths grow by one and nothing else changes: each step computes the inputs of the next one. All that is not as
+    predicted is uploaded.
     """
 
-    MOVING = ("positions", "slots", "context_lens")
-    """The arrays that grow by one from step to step; of slots, those of all groups."""
+    MOVING = ("positions", "context_lens")
+    """The arrays that grow by one from step to step, as do slots within a block."""
 
     def __init__(self) -> None:
-        self._moving: _Uploaded | None = None
-        self._steady: _Uploaded | None = None
+        self._steady: dict[str, npt.NDArray[Any]] = {}
+        self._packed: tuple[Packed, mx.array] | None = None  # the same on the GPU
+        self._predicted: npt.NDArray[np.int32] | None = None  # what moves, after the last step
+        self._moved: mx.array | None = None  # the same on the GPU
 
-    def bind(self, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[tuple[Packed, mx.array], tuple[Packed, mx.array]]:
-        """A step's arrays, packed and on the GPU: those that move, then those that do not."""
-        moving = {name: array for name, array in arrays.items() if name.partition(".")[0] in self.MOVING}
-        steady = {name: array for name, array in arrays.items() if name not in moving}
-        moves = self._moving is not None and self._moving.matches(moving)
-        stays = self._steady is not None and self._steady.matches(steady)
-        if not (moves or stays):  # one upload, and one page fault, for both
-            first, second = Packed.of(moving), Packed.of(steady)
-            both, size = Packed(np.concatenate([first.numbers, second.numbers]), {}).upload(), len(first.numbers)
-            self._moving, self._steady = _Uploaded(moving, first, both[:size]), _Uploaded(steady, second, both[size:])
-        elif not moves:
-            self._moving = _Uploaded.of(moving)
-        elif not stays:
-            self._steady = _Uploaded.of(steady)
-        assert self._moving and self._steady, "on the GPU, or just uploaded"
-        return (self._moving.packed, self._moving.uploaded), (self._steady.packed, self._steady.uploaded)
+    def bind(
+        self, moving: Mapping[str, npt.NDArray[np.int32]], steady: dict[str, npt.NDArray[Any]], steps: int
+    ) -> "BoundInputs":
+        """The inputs of some steps, on the GPU.
 
-    def advance(self, moving: mx.array) -> None:
-        """Takes the moving arrays of the next step, which this step has computed: each element is one more."""
-        assert self._moving is not None, "a step was bound"
-        self._moving = _Uploaded(
-            {name: array + 1 for name, array in self._moving.arrays.items()}, self._moving.packed, moving
-        )
+        Args:
+            moving: what moves, [steps, numbers] each.
+            steady: what does not.
+            steps: how many.
+        """
+        rows = np.concatenate([np.zeros((steps, 0), np.int32), *moving.values()], axis=1)
+        is_new = np.ones(steps, np.bool_)
+        is_new[1:] = (rows[1:] != rows[:-1] + 1).any(axis=1)
+        if self._predicted is not None and self._predicted.shape == rows[0].shape:
+            is_new[0] = (rows[0] != self._predicted).any()
+        self._predicted = None  # until all steps are launched
+        new = np.flatnonzero(is_new).tolist()
+        layout = Packed.of({name: array[0] for name, array in moving.items()})
+        sent = [Packed.of({name: array[step] for name, array in moving.items()}).numbers for step in new]
+        if is_same := self._packed is not None and _are_same(self._steady, steady):
+            packed, stayed = self._packed
+        else:
+            packed = Packed.of(steady)
+            sent.append(packed.numbers)
+        given: list[mx.array | None] = [None] * steps
+        if sent:
+            uploaded, size = Packed(np.concatenate(sent), {}).upload(), len(layout.numbers)  # one page fault for all
+            for place, step in enumerate(new):
+                given[step] = uploaded[size * place : size * (place + 1)]
+            if not is_same:
+                stayed = uploaded[size * len(new) :]
+                self._steady, self._packed = steady, (packed, stayed)
+        return BoundInputs(layout, packed, stayed, given, rows[-1] + 1)
+
+    def moved(self, inputs: "BoundInputs", step: int) -> mx.array:
+        """What moves, in one of the steps."""
+        given = inputs.given[step]
+        if given is not None:
+            return given
+        assert self._moved is not None, "the step before computed it"
+        return self._moved
+
+    def advance(self, inputs: "BoundInputs", step: int, moved: mx.array) -> None:
+        """Takes what the step after one needs, which this one has computed: each number is one more."""
+        self._moved = moved
+        if step == len(inputs.given) - 1:
+            self._predicted = inputs.after
 
     def forget(self) -> None:
         """Forgets the arrays, so that the next step uploads all of its own."""
-        self._moving = self._steady = None
+        self._packed = self._predicted = self._moved = None
 
 
-class _Uploaded(NamedTuple):
-    """Arrays, and their copy on the GPU."""
+class BoundInputs(NamedTuple):
+    """The inputs of some decode steps.
 
-    arrays: dict[str, npt.NDArray[Any]]
-    packed: Packed
-    uploaded: mx.array
+    Attributes:
+        moving: where the numbers of each array are that moves.
+        steady: the same of those that do not.
+        stayed: these numbers.
+        given: of each step the numbers that move, where they are not those of the step before and one more.
+        after: what moves, after the last step.
+    """
 
-    @classmethod
-    def of(cls, arrays: dict[str, npt.NDArray[Any]]) -> "_Uploaded":
-        packed = Packed.of(arrays)
-        return cls(arrays, packed, packed.upload())
+    moving: Packed
+    steady: Packed
+    stayed: mx.array
+    given: list[mx.array | None]
+    after: npt.NDArray[np.int32]
 
-    def matches(self, wanted: Mapping[str, npt.NDArray[Any]]) -> bool:
-        return self.arrays.keys() == wanted.keys() and all(
-            _are_equal(array, wanted[name]) for name, array in self.arrays.items()
-        )
+
+def _are_same(known: Mapping[str, npt.NDArray[Any]], wanted: Mapping[str, npt.NDArray[Any]]) -> bool:
+    return known.keys() == wanted.keys() and all(_are_equal(array, wanted[name]) for name, array in known.items())
 
 
 def _are_equal(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
-    """`np.array_equal` of arrays of one type, in a fifth of its time: a step compares eight small ones."""
+    """`np.array_equal` of arrays of one type, in a fifth of its time: a step compares five small ones."""
     return first is second or (first.shape == second.shape and first.tobytes() == second.tobytes())

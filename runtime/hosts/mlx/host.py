@@ -136,17 +136,20 @@ class MlxHost(ArrayHost):
         if phase.name == "prefill":
             batch = padded_batch(batch, self.plan)
         dims, tops = batch_dims(batch), self._tops(phase, batch)
-        arena = self.plan.arena
-        columns = table_columns(batch, arena.max_blocks_per_sequence)
-        arrays = batch_arrays(batch, columns, state_columns(batch, arena.state_columns))
-        arrays = {name: array for name, array in arrays.items() if name in self._read[phase.name]}
         if self.launcher.handover is not None:
             self.launcher.handover.begin()
-        logits, self.arena.token = self.launch_step(phase, dims, arrays, tops)
+        logits, self.arena.token = self.launch_step(phase, dims, self.arrays_of(phase, batch), tops)
         if not dims["rows"]:
             with self.failures():
                 start_computing([self.arena.token])
         return logits
+
+    def arrays_of(self, phase: Phase, batch: Batch) -> BatchArrays:
+        """What a phase reads of a batch, by the plan's buffer names."""
+        arena = self.plan.arena
+        columns = table_columns(batch, arena.max_blocks_per_sequence)
+        arrays = batch_arrays(batch, columns, state_columns(batch, arena.state_columns))
+        return {name: array for name, array in arrays.items() if name in self._read[phase.name]}
 
     def _tops(self, phase: Phase, batch: Batch) -> int:
         """How many of the greatest logits are exchanged, at least `Batch.tops`; 0: all."""

@@ -81,7 +81,7 @@ class Machine:
         assert self.pager.can_append_all(growths), "there are blocks for all sequences"
         lengths = [self.pager.length(seq_id) for seq_id, _ in growths]
         if any(count > 1 for _, count in growths) or (
-            self.pager.append_one_each([seq_id for seq_id, _ in growths], lengths) is None
+            self.pager.append_to_each([seq_id for seq_id, _ in growths], lengths) is None
         ):
             self.pager.append_all(growths)
         for group, memory in enumerate(self.memory):

@@ -48,7 +48,7 @@ def test_one_token_each_gets_the_slots_that_append_all_gives():
     ids = [grown(pager, length) for length in (1, 4, 6)]
     assert [grown(other, length) for length in (1, 4, 6)] == ids
     for _ in range(8):
-        slots = pager.append_one_each(ids, [pager.length(seq_id) for seq_id in ids])
+        slots = pager.append_to_each(ids, [pager.length(seq_id) for seq_id in ids])
         assert [[slot] for slot in slots] == other.append_all([(seq_id, 1) for seq_id in ids])
         assert state(pager) == state(other)
         pager.check_integrity()
@@ -59,31 +59,31 @@ def test_one_token_each_changes_nothing_where_that_is_not_plain():
     a, b, full = grown(pager, 4), grown(pager, 6), grown(pager, 20)
     before = state(pager)
     for seq_ids, lengths in (([a, b], [4, 5]), ([a, 99], [4, 0]), ([b, b], [6, 6]), ([a, full], [4, 20])):
-        assert pager.append_one_each(seq_ids, lengths) is None
+        assert pager.append_to_each(seq_ids, lengths) is None
     assert state(pager) == before
     pager.fork(b)
-    assert pager.append_one_each([a, b], [4, 6]) is None, "b's last block is shared"
+    assert pager.append_to_each([a, b], [4, 6]) is None, "b's last block is shared"
     pager.append(a, 3)
     last = pager.add_sequence()
-    assert pager.num_free_blocks == 0 and pager.append_one_each([last], [0]) is None, "no block is free"
+    assert pager.num_free_blocks == 0 and pager.append_to_each([last], [0]) is None, "no block is free"
 
 
 def test_one_token_each_notices_what_has_changed_since_the_last_time():
     pager = make_pager()
     a, b = grown(pager, 3), grown(pager, 5)
-    assert pager.append_one_each([a, b], [3, 5]) == [3, 4 + 5]
+    assert pager.append_to_each([a, b], [3, 5]) == [3, 4 + 5]
     pager.take_copies()
     pager.truncate(b, 4)
-    assert pager.append_one_each([a, b], [4, 6]) is None
-    assert pager.append_one_each([a, b], [4, 4]) == [4 * 2, 4 * 3]
+    assert pager.append_to_each([a, b], [4, 6]) is None
+    assert pager.append_to_each([a, b], [4, 4]) == [4 * 2, 4 * 3]
     pager.take_copies()
     fork = pager.fork(b)
-    assert pager.append_one_each([a, b], [5, 5]) is None
+    assert pager.append_to_each([a, b], [5, 5]) is None
     pager.free(fork)
-    assert pager.append_one_each([a, b], [5, 5]) == [4 * 2 + 1, 4 * 3 + 1]
+    assert pager.append_to_each([a, b], [5, 5]) == [4 * 2 + 1, 4 * 3 + 1]
     assert pager.block_tables([a, b]).tolist() == [[0, 2], [1, 3]]
     pager.free(b)
-    assert pager.append_one_each([a, b], [6, 0]) is None
+    assert pager.append_to_each([a, b], [6, 0]) is None
     with pytest.raises(ArenaError, match=f"unknown sequence {b}"):
         pager.block_tables([a, b])
     pager.check_integrity()

@@ -483,13 +483,7 @@ def test_a_generation_that_the_garbage_collector_ends_within_a_step(pipelines: b
     generations = [Generation(engine.core, [request], events)]
     answer = engine.add(prompt(6), 9)
     next(generations[0])
-    prompt_tokens = engine.core._times.prompt_tokens
-
-    def collect(*arguments: Any) -> int:
-        generations.clear()  # when the scheduler has chosen its request
-        return prompt_tokens(*arguments)
-
-    engine.core._times.prompt_tokens = collect  # type: ignore[method-assign]
+    engine.host.on_step = generations.clear  # when the scheduler has chosen its request
     engine.core.step()
     assert request.answer.is_done and request.run.seq_id is None
     engine.run()

@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +14,7 @@ import mlxr
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.engine import core
+from mlxr.runtime.engine import scheduler
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.generation import Generation
@@ -73,9 +73,9 @@ class PipelinedHost(LoggingHost):
 
 
 class HastyHost(PipelinedHost):
-    """The same, taken for one whose steps are so short that three are launched ahead."""
+    """The same, taken for one whose steps are so short that three are launched at once."""
 
-    steps_ahead = 3
+    most_steps = 3
 
 
 class Ends:
@@ -140,7 +140,7 @@ class Pair:
         taken = [len(e.host.batches) - before for e, before in zip((self.ahead, self.plain), steps, strict=True)]
         # Each answer that ends unforeseen, or that waits for another one, may cost a step.
         most = 1 if len(ahead.completions) == 1 else 2 * len(ahead.completions)
-        most *= self.ahead.host.steps_ahead
+        most *= 2 * self.ahead.host.most_steps - 1
         least = taken[1] - (most if most > 1 else 0)
         assert least <= taken[0] <= taken[1] + most, f"{taken} steps pipelined and not"
         self.wasted = taken[0] - taken[1]
@@ -221,24 +221,60 @@ def test_an_end_found_late_costs_one_step(pair: Pair, sampling: Sampling, n: int
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Pair:
-    monkeypatch.setattr(core, "_AHEAD_SECONDS", 1e9)
+    monkeypatch.setattr(scheduler, "_LAUNCH_SECONDS", 1e9)
     return Pair(HastyHost)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_short_steps_are_launched_further_ahead(hasty: Pair, sampling: Sampling) -> None:
+def test_several_short_steps_are_launched_at_once(hasty: Pair, sampling: Sampling) -> None:
     hasty.events([prompt(5)], max_tokens=8, sampling=sampling)
     log = "".join(entry[0] for entry in hasty.ahead.host.log)
-    assert log == "llrlrlllrlrlrrrr", "at first nobody knows how long a step takes"
+    assert log == "llrlrlllrllrr", "at first nobody knows how long a step takes"
     assert not hasty.wasted
+    records = list(hasty.ahead.core.recent_steps)
+    assert len(records) == hasty.ahead.core.stats().steps == 8 and all(r.decoding == 1 for r in records[1:])
+    assert all(b.end - a.end == pytest.approx(b.seconds) for a, b in pairwise(records[3:6]))
 
 
-def test_a_request_that_waits_waits_for_one_step_ahead(hasty: Pair) -> None:
+def test_several_steps_are_laid_out_as_single_ones(hasty: Pair) -> None:
+    """Of several sequences, each of which comes to a new block at another of the steps."""
+    hasty.events([prompt(5), prompt(6, 20), prompt(9, 40)], max_tokens=12)
+    assert len(hasty.ahead.host.batches) == len(hasty.plain.host.batches)
+    for ahead, plain in zip(hasty.ahead.host.batches, hasty.plain.host.batches, strict=True):
+        assert np.array(ahead.tokens).tolist() == np.array(plain.tokens).tolist()
+        for name in ("positions", "query_start", "context_lens", "logit_rows", "query_tiles"):
+            np.testing.assert_array_equal(getattr(ahead, name), getattr(plain, name), name)
+        if ahead.is_decode:
+            blocks = ahead.block_tables[np.arange(ahead.num_seqs), ahead.positions // 4]
+            assert ahead.slots.tolist() == (4 * blocks + ahead.positions % 4).tolist()
+
+
+def test_while_a_request_waits_steps_are_launched_one_by_one(hasty: Pair) -> None:
     core, most = hasty.ahead.core, {True: 0, False: 0}
     for _ in hasty.ahead.start([prompt(5, 20 * i) for i in range(4)]):
-        waits = bool(core.scheduler.waiting)
-        most[waits] = max(most[waits], len(core._ahead))
+        if core._ahead is not None:
+            waits = bool(core.scheduler.waiting)
+            most[waits] = max(most[waits], core._ahead.count)
     assert most == {True: 1, False: 3}
+
+
+def test_rows_that_ask_for_more_than_tokens_take_single_steps(hasty: Pair) -> None:
+    for options in ({"logprobs": 1}, {"logit_bias": {5: 1.0}}, {"repetition_penalty": 1.2}):
+        hasty.ahead.start([prompt(5)], max_tokens=8, sampling=replace(SAMPLED, **options)).finish()
+        assert "lll" not in "".join(entry[0] for entry in hasty.ahead.host.log)
+
+
+def test_a_broken_row_among_several_steps_ends_its_request_alone(hasty: Pair) -> None:
+    """The first step of a launch of three is right, the second one is broken."""
+    generation = hasty.ahead.start([prompt(5)], max_tokens=12)
+    hasty.ahead.host.broken_step = 4
+    tokens = [next(generation).token_id for _ in range(4)]
+    with pytest.raises(HostError, match="NaN"):
+        next(generation)
+    alone = hasty.ahead.start([prompt(5)], max_tokens=12)
+    hasty.ahead.host.broken_step = -1
+    assert [event.token_id for event in alone][:4] == tokens
+    hasty.check_empty()
 
 
 def test_ends_found_late_cost_the_steps_ahead(hasty: Pair) -> None:
@@ -247,9 +283,10 @@ def test_ends_found_late_cost_the_steps_ahead(hasty: Pair) -> None:
     for index in range(3):
         events = hasty.events(prompts, [of(whole, index)[5]], sampling=SAMPLED)
         assert "stop" in {event.finish_reason for event in events}
-    alone = hasty.events([prompt(6)], sampling=SAMPLED)
-    hasty.events([prompt(6)], [of(alone)[6]], sampling=SAMPLED)
-    assert hasty.wasted == 3
+    alone = of(hasty.events([prompt(6)], sampling=SAMPLED))
+    second = next(token for i, token in enumerate(alone[:9]) if i % 3 == 2 and token not in alone[:i])
+    hasty.events([prompt(6)], [second], sampling=SAMPLED)
+    assert hasty.wasted == 4, "one of the launch whose second step gave the end, and three of the one after it"
     assert not hasty.ahead.core.step(), "nobody waits for steps that only an answer had which has ended"
 
 

@@ -83,7 +83,7 @@ def test_a_preempted_request_goes_on_from_its_state(engine):
     answer = engine.add(SYSTEM, 12)
     for _ in range(5):
         engine.core.step()
-    engine.core._ahead.clear()
+    engine.core._ahead = None
     answer.request.run.in_flight = 0
     engine.core.scheduler.preempt(answer.request)
     before = engine.core.stats().computed_tokens

@@ -11,7 +11,7 @@ import pytest
 import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.engine import core
+from mlxr.runtime.engine import scheduler
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.sampling import Sampling, ThoughtLimit
@@ -36,9 +36,9 @@ def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     with mlxr.load(compile_spec(spec).artifact, TINY, host=host) as loaded:
         if request.param == "pipelined":
             setattr(loaded.host, "pipelines", True)  # noqa: B010 (of the class, as far as types go)
-            loaded.host.steps_ahead = 3
+            loaded.host.most_steps = 3
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(core, "_AHEAD_SECONDS", 1e9)
+            patch.setattr(scheduler, "_LAUNCH_SECONDS", 1e9)
             yield loaded
 
 

@@ -27,7 +27,7 @@ from mlxr.runtime.engine.sampling import Row, Sampler, Sampling
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cuda import device, prefill_steps, traces
 from mlxr.runtime.hosts.cuda.host import CudaHost
-from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
+from mlxr.runtime.hosts.cuda.packed import BoundInputs, DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.parallel import peers
 from mlxr.runtime.hosts.cuda.parallel.meet_peers import NoPeersError
 from mlxr.runtime.hosts.registry import hosts
@@ -97,22 +97,31 @@ def test_steps_upload_only_what_is_not_as_predicted(monkeypatch: pytest.MonkeyPa
 
 def test_a_failed_step_uploads_all_again() -> None:
     inputs = DecodeInputs()
-    arrays = {"positions": np.array([4], np.int32), "block_tables": np.array([[1, 2]], np.int32)}
-    (moving, moved), steady = inputs.bind(arrays)
-    inputs.advance(moved + 1)
-    arrays["positions"] = arrays["positions"] + 1
-    (_, moved), again = inputs.bind(arrays)
-    assert again[1] is steady[1] and moving.unpack(moved)["positions"].tolist() == [5]
-    arrays["positions"] = np.array([9], np.int32)
-    (moving, moved), again = inputs.bind(arrays)
-    assert again[1] is steady[1] and moving.unpack(moved)["positions"].tolist() == [9]
-    arrays["block_tables"] = np.array([[1, 3]], np.int32)
-    (_, same), (tables, held) = inputs.bind(arrays)
-    assert same is moved and tables.unpack(held)["block_tables"].tolist() == [1, 3]
+    tables = {"block_tables": np.array([[1, 2]], np.int32)}
+
+    def run(positions: list[int], stops_before: int | None = None) -> BoundInputs:
+        """Runs steps of one sequence; tells what was uploaded."""
+        bound = inputs.bind({"positions": np.array(positions, np.int32)[:, None]}, dict(tables), len(positions))
+        for step, position in enumerate(positions[:stops_before]):
+            moved = inputs.moved(bound, step)
+            assert bound.moving.unpack(moved)["positions"].tolist() == [position]
+            inputs.advance(bound, step, moved + 1)
+        assert bound.steady.unpack(bound.stayed)["block_tables"].tolist() == tables["block_tables"][0].tolist()
+        return bound
+
+    first = run([4])
+    again = run([5, 6, 7])
+    assert again.stayed is first.stayed and again.given == [None] * 3
+    jumps = run([8, 20, 21])
+    assert jumps.stayed is first.stayed and [given is None for given in jumps.given] == [True, False, True]
+    tables["block_tables"] = np.array([[1, 3]], np.int32)
+    other = run([22, 23])
+    assert other.stayed is not first.stayed and other.given == [None] * 2
+    run([24, 25, 26], stops_before=1)
+    assert run([27]).given[0] is not None, "the steps before it were not all launched"
     inputs.forget()
-    (moving, moved), (tables, held) = inputs.bind(arrays)
-    assert moved is not same and moving.unpack(moved)["positions"].tolist() == [9]
-    assert tables.unpack(held)["block_tables"].tolist() == [1, 3]
+    last = run([28])
+    assert last.given[0] is not None and last.stayed is not other.stayed
 
 
 def test_a_look_at_tokens_leaves_those_of_the_next_step_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

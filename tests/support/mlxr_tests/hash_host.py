@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -32,6 +32,7 @@ from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Row, Sampler, Sampling, sample_rows
 from mlxr.runtime.engine.sampling.device_sampling import sample_on_device
 from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.host import Host
 from mlxr_tests.kv_arena import kv_arena
 
 VOCAB = 32
@@ -132,7 +133,7 @@ class HashHost:
         self.others = [np.zeros(group.num_blocks * self.size, np.uint64) for group in geometry.groups[1:]]
         self.states = [0] * state_slots
         self.arena = SimpleNamespace(token=mx.zeros((1,)), geometry=geometry, takes_pages=False)
-        self.pipelines, self.steps_ahead = pipelines, 3
+        self.pipelines, self.most_steps = pipelines, 3
         self.faults: deque[str | None] = deque()
         self.failing: set[str] = set()
         self.interruption: BaseException | None = None
@@ -217,6 +218,19 @@ class HashHost:
                     assert column <= end - begin, "the step writes states after its own tokens"
                     self.states[slot] = carried[end - column] if not self._breaks else 23
         return carried
+
+    chain, send, to_read_together = Host.chain, Host.send, Host.to_read_together
+
+    def decode(self, batch: Batch) -> Callable[[Any], Any]:
+        run, breaks = Host.decode(cast(Host, self), batch), False
+
+        def step(tokens: Any) -> Any:
+            nonlocal breaks
+            logits = run(tokens)
+            breaks = self._breaks = self._breaks or breaks  # what is started together fails together
+            return logits
+
+        return step
 
     def start(self, *results: mx.array) -> None:
         if self._breaks:

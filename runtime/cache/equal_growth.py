@@ -1,4 +1,4 @@
-"""Sequences that grow by one token each: what most steps do, in less time than the pager's general way takes."""
+"""Sequences that grow equally: what most steps do, in less time than the pager's general way takes."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -8,7 +8,7 @@ import numpy.typing as npt
 from mlxr.runtime.cache.blocks import BlockPool, BlockSequence
 
 
-class OneTokenEach:
+class EqualGrowth:
     """Finds slots in the pager's array of block tables. The pager calls `forget` when a sequence goes.
 
     It remembers which sequences grew last, since the next step is nearly always for the same ones. Lengths, blocks and
@@ -53,35 +53,47 @@ class OneTokenEach:
         self._rows = np.array([sequence.row for sequence in known], np.intp)
         return self._sequences, self._rows
 
-    def append(self, seq_ids: Sequence[int], lengths: list[int], context: int) -> list[int] | None:
-        """See `Pager.append_one_each`.
+    def append(self, seq_ids: Sequence[int], lengths: list[int], count: int, context: int) -> list[int] | None:
+        """See `Pager.append_to_each`.
 
         Args:
             seq_ids: the sequences.
             lengths: tokens of each.
+            count: tokens that each grows by.
             context: most tokens of a sequence.
         """
-        if self.known(seq_ids) is None or max(lengths, default=0) >= context:
+        if self.known(seq_ids) is None or max(lengths, default=0) + count > context:
             return None
         sequences, size = self._sequences, self._size
         references, cached = self._pool.references, self._pool.index.cached
         slots: list[int] = []
-        full: list[int] = []  # the places of those whose last block is full
+        lacking: list[int] = []  # the places of those whose blocks have no room for all tokens
+        needed = 0
         for sequence, length in zip(sequences, lengths, strict=True):  # NumPy is slower: its code is no longer cached
             if sequence.length != length:
                 return None
-            if offset := length % size:
+            offset = length % size
+            if offset:
                 last = sequence.blocks[-1]
                 if references[last] > 1 or (last in cached and len(cached[last].tokens) > offset):
                     return None
-                slots.append(last * size + offset)
-            else:
-                full.append(len(slots))
-                slots.append(-1)
-        if len(full) > self._pool.num_free:
+            if not 0 < offset <= size - count:
+                lacking.append(len(slots))
+                needed += -(-(offset + count) // size) - (offset > 0)
+            slots.append(last * size + offset if offset else -1)
+        if needed > self._pool.num_free:
             return None
-        for i in full:
-            slots[i] = self._take_block(sequences[i]) * size
+        for i in lacking:
+            sequence = sequences[i]
+            while len(sequence.blocks) * size < sequence.length + count:
+                self._take_block(sequence)
+            slots[i] = sequence.blocks[sequence.length // size] * size + sequence.length % size
+        for later in range(1, count):
+            now = [slot + later for slot in slots[: len(sequences)]]
+            for i in lacking:
+                block, offset = divmod(sequences[i].length + later, size)
+                now[i] = sequences[i].blocks[block] * size + offset
+            slots += now
         for sequence in sequences:
-            sequence.length += 1
+            sequence.length += count
         return slots
