@@ -84,7 +84,8 @@ class DecodeSteps:
         steady = {name: array for name, array in arrays.items() if name not in moving}
         inputs = self._inputs.bind(moving, steady, steps)
         traces = enumerate(self._traces_of(phase, dims, steps, inputs, tops))
-        return lambda tokens: self._run(dims, inputs, *next(traces), tokens)
+        as_one = self._kernel(dims) is not None
+        return lambda tokens: self._run(inputs, *next(traces), tokens, as_one=as_one)
 
     def _traces_of(self, phase: Phase, dims: Dims, steps: int, inputs: BoundInputs, tops: int) -> list[Trace]:
         """The trace of each step. Conditions are bounds: those that hold in the first and the last step always do."""
@@ -96,21 +97,21 @@ class DecodeSteps:
     def _trace_of(self, phase: Phase, dims: Dims, inputs: BoundInputs, tops: int) -> Trace:
         key = (
             phase.name,
-            len(inputs.steady.numbers),
+            inputs.num_steady,
             *(dims["tokens"], dims["seqs"], dims["rows"], tops),
             *(dims[dim] for dim in self._grid_dims),
             *self._host.launcher.choice(phase, dims),
         )
-        trace = self._recent.get(key) or self._trace(phase, dims, inputs.moving, inputs.steady, tops)
+        trace = self._recent.get(key) or self._trace(phase, dims, inputs.moving, tops)
         self._recent.keep(key, trace)
         return trace
 
     def _run(
-        self, dims: Dims, inputs: BoundInputs, step: int, trace: Trace, tokens: mx.array
+        self, inputs: BoundInputs, step: int, trace: Trace, tokens: mx.array, *, as_one: bool
     ) -> tuple[mx.array, mx.array]:
         """Launches one of the steps that were bound."""
         moved, before = self._inputs.moved(inputs, step), self._host.arena.token
-        if self._kernel(dims) is not None:
+        if as_one:
             with StepKernel.order:
                 turn = StepKernel.take_turn()
                 logits, token, moved, StepKernel.turn = trace.run(tokens, moved, inputs.stayed, before, turn)
@@ -134,15 +135,15 @@ class DecodeSteps:
             return None
         return self._kernels.of(dims)
 
-    def _trace(self, phase: Phase, dims: Dims, moving: Packed, steady: Packed, tops: int) -> Trace:
-        """The step as a function of tokens, the packed arrays, the arena's token and a step kernel's turn."""
+    def _trace(self, phase: Phase, dims: Dims, moving: Packed, tops: int) -> Trace:
+        """The step as a function of tokens, what moves, what does not, the arena's token and a step kernel's turn."""
         self._prepare(phase, dims)
         host = self._host
 
         def run(
-            tokens: mx.array, moved: mx.array, stayed: mx.array, token: mx.array, *turn: mx.array
+            tokens: mx.array, moved: mx.array, stayed: dict[str, mx.array], token: mx.array, *turn: mx.array
         ) -> tuple[mx.array, ...]:
-            inputs = {"token_ids": tokens, ARENA_TOKEN: token} | moving.unpack(moved) | steady.unpack(stayed)
+            inputs = {"token_ids": tokens, ARENA_TOKEN: token} | moving.unpack(moved) | stayed
             if (kernel := self._kernel(dims)) is not None:
                 host.launches.update(kernel.counts(dims))
                 logits, token, *turns = kernel.run(host.fixed | inputs, self._kernels.layers, dims, *turn)

@@ -63,7 +63,7 @@ class DecodeInputs:
 
     def __init__(self) -> None:
         self._steady: dict[str, npt.NDArray[Any]] = {}
-        self._packed: tuple[Packed, mx.array] | None = None  # the same on the GPU
+        self._stayed: dict[str, mx.array] | None = None  # the same on the GPU
         self._predicted: npt.NDArray[np.int32] | None = None  # what moves, after the last step
         self._moved: mx.array | None = None  # the same on the GPU
 
@@ -86,20 +86,18 @@ class DecodeInputs:
         new = np.flatnonzero(is_new).tolist()
         layout = Packed.of({name: array[0] for name, array in moving.items()})
         sent = [Packed.of({name: array[step] for name, array in moving.items()}).numbers for step in new]
-        if is_same := self._packed is not None and _are_same(self._steady, steady):
-            packed, stayed = self._packed
-        else:
-            packed = Packed.of(steady)
+        packed = None if self._stayed is not None and _are_same(self._steady, steady) else Packed.of(steady)
+        if packed is not None:
             sent.append(packed.numbers)
         given: list[mx.array | None] = [None] * steps
         if sent:
             uploaded, size = Packed(np.concatenate(sent), {}).upload(), len(layout.numbers)  # one page fault for all
             for place, step in enumerate(new):
                 given[step] = uploaded[size * place : size * (place + 1)]
-            if not is_same:
-                stayed = uploaded[size * len(new) :]
-                self._steady, self._packed = steady, (packed, stayed)
-        return BoundInputs(layout, packed, stayed, given, rows[-1] + 1)
+            if packed is not None:
+                self._steady, self._stayed = steady, packed.unpack(uploaded[size * len(new) :])
+        assert self._stayed is not None, "it is on the GPU, or just uploaded"
+        return BoundInputs(layout, sum(array.size for array in steady.values()), self._stayed, given, rows[-1] + 1)
 
     def moved(self, inputs: "BoundInputs", step: int) -> mx.array:
         """What moves, in one of the steps."""
@@ -117,7 +115,7 @@ class DecodeInputs:
 
     def forget(self) -> None:
         """Forgets the arrays, so that the next step uploads all of its own."""
-        self._packed = self._predicted = self._moved = None
+        self._stayed = self._predicted = self._moved = None
 
 
 class BoundInputs(NamedTuple):
@@ -125,15 +123,15 @@ class BoundInputs(NamedTuple):
 
     Attributes:
         moving: where the numbers of each array are that moves.
-        steady: the same of those that do not.
-        stayed: these numbers.
+        num_steady: how many numbers do not move.
+        stayed: those of each array.
         given: of each step the numbers that move, where they are not those of the step before and one more.
         after: what moves, after the last step.
     """
 
     moving: Packed
-    steady: Packed
-    stayed: mx.array
+    num_steady: int
+    stayed: dict[str, mx.array]
     given: list[mx.array | None]
     after: npt.NDArray[np.int32]
 

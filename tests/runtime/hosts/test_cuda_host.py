@@ -106,7 +106,7 @@ def test_a_failed_step_uploads_all_again() -> None:
             moved = inputs.moved(bound, step)
             assert bound.moving.unpack(moved)["positions"].tolist() == [position]
             inputs.advance(bound, step, moved + 1)
-        assert bound.steady.unpack(bound.stayed)["block_tables"].tolist() == tables["block_tables"][0].tolist()
+        assert bound.stayed["block_tables"].tolist() == tables["block_tables"][0].tolist()
         return bound
 
     first = run([4])
