@@ -43,23 +43,25 @@ def test_slots_follow_the_block_table():
     pager.check_integrity()
 
 
-def test_one_token_each_gets_the_slots_that_append_all_gives():
+@pytest.mark.parametrize("count", [1, 3, 6])
+def test_equal_growth_gets_the_slots_that_append_all_gives(count: int) -> None:
     pager, other = make_pager(), make_pager()
     ids = [grown(pager, length) for length in (1, 4, 6)]
     assert [grown(other, length) for length in (1, 4, 6)] == ids
-    for _ in range(8):
-        slots = pager.append_to_each(ids, [pager.length(seq_id) for seq_id in ids])
-        assert [[slot] for slot in slots] == other.append_all([(seq_id, 1) for seq_id in ids])
+    for _ in range(8 // count):
+        slots = pager.append_to_each(ids, [pager.length(seq_id) for seq_id in ids], count)
+        assert [slots[i :: len(ids)] for i in range(len(ids))] == other.append_all([(seq_id, count) for seq_id in ids])
         assert state(pager) == state(other)
         pager.check_integrity()
 
 
-def test_one_token_each_changes_nothing_where_that_is_not_plain():
+def test_equal_growth_changes_nothing_where_that_is_not_plain():
     pager = make_pager(num_blocks=9, max_sequences=5)
     a, b, full = grown(pager, 4), grown(pager, 6), grown(pager, 20)
     before = state(pager)
     for seq_ids, lengths in (([a, b], [4, 5]), ([a, 99], [4, 0]), ([b, b], [6, 6]), ([a, full], [4, 20])):
         assert pager.append_to_each(seq_ids, lengths) is None
+    assert pager.append_to_each([a, b], [4, 6], 5) is None, "one block is free, and three are needed"
     assert state(pager) == before
     pager.fork(b)
     assert pager.append_to_each([a, b], [4, 6]) is None, "b's last block is shared"
@@ -68,7 +70,7 @@ def test_one_token_each_changes_nothing_where_that_is_not_plain():
     assert pager.num_free_blocks == 0 and pager.append_to_each([last], [0]) is None, "no block is free"
 
 
-def test_one_token_each_notices_what_has_changed_since_the_last_time():
+def test_equal_growth_notices_what_has_changed_since_the_last_time():
     pager = make_pager()
     a, b = grown(pager, 3), grown(pager, 5)
     assert pager.append_to_each([a, b], [3, 5]) == [3, 4 + 5]
