@@ -255,8 +255,11 @@ class Host(ABC):
         return result
 
     def to_read_together(self, results: Sequence[mx.array]) -> list[mx.array]:
-        """The arrays to `read` in place of flat ones of 32-bit numbers: int32, as few as is best, in their order."""
-        return [mx.concatenate([result.view(mx.int32) for result in results])]
+        """The arrays to `read` in place of flat ones of 32-bit numbers: int32, as few as is best, in their order.
+
+        A later step may take those that are given.
+        """
+        return [result.view(mx.int32) for result in results]
 
     def send(self, numbers: npt.NDArray[Any]) -> mx.array:
         """Numbers of 32 bits as an array that steps read."""

@@ -136,6 +136,14 @@ class LeaderHost(Host):
         """See `Host.copy_to_read`."""
         return self._inner.copy_to_read(result)
 
+    def to_read_together(self, results: Sequence[mx.array]) -> list[mx.array]:
+        """See `Host.to_read_together`."""
+        return self._inner.to_read_together(results)
+
+    def send(self, numbers: npt.NDArray[Any]) -> mx.array:
+        """See `Host.send`."""
+        return self._inner.send(numbers)
+
     def copy_blocks(self, copies: Sequence[tuple[int, int]], group: int = 0) -> None:
         """See `Host.copy_blocks`; all ranks copy."""
         with Uninterrupted():

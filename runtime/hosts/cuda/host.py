@@ -178,10 +178,9 @@ class CudaHost(MlxHost):
         return result if result.size == 1 else result | 0
 
     def to_read_together(self, results: Sequence[mx.array]) -> list[mx.array]:
-        """See `Host.to_read_together`; for single numbers see `copy_to_read`."""
-        if all(result.size == 1 for result in results):
-            return [result.view(mx.int32) for result in results]
-        return super().to_read_together(results)
+        """See `Host.to_read_together`: one array, which no step takes, unless they are single numbers."""
+        views = super().to_read_together(results)
+        return views if all(result.size == 1 for result in results) else [mx.concatenate(views)]
 
     def send(self, numbers: npt.NDArray[Any]) -> mx.array:
         """See `Host.send`; to the GPU's own memory."""

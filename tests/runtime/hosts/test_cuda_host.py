@@ -130,6 +130,9 @@ def test_a_look_at_tokens_leaves_those_of_the_next_step_where_they_are(monkeypat
     host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
     one, several = mx.array([7]), mx.array([7, 8, 9])
     assert host.copy_to_read(one) is one
+    (read,) = host.to_read_together([several, mx.array([0.5, 1.0, 2.0])])
+    assert host.read(read).view(np.float32)[3:].tolist() == [0.5, 1.0, 2.0] and len(read) == 6
+    assert len(host.to_read_together([one, mx.array([0.5])])) == 2, "single numbers are where the CPU sees them"
     assert host.copy_to_read(several) is not several and host.read(host.copy_to_read(several)).tolist() == [7, 8, 9]
     looked: list[mx.array] = []
     monkeypatch.setattr(host, "copy_to_read", lambda tokens: looked.append(tokens | 0) or looked[-1])
