@@ -76,6 +76,10 @@ class DraftModel:
         """See `Guesser`."""
         return self._costs.seconds(guesses)
 
+    def measure_anew(self) -> None:
+        """See `Guesser`."""
+        self._costs = GuessCosts()
+
     def end(self, key: Hashable) -> None:
         """Forgets a text."""
         if draft := self._drafts.pop(key, None):

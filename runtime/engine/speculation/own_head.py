@@ -110,6 +110,10 @@ class OwnHead:
         """See `Guesser`."""
         return self._costs.seconds(guesses)
 
+    def measure_anew(self) -> None:
+        """See `Guesser`."""
+        self._costs = GuessCosts()
+
     def end(self, key: Hashable) -> None:
         """Forgets a text."""
         self._read.pop(key, None)

@@ -25,6 +25,8 @@ MOST_DRAFTED = MOST_UNDONE
 """Most draft tokens of a text in a step: with the token before them they fill a matrix tile of 16 rows."""
 _LEAST_GAIN = 0.03
 """Drafts that promise less, of the speed without them, are not worth their risk."""
+_GOOD = 0.5
+"""Guesses that come true more often are given up for their time alone."""
 _FIRST_REST, _LONGEST_REST = 64, 1024
 """Tokens of a text for which a draft model rests."""
 
@@ -43,6 +45,9 @@ class Guesser(Protocol):
 
     def seconds(self, guesses: int) -> float:
         """What so many guesses of each text take, as far as that has been measured."""
+
+    def measure_anew(self) -> None:
+        """Forgets how long guesses took: it may have been disturbed."""
 
     def end(self, key: Hashable) -> None:
         """Forgets a text."""
@@ -182,6 +187,8 @@ class Speculator:
             state.replace(draft, len(text.tokens))
             if could_draft and chance and not length:
                 state.rest(len(text.tokens), model.hope)
+                if self._usual.chances(1)[0] > _GOOD:
+                    model.measure_anew()
         return drafts
 
     def _lengths(

@@ -14,7 +14,9 @@ SECONDS = [1, 1.15, 1.26, 1.27, 1.28, 1.3, 1.3, 1.3, 1.35, 1.4, 1.4, 1.4, 1.4, 1
 
 
 class FakeDraftModel(DraftModel):
-    """Makes guesses by a function of the text; each takes a fifth of a step."""
+    """Makes guesses by a function of the text; each takes a fifth of a step, whatever was measured."""
+
+    each = 0.2
 
     def __init__(self, guess: Callable[[Sequence[int], int], list[int]]) -> None:
         self._guess_of, self.asked = guess, 0
@@ -24,7 +26,10 @@ class FakeDraftModel(DraftModel):
         return [self._guess_of(text.tokens, text.most) for text in texts]
 
     def seconds(self, guesses: int) -> float:
-        return 0.2 * guesses
+        return self.each * guesses
+
+    def measure_anew(self) -> None:
+        self.each = 0.2
 
     def end(self, key: object) -> None:
         pass
@@ -79,6 +84,18 @@ def test_a_draft_model_that_guesses_wrong_rests() -> None:
     model = FakeDraftModel(lambda tokens, most: [-1] * most)
     assert speedup(Speculator(model), [], answer, model) > 0.97
     assert model.asked > 3, "it tries again"
+
+
+def test_times_of_good_guesses_that_were_disturbed_are_measured_anew() -> None:
+    answer = text(700)
+    right = FakeDraftModel(lambda tokens, most: answer[len(tokens) : len(tokens) + most])
+    wrong = FakeDraftModel(lambda tokens, most: [-1] * most)
+    for model in (right, wrong):
+        speculator = Speculator(model)
+        speedup(speculator, [], answer[:100], model)
+        model.each = 9.0
+        speed = speedup(speculator, answer[:100], answer[100:], model)
+        assert speed > 1.5 if model is right else speed > 0.97 and model.each == 9.0
 
 
 def test_several_texts_share_a_step() -> None:
