@@ -3,8 +3,8 @@
     prelude + text + entry -> clang -> LLVM IR -> instrument -> clang -> object -+-> library
                                                            checks, conversions -+
 
-The name of a cache entry hashes everything that decides its content, including the sources of this package. Entries
-that are damaged on disk are built again, once.
+The name of a cache entry hashes everything that decides its content, including the sources of this package; comments do
+not. Entries that are damaged on disk are built again, once.
 """
 
 import functools
@@ -231,6 +231,7 @@ def _require_stack(usage: Path, what: str) -> None:
 def _kernel_path(text: str, signature: Signature) -> Path:
     toolchain = find_toolchain()
     parts = (_CHECKS, _CONVERSIONS, _RUNTIME)
+    said = _said(text)
     key = digest(
         toolchain.identity,
         *toolchain.cc,
@@ -240,11 +241,16 @@ def _kernel_path(text: str, signature: Signature) -> Path:
         *RUNTIME_FLAGS,
         *(own_source(name) for name in _SOURCES),
         *(word for part in parts for word in (*part.flags, *(template(name) for name in part.sources))),
-        _translation_unit(text, signature, f"{signature.name}.metal"),
+        _translation_unit(said, signature, f"{signature.name}.metal"),
         repr(signature),
-        text,
+        said,
     )
     return library_folder() / f"{signature.name[:80]}-{key}.so"
+
+
+def _said(text: str) -> str:
+    """A text without its comments, which tell sizes that the code does not depend on. Lines keep their numbers."""
+    return "\n".join(line.rstrip() for line in without_comments(text).split("\n"))
 
 
 def _part_path(part: _Part) -> Path:

@@ -187,6 +187,12 @@ def test_a_changed_sim_is_another_entry(cache, monkeypatch):
     assert len(list(cache.glob("copy1-*"))) == 3
 
 
+def test_comments_decide_nothing_but_the_numbers_of_lines(cache):
+    for comment, entries in (("", 1), ("  // [64, 2] f32", 1), (" // x", 1), ("\n// x", 2)):
+        SimKernel.load(COPY.format(1).replace("{", f"{{{comment}", 1))
+        assert len(list(cache.glob("copy1-*.so"))) == entries
+
+
 CALLS = """
 template <int depth>
 __attribute__((noinline)) float nested(uint i, float x) {{
