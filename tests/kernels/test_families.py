@@ -76,19 +76,19 @@ def test_types(name, dtype):
     check_types(name, dtype)
 
 
-def test_matrix_instructions_read_the_keys_of_an_earlier_layer():
+@pytest.mark.parametrize("partition", few([512, 8], [512]))
+def test_matrix_instructions_read_the_keys_of_an_earlier_layer(partition):
     """Whole contexts, and partitions of them."""
     changes = {"activation_dtype": "bf16", "cache__dtype": "bf16", "weights": {"default": "bf16"}}
-    for partition in (512, 8):
-        mma = Geometry.of(attend_mma=1, partition_mma=1, partition=partition, prefill_mma=1)
-        pair = RoundingPair(
-            compiled(family_spec("shared-keys", **changes), mma),
-            compiled(family_spec("shared-keys", weights={"default": "bf16"}), SPLIT),
-        )
-        generate(pair)
-        pair.check()
-        ran = {pair.plan.first.kernel(name).label for name in pair.host.launches}
-        assert "attend_mma" in ran if partition > 40 else "attend_partition_mma" in ran
+    mma = Geometry.of(attend_mma=1, partition_mma=1, partition=partition, prefill_mma=1)
+    pair = RoundingPair(
+        compiled(family_spec("shared-keys", **changes), mma),
+        compiled(family_spec("shared-keys", weights={"default": "bf16"}), SPLIT),
+    )
+    generate(pair)
+    pair.check()
+    ran = {pair.plan.first.kernel(name).label for name in pair.host.launches}
+    assert "attend_mma" in ran if partition > 40 else "attend_partition_mma" in ran
 
 
 def test_sinks_of_every_size():

@@ -25,6 +25,7 @@ from mlxr.runtime.hosts.select import make_host
 from mlxr.runtime.hosts.sim.host import SimHost
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr_tests.arenas import snapshot
+from mlxr_tests.few import few_of
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.kernel_bench import run_kernel
 from mlxr_tests.memory_weights import read_memory
@@ -200,9 +201,7 @@ def step(both, *parts):
     return both[0].copied
 
 
-@pytest.mark.parametrize(
-    ("target", "layout"), [("metal", "block"), ("metal", "layer"), ("cpu", "block"), ("cpu", "layer")]
-)
+@pytest.mark.parametrize(("target", "layout"), few_of(["metal", "cpu"], ["block", "layer"]))
 def test_a_model_forks_copies_and_finds_prefixes(target, layout, monkeypatch):
     artifact = model_of(target, layout, monkeypatch, cache__num_blocks=24)
     assert [group.layers for group in artifact.plan.arena.groups] == [(0,), (1,), (2,)]
