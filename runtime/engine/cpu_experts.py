@@ -8,7 +8,8 @@ import ctypes
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from mlxr.compiler.artifact import Artifact
@@ -75,6 +76,19 @@ def use_experts(host: Host, experts: "CpuExperts | None") -> tuple[str, ...]:
         return ()
     host.use_experts(experts)
     return experts.notes
+
+
+@contextmanager
+def resting(experts: "CpuExperts | None") -> Iterator[None]:
+    """Within it, the CPU answers without computing: for steps whose results nobody reads, and that end within it."""
+    if experts is None:
+        yield
+        return
+    experts.rest(on=True)
+    try:
+        yield
+    finally:
+        experts.rest(on=False)
 
 
 class _Server(Protocol):
@@ -177,6 +191,11 @@ class CpuExperts:
             turns.links.number = 0
             turns.stop(0)
 
+    def rest(self, *, on: bool) -> None:
+        """Whether sums are zeros, which nobody waits for to be computed; once it is attached."""
+        assert self._turns.links is not None, "it is attached"
+        self._turns.links.rests = int(on)
+
     def close(self) -> None:
         """Ends the thread, once it has no step to compute, and frees the weights."""
         self._ending()
@@ -213,21 +232,22 @@ class _Turns:
 
 def _serve(server: _Server, wanted: threading.Semaphore, turns: _Turns) -> None:
     assert turns.links is not None, "it is attached"
-    while True:
-        wanted.acquire()
-        begun = 1
-        while begun > 0:
-            with turns.running:
-                if turns.ended:
-                    return
-                try:
-                    served = server.serve(ctypes.addressof(turns.links))
-                except BaseException as error:  # nobody waits for this thread: `begin` tells
-                    turns.failure = error
-                    return
-                while wanted.acquire(blocking=False):
-                    begun += 1
-            begun = begun - served if served else 0
+    begun = 0
+    while not turns.ended:
+        if begun <= 0:
+            wanted.acquire()
+            begun = 1
+        with turns.running:
+            if turns.ended:
+                return
+            try:
+                served = server.serve(ctypes.addressof(turns.links))
+            except BaseException as error:  # nobody waits for this thread: `begin` tells
+                turns.failure = error
+                return
+            while wanted.acquire(blocking=False):
+                begun += 1
+        begun = begun - served if served else 0
 
 
 def _end(wanted: threading.Semaphore, turns: _Turns) -> None:

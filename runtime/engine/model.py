@@ -20,7 +20,7 @@ from mlxr.runtime.engine.adapter_set import adapters_of
 from mlxr.runtime.engine.choose_arena import Head, choose_arena
 from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.core import EngineCore
-from mlxr.runtime.engine.cpu_experts import card_mmap, check_leaves_experts, load_experts, use_experts
+from mlxr.runtime.engine.cpu_experts import card_mmap, check_leaves_experts, load_experts, resting, use_experts
 from mlxr.runtime.engine.default_sampling import DefaultSampling, default_sampling
 from mlxr.runtime.engine.embeds import Embeds
 from mlxr.runtime.engine.errors import ModelClosedError
@@ -161,7 +161,8 @@ class Model(ModelAdapters, Embeds):
             self.host = ranks.lead(self.host)
         self._notes = chosen.notes + use_experts(self.host, self.experts)
         if self.host.builds_late:
-            warm_up(self.host, self.pager, progress)
+            with resting(self.experts):
+                warm_up(self.host, self.pager, progress)
         opened = open_tiers(artifact, file, self.host, tiers) if tiers else None
         self._notes += (why_no_tiers(artifact),) if tiers and opened is None else ()
         adapters = adapters_of(artifact, self.host)

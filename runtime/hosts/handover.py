@@ -103,13 +103,14 @@ class CLinks(ctypes.Structure):
         ("number", ctypes.c_uint32),
         ("place", ctypes.c_int32),
         ("goes_on", ctypes.c_int32),
+        ("rests", ctypes.c_int32),
     )
 
     @classmethod
     def to(cls, address: int, layout: HandoverLayout) -> "CLinks":
         """Those to memory at an address."""
         places = (layout.x_at, layout.experts_at, layout.weights_at, layout.sum_at)
-        return cls(address, *(address + place for place in places), 0, 0, 0)
+        return cls(address, *(address + place for place in places), 0, 0, 0, 0)
 
 
 class ExpertsBeside(Protocol):

@@ -30,6 +30,7 @@ struct mlxr_links {
     uint32_t number;  // of what was given back last
     int32_t place;    // of the step, how many have been given back
     int32_t goes_on;  // whether the card has given what comes next, as thread 0 saw it
+    int32_t rests;    // whether no expert is computed: the sums do not matter
 };
 
 static int mlxr_has_given(const struct mlxr_links *l) {
@@ -75,7 +76,7 @@ static void mlxr_take_routed(mlxr_worker *w, const mlxr_batch *b, float *x, int3
     mlxr_share_lines(w, (size_t)b->tokens * (size_t)width, &first, &last);
     memcpy(x + first, l->x + first, (last - first) * sizeof *x);
     mlxr_share_lines(w, (size_t)b->tokens * (size_t)top_k, &first, &last);
-    for (size_t i = first; i < last; ++i) experts[i] = here ? l->experts[i] : -1;
+    for (size_t i = first; i < last; ++i) experts[i] = here && !l->rests ? l->experts[i] : -1;
     if (weights) memcpy(weights + first, l->weights + first, (last - first) * sizeof *weights);
 }
 

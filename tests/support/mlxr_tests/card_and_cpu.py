@@ -1,6 +1,7 @@
 """A small model with experts, its weights in a file, and a fake card that leaves some of them to the CPU."""
 
 import ctypes
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ class CardWithCpu(SimLauncher):
         numbers[BLOCKS:] += 1
         answered = memory[ANSWERED_AT:].view(np.uint32)
         while answered[0] != numbers[BLOCKS]:
-            pass
+            time.sleep(0)
         total = memory[self.layout.sum_at :][: 4 * count].view(np.float32).copy()
         if adds:
             total = np.array(residual.astype(mx.float32)).reshape(-1)[:count] + scale * total
