@@ -28,7 +28,7 @@ MLXR_INLINE float mlxr_delta_unit(const float *x, int n, float eps, float factor
     f32v dot = f32_zero();
     for (int i = 0; i < n; i += MLXR_LANES) {
         const f32v v = f32_load_at(x, i, n) * scale;
-        if (with) dot += v * f32_load_at(with, i, n);
+        if (with) dot = f32_fma(v, f32_load_at(with, i, n), dot);
         f32_store_at(y, i, n, v);
     }
     return f32_sum(dot);
@@ -76,15 +76,15 @@ MLXR_INLINE void delta_pass(int count, int channels, int writes, int reads, int 
         if (writes) {
             const float k = before[i], g = before[3 * rows + (channels ? i : 0)];
             MLXR_UNROLL for (int v = 0; v < count; v++) {
-                s[v] = f32_rounded(s[v] * g) + d[v] * k;
+                s[v] = f32_fma(d[v], f32_set1(k), f32_rounded(s[v] * g));
                 f32_store(to->at + i * to->row + v * MLXR_LANES, s[v]);
             }
         }
         if (reads) {
             const float k = next[rows + i], q = next[2 * rows + i];
             MLXR_UNROLL for (int v = 0; v < count; v++) {
-                of_k[v] += s[v] * k;
-                of_q[v] += s[v] * q;
+                of_k[v] = f32_fma(s[v], f32_set1(k), of_k[v]);
+                of_q[v] = f32_fma(s[v], f32_set1(q), of_q[v]);
             }
         }
     }
@@ -101,7 +101,7 @@ MLXR_INLINE void delta_tokens(int count, int channels, int rows, int n, const fl
         const float beta = tokens[rest], kq = tokens[rest + 1];
         MLXR_UNROLL for (int i = 0; i < count; i++) {
             d[i] = (f32_load(v + i * MLXR_LANES) - of_k[i]) * beta;
-            f32_store(out + i * MLXR_LANES, of_q[i] + d[i] * kq);
+            f32_store(out + i * MLXR_LANES, f32_fma(d[i], f32_set1(kq), of_q[i]));
         }
         if (t < n - 1) delta_pass(count, channels, 1, 1, rows, tokens, tokens + floats, &from, &to, d, of_k, of_q);
         else delta_pass(count, channels, 1, 0, rows, tokens, tokens, &from, &to, d, of_k, of_q);
@@ -191,11 +191,11 @@ MLXR_INLINE void mlxr_delta_convolve(const float *x, const float *weight, int ta
         float sum = 0.0f;
         for (int j = 0; j < taps - 1; j++) {
             const float value = past ? past[row + (size_t)j] : 0.0f;
-            sum += w[j] * value;
+            sum = f32_fma_one(w[j], value, sum);
             if (next && j) next[row + (size_t)j - 1] = value;
         }
         if (next) next[row + (size_t)taps - 2] = x[channel];
-        y[i] = sum + w[taps - 1] * x[channel];
+        y[i] = f32_fma_one(w[taps - 1], x[channel], sum);
     }
     for (int i = 0; i < n; i += MLXR_LANES) f32_store_at(y, i, n, f32_silu(f32_load_at(y, i, n)));
 }

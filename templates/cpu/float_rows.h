@@ -57,7 +57,7 @@ MLXR_INLINE void float_dot_lanes(int format, const uint8_t *w, int row_bytes, in
     }
     MLXR_UNROLL for (int i = 0; i < m; i++) {
         f32v u = f32_load(x + i * stride);
-        MLXR_UNROLL for (int j = 0; j < R; j++) acc[j][i] += v[j] * u;
+        MLXR_UNROLL for (int j = 0; j < R; j++) acc[j][i] = f32_fma(v[j], u, acc[j][i]);
     }
 }
 

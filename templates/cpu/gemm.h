@@ -44,7 +44,7 @@ MLXR_INLINE void block_f32_column(const uint8_t *const *x, size_t stride, const 
     MLXR_UNROLL for (int v = 0; v < MLXR_BLOCK_VECTORS; v++) u[v] = f32_load(w[v] + (size_t)k * 16);
     MLXR_UNROLL for (int i = 0; i < R; i++) {
         f32v one = f32_set1(((const float *)(x[i / 3] + (size_t)(i % 3) * stride))[k]);
-        MLXR_UNROLL for (int v = 0; v < MLXR_BLOCK_VECTORS; v++) acc[i][v] += one * u[v];
+        MLXR_UNROLL for (int v = 0; v < MLXR_BLOCK_VECTORS; v++) acc[i][v] = f32_fma(one, u[v], acc[i][v]);
     }
 }
 

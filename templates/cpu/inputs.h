@@ -67,14 +67,17 @@ MLXR_INLINE float mlxr_power_sum(const float *x, int n, float shift, int power) 
     for (; k + 4 * MLXR_LANES <= whole; k += 4 * MLXR_LANES)
         MLXR_UNROLL for (int i = 0; i < 4; i++) {
             f32v v = f32_load(x + k + i * MLXR_LANES) - shift;
-            sums[i] += power == 2 ? v * v : v;
+            sums[i] = power == 2 ? f32_fma(v, v, sums[i]) : sums[i] + v;
         }
     for (; k < whole; k += MLXR_LANES) {
         f32v v = f32_load(x + k) - shift;
-        sums[0] += power == 2 ? v * v : v;
+        sums[0] = power == 2 ? f32_fma(v, v, sums[0]) : sums[0] + v;
     }
     float rest = 0.0f;
-    for (; k < n; k++) rest += power == 2 ? (x[k] - shift) * (x[k] - shift) : x[k] - shift;
+    for (; k < n; k++) {
+        const float v = x[k] - shift;
+        rest = power == 2 ? f32_fma_one(v, v, rest) : rest + v;
+    }
     return f32_sum((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest;
 }
 

@@ -3,7 +3,7 @@
 // f32v, i32v, u32v hold MLXR_LANES (16, 8 or 4) numbers of 32 bits; + - * / & | ^ ~ << >> and comparisons (lanes of -1
 // or 0, as i32v) are the compiler's own. Never use a vector wider than this: GCC keeps those in memory. Code that wants
 // 16 lanes goes over MLXR_PARTS vectors. Loads and stores need no alignment. a * b + c becomes one FMA where there is
-// one.
+// one, but for sums over loops, which are an FMA only by f32_fma.
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
 #elif defined(__ARM_NEON)
@@ -64,7 +64,27 @@ MLXR_INLINE f32v f32_set1(float x) { return x - (f32v){0}; }  // (x - 0 keeps th
 MLXR_INLINE i32v i32_set1(int32_t x) { return x - (i32v){0}; }
 MLXR_INLINE f32v f32_zero(void) { return (f32v){0}; }
 MLXR_INLINE i32v i32_zero(void) { return (i32v){0}; }
+// a * b + c, rounded once where this machine has FMA, in every copy of the code: GCC may leave a loop of few plain sums as
+// products and sums (--param=avoid-fma-max-bits, set for many CPUs), and fuse those of the same loop with more sums.
+#if defined(MLXR_AVX512)
+MLXR_INLINE f32v f32_fma(f32v a, f32v b, f32v c) { return (f32v)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+#elif defined(MLXR_AVX2)
+MLXR_INLINE f32v f32_fma(f32v a, f32v b, f32v c) { return (f32v)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+#elif defined(__FMA__)
+MLXR_INLINE f32v f32_fma(f32v a, f32v b, f32v c) { return (f32v)_mm_fmadd_ps((__m128)a, (__m128)b, (__m128)c); }
+#elif defined(MLXR_NEON)
+MLXR_INLINE f32v f32_fma(f32v a, f32v b, f32v c) {
+    return (f32v)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
+#else
 MLXR_INLINE f32v f32_fma(f32v a, f32v b, f32v c) { return a * b + c; }
+#endif
+// The same of single numbers.
+#if defined(__FMA__) || defined(MLXR_NEON)
+MLXR_INLINE float f32_fma_one(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+MLXR_INLINE float f32_fma_one(float a, float b, float c) { return a * b + c; }
+#endif
 MLXR_INLINE i32v f32_bits(f32v v) { return (i32v)v; }
 MLXR_INLINE f32v f32_of_bits(i32v v) { return (f32v)v; }
 MLXR_INLINE f32v f32_of_i32(i32v v) { return __builtin_convertvector(v, f32v); }

@@ -36,9 +36,10 @@ MLXR_INLINE f32v ssd_rows(const float *from, float *to, int rows, int n, const f
         const f32v own_b = f32_load_at(b, k, n), own_c = f32_load_at(c, k, n);
         MLXR_UNROLL for (int r = 0; r < MLXR_LANES; r++) {
             if (r >= rows) break;
-            const f32v s = f32_load_at(from + (size_t)r * (size_t)n, k, n) * decay + f32_rounded(own_b * x[r]);
+            const f32v before = f32_load_at(from + (size_t)r * (size_t)n, k, n);
+            const f32v s = f32_fma(before, f32_set1(decay), f32_rounded(own_b * x[r]));
             f32_store_at(to + (size_t)r * (size_t)n, k, n, s);
-            sums[r] = s * own_c + sums[r];
+            sums[r] = f32_fma(s, own_c, sums[r]);
         }
     }
     return f32_sums(sums);

@@ -53,13 +53,13 @@ MLXR_INLINE void dot32(const mlxr_format *f, const mlxr_weights *w, const mlxr_a
     dot_groups(numbers, f->values ? 8 : f->bits, f->split, q, m, sums);
     MLXR_UNROLL for (int i = 0; i < m; i++) {
         f32v *to = &acc[i][part];
-        if (f->minima && !f->split) *to += w->m[0] * f32_set1(x[i]->sum);
+        if (f->minima && !f->split) *to = f32_fma(w->m[0], f32_set1(x[i]->sum), *to);
         if (f->minima && f->split) {
-            *to += w->m[0] * f32_set1(x[i]->sums[0]);
-            *to += w->m[1] * f32_set1(x[i]->sums[1]);
+            *to = f32_fma(w->m[0], f32_set1(x[i]->sums[0]), *to);
+            *to = f32_fma(w->m[1], f32_set1(x[i]->sums[1]), *to);
         }
-        *to += f32_of_i32(sums[i][0]) * (w->d[0] * f32_set1(x[i]->d));
-        if (f->split) *to += f32_of_i32(sums[i][1]) * (w->d[1] * f32_set1(x[i]->d));
+        *to = f32_fma(f32_of_i32(sums[i][0]), w->d[0] * f32_set1(x[i]->d), *to);
+        if (f->split) *to = f32_fma(f32_of_i32(sums[i][1]), w->d[1] * f32_set1(x[i]->d), *to);
     }
 }
 
@@ -131,12 +131,13 @@ MLXR_INLINE void panel_dot_exact(const mlxr_format *f, const uint8_t *panel, int
                 MLXR_UNROLL for (int i = 0; i < m; i++) sums[i][0] = sums[i][1] = f32_zero();
                 MLXR_UNROLL for (int c = 0; c < 32; c++) {
                     f32v column = column_of(f, w.w[c / 4], c % 4);
-                    MLXR_UNROLL for (int i = 0; i < m; i++) sums[i][c / 16] += column * f32_set1(x[i][k + c]);
+                    MLXR_UNROLL for (int i = 0; i < m; i++)
+                        sums[i][c / 16] = f32_fma(column, f32_set1(x[i][k + c]), sums[i][c / 16]);
                 }
                 MLXR_UNROLL for (int half = 0; half < 2; half++) {
                     MLXR_UNROLL for (int i = 0; i < m; i++) {
-                        acc[i][p] += sums[i][half] * w.d[half];
-                        if (f->minima) acc[i][p] += w.m[half] * f32_set1(totals[i][k / 16 + half]);
+                        acc[i][p] = f32_fma(sums[i][half], w.d[half], acc[i][p]);
+                        if (f->minima) acc[i][p] = f32_fma(w.m[half], f32_set1(totals[i][k / 16 + half]), acc[i][p]);
                     }
                 }
             }

@@ -35,7 +35,7 @@ def use_quick_c() -> None:
 def _parsed_header() -> Path | None:
     """The folder of intrinsics.h and of what GCC made of it, which it passes over where other flags are given."""
     compiler = next(iter(find_compilers()), None)
-    if compiler is None or not _is_gcc(compiler):
+    if compiler is None or not is_gcc(compiler):
         return None
     command = compiler.object_command("intrinsics.h", "intrinsics.h.gch")
     folder = cache_folder("test-c") / digest(*command, compiler.identity, processor_identity(), _HEADER)
@@ -51,6 +51,7 @@ def _parsed_header() -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _is_gcc(compiler: Compiler) -> bool:
+def is_gcc(compiler: Compiler) -> bool:
+    """Whether a compiler is GCC, by what it says of itself."""
     told = subprocess.run([*compiler.command, "--version"], capture_output=True, text=True, check=False).stdout
     return "Free Software Foundation" in told
