@@ -1,4 +1,4 @@
-// attend_13682b2e
+// attend_4fed06d7
 // small spec of a test
 //
 // Decode: cache write and attention of one new token of each sequence, in one launch.
@@ -26,6 +26,9 @@ typedef bfloat bfloat16_t;
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
+#endif
 inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
 
 inline void load_f32_4(const device float* p, thread float4* v) {
@@ -42,7 +45,7 @@ constant float slopes[6] = {
 };
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_13682b2e(
+[[kernel]] void attend_4fed06d7(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -65,6 +68,7 @@ constant float slopes[6] = {
   const uint position = (uint)positions[sequence];
   const device int* table = block_tables + 1 + (ulong)(sequence) * (uint)block_tables[0];
   const device float* input = qkv + (ulong)sequence * 400u;
+  MLXR_AWAIT_INPUTS()
   const uint key_in_group = lane / 2u;
   const uint part = lane % 2u;
 

@@ -1,4 +1,4 @@
-// down_42ac1481
+// down_c07c38d4
 // small spec of a test
 //
 // Projection of one row by matrix instructions: out = x @ weight.T + residual.
@@ -21,6 +21,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 inline float4 widen_bf16(uint2 u) {
   return as_type<float4>(uint4(u.x << 16, u.x & 0xffff0000u, u.y << 16, u.y & 0xffff0000u));
@@ -251,7 +254,7 @@ inline uint stage_q4_k(
   return exponent;
 }
 // ---- kernel
-[[kernel]] void down_42ac1481(
+[[kernel]] void down_c07c38d4(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device bfloat16_t* residual [[buffer(2)]],
@@ -299,6 +302,7 @@ inline uint stage_q4_k(
         load_q4_k(raw[i][r], w[r], block / 8 + i * 4 + pair_of_step, 0);
       }
     }
+    MLXR_AWAIT_INPUTS()
     // No lane reads the last block's x any more.
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const uint exponent = stage_q4_k(input, block + lane, lane, stage, total);
@@ -376,6 +380,7 @@ inline uint stage_q4_k(
       sums[r] += of_block[r] * back;
     }
   }
+  MLXR_AWAIT_INPUTS()  // those that have no columns
   MLXR_THREADGROUP(float, shares, 64);
   {
     threadgroup float* mine = shares + simdgroup_index_in_threadgroup * 16u;

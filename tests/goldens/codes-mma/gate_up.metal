@@ -1,4 +1,4 @@
-// gate_up_4e4ccd29
+// gate_up_91bfeee9
 // small spec of a test
 //
 // Projection of one row by matrix instructions: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -23,6 +23,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 inline float4 widen_bf16(uint2 u) {
   return as_type<float4>(uint4(u.x << 16, u.x & 0xffff0000u, u.y << 16, u.y & 0xffff0000u));
@@ -475,7 +478,7 @@ inline uint stage_q6_k(
   return exponent;
 }
 // ---- kernel
-[[kernel]] void gate_up_4e4ccd29(
+[[kernel]] void gate_up_91bfeee9(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -527,6 +530,7 @@ inline uint stage_q6_k(
         raw[i][r] = wide_affine4_g64_bf16(w[r], min(block / 2 + i * 4 + pair_of_step, 7u));
       }
     }
+    MLXR_AWAIT_INPUTS()
     // No lane reads the last block's x any more.
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const uint exponent = stage_affine4_g64_bf16(input, norm, &squares, block + lane, lane, stage, total);
@@ -622,6 +626,7 @@ inline uint stage_q6_k(
         raw[i][r] = wide_q6_k(w[r], min(block / 2 + i * 4 + pair_of_step, 7u));
       }
     }
+    MLXR_AWAIT_INPUTS()
     // No lane reads the last block's x any more.
     simdgroup_barrier(mem_flags::mem_threadgroup);
     float4 counted_before = float4(0.0f);
@@ -699,6 +704,7 @@ inline uint stage_q6_k(
     }
   }
   }
+  MLXR_AWAIT_INPUTS()  // those that have no columns
   MLXR_THREADGROUP(float, shares, 132);
   {
     threadgroup float* mine = shares + simdgroup_index_in_threadgroup * 33u;

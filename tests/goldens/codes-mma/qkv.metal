@@ -1,4 +1,4 @@
-// qkv_79e2ad56
+// qkv_9d01139b
 // small spec of a test
 //
 // Projection of one row by matrix instructions: out = rms_norm(x) @ weight.T.
@@ -24,6 +24,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 inline float4 widen_bf16(uint2 u) {
   return as_type<float4>(uint4(u.x << 16, u.x & 0xffff0000u, u.y << 16, u.y & 0xffff0000u));
@@ -274,7 +277,7 @@ inline uint stage_affine4_g64_bf16(
   return exponent;
 }
 // ---- kernel
-[[kernel]] void qkv_79e2ad56(
+[[kernel]] void qkv_9d01139b(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -334,6 +337,7 @@ inline uint stage_affine4_g64_bf16(
         raw[i][r] = wide_affine4_g64_bf16(w[r], min(block / 2 + i * 4 + pair_of_step, 7u));
       }
     }
+    MLXR_AWAIT_INPUTS()
     // No lane reads the last block's x any more.
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const uint exponent = stage_affine4_g64_bf16(input, norm, &squares, block + lane, lane, stage, total);
@@ -429,6 +433,7 @@ inline uint stage_affine4_g64_bf16(
         raw[i][r] = wide_affine4_g64_bf16(w[r], min(block / 2 + i * 4 + pair_of_step, 7u));
       }
     }
+    MLXR_AWAIT_INPUTS()
     // No lane reads the last block's x any more.
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const uint exponent = stage_affine4_g64_bf16(input, norm, &squares, block + lane, lane, stage, total);
@@ -524,6 +529,7 @@ inline uint stage_affine4_g64_bf16(
         raw[i][r] = wide_affine4_g64_bf16(w[r], min(block / 2 + i * 4 + pair_of_step, 7u));
       }
     }
+    MLXR_AWAIT_INPUTS()
     // No lane reads the last block's x any more.
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const uint exponent = stage_affine4_g64_bf16(input, norm, &squares, block + lane, lane, stage, total);
@@ -600,6 +606,7 @@ inline uint stage_affine4_g64_bf16(
     }
   }
   }
+  MLXR_AWAIT_INPUTS()  // those that have no columns
   MLXR_THREADGROUP(float, shares, 68);
   {
     threadgroup float* mine = shares + simdgroup_index_in_threadgroup * 17u;

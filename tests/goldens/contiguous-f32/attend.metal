@@ -1,4 +1,4 @@
-// attend_466f80c1
+// attend_c972ff1b
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token of each sequence, in one launch.
@@ -24,6 +24,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
 
@@ -56,12 +59,26 @@ inline Rotation rotation(uint element, int position) {
 inline float rotate(const device float* head, uint element, Rotation r) {
   return (float)head[element] * r.cosine + (float)head[r.partner] * r.sine;
 }
+inline float2 turn_of(uint pair, int position) {
+  const Rotation r = rotation(pair, position);
+  return float2(r.cosine, -r.sine);
+}
+inline uint pair_of(uint element) {
+  return element % 16u;
+}
+inline Rotation rotation_by(uint element, float2 turn) {
+  const bool first = element < 16u;
+  return Rotation{turn.x, first ? -turn.y : turn.y, first ? element + 16u : element - 16u};
+}
+inline Rotation rotation_in(const threadgroup float2* turns, uint element) {
+  return rotation_by(element, turns[pair_of(element)]);
+}
 inline ulong arena_row(uint block, uint layer, uint offset) {
   return (((ulong)block * 1u + layer) * 16u + offset) * 32u;
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_466f80c1(
+[[kernel]] void attend_c972ff1b(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -82,6 +99,12 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint sequence = threadgroup_position_in_grid.y;
   const uint position = (uint)positions[sequence];
   const device float* input = qkv + (ulong)sequence * 128u;
+  MLXR_THREADGROUP(float2, turns, 16);
+  for (uint i = thread_index_in_threadgroup; i < 16u; i += 256u) {
+    turns[i] = turn_of(i, (int)position);
+  }
+  MLXR_AWAIT_INPUTS()
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint key_in_group = lane / 8u;
   const uint part = lane % 8u;
 
@@ -99,7 +122,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   for (uint i = 0; i < 1u; i++) {
 #pragma unroll
     for (uint j = 0; j < 4; j++) {
-      const Rotation r = rotation(base[i] + j, (int)position);
+      const Rotation r = rotation_in(turns, base[i] + j);
 #pragma unroll
       for (uint g = 0; g < 2u; g++) {
         const device float* head = input + (first_head + g) * 32u;
@@ -140,7 +163,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 #pragma unroll
       for (uint j = 0; j < 4; j++) {
         const uint element = base[i] + j;
-        const float new_k = (float)rotate(key, element, rotation(element, (int)position));
+        const float new_k = (float)rotate(key, element, rotation_in(turns, element));
         const float new_v = (float)(float)value[element];
         if (key_in_group == 0) {
           k_out[row + element] = new_k;

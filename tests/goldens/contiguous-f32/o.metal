@@ -1,4 +1,4 @@
-// o_c40e3be5
+// o_2f6c6ec6
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -18,6 +18,9 @@ typedef bfloat bfloat16_t;
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
+#endif
 inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
 
 inline void load_f32_4(const device float* p, thread float4* v) {
@@ -34,7 +37,7 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
 
 
 // ---- kernel
-[[kernel]] void o_c40e3be5(
+[[kernel]] void o_2f6c6ec6(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -62,13 +65,24 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
     const uint row = first + r;
     w[r] = Row_f32{weight + (ulong)row * 64u};
   }
-  for (uint piece = lane; piece < 16u; piece += 32) {
-    const uint column = piece * 4u;
-    Raw_f32 raw[4];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_f32 raws[1][4];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 4u; r++) {
-      raw[r] = raw_f32(w[r], piece);
+      raws[step][r] = raw_f32(w[r], min(lane + step * 32u, 15u));
     }
+  }
+  MLXR_AWAIT_INPUTS()
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 16u) {
+      break;
+    }
+    const thread Raw_f32* raw = raws[step];
+    const uint column = piece * 4u;
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[1];

@@ -1,4 +1,4 @@
-// delta_decode_1633bba6
+// delta_decode_b04d5425
 // small spec of a test
 //
 // A gated delta layer between its projections, of one token of each sequence: q, k, v = silu(conv(x)), of each head
@@ -172,7 +172,7 @@ inline float convolve(const device bfloat16_t* x, const device float* weight, co
   return (float)(bfloat16_t)silu(fma(w[2], newest, y));
 }
 // ---- kernel
-[[kernel]] void delta_decode_1633bba6(
+[[kernel]] void delta_decode_b04d5425(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* a [[buffer(1)]],
   const device bfloat16_t* b [[buffer(2)]],
@@ -253,13 +253,23 @@ inline float convolve(const device bfloat16_t* x, const device float* weight, co
     const uint row = head_row + first + r;
     w[r] = Row_q8_0{decay_b + (ulong)row * 34u};
   }
-  for (uint piece = lane; piece < 2u; piece += 32) {
-    const uint column = piece * 16u;
-    Raw_q8_0 raw[8];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_q8_0 raws[1][8];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 8u; r++) {
-      raw[r] = raw_q8_0(w[r], piece);
+      raws[step][r] = raw_q8_0(w[r], min(lane + step * 32u, 1u));
     }
+  }
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 2u) {
+      break;
+    }
+    const thread Raw_q8_0* raw = raws[step];
+    const uint column = piece * 16u;
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[4];
@@ -317,13 +327,23 @@ inline float convolve(const device bfloat16_t* x, const device float* weight, co
     const uint row = head_row + first + r;
     w[r] = Row_bf16{gate_b + (ulong)row * 32u};
   }
-  for (uint piece = lane; piece < 4u; piece += 32) {
-    const uint column = piece * 8u;
-    Raw_bf16 raw[8];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_bf16 raws[1][8];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 8u; r++) {
-      raw[r] = raw_bf16(w[r], piece);
+      raws[step][r] = raw_bf16(w[r], min(lane + step * 32u, 3u));
     }
+  }
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 4u) {
+      break;
+    }
+    const thread Raw_bf16* raw = raws[step];
+    const uint column = piece * 8u;
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[2];

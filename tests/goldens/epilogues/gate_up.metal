@@ -1,4 +1,4 @@
-// gate_up_8bda43e0
+// gate_up_e2a54e25
 // small spec of a test
 //
 // Projection of one row: out = swiglu_oai(layer_norm(x) @ gate.T + bias, layer_norm(x) @ up.T + bias), weight = [gate; up].
@@ -55,7 +55,7 @@ inline float2 layer_statistics(const device float* x, uint lane) {
 }
 
 // ---- kernel
-[[kernel]] void gate_up_8bda43e0(
+[[kernel]] void gate_up_e2a54e25(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -86,13 +86,23 @@ inline float2 layer_statistics(const device float* x, uint lane) {
     w[r] = Row_f32{weight + (ulong)row * 48u};
     w[2 + r] = Row_f32{weight + (ulong)(row + 40u) * 48u};
   }
-  for (uint piece = lane; piece < 12u; piece += 32) {
-    const uint column = piece * 4u;
-    Raw_f32 raw[4];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_f32 raws[1][4];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 4u; r++) {
-      raw[r] = raw_f32(w[r], piece);
+      raws[step][r] = raw_f32(w[r], min(lane + step * 32u, 11u));
     }
+  }
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 12u) {
+      break;
+    }
+    const thread Raw_f32* raw = raws[step];
+    const uint column = piece * 4u;
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[1];

@@ -1,4 +1,4 @@
-// logits_962b4784
+// logits_87304e85
 // small spec of a test
 //
 // Projection of one row: out = soft_cap(0.25 * (layer_norm(x[rows]) @ weight.T), 30).
@@ -49,7 +49,7 @@ inline float2 layer_statistics(const device float* x, uint lane) {
 }
 
 // ---- kernel
-[[kernel]] void logits_962b4784(
+[[kernel]] void logits_87304e85(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -80,13 +80,23 @@ inline float2 layer_statistics(const device float* x, uint lane) {
     const uint row = min(first + r, end - 1);
     w[r] = Row_f32{weight + (ulong)row * 48u};
   }
-  for (uint piece = lane; piece < 12u; piece += 32) {
-    const uint column = piece * 4u;
-    Raw_f32 raw[4];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_f32 raws[1][4];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 4u; r++) {
-      raw[r] = raw_f32(w[r], piece);
+      raws[step][r] = raw_f32(w[r], min(lane + step * 32u, 11u));
     }
+  }
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 12u) {
+      break;
+    }
+    const thread Raw_f32* raw = raws[step];
+    const uint column = piece * 4u;
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[1];

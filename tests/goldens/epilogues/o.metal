@@ -1,4 +1,4 @@
-// o_621c88cf
+// o_955c1e4d
 // small spec of a test
 //
 // Projection of one row: out = residual + 0.5 * (x @ weight.T).
@@ -18,6 +18,9 @@ typedef bfloat bfloat16_t;
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
+#endif
 inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
 
 inline void load_f32_4(const device float* p, thread float4* v) {
@@ -34,7 +37,7 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
 
 
 // ---- kernel
-[[kernel]] void o_621c88cf(
+[[kernel]] void o_955c1e4d(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -69,6 +72,7 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
     for (uint r = 0; r < 4u; r++) {
       raw[r] = raw_f32(w[r], piece);
     }
+    MLXR_AWAIT_INPUTS()
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[1];

@@ -1,4 +1,4 @@
-// experts_8735b370
+// experts_de3690fc
 // small spec of a test
 //
 // Projections of a token by the 3 experts that its router chose, of 40: out = silu(rms_norm(x) @ gate.T + bias) * (rms_norm(x) @ up.T + bias), weight = [gate; up].
@@ -37,7 +37,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 
 // ---- kernel
-[[kernel]] void experts_8735b370(
+[[kernel]] void experts_de3690fc(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device int32_t* experts [[buffer(2)]],
@@ -71,13 +71,23 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
     w[r] = Row_f32{weight + (ulong)row * 48u};
     w[2 + r] = Row_f32{weight + (ulong)(row + 2560u) * 48u};
   }
-  for (uint piece = lane; piece < 12u; piece += 32) {
-    const uint column = piece * 4u;
-    Raw_f32 raw[4];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_f32 raws[1][4];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 4u; r++) {
-      raw[r] = raw_f32(w[r], piece);
+      raws[step][r] = raw_f32(w[r], min(lane + step * 32u, 11u));
     }
+  }
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 12u) {
+      break;
+    }
+    const thread Raw_f32* raw = raws[step];
+    const uint column = piece * 4u;
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[1];

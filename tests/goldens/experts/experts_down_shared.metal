@@ -1,4 +1,4 @@
-// experts_down_shared_93926a4c
+// experts_down_shared_459e1839
 // small spec of a test
 //
 // out = residual + sum of weights * (x @ weight[expert].T + bias[expert]), over the 3 experts that a token's router chose.
@@ -40,7 +40,7 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
 
 
 // ---- kernel
-[[kernel]] void experts_down_shared_93926a4c(
+[[kernel]] void experts_down_shared_459e1839(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device int32_t* experts [[buffer(2)]],
@@ -83,13 +83,23 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
       const uint row = expert_row + first + r;
       w[r] = Row_f32{weight + (ulong)row * 64u};
     }
-    for (uint piece = lane; piece < 16u; piece += 32) {
-      const uint column = piece * 4u;
-      Raw_f32 raw[4];
+    // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+    Raw_f32 raws[1][4];
+  #pragma unroll
+    for (uint step = 0; step < 1u; step++) {
   #pragma unroll
       for (uint r = 0; r < 4u; r++) {
-        raw[r] = raw_f32(w[r], piece);
+        raws[step][r] = raw_f32(w[r], min(lane + step * 32u, 15u));
       }
+    }
+  #pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      const uint piece = lane + step * 32u;
+      if (piece >= 16u) {
+        break;
+      }
+      const thread Raw_f32* raw = raws[step];
+      const uint column = piece * 4u;
   #pragma unroll
       for (uint run = 0; run < 1u; run++) {
         float4 v[1];
@@ -126,13 +136,23 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
       const uint row = first + r;
       w[r] = Row_f32{shared + (ulong)row * 40u};
     }
-    for (uint piece = lane; piece < 10u; piece += 32) {
-      const uint column = piece * 4u;
-      Raw_f32 raw[4];
+    // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+    Raw_f32 raws[1][4];
+  #pragma unroll
+    for (uint step = 0; step < 1u; step++) {
   #pragma unroll
       for (uint r = 0; r < 4u; r++) {
-        raw[r] = raw_f32(w[r], piece);
+        raws[step][r] = raw_f32(w[r], min(lane + step * 32u, 9u));
       }
+    }
+  #pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      const uint piece = lane + step * 32u;
+      if (piece >= 10u) {
+        break;
+      }
+      const thread Raw_f32* raw = raws[step];
+      const uint column = piece * 4u;
   #pragma unroll
       for (uint run = 0; run < 1u; run++) {
         float4 v[1];

@@ -1,4 +1,4 @@
-// routed_experts_shared_d7bbed58
+// routed_experts_shared_748a8df7
 // small spec of a test
 //
 // The choice of 3 experts of 40 by a router's logits, and the projections of a token by them: out = silu(rms_norm(x) @ gate.T + bias) * (rms_norm(x) @ up.T + bias), weight = [gate; up].
@@ -44,7 +44,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 
 // ---- kernel
-[[kernel]] void routed_experts_shared_d7bbed58(
+[[kernel]] void routed_experts_shared_748a8df7(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* logits [[buffer(2)]],
@@ -84,13 +84,23 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
       w[r] = Row_f32{shared + (ulong)row * 48u};
       w[2 + r] = Row_f32{shared + (ulong)(row + 40u) * 48u};
     }
-    for (uint piece = lane; piece < 12u; piece += 32) {
-      const uint column = piece * 4u;
-      Raw_f32 raw[4];
+    // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+    Raw_f32 raws[1][4];
+  #pragma unroll
+    for (uint step = 0; step < 1u; step++) {
   #pragma unroll
       for (uint r = 0; r < 4u; r++) {
-        raw[r] = raw_f32(w[r], piece);
+        raws[step][r] = raw_f32(w[r], min(lane + step * 32u, 11u));
       }
+    }
+  #pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      const uint piece = lane + step * 32u;
+      if (piece >= 12u) {
+        break;
+      }
+      const thread Raw_f32* raw = raws[step];
+      const uint column = piece * 4u;
   #pragma unroll
       for (uint run = 0; run < 1u; run++) {
         float4 v[1];
@@ -154,13 +164,23 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
       const uint row = first + r;
       w[r] = Row_f32{gate_weight + (ulong)row * 48u};
     }
-    for (uint piece = lane; piece < 12u; piece += 32) {
-      const uint column = piece * 4u;
-      Raw_f32 raw[1];
+    // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+    Raw_f32 raws[1][1];
+  #pragma unroll
+    for (uint step = 0; step < 1u; step++) {
   #pragma unroll
       for (uint r = 0; r < 1u; r++) {
-        raw[r] = raw_f32(w[r], piece);
+        raws[step][r] = raw_f32(w[r], min(lane + step * 32u, 11u));
       }
+    }
+  #pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      const uint piece = lane + step * 32u;
+      if (piece >= 12u) {
+        break;
+      }
+      const thread Raw_f32* raw = raws[step];
+      const uint column = piece * 4u;
   #pragma unroll
       for (uint run = 0; run < 1u; run++) {
         float4 v[1];
@@ -298,13 +318,23 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
     w[r] = Row_f32{weight + (ulong)row * 48u};
     w[2 + r] = Row_f32{weight + (ulong)(row + 2560u) * 48u};
   }
-  for (uint piece = lane; piece < 12u; piece += 32) {
-    const uint column = piece * 4u;
-    Raw_f32 raw[4];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_f32 raws[1][4];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 4u; r++) {
-      raw[r] = raw_f32(w[r], piece);
+      raws[step][r] = raw_f32(w[r], min(lane + step * 32u, 11u));
     }
+  }
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 12u) {
+      break;
+    }
+    const thread Raw_f32* raw = raws[step];
+    const uint column = piece * 4u;
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[1];

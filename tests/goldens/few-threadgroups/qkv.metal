@@ -1,4 +1,4 @@
-// qkv_c06d3f2b
+// qkv_99ea6402
 // small spec of a test
 //
 // Projection of one row: out = rms_norm(x) @ weight.T.
@@ -19,6 +19,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 inline float4 widen_bf16(uint2 u) {
   return as_type<float4>(uint4(u.x << 16, u.x & 0xffff0000u, u.y << 16, u.y & 0xffff0000u));
@@ -146,7 +149,7 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void qkv_c06d3f2b(
+[[kernel]] void qkv_99ea6402(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -181,6 +184,7 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
         raw[step][r] = raw_q4_k(Row_q4_k{weight + (ulong)row * 144u}, piece_of[step]);
       }
     }
+    MLXR_AWAIT_INPUTS()
     float4 of_x[1][2][2];
     float total[1][2];
 #pragma unroll
@@ -279,6 +283,7 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
         raw[step][r] = raw_q6_k(Row_q6_k{weight + 46080ul + (ulong)(row - 320u) * 210u}, piece_of[step]);
       }
     }
+    MLXR_AWAIT_INPUTS()
     float4 of_x[1][4][1];
 #pragma unroll
     for (uint step = 0; step < 1u; step++) {

@@ -1,4 +1,4 @@
-// routed_experts_shared_58afcbd5
+// routed_experts_shared_2d0ba8b1
 // small spec of a test
 //
 // The choice of 3 experts of 40 by a router's logits, and the projections of a token by them: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -110,7 +110,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 
 // ---- kernel
-[[kernel]] void routed_experts_shared_58afcbd5(
+[[kernel]] void routed_experts_shared_2d0ba8b1(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* logits [[buffer(2)]],
@@ -287,13 +287,23 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
       const uint row = first + r;
       w[r] = Row_q4_k{gate_weight + (ulong)row * 144u};
     }
-    for (uint piece = lane; piece < 16u; piece += 32) {
-      const uint column = piece / 4u * 64u + piece % 4u * 8u;
-      Raw_q4_k raw[1];
+    // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+    Raw_q4_k raws[1][1];
+  #pragma unroll
+    for (uint step = 0; step < 1u; step++) {
   #pragma unroll
       for (uint r = 0; r < 1u; r++) {
-        raw[r] = raw_q4_k(w[r], piece);
+        raws[step][r] = raw_q4_k(w[r], min(lane + step * 32u, 15u));
       }
+    }
+  #pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      const uint piece = lane + step * 32u;
+      if (piece >= 16u) {
+        break;
+      }
+      const thread Raw_q4_k* raw = raws[step];
+      const uint column = piece / 4u * 64u + piece % 4u * 8u;
   #pragma unroll
       for (uint run = 0; run < 2u; run++) {
         float4 v[2];

@@ -1,4 +1,4 @@
-// down_aaafba51
+// down_db773789
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -19,6 +19,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
 
@@ -101,7 +104,7 @@ inline void values_affine3_g64_bf16(Raw_affine3_g64_bf16 raw, uint run, thread f
 
 
 // ---- kernel
-[[kernel]] void down_aaafba51(
+[[kernel]] void down_db773789(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -136,6 +139,7 @@ inline void values_affine3_g64_bf16(Raw_affine3_g64_bf16 raw, uint run, thread f
     for (uint r = 0; r < 4u; r++) {
       raw[r] = raw_affine3_g64_bf16(w[r], piece);
     }
+    MLXR_AWAIT_INPUTS()
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[4];

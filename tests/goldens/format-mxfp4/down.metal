@@ -1,4 +1,4 @@
-// down_e67edb4e
+// down_ac0ddf1c
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -19,6 +19,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
 
@@ -89,7 +92,7 @@ inline void values_mxfp4(Raw_mxfp4 raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void down_e67edb4e(
+[[kernel]] void down_ac0ddf1c(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -124,6 +127,7 @@ inline void values_mxfp4(Raw_mxfp4 raw, uint run, thread float4* c) {
     for (uint r = 0; r < 4u; r++) {
       raw[r] = raw_mxfp4(w[r], piece);
     }
+    MLXR_AWAIT_INPUTS()
 #pragma unroll
     for (uint run = 0; run < 2u; run++) {
       float4 v[2];

@@ -1,4 +1,4 @@
-// down_4a2a6594
+// down_816931b4
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -19,6 +19,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
 
@@ -81,7 +84,7 @@ inline void values_q5_1(Raw_q5_1 raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void down_4a2a6594(
+[[kernel]] void down_816931b4(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -116,6 +119,7 @@ inline void values_q5_1(Raw_q5_1 raw, uint run, thread float4* c) {
     for (uint r = 0; r < 4u; r++) {
       raw[r] = raw_q5_1(w[r], piece);
     }
+    MLXR_AWAIT_INPUTS()
 #pragma unroll
     for (uint run = 0; run < 2u; run++) {
       float4 v[2];

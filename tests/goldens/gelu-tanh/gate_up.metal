@@ -1,4 +1,4 @@
-// gate_up_51d1084a
+// gate_up_ace28dd4
 // small spec of a test
 //
 // Projection of one row: out = gelu_tanh(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -18,6 +18,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
 
@@ -39,7 +42,7 @@ inline float activate(float x) {
 
 
 // ---- kernel
-[[kernel]] void gate_up_51d1084a(
+[[kernel]] void gate_up_ace28dd4(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -69,13 +72,24 @@ inline float activate(float x) {
     w[r] = Row_f32{weight + (ulong)row * 48u};
     w[2 + r] = Row_f32{weight + (ulong)(row + 40u) * 48u};
   }
-  for (uint piece = lane; piece < 12u; piece += 32) {
-    const uint column = piece * 4u;
-    Raw_f32 raw[4];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_f32 raws[1][4];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 4u; r++) {
-      raw[r] = raw_f32(w[r], piece);
+      raws[step][r] = raw_f32(w[r], min(lane + step * 32u, 11u));
     }
+  }
+  MLXR_AWAIT_INPUTS()
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 12u) {
+      break;
+    }
+    const thread Raw_f32* raw = raws[step];
+    const uint column = piece * 4u;
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[1];

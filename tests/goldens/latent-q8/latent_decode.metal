@@ -1,4 +1,4 @@
-// latent_decode_96660296
+// latent_decode_44ec5a29
 // small spec of a test
 //
 // Decode: all of latent attention between its projections, in one launch. A threadgroup has 1 query head of a sequence.
@@ -102,7 +102,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void latent_decode_96660296(
+[[kernel]] void latent_decode_44ec5a29(
   const device float* q [[buffer(0)]],
   const device float* kv [[buffer(1)]],
   const device float* kv_norm [[buffer(2)]],
@@ -197,13 +197,23 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     const uint row = head_row + first + r;
     w[r] = Row_f32{k_b + (ulong)row * 24u};
   }
-  for (uint piece = lane; piece < 6u; piece += 32) {
-    const uint column = piece * 4u;
-    Raw_f32 raw[8];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_f32 raws[1][8];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 8u; r++) {
-      raw[r] = raw_f32(w[r], piece);
+      raws[step][r] = raw_f32(w[r], min(lane + step * 32u, 5u));
     }
+  }
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 6u) {
+      break;
+    }
+    const thread Raw_f32* raw = raws[step];
+    const uint column = piece * 4u;
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[1];
@@ -447,13 +457,23 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     const uint row = head_row + first + r;
     w[r] = Row_f32{v_b + (ulong)row * 72u};
   }
-  for (uint piece = lane; piece < 18u; piece += 32) {
-    const uint column = piece * 4u;
-    Raw_f32 raw[8];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_f32 raws[1][8];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 8u; r++) {
-      raw[r] = raw_f32(w[r], piece);
+      raws[step][r] = raw_f32(w[r], min(lane + step * 32u, 17u));
     }
+  }
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 18u) {
+      break;
+    }
+    const thread Raw_f32* raw = raws[step];
+    const uint column = piece * 4u;
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[1];

@@ -1,4 +1,4 @@
-// head_product_0da12c00
+// head_product_ae2fe7a2
 // small spec of a test
 //
 // Products of each head with a matrix of its own: out[h] = x[h] @ weight[h].T.
@@ -39,7 +39,7 @@ inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(r
 
 
 // ---- kernel
-[[kernel]] void head_product_0da12c00(
+[[kernel]] void head_product_ae2fe7a2(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   device bfloat16_t* out [[buffer(2)]],
@@ -70,13 +70,23 @@ inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(r
     const uint row = head_row + first + r;
     w[r] = Row_bf16{weight + (ulong)row * 72u};
   }
-  for (uint piece = lane; piece < 9u; piece += 32) {
-    const uint column = piece * 8u;
-    Raw_bf16 raw[4];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_bf16 raws[1][4];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 4u; r++) {
-      raw[r] = raw_bf16(w[r], piece);
+      raws[step][r] = raw_bf16(w[r], min(lane + step * 32u, 8u));
     }
+  }
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 9u) {
+      break;
+    }
+    const thread Raw_bf16* raw = raws[step];
+    const uint column = piece * 8u;
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[2];

@@ -1,4 +1,4 @@
-// latent_decode_af0fe39a
+// latent_decode_27fdac6a
 // small spec of a test
 //
 // Decode: all of latent attention between its projections, in one launch. A threadgroup has 1 query head of a sequence.
@@ -102,7 +102,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void latent_decode_af0fe39a(
+[[kernel]] void latent_decode_27fdac6a(
   const device bfloat16_t* q [[buffer(0)]],
   const device bfloat16_t* kv [[buffer(1)]],
   const device float* kv_norm [[buffer(2)]],
@@ -190,13 +190,23 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     const uint row = head_row + first + r;
     w[r] = Row_bf16{k_b + (ulong)row * 24u};
   }
-  for (uint piece = lane; piece < 3u; piece += 32) {
-    const uint column = piece * 8u;
-    Raw_bf16 raw[8];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_bf16 raws[1][8];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 8u; r++) {
-      raw[r] = raw_bf16(w[r], piece);
+      raws[step][r] = raw_bf16(w[r], min(lane + step * 32u, 2u));
     }
+  }
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 3u) {
+      break;
+    }
+    const thread Raw_bf16* raw = raws[step];
+    const uint column = piece * 8u;
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[2];
@@ -441,13 +451,23 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     const uint row = head_row + first + r;
     w[r] = Row_bf16{v_b + (ulong)row * 72u};
   }
-  for (uint piece = lane; piece < 9u; piece += 32) {
-    const uint column = piece * 8u;
-    Raw_bf16 raw[8];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_bf16 raws[1][8];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 8u; r++) {
-      raw[r] = raw_bf16(w[r], piece);
+      raws[step][r] = raw_bf16(w[r], min(lane + step * 32u, 8u));
     }
+  }
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 9u) {
+      break;
+    }
+    const thread Raw_bf16* raw = raws[step];
+    const uint column = piece * 8u;
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[2];

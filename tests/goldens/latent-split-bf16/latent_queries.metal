@@ -1,4 +1,4 @@
-// latent_queries_355655aa
+// latent_queries_6b82c8c5
 // small spec of a test
 //
 // Products of each head with a matrix of its own: out[h] = [x[h] @ weight[h].T | rope(rest of x[h])].
@@ -61,7 +61,7 @@ inline float rotate(const device bfloat16_t* head, uint element, Rotation r) {
   return (float)head[element] * r.cosine + (float)head[r.partner] * r.sine;
 }
 // ---- kernel
-[[kernel]] void latent_queries_355655aa(
+[[kernel]] void latent_queries_6b82c8c5(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],
@@ -101,13 +101,23 @@ inline float rotate(const device bfloat16_t* head, uint element, Rotation r) {
     const uint row = head_row + first + r;
     w[r] = Row_bf16{weight + (ulong)row * 24u};
   }
-  for (uint piece = lane; piece < 3u; piece += 32) {
-    const uint column = piece * 8u;
-    Raw_bf16 raw[4];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_bf16 raws[1][4];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 4u; r++) {
-      raw[r] = raw_bf16(w[r], piece);
+      raws[step][r] = raw_bf16(w[r], min(lane + step * 32u, 2u));
     }
+  }
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 3u) {
+      break;
+    }
+    const thread Raw_bf16* raw = raws[step];
+    const uint column = piece * 8u;
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[2];

@@ -1,4 +1,4 @@
-// latent_reduce_ad97c201
+// latent_reduce_a739d643
 // small spec of a test
 //
 // Split-KV reduction of latent attention: merges the partitions of each query head by their maxima, and multiplies the
@@ -54,7 +54,7 @@ inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(r
 
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void latent_reduce_ad97c201(
+[[kernel]] void latent_reduce_a739d643(
   const device float* partial [[buffer(0)]],
   const device float* stats [[buffer(1)]],
   const device bfloat16_t* v_b [[buffer(2)]],
@@ -119,13 +119,23 @@ inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(r
     const uint row = head_row + first + r;
     w[r] = Row_bf16{v_b + (ulong)row * 72u};
   }
-  for (uint piece = lane; piece < 9u; piece += 32) {
-    const uint column = piece * 8u;
-    Raw_bf16 raw[8];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_bf16 raws[1][8];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 8u; r++) {
-      raw[r] = raw_bf16(w[r], piece);
+      raws[step][r] = raw_bf16(w[r], min(lane + step * 32u, 8u));
     }
+  }
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 9u) {
+      break;
+    }
+    const thread Raw_bf16* raw = raws[step];
+    const uint column = piece * 8u;
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[2];

@@ -1,4 +1,4 @@
-// attend_a9711822
+// attend_31b5959e
 // small spec of a test
 //
 // Decode: cache write and attention of one new token of each sequence, in one launch.
@@ -26,6 +26,9 @@ typedef bfloat bfloat16_t;
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
+#endif
 inline void unpack_q8(uint u, thread float4* v) { v[0] = float4(as_type<char4>(u)); }
 
 inline void load_q8_4(const device int8_t* p, thread float4* v) { unpack_q8(*(const device uint*)p, v); }
@@ -43,7 +46,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_a9711822(
+[[kernel]] void attend_31b5959e(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -64,6 +67,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint sequence = threadgroup_position_in_grid.y;
   const uint position = (uint)positions[sequence];
   const device float* input = qkv + (ulong)sequence * 128u;
+  MLXR_AWAIT_INPUTS()
   const uint key_in_group = lane / 8u;
   const uint part = lane % 8u;
 

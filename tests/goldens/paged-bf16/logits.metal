@@ -1,4 +1,4 @@
-// logits_26f021ec
+// logits_8c942448
 // small spec of a test
 //
 // Projection of one row: out = rms_norm(x[rows]) @ weight.T.
@@ -19,6 +19,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 inline float4 widen_bf16(uint2 u) {
   return as_type<float4>(uint4(u.x << 16, u.x & 0xffff0000u, u.y << 16, u.y & 0xffff0000u));
@@ -49,7 +52,7 @@ inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(r
 
 
 // ---- kernel
-[[kernel]] void logits_26f021ec(
+[[kernel]] void logits_8c942448(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -80,13 +83,24 @@ inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(r
     const uint row = min(first + r, end - 1);
     w[r] = Row_bf16{weight + (ulong)row * 48u};
   }
-  for (uint piece = lane; piece < 6u; piece += 32) {
-    const uint column = piece * 8u;
-    Raw_bf16 raw[4];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_bf16 raws[1][4];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 4u; r++) {
-      raw[r] = raw_bf16(w[r], piece);
+      raws[step][r] = raw_bf16(w[r], min(lane + step * 32u, 5u));
     }
+  }
+  MLXR_AWAIT_INPUTS()
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 6u) {
+      break;
+    }
+    const thread Raw_bf16* raw = raws[step];
+    const uint column = piece * 8u;
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[2];

@@ -1,4 +1,4 @@
-// down_sum_7741cab7
+// down_sum_60bebf87
 // small spec of a test
 //
 // Sum of two projections of one row: out = x @ weight.T + residual, where to the product is added second_x @ second_weight.T + second_bias.
@@ -36,7 +36,7 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
 
 
 // ---- kernel
-[[kernel]] void down_sum_7741cab7(
+[[kernel]] void down_sum_60bebf87(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -68,13 +68,23 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
       const uint row = first + r;
       w[r] = Row_f32{weight + (ulong)row * 64u};
     }
-    for (uint piece = lane; piece < 16u; piece += 32) {
-      const uint column = piece * 4u;
-      Raw_f32 raw[4];
+    // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+    Raw_f32 raws[1][4];
+  #pragma unroll
+    for (uint step = 0; step < 1u; step++) {
   #pragma unroll
       for (uint r = 0; r < 4u; r++) {
-        raw[r] = raw_f32(w[r], piece);
+        raws[step][r] = raw_f32(w[r], min(lane + step * 32u, 15u));
       }
+    }
+  #pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      const uint piece = lane + step * 32u;
+      if (piece >= 16u) {
+        break;
+      }
+      const thread Raw_f32* raw = raws[step];
+      const uint column = piece * 4u;
   #pragma unroll
       for (uint run = 0; run < 1u; run++) {
         float4 v[1];
@@ -100,13 +110,23 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
       const uint row = first + r;
       w[r] = Row_f32{second_weight + (ulong)row * 40u};
     }
-    for (uint piece = lane; piece < 10u; piece += 32) {
-      const uint column = piece * 4u;
-      Raw_f32 raw[4];
+    // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+    Raw_f32 raws[1][4];
+  #pragma unroll
+    for (uint step = 0; step < 1u; step++) {
   #pragma unroll
       for (uint r = 0; r < 4u; r++) {
-        raw[r] = raw_f32(w[r], piece);
+        raws[step][r] = raw_f32(w[r], min(lane + step * 32u, 9u));
       }
+    }
+  #pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      const uint piece = lane + step * 32u;
+      if (piece >= 10u) {
+        break;
+      }
+      const thread Raw_f32* raw = raws[step];
+      const uint column = piece * 4u;
   #pragma unroll
       for (uint run = 0; run < 1u; run++) {
         float4 v[1];

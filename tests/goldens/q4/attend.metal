@@ -1,4 +1,4 @@
-// attend_5ae447fc
+// attend_b428c7ec
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token of each sequence, in one launch.
@@ -29,6 +29,9 @@ typedef bfloat bfloat16_t;
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
+#endif
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 constant float rope_frequencies[48] = {
   1.0f, 0.825404167f, 0.681292057f, 0.562341332f, 0.464158893f, 0.383118689f,
@@ -58,6 +61,20 @@ inline Rotation rotation(uint element, int position) {
 
 inline float rotate(const device float* head, uint element, Rotation r) {
   return (float)head[element] * r.cosine + (float)head[r.partner] * r.sine;
+}
+inline float2 turn_of(uint pair, int position) {
+  const Rotation r = rotation(pair, position);
+  return float2(r.cosine, -r.sine);
+}
+inline uint pair_of(uint element) {
+  return element % 48u;
+}
+inline Rotation rotation_by(uint element, float2 turn) {
+  const bool first = element < 48u;
+  return Rotation{turn.x, first ? -turn.y : turn.y, first ? element + 48u : element - 48u};
+}
+inline Rotation rotation_in(const threadgroup float2* turns, uint element) {
+  return rotation_by(element, turns[pair_of(element)]);
 }
 inline float4 q4_load_key(const device int8_t* row, uint element, uint dim) {
   const float scale = (float)*(const device half*)(row + dim + element / 32u * 2u);
@@ -151,7 +168,7 @@ inline ulong value_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_5ae447fc(
+[[kernel]] void attend_b428c7ec(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -174,6 +191,12 @@ inline ulong value_row(uint block, uint layer, uint offset) {
   const uint position = (uint)positions[sequence];
   const device int* table = block_tables + 1 + (ulong)(sequence) * (uint)block_tables[0];
   const device float* input = qkv + (ulong)sequence * 384u;
+  MLXR_THREADGROUP(float2, turns, 48);
+  for (uint i = thread_index_in_threadgroup; i < 48u; i += 256u) {
+    turns[i] = turn_of(i, (int)position);
+  }
+  MLXR_AWAIT_INPUTS()
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint key_in_group = lane / 8u;
   const uint part = lane % 8u;
 
@@ -191,7 +214,7 @@ inline ulong value_row(uint block, uint layer, uint offset) {
   for (uint i = 0; i < 3u; i++) {
 #pragma unroll
     for (uint j = 0; j < 4; j++) {
-      const Rotation r = rotation(base[i] + j, (int)position);
+      const Rotation r = rotation_in(turns, base[i] + j);
 #pragma unroll
       for (uint g = 0; g < 2u; g++) {
         const device float* head = input + (first_head + g) * 96u;
@@ -241,7 +264,7 @@ inline ulong value_row(uint block, uint layer, uint offset) {
       float4 rotated;
 #pragma unroll
       for (uint j = 0; j < 4; j++) {
-        rotated[j] = rotate(key, base[i] + j, rotation(base[i] + j, (int)position));
+        rotated[j] = rotate(key, base[i] + j, rotation_in(turns, base[i] + j));
       }
       const float4 new_k = q4_store_key(k_out + row, rotated, base[i], 96u, lane, key_in_group == 0);
 #pragma unroll

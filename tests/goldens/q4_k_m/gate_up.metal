@@ -1,4 +1,4 @@
-// gate_up_efd332fd
+// gate_up_ff5815b2
 // small spec of a test
 //
 // Projection of one row: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -21,6 +21,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
 
@@ -124,7 +127,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 
 // ---- kernel
-[[kernel]] void gate_up_efd332fd(
+[[kernel]] void gate_up_ff5815b2(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -154,13 +157,24 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
     const uint row = first + r;
     w[r] = Row_q4_k{weight + (ulong)row * 144u};
   }
-  for (uint piece = lane; piece < 16u; piece += 32) {
-    const uint column = piece / 4u * 64u + piece % 4u * 8u;
-    Raw_q4_k raw[2];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_q4_k raws[1][2];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 2u; r++) {
-      raw[r] = raw_q4_k(w[r], piece);
+      raws[step][r] = raw_q4_k(w[r], min(lane + step * 32u, 15u));
     }
+  }
+  MLXR_AWAIT_INPUTS()
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 16u) {
+      break;
+    }
+    const thread Raw_q4_k* raw = raws[step];
+    const uint column = piece / 4u * 64u + piece % 4u * 8u;
 #pragma unroll
     for (uint run = 0; run < 2u; run++) {
       float4 v[2];
@@ -197,13 +211,24 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
     const uint row = first + r;
     w[r] = Row_q5_k{weight + 73728ul + (ulong)row * 176u};
   }
-  for (uint piece = lane; piece < 16u; piece += 32) {
-    const uint column = piece / 4u * 64u + piece % 4u * 8u;
-    Raw_q5_k raw[2];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_q5_k raws[1][2];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 2u; r++) {
-      raw[r] = raw_q5_k(w[r], piece);
+      raws[step][r] = raw_q5_k(w[r], min(lane + step * 32u, 15u));
     }
+  }
+  MLXR_AWAIT_INPUTS()
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 16u) {
+      break;
+    }
+    const thread Raw_q5_k* raw = raws[step];
+    const uint column = piece / 4u * 64u + piece % 4u * 8u;
 #pragma unroll
     for (uint run = 0; run < 2u; run++) {
       float4 v[2];

@@ -1,4 +1,4 @@
-// qkv_30c1e0d1
+// qkv_0d9349ac
 // small spec of a test
 //
 // Projection of one row: out = rms_norm(x) @ weight.T.
@@ -21,6 +21,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
 
@@ -132,7 +135,7 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void qkv_30c1e0d1(
+[[kernel]] void qkv_0d9349ac(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -167,13 +170,24 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
     const uint row = first + r;
     w[r] = Row_q4_k{weight + (ulong)row * 144u};
   }
-  for (uint piece = lane; piece < 16u; piece += 32) {
-    const uint column = piece / 4u * 64u + piece % 4u * 8u;
-    Raw_q4_k raw[4];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_q4_k raws[1][4];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 4u; r++) {
-      raw[r] = raw_q4_k(w[r], piece);
+      raws[step][r] = raw_q4_k(w[r], min(lane + step * 32u, 15u));
     }
+  }
+  MLXR_AWAIT_INPUTS()
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 16u) {
+      break;
+    }
+    const thread Raw_q4_k* raw = raws[step];
+    const uint column = piece / 4u * 64u + piece % 4u * 8u;
 #pragma unroll
     for (uint run = 0; run < 2u; run++) {
       float4 v[2];
@@ -210,13 +224,24 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
     const uint row = first + r;
     w[r] = Row_q6_k{weight + 46080ul + (ulong)(row - 320u) * 210u};
   }
-  for (uint piece = lane; piece < 16u; piece += 32) {
-    const uint column = piece / 8u * 128u + piece % 8u * 4u;
-    Raw_q6_k raw[4];
+  // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
+  Raw_q6_k raws[1][4];
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
 #pragma unroll
     for (uint r = 0; r < 4u; r++) {
-      raw[r] = raw_q6_k(w[r], piece);
+      raws[step][r] = raw_q6_k(w[r], min(lane + step * 32u, 15u));
     }
+  }
+  MLXR_AWAIT_INPUTS()
+#pragma unroll
+  for (uint step = 0; step < 1u; step++) {
+    const uint piece = lane + step * 32u;
+    if (piece >= 16u) {
+      break;
+    }
+    const thread Raw_q6_k* raw = raws[step];
+    const uint column = piece / 8u * 128u + piece % 8u * 4u;
 #pragma unroll
     for (uint run = 0; run < 4u; run++) {
       float4 v[1];

@@ -1,4 +1,4 @@
-// attend_f8dfbc5c
+// attend_3960c3e6
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token of each sequence, in one launch.
@@ -27,6 +27,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 inline void unpack_q8(uint u, thread float4* v) { v[0] = float4(as_type<char4>(u)); }
 
@@ -58,6 +61,20 @@ inline Rotation rotation(uint element, int position) {
 inline float rotate(const device float* head, uint element, Rotation r) {
   return (float)head[element] * r.cosine + (float)head[r.partner] * r.sine;
 }
+inline float2 turn_of(uint pair, int position) {
+  const Rotation r = rotation(pair, position);
+  return float2(r.cosine, -r.sine);
+}
+inline uint pair_of(uint element) {
+  return element % 20u;
+}
+inline Rotation rotation_by(uint element, float2 turn) {
+  const bool first = element < 20u;
+  return Rotation{turn.x, first ? -turn.y : turn.y, first ? element + 20u : element - 20u};
+}
+inline Rotation rotation_in(const threadgroup float2* turns, uint element) {
+  return rotation_by(element, turns[pair_of(element)]);
+}
 inline float q8_magnitude(float x) { return metal::isfinite(x) ? metal::abs(x) : INFINITY; }
 inline float q8_scale(float largest) { return metal::isfinite(largest) ? largest / 127.0f : NAN; }
 // A subnormal scale is so coarse that a quotient may exceed 127.
@@ -69,7 +86,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_f8dfbc5c(
+[[kernel]] void attend_3960c3e6(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -93,6 +110,12 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint position = (uint)positions[sequence];
   const device int* table = block_tables + 1 + (ulong)(sequence) * (uint)block_tables[0];
   const device float* input = qkv + (ulong)sequence * 400u;
+  MLXR_THREADGROUP(float2, turns, 20);
+  for (uint i = thread_index_in_threadgroup; i < 20u; i += 256u) {
+    turns[i] = turn_of(i, (int)position);
+  }
+  MLXR_AWAIT_INPUTS()
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint key_in_group = lane / 2u;
   const uint part = lane % 2u;
 
@@ -111,7 +134,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   for (uint i = 0; i < 5u; i++) {
 #pragma unroll
     for (uint j = 0; j < 4; j++) {
-      const Rotation r = rotation(base[i] + j, (int)position);
+      const Rotation r = rotation_in(turns, base[i] + j);
 #pragma unroll
       for (uint g = 0; g < 3u; g++) {
         const device float* head = input + (first_head + g) * 40u;
@@ -151,7 +174,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 #pragma unroll
       for (uint j = 0; j < 4; j++) {
         const uint element = base[i] + j;
-        rotated[i][j] = rotate(key, element, rotation(element, (int)position));
+        rotated[i][j] = rotate(key, element, rotation_in(turns, element));
         k_scale = max(k_scale, q8_magnitude(rotated[i][j]));
         v_scale = max(v_scale, q8_magnitude((float)value[element]));
       }

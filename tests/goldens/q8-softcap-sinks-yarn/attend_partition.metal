@@ -1,4 +1,4 @@
-// attend_partition_6cc1af0e
+// attend_partition_4ad23002
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token of each sequence, in one launch, by partitions of the context.
@@ -31,6 +31,9 @@ typedef bfloat bfloat16_t;
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
+#endif
 inline void unpack_q8(uint u, thread float4* v) { v[0] = float4(as_type<char4>(u)); }
 
 inline void load_q8_4(const device int8_t* p, thread float4* v) { unpack_q8(*(const device uint*)p, v); }
@@ -61,6 +64,20 @@ inline Rotation rotation(uint element, int position) {
 inline float rotate(const device float* head, uint element, Rotation r) {
   return (float)head[element] * r.cosine + (float)head[r.partner] * r.sine;
 }
+inline float2 turn_of(uint pair, int position) {
+  const Rotation r = rotation(pair, position);
+  return float2(r.cosine, -r.sine);
+}
+inline uint pair_of(uint element) {
+  return element % 20u;
+}
+inline Rotation rotation_by(uint element, float2 turn) {
+  const bool first = element < 20u;
+  return Rotation{turn.x, first ? -turn.y : turn.y, first ? element + 20u : element - 20u};
+}
+inline Rotation rotation_in(const threadgroup float2* turns, uint element) {
+  return rotation_by(element, turns[pair_of(element)]);
+}
 inline float q8_magnitude(float x) { return metal::isfinite(x) ? metal::abs(x) : INFINITY; }
 inline float q8_scale(float largest) { return metal::isfinite(largest) ? largest / 127.0f : NAN; }
 // A subnormal scale is so coarse that a quotient may exceed 127.
@@ -72,7 +89,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_partition_6cc1af0e(
+[[kernel]] void attend_partition_4ad23002(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -105,6 +122,12 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   }
   const bool owner = position - begin < length;
   const uint end = min(begin + length, position);
+  MLXR_THREADGROUP(float2, turns, 20);
+  for (uint i = thread_index_in_threadgroup; i < 20u; i += 256u) {
+    turns[i] = turn_of(i, (int)position);
+  }
+  MLXR_AWAIT_INPUTS()
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint key_in_group = lane / 2u;
   const uint part = lane % 2u;
 
@@ -123,7 +146,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   for (uint i = 0; i < 5u; i++) {
 #pragma unroll
     for (uint j = 0; j < 4; j++) {
-      const Rotation r = rotation(base[i] + j, (int)position);
+      const Rotation r = rotation_in(turns, base[i] + j);
 #pragma unroll
       for (uint g = 0; g < 3u; g++) {
         const device float* head = input + (first_head + g) * 40u;
@@ -160,7 +183,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 #pragma unroll
       for (uint j = 0; j < 4; j++) {
         const uint element = base[i] + j;
-        rotated[i][j] = rotate(key, element, rotation(element, (int)position));
+        rotated[i][j] = rotate(key, element, rotation_in(turns, element));
         k_scale = max(k_scale, q8_magnitude(rotated[i][j]));
         v_scale = max(v_scale, q8_magnitude((float)value[element]));
       }

@@ -1,4 +1,4 @@
-// attend_many_f0ebf7d7
+// attend_many_d7700346
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token of each sequence, in one launch.
@@ -25,6 +25,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 inline float4 widen_bf16(uint2 u) {
   return as_type<float4>(uint4(u.x << 16, u.x & 0xffff0000u, u.y << 16, u.y & 0xffff0000u));
@@ -63,12 +66,26 @@ inline Rotation rotation(uint element, int position) {
 inline float rotate(const device bfloat16_t* head, uint element, Rotation r) {
   return (float)head[element] * r.cosine + (float)head[r.partner] * r.sine;
 }
+inline float2 turn_of(uint pair, int position) {
+  const Rotation r = rotation(pair, position);
+  return float2(r.cosine, -r.sine);
+}
+inline uint pair_of(uint element) {
+  return element % 16u;
+}
+inline Rotation rotation_by(uint element, float2 turn) {
+  const bool first = element < 16u;
+  return Rotation{turn.x, first ? -turn.y : turn.y, first ? element + 16u : element - 16u};
+}
+inline Rotation rotation_in(const threadgroup float2* turns, uint element) {
+  return rotation_by(element, turns[pair_of(element)]);
+}
 inline ulong arena_row(uint block, uint layer, uint offset) {
   return (((ulong)block * 1u + layer) * 16u + offset) * 64u;
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_many_f0ebf7d7(
+[[kernel]] void attend_many_d7700346(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -91,6 +108,12 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint position = (uint)positions[sequence];
   const device int* table = block_tables + 1 + (ulong)(sequence) * (uint)block_tables[0];
   const device bfloat16_t* input = qkv + (ulong)sequence * 384u;
+  MLXR_THREADGROUP(float2, turns, 16);
+  for (uint i = thread_index_in_threadgroup; i < 16u; i += 256u) {
+    turns[i] = turn_of(i, (int)position);
+  }
+  MLXR_AWAIT_INPUTS()
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint key_in_group = lane / 4u;
   const uint part = lane % 4u;
 
@@ -108,7 +131,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   for (uint i = 0; i < 2u; i++) {
 #pragma unroll
     for (uint j = 0; j < 4; j++) {
-      const Rotation r = rotation(base[i] + j, (int)position);
+      const Rotation r = rotation_in(turns, base[i] + j);
 #pragma unroll
       for (uint g = 0; g < 4u; g++) {
         const device bfloat16_t* head = input + (first_head + g) * 32u;
@@ -149,7 +172,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 #pragma unroll
       for (uint j = 0; j < 4; j++) {
         const uint element = base[i] + j;
-        const bfloat16_t new_k = (bfloat16_t)rotate(key, element, rotation(element, (int)position));
+        const bfloat16_t new_k = (bfloat16_t)rotate(key, element, rotation_in(turns, element));
         const bfloat16_t new_v = (bfloat16_t)(float)value[element];
         if (key_in_group == 0) {
           k_out[row + element] = new_k;

@@ -1,4 +1,4 @@
-// attend_partition_34c2a05c
+// attend_partition_c04cfad9
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token of each sequence, in one launch, by partitions of the context.
@@ -29,6 +29,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 inline float4 widen_f16(uint2 u) { return float4(float2(as_type<half2>(u.x)), float2(as_type<half2>(u.y))); }
 inline void unpack_f16(uint4 u, thread float4* v) {
@@ -67,12 +70,28 @@ inline Rotation rotation(uint element, int position) {
 inline float rotate(const device float16_t* head, uint element, Rotation r) {
   return (float)head[element] * r.cosine + (float)head[r.partner] * r.sine;
 }
+inline float2 turn_of(uint pair, int position) {
+  const Rotation r = rotation(2 * pair, position);
+  return float2(r.cosine, -r.sine);
+}
+inline uint pair_of(uint element) {
+  return element / 2;
+}
+inline Rotation rotation_by(uint element, float2 turn) {
+  return Rotation{turn.x, element % 2 == 0 ? -turn.y : turn.y, element ^ 1u};
+}
+inline Rotation rotation_in(const threadgroup float2* turns, uint element) {
+  if (element >= 20u) {
+    return Rotation{1.0f, 0.0f, element};
+  }
+  return rotation_by(element, turns[pair_of(element)]);
+}
 inline ulong arena_row(uint block, uint layer, uint offset) {
   return (((ulong)layer * 20u + block) * 4u + offset) * 80u;
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_partition_34c2a05c(
+[[kernel]] void attend_partition_c04cfad9(
   const device float16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -105,6 +124,12 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   }
   const bool owner = position - begin < length;
   const uint end = min(begin + length, position);
+  MLXR_THREADGROUP(float2, turns, 10);
+  for (uint i = thread_index_in_threadgroup; i < 10u; i += 256u) {
+    turns[i] = turn_of(i, (int)position);
+  }
+  MLXR_AWAIT_INPUTS()
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint key_in_group = lane / 1u;
   const uint part = lane % 1u;
 
@@ -122,7 +147,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   for (uint i = 0; i < 10u; i++) {
 #pragma unroll
     for (uint j = 0; j < 4; j++) {
-      const Rotation r = rotation(base[i] + j, (int)position);
+      const Rotation r = rotation_in(turns, base[i] + j);
 #pragma unroll
       for (uint g = 0; g < 1u; g++) {
         const device float16_t* head = input + (first_head + g) * 40u;
@@ -160,7 +185,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 #pragma unroll
       for (uint j = 0; j < 4; j++) {
         const uint element = base[i] + j;
-        const float16_t new_k = (float16_t)rotate(key, element, rotation(element, (int)position));
+        const float16_t new_k = (float16_t)rotate(key, element, rotation_in(turns, element));
         const float16_t new_v = (float16_t)(float)value[element];
         if (key_in_group == 0) {
           k_out[row + element] = new_k;

@@ -37,6 +37,7 @@ _LINE_BYTES = 128
 _DIMS = ("tokens", "seqs", "rows", "tiles")
 """The numbers in the buffer `dims`, in order."""
 _ARRAY = re.compile(r"\bMLXR_THREADGROUP\(")
+_AWAIT = "MLXR_AWAIT_INPUTS()"
 _NAME = "@step@"
 """A placeholder for the kernel's name until its hash is known."""
 
@@ -58,6 +59,7 @@ class _Function:
         axes: threadgroups along each axis.
         groups: threadgroups that a block runs side by side.
         group_bytes: threadgroup memory of one of them.
+        awaits: whether it waits for its inputs by itself, once it has loaded of its weight what it needs first.
     """
 
     name: str
@@ -66,6 +68,7 @@ class _Function:
     axes: tuple[str, str, str]
     groups: int
     group_bytes: int
+    awaits: bool
     header: str
     body: str
     macros: tuple[str, ...]
@@ -195,7 +198,8 @@ def _function(launch: StepLaunch, source: str, index: int, threads: int, pool: i
     axes = [(grid_axis(extent), f"grid_{axis}") for extent, axis in zip(launch.grid, "xyz", strict=True)]
     sizes = tuple(f"{name} = {text}" for text, name in axes if not text[0].isdigit())
     x, y, z = (text if text[0].isdigit() else name for text, name in axes)
-    return _Function(f"{kernel.name}_{index}", kernel, sizes, (x, y, z), groups, size, header, body, macros)
+    awaits = _AWAIT in body
+    return _Function(f"{kernel.name}_{index}", kernel, sizes, (x, y, z), groups, size, awaits, header, body, macros)
 
 
 def grid_axis(extent: Extent) -> str:

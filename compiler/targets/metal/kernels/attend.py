@@ -133,6 +133,11 @@ class AttendKernel(AttentionKernel):
         return self.value_dim
 
     @property
+    def turns(self) -> int:
+        """Pairs of cosine and sine of the new token's position in threadgroup memory."""
+        return self.rotary_dim // 2 if any(self.frequencies) else 0
+
+    @property
     def norm_bytes(self) -> int:
         """Bytes of the normalised heads: queries, and the new key and value."""
         heads = self.heads + (2 if self.own_keys else 0)
@@ -147,11 +152,12 @@ class AttendKernel(AttentionKernel):
     @property
     def merge_heads(self) -> int:
         """Query heads that are merged between two barriers: as many as threadgroup memory holds."""
-        stats = 2 * 4 * self.simdgroups * self.heads + self.norm_bytes
+        stats = 2 * 4 * self.simdgroups * self.heads + self.norm_bytes + 8 * self.turns
         head_bytes = 4 * self.simdgroups * self.value_dim
         return max(1, min(self.heads, (THREADGROUP_BYTES - stats) // head_bytes))
 
     @property
     def threadgroup_bytes(self) -> int:
-        """Bytes of the simdgroups' maxima, sums and values."""
-        return self.norm_bytes + 4 * self.simdgroups * (2 * self.heads + self.merge_heads * self.value_dim)
+        """Bytes of the turns, and of the simdgroups' maxima, sums and values."""
+        sums = 4 * self.simdgroups * (2 * self.heads + self.merge_heads * self.value_dim)
+        return self.norm_bytes + 8 * self.turns + sums
