@@ -127,4 +127,5 @@ class SamplesOfSteps:
         if not finite.all():
             for step, row in np.argwhere(~finite).tolist():
                 sampled[step][row] = Sampled(0, error=broken_logits(self._host.read(self._logits[step])[row]))
+        self._logits.clear()  # a step may be kept as the pattern of the next one
         return sampled
