@@ -27,7 +27,8 @@ def collected(folder: Path, share: str) -> "subprocess.CompletedProcess[str]":
     options = f"-p conftest -p no:cacheprovider --collect-only -q -k wanted --share={share} --rootdir".split()
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(folder), str(folder)],
-        env=os.environ | {"PYTHONPATH": str(TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,
