@@ -132,7 +132,7 @@ MLXR_INLINE void panel_dot_exact(const mlxr_format *f, const uint8_t *panel, int
                 MLXR_UNROLL for (int c = 0; c < 32; c++) {
                     f32v column = column_of(f, w.w[c / 4], c % 4);
                     MLXR_UNROLL for (int i = 0; i < m; i++)
-                        sums[i][c / 16] = f32_fma(column, f32_set1(x[i][k + c]), sums[i][c / 16]);
+                        sums[i][c / 16] = f32_fma(f32_set1(x[i][k + c]), column, sums[i][c / 16]);
                 }
                 MLXR_UNROLL for (int half = 0; half < 2; half++) {
                     MLXR_UNROLL for (int i = 0; i < m; i++) {

@@ -4,6 +4,8 @@ For many CPUs GCC leaves a loop of one such sum as products and sums, and makes 
 told to do so on any.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from mlxr.runtime.hosts.cpu.toolchain import find_compilers
 from mlxr_tests.c_harness import address, c_library, marches
 from mlxr_tests.cpu_kernels import HEADERS
 from mlxr_tests.cpu_specs import SPECS
+from mlxr_tests.family_specs import FAMILY_SPECS
 from mlxr_tests.few import few
 from mlxr_tests.native_floats import float_rows
 from mlxr_tests.quick_c import is_gcc
@@ -24,6 +27,11 @@ CODE = """
 }
 CALL(1) CALL(2) CALL(4)
 """
+CASES: dict[str, dict[str, Any]] = {
+    "steady-f32": SPECS["f32"] | {"compute": "fast", "deterministic": True},
+    "exact-delta": FAMILY_SPECS["delta"] | {"compute": "exact"},
+    "exact-ssm": FAMILY_SPECS["ssm"] | {"compute": "exact"},
+}
 WITH_FMA = [march for march in marches() if march in {"x86-64-v3", "x86-64-v4"}]
 
 
@@ -51,8 +59,7 @@ def test_a_row_beside_others(march: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("march", WITH_FMA)
-@pytest.mark.parametrize("changes", [{"deterministic": True}, {"compute": "exact"}])
-@pytest.mark.parametrize("name", ["fast-bf16", "q4_k_m"])
-def test_whole_steps(monkeypatch: pytest.MonkeyPatch, name: str, changes: dict[str, object], march: str) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_whole_steps(monkeypatch: pytest.MonkeyPatch, name: str, march: str) -> None:
     monkeypatch.setenv("MLXR_CPU_ARCH", march)
-    check_same_bits(compiled(small_spec(**SPECS[name] | changes), target="cpu"), threads=(2,))
+    check_same_bits(compiled(small_spec(**CASES[name]), target="cpu"), threads=(2,))
