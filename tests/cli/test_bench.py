@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ def test_decoding_is_pipelined_where_generation_is(
     monkeypatch.setattr(reference, "ReferenceHost", Pipelined)
     ahead = bench(capsys, *arguments)
     steps = ["launch", *["ahead", "read"] * 4]
-    assert log[-len(steps) :] == steps, "a prompt, then three steps; one more is under way at both ends"
+    events = [event for event, _ in groupby(log)]  # tokens and the greatest logits may be read apart
+    assert events[-len(steps) :] == steps, "a prompt, then three steps; one more is under way at both ends"
     assert ahead.keys() == plain.keys()
     assert ahead["launches_per_decode_step"] == plain["launches_per_decode_step"]
 

@@ -7,6 +7,7 @@ from importlib.resources import files
 import pytest
 
 from mlxr.compiler.ir.op_registry import op_kinds
+from mlxr.compiler.ir.ops.handover import GiveRouted, TakeSum
 from mlxr.compiler.targets.cpu import kernels
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
 from mlxr.compiler.targets.cpu.lowering import RULES
@@ -43,7 +44,8 @@ def test_rules_stand_beside_their_kernels() -> None:
 
 
 def test_every_kind_that_the_passes_leave_has_a_rule() -> None:
-    assert set(RULES.of_kinds()) == {kind for kind in op_kinds().values() if "ordered" in kind.stages}
+    of_the_card = {GiveRouted, TakeSum}
+    assert set(RULES.of_kinds()) == {kind for kind in op_kinds().values() if "ordered" in kind.stages} - of_the_card
 
 
 @pytest.mark.parametrize(("compute", "times"), [("fast", 1), ("exact", 0)])
