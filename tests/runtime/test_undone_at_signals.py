@@ -13,6 +13,8 @@ _WRITES = """
     from pathlib import Path
     from mlxr.output_file import new_folder, open_output
 
+    signal.signal(signal.{number}, signal.SIG_DFL)  # under nohup, SIGHUP is ignored
+
     def end():
         os.kill(os.getpid(), signal.{number})
 
