@@ -18,6 +18,8 @@ def likeliest(
         ids: of each of them the token; None: it is the column.
     """
     if isinstance(logits, mx.array):
+        if not len(logits):
+            return mx.zeros((0,), mx.int32)  # MLX finds no maximum among no rows
         column = mx.argmax(logits[:, :width], axis=-1)
         return column.astype(mx.int32) if ids is None else mx.array(ids)[column]
     columns: npt.NDArray[np.intp] = np.argmax(logits[:, :width], axis=-1)

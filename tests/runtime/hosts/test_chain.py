@@ -79,3 +79,11 @@ def test_on_the_cpu_it_is_one_call(model: Model, monkeypatch: pytest.MonkeyPatch
     chained(model, 640, None)
     assert len(steps) == (0 if model.host.name == "cpu" else MOST[0])
     assert sum(model.host.launches.values()) - before > MOST[0]
+
+
+def test_a_text_that_is_not_read_to_its_end_has_no_token(model: Model) -> None:
+    seq_id = model.pager.add_sequence()
+    step = Batch.build([BatchRequest(seq_id, texts()[0], 0, "none")], model.pager, model.host.plan.query_tile)
+    model.pager.take_copies()
+    assert model.host.chain([step], 640).tokens == [[]]
+    model.pager.free(seq_id)
