@@ -87,10 +87,11 @@ class Conversation:
         most = limit.tokens if max_tokens is None else max_tokens
         generation = self._model.start([ids], max_tokens=most, sampling=self._limited(prompt, sampling))
         self._running, self.completion = generation, generation.completions[0]
-        failed = False
+        failed, given = False, list[str]()
         try:
             for event in generation:
                 if event.text:
+                    given.append(event.text)
                     yield event.text
         except MlxrError:
             failed = True
@@ -100,7 +101,7 @@ class Conversation:
             if self._running is generation:  # else the conversation was cleared or closed during the answer
                 self._running = None
                 if not failed:
-                    self.messages = [*messages, {"role": "assistant", "content": self.completion.text}]
+                    self.messages = [*messages, {"role": "assistant", "content": "".join(given)}]
 
     @property
     def num_turns(self) -> int:

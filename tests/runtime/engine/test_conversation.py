@@ -133,6 +133,12 @@ def test_a_conversation_reuses_the_arena_and_remembers(model: Model, tmp_path: P
         begun = next(pieces)
         pieces.close()
         assert talk.messages[-1] == {"role": "assistant", "content": begun}
+        pieces = talk.ask("Why?", max_tokens=8)
+        begun = next(pieces)
+        while talk.completion is not None and talk.completion.finish_reason is None:
+            model.core.step()  # tokens that nobody has been given yet
+        pieces.close()
+        assert talk.messages[-1] == {"role": "assistant", "content": begun} and len(talk.completion.text) > len(begun)
         before = list(talk.messages)
         with pytest.raises(PromptTooLongError, match=r"the conversation has .* the context is 128"):
             list(talk.ask("word " * 200))
