@@ -114,7 +114,8 @@ class DecodeSteps:
         if as_one:
             with StepKernel.order:
                 turn = StepKernel.take_turn()
-                logits, token, moved, StepKernel.turn = trace.run(tokens, moved, inputs.stayed, before, turn)
+                logits, token, moved, after = trace.run(tokens, moved, inputs.stayed, before, turn)
+                StepKernel.give_turn(after)
         else:
             logits, token, moved = trace.run(tokens, moved, inputs.stayed, before)
         self._inputs.advance(inputs, step, moved)

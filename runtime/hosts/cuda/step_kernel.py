@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
+from weakref import WeakSet
 
 import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.artifact import LAYERS, Artifact, CollectiveCall, Plan, StepKernelEntry
 from mlxr.compiler.errors import HostError
+from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.hosts.binding import Dims, grid_of
 from mlxr.runtime.hosts.cuda.build import build_cubin, with_prelude
 from mlxr.runtime.hosts.cuda.device_array import on_device
@@ -49,8 +51,10 @@ class StepKernel:
         width: columns of the logits that it makes.
         turn: u32[8], the output of the last step kernel of this process; the next one takes it.
         order: the lock to be held from taking a turn until the next turn is stored.
+        models: the step kernels of each model of this process.
     """
 
+    models: ClassVar[WeakSet[object]] = WeakSet()
     turn: ClassVar[mx.array | None] = None
     order: ClassVar[threading.Lock] = threading.Lock()
 
@@ -122,6 +126,13 @@ class StepKernel:
             output_dtypes=[mx.float32, mx.uint32, mx.float32, mx.uint32],
         )
         return logits, token, after
+
+    @classmethod
+    def give_turn(cls, turn: mx.array) -> None:
+        """Stores what a step kernel made. It is started if others may take it: another thread cannot start it."""
+        if len(cls.models) > 1:
+            start_computing([turn])
+        cls.turn = turn
 
     def counts(self, dims: Dims) -> Counter[str]:
         """The launches of a step, by name: the step kernel, and each kernel that runs inside it."""

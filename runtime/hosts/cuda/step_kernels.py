@@ -36,6 +36,8 @@ class StepKernels:
                 self._ready.append(StepKernel.load(image, plan, launcher))
             except NoStepKernelError as error:
                 failures.append((image.entry.counts, error))
+        if self._ready:
+            StepKernel.models.add(self)
         self._lacking = [counts for counts, _ in failures]
         self.layers, self.notes = layers, tuple(_notes_of(failures))
 

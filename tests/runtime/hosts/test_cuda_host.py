@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import mlx.core as mx
 import numpy as np
@@ -30,6 +31,7 @@ from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.packed import BoundInputs, DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.parallel import peers
 from mlxr.runtime.hosts.cuda.parallel.meet_peers import NoPeersError
+from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
 from mlxr.runtime.hosts.registry import hosts
 from mlxr.runtime.hosts.select import resolve_host
 from mlxr_tests.adapters import AdaptedPair, random_adapter
@@ -294,6 +296,21 @@ def test_traced_steps_read_the_adapter_that_came_after_them(monkeypatch: pytest.
         logits.append(host.read(host.step(Batch.build([BatchRequest(seq_id, [5], position)], pager, 8))))
         assert bool(launch.calls) == (position == 0)
     assert np.isfinite(logits[:2]).all() and not np.isfinite(logits[2]).any()
+
+
+@pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
+@pytest.mark.parametrize("models", [1, 2])
+def test_a_turn_is_started_where_models_take_turns(monkeypatch: pytest.MonkeyPatch, models: int) -> None:
+    """Each may have a thread, and MLX starts no thread's arrays in another."""
+    artifact = compiled(small_spec(), Geometry.of(partition=16, step_threads=512))
+    use_card(monkeypatch, artifact, Sums())
+    monkeypatch.setattr(StepKernel, "models", WeakSet[object]())
+    hosts = [CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena)) for _ in range(models)]
+    pager, started = Pager.from_geometry(artifact.plan.arena), list[mx.array]()
+    start = mx.async_eval
+    monkeypatch.setattr(mx, "async_eval", lambda *arrays: [started.extend(arrays), start(*arrays)])
+    hosts[0].step(Batch.build([BatchRequest(pager.add_sequence(), [5], 0)], pager, artifact.plan.query_tile))
+    assert any(array is StepKernel.turn for array in started) == (models > 1)
 
 
 @pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
