@@ -187,7 +187,7 @@ class Speculator:
             state.replace(draft, len(text.tokens))
             if could_draft and chance and not length:
                 state.rest(len(text.tokens), model.hope)
-                if self._usual.chances(1)[0] > _GOOD:
+                if not any(lengths) and self._usual.chances(1)[0] > _GOOD:
                     model.measure_anew()
         return drafts
 
