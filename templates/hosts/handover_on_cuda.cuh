@@ -28,7 +28,7 @@ __device__ __forceinline__ u64 now() {
     return time;
 }
 
-// places: the memory that both see, and 2 * BLOCKS numbers in the card's own. weights is not read unless `weighs`.
+// places: the memory that both see, and BLOCKS numbers in the card's own. weights is not read unless `weighs`.
 extern "C" __global__ void __launch_bounds__(THREADS) GIVE(
     const T* x, const int* experts, const float* weights, const u64* places, u32* out, const int count,
     const int chosen, const int tokens, const int program, const int place, const int weighs) {
@@ -65,10 +65,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) GIVE(
 extern "C" __global__ void __launch_bounds__(THREADS) TAKE(
     const u32* after, const T* residual, const u64* places, T* out, const int count, const int adds, const float scale) {
     const char* const memory = (const char*)places[0];
-    u32* const number = (u32*)places[1] + BLOCKS + blockIdx.x;
     if (threadIdx.x == 0) {
         const volatile u32* const answered = (const volatile u32*)(memory + ANSWERED_AT);
-        const u32 next = *number + 1;
+        const u32 next = after[0];  // not the last one that was taken and one: Ctrl-C may have left one out
         u64 late = 0;
         for (u32 spins = 1; *answered != next; spins++) {
             if (spins % 4096 == 0) {
@@ -78,7 +77,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) TAKE(
                 }
             }
         }
-        *number = next;
         __threadfence_system();
     }
     __syncthreads();

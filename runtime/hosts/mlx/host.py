@@ -252,6 +252,10 @@ class MlxHost(ArrayHost):
         except (RuntimeError, ValueError) as error:
             self.recover()
             raise HostError(f"the step failed on the GPU: {error}") from error
+        except BaseException:
+            if self.launcher.handover is not None:  # Ctrl-C: what was given to the CPU may never be taken
+                self.recover()
+            raise
 
     def write_adapter(self, slot: int, matrices: Mapping[str, npt.NDArray[np.float32]]) -> None:
         """See `Host.write_adapter`: in place, once the device has read what is there."""

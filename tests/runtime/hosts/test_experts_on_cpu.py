@@ -129,6 +129,12 @@ def test_a_card_hands_over_to_the_cpu(weights: Path, expected: _Expected, monkey
         assert _answers(model) == expected.answers
         assert card.given == card.taken == _computed(model, "give_sum") - before > 3 * 5
 
+        handover, recovered = model.host.launcher.handover, list[None]()
+        monkeypatch.setattr(handover, "recover", lambda: recovered.append(None))
+        with pytest.raises(KeyboardInterrupt), model.host.failures():
+            raise KeyboardInterrupt
+        assert recovered, "what is given and not taken would be taken by the next step"
+
 
 def test_both_parts_together_have_the_weights_of_the_whole() -> None:
     whole, cut = _artifact(0), _artifact(2)

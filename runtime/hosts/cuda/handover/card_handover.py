@@ -78,7 +78,7 @@ class CardHandover(LazyHandover):
             HostError: the driver refuses, or the kernels cannot be compiled.
         """
         self._experts, layout = experts, HandoverLayout.of(plan)
-        self._memory, self._numbers = PinnedMemory(layout.size_bytes), PeerMemory(2 * BLOCKS * 4)
+        self._memory, self._numbers = PinnedMemory(layout.size_bytes), PeerMemory(BLOCKS * 4)
         addresses = np.array([self._memory.seen, self._numbers.address], np.uint64)
         self._places = on_device(mx.array(addresses.view(np.uint32)))
         self._dtype = MLX_DTYPES[str(plan.first.types.activations)]
