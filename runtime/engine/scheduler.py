@@ -33,6 +33,8 @@ _NO_PREFIX = Prefix(0, ())
 _LAUNCH_SECONDS = 0.004
 """How long the decode steps of one launch take at most: a request that comes waits for them, and the system lets
 another process run for about as long."""
+_LAUNCH_LOGITS = 1 << 25
+"""Numbers of logits of one launch at most, 128 MiB: all of them wait to be read."""
 
 
 class Restorer(Protocol):
@@ -170,7 +172,8 @@ class Scheduler:
         # A state that has been read may be overwritten two steps on.
         if seconds is None or pager.states is not None:
             return step
-        most = min(most, int(_LAUNCH_SECONDS / seconds) - 1)
+        logits = len(step.parts) * self._plan.vocab_size
+        most = min(most, int(_LAUNCH_SECONDS / seconds) - 1, _LAUNCH_LOGITS // logits - 1)
         for request in decode.requests:
             if request.draft.speculates:
                 most = min(most, request.draft.rests_until - len(request.answer.tokens) - request.run.in_flight - 1)

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from mlxr.runtime.engine import scheduler
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.step import Step
-from mlxr_tests.hash_host import Answer, HashEngine
+from mlxr_tests.hash_host import VOCAB, Answer, HashEngine
 
 BOTH = pytest.mark.parametrize("pipelines", [False, True], ids=["plain", "pipelined"])
 
@@ -92,3 +93,16 @@ def test_a_step_is_launched_and_read_once(pipelines: bool) -> None:
     with pytest.raises(AssertionError, match="the step is read"):
         step.read()
     assert len(step.sampled) == 1
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_the_logits_of_a_launch_are_limited(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """They all wait to be read; of two sequences here."""
+    monkeypatch.setattr(scheduler, "_LAUNCH_SECONDS", 1e9)
+    monkeypatch.setattr(scheduler, "_LAUNCH_LOGITS", 2 * VOCAB * most)
+    engine = HashEngine(pipelines=True)
+    steps = planned(engine)
+    answers = [add(engine, first) for first in (1, 2)]
+    engine.run()
+    assert all(answer.request.answer.is_done for answer in answers)
+    assert max(step.count for step in steps) == most
