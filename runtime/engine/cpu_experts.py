@@ -16,7 +16,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.engine.choose_arena import choose_arena
 from mlxr.runtime.hosts.entry import HostEntry
-from mlxr.runtime.hosts.handover import STOP_AT, CLinks, HandoverLayout
+from mlxr.runtime.hosts.handover import STOP_AT, CLinks, HandoverLayout, SeenMemory
 from mlxr.runtime.hosts.host import Host, Progress
 from mlxr.runtime.hosts.registry import hosts
 from mlxr.runtime.hosts.select import check_host, make_host
@@ -164,9 +164,9 @@ class CpuExperts:
         """See `Host.launches`, of the CPU's part."""
         return self._server.launches
 
-    def attach(self, address: int, layout: HandoverLayout, owner: object) -> None:
+    def attach(self, memory: SeenMemory, layout: HandoverLayout) -> None:
         """See `ExpertsBeside.attach`."""
-        self._turns.links, self._turns.address, self._turns.owner = CLinks.to(address, layout), address, owner
+        self._turns.links, self._turns.memory = CLinks.to(memory.address, layout), memory
         self._thread.start()
 
     def begin(self) -> None:
@@ -184,8 +184,8 @@ class CpuExperts:
         turns = self._turns
         turns.stop(1)
         with turns.running:
-            while self._wanted.acquire(blocking=False):
-                pass
+            _taken(self._wanted)
+            turns.begun = 0  # what was begun and has not come never will
             clear()
             assert turns.links is not None, "it is attached"
             turns.links.number = 0
@@ -197,12 +197,15 @@ class CpuExperts:
         self._turns.links.rests = int(on)
 
     def close(self) -> None:
-        """Ends the thread, once it has no step to compute, and frees the weights."""
+        """Ends the thread, once it has no step to compute, and frees the weights and the memory that both see."""
         self._ending()
         if self._thread.is_alive():
             self._thread.join(_END_SECONDS)
             self._turns.stop(1)
             self._thread.join()
+        memory, self._turns.memory = self._turns.memory, None
+        if memory is not None:
+            memory.free()
         self._server.close()
 
 
@@ -211,7 +214,8 @@ class _Turns:
 
     Attributes:
         running: held while a step is waited for and computed.
-        links, address, owner: to the memory, where it is, and whose it is.
+        links, memory: to the memory, and itself.
+        begun: steps that were begun and have not come yet; changed while `running` is held.
         ended: whether the thread is to end.
         failure: what ended it; None: nothing did.
     """
@@ -219,35 +223,44 @@ class _Turns:
     def __init__(self) -> None:
         self.running = threading.Lock()
         self.links: CLinks | None = None
-        self.address = 0
-        self.owner: object = None
+        self.memory: SeenMemory | None = None
+        self.begun = 0
         self.ended = False
         self.failure: BaseException | None = None
 
     def stop(self, how: int) -> None:
         """Has the program wait for nobody (1), or not for long (2), or wait again (0)."""
-        if self.address:
-            ctypes.c_uint32.from_address(self.address + STOP_AT).value = how
+        if self.memory is not None:
+            ctypes.c_uint32.from_address(self.memory.address + STOP_AT).value = how
 
 
 def _serve(server: _Server, wanted: threading.Semaphore, turns: _Turns) -> None:
     assert turns.links is not None, "it is attached"
-    begun = 0
     while not turns.ended:
-        if begun <= 0:
+        if turns.begun <= 0:
             wanted.acquire()
-            begun = 1
+            wanted.release()  # counted below, where no reset comes between
         with turns.running:
+            turns.begun += _taken(wanted)
             if turns.ended:
                 return
+            if turns.begun <= 0:
+                continue
             try:
                 served = server.serve(ctypes.addressof(turns.links))
             except BaseException as error:  # nobody waits for this thread: `begin` tells
                 turns.failure = error
                 return
-            while wanted.acquire(blocking=False):
-                begun += 1
-        begun = begun - served if served else 0
+            turns.begun += _taken(wanted)
+            turns.begun = turns.begun - served if served else 0
+
+
+def _taken(wanted: threading.Semaphore) -> int:
+    """How many steps were begun since it was last asked."""
+    count = 0
+    while wanted.acquire(blocking=False):
+        count += 1
+    return count
 
 
 def _end(wanted: threading.Semaphore, turns: _Turns) -> None:

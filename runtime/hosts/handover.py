@@ -113,11 +113,24 @@ class CLinks(ctypes.Structure):
         return cls(address, *(address + place for place in places), 0, 0, 0, 0)
 
 
+class SeenMemory(Protocol):
+    """Memory that a card and the CPU see.
+
+    Attributes:
+        address: for the CPU.
+    """
+
+    address: int
+
+    def free(self) -> None:
+        """Frees it; nobody looks at it any more."""
+
+
 class ExpertsBeside(Protocol):
     """The CPU's part of a model, as the host of the card's part sees it."""
 
-    def attach(self, address: int, layout: HandoverLayout, owner: object) -> None:
-        """Takes the memory that both see, which is zero, and stays as long as its owner; before the first step."""
+    def attach(self, memory: SeenMemory, layout: HandoverLayout) -> None:
+        """Takes the memory that both see, which is zero, before the first step; frees it when the model is closed."""
 
     def begin(self) -> None:
         """Says that a step will give something; the CPU then looks for it until it comes."""
@@ -148,6 +161,22 @@ class LazyHandover(Protocol):
     def recover(self) -> None:
         """Begins anew after a step that has failed."""
 
+    def close(self) -> None:
+        """Frees what the card alone has of it; no step follows."""
+
+
+class _OwnMemory:
+    """Zeros of this process, `numbers`."""
+
+    def __init__(self, size_bytes: int) -> None:
+        whole = np.zeros(size_bytes + _ALIGNMENT, np.uint8)
+        skip = -whole.ctypes.data % _ALIGNMENT
+        self.numbers = whole[skip : skip + size_bytes]
+        self.address = self.numbers.ctypes.data
+
+    def free(self) -> None:
+        """See `SeenMemory`; NumPy frees it."""
+
 
 class Handover:
     """The card's end, for a host that waits at each launch."""
@@ -160,11 +189,9 @@ class Handover:
             experts: the CPU's part.
         """
         self._layout = layout = HandoverLayout.of(plan)
-        self._memory = np.zeros(layout.size_bytes + _ALIGNMENT, np.uint8)
-        skip = -self._memory.ctypes.data % _ALIGNMENT
-        self._memory = self._memory[skip : skip + layout.size_bytes]
-        self._experts, self._number = experts, 0
-        experts.attach(self._memory.ctypes.data, layout, self._memory)
+        memory = _OwnMemory(layout.size_bytes)
+        self._memory, self._experts, self._number = memory.numbers, experts, 0
+        experts.attach(memory, layout)
 
     def begin(self) -> None:
         """Begins a step."""

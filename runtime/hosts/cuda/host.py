@@ -119,6 +119,7 @@ class CudaHost(MlxHost):
         if self.launcher.handover is not None:
             with suppress(RuntimeError):
                 mx.synchronize()
+            self.launcher.handover.close()
 
     def shared_ids(self, ids: mx.array | None, count: int) -> mx.array:
         """See `Host.shared_ids`."""

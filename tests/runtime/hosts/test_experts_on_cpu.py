@@ -1,6 +1,8 @@
 """Some layers' experts on the CPU, beside a card: on sim, and on a fake card, each with host cpu's own program."""
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -14,11 +16,11 @@ import mlxr
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.engine.cpu_experts import resting
+from mlxr.runtime.engine.cpu_experts import CpuExperts, resting
 from mlxr.runtime.hosts.cuda import device
 from mlxr.runtime.hosts.cuda.handover.card_handover import kernel_text, with_names
 from mlxr.runtime.hosts.cuda.nvrtc import compile_cubin
-from mlxr.runtime.hosts.handover import Handover, HandoverLayout
+from mlxr.runtime.hosts.handover import HEAD_BYTES, STOP_AT, Handover, HandoverLayout
 from mlxr_tests.card_and_cpu import file_with_experts, spec_with_experts, use_card_and_cpu
 from mlxr_tests.has_nvrtc import has_nvrtc
 
@@ -133,7 +135,83 @@ def test_a_card_hands_over_to_the_cpu(weights: Path, expected: _Expected, monkey
         monkeypatch.setattr(handover, "recover", lambda: recovered.append(None))
         with pytest.raises(KeyboardInterrupt), model.host.failures():
             raise KeyboardInterrupt
+        driver = card.driver
+        assert (len(driver.pinned), len(driver.on_card), driver.allocated, driver.retained) == (1, 1, 2, 2)
         assert recovered, "what is given and not taken would be taken by the next step"
+    assert not (driver.pinned or driver.on_card or driver.retained), "the next load would take as much again"
+
+
+class _Server:
+    """Serves the steps that are given, and waits for more until it is stopped, as the program does for a time."""
+
+    def __init__(self, memory: "_Memory") -> None:
+        self.memory, self.launches, self.given = memory, Counter[str](), threading.Semaphore(0)
+        self.serving, self.has_served = False, threading.Event()
+
+    def serve(self, links: int) -> int:
+        """See `mlxr_serve`."""
+        assert links
+        self.serving, served = True, 0
+        while not self.memory.numbers[STOP_AT // 4]:
+            if self.given.acquire(timeout=0.001):
+                served += 1
+                self.has_served.set()
+        self.serving = False
+        return served
+
+    def close(self) -> None:
+        """Has nothing."""
+
+
+class _Memory:
+    """What both see."""
+
+    def __init__(self) -> None:
+        self.numbers, self.frees = np.zeros(HEAD_BYTES // 4, np.uint32), 0
+        self.address = self.numbers.ctypes.data
+
+    def free(self) -> None:
+        """Counts it."""
+        self.frees += 1
+
+
+class _Handed:
+    """A lock that whoever waits for it gets before who has had it."""
+
+    def __init__(self) -> None:
+        self.lock, self.waiting = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        self.waiting += 1
+        self.lock.acquire()
+        self.waiting -= 1
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+        while self.waiting and not self.lock.locked():
+            time.sleep(0)
+
+
+def test_nobody_looks_for_a_step_that_a_reset_has_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two are begun, and one comes; after the reset the thread sleeps until the next is begun."""
+    memory = _Memory()
+    server = _Server(memory)
+    experts = CpuExperts(server)
+    monkeypatch.setattr(experts._turns, "running", _Handed())
+    experts.attach(memory, HandoverLayout(48, 48, 2, 32))
+    for _ in range(2):
+        experts.begin()
+    server.given.release()  # one of two comes
+    assert server.has_served.wait(10)
+    experts.reset(lambda: None)
+    time.sleep(0.02)
+    assert not server.serving, "it looks for a step that nobody has begun"
+    server.has_served.clear()
+    experts.begin()
+    server.given.release()
+    assert server.has_served.wait(10)
+    experts.close()
+    assert memory.frees == 1
 
 
 def test_both_parts_together_have_the_weights_of_the_whole() -> None:

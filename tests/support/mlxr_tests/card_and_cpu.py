@@ -17,6 +17,7 @@ from mlxr.compiler.driver import compile_spec
 from mlxr.runtime.hosts.cuda.handover import card_handover
 from mlxr.runtime.hosts.handover import ANSWERED_AT, BLOCKS, STEP_AT, HandoverLayout
 from mlxr_tests.fake_card import SimLauncher, use_card
+from mlxr_tests.fake_driver import FakeDriver, use_driver
 from mlxr_tests.specs import small_spec
 
 EXPERTS: dict[str, Any] = {
@@ -52,27 +53,17 @@ def file_with_experts(folder: Path) -> Path:
     return path
 
 
-class _Memory:
-    """Stands in for memory of the driver."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self.bytes = np.zeros(size_bytes + 256, np.uint8)
-        self.address = self.seen = -(-self.bytes.ctypes.data // 256) * 256
-
-    def clear(self) -> None:
-        """Fills it with zeros."""
-        self.bytes[:] = 0
-
-
 class CardWithCpu(SimLauncher):
     """Sim executes a card's launches at once, and this the kernels that hand over to the CPU.
 
     Attributes:
+        driver: allocates what it and the CPU see.
         given, taken: how often each kernel ran.
     """
 
-    def __init__(self, artifact: Artifact) -> None:
+    def __init__(self, artifact: Artifact, driver: FakeDriver) -> None:
         super().__init__(artifact)
+        self.driver = driver
         self.layout = HandoverLayout.of(artifact.plan)
         self.given = self.taken = 0
 
@@ -133,9 +124,7 @@ def _put(memory: npt.NDArray[np.uint8], at: int, numbers: npt.NDArray[Any]) -> N
 
 def use_card_and_cpu(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> CardWithCpu:
     """Makes MLX look as if it had a card, whose memory the CPU sees."""
-    card = CardWithCpu(artifact)
+    card = CardWithCpu(artifact, use_driver(monkeypatch))
     use_card(monkeypatch, artifact, card)
-    monkeypatch.setattr(card_handover, "PinnedMemory", _Memory)
-    monkeypatch.setattr(card_handover, "PeerMemory", _Memory)
     monkeypatch.setattr(card_handover, "build_cubin", lambda *_: b"")
     return card

@@ -85,7 +85,7 @@ class CardHandover(LazyHandover):
         text = kernel_text(self._dtype, layout)
         self._give, self._take = kernel_names(text)
         self._image = build_cubin(self._give, with_names(text), architecture())
-        experts.attach(self._memory.address, layout, self._memory)
+        experts.attach(self._memory, layout)
 
     def begin(self) -> None:
         """See `LazyHandover`."""
@@ -136,3 +136,7 @@ class CardHandover(LazyHandover):
             self._numbers.clear()
 
         self._experts.reset(clear)
+
+    def close(self) -> None:
+        """See `LazyHandover`; the memory that the CPU sees, the experts free."""
+        self._numbers.free()

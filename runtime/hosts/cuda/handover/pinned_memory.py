@@ -1,6 +1,7 @@
 """Memory of the machine that the card sees, too, at the same address."""
 
 import ctypes
+import weakref
 
 from mlxr.runtime.hosts.cuda.driver import call, in_context
 
@@ -8,10 +9,11 @@ _PORTABLE_AND_MAPPED = 3  # CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
 
 
 class PinnedMemory:
-    """Zeros, whose pages stay where they are. It stays until the process ends: launches may be under way at any time.
+    """Zeros, whose pages stay where they are until it is freed: by `free`, or when nobody has it any more.
 
     Attributes:
-        address: for the CPU, and for the card.
+        address: for the CPU.
+        seen: for the card.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -21,13 +23,27 @@ class PinnedMemory:
             size_bytes: how many bytes.
 
         Raises:
-            HostError: the driver refuses, or the card sees it at another address.
+            HostError: the driver refuses.
         """
         own, seen, context = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_void_p()
         with in_context() as ordinal:
-            call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)  # for as long as the memory is there
             call("cuMemHostAlloc", ctypes.byref(own), ctypes.c_size_t(size_bytes), _PORTABLE_AND_MAPPED)
+            assert own.value is not None, "the driver has allocated"
+            self.address = own.value
+            call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)  # for as long as the memory is there
+            self._freeing = weakref.finalize(self, _free, self.address)
+            self._freeing.atexit = False  # the process frees it; the CPU's thread may still look at it
             call("cuMemHostGetDevicePointer_v2", ctypes.byref(seen), own, 0)
-        assert own.value is not None, "the driver has allocated"
-        self.address, self.seen = own.value, seen.value
+        self.seen = seen.value
         ctypes.memset(self.address, 0, size_bytes)
+
+    def free(self) -> None:
+        """Frees it, once what the card runs has ended; the CPU must no longer look at it. A second time is nothing."""
+        self._freeing()
+
+
+def _free(address: int) -> None:
+    with in_context() as ordinal:
+        call("cuCtxSynchronize")
+        call("cuMemFreeHost", ctypes.c_void_p(address))
+        call("cuDevicePrimaryCtxRelease_v2", ordinal)

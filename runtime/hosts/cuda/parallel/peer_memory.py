@@ -14,7 +14,7 @@ class _Handle(ctypes.Structure):
 
 
 class PeerMemory:
-    """Memory of this process's card. It stays until the process ends, because another process may use it until then.
+    """Memory of this process's card. It stays until it is freed, because another process may use it until then.
 
     Attributes:
         address: on the GPU.
@@ -43,6 +43,16 @@ class PeerMemory:
         with in_context():
             call("cuMemsetD8_v2", ctypes.c_uint64(self.address), ctypes.c_ubyte(0), ctypes.c_size_t(self._size))
             call("cuCtxSynchronize")
+
+    def free(self) -> None:
+        """Frees what no other process has opened, once what the card runs has ended. A second time is nothing."""
+        address, self.address = self.address, 0
+        if not address:
+            return
+        with in_context() as ordinal:
+            call("cuCtxSynchronize")
+            call("cuMemFree_v2", ctypes.c_uint64(address))
+            call("cuDevicePrimaryCtxRelease_v2", ordinal)
 
     def handle(self) -> bytes:
         """What another process opens it with.
