@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.artifact.chip import Chip
+from mlxr.compiler.artifact.handover_layout import HandoverLayout
 from mlxr.compiler.artifact.manifest import CHIP, EXPERTS, PARALLEL, PLAN, SPEC, rank_folder
 from mlxr.compiler.artifact.parallel.parallel_plan import parallel_plan
 from mlxr.compiler.artifact.plan import Plan
@@ -165,6 +166,8 @@ def _plan_cut(
     unlimited = spec.model_copy(update={"memory_budget": None})
     cpu = [TARGETS["cpu"].types(spec, None)]
     experts = _plan_graph(unlimited, nothing, whole, cut.experts, table, cpu, part)
+    shared = experts.plan.first.memory.model_copy(update={"handover_bytes": HandoverLayout.of(card.plan).size_bytes})
+    experts = replace(experts, plan=experts.plan.with_program("cpu", memory=shared))
     return card.files | {EXPERTS + path: text for path, text in experts.files.items()}, card.passes
 
 

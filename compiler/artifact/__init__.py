@@ -18,6 +18,7 @@ afterwards.
 from mlxr.compiler.artifact.artifact import Artifact
 from mlxr.compiler.artifact.c_library import LATER, CLibrary, CTensor
 from mlxr.compiler.artifact.chip import Chip
+from mlxr.compiler.artifact.handover_layout import HandoverLayout
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
 from mlxr.compiler.artifact.launch import BATCH_DIMS, Condition, Extent, KernelCall, Launch
 from mlxr.compiler.artifact.library_call import AttentionCall, CollectiveCall, HandoverCall, LibraryCall, MatmulCall
@@ -104,6 +105,7 @@ __all__ = [
     "FileKind",
     "Finish",
     "HandoverCall",
+    "HandoverLayout",
     "InputNorm",
     "KernelCall",
     "KernelEntry",

@@ -34,17 +34,22 @@ class Buffer(Record):
 
 
 class MemoryPlan(Record):
-    """The bytes that a program needs, known before anything is loaded. Activations are those of the larger phase."""
+    """The bytes that a program needs, known before anything is loaded. Activations are those of the larger phase.
+
+    Attributes:
+        handover_bytes: of a program that has a card's experts: the memory in which they give each other rows.
+    """
 
     weights_bytes: int
     arena_bytes: int
     activation_bytes: int
     budget_bytes: int | None
+    handover_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        """The sum of weights, arena and activations."""
-        return self.weights_bytes + self.arena_bytes + self.activation_bytes
+        """The sum of all."""
+        return self.weights_bytes + self.arena_bytes + self.activation_bytes + self.handover_bytes
 
 
 class TargetTypes(Record):

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import Artifact, HandoverLayout
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.engine.choose_arena import choose_arena
 from mlxr.runtime.hosts.entry import HostEntry
-from mlxr.runtime.hosts.handover import STOP_AT, CLinks, HandoverLayout, SeenMemory
+from mlxr.runtime.hosts.handover import STOP_AT, CLinks, SeenMemory
 from mlxr.runtime.hosts.host import Host, Progress
 from mlxr.runtime.hosts.registry import hosts
 from mlxr.runtime.hosts.select import check_host, make_host

@@ -9,86 +9,25 @@ are (runtime/hosts/cuda/handover/).
 import ctypes
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import PHASES, HandoverCall, Phase, PhaseName, Plan
+from mlxr.compiler.artifact import PHASES, HandoverCall, HandoverLayout, Phase, PhaseName, Plan
 from mlxr.compiler.errors import HostError
 
 BLOCKS = 16
 """Blocks of the card that give, each with a number of its own."""
-STEP_AT, ANSWERED_AT, STOP_AT, HEAD_BYTES = 64, 128, 256, 4096
-"""Where in the memory are: what is given of which step, the last answer's number, whether to stop, and the rows."""
+STEP_AT, ANSWERED_AT, STOP_AT = 64, 128, 256
+"""Where in the memory are: what is given of which step, the last answer's number, and whether to stop."""
 _ALIGNMENT = 256
 _ANSWER_SECONDS = 120.0
 """After which a launch no longer waits for the CPU."""
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True)
-class HandoverLayout:
-    """Where in the memory everything is.
-
-    Attributes:
-        width: columns of the rows that are given.
-        result: columns of the sums.
-        top_k: the most experts of a token.
-        tokens: the most tokens of a step.
-    """
-
-    width: int
-    result: int
-    top_k: int
-    tokens: int
-
-    @classmethod
-    def of(cls, plan: Plan) -> "HandoverLayout":
-        """The memory for the plan of a card that leaves experts to the CPU."""
-        calls = [launch.body for phase in plan.first.phases for launch in phase.launches]
-        both = [call for call in calls if isinstance(call, HandoverCall)]
-        given = [call for call in both if call.function == "give"]
-        chosen = [port.shape[1] for call in given for port in call.ports if port.name == "experts"]
-        return cls(
-            max(call.width for call in given),
-            max(call.width for call in both if call.function == "take"),
-            max(count for count in chosen if isinstance(count, int)),
-            plan.max_tokens,
-        )
-
-    @property
-    def x_at(self) -> int:
-        """Where the rows are, [tokens, width] f32."""
-        return HEAD_BYTES
-
-    @property
-    def experts_at(self) -> int:
-        """Where the chosen experts are, [tokens, top_k] i32."""
-        return _after(self.x_at, self.tokens * self.width)
-
-    @property
-    def weights_at(self) -> int:
-        """Where their weights are, [tokens, top_k] f32."""
-        return _after(self.experts_at, self.tokens * self.top_k)
-
-    @property
-    def sum_at(self) -> int:
-        """Where the sums are, [tokens, result] f32."""
-        return _after(self.weights_at, self.tokens * self.top_k)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the memory."""
-        return _after(self.sum_at, self.tokens * self.result)
-
-
-def _after(start: int, numbers: int) -> int:
-    return -(-(start + 4 * numbers) // _ALIGNMENT) * _ALIGNMENT
 
 
 class CLinks(ctypes.Structure):
@@ -226,7 +165,7 @@ class Handover:
         """Begins anew after a step that has failed."""
 
         def clear() -> None:
-            self._memory[:HEAD_BYTES] = 0
+            self._memory[: self._layout.x_at] = 0
             self._number = 0
 
         self._experts.reset(clear)

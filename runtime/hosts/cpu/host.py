@@ -170,7 +170,8 @@ class CpuHost(Host):
         check_tensors(file, plan.weights, [re.compile(p) for p in plan.ignored_tensors], plan.all_weights)
         own, mapped = bytes_by_place(program.library.tensors, read_from(file), resident)
         scratch = program.library.thread_bytes * (num_threads(threads) - 1)  # the plan counts one thread
-        return Footprint(own, mapped, program.memory.activation_bytes + scratch)
+        memory = program.memory
+        return Footprint(own, mapped, memory.activation_bytes + memory.handover_bytes + scratch)
 
     @classmethod
     def has_packed(cls, artifact: Artifact, file: WeightFile) -> bool:

@@ -108,7 +108,10 @@ def _beside(artifact: Artifact) -> Iterator[tuple[str, str, str]]:
         return
     memory = experts.plan.largest_memory
     layers = counted(artifact.spec.experts_on_cpu, "layer")
-    parts = f"weights {size(memory.weights_bytes)}, activations {size(memory.activation_bytes)}"
+    parts = (
+        f"weights {size(memory.weights_bytes)}, activations {size(memory.activation_bytes)}, "
+        f"rows that both see {size(memory.handover_bytes)}"
+    )
     yield "on the CPU", size(memory.total_bytes), f"the experts of the first {layers}: {parts}"
 
 

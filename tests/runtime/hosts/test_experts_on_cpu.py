@@ -13,14 +13,14 @@ import numpy.typing as npt
 import pytest
 
 import mlxr
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import Artifact, HandoverLayout
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.engine.cpu_experts import CpuExperts, resting
 from mlxr.runtime.hosts.cuda import device
 from mlxr.runtime.hosts.cuda.handover.card_handover import kernel_text, with_names
 from mlxr.runtime.hosts.cuda.nvrtc import compile_cubin
-from mlxr.runtime.hosts.handover import HEAD_BYTES, STOP_AT, Handover, HandoverLayout
+from mlxr.runtime.hosts.handover import STOP_AT, Handover
 from mlxr_tests.card_and_cpu import file_with_experts, spec_with_experts, use_card_and_cpu
 from mlxr_tests.has_nvrtc import has_nvrtc
 
@@ -137,6 +137,8 @@ def test_a_card_hands_over_to_the_cpu(weights: Path, expected: _Expected, monkey
             raise KeyboardInterrupt
         driver = card.driver
         assert (len(driver.pinned), len(driver.on_card), driver.allocated, driver.retained) == (1, 1, 2, 2)
+        assert artifact.experts is not None
+        assert driver.pinned_bytes == artifact.experts.plan.first.memory.handover_bytes, "the plan counts it"
         assert recovered, "what is given and not taken would be taken by the next step"
     assert not (driver.pinned or driver.on_card or driver.retained), "the next load would take as much again"
 
@@ -167,7 +169,7 @@ class _Memory:
     """What both see."""
 
     def __init__(self) -> None:
-        self.numbers, self.frees = np.zeros(HEAD_BYTES // 4, np.uint32), 0
+        self.numbers, self.frees = np.zeros(STOP_AT // 4 + 1, np.uint32), 0
         self.address = self.numbers.ctypes.data
 
     def free(self) -> None:
@@ -223,7 +225,9 @@ def test_both_parts_together_have_the_weights_of_the_whole() -> None:
     ours = [part.name for weight in cpu.weights for part in weight.parts]
     assert all(".mlp.experts." in name and name.startswith(("layers.0.", "layers.1.")) for name in ours)
     assert card.first.memory.weights_bytes + cpu.first.memory.weights_bytes == whole.plan.first.memory.weights_bytes
-    assert cpu.first.memory.arena_bytes == 0
+    memory = cpu.first.memory
+    assert memory.arena_bytes == 0 and memory.handover_bytes == HandoverLayout.of(card).size_bytes > 0
+    assert memory.total_bytes == memory.weights_bytes + memory.activation_bytes + memory.handover_bytes
 
 
 def test_hosts_that_compute_all_experts_say_so(weights: Path) -> None:

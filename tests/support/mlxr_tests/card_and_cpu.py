@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import save_file
 
-from mlxr.compiler.artifact import Artifact, ModelSpec
+from mlxr.compiler.artifact import Artifact, HandoverLayout, ModelSpec
 from mlxr.compiler.driver import compile_spec
 from mlxr.runtime.hosts.cuda.handover import card_handover
-from mlxr.runtime.hosts.handover import ANSWERED_AT, BLOCKS, STEP_AT, HandoverLayout
+from mlxr.runtime.hosts.handover import ANSWERED_AT, BLOCKS, STEP_AT
 from mlxr_tests.fake_card import SimLauncher, use_card
 from mlxr_tests.fake_driver import FakeDriver, use_driver
 from mlxr_tests.specs import small_spec

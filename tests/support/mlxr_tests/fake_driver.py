@@ -70,6 +70,11 @@ class FakeDriver:
         """Frees what the card sees."""
         return 0 if self.on_card.pop(address.value, None) is not None else 1
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes that both see."""
+        return sum(memory.size - _ALIGNMENT for memory in self.pinned.values())
+
     def _allocate(self, among: dict[int, npt.NDArray[np.uint8]], size: int) -> int:
         self.allocated += 1
         memory = np.zeros(size + _ALIGNMENT, np.uint8)

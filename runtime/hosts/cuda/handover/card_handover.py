@@ -11,7 +11,7 @@ from importlib.resources import files
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import PHASES, HandoverCall, PhaseName, Plan
+from mlxr.compiler.artifact import PHASES, HandoverCall, HandoverLayout, PhaseName, Plan
 from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.hosts.cuda.build import build_cubin
 from mlxr.runtime.hosts.cuda.device import architecture
@@ -21,10 +21,8 @@ from mlxr.runtime.hosts.cuda.parallel.peer_memory import PeerMemory
 from mlxr.runtime.hosts.handover import (
     ANSWERED_AT,
     BLOCKS,
-    HEAD_BYTES,
     STEP_AT,
     ExpertsBeside,
-    HandoverLayout,
     LazyHandover,
 )
 from mlxr.runtime.hosts.mlx.bindable import bindable_shape
@@ -77,15 +75,15 @@ class CardHandover(LazyHandover):
         Raises:
             HostError: the driver refuses, or the kernels cannot be compiled.
         """
-        self._experts, layout = experts, HandoverLayout.of(plan)
-        self._memory, self._numbers = PinnedMemory(layout.size_bytes), PeerMemory(BLOCKS * 4)
+        self._experts, self._layout = experts, HandoverLayout.of(plan)
+        self._memory, self._numbers = PinnedMemory(self._layout.size_bytes), PeerMemory(BLOCKS * 4)
         addresses = np.array([self._memory.seen, self._numbers.address], np.uint64)
         self._places = on_device(mx.array(addresses.view(np.uint32)))
         self._dtype = MLX_DTYPES[str(plan.first.types.activations)]
-        text = kernel_text(self._dtype, layout)
+        text = kernel_text(self._dtype, self._layout)
         self._give, self._take = kernel_names(text)
         self._image = build_cubin(self._give, with_names(text), architecture())
-        experts.attach(self._memory, layout)
+        experts.attach(self._memory, self._layout)
 
     def begin(self) -> None:
         """See `LazyHandover`."""
@@ -132,7 +130,7 @@ class CardHandover(LazyHandover):
         """Begins anew after a step that has failed; nothing runs on the card."""
 
         def clear() -> None:
-            ctypes.memset(self._memory.address, 0, HEAD_BYTES)
+            ctypes.memset(self._memory.address, 0, self._layout.x_at)
             self._numbers.clear()
 
         self._experts.reset(clear)
