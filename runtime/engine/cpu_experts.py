@@ -48,6 +48,11 @@ def card_mmap(artifact: Artifact, mmap: Mmap) -> Mmap:
     return mmap if artifact.experts is None else "auto"
 
 
+def threads_beside_card(threads: int | None) -> int:
+    """How many threads compute experts; None: one for each core but one, which launches the card's work."""
+    return max(1, num_threads() - 1) if threads is None else threads
+
+
 def load_experts(
     artifact: Artifact,
     file: WeightFile,
@@ -148,7 +153,7 @@ class CpuExperts:
             WeightsError: the weights are of another model.
             HostError: there is too little memory, or host cpu cannot run here.
         """
-        threads = max(1, num_threads() - 1) if threads is None else threads
+        threads = threads_beside_card(threads)
         entry = check_host(_HOST, artifact.plan.targets, threads)
         chosen = choose_arena(artifact, file, entry, threads=threads, mmap=mmap)
         arena = entry.load().arena_type(chosen.geometry)

@@ -10,7 +10,7 @@ import pytest
 from mlxr.compiler.artifact import CTensor
 from mlxr.compiler.errors import HostError
 from mlxr.fit import rehearsal
-from mlxr.fit.rehearsal import EmptyWeights
+from mlxr.fit.empty_weights import EmptyWeights
 from mlxr.fit.rehearse import rehearse
 from mlxr.loading.load import load
 from mlxr.loading.resolve import resolve_artifact

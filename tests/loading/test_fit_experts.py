@@ -1,16 +1,22 @@
 """As few layers as possible leave their experts to the CPU."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import RequestError, SpecError
+from mlxr.fit import rehearsed_experts
 from mlxr.fit.fit import fit
 from mlxr.fit.machine import this_machine
+from mlxr.fit.rehearse import ExpertTimes
 from mlxr.loading.fit_experts import expert_bytes, fewest_layers, leaving_experts
 from mlxr.loading.options import LoadOptions
+from mlxr.runtime.hosts.cpu.host import CpuHost
 from mlxr.runtime.hosts.registry import hosts
 from mlxr.runtime.memory.free_memory import FreeMemory
 from mlxr_tests.card_and_cpu import spec_with_experts
@@ -45,6 +51,38 @@ def test_fit_tells_of_both_memories(tmp_path: Path) -> None:
     whole = fit(spec_with_experts(0), this_machine("sim", 1 << 30), LoadOptions(), timed=False)
     assert told.experts_on_cpu == 2 and told.cpu_bytes > 432 << 10
     assert told.weights_bytes == whole.weights_bytes - (432 << 10) and not whole.cpu_bytes
+
+
+def test_fit_tells_how_fast_both_are_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The card's launches by its roofline, and the CPU's experts, which run; of another machine's CPU nobody knows."""
+    card = replace(this_machine("sim", 1 << 30), chip=find_chip("h100"))
+    spec, own = spec_with_experts(2), LoadOptions(experts_on_cpu=2, threads=1)
+    alone, told = fit(spec_with_experts(0), card, LoadOptions()).speed, fit(spec, card, own).speed
+    assert alone is not None and told is not None and "timed here" in told.source
+    assert told.decode_tokens_per_second < alone.decode_tokens_per_second
+    assert told.prompt_tokens_per_second < alone.prompt_tokens_per_second
+
+    monkeypatch.setattr("mlxr.fit.fit.rehearse_experts", lambda *_: ExpertTimes(0.1, 0.5))
+    told = fit(spec, card, own).speed
+    assert told is not None and 9.9 < told.decode_tokens_per_second < 10
+    elsewhere = fit(spec, replace(card, is_here=False), own)
+    assert elsewhere.speed is None and "only a machine with both can tell" in str(elsewhere.no_speed)
+
+
+def test_all_chosen_experts_are_computed_where_they_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = compile_spec(spec_with_experts(2), targets=("metal",)).artifact
+    made = list[CpuHost]()
+
+    class Watched(CpuHost):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr(rehearsed_experts, "CpuHost", Watched)
+    times = rehearsed_experts.rehearse_experts(artifact, 1)
+    assert times["decode_seconds"] >= 0 and times["prefill_seconds"] > 0
+    given = sum(count for name, count in made[0].launches.items() if name.startswith("give_sum"))
+    assert given == 2 * 2 * 3 * (16 + 1), "layers, resting or not, runs, steps of one token and a prompt's chunk"
 
 
 def test_what_it_cannot_be() -> None:

@@ -2,7 +2,8 @@
 
 How fast it is comes from the plan, too. On a GPU from the roofline of each launch, with the figures of the chip. On
 host cpu of this machine from the C program itself, which runs for some seconds over weights that are zeros
-(`rehearsal.py`): no figures of a CPU say what its kernels reach.
+(`rehearsal.py`): no figures of a CPU say what its kernels reach. Where a card leaves experts to the CPU, the two are
+added.
 """
 
 from collections.abc import Callable
@@ -10,12 +11,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import Artifact, Chip, HandoverCall
 from mlxr.compiler.artifact.typical_steps import usual_context
 from mlxr.compiler.errors import HostError, MlxrError, RequestError
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.fit.machine import Machine
-from mlxr.fit.rehearse import rehearse
+from mlxr.fit.rehearse import rehearse, rehearse_experts
 from mlxr.inspect.roofline import roofline
 from mlxr.loading.artifact_cache import cached_artifact
 from mlxr.loading.find_model import FoundModel, find_model
@@ -209,8 +210,6 @@ def _speed(planned: _Planned, machine: Machine, threads: int | None, tell: Calla
         ArtifactError: the chip's speed is not known.
     """
     artifact, chip = planned.artifact, machine.chip
-    if artifact.experts is not None:
-        raise RequestError("how fast a CPU computes the experts beside a card is not predicted")
     if planned.target == "cpu":
         if not machine.is_here:
             raise RequestError("how fast a CPU is, only this machine's can tell")
@@ -227,6 +226,28 @@ def _speed(planned: _Planned, machine: Machine, threads: int | None, tell: Calla
     if chip is None:
         raise RequestError("the chip of this machine's GPU is not known: name one like it with --chip")
     context = usual_context(artifact.plan)
-    decode, prompt = roofline(artifact, chip, context, 1)
-    rate, prompt_rate = (1e6 * step.tokens / step.predicted_us for step in (decode, prompt))
-    return Speed(rate, prompt_rate, context, f"roofline of {chip.title}")
+    steps, source = roofline(artifact, chip, context, 1), f"roofline of {chip.title}"
+    beside_us = (0.0, 0.0)
+    if artifact.experts is not None:
+        if not machine.is_here:
+            raise RequestError("how fast the CPU computes experts beside that card, only a machine with both can tell")
+        tell("timing")
+        beside_us = _experts_us(artifact, chip, threads)
+        source += ", and the CPU's experts, timed here over empty weights"
+    rate, prompt_rate = (
+        1e6 * step.tokens / (step.predicted_us + beside) for step, beside in zip(steps, beside_us, strict=True)
+    )
+    return Speed(rate, prompt_rate, context, source)
+
+
+def _experts_us(artifact: Artifact, chip: Chip, threads: int | None) -> tuple[float, float]:
+    """What a step of one token, and of a prompt's longest chunk, takes beside the card's launches, in microseconds.
+
+    The card waits while the CPU computes; what it does in that time (a shared expert) is not taken off.
+    """
+    assert chip.figures is not None, "the roofline has them"
+    timed = rehearse_experts(artifact, threads)
+    (decode, *_) = artifact.plan.first.phases
+    exchanges = sum(isinstance(launch.body, HandoverCall) for launch in decode.launches)
+    exchange_us = exchanges * chip.figures.launch_us.value
+    return 1e6 * timed.decode_seconds + exchange_us, 1e6 * timed.prefill_seconds + exchange_us

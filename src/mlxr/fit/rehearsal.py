@@ -1,10 +1,8 @@
 """Runs a model's C program over weights that are zeros, and prints how fast it was: `python -m mlxr.fit.rehearsal`.
 
-The time of a step does not depend on numbers: every launch of the plan reads all of its bytes and multiplies them. What
-matters is where the bytes are. So tensors get addresses in a pool that is larger than a CPU's caches, one after another
-and from its start again; a model that is smaller than the pool lies there as it would in memory. Of experts every token
-chooses the first ones. So in a pool that is used again the next tensor begins after those: of each layer, other bytes
-are read. The engine runs as in `mlxr run`: its own cost is part of a step.
+The time of a step does not depend on numbers: every launch of the plan reads all of its bytes and multiplies them.
+Where the bytes are, `EmptyWeights` decides. The engine runs as in `mlxr run`: its own cost is part of a step. Of a
+model that leaves experts to the CPU beside a card, these alone are timed (`rehearsed_experts.py`).
 """
 
 import json
@@ -12,14 +10,15 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from mlxr.bench.peak_memory import peak_bytes, resident_bytes
-from mlxr.compiler.artifact import Artifact, CTensor, TensorSource, load_artifact
+from mlxr.compiler.artifact import Artifact, TensorSource, load_artifact
 from mlxr.compiler.cli.guard import guarded
+from mlxr.fit.empty_weights import EmptyWeights
+from mlxr.fit.rehearsed_experts import rehearse_experts
 from mlxr.loading import make_model
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.completion import Event
@@ -29,43 +28,16 @@ from mlxr.runtime.engine.make_requests import TERMS, RequestMaker
 from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.hosts.cpu.host import CpuHost
-from mlxr.runtime.hosts.cpu.memory import aligned, reserve
 from mlxr.runtime.memory.fitting_arena import has_free_size
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.tensor_rows import TensorRows
 
-_POOL_BYTES = 1 << 30
 _STEPS, _SECONDS = 64, 3.0
 """Decode steps that are timed, at most, and for about how long."""
 _RUNS = 3
 """The first run warms up: it touches memory for the first time. Of the others the fastest counts: what else the machine
 does makes some slower."""
-
-
-class EmptyWeights:
-    """Zeros in memory that stand for the tensors of a program.
-
-    Attributes:
-        size_bytes: of the pool in which they are.
-    """
-
-    def __init__(self, tensors: Sequence[CTensor], most_bytes: int = _POOL_BYTES) -> None:
-        """Takes the memory, page by page: one that was never written is shared by all."""
-        sizes = [aligned(tensor.size_bytes) for tensor in tensors]
-        self.size_bytes = min(sum(sizes), max(most_bytes, *sizes))
-        self._memory = reserve(self.size_bytes)
-        self._memory[:] = 0
-        self._addresses: dict[CTensor, int] = {}
-        place, is_whole = 0, self.size_bytes == sum(sizes)
-        for tensor, size in zip(tensors, sizes, strict=True):
-            place = 0 if place + size > self.size_bytes else place
-            self._addresses[tensor] = self._memory.ctypes.data + place
-            place += size if is_whole or tensor.matrices == 1 else aligned(tensor.stride * tensor.chosen)
-
-    def lent(self) -> Mapping[CTensor, int]:
-        """See `Lender`."""
-        return self._addresses
 
 
 def rehearse(artifact: Artifact, tokenizer: Tokenizer | None, context: int, threads: int | None) -> dict[str, float]:
@@ -127,6 +99,9 @@ def main() -> int:
     """Rehearses what the arguments name: a folder with an artifact, weights or "", tokens, threads or 0."""
     folder, weights, context, threads = sys.argv[1:]
     artifact = load_artifact(Path(folder))
+    if artifact.experts is not None:
+        print(json.dumps(rehearse_experts(artifact, int(threads) or None)))
+        return 0
     file = open_weights(weights) if weights else None  # a model keeps it, and with it all that a GGUF file says
     tokenizer = None if file is None else ModelTokenizer(file, weights, None, artifact.plan.vocab_size).tokenizer
     print(json.dumps(rehearse(artifact, tokenizer, int(context), int(threads) or None)))

@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError
@@ -29,6 +30,32 @@ class Rehearsal:
     program_bytes: int
 
 
+@dataclass(frozen=True)
+class ExpertTimes:
+    """What the experts that a card leaves to the CPU take of a step, of all layers together.
+
+    Attributes:
+        decode_seconds: of one token.
+        prefill_seconds: of the longest chunk of a prompt.
+    """
+
+    decode_seconds: float
+    prefill_seconds: float
+
+
+def rehearse_experts(artifact: Artifact, threads: int | None) -> ExpertTimes:
+    """Times the experts that a card leaves to the CPU; see `rehearsed_experts.py`.
+
+    Args:
+        artifact: a model whose plan leaves some.
+        threads: as for `mlxr.load`.
+
+    Raises:
+        HostError: their program cannot be built or run.
+    """
+    return ExpertTimes(**_run(artifact, None, 0, threads))
+
+
 def rehearse(artifact: Artifact, weights: Path | None, context: int, threads: int | None) -> Rehearsal:
     """Times it.
 
@@ -41,6 +68,10 @@ def rehearse(artifact: Artifact, weights: Path | None, context: int, threads: in
     Raises:
         HostError: it cannot be built or run.
     """
+    return Rehearsal(**_run(artifact, weights, context, threads))
+
+
+def _run(artifact: Artifact, weights: Path | None, context: int, threads: int | None) -> dict[str, Any]:
     with TemporaryDirectory(prefix="mlxr-") as folder:
         artifact.write(Path(folder, "artifact"))
         words = (str(Path(folder, "artifact")), str(weights or ""), str(context), str(threads or 0))
@@ -55,4 +86,5 @@ def rehearse(artifact: Artifact, weights: Path | None, context: int, threads: in
         raise HostError(
             f"its program ended with {done.returncode}" if killed or not lines else lines[-1].removeprefix("error: ")
         )
-    return Rehearsal(**json.loads(done.stdout.splitlines()[-1]))
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
