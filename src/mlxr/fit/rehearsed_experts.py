@@ -1,4 +1,4 @@
-"""Times the experts that a card leaves to the CPU, over weights that are zeros, with this process in the card's place."""
+"""Times the experts that a card leaves to the CPU, over weights that are zeros, from this process in its place."""
 
 import time
 from dataclasses import dataclass
