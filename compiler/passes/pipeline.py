@@ -20,6 +20,7 @@ from mlxr.compiler.passes.fuse_head_norms import FuseHeadNorms
 from mlxr.compiler.passes.fuse_latent import FuseLatent
 from mlxr.compiler.passes.fuse_latent_decode import FuseLatentDecode
 from mlxr.compiler.passes.fuse_mamba2 import FuseMamba2
+from mlxr.compiler.passes.fuse_mixers import FuseMixers
 from mlxr.compiler.passes.fuse_mlp import FuseMlp
 from mlxr.compiler.passes.fuse_norm import FuseNorm
 from mlxr.compiler.passes.fuse_output import FuseOutput
@@ -83,6 +84,7 @@ def passes_of(phase: PhaseName, *, deterministic: bool = False) -> list[Pass]:
         FuseAttention(like),  # needs MergeQkv's split, with no norm between it and the attention
         FuseTextAttention(),  # likewise, of encoders
         *((FuseHeadNorms(),) if like == "decode" else ()),  # after FuseQkNorm and FuseAttention, which leave its ops
+        *((FuseMixers(),) if like == "decode" else ()),  # after FuseHeadNorms, which gives attention its norms
         SplitAdapters(),  # after all that fuse steps into projections, which leaves them to another op
         RemoveDeadOps(),
         OrderArena(),  # last: chains the remaining accesses in their final order

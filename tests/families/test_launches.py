@@ -4,9 +4,8 @@ Norms of queries and keys are one more where they are of all heads together, lay
 On GPUs the shared expert of several sequences has one launch of its own, unless its result is added later: its second
 product, which reads its weights once for all of them.
 Blocks beside each other have one less: their last products are one launch, except on GPUs for several sequences. So are
-the first ones of attention and of a Mamba-2 block beside it, where their rows are multiples of 16 bytes together.
-Attention and that block's scan stay two, so such a layer has 6: attention has kernels for lengths of contexts, with
-threadgroups of other sizes than the scan's, and a launch costs 1 to 2 us of a GPU's time and 4 us of two threads'.
+the first ones of attention and of a Mamba-2 block beside it, where their rows are multiples of 16 bytes together, and
+what lies between them and the last ones.
 A gate of heads is one more where the heads are no multiple of 8: its rows do not join those of Q, K and V then.
 Latent attention has one more where queries have two products. A vector of a layer has two more, its gate and its
 projection; one launch of both was slower (experiment 41 of benchmarks/NOTES-gpu.md).
@@ -66,9 +65,9 @@ def _bounds(spec: ModelSpec, layer: int) -> tuple[int, int]:
     of = spec.model.layer(layer)
     if len(of.blocks) == 1:
         return (2, 3) if of.mlp is not None else (3, 4)
-    if len(of.blocks) == 3:  # attention and a recurrent block, each with two launches and one of both, and an MLP
+    if len(of.blocks) == 3:  # attention and a recurrent block, whose launches are three, and an MLP
         apart = _rows_of_input(of) % 8 != 0  # rows of the joined projection would not be multiples of 16 bytes
-        return (8, 8) if of.recurrent.norm else (6 + apart, 6 + apart)
+        return (7, 7) if of.recurrent.norm else (5 + apart, 5 + apart)
     if spec.model.parallel_blocks:
         norms = _norms_apart(spec, layer)
         return 4 + norms, 4 + norms

@@ -10,7 +10,7 @@ from mlxr.compiler.artifact.kernel_entry import body_of, header_of
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.environment import environment
-from mlxr.compiler.targets.metal.kernel_parts.kernel import THREADGROUP_BYTES, MetalKernel
+from mlxr.compiler.targets.metal.kernel_parts.kernel import PART_ARRAYS, THREADGROUP_BYTES, MetalKernel
 from mlxr.compiler.targets.provenance import Provenance
 
 # The parameters that MLX appends to a signature if the source contains their names, in MLX's order.
@@ -37,6 +37,11 @@ _ATTRIBUTES = (
     ("uint3", "threads_per_threadgroup"),
 )
 
+_END_OF_FRAME = "#endif\n"
+"""The last line of what the frame of a kernel puts into its header."""
+_NAMES_OF_PARTS = {"MLXR_THREADGROUP(": "MLXR_PART_ARRAY(", "threadgroup_position_in_grid": "mlxr_place"}
+"""Names in a kernel's text, and what they are where it is part of another one's."""
+
 
 @dataclass(frozen=True)
 class KernelSource:
@@ -44,6 +49,15 @@ class KernelSource:
 
     name: str
     text: str
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The sections of a kernel's text that is part of another one's, which gives it memory and a place in the grid."""
+
+    doc: str
+    header: str
+    body: str
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,7 @@ def _render(kernel: MetalKernel, origin: Provenance) -> KernelSource:
         "spec_hash": origin.spec_hash,
         "inputs": _parameters(kernel.inputs),
         "outputs": _parameters(kernel.outputs),
+        "parts": [_part(_render(part, origin).text) for part in kernel.inlined],
     }
     draft = template.render(values | {"name": "kernel", "attributes": _ATTRIBUTES})
     header, body = header_of(draft), body_of(draft)
@@ -90,6 +105,15 @@ def _render(kernel: MetalKernel, origin: Provenance) -> KernelSource:
     if not text.isascii():
         raise PlanError(f"kernel {name} contains characters that are not ASCII")
     return KernelSource(name, text)
+
+
+def _part(text: str) -> _Part:
+    """The sections of a complete Metal file, with the names that a part has for its memory and its place."""
+    header, body = header_of(text).partition(_END_OF_FRAME)[2], body_of(text)
+    for name, own in _NAMES_OF_PARTS.items():
+        header, body = header.replace(name, own), body.replace(name, own)
+    assert body.count(_NAMES_OF_PARTS["MLXR_THREADGROUP("]) <= PART_ARRAYS, "its memory is reckoned with so many arrays"
+    return _Part(text.split("\n", 2)[2].partition("#include")[0], header, body)
 
 
 def _parameters(ports: tuple[Port, ...]) -> list[_Parameter]:

@@ -450,7 +450,7 @@ def test_arena_accesses_have_tokens() -> None:
 def test_stages() -> None:
     left = {name for name, kind in OPS.items() if "ordered" in kind.stages}
     norms = {"norm", "norm_rows", "norm_of_part", "mean_squares", "qk_mean_squares", "qk_norm"}
-    attention = {"rope_write_attention", "rope_cache_write", "rope_attention", "rope_read_attention"}
+    attention = {"rope_write_attention", "rope_cache_write", "rope_attention", "rope_read_attention", "mixer_decode"}
     experts = {"route", "expert_projection", "routed_projection", "expert_combine"}
     latent = {"latent_write", "latent_norm_write", "latent_queries", "latent_attention", "latent_decode"}
     recurrent = {"gated_norm", "gated_delta", "delta_decode", "ssd", "conv_ssd", "gated_conv", "causal_conv"}

@@ -12,7 +12,7 @@ from mlxr_tests.graphs import check_same_numbers, kinds, source_graph, trace
 
 LAUNCHED = {"embed", "norm", "linear", "projection", "qk_norm", "expert_combine", "gated_norm", "gated_conv"}
 LATENT = {"latent_write", "latent_norm_write", "latent_queries", "latent_attention", "head_product"}
-RECURRENT, RECURRENT_DECODE = {"causal_conv", "ssd", "gated_delta"}, {"conv_ssd", "delta_decode"}
+RECURRENT, RECURRENT_DECODE = {"causal_conv", "ssd", "gated_delta"}, {"conv_ssd", "mixer_decode", "delta_decode"}
 OF_PHASE = {
     "decode": {"rope_write_attention", "rope_read_attention", "routed_projection", "latent_decode", "projection_sum"}
     | RECURRENT_DECODE,
@@ -58,7 +58,7 @@ SPARSE = [PROJECT, "routed_projection", "expert_combine"]
         ("experts-scaled-residual", [PROJECT, ATTEND, PROJECT, *SPARSE]),
         ("experts-own-norms", [PROJECT, ATTEND, "linear", *SPARSE]),
         ("experts-sandwich-shared", [PROJECT, ATTEND, "linear", *SPARSE]),
-        ("ssm-beside-attention", [PROJECT, ATTEND, "conv_ssd", BOTH, PROJECT, PROJECT]),
+        ("ssm-beside-attention", [PROJECT, "mixer_decode", BOTH, PROJECT, PROJECT]),
         ("layer-vectors", [PROJECT, ATTEND, "linear", PROJECT, "linear", PROJECT, "linear"]),
     ],
 )

@@ -15,7 +15,7 @@ from mlxr_tests.specs import small_spec
 
 _IDLE = {"fuse_clamp", "fuse_output", "fuse_experts", "fuse_route", "fuse_shared_expert", "fuse_qk_norm"}
 _IDLE |= {"remove_dead_ops", "fuse_post_norm", "fuse_latent_decode", "fuse_head_norms", "join_mixers", "fuse_sum"}
-_IDLE |= {"split_adapters", "fuse_text_attention"}
+_IDLE |= {"split_adapters", "fuse_text_attention", "fuse_mixers"}
 _IDLE |= {f"{name}[{phase}]" for name in ("fuse_latent", "fuse_conv", "fuse_mamba2", "fuse_delta") for phase in PHASES}
 """Passes with nothing to do on a plain model."""
 

@@ -1,4 +1,7 @@
-"""Good and bad scans of Mamba-2, for the tests of all kinds: 6 heads of 16, in 3 groups with states of 32."""
+"""Good and bad scans of Mamba-2, for the tests of all kinds: 6 heads of 16, in 3 groups with states of 32.
+
+Beside one of them 4 heads of 24 attend to 2, without a rotation.
+"""
 
 from typing import Any
 
@@ -27,6 +30,12 @@ _NUMBERS = {"a": _heads(), "d": _heads(), "dt_bias": _heads()}
 _CONV = {"conv_states": Tensor((9, 2, 288, 3), DType.F32)}
 _FILTERS = {f"{part}_conv": _heads(96 * 4) for part in "xbc"} | {f"{part}_conv_bias": _heads(96) for part in "xbc"}
 _RESULT = {"out": _tokens(96), "token": Tensor((8,), DType.U32)}
+_ATTEND: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 24, "v_dim": None, "scale": 0.1}
+_ATTEND |= {"rotary_dim": 0, "rope_layout": "half", "rope_scale": 1.0, "norm_eps": None, "norm_scope": "head"}
+_ATTEND |= {"window": None, "softcap": None, "chunked": False, "alibi": None, "alibi_heads": 0, "alibi_first": 0}
+_ATTEND |= {"temperature_beta": None, "temperature_context": None, "temperature_first": 0, "gate": None}
+_ATTEND |= {"gate_first": 0, "gate_size": 0, "norms_values": False, "values_from_keys": False}
+_CACHE = dict.fromkeys(("k_arena", "v_arena"), Tensor((9, 2, 4, 2, 24), DType.BF16))
 GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]] = {
     "ssd": (
         "ssd",
@@ -49,6 +58,19 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         | _CONV,
         _SIZES | {"x_first": 96, "dt_first": 384, "gate_first": 0, "taps": 4},
         _RESULT,
+    ),
+    "mixer_decode": (
+        "mixer_decode",
+        dict.fromkeys(("qkv", "scan_x", "scan_dt", "scan_gate"), _tokens(592))
+        | {f"scan_{port}": _heads(rows) for port, rows in (("weight", 288 * 4), ("bias", 288))}
+        | {f"scan_{port}": number for port, number in _NUMBERS.items()}
+        | _TABLES
+        | _CONV
+        | _CACHE,
+        _ATTEND
+        | {f"scan_{name}": value for name, value in _SIZES.items()}
+        | {"scan_x_first": 288, "scan_dt_first": 576, "scan_gate_first": 192, "scan_taps": 4},
+        {"out": _tokens(96), "scan_out": _tokens(96), "token": _RESULT["token"]},
     ),
     "mamba2": (
         "mamba2",
@@ -80,6 +102,8 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("conv_ssd", {"weight": Tensor((1152,), DType.BF16)}, {}, "weight is not f32"),
     ("conv_ssd", {"x": _tokens(380)}, {}, "x has 380 columns; expected 288 from 96 on"),
     ("conv_ssd", {"conv_states": (9, 2, 288, 4)}, {}, r"conv_states are .*; expected rows of \[288, 3\]"),
+    ("mixer_decode", {"qkv": _tokens(190)}, {}, "qkv has 190 columns; expected at least 192"),
+    ("mixer_decode", {"scan_x": _tokens(570)}, {}, "x has 570 columns; expected 288 from 288 on"),
     ("mamba2", {"b_conv": (96,)}, {}, r"b_conv is \[96\]; expected \[384\]"),
     ("mamba2", {}, {"dt_first": 2}, "parts that come apart begin with column 0"),
     ("mamba2", {}, {"taps": 1}, "attribute taps is 1; expected 2 or more"),

@@ -364,6 +364,15 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(),
         ("conv_ssd", "ssd"),
     ),
+    "mixers-bf16": (
+        small_spec(
+            **FAMILY_SPECS["ssm-beside-attention"],
+            weights={"default": "bf16"},
+            **FOUR,
+        ),
+        Geometry.of(partition=16, attend_simdgroups=4),
+        ("attend_partition_scan",),
+    ),
     "delta-bf16": (
         small_spec(
             **FAMILY_SPECS["delta"],

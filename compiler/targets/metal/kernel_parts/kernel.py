@@ -10,6 +10,8 @@ SIMD_WIDTH = 32
 THREADGROUP_BYTES = 32768
 MMA_ROWS = 16
 """Rows of the first factor of a matrix instruction: of a weight, or of query heads."""
+PART_ARRAYS = 10
+"""Arrays in threadgroup memory that a kernel may declare if it is part of another one."""
 PIECE = 16
 """Elements of a quantised row that a lane takes at once, in every format."""
 
@@ -27,6 +29,11 @@ class MetalKernel(Kernel):
     def threadgroup_bytes(self) -> int:
         """Bytes of threadgroup memory of a threadgroup."""
         return 0
+
+    @property
+    def inlined(self) -> tuple["MetalKernel", ...]:
+        """The kernels whose texts its template puts into its own; their threads are as many as its own."""
+        return ()
 
 
 def piece_of(format: WeightFormat) -> int:

@@ -15,7 +15,8 @@ from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
 from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
-_LANES = 8
+_LANES, _MANY_LANES = 8, 16
+_FEW_THREADS = 256
 _QUAD = 4
 _MOST_ROWS = 32
 _MOST_TILE = 16
@@ -48,6 +49,7 @@ class SsdKernel(MetalKernel):
             makes them of its channels, which begin with x.
         tile: tokens that are brought to threadgroup memory together.
         conv: the convolution; None: x, B and C are inputs.
+        beside: threads of a threadgroup where this is a part of a kernel, which passes the token; 0: it is alone.
     """
 
     template = "ssd.metal.jinja"
@@ -60,6 +62,7 @@ class SsdKernel(MetalKernel):
     gate: Columns | None
     tile: int
     conv: Convolution | None = None
+    beside: int = 0
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -81,7 +84,7 @@ class SsdKernel(MetalKernel):
     @property
     def lanes(self) -> int:
         """Lanes that share a row of a state."""
-        return _LANES
+        return _LANES if self.beside <= _FEW_THREADS else _MANY_LANES
 
     @property
     def quads(self) -> int:
@@ -96,6 +99,8 @@ class SsdKernel(MetalKernel):
     @property
     def rows(self) -> int:
         """Rows of a state that a threadgroup has."""
+        if self.beside:
+            return self.beside // self.lanes
         simdgroup = 32 // self.lanes
         return min(_MOST_ROWS, -(-self.heads.head_dim // simdgroup) * simdgroup)
 
@@ -103,6 +108,11 @@ class SsdKernel(MetalKernel):
     def splits(self) -> int:
         """Threadgroups that share a head."""
         return -(-self.heads.head_dim // self.rows)
+
+    @property
+    def threadgroups(self) -> int:
+        """Threadgroups of a sequence."""
+        return self.heads.num_heads * self.splits
 
     @property
     def threads(self) -> int:
@@ -149,5 +159,5 @@ def lower_ssd(lowering: MetalLowering, op: Op, attrs: SsdHeads) -> None:
         tile=1 if lowering.phase == "decode" else most_tokens(attrs.state_dim),
         conv=conv,
     )
-    grid = (Extent(times=attrs.num_heads * kernel.splits), Extent(dim="seqs"))
+    grid = (Extent(times=kernel.threadgroups), Extent(dim="seqs"))
     lowering.emit(op, kernel, grid, arena_buffers(lowering, op))
