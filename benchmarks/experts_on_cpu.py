@@ -22,7 +22,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from peers.shape_files import SHAPES, write_shape
+from peers.shape_files import SHAPES
+from peers.shape_writer import write_shape
 
 import mlxr
 from mlxr.runtime.engine.step import launch_step

@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers.shape_files import SHAPES, write_shape
+from peers.shape_files import SHAPES
+from peers.shape_writer import write_shape
 
 _GROUPS = Path("/sys/fs/cgroup")
 _VOCAB = 30000

@@ -1,58 +1,114 @@
-"""MLXR against llama.cpp by the command that each has for it: `mlxr bench` and `llama-bench`, in turns, on one file.
+"""MLXR against llama.cpp by the commands that each has for it, in turns, on one file.
 
     python benchmarks/llama_bench.py --llama-bench FILE [--models glm-4.7-flash,MODEL.gguf] [--formats q4_k_m,q8_0]
+    python benchmarks/llama_bench.py --llama-bench FILE --llama-batched-bench FILE --gpu --whole --formats q4_k_m,bf16 \
+        --models tinyllama,llama-3-8b
 
-Models are files, or names of published shapes of which files with random weights and few layers are made. Both engines
-use the GPU if there is one (llama-bench with all layers on it), else as many threads. A turn starts each program once,
-and figures are medians over turns: tokens per second after 512 tokens; of prompts of 512; and of prompts whose lengths
-the process has not seen, for which llama-bench, which compiles nothing, gets the middle of the range. Prints a table.
+Models are files, or names of published shapes of which files with random weights are made, with few layers unless they
+are to be --whole. Both engines use the GPU if there is one (llama.cpp with all layers on it), else as many threads. A
+turn starts each program anew, and figures are medians over turns: tokens per second of all sequences while they decode,
+and of prompts; prompts of unseen lengths have lengths that the process has not met. On a GPU the share of its rate of
+copies (1 GiB, bytes read and written) is told that the bytes of a decode step have, with each weight read once.
+Prints a table, and with --output adds rows to a file, of which `--report` prints all. A row that fails is told at the
+end, and the others go on.
 """
 
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from peers.shape_files import FORMATS, SHAPES, write_shape
+from peers.beside_llama import ROWS, Beside, FailedError, Programs, copy_bytes_per_second
+from peers.shape_files import SHAPES, WHOLE_LAYERS
+from peers.shape_writer import FORMATS, write_shape
 
 from mlxr.runtime.machine.threads import usable_cpus
 
-_PROMPT, _DECODED, _LENGTHS = 512, 128, (300, 700)
-_ROWS = {
-    "decode": f"{_DECODED} tokens after {_PROMPT}",
-    "prompt": f"prompts of {_PROMPT}",
-    "unseen": f"prompts of unseen lengths {_LENGTHS[0]} to {_LENGTHS[1]}",
-}
+_HEAD = (
+    "| model | format | work | MLXR | llama.cpp | ratio | first token | of copies |\n|---|---|---|---|---|---|---|---|"
+)
+Row = dict[str, Any]
+"""Model, format and row; tokens per second and seconds to the first token by engine, one for each turn; the bytes of a
+decode step; and the device's rates of copies."""
 
 
 def main() -> int:
     """Measures and prints."""
     args = _arguments()
+    rows: list[Row] = (
+        json.loads(args.output.read_text(encoding="utf-8")) if args.output and args.output.is_file() else []
+    )
+    print(_HEAD, flush=True)
+    if args.report:
+        print("\n".join(map(line, rows)))
+        return 0
+    failures = []
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(args.folder or temporary)
-        print("| model | format | work | MLXR | llama.cpp | ratio |\n|---|---|---|---|---|---|", flush=True)
-        for name, format_name, path in _files(args, folder):
-            for line in _table(name, format_name, _measure(path, args)):
-                print(line, flush=True)
-    return 0
+        for name, format_name, path in _files(args, Path(args.folder or temporary)):
+            start = time.perf_counter()
+            beside = Beside(path, _programs(args))
+            measured = _measure(name, format_name, beside, args)
+            for row in measured:
+                print(line(row), flush=True)
+            failures += [
+                f"{name} {format_name} {row}, {engine}: {why}" for (row, engine), why in beside.failures.items()
+            ]
+            print(f"{name} {format_name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+            if args.output:
+                keys = [_key(row) for row in measured]
+                rows = [row for row in rows if _key(row) not in keys] + measured
+                args.output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            if name in SHAPES and not args.folder:
+                path.unlink()
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    return 1 if failures else 0
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare MLXR with llama.cpp on GGUF files.")
-    parser.add_argument("--llama-bench", required=True, metavar="FILE", help="llama.cpp's program of this name")
+    parser.add_argument("--llama-bench", metavar="FILE", help="llama.cpp's program of this name")
+    parser.add_argument("--llama-batched-bench", metavar="FILE", help="likewise, for rows of several sequences")
     parser.add_argument("--models", default=",".join(SHAPES), help=f"files or shapes ({', '.join(SHAPES)})")
-    parser.add_argument("--formats", default=",".join(FORMATS), help=f"of shapes ({', '.join(FORMATS)})")
-    parser.add_argument("--layers", type=int, help="of shapes (as few as a CPU is timed with: 4, 5, 12)")
+    parser.add_argument("--formats", default="q4_k_m,q8_0", help=f"of shapes, of {', '.join(FORMATS)} (q4_k_m,q8_0)")
+    layers = parser.add_mutually_exclusive_group()
+    layers.add_argument("--layers", type=int, help="of shapes (as few as a CPU is timed with: 4, 5, 12)")
+    layers.add_argument("--whole", action="store_true", help=f"all layers of {', '.join(WHOLE_LAYERS)}")
+    parser.add_argument("--rows", help=f"of {', '.join(ROWS)} (decode, prompt, unseen; with the second program all)")
     parser.add_argument("--threads", type=int, default=usable_cpus(), help="of both engines, on a CPU (all)")
     parser.add_argument("--gpu", action="store_true", help="on an NVIDIA card")
     parser.add_argument("--experts-on-cpu", type=int, metavar="N", help="leave N layers' experts to the CPU (-ncmoe N)")
     parser.add_argument("--turns", type=int, default=3, help="runs of each engine (3)")
+    parser.add_argument("--repetitions", type=int, default=3, help="of llama-bench in a turn (3)")
+    parser.add_argument("--most-seconds", type=float, default=300.0, help="that a process may take (300)")
     parser.add_argument("--folder", metavar="DIR", help="where files are kept (a temporary one)")
-    return parser.parse_args()
+    parser.add_argument("--output", metavar="FILE", type=Path, help="a JSON file to which rows are added")
+    parser.add_argument("--report", action="store_true", help="only print the rows of --output")
+    args = parser.parse_args()
+    if args.rows is None:
+        args.rows = ",".join(ROWS) if args.llama_batched_bench else "decode,prompt,unseen"
+    if args.llama_bench is None and not args.report:
+        parser.error("--llama-bench is needed")
+    if unknown := [*{*args.rows.split(",")} - {*ROWS}, *{*args.formats.split(",")} - {*FORMATS}]:
+        parser.error(f"unknown: {', '.join(unknown)}; rows are {', '.join(ROWS)}, formats {', '.join(FORMATS)}")
+    return args
+
+
+def _programs(args: argparse.Namespace) -> Programs:
+    return Programs(
+        args.llama_bench,
+        args.llama_batched_bench,
+        args.gpu,
+        args.threads,
+        args.experts_on_cpu,
+        args.repetitions,
+        args.most_seconds,
+    )
 
 
 def _files(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str, Path]]:
@@ -61,61 +117,56 @@ def _files(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str, P
             yield Path(model).stem, "", Path(model)
             continue
         for format_name in args.formats.split(","):
-            yield model, format_name, write_shape(model, format_name, folder, args.layers)
+            layers = WHOLE_LAYERS[model] if args.whole else args.layers
+            yield model, format_name, write_shape(model, format_name, folder, layers)
 
 
-def _measure(path: Path, args: argparse.Namespace) -> Mapping[str, Mapping[str, Sequence[float]]]:
-    """Tokens per second by row and engine, one for each turn."""
-    found: dict[str, dict[str, list[float]]] = {row: {"mlxr": [], "llama.cpp": []} for row in _ROWS}
-    for _ in range(args.turns):
-        for engine, figures in (("mlxr", _ours(path, args)), ("llama.cpp", _theirs(path, args))):
-            for row, rate in figures.items():
-                found[row][engine].append(rate)
-    return found
-
-
-def _ours(path: Path, args: argparse.Namespace) -> Mapping[str, float]:
-    command = [sys.executable, "-m", "mlxr", "bench", str(path), "--json", "--decode-tokens", str(_DECODED)]
-    if args.experts_on_cpu:
-        command += ["--experts-on-cpu", str(args.experts_on_cpu)]
-    if not args.gpu:
-        command += ["--host", "cpu", "--threads", str(args.threads)]
-    after = json.loads(_output([*command, "--prompt-tokens", str(_PROMPT)]))
-    unseen = json.loads(_output([*command, "--lengths", "{}-{}".format(*_LENGTHS), "--prompts", "12"]))
-    return {
-        "decode": after["decode_tokens_per_second"],
-        "prompt": after["prefill_tokens_per_second"],
-        "unseen": unseen["prefill_tokens_per_second"],
+def _measure(name: str, format_name: str, beside: Beside, args: argparse.Namespace) -> list[Row]:
+    """Rows for which both engines have figures."""
+    chosen = [row for row in ROWS if row in args.rows.split(",")]
+    rows: dict[str, Row] = {
+        row: {"model": name, "format": format_name, "row": row, "rates": {}, "first_seconds": {}, "copies": []}
+        for row in chosen
     }
+    for _ in range(args.turns):
+        try:
+            copies = [copy_bytes_per_second()] if args.gpu else []
+        except FailedError as error:
+            beside.failures["copies", "mlx"] = str(error)
+            copies = []
+        for row, engine, figure in beside.measure(chosen):
+            rows[row]["rates"].setdefault(engine, []).append(figure.rate)
+            if figure.first_seconds is not None:
+                rows[row]["first_seconds"].setdefault(engine, []).append(figure.first_seconds)
+            if figure.step_bytes is not None:
+                rows[row]["step_bytes"] = figure.step_bytes
+        for row in rows.values():
+            row["copies"] += copies
+    return [row for row in rows.values() if row["rates"]]
 
 
-def _theirs(path: Path, args: argparse.Namespace) -> Mapping[str, float]:
-    """The better of both kinds of attention, for each row."""
-    options = ["-ngl", "99"] if args.gpu else ["-ngl", "0", "-t", str(args.threads)]
-    if args.experts_on_cpu:
-        options += ["-ncmoe", str(args.experts_on_cpu), "-t", str(args.threads)]
-    middle = sum(_LENGTHS) // 2
-    command = [args.llama_bench, "-m", str(path), "-o", "json", "-r", "3", *options, "-fa", "0,1"]
-    prompts = json.loads(_output([*command, "-p", f"{_PROMPT},{middle}", "-n", "0"]))
-    decoded = json.loads(_output([*command, "-p", "0", "-n", str(_DECODED), "-d", str(_PROMPT)]))
-    best: dict[str, float] = {}
-    for run in (*prompts, *decoded):
-        row = "decode" if run["n_gen"] else {_PROMPT: "prompt", middle: "unseen"}[run["n_prompt"]]
-        best[row] = max(best.get(row, 0.0), run["avg_ts"])
-    return best
+def _key(row: Row) -> tuple[str, str, str]:
+    return row["model"], row["format"], row["row"]
 
 
-def _output(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with code {done.returncode}: {done.stderr[-1500:].strip()}")
-    return done.stdout
+def line(row: Row) -> str:
+    """A row of the table; an engine that failed has no figure."""
+    work = ROWS[row["row"]]
+    ours, theirs = (
+        statistics.median(row["rates"][engine]) if row["rates"].get(engine) else None
+        for engine in ("mlxr", "llama.cpp")
+    )
+    first = [f"{1e3 * statistics.median(row['first_seconds'][engine]):.1f} ms" for engine in row["first_seconds"]]
+    share = ""
+    if ours and row["copies"] and row.get("step_bytes"):
+        share = f"{100 * row['step_bytes'] * ours / work.batch / statistics.median(row['copies']):.0f} %"
+    ratio = f"{ours / theirs:.2f} x" if ours and theirs else ""
+    cells = [row["model"], row["format"], work.title, _number(ours), _number(theirs), ratio, ", ".join(first), share]
+    return f"| {' | '.join(cells)} |"
 
 
-def _table(model: str, format_name: str, found: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterator[str]:
-    for row, engines in found.items():
-        ours, theirs = (statistics.median(rates) for rates in engines.values())
-        yield f"| {model} | {format_name} | {_ROWS[row]} | {ours:,.1f} | {theirs:,.1f} | {ours / theirs:.2f} x |"
+def _number(rate: float | None) -> str:
+    return "failed" if rate is None else f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 if __name__ == "__main__":

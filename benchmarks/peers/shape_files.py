@@ -1,45 +1,11 @@
-"""GGUF files of random weights with the shapes of published models, cut to a few layers, on which engines are timed.
+"""Shapes of published models, of which files with random weights are made: cut to a few layers, or whole."""
 
-A run of random blocks of each type is repeated as often as a tensor needs: speed does not depend on the numbers. Types
-follow llama.cpp's mixtures: `more` bits for values, down projections and the output in Q4_K_M.
-"""
-
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from math import prod
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileType
-from gguf.quants import quantize
-from gpu.k_blocks import q4_k, q6_k
-
-from peers.models import Array, add_tokenizer, finish_gguf
-
-FORMATS = {"q4_k_m": ("Q4_K", "Q6_K"), "q8_0": ("Q8_0", "Q8_0")}
-"""The types of most matrices, and of those that get more bits."""
-_INSTEAD = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
-"""What llama.cpp's quantiser takes where columns are no multiple of 256."""
-_BLOCKS = (1 << 14) - 3
-"""Random blocks of a run; no size of a tensor is a multiple of it."""
 _VOCAB = 32768
 """Of shapes that name no other: a model of few layers should not be all embeddings."""
-_VECTORS = (
-    "norm",
-    "bias",
-    "_inp.weight",
-    "_inp_shexp",
-    "probs_b",
-    "rope_freqs",
-    "scale",
-    "shortconv.conv",
-    "ssm_conv1d",
-)
-_MORE = ("attn_v", "ffn_down", "output.weight")
-
 Sizes = Mapping[str, tuple[int, ...]]
 """Dimensions of tensors by their names, outermost first."""
 
@@ -114,7 +80,9 @@ def _glm_flash(i: int) -> Sizes:
     return attention | router | _mlp(h, 1536, "_exps", (64,)) | _mlp(h, 1536, "_shexp")
 
 
-def _llama(hidden: int, kv_heads: int, width: int, base: float) -> Callable[[int], PublishedShape]:
+def _llama(
+    hidden: int, kv_heads: int, width: int, base: float, depth: int, words: int
+) -> Callable[[int], PublishedShape]:
     heads, head_dim = 32, hidden // 32
 
     def layer(_: int) -> Sizes:
@@ -137,7 +105,9 @@ def _llama(hidden: int, kv_heads: int, width: int, base: float) -> Callable[[int
             "rope.dimension_count": head_dim,
             "rope.freq_base": base,
         }
-        return PublishedShape("llama", layers, hidden, metadata, layer, {"output.weight": (_VOCAB, hidden)})
+        vocab = words if layers >= depth else _VOCAB
+        outside = {"output.weight": (vocab, hidden)}
+        return PublishedShape("llama", layers, hidden, metadata, layer, outside, vocab)
 
     return shape
 
@@ -319,6 +289,7 @@ def _gemma(layers: int) -> PublishedShape:
 
 def _qwen_3_moe(layers: int) -> PublishedShape:
     h, heads, kv_heads, head_dim, experts, width = 2048, 32, 4, 128, 128, 768
+    vocab = 151936 if layers >= 48 else _VOCAB
 
     def layer(_: int) -> Sizes:
         q, kv = heads * head_dim, kv_heads * head_dim
@@ -343,7 +314,8 @@ def _qwen_3_moe(layers: int) -> PublishedShape:
             "expert_feed_forward_length": width,
         },
         layer,
-        {"output.weight": (_VOCAB, h)},
+        {"output.weight": (vocab, h)},
+        vocab,
     )
 
 
@@ -355,10 +327,10 @@ SHAPES: Mapping[str, Callable[[int], PublishedShape]] = {
     "lfm2.5-1.2b": _lfm2,
     "qwen3.5-0.8b": _qwen_3_5(1024, 3584, 8, 2, 16),
     "qwen3.5-4b": _qwen_3_5(2560, 9216, 16, 4, 32),
-    "tinyllama": _llama(2048, 4, 5632, 1e4),
-    "llama-3-8b": _llama(4096, 8, 14336, 5e5),
+    "tinyllama": _llama(2048, 4, 5632, 1e4, 22, 32000),
+    "llama-3-8b": _llama(4096, 8, 14336, 5e5, 32, 128256),
 }
-"""Published shapes by name, of so many layers, with fewer words."""
+"""Published shapes by name, of so many layers; with fewer words, unless a shape of all layers has its own number."""
 FEW_LAYERS = {
     "qwen1.5-moe-a2.7b": 4,
     "qwen3-30b-a3b": 4,
@@ -371,77 +343,5 @@ FEW_LAYERS = {
     "llama-3-8b": 4,
 }
 """Layers of each that a CPU is timed with; of LFM2.5, Qwen 3.5 and TinyLlama all."""
-
-
-def write_shape(name: str, format_name: str, folder: Path, layers: int | None = None) -> Path:
-    """Writes a file, if it is not there.
-
-    Args:
-        name: one of SHAPES.
-        format_name: one of FORMATS.
-        folder: an existing folder.
-        layers: how many it has; None: those of FEW_LAYERS.
-    """
-    layers = layers or FEW_LAYERS[name]
-    path = folder / f"{name}-{layers}-{format_name}.gguf"
-    if path.is_file():
-        return path
-    shape, staging = SHAPES[name](layers), path.with_suffix(".part")
-    writer = GGUFWriter(staging, shape.architecture)
-    writer.add_name(name)
-    writer.add_context_length(8192)
-    writer.add_block_count(shape.layers)
-    writer.add_embedding_length(shape.hidden)
-    writer.add_vocab_size(shape.vocab)
-    writer.add_file_type(getattr(LlamaFileType, f"MOSTLY_{format_name.upper()}"))
-    for key, value in shape.metadata.items():
-        _add(writer, f"{shape.architecture}.{key}", value)
-    add_tokenizer(writer, shape.vocab)
-    for tensor, dims in shape.tensors():
-        if len(dims) == 1 or any(word in tensor for word in _VECTORS):
-            writer.add_tensor(tensor, _vector(tensor, dims))
-            continue
-        kind = FORMATS[format_name][any(word in tensor for word in _MORE)]
-        kind = kind if dims[-1] % 256 == 0 else _INSTEAD.get(kind, kind)
-        writer.add_tensor(tensor, _matrix(kind, tensor, dims), raw_dtype=GGMLQuantizationType[kind])
-    finish_gguf(writer)
-    staging.replace(path)
-    return path
-
-
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, list):
-        writer.add_array(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    else:
-        writer.add_float32(key, value)
-
-
-def _vector(name: str, dims: tuple[int, ...]) -> Array:
-    if name == "rope_freqs.weight":  # a quarter of the pairs are rotated
-        return np.where(np.arange(*dims) < dims[0] // 4, 1, 1e30).astype(np.float32)
-    if name.endswith("ssm_a"):
-        return np.full(dims, -1, np.float32)
-    if len(dims) == 1 and "bias" not in name:
-        return np.ones(dims, np.float32)
-    return np.random.default_rng(zlib.crc32(name.encode())).standard_normal(dims, np.float32) * np.float32(0.02)
-
-
-def _matrix(kind: str, name: str, dims: tuple[int, ...]) -> Array:
-    elements, _ = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    count, start = prod(dims) // elements, zlib.crc32(name.encode()) % _BLOCKS
-    run = _run(kind)
-    blocks = np.resize(np.concatenate([run[start:], run[:start]]), (count, run.shape[1]))
-    return blocks.reshape(*dims[:-1], -1)
-
-
-@cache
-def _run(kind: str) -> Array:
-    """Random blocks of a type, [blocks, bytes] u8."""
-    if kind in ("Q4_K", "Q6_K"):
-        return (q4_k if kind == "Q4_K" else q6_k)().blocks
-    numbers = np.random.default_rng(3).standard_normal((_BLOCKS, 32), np.float32) * np.float32(0.02)
-    return quantize(numbers, GGMLQuantizationType[kind])
+WHOLE_LAYERS = {"qwen3-30b-a3b": 48, "lfm2.5-1.2b": 16, "qwen3.5-0.8b": 24, "tinyllama": 22, "llama-3-8b": 32}
+"""Layers that whole models have."""

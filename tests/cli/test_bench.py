@@ -155,7 +155,7 @@ def test_an_imported_model_has_no_more_than_its_own_context(capsys: pytest.Captu
         (["storyteller", "--lengths", "abc"], "--lengths is 'abc'; expected the shortest and the longest prompt"),
         (["storyteller", "--lengths", ""], "--lengths is ''; expected the shortest"),
         (["storyteller", "--lengths", "10-14"], "which has 5 lengths that were not used yet; 6 are needed"),
-        (["storyteller", "--prompts", "4"], "--prompts is 4; expected at least 5"),
+        (["storyteller", "--prompts", "4"], "--prompts is 4; expected at least 5, or 0 to measure decoding only"),
         (["storyteller", "--seed", "-1"], "--seed is -1; expected at least 0"),
         (["storyteller", "--threads", "0", "--host", "cpu"], "thread"),
         (["storyteller", "--threads", "1000000", "--host", "cpu"], "thread"),
@@ -191,6 +191,19 @@ def test_prompts_of_unseen_lengths(capsys: pytest.CaptureFixture[str], monkeypat
     assert warm_up not in lengths and seen == [warm_up, warm_up, *lengths, 1, 1, 1, 1], (
         "each first fills the prefix cache"
     )
+
+
+def test_decoding_alone_after_several_contexts(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(TINY), "--host", "reference", "--prompts", "0", "--context", "5,9", "--decode-tokens", "2"]
+    assert main(["bench", *arguments, "--prompt-tokens", "1000", "--json"]) == 0, "longer than any sequence"
+    shown = json.loads(capsys.readouterr().out)
+    assert [figures["context"] for figures in shown] == [5, 9]
+    for figures in shown:
+        assert figures["decode_tokens_per_second"] > 0
+        assert figures["prompt_tokens"] is figures["time_to_first_token_seconds"] is None
+        assert figures["prompt_lengths"] == []
+    assert main(["bench", *arguments]) == 0
+    assert capsys.readouterr().out.count("prefill tokens per second        -\n") == 2
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -29,7 +29,7 @@ _WARM_UP_STEPS = 8
 
 @dataclass(frozen=True)
 class BenchResult:
-    """The figures. Tokens per second count the tokens of all sequences.
+    """The figures. Tokens per second count the tokens of all sequences; figures of prompts are None without prompts.
 
     Attributes:
         prefill_tokens_per_second: median over prompts, `batch` of them at a time.
@@ -52,12 +52,12 @@ class BenchResult:
         warm_up_agreed: whether in each phase two runs in a row were within 5 % of each other; if not, figures vary.
     """
 
-    prefill_tokens_per_second: float
+    prefill_tokens_per_second: float | None
     decode_tokens_per_second: float
-    time_to_first_token_seconds: float
-    time_to_first_token_min_seconds: float
-    time_to_first_token_max_seconds: float
-    time_to_first_token_p95_seconds: float
+    time_to_first_token_seconds: float | None
+    time_to_first_token_min_seconds: float | None
+    time_to_first_token_max_seconds: float | None
+    time_to_first_token_p95_seconds: float | None
     prompt_lengths: list[int]
     decode_step_ms: float
     decode_step_min_ms: float
@@ -102,36 +102,59 @@ class WarmUp:
         self.agreed = False
 
 
-def measure(model: Model, work: Workload) -> BenchResult:
-    """Measures a workload.
+@dataclass(frozen=True)
+class _Prompts:
+    """What was measured of prompts: their lengths, seconds to the first token, and tokens per second."""
+
+    lengths: list[int]
+    seconds: list[float]
+    rates: list[float]
+
+
+def measure(model: Model, works: Sequence[Workload]) -> list[BenchResult]:
+    """Measures workloads that differ only in their contexts: prompts once, then decoding after each context.
 
     Raises:
-        RequestError: it is out of range, or the artifact has too few or too short sequences for it.
+        RequestError: one is out of range, or the artifact has too few or too short sequences for it.
         ArenaFullError: the arena has too few blocks for it.
     """
-    work.check()
-    _check_fits(model, work)
-    running, lengths, warm_up = _Running(model, work), work.draw_lengths(), WarmUp()
+    for work in works:
+        work.check()
+        _check_fits(model, work)
+    warm_up = WarmUp()
+    prompts = _measure_prompts(_Running(model, works[0]), works[0], warm_up)
+    return [_measure_decoding(model, work, prompts, warm_up) for work in works]
+
+
+def _measure_prompts(running: "_Running", work: Workload, warm_up: WarmUp) -> _Prompts | None:
+    if not work.prompts:
+        return None
+    lengths = work.draw_lengths()
     warm_up.repeat(lambda: running.first_tokens([lengths.warm_up]))
     first = [running.first_tokens([length]) for length in lengths.single]
     rates = [length / seconds for length, seconds in zip(lengths.single, first, strict=True)]
     if lengths.together:
         warm_up.repeat(lambda: running.first_tokens([lengths.warm_up] * work.batch))
         rates = [sum(some) / running.first_tokens(some) for some in lengths.together]
+    return _Prompts(lengths.single, first, rates)
+
+
+def _measure_decoding(model: Model, work: Workload, prompts: _Prompts | None, warm_up: WarmUp) -> BenchResult:
+    running = _Running(model, work)
     warm_up.repeat(lambda: statistics.median(running.decode(min(_WARM_UP_STEPS, work.decode_tokens))[0]))
     steps, launched = running.decode(work.decode_tokens)
     plan, target, step = model.artifact.plan, model.types.target, statistics.median(steps)
     read = weight_bytes(model.artifact, target, work.batch)
     cached = cache_bytes(model.arena.geometry, work.start + work.decode_tokens // 2, work.batch)
-    memory = plan.programs[target].memory
+    memory, first = plan.programs[target].memory, prompts.seconds if prompts else None
     return BenchResult(
-        prefill_tokens_per_second=statistics.median(rates),
+        prefill_tokens_per_second=statistics.median(prompts.rates) if prompts else None,
         decode_tokens_per_second=work.batch * work.decode_tokens / sum(steps),
-        time_to_first_token_seconds=statistics.median(first),
-        time_to_first_token_min_seconds=min(first),
-        time_to_first_token_max_seconds=max(first),
-        time_to_first_token_p95_seconds=float(np.percentile(first, 95)),
-        prompt_lengths=lengths.single,
+        time_to_first_token_seconds=statistics.median(first) if first else None,
+        time_to_first_token_min_seconds=min(first) if first else None,
+        time_to_first_token_max_seconds=max(first) if first else None,
+        time_to_first_token_p95_seconds=float(np.percentile(first, 95)) if first else None,
+        prompt_lengths=prompts.lengths if prompts else [],
         decode_step_ms=1e3 * step,
         decode_step_min_ms=1e3 * min(steps),
         decode_step_max_ms=1e3 * max(steps),

@@ -33,7 +33,7 @@ class Workload:
     Attributes:
         prompt_tokens: length of each prompt, unless there is a range.
         lengths: a range of lengths; each prompt gets a length that no other has had.
-        prompts: how many prompts are measured.
+        prompts: how many prompts are measured; 0: only decoding is.
         seed: the seed of lengths and tokens.
     """
 
@@ -70,10 +70,14 @@ class Workload:
         Args:
             chunk: most tokens of a step.
         """
+        if not self.prompts:
+            return self._decoded(chunk)
         prompt = f"--lengths {self.lengths}" if self.lengths else f"--prompt-tokens {self.longest_prompt}"
-        decode = f"--context {self.context} and --decode-tokens {self.decode_tokens}"
-        decoded = self.start + 1 + self.decode_tokens + 1 + self.lead(chunk)
-        return max((self.longest_prompt + 2, prompt), (decoded, decode))
+        return max((self.longest_prompt + 2, prompt), self._decoded(chunk))
+
+    def _decoded(self, chunk: int) -> tuple[int, str]:
+        asked = f"--context {self.context} and --decode-tokens {self.decode_tokens}"
+        return self.start + 1 + self.decode_tokens + 1 + self.lead(chunk), asked
 
     def check(self) -> None:
         """Refuses what cannot be measured.
@@ -83,11 +87,15 @@ class Workload:
         """
         if self.lengths and self.prompt_tokens is not None:
             raise RequestError("--lengths and --prompt-tokens both say how long prompts are: give one of them")
-        least = {"prompt_tokens": 1, "decode_tokens": 1, "context": 0, "batch": 1, "prompts": LEAST_PROMPTS, "seed": 0}
+        least = {"prompt_tokens": 1, "decode_tokens": 1, "context": 0, "batch": 1, "seed": 0}
         for name, value in least.items():
             given = getattr(self, name)
             if given is not None and given < value:
                 raise RequestError(f"--{name.replace('_', '-')} is {given}; expected at least {value}")
+        if self.prompts and self.prompts < LEAST_PROMPTS:
+            raise RequestError(
+                f"--prompts is {self.prompts}; expected at least {LEAST_PROMPTS}, or 0 to measure decoding only"
+            )
         self.draw_lengths()
 
     def draw_lengths(self) -> Lengths:

@@ -32,7 +32,7 @@ _UNITS = {
 }
 KEYS = {
     "model, host, ranks, threads, compute, weights, activations, cache": "what ran, and how",
-    "prompt_tokens": "length of each prompt; null with --lengths",
+    "prompt_tokens": "length of each prompt; null with --lengths, and without prompts as all figures of prompts",
     "prompt_lengths": "lengths of the prompts that were measured one at a time, in order",
     "decode_tokens, context, batch": "the workload; context: tokens in the cache when decoding starts",
     "load_seconds": "compiling (if it was not compiled yet) and loading",
@@ -82,8 +82,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         type=int,
         default=LEAST_PROMPTS,
         metavar="N",
-        help="prompts to measure, one at a time; with --batch B also N times B prompts at once "
-        f"(default, and least: {LEAST_PROMPTS})",
+        help="prompts to measure, one at a time; with --batch B also N times B prompts at once; 0: only decoding "
+        f"(default, and otherwise least: {LEAST_PROMPTS})",
     )
     parser.add_argument(
         "--decode-tokens", type=int, default=64, metavar="N", help="decode steps to measure (default: 64)"
@@ -91,10 +91,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--context",
         dest="cached_tokens",
-        type=token_count,
-        default=0,
-        metavar="N",
-        help="tokens of each sequence that are in the cache when decoding starts (default: 1)",
+        type=_token_counts,
+        default=[0],
+        metavar="N[,N...]",
+        help="tokens of each sequence that are in the cache when decoding starts; several measure decoding after each, "
+        "and print a list with --json (default: 1)",
     )
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once (default: 1)")
     parser.add_argument(
@@ -104,59 +105,67 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.set_defaults(run=run)
 
 
+def _token_counts(text: str) -> list[int]:
+    return [token_count(each) for each in text.split(",")]
+
+
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    work = Workload(
-        args.prompt_tokens,
-        args.decode_tokens,
-        args.cached_tokens,
-        args.batch,
-        LengthRange.parse(args.lengths) if args.lengths is not None else None,
-        args.prompts,
-        args.seed,
-    )
-    work.check()
-    needed, option = work.needs()
+    lengths = LengthRange.parse(args.lengths) if args.lengths is not None else None
+    works = [
+        Workload(args.prompt_tokens, args.decode_tokens, context, args.batch, lengths, args.prompts, args.seed)
+        for context in args.cached_tokens
+    ]
+    for work in works:
+        work.check()
+    needed, option = max(work.needs() for work in works)
     start = time.perf_counter()
     try:
-        model = load_model(args, Changes(needed_context=needed, sequences=work.batch))
+        model = load_model(args, Changes(needed_context=needed, sequences=args.batch))
     except ContextError as error:
         raise ContextError(f"{error}, by {option}") from error
     with model:
-        return _bench(model, args, work, time.perf_counter() - start)
+        return _bench(model, args, works, time.perf_counter() - start)
 
 
-def _bench(model: "Model", args: argparse.Namespace, work: Workload, load_seconds: float) -> int:
+def _bench(model: "Model", args: argparse.Namespace, works: list[Workload], load_seconds: float) -> int:
     from mlxr.bench.measure import MOST_RUNS, measure  # noqa: PLC0415 (loads MLX)
 
-    measured = asdict(measure(model, work))
+    results = measure(model, works)
     spec, arena = model.artifact.spec, model.arena.geometry
-    figures: dict[str, object] = {
-        "model": spec.name,
-        "host": model.host.name,
-        "ranks": spec.parallel.size if spec.parallel is not None else 1,
-        "threads": model.host.threads,
-        "compute": spec.compute,
-        "weights": spec.weights.default,
-        "activations": str(model.types.activations),
-        "cache": f"{arena.cache_type}, {arena.mode}",
-        "prompt_tokens": None if work.lengths else work.longest_prompt,
-        "decode_tokens": work.decode_tokens,
-        "context": work.start,
-        "batch": work.batch,
-        "load_seconds": load_seconds,
-    } | measured
+    shown: list[dict[str, object]] = [
+        {
+            "model": spec.name,
+            "host": model.host.name,
+            "ranks": spec.parallel.size if spec.parallel is not None else 1,
+            "threads": model.host.threads,
+            "compute": spec.compute,
+            "weights": spec.weights.default,
+            "activations": str(model.types.activations),
+            "cache": f"{arena.cache_type}, {arena.mode}",
+            "prompt_tokens": None if work.lengths or not work.prompts else work.longest_prompt,
+            "decode_tokens": work.decode_tokens,
+            "context": work.start,
+            "batch": work.batch,
+            "load_seconds": load_seconds,
+        }
+        | asdict(result)
+        for work, result in zip(works, results, strict=True)
+    ]
     if args.json:
-        print(json.dumps(figures, indent=1))
+        print(json.dumps(shown if len(shown) > 1 else shown[0], indent=1))
     else:
-        for name, value in figures.items():
-            print(f"{name.replace('_', ' '):<32} {_show(name, value)}")
-    if not measured["warm_up_agreed"]:
+        print("\n\n".join(_text(figures) for figures in shown))
+    if not results[-1].warm_up_agreed:
         print(
             f"note: no two warm-up runs in a row agreed within 5 %, of at most {MOST_RUNS}: the figures will vary",
             file=sys.stderr,
         )
     return 0
+
+
+def _text(figures: dict[str, object]) -> str:
+    return "\n".join(f"{name.replace('_', ' '):<32} {_show(name, value)}" for name, value in figures.items())
 
 
 def _show(name: str, value: object) -> str:

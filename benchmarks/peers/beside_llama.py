@@ -1,0 +1,256 @@
+"""Work that MLXR and llama.cpp do on one file by the commands that users have for it, each in processes of its own.
+
+Ours is `mlxr bench`; llama.cpp's are `llama-bench` for one sequence, of which the better kind of attention counts, and
+`llama-batched-bench` for several, each of which has a prompt of its own. Rows that one process can measure share it; if
+it fails, each of them gets another one, so that only those without a figure are lost.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+from mlxr.bench.lengths import LengthRange
+
+BENCHMARKS = Path(__file__).resolve().parents[1]
+DECODED = 128
+
+
+@dataclass(frozen=True)
+class LlamaRow:
+    """One row of the table.
+
+    Attributes:
+        tokens: of each prompt: those before decoding, or those that are read.
+        batch: sequences that decode; 0: reading prompts is timed.
+        lengths: of our prompts, if each has a length that the process has not seen; llama.cpp, which compiles nothing,
+            gets `tokens`.
+        prompts: how many of them.
+    """
+
+    tokens: int
+    batch: int = 0
+    lengths: LengthRange | None = None
+    prompts: int = 5
+
+    @property
+    def title(self) -> str:
+        """What is done, in words."""
+        if not self.batch:
+            return f"prompts of unseen lengths {self.lengths}" if self.lengths else f"prompts of {self.tokens}"
+        sequences = f", {self.batch} sequences" if self.batch > 1 else ""
+        return f"{DECODED} tokens after {self.tokens}{sequences}"
+
+
+ROWS: Mapping[str, LlamaRow] = {
+    "decode": LlamaRow(512, 1),
+    "decode-3500": LlamaRow(3500, 1),
+    "decode-32000": LlamaRow(32000, 1),
+    "unseen": LlamaRow(500, lengths=LengthRange(300, 700), prompts=12),
+    "prompt": LlamaRow(512),
+    "unseen-2000": LlamaRow(2000, lengths=LengthRange(1950, 2050), prompts=6),
+    "16": LlamaRow(512, 16),
+    "16-3500": LlamaRow(3500, 16),
+    "64": LlamaRow(512, 64),
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one process measured of a row.
+
+    Attributes:
+        rate: tokens per second of all sequences.
+        first_seconds: the median time to the first token, of a prompt.
+        step_bytes: weights, keys and values that a decode step reads, each once; ours only.
+    """
+
+    rate: float
+    first_seconds: float | None = None
+    step_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What is run, and how.
+
+    Attributes:
+        llama_bench: the program.
+        llama_batched_bench: the program, for rows of several sequences.
+        gpu: on an NVIDIA card.
+        threads: of both engines, on a CPU.
+        experts_on_cpu: layers whose experts are left to the CPU.
+        repetitions: of llama-bench; after 32,000 tokens two.
+        most_seconds: that a process may take.
+    """
+
+    llama_bench: str
+    llama_batched_bench: str | None
+    gpu: bool
+    threads: int
+    experts_on_cpu: int | None = None
+    repetitions: int = 3
+    most_seconds: float = 300.0
+
+
+class FailedError(Exception):
+    """A program did not measure a row; the message says why."""
+
+
+@dataclass
+class Beside:
+    """Both engines on one file.
+
+    Attributes:
+        failures: why a row has no figure, by row and engine.
+    """
+
+    path: Path
+    programs: Programs
+    failures: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def measure(self, names: Sequence[str]) -> Iterator[tuple[str, str, Figure]]:
+        """One turn: row, engine and figure, as they come. Rows that failed before are left out."""
+        for engine, run, group in (("mlxr", self._ours, _our_process), ("llama.cpp", self._theirs, _their_process)):
+            left = [name for name in names if (name, engine) not in self.failures]
+            for _, rows in groupby(sorted(left, key=lambda name: (group(name), [*ROWS].index(name))), group):
+                yield from ((name, engine, figure) for name, figure in self._try(engine, run, list(rows)))
+
+    def _try(
+        self, engine: str, run: Callable[[list[str]], Mapping[str, Figure]], names: list[str]
+    ) -> Iterator[tuple[str, Figure]]:
+        try:
+            figures = run(names)
+            yield from figures.items()
+        except FailedError as error:
+            if len(names) == 1:
+                self.failures[names[0], engine] = str(error)
+                return
+            for name in names:
+                yield from self._try(engine, run, [name])
+
+    def _ours(self, names: list[str]) -> Mapping[str, Figure]:
+        decoding = [name for name in names if ROWS[name].batch]
+        reading = [name for name in names if not ROWS[name].batch]
+        assert len(reading) <= 1, "a process reads prompts of one kind"
+        command = [sys.executable, "-m", "mlxr", "bench", str(self.path), "--json"]
+        if self.programs.experts_on_cpu:
+            command += ["--experts-on-cpu", str(self.programs.experts_on_cpu)]
+        if not self.programs.gpu:
+            command += ["--host", "cpu", "--threads", str(self.programs.threads)]
+        if decoding:
+            command += ["--batch", str(ROWS[decoding[0]].batch), "--decode-tokens", str(DECODED)]
+            command += ["--context", ",".join(str(ROWS[name].tokens) for name in decoding)]
+        else:
+            command += ["--decode-tokens", "1"]
+        if reading:
+            row = ROWS[reading[0]]
+            command += ["--lengths", str(row.lengths)] if row.lengths else ["--prompt-tokens", str(row.tokens)]
+            command += ["--prompts", str(row.prompts)]
+        else:
+            command += ["--prompts", "0"]
+        told = json.loads(self._output(command))
+        results = told if isinstance(told, list) else [told]
+        figures = {}
+        for name, result in zip(decoding, results, strict=False):
+            step_bytes = round(result["read_gb_per_second"] * 1e6 * result["decode_step_ms"])
+            figures[name] = Figure(result["decode_tokens_per_second"], step_bytes=step_bytes)
+        for name in reading:
+            first = results[0]["time_to_first_token_seconds"]
+            figures[name] = Figure(results[0]["prefill_tokens_per_second"], first)
+        return figures
+
+    def _theirs(self, names: list[str]) -> Mapping[str, Figure]:
+        return self._batched(names) if ROWS[names[0]].batch > 1 else self._single(names)
+
+    def _single(self, names: list[str]) -> Mapping[str, Figure]:
+        """The better of both kinds of attention, for each row; after 32,000 tokens flash attention, which is better."""
+        programs, long = self.programs, ROWS[names[0]].tokens > 10000
+        options = ["-ngl", "99"] if programs.gpu else ["-ngl", "0", "-t", str(programs.threads)]
+        if programs.experts_on_cpu:
+            options += ["-ncmoe", str(programs.experts_on_cpu), "-t", str(programs.threads)]
+        tokens = ",".join(str(ROWS[name].tokens) for name in names)
+        work = ["-p", "0", "-n", str(DECODED), "-d", tokens] if ROWS[names[0]].batch else ["-p", tokens, "-n", "0"]
+        repetitions = min(2, programs.repetitions) if long else programs.repetitions
+        command = [programs.llama_bench, "-m", str(self.path), "-o", "json", "-r", str(repetitions), *options, *work]
+        best: dict[str, Figure] = {}
+        for run in json.loads(self._output([*command, "-fa", "1" if long else "0,1"])):
+            (name,) = (name for name in names if ROWS[name].tokens == (run["n_prompt"] or run["n_depth"]))
+            if name not in best or run["avg_ts"] > best[name].rate:
+                first = None if ROWS[name].batch else ROWS[name].tokens / run["avg_ts"]
+                best[name] = Figure(run["avg_ts"], first)
+        return best
+
+    def _batched(self, names: list[str]) -> Mapping[str, Figure]:
+        """The better of two runs of each number of sequences."""
+        programs = self.programs
+        if programs.llama_batched_bench is None:
+            raise FailedError("rows of several sequences need --llama-batched-bench")
+        tokens, most = ROWS[names[0]].tokens, max(ROWS[name].batch for name in names)
+        each = -(-(tokens + DECODED) // 256) * 256  # llama.cpp rounds a sequence's part of the context
+        command = [
+            programs.llama_batched_bench,
+            "-m",
+            str(self.path),
+            "--output-format",
+            "jsonl",
+            "-c",
+            str(most * each),
+        ]
+        command += ["-npp", str(tokens), "-ntg", str(DECODED)]
+        command += ["-npl", ",".join(str(ROWS[name].batch) for name in names for _ in range(2))]
+        command += ["-ngl", "99", "-fa", "on"] if programs.gpu else ["-ngl", "0", "-t", str(programs.threads)]
+        runs = [json.loads(line) for line in self._output(command).splitlines() if line.startswith("{")]
+        rates = {name: [run["speed_tg"] for run in runs if run["pl"] == ROWS[name].batch] for name in names}
+        if not all(rates.values()):
+            raise FailedError("llama-batched-bench left rows out")
+        return {name: Figure(max(each)) for name, each in rates.items()}
+
+    def _output(self, command: Sequence[str]) -> str:
+        return output(command, self.programs.most_seconds)
+
+
+def copy_bytes_per_second() -> float:
+    """The card's rate of copies, bytes read and written, measured in a process of its own."""
+    path = os.pathsep.join(filter(None, [str(BENCHMARKS), os.environ.get("PYTHONPATH", "")]))
+    code = "from gpu.limits import Limits; print(Limits().copy_bytes_per_second())"
+    return float(output([sys.executable, "-c", code], 120.0, os.environ | {"PYTHONPATH": path}))
+
+
+def output(command: Sequence[str], most_seconds: float, environment: Mapping[str, str] | None = None) -> str:
+    """What a program prints.
+
+    Raises:
+        FailedError: it failed, or took longer.
+    """
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=most_seconds, env=environment
+        )
+    except subprocess.TimeoutExpired as error:
+        raise FailedError(f"{Path(command[0]).name} took more than {most_seconds:.0f} s") from error
+    except OSError as error:
+        raise FailedError(f"{command[0]} cannot be run: {error.strerror}") from error
+    if done.returncode:
+        told = (done.stderr or done.stdout)[-1500:].strip()
+        raise FailedError(f"{' '.join(command)} ended with code {done.returncode}: {told}")
+    return done.stdout
+
+
+def _our_process(name: str) -> str:
+    """Rows of one sequence share a process, with prompts of one kind; rows of as many sequences share one too."""
+    row = ROWS[name]
+    if row.batch:
+        return f"{row.batch:03}"
+    return "001" if name == "unseen" else f"000 {name}"
+
+
+def _their_process(name: str) -> str:
+    row = ROWS[name]
+    if row.batch == 1:
+        return "1 long" if row.tokens > 10000 else "1"
+    return f"2 {row.tokens:06}" if row.batch else "0"
