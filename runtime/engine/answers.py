@@ -75,7 +75,6 @@ class Answers:
             end += 1
             self._scheduler.has_accepted(request, end)
             self._stats.accepted_tokens += 1
-            self._stats.generated_tokens += 1
             self.accept(request, after)
         if not request.answer.is_done:
             self._scheduler.take_back(request, first)
@@ -109,7 +108,6 @@ class Answers:
 
     def _add_forced(self, request: Request, token: int, is_complete: bool = False) -> None:
         self._stats.forced_tokens += 1
-        self._stats.generated_tokens += 1
         self._add_token(request, token, None, is_complete)
 
     def masks(self, request: Request) -> Sequence[Mask | None]:
@@ -170,6 +168,7 @@ class Answers:
         except Exception as error:
             self.fail(request, error)
             return
+        self._stats.generated_tokens += 1
         event.time = self.step_end
         if event.finish_reason:
             self.remove(request)

@@ -354,7 +354,12 @@ class EngineCore:
 
     def _answer_decode(self, step: Step, decode: Decode, index: int) -> None:
         """`_answer_parts` of one of the steps of a step with `decode`. Its loop runs for each sequence of most."""
-        answers = self._answers
+        answers, stats = self._answers, self._stats
+        if step.num_repeats + index == 0:
+            for request in decode.requests:  # the last token of a prompt may be computed beside answers
+                self._ledger.has_token(request)
+        if self.speculator is not None:
+            stats.speculating_parts += sum(r.draft.speculates for r in decode.requests if not r.answer.is_done)
         now = answers.step_end
         for request, sampled in zip(decode.requests, step.sampled[index], strict=True):
             if request.answer.is_done:  # a token before, or a listener, has ended it
@@ -370,6 +375,7 @@ class EngineCore:
             except Exception as error:
                 answers.fail(request, error)
                 continue
+            stats.generated_tokens += 1
             event.time = now
             if event.finish_reason:
                 answers.remove(request)
@@ -377,8 +383,6 @@ class EngineCore:
                 request.listener(event)
             except Exception:
                 answers.abandon(request)
-        if self.speculator is not None:
-            self._stats.speculating_parts += sum(request.draft.speculates for request in decode.requests)
 
     def _record(self, step: Step) -> None:
         """Counts what a step has computed, and tells those who plan steps how long it has taken."""
@@ -391,7 +395,6 @@ class EngineCore:
         stats.batch_sequences = len(step.parts)
         stats.batch_tokens = decoding + prompt_tokens + drafted
         stats.computed_tokens += stats.batch_tokens * count
-        stats.generated_tokens += sum(map(len, step.sampled)) - drafted
         stats.draft_tokens += drafted
         if not drafted:
             self._times.measured(decoding, prompt_tokens, seconds)

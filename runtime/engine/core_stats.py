@@ -15,7 +15,7 @@ class CoreStats:
         cached_tokens: how many of these the prefix cache had.
         restored_tokens: how many of these came from a tier.
         computed_tokens: tokens that steps computed.
-        generated_tokens: tokens of answers.
+        generated_tokens: tokens of answers; what steps choose after the end of one is none of them.
         forced_tokens: how many of these a constraint left no choice for, so that no step sampled them.
         finished: answers that ended, cancelled ones included.
         preemptions: how often a request gave its blocks back to others.

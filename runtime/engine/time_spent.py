@@ -225,6 +225,12 @@ class Ledger:
             for part in step.parts:
                 if part.num_tokens > 1:
                     part.request.account.own_prompt += of_token * part.num_tokens
+        if readers := _last_readers(step):
+            of_reader = decode / (step.num_decoding * step.count)
+            for request in readers:
+                request.account.own_prompt += of_reader
+            self._prompt += of_reader * len(readers)
+            decode -= of_reader * len(readers)
         alone = self._times.decode_seconds(1) if step.num_decoding > 1 else None
         if alone is not None and alone * step.count < decode:
             self._others += decode - alone * step.count
@@ -277,3 +283,10 @@ class Ledger:
             "sampling": done.sampling,
             "guesses": done.guesses if speculates else 0.0,
         }
+
+
+def _last_readers(step: "Step") -> "list[Request]":
+    """Whose part of a step is one token, the last one of a prompt."""
+    if step.num_repeats or not step.num_decoding:
+        return []
+    return [part.request for part in step.parts if part.num_tokens == 1 and part.request.account.doing == _READING]

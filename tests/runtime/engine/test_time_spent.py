@@ -109,7 +109,7 @@ def preempted() -> Answer:
     """Both grow until there are no blocks, and the later one gives its own back."""
     engine = TimedEngine(num_blocks=10)
     first = engine.add(prompt(8), 28)
-    answer = engine.add(prompt(8, 9), 20)
+    answer = engine.add(prompt(8, 9), 16)
     engine.run()
     assert first.finish_reason == "length" and engine.core.scheduler.preemptions
     return ended(engine, answer, 0.0)
@@ -292,3 +292,14 @@ def test_a_prompt_that_differs_from_one_in_use() -> None:
     engine.run()
     spent = engine.spent(changed)
     assert (spent.differs_at, spent.differing) == (place, (tokens[place] + 1, tokens[place]))
+
+
+@pytest.mark.parametrize("pipelines", [False, True], ids=["plain", "pipelined"])
+def test_a_last_part_of_one_token_is_reading(pipelines: bool) -> None:
+    """Its step is the prompt's, and what follows the answer's own. The clock moves when the next step is launched."""
+    engine = TimedEngine(max_tokens=16, pipelines=pipelines)
+    answer = engine.add(prompt(17), 6)
+    engine.run()
+    spent, ahead = engine.spent(answer), pipelines * (STEP + TOKEN)
+    assert spent.seconds["prompt"] == pytest.approx(2 * STEP + 17 * TOKEN + ahead)
+    assert spent.seconds["decode"] == pytest.approx(5 * (STEP + TOKEN) - ahead) and "other_answers" not in spent.seconds
