@@ -1,12 +1,14 @@
-"""MLXR against mlx-lm (and PyTorch's compiled step) on one GPU: the same shapes and weights, in turns, in one run.
+"""MLXR against llama.cpp, mlx-lm (and PyTorch's compiled step) on one GPU: the same shapes and weights, in one run.
 
     python benchmarks/gpu_peers.py [--only '*/user-*,llama-3-8b/*/decode-512'] [--torch] [--minutes 9]
 
 There are two kinds of rows. Rows of the user's path run what users run: a model on disk (a bf16 folder, mlx-lm's 4
 bits, a GGUF file in Q4_K_M), loaded by `mlxr.load` with default options and by mlx-lm's `load`, each in its own
 process, and prompts of random lengths that the process has not seen. mlx-lm's logits on the same numbers judge every
-answer's tokens. Rows of the engine measure one piece of work on weights made on the device, after its output has been
-checked against `reference` in f32. A row with wrong output is not reported.
+answer's tokens. With `--llama-bench FILE --llama-batched-bench FILE`, llama.cpp's programs time the work of rows in
+bf16 and Q4_K_M on GGUF files of the same numbers, as they do for `llama_bench.py`. Rows of the engine measure one piece
+of work on weights made on the device, after its output has been checked against `reference` in f32. A row with wrong
+output is not reported.
 
 The engines take turns: in users' rows prompt by prompt; in engines' rows for several rounds, with the device's own
 limits (copying memory, multiplying bf16 matrices) measured in between. Figures are medians; prompts also have the 95th
@@ -67,6 +69,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.5, help="of one turn, about (0.5)")
     parser.add_argument("--minutes", type=float, default=60.0, help="start no row after so many (60)")
     parser.add_argument("--turns", type=int, default=3, help="of each engine in users' rows of decoding (3)")
+    parser.add_argument("--llama-bench", default="", metavar="FILE", help="measure llama.cpp by this program")
+    parser.add_argument("--llama-batched-bench", default="", metavar="FILE", help="likewise, rows of several sequences")
     parser.add_argument("--host", help="MLXR's host (of engine rows cuda; of users' the default)")
     parser.add_argument("--chunk", type=int, default=2048, help="most prompt tokens of one of MLXR's steps (2048)")
     parser.add_argument(
@@ -115,6 +119,7 @@ def _measure_group(rows: list[Row | UserRow], args: argparse.Namespace, results:
     """Measures rows in a process of its own. If it dies, the current row is given up, and the rows after it go on."""
     while rows and time.time() < args.deadline:
         taken_over = ["rounds", "turns", "seconds", "chunk", "torch", "torch_mode", "output", "deadline"]
+        taken_over += ["llama_bench", "llama_batched_bench"]
         options = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in taken_over]
         options += ["--toy"] if args.toy else []
         options += [f"--host={args.host}"] if args.host else []

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf import GGMLQuantizationType
 from peers.models import Array, Shape, finish_gguf, gguf_writer, permuted, write_config, write_folder, write_safetensors
 from peers.tokenizer import write_tokenizer
 
@@ -35,14 +36,19 @@ def scratch_folder() -> str | None:
 def write_model(model: str, folder: Path, context: int = CONTEXT) -> None:
     """Writes a model's bf16 folder, without a tokenizer."""
     gpu = MODELS[model]
+    write_folder(dataclasses.replace(gpu.shape, context=context), folder, _numbers(gpu.shape), gpu.theta)
+
+
+def _numbers(shape: Shape) -> Callable[[str, tuple[int, ...]], Array]:
+    """Makes a tensor's numbers in bf16, as 16 bits."""
     bits = (_STD * np.random.default_rng(1).standard_normal(_RUN, np.float32)).view(np.uint32) >> 16
-    repeated = np.resize(bits.astype(np.uint16), _RUN + max(_sizes(gpu.shape)))
+    repeated = np.resize(bits.astype(np.uint16), _RUN + max(_sizes(shape)))
 
     def make(name: str, dims: tuple[int, ...]) -> Array:
         start = _seed(name) % _RUN
         return np.full(dims, _ONE, np.uint16) if len(dims) == 1 else repeated[start : start + int(np.prod(dims))]
 
-    write_folder(dataclasses.replace(gpu.shape, context=context), folder, make, gpu.theta)
+    return make
 
 
 def _sizes(shape: Shape) -> list[int]:
@@ -78,6 +84,10 @@ class ModelFiles:
     def judge(self, format_name: str) -> Path:
         """A folder for mlx-lm with exactly the numbers of `source`."""
         return self._twin() if format_name == "q4_k_m" else self.source(format_name)
+
+    def gguf(self, format_name: str) -> Path:
+        """What llama.cpp reads: a GGUF file with the numbers of `source`."""
+        return {"bf16": self._gguf_bf16, "q4_k_m": self._gguf}[format_name]()
 
     def _new(self, name: str) -> tuple[Path, bool]:
         path = self._folder / name
@@ -123,17 +133,33 @@ class ModelFiles:
         return self._blocks[more]
 
     def _gguf(self) -> Path:
-        path, is_new = self._new(f"{self._model}-Q4_K_M.gguf")
+        def blocks(name: str, dims: tuple[int, ...]) -> tuple[Array, GGMLQuantizationType]:
+            random = self._blocks_of(name)
+            return random.part(_seed(name), *dims)[0], random.type
+
+        return self._write_gguf("Q4_K_M", blocks)
+
+    def _gguf_bf16(self) -> Path:
+        make = _numbers(self._shape)
+
+        def bits(name: str, dims: tuple[int, ...]) -> tuple[Array, GGMLQuantizationType]:
+            return make(name, dims).reshape(dims).view(np.uint8), GGMLQuantizationType.BF16
+
+        return self._write_gguf("BF16", bits)
+
+    def _write_gguf(
+        self, kind: str, make: Callable[[str, tuple[int, ...]], tuple[Array, GGMLQuantizationType]]
+    ) -> Path:
+        path, is_new = self._new(f"{self._model}-{kind}.gguf")
         if is_new:
             staging = path.with_suffix(".part")
-            writer = gguf_writer(self._shape, staging, "MOSTLY_Q4_K_M", MODELS[self._model].theta)
+            writer = gguf_writer(self._shape, staging, f"MOSTLY_{kind}", MODELS[self._model].theta)
             for name, gguf_name, dims, heads in self._shape.matrices():
                 if len(dims) == 1:
                     writer.add_tensor(gguf_name, np.ones(dims, np.float32))
                     continue
-                random = self._blocks_of(name)
-                blocks = permuted(random.part(_seed(name), *dims)[0], heads)
-                writer.add_tensor(gguf_name, blocks, raw_dtype=random.type)
+                rows, dtype = make(name, dims)
+                writer.add_tensor(gguf_name, permuted(rows, heads), raw_dtype=dtype)
             finish_gguf(writer)
             staging.replace(path)
         return path

@@ -1,5 +1,6 @@
 """The cells of a user row in the table."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +9,10 @@ import numpy as np
 
 from gpu.user_rows import UserRow
 
-USER_COLUMNS = ("", "path", "MLXR", "p95", "mlx-lm", "p95", "ratio", "of p95", "over seen", "gap")
+USER_COLUMNS = (
+    *("", "path", "MLXR", "p95", "llama.cpp", "ratio"),
+    *("mlx-lm", "p95", "ratio", "of p95", "over seen", "gap"),
+)
 
 
 def user_cells(row: UserRow, measured: dict[str, Any], seen: dict[str, Any]) -> tuple[str, ...]:
@@ -23,16 +27,22 @@ def user_cells(row: UserRow, measured: dict[str, Any], seen: dict[str, Any]) -> 
     gap = f"{measured['gap']:.2f}"
     if row.kind == "first":
         shown = [" / ".join(_ms(second) for second in times) for times in (ours, theirs)]
-        return (row.id, "user", shown[0], "", shown[1], "", _ratio(ours[0], theirs[0]), "", "", gap)
+        return (row.id, "user", shown[0], "", "", "", shown[1], "", _ratio(ours[0], theirs[0]), "", "", gap)
     middle = [statistics.median(times) for times in (ours, theirs)]
+    llama = statistics.median(measured["seconds"].get("llama.cpp") or [math.nan])
+    beside = "" if math.isnan(llama) else _ratio(middle[0], llama)
     if row.within is None:
-        speeds = [_speed((row.work.batch if row.kind == "batch" else 1) / seconds) for seconds in middle]
-        return (row.id, "user", speeds[0], "", speeds[1], "", _ratio(*middle), "", "", gap)
+        sequences = row.work.batch if row.kind == "batch" else 1
+        speeds = [_speed(sequences / seconds) for seconds in middle]
+        shown_llama = _speed(sequences / llama) if beside else ""
+        cells = (row.id, "user", speeds[0], "", shown_llama, beside)
+        return (*cells, speeds[1], "", _ratio(*middle), "", "", gap)
     late = [percentile(times, 95) for times in (ours, theirs)]
     pairs = list(zip(ours, seen["seconds"]["mlxr"], strict=True)) if seen.get("lengths") == measured["lengths"] else []
     over = f"{statistics.median(new / old for new, old in pairs):.2f} x" if pairs else ""
     return (
-        *(row.id, "user", _ms(middle[0]), _ms(late[0]), _ms(middle[1]), _ms(late[1])),
+        *(row.id, "user", _ms(middle[0]), _ms(late[0]), _ms(llama) if beside else "", beside),
+        *(_ms(middle[1]), _ms(late[1])),
         *(_ratio(*middle), _ratio(*late), over, gap),
     )
 

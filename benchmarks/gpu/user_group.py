@@ -1,7 +1,8 @@
 """Measures user rows of one model in one format: each engine in a process of its own, both loaded, taking turns.
 
 mlx-lm judges MLXR's answers, on a folder with the same numbers: its logits must allow each token after the tokens
-before it. A row with a wrong answer is not reported.
+before it. A row with a wrong answer is not reported. llama.cpp's own programs, if there are any, time the same work on
+a GGUF file of the same numbers, between the engines' turns: see `peers.beside_llama`.
 
 Prompts are random tokens. Both engines get the same prompts, and no length comes twice unless a row says so: not in
 different rows, and not in judging, which only repeats prompts that were given.
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, TextIO
 
+from peers.beside_llama import Beside, Programs
 from peers.worker import EngineError, Streamed, Worker, random_tokens
 
 from gpu.model_files import ModelFiles
@@ -59,6 +61,7 @@ class UserGroup:
         self._workers: dict[str, Worker] = {}
         self._told: dict[str, dict[str, Any]] = {}
         self._stack = ExitStack()
+        self._llama: dict[str, float] | None = None
 
     def __enter__(self) -> "UserGroup":
         """Nothing is loaded before `run`."""
@@ -86,6 +89,7 @@ class UserGroup:
             start = time.perf_counter()
             try:
                 result = first if row.kind == "first" else self._measure(row)
+                result["seconds"] |= self._seconds_of_llama(row)
             except Exception as error:
                 self._fail(row, error)
                 if isinstance(error, EngineError):
@@ -158,6 +162,24 @@ class UserGroup:
                 f"a token's logit is {max(gaps):.3g} standard deviations below the largest of mlx-lm's, at most {GAP}"
             )
         return float(max(gaps))
+
+    def _seconds_of_llama(self, row: UserRow) -> dict[str, list[float]]:
+        """llama.cpp's seconds of a step or prompt, of which all rows are measured when the first is asked for."""
+        if row.beside_llama is None or not self._args.llama_bench:
+            return {}
+        if self._llama is None:
+            wanted = {work.title: work for each in self._rows if (work := each.beside_llama)}
+            is_gpu = self._args.host in (None, "cuda")
+            programs = Programs(self._args.llama_bench, self._args.llama_batched_bench, is_gpu, _CPUS)
+            beside = Beside(self._files.gguf(self._format), programs, wanted)
+            self._llama = {
+                name: (wanted[name].batch or wanted[name].tokens) / figure.rate
+                for name, figure in beside.measure_theirs([*wanted])
+            }
+            for (name, engine), why in beside.failures.items():
+                say(f"{self._rows[0].model} {self._format}, {name}, {engine}: {why}")
+        name = row.beside_llama.title
+        return {"llama.cpp": [self._llama[name]]} if name in self._llama else {}
 
     def _measure_first(self) -> dict[str, Any]:
         """The first three prompts of the loaded engines, which also warm them up."""

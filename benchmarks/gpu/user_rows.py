@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from peers.beside_llama import LlamaRow
+
 from mlxr.bench.lengths import LengthRange
 
 UserKind = Literal["first", "unseen", "seen", "decode", "batch"]
 FORMATS = ("bf16", "affine4", "q4_k_m")
+_AS_GGUF = ("bf16", "q4_k_m")
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,16 @@ class UserRow:
     def num_prompts(self) -> int:
         """How many prompts there are, for `unseen` and `seen`."""
         return dict(self.work.ranges)[self.within] if self.within else 3
+
+    @property
+    def beside_llama(self) -> LlamaRow | None:
+        """What llama.cpp is asked for: for prompts those of the middle of their range. None: it has no such row."""
+        if self.format not in _AS_GGUF or self.kind == "first":
+            return None
+        if self.within:
+            return LlamaRow((self.within.least + self.within.most) // 2, lengths=self.within)
+        work = self.work
+        return LlamaRow(work.tokens, work.batch if self.kind == "batch" else 1, decoded=work.decoded)
 
     @property
     def title(self) -> str:

@@ -11,13 +11,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 
 from mlxr.bench.lengths import LengthRange
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
-DECODED = 128
 
 
 @dataclass(frozen=True)
@@ -30,12 +28,14 @@ class LlamaRow:
         lengths: of our prompts, if each has a length that the process has not seen; llama.cpp, which compiles nothing,
             gets `tokens`.
         prompts: how many of them.
+        decoded: tokens that each sequence decodes.
     """
 
     tokens: int
     batch: int = 0
     lengths: LengthRange | None = None
     prompts: int = 5
+    decoded: int = 128
 
     @property
     def title(self) -> str:
@@ -43,7 +43,24 @@ class LlamaRow:
         if not self.batch:
             return f"prompts of unseen lengths {self.lengths}" if self.lengths else f"prompts of {self.tokens}"
         sequences = f", {self.batch} sequences" if self.batch > 1 else ""
-        return f"{DECODED} tokens after {self.tokens}{sequences}"
+        return f"{self.decoded} tokens after {self.tokens}{sequences}"
+
+    @property
+    def our_process(self) -> str:
+        """Rows of one sequence share a process with prompts of one kind; rows of as many sequences share one too."""
+        return f"{self.batch:03}" if self.batch else f"000 {self.tokens:06} {self.lengths}"
+
+    @property
+    def their_process(self) -> str:
+        """A program takes lists of prompts' lengths, or of contexts, or of numbers of sequences after one context."""
+        if self.batch == 1:
+            return "1 long" if self.is_long else "1"
+        return f"2 {self.tokens:06}" if self.batch else "0"
+
+    @property
+    def is_long(self) -> bool:
+        """Whether llama-bench needs so long for it that it is repeated once only, with one kind of attention."""
+        return self.tokens > 10000
 
 
 ROWS: Mapping[str, LlamaRow] = {
@@ -106,25 +123,45 @@ class Beside:
     """Both engines on one file.
 
     Attributes:
+        path: the file.
+        programs: what is run.
+        rows: what can be measured, by name.
         failures: why a row has no figure, by row and engine.
     """
 
     path: Path
     programs: Programs
+    rows: Mapping[str, LlamaRow] = field(default_factory=lambda: ROWS)
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def measure(self, names: Sequence[str]) -> Iterator[tuple[str, str, Figure]]:
         """One turn: row, engine and figure, as they come. Rows that failed before are left out."""
-        for engine, run, group in (("mlxr", self._ours, _our_process), ("llama.cpp", self._theirs, _their_process)):
-            left = [name for name in names if (name, engine) not in self.failures]
-            for _, rows in groupby(sorted(left, key=lambda name: (group(name), [*ROWS].index(name))), group):
-                yield from ((name, engine, figure) for name, figure in self._try(engine, run, list(rows)))
+        left = [name for name in names if (name, "mlxr") not in self.failures]
+        decoding = [name for name in left if self.rows[name].batch == 1]
+        unseen = [name for name in left if self.rows[name].lengths]
+        first = [*decoding, *unseen[:1]]
+        rest = [name for name in left if name not in first]
+        for group in [first, *self._groups(rest, lambda row: row.our_process)]:
+            yield from ((name, "mlxr", figure) for name, figure in self._try("mlxr", self._ours, group))
+        yield from ((name, "llama.cpp", figure) for name, figure in self.measure_theirs(names))
+
+    def measure_theirs(self, names: Sequence[str]) -> Iterator[tuple[str, Figure]]:
+        """One turn of llama.cpp alone."""
+        left = [name for name in names if (name, "llama.cpp") not in self.failures]
+        for group in self._groups(left, lambda row: row.their_process):
+            yield from self._try("llama.cpp", self._theirs, group)
+
+    def _groups(self, names: Sequence[str], process: Callable[[LlamaRow], str]) -> list[list[str]]:
+        groups: dict[str, list[str]] = {}
+        for name in names:
+            groups.setdefault(process(self.rows[name]), []).append(name)
+        return list(groups.values())
 
     def _try(
         self, engine: str, run: Callable[[list[str]], Mapping[str, Figure]], names: list[str]
     ) -> Iterator[tuple[str, Figure]]:
         try:
-            figures = run(names)
+            figures = run(names) if names else {}
             yield from figures.items()
         except FailedError as error:
             if len(names) == 1:
@@ -134,8 +171,8 @@ class Beside:
                 yield from self._try(engine, run, [name])
 
     def _ours(self, names: list[str]) -> Mapping[str, Figure]:
-        decoding = [name for name in names if ROWS[name].batch]
-        reading = [name for name in names if not ROWS[name].batch]
+        decoding = [name for name in names if self.rows[name].batch]
+        reading = [name for name in names if not self.rows[name].batch]
         assert len(reading) <= 1, "a process reads prompts of one kind"
         command = [sys.executable, "-m", "mlxr", "bench", str(self.path), "--json"]
         if self.programs.experts_on_cpu:
@@ -143,12 +180,13 @@ class Beside:
         if not self.programs.gpu:
             command += ["--host", "cpu", "--threads", str(self.programs.threads)]
         if decoding:
-            command += ["--batch", str(ROWS[decoding[0]].batch), "--decode-tokens", str(DECODED)]
-            command += ["--context", ",".join(str(ROWS[name].tokens) for name in decoding)]
+            row = self.rows[decoding[0]]
+            command += ["--batch", str(row.batch), "--decode-tokens", str(row.decoded)]
+            command += ["--context", ",".join(str(self.rows[name].tokens) for name in decoding)]
         else:
             command += ["--decode-tokens", "1"]
         if reading:
-            row = ROWS[reading[0]]
+            row = self.rows[reading[0]]
             command += ["--lengths", str(row.lengths)] if row.lengths else ["--prompt-tokens", str(row.tokens)]
             command += ["--prompts", str(row.prompts)]
         else:
@@ -165,47 +203,41 @@ class Beside:
         return figures
 
     def _theirs(self, names: list[str]) -> Mapping[str, Figure]:
-        return self._batched(names) if ROWS[names[0]].batch > 1 else self._single(names)
+        return self._batched(names) if self.rows[names[0]].batch > 1 else self._single(names)
 
     def _single(self, names: list[str]) -> Mapping[str, Figure]:
         """The better of both kinds of attention, for each row; after 32,000 tokens flash attention, which is better."""
-        programs, long = self.programs, ROWS[names[0]].tokens > 10000
+        programs, row = self.programs, self.rows[names[0]]
         options = ["-ngl", "99"] if programs.gpu else ["-ngl", "0", "-t", str(programs.threads)]
         if programs.experts_on_cpu:
             options += ["-ncmoe", str(programs.experts_on_cpu), "-t", str(programs.threads)]
-        tokens = ",".join(str(ROWS[name].tokens) for name in names)
-        work = ["-p", "0", "-n", str(DECODED), "-d", tokens] if ROWS[names[0]].batch else ["-p", tokens, "-n", "0"]
-        repetitions = min(2, programs.repetitions) if long else programs.repetitions
+        tokens = ",".join(str(self.rows[name].tokens) for name in names)
+        work = ["-p", "0", "-n", str(row.decoded), "-d", tokens] if row.batch else ["-p", tokens, "-n", "0"]
+        repetitions = min(2, programs.repetitions) if row.is_long else programs.repetitions
         command = [programs.llama_bench, "-m", str(self.path), "-o", "json", "-r", str(repetitions), *options, *work]
         best: dict[str, Figure] = {}
-        for run in json.loads(self._output([*command, "-fa", "1" if long else "0,1"])):
-            (name,) = (name for name in names if ROWS[name].tokens == (run["n_prompt"] or run["n_depth"]))
+        for run in json.loads(self._output([*command, "-fa", "1" if row.is_long else "0,1"])):
+            (name,) = (name for name in names if self.rows[name].tokens == (run["n_prompt"] or run["n_depth"]))
             if name not in best or run["avg_ts"] > best[name].rate:
-                first = None if ROWS[name].batch else ROWS[name].tokens / run["avg_ts"]
+                first = None if self.rows[name].batch else self.rows[name].tokens / run["avg_ts"]
                 best[name] = Figure(run["avg_ts"], first)
         return best
 
     def _batched(self, names: list[str]) -> Mapping[str, Figure]:
-        """The better of two runs of each number of sequences."""
+        """The better of two runs of each number of sequences, on a GPU with flash attention."""
         programs = self.programs
-        if programs.llama_batched_bench is None:
+        if not programs.llama_batched_bench:
             raise FailedError("rows of several sequences need --llama-batched-bench")
-        tokens, most = ROWS[names[0]].tokens, max(ROWS[name].batch for name in names)
-        each = -(-(tokens + DECODED) // 256) * 256  # llama.cpp rounds a sequence's part of the context
-        command = [
-            programs.llama_batched_bench,
-            "-m",
-            str(self.path),
-            "--output-format",
-            "jsonl",
-            "-c",
-            str(most * each),
-        ]
-        command += ["-npp", str(tokens), "-ntg", str(DECODED)]
-        command += ["-npl", ",".join(str(ROWS[name].batch) for name in names for _ in range(2))]
+        row, most = self.rows[names[0]], max(self.rows[name].batch for name in names)
+        each = -(-(row.tokens + row.decoded) // 256) * 256  # llama.cpp rounds a sequence's part of the context
+        command = [programs.llama_batched_bench, "-m", str(self.path), "--output-format", "jsonl"]
+        command += ["-c", str(most * each), "-npp", str(row.tokens), "-ntg", str(row.decoded)]
+        command += ["-npl", ",".join(str(self.rows[name].batch) for name in names for _ in range(2))]
         command += ["-ngl", "99", "-fa", "on"] if programs.gpu else ["-ngl", "0", "-t", str(programs.threads)]
+        if programs.experts_on_cpu:
+            command += ["-ncmoe", str(programs.experts_on_cpu), "-t", str(programs.threads)]
         runs = [json.loads(line) for line in self._output(command).splitlines() if line.startswith("{")]
-        rates = {name: [run["speed_tg"] for run in runs if run["pl"] == ROWS[name].batch] for name in names}
+        rates = {name: [run["speed_tg"] for run in runs if run["pl"] == self.rows[name].batch] for name in names}
         if not all(rates.values()):
             raise FailedError("llama-batched-bench left rows out")
         return {name: Figure(max(each)) for name, each in rates.items()}
@@ -239,18 +271,3 @@ def output(command: Sequence[str], most_seconds: float, environment: Mapping[str
         told = (done.stderr or done.stdout)[-1500:].strip()
         raise FailedError(f"{' '.join(command)} ended with code {done.returncode}: {told}")
     return done.stdout
-
-
-def _our_process(name: str) -> str:
-    """Rows of one sequence share a process, with prompts of one kind; rows of as many sequences share one too."""
-    row = ROWS[name]
-    if row.batch:
-        return f"{row.batch:03}"
-    return "001" if name == "unseen" else f"000 {name}"
-
-
-def _their_process(name: str) -> str:
-    row = ROWS[name]
-    if row.batch == 1:
-        return "1 long" if row.tokens > 10000 else "1"
-    return f"2 {row.tokens:06}" if row.batch else "0"

@@ -13,6 +13,7 @@ import gpu_peers
 import mlx.core as mx
 import numpy as np
 import pytest
+from gguf import GGUFReader
 from gguf.quants import dequantize
 from gpu import user_group
 from gpu.check import relative_norm
@@ -23,6 +24,8 @@ from gpu.user_cells import percentile, user_cells
 from gpu.user_group import UserGroup
 from gpu.user_rows import WORK, UserRow, user_rows_of
 from gpu.work import chosen_rows
+from peers import beside_llama
+from peers.beside_llama import Programs
 from peers.user_mlx_lm import MlxLmUser
 from peers.user_mlxr import MlxrUser
 from peers.worker import EngineError, _answer, random_tokens, timed
@@ -66,14 +69,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, dict[str, Any
     return FakeWorker.asked
 
 
-def measure(rows: list[UserRow], tmp_path: Path, deadline: float = float("inf"), host: str | None = None) -> Results:
+def measure(
+    rows: list[UserRow], tmp_path: Path, deadline: float = float("inf"), host: str | None = None, llama: str = ""
+) -> Results:
     results = Results(tmp_path / "results.json")
     files: Any = SimpleNamespace(
         source=lambda name: f"model-{name}",
+        gguf=lambda name: Path(f"model-{name}.gguf"),
         peer=lambda name: "peer",
         judge=lambda name: "twin" if "q4" in name else "peer",
     )
-    args = Namespace(host=host, turns=3, deadline=deadline)
+    args = Namespace(host=host, turns=3, deadline=deadline, llama_bench=llama, llama_batched_bench=llama)
     with UserGroup(rows, files, args, results, sys.stderr) as group:
         group.run()
     return results
@@ -122,6 +128,30 @@ def test_processes_are_one_an_engine_and_one_for_several_sequences(asked: list[A
     measure(rows_of_format("bf16")[:1], tmp_path, host="reference")
     loads = [(name, d["batch"], d["host"]) for name, do, d in asked if do == "load"]
     assert sorted(loads) == [("peers.user_mlx_lm", 1, None), ("peers.user_mlxr", 1, "reference")]
+
+
+def test_llama_cpp_is_asked_for_all_rows_of_a_file_at_once(
+    asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def output(command: list[str], most_seconds: float) -> str:
+        commands.append(command)
+        if command[0] == "llama-batched":
+            return 'build\n{"pl": 3, "speed_tg": 60.0}\n{"pl": 3, "speed_tg": 50.0}\n'
+        asked_for = [(25, 0), (50, 0)] if "25,50" in command else [(0, 24)]
+        runs = [{"n_prompt": n, "n_depth": depth, "avg_ts": rate} for n, depth in asked_for for rate in (50.0, 100.0)]
+        return json.dumps(runs)
+
+    monkeypatch.setattr(beside_llama, "output", output)
+    monkeypatch.setattr(user_group, "Programs", lambda *given: Programs("llama-bench", "llama-batched", *given[2:]))
+    rows = rows_of_format("bf16")
+    found = measure(rows, tmp_path, llama="llama-bench").data["rows"]
+    seconds = {row.kind: found[row.id]["seconds"].get("llama.cpp") for row in rows if row.within != LONG}
+    assert seconds == {"first": None, "unseen": [0.25], "seen": [0.25], "decode": [0.01], "batch": [0.05]}
+    assert len(commands) == 3 and all("model-bf16.gguf" in command for command in commands)
+    measure(rows_of_format("affine4"), tmp_path, llama="llama-bench")
+    assert len(commands) == 3, "which it cannot read"
 
 
 def test_a_row_alone_is_measured_as_among_others(asked: list[Any], tmp_path: Path) -> None:
@@ -204,6 +234,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     return ModelFiles("toy", tmp_path_factory.mktemp("models"), lambda text: None)
 
 
+def test_llama_cpps_file_has_the_numbers_of_the_folder(files: ModelFiles) -> None:
+    """Llama's queries in another order."""
+    folder = mx.load(str(files.source("bf16") / "model.safetensors"))
+    theirs = {t.name: t.data.view(np.uint16) for t in GGUFReader(files.gguf("bf16")).tensors if len(t.shape) > 1}
+    pairs = {"lm_head": "output", "model.layers.2.mlp.down_proj": "blk.2.ffn_down"}
+    pairs |= {"model.layers.1.self_attn.q_proj": "blk.1.attn_q"}
+    for name, other in pairs.items():
+        ours, found = np.array(folder[f"{name}.weight"].view(mx.uint16)), theirs[f"{other}.weight"]
+        assert np.array_equal(ours, found) is ("attn_q" not in other)
+        assert np.array_equal(np.sort(ours, axis=0), np.sort(found, axis=0)), name
+
+
 def test_the_gguf_file_is_llama_cpps_mixture(files: ModelFiles) -> None:
     tensors = open_weights(files.source("q4_k_m")).tensors
     more = {name for name, info in tensors.items() if str(info.type).lower() == "q6_k"}
@@ -236,15 +278,24 @@ def test_the_table_has_medians_percentiles_and_ratios() -> None:
     assert percentile([1.0, 2.0, 3.0, 4.0, 5.0], 95) == pytest.approx(4.8)
     found = {"seconds": {"mlxr": [0.01, 0.02, 0.03], "mlx-lm": [0.06, 0.04, 0.05]}, "lengths": [9, 8, 7], "gap": 0.25}
     again = {"seconds": {"mlxr": [0.01, 0.01, 0.01]}, "lengths": [9, 8, 7]}
-    shown = ("20.0 ms", "29.0 ms", "50.0 ms", "59.0 ms", "2.50 x", "2.03 x")
+    shown = ("20.0 ms", "29.0 ms", "", "", "50.0 ms", "59.0 ms", "2.50 x", "2.03 x")
     assert user_cells(row, found, again) == (row.id, "user", *shown, "2.00 x", "0.25")
     assert user_cells(row, found, again | {"lengths": [1]})[-2] == ""
-    steps = {"seconds": {"mlxr": [0.01, 0.02, 0.03], "mlx-lm": [0.1]}, "gap": 0.0}
-    assert user_cells(UserRow("toy", "bf16", "decode"), steps, {})[2:7] == ("50", "", "10", "", "5.00 x")
-    assert user_cells(UserRow("toy", "bf16", "batch"), steps, {})[2:7] == ("150", "", "30", "", "5.00 x")
+    steps: dict[str, Any] = {"seconds": {"mlxr": [0.01, 0.02, 0.03], "mlx-lm": [0.1]}, "gap": 0.0}
+    assert user_cells(UserRow("toy", "bf16", "decode"), steps, {})[2:9] == ("50", "", "", "", "10", "", "5.00 x")
+    steps["seconds"]["llama.cpp"] = [0.03]
+    assert user_cells(UserRow("toy", "bf16", "batch"), steps, {})[2:9] == (
+        "150",
+        "",
+        "100",
+        "1.50 x",
+        "30",
+        "",
+        "5.00 x",
+    )
     first = {"seconds": {"mlxr": [4.0, 0.0125, 0.0125], "mlx-lm": [2.0, 0.05, 0.05]}, "gap": 0.0}
     shown = user_cells(UserRow("toy", "bf16", "first"), first, {})
-    assert (shown[2], shown[6]) == ("4000 ms / 12.5 ms / 12.5 ms", "0.50 x")
+    assert (shown[2], shown[8]) == ("4000 ms / 12.5 ms / 12.5 ms", "0.50 x")
 
 
 def test_rows_are_chosen_by_patterns() -> None:
