@@ -92,6 +92,18 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 NO_CHANGES = Changes()
 
 
+def with_block_size(spec: ModelSpec, size: int) -> ModelSpec:
+    """The spec with blocks of the cache of so many tokens; where it counts blocks, with as many as hold as many tokens.
+
+    Raises:
+        SpecError: the changed spec contradicts itself.
+    """
+    cache = spec.cache
+    blocks = None if cache.num_blocks is None else -(-cache.num_blocks * cache.block_size // size)
+    changed_cache = cache.model_copy(update={"block_size": size, "num_blocks": blocks})
+    return parse_spec(dump_spec(spec.model_copy(update={"cache": changed_cache})), f"{spec.name}, in other blocks")
+
+
 def changed(spec: ModelSpec, changes: Changes) -> ModelSpec:
     """The spec with the changes that were asked for, checked anew.
 

@@ -361,6 +361,10 @@ class Arenas(StepTimer):
             return [HostError("no memory")] * len(artifacts)
         return [90.0 if artifact.plan.arena.mode == self.fast else 100.0 for artifact in artifacts]
 
+    def prompt_times_us(self, artifacts: Sequence[Artifact], tokens: int) -> list[float | HostError]:
+        """All the same."""
+        return [100.0] * len(artifacts)
+
 
 ONE_SEQUENCE = {"max_sequences": 1, "block_size": 4}
 
@@ -414,6 +418,10 @@ class Steps(StepTimer):
             known = {0: 900.0, 1024: HostError("it does not fit")}
             found.append(known.get(threads, 700.0 + abs(threads - 512)))
         return found
+
+    def prompt_times_us(self, artifacts: Sequence[Artifact], tokens: int) -> list[float | HostError]:
+        """All the same."""
+        return [100.0] * len(artifacts)
 
 
 def test_a_step_becomes_one_kernel_where_that_is_faster() -> None:

@@ -6,9 +6,10 @@ The searches, in order:
 2. The sizes of each kind of launch: one after the other is varied (search_sizes.py).
 3. Thresholds, the rows from which another kernel runs: both kernels are timed (search_thresholds.py).
 4. Whether a decode step is one kernel, on hosts that can do that: whole steps again.
+5. How many tokens a block of the cache has: whole steps, and prompts (search_blocks.py).
 
 What wins is timed once more against what it replaces. Winners become rules of the artifact's chip, after the rules that
-it has: one for each site, and one for all quantised weights.
+it has: one for each site, and one for all quantised weights. Blocks of another size are in its spec.
 """
 
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from mlxr.tuning.candidates import CANDIDATES, Candidates
 from mlxr.tuning.measure import LaunchTimer
 from mlxr.tuning.random_inputs import RandomInputs, decode_batch
 from mlxr.tuning.scenario import scenarios
+from mlxr.tuning.search_blocks import search_blocks
 from mlxr.tuning.search_sizes import SizeSearch
 from mlxr.tuning.search_steps import StepSearch
 from mlxr.tuning.search_thresholds import search_threshold
@@ -101,4 +103,5 @@ class Tuner:
             tunings += search_threshold(bench, name)
         if steps and self._step_kernels:
             tunings += steps.search_step_kernel()
-        return Tuning(bench.artifacts.final(tunings), tuple(tunings))
+        blocks = search_blocks(bench, self._step_times, context) if self._step_times else []
+        return Tuning(bench.artifacts.final(tunings), (*tunings, *blocks))

@@ -1,11 +1,12 @@
-"""Times whole decode steps of one sequence as generation runs them: `mlxr tune` chooses step kernel and arena by them.
+"""Times whole decode steps of one sequence as generation runs them, and whole prompts.
 
-Single launches would not do: what a step kernel saves is the CPU's work, which generation does while the GPU is busy.
+`mlxr tune` chooses the step kernel, the arena and its blocks by them. Single launches would not do: what a step kernel
+saves is the CPU's work, which generation does while the GPU is busy.
 """
 
 import gc
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -62,6 +63,22 @@ class StepTimer:
             artifacts: one or more.
             context: tokens of the sequence; see `context_of`.
         """
+        steps, context = self._steps_of(artifacts[0]), self.context_of(artifacts[0], context)
+
+        def decode(sequences: Sequences) -> list[float]:
+            sequences.resize(context)
+            return sequences.decode(steps)
+
+        return self._times_us(artifacts, context, decode)
+
+    def prompt_times_us(self, artifacts: Sequence[Artifact], tokens: int) -> list[float | HostError]:
+        """The time of a prompt of so many tokens of each artifact, as `times_us`."""
+        return self._times_us(artifacts, tokens, lambda sequences: [sequences.restart(tokens)])
+
+    def _times_us(
+        self, artifacts: Sequence[Artifact], context: int, run: Callable[[Sequences], list[float]]
+    ) -> list[float | HostError]:
+        """The median of the seconds that `run` gives in all turns, or why an artifact cannot run."""
         gc.collect()  # hosts of an earlier call hold themselves, and with them all weights
         try:
             _check_memory(artifacts, context + self._steps)
@@ -89,8 +106,7 @@ class StepTimer:
         for _ in range(self._rounds):
             for number, sequences in list(running.items()):
                 try:
-                    sequences.resize(context)
-                    samples[number] += sequences.decode(steps)
+                    samples[number] += run(sequences)
                 except _FAILURES as error:
                     times[number] = HostError(str(error))
                     del running[number]

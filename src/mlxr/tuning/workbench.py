@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mlxr.compiler.artifact import Artifact, Chip
 from mlxr.compiler.artifact.geometry_rule import GeometryRule
 from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.spec.change import with_block_size
 from mlxr.tuning.candidates import Candidates
 from mlxr.tuning.measure import LaunchTimer
 from mlxr.tuning.site_tuning import SiteTuning, Sizes
@@ -46,6 +47,21 @@ class TrialArtifacts:
         if key not in self._compiled:
             self._compiled[key] = self._with_rules(rules, ("metal",))
         return self._compiled[key]
+
+    def with_blocks(self, size: int) -> Artifact:
+        """As `compiled`, with blocks of the cache of so many tokens.
+
+        Raises:
+            MlxrError: there are no kernels for such blocks, or no room.
+        """
+        if size == self._spec.cache.block_size:
+            return self.compiled()
+        return compile_spec(with_block_size(self._spec, size), targets=("metal",), chip=self.compiled().chip).artifact
+
+    def keep_blocks(self, size: int) -> None:
+        """Blocks of the cache have so many tokens from now on."""
+        self._spec = with_block_size(self._spec, size)
+        self._compiled.clear()
 
     def final(self, tunings: Sequence[SiteTuning]) -> Artifact:
         """The spec for all targets of the artifact, with a rule for each site that changed."""
