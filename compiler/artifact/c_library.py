@@ -7,7 +7,7 @@ from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.spec.record import Record
 
 LATER = "later"
-"""The port of a tensor that a call does not read, but asks the system to have in memory soon."""
+"""The port of a tensor that a call does not read, but brings closer: into memory, or into a cache of the CPU."""
 
 
 class CTensor(Record):

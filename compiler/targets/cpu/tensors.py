@@ -1,6 +1,6 @@
 """The weights in memory, for the C program."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mlxr.compiler.artifact.c_library import CTensor
 from mlxr.compiler.artifact.weight_plan import TensorSource, WeightPlan
@@ -34,15 +34,21 @@ def expert_stride(rows: int, row_bytes: int, *, packed: bool) -> int:
     return -(-size // _PAGE) * _PAGE if packed and size >= _LEAST_PAGES * _PAGE else size
 
 
-def c_tensors(weights: Sequence[WeightPlan], choices: Choices) -> tuple[CTensor, ...]:
-    """The tensors of all weights: one for each part of a matrix that files store, and one for a whole vector."""
+def c_tensors(weights: Sequence[WeightPlan], choices: Choices, halves: Collection[str]) -> tuple[CTensor, ...]:
+    """The tensors of all weights: one for each part of a matrix that files store, and one for a whole vector.
+
+    Args:
+        weights: all of them.
+        choices: see `choices_of`.
+        halves: those of adapters that are bf16.
+    """
     tensors: dict[str, CTensor] = {}
     for weight in weights:
         if weight.is_of_adapters:
             tensors[weight.name] = CTensor(
                 name=weight.name,
                 layout="rows",
-                format=WeightFormat.F16,
+                format=WeightFormat.BF16 if weight.name in halves else WeightFormat.F16,
                 shape=weight.shape,
                 size_bytes=2 * weight.shape[0],
                 parts=weight.parts,

@@ -31,7 +31,7 @@ class PlacedTensors:
         addresses: of each tensor.
         owners: the objects that own that memory.
         mapped_bytes, own_bytes: see `CpuHost`.
-        adapters: by name the numbers of the tensors that adapters have.
+        adapters: by name the numbers of the tensors that adapters have: f16, or bf16 as its bits.
         panels: the file of the panels as it is mapped; None: they are in memory.
         notes: for people, where panels are kept, or why not.
     """
@@ -40,7 +40,7 @@ class PlacedTensors:
     owners: list[object] = field(default_factory=list)
     mapped_bytes: int = 0
     own_bytes: int = 0
-    adapters: dict[str, npt.NDArray[np.float16]] = field(default_factory=dict)
+    adapters: dict[str, npt.NDArray[np.float16] | npt.NDArray[np.uint16]] = field(default_factory=dict)
     panels: mmap | None = None
     notes: tuple[str, ...] = ()
 
@@ -126,7 +126,8 @@ class Placing:
             target, memory = memory[: tensor.size_bytes], memory[aligned_bytes:]
             self.placed.addresses[index] = target.ctypes.data
             if is_of_adapters(tensor):
-                self.placed.adapters[tensor.name] = target.view(np.float16)  # zeros, as the memory is reserved
+                # Zeros, as the memory is reserved.
+                self.placed.adapters[tensor.name] = target.view(STORAGE[str(tensor.format)])
             elif index in self._copied:
                 tasks += _copy_tasks(self._copied[index], target)
             elif tensor.layout == "packed":

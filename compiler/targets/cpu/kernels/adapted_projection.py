@@ -1,12 +1,17 @@
 """Projections to whose sums low-rank adapters add, before the steps after the sums."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from itertools import dropwhile, islice
 
+from mlxr.compiler.artifact.c_library import LATER
+from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.adapter import FINISH_STEPS, AdapterDown, AdapterUp, adapted
 from mlxr.compiler.ir.ops.linear import Projection
 from mlxr.compiler.ir.ops.norm import Norm
 from mlxr.compiler.schedule.kernel import round_up
+from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.targets.cpu.kernel_parts.adapted import adapted_norm
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import ADAPTERS, CpuHelper, Param
 from mlxr.compiler.targets.cpu.kernel_parts.matrix_kernel import weight_buffers
@@ -23,24 +28,35 @@ class CpuAdaptedProjection(CpuProjection):
     Attributes:
         widths: columns of each part.
         rank, slots: see `AdapterUp`.
+        later: parts and columns of the first matrices of the next projection with adapters, which come closer to the
+            CPU meanwhile; None: there is none.
     """
 
     template = "adapted_projection.jinja"
     widths: tuple[int, ...]
     rank: int
     slots: int
+    later: tuple[int, int] | None = None
+
+    @property
+    def pairs(self) -> bool:
+        """Whether matrices are bf16: where products may round their inputs, and the weights are not f32."""
+        return self.rounding == "fast" and not self.tiles_f32
 
     @property
     def params(self) -> tuple[Param, ...]:
         """Those of the projection, and the matrices of all adapters; ids and scales are in the batch."""
-        return (*super().params, Param("down", "matrix"), Param("lift", "matrix"))
+        later = (Param(LATER, "matrix"),) if self.later else ()
+        return (*super().params, Param("down", "matrix"), Param("lift", "matrix"), *later)
 
     @property
     def buffer_table(self) -> str:
         """See `CpuProjection.buffer_table`."""
-        down = f"[{len(self.widths)}, {self.slots}, {self.rank}, {self.in_features}] f16"
+        kind = WeightFormat.BF16 if self.pairs else WeightFormat.F16
+        down = f"[{len(self.widths)}, {self.slots}, {self.rank}, {self.in_features}] {kind}"
         lift = ", ".join(f"[{self.slots}, {self.rank} * {width}]" for width in self.widths)
-        return f"{super().buffer_table}//   down     {down}\n//   lift     by part: {lift} f16, in panels\n"
+        later = f"//   {LATER}    first matrices of the next call\n" if self.later else ""
+        return f"{super().buffer_table}//   down     {down}\n//   lift     by part: {lift} {kind}, in panels\n{later}"
 
     @property
     def helpers(self) -> tuple[CpuHelper, ...]:
@@ -88,7 +104,28 @@ def lower_adapter_up(lowering: CpuLowering, op: Op, attrs: AdapterUp) -> None:
     own["label"] = f"{adapted(op, 'lift')}_adapted"
     assert [segment.rows for segment in kernel.segments] == [*attrs.part_widths], "a part is a tensor"
     joined = CpuAdaptedProjection(**own, widths=attrs.part_widths, rank=attrs.rank, slots=attrs.slots)
-    lowering.add_call(whole, joined, weight_buffers(lowering, whole) | {"down": down.inputs["down"]})
+    buffers = weight_buffers(lowering, whole) | {"down": down.inputs["down"]}
+    if (later := _next_down(lowering, op)) is not None:
+        joined = replace(joined, later=(later.attrs_as(AdapterDown).parts, lowering.width(later, "x")))
+        buffers[LATER] = later.inputs["down"]
+    lowering.add_call(whole, joined, buffers)
+
+
+def halved(launches: Iterable[PendingLaunch]) -> set[str]:
+    """The weights of adapters that are bf16 in memory; others are f16."""
+    return {
+        name
+        for launch in launches
+        if isinstance(launch.body, CpuAdaptedProjection) and launch.body.pairs
+        for (port, _), name in zip(launch.body.inputs, launch.inputs, strict=True)
+        if port in ("down", "lift")
+    }
+
+
+def _next_down(lowering: CpuLowering, op: Op) -> Op | None:
+    after = dropwhile(lambda other: other is not op, lowering.graph.ops)
+    later = next((other for other in islice(after, 1, None) if isinstance(other.attrs, AdapterUp)), None)
+    return None if later is None else lowering.graph.producer(later.inputs["low"])
 
 
 def _normed(op: Op, norm: Op) -> Op:
