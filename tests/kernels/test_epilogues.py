@@ -8,7 +8,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.family_specs import family_spec
-from mlxr_tests.few import few_of
+from mlxr_tests.few import few, few_of
 from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled
 from mlxr_tests.tolerances import Mismatch
@@ -128,10 +128,31 @@ def test_tiles_of_sequences_share_reads_of_a_shared_expert(matmul):
     """More sequences than a tile, whose last is not full; where matrix instructions multiply them, apart."""
     spec = large_spec("experts-shared-gate", "q8_0", activation_dtype="bf16")
     bench = OpBench(compiled(spec, Geometry.of(**matmul)), sum_error=4e-3)
-    name, _ = expert_ops(bench.artifact, "decode")
-    bench.run("decode", [name], bench.batch([(seq_id, 1) for seq_id in bench.sequences(0, 4, 9)]))
-    assert ("routed_experts_shared_rows" in bench.launches) == ("matmul_tile" in matmul)
-    assert ("routed_experts" in bench.launches) == ("mma_min_rows" in matmul)
+    bench.run("decode", expert_ops(bench.artifact, "decode"), _one_token_each(bench, 0, 4, 9))
+    together = {"routed_experts_shared_rows", "experts_down_shared_rows"}
+    assert together & set(bench.launches) == (together if "matmul_tile" in matmul else set())
+    assert {"routed_experts", "experts_down"} & set(bench.launches) == (set() if "matmul_tile" in matmul else APART)
+
+
+APART = {"routed_experts", "experts_down"}
+
+
+@pytest.mark.parametrize("outputs", few([1, 2, 8, 32], [8]))
+@pytest.mark.parametrize(("weights", "hidden"), few([("f32", 40), ("q8_0", 64)], [("f32", 40)]))
+def test_tokens_of_a_threadgroup_share_reads_of_a_shared_expert(weights, hidden, outputs):
+    """Fewer tokens than it takes, and more; outputs that are multiplied at once, and one after the other."""
+    shared = {"intermediate_size": 160, "gate": True}
+    changes = BLOCKS | {"model__hidden_size": hidden, "model__mlp__experts__shared": shared}
+    changes |= {"cache__max_sequences": 7, "model__mlp__intermediate_size": 96}
+    spec = family_spec("experts-shared-gate", weights={"default": weights}, **changes)
+    bench = OpBench(compiled(spec, Geometry.of(matvec_outputs=outputs)))
+    for lengths in ((3, 0), (0, 4, 9, 1, 2)):
+        bench.run("decode", expert_ops(bench.artifact, "decode"), _one_token_each(bench, *lengths))
+    assert bench.launches["experts_down_shared_rows"] == 2
+
+
+def _one_token_each(bench, *lengths):
+    return bench.batch([(seq_id, 1) for seq_id in bench.sequences(*lengths)])
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(),
         (
             *("experts", "experts_down", "down_rows", "experts_down_shared"),
-            *("routed_experts_shared", "routed_experts_shared_rows"),
+            *("routed_experts_shared", "routed_experts_shared_rows", "experts_down_shared_rows"),
         ),
     ),
     "latent-split-bf16": (

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from mlxr.compiler.artifact.launch import Condition
+from mlxr.compiler.artifact.kernel_entry import ChosenGeometry
+from mlxr.compiler.artifact.launch import Condition, Extent
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.experts import ExpertCombine
@@ -13,6 +14,7 @@ from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
     SUM_IGNORES,
     ExpertKernel,
+    SharedMatrix,
     expert_choice,
     expert_fields,
 )
@@ -22,12 +24,16 @@ from mlxr.compiler.targets.metal.kernels.shared_expert import (
     ALONE,
     as_projection,
     grid_of,
+    in_tiles,
     multiply_several,
     multiply_together,
     takes_several,
     tokens_from,
 )
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
+
+_MOST_OUTPUTS = 8
+"""The most outputs of a simdgroup where several tokens share reads: it multiplies a few of them after the other."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,16 @@ class ExpertCombineKernel(ExpertKernel):
         return (*super().outputs, ("shared_out", self.epilogue.out)) if self.apart else super().outputs
 
     @property
+    def together(self) -> bool:
+        """Whether the simdgroups of a threadgroup have a token each, and share reads of the shared expert's weight."""
+        return self.shared is not None and self.shared.tile > 1 and not self.apart
+
+    @property
+    def outs_per_threadgroup(self) -> int:
+        """Outputs of a threadgroup, for each of its tokens."""
+        return self.outs if self.together else super().outs_per_threadgroup
+
+    @property
     def shared_threadgroups(self) -> int:
         """Threadgroups of the shared expert alone, for each token."""
         return self.shared.threadgroups if self.apart and self.shared else 0
@@ -61,6 +77,8 @@ class ExpertCombineKernel(ExpertKernel):
     @property
     def threadgroup_bytes(self) -> int:
         """Bytes of the sums of simdgroups that share columns."""
+        if self.together:
+            return 4 * self.simdgroups**2 * self.outs
         twice = self.apart and self.shared is not None and self.shared.split > 1
         return self.simdgroups * self.sums * 4 * (2 if twice else 1) if self.split > 1 else 0
 
@@ -122,11 +140,50 @@ def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) 
         without = replace(kernel, label="experts_down", shared=None, apart=False)
         multiply_several(lowering, op, product, kernel, without, {"out": op.out}, chosen)
         return
-    out, of_experts = lowering.graph.value(op.out), f"{op.name}.of_experts"
-    lowering.scratch.append(Scratch(of_experts, out.shape, out.dtype))
-    kernel = replace(kernel, label="experts_down", shared=None, shared_gate=None)
-    lowering.emit(op, kernel, grid_of(kernel), {"out": of_experts}, when=tokens_from(lowering, 2), chosen=chosen)
-    inputs |= {"residual": of_experts}
     inputs |= {"gate": op.inputs["shared_gate"]} if "shared_gate" in op.inputs else {}
-    last = Projection(attrs.dtype, residual_scale=attrs.residual_scale)
-    multiply_together(lowering, as_projection(op, last, inputs, op.out))
+    _add_several(lowering, op, kernel, as_projection(op, _last(attrs), inputs, op.out), chosen)
+
+
+def _last(attrs: ExpertCombine) -> Projection:
+    """The shared expert's last product, which is added to the sum."""
+    return Projection(attrs.dtype, residual_scale=attrs.residual_scale)
+
+
+def _add_several(
+    lowering: MetalLowering, op: Op, kernel: ExpertCombineKernel, product: Op, chosen: ChosenGeometry
+) -> None:
+    """Adds the launches of steps of several tokens: of few one, of others one of the experts and one of the shared one.
+
+    Args:
+        lowering: of the phase.
+        op: the op of both.
+        kernel: the kernel for steps of one token.
+        product: the shared expert's product.
+        chosen: the geometry of the kernels.
+    """
+    assert kernel.shared is not None, "there is a shared expert"
+    out, of_experts = lowering.graph.value(op.out), f"{op.name}.of_experts"
+    product = replace(product, inputs=product.inputs | {"residual": of_experts})
+    lowering.scratch.append(Scratch(of_experts, out.shape, out.dtype))
+    least, tiles = 2, in_tiles(lowering, product, kernel.shared)
+    if tiles is not None:
+        few, most = _of_tokens(kernel, tiles[0]), tiles[1]
+        grid = (Extent(times=few.threadgroups), Extent(dim="tokens", per=few.simdgroups))
+        buffers = {"out": op.out, "dims": "dims"}
+        lowering.emit(op, few, grid, buffers, when=tokens_from(lowering, least, most), chosen=chosen)
+        least = most + 1
+    if least > lowering.limits["tokens"]:
+        lowering.scratch.pop()
+        return
+    apart = replace(kernel, label="experts_down", shared=None, shared_gate=None)
+    lowering.emit(op, apart, grid_of(apart), {"out": of_experts}, when=tokens_from(lowering, least), chosen=chosen)
+    multiply_together(lowering, product, least)
+
+
+def _of_tokens(kernel: ExpertCombineKernel, matrix: SharedMatrix) -> ExpertCombineKernel:
+    """The kernel whose simdgroups have a token each, and some columns of the shared expert's weight for all of them."""
+    outs = min(kernel.outs, _MOST_OUTPUTS)
+    assert kernel.out_features % outs == 0, "rows of the residual stream are multiples of 8"
+    shared = replace(matrix, outs=min(matrix.outs, outs), split=matrix.tile, simdgroups=matrix.tile)
+    of_experts = replace(kernel, outs=outs, split=1, simdgroups=matrix.tile, shared=shared)
+    return replace(of_experts, label=f"{kernel.label}_rows")

@@ -1,7 +1,8 @@
 """A shared expert: of one token or few in the experts' launches, of many in launches of its own.
 
 The experts' kernels multiply each token by itself, since tokens choose different experts. A shared expert's weights are
-the same for all, so that several tokens share a read of them.
+the same for all, so that several tokens share a read of them: in the first launch threadgroups of its own take several
+tokens, and in the last one, where the sum is one of both, a threadgroup has several tokens.
 """
 
 import dataclasses
@@ -56,7 +57,7 @@ def multiply_several(
         chosen: the geometry of both kernels.
     """
     assert kernel.shared is not None, "there is a shared expert"
-    least, tiles = 2, _in_tiles(lowering, product, kernel.shared)
+    least, tiles = 2, in_tiles(lowering, product, kernel.shared)
     if tiles is not None:
         matrix, most = tiles
         few = dataclasses.replace(kernel, label=f"{kernel.label}_rows", shared=matrix)
@@ -74,7 +75,7 @@ def grid_of(kernel: ExpertKernel) -> tuple[Extent, Extent]:
     return Extent(times=kernel.threadgroups), Extent(dim="tokens")
 
 
-def _in_tiles(lowering: MetalLowering, product: Op, matrix: SharedMatrix) -> tuple[SharedMatrix, int] | None:
+def in_tiles(lowering: MetalLowering, product: Op, matrix: SharedMatrix) -> tuple[SharedMatrix, int] | None:
     """The shared expert's matrix for steps of several tokens, in a launch of the experts, and the most tokens of these.
 
     None where other kernels are better for two tokens already: those with matrix instructions, or MLX's matmul. Such
