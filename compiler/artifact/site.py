@@ -14,15 +14,16 @@ class Site:
 
     Attributes:
         label: the readable part of the kernel's name: `qkv`, `gate_up`, `logits`, `experts`, `attend`, ...; `step` for
-            a whole decode step, `chunk` for a prefill step, `arena` for the cache itself, `choice` for that of experts.
+            a whole decode step, `chunk` for a prefill step, `arena` for the cache itself, `choice` for that of experts,
+            `gated_delta` for that rule.
         outputs: rows of the weight (for experts: of one expert); KV heads for attention and the cache; layers for a
-            step or chunk; all experts for their choice.
+            step or chunk; all experts for their choice; heads of values for the gated delta rule.
         columns: columns of the weight; head_dim for attention and the cache; the hidden size for a step or chunk; a
-            token's experts for their choice.
+            token's experts for their choice; elements of a key for the gated delta rule.
         formats: the weight's formats, in order; the cache's element type for attention and the cache; the formats of
-            all matrices for a step; the activations' type for the choice of experts.
+            all matrices for a step; the activations' type for the choice of experts and the gated delta rule.
         bits: average bits of a weight's number, scales included; bits of a cached number for attention and the cache;
-            of an activation for the choice of experts.
+            of an activation for the choice of experts and the gated delta rule.
     """
 
     label: str
@@ -50,6 +51,11 @@ class Site:
     def of_choice(cls, num_experts: int, top_k: int, activation: DType) -> "Site":
         """The site of the choice among so many experts, of which a token has top_k, for activations of a type."""
         return cls("choice", num_experts, top_k, (str(activation),), 8.0 * activation.size_bytes)
+
+    @classmethod
+    def of_delta(cls, num_heads: int, key_dim: int, activation: DType) -> "Site":
+        """The site of the gated delta rule of a prefill step, for activations of a type."""
+        return cls("gated_delta", num_heads, key_dim, (str(activation),), 8.0 * activation.size_bytes)
 
     @classmethod
     def of_chunk(cls, num_layers: int, hidden_size: int) -> "Site":

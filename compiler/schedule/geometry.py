@@ -250,6 +250,15 @@ class PrefillAttention(SizeRecord):
 
 
 @dataclass(frozen=True)
+class DeltaChunks(SizeRecord):
+    """The gated delta rule in a prefill step."""
+
+    min_tokens: int = size("delta_chunk_tokens", 0, least=0)
+    """The fewest tokens of a step of one sequence that are taken by chunks with MMA, if activations are bf16 and heads
+    suit it; steps of several sequences have four times as many. Other steps go token by token; 0: all do."""
+
+
+@dataclass(frozen=True)
 class ChunkSizes(SizeRecord):
     """Sizes of whole prefill steps."""
 
@@ -308,6 +317,7 @@ class Geometry(SizeRecord):
     many_rows: ManyRows = ManyRows()
     decode_attention: DecodeAttention = DecodeAttention()
     prefill_attention: PrefillAttention = PrefillAttention()
+    delta: DeltaChunks = DeltaChunks()
     chunk: ChunkSizes = ChunkSizes()
     arena: ArenaSizes = ArenaSizes()
     step: StepKernelSizes = StepKernelSizes()

@@ -53,7 +53,8 @@ def test_steps(name: str, target: str) -> None:
     drive(HostPair(compiled(delta_spec(**SPECS[name], of_model=exact), target=target)))
 
 
-@pytest.mark.parametrize("dtype", few(["bf16", "f16"], ["bf16"]))
+@pytest.mark.long  # test_delta_chunks.py has a short one, of bf16
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_types(dtype: str) -> None:
     changes = {
         "cache__max_sequences": 4,

@@ -15,7 +15,8 @@ FLAT = (
     *("attend_many", "attend_many_simdgroups", "attend_many_heads", "attend_many_unroll", "attend_many_mma"),
     *("partition", "partitions", "partition_simdgroups", "partition_heads", "partition_unroll", "partition_mma"),
     *("prefill_rows", "prefill_keys", "prefill_rows_per_simdgroup", "prefill_mma"),
-    *("mlx_min_tokens", "mlx_min_context", "chunk_tokens", "chunk_padding", "contiguous_context"),
+    *("mlx_min_tokens", "mlx_min_context", "delta_chunk_tokens"),
+    *("chunk_tokens", "chunk_padding", "contiguous_context"),
     *("step_threads", "step_rank_threads", "step_sequences", "step_blocks", "step_prefetch"),
 )
 """What chips' tables, plans and tuning.json call the sizes: to rename one breaks the files of users."""

@@ -33,11 +33,13 @@ class DeltaCase:
 
     heads: GatedDelta
     inputs: dict[str, mx.array]
+    lengths: tuple[int, ...] = LENGTHS
+    table: tuple[tuple[int, ...], ...] = TABLE
 
     @property
     def tokens(self) -> int:
         """Tokens of all sequences."""
-        return sum(LENGTHS)
+        return sum(self.lengths)
 
     def reference(self) -> tuple[np.ndarray, np.ndarray]:
         """The result and the states, by the reference."""
@@ -60,26 +62,36 @@ class _Layer:
 
 
 def delta_case(name: str, dtype: str = "f32", seed: int = 0) -> DeltaCase:
+    """A case of these heads; see `case_of`."""
+    return case_of(GatedDelta(*HEADS[name]), dtype, seed)
+
+
+def case_of(
+    heads: GatedDelta,
+    dtype: str = "f32",
+    seed: int = 0,
+    lengths: tuple[int, ...] = LENGTHS,
+    table: tuple[tuple[int, ...], ...] = TABLE,
+) -> DeltaCase:
     """A case; decays and betas are columns of one value, where the decays come last. One query and its key are 0."""
-    heads = GatedDelta(*HEADS[name])
     firsts = {"q_first": 0, "k_first": heads.keys, "v_first": 2 * heads.keys}
     first = -(-heads.num_heads // 4) * 4
     heads = replace(heads, decay_first=first + 4, beta_first=4, **firsts)
-    rng, tokens = np.random.default_rng(seed), sum(LENGTHS)
+    rng, tokens = np.random.default_rng(seed), sum(lengths)
     numbers = random_array(rng, (tokens, first + 4 + -(-heads.decays // 4) * 4), dtype)
     parts = random_array(rng, (tokens, 2 * heads.keys + heads.width), dtype)
-    parts[ZERO, : 2 * heads.keys] = 0
+    parts[ZERO : ZERO + 1, : 2 * heads.keys] = 0
     inputs: dict[str, Any] = {
         **dict.fromkeys("qkv", parts),
         "a": numbers,
         "b": numbers,
         "rate": mx.array(-rng.uniform(0.01, 16, heads.num_heads).astype(np.float32)),
         "dt_bias": mx.array(rng.normal(-3, 2, heads.decays).astype(np.float32)),
-        "query_start": mx.array(np.cumsum([0, *LENGTHS]).astype(np.int32)),
-        "state_table": mx.array(np.array(TABLE, np.int32)),
+        "query_start": mx.array(np.cumsum([0, *lengths]).astype(np.int32)),
+        "state_table": mx.array(np.array(table, np.int32)),
         "states": random_array(rng, (SLOTS, LAYERS, heads.num_heads, heads.key_dim, heads.value_dim), "f32"),
     }
-    return DeltaCase(heads, inputs)
+    return DeltaCase(heads, inputs, lengths, table)
 
 
 def by_formula(case: DeltaCase) -> tuple[np.ndarray, np.ndarray]:
@@ -90,7 +102,7 @@ def by_formula(case: DeltaCase) -> tuple[np.ndarray, np.ndarray]:
     )
     keys = h.keys
     out, start = np.zeros((case.tokens, h.num_heads, h.value_dim)), 0
-    for length, (read, *write) in zip(LENGTHS, TABLE, strict=True):
+    for length, (read, *write) in zip(case.lengths, case.table, strict=True):
         for head in range(h.num_heads):
             of_key = head % h.num_key_heads if h.tiled else head // (h.num_heads // h.num_key_heads)
             state = states[read, LAYER, head].copy() if read >= 0 else np.zeros((h.key_dim, h.value_dim))

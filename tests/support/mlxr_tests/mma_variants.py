@@ -4,6 +4,7 @@ from typing import Any
 
 from mlxr.compiler.artifact import ModelSpec
 from mlxr.compiler.schedule.geometry import Geometry
+from mlxr_tests.delta_cases import delta_spec
 from mlxr_tests.specs import small_spec
 
 FOUR: dict[str, Any] = {
@@ -114,5 +115,19 @@ MMA_VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         ),
         Geometry.of(prefill_mma=1),
         ("attend_prefill_wide_mma",),
+    ),
+    "delta-chunks": (
+        delta_spec(
+            key_dim=64,
+            value_dim=48,
+            of_model={
+                "weights": {"default": "bf16"},
+                "model__context": 192,
+                "prefill_chunk": 128,
+                **FOUR,
+            },
+        ),
+        Geometry.of(delta_chunk_tokens=24),
+        ("delta_solve", "delta_chunks"),
     ),
 }
