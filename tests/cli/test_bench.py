@@ -172,7 +172,8 @@ def test_faulty_input_gives_a_message_and_1(
     assert shown.out == ""
 
 
-def test_prompts_of_unseen_lengths(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def lengths_of_prompts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list to which the lengths of all prompts are added."""
     seen: list[int] = []
     start = Model.start
 
@@ -181,6 +182,11 @@ def test_prompts_of_unseen_lengths(capsys: pytest.CaptureFixture[str], monkeypat
         return start(self, prompts, **options)
 
     monkeypatch.setattr(Model, "start", noting)
+    return seen
+
+
+def test_prompts_of_unseen_lengths(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = lengths_of_prompts(monkeypatch)
     arguments = [str(TINY), "--host", "reference", "--lengths", "9-20", "--prompts", "6", "--decode-tokens", "2"]
     assert main(["bench", *arguments, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -193,17 +199,22 @@ def test_prompts_of_unseen_lengths(capsys: pytest.CaptureFixture[str], monkeypat
     )
 
 
-def test_decoding_alone_after_several_contexts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_decoding_alone_after_several_contexts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = lengths_of_prompts(monkeypatch)
     arguments = [str(TINY), "--host", "reference", "--prompts", "0", "--context", "5,9", "--decode-tokens", "2"]
     assert main(["bench", *arguments, "--prompt-tokens", "1000", "--json"]) == 0, "longer than any sequence"
     shown = json.loads(capsys.readouterr().out)
     assert [figures["context"] for figures in shown] == [5, 9]
+    assert seen == [*[5] * (1 + 2 + 1), *[9] * (1 + 2 + 1)], "each first fills the prefix cache, and warms up twice"
     for figures in shown:
         assert figures["decode_tokens_per_second"] > 0
         assert figures["prompt_tokens"] is figures["time_to_first_token_seconds"] is None
         assert figures["prompt_lengths"] == []
     assert main(["bench", *arguments]) == 0
-    assert capsys.readouterr().out.count("prefill tokens per second        -\n") == 2
+    text = capsys.readouterr().out
+    assert text.count("prefill tokens per second        -\n") == text.count("prompt lengths                   -\n") == 2
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -169,7 +169,7 @@ def _text(figures: dict[str, object]) -> str:
 
 
 def _show(name: str, value: object) -> str:
-    if value is None:
+    if value is None or value == []:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
