@@ -1,4 +1,4 @@
-"""The sum of two products: of one row in one launch, of several in two."""
+"""The sum of two products: of one row and of few in one launch, of many in two."""
 
 import pytest
 
@@ -45,11 +45,23 @@ def test_one_row(case: str, geometry: Geometry) -> None:
     bench.run("decode", [BOTH], bench.batch([(bench.sequences(0)[0], 1)]))
 
 
-@pytest.mark.parametrize("case", few([case for case in CASES if case != "16 bits"], ["a bias", "two formats"]))
-def test_several_rows(case: str) -> None:
-    """In 16 bits the first result is rounded, as is the sum of any two launches."""
-    bench = bench_of(case)
+@pytest.mark.parametrize("sizes", few([{}, {"matmul_tile": 2, "matmul_outputs": 2}], [{}]), ids=str)
+@pytest.mark.parametrize("case", few(CASES, ["a bias", "two formats"]))
+def test_several_rows(case: str, sizes: dict[str, int]) -> None:
+    bench = bench_of(case, Geometry.of(**sizes))
     bench.run("decode", [BOTH], bench.batch([(sequence, 1) for sequence in bench.sequences(0, 5, 3)]))
+    assert set(bench.launches) == {"down_sum_rows"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sizes", [{"mma_min_rows": 2}, {"mlx_min_rows": 3}], ids=str)
+def test_rows_that_other_kernels_take_are_multiplied_apart(sizes: dict[str, int]) -> None:
+    """The first result is rounded, as is the sum of any two launches."""
+    changes = BLOCKS | {"weights": {"default": "bf16"}, "activation_dtype": "bf16", "cache__max_sequences": 5}
+    bench = OpBench(compiled(small_spec(model__parallel_blocks=True, **changes), Geometry.of(**sizes)), sum_error=4e-3)
+    for lengths in ((0, 5), (0, 5, 3)):
+        bench.run("decode", [BOTH], bench.batch([(sequence, 1) for sequence in bench.sequences(*lengths)]))
+    assert bench.launches["down_sum_rows"] == ("mlx_min_rows" in sizes)
 
 
 def test_matrix_instructions_keep_the_products_apart() -> None:

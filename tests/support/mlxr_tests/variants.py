@@ -146,7 +146,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
     "parallel": (
         small_spec(**_ONE_LAYER, model__parallel_blocks=True, model__mlp={"intermediate_size": 40, "bias": True}),
         Geometry(),
-        ("down_sum",),
+        ("down_sum", "down_sum_rows"),
     ),
     "layer-norms": (
         small_spec(

@@ -17,7 +17,7 @@ from mlxr.compiler.targets.metal.kernel_parts.projection_facts import Projection
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
 from mlxr.compiler.targets.metal.kernels.gemm import can_tile, gemm
 from mlxr.compiler.targets.metal.kernels.gemm_mma import gemm_mma
-from mlxr.compiler.targets.metal.kernels.matmul import matmul
+from mlxr.compiler.targets.metal.kernels.matmul import MatmulKernel, matmul
 from mlxr.compiler.targets.metal.kernels.matmul_mma import MMA_TILES, matmul_mma
 from mlxr.compiler.targets.metal.kernels.matvec import matvec
 from mlxr.compiler.targets.metal.kernels.matvec_mma import MMA_FORMATS, matvec_mma
@@ -110,6 +110,16 @@ def divided(variants: Sequence[ProjectionVariant], most_rows: int) -> list[Proje
                 left.append((low, high))
         free = [(low, high) for low, high in left if low <= high]
     return sorted(taken, key=lambda variant: variant.first)
+
+
+def of_several(p: ProjectionFacts) -> tuple[MatmulKernel, int] | None:
+    """The kernel for several rows, and the most rows that it takes, if it takes two of them.
+
+    None where others are better for two rows already: those with matrix instructions, or MLX's matmul.
+    """
+    two = next(v for v in divided(variants_of(p), p.most_rows) if v.first <= 2 <= v.last)
+    most = min(two.last, p.most_rows if p.library_rows is None else p.library_rows - 1)
+    return (two.kernel, most) if isinstance(two.kernel, MatmulKernel) and most > 1 else None
 
 
 def with_block(variant: ProjectionVariant, p: ProjectionFacts) -> ProjectionVariant:

@@ -13,9 +13,8 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.linear import Projection
 from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import ExpertKernel, SharedMatrix
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import facts_of
-from mlxr.compiler.targets.metal.kernels.matmul import MatmulKernel
 from mlxr.compiler.targets.metal.kernels.projection import lower_projection
-from mlxr.compiler.targets.metal.kernels.projection_variants import divided, variants_of
+from mlxr.compiler.targets.metal.kernels.projection_variants import of_several
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 ALONE = Condition(dim="tokens", maximum=1)
@@ -86,12 +85,11 @@ def in_tiles(lowering: MetalLowering, product: Op, matrix: SharedMatrix) -> tupl
         product: the shared expert's product, as a projection.
         matrix: its matrix for steps of one token.
     """
-    facts = facts_of(lowering, product)
-    two = next(v for v in divided(variants_of(facts), facts.most_rows) if v.first <= 2 <= v.last)
-    most = min(two.last, facts.most_rows if facts.library_rows is None else facts.library_rows - 1)
-    if not isinstance(two.kernel, MatmulKernel) or most < 2:
+    several = of_several(facts_of(lowering, product))
+    if several is None:
         return None
-    outs, tile = max(1, _FEW_ROWS // matrix.epilogue.halves), min(_FEW_TOKENS, two.kernel.tile)
+    two, most = several
+    outs, tile = max(1, _FEW_ROWS // matrix.epilogue.halves), min(_FEW_TOKENS, two.tile)
     return dataclasses.replace(matrix, outs=outs, tile=tile, split=1, unroll=1), most
 
 
