@@ -83,6 +83,7 @@ class EngineCore:
         self._ahead: Step | None = None  # launched while the step before it was not read
         self._next_deadline = float("inf")
         self.recent_steps: deque[StepRecord] = deque(maxlen=512)
+        self._used = 0.0  # by the host's clock, at the newest launch
         self._is_stepping = False
         self._dropped: list[Request] = []
 
@@ -257,6 +258,8 @@ class EngineCore:
             before: the step before, if its tokens have not been read.
         """
         self._ledger.launched()
+        if self.speculator is not None:
+            self._used = self._host.clock()
         try:
             step.launch(self._host, self._pager, self._answers.masks, before, self._save)
             self.scheduler.has_launched(step)
@@ -402,7 +405,8 @@ class EngineCore:
         if self._link and prompt_tokens and not decoding:
             self._link.tiers.computed(prompt_tokens, seconds)
         if self.speculator is not None and not prompt_tokens:
-            self.speculator.costs.measured(decoding + drafted, seconds)
+            used = seconds if self._host.pipelines else self._host.clock() - self._used
+            self.speculator.measured(decoding, drafted, used, count)
         for later in range(1 - count, 1):
             self.recent_steps.append(StepRecord(now + later * seconds, seconds, decoding, prompt_tokens, drafted))
 

@@ -172,7 +172,7 @@ class Model(ModelAdapters, Embeds):
             with blaming_head():
                 runner = load(*head[:2], self.arena, lender=self.host, resident=chosen.resident and 0)
                 self._head = OwnHead(runner, self.pager, self.core.save_evicted, progress, head.ids)
-            self.core.speculator = Speculator(self._head)
+            self.core.speculator = Speculator(self._head, self.host.clock)
             self._speculates = artifact.spec.model.eagle is not None
         self.default_sampling: DefaultSampling = default_sampling(file, plan.vocab_size, tokenizer)
         self._file = file
@@ -320,7 +320,7 @@ class Model(ModelAdapters, Embeds):
         if draft is not None:
             check_same_vocabulary(self.artifact, self.tokenizer, draft.artifact, draft.tokenizer)
             guesser = DraftModel(draft.host, draft.pager, self.artifact.plan.vocab_size)
-        self.core.speculator = Speculator(guesser)
+        self.core.speculator = Speculator(guesser, self.host.clock)
         self._draft, self._speculates = draft, True
 
     def chat_template(self, file: str | Path | None = None) -> ChatTemplate:

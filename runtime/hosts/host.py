@@ -69,6 +69,8 @@ class Host(ABC):
     """Whether it packs quantised weights, which it can then map from a file."""
     has_own_memory: ClassVar[bool] = False
     """Whether weights and arena are in memory of a GPU, and not in the machine's."""
+    clock: Callable[[], float] = staticmethod(time.perf_counter)
+    """Seconds by which steps and guesses are compared, in the thread that runs them."""
     arena_type: ClassVar[type[Arena]] = Arena
     """The arena that its steps read and write."""
 

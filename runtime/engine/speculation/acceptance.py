@@ -28,6 +28,11 @@ class Acceptance:
         self._tried: list[float] = []
         self._chances: list[float] = []
 
+    @property
+    def is_tried(self) -> bool:
+        """Whether anything was observed."""
+        return bool(self._tried)
+
     def copy(self) -> "Acceptance":
         """The same, to go on by itself."""
         copy = Acceptance(self._hope)

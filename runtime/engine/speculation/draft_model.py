@@ -4,7 +4,7 @@ Its tokens must mean the same text as those of the model for which it guesses: `
 """
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mlxr.compiler.artifact import MOST_UNDONE, Artifact
@@ -56,6 +56,11 @@ class DraftModel:
         self._drafts: dict[Hashable, _Draft] = {}
         self._costs = GuessCosts()
 
+    @property
+    def launches(self) -> Mapping[str, int]:
+        """See `Guesser`."""
+        return self._host.launches
+
     def propose(self, texts: Sequence[Text]) -> list[list[int]]:
         """Guesses up to `text.most` tokens of each text; none while the model still reads the text.
 
@@ -75,6 +80,11 @@ class DraftModel:
     def seconds(self, guesses: int) -> float:
         """See `Guesser`."""
         return self._costs.seconds(guesses)
+
+    def reading(self, text: Text) -> float:
+        """See `Guesser`."""
+        draft = self._drafts.get(text.key)
+        return self._costs.reading(len(text.tokens) - (draft.certain if draft else 0))
 
     def measure_anew(self) -> None:
         """See `Guesser`."""
@@ -147,7 +157,7 @@ class DraftModel:
         Returns:
             Of each guess in turn, the tokens of the texts that have as many, of those that both models have.
         """
-        begin = time.perf_counter()
+        begun, begun_clock = time.perf_counter(), self._host.clock()
         tile = self._host.plan.query_tile
         steps = [Batch.build(requests, self._pager, tile)]
         seq_ids = [self._drafts[text.key].seq_id for text in texts]
@@ -161,8 +171,12 @@ class DraftModel:
             steps.append(Batch.build(going, self._pager, tile))
         copy_shared_blocks(self._host, self._pager, None)
         tokens, later = self._host.chain(steps, self._vocab_size)
-        if texts and steps[0].num_tokens <= (1 + MOST_UNDONE) * len(texts):  # all that was new may have been guesses
-            self._costs.measured(time.perf_counter() - begin, len(steps), later)
+        seconds, read = self._host.clock() - begun_clock, steps[0].num_tokens
+        disturbed = time.perf_counter() - begun - seconds
+        if read > (1 + MOST_UNDONE) * len(texts):
+            self._costs.has_read(read, seconds)
+        elif texts and read <= (1 + MOST_UNDONE) * len(texts):  # all that was new may have been guesses
+            self._costs.measured(seconds, len(steps), later, disturbed)
         return tokens
 
     def _draft_of(self, text: Text, keys: set[Hashable]) -> _Draft | None:

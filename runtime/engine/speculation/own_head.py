@@ -11,7 +11,7 @@ guesses with its first alone.
 """
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -72,6 +72,11 @@ class OwnHead:
         self._known: dict[int, int] = {}  # by block, its life in which the head has read all of it
         self._costs = GuessCosts()
 
+    @property
+    def launches(self) -> Mapping[str, int]:
+        """See `Guesser`."""
+        return self._host.launches
+
     def propose(self, texts: Sequence[Text]) -> list[list[int]]:
         """Guesses up to `text.most` tokens of each text; none while the head still reads the text.
 
@@ -109,6 +114,10 @@ class OwnHead:
     def seconds(self, guesses: int) -> float:
         """See `Guesser`."""
         return self._costs.seconds(guesses)
+
+    def reading(self, text: Text) -> float:
+        """See `Guesser`."""
+        return 0.0 if text.seq_id is None else self._costs.reading(len(self._unread(text).tokens))
 
     def measure_anew(self) -> None:
         """See `Guesser`."""
@@ -188,13 +197,17 @@ class OwnHead:
 
     def _run(self, parts: Sequence[HeadPart], most: Sequence[int]) -> list[list[int]]:
         """Of each guess in turn, the tokens of those sequences that have as many; `most` falls."""
-        begin = time.perf_counter()
+        begun, begun_clock = time.perf_counter(), self._host.clock()
         plan = self._host.plan
         steps = [
             head_batch(self._pager, plan.query_tile, parts),
             *guess_batches(self._pager, plan.query_tile, parts, most),
         ]
         tokens, later = self._host.chain(steps, plan.output_width, self._ids)
-        if steps[0].num_tokens <= (1 + MOST_UNDONE) * len(parts):  # all that was new may have been guesses
-            self._costs.measured(time.perf_counter() - begin, len(steps), later)
+        seconds, read = self._host.clock() - begun_clock, steps[0].num_tokens
+        disturbed = time.perf_counter() - begun - seconds
+        if read > (1 + MOST_UNDONE) * len(parts):
+            self._costs.has_read(read, seconds)
+        elif read <= (1 + MOST_UNDONE) * len(parts):  # all that was new may have been guesses
+            self._costs.measured(seconds, len(steps), later, disturbed)
         return tokens

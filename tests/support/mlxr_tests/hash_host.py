@@ -8,6 +8,7 @@ With state slots, its logits depend also on a state that is carried from token t
 `Batch.state_table` says: so a wrong slot, a snapshot of other tokens, or a guess that was not undone shows, too.
 """
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -118,6 +119,7 @@ class HashHost:
 
     name, artifact, program, threads, notes, builds_late = "hash", None, None, None, (), False
     gathers_tops = False
+    clock = staticmethod(time.perf_counter)
 
     def __init__(self, geometry: Any, max_tokens: int, *, pipelines: bool = False, state_slots: int = 0) -> None:
         self.plan: Any = SimpleNamespace(
@@ -443,7 +445,6 @@ class Guesser:
 
     def __init__(self, engine: HashEngine) -> None:
         self.alone = engine.alone
-        self.costs = SimpleNamespace(measured=lambda *_: None)
 
     def draft(self, requests: Sequence[Request], tokens: int, room: int) -> None:
         for request in requests:
@@ -454,6 +455,9 @@ class Guesser:
             if length % 3 == 0 and request.draft.drafted:
                 request.draft.drafted[-1] = (request.draft.drafted[-1] + 1) % VOCAB
             room -= len(request.draft.drafted)
+
+    def measured(self, *times: float) -> None:
+        pass
 
     def end(self, request: Request) -> None:
         request.draft.drafted = []

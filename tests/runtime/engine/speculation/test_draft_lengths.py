@@ -105,3 +105,14 @@ def test_further_guesses_are_timed_apart() -> None:
     for _ in range(9):
         costs.measured(6.0, 3, 4.0)
     assert costs.seconds(3) == 6.0, "old times do not count"
+
+
+def test_where_others_ran_meanwhile_the_time_is_divided_as_before() -> None:
+    costs = GuessCosts()
+    costs.measured(1.0, 3, 2.0, disturbed=3.0)
+    assert costs.seconds(3) == 0.75, "half of it, as far as is known: a quarter for each further guess"
+    for _ in range(3):
+        costs.measured(1.5, 3, 1.0)
+    assert costs.seconds(3) == 1.0
+    costs.measured(1.0, 3, 9.0, disturbed=9.0)
+    assert costs.seconds(3) == 1.0

@@ -1,6 +1,7 @@
 """What a head reads before it guesses: all of its text, in slots that other texts share, and nothing twice."""
 
 import random
+import time
 import zlib
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ class HashHead:
     """A head without a model: its entries are the tokens that it read, in the slots of the engine's arena."""
 
     builds_late = pipelines = False
+    clock = staticmethod(time.perf_counter)
     chain = Host.chain
 
     def __init__(self, engine: HashEngine) -> None:

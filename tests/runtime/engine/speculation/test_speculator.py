@@ -14,40 +14,54 @@ SECONDS = [1, 1.15, 1.26, 1.27, 1.28, 1.3, 1.3, 1.3, 1.35, 1.4, 1.4, 1.4, 1.4, 1
 
 
 class FakeDraftModel(DraftModel):
-    """Makes guesses by a function of the text; each takes a fifth of a step, whatever was measured."""
+    """Makes guesses by a function of the text; each takes a fifth of a step, whatever was measured.
+
+    Attributes:
+        now: the time; of it passes what it takes.
+        to_read: what it takes to read a token.
+    """
 
     each = 0.2
 
-    def __init__(self, guess: Callable[[Sequence[int], int], list[int]]) -> None:
-        self._guess_of, self.asked = guess, 0
+    def __init__(self, guess: Callable[[Sequence[int], int], list[int]], to_read: float = 0.0) -> None:
+        self._guess_of, self.to_read = guess, to_read
+        self.asked, self.now = 0, 0.0
+        self._read: dict[object, int] = {}
 
     def propose(self, texts: Sequence[Text]) -> list[list[int]]:
         self.asked += max(text.most for text in texts)
+        for text in texts:
+            if text.most:
+                self.now += 0.2 * text.most + self.reading(text)
+                self._read[text.key] = len(text.tokens)
         return [self._guess_of(text.tokens, text.most) for text in texts]
 
     def seconds(self, guesses: int) -> float:
         return self.each * guesses
 
+    def reading(self, text: Text) -> float:
+        return self.to_read * (len(text.tokens) - self._read.get(text.key, 0))
+
     def measure_anew(self) -> None:
         self.each = 0.2
 
     def end(self, key: object) -> None:
-        pass
+        self._read.pop(key, None)
 
 
 def speedup(speculator: Speculator, prompt: list[int], answer: list[int], model: FakeDraftModel | None = None) -> float:
     """Time of plain decoding over that with speculation."""
     noise, seconds, tokens = random.Random(1), 0.0, list(prompt)
     while left := len(prompt) + len(answer) - len(tokens):
-        asked = model.asked if model else 0
+        begun = model.now if model else 0.0
         (draft,) = speculator.propose([Text("a", tokens, left - 1)], 1, 15)
         assert len(draft) < left
         accepted, rest = 0, answer[len(tokens) - len(prompt) :]
         while accepted < len(draft) and draft[accepted] == rest[accepted]:
             accepted += 1
         tokens += rest[: accepted + 1]
-        seconds += SECONDS[len(draft)] + 0.2 * ((model.asked if model else 0) - asked)
-        speculator.costs.measured(1 + len(draft), SECONDS[len(draft)] * noise.uniform(0.95, 1.3))
+        seconds += SECONDS[len(draft)] + ((model.now if model else 0.0) - begun)
+        speculator.measured(1, len(draft), SECONDS[len(draft)] * noise.uniform(0.95, 1.3))
     return len(answer) / seconds
 
 
@@ -84,6 +98,21 @@ def test_a_draft_model_that_guesses_wrong_rests() -> None:
     model = FakeDraftModel(lambda tokens, most: [-1] * most)
     assert speedup(Speculator(model), [], answer, model) > 0.97
     assert model.asked > 3, "it tries again"
+
+
+@pytest.mark.parametrize("length", [300, 3000])
+def test_trials_take_half_a_percent_of_the_time(length: int) -> None:
+    """Reading what it must before it guesses is most of what a trial takes: else texts would cost 3 %."""
+    model = FakeDraftModel(lambda tokens, most: [-1] * most, to_read=0.06)
+    speculator, answer = Speculator(model, lambda: model.now), text(length)
+    speedup(speculator, [], answer, model)
+    asked, texts = model.asked, 9000 // length
+    speeds = []
+    for _ in range(texts):
+        speculator.end("a")
+        speeds.append(speedup(speculator, [], answer, model))
+    assert texts / sum(1 / speed for speed in speeds) > 0.99
+    assert model.asked > asked, "it tries again"
 
 
 def test_times_of_good_guesses_that_were_disturbed_are_measured_anew() -> None:
