@@ -50,7 +50,8 @@ def run(case: DeltaCase, texts: tuple[str | None, str | None] = (None, None)) ->
         "answers": (tokens, heads * CHUNK),
         "factors": (tokens, heads * 4),
     }
-    grid = (heads, -(-tokens // CHUNK), len(case.lengths))
+    grid = (heads, -(-tokens // CHUNK) + len(case.lengths) - 1, 1)
+    inputs["dims"] = mx.array([tokens, len(case.lengths)] * 4, dtype=mx.uint32)
     between = run_kernel(solve, inputs, shapes, grid, text=texts[0])
     shapes = {"out": (tokens, case.heads.width), "token_out": (8,)}
     grid = (heads * kernel.splits, len(case.lengths), 1)
@@ -134,17 +135,17 @@ def test_steps() -> None:
 
 
 MISTAKES = [
-    ("solve", "j < i ? unit_k", "j <= i ? unit_k"),
+    ("solve", "(j < i ? 1.0f", "(j <= i ? 1.0f"),
     ("solve", "betas[i] * unit_k[i]", "unit_k[i]"),
-    ("solve", "unit_k[j] * decay(sum - sums[j])", "unit_k[j]"),
+    ("solve", "unit_k[j] * decay_x,", "unit_k[j],"),
     ("solve", "-128.0f", "-1.0f"),
     ("solve", "id / 32 * 32; j < top", "id / 32 * 32; j + 4 < top"),
     ("solve", "cut > (int)id", "cut >= (int)id"),
     ("solve", "decay(sums[until - 1] - before)", "decay(sums[until - 1])"),
     ("solve", "(int)(top + i) < count", "true"),
     ("chunks", "until = slots[end - t] >= 0 ? t + 1 : until;", ""),
-    ("chunks", "at >= from ? x.x", "true ? x.x"),
-    ("chunks", "at < until ? of_t.z : 0.0f", "of_t.z"),
+    ("chunks", "at >= from ? fma(scales[n].x, sums[n].x", "true ? fma(scales[n].x, sums[n].x"),
+    ("chunks", "at < until ? end_of.x : 0.0f", "end_of.x"),
     ("chunks", "    threadgroup_barrier(mem_flags::mem_threadgroup);\n", ""),
     ("chunks", "state[i] = state[i] * decay", "state[i] = state[i]"),
     ("chunks", "uint n = 2 * m", "uint n = 2 * m + 1"),

@@ -1,4 +1,4 @@
-// delta_chunks_e4b2e335
+// delta_chunks_f5275d8c
 // small spec of a test
 //
 // The gated delta rule of a prompt, 64 tokens at a time, after delta_solve: with the state S before the chunk, and decays
@@ -74,7 +74,7 @@ inline uint2 parts_of(float x, float y) {
 #define MLXR_UNROLL_PRODUCTS
 #endif
 // ---- kernel
-[[kernel]] void delta_chunks_e4b2e335(
+[[kernel]] void delta_chunks_f5275d8c(
   const device bfloat16_t* q [[buffer(0)]],
   const device bfloat16_t* k [[buffer(1)]],
   const device bfloat16_t* v [[buffer(2)]],
@@ -105,21 +105,25 @@ inline uint2 parts_of(float x, float y) {
   const uint column = (threadgroup_position_in_grid.x % 3u * 1u + part) * 16 + group * 2;
   const device bfloat16_t* of_k = k + 128u + (head / 2u) * 64u;
   const device bfloat16_t* of_v = v + 256u + head * 48u + column;
-  const device bfloat16_t* read = quad * 16 + (of_states ? of_k : q + 0u + (head / 2u) * 64u);
+  const device bfloat16_t* read = quad * 8 + (of_states ? of_k : q + 0u + (head / 2u) * 64u);
   const device uint4* of_corrections = (const device uint4*)corrections + head * 16u + quad;
   const device uint4* of_answers = (const device uint4*)answers + head * 16u + quad;
-  const device float4* of_factors = (const device float4*)factors + head;
+  const device float* of_factors = factors + head * 4;
+  const device float* own_factors = of_factors + (of_states ? 0u : 1u);
   const int columns = state_table[0];
   const device int* slots = state_table + 1 + (ulong)sequence * columns;
-  // Tile 8 b + e has, in x and z, element 64 b + 16 quad + e of the keys, and in y and w element 8 further.
-  const ulong element = ((ulong)layer[0] * 4u + head) * 3072u + quad * 768u + column;
+  // Tile 8 b + e has, in x and z, element 64 b + 8 quad + e of the keys, and in y and w element 32 further. These are the columns
+  // of which group 2 quad, or 2 quad + 1, reads eight together, as their number `piece` of 64 elements.
+  const uint piece = group % 2 * 4 + group / 2;
+  const ulong element = ((ulong)layer[0] * 4u + head) * 3072u + quad * 384u + column;
   float4 state[8];
 #pragma unroll
   for (uint i = 0; i < 8u; i++) {
     state[i] = float4(0.0f);
     if (slots[0] >= 0) {
       const device float* at = kept + (ulong)slots[0] * 12288u + element + (i / 8 * 64 + i % 8) * 48u;
-      state[i] = float4(at[0], at[384], at[1], at[384 + 1]);
+      const float2 upper = *(const device float2*)at, lower = *(const device float2*)(at + 1536);
+      state[i] = float4(upper.x, lower.x, upper.y, lower.y);
     }
   }
   threadgroup float4* given = shared + part * 256u + lane;
@@ -134,8 +138,13 @@ inline uint2 parts_of(float x, float y) {
     }
     // sums[n]: S^T k or S^T q of tokens 8 n + 2 quad (x, z) and the next one (y, w).
     float4 sums[8], added[8];
+    float2 scales[8];
+    uint2 values[8];
 #pragma unroll
     for (uint n = 0; n < 8u; n++) {
+      const ulong t = (ulong)min(first + (int)(n * 8 + quad * 2), end - 1), u = (ulong)min(first + (int)(n * 8 + quad * 2 + 1), end - 1);
+      values[n] = uint2(*(const device uint*)(of_v + t * 448u), *(const device uint*)(of_v + u * 448u)) & (of_states ? 0xffffffffu : 0u);
+      scales[n] = float2(own_factors[t * 16u], own_factors[u * 16u]) * (of_states ? -1.0f : 1.0f);
       sums[n] = float4(0.0f);
     }
 MLXR_UNROLL_PRODUCTS
@@ -143,7 +152,7 @@ MLXR_UNROLL_PRODUCTS
       uint4 rows[8];
 #pragma unroll
       for (uint n = 0; n < 8u; n++) {
-        rows[n] = *(const device uint4*)(read + (ulong)min(first + (int)(n * 8 + group), end - 1) * 448u + p / 2 * 64 + p % 2 * 8);
+        rows[n] = *(const device uint4*)(read + (ulong)min(first + (int)(n * 8 + group), end - 1) * 448u + p / 2 * 64 + p % 2 * 32);
       }
 #pragma unroll
       for (uint s = 0; s < 2; s++) {
@@ -171,19 +180,13 @@ MLXR_UNROLL_PRODUCTS
     float2 ends[8];
 #pragma unroll
     for (uint n = 0; n < 8u; n++) {
-      const ulong t = (ulong)min(first + (int)(n * 8 + quad * 2), end - 1), u = (ulong)min(first + (int)(n * 8 + quad * 2 + 1), end - 1);
       const int at = first + (int)(n * 8 + quad * 2);
-      const float4 of_t = of_factors[t * 4u], of_u = of_factors[u * 4u];
-      ends[n] = float2(at < until ? of_t.z : 0.0f, at + 1 < until ? of_u.z : 0.0f);
-      if (of_states) {
-        const float2 x = floats_of(*(const device uint*)(of_v + t * 448u));
-        const float2 y = floats_of(*(const device uint*)(of_v + u * 448u));
-        sums[n] = float4(
-            at >= from ? x.x - of_t.x * sums[n].x : 0.0f, at + 1 >= from ? y.x - of_u.x * sums[n].y : 0.0f,
-            at >= from ? x.y - of_t.x * sums[n].z : 0.0f, at + 1 >= from ? y.y - of_u.x * sums[n].w : 0.0f);
-      } else {
-        sums[n] = sums[n] * float4(of_t.y, of_u.y, of_t.y, of_u.y);
-      }
+      const float2 x = floats_of(values[n].x), y = floats_of(values[n].y);
+      sums[n] = float4(
+          at >= from ? fma(scales[n].x, sums[n].x, x.x) : 0.0f, at + 1 >= from ? fma(scales[n].y, sums[n].y, y.x) : 0.0f,
+          at >= from ? fma(scales[n].x, sums[n].z, x.y) : 0.0f, at + 1 >= from ? fma(scales[n].y, sums[n].w, y.y) : 0.0f);
+      const float2 end_of = float2(of_factors[(ulong)min(first + (int)(n * 8 + quad * 2), end - 1) * 16u + 2], of_factors[(ulong)min(first + (int)(n * 8 + quad * 2 + 1), end - 1) * 16u + 2]);
+      ends[n] = float2(at < until ? end_of.x : 0.0f, at + 1 < until ? end_of.y : 0.0f);
       added[n] = float4(0.0f);
     }
     if (of_states) {
@@ -192,12 +195,22 @@ MLXR_UNROLL_PRODUCTS
       const uint2 p0 = parts_of(sums[2 * m].x, sums[2 * m].y), p1 = parts_of(sums[2 * m].z, sums[2 * m].w);
       const uint2 p2 = parts_of(sums[2 * m + 1].x, sums[2 * m + 1].y), p3 = parts_of(sums[2 * m + 1].z, sums[2 * m + 1].w);
       const uint4 upper = uint4(p0.x, p1.x, p2.x, p3.x), lower = uint4(p0.y, p1.y, p2.y, p3.y);
+      uint4 second[8];
 #pragma unroll
       for (uint n = 2 * m; n < 8u; n++) {
-        const uint4 second = of_corrections[(ulong)min(first + (int)(n * 8 + group), end - 1) * 64u + m * 4];
-        added[n] = mma_bf16(upper, second.xy, added[n], lane);
-        added[n] = mma_bf16(upper, second.zw, added[n], lane);
-        added[n] = mma_bf16(lower, second.xy, added[n], lane);
+        second[n] = of_corrections[(ulong)min(first + (int)(n * 8 + group), end - 1) * 64u + m * 4];
+      }
+#pragma unroll
+      for (uint n = 2 * m; n < 8u; n++) {
+        added[n] = mma_bf16(upper, second[n].xy, added[n], lane);
+      }
+#pragma unroll
+      for (uint n = 2 * m; n < 8u; n++) {
+        added[n] = mma_bf16(upper, second[n].zw, added[n], lane);
+      }
+#pragma unroll
+      for (uint n = 2 * m; n < 8u; n++) {
+        added[n] = mma_bf16(lower, second[n].xy, added[n], lane);
       }
     }
 #pragma unroll
@@ -216,12 +229,22 @@ MLXR_UNROLL_PRODUCTS
       const uint2 p0 = parts_of(added[2 * m].x, added[2 * m].y), p1 = parts_of(added[2 * m].z, added[2 * m].w);
       const uint2 p2 = parts_of(added[2 * m + 1].x, added[2 * m + 1].y), p3 = parts_of(added[2 * m + 1].z, added[2 * m + 1].w);
       const uint4 upper = uint4(p0.x, p1.x, p2.x, p3.x), lower = uint4(p0.y, p1.y, p2.y, p3.y);
+      uint4 second[8];
 #pragma unroll
       for (uint n = 2 * m; n < 8u; n++) {
-        const uint4 second = of_answers[(ulong)min(first + (int)(n * 8 + group), end - 1) * 64u + m * 4];
-        sums[n] = mma_bf16(upper, second.xy, sums[n], lane);
-        sums[n] = mma_bf16(upper, second.zw, sums[n], lane);
-        sums[n] = mma_bf16(lower, second.xy, sums[n], lane);
+        second[n] = of_answers[(ulong)min(first + (int)(n * 8 + group), end - 1) * 64u + m * 4];
+      }
+#pragma unroll
+      for (uint n = 2 * m; n < 8u; n++) {
+        sums[n] = mma_bf16(upper, second[n].xy, sums[n], lane);
+      }
+#pragma unroll
+      for (uint n = 2 * m; n < 8u; n++) {
+        sums[n] = mma_bf16(upper, second[n].zw, sums[n], lane);
+      }
+#pragma unroll
+      for (uint n = 2 * m; n < 8u; n++) {
+        sums[n] = mma_bf16(lower, second[n].xy, sums[n], lane);
       }
     }
 #pragma unroll
@@ -237,7 +260,7 @@ MLXR_UNROLL_PRODUCTS
       }
     }
     turn = 256u - turn;
-    const float decay = of_factors[(ulong)(until - 1) * 4u].w;
+    const float decay = of_factors[(ulong)(until - 1) * 16u + 3];
 #pragma unroll
     for (uint n = 0; n < 8u; n++) {
       added[n] = added[n] * float4(ends[n].x, ends[n].y, ends[n].x, ends[n].y);
@@ -256,16 +279,21 @@ MLXR_UNROLL_PRODUCTS
         uint4 keys[4];
 #pragma unroll
         for (uint j = 0; j < 4; j++) {
-          keys[j] = *(const device uint4*)(of_k + (ulong)min(first + (int)(m * 16 + j / 2 * 8 + quad * 2 + j % 2), end - 1) * 448u + b * 64 + group * 8);
+          keys[j] = *(const device uint4*)(of_k + (ulong)min(first + (int)(m * 16 + j / 2 * 8 + quad * 2 + j % 2), end - 1) * 448u + b * 64 + piece * 8);
         }
+        uint2 second[8];
 #pragma unroll
         for (uint j = 0; j < 4; j++) {
-          const uint2 even = uint2(lower_halves(keys[0][j], keys[1][j]), lower_halves(keys[2][j], keys[3][j]));
-          const uint2 odd = uint2(upper_halves(keys[0][j], keys[1][j]), upper_halves(keys[2][j], keys[3][j]));
-          state[b * 8 + j * 2] = mma_bf16(upper, even, state[b * 8 + j * 2], lane);
-          state[b * 8 + j * 2 + 1] = mma_bf16(upper, odd, state[b * 8 + j * 2 + 1], lane);
-          state[b * 8 + j * 2] = mma_bf16(lower, even, state[b * 8 + j * 2], lane);
-          state[b * 8 + j * 2 + 1] = mma_bf16(lower, odd, state[b * 8 + j * 2 + 1], lane);
+          second[2 * j] = uint2(lower_halves(keys[0][j], keys[1][j]), lower_halves(keys[2][j], keys[3][j]));
+          second[2 * j + 1] = uint2(upper_halves(keys[0][j], keys[1][j]), upper_halves(keys[2][j], keys[3][j]));
+        }
+#pragma unroll
+        for (uint j = 0; j < 8; j++) {
+          state[b * 8 + j] = mma_bf16(upper, second[j], state[b * 8 + j], lane);
+        }
+#pragma unroll
+        for (uint j = 0; j < 8; j++) {
+          state[b * 8 + j] = mma_bf16(lower, second[j], state[b * 8 + j], lane);
         }
       }
     }
@@ -275,7 +303,7 @@ MLXR_UNROLL_PRODUCTS
       for (uint i = 0; i < 8u; i++) {
         device float* to = kept + (ulong)slots[left] * 12288u + element + (i / 8 * 64 + i % 8) * 48u;
         *(device float2*)to = float2(state[i].x, state[i].z);
-        *(device float2*)(to + 384) = float2(state[i].y, state[i].w);
+        *(device float2*)(to + 1536) = float2(state[i].y, state[i].w);
       }
     }
     from = until;

@@ -1,17 +1,18 @@
-// delta_solve_150f4121
+// delta_solve_15c273c7
 // small spec of a test
 //
 // Of each chunk of 64 tokens of a head, with k and q divided by their lengths, and the decay d(i, j) from token j to
 // token i: the corrections (1 + A)^-1 beta, by forward substitution, where A(i, j) = beta_i (k_i . k_j) d(i, j) for j < i;
 // and the answers (q_i . k_j) d(i, j) for j <= i.
 // Source: Yang, Kautz and Hatamizadeh 2024, "Gated Delta Networks", in its form by chunks.
-// Grid: (4 heads, chunks of a sequence that has all tokens, seqs) threadgroups of 4 simdgroups.
+// Grid: (4 heads, chunks of all sequences or more) threadgroups of 4 simdgroups.
 //   q  [tokens, 448] bf16: from column 0 on
 //   k  [tokens, 448] bf16: from column 128 on
 //   a  [tokens, 648] bf16: from column 640 on
 //   b  [tokens, 648] bf16: from column 644 on
 //   rate, dt_bias  [4] f32
 //   query_start  [seqs + 1] i32: first token of each sequence
+//   dims         [8] u32: sequences second
 //   state_table  [1 + seqs * columns] i32: see gated_delta
 //   corrections, answers  [tokens, 4 * 64] u32: of each head a row of the chunk's matrix: of 16 columns and a lane of
 //     four two words with its pairs of the matrix instruction's second factor, and two with what they leave out
@@ -89,18 +90,19 @@ inline float over_quad(float x) {
   return x + simd_shuffle_xor(x, 2);
 }
 // ---- kernel
-[[kernel]] void delta_solve_150f4121(
+[[kernel]] void delta_solve_15c273c7(
   const device bfloat16_t* q [[buffer(0)]],
   const device bfloat16_t* k [[buffer(1)]],
   const device bfloat16_t* a [[buffer(2)]],
   const device bfloat16_t* b [[buffer(3)]],
   const device int32_t* query_start [[buffer(4)]],
   const device int32_t* state_table [[buffer(5)]],
-  const device float* rate [[buffer(6)]],
-  const device float* dt_bias [[buffer(7)]],
-  device uint32_t* corrections [[buffer(8)]],
-  device uint32_t* answers [[buffer(9)]],
-  device float* factors [[buffer(10)]],
+  const device uint32_t* dims [[buffer(6)]],
+  const device float* rate [[buffer(7)]],
+  const device float* dt_bias [[buffer(8)]],
+  device uint32_t* corrections [[buffer(9)]],
+  device uint32_t* answers [[buffer(10)]],
+  device float* factors [[buffer(11)]],
   uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
@@ -112,18 +114,23 @@ inline float over_quad(float x) {
   MLXR_THREADGROUP(float, unit_k, 64);
   MLXR_THREADGROUP(float, unit_q, 64);
   const uint head = threadgroup_position_in_grid.x;
-  const uint sequence = threadgroup_position_in_grid.z;
-  const int begin = query_start[sequence];
-  const int end = query_start[sequence + 1];
-  const int first = begin + (int)threadgroup_position_in_grid.y * 64;
-  if (first >= end) {
-    return;
+  // The chunks of each sequence in turn.
+  uint sequence = 0;
+  int end = query_start[1];
+  int first = query_start[0] + (int)threadgroup_position_in_grid.y * 64;
+  while (first >= end) {
+    sequence++;
+    if (sequence >= dims[1]) {
+      return;
+    }
+    const int chunks = (end - query_start[sequence - 1] + 63) / 64;
+    first += end - query_start[sequence - 1] - chunks * 64;
+    end = query_start[sequence + 1];
   }
   const int count = min(64, end - first);
   const uint id = thread_index_in_threadgroup;
   const uint lane = thread_index_in_simdgroup;
   const uint group = lane / 4, quad = lane % 4;
-  const uint simdgroup = simdgroup_index_in_threadgroup;
   if (id < 64u) {
     float log_decay = 0.0f, beta = 0.0f;
     if ((int)id < count) {
@@ -136,9 +143,10 @@ inline float over_quad(float x) {
     betas[id] = beta;
   }
 
-  // A simdgroup has 16 rows, of which a lane has rows group and group + 8, and multiplies them by the tokens up to its last row.
-  // Of each 32 elements a lane takes eight, from 8 quad on. Rows past the end repeat the last one.
-  const uint own_row = simdgroup * 16 + group;
+  // A simdgroup has 16 rows, of which a lane has rows group and group + 8, and multiplies them by all tokens: without a
+  // branch, so that loads are in flight together. Of each 32 elements a lane takes eight, from 8 quad on. Rows past the end repeat
+  // the last one.
+  const uint own_row = simdgroup_index_in_threadgroup * 16 + group;
   const device bfloat16_t* of_k = k + 128u + (head / 2u) * 64u + quad * 8;
   const device bfloat16_t* of_q = q + 0u + (head / 2u) * 64u + quad * 8;
   const ulong upper_row = (ulong)min(first + (int)own_row, end - 1), lower_row = (ulong)min(first + (int)own_row + 8, end - 1);
@@ -158,13 +166,11 @@ inline float over_quad(float x) {
     lengths += float4(squares(k_upper), squares(k_lower), squares(q_upper), squares(q_lower));
 #pragma unroll
     for (uint n = 0; n < 8u; n++) {
-      if (n < 2 * simdgroup + 2) {
-        const uint4 other = *(const device uint4*)(of_k + (ulong)min(first + (int)(n * 8 + group), end - 1) * 448u + c);
-        of_keys[n] = mma_bf16(uint4(k_upper.x, k_lower.x, k_upper.y, k_lower.y), other.xy, of_keys[n], lane);
-        of_keys[n] = mma_bf16(uint4(k_upper.z, k_lower.z, k_upper.w, k_lower.w), other.zw, of_keys[n], lane);
-        of_queries[n] = mma_bf16(uint4(q_upper.x, q_lower.x, q_upper.y, q_lower.y), other.xy, of_queries[n], lane);
-        of_queries[n] = mma_bf16(uint4(q_upper.z, q_lower.z, q_upper.w, q_lower.w), other.zw, of_queries[n], lane);
-      }
+      const uint4 other = *(const device uint4*)(of_k + (ulong)min(first + (int)(n * 8 + group), end - 1) * 448u + c);
+      of_keys[n] = mma_bf16(uint4(k_upper.x, k_lower.x, k_upper.y, k_lower.y), other.xy, of_keys[n], lane);
+      of_queries[n] = mma_bf16(uint4(q_upper.x, q_lower.x, q_upper.y, q_lower.y), other.xy, of_queries[n], lane);
+      of_keys[n] = mma_bf16(uint4(k_upper.z, k_lower.z, k_upper.w, k_lower.w), other.zw, of_keys[n], lane);
+      of_queries[n] = mma_bf16(uint4(q_upper.z, q_lower.z, q_upper.w, q_lower.w), other.zw, of_queries[n], lane);
     }
   }
   lengths = float4(over_quad(lengths.x), over_quad(lengths.y), over_quad(lengths.z), over_quad(lengths.w));
@@ -198,8 +204,8 @@ inline float over_quad(float x) {
 #pragma unroll
       for (uint h = 0; h < 2; h++) {
         const uint n = 2 * m + h, j = n * 8 + quad * 2;
-        const float of_x = j <= i ? unit_k[j] * decay(sum - sums[j]) : 0.0f;
-        const float of_y = j < i ? unit_k[j + 1] * decay(sum - sums[j + 1]) : 0.0f;
+        const float decay_x = decay(min(sum - sums[j], (long)0)), decay_y = decay(min(sum - sums[j + 1], (long)0));
+        const float of_x = (j <= i ? 1.0f : 0.0f) * unit_k[j] * decay_x, of_y = (j < i ? 1.0f : 0.0f) * unit_k[j + 1] * decay_y;
         const float2 keys = r ? of_keys[n].zw : of_keys[n].xy;
         const float2 queries = r ? of_queries[n].zw : of_queries[n].xy;
         system[i * 68u + j] = of_system * of_x * keys.x;

@@ -71,8 +71,9 @@ def launch_chunks(
         lowering.scratch.append(Scratch(between[name], ("tokens", heads.num_heads * numbers), dtype))
     solve = DeltaSolveKernel("delta_solve", layers, heads, tuple((port, columns[port]) for port in "qkab"))
     kernel = DeltaChunksKernel("delta_chunks", layers, heads, tuple((port, columns[port]) for port in "qkv"))
-    chunks = (Extent(times=heads.num_heads), Extent(dim="tokens", per=CHUNK), Extent(dim="seqs"))
+    most = lowering.arena.max_sequences
+    chunks = (Extent(times=heads.num_heads), Extent(dim="tokens", per=CHUNK, plus=most - 1))
     parts = (Extent(times=heads.num_heads * kernel.splits), Extent(dim="seqs"))
     for when in whens:
-        lowering.emit(op, solve, chunks, between, when=when, chosen=chosen)
+        lowering.emit(op, solve, chunks, between | {"dims": "dims"}, when=when, chosen=chosen)
         lowering.emit(op, kernel, parts, between | arena_buffers(lowering, op), when=when, chosen=chosen)

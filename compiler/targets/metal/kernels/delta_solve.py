@@ -16,7 +16,7 @@ class DeltaSolveKernel(DeltaChunkKernel):
     @property
     def inputs(self) -> tuple[Port, ...]:
         """The tokens' numbers, whose they are, and the heads' numbers."""
-        return (*self.tokens, ("rate", DType.F32), ("dt_bias", DType.F32))
+        return (*self.tokens, ("dims", DType.U32), ("rate", DType.F32), ("dt_bias", DType.F32))
 
     @property
     def outputs(self) -> tuple[Port, ...]:
