@@ -19,9 +19,12 @@ from mlxr.compiler.errors import HostError
 from mlxr.runtime.engine.cpu_experts import CpuExperts, resting
 from mlxr.runtime.hosts.cuda import device
 from mlxr.runtime.hosts.cuda.handover.card_handover import kernel_text, with_names
+from mlxr.runtime.hosts.cuda.handover.pinned_memory import PinnedMemory
 from mlxr.runtime.hosts.cuda.nvrtc import compile_cubin
+from mlxr.runtime.hosts.cuda.parallel.peer_memory import PeerMemory
 from mlxr.runtime.hosts.handover import STOP_AT, Handover
 from mlxr_tests.card_and_cpu import file_with_experts, spec_with_experts, use_card_and_cpu
+from mlxr_tests.fake_driver import use_driver
 from mlxr_tests.has_nvrtc import has_nvrtc
 
 _IDS = [5, 17, 3, 44, 9, 28, 1, 60, 33, 12, 7]
@@ -214,6 +217,16 @@ def test_nobody_looks_for_a_step_that_a_reset_has_taken_back(monkeypatch: pytest
     assert server.has_served.wait(10)
     experts.close()
     assert memory.frees == 1
+
+
+def test_a_card_whose_launches_failed_is_closed_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call of the driver fails from then on, and what made it so has been told."""
+    driver = use_driver(monkeypatch)
+    memories = [PinnedMemory(64), PeerMemory(64)]
+    monkeypatch.setattr(driver, "cuCtxSynchronize", lambda: 719, raising=False)
+    for memory in memories:
+        memory.free()
+    assert driver.pinned and driver.on_card
 
 
 def test_both_parts_together_have_the_weights_of_the_whole() -> None:
