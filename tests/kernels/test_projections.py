@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from mlxr.compiler.artifact.typical_steps import decode_dims
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.few import few, few_of
@@ -224,6 +225,17 @@ def test_several_rows_with_mma(op, case, rows):
         run_rows(OpBench(artifact), "prefill", op, rows)
     else:
         run_rows(OpBench(artifact, sum_error=4e-3), "prefill", op, rows, "all")
+
+
+@pytest.mark.parametrize(("two_norms", "launches"), [(False, 1), (True, 2)])
+def test_products_of_one_norm_share_the_launch_that_normalises(two_norms, launches):
+    changes = FORMATS | {"model__num_layers": 1, "model__parallel_blocks": True, "model__parallel_norms": two_norms}
+    changes |= MATRIX_CASES["bf16"] | {"model__tensor_names": "canonical", "cache__max_sequences": 4}
+    program = compiled(small_spec(**changes), MMA_ROWS).plan.first
+    running = [
+        la for la in program.phase("decode").launches if la.layer == 0 and la.runs(decode_dims(4, 5), library=False)
+    ]
+    assert sum(program.kernel(la.kernel).label == "normalise" for la in running) == launches
 
 
 QUANTISED = {
