@@ -18,6 +18,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}
+        self._least: dict[int, float] = {}
         self._last: dict[int, int] = {}
         self._steps = 0
 
@@ -29,6 +30,7 @@ class StepCosts:
         if (samples := self._seconds.get(tokens)) is None:
             samples = self._seconds[tokens] = deque(maxlen=_SAMPLES)
         samples.append(seconds)
+        self._least[tokens] = min(samples)
         self._last[tokens] = self._steps
 
     def is_known(self, tokens: int) -> bool:
@@ -59,7 +61,7 @@ class StepCosts:
         samples = self._seconds.get(tokens)
         if samples is None or len(samples) < _LEAST or self._steps - self._last[tokens] > _LIFETIME:
             return None
-        return min(samples)
+        return self._least[tokens]
 
     @staticmethod
     def _interpolate(seconds: list[float], count: int, last: float) -> None:

@@ -50,6 +50,33 @@ def c_batch(
     )
 
 
+def next_c_batch(structure: CBatch, before: Batch, batch: Batch, tokens: npt.NDArray[np.int32]) -> CBatch | None:
+    """`c_batch` from the structure of the step before, in less time; None: they differ in more than their tokens.
+
+    Args:
+        structure: of the step before.
+        before: its metadata.
+        batch: the metadata of this one.
+        tokens: [tokens], its token ids.
+    """
+    if (
+        batch.query_start is not before.query_start
+        or batch.logit_rows is not before.logit_rows
+        or batch.block_tables is not before.block_tables
+        or batch.others
+        or batch.state_table is not None
+        or batch.token_types is not None
+        or batch.adapters is not None
+    ):
+        return None
+    found = CBatch.from_buffer_copy(structure)
+    found.token_ids = _address(tokens)
+    found.positions = _address(batch.positions)
+    found.context_lens = _address(batch.context_lens)
+    found.groups = _groups(batch)
+    return found
+
+
 def _groups(batch: Batch) -> "ctypes.Array[CBlocks]":
     first = CBlocks(_address(batch.slots), _address(batch.block_tables), batch.block_tables.shape[1])
     others = (CBlocks(_address(b.slots), _address(b.block_tables), b.block_tables.shape[1]) for b in batch.others)

@@ -25,7 +25,7 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch, Int32Array
 from mlxr.runtime.hosts.binding import phase_of
 from mlxr.runtime.hosts.cpu.build_ahead import take_library
-from mlxr.runtime.hosts.cpu.c_batch import c_batch
+from mlxr.runtime.hosts.cpu.c_batch import c_batch, next_c_batch
 from mlxr.runtime.hosts.cpu.compile_units import Tick
 from mlxr.runtime.hosts.cpu.library import CBatch, Library, OpenProgram
 from mlxr.runtime.hosts.cpu.mapped_arena import MappedArena
@@ -239,8 +239,12 @@ class CpuHost(Host):
         given = [np.asarray(batches[0].tokens)]
         given += [found[end : end + batch.num_tokens] for end, batch in zip(ends, batches[1:], strict=False)]
         logits = self._logits.take(max(batch.num_rows for batch in batches))
-        programs = [PHASES.index(phase_of(self.plan, batch)) for batch in batches]
-        structures = [c_batch(*step, logits, 0, 0) for step in zip(programs, batches, given, strict=True)]
+        structures: list[CBatch] = []
+        for step, (batch, tokens) in enumerate(zip(batches, given, strict=True)):
+            structure = next_c_batch(structures[-1], batches[step - 1], batch, tokens) if step else None
+            if structure is None:
+                structure = c_batch(PHASES.index(phase_of(self.plan, batch)), batch, tokens, logits, 0, 0)
+            structures.append(structure)
         later = self._running.chain(structures, width, ids, found)
         if self._tell:
             self._count_launches()
