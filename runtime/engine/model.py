@@ -1,5 +1,6 @@
 """A loaded model: an artifact with weights, tokenizer, arena, pager and host, ready to generate."""
 
+import gc
 import operator
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -427,6 +428,7 @@ class Model(ModelAdapters, Embeds):
         if self._closed:
             return
         self._closed = True
+        refers_to_itself = self.host.has_own_memory
         for generation in list(self._running):
             generation.end_with_model()
         with ExitStack() as closing:  # whatever fails, the rest is closed
@@ -439,6 +441,8 @@ class Model(ModelAdapters, Embeds):
             closing.callback(self._maker.close)
             closing.callback(self.core.close)
             del self.host, self.arena, self.core
+        if refers_to_itself:  # steps and their traces have the host; nobody knows when a card's memory would be free
+            gc.collect()
 
     def _check_open(self) -> None:
         if self._closed:

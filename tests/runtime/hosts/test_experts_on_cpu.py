@@ -1,7 +1,9 @@
 """Some layers' experts on the CPU, beside a card: on sim, and on a fake card, each with host cpu's own program."""
 
+import gc
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +68,14 @@ def eager() -> Iterator[None]:
     mx.enable_compile()
 
 
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Python collects nothing that refers to itself, unless it is told to."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def _artifact(layers_on_cpu: int) -> Artifact:
     return compile_spec(spec_with_experts(layers_on_cpu), targets=("metal",)).artifact
 
@@ -124,12 +134,13 @@ def test_the_cpu_rests_while_steps_are_prepared(cut: mlxr.Model, expected: _Expe
 
 
 @pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("eager", "uncollected")
 def test_a_card_hands_over_to_the_cpu(weights: Path, expected: _Expected, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are launched ahead, of prompts in parts, and with rows of logits or without."""
     artifact = _artifact(3)
     card = use_card_and_cpu(monkeypatch, artifact)
     with mlxr.load(artifact, weights, host="cuda") as model:
+        host = weakref.ref(model.host)
         before, card.given, card.taken = _computed(model, "give_sum"), 0, 0
         assert _answers(model) == expected.answers
         assert card.given == card.taken == _computed(model, "give_sum") - before > 3 * 5
@@ -144,6 +155,7 @@ def test_a_card_hands_over_to_the_cpu(weights: Path, expected: _Expected, monkey
         assert driver.pinned_bytes == artifact.experts.plan.first.memory.handover_bytes, "the plan counts it"
         assert recovered, "what is given and not taken would be taken by the next step"
     assert not (driver.pinned or driver.on_card or driver.retained), "the next load would take as much again"
+    assert host() is None, "so would the weights that it has"
 
 
 class _Server:
