@@ -1,7 +1,8 @@
 """A decode step as one CUDA kernel: what host cuda needs to compile and launch it.
 
-The kernel's arguments are, in order: `inputs`; a u64 counter, kept between launches, at which blocks wait for each
-other; the u32 mask of the conditions that hold; the u32[8] turn of the last step kernel; `outputs`; the next turn.
+The kernel's arguments are, in order: `inputs`; the u64 addresses of `weights`, if there are any; a u64 counter, kept
+between launches, at which blocks wait for each other; the u32 mask of the conditions that hold; the u32[8] turn of the
+last step kernel; `outputs`; the next turn.
 """
 
 from collections.abc import Mapping
@@ -41,7 +42,8 @@ class StepKernelEntry(SequenceCounts):
         file: its CUDA text, which has the line `INCLUDE` in place of the host's prelude.
         threads: threads of a block.
         blocks: blocks per multiprocessor to aim for; the whole grid must be on the GPU at once.
-        inputs: the buffers that it reads, by the plan's names, and `LAYERS`.
+        inputs: the buffers that it is given in each step, by the plan's names, and `LAYERS`.
+        weights: those that it only reads and that stay where they are, by the plan's names: it has their addresses.
         outputs: the logits (of a rank, its own columns) and the arena's last token, by the plan's names, and `SCRATCH`.
         conditions: its launches' conditions on the context; bit i of the mask says whether conditions[i] holds.
         scratch_bytes: size of `SCRATCH`.
@@ -52,6 +54,7 @@ class StepKernelEntry(SequenceCounts):
     threads: int
     blocks: int
     inputs: tuple[str, ...]
+    weights: tuple[str, ...] = ()
     outputs: tuple[str, str, str]
     conditions: tuple[Condition, ...]
     scratch_bytes: int

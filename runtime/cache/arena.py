@@ -6,7 +6,7 @@ The pager (`mlxr.runtime.cache.pager`) decides which sequence owns which block; 
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -26,12 +26,13 @@ class Arena:
     Mutable state: `token`, which hosts replace, and the bytes of the arrays, which kernels write.
 
     Attributes:
-        token: u32[8], the output of the newest access. A host binds it in each access and replaces it with the result.
+        before_access: called whenever the token is taken, by hosts that give the device work that MLX does not know.
         geometry: the arena of the plan, perhaps with another number of blocks.
     """
 
     takes_pages: ClassVar[bool] = False
     """Whether its memory is taken page by page, as blocks are first used, and can be given back."""
+    before_access: Callable[[], None] | None = None
 
     def __init__(self, geometry: ArenaGeometry) -> None:
         """Allocates all stores, filled with zeros: a masked lane multiplies what it reads by 0, and 0 * NaN is NaN.
@@ -43,6 +44,17 @@ class Arena:
         self._allocate(geometry)
         self.geometry = geometry
         self.check_contiguous()
+
+    @property
+    def token(self) -> mx.array:
+        """u32[8], the output of the newest access. A host binds it in each access and replaces it with the result."""
+        if self.before_access is not None:
+            self.before_access()
+        return self._token
+
+    @token.setter
+    def token(self, token: mx.array) -> None:
+        self._token = token
 
     def _allocate(self, geometry: ArenaGeometry) -> None:
         try:

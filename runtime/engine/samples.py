@@ -9,8 +9,9 @@ import numpy.typing as npt
 from mlxr.runtime.engine.sampling import Row, Sampled, sample_rows
 from mlxr.runtime.engine.sampling.device_choice import DeviceChoice
 from mlxr.runtime.engine.sampling.device_sampling import sample_on_device
-from mlxr.runtime.engine.sampling.rows import broken_logits
+from mlxr.runtime.engine.sampling.rows import broken_logit, broken_logits
 from mlxr.runtime.hosts.host import Host, Logits
+from mlxr.runtime.hosts.likeliest import LikeliestOfSteps
 
 
 class Samples:
@@ -128,4 +129,33 @@ class SamplesOfSteps:
             for step, row in np.argwhere(~finite).tolist():
                 sampled[step][row] = Sampled(0, error=broken_logits(self._host.read(self._logits[step])[row]))
         self._logits.clear()  # a step may be kept as the pattern of the next one
+        return sampled
+
+
+class ChosenByHost:
+    """The same of steps that the host runs together with their choice."""
+
+    def __init__(self, host: Host, steps: LikeliestOfSteps) -> None:
+        """Takes steps that have been started.
+
+        Args:
+            host: the host that runs them.
+            steps: as `Host.likeliest_of_steps` gave them.
+        """
+        self._host, self._steps = host, steps
+
+    @property
+    def tokens(self) -> mx.array:
+        """Of the last step, on the device: [rows], int32; only until others have been started."""
+        return self._steps.tokens
+
+    def read(self) -> list[list[Sampled]]:
+        """See `SamplesOfSteps.read`."""
+        numbers = self._steps.read()
+        sampled = [[Sampled(token) for token in tokens] for tokens in numbers[0].tolist()]
+        greatest = numbers[1].view(np.float32)
+        if not (finite := np.isfinite(greatest)).all():
+            for step, row in np.argwhere(~finite).tolist():
+                error = broken_logit(float(greatest[step, row]), sampled[step][row].token, self._host.plan.vocab_size)
+                sampled[step][row] = Sampled(0, error=error)
         return sampled

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from mlxr.runtime.cache.pager import Evicted, Pager
 from mlxr.runtime.engine.constraint.constraint import Mask
 from mlxr.runtime.engine.request import Request, RunState
-from mlxr.runtime.engine.samples import Samples, SamplesOfSteps
+from mlxr.runtime.engine.samples import ChosenByHost, Samples, SamplesOfSteps
 from mlxr.runtime.engine.sampling import Row, Sampled
 from mlxr.runtime.engine.sampling.device_choice import DeviceChoice
 from mlxr.runtime.hosts.batch import MOST_TOPS, NO_ADAPTER, Batch, BatchRequest, DecodeRequests, Rows
@@ -137,7 +137,7 @@ class Step:
     )
 
     begin: float
-    samples: Samples | SamplesOfSteps
+    samples: Samples | SamplesOfSteps | ChosenByHost
     sampled: Sequence[Sequence[Sampled]]
     sampled_by_part: Sequence[Sequence[Sampled]]
 
@@ -257,6 +257,9 @@ class Step:
             return
         if self._choice is None:
             self._choice = DeviceChoice([row.sampler for row in rows], host.send)
+        if self._choice.is_greedy and (chosen := host.likeliest_of_steps(batch)) is not None:
+            self.samples = ChosenByHost(host, chosen)
+            return
         uniforms = self._choice.uniforms([row.position + self.num_repeats for row in rows], self.count)
         self.samples = SamplesOfSteps(host, host.decode(batch), batch.tokens, self._choice, uniforms)
 
@@ -268,7 +271,7 @@ class Step:
         """
         assert self.state == "launched", f"the step is {self.state}"
         samples = self.samples
-        self.sampled = samples.read() if isinstance(samples, SamplesOfSteps) else [samples.read()]
+        self.sampled = [samples.read()] if isinstance(samples, Samples) else samples.read()
         if self.decode is None:
             self.sampled_by_part = self._by_part(self.sampled[0])
         self.state = "read"

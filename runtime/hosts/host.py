@@ -23,6 +23,7 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch, Int32Array
 from mlxr.runtime.hosts.exchange import Exchange
 from mlxr.runtime.hosts.handover import ExpertsBeside
+from mlxr.runtime.hosts.likeliest import LikeliestOfSteps
 from mlxr.runtime.memory.fitting_arena import Footprint
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
 from mlxr.runtime.weights.fill_slot import fill_slot
@@ -176,6 +177,13 @@ class Host(ABC):
         """
         indices = count()
         return lambda tokens: self.step(batch.step(next(indices), tokens))
+
+    def likeliest_of_steps(self, batch: Batch) -> LikeliestOfSteps | None:
+        """Starts a batch of decode steps, each of which takes the likeliest tokens of the one before.
+
+        None: nothing has been started, since the host has no shorter way to do that than `decode`.
+        """
+        return None
 
     def use(self, exchange: Exchange) -> None:
         """Takes what steps of a part of a model exchange rows with; before the first step.

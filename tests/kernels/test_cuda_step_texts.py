@@ -1,6 +1,7 @@
 """The step kernel's text compiles, with NVIDIA's own compiler, for every kind of kernel that a step may have."""
 
 import re
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -42,6 +43,12 @@ def cuda_text(
     artifact: Artifact, threads: int = 512, blocks: int = 2, prefetch: int = 0, counts: range = ONE_SEQUENCE
 ) -> str:
     return with_prelude(text_of(artifact, StepKernelSizes(threads, blocks=blocks, prefetch=prefetch), counts).text)
+
+
+@pytest.mark.parametrize("name", ["addresses", "recorded"])
+def test_what_stands_around_a_step_compiles(name: str) -> None:
+    text = files("mlxr.templates").joinpath(f"hosts/{name}_on_cuda.cuh").read_text("utf-8")
+    nvrtc.compile_cubin(name, text, FLAGS)
 
 
 @pytest.mark.parametrize("name", few(ALL_SPECS, SHORT_SPECS[::2]))

@@ -116,9 +116,14 @@ def _broken_rows(greatest: Floats) -> list[int]:
 def broken_logits(logits: Floats) -> HostError:
     """The error for a row of logits, [vocab], whose greatest one is not a finite number."""
     token = int(logits.argmax())
-    what = {np.inf: "an infinite logit", -np.inf: "only -inf logits"}.get(float(logits[token]), "a NaN logit")
+    return broken_logit(float(logits[token]), token, logits.size)
+
+
+def broken_logit(greatest: float, token: int, size: int) -> HostError:
+    """The same, where only the greatest of so many logits is known, and whose it is."""
+    what = {np.inf: "an infinite logit", -np.inf: "only -inf logits"}.get(greatest, "a NaN logit")
     return HostError(
-        f"the model produced {what} (token {token} of {logits.size}); the weights do not fit the artifact, "
+        f"the model produced {what} (token {token} of {size}); the weights do not fit the artifact, "
         "or its activations overflow (try --activations f32, or activation_dtype f32 in the spec)"
     )
 

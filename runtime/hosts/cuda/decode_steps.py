@@ -1,10 +1,13 @@
 """Decode steps, each of which is traced once for its shapes and the conditions of its launches.
 
 The arena's token is an input and an output of the trace. If the plan asks for it, a step is a single kernel that
-contains the others (see step_kernel.py).
+contains the others (see step_kernel.py). Other steps whose launches are all kernels are recorded (recorded_step.py).
 """
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
@@ -15,9 +18,12 @@ from mlxr.compiler.artifact import ARENA_TOKEN, KernelCall, Phase
 from mlxr.runtime.hosts.binding import Dims
 from mlxr.runtime.hosts.cuda.packed import BoundInputs, DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.parallel.peers import Peers
+from mlxr.runtime.hosts.cuda.recorded_batch import MOST_STEPS
+from mlxr.runtime.hosts.cuda.recorded_step import RecordedStep, RecordedSteps
 from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
 from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
-from mlxr.runtime.hosts.cuda.traces import RecentTraces, Trace, traced
+from mlxr.runtime.hosts.cuda.traces import Key, RecentTraces, Trace, traced
+from mlxr.runtime.hosts.likeliest import LikeliestOfSteps
 from mlxr.runtime.hosts.mlx.bindable import of_shape
 from mlxr.runtime.hosts.mlx.host import MlxHost
 
@@ -40,8 +46,10 @@ class DecodeSteps:
             prepare: called before a step is traced.
         """
         self._host, self._kernels, self._peers, self._prepare = host, kernels, peers, prepare
-        self._inputs = DecodeInputs()
-        self._recent: RecentTraces[Trace] = RecentTraces()
+        self._inputs, self._recorded = DecodeInputs(), RecordedSteps(host, kernels.layers)
+        self._recent: RecentTraces[Trace | RecordedStep] = RecentTraces()
+        self._taken: dict[tuple[int, ...], bool] = {}
+        self._borders = _borders(host)
         self._grid_dims = sorted(
             {
                 extent.dim
@@ -75,6 +83,83 @@ class DecodeSteps:
             What launches the first step, then the next, and so on, each time given token ids on the GPU. It returns
             logits [rows, vocab] f32 and the arena's new token, both lazy.
         """
+        inputs = self._bound(arrays, slots, steps)
+        traces = enumerate(self._traces_of(phase, dims, steps, inputs, tops))
+        as_one = self._kernel(dims) is not None
+        return lambda tokens: self._run(inputs, *next(traces), tokens, as_one=as_one)
+
+    def choose(
+        self,
+        phase: Phase,
+        dims: Dims,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        slots: Mapping[str, npt.NDArray[Any]],
+        steps: int,
+        tokens: mx.array,
+    ) -> LikeliestOfSteps | None:
+        """Runs steps that take the likeliest tokens of the one before, as `bind` prepares them.
+
+        Args:
+            phase: see `bind`, as for the others.
+            dims: of the first step.
+            arrays: what it reads.
+            slots: of each step.
+            steps: how many.
+            tokens: ids of the first.
+
+        Returns:
+            See `Host.likeliest_of_steps`.
+        """
+        kernel, last = self._kernel(dims), {**dims, "context": dims["context"] + steps - 1}
+        if steps > MOST_STEPS or not self._takes(phase, dims, kernel) or not self._takes(phase, last, kernel):
+            return None
+        inputs = self._bound(arrays, slots, steps, together=True)
+        recorded = self._recorded_of(phase, dims, last, steps, inputs, kernel)
+        with StepKernel.order if kernel is not None else nullcontext():
+            chosen = self._recorded.choose(recorded, tokens, lambda: self._inputs.moved(inputs, 0), inputs, kernel)
+        self._inputs.advance(inputs, steps - 1, lambda: chosen.moving)
+        for step, times in Counter(recorded).items():
+            for name, count in step.launches.items():
+                self._host.launches[name] += count * times
+        return chosen
+
+    def _takes(self, phase: Phase, dims: Dims, kernel: StepKernel | None) -> bool:
+        """`RecordedSteps.takes`, known for dims between the same borders."""
+        key = (kernel is None, dims["tokens"], dims["seqs"], dims["rows"], self._between(dims))
+        if key not in self._taken:
+            self._taken[key] = self._recorded.takes(phase, dims, kernel)
+        return self._taken[key]
+
+    def _between(self, dims: Dims) -> int:
+        """Between which contexts conditions do not change, as a number."""
+        return bisect_right(self._borders, dims["context"])
+
+    def _recorded_of(
+        self, phase: Phase, dims: Dims, last: Dims, steps: int, inputs: BoundInputs, kernel: StepKernel | None
+    ) -> list[RecordedStep]:
+        """The recorded step of each of some steps, of which the first and the last have these dims."""
+        if self._between(dims) == self._between(last):
+            return [self._recorded_step(phase, dims, inputs, kernel)] * steps
+        of_steps: list[Dims] = [{**dims, "context": dims["context"] + i} for i in range(steps)]
+        return [self._recorded_step(phase, each, inputs, kernel) for each in of_steps]
+
+    def _recorded_step(self, phase: Phase, dims: Dims, inputs: BoundInputs, kernel: StepKernel | None) -> RecordedStep:
+        grids = [dims[dim] for dim in self._grid_dims]
+        key: Key = ("recorded", kernel is None, inputs.num_steady, dims["rows"], self._between(dims), *grids)
+        step = self._recent.get(key)
+        if step is None:
+            step = self._record(phase, dims, inputs)
+            self._recent.keep(key, step)
+        assert isinstance(step, RecordedStep), "no others have such keys"
+        return step
+
+    def _bound(
+        self,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        slots: Mapping[str, npt.NDArray[Any]],
+        steps: int,
+        together: bool = False,
+    ) -> BoundInputs:
         later = np.arange(steps, dtype=np.int32)[:, None]
         moving = {
             name: slots[name] if name in slots else array + later
@@ -82,36 +167,49 @@ class DecodeSteps:
             if name in slots or name in DecodeInputs.MOVING
         }
         steady = {name: array for name, array in arrays.items() if name not in moving}
-        inputs = self._inputs.bind(moving, steady, steps)
-        traces = enumerate(self._traces_of(phase, dims, steps, inputs, tops))
-        as_one = self._kernel(dims) is not None
-        return lambda tokens: self._run(inputs, *next(traces), tokens, as_one=as_one)
+        return self._inputs.bind(moving, steady, steps, together)
 
-    def _traces_of(self, phase: Phase, dims: Dims, steps: int, inputs: BoundInputs, tops: int) -> list[Trace]:
+    def _traces_of(
+        self, phase: Phase, dims: Dims, steps: int, inputs: BoundInputs, tops: int
+    ) -> list[Trace | RecordedStep]:
         """The trace of each step. Conditions are bounds: those that hold in the first and the last step always do."""
         last = self._trace_of(phase, {**dims, "context": dims["context"] + steps - 1}, inputs, tops)
         if self._trace_of(phase, dims, inputs, tops) is last:
             return [last] * steps
         return [self._trace_of(phase, {**dims, "context": dims["context"] + i}, inputs, tops) for i in range(steps)]
 
-    def _trace_of(self, phase: Phase, dims: Dims, inputs: BoundInputs, tops: int) -> Trace:
-        key = (
+    def _trace_of(self, phase: Phase, dims: Dims, inputs: BoundInputs, tops: int) -> Trace | RecordedStep:
+        key = self._key(phase, dims, inputs, tops)
+        trace = self._recent.get(key)
+        if trace is None:
+            is_recorded = self._kernel(dims) is None and self._recorded.takes(phase, dims)
+            trace = self._record(phase, dims, inputs) if is_recorded else self._trace(phase, dims, inputs.moving, tops)
+        self._recent.keep(key, trace)
+        return trace
+
+    def _key(self, phase: Phase, dims: Dims, inputs: BoundInputs, tops: int) -> Key:
+        return (
             phase.name,
             inputs.num_steady,
             *(dims["tokens"], dims["seqs"], dims["rows"], tops),
             *(dims[dim] for dim in self._grid_dims),
             *self._host.launcher.choice(phase, dims),
         )
-        trace = self._recent.get(key) or self._trace(phase, dims, inputs.moving, tops)
-        self._recent.keep(key, trace)
-        return trace
+
+    def _record(self, phase: Phase, dims: Dims, inputs: BoundInputs) -> RecordedStep:
+        step = self._recorded.record(phase, dims, inputs, self._kernel(dims))
+        if self._kernels.lacks(dims):
+            step.launches[AS_LAUNCHES] += 1
+        return step
 
     def _run(
-        self, inputs: BoundInputs, step: int, trace: Trace, tokens: mx.array, *, as_one: bool
+        self, inputs: BoundInputs, step: int, trace: Trace | RecordedStep, tokens: mx.array, *, as_one: bool
     ) -> tuple[mx.array, mx.array]:
         """Launches one of the steps that were bound."""
         moved, before = self._inputs.moved(inputs, step), self._host.arena.token
-        if as_one:
+        if isinstance(trace, RecordedStep):
+            logits, token, moved = trace.logits_of(tokens, moved, inputs, before)
+        elif as_one:
             with StepKernel.order:
                 turn = StepKernel.take_turn()
                 logits, token, moved, after = trace.run(tokens, moved, inputs.stayed, before, turn)
@@ -127,6 +225,7 @@ class DecodeSteps:
     def forget(self) -> None:
         """Forgets what the last step left on the GPU, which may have failed."""
         self._inputs.forget()
+        self._recorded.forget()
         with StepKernel.order:
             StepKernel.turn = None
 
@@ -158,3 +257,11 @@ class DecodeSteps:
             return logits, token, moved + 1
 
         return traced(host, run)
+
+
+def _borders(host: MlxHost) -> list[int]:
+    """The contexts from which on another condition of a decode step's launches holds, or one holds no longer."""
+    launches = host.program.phase("decode").launches
+    parts = [part for launch in launches for part in launch.conditions if part.dim == "context"]
+    ends = [part.maximum + 1 for part in parts if part.maximum is not None]
+    return sorted({*ends, *(part.minimum for part in parts)})

@@ -33,6 +33,7 @@ from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
 from mlxr.runtime.hosts.exchange import Exchange
 from mlxr.runtime.hosts.handover import ExpertsBeside
 from mlxr.runtime.hosts.host import Logits
+from mlxr.runtime.hosts.likeliest import LikeliestOfSteps
 from mlxr.runtime.hosts.mlx.host import MlxHost
 from mlxr.runtime.hosts.mlx.launcher import Arrays, MlxKernel
 from mlxr.runtime.memory.free_memory import FreeMemory, gpu_memory
@@ -67,6 +68,7 @@ class CudaHost(MlxHost):
         numbers = [self.fixed[name] for name in layers] or [mx.zeros((8,), mx.uint32)]  # an encoder caches nothing
         stacked = on_device(mx.stack(numbers))
         self._step_kernels = StepKernels(images.result(), self.plan, stacked, self.launcher_of)
+        self._step_kernels.hold(self.fixed)
         self._kept, self._peers = KeptWeights(), Peers()
         self._decodes = DecodeSteps(self, self._step_kernels, self._peers, self._keep_unpacked)
         self._prefills = PrefillSteps(self, self._launches_of)
@@ -153,6 +155,16 @@ class CudaHost(MlxHost):
             return logits
 
         return run
+
+    def likeliest_of_steps(self, batch: Batch) -> LikeliestOfSteps | None:
+        """See `Host.likeliest_of_steps`: by recorded steps."""
+        phase = self.program.phase(phase_of(self.plan, batch))
+        if phase.name != "decode" or not self._traces:
+            return None
+        arrays = self.arrays_of(phase, self.completed(batch))
+        steady = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray) and name != _TOKENS}
+        tokens = batch.tokens if isinstance(batch.tokens, mx.array) else mx.array(batch.tokens)
+        return self._decodes.choose(phase, batch_dims(batch), steady, _slots(batch, steady), batch.num_steps, tokens)
 
     @property
     def _traces(self) -> bool:

@@ -4,7 +4,7 @@ A step uploads one array, or none if the same sequences continue to decode. It i
 array that the CPU has filled is in managed memory, where the GPU takes a page fault of up to 300 microseconds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -64,11 +64,17 @@ class DecodeInputs:
     def __init__(self) -> None:
         self._steady: dict[str, npt.NDArray[Any]] = {}
         self._stayed: dict[str, mx.array] | None = None  # the same on the GPU
+        self._packed = Packed.of({})  # the same, and
+        self._uploaded: mx.array | None = None  # on the GPU
         self._predicted: npt.NDArray[np.int32] | None = None  # what moves, after the last step
-        self._moved: mx.array | None = None  # the same on the GPU
+        self._moved: mx.array | Callable[[], mx.array] | None = None  # the same on the GPU
 
     def bind(
-        self, moving: Mapping[str, npt.NDArray[np.int32]], steady: dict[str, npt.NDArray[Any]], steps: int
+        self,
+        moving: Mapping[str, npt.NDArray[np.int32]],
+        steady: dict[str, npt.NDArray[Any]],
+        steps: int,
+        together: bool = False,
     ) -> "BoundInputs":
         """The inputs of some steps, on the GPU.
 
@@ -76,6 +82,7 @@ class DecodeInputs:
             moving: what moves, [steps, numbers] each.
             steady: what does not.
             steps: how many.
+            together: whether what moves is given for all steps at once, unless it is one more in each.
         """
         rows = np.concatenate([np.zeros((steps, 0), np.int32), *moving.values()], axis=1)
         is_new = np.ones(steps, np.bool_)
@@ -83,21 +90,27 @@ class DecodeInputs:
         if self._predicted is not None and self._predicted.shape == rows[0].shape:
             is_new[0] = (rows[0] != self._predicted).any()
         self._predicted = None  # until all steps are launched
-        new = np.flatnonzero(is_new).tolist()
+        at_once = together and bool(is_new[1:].any())
+        new = list(range(steps)) if at_once else np.flatnonzero(is_new).tolist()
         layout = Packed.of({name: array[0] for name, array in moving.items()})
         sent = [Packed.of({name: array[step] for name, array in moving.items()}).numbers for step in new]
         packed = None if self._stayed is not None and _are_same(self._steady, steady) else Packed.of(steady)
         if packed is not None:
             sent.append(packed.numbers)
         given: list[mx.array | None] = [None] * steps
+        ahead: mx.array | None = None
         if sent:
             uploaded, size = Packed(np.concatenate(sent), {}).upload(), len(layout.numbers)  # one page fault for all
             for place, step in enumerate(new):
                 given[step] = uploaded[size * place : size * (place + 1)]
+            ahead = uploaded[: size * steps] if at_once else None
             if packed is not None:
-                self._steady, self._stayed = steady, packed.unpack(uploaded[size * len(new) :])
-        assert self._stayed is not None, "it is on the GPU, or just uploaded"
-        return BoundInputs(layout, sum(array.size for array in steady.values()), self._stayed, given, rows[-1] + 1)
+                self._packed, self._uploaded = packed, uploaded[size * len(new) :]
+                self._steady, self._stayed = steady, packed.unpack(self._uploaded)
+        assert self._stayed is not None and self._uploaded is not None, "it is on the GPU, or just uploaded"
+        num_steady = sum(array.size for array in steady.values())
+        places = self._packed.places
+        return BoundInputs(layout, num_steady, self._stayed, self._uploaded, places, given, ahead, rows[-1] + 1)
 
     def moved(self, inputs: "BoundInputs", step: int) -> mx.array:
         """What moves, in one of the steps."""
@@ -105,9 +118,9 @@ class DecodeInputs:
         if given is not None:
             return given
         assert self._moved is not None, "the step before computed it"
-        return self._moved
+        return self._moved if isinstance(self._moved, mx.array) else self._moved()
 
-    def advance(self, inputs: "BoundInputs", step: int, moved: mx.array) -> None:
+    def advance(self, inputs: "BoundInputs", step: int, moved: mx.array | Callable[[], mx.array]) -> None:
         """Takes what the step after one needs, which this one has computed: each number is one more."""
         self._moved = moved
         if step == len(inputs.given) - 1:
@@ -125,14 +138,20 @@ class BoundInputs(NamedTuple):
         moving: where the numbers of each array are that moves.
         num_steady: how many numbers do not move.
         stayed: those of each array.
+        steady: all of them, packed.
+        steady_places: where those of each array are.
         given: of each step the numbers that move, where they are not those of the step before and one more.
+        ahead: what moves in all steps, if it was to be given at once and is not one more in each.
         after: what moves, after the last step.
     """
 
     moving: Packed
     num_steady: int
     stayed: dict[str, mx.array]
+    steady: mx.array
+    steady_places: dict[str, slice]
     given: list[mx.array | None]
+    ahead: mx.array | None
     after: npt.NDArray[np.int32]
 
 

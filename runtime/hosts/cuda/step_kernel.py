@@ -21,6 +21,7 @@ from mlxr.compiler.artifact import LAYERS, Artifact, CollectiveCall, Plan, StepK
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.hosts.binding import Dims, grid_of
+from mlxr.runtime.hosts.cuda.address_table import address_table
 from mlxr.runtime.hosts.cuda.build import build_cubin, with_prelude
 from mlxr.runtime.hosts.cuda.device_array import on_device
 from mlxr.runtime.hosts.cuda.occupancy import residency
@@ -49,6 +50,8 @@ class StepKernel:
     Attributes:
         entry: its entry in the plan; its launches are counted under its name.
         width: columns of the logits that it makes.
+        blocks: the blocks of its grid.
+        image: the compiled kernel.
         turn: u32[8], the output of the last step kernel of this process; the next one takes it.
         order: the lock to be held from taking a turn until the next turn is stored.
         models: the step kernels of each model of this process.
@@ -58,7 +61,7 @@ class StepKernel:
     turn: ClassVar[mx.array | None] = None
     order: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, entry: StepKernelEntry, plan: Plan, launch: MlxKernel, blocks: int) -> None:
+    def __init__(self, entry: StepKernelEntry, plan: Plan, launch: MlxKernel, blocks: int, image: bytes) -> None:
         """Allocates what a step needs besides the host's arrays.
 
         Args:
@@ -66,12 +69,23 @@ class StepKernel:
             plan: the plan whose decode step it runs.
             launch: launches the kernel.
             blocks: the blocks of its grid, all of which are on the GPU at once.
+            image: the compiled kernel.
         """
         self.entry = entry
         self._launches, self.width = plan.program("metal").phase("decode").launches, plan.own_columns
-        self._launch, self._blocks = launch, blocks
+        self._launch, self.blocks, self.image = launch, blocks, image
         self._gate = on_device(mx.zeros((8,), dtype=mx.uint32))
         self._masks: dict[int, mx.array] = {}
+        self._table: list[mx.array] = []
+
+    def hold(self, arrays: Mapping[str, mx.array]) -> None:
+        """Notes where the weights are that it is not given in each step. They stay there as long as anybody has them.
+
+        Args:
+            arrays: weights, by the plan's buffer names; the caller keeps them until no step runs any more.
+        """
+        if self.entry.weights:
+            self._table = [address_table([arrays[name] for name in self.entry.weights])]
 
     @classmethod
     def load(cls, image: StepImage, plan: Plan, launcher: LauncherOf) -> "StepKernel":
@@ -86,7 +100,7 @@ class StepKernel:
             NoStepKernelError: it does not fit the GPU.
         """
         blocks = resident_blocks(image)
-        return cls(image.entry, plan, launcher(image.entry.name, image.content), blocks)
+        return cls(image.entry, plan, launcher(image.entry.name, image.content), blocks, image.content)
 
     def takes(self, dims: Dims) -> bool:
         """Whether it runs a decode step of these dims."""
@@ -103,7 +117,7 @@ class StepKernel:
         """Launches the kernel.
 
         Args:
-            arrays: weights, arena and the batch, by the plan's buffer names.
+            arrays: arena, batch and weights, by the plan's buffer names.
             layers: [layers, 8] u32, the constants of all layers.
             dims: the dims of the batch.
             turn: the turn of the last step kernel.
@@ -112,10 +126,10 @@ class StepKernel:
             Logits [rows, vocab] f32, the arena's new token and the next turn.
         """
         entry = self.entry
-        inputs = [layers if name == LAYERS else arrays[name] for name in entry.inputs]
+        inputs = [arrays[each] if isinstance(each, str) else each for each in self.inputs(layers, dims)]
         logits, token, _, after = self._launch(
-            inputs=[*inputs, self._gate, self._mask(entry.mask(dims)), turn],
-            grid=(self._blocks * entry.threads, 1, 1),
+            inputs=[*inputs, turn],
+            grid=(self.blocks * entry.threads, 1, 1),
             threadgroup=(entry.threads, 1, 1),
             output_shapes=[
                 bindable_shape((dims["rows"], self.width)),
@@ -133,6 +147,18 @@ class StepKernel:
         if len(cls.models) > 1:
             start_computing([turn])
         cls.turn = turn
+
+    def inputs(self, layers: mx.array, dims: Dims) -> list[str | mx.array]:
+        """All that it takes before the turn, in order: the plan's name of a buffer, or an array that stays the same.
+
+        Args:
+            layers: [layers, 8] u32, the constants of all layers.
+            dims: the dims of the batch.
+        """
+        entry = self.entry
+        assert len(self._table) == bool(entry.weights), "a step kernel knows its weights before it runs"
+        named = [layers if name == LAYERS else name for name in entry.inputs]
+        return [*named, *self._table, self._gate, self._mask(entry.mask(dims))]
 
     def counts(self, dims: Dims) -> Counter[str]:
         """The launches of a step, by name: the step kernel, and each kernel that runs inside it."""

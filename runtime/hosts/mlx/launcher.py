@@ -78,6 +78,10 @@ class Launcher:
         self._conditions = {phase.name: _conditions(phase) for phase in program.phases}
         self._running: dict[tuple[PhaseName | bool, ...], tuple[Launch, ...]] = {}
 
+    def kernel(self, name: str) -> MlxKernel:
+        """A kernel of the program."""
+        return self._kernels[name].launch
+
     def choice(self, phase: Phase, dims: Dims) -> tuple[bool, ...]:
         """What decides which launches of a phase run for a batch: the outcome of each condition, and rows of logits."""
         return (dims["rows"] > 0, *[condition.holds(dims) for condition in self._conditions[phase.name]])

@@ -29,14 +29,17 @@ def eager() -> Iterator[None]:
 
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("as_one", [True, False])
-def test_logits_and_launches_are_those_of_single_steps(monkeypatch: pytest.MonkeyPatch, as_one: bool) -> None:
+@pytest.mark.parametrize("kind", ["one kernel", "launches", "recorded"])
+def test_logits_and_launches_are_those_of_single_steps(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """The sequences come to new blocks, and to the second partition, at different steps."""
-    geometry = Geometry.of(partition=16, **({"step_threads": 512, "step_sequences": 3} if as_one else {}))
+    geometry = Geometry.of(partition=16, **({"step_threads": 512, "step_sequences": 3} if kind == "one kernel" else {}))
     artifact = compiled(small_spec(cache={"mode": "paged", "block_size": 4, "max_sequences": 3}), geometry)
-    use_card(monkeypatch, artifact, SimLauncher(artifact))
+    card = SimLauncher(artifact)
+    use_card(monkeypatch, artifact, card)
     found = []
-    for steps in (STEPS, 1):
+    for steps in (1, STEPS):
+        if kind == "recorded" and steps == STEPS:
+            card.record(monkeypatch)
         host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
         pager = Pager.from_geometry(artifact.plan.arena)
         ids, starts, logits = [pager.add_sequence() for _ in range(2)], [13, 6], list[np.ndarray]()
@@ -51,6 +54,6 @@ def test_logits_and_launches_are_those_of_single_steps(monkeypatch: pytest.Monke
             run = host.decode(batch)
             logits += [floats(run(mx.array([step, 40 - step], mx.int32))) for step in range(begin, begin + steps)]
         found.append((logits, host.launches))
-    for several, single in zip(found[0][0], found[1][0], strict=True):
+    for single, several in zip(found[0][0], found[1][0], strict=True):
         np.testing.assert_array_equal(several, single)
     assert found[0][1] == found[1][1]

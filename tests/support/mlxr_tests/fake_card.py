@@ -1,6 +1,9 @@
 """A fake NVIDIA GPU: host cuda runs on any machine, and sim executes its launches."""
 
+import ctypes
+from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -11,9 +14,11 @@ from mlxr.compiler.artifact import ATTENDED, Artifact, decode_dims
 from mlxr.compiler.formats.stores import CONV_STATES, STATES
 from mlxr.compiler.targets.metal.decode_kernel.make_step_program import make_step_program, step_classes
 from mlxr.compiler.targets.metal.decode_kernel.step_program import StepLaunch, StepProgram
+from mlxr.runtime.hosts.cuda import address_table, recorded_batch, recorded_step, step_kernel
 from mlxr.runtime.hosts.cuda import host as cuda_host
-from mlxr.runtime.hosts.cuda import step_kernel
+from mlxr.runtime.hosts.cuda.launch_graph import GraphLaunch
 from mlxr.runtime.hosts.cuda.occupancy import Residency
+from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, FETCH, FETCH_LOGITS, PLACE
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr_tests.kernel_host import sim_kernel
 
@@ -38,6 +43,7 @@ def use_card(monkeypatch: pytest.MonkeyPatch, artifact: Artifact, launch: Any) -
         assert name in text and architecture == "sm_90a"
         return b""
 
+    monkeypatch.setattr(address_table, "build_cubin", lambda *_: b"")
     monkeypatch.setattr(cuda_host, "build_cubins", build)
     monkeypatch.setattr(step_kernel, "build_cubin", build_step)
     monkeypatch.setattr(step_kernel, "residency", lambda *_: Residency(3, 2))
@@ -49,6 +55,8 @@ class SimLauncher:
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
         self.uploads = 0
+        self.recorded: Counter[str] = Counter()
+        self._by_address: dict[int, mx.array] = {}
 
     def __call__(
         self,
@@ -63,6 +71,15 @@ class SimLauncher:
         **_: Any,
     ) -> list[mx.array]:
         assert not ensure_row_contiguous, "a contiguous copy of the arena would swallow its writes"
+        if name == address_table.NAME:
+            mx.eval(*inputs)
+            addresses = {SimBuffer.of(array, writable=False).address: array for array in inputs}
+            self._by_address |= addresses
+            return [mx.array(np.array([SimBuffer.of(array, writable=False).address for array in inputs], np.uint64))]
+        if name in (PLACE, FETCH, FETCH_LOGITS):
+            self.recorded[name] += 1
+            results = self._beside_recorded(name, inputs)
+            return [mx.array(np.resize(array, shape)) for array, shape in zip(results, output_shapes, strict=True)]
         if name.startswith("step_"):
             return self._step(inputs, output_shapes, output_dtypes)
         kernel = sim_kernel(self.artifact.kernel_text(name))
@@ -76,20 +93,117 @@ class SimLauncher:
         kernel.launch(buffers, (groups[0], groups[1], groups[2]), threadgroup)
         return outputs
 
+    def record(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Makes steps recorded ones, whose graph sim runs when it is launched."""
+        names: list[str] = []
+
+        def function(_: object, name: str, image: bytes) -> int:
+            names.append(name)
+            return len(names) - 1
+
+        def graph(launches: Sequence[GraphLaunch], _: object) -> SimpleNamespace:
+            return SimpleNamespace(launch=lambda stream: run(launches))
+
+        def run(launches: Sequence[GraphLaunch]) -> None:
+            for function, grid, threads, addresses in launches:
+                self.recorded[names[function]] += 1
+                if names[function] == CHOOSE:
+                    arrays = [self._array_at(address) for address in addresses[:3]]
+                    choose(*arrays, pinned[addresses[3]], grid[0])
+                elif names[function].startswith("step_"):
+                    self._recorded_step(names[function], addresses)
+                else:
+                    kernel = sim_kernel(self.artifact.kernel_text(names[function]))
+                    buffers = [
+                        self._at(address, param.name, addresses)
+                        for address, param in zip(addresses, kernel.params, strict=True)
+                    ]
+                    kernel.launch(buffers, grid, (threads, 1, 1))
+
+        pinned: dict[int, np.ndarray] = {}
+
+        def pin(size_bytes: int) -> SimpleNamespace:
+            numbers = np.zeros(size_bytes // 4, np.uint32)
+            pinned[numbers.ctypes.data] = numbers
+            return SimpleNamespace(address=numbers.ctypes.data, seen=numbers.ctypes.data)
+
+        event = SimpleNamespace(record=lambda stream: None, wait=lambda: None)
+        monkeypatch.setattr(recorded_batch, "PinnedMemory", pin)
+        monkeypatch.setattr(recorded_step, "Event", lambda: event)
+        monkeypatch.setattr(recorded_step, "mlx_stream", lambda: 1)
+        monkeypatch.setattr(recorded_batch, "build_cubin", lambda *_: b"")
+        monkeypatch.setattr(recorded_step, "LaunchGraph", graph)
+        monkeypatch.setattr(recorded_step.Functions, "of", function)
+
+    def _at(self, address: int, name: str, addresses: Sequence[int]) -> SimBuffer:
+        """Memory from an address on, to the next of a launch's addresses or the end of the array that it is of."""
+        begin = max(begin for begin in self._by_address if begin <= address)
+        whole = SimBuffer.of(self._by_address[begin], writable=True, name=name)
+        end = min(begin + whole.size_bytes, *(other for other in addresses if other > address), 1 << 63)
+        assert address < end, "it is in an array"
+        return SimBuffer(address, end - address, True, name, whole)
+
+    def _array_at(self, address: int) -> np.ndarray:
+        """The same as numbers of 32 bits."""
+        buffer = self._at(address, "", ())
+        return np.ctypeslib.as_array((ctypes.c_uint32 * (buffer.size_bytes // 4)).from_address(address))
+
+    def _recorded_step(self, name: str, addresses: Sequence[int]) -> None:
+        """Runs a step kernel whose results are at given addresses."""
+        (entry,) = (entry for entry in self.artifact.plan.first.step_kernels if entry.name == name)
+        count = len(entry.inputs) + bool(entry.weights)
+        inputs = [self._at(address, "", addresses) for address in addresses]
+        sizes = [buffer.size_bytes for buffer in inputs]
+        program = make_step_program(self.artifact.plan.first, entry.counts)
+        table = self._array_at(addresses[len(entry.inputs)]).view(np.uint64)
+        rows = int(self._array_at(addresses[entry.inputs.index("dims")])[0]) if "dims" in entry.inputs else 1
+        places = dict(zip(entry.inputs, inputs, strict=False))
+        for weight, address in zip(entry.weights, table.tolist(), strict=False):
+            places[weight] = self._at(address, weight, ())
+        places |= dict(zip(entry.outputs, inputs[count + 3 :], strict=False))
+        assert len(sizes) == count + 3 + len(entry.outputs) + 1, "gate, mask, turn; the next turn"
+        for launch in program.running(int(self._array_at(addresses[count + 1])[0])):
+            self._run_inside(launch, launch.threadgroups(decode_dims(rows, 1)), places)
+
+    def _beside_recorded(self, name: str, inputs: Sequence[mx.array]) -> list[mx.array]:
+        """What the kernels of recorded_on_cuda.cuh do before and after the graph."""
+        mx.eval(*inputs)
+        arrays = [np.array(array, copy=False).reshape(-1) for array in inputs]
+        if name == PLACE:
+            tokens, moving, steady, ahead, num_ahead, step, numbers, token, _, batch = arrays
+            state = np.array([step[0], 0, num_ahead[0], *[0] * 5], np.int32)
+            places = [(0, tokens, numbers[0]), (numbers[3], moving, numbers[1]), (numbers[4], steady, numbers[2])]
+            for begin, part, count in (*places, (numbers[5], ahead, num_ahead[0]), (numbers[6], state, 8)):
+                assert len(part) >= count
+                batch[begin : begin + count] = part[:count].view(np.int32)
+            assert len(moving) == numbers[1]
+            return [mx.array(token), mx.array(moving + 1)]
+        if name == FETCH_LOGITS:
+            logits, numbers, token = arrays
+            return [mx.array(logits[: numbers[9]].reshape(numbers[0], -1)), mx.array(token)]
+        batch, numbers, token = arrays
+        return [mx.array(batch[: numbers[0]]), mx.array(batch[numbers[3] :][: numbers[1]]), mx.array(token)]
+
     def _step(
         self, inputs: Sequence[mx.array], output_shapes: Sequence[tuple[int, ...]], output_dtypes: Sequence[Any]
     ) -> list[mx.array]:
         """Runs the program of a step kernel, one launch after the other."""
         rows = output_shapes[0][0]
         program = self._program_of(rows)
+        entry = next(entry for entry in self.artifact.plan.first.step_kernels if rows in entry.counts)
         *bound, gate, mask, turn = inputs
+        if entry.weights:
+            *bound, table = bound
+            bound += [self._by_address[int(address)] for address in np.array(table)[: len(entry.weights)]]
+        names = (*entry.inputs, *entry.weights)
         results = [
             np.full(s, 7, np.uint32 if d == mx.uint32 else np.float32)
             for s, d in zip(output_shapes, output_dtypes, strict=True)
         ]
         mx.eval(*inputs)
-        assert gate.size and len(bound) == len(program.inputs) and len(results) == len(program.outputs) + 1
-        memory: dict[str, Any] = dict(zip((*program.inputs, *program.outputs), [*bound, *results], strict=False))
+        assert gate.size and len(bound) == len(names) and len(results) == len(program.outputs) + 1
+        assert {*names} == {*program.inputs}, "each is given, or its address"
+        memory: dict[str, Any] = dict(zip((*names, *program.outputs), [*bound, *results], strict=False))
         for launch in program.running(int(mask[0])):
             self._run_inside(launch, launch.threadgroups(decode_dims(rows, 1)), memory)
         results[-1][...] = np.array(turn) + 1
@@ -104,11 +218,26 @@ class SimLauncher:
         kernel = sim_kernel(self.artifact.kernel_text(launch.kernel.name))
         buffers = []
         for i, (place, param) in enumerate(zip(launch.operands, kernel.params, strict=True)):
-            whole = SimBuffer.of(memory[place.argument], writable=True, name=param.name)
+            whole = memory[place.argument]
+            if not isinstance(whole, SimBuffer):
+                whole = SimBuffer.of(whole, writable=True, name=param.name)
             size = min(place.size_bytes, whole.size_bytes - place.offset_bytes)
             writable = i >= launch.num_inputs or place.argument in _STORES
             buffers.append(SimBuffer(whole.address + place.offset_bytes, size, writable, param.name, whole))
         kernel.launch(buffers, grid, (launch.kernel.threads, 1, 1))
+
+
+def choose(logits: np.ndarray, numbers: np.ndarray, batch: np.ndarray, chosen: np.ndarray, rows: int) -> None:
+    """What mlxr_choose does."""
+    num_moving, moving_at, ahead_at, state_at, width, most = (int(numbers[i]) for i in (1, 3, 5, 6, 7, 8))
+    state, moving = batch[state_at:], batch[moving_at:][:num_moving]
+    by_row = logits[: rows * width].view(np.float32).reshape(rows, width)
+    batch[:rows] = by_row.argmax(1)
+    chosen = chosen.reshape(2, most, rows)
+    chosen[0, state[0] % most], chosen[1, state[0] % most] = batch[:rows], by_row.max(1).view(np.uint32)
+    state[0], state[3] = state[0] + 1, state[3] + 1
+    is_ahead = (state[3] + 1) * num_moving <= state[2]
+    moving[:] = batch[ahead_at + state[3] * num_moving :][:num_moving] if is_ahead else moving + 1
 
 
 class Sums:

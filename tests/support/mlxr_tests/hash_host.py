@@ -222,6 +222,7 @@ class HashHost:
         return carried
 
     chain, send, to_read_together = Host.chain, Host.send, Host.to_read_together
+    likeliest_of_steps = Host.likeliest_of_steps
 
     def decode(self, batch: Batch) -> Callable[[Any], Any]:
         run, breaks = Host.decode(cast(Host, self), batch), False

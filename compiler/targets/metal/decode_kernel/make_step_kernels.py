@@ -33,6 +33,7 @@ def with_step_kernels(
     if not sizes.threads:
         return program, {}
     layouts = {weight.name: weight.layout for weight in inputs.weights}
+    in_place = {weight.name for weight in inputs.weights if weight.is_of_adapters}
     limits = inputs.limits["prefill"]
     most = min(sizes.sequences, limits["seqs"], limits["tokens"], limits["rows"])
     if inputs.spec.deterministic:
@@ -48,7 +49,7 @@ def with_step_kernels(
         first, last = counts[0], counts[-1]
         try:
             step = make_step_program(program, counts)
-            kernel = step_text(step, {**sources, **_sums(program, counts, inputs)}, layouts, sizes)
+            kernel = step_text(step, {**sources, **_sums(program, counts, inputs)}, layouts, sizes, in_place)
         except NotOneKernelError as error:
             as_launches.append(_as_launches(counts, str(error)))
             continue
@@ -59,7 +60,8 @@ def with_step_kernels(
             file=f"steps/{kernel.name}.cu",
             threads=sizes.threads,
             blocks=sizes.blocks,
-            inputs=step.inputs,
+            inputs=kernel.passed,
+            weights=kernel.held,
             outputs=step.outputs,
             conditions=step.conditions,
             scratch_bytes=step.scratch_bytes,

@@ -11,7 +11,7 @@ line in its place. The hash in the kernel's name covers the text with the prelud
 import functools
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -44,10 +44,17 @@ _NAME = "@step@"
 
 @dataclass(frozen=True)
 class StepText:
-    """A CUDA text; its only kernel is extern "C" and has this name."""
+    """A CUDA text; its only kernel is extern "C" and has this name.
+
+    Attributes:
+        passed: inputs of the program that are arguments of the kernel, in order.
+        held: inputs of the program whose addresses the kernel reads in a table, in order.
+    """
 
     name: str
     text: str
+    passed: tuple[str, ...]
+    held: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,11 @@ class _Row:
 
 
 def step_text(
-    program: StepProgram, sources: Mapping[str, str], layouts: Mapping[str, WeightLayout], sizes: StepKernelSizes
+    program: StepProgram,
+    sources: Mapping[str, str],
+    layouts: Mapping[str, WeightLayout],
+    sizes: StepKernelSizes,
+    in_place: Collection[str] = (),
 ) -> StepText:
     """The text of a program.
 
@@ -97,11 +108,15 @@ def step_text(
         sources: the Metal text of each kernel, by its name.
         layouts: where the rows of each weight lie, by the weight's name.
         sizes: the geometry: threads of a block, and so on.
+        in_place: weights that the CPU writes in place, as it does adapters. That may move them, so the kernel is given
+            them anew in each step, and not their addresses.
 
     Raises:
         NotOneKernelError: a kernel does not fit a block, or there are too many launches or buffers.
     """
-    arguments = (*program.inputs, *program.outputs)
+    held = tuple(name for name in program.inputs if name in layouts and name not in in_place)
+    passed = tuple(name for name in program.inputs if name not in held)
+    arguments = (*passed, *program.outputs, *held)
     number = {name: i for i, name in enumerate(arguments)}
     operands = [
         (number[place.argument], place.offset_bytes) for launch in program.launches for place in launch.operands
@@ -128,7 +143,7 @@ def step_text(
         spans += ahead
         first += len(launch.operands)
     used = max(function.groups * function.group_bytes for function in functions)
-    warps = sizes.threads // 32
+    warps, num_given = sizes.threads // 32, len(passed) + len(program.outputs)
     text = (
         environment()
         .get_template("hosts/step_on_cuda.cuh.jinja")
@@ -138,10 +153,11 @@ def step_text(
             functions=functions,
             entries=rows,
             operands=operands,
-            dims=program.inputs.index("dims") if any(function.sizes for function in functions) else None,
-            inputs=program.inputs,
+            dims=passed.index("dims") if any(function.sizes for function in functions) else None,
+            inputs=passed,
             outputs=program.outputs,
-            shares=[range(warp, len(arguments), warps) for warp in range(min(warps, len(arguments)))],
+            held=held,
+            shares=[range(warp, num_given, warps) for warp in range(min(warps, num_given))],
             pool_bytes=max(used, 8 * len(arguments)),
             prefetch=sizes.prefetch if sizes.threads > 32 else 0,
             spans=spans,
@@ -151,7 +167,7 @@ def step_text(
         )
     )
     name = f"step_{_digest(text.replace(_NAME, 'step').replace(INCLUDE, _prelude()))}"
-    return StepText(name, text.replace(_NAME, name))
+    return StepText(name, text.replace(_NAME, name), passed, held)
 
 
 @functools.cache

@@ -21,6 +21,16 @@ def step_files(artifact: Artifact) -> list[str]:
     return [name for name in artifact.files if name.startswith("steps/")]
 
 
+def test_a_step_has_the_addresses_of_weights_that_the_cpu_does_not_write() -> None:
+    spec = small_spec(cache=CACHE, adapters={"rank": 8, "slots": 2})
+    artifact = compiled(spec, Geometry.of(**SIZES))
+    (entry,) = artifact.plan.first.step_kernels
+    of_adapters = {weight.name for weight in artifact.plan.weights if weight.is_of_adapters}
+    assert {*entry.weights} == {weight.name for weight in artifact.plan.weights} - of_adapters
+    assert of_adapters and of_adapters <= {*entry.inputs}
+    assert ", ".join(entry.weights) in artifact.files[entry.file], "the text names them"
+
+
 @pytest.mark.parametrize("sequences", [1, 4, 20])
 def test_steps_of_as_many_sequences_as_wanted_are_kernels_with_a_file_each(sequences: int) -> None:
     artifact = compiled(small_spec(cache=CACHE), Geometry.of(**SIZES, step_sequences=sequences))

@@ -1,0 +1,150 @@
+"""Launches of kernels as a CUDA graph, which one call of the driver starts."""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.hosts.cuda.driver import call, in_context
+
+_pointer = ctypes.c_void_p
+_SLEEPING_WITHOUT_TIME = 3  # CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING
+
+
+class Functions:
+    """Kernels as the driver launches them, each loaded when it is first asked for. They stay as long as the process."""
+
+    def __init__(self) -> None:
+        """Loads nothing."""
+        self._loaded: dict[tuple[str, bytes], int] = {}
+
+    def of(self, name: str, image: bytes) -> int:
+        """The driver's handle of a kernel, in MLX's context.
+
+        Raises:
+            HostError: the driver rejects the image.
+        """
+        if (name, image) not in self._loaded:
+            module, function = _pointer(), _pointer()
+            with in_context():
+                call("cuModuleLoadData", ctypes.byref(module), image)
+                call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+            assert function.value is not None, "the driver has found it"
+            self._loaded[name, image] = function.value
+        return self._loaded[name, image]
+
+
+class Event:
+    """A mark in what a stream has been given. Who waits for it sleeps."""
+
+    def __init__(self) -> None:
+        """Makes one that is nowhere yet.
+
+        Raises:
+            HostError: the driver refuses.
+        """
+        self._handle = _pointer()
+        with in_context():
+            call("cuEventCreate", ctypes.byref(self._handle), _SLEEPING_WITHOUT_TIME)
+        weakref.finalize(self, _destroy_event, self._handle).atexit = False
+
+    def record(self, stream: int) -> None:
+        """Puts it after all that a stream has been given.
+
+        Raises:
+            HostError: the driver refuses.
+        """
+        call("cuEventRecord", self._handle, _pointer(stream))
+
+    def wait(self) -> None:
+        """Waits until all before it has ended.
+
+        Raises:
+            HostError: something on the GPU has failed.
+        """
+        call("cuEventSynchronize", self._handle)
+
+
+class GraphLaunch(NamedTuple):
+    """A launch of a graph.
+
+    Attributes:
+        function: the kernel.
+        grid: its threadgroups.
+        threads: of a threadgroup.
+        addresses: its arguments, all of which are pointers.
+    """
+
+    function: int
+    grid: tuple[int, int, int]
+    threads: int
+    addresses: Sequence[int]
+
+
+class _Node(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2."""
+
+    _fields_ = (
+        ("function", _pointer),
+        *((name, ctypes.c_uint) for name in ("x", "y", "z", "threads", "threads_y", "threads_z", "shared_bytes")),
+        *((name, _pointer) for name in ("arguments", "extra", "kernel", "context")),
+    )
+
+
+class LaunchGraph:
+    """Launches, each of which begins when the one before has ended."""
+
+    def __init__(self, launches: Sequence[GraphLaunch], kept: list[Any]) -> None:
+        """Records them.
+
+        Args:
+            launches: in order.
+            kept: what the addresses are of. It is kept until the graph is gone and nothing runs on the GPU.
+
+        Raises:
+            HostError: the driver refuses.
+        """
+        graph, self._ready = _pointer(), _pointer()
+        with in_context():
+            call("cuGraphCreate", ctypes.byref(graph), 0)
+            try:
+                node: _pointer | None = None
+                for launch in launches:
+                    node = _add(graph, launch, node)
+                call("cuGraphInstantiateWithFlags", ctypes.byref(self._ready), graph, ctypes.c_ulonglong(0))
+            finally:
+                call("cuGraphDestroy", graph)
+        weakref.finalize(self, _destroy, self._ready, kept).atexit = False
+
+    def launch(self, stream: int) -> None:
+        """Starts the launches after all that a stream has been given.
+
+        Raises:
+            HostError: the driver refuses, also if a launch before has failed.
+        """
+        call("cuGraphLaunch", self._ready, _pointer(stream))
+
+
+def _add(graph: _pointer, launch: GraphLaunch, before: _pointer | None) -> _pointer:
+    values = (ctypes.c_uint64 * len(launch.addresses))(*launch.addresses)
+    first = ctypes.addressof(values)
+    places = (_pointer * len(values))(*range(first, first + 8 * len(values), 8))
+    node = _Node(launch.function, *launch.grid, launch.threads, 1, 1, 0, ctypes.addressof(places), None, None, None)
+    added, after = _pointer(), (_pointer * 1)(before) if before is not None else None
+    number = ctypes.c_size_t(before is not None)
+    call("cuGraphAddKernelNode_v2", ctypes.byref(added), graph, after, number, ctypes.byref(node))
+    return added
+
+
+def _destroy(graph: _pointer, kept: list[Any]) -> None:
+    with suppress(HostError), in_context():
+        call("cuCtxSynchronize")  # MLX does not know that what is kept until now is read
+        call("cuGraphExecDestroy", graph)
+    kept.clear()
+
+
+def _destroy_event(event: _pointer) -> None:
+    with suppress(HostError), in_context():
+        call("cuEventDestroy_v2", event)

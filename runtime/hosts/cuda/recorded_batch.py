@@ -1,0 +1,155 @@
+"""The batch of recorded steps, at places that stay the same, and what the steps choose, where the CPU sees it.
+
+    tokens, batch -> mlxr_place -> [recorded launches] -> mlxr_fetch -> tokens
+
+MLX launches what stands before and after, so steps keep their place among all that it computes. The kernels are in
+templates/hosts/recorded_on_cuda.cuh, which says what they do.
+"""
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from importlib.resources import files
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.runtime.hosts.binding import Dims
+from mlxr.runtime.hosts.cuda.build import build_cubin
+from mlxr.runtime.hosts.cuda.device import architecture
+from mlxr.runtime.hosts.cuda.device_array import on_device
+from mlxr.runtime.hosts.cuda.handover.pinned_memory import PinnedMemory
+from mlxr.runtime.hosts.cuda.packed import BoundInputs
+from mlxr.runtime.hosts.mlx.bindable import bindable_shape, of_shape
+
+PLACE, CHOOSE, FETCH, FETCH_LOGITS = "mlxr_place", "mlxr_choose", "mlxr_fetch", "mlxr_fetch_logits"
+CHOOSE_THREADS = 1024
+MOST_STEPS = 16
+_THREADS = 256
+_MOST_BLOCKS = 512
+_STATE = 8  # numbers
+
+Outputs = Sequence[tuple[tuple[int, ...], mx.Dtype]]
+
+
+class RecordedBatch:
+    """A place for batches of so many sequences and numbers.
+
+    Attributes:
+        memory: int32, all of it.
+        numbers: [16] u32, what the kernels need to know of it.
+        begins: the element at which each array begins, by the plan's buffer names.
+        chosen: what its last steps have chosen, for the card.
+        count: its steps until now.
+    """
+
+    def __init__(self, dims: Dims, inputs: BoundInputs, width: int) -> None:
+        """Allocates it.
+
+        Args:
+            dims: of a step; its sequences have one token and one row of logits each.
+            inputs: of a step.
+            width: columns of the logits.
+        """
+        rows, num_moving, num_steady = dims["rows"], len(inputs.moving.numbers), inputs.steady.size
+        sizes = (rows, num_moving, num_steady, MOST_STEPS * num_moving, _STATE)
+        begins = [0]
+        for size in sizes:
+            begins.append(begins[-1] + -(-size // 8) * 8)
+        self._rows, self._num_moving, self.width = rows, num_moving, width
+        self.memory = on_device(mx.zeros((begins[-1],), mx.int32))
+        self.numbers = _numbers([*sizes[:3], *begins[1:5], width, MOST_STEPS, rows * width])
+        self._pinned = PinnedMemory(4 * 2 * MOST_STEPS * rows)
+        numbers = (ctypes.c_int32 * (2 * MOST_STEPS * rows)).from_address(self._pinned.address)
+        self._seen = np.ctypeslib.as_array(numbers).reshape(2, MOST_STEPS, rows)
+        self.chosen, self.count = self._pinned.seen, 0
+        self.begins = {"token_ids": 0}
+        self.begins |= {name: begins[1] + at.start for name, at in inputs.moving.places.items()}
+        self.begins |= {name: begins[2] + at.start for name, at in inputs.steady_places.items()}
+        self._place_blocks = -(-max(*sizes[:4], 8) // _THREADS)
+        self._nothing = _numbers([])
+
+    def place(
+        self, tokens: mx.array, moving: mx.array, inputs: BoundInputs, token: mx.array, turn: mx.array | None
+    ) -> list[mx.array]:
+        """Copies a batch there.
+
+        Args:
+            tokens: ids, [seqs] int32.
+            moving: what moves of the first step.
+            inputs: the others.
+            token: the arena's.
+            turn: of a step kernel.
+
+        Returns:
+            What comes before the step, and what moves in the step after it if each number is one more; lazy.
+        """
+        ahead, count = self._nothing, self._nothing
+        if inputs.ahead is not None:
+            ahead, count = inputs.ahead, _count(inputs.ahead.size)
+        turn, step = self._nothing if turn is None else turn, _count(self.count % MOST_STEPS)
+        return _launch(
+            PLACE,
+            [tokens, moving, inputs.steady, ahead, count, step, self.numbers, token, turn, self.memory],
+            [((8,), mx.uint32), (moving.shape, mx.int32)],
+            self._place_blocks,
+        )
+
+    def fetch(self, token: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """What the next step has there: tokens, and what moves; and the arena's token after the steps. Lazy.
+
+        Args:
+            token: the arena's, before the steps.
+        """
+        shapes = [bindable_shape((self._rows,)), (self._num_moving,)]
+        outputs = [*((shape, mx.int32) for shape in shapes), ((8,), mx.uint32)]
+        blocks = -(-max(self._rows, self._num_moving, 8) // _THREADS)
+        tokens, moving, last = _launch(FETCH, [self.memory, self.numbers, token], outputs, blocks)
+        return of_shape(tokens, (self._rows,)), moving, last
+
+    def read(self, first: int, steps: int) -> npt.NDArray[np.int32]:
+        """What some of the last steps have chosen, once they have ended: [2, steps, rows], see `mlxr_choose`."""
+        return self._seen[:, [step % MOST_STEPS for step in range(first, first + steps)]]
+
+    def fetch_logits(self, logits: mx.array, token: mx.array) -> tuple[mx.array, mx.array]:
+        """A step's logits, [rows, width] f32, given the arena's token before it; and the token after it. Lazy."""
+        shape = (self._rows, self.width)
+        outputs = [(bindable_shape(shape), mx.float32), ((8,), mx.uint32)]
+        blocks = min(_MOST_BLOCKS, -(-self._rows * self.width // _THREADS))
+        out, last = _launch(FETCH_LOGITS, [logits, self.numbers, token], outputs, blocks)
+        return of_shape(out, shape), last
+
+
+@functools.cache
+def recorded_image() -> bytes:
+    """The image of the kernels.
+
+    Raises:
+        HostError: they do not compile.
+    """
+    text = files("mlxr.templates").joinpath("hosts/recorded_on_cuda.cuh").read_text("utf-8")
+    return build_cubin("mlxr_recorded", text, architecture())
+
+
+def _launch(name: str, inputs: list[mx.array], outputs: Outputs, blocks: int) -> list[mx.array]:
+    return mx.fast.precompiled_cuda_kernel(
+        name=name,
+        compiled_source=recorded_image(),
+        inputs=inputs,
+        output_shapes=[shape for shape, _ in outputs],
+        output_dtypes=[dtype for _, dtype in outputs],
+        scalars=[],
+        grid=(blocks * _THREADS, 1, 1),
+        threadgroup=(_THREADS, 1, 1),
+        ensure_row_contiguous=False,
+    )
+
+
+def _numbers(numbers: list[int]) -> mx.array:
+    return on_device(mx.array(np.array(numbers + [0] * (16 - len(numbers)), np.uint32)))
+
+
+@functools.lru_cache(maxsize=256)
+def _count(count: int) -> mx.array:
+    return _numbers([count])

@@ -1,0 +1,391 @@
+"""Decode steps that are recorded once, as a CUDA graph, and then started by one call each.
+
+The graph is given to MLX's own stream (mlx_stream.py), once MLX has been given what comes before it, and whoever needs
+the step needs what is fetched after it (recorded_batch.py). A graph has all launches of a step, or its step kernel. If
+all rows take their likeliest token, it also chooses the tokens, and the step after begins with them: MLX, which takes 5
+to 20 us of CPU for each launch, has two launches for several steps.
+
+Recorded launches use the same memory in each step: the batch, activations and logits have places of their own. Weights
+and the arena's stores are where they are (address_table.py). Not recorded are steps with functions of MLX among their
+launches, with adapters (the CPU writes those), and of parts of models.
+"""
+
+import functools
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.compiler.artifact import ARENA_TOKEN, KernelCall, Launch, Phase
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES, start_computing
+from mlxr.runtime.hosts.binding import Dims, shape_of
+from mlxr.runtime.hosts.cuda.address_table import address_table
+from mlxr.runtime.hosts.cuda.device_array import on_device
+from mlxr.runtime.hosts.cuda.launch_graph import Event, Functions, GraphLaunch, LaunchGraph
+from mlxr.runtime.hosts.cuda.mlx_stream import mlx_stream
+from mlxr.runtime.hosts.cuda.packed import BoundInputs
+from mlxr.runtime.hosts.cuda.recorded_batch import (
+    CHOOSE,
+    CHOOSE_THREADS,
+    RecordedBatch,
+    recorded_image,
+)
+from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
+from mlxr.runtime.hosts.mlx.bindable import bindable_shape
+from mlxr.runtime.hosts.mlx.host import MlxHost
+
+_ENDS = 4
+"""Events: more than launches of which the tokens have not been read."""
+_ALIGNMENT = 256  # bytes, as MLX has it
+
+Grid = tuple[int, int, int]
+Operand = str | mx.array
+
+
+class _Call(NamedTuple):
+    """A launch, before its operands have addresses."""
+
+    name: str
+    image: bytes
+    grid: Grid
+    threads: int
+    operands: Sequence[Operand]
+
+
+class RecordedSteps:
+    """The recorded steps of a host.
+
+    Mutable state: the memory of activations, which grows with the number of sequences; batches, by their sizes.
+
+    Attributes:
+        host: whose launches.
+        layers: [layers, 8] u32, the constants of all layers.
+        unread: the logits of the last step, which are copied before the next one is started.
+        last: what the last steps choose, while nothing else has been given to the arena by this.
+    """
+
+    def __init__(self, host: MlxHost, layers: mx.array) -> None:
+        """Records nothing yet."""
+        self.host, self.layers = host, layers
+        self.functions, self.unread = Functions(), list[mx.array]()
+        self.last: ChosenOfSteps | None = None
+        self._ends: deque[Event] = deque()
+        self._end: Event | None = None  # of the last steps whose tokens are chosen here; others may have to wait for it
+        self._stream, self._steady = 0, layers
+        host.arena.before_access = functools.partial(_wait_elsewhere, weakref.ref(self), host.arena.before_access)
+        self._moved_by_cpu = {weight.name for weight in host.plan.weights if weight.is_of_adapters}
+        self._memory: mx.array | None = None
+        self._batches: dict[tuple[int, ...], RecordedBatch] = {}
+
+    def takes(self, phase: Phase, dims: Dims, kernel: StepKernel | None = None) -> bool:
+        """Whether a step with these dims can be recorded, by launches or by a step kernel."""
+        host, launcher = self.host, self.host.launcher
+        if launcher.exchange is not None or launcher.handover is not None or host.plan.is_part or self._moved_by_cpu:
+            return False
+        if not dims["tokens"] == dims["rows"] == dims["seqs"]:
+            return False
+        launches = launcher.running(phase, dims) if kernel is None else ()
+        return all(isinstance(launch.body, KernelCall) for launch in launches) and mlx_stream() is not None
+
+    def record(self, phase: Phase, dims: Dims, inputs: BoundInputs, kernel: StepKernel | None) -> "RecordedStep":
+        """A step that it takes, by launches or by a step kernel.
+
+        Raises:
+            HostError: the driver refuses.
+        """
+        width = self.host.plan.output_width
+        key = (dims["rows"], len(inputs.moving.numbers), inputs.steady.size)
+        if key not in self._batches:
+            self._batches[key] = RecordedBatch(dims, inputs, width)
+        return RecordedStep(self, self._batches[key], phase, dims, kernel)
+
+    def choose(
+        self,
+        recorded: Sequence["RecordedStep"],
+        tokens: mx.array,
+        moving: Callable[[], mx.array],
+        inputs: BoundInputs,
+        kernel: StepKernel | None,
+    ) -> "ChosenOfSteps":
+        """Runs steps, each of which takes the likeliest tokens of the one before.
+
+        Args:
+            recorded: each of them; they read one batch.
+            tokens: ids of the first, [seqs] int32.
+            moving: gives what moves of the first.
+            inputs: what else they read.
+            kernel: what runs them; the lock of its turns is held.
+
+        Raises:
+            HostError: MLX or the driver refuses.
+        """
+        host, stream, batch = self.host, mlx_stream(), recorded[0].batch
+        assert stream is not None, "it was there when the steps were recorded"
+        token, turn = host.arena.token, None if kernel is None else StepKernel.take_turn()
+        with host.failures():
+            is_there = self._is_there(batch, tokens, inputs, token, turn, stream)
+            self.last = None  # until all have been started
+            if not is_there:
+                token, _ = batch.place(tokens, moving(), inputs, token, turn)
+                start_computing([token, *self.unread])
+                self.unread = []
+            for step in recorded:
+                batch.count += 1
+                step.start(stream, chooses=True)
+            if len(self._ends) < _ENDS:
+                self._ends.append(Event())
+            self._ends.rotate()
+            self._ends[0].record(stream)
+        chosen = ChosenOfSteps(host, batch, len(recorded), token, self._ends[0])
+        if kernel is not None:
+            if len(StepKernel.models) > 1:
+                StepKernel.give_turn(chosen.fetched[2])
+            chosen.turn = StepKernel.turn
+        self.last, self._end, self._stream, self._steady = chosen, self._ends[0], stream, inputs.steady
+        host.arena.token = token
+        return chosen
+
+    def _is_there(
+        self,
+        batch: RecordedBatch,
+        tokens: mx.array,
+        inputs: BoundInputs,
+        token: mx.array,
+        turn: mx.array | None,
+        stream: int,
+    ) -> bool:
+        """Whether steps go on where the last ones ended, and the arena has been given to nobody in between."""
+        last = self.last
+        if last is None or inputs.given[0] is not None or inputs.ahead is not None or stream != self._stream:
+            return False
+        is_next = last.batch is batch and tokens is last.tokens and inputs.steady is self._steady
+        return is_next and token is last.token and turn is last.turn
+
+    def forget(self) -> None:
+        """Forgets the last steps, which may have failed."""
+        self.last, self._end, self.unread = None, None, []
+
+    def wait_elsewhere(self) -> None:
+        """Has another thread wait for the last steps, which are only in order with what MLX computes in their own."""
+        if self._end is not None and mlx_stream() != self._stream:
+            self._end.wait()
+            self._end = None
+
+    def memory(self, size_bytes: int) -> mx.array:
+        """Memory for activations and logits, which recorded steps share: they run one after the other."""
+        if self._memory is None or self._memory.nbytes < size_bytes:
+            before = 0 if self._memory is None else self._memory.nbytes  # older steps keep it
+            self._memory = on_device(mx.zeros((max(size_bytes, 2 * before) // 4 + 8,), mx.uint32))
+        return self._memory
+
+
+class RecordedStep:
+    """A decode step as a graph.
+
+    Attributes:
+        launches: how often each kernel is launched.
+        batch: what it reads.
+    """
+
+    def __init__(
+        self, steps: RecordedSteps, batch: RecordedBatch, phase: Phase, dims: Dims, kernel: StepKernel | None
+    ) -> None:
+        """Lists the launches; see `RecordedSteps.record`."""
+        host = steps.host
+        self._steps, self.batch, self._rows = steps, batch, dims["rows"]
+        self.launches: Counter[str]
+        if kernel is not None:
+            self.launches = kernel.counts(dims)
+            own, places, size_bytes = _of_kernel(kernel, steps.layers, dims)
+        else:
+            launches = host.launcher.running(phase, dims)
+            self.launches = Counter(launch.kernel for launch in launches)
+            own, places, size_bytes = _of_launches(host, phase, launches, dims)
+        logits = phase.outputs[0]
+        operands = (logits, batch.numbers, "batch", "chosen")
+        choose = _Call(CHOOSE, recorded_image(), (dims["rows"], 1, 1), CHOOSE_THREADS, operands)
+        self._memory = steps.memory(size_bytes)
+        self._calls = [*own, choose]
+        self._kept = _arrays_of(self._calls, host.fixed) | {"memory": self._memory, "batch": batch.memory}
+        addresses = np.array(address_table(list(self._kept.values()))).tolist()
+        self._addresses: dict[str, int] = dict(zip(self._kept, addresses, strict=False))
+        self._addresses["chosen"] = batch.chosen
+        self._addresses |= {name: self._addresses["memory"] + place for name, place in places.items()}
+        self._addresses |= {name: self._addresses["batch"] + 4 * at for name, at in batch.begins.items()}
+        first = places[logits] // 4
+        self.logits = self._memory[first : first + prod(bindable_shape((dims["rows"], batch.width)))].view(mx.float32)
+        mx.eval(self.logits)
+
+    def start(self, stream: int, *, chooses: bool) -> None:
+        """Starts it on a stream, after what the stream has been given.
+
+        Args:
+            stream: MLX's.
+            chooses: whether it also takes the likeliest tokens.
+
+        Raises:
+            HostError: the driver refuses.
+        """
+        (self._choosing if chooses else self._plain).launch(stream)
+
+    @functools.cached_property
+    def _plain(self) -> LaunchGraph:
+        return self._graph(self._calls[:-1])
+
+    @functools.cached_property
+    def _choosing(self) -> LaunchGraph:
+        return self._graph(self._calls)
+
+    def _graph(self, calls: Sequence[_Call]) -> LaunchGraph:
+        of, at = self._steps.functions.of, self._addresses
+        launches = [
+            GraphLaunch(of(name, image), grid, threads, [at[_name(operand)] for operand in operands])
+            for name, image, grid, threads, operands in calls
+            if 0 not in grid
+        ]
+        return LaunchGraph(launches, [*self._kept.values()])
+
+    def logits_of(self, tokens: mx.array, moving: mx.array, inputs: BoundInputs, token: mx.array) -> list[mx.array]:
+        """Runs the step, whose tokens others choose.
+
+        Args:
+            tokens: ids, [seqs] int32.
+            moving: what moves of the batch.
+            inputs: the others.
+            token: the arena's.
+
+        Returns:
+            Logits [rows, vocab] f32, the arena's new token, and what moves in the next step, all lazy.
+        """
+        steps, stream = self._steps, mlx_stream()
+        assert stream is not None, "it was there when the step was recorded"
+        steps.last = None
+        before, after = self.batch.place(tokens, moving, inputs, token, None)
+        with steps.host.failures():
+            start_computing([before, *steps.unread])
+            self.start(stream, chooses=False)
+        logits, last = self.batch.fetch_logits(self.logits, before)
+        steps.unread = [logits]  # the next step writes others to the same place
+        return [logits, last, after]
+
+
+class ChosenOfSteps:
+    """What some recorded steps choose; see `LikeliestOfSteps`.
+
+    Attributes:
+        token: the arena's, before the steps.
+        turn: of the step kernel after them, if these are some.
+    """
+
+    def __init__(self, host: MlxHost, batch: RecordedBatch, steps: int, token: mx.array, end: Event) -> None:
+        """Notes steps that have been started, the last ones of a batch.
+
+        Args:
+            host: where.
+            batch: what they read.
+            steps: how many.
+            token: the arena's, before them.
+            end: after them.
+        """
+        self._host, self.batch, self._steps, self._end = host, batch, steps, end
+        self._first = batch.count - steps
+        self.token = token
+        self.turn: mx.array | None = None
+
+    @functools.cached_property
+    def fetched(self) -> tuple[mx.array, mx.array, mx.array]:
+        """See `RecordedBatch.fetch`."""
+        return self.batch.fetch(self.token)
+
+    @property
+    def tokens(self) -> mx.array:
+        """See `LikeliestOfSteps.tokens`."""
+        return self.fetched[0]
+
+    @property
+    def moving(self) -> mx.array:
+        """What moves of the batch in the step after them; only until others have been started."""
+        return self.fetched[1]
+
+    def read(self) -> npt.NDArray[np.int32]:
+        """See `LikeliestOfSteps.read`."""
+        with self._host.failures():
+            self._end.wait()
+        return self.batch.read(self._first, self._steps)
+
+
+def _wait_elsewhere(steps: "weakref.ref[RecordedSteps]", before: Callable[[], None] | None) -> None:
+    """`RecordedSteps.wait_elsewhere`; other hosts of the arena, if there are any, wait as well."""
+    if before is not None:
+        before()
+    if (own := steps()) is not None:
+        own.wait_elsewhere()
+
+
+def _of_kernel(kernel: StepKernel, layers: mx.array, dims: Dims) -> tuple[list[_Call], dict[str, int], int]:
+    """The call of a step kernel; where its results lie in memory; and how much that is."""
+    entry = kernel.entry
+    logits, token, scratch = entry.outputs
+    sizes = {"turn": 32, "turn_out": 32, token: 32, scratch: entry.scratch_bytes}
+    sizes[logits] = 4 * dims["rows"] * kernel.width
+    places, end = dict[str, int](), 0
+    for name, size in sizes.items():
+        places[name] = end
+        end += -(-max(size, 32) // _ALIGNMENT) * _ALIGNMENT
+    places[ARENA_TOKEN] = places[token]
+    operands = [*kernel.inputs(layers, dims), "turn", *entry.outputs, "turn_out"]
+    return [_Call(entry.name, kernel.image, (kernel.blocks, 1, 1), entry.threads, operands)], places, end
+
+
+def _of_launches(
+    host: MlxHost, phase: Phase, launches: Sequence[Launch], dims: Dims
+) -> tuple[list[_Call], dict[str, int], int]:
+    """The calls of launches; where each result lies in memory, as long as anybody reads it; and how much that is."""
+    entries = {entry.name: entry for entry in host.program.kernels}
+    shapes = {buffer.name: buffer.shape for buffer in phase.buffers}
+    last = {name: i for i, launch in enumerate(launches) for name in (*launch.inputs, *launch.outputs)}
+    last |= dict.fromkeys(phase.outputs, len(launches))
+    places: dict[str, int] = {ARENA_TOKEN: 0}
+    live = [(0, 32, len(launches))]  # first byte, end, the launch after which it is free
+    calls = list[_Call]()
+    end = 0
+    for i, launch in enumerate(launches):
+        entry = entries[launch.kernel]
+        live = [part for part in live if part[2] >= i]
+        for name, port in zip(launch.outputs, entry.outputs, strict=True):
+            shape = bindable_shape(shape_of(shapes[name], dims)) if name in shapes else (8,)
+            size, first = prod(shape) * MLX_DTYPES[str(port.dtype)].size, 0
+            for begin, after, _ in sorted(live):
+                if begin >= first + size:
+                    break
+                first = max(first, -(-after // _ALIGNMENT) * _ALIGNMENT)
+            places[name] = first
+            live.append((first, first + size, last[name]))
+            end = max(end, first + size)
+        kernel = host.launcher.kernel(launch.kernel)
+        assert isinstance(kernel, functools.partial), "host cuda's kernels are images"
+        image = kernel.keywords["compiled_source"]
+        operands = (*launch.inputs, *launch.outputs)
+        calls.append(_Call(launch.kernel, image, launch.kernel_call.grid(dims), entry.threads, operands))
+    return calls, places, end
+
+
+def _arrays_of(calls: Sequence[_Call], fixed: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """The arrays among the operands, each by a name: those that stay the same, and weights and stores."""
+    found: dict[str, mx.array] = {}
+    for call in calls:
+        for operand in call.operands:
+            if not isinstance(operand, str):
+                found[_name(operand)] = operand
+            elif operand in fixed:
+                found[operand] = fixed[operand]
+    return found
+
+
+def _name(operand: Operand) -> str:
+    return operand if isinstance(operand, str) else f"array {id(operand)}"

@@ -1,0 +1,140 @@
+// What stands around recorded launches (see runtime/hosts/cuda/recorded_batch.py), which read a batch in one array, `batch`.
+// `numbers` has its layout.
+//
+// mlxr_place copies a batch there. No other kernel that touches it runs at the same time.
+//   tokens, moving, steady   what is copied, u32
+//   ahead, num_ahead         what moves in each of the steps, if that is not one more each time, and how many numbers
+//   step                     [1] u32: the number of the step, of which the remainder by MOST_STEPS counts
+//   numbers                  [16] u32
+//   token, turn              [8] u32: what comes before the step
+//   batch                    written in place
+//   token_out, next          the token, and what moves in the step after if each is one more
+// mlxr_choose takes the likeliest token of each row of logits, and prepares the step after: the last launch of a step.
+//   logits, numbers, batch
+//   chosen                   [2, MOST_STEPS, rows] u32 of the machine: tokens, then the bits of each row's greatest logit, of
+//                            which NaN is the greatest
+// mlxr_fetch copies what the next step has there.
+//   batch, numbers, token
+//   tokens, moving, token_out
+// mlxr_fetch_logits copies logits.
+//   logits, numbers, token
+//   out, token_out
+typedef unsigned int mlxr_u32;
+enum { NUM_TOKENS, NUM_MOVING, NUM_STEADY, MOVING_AT, STEADY_AT, AHEAD_AT, STATE_AT, WIDTH, MOST_STEPS, NUM_LOGITS };
+enum { STEP, ENDED, NUM_AHEAD, SINCE };
+
+extern "C" __global__ void __launch_bounds__(256) mlxr_place(
+    const mlxr_u32* tokens, const mlxr_u32* moving, const mlxr_u32* steady, const mlxr_u32* ahead, const mlxr_u32* num_ahead,
+    const mlxr_u32* step, const mlxr_u32* numbers, const mlxr_u32* token, const mlxr_u32* turn, const mlxr_u32* batch, mlxr_u32* token_out,
+    mlxr_u32* next) {
+  mlxr_u32* const place = const_cast<mlxr_u32*>(batch);
+  const mlxr_u32 first = blockIdx.x * 256u + threadIdx.x, stride = gridDim.x * 256u;
+  for (mlxr_u32 i = first; i < numbers[NUM_TOKENS]; i += stride) {
+    place[i] = tokens[i];
+  }
+  for (mlxr_u32 i = first; i < numbers[NUM_MOVING]; i += stride) {
+    place[numbers[MOVING_AT] + i] = moving[i];
+    next[i] = moving[i] + 1;
+  }
+  for (mlxr_u32 i = first; i < numbers[NUM_STEADY]; i += stride) {
+    place[numbers[STEADY_AT] + i] = steady[i];
+  }
+  for (mlxr_u32 i = first; i < num_ahead[0]; i += stride) {
+    place[numbers[AHEAD_AT] + i] = ahead[i];
+  }
+  if (first < 8) {
+    place[numbers[STATE_AT] + first] = first == NUM_AHEAD ? num_ahead[0] : first == STEP ? step[0] : 0;
+    token_out[first] = token[first];
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(1024) mlxr_choose(
+    const float* logits, const mlxr_u32* numbers, mlxr_u32* batch, mlxr_u32* chosen) {
+  __shared__ float greatest_of[32];
+  __shared__ mlxr_u32 index_of[32];
+  __shared__ bool is_last;
+  const mlxr_u32 width = numbers[WIDTH], row = blockIdx.x, thread = threadIdx.x, lane = thread % 32;
+  mlxr_u32* const state = batch + numbers[STATE_AT];
+  const float* const own = logits + (unsigned long long)row * width;
+  float greatest = __int_as_float(0xff800000);
+  mlxr_u32 index = 0xffffffffu;
+  const auto merge = [&](float other, mlxr_u32 other_index) {
+    const bool is_first = other_index < index;
+    if (other != other ? greatest == greatest || is_first : other > greatest || (other == greatest && is_first)) {
+      greatest = other;
+      index = other_index;
+    }
+  };
+  for (mlxr_u32 i = thread; i < width; i += 1024) {
+    const float x = own[i];
+    merge(x, i);
+  }
+  for (mlxr_u32 distance = 16; distance; distance /= 2) {
+    const float other = __shfl_xor_sync(0xffffffffu, greatest, distance);
+    merge(other, __shfl_xor_sync(0xffffffffu, index, distance));
+  }
+  if (lane == 0) {
+    greatest_of[thread / 32] = greatest;
+    index_of[thread / 32] = index;
+  }
+  __syncthreads();
+  if (thread < 32) {
+    greatest = greatest_of[lane];
+    index = index_of[lane];
+    for (mlxr_u32 distance = 16; distance; distance /= 2) {
+      const float other = __shfl_xor_sync(0xffffffffu, greatest, distance);
+      merge(other, __shfl_xor_sync(0xffffffffu, index, distance));
+    }
+    if (lane == 0) {
+      const mlxr_u32 rows = gridDim.x, most = numbers[MOST_STEPS], at = state[STEP] % most * rows + row;
+      index = index < width ? index : 0;
+      batch[row] = index;
+      chosen[at] = index;
+      chosen[at + most * rows] = __float_as_uint(greatest);
+      __threadfence_system();
+      __threadfence();
+      is_last = atomicAdd(&state[ENDED], 1u) == rows - 1;
+    }
+  }
+  __syncthreads();
+  if (is_last) {  // all have read which step it is
+    __threadfence();
+    const mlxr_u32 moving = numbers[MOVING_AT], num_moving = numbers[NUM_MOVING], step = state[SINCE] + 1;
+    const bool is_ahead = (step + 1) * num_moving <= state[NUM_AHEAD];
+    for (mlxr_u32 i = thread; i < num_moving; i += 1024) {
+      batch[moving + i] = is_ahead ? batch[numbers[AHEAD_AT] + step * num_moving + i] : batch[moving + i] + 1;
+    }
+    __syncthreads();
+    if (thread == 0) {
+      state[STEP] += 1;
+      state[SINCE] = step;
+      state[ENDED] = 0;
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256) mlxr_fetch(
+    const mlxr_u32* batch, const mlxr_u32* numbers, const mlxr_u32* token, mlxr_u32* tokens, mlxr_u32* moving,
+    mlxr_u32* token_out) {
+  const mlxr_u32 first = blockIdx.x * 256u + threadIdx.x, stride = gridDim.x * 256u;
+  for (mlxr_u32 i = first; i < numbers[NUM_TOKENS]; i += stride) {
+    tokens[i] = batch[i];
+  }
+  for (mlxr_u32 i = first; i < numbers[NUM_MOVING]; i += stride) {
+    moving[i] = batch[numbers[MOVING_AT] + i];
+  }
+  if (first < 8) {
+    token_out[first] = token[first];
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256) mlxr_fetch_logits(
+    const float* logits, const mlxr_u32* numbers, const mlxr_u32* token, float* out, mlxr_u32* token_out) {
+  const mlxr_u32 first = blockIdx.x * 256u + threadIdx.x;
+  for (mlxr_u32 i = first; i < numbers[NUM_LOGITS]; i += gridDim.x * 256u) {
+    out[i] = logits[i];
+  }
+  if (first < 8) {
+    token_out[first] = token[first];
+  }
+}

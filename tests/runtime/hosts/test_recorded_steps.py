@@ -1,0 +1,105 @@
+"""Decode steps that are recorded once choose what launches choose, on host cuda as sim runs it."""
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlxr
+from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine import scheduler
+from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests
+from mlxr.runtime.hosts.cuda.device import has_cuda
+from mlxr.runtime.hosts.cuda.host import CudaHost
+from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, MOST_STEPS, PLACE
+from mlxr_tests.fake_card import SimLauncher, use_card
+from mlxr_tests.format_planes import random_buffers
+from mlxr_tests.specs import compiled, floats, small_spec
+from mlxr_tests.storyteller import TINY, tiny_spec
+
+COUNTS = (6, 1, 1, 1, 4, 5)
+"""Steps of each batch."""
+
+
+@pytest.fixture
+def eager() -> Iterator[None]:
+    """`mx.compile` does nothing: sim must see numbers."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+@pytest.mark.skipif(has_cuda(), reason="here the real one runs")
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("as_one", [True, False])
+def test_the_likeliest_tokens_are_those_of_the_logits(monkeypatch: pytest.MonkeyPatch, as_one: bool) -> None:
+    """The sequences come to new blocks, and to the second partition, at different steps."""
+    geometry = Geometry.of(partition=16, **({"step_threads": 512, "step_sequences": 3} if as_one else {}))
+    artifact = compiled(small_spec(cache={"mode": "paged", "block_size": 4, "max_sequences": 3}), geometry)
+    card = SimLauncher(artifact)
+    use_card(monkeypatch, artifact, card)
+    found = []
+    for is_recorded in (False, True):
+        if is_recorded:
+            card.record(monkeypatch)
+        host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+        pager = Pager.from_geometry(artifact.plan.arena)
+        ids, starts = [pager.add_sequence() for _ in range(2)], [13, 6]
+        prompts = [BatchRequest(i, [*range(3, 3 + n)], 0) for i, n in zip(ids, starts, strict=True)]
+        host.read(host.step(Batch.build(prompts, pager, host.plan.query_tile)))
+        host.launches.clear()
+        pager.take_copies()
+        tokens, chosen = mx.array([5, 7], mx.int32), list[np.ndarray]()
+        for count in COUNTS:
+            batch = Batch.build(DecodeRequests(ids, [0, 0], starts), pager, host.plan.query_tile, tokens, count)
+            pager.take_copies()
+            starts = [start + count for start in starts]
+            done = host.likeliest_of_steps(batch)
+            assert (done is not None) == is_recorded
+            if done is not None:
+                tokens = done.tokens
+                chosen.append(done.read())
+                continue
+            run, of_steps = host.decode(batch), list[np.ndarray]()
+            for _ in range(count):
+                logits = floats(run(tokens))
+                tokens = mx.array(logits.argmax(1).astype(np.int32))
+                of_steps.append(np.stack([np.array(tokens), logits.max(1).view(np.int32)]))
+            chosen.append(np.stack(of_steps, 1))
+        found.append((np.concatenate(chosen, 1), host.launches))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+    assert card.recorded[CHOOSE] == sum(COUNTS) > MOST_STEPS
+    assert card.recorded[PLACE] == len(COUNTS) - 1, "the fourth batch is there"
+    assert len({*found[0][0][0].flat}) > 3, "others than the first"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(has_cuda(), reason="here the real one runs")
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("as_one", [True, False])
+def test_answers_are_those_of_sim(monkeypatch: pytest.MonkeyPatch, as_one: bool) -> None:
+    """Requests join, leave, lose their blocks, and draw their tokens."""
+    cache = {"mode": "paged", "max_sequences": 3, "block_size": 4, "num_blocks": 10}
+    geometry = Geometry.of(step_threads=256, step_sequences=3) if as_one else None
+    artifact = compile_spec(tiny_spec(model={"context": 32}, cache=cache), geometry, ("metal",)).artifact
+    monkeypatch.setattr(scheduler, "_LAUNCH_SECONDS", 1000.0)
+    prompts = [[1, 403, 27], [1, 5, 9, 22, 7, 8], [1, 300], [1, 44, 45, 46], [1, 77]]
+    draws = mlxr.Sampling(temperature=0.8, seed=3)
+    card, found = SimLauncher(artifact), []
+    for host in ("sim", "cuda"):
+        if host == "cuda":
+            use_card(monkeypatch, artifact, card)
+            card.record(monkeypatch)
+        model = mlxr.load(artifact, TINY, host=host)
+        answers = model.start(prompts, max_tokens=14, ignore_eos=True).finish()
+        answers += model.start(prompts[:2], max_tokens=6, ignore_eos=True, sampling=draws).finish()
+        answers += model.start(prompts[:2], max_tokens=9, ignore_eos=True).finish()
+        assert model.core.stats().preemptions
+        found.append([answer.token_ids for answer in answers])
+    assert found[0] == found[1]
+    assert card.recorded[CHOOSE] > card.recorded[PLACE] > 4
