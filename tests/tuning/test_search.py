@@ -216,6 +216,16 @@ def test_a_threshold_is_where_the_other_side_wins(gemm_us: float, expected: int)
     assert ("gate_up_gemm" in conditions) is (expected < 33), "no step has 33 tokens"
 
 
+class Blocks32(StepTimer):
+    """Steps that are faster with blocks of 32 tokens, and prompts that are not."""
+
+    def times_us(self, artifacts: Sequence[Artifact], context: int) -> list[float | HostError]:
+        return [90.0 if artifact.plan.arena.block_size == 32 else 100.0 for artifact in artifacts]
+
+    def prompt_times_us(self, artifacts: Sequence[Artifact], tokens: int) -> list[float | HostError]:
+        return [100.0] * len(artifacts)
+
+
 def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gpu = FakeGpu(cost_us, compute=False)
     start = compile_spec(SPEC).artifact
@@ -227,6 +237,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: py
         "mlxr.tuning.stopwatch.Stopwatch", lambda: Stopwatch(gpu.clock, gpu.evaluate, rounds=1, longest=8)
     )
     monkeypatch.setattr("mlxr.tuning.candidates.CANDIDATES", FEW)
+    monkeypatch.setattr("mlxr.tuning.step_times.StepTimer", Blocks32)
     assert main(["tune", str(tmp_path / "one"), "-o", str(tmp_path / "two"), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     found = load_artifact(tmp_path / "two")
@@ -236,6 +247,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: py
     )
     assert found.chip.name == "m4-pro"
     assert found.plan.targets == start.plan.targets
+    assert {program.arena.block_size for program in found.plan.programs.values()} == {32}
     qkv = next(kernel for kernel in found.plan.first.kernels if kernel.label == "qkv")
     assert qkv.chosen
     assert {name: qkv.chosen.sizes[name] for name in WANTED["qkv"]} == WANTED["qkv"]
