@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.ir.graph import Op, OpGraph
-from mlxr.compiler.ir.ops.linear import Projection
+from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.ir.ops.projection_sum import ProjectionSum
-from mlxr.compiler.passes.base import Edits, PassResult, sole_producer
+from mlxr.compiler.passes.base import Edits, PassResult, as_projection, sole_producer
 
 _PORTS = {"x", "weight", "bias", "residual"}
 
@@ -15,6 +15,7 @@ class FuseSum:
     """Fuses two projections of which one adds its result to that of the other.
 
     1. projection(b, residual = projection(a, residual)) -> projection_sum(a, b, residual).
+    2. projection(b, residual = linear(a)) -> projection_sum(a, b), as on ranks that do not have the residual.
 
     Does not fire when the first result is read elsewhere, the two scale it differently, one of them does more than a
     product with a bias, or a weight is of several tensors.
@@ -23,11 +24,13 @@ class FuseSum:
     name: str = "fuse_sum"
 
     def run(self, graph: OpGraph) -> PassResult:
-        """Applies the rule to every projection that adds to another one's result."""
+        """Applies the rules to every projection that adds to another one's result."""
         edits = Edits(graph)
         for second, _ in graph.ops_of(Projection):
-            first = sole_producer(graph, second.inputs["residual"], Projection) if "residual" in second.inputs else None
-            if first is None or first.attrs != second.attrs or not edits.untouched(first):
+            added = second.inputs.get("residual")
+            op = None if added is None else sole_producer(graph, added, Linear, Projection)
+            first = None if op is None or not edits.untouched(op) else as_projection(op)
+            if first is None or first.attrs != second.attrs:
                 continue
             if _is_plain(graph, first) and _is_plain(graph, second):
                 attrs = second.attrs_as(Projection)

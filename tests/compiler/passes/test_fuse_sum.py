@@ -31,6 +31,20 @@ def test_it_fuses_both_products_of_parallel_blocks(biases: bool) -> None:
     check_same_numbers(source, fused, spec)
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_it_fuses_a_product_without_a_residual(scale: float) -> None:
+    sketch = Sketch()
+    weights = [sketch.weight(name, 48, 48) for name in ("first_weight", "second_weight")]
+    first = sketch.op("linear", "first", attrs={"dtype": "f32"}, x=sketch.x, weight=weights[0])
+    attrs = PLAIN | {"residual_scale": scale}
+    graph = sketch.graph(sketch.op("projection", "second", attrs=attrs, x=sketch.x, weight=weights[1], residual=first))
+    if scale != 1.0:
+        check_silent(SUM, graph)
+        return
+    op = only(fires(SUM, graph), "projection_sum")
+    assert op.inputs == {"x": sketch.x, "weight": weights[0], "second_x": sketch.x, "second_weight": weights[1]}
+
+
 def test_it_must_not_fire_where_the_first_result_is_read_elsewhere() -> None:
     """As in a layer whose MLP reads what attention has added to."""
     check_silent(SUM, fires(FuseResidual(), source_graph(small_spec())))
