@@ -156,7 +156,6 @@ MLXR_INLINE void mlxr_near_later(mlxr_adapted_output *a) {
 // tokens threads share the groups, and of those pieces of 4 rows of a part.
 MLXR_OUTLINE void mlxr_lower(mlxr_worker *w, const mlxr_input *in, const uint16_t *down, mlxr_adapted_output *a) {
     const int n = in->columns, apart = a->parts * a->rank, pieces = apart / MLXR_ADAPTED_ROWS;
-    const int halves = MLXR_ADAPTED_PAIRS && a->pairs;
     const size_t normed = mlxr_row_floats(n);
     const float *scales = a->batch->scales;
     float *scratch = (float *)w->scratch;
@@ -179,7 +178,7 @@ MLXR_OUTLINE void mlxr_lower(mlxr_worker *w, const mlxr_input *in, const uint16_
                     x[j] = own;
                 }
 #if MLXR_ADAPTED_PAIRS
-                if (halves) {
+                if (a->pairs) {
                     mlxr_scaled_pairs(x[j], n, scales[token[j]], (uint8_t *)own);
                     x[j] = own;
                 }
@@ -190,11 +189,11 @@ MLXR_OUTLINE void mlxr_lower(mlxr_worker *w, const mlxr_input *in, const uint16_
 #if MLXR_ADAPTED_PAIRS
             uint16_t *half = (uint16_t *)a->low + i % pieces * MLXR_ADAPTED_ROWS;
             const uint16_t *const *v = (const uint16_t *const *)x;
-            if (halves && count == 4) mlxr_lower_pairs(4, rows, next, v, n, token, half, apart);
-            else if (halves && count == 3) mlxr_lower_pairs(3, rows, next, v, n, token, half, apart);
-            else if (halves && count == 2) mlxr_lower_pairs(2, rows, next, v, n, token, half, apart);
-            else if (halves) mlxr_lower_pairs(1, rows, next, v, n, token, half, apart);
-            if (halves) continue;
+            if (a->pairs && count == 4) mlxr_lower_pairs(4, rows, next, v, n, token, half, apart);
+            else if (a->pairs && count == 3) mlxr_lower_pairs(3, rows, next, v, n, token, half, apart);
+            else if (a->pairs && count == 2) mlxr_lower_pairs(2, rows, next, v, n, token, half, apart);
+            else if (a->pairs) mlxr_lower_pairs(1, rows, next, v, n, token, half, apart);
+            if (a->pairs) continue;
 #endif
             if (count == 4 && a->pairs) mlxr_lower_rows(1, 4, rows, next, x, n, token, scales, to, apart);
             else if (count == 4) mlxr_lower_rows(0, 4, rows, next, x, n, token, scales, to, apart);
