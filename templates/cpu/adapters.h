@@ -162,6 +162,7 @@ MLXR_OUTLINE void mlxr_lower(mlxr_worker *w, const mlxr_input *in, const uint16_
     for (int t = 0; t < in->rows; t += MLXR_ADAPTED_TOKENS) {
         const mlxr_by_adapter by = mlxr_tokens_by_adapter(a->batch, t, in->rows);
         if (a->later && in->rows <= MLXR_ADAPTED_TOKENS) mlxr_plan_later(w, a, &by);
+        if (in->rows <= MLXR_ADAPTED_TOKENS && !by.groups) a->output.finish = a->finish;
         const float *x[4];
         int first, last;
         mlxr_share(w, by.groups * pieces, &first, &last);
