@@ -9,16 +9,16 @@ from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.linear import Projection
 from mlxr.compiler.ir.ops.projection_sum import ProjectionSum, parts_of
-from mlxr.compiler.schedule.geometry import OneRow, SeveralRows
+from mlxr.compiler.schedule.geometry import OneRow
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.metal.kernel_parts.passes import bytes_of_sums, keeps_columns, passes_of, tiles_of
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts, facts_of
-from mlxr.compiler.targets.metal.kernels.matmul import MatmulKernel, matmul
+from mlxr.compiler.targets.metal.kernel_parts.second_product import formula_of_second, ports_of_second, table_of_second
 from mlxr.compiler.targets.metal.kernels.matvec import MatvecKernel, matvec
 from mlxr.compiler.targets.metal.kernels.projection import lower_projection
-from mlxr.compiler.targets.metal.kernels.projection_variants import of_several
-from mlxr.compiler.targets.metal.kernels.shared_expert import ALONE, multiply_together, takes_several, tokens_from
+from mlxr.compiler.targets.metal.kernels.projection_sum_rows import add_few
+from mlxr.compiler.targets.metal.kernels.shared_expert import ALONE, multiply_together, takes_several
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 
@@ -39,7 +39,7 @@ class ProjectionSumKernel(MatvecKernel):
     @property
     def inputs(self) -> tuple[Port, ...]:
         """What both read; see `ProjectionKernel`."""
-        return (*super().inputs, *_ports_of_second(self))
+        return (*super().inputs, *ports_of_second(self.second, self.second_bias))
 
     @property
     def formats(self) -> tuple[WeightFormat, ...]:
@@ -54,61 +54,12 @@ class ProjectionSumKernel(MatvecKernel):
     @property
     def formula(self) -> str:
         """The formula, for the head of the kernel."""
-        return f"{super().formula}{_formula_of_second(self)}"
+        return f"{super().formula}{formula_of_second(self.second_bias)}"
 
     @property
     def buffer_table(self) -> str:
         """The buffers, for the head of the kernel."""
-        return super().buffer_table + _table_of_second(self)
-
-
-@dataclass(frozen=True)
-class ProjectionSumRowsKernel(MatmulKernel):
-    """The sum of two projections of several rows: a simdgroup reads each of its weights once for `tile` rows of x.
-
-    Attributes:
-        second, second_bias: as in `ProjectionSumKernel`.
-    """
-
-    template = "projection_sum_rows.metal.jinja"
-    _: KW_ONLY
-    second: MatmulKernel
-    second_bias: DType | None
-
-    @property
-    def inputs(self) -> tuple[Port, ...]:
-        """What both read; see `ProjectionKernel`."""
-        return (*super().inputs, *_ports_of_second(self))
-
-    @property
-    def formats(self) -> tuple[WeightFormat, ...]:
-        """See `MatrixKernel`."""
-        return tuple(dict.fromkeys((*super().formats, *self.second.formats)))
-
-    @property
-    def formula(self) -> str:
-        """The formula, for the head of the kernel."""
-        return f"{super().formula}{_formula_of_second(self)}"
-
-    @property
-    def buffer_table(self) -> str:
-        """The buffers, for the head of the kernel."""
-        return super().buffer_table + _table_of_second(self)
-
-
-def _ports_of_second(k: ProjectionSumKernel | ProjectionSumRowsKernel) -> tuple[Port, ...]:
-    second = (("second_x", k.second.activation), ("second_weight", k.second.layout.dtype))
-    return (*second, *((("second_bias", k.second_bias),) if k.second_bias else ()))
-
-
-def _formula_of_second(k: ProjectionSumKernel | ProjectionSumRowsKernel) -> str:
-    return f", where to the product is added second_x @ second_weight.T{' + second_bias' if k.second_bias else ''}"
-
-
-def _table_of_second(k: ProjectionSumKernel | ProjectionSumRowsKernel) -> str:
-    rows = [f"second_x   [tokens, {k.second.in_features}] {k.second.activation}", *k.second.rows_of("second_weight")]
-    rows += [f"second_bias [{k.out_features}] {k.second_bias}"] if k.second_bias else []
-    return "".join(f"//   {row}\n" for row in rows)
+        return super().buffer_table + table_of_second(self.second, self.second_bias)
 
 
 @lowers(ProjectionSum)
@@ -128,30 +79,9 @@ def lower_projection_sum(lowering: MetalLowering, op: Op, _: ProjectionSum) -> N
     few = takes_several(lowering)
     lowering.emit(op, kernel, grid, when=ALONE if few else None, chosen=chosen)
     if few:
-        least = _add_few(lowering, op, *facts, larger)
+        least = add_few(lowering, op, *facts, larger)
         if least <= lowering.limits["tokens"]:
             _add_apart(lowering, op, (first, second), between, lambda of, part, _: multiply_together(of, part, least))
-
-
-def _add_few(
-    lowering: MetalLowering, op: Op, first: ProjectionFacts, second: ProjectionFacts, larger: ProjectionFacts
-) -> int:
-    """Adds a launch for steps of few tokens, if one kernel suits both products; returns from how many it takes none."""
-    several = [of_several(part) for part in (first, second)]
-    most = min(0 if found is None else found[1] for found in several)
-    if not most:
-        return 2
-    plain = replace(second.epilogue, bias=None, residual=False)
-    of_first, of_second = (
-        replace(matmul(replace(part, choice=larger.choice)), epilogue=epilogue)
-        for part, epilogue in ((first, first.epilogue), (second, plain))
-    )
-    fields = vars(of_first) | {"label": f"{second.label}_sum_rows"}
-    kernel = ProjectionSumRowsKernel(**fields, second=of_second, second_bias=second.epilogue.bias)
-    grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens", per=kernel.tile))
-    chosen = larger.choice.sizes(SeveralRows)
-    lowering.emit(op, kernel, grid, {"dims": "dims"}, when=tokens_from(lowering, 2, most), chosen=chosen)
-    return most + 1
 
 
 def _of_one_row(first: ProjectionFacts, second: ProjectionFacts, larger: ProjectionFacts) -> ProjectionSumKernel:
