@@ -124,6 +124,8 @@ typedef struct {
     // panel: this thread's pieces.
     const uint16_t *later;  // NULL: nothing does
     int later_parts, later_columns, piece, pieces, at, step;
+    int64_t panel_bytes;  // of this projection's weights
+    int waits;            // panels that come first, with which nothing does
 } mlxr_adapted_output;
 
 // 4 rows of a first matrix: of the i-th piece of the pieces of all groups.
@@ -135,11 +137,15 @@ MLXR_INLINE const uint16_t *mlxr_piece(const mlxr_adapted_output *a, const mlxr_
 }
 
 // Finds this thread's pieces of the next projection's first matrices, and how much of them comes with each panel.
+// What the cache does not hold until then is left alone: too much, or what comes before many bytes of weights.
 MLXR_INLINE void mlxr_plan_later(const mlxr_worker *w, mlxr_adapted_output *a, const mlxr_by_adapter *by) {
-    const int64_t panels = (a->output.width + 15) / 16 / w->threads;
+    enum { MOST_BYTES = 256 << 10 };
+    const int64_t all = (a->output.width + 15) / 16 / w->threads, held = 2 * MOST_BYTES / a->panel_bytes;
+    const int64_t panels = all < held ? all : held;
     mlxr_share(w, by->groups * a->later_parts * (a->rank / MLXR_ADAPTED_ROWS), &a->piece, &a->pieces);
     const int64_t numbers = (int64_t)(a->pieces - a->piece) * a->later_columns * MLXR_ADAPTED_ROWS;
-    a->step = (int)(numbers / (panels ? panels : 1)) + 32;
+    if (2 * numbers > MOST_BYTES || !panels) a->pieces = a->piece;
+    else a->step = (int)(numbers / panels) + 32, a->waits = (int)(all - panels);
 }
 
 // Brings the next of these pieces closer: into the second level cache, since the first one is full of what is multiplied.
@@ -312,7 +318,7 @@ MLXR_OUTLINE void mlxr_finish_adapted(const mlxr_output *out, int row, int count
     for (int t = row; t < row + count; t += MLXR_ADAPTED_TOKENS) {
         const int last = row + count, left = last - t < MLXR_ADAPTED_TOKENS ? last - t : MLXR_ADAPTED_TOKENS;
         if (a->first != t || a->by.tokens != left) a->by = mlxr_tokens_by_adapter(a->batch, a->first = t, last);
-        if (a->piece < a->pieces) mlxr_near_later(a);
+        if (a->piece < a->pieces && a->waits-- <= 0) mlxr_near_later(a);
         mlxr_lift_panel(a, part, before, column - before, valid, (float(*)[16])(y + (t - row)));
         if (a->gated) mlxr_lift_panel(a, 1, a->widths[0], column, valid, (float(*)[16])(u + (t - row)));
     }
