@@ -38,6 +38,8 @@ _LONGEST_WAIT = 0.1
 """Seconds that the thread waits at most when all requests wait for something other than a step."""
 _WATCH_SECONDS = 1.0
 """Seconds between two looks at the machine's memory while there are no requests, but what could be given back."""
+_MEASURED_EACH = 8
+"""Steps of which one is measured for guesses while all texts rest: there, each microsecond is for nothing."""
 
 
 class EngineCore:
@@ -84,6 +86,8 @@ class EngineCore:
         self._next_deadline = float("inf")
         self.recent_steps: deque[StepRecord] = deque(maxlen=512)
         self._used = 0.0  # by the host's clock, at the newest launch
+        self._measured = 0  # for how many steps the time of the newest one counts
+        self._is_guessing = False  # or would, if it paid
         self._is_stepping = False
         self._dropped: list[Request] = []
 
@@ -244,7 +248,8 @@ class EngineCore:
 
     def _plan(self) -> Step:
         """The next step, planned; it has no parts if there is nothing to compute."""
-        has_drafts = self.speculator is not None and self._draft(self.speculator)
+        speculator = self._answers.speculator
+        has_drafts = speculator is not None and self._draft(speculator)
         step = self.scheduler.schedule(has_drafts=has_drafts)
         while self.scheduler.failures:
             self._answers.fail(*self.scheduler.failures.pop())
@@ -258,8 +263,10 @@ class EngineCore:
             before: the step before, if its tokens have not been read.
         """
         self._ledger.launched()
-        if self.speculator is not None:
-            self._used = self._host.clock()
+        if self._answers.speculator is not None and not self._host.pipelines:
+            self._measured = 1 if self._is_guessing else 0 if self._stats.steps % _MEASURED_EACH else _MEASURED_EACH
+            if self._measured:
+                self._used = self._host.clock()
         try:
             step.launch(self._host, self._pager, self._answers.masks, before, self._save)
             self.scheduler.has_launched(step)
@@ -290,16 +297,19 @@ class EngineCore:
 
     def _draft(self, speculator: Speculator) -> bool:
         """Lets requests that decode and speculate have draft tokens in the next step; whether any have some."""
-        decoding = [request for request in self.scheduler.running if request.num_pending == 1]
+        running = self.scheduler.running
         requests = [
             r
-            for r in decoding
+            for r in running
             if r.draft.speculates
             and len(r.answer.tokens) >= r.draft.rests_until
+            and r.num_pending == 1
             and not (r.is_forced or r.run.in_flight)
         ]
+        self._is_guessing = bool(requests)
         if not requests:
             return False
+        decoding = [request for request in running if request.num_pending == 1]
         plan, begun = self._host.plan, self.clock()
         try:
             speculator.draft(requests, len(decoding), min(plan.max_tokens, plan.max_rows) - len(decoding))
@@ -361,8 +371,8 @@ class EngineCore:
         if step.num_repeats + index == 0:
             for request in decode.requests:  # the last token of a prompt may be computed beside answers
                 self._ledger.has_token(request)
-        if self.speculator is not None:
-            stats.speculating_parts += sum(r.draft.speculates for r in decode.requests if not r.answer.is_done)
+        if answers.speculator is not None:
+            stats.speculating_parts += sum([r.draft.speculates for r in decode.requests if not r.answer.is_done])
         now = answers.step_end
         for request, sampled in zip(decode.requests, step.sampled[index], strict=True):
             if request.answer.is_done:  # a token before, or a listener, has ended it
@@ -404,9 +414,11 @@ class EngineCore:
         self._ledger.step(step)
         if self._link and prompt_tokens and not decoding:
             self._link.tiers.computed(prompt_tokens, seconds)
-        if self.speculator is not None and not prompt_tokens:
-            used = seconds if self._host.pipelines else self._host.clock() - self._used
-            self.speculator.measured(decoding, drafted, used, count)
+        if (speculator := self._answers.speculator) is not None and not prompt_tokens:
+            if self._host.pipelines:
+                speculator.measured(decoding, drafted, seconds, count)
+            elif self._measured:
+                speculator.measured(decoding, drafted, self._host.clock() - self._used, self._measured)
         for later in range(1 - count, 1):
             self.recent_steps.append(StepRecord(now + later * seconds, seconds, decoding, prompt_tokens, drafted))
 
