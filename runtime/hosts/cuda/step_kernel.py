@@ -53,13 +53,13 @@ class StepKernel:
         blocks: the blocks of its grid.
         image: the compiled kernel.
         turn: u32[8], the output of the last step kernel of this process; the next one takes it.
-        order: the lock to be held from taking a turn until the next turn is stored.
+        order: the lock to be held from taking a turn until the next turn is stored. Who fails in between forgets turns.
         models: the step kernels of each model of this process.
     """
 
     models: ClassVar[WeakSet[object]] = WeakSet()
     turn: ClassVar[mx.array | None] = None
-    order: ClassVar[threading.Lock] = threading.Lock()
+    order: ClassVar[threading.RLock] = threading.RLock()
 
     def __init__(self, entry: StepKernelEntry, plan: Plan, launch: MlxKernel, blocks: int, image: bytes) -> None:
         """Allocates what a step needs besides the host's arrays.

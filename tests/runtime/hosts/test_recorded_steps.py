@@ -8,11 +8,13 @@ import pytest
 
 import mlxr
 from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.errors import HostError
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine import scheduler
 from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests
+from mlxr.runtime.hosts.cuda import recorded_step
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, MOST_STEPS, PLACE
@@ -76,6 +78,25 @@ def test_the_likeliest_tokens_are_those_of_the_logits(monkeypatch: pytest.Monkey
     assert card.recorded[CHOOSE] == sum(COUNTS) > MOST_STEPS
     assert card.recorded[PLACE] == len(COUNTS) - 1, "the fourth batch is there"
     assert len({*found[0][0][0].flat}) > 3, "others than the first"
+
+
+@pytest.mark.skipif(has_cuda(), reason="here the real one runs")
+@pytest.mark.usefixtures("eager")
+def test_a_graph_that_cannot_be_launched_is_an_error_and_no_reason_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = compiled(small_spec(cache={"mode": "paged", "block_size": 4}), Geometry.of(step_threads=512))
+    card = SimLauncher(artifact)
+    use_card(monkeypatch, artifact, card)
+    card.record(monkeypatch)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise HostError("cuda: the driver refuses")
+
+    monkeypatch.setattr(recorded_step.RecordedStep, "start", refuse)
+    host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+    pager = Pager.from_geometry(artifact.plan.arena)
+    batch = Batch.build(DecodeRequests([pager.add_sequence()], [5], [0]), pager, host.plan.query_tile)
+    with pytest.raises(HostError, match="refuses"):
+        host.likeliest_of_steps(batch)
 
 
 @pytest.mark.long
