@@ -92,6 +92,7 @@ def test_steps_in_16_bits(mma: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.sim_only
 def test_a_threadgroup_needs_the_memory_that_its_kernel_says() -> None:
     artifact = compiled(family_spec(NAME), ONE)
     (text,) = [artifact.kernel_text(k.name) for k in artifact.plan.first.kernels if k.label == "attend_scan"]
