@@ -47,6 +47,7 @@ class StepKernelEntry(SequenceCounts):
         outputs: the logits (of a rank, its own columns) and the arena's last token, by the plan's names, and `SCRATCH`.
         conditions: its launches' conditions on the context; bit i of the mask says whether conditions[i] holds.
         scratch_bytes: size of `SCRATCH`.
+        pool_bytes: shared memory that a launch asks for; 0: a block has enough by itself.
     """
 
     name: str
@@ -58,6 +59,7 @@ class StepKernelEntry(SequenceCounts):
     outputs: tuple[str, str, str]
     conditions: tuple[Condition, ...]
     scratch_bytes: int
+    pool_bytes: int = 0
 
     def mask(self, dims: Mapping[BatchDim, int]) -> int:
         """Which conditions hold for a batch, as bits."""

@@ -32,6 +32,9 @@ class OneRow(SizeRecord):
     threadgroups: int = size("matvec_threadgroups", 0, least=0, tuning=Values((0, 132, 264, 528)))
     """The most threadgroups, where a lane can keep its columns of x: each takes several tiles of rows one after the
     other; 0: each takes one."""
+    stages: int = size("matvec_stages", 0, least=0, most=8, tuning=Values((0,)))
+    """With MMA, pieces of the weight that a simdgroup copies to threadgroup memory ahead of what it multiplies, where
+    rows divide evenly; 0: none. Then `threadgroups` counts, and gated projections may have 8 of each half."""
     mma: int = size(
         "matvec_mma",
         0,

@@ -27,7 +27,14 @@ typedef unsigned long uint64_t;
 
 #define thread_index_in_simdgroup (threadIdx.x & 31u)
 #ifndef MLXR_THREADGROUP  // a block is a threadgroup; the step kernel's blocks run several (see step_on_cuda.cuh.jinja)
+#ifdef MLXR_POOL_BYTES  // more than a block has unless its launch asks for it
+#define MLXR_THREADGROUP(T, name, count)             \
+    T* const name = (T*)(mlxr_pool + mlxr_pool_at);  \
+    mlxr_pool_at += (sizeof(T) * (count) + 15u) & ~15u
+extern __shared__ __align__(16) unsigned char mlxr_pool[];
+#else
 #define MLXR_THREADGROUP(T, name, count) __shared__ T name[count]
+#endif
 #define thread_index_in_threadgroup (threadIdx.x)
 #define simdgroup_index_in_threadgroup (threadIdx.x >> 5)
 #define threadgroup_position_in_grid blockIdx
@@ -191,6 +198,13 @@ __forceinline__ float4 mma_f16(uint4 a, uint2 b, uint) {
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y), "f"(0.0f));
     return c;
 }
+#endif
+
+#if __CUDA_ARCH__ >= 800  // see templates/metal/matvec_stream.metal.jinja
+#define MLXR_COPY_AHEAD(to, from) \
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from) : "memory")
+#define MLXR_END_COPIES() asm volatile("cp.async.commit_group;" ::: "memory")
+#define MLXR_AWAIT_COPIES(left) asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory")
 #endif
 
 enum class mem_flags { mem_none, mem_threadgroup, mem_device };

@@ -198,6 +198,31 @@ def test_matrix_instructions_on_16_bits(kernel_host, format, activation):
         run_rows(bench, "decode", op, 1)
 
 
+STREAMS = {
+    "ahead": Geometry.of(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=1, matvec_stages=3, matvec_threadgroups=3),
+    "shared-columns": Geometry.of(
+        matvec_mma=1, matvec_outputs=16, matvec_simdgroups=2, matvec_split=2, matvec_stages=1, matvec_threadgroups=5
+    ),
+    "several-tiles": Geometry.of(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=2, matvec_stages=1),
+    "more-outputs": Geometry.of(matvec_mma=1, matvec_outputs=32, matvec_simdgroups=1, matvec_stages=1),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("stream", "format", "activation"), few_of(STREAMS, ["q4_k", "q5_k", "q6_k"], ["f32", "bf16"]))
+def test_weights_through_threadgroup_memory(kernel_host, stream, format, activation):
+    """More columns than a simdgroup asks for at once, more tiles than threadgroups, and a span of another format."""
+    changes = types(format, activation, hidden=1024, intermediate=1536)
+    changes |= {"model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 128, "qkv_bias": True}}
+    changes |= {"weights": {"default": format, "tensors": {"*.v": "q4_k" if format == "q6_k" else "q6_k"}}}
+    artifact = compiled(small_spec(**changes, model__tensor_names="canonical", model__vocab_size=128), STREAMS[stream])
+    bench = mma_bench(artifact, kernel_host)
+    for op in ALL:
+        run_rows(bench, "decode", op, 1)
+    streamed = {k.label for k in artifact.plan.first.kernels if "MLXR_COPY_AHEAD(to" in artifact.kernel_text(k.name)}
+    assert streamed == set(MMA_LABELS)
+
+
 def test_matrix_instructions_need_codes():
     with pytest.raises(PlanError, match=r"matvec_mma is 1 for qkv 384x256 q8_0, .* q6_k and affine4_\*; set it to 0"):
         compiled(small_spec(**FORMATS, weights={"default": "q8_0"}), MMA["one-simdgroup"])

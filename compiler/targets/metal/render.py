@@ -10,7 +10,7 @@ from mlxr.compiler.artifact.kernel_entry import body_of, header_of
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.environment import environment
-from mlxr.compiler.targets.metal.kernel_parts.kernel import PART_ARRAYS, THREADGROUP_BYTES, MetalKernel
+from mlxr.compiler.targets.metal.kernel_parts.kernel import PART_ARRAYS, MetalKernel
 from mlxr.compiler.targets.provenance import Provenance
 
 # The parameters that MLX appends to a signature if the source contains their names, in MLX's order.
@@ -70,12 +70,12 @@ def render(kernel: MetalKernel, origin: Provenance) -> KernelSource:
     """Renders a kernel; its name ends in a hash of its code, so that no cache can confuse it with another kernel.
 
     Raises:
-        PlanError: its template has a mistake, or it would need more than 32 KB of threadgroup memory or 1024 threads.
+        PlanError: its template has a mistake, or it would need more threadgroup memory than there is or 1024 threads.
     """
-    if kernel.threadgroup_bytes > THREADGROUP_BYTES or kernel.threads > 1024:
+    if kernel.threadgroup_bytes > kernel.most_bytes or kernel.threads > 1024:
         raise PlanError(
             f"kernel {kernel.label} needs {kernel.threadgroup_bytes} bytes of threadgroup memory and {kernel.threads} "
-            f"threads; a threadgroup has {THREADGROUP_BYTES} bytes and 1024 threads"
+            f"threads; a threadgroup has {kernel.most_bytes} bytes and 1024 threads"
         )
     try:
         return _render(kernel, origin)

@@ -19,6 +19,11 @@ from mlxr.runtime.hosts.library_cache import LibraryCache, digest
 
 _FLAGS = ("--std=c++17", "--device-as-default-execution-space")
 
+_OWN_BYTES = 48 << 10
+"""Shared memory that a block has unless its launch asks for more."""
+_ROUNDING = 256
+"""Bytes for the beginning of each array at a multiple of 16."""
+
 _cache = LibraryCache("cuda")
 
 
@@ -44,7 +49,16 @@ def cuda_source(kernel: KernelEntry, header: str, body: str) -> str:
     ports = [f"const {port.dtype.metal}* {port.name}" for port in kernel.inputs]
     ports += [f"{port.dtype.metal}* {port.name}" for port in kernel.outputs]
     bounds = f"__launch_bounds__({kernel.threads})"
-    return f'{prelude()}{header}extern "C" __global__ void {bounds} {kernel.name}({", ".join(ports)}) {{\n{body}}}\n'
+    signature = f'extern "C" __global__ void {bounds} {kernel.name}({", ".join(ports)})'
+    if pool := pool_bytes(kernel):
+        body = f"  uint mlxr_pool_at = 0;\n{body}"
+        return f"#define MLXR_POOL_BYTES {pool}\n{prelude()}{header}{signature} {{\n{body}}}\n"
+    return f"{prelude()}{header}{signature} {{\n{body}}}\n"
+
+
+def pool_bytes(kernel: KernelEntry) -> int:
+    """The shared memory that a launch asks for; 0: a block of the kernel has enough by itself."""
+    return kernel.threadgroup_bytes + _ROUNDING if kernel.threadgroup_bytes > _OWN_BYTES else 0
 
 
 def build_cubin(name: str, source: str, architecture: str) -> bytes:

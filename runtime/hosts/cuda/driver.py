@@ -8,6 +8,8 @@ from typing import Any
 
 from mlxr.compiler.errors import HostError
 
+MOST_SHARED_BYTES = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, an attribute of kernels."""
 _SONAMES = ("libcuda.so.1", "libcuda.so")
 
 

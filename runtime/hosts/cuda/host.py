@@ -20,7 +20,7 @@ from mlxr.compiler.artifact import PEERS, Artifact, Launch, Phase, layer_buffer
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_dims, phase_of, shape_of
-from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source
+from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source, pool_bytes
 from mlxr.runtime.hosts.cuda.decode_steps import DecodeSteps
 from mlxr.runtime.hosts.cuda.device import architecture, limit_cache
 from mlxr.runtime.hosts.cuda.device_array import filled_on_device, on_device, sent
@@ -94,7 +94,8 @@ class CudaHost(MlxHost):
             for k in artifact.plan.program(cls.target).kernels
         }
         cubins = build_cubins(sources, architecture(), progress)
-        return {name: launcher(name, cubin) for name, cubin in cubins.items()}
+        pools = {k.name: pool_bytes(k) for k in artifact.plan.program(cls.target).kernels}
+        return {name: launcher(name, cubin, pools[name]) for name, cubin in cubins.items()}
 
     @staticmethod
     def build_steps(artifact: Artifact) -> StepImages:
@@ -102,9 +103,9 @@ class CudaHost(MlxHost):
         return build_steps(artifact, architecture())
 
     @staticmethod
-    def launcher_of(name: str, image: bytes) -> MlxKernel:
-        """Launches a kernel through MLX, which never copies inputs."""
-        return launcher(name, image)
+    def launcher_of(name: str, image: bytes, pool: int = 0) -> MlxKernel:
+        """See `launcher`."""
+        return launcher(name, image, pool)
 
     def use(self, exchange: Exchange) -> None:
         """See `MlxHost.use`."""
@@ -239,8 +240,13 @@ def _slots(batch: Batch, read: Mapping[str, object]) -> dict[str, npt.NDArray[np
     return {name: slots for name, slots in zip(by_name, of_steps, strict=True) if name in read}
 
 
-def launcher(name: str, cubin: bytes) -> MlxKernel:
-    """Launches a kernel through MLX, which never copies inputs."""
+def launcher(name: str, cubin: bytes, pool: int = 0) -> MlxKernel:
+    """Launches a kernel through MLX, which never copies inputs; `pool` is the shared memory that a launch asks for."""
     return functools.partial(
-        mx.fast.precompiled_cuda_kernel, name=name, compiled_source=cubin, scalars=[], ensure_row_contiguous=False
+        mx.fast.precompiled_cuda_kernel,
+        name=name,
+        compiled_source=cubin,
+        scalars=[],
+        ensure_row_contiguous=False,
+        shared_memory=pool,
     )

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.hosts.cuda.driver import call, in_context
+from mlxr.runtime.hosts.cuda.driver import MOST_SHARED_BYTES, call, in_context
 
 _pointer = ctypes.c_void_p
 _SLEEPING_WITHOUT_TIME = 3  # CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING
@@ -20,8 +20,13 @@ class Functions:
         """Loads nothing."""
         self._loaded: dict[tuple[str, bytes], int] = {}
 
-    def of(self, name: str, image: bytes) -> int:
+    def of(self, name: str, image: bytes, pool: int = 0) -> int:
         """The driver's handle of a kernel, in MLX's context.
+
+        Args:
+            name: its name in the image.
+            image: a cubin or a fat binary.
+            pool: shared memory that a launch asks for.
 
         Raises:
             HostError: the driver rejects the image.
@@ -31,6 +36,8 @@ class Functions:
             with in_context():
                 call("cuModuleLoadData", ctypes.byref(module), image)
                 call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+                if pool:
+                    call("cuFuncSetAttribute", function, MOST_SHARED_BYTES, pool)
             assert function.value is not None, "the driver has found it"
             self._loaded[name, image] = function.value
         return self._loaded[name, image]
@@ -75,12 +82,14 @@ class GraphLaunch(NamedTuple):
         grid: its threadgroups.
         threads: of a threadgroup.
         addresses: its arguments, all of which are pointers.
+        pool: shared memory that it asks for.
     """
 
     function: int
     grid: tuple[int, int, int]
     threads: int
     addresses: Sequence[int]
+    pool: int = 0
 
 
 class _Node(ctypes.Structure):
@@ -131,7 +140,8 @@ def _add(graph: _pointer, launch: GraphLaunch, before: _pointer | None) -> _poin
     values = (ctypes.c_uint64 * len(launch.addresses))(*launch.addresses)
     first = ctypes.addressof(values)
     places = (_pointer * len(values))(*range(first, first + 8 * len(values), 8))
-    node = _Node(launch.function, *launch.grid, launch.threads, 1, 1, 0, ctypes.addressof(places), None, None, None)
+    sizes = (*launch.grid, launch.threads, 1, 1, launch.pool)
+    node = _Node(launch.function, *sizes, ctypes.addressof(places), None, None, None)
     added, after = _pointer(), (_pointer * 1)(before) if before is not None else None
     number = ctypes.c_size_t(before is not None)
     call("cuGraphAddKernelNode_v2", ctypes.byref(added), graph, after, number, ctypes.byref(node))

@@ -3,7 +3,7 @@
 import ctypes
 from typing import NamedTuple
 
-from mlxr.runtime.hosts.cuda.driver import call, in_context
+from mlxr.runtime.hosts.cuda.driver import MOST_SHARED_BYTES, call, in_context
 
 _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
@@ -15,7 +15,7 @@ class Residency(NamedTuple):
     blocks: int
 
 
-def residency(name: str, image: bytes, threads: int, device: int = 0) -> Residency:
+def residency(name: str, image: bytes, threads: int, device: int = 0, pool: int = 0) -> Residency:
     """How many blocks of a kernel are on the GPU at once.
 
     Args:
@@ -23,6 +23,7 @@ def residency(name: str, image: bytes, threads: int, device: int = 0) -> Residen
         image: a cubin or a fat binary.
         threads: threads of a block.
         device: the GPU's number.
+        pool: shared memory that a launch asks for.
 
     Raises:
         HostError: the driver cannot be asked, or rejects the image.
@@ -34,12 +35,14 @@ def residency(name: str, image: bytes, threads: int, device: int = 0) -> Residen
         call("cuModuleLoadData", ctypes.byref(module), image)
         try:
             call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+            if pool:
+                call("cuFuncSetAttribute", function, MOST_SHARED_BYTES, pool)
             call(
                 "cuOccupancyMaxActiveBlocksPerMultiprocessor",
                 ctypes.byref(blocks),
                 function,
                 threads,
-                ctypes.c_size_t(0),
+                ctypes.c_size_t(pool),
             )
         finally:
             call("cuModuleUnload", module)

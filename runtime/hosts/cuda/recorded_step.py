@@ -55,6 +55,7 @@ class _Call(NamedTuple):
     grid: Grid
     threads: int
     operands: Sequence[Operand]
+    pool: int = 0
 
 
 class RecordedSteps:
@@ -244,8 +245,8 @@ class RecordedStep:
     def _graph(self, calls: Sequence[_Call]) -> LaunchGraph:
         of, at = self._steps.functions.of, self._addresses
         launches = [
-            GraphLaunch(of(name, image), grid, threads, [at[_name(operand)] for operand in operands])
-            for name, image, grid, threads, operands in calls
+            GraphLaunch(of(name, image, pool), grid, threads, [at[_name(operand)] for operand in operands], pool)
+            for name, image, grid, threads, operands, pool in calls
             if 0 not in grid
         ]
         return LaunchGraph(launches, [*self._kept.values()])
@@ -339,7 +340,8 @@ def _of_kernel(kernel: StepKernel, layers: mx.array, dims: Dims) -> tuple[list[_
         end += -(-max(size, 32) // _ALIGNMENT) * _ALIGNMENT
     places[ARENA_TOKEN] = places[token]
     operands = [*kernel.inputs(layers, dims), "turn", *entry.outputs, "turn_out"]
-    return [_Call(entry.name, kernel.image, (kernel.blocks, 1, 1), entry.threads, operands)], places, end
+    call = _Call(entry.name, kernel.image, (kernel.blocks, 1, 1), entry.threads, operands, entry.pool_bytes)
+    return [call], places, end
 
 
 def _of_launches(
@@ -369,9 +371,9 @@ def _of_launches(
             end = max(end, first + size)
         kernel = host.launcher.kernel(launch.kernel)
         assert isinstance(kernel, functools.partial), "host cuda's kernels are images"
-        image = kernel.keywords["compiled_source"]
+        image, pool = kernel.keywords["compiled_source"], kernel.keywords["shared_memory"]
         operands = (*launch.inputs, *launch.outputs)
-        calls.append(_Call(launch.kernel, image, launch.kernel_call.grid(dims), entry.threads, operands))
+        calls.append(_Call(launch.kernel, image, launch.kernel_call.grid(dims), entry.threads, operands, pool))
     return calls, places, end
 
 

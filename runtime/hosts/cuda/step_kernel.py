@@ -28,7 +28,7 @@ from mlxr.runtime.hosts.cuda.occupancy import residency
 from mlxr.runtime.hosts.mlx.bindable import bindable_shape
 from mlxr.runtime.hosts.mlx.launcher import MlxKernel
 
-LauncherOf = Callable[[str, bytes], MlxKernel]
+LauncherOf = Callable[[str, bytes, int], MlxKernel]
 
 OLDEST = 80
 """Oldest compute capability (times ten) that step kernels run on."""
@@ -94,13 +94,14 @@ class StepKernel:
         Args:
             image: the compiled kernel.
             plan: the plan whose decode step it runs.
-            launcher: makes a launcher from a name and an image.
+            launcher: makes a launcher from a name, an image and the shared memory that a launch asks for.
 
         Raises:
             NoStepKernelError: it does not fit the GPU.
         """
         blocks = resident_blocks(image)
-        return cls(image.entry, plan, launcher(image.entry.name, image.content), blocks, image.content)
+        launch = launcher(image.entry.name, image.content, image.entry.pool_bytes)
+        return cls(image.entry, plan, launch, blocks, image.content)
 
     def takes(self, dims: Dims) -> bool:
         """Whether it runs a decode step of these dims."""
@@ -229,7 +230,7 @@ def resident_blocks(image: StepImage) -> int:
     """
     entry = image.entry
     try:
-        resident = residency(entry.name, image.content, entry.threads)
+        resident = residency(entry.name, image.content, entry.threads, 0, entry.pool_bytes)
     except HostError as error:
         raise NoStepKernelError(str(error)) from error
     if min(resident) < 1:

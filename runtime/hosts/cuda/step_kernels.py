@@ -30,7 +30,7 @@ class StepKernels:
             built: the compiled kernels.
             plan: whose decode steps they run.
             layers: the constants of all layers.
-            launcher: makes a launcher from a name and an image.
+            launcher: see `StepKernel.load`.
         """
         failures = list(built.failures)
         self._entries = plan.program("metal").step_kernels

@@ -6,7 +6,8 @@ from mlxr.compiler.errors import PlanError
 from mlxr.compiler.schedule.geometry import AttendWhole, DecodeAttention, Geometry, ManyRows, OneRow
 
 FLAT = (
-    *("matvec_outputs", "matvec_simdgroups", "matvec_split", "matvec_unroll", "matvec_threadgroups", "matvec_mma"),
+    *("matvec_outputs", "matvec_simdgroups", "matvec_split", "matvec_unroll", "matvec_threadgroups"),
+    *("matvec_stages", "matvec_mma"),
     *("matmul_outputs", "matmul_simdgroups", "matmul_tile", "gemm_min_rows", "gemm_mma"),
     "experts_min_rows",
     *("mma_min_rows", "mma_max_rows", "mma_simdgroups", "mma_outputs"),

@@ -97,7 +97,7 @@ class SimLauncher:
         """Makes steps recorded ones, whose graph sim runs when it is launched."""
         names: list[str] = []
 
-        def function(_: object, name: str, image: bytes) -> int:
+        def function(_: object, name: str, image: bytes, pool: int) -> int:
             names.append(name)
             return len(names) - 1
 
@@ -105,7 +105,7 @@ class SimLauncher:
             return SimpleNamespace(launch=lambda stream: run(launches))
 
         def run(launches: Sequence[GraphLaunch]) -> None:
-            for function, grid, threads, addresses in launches:
+            for function, grid, threads, addresses, _ in launches:
                 self.recorded[names[function]] += 1
                 if names[function] == CHOOSE:
                     arrays = [self._array_at(address) for address in addresses[:3]]

@@ -89,7 +89,7 @@ class PoisonedCudaHost(CudaHost):
         return {name: functools.partial(launcher, init_value=POISON) for name, launcher in launchers.items()}
 
     @staticmethod
-    def launcher_of(name: str, image: bytes) -> MlxKernel:
+    def launcher_of(name: str, image: bytes, pool: int) -> MlxKernel:
         """See `CudaHost`."""
         return functools.partial(launcher(name, image), init_value=POISON)
 

@@ -65,6 +65,7 @@ def with_step_kernels(
             outputs=step.outputs,
             conditions=step.conditions,
             scratch_bytes=step.scratch_bytes,
+            pool_bytes=kernel.pool_bytes,
         )
         kernels.append(entry)
         texts[entry.file] = kernel.text

@@ -25,6 +25,7 @@ from mlxr.compiler.schedule.geometry import StepKernelSizes
 from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.metal.decode_kernel.make_step_program import NotOneKernelError
 from mlxr.compiler.targets.metal.decode_kernel.step_program import Grid, StepLaunch, StepProgram
+from mlxr.compiler.targets.metal.kernel_parts.kernel import BLOCK_BYTES
 
 TIMEOUT_SECONDS = 10
 """How long a block waits for the others before it stops the kernel, unless a rank may be late."""
@@ -38,6 +39,7 @@ _DIMS = ("tokens", "seqs", "rows", "tiles")
 """The numbers in the buffer `dims`, in order."""
 _ARRAY = re.compile(r"\bMLXR_THREADGROUP\(")
 _AWAIT = "MLXR_AWAIT_INPUTS()"
+_COPY = "MLXR_COPY_AHEAD("
 _NAME = "@step@"
 """A placeholder for the kernel's name until its hash is known."""
 
@@ -49,12 +51,14 @@ class StepText:
     Attributes:
         passed: inputs of the program that are arguments of the kernel, in order.
         held: inputs of the program whose addresses the kernel reads in a table, in order.
+        pool_bytes: shared memory that its launch asks for; 0: a block has enough by itself.
     """
 
     name: str
     text: str
     passed: tuple[str, ...]
     held: tuple[str, ...]
+    pool_bytes: int
 
 
 @dataclass(frozen=True)
@@ -121,12 +125,14 @@ def step_text(
     operands = [
         (number[place.argument], place.offset_bytes) for launch in program.launches for place in launch.operands
     ]
-    pool = SHARED_BYTES - 8 * len(operands) - 8 * len(program.launches)
+    own = pool = SHARED_BYTES - 8 * len(operands) - 8 * len(program.launches)
     if pool < 8 * len(arguments) or len(arguments) > _MOST_ARGUMENTS:
         raise NotOneKernelError(
             f"a step of {len(program.launches)} launches and {len(arguments)} buffers leaves no room in the "
             f"{SHARED_BYTES} bytes of a block"
         )
+    if any(_COPY in sources[launch.kernel.name] for launch in program.launches):
+        pool = BLOCK_BYTES
     functions: list[_Function] = []
     numbers: dict[tuple[str, Grid], int] = {}
     rows: list[_Row] = []
@@ -142,7 +148,7 @@ def step_text(
         rows.append(_Row(index, launch.waits, condition, first, len(spans), len(ahead), max(1, lines)))
         spans += ahead
         first += len(launch.operands)
-    used = max(function.groups * function.group_bytes for function in functions)
+    used = max(8 * len(arguments), *(function.groups * function.group_bytes for function in functions))
     warps, num_given = sizes.threads // 32, len(passed) + len(program.outputs)
     text = (
         environment()
@@ -158,7 +164,8 @@ def step_text(
             outputs=program.outputs,
             held=held,
             shares=[range(warp, num_given, warps) for warp in range(min(warps, num_given))],
-            pool_bytes=max(used, 8 * len(arguments)),
+            pool_bytes=used,
+            asks_for_pool=used > own,
             prefetch=sizes.prefetch if sizes.threads > 32 else 0,
             spans=spans,
             threads=sizes.threads,
@@ -167,7 +174,7 @@ def step_text(
         )
     )
     name = f"step_{_digest(text.replace(_NAME, 'step').replace(INCLUDE, _prelude()))}"
-    return StepText(name, text.replace(_NAME, name), passed, held)
+    return StepText(name, text.replace(_NAME, name), passed, held, used if used > own else 0)
 
 
 @functools.cache

@@ -18,9 +18,9 @@ from mlxr.compiler.targets.metal.kernel_parts.fused_norm import fused_norm_of
 from mlxr.compiler.targets.metal.kernel_parts.matrix_kernel import MatrixKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 
-SUM_IGNORES = OneRow.names("mma")
+SUM_IGNORES = OneRow.names("mma", "stages")
 """Flat names of the one-row sizes that have no effect on the kernel that sums experts' results."""
-PROJECTION_IGNORES = OneRow.names("mma", "split")
+PROJECTION_IGNORES = OneRow.names("mma", "stages", "split")
 """The same of the experts' first projections, whose columns are shared only if few threadgroups take all rows."""
 
 

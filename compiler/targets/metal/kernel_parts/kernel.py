@@ -2,12 +2,15 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.schedule.kernel import Kernel
 
 SIMD_WIDTH = 32
 THREADGROUP_BYTES = 32768
+BLOCK_BYTES = 200 << 10
+"""Threadgroup memory of a threadgroup on NVIDIA cards for data centres, less what a step kernel needs itself."""
 MMA_ROWS = 16
 """Rows of the first factor of a matrix instruction: of a weight, or of query heads."""
 PART_ARRAYS = 10
@@ -18,7 +21,13 @@ PIECE = 16
 
 @dataclass(frozen=True)
 class MetalKernel(Kernel):
-    """A kernel in Metal."""
+    """A kernel in Metal.
+
+    Attributes:
+        most_bytes: the most threadgroup memory that it may need.
+    """
+
+    most_bytes: ClassVar[int] = THREADGROUP_BYTES
 
     @property
     @abstractmethod

@@ -22,7 +22,7 @@ from mlxr.compiler.targets.metal.kernels.gemm import GEMM_COLUMNS, gemm
 from mlxr.compiler.targets.metal.kernels.gemm_mma import gemm_mma
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
-_IGNORED = OneRow.names("mma", "split", "unroll", "threadgroups")
+_IGNORED = OneRow.names("mma", "stages", "split", "unroll", "threadgroups")
 
 
 @dataclass(frozen=True)

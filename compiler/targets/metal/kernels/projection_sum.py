@@ -74,7 +74,7 @@ def lower_projection_sum(lowering: MetalLowering, op: Op, _: ProjectionSum) -> N
         _add_apart(lowering, op, (first, second), between, lower_projection)
         return
     kernel = _of_one_row(*facts, larger)
-    unused = OneRow.names("mma", *(() if _keep_columns(kernel, kernel.second) else ("threadgroups",)))
+    unused = OneRow.names("mma", "stages", *(() if _keep_columns(kernel, kernel.second) else ("threadgroups",)))
     grid, chosen = (Extent(times=kernel.threadgroups),), larger.choice.sizes(OneRow, without=unused)
     few = takes_several(lowering)
     lowering.emit(op, kernel, grid, when=ALONE if few else None, chosen=chosen)

@@ -22,6 +22,7 @@ from mlxr.compiler.targets.metal.kernels.matmul_mma import MMA_TILES, matmul_mma
 from mlxr.compiler.targets.metal.kernels.matvec import matvec
 from mlxr.compiler.targets.metal.kernels.matvec_mma import MMA_FORMATS, matvec_mma
 from mlxr.compiler.targets.metal.kernels.matvec_passes import in_passes
+from mlxr.compiler.targets.metal.kernels.matvec_stream import MatvecStreamKernel, streamed
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,11 @@ def variants_of(p: ProjectionFacts) -> list[ProjectionVariant]:
         # kernel for several rows; by this one they take 265 and 169 (experiment 6). Matrix instructions help large
         # weights of 4 bits: gate and up 33 -> 27.5 us (8).
         sizes = p.choice.geometry.one_row
-        one_row = matvec_mma(p) if sizes.mma else in_passes(matvec(p), sizes.threadgroups)
+        one_row = streamed(p, matvec_mma(p)) if sizes.mma else in_passes(matvec(p), sizes.threadgroups)
         unused = () if set(p.layout.formats) <= MMA_FORMATS else OneRow.names("mma")
-        unused += () if not sizes.mma and keeps_columns(one_row) else OneRow.names("threadgroups")
+        takes_tiles = (not sizes.mma and keeps_columns(one_row)) or isinstance(one_row, MatvecStreamKernel)
+        unused += () if takes_tiles else OneRow.names("threadgroups")
+        unused += () if isinstance(one_row, MatvecStreamKernel) else OneRow.names("stages")
         variants.append(ProjectionVariant(one_row, 1, 1, (OneRow,), unused))
     # Few rows by matrix instructions. By the kernel for several rows, gate and up took 128 us for 8 rows in bf16 and
     # 261 us for 16 rows in 4 bits; by these they take 67 (experiment 11) and 44 (31). MLX's matmul does not replace
