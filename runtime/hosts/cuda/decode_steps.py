@@ -124,10 +124,11 @@ class DecodeSteps:
         return chosen
 
     def _takes(self, phase: Phase, dims: Dims, kernel: StepKernel | None) -> bool:
-        """`RecordedSteps.takes`, known for dims between the same borders."""
+        """`RecordedSteps.takes`, known for dims between the same borders, where grids are the same for all contexts."""
         key = (kernel is None, dims["tokens"], dims["seqs"], dims["rows"], self._between(dims))
         if key not in self._taken:
-            self._taken[key] = self._recorded.takes(phase, dims, kernel)
+            has_one_grid = kernel is not None or "context" not in self._grid_dims
+            self._taken[key] = has_one_grid and self._recorded.takes(phase, dims, kernel)
         return self._taken[key]
 
     def _between(self, dims: Dims) -> int:
