@@ -44,6 +44,12 @@ def test_the_first_steps_of_two_sequences() -> None:
     assert {"attend_partition_scan", "attend_reduce"} <= launched(pair)
 
 
+def test_two_simdgroups_that_do_not_fit_become_one() -> None:
+    heads = {"model__attention": {"num_heads": 32, "num_kv_heads": 1, "head_dim": 128}, "model__num_layers": 1}
+    plan = compiled(family_spec(NAME, **heads), Geometry.of(attend_simdgroups=2)).plan
+    assert "attend_scan" in {kernel.label for kernel in plan.first.kernels}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_steps(case: str) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.artifact.launch import Extent
+from mlxr.compiler.errors import PlanError
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.attention import RopeWriteAttention
 from mlxr.compiler.ir.ops.mamba2 import ConvSsd
@@ -111,8 +112,14 @@ def _beside(attend: PendingLaunch, scans: PendingLaunch) -> PendingLaunch:
 
 
 def _kernel(attend: AttendKernel, scan: SsdKernel) -> MixerDecodeKernel:
-    """The kernel of both, with as many simdgroups in a threadgroup as its memory has room for."""
+    """The kernel of both, with as many simdgroups in a threadgroup as its memory has room for.
+
+    Raises:
+        PlanError: one simdgroup is too many already.
+    """
     kernel = MixerDecodeKernel(f"{attend.label}_scan", attend, replace(scan, beside=attend.threads))
     if kernel.threadgroup_bytes <= THREADGROUP_BYTES:
         return kernel
-    return _kernel(replace(attend, simdgroups=attend.simdgroups - 2), scan)
+    if attend.simdgroups == 1:
+        raise PlanError(f"no {kernel.label} with heads of {attend.head_dim} fits {THREADGROUP_BYTES} bytes")
+    return _kernel(replace(attend, simdgroups=max(1, attend.simdgroups - 2)), scan)
