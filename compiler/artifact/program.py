@@ -44,7 +44,7 @@ class MemoryPlan(Record):
     arena_bytes: int
     activation_bytes: int
     budget_bytes: int | None
-    handover_bytes: int = 0
+    handover_bytes: int
 
     @property
     def total_bytes(self) -> int:

@@ -92,6 +92,7 @@ def make_program(
             arena_bytes=inputs.arena.size_bytes,
             activation_bytes=placed.activation_bytes * lowered.step_batches + lowered.scratch_bytes,
             budget_bytes=inputs.budget,
+            handover_bytes=0,
         ),
         casts=lowered.casts,
         batch_invariant=lowered.batch_invariant,
