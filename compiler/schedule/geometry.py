@@ -258,7 +258,8 @@ class DeltaChunks(SizeRecord):
 
     min_tokens: int = size("delta_chunk_tokens", 0, least=0)
     """The fewest tokens of a step of one sequence that are taken by chunks with MMA, if activations are bf16 and heads
-    suit it; steps of several sequences have four times as many. Other steps go token by token; 0: all do."""
+    suit it; steps of 2 to 8 sequences have four times as many, of 9 to 16 eight times, and so on by doubling. Other
+    steps go token by token; 0: all do."""
 
 
 @dataclass(frozen=True)

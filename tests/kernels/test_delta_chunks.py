@@ -122,6 +122,29 @@ def test_deterministic_programs_go_token_by_token() -> None:
         assert ("delta_chunks" in labels) is not deterministic and "gated_delta" in labels
 
 
+BANDS = {1: 32, 2: 128, 8: 128, 9: 256, 16: 256, 17: 512, 32: 512, 33: 1024, 64: 1024}
+"""The fewest tokens that go by chunks in steps of so many sequences, where 32 of one do."""
+
+
+@pytest.mark.parametrize(("most", "sequences", "count"), [(16, 4, 1), (500, 8, 4), (500, 64, 7), (2048, 64, 10)])
+def test_which_steps_go_by_chunks(most: int, sequences: int, count: int) -> None:
+    options = {"activation_dtype": "bf16", "weights": {"default": "bf16"}, "cache": {"max_sequences": sequences}}
+    spec = delta_spec(key_dim=64, value_dim=32, of_model={**options, "model__context": 2048, "prefill_chunk": most})
+    plan = compiled(spec, Geometry.of(delta_chunk_tokens=32)).plan.first
+    labels = {kernel.name: kernel.label for kernel in plan.kernels}
+    (phase,) = (phase for phase in plan.phases if phase.name == "prefill")
+    kernels = [one for one in phase.launches if not one.needs_library]
+    launches = [one for one in kernels if labels[one.kernel] in ("delta_chunks", "gated_delta")]
+    for seqs, least in ((seqs, BANDS[seqs]) for seqs in BANDS if seqs <= sequences):
+        for tokens in {max(seqs, number) for number in (1, 31, least - 1, least, most)} & set(range(most + 1)):
+            ran = [
+                labels[one.kernel] for one in launches if one.applies({"tokens": tokens, "seqs": seqs}, library=False)
+            ]
+            assert ran == ["delta_chunks" if tokens >= least else "gated_delta"], f"{tokens} tokens of {seqs} sequences"
+    assert all(launch.when is None or launch.when.minimum <= most for launch in launches), "each can run"
+    assert len(launches) == count
+
+
 def test_steps() -> None:
     """Whole steps against the reference: prompts by chunks after others, in company, forks and undone tokens."""
     pair = HostPair(variant("delta-chunks"))

@@ -23,8 +23,8 @@ from mlxr.compiler.targets.metal.kernels.delta_chunks import launch_chunks
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 _SIMDGROUPS = 4
-_OF_SEVERAL = 4
-"""How many times as many tokens a step of several sequences has that goes by chunks: each may have a few."""
+_FEW_SEQUENCES = 8
+"""Steps of 2 to this many sequences go by chunks from the same number of tokens on."""
 
 
 @dataclass(frozen=True)
@@ -97,27 +97,32 @@ def lower_gated_delta(lowering: MetalLowering, op: Op, attrs: GatedDelta) -> Non
     choice = lowering.table.choose(Site.of_delta(attrs.num_heads, attrs.key_dim, kernel.v.dtype))
     tokens = choice.geometry.delta.min_tokens
     by_chunks = lowering.phase == "prefill" and not lowering.deterministic and has_chunks(attrs, columns)
-    whens: list[Condition | None] = [None]
-    if tokens and by_chunks:
-        launch_chunks(lowering, op, attrs, columns, _from(tokens), choice.sizes(DeltaChunks))
-        whens = _below(tokens)
-    for when in whens:
+    chunks, loops = _divided(tokens if by_chunks else 0, lowering.limits["tokens"], lowering.limits["seqs"])
+    if chunks:
+        launch_chunks(lowering, op, attrs, columns, chunks, choice.sizes(DeltaChunks))
+    for when in loops:
         lowering.emit(op, kernel, grid, arena_buffers(lowering, op), when=when)
 
 
-def _from(tokens: int) -> list[Condition]:
-    """The steps that go by chunks: those of one sequence, and of several."""
-    alone, several = Condition(dim="seqs", maximum=1), Condition(dim="seqs", minimum=2)
-    return [
-        Condition(dim="tokens", minimum=tokens, also=alone),
-        Condition(dim="tokens", minimum=_OF_SEVERAL * tokens, also=several),
-    ]
+def _divided(tokens: int, most: int, sequences: int) -> tuple[list[Condition], list[Condition | None]]:
+    """The steps that go by chunks, and all others.
 
+    A sequence takes whole chunks, however few tokens it has. So a step of several sequences goes by chunks only if it
+    has at least half of `tokens` for each of them, by the most sequences of its band: 2 to 8, 9 to 16, 17 to 32...
 
-def _below(tokens: int) -> list[Condition | None]:
-    """All others."""
-    several = Condition(dim="seqs", minimum=2)
-    return [
-        Condition(dim="tokens", maximum=tokens - 1),
-        Condition(dim="tokens", minimum=tokens, maximum=_OF_SEVERAL * tokens - 1, also=several),
-    ]
+    Args:
+        tokens: the fewest that go by chunks where a step has one sequence; 0: none do.
+        most: tokens of a step.
+        sequences: the most of a step.
+    """
+    chunks, loops = list[Condition](), list[Condition | None]()
+    first, last, least = 1, 1, tokens
+    while tokens and least <= most and first <= sequences:
+        band = Condition(dim="seqs", minimum=first, maximum=last if last < sequences else None)
+        chunks.append(Condition(dim="tokens", minimum=least, also=band))
+        loops += [Condition(dim="tokens", maximum=least - 1, also=band)] if least > 1 else []
+        first, last = last + 1, max(_FEW_SEQUENCES, 2 * last)
+        least = -(-tokens * last // 2)
+    if not chunks:
+        return [], [None]
+    return chunks, loops if first > sequences else [*loops, Condition(dim="seqs", minimum=first)]
