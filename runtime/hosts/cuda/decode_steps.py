@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -117,6 +118,8 @@ class DecodeSteps:
         recorded = self._recorded_of(phase, dims, last, steps, inputs, kernel)
         with StepKernel.order if kernel is not None else nullcontext():
             chosen = self._recorded.choose(recorded, tokens, lambda: self._inputs.moved(inputs, 0), inputs, kernel)
+            if kernel is not None:
+                self._kernels.follow(chosen.end.wait)
         self._inputs.advance(inputs, steps - 1, lambda: chosen.moving)
         for step, times in Counter(recorded).items():
             for name, count in step.launches.items():
@@ -215,6 +218,7 @@ class DecodeSteps:
                 turn = StepKernel.take_turn()
                 logits, token, moved, after = trace.run(tokens, moved, inputs.stayed, before, turn)
                 StepKernel.give_turn(after)
+                self._kernels.follow(partial(mx.eval, after))
         else:
             logits, token, moved = trace.run(tokens, moved, inputs.stayed, before)
         self._inputs.advance(inputs, step, moved)
@@ -227,6 +231,7 @@ class DecodeSteps:
         """Forgets what the last step left on the GPU, which may have failed."""
         self._inputs.forget()
         self._recorded.forget()
+        self._kernels.follow(None)
         with StepKernel.order:
             StepKernel.turn = None
 

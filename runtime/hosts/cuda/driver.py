@@ -10,6 +10,7 @@ from mlxr.compiler.errors import HostError
 
 MOST_SHARED_BYTES = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, an attribute of kernels."""
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _SONAMES = ("libcuda.so.1", "libcuda.so")
 
 
@@ -32,6 +33,8 @@ def call(name: str, *arguments: Any) -> None:
 def in_context(device: int = 0) -> Iterator[ctypes.c_int]:
     """Makes a GPU's primary context, which is MLX's, the current one; gives the driver's number of the GPU.
 
+    Calls in it do not spoil what MLX captures in another thread, except those that wait for the whole context.
+
     Args:
         device: the GPU's number.
 
@@ -44,9 +47,12 @@ def in_context(device: int = 0) -> Iterator[ctypes.c_int]:
     call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
     try:
         call("cuCtxPushCurrent_v2", context)
+        mode = ctypes.c_int(_RELAXED)
         try:
+            call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
             yield ordinal
         finally:
+            _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
             _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
     finally:
         _driver().cuDevicePrimaryCtxRelease_v2(ordinal)

@@ -2,7 +2,7 @@
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from mlxr.runtime.hosts.cuda.driver import MOST_SHARED_BYTES, call, in_context
 
 _pointer = ctypes.c_void_p
 _SLEEPING_WITHOUT_TIME = 3  # CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING
+_lost: list[Any] = []  # what may still be read, since nobody could wait for the end
 
 
 class Functions:
@@ -110,12 +111,12 @@ class LaunchGraph:
 
         Args:
             launches: in order.
-            kept: what the addresses are of. It is kept until the graph is gone and nothing runs on the GPU.
+            kept: what the addresses are of. It is kept until the graph is gone and its last launch has ended.
 
         Raises:
             HostError: the driver refuses.
         """
-        graph, self._ready = _pointer(), _pointer()
+        graph, self._ready, self._ends = _pointer(), _pointer(), list[Event]()
         with in_context():
             call("cuGraphCreate", ctypes.byref(graph), 0)
             try:
@@ -125,14 +126,19 @@ class LaunchGraph:
                 call("cuGraphInstantiateWithFlags", ctypes.byref(self._ready), graph, ctypes.c_ulonglong(0))
             finally:
                 call("cuGraphDestroy", graph)
-        weakref.finalize(self, _destroy, self._ready, kept).atexit = False
+        weakref.finalize(self, _destroy, self._ready, kept, self._ends).atexit = False
 
-    def launch(self, stream: int) -> None:
+    def launch(self, stream: int, end: Event) -> None:
         """Starts the launches after all that a stream has been given.
+
+        Args:
+            stream: where.
+            end: what the caller records there next, also if the driver refuses.
 
         Raises:
             HostError: the driver refuses, also if a launch before has failed.
         """
+        self._ends[:] = [end]
         call("cuGraphLaunch", self._ready, _pointer(stream))
 
 
@@ -148,11 +154,33 @@ def _add(graph: _pointer, launch: GraphLaunch, before: _pointer | None) -> _poin
     return added
 
 
-def _destroy(graph: _pointer, kept: list[Any]) -> None:
-    with suppress(HostError), in_context():
-        call("cuCtxSynchronize")  # MLX does not know that what is kept until now is read
-        call("cuGraphExecDestroy", graph)
+def let_go(kept: list[Any], waits: Sequence[Callable[[], object]]) -> bool:
+    """Lets go of what is read until the last steps have ended: MLX does not know that it is read.
+
+    To wait for the whole context instead would spoil what MLX captures in another thread.
+
+    Args:
+        kept: it is cleared. If a wait fails, it is kept as long as the process.
+        waits: for the last steps that read it.
+
+    Returns:
+        Whether they have ended.
+    """
+    try:
+        with in_context():
+            for wait in waits:
+                wait()
+    except (HostError, RuntimeError, ValueError):
+        _lost.append([*kept])
+        return False
     kept.clear()
+    return True
+
+
+def _destroy(graph: _pointer, kept: list[Any], ends: list[Event]) -> None:
+    if let_go(kept, [end.wait for end in ends]):
+        with suppress(HostError), in_context():
+            call("cuGraphExecDestroy", graph)
 
 
 def _destroy_event(event: _pointer) -> None:

@@ -40,6 +40,7 @@ class RecordedBatch:
         memory: int32, all of it.
         numbers: [16] u32, what the kernels need to know of it.
         begins: the element at which each array begins, by the plan's buffer names.
+        pinned: memory that the CPU sees. Graphs that write there keep it until they have ended.
         chosen: what its last steps have chosen, for the card.
         count: its steps until now.
     """
@@ -60,10 +61,10 @@ class RecordedBatch:
         self._rows, self._num_moving, self.width = rows, num_moving, width
         self.memory = on_device(mx.zeros((begins[-1],), mx.int32))
         self.numbers = _numbers([*sizes[:3], *begins[1:5], width, MOST_STEPS, rows * width])
-        self._pinned = PinnedMemory(4 * 2 * MOST_STEPS * rows)
-        numbers = (ctypes.c_int32 * (2 * MOST_STEPS * rows)).from_address(self._pinned.address)
+        self.pinned = PinnedMemory(4 * 2 * MOST_STEPS * rows, waits=False)
+        numbers = (ctypes.c_int32 * (2 * MOST_STEPS * rows)).from_address(self.pinned.address)
         self._seen = np.ctypeslib.as_array(numbers).reshape(2, MOST_STEPS, rows)
-        self.chosen, self.count = self._pinned.seen, 0
+        self.chosen, self.count = self.pinned.seen, 0
         self.begins = {"token_ids": 0}
         self.begins |= {name: begins[1] + at.start for name, at in inputs.moving.places.items()}
         self.begins |= {name: begins[2] + at.start for name, at in inputs.steady_places.items()}

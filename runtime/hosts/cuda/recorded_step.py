@@ -135,19 +135,22 @@ class RecordedSteps:
                 token, _ = batch.place(tokens, moving(), inputs, token, turn)
                 start_computing([token, *self.unread])
                 self.unread = []
-            for step in recorded:
-                batch.count += 1
-                step.start(stream, chooses=True)
             if len(self._ends) < _ENDS:
                 self._ends.append(Event())
             self._ends.rotate()
-            self._ends[0].record(stream)
-        chosen = ChosenOfSteps(host, batch, len(recorded), token, self._ends[0])
+            end = self._ends[0]
+            try:
+                for step in recorded:
+                    batch.count += 1
+                    step.start(stream, end, chooses=True)
+            finally:
+                end.record(stream)
+        chosen = ChosenOfSteps(host, batch, len(recorded), token, end)
         if kernel is not None:
             if len(StepKernel.models) > 1:
                 StepKernel.give_turn(chosen.fetched[2])
             chosen.turn = StepKernel.turn
-        self.last, self._end, self._stream, self._steady = chosen, self._ends[0], stream, inputs.steady
+        self.last, self._end, self._stream, self._steady = chosen, end, stream, inputs.steady
         host.arena.token = token
         return chosen
 
@@ -166,6 +169,11 @@ class RecordedSteps:
             return False
         is_next = last.batch is batch and tokens is last.tokens and inputs.steady is self._steady
         return is_next and token is last.token and turn is last.turn
+
+    @functools.cached_property
+    def plain_end(self) -> Event:
+        """After the last step whose tokens others choose."""
+        return Event()
 
     def forget(self) -> None:
         """Forgets the last steps, which may have failed."""
@@ -222,17 +230,18 @@ class RecordedStep:
         self.logits = self._memory[first : first + prod(bindable_shape((dims["rows"], batch.width)))].view(mx.float32)
         mx.eval(self.logits)
 
-    def start(self, stream: int, *, chooses: bool) -> None:
+    def start(self, stream: int, end: Event, *, chooses: bool) -> None:
         """Starts it on a stream, after what the stream has been given.
 
         Args:
             stream: MLX's.
+            end: see `LaunchGraph.launch`.
             chooses: whether it also takes the likeliest tokens.
 
         Raises:
             HostError: the driver refuses.
         """
-        (self._choosing if chooses else self._plain).launch(stream)
+        (self._choosing if chooses else self._plain).launch(stream, end)
 
     @functools.cached_property
     def _plain(self) -> LaunchGraph:
@@ -249,7 +258,7 @@ class RecordedStep:
             for name, image, grid, threads, operands, pool in calls
             if 0 not in grid
         ]
-        return LaunchGraph(launches, [*self._kept.values()])
+        return LaunchGraph(launches, [*self._kept.values(), self.batch.pinned])
 
     def logits_of(self, tokens: mx.array, moving: mx.array, inputs: BoundInputs, token: mx.array) -> list[mx.array]:
         """Runs the step, whose tokens others choose.
@@ -269,7 +278,10 @@ class RecordedStep:
         before, after = self.batch.place(tokens, moving, inputs, token, None)
         with steps.host.failures():
             start_computing([before, *steps.unread])
-            self.start(stream, chooses=False)
+            try:
+                self.start(stream, steps.plain_end, chooses=False)
+            finally:
+                steps.plain_end.record(stream)
         logits, last = self.batch.fetch_logits(self.logits, before)
         steps.unread = [logits]  # the next step writes others to the same place
         return [logits, last, after]
@@ -281,6 +293,7 @@ class ChosenOfSteps:
     Attributes:
         token: the arena's, before the steps.
         turn: of the step kernel after them, if these are some.
+        end: after them; later ones of the host may record it again.
     """
 
     def __init__(self, host: MlxHost, batch: RecordedBatch, steps: int, token: mx.array, end: Event) -> None:
@@ -293,7 +306,7 @@ class ChosenOfSteps:
             token: the arena's, before them.
             end: after them.
         """
-        self._host, self.batch, self._steps, self._end = host, batch, steps, end
+        self._host, self.batch, self._steps, self.end = host, batch, steps, end
         self._first = batch.count - steps
         self.token = token
         self.turn: mx.array | None = None
@@ -316,7 +329,7 @@ class ChosenOfSteps:
     def read(self) -> npt.NDArray[np.int32]:
         """See `LikeliestOfSteps.read`."""
         with self._host.failures():
-            self._end.wait()
+            self.end.wait()
         return self.batch.read(self._first, self._steps)
 
 

@@ -1,16 +1,14 @@
 """The step kernels of a plan that run on this card, and which are missing. Those decode steps are single launches."""
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.artifact import Plan
-from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.binding import Dims
-from mlxr.runtime.hosts.cuda.driver import call, in_context
+from mlxr.runtime.hosts.cuda.launch_graph import let_go
 from mlxr.runtime.hosts.cuda.step_kernel import LauncherOf, NoStepKernelError, StepImages, StepKernel
 from mlxr.runtime.hosts.exchange import BlockingExchange
 
@@ -44,6 +42,7 @@ class StepKernels:
             StepKernel.models.add(self)
         self._lacking = [counts for counts, _ in failures]
         self.layers, self.notes = layers, tuple(_notes_of(failures))
+        self._waits: list[Callable[[], object]] = []
 
     def hold(self, arrays: Mapping[str, mx.array]) -> None:
         """Tells each where its weights are; they are kept until this object is gone and all steps have ended.
@@ -55,7 +54,11 @@ class StepKernels:
             kernel.hold(arrays)
         held = [arrays[name] for name in {name for kernel in self._ready for name in kernel.entry.weights}]
         if held:
-            weakref.finalize(self, _wait_for_steps, held).atexit = False
+            weakref.finalize(self, let_go, held, self._waits).atexit = False
+
+    def follow(self, wait: Callable[[], object] | None) -> None:
+        """Notes what waits for the last step, and so for those before; None: no step runs."""
+        self._waits[:] = [] if wait is None else [wait]
 
     def of(self, dims: Dims) -> StepKernel | None:
         """The one that runs a decode step of these dims; None: there is none."""
@@ -79,13 +82,6 @@ class StepKernels:
         of_all = everywhere[0] == exchange.size
         kept = {entry.counts for entry, has_all in zip(self._entries, of_all, strict=True) if has_all}
         self._ready = [kernel for kernel in self._ready if kernel.entry.counts in kept]
-
-
-def _wait_for_steps(held: list[mx.array]) -> None:
-    """Waits for all that runs: MLX does not know that a step reads what is held until now."""
-    with suppress(HostError), in_context():
-        call("cuCtxSynchronize")
-    held.clear()
 
 
 def _notes_of(failures: Sequence[tuple[range, NoStepKernelError]]) -> Iterator[str]:

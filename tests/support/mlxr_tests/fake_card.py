@@ -102,7 +102,7 @@ class SimLauncher:
             return len(names) - 1
 
         def graph(launches: Sequence[GraphLaunch], _: object) -> SimpleNamespace:
-            return SimpleNamespace(launch=lambda stream: run(launches))
+            return SimpleNamespace(launch=lambda stream, end: run(launches))
 
         def run(launches: Sequence[GraphLaunch]) -> None:
             for function, grid, threads, addresses, _ in launches:
@@ -122,7 +122,7 @@ class SimLauncher:
 
         pinned: dict[int, np.ndarray] = {}
 
-        def pin(size_bytes: int) -> SimpleNamespace:
+        def pin(size_bytes: int, *, waits: bool) -> SimpleNamespace:
             numbers = np.zeros(size_bytes // 4, np.uint32)
             pinned[numbers.ctypes.data] = numbers
             return SimpleNamespace(address=numbers.ctypes.data, seen=numbers.ctypes.data)

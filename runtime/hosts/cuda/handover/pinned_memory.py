@@ -18,11 +18,12 @@ class PinnedMemory:
         seen: for the card.
     """
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, *, waits: bool = True) -> None:
         """Allocates it.
 
         Args:
             size_bytes: how many bytes.
+            waits: whether the end waits for all that the card runs. If not, those who have it last have waited.
 
         Raises:
             HostError: the driver refuses.
@@ -33,7 +34,7 @@ class PinnedMemory:
             assert own.value is not None, "the driver has allocated"
             self.address = own.value
             call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)  # for as long as the memory is there
-            self._freeing = weakref.finalize(self, _free, self.address)
+            self._freeing = weakref.finalize(self, _free, self.address, waits)
             self._freeing.atexit = False  # the process frees it; the CPU's thread may still look at it
             call("cuMemHostGetDevicePointer_v2", ctypes.byref(seen), own, 0)
         self.seen = seen.value
@@ -44,8 +45,9 @@ class PinnedMemory:
         self._freeing()
 
 
-def _free(address: int) -> None:
+def _free(address: int, waits: bool) -> None:
     with suppress(HostError), in_context() as ordinal:  # after a launch that failed, nothing but the end frees it
-        call("cuCtxSynchronize")
+        if waits:
+            call("cuCtxSynchronize")
         call("cuMemFreeHost", ctypes.c_void_p(address))
         call("cuDevicePrimaryCtxRelease_v2", ordinal)

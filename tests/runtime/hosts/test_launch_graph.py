@@ -1,0 +1,50 @@
+"""Graphs of launches, and what they keep, with a fake driver."""
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+from mlxr.runtime.hosts.cuda import launch_graph
+from mlxr.runtime.hosts.cuda.launch_graph import Event, GraphLaunch, LaunchGraph
+from mlxr_tests.fake_driver import FakeDriver, use_driver
+
+
+class Kept:
+    """Something that a graph reads."""
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What some functions of the driver return, by their names; those that are called are added."""
+    returned: dict[str, Any] = {}
+    driver = use_driver(monkeypatch)
+
+    def function(name: str) -> Any:
+        return lambda *_: returned.setdefault(name, 0)
+
+    monkeypatch.setattr(FakeDriver, "__getattr__", lambda _, name: function(name))
+    assert driver.cuInit(0) == 0
+    return returned
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_graph_reads_stays_until_its_last_launch_has_ended(calls: dict[str, Any], fails: bool) -> None:
+    """To wait for the context would spoil what MLX captures in another thread."""
+    kept, end = Kept(), Event()
+    there = weakref.ref(kept)
+    graph = LaunchGraph([GraphLaunch(1, (1, 1, 1), 32, [8])], [kept])
+    graph.launch(1, end)
+    calls["cuEventSynchronize"] = 719 if fails else 0
+    del kept, graph
+    gc.collect()
+    assert (there() is not None) == fails and ("cuGraphExecDestroy" in calls) == (not fails)
+    assert "cuCtxSynchronize" not in calls
+    launch_graph._lost.clear()
+
+
+def test_a_graph_that_never_ran_waits_for_nothing(calls: dict[str, Any]) -> None:
+    LaunchGraph([], [])
+    gc.collect()
+    assert "cuGraphExecDestroy" in calls and "cuEventSynchronize" not in calls
