@@ -8,7 +8,8 @@ from mlxr.compiler.errors import PlanError
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.schedule.size_record import SizeRecord, Variants, size
 from mlxr.tuning.candidates import CANDIDATES, is_possible
-from mlxr.tuning.scenario import scenarios
+from mlxr.tuning.scenario import kinds_of, scenarios
+from mlxr_tests.variants import variant
 
 
 def test_candidates_are_sizes_within_their_limits() -> None:
@@ -48,3 +49,11 @@ def test_impossible_sizes_are_left_out() -> None:
     assert not is_possible({"matmul_tile": 16, "matmul_outputs": 8})
     with pytest.raises(PlanError, match="matmul_tile 16 x matmul_outputs 8"):
         Geometry.of(matmul_tile=16, matmul_outputs=8)
+
+
+def test_products_that_share_a_norm_have_sites_of_their_own() -> None:
+    artifact = variant("rows-mma")
+    _, several, _ = scenarios(4, 64, 16)
+    kinds = kinds_of(artifact, several.batch(artifact), several.sizes)
+    assert [site.split()[0] for site in kinds] == ["qkv", "o", "gate_up", "down", "logits"]
+    assert all(len(kind.ops) == 1 for kind in kinds.values())

@@ -6,7 +6,6 @@ from mlxr.compiler.artifact.launch import ONE, Condition, Extent
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.linear import Projection
 from mlxr.compiler.ir.ops.product import ADDED_PORTS
-from mlxr.compiler.schedule.geometry import MatrixTiles
 from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernels.norm import NormKernel
@@ -83,5 +82,5 @@ def _norm(
         scale=types.get("scale"),
         then=p.norm if "normed" in buffers else None,
     )
-    lowering.emit(op, kernel, (ONE, Extent(dim="tokens")), buffers, when=when, chosen=p.choice.sizes(MatrixTiles))
+    lowering.emit(op, kernel, (ONE, Extent(dim="tokens")), buffers, when=when)  # no sizes: it is of several sites
     return out

@@ -2,7 +2,6 @@
 
 from mlxr.compiler.artifact.launch import ONE, Condition
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.schedule.geometry import MatrixTiles
 from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernels.norm import NormKernel
@@ -38,5 +37,5 @@ def normalise(lowering: MetalLowering, op: Op, p: ProjectionFacts, tile: int, wh
             return launch.outputs[0]
     names["out"] = normalised = f"{op.name}.normalised{tile}"
     lowering.scratch.append(Scratch(normalised, (x.shape[0], p.layout.columns), x.dtype))
-    lowering.emit(op, kernel, (ONE, row_count(x)), names, when=when, chosen=p.choice.sizes(MatrixTiles))
+    lowering.emit(op, kernel, (ONE, row_count(x)), names, when=when)  # no sizes: it is of several sites
     return normalised
