@@ -151,6 +151,9 @@ def test_tokens_of_a_threadgroup_share_reads_of_a_shared_expert(weights, hidden,
     for lengths in ((3, 0), (0, 4, 9, 1, 2)):
         bench.run("decode", expert_ops(bench.artifact, "decode"), _one_token_each(bench, *lengths))
     assert bench.launches["experts_down_shared_rows"] == 2
+    (kernel,) = [one for one in bench.artifact.plan.first.kernels if one.label == "experts_down_shared_rows"]
+    sizes = kernel.chosen.sizes
+    assert (sizes["matvec_outputs"], 32 * sizes["matvec_simdgroups"]) == (min(outputs, 8), kernel.threads)
 
 
 def _one_token_each(bench, *lengths):

@@ -159,7 +159,7 @@ def _add_several(
         op: the op of both.
         kernel: the kernel for steps of one token.
         product: the shared expert's product.
-        chosen: the geometry of the kernels.
+        chosen: the geometry of the kernels for one token.
     """
     assert kernel.shared is not None, "there is a shared expert"
     out, of_experts = lowering.graph.value(op.out), f"{op.name}.of_experts"
@@ -170,7 +170,7 @@ def _add_several(
         few, most = _of_tokens(kernel, tiles[0]), tiles[1]
         grid = (Extent(times=few.threadgroups), Extent(dim="tokens", per=few.simdgroups))
         buffers = {"out": op.out, "dims": "dims"}
-        lowering.emit(op, few, grid, buffers, when=tokens_from(lowering, least, most), chosen=chosen)
+        lowering.emit(op, few, grid, buffers, when=tokens_from(lowering, least, most), chosen=_sizes_of(few, chosen))
         least = most + 1
     if least > lowering.limits["tokens"]:
         lowering.scratch.pop()
@@ -187,3 +187,11 @@ def _of_tokens(kernel: ExpertCombineKernel, matrix: SharedMatrix) -> ExpertCombi
     shared = replace(matrix, outs=min(matrix.outs, outs), split=matrix.tile, simdgroups=matrix.tile)
     of_experts = replace(kernel, outs=outs, split=1, simdgroups=matrix.tile, shared=shared)
     return replace(of_experts, label=f"{kernel.label}_rows")
+
+
+def _sizes_of(kernel: ExpertCombineKernel, chosen: ChosenGeometry) -> ChosenGeometry:
+    """The sizes of a kernel of `_of_tokens`, with the reasons for those that are as chosen."""
+    names = OneRow.names("outputs", "simdgroups", "split", "threadgroups")
+    own = dict(zip(names, (kernel.outs, kernel.simdgroups, kernel.split, 0), strict=True))
+    why = {name: text for name, text in chosen.why.items() if own.get(name, chosen.sizes[name]) == chosen.sizes[name]}
+    return ChosenGeometry(site=chosen.site, sizes={**chosen.sizes, **own}, why=why)
