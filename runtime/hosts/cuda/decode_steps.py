@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import ARENA_TOKEN, KernelCall, Phase
+from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.binding import Dims
 from mlxr.runtime.hosts.cuda.packed import BoundInputs, DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.parallel.peers import Peers
@@ -50,6 +51,7 @@ class DecodeSteps:
         self._inputs, self._recorded = DecodeInputs(), RecordedSteps(host, kernels.layers)
         self._recent: RecentTraces[Trace | RecordedStep] = RecentTraces()
         self._taken: dict[tuple[int, ...], bool] = {}
+        self._refused: dict[int, str] = {}
         self._borders = _borders(host)
         self._grid_dims = sorted(
             {
@@ -60,6 +62,14 @@ class DecodeSteps:
                 if extent.dim
             }
         )
+
+    @property
+    def notes(self) -> list[str]:
+        """Messages for people: which steps could not be recorded, and why."""
+        return [
+            f"decode steps of {rows} sequence(s) cannot be recorded, and are slower: {why}"
+            for rows, why in self._refused.items()
+        ]
 
     def bind(
         self,
@@ -116,6 +126,8 @@ class DecodeSteps:
             return None
         inputs = self._bound(arrays, slots, steps, together=True)
         recorded = self._recorded_of(phase, dims, last, steps, inputs, kernel)
+        if recorded is None:
+            return None
         with StepKernel.order if kernel is not None else nullcontext():
             chosen = self._recorded.choose(recorded, tokens, lambda: self._inputs.moved(inputs, 0), inputs, kernel)
             if kernel is not None:
@@ -129,6 +141,8 @@ class DecodeSteps:
     def _takes(self, phase: Phase, dims: Dims, kernel: StepKernel | None) -> bool:
         """`RecordedSteps.takes`, known for dims between the same borders, where grids are the same for all contexts."""
         key = (kernel is None, dims["tokens"], dims["seqs"], dims["rows"], self._between(dims))
+        if dims["rows"] in self._refused:
+            return False
         if key not in self._taken:
             has_one_grid = kernel is not None or "context" not in self._grid_dims
             self._taken[key] = has_one_grid and self._recorded.takes(phase, dims, kernel)
@@ -140,21 +154,30 @@ class DecodeSteps:
 
     def _recorded_of(
         self, phase: Phase, dims: Dims, last: Dims, steps: int, inputs: BoundInputs, kernel: StepKernel | None
-    ) -> list[RecordedStep]:
-        """The recorded step of each of some steps, of which the first and the last have these dims."""
+    ) -> list[RecordedStep] | None:
+        """The recorded step of each of some steps, of which the first and the last have these dims; None: one fails."""
         if self._between(dims) == self._between(last):
-            return [self._recorded_step(phase, dims, inputs, kernel)] * steps
-        of_steps: list[Dims] = [{**dims, "context": dims["context"] + i} for i in range(steps)]
-        return [self._recorded_step(phase, each, inputs, kernel) for each in of_steps]
+            one = self._recorded_step(phase, dims, inputs, kernel)
+            return None if one is None else [one] * steps
+        found = list[RecordedStep]()
+        for i in range(steps):
+            step = self._recorded_step(phase, {**dims, "context": dims["context"] + i}, inputs, kernel)
+            if step is None:
+                return None
+            found.append(step)
+        return found
 
-    def _recorded_step(self, phase: Phase, dims: Dims, inputs: BoundInputs, kernel: StepKernel | None) -> RecordedStep:
+    def _recorded_step(
+        self, phase: Phase, dims: Dims, inputs: BoundInputs, kernel: StepKernel | None
+    ) -> RecordedStep | None:
         grids = [dims[dim] for dim in self._grid_dims]
         key: Key = ("recorded", kernel is None, inputs.num_steady, dims["rows"], self._between(dims), *grids)
         step = self._recent.get(key)
         if step is None:
-            step = self._record(phase, dims, inputs)
+            step = self._record(phase, dims, inputs, chooses=True)
+        if step is not None:
             self._recent.keep(key, step)
-        assert isinstance(step, RecordedStep), "no others have such keys"
+        assert step is None or isinstance(step, RecordedStep), "no others have such keys"
         return step
 
     def _bound(
@@ -186,8 +209,10 @@ class DecodeSteps:
         key = self._key(phase, dims, inputs, tops)
         trace = self._recent.get(key)
         if trace is None:
-            is_recorded = self._kernel(dims) is None and self._recorded.takes(phase, dims)
-            trace = self._record(phase, dims, inputs) if is_recorded else self._trace(phase, dims, inputs.moving, tops)
+            if self._kernel(dims) is None and dims["rows"] not in self._refused and self._recorded.takes(phase, dims):
+                trace = self._record(phase, dims, inputs, chooses=False)
+            if trace is None:
+                trace = self._trace(phase, dims, inputs.moving, tops)
         self._recent.keep(key, trace)
         return trace
 
@@ -200,8 +225,15 @@ class DecodeSteps:
             *self._host.launcher.choice(phase, dims),
         )
 
-    def _record(self, phase: Phase, dims: Dims, inputs: BoundInputs) -> RecordedStep:
-        step = self._recorded.record(phase, dims, inputs, self._kernel(dims))
+    def _record(self, phase: Phase, dims: Dims, inputs: BoundInputs, *, chooses: bool) -> RecordedStep | None:
+        """A step that is recorded; None: there is no memory, so no more of this size are."""
+        try:
+            step = self._recorded.record(phase, dims, inputs, self._kernel(dims))
+            step.build(chooses=chooses)
+        except (HostError, RuntimeError, ValueError) as error:
+            self._refused[dims["rows"]] = str(error)
+            self._host.notes += (self.notes[-1],)
+            return None
         if self._kernels.lacks(dims):
             step.launches[AS_LAUNCHES] += 1
         return step

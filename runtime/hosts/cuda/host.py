@@ -139,7 +139,8 @@ class CudaHost(MlxHost):
         self._tell_notes()
 
     def _tell_notes(self) -> None:
-        self.notes = (*self._step_kernels.notes, *filter(None, (self._peers.note, self._kept.note)))
+        others = filter(None, (self._peers.note, self._kept.note))
+        self.notes = (*self._step_kernels.notes, *others, *self._decodes.notes)
 
     def decode(self, batch: Batch) -> Callable[[npt.NDArray[np.int32] | mx.array], Logits]:
         """See `Host.decode`: arrays, launches and traces are found once for all steps."""

@@ -1,6 +1,7 @@
 """Launches of kernels as a CUDA graph, which one call of the driver starts."""
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,11 +16,15 @@ _lost: list[Any] = []  # what may still be read, since nobody could wait for the
 
 
 class Functions:
-    """Kernels as the driver launches them, each loaded when it is first asked for. They stay as long as the process."""
+    """Kernels as the driver launches them, each loaded when it is first asked for. They stay as long as the process.
+
+    There is one for all hosts, so a model that is loaded again takes no more of the card's memory.
+    """
 
     def __init__(self) -> None:
         """Loads nothing."""
-        self._loaded: dict[tuple[str, bytes], int] = {}
+        self._loaded: dict[tuple[str, bytes, int], int] = {}
+        self._lock = threading.Lock()
 
     def of(self, name: str, image: bytes, pool: int = 0) -> int:
         """The driver's handle of a kernel, in MLX's context.
@@ -32,16 +37,22 @@ class Functions:
         Raises:
             HostError: the driver rejects the image.
         """
-        if (name, image) not in self._loaded:
-            module, function = _pointer(), _pointer()
-            with in_context():
-                call("cuModuleLoadData", ctypes.byref(module), image)
-                call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
-                if pool:
-                    call("cuFuncSetAttribute", function, MOST_SHARED_BYTES, pool)
-            assert function.value is not None, "the driver has found it"
-            self._loaded[name, image] = function.value
-        return self._loaded[name, image]
+        key = (name, image, pool)
+        with self._lock:
+            if key not in self._loaded:
+                module, function = _pointer(), _pointer()
+                with in_context():
+                    call("cuModuleLoadData", ctypes.byref(module), image)
+                    call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+                    if pool:
+                        call("cuFuncSetAttribute", function, MOST_SHARED_BYTES, pool)
+                assert function.value is not None, "the driver has found it"
+                self._loaded[key] = function.value
+            return self._loaded[key]
+
+
+FUNCTIONS = Functions()
+"""Of this process."""
 
 
 class Event:

@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import mlx.core as mx
 import numpy as np
@@ -26,7 +27,7 @@ from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES, start_computing
 from mlxr.runtime.hosts.binding import Dims, shape_of
 from mlxr.runtime.hosts.cuda.address_table import address_table
 from mlxr.runtime.hosts.cuda.device_array import on_device
-from mlxr.runtime.hosts.cuda.launch_graph import Event, Functions, GraphLaunch, LaunchGraph
+from mlxr.runtime.hosts.cuda.launch_graph import FUNCTIONS, Event, GraphLaunch, LaunchGraph
 from mlxr.runtime.hosts.cuda.mlx_stream import mlx_stream
 from mlxr.runtime.hosts.cuda.packed import BoundInputs
 from mlxr.runtime.hosts.cuda.recorded_batch import (
@@ -61,7 +62,8 @@ class _Call(NamedTuple):
 class RecordedSteps:
     """The recorded steps of a host.
 
-    Mutable state: the memory of activations, which grows with the number of sequences; batches, by their sizes.
+    Mutable state: the memory of activations, which grows with the number of sequences; batches, by their sizes,
+    as long as a step has them.
 
     Attributes:
         host: whose launches.
@@ -73,7 +75,7 @@ class RecordedSteps:
     def __init__(self, host: MlxHost, layers: mx.array) -> None:
         """Records nothing yet."""
         self.host, self.layers = host, layers
-        self.functions, self.unread = Functions(), list[mx.array]()
+        self.unread = list[mx.array]()
         self.last: ChosenOfSteps | None = None
         self._ends: deque[Event] = deque()
         self._end: Event | None = None  # of the last steps whose tokens are chosen here; others may have to wait for it
@@ -81,7 +83,7 @@ class RecordedSteps:
         host.arena.before_access = functools.partial(_wait_elsewhere, weakref.ref(self), host.arena.before_access)
         self._moved_by_cpu = {weight.name for weight in host.plan.weights if weight.is_of_adapters}
         self._memory: mx.array | None = None
-        self._batches: dict[tuple[int, ...], RecordedBatch] = {}
+        self._batches: WeakValueDictionary[tuple[int, ...], RecordedBatch] = WeakValueDictionary()
 
     def takes(self, phase: Phase, dims: Dims, kernel: StepKernel | None = None) -> bool:
         """Whether a step with these dims can be recorded, by launches or by a step kernel."""
@@ -101,9 +103,10 @@ class RecordedSteps:
         """
         width = self.host.plan.output_width
         key = (dims["rows"], len(inputs.moving.numbers), inputs.steady.size)
-        if key not in self._batches:
-            self._batches[key] = RecordedBatch(dims, inputs, width)
-        return RecordedStep(self, self._batches[key], phase, dims, kernel)
+        batch = self._batches.get(key)
+        if batch is None:
+            batch = self._batches[key] = RecordedBatch(dims, inputs, width)
+        return RecordedStep(self, batch, phase, dims, kernel)
 
     def choose(
         self,
@@ -230,6 +233,14 @@ class RecordedStep:
         self.logits = self._memory[first : first + prod(bindable_shape((dims["rows"], batch.width)))].view(mx.float32)
         mx.eval(self.logits)
 
+    def build(self, *, chooses: bool) -> None:
+        """Makes what `start` starts.
+
+        Raises:
+            HostError: the driver refuses.
+        """
+        _ = self._choosing if chooses else self._plain
+
     def start(self, stream: int, end: Event, *, chooses: bool) -> None:
         """Starts it on a stream, after what the stream has been given.
 
@@ -252,7 +263,7 @@ class RecordedStep:
         return self._graph(self._calls)
 
     def _graph(self, calls: Sequence[_Call]) -> LaunchGraph:
-        of, at = self._steps.functions.of, self._addresses
+        of, at = FUNCTIONS.of, self._addresses
         launches = [
             GraphLaunch(of(name, image, pool), grid, threads, [at[_name(operand)] for operand in operands], pool)
             for name, image, grid, threads, operands, pool in calls

@@ -48,3 +48,20 @@ def test_a_graph_that_never_ran_waits_for_nothing(calls: dict[str, Any]) -> None
     LaunchGraph([], [])
     gc.collect()
     assert "cuGraphExecDestroy" in calls and "cuEventSynchronize" not in calls
+
+
+def test_a_kernel_is_loaded_once_whatever_host_asks(calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = list[bytes]()
+
+    def load(_: FakeDriver, module: object, image: bytes) -> int:
+        loads.append(image)
+        return 0
+
+    def find(_: FakeDriver, function: Any, *names: object) -> int:
+        function._obj.value = len(loads)
+        return 0
+
+    monkeypatch.setattr(FakeDriver, "cuModuleLoadData", load, raising=False)
+    monkeypatch.setattr(FakeDriver, "cuModuleGetFunction", find, raising=False)
+    functions = launch_graph.Functions()
+    assert [functions.of("a", image) for image in (b"1", b"2", b"1")] == [1, 2, 1] and loads == [b"1", b"2"]

@@ -99,6 +99,32 @@ def test_a_graph_that_cannot_be_launched_is_an_error_and_no_reason_to_wait(monke
         host.likeliest_of_steps(batch)
 
 
+@pytest.mark.skipif(has_cuda(), reason="here the real one runs")
+@pytest.mark.usefixtures("eager")
+def test_a_step_that_cannot_be_recorded_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried once, not with each step."""
+    artifact = compiled(small_spec(cache={"mode": "paged", "block_size": 4}))
+    card, tries = SimLauncher(artifact), list[object]()
+    use_card(monkeypatch, artifact, card)
+    card.record(monkeypatch)
+
+    def refuse(*given: object, **_: object) -> None:
+        tries.append(given)
+        raise HostError("cuda: the driver has no memory")
+
+    monkeypatch.setattr(recorded_step, "LaunchGraph", refuse)
+    host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+    pager = Pager.from_geometry(artifact.plan.arena)
+    seq_id = pager.add_sequence()
+    for start in range(2):
+        batch = Batch.build(DecodeRequests([seq_id], [5], [start]), pager, host.plan.query_tile)
+        assert host.likeliest_of_steps(batch) is None
+        assert np.isfinite(host.read(host.decode(batch)(np.array([5], np.int32)))).all()
+    assert len(tries) == 1
+    (note,) = host.notes
+    assert "1 sequence(s) cannot be recorded" in note and "no memory" in note
+
+
 @pytest.mark.long
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")
 @pytest.mark.usefixtures("eager")

@@ -14,7 +14,7 @@ from mlxr.compiler.artifact import ATTENDED, Artifact, decode_dims
 from mlxr.compiler.formats.stores import CONV_STATES, STATES
 from mlxr.compiler.targets.metal.decode_kernel.make_step_program import make_step_program, step_classes
 from mlxr.compiler.targets.metal.decode_kernel.step_program import StepLaunch, StepProgram
-from mlxr.runtime.hosts.cuda import address_table, recorded_batch, recorded_step, step_kernel
+from mlxr.runtime.hosts.cuda import address_table, launch_graph, recorded_batch, recorded_step, step_kernel
 from mlxr.runtime.hosts.cuda import host as cuda_host
 from mlxr.runtime.hosts.cuda.launch_graph import GraphLaunch
 from mlxr.runtime.hosts.cuda.occupancy import Residency
@@ -133,7 +133,7 @@ class SimLauncher:
         monkeypatch.setattr(recorded_step, "mlx_stream", lambda: 1)
         monkeypatch.setattr(recorded_batch, "build_cubin", lambda *_: b"")
         monkeypatch.setattr(recorded_step, "LaunchGraph", graph)
-        monkeypatch.setattr(recorded_step.Functions, "of", function)
+        monkeypatch.setattr(launch_graph.Functions, "of", function)
 
     def _at(self, address: int, name: str, addresses: Sequence[int]) -> SimBuffer:
         """Memory from an address on, to the next of a launch's addresses or the end of the array that it is of."""
