@@ -18,6 +18,7 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import ARENA_TOKEN, KernelCall, Phase
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.binding import Dims
+from mlxr.runtime.hosts.cuda.mlx_stream import why_unknown
 from mlxr.runtime.hosts.cuda.packed import BoundInputs, DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.parallel.peers import Peers
 from mlxr.runtime.hosts.cuda.recorded_batch import MOST_STEPS
@@ -34,7 +35,11 @@ AS_LAUNCHES = "step_as_launches"
 
 
 class DecodeSteps:
-    """The decode steps that a host has run."""
+    """The decode steps that a host has run.
+
+    Attributes:
+        num_recorded: how many of them were recorded steps.
+    """
 
     def __init__(
         self, host: MlxHost, kernels: StepKernels, peers: Peers, prepare: Callable[[Phase, Dims], object]
@@ -52,6 +57,8 @@ class DecodeSteps:
         self._recent: RecentTraces[Trace | RecordedStep] = RecentTraces()
         self._taken: dict[tuple[int, ...], bool] = {}
         self._refused: dict[int, str] = {}
+        self._turn: mx.array | None = None  # that this host has made last
+        self.num_recorded = 0
         self._borders = _borders(host)
         self._grid_dims = sorted(
             {
@@ -65,11 +72,13 @@ class DecodeSteps:
 
     @property
     def notes(self) -> list[str]:
-        """Messages for people: which steps could not be recorded, and why."""
-        return [
+        """Messages for people: which steps are not recorded, and why."""
+        notes = [
             f"decode steps of {rows} sequence(s) cannot be recorded, and are slower: {why}"
             for rows, why in self._refused.items()
         ]
+        why = why_unknown() if self._recorded.takes_some else None
+        return notes if why is None else [f"decode steps are launched by MLX and not recorded, slower: {why}", *notes]
 
     def bind(
         self,
@@ -132,6 +141,8 @@ class DecodeSteps:
             chosen = self._recorded.choose(recorded, tokens, lambda: self._inputs.moved(inputs, 0), inputs, kernel)
             if kernel is not None:
                 self._kernels.follow(chosen.end.wait)
+                self._turn = chosen.turn
+        self.num_recorded += steps
         self._inputs.advance(inputs, steps - 1, lambda: chosen.moving)
         for step, times in Counter(recorded).items():
             for name, count in step.launches.items():
@@ -245,12 +256,14 @@ class DecodeSteps:
         moved, before = self._inputs.moved(inputs, step), self._host.arena.token
         if isinstance(trace, RecordedStep):
             logits, token, moved = trace.logits_of(tokens, moved, inputs, before)
+            self.num_recorded += 1
         elif as_one:
             with StepKernel.order:
                 turn = StepKernel.take_turn()
                 logits, token, moved, after = trace.run(tokens, moved, inputs.stayed, before, turn)
                 StepKernel.give_turn(after)
                 self._kernels.follow(partial(mx.eval, after))
+                self._turn = after
         else:
             logits, token, moved = trace.run(tokens, moved, inputs.stayed, before)
         self._inputs.advance(inputs, step, moved)
@@ -260,12 +273,17 @@ class DecodeSteps:
         return logits, token
 
     def forget(self) -> None:
-        """Forgets what the last step left on the GPU, which may have failed."""
+        """Forgets what the last step left on the GPU, which may have failed.
+
+        The turn of another model stays: its step kernels may still run.
+        """
         self._inputs.forget()
         self._recorded.forget()
         self._kernels.follow(None)
         with StepKernel.order:
-            StepKernel.turn = None
+            if StepKernel.turn is self._turn or {*StepKernel.models} == {self._kernels}:
+                StepKernel.turn = None
+            self._turn = None
 
     def _kernel(self, dims: Dims) -> StepKernel | None:
         """What runs a step whole; that of a part of a model needs the other cards' memory."""

@@ -185,6 +185,11 @@ class CudaHost(MlxHost):
             return self._decodes.bind(phase, dims, arrays, slots, 1, tops)(ids)
         return self.results_of(phase, dims, self._prefills.run(phase, dims, arrays, others, tops, traces=self._traces))
 
+    @property
+    def recorded_steps(self) -> int:
+        """How many decode steps were recorded ones; the others were launched by MLX."""
+        return self._decodes.num_recorded
+
     def copy_to_read(self, result: mx.array) -> mx.array:
         """See `Host.copy_to_read`. Reading moves an array to managed memory, where the next step takes a page fault.
 

@@ -37,6 +37,13 @@ def mlx_stream() -> int | None:
     return handle
 
 
+def why_unknown() -> str | None:
+    """Why no thread's stream is known, for people; None: MLX is of a version that was tried."""
+    if _library() is not None:
+        return None
+    return f"MLX is {getattr(mx, '__version__', 'of an unknown version')}, and its streams are known of {_TRIED[0]}"
+
+
 def _find() -> int | None:
     library = _library()
     if library is None:

@@ -85,10 +85,15 @@ class RecordedSteps:
         self._memory: mx.array | None = None
         self._batches: WeakValueDictionary[tuple[int, ...], RecordedBatch] = WeakValueDictionary()
 
+    @property
+    def takes_some(self) -> bool:
+        """Whether steps of the plan can be recorded at all."""
+        return not (self.host.plan.is_part or self._moved_by_cpu)
+
     def takes(self, phase: Phase, dims: Dims, kernel: StepKernel | None = None) -> bool:
         """Whether a step with these dims can be recorded, by launches or by a step kernel."""
-        host, launcher = self.host, self.host.launcher
-        if launcher.exchange is not None or launcher.handover is not None or host.plan.is_part or self._moved_by_cpu:
+        launcher = self.host.launcher
+        if launcher.exchange is not None or launcher.handover is not None or not self.takes_some:
             return False
         if not dims["tokens"] == dims["rows"] == dims["seqs"]:
             return False

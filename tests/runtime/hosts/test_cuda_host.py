@@ -311,6 +311,11 @@ def test_a_turn_is_started_where_models_take_turns(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(mx, "async_eval", lambda *arrays: [started.extend(arrays), start(*arrays)])
     hosts[0].step(Batch.build([BatchRequest(pager.add_sequence(), [5], 0)], pager, artifact.plan.query_tile))
     assert any(array is StepKernel.turn for array in started) == (models > 1)
+    made = StepKernel.turn
+    hosts[-1].recover()
+    assert (StepKernel.turn is made) == (models > 1), "another model's kernels may run"
+    hosts[0].recover()
+    assert StepKernel.turn is None
 
 
 @pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")

@@ -14,7 +14,7 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine import scheduler
 from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests
-from mlxr.runtime.hosts.cuda import recorded_step
+from mlxr.runtime.hosts.cuda import decode_steps, mlx_stream, recorded_step
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, MOST_STEPS, PLACE
@@ -73,6 +73,7 @@ def test_the_likeliest_tokens_are_those_of_the_logits(monkeypatch: pytest.Monkey
                 of_steps.append(np.stack([np.array(tokens), logits.max(1).view(np.int32)]))
             chosen.append(np.stack(of_steps, 1))
         found.append((np.concatenate(chosen, 1), host.launches))
+        assert host.recorded_steps == (sum(COUNTS) if is_recorded else 0)
     np.testing.assert_array_equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
     assert card.recorded[CHOOSE] == sum(COUNTS) > MOST_STEPS
@@ -120,7 +121,7 @@ def test_a_step_that_cannot_be_recorded_is_traced(monkeypatch: pytest.MonkeyPatc
         batch = Batch.build(DecodeRequests([seq_id], [5], [start]), pager, host.plan.query_tile)
         assert host.likeliest_of_steps(batch) is None
         assert np.isfinite(host.read(host.decode(batch)(np.array([5], np.int32)))).all()
-    assert len(tries) == 1
+    assert len(tries) == 1 and not host._decodes._recorded._batches, "its memory is free"
     (note,) = host.notes
     assert "1 sequence(s) cannot be recorded" in note and "no memory" in note
 
@@ -150,3 +151,13 @@ def test_answers_are_those_of_sim(monkeypatch: pytest.MonkeyPatch, as_one: bool)
         found.append([answer.token_ids for answer in answers])
     assert found[0] == found[1]
     assert card.recorded[CHOOSE] > card.recorded[PLACE] > 4
+
+
+@pytest.mark.skipif(has_cuda(), reason="here the real one runs")
+def test_another_version_of_mlx_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = compiled(small_spec())
+    use_card(monkeypatch, artifact, SimLauncher(artifact))
+    monkeypatch.setattr(decode_steps, "why_unknown", mlx_stream.why_unknown)
+    monkeypatch.setattr(mlx_stream, "_library", lambda: None)
+    (note,) = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena)).notes
+    assert "not recorded" in note and mx.__version__ in note

@@ -14,7 +14,14 @@ from mlxr.compiler.artifact import ATTENDED, Artifact, decode_dims
 from mlxr.compiler.formats.stores import CONV_STATES, STATES
 from mlxr.compiler.targets.metal.decode_kernel.make_step_program import make_step_program, step_classes
 from mlxr.compiler.targets.metal.decode_kernel.step_program import StepLaunch, StepProgram
-from mlxr.runtime.hosts.cuda import address_table, launch_graph, recorded_batch, recorded_step, step_kernel
+from mlxr.runtime.hosts.cuda import (
+    address_table,
+    decode_steps,
+    launch_graph,
+    recorded_batch,
+    recorded_step,
+    step_kernel,
+)
 from mlxr.runtime.hosts.cuda import host as cuda_host
 from mlxr.runtime.hosts.cuda.launch_graph import GraphLaunch
 from mlxr.runtime.hosts.cuda.occupancy import Residency
@@ -46,6 +53,7 @@ def use_card(monkeypatch: pytest.MonkeyPatch, artifact: Artifact, launch: Any) -
     monkeypatch.setattr(address_table, "build_cubin", lambda *_: b"")
     monkeypatch.setattr(cuda_host, "build_cubins", build)
     monkeypatch.setattr(step_kernel, "build_cubin", build_step)
+    monkeypatch.setattr(decode_steps, "why_unknown", lambda: None)
     monkeypatch.setattr(step_kernel, "residency", lambda *_: Residency(3, 2))
 
 
