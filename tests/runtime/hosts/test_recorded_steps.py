@@ -14,7 +14,7 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine import scheduler
 from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests
-from mlxr.runtime.hosts.cuda import decode_steps, mlx_stream, recorded_step
+from mlxr.runtime.hosts.cuda import decode_steps, mlx_stream, recorded_step, traces
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, MOST_STEPS, PLACE
@@ -117,10 +117,10 @@ def test_a_step_that_cannot_be_recorded_is_traced(monkeypatch: pytest.MonkeyPatc
     host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
     pager = Pager.from_geometry(artifact.plan.arena)
     seq_id = pager.add_sequence()
-    for start in range(2):
-        batch = Batch.build(DecodeRequests([seq_id], [5], [start]), pager, host.plan.query_tile)
-        assert host.likeliest_of_steps(batch) is None
-        assert np.isfinite(host.read(host.decode(batch)(np.array([5], np.int32)))).all()
+    batch = Batch.build(DecodeRequests([seq_id], [5], [0]), pager, host.plan.query_tile)
+    assert host.likeliest_of_steps(batch) is None
+    assert host.decode(batch), "it finds traces"
+    assert host.likeliest_of_steps(batch) is None
     assert len(tries) == 1 and not host._decodes._recorded._batches, "its memory is free"
     (note,) = host.notes
     assert "1 sequence(s) cannot be recorded" in note and "no memory" in note
@@ -151,6 +151,29 @@ def test_answers_are_those_of_sim(monkeypatch: pytest.MonkeyPatch, as_one: bool)
         found.append([answer.token_ids for answer in answers])
     assert found[0] == found[1]
     assert card.recorded[CHOOSE] > card.recorded[PLACE] > 4
+
+
+@pytest.mark.skipif(has_cuda(), reason="here the real one runs")
+@pytest.mark.usefixtures("eager")
+def test_recorded_steps_that_are_used_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = compiled(
+        small_spec(cache={"mode": "paged", "block_size": 4, "max_sequences": 3}),
+        Geometry.of(step_threads=512, step_sequences=3),
+    )
+    card, made = SimLauncher(artifact), list[int]()
+    use_card(monkeypatch, artifact, card)
+    card.record(monkeypatch)
+    monkeypatch.setattr(traces, "MOST", 2)
+    monkeypatch.setattr(recorded_step.RecordedStep, "build", lambda step, **_: made.append(step._rows))
+    monkeypatch.setattr(recorded_step.RecordedStep, "start", lambda *_, **__: None)
+    host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+    pager, starts = Pager.from_geometry(artifact.plan.arena), [0, 0, 0]
+    ids = [pager.add_sequence() for _ in starts]
+    for count in (1, 2, 1, 3, 1):
+        requests = DecodeRequests(ids[:count], [5] * count, starts[:count])
+        assert host.likeliest_of_steps(Batch.build(requests, pager, host.plan.query_tile)) is not None
+        starts = [start + (i < count) for i, start in enumerate(starts)]
+    assert made == [1, 2, 3]
 
 
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")
