@@ -435,6 +435,7 @@ class Model(ModelAdapters, Embeds):
             for guesser in (self._draft, self._head):
                 if guesser is not None:
                     closing.callback(guesser.close)
+            guesser = self._draft = self._head = None  # it has the host and the arena, too
             if self.experts is not None:  # after the card's host, whose steps wait for it
                 closing.callback(self.experts.close)
             closing.callback(self.host.close)

@@ -1,7 +1,9 @@
 """A model's own head: answers are those without it; it guesses the same however it has read."""
 
+import gc
 import json
 import logging
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -190,6 +192,20 @@ def test_it_shares_weights_with_the_model(folder: Path) -> None:
     with mlxr.load(folder, host="reference", mtp="on") as model:
         ours, its = (host.weights for host in (model.host, head_of(model)._host))  # type: ignore[attr-defined]
         assert its["embedding"] is ours["embedding"]
+
+
+def test_closing_frees_the_head_and_what_it_has(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a card, whose memory the next model may need at once."""
+    gc.disable()
+    try:
+        model = mlxr.load(folder, host="reference", mtp="on")
+        monkeypatch.setattr(type(model.host), "has_own_memory", True)
+        arena, hosts = weakref.ref(model.arena), [weakref.ref(host) for host in (model.host, head_of(model)._host)]
+        model.generate(PROMPTS[0], max_tokens=3)
+        model.close()
+        assert arena() is None and [host() for host in hosts] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_model_with_states(tmp_path: Path) -> None:
