@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -155,19 +155,25 @@ class Ours:
         return weight_bytes(artifact, "metal", batch) + cache_bytes(artifact.plan.arena, tokens, batch)
 
     def decode(self, steps: int) -> float:
-        """Seconds of a step, averaged over `steps`; sequences that have grown too long start again."""
+        """Seconds of a step, averaged over about `steps`; sequences that have grown too long start again.
+
+        It is timed from the end of a launch, which may be of several steps, to the end of another.
+        """
         if self._left < steps + WARM_UP:
             self._restart()
-        assert self._generation is not None, "just started"
-        events = iter(self._generation)
-        for _ in range(WARM_UP * self._row.batch):
-            next(events)
+        self._decode(WARM_UP)
         start = time.perf_counter()
-        for _ in range(steps * self._row.batch):
-            next(events)
-        seconds = time.perf_counter() - start
-        self._left -= steps + WARM_UP
-        return seconds / steps
+        done = self._decode(steps)
+        return (time.perf_counter() - start) / done
+
+    def _decode(self, steps: int) -> int:
+        """At least so many steps, as far as there are as many, to the end of a launch; how many."""
+        assert self._generation is not None, "it has been started"
+        done = 0
+        while done < steps and (events := self._generation.next_launch()):
+            done += len(events) // self._row.batch
+        self._left -= done
+        return done
 
     def _restart(self) -> None:
         self.close()
@@ -176,12 +182,10 @@ class Ours:
         for prompt in prompts:
             self._loaded.pretend_cached(prompt[:-1])
         self._generation = self._loaded.generate(prompts, GROWTH + 1)
-        started: set[int] = set()
-        for event in self._generation:
-            started.add(event.index)
-            if len(started) == batch:
-                break
-        self._left = GROWTH - 1
+        started: Counter[int] = Counter()
+        while len(started) < batch:
+            started.update(event.index for event in self._generation.next_launch())
+        self._left = GROWTH - max(started.values())
 
     def prefill(self) -> float:
         """Seconds from a prompt to its first token, the sequence's blocks empty."""

@@ -7,6 +7,7 @@ generations of one model, each iterated in turn, share the steps.
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.completion import Completion, Event
@@ -24,6 +25,7 @@ class Generation(Iterator[Event]):
         completions: the answers so far, by index.
         prefill_seconds: time of the steps during which a prompt was not yet complete.
         decode_seconds: time of all other steps.
+        first_tokens: tokens that came by the steps of `prefill_seconds`: a launch may be of several steps.
     """
 
     def __init__(self, core: EngineCore, requests: Sequence[Request], events: deque[Event | BaseException]) -> None:
@@ -40,6 +42,7 @@ class Generation(Iterator[Event]):
         self.completions = [request.answer.completion for request in requests]
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
+        self.first_tokens = 0
 
     def finish(self) -> list[Completion]:
         """Runs to the end and returns all answers."""
@@ -66,6 +69,17 @@ class Generation(Iterator[Event]):
             raise
         return event
 
+    def next_launch(self) -> list[Event]:
+        """The next tokens up to the end of a launch, which gives those of all its steps at once; none: it has ended.
+
+        Raises:
+            MlxrError: a request failed; the generation has ended.
+        """
+        events = [*islice(self, 1)]
+        while self._events:
+            events.append(next(self))
+        return events
+
     def _step(self) -> None:
         if self._core is None:
             raise StopIteration
@@ -82,6 +96,7 @@ class Generation(Iterator[Event]):
         seconds = time.perf_counter() - start
         if is_reading:
             self.prefill_seconds += seconds
+            self.first_tokens = sum(len(completion.token_ids) for completion in self.completions)
         else:
             self.decode_seconds += seconds
 

@@ -2,13 +2,15 @@
 
 It has three phases, each after a warm-up that lasts until two runs agree. First prompts one at a time: seconds to the
 first token. Then, if there are several sequences, as many prompts together. Then decoding: sequences of `start` tokens
-each, and `decode_tokens` steps of one token for each; as in generation, the logits decide the next token.
+each, and `decode_tokens` steps of one token for each; as in generation, the logits decide the next token. Where steps
+are launched several at a time, it is timed from the end of a launch to the end of another: about as many steps.
 
 Prompts are random tokens, seeded. A prompt's second token is computed too, as for a user who reads on.
 """
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +21,7 @@ from mlxr.bench.traffic import cache_bytes, weight_bytes
 from mlxr.bench.workload import Workload
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.text import counted
+from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.model import Model
 
 AGREEMENT = 0.05
@@ -39,7 +42,7 @@ class BenchResult:
         time_to_first_token_max_seconds: time of the slowest prompt.
         time_to_first_token_p95_seconds: 95th percentile, interpolated.
         prompt_lengths: lengths of the prompts that were measured one at a time, in order.
-        decode_step_ms: median over steps.
+        decode_step_ms: median over steps; steps that are launched together count as equally long.
         decode_step_min_ms: time of the fastest step.
         decode_step_max_ms: time of the slowest step.
         weight_bytes_per_step: weights that a decode step reads, each once.
@@ -141,15 +144,16 @@ def _measure_prompts(running: "_Running", work: Workload, warm_up: WarmUp) -> _P
 
 def _measure_decoding(model: Model, work: Workload, prompts: _Prompts | None, warm_up: WarmUp) -> BenchResult:
     running = _Running(model, work)
-    warm_up.repeat(lambda: statistics.median(running.decode(min(_WARM_UP_STEPS, work.decode_tokens))[0]))
-    steps, launched = running.decode(work.decode_tokens)
+    warm_up.repeat(lambda: statistics.median(running.decode(min(_WARM_UP_STEPS, work.decode_tokens)).steps))
+    decoded = running.decode(work.decode_tokens)
+    steps = decoded.steps
     plan, target, step = model.artifact.plan, model.types.target, statistics.median(steps)
     read = weight_bytes(model.artifact, target, work.batch)
     cached = cache_bytes(model.arena.geometry, work.start + work.decode_tokens // 2, work.batch)
     memory, first = plan.programs[target].memory, prompts.seconds if prompts else None
     return BenchResult(
         prefill_tokens_per_second=statistics.median(prompts.rates) if prompts else None,
-        decode_tokens_per_second=work.batch * work.decode_tokens / sum(steps),
+        decode_tokens_per_second=decoded.tokens / sum(steps),
         time_to_first_token_seconds=statistics.median(first) if first else None,
         time_to_first_token_min_seconds=min(first) if first else None,
         time_to_first_token_max_seconds=max(first) if first else None,
@@ -162,7 +166,7 @@ def _measure_decoding(model: Model, work: Workload, prompts: _Prompts | None, wa
         read_gb_per_second=(read + cached) / step / 1e9,
         peak_memory_bytes=peak_bytes(),
         planned_bytes=memory.weights_bytes + memory.arena_bytes,
-        launches_per_decode_step=launched / work.decode_tokens,
+        launches_per_decode_step=decoded.launches,
         warm_up_runs=warm_up.runs,
         warm_up_agreed=warm_up.agreed,
     )
@@ -182,6 +186,15 @@ def _check_fits(model: Model, work: Workload) -> None:
             f"--batch is {work.batch}, but the artifact holds {counted(arena.max_sequences, 'sequence')}: compile the "
             "spec with a larger cache.max_sequences"
         )
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    """Seconds of each step, equal for steps launched together; tokens of all sequences; launches of a step."""
+
+    steps: list[float]
+    tokens: int
+    launches: float
 
 
 class _Running:
@@ -209,31 +222,46 @@ class _Running:
         generation.finish()
         return seconds
 
-    def decode(self, steps: int) -> tuple[list[float], int]:
-        """The seconds of each of so many steps, from the end of the one before, and how many kernels they launched.
+    def decode(self, steps: int) -> _Decoded:
+        """Times about so many steps, from the end of a launch to the end of another.
 
         The prompts are the same each time and stay in the prefix cache, so that all of them begin with the same step.
         """
         work, host = self._work, self._model.host
         # A pipeline launches the next step ahead, at the start and at the end: so one more token must be left to
-        # compute.
+        # compute. Launches of several steps end before and after what is asked for, if there is room.
         most = 1 + steps + 1 + work.lead(self._model.artifact.plan.max_tokens)
+        if host.most_steps > 1:
+            most = max(most, min(most + 2 * host.most_steps, self._model.limit.tokens - work.start))
         if not self._decoding:
             self._decoding = self._prompts([work.start] * work.batch)
             for prompt in self._decoding:
                 self._model.start([prompt], max_tokens=1).finish()
-        waiting = set(range(work.batch))
+        waiting, first = set(range(work.batch)), list[Event]()
+        launched, start = sum(host.launches.values()), time.perf_counter()
         generation = self._model.start(self._decoding, max_tokens=most, ignore_eos=True)
-        events = iter(generation)
         while waiting:
-            waiting.discard(next(events).index)
-        launched, seconds, start = sum(host.launches.values()), [], time.perf_counter()
-        for _ in range(steps):
-            for _ in range(work.batch):
-                next(events)
+            first += (events := generation.next_launch())
+            waiting.difference_update(event.index for event in events)
+        if any(event.finish_reason for event in first):  # nothing is left to time but what has begun with the prompts
+            count, taken = _steps(first), time.perf_counter() - start
+            return _Decoded([taken / count] * count, len(first), (sum(host.launches.values()) - launched) / count)
+        launched, seconds, start = sum(host.launches.values()), list[float](), time.perf_counter()
+        counts, tokens, is_over = list[int](), 0, False
+        while len(seconds) < steps and not is_over:
+            events = generation.next_launch()
             now = time.perf_counter()
-            seconds.append(now - start)
-            start = now
+            counts.append(_steps(events))
+            seconds += [(now - start) / counts[-1]] * counts[-1]
+            tokens += len(events)
+            start, is_over = now, any(event.finish_reason for event in events)
         launched = sum(host.launches.values()) - launched
+        if host.most_steps > 1:  # launched meanwhile: the second of these launches to the one after the last
+            counts = [*counts[1:], _steps(generation.next_launch())]
         generation.close()
-        return seconds, launched
+        return _Decoded(seconds, tokens, launched / sum(counts))
+
+
+def _steps(events: Sequence[Event]) -> int:
+    """Of how many steps these tokens are: of those of the sequence that has most."""
+    return max(Counter(event.index for event in events).values(), default=0)

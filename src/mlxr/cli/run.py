@@ -97,8 +97,8 @@ def _generate(model: Model, args: argparse.Namespace, prompt: str, sampling: Sam
 
 
 def _stats(model: Model, generation: Generation, completion: Completion) -> dict[str, object]:
-    """Counts and speeds. Speeds are null where nothing was measured: a single token has no decode time."""
-    decoded = len(completion.token_ids) - 1
+    """Counts and speeds. Speeds are null where nothing was measured: tokens beside the first have no decode time."""
+    decoded = len(completion.token_ids) - generation.first_tokens
     prefill, decode = generation.prefill_seconds, generation.decode_seconds
     return {
         "prompt_tokens": completion.prompt_tokens,

@@ -1,12 +1,15 @@
 """Decode steps that are recorded once choose what launches choose, on host cuda as sim runs it."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 import mlxr
+from mlxr.bench import measure
+from mlxr.bench.workload import Workload
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.schedule.geometry import Geometry
@@ -184,3 +187,30 @@ def test_another_version_of_mlx_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(mlx_stream, "_library", lambda: None)
     (note,) = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena)).notes
     assert "not recorded" in note and mx.__version__ in note
+
+
+@pytest.mark.long
+@pytest.mark.skipif(has_cuda(), reason="here the real one runs")
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize(("context", "batch"), [(1, 1), (16, 1), (16, 2)])
+def test_bench_counts_no_token_for_free(monkeypatch: pytest.MonkeyPatch, context: int, batch: int) -> None:
+    """All tokens of a launch come at once, so launches are timed whole; the clock counts steps here."""
+    cache = {"mode": "paged", "block_size": 4, "max_sequences": 2}
+    artifact = compiled(tiny_spec(model={"context": 128}, cache=cache), Geometry.of(step_threads=256))
+    card = SimLauncher(artifact)
+    use_card(monkeypatch, artifact, card)
+    card.record(monkeypatch)
+    monkeypatch.setattr(scheduler, "_LAUNCH_SECONDS", 1e9)
+    with mlxr.load(artifact, TINY, host="cuda") as model:
+        clock = SimpleNamespace(perf_counter=lambda: float(model.core.stats().steps))
+        monkeypatch.setattr(measure, "time", clock)
+        running = measure._Running(model, Workload(decode_tokens=20, context=context, batch=batch))
+        for _ in range(3):  # at first nobody knows how long a step takes
+            decoded = running.decode(20)
+        assert decoded.steps == [1.0] * len(decoded.steps)
+        assert 20 <= len(decoded.steps) < 20 + model.host.most_steps
+        assert decoded.tokens == batch * len(decoded.steps)
+        generation = model.start([[5], [6]][:batch], max_tokens=20, ignore_eos=True)
+        first = len(generation.next_launch())
+        generation.finish()
+        assert generation.first_tokens == first > batch, "`mlxr run --stats` counts none of them as decoded"
