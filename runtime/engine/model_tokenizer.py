@@ -33,7 +33,7 @@ class ModelTokenizer:
             TokenizerError: the one that the user names is missing or corrupt, or it has more tokens than the model.
         """
         self.tokenizer: Tokenizer | None = None
-        self._error: TokenizerError | None = None
+        self._error = ""
         try:
             if tokenizer is None and Path(weights).is_file() and has_vocabulary(file.metadata):
                 loaded = tokenizer_from_gguf(file.metadata, str(file.path))  # its header has been read
@@ -42,7 +42,7 @@ class ModelTokenizer:
         except TokenizerError as error:
             if tokenizer is not None:
                 raise
-            self._error = error
+            self._error = str(error)  # the error itself would keep the frames that load the model, and its arena
             return
         _check_size(loaded, vocab_size)
         if tokenizer is not None and file.format == "gguf":
