@@ -151,6 +151,8 @@ def test_logits_are_those_of_the_reference(family: str, row: Row, tmp_path: Path
     numbers = cases.weights(family, RECORDED[family].shapes)
     mx.save_safetensors(str(tmp_path / "model.safetensors"), {name: mx.array(held) for name, held in numbers.items()})
     config = cases.changed(cases.base_config(family, row.change.base), row.change)
+    if imported(config, family).model.is_encoder:  # it has rows, and no logits
+        return
     (tmp_path / "config.json").write_text(json.dumps(config))
     got = logits_of(tmp_path, prompts(cases.VOCAB), "reference")[0][-1][: cases.NUM_LOGITS]
     assert np.linalg.norm(got - row.logits) < TOLERANCE * np.linalg.norm(row.logits)

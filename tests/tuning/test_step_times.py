@@ -25,7 +25,7 @@ def test_launches_and_step_kernels_take_turns(monkeypatch: pytest.MonkeyPatch, w
     sizes = {"model__hidden_size": 64, "model__attention": attention, "model__mlp": {"intermediate_size": 96}}
     spec = small_spec(**sizes, weights={"default": weights})
     artifacts = [compiled(spec, Geometry.of(step_threads=threads)) for threads in (0, 512, 32)]
-    launcher = SimLauncher(artifacts[0])
+    launcher = SimLauncher(artifacts[1])  # it has the step kernel, and the launches of the first
     called: list[str] = []
     use_card(monkeypatch, artifacts[0], lambda **options: called.append(options["name"]) or launcher(**options))
     mx.disable_compile()

@@ -20,7 +20,7 @@ LOOP = re.compile(r"for \(uint (piece|block) = .*?; \1 < (\d+)u; \1 \+= (\d+)u?\
 def awaiting(name: str) -> dict[str, str]:
     """The bodies of kernels that wait by themselves, by name."""
     text = text_of(variant(name), StepKernelSizes(512)).text
-    parts = re.findall(r"^namespace (\w+) \{\n(.*?)^\}  // namespace", text, re.DOTALL | re.MULTILINE)
+    parts = re.findall(r"^namespace (\w+) \{\n(.*?)^\}  // namespace \1$", text, re.DOTALL | re.MULTILINE)
     bodies = {
         kernel: part[part.index("void body(") : part.index("__noinline__")]
         for kernel, part in parts

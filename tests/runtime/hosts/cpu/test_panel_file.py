@@ -30,6 +30,7 @@ from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
 from mlxr.runtime.weights.open_weights import open_weights
+from mlxr_tests import memory_weights
 from mlxr_tests.memory_weights import read_memory
 from mlxr_tests.native_weights import random_native
 from mlxr_tests.specs import compiled, small_spec
@@ -395,14 +396,15 @@ def test_a_killed_writer_does_no_harm(tmp_path: Path, folder: Path, weights: Pat
         from pathlib import Path
         from mlxr.runtime.hosts.cpu import panel_file
         panel_file.cache_folder = lambda name: Path(sys.argv[1]) / name
-        sys.path.insert(0, sys.argv[3])
+        sys.path[:0] = sys.argv[3:]
         from test_panel_file import panel_file as file_of
         def fill(write):
             print("writing", flush=True)
             sys.stdin.readline()
         file_of(Path(sys.argv[2])).make(fill)
     """)
-    command = [sys.executable, "-c", program, str(tmp_path), str(weights), str(Path(__file__).parent)]
+    modules = [str(Path(__file__).parent), str(Path(memory_weights.__file__).parents[1])]
+    command = [sys.executable, "-c", program, str(tmp_path), str(weights), *modules]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "writing\n"
         assert [path.name[:5] for path in folder.iterdir()] == [".new-"]
