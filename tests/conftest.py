@@ -184,6 +184,16 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
 
 
+@pytest.fixture
+def eager() -> Iterator[None]:
+    """`mx.compile` does nothing: sim must see numbers."""
+    import mlx.core as mx
+
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs tests of kernels on sim and on a GPU; tests that plant faults run only on sim."""
     if "kernel_host" in metafunc.fixturenames:

@@ -42,14 +42,6 @@ from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.storyteller import Q8_0, TINY, tiny_spec
 
 
-@pytest.fixture
-def eager() -> Iterator[None]:
-    """`mx.compile` does nothing."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
-
-
 @pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
 @pytest.mark.usefixtures("eager")
 def test_the_cuda_host_gives_the_sim_hosts_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,14 +61,6 @@ def cut(weights: Path) -> Iterator[mlxr.Model]:
 
 
 @pytest.fixture
-def eager() -> Iterator[None]:
-    """`mx.compile` does nothing."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
-
-
-@pytest.fixture
 def uncollected() -> Iterator[None]:
     """Python collects nothing that refers to itself, unless it is told to."""
     gc.disable()

@@ -1,6 +1,5 @@
 """Steps of prompts that are filled up: nothing that is added changes a number, and no new length builds anything."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -48,14 +47,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
 }
 STEPS: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 5),), ((1, 9), (2, 2)), ((0, 1), (1, 3)), ((0, 7), (2, 1)))
 """Of each step, (sequence, tokens) of its parts."""
-
-
-@pytest.fixture
-def eager() -> Iterator[None]:
-    """`mx.compile` does nothing."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 def numbers(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> tuple[list[np.ndarray], list[Any], list[int]]:

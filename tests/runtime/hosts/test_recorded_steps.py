@@ -1,6 +1,5 @@
 """Decode steps that are recorded once choose what launches choose, on host cuda as sim runs it."""
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -28,14 +27,6 @@ from mlxr_tests.storyteller import TINY, tiny_spec
 
 COUNTS = (6, 1, 1, 1, 4, 5)
 """Steps of each batch."""
-
-
-@pytest.fixture
-def eager() -> Iterator[None]:
-    """`mx.compile` does nothing: sim must see numbers."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")

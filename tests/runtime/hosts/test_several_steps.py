@@ -1,7 +1,5 @@
 """Several decode steps in one batch give what they give one by one, on host cuda as sim runs it."""
 
-from collections.abc import Iterator
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -17,14 +15,6 @@ from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.specs import compiled, floats, small_spec
 
 STEPS = 6
-
-
-@pytest.fixture
-def eager() -> Iterator[None]:
-    """`mx.compile` does nothing: sim must see numbers."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")

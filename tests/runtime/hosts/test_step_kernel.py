@@ -1,8 +1,5 @@
 """Host cuda runs decode steps as one kernel each. Needs no GPU: sim runs the kernel's launches one after the other."""
 
-from collections.abc import Iterator
-
-import mlx.core as mx
 import pytest
 
 import mlxr
@@ -24,14 +21,6 @@ from mlxr_tests.storyteller import TINY, tiny_spec
 
 AS_ONE = Geometry.of(partition=16, step_threads=512, step_sequences=3)
 CACHE = {"mode": "paged", "block_size": 4, "max_sequences": 3}
-
-
-@pytest.fixture
-def eager() -> Iterator[None]:
-    """`mx.compile` does nothing: sim must see numbers."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")

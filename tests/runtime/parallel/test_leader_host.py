@@ -1,10 +1,8 @@
 """Rank 0's host over one that pipelines, with the sim in MLX's place: the engine sees a host that does not."""
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -23,14 +21,6 @@ from mlxr.runtime.parallel.step_message import StepLimits, unpack_step
 from mlxr_tests.fake_card import SimLauncher, use_card
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.specs import compiled, small_spec
-
-
-@pytest.fixture
-def eager() -> Iterator[None]:
-    """`mx.compile` does nothing."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 @pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
