@@ -84,6 +84,9 @@ class LazyHandover(Protocol):
     def begin(self) -> None:
         """Begins a step; before it is launched."""
 
+    def follow(self, token: mx.array) -> None:
+        """Notes what is there when the step has ended: the arena's token after it, lazy."""
+
     def give(self, call: HandoverCall, phase: PhaseName, inputs: Mapping[str, mx.array], tokens: int) -> mx.array:
         """Gives the CPU what the experts read; what it makes is bound by what takes their sum.
 

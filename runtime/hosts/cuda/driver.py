@@ -11,6 +11,7 @@ from mlxr.compiler.errors import HostError
 MOST_SHARED_BYTES = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, an attribute of kernels."""
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _SONAMES = ("libcuda.so.1", "libcuda.so")
 
 
@@ -56,6 +57,24 @@ def in_context(device: int = 0) -> Iterator[ctypes.c_int]:
             _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
     finally:
         _driver().cuDevicePrimaryCtxRelease_v2(ordinal)
+
+
+@contextlib.contextmanager
+def own_stream() -> Iterator[ctypes.c_void_p]:
+    """A stream of its own, in the current context; what it was given has ended when this ends.
+
+    To wait for the whole context instead would spoil what MLX captures in another thread.
+
+    Raises:
+        HostError: the driver refuses, or what the stream was given fails.
+    """
+    stream = ctypes.c_void_p()
+    call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+    try:
+        yield stream
+        call("cuStreamSynchronize", stream)
+    finally:
+        _driver().cuStreamDestroy_v2(stream)
 
 
 @functools.cache

@@ -61,7 +61,7 @@ class RecordedBatch:
         self._rows, self._num_moving, self.width = rows, num_moving, width
         self.memory = on_device(mx.zeros((begins[-1],), mx.int32))
         self.numbers = _numbers([*sizes[:3], *begins[1:5], width, MOST_STEPS, rows * width])
-        self.pinned = PinnedMemory(4 * 2 * MOST_STEPS * rows, waits=False)
+        self.pinned = PinnedMemory(4 * 2 * MOST_STEPS * rows)
         numbers = (ctypes.c_int32 * (2 * MOST_STEPS * rows)).from_address(self.pinned.address)
         self._seen = np.ctypeslib.as_array(numbers).reshape(2, MOST_STEPS, rows)
         self.chosen, self.count = self.pinned.seen, 0

@@ -139,6 +139,8 @@ class MlxHost(ArrayHost):
         if self.launcher.handover is not None:
             self.launcher.handover.begin()
         logits, self.arena.token = self.launch_step(phase, dims, self.arrays_of(phase, batch), tops)
+        if self.launcher.handover is not None:
+            self.launcher.handover.follow(self.arena.token)
         if not dims["rows"]:
             with self.failures():
                 start_computing([self.arena.token])

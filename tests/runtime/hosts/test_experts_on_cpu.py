@@ -20,6 +20,7 @@ from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.engine.cpu_experts import CpuExperts, resting
 from mlxr.runtime.hosts.cuda import device
+from mlxr.runtime.hosts.cuda.driver import call
 from mlxr.runtime.hosts.cuda.handover.card_handover import kernel_text, with_names
 from mlxr.runtime.hosts.cuda.handover.pinned_memory import PinnedMemory
 from mlxr.runtime.hosts.cuda.nvrtc import compile_cubin
@@ -146,6 +147,10 @@ def test_a_card_hands_over_to_the_cpu(weights: Path, expected: _Expected, monkey
         assert artifact.experts is not None
         assert driver.pinned_bytes == artifact.experts.plan.first.memory.handover_bytes, "the plan counts it"
         assert recovered, "what is given and not taken would be taken by the next step"
+        assert len(handover._waits) == 1, "for the last step"
+        there = list[tuple[int, int]]()
+        handover._waits[0] = lambda: there.append((len(driver.pinned), len(driver.on_card)))
+    assert there == [(1, 1), (1, 0)], "each is freed when the last step has ended"
     assert not (driver.pinned or driver.on_card or driver.retained), "the next load would take as much again"
     assert host() is None, "so would the weights that it has"
 
@@ -226,8 +231,10 @@ def test_nobody_looks_for_a_step_that_a_reset_has_taken_back(monkeypatch: pytest
 def test_a_card_whose_launches_failed_is_closed_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call of the driver fails from then on, and what made it so has been told."""
     driver = use_driver(monkeypatch)
-    memories = [PinnedMemory(64), PeerMemory(64)]
-    monkeypatch.setattr(driver, "cuCtxSynchronize", lambda: 719, raising=False)
+    waits = [lambda: call("cuEventSynchronize")]
+    memories = [PinnedMemory(64, waits), PeerMemory(64)]
+    for name in ("cuEventSynchronize", "cuMemFree_v2"):
+        monkeypatch.setattr(driver, name, lambda *_: 719, raising=False)
     for memory in memories:
         memory.free()
     assert driver.pinned and driver.on_card

@@ -5,7 +5,9 @@ The kernels' text is templates/hosts/handover_on_cuda.cuh.
 
 import ctypes
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from importlib.resources import files
 
 import mlx.core as mx
@@ -76,7 +78,8 @@ class CardHandover(LazyHandover):
             HostError: the driver refuses, or the kernels cannot be compiled.
         """
         self._experts, self._layout = experts, HandoverLayout.of(plan)
-        self._memory, self._numbers = PinnedMemory(self._layout.size_bytes), PeerMemory(BLOCKS * 4)
+        self._waits = list[Callable[[], object]]()
+        self._memory, self._numbers = PinnedMemory(self._layout.size_bytes, self._waits), PeerMemory(BLOCKS * 4)
         addresses = np.array([self._memory.seen, self._numbers.address], np.uint64)
         self._places = on_device(mx.array(addresses.view(np.uint32)))
         self._dtype = MLX_DTYPES[str(plan.first.types.activations)]
@@ -88,6 +91,10 @@ class CardHandover(LazyHandover):
     def begin(self) -> None:
         """See `LazyHandover`."""
         self._experts.begin()
+
+    def follow(self, token: mx.array) -> None:
+        """See `LazyHandover`."""
+        self._waits[:] = [partial(mx.eval, token)]
 
     def give(self, call: HandoverCall, phase: PhaseName, inputs: Mapping[str, mx.array], tokens: int) -> mx.array:
         """See `LazyHandover`."""
@@ -133,8 +140,12 @@ class CardHandover(LazyHandover):
             ctypes.memset(self._memory.address, 0, self._layout.x_at)
             self._numbers.clear()
 
+        self._waits.clear()
         self._experts.reset(clear)
 
     def close(self) -> None:
         """See `LazyHandover`; the memory that the CPU sees, the experts free."""
-        self._numbers.free()
+        with suppress(RuntimeError, ValueError):  # after a launch that failed, nothing is freed
+            for wait in self._waits:
+                wait()
+            self._numbers.free()

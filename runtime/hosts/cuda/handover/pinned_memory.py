@@ -2,6 +2,7 @@
 
 import ctypes
 import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from mlxr.compiler.errors import HostError
@@ -18,12 +19,12 @@ class PinnedMemory:
         seen: for the card.
     """
 
-    def __init__(self, size_bytes: int, *, waits: bool = True) -> None:
+    def __init__(self, size_bytes: int, waits: Sequence[Callable[[], object]] = ()) -> None:
         """Allocates it.
 
         Args:
             size_bytes: how many bytes.
-            waits: whether the end waits for all that the card runs. If not, those who have it last have waited.
+            waits: for the last launches that use it, when it is freed; they may change until then.
 
         Raises:
             HostError: the driver refuses.
@@ -41,13 +42,14 @@ class PinnedMemory:
         ctypes.memset(self.address, 0, size_bytes)
 
     def free(self) -> None:
-        """Frees it, once what the card runs has ended; the CPU must no longer look at it. A second time is nothing."""
+        """Frees it, once the launches that use it have ended; the CPU must no longer look at it. Again is nothing."""
         self._freeing()
 
 
-def _free(address: int, waits: bool) -> None:
-    with suppress(HostError), in_context() as ordinal:  # after a launch that failed, nothing but the end frees it
-        if waits:
-            call("cuCtxSynchronize")
+def _free(address: int, waits: Sequence[Callable[[], object]]) -> None:
+    failures = (HostError, RuntimeError, ValueError)  # after one, nothing but the end of the process frees it
+    with suppress(*failures), in_context() as ordinal:
+        for wait in waits:
+            wait()
         call("cuMemFreeHost", ctypes.c_void_p(address))
         call("cuDevicePrimaryCtxRelease_v2", ordinal)

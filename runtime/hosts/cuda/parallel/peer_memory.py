@@ -1,10 +1,11 @@
 """Memory of this rank's card that the cards of the other ranks see, and theirs, over CUDA's handles for processes."""
 
 import ctypes
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.hosts.cuda.driver import call, in_context
+from mlxr.runtime.hosts.cuda.driver import call, in_context, own_stream
 
 HANDLE_BYTES = 64
 _ALIGNMENT = 2 << 20  # the driver shares whole blocks of so many bytes with a process
@@ -42,17 +43,16 @@ class PeerMemory:
 
     def clear(self) -> None:
         """Fills it with zeros."""
-        with in_context():
-            call("cuMemsetD8_v2", ctypes.c_uint64(self.address), ctypes.c_ubyte(0), ctypes.c_size_t(self._size))
-            call("cuCtxSynchronize")
+        size = ctypes.c_size_t(self._size)
+        with _working() as stream:
+            call("cuMemsetD8Async", ctypes.c_uint64(self.address), ctypes.c_ubyte(0), size, stream)
 
     def free(self) -> None:
-        """Frees what no other process has opened, once what the card runs has ended. A second time is nothing."""
+        """Frees what no other process has opened, and no launch uses any more. A second time is nothing."""
         address, self.address = self.address, 0
         if not address:
             return
         with suppress(HostError), in_context() as ordinal:  # after a launch that failed, nothing but the end frees it
-            call("cuCtxSynchronize")
             call("cuMemFree_v2", ctypes.c_uint64(address))
             call("cuDevicePrimaryCtxRelease_v2", ordinal)
 
@@ -89,9 +89,8 @@ def write_memory(address: int, data: bytes) -> None:
     Raises:
         HostError: it cannot be written.
     """
-    with in_context():
-        call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
-        call("cuCtxSynchronize")
+    with _working() as stream:
+        call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)), stream)
 
 
 def read_memory(address: int, size_bytes: int) -> bytes:
@@ -101,6 +100,12 @@ def read_memory(address: int, size_bytes: int) -> bytes:
         HostError: it cannot be read.
     """
     data = ctypes.create_string_buffer(size_bytes)
-    with in_context():
-        call("cuMemcpyDtoH_v2", data, ctypes.c_uint64(address), ctypes.c_size_t(size_bytes))
+    with _working() as stream:
+        call("cuMemcpyDtoHAsync_v2", data, ctypes.c_uint64(address), ctypes.c_size_t(size_bytes), stream)
     return data.raw
+
+
+@contextmanager
+def _working() -> Iterator[ctypes.c_void_p]:
+    with in_context(), own_stream() as stream:
+        yield stream
