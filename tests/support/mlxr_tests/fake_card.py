@@ -130,7 +130,7 @@ class SimLauncher:
 
         pinned: dict[int, np.ndarray] = {}
 
-        def pin(size_bytes: int, *, waits: bool) -> SimpleNamespace:
+        def pin(size_bytes: int) -> SimpleNamespace:
             numbers = np.zeros(size_bytes // 4, np.uint32)
             pinned[numbers.ctypes.data] = numbers
             return SimpleNamespace(address=numbers.ctypes.data, seen=numbers.ctypes.data)
