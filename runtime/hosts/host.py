@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import Adapters, Artifact, debug_level
+from mlxr.compiler.artifact import Adapters, Artifact, Plan, debug_level
 from mlxr.compiler.errors import HostError, RankLostError
 from mlxr.runtime.arrays.likeliest import likeliest
 from mlxr.runtime.arrays.mlx_arrays import start_computing
@@ -138,7 +138,12 @@ class Host(ABC):
             WeightsError: the weights are of another model.
         """
         memory = (artifact.plan.first if cls.target is None else artifact.plan.program(cls.target)).memory
-        return Footprint(memory.weights_bytes, 0, memory.activation_bytes)
+        return Footprint(memory.weights_bytes, 0, memory.activation_bytes + cls.recorded_bytes(artifact.plan))
+
+    @classmethod
+    def recorded_bytes(cls, plan: Plan) -> int:
+        """Memory that steps have to themselves which are recorded and started again; 0: none are."""
+        return 0
 
     @classmethod
     def has_packed(cls, artifact: Artifact, file: WeightFile) -> bool:

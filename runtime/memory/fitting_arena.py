@@ -75,7 +75,7 @@ class Footprint:
         weights_bytes: weights in memory that the host allocates.
         mapped_bytes: weights that stay mapped from their file. The system counts their pages as free, because it can
             take them back at any time and read them again; a host that lacks memory for them is slow, but runs.
-        activation_bytes: activations of the largest step, and scratch of all threads.
+        activation_bytes: activations of the largest step, scratch of all threads, and what recorded steps have.
     """
 
     weights_bytes: int

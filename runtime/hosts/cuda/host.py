@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import PEERS, Artifact, Launch, Phase, layer_buffer
+from mlxr.compiler.artifact import PEERS, Artifact, Launch, Phase, Plan, layer_buffer
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_dims, phase_of, shape_of
@@ -28,6 +28,7 @@ from mlxr.runtime.hosts.cuda.handover.card_handover import CardHandover
 from mlxr.runtime.hosts.cuda.kept_weights import KeptWeights
 from mlxr.runtime.hosts.cuda.parallel.peers import Peers
 from mlxr.runtime.hosts.cuda.prefill_steps import PrefillSteps
+from mlxr.runtime.hosts.cuda.recorded_memory import recorded_bytes
 from mlxr.runtime.hosts.cuda.step_kernel import StepImages, build_steps
 from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
 from mlxr.runtime.hosts.exchange import Exchange
@@ -78,6 +79,11 @@ class CudaHost(MlxHost):
     def free_memory(cls) -> FreeMemory:
         """See `Host.free_memory`: the GPU's own memory."""
         return gpu_memory() or super().free_memory()
+
+    @classmethod
+    def recorded_bytes(cls, plan: Plan) -> int:
+        """See `Host.recorded_bytes`."""
+        return recorded_bytes(plan)
 
     @staticmethod
     def make_array(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:

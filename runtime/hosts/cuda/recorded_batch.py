@@ -21,11 +21,11 @@ from mlxr.runtime.hosts.cuda.device import architecture
 from mlxr.runtime.hosts.cuda.device_array import on_device
 from mlxr.runtime.hosts.cuda.handover.pinned_memory import PinnedMemory
 from mlxr.runtime.hosts.cuda.packed import BoundInputs
+from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS
 from mlxr.runtime.hosts.mlx.bindable import bindable_shape, of_shape
 
 PLACE, CHOOSE, FETCH, FETCH_LOGITS = "mlxr_place", "mlxr_choose", "mlxr_fetch", "mlxr_fetch_logits"
 CHOOSE_THREADS = 1024
-MOST_STEPS = 16
 _THREADS = 256
 _MOST_BLOCKS = 512
 _STATE = 8  # numbers

@@ -22,9 +22,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import ARENA_TOKEN, KernelCall, Launch, Phase
-from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES, start_computing
-from mlxr.runtime.hosts.binding import Dims, shape_of
+from mlxr.compiler.artifact import KernelCall, Launch, Phase
+from mlxr.runtime.arrays.mlx_arrays import start_computing
+from mlxr.runtime.hosts.binding import Dims
 from mlxr.runtime.hosts.cuda.address_table import address_table
 from mlxr.runtime.hosts.cuda.device_array import on_device
 from mlxr.runtime.hosts.cuda.launch_graph import FUNCTIONS, Event, GraphLaunch, LaunchGraph
@@ -36,13 +36,19 @@ from mlxr.runtime.hosts.cuda.recorded_batch import (
     RecordedBatch,
     recorded_image,
 )
+from mlxr.runtime.hosts.cuda.recorded_memory import (
+    Places,
+    is_recorded,
+    places_of_kernel,
+    places_of_launches,
+    result_bytes,
+)
 from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
 from mlxr.runtime.hosts.mlx.bindable import bindable_shape
 from mlxr.runtime.hosts.mlx.host import MlxHost
 
 _ENDS = 4
 """Events: more than launches of which the tokens have not been read."""
-_ALIGNMENT = 256  # bytes, as MLX has it
 
 Grid = tuple[int, int, int]
 Operand = str | mx.array
@@ -62,8 +68,8 @@ class _Call(NamedTuple):
 class RecordedSteps:
     """The recorded steps of a host.
 
-    Mutable state: the memory of activations, which grows with the number of sequences; batches, by their sizes,
-    as long as a step has them.
+    Mutable state: the memory of activations, once a step is recorded; batches, by their sizes, as long as a step has
+    them. How much both may be, recorded_memory.py knows.
 
     Attributes:
         host: whose launches.
@@ -81,14 +87,12 @@ class RecordedSteps:
         self._end: Event | None = None  # of the last steps whose tokens are chosen here; others may have to wait for it
         self._stream, self._steady = 0, layers
         host.arena.before_access = functools.partial(_wait_elsewhere, weakref.ref(self), host.arena.before_access)
-        self._moved_by_cpu = {weight.name for weight in host.plan.weights if weight.is_of_adapters}
-        self._memory: mx.array | None = None
         self._batches: WeakValueDictionary[tuple[int, ...], RecordedBatch] = WeakValueDictionary()
 
     @property
     def takes_some(self) -> bool:
         """Whether steps of the plan can be recorded at all."""
-        return not (self.host.plan.is_part or self._moved_by_cpu)
+        return is_recorded(self.host.plan)
 
     def takes(self, phase: Phase, dims: Dims, kernel: StepKernel | None = None) -> bool:
         """Whether a step with these dims can be recorded, by launches or by a step kernel."""
@@ -193,12 +197,16 @@ class RecordedSteps:
             self._end.wait()
             self._end = None
 
-    def memory(self, size_bytes: int) -> mx.array:
+    @functools.cached_property
+    def memory(self) -> mx.array:
         """Memory for activations and logits, which recorded steps share: they run one after the other."""
-        if self._memory is None or self._memory.nbytes < size_bytes:
-            before = 0 if self._memory is None else self._memory.nbytes  # older steps keep it
-            self._memory = on_device(mx.zeros((max(size_bytes, 2 * before) // 4 + 8,), mx.uint32))
-        return self._memory
+        return on_device(mx.zeros((-(-result_bytes(self.host.plan) // 4),), mx.uint32))
+
+    @property
+    def nbytes(self) -> int:
+        """The card's memory that it has now, without what the driver has for graphs."""
+        own = self.memory.nbytes if "memory" in vars(self) else 0
+        return own + sum(batch.memory.nbytes for batch in self._batches.values())
 
 
 class RecordedStep:
@@ -218,15 +226,15 @@ class RecordedStep:
         self.launches: Counter[str]
         if kernel is not None:
             self.launches = kernel.counts(dims)
-            own, places, size_bytes = _of_kernel(kernel, steps.layers, dims)
+            own, places = _of_kernel(kernel, steps.layers, dims)
         else:
             launches = host.launcher.running(phase, dims)
             self.launches = Counter(launch.kernel for launch in launches)
-            own, places, size_bytes = _of_launches(host, phase, launches, dims)
+            own, (places, _) = _of_launches(host, launches, dims), places_of_launches(phase)
         logits = phase.outputs[0]
         operands = (logits, batch.numbers, "batch", "chosen")
         choose = _Call(CHOOSE, recorded_image(), (dims["rows"], 1, 1), CHOOSE_THREADS, operands)
-        self._memory = steps.memory(size_bytes)
+        self._memory = steps.memory
         self._calls = [*own, choose]
         self._kept = _arrays_of(self._calls, host.fixed) | {"memory": self._memory, "batch": batch.memory}
         addresses = np.array(address_table(list(self._kept.values()))).tolist()
@@ -357,53 +365,27 @@ def _wait_elsewhere(steps: "weakref.ref[RecordedSteps]", before: Callable[[], No
         own.wait_elsewhere()
 
 
-def _of_kernel(kernel: StepKernel, layers: mx.array, dims: Dims) -> tuple[list[_Call], dict[str, int], int]:
-    """The call of a step kernel; where its results lie in memory; and how much that is."""
+def _of_kernel(kernel: StepKernel, layers: mx.array, dims: Dims) -> tuple[list[_Call], Places]:
+    """The call of a step kernel, and where its results lie in memory."""
     entry = kernel.entry
-    logits, token, scratch = entry.outputs
-    sizes = {"turn": 32, "turn_out": 32, token: 32, scratch: entry.scratch_bytes}
-    sizes[logits] = 4 * dims["rows"] * kernel.width
-    places, end = dict[str, int](), 0
-    for name, size in sizes.items():
-        places[name] = end
-        end += -(-max(size, 32) // _ALIGNMENT) * _ALIGNMENT
-    places[ARENA_TOKEN] = places[token]
+    places, _ = places_of_kernel(entry, kernel.width, dims["rows"])
     operands = [*kernel.inputs(layers, dims), "turn", *entry.outputs, "turn_out"]
     call = _Call(entry.name, kernel.image, (kernel.blocks, 1, 1), entry.threads, operands, entry.pool_bytes)
-    return [call], places, end
+    return [call], places
 
 
-def _of_launches(
-    host: MlxHost, phase: Phase, launches: Sequence[Launch], dims: Dims
-) -> tuple[list[_Call], dict[str, int], int]:
-    """The calls of launches; where each result lies in memory, as long as anybody reads it; and how much that is."""
+def _of_launches(host: MlxHost, launches: Sequence[Launch], dims: Dims) -> list[_Call]:
+    """The calls of launches."""
     entries = {entry.name: entry for entry in host.program.kernels}
-    shapes = {buffer.name: buffer.shape for buffer in phase.buffers}
-    last = {name: i for i, launch in enumerate(launches) for name in (*launch.inputs, *launch.outputs)}
-    last |= dict.fromkeys(phase.outputs, len(launches))
-    places: dict[str, int] = {ARENA_TOKEN: 0}
-    live = [(0, 32, len(launches))]  # first byte, end, the launch after which it is free
     calls = list[_Call]()
-    end = 0
-    for i, launch in enumerate(launches):
-        entry = entries[launch.kernel]
-        live = [part for part in live if part[2] >= i]
-        for name, port in zip(launch.outputs, entry.outputs, strict=True):
-            shape = bindable_shape(shape_of(shapes[name], dims)) if name in shapes else (8,)
-            size, first = prod(shape) * MLX_DTYPES[str(port.dtype)].size, 0
-            for begin, after, _ in sorted(live):
-                if begin >= first + size:
-                    break
-                first = max(first, -(-after // _ALIGNMENT) * _ALIGNMENT)
-            places[name] = first
-            live.append((first, first + size, last[name]))
-            end = max(end, first + size)
+    for launch in launches:
         kernel = host.launcher.kernel(launch.kernel)
         assert isinstance(kernel, functools.partial), "host cuda's kernels are images"
         image, pool = kernel.keywords["compiled_source"], kernel.keywords["shared_memory"]
         operands = (*launch.inputs, *launch.outputs)
-        calls.append(_Call(launch.kernel, image, launch.kernel_call.grid(dims), entry.threads, operands, pool))
-    return calls, places, end
+        threads = entries[launch.kernel].threads
+        calls.append(_Call(launch.kernel, image, launch.kernel_call.grid(dims), threads, operands, pool))
+    return calls
 
 
 def _arrays_of(calls: Sequence[_Call], fixed: Mapping[str, mx.array]) -> dict[str, mx.array]:

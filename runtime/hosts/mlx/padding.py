@@ -49,10 +49,15 @@ def table_columns(batch: Batch, most: int) -> int:
 
     They grow with the longest sequence and not with the model's context, because they are uploaded.
     """
-    columns = _COLUMNS
-    while columns < batch.block_tables.shape[1]:
-        columns *= 4
-    return min(columns, most)
+    return next(columns for columns in all_table_columns(most) if columns >= min(batch.block_tables.shape[1], most))
+
+
+def all_table_columns(most: int) -> list[int]:
+    """What `table_columns` may give, for tables of so many columns at most."""
+    columns = [_COLUMNS]
+    while columns[-1] < most:
+        columns.append(4 * columns[-1])
+    return [*columns[:-1], most]
 
 
 def state_columns(batch: Batch, most: int) -> int | None:

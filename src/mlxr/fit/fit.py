@@ -56,7 +56,7 @@ class Fit:
     Attributes:
         weights_bytes: weights, those that stay mapped from their file included.
         mapped_bytes: those of them that stay mapped.
-        activation_bytes: activations of the largest step, and scratch of all threads.
+        activation_bytes: activations of the largest step, scratch of all threads, and what recorded steps have.
         arena_bytes: the cache of one sequence of `context` tokens.
         context: tokens.
         own_context: the longest that the model has.
@@ -193,8 +193,9 @@ def _plan(found: FoundModel, machine: Machine) -> _Planned:
     weights = found.options.weights or own
     target = machine.host.target_among(artifact.plan.targets)
     if weights is None:
-        memory = artifact.plan.program(target).memory
-        return _Planned(artifact, target, None, Footprint(memory.weights_bytes, 0, memory.activation_bytes))
+        memory, host = artifact.plan.program(target).memory, machine.host.load()
+        working = memory.activation_bytes + host.recorded_bytes(artifact.plan)
+        return _Planned(artifact, target, None, Footprint(memory.weights_bytes, 0, working))
     path = Path(weights)
     head = head_of(artifact, path, found.options, lambda: machine.chip)
     host = machine.host.load()

@@ -20,6 +20,7 @@ from mlxr.runtime.hosts.cuda import decode_steps, mlx_stream, recorded_step, tra
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, MOST_STEPS, PLACE
+from mlxr.runtime.hosts.sim.host import SimHost
 from mlxr_tests.fake_card import SimLauncher, use_card
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.specs import compiled, floats, small_spec
@@ -168,6 +169,33 @@ def test_recorded_steps_that_are_used_stay(monkeypatch: pytest.MonkeyPatch) -> N
         assert host.likeliest_of_steps(Batch.build(requests, pager, host.plan.query_tile)) is not None
         starts = [start + (i < count) for i, start in enumerate(starts)]
     assert made == [1, 2, 3]
+
+
+@pytest.mark.skipif(has_cuda(), reason="here the real one runs")
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("as_one", [True, False])
+def test_their_memory_is_planned(monkeypatch: pytest.MonkeyPatch, as_one: bool) -> None:
+    """What steps of each number of sequences take, before the model is loaded."""
+    geometry = Geometry.of(step_threads=512, step_sequences=3) if as_one else None
+    artifact = compiled(small_spec(cache={"mode": "paged", "block_size": 4, "max_sequences": 3}), geometry)
+    card = SimLauncher(artifact)
+    use_card(monkeypatch, artifact, card)
+    card.record(monkeypatch)
+    monkeypatch.setattr(recorded_step.RecordedStep, "start", lambda *_, **__: None)
+    host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+    pager, recorded = Pager.from_geometry(artifact.plan.arena), host._decodes._recorded
+    ids = [pager.add_sequence() for _ in range(3)]
+    assert not recorded.nbytes, "nothing is allocated before a step is recorded"
+    for count in (1, 2, 3):
+        requests = DecodeRequests(ids[:count], [5] * count, [0] * count)
+        host.likeliest_of_steps(Batch.build(requests, pager, host.plan.query_tile))
+        for seq_id in ids[:count]:
+            pager.truncate(seq_id, 0)
+    planned = CudaHost.recorded_bytes(artifact.plan)
+    assert 0.7 * planned < recorded.nbytes <= planned
+    alone = artifact.plan.first.memory.activation_bytes
+    assert CudaHost.footprint(artifact, None).activation_bytes == alone + planned  # type: ignore[arg-type]  # not read
+    assert SimHost.footprint(artifact, None).activation_bytes == alone  # type: ignore[arg-type]  # likewise
 
 
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")
