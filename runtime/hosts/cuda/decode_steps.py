@@ -21,7 +21,7 @@ from mlxr.runtime.hosts.binding import Dims
 from mlxr.runtime.hosts.cuda.mlx_stream import why_unknown
 from mlxr.runtime.hosts.cuda.packed import BoundInputs, DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.parallel.peers import Peers
-from mlxr.runtime.hosts.cuda.recorded_batch import MOST_STEPS
+from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS
 from mlxr.runtime.hosts.cuda.recorded_step import RecordedStep, RecordedSteps
 from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
 from mlxr.runtime.hosts.cuda.step_kernels import StepKernels

@@ -19,7 +19,8 @@ from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests
 from mlxr.runtime.hosts.cuda import decode_steps, mlx_stream, recorded_step, traces
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.host import CudaHost
-from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, MOST_STEPS, PLACE
+from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, PLACE
+from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS
 from mlxr.runtime.hosts.sim.host import SimHost
 from mlxr_tests.fake_card import SimLauncher, use_card
 from mlxr_tests.format_planes import random_buffers
