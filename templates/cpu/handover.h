@@ -40,7 +40,8 @@ static int mlxr_has_given(const struct mlxr_links *l) {
 }
 
 // Waits until the card has given something. Returns 0 if nobody waits any more, or after a time.
-static int mlxr_await_card(const struct mlxr_links *l, int64_t idle_ns) {
+static int mlxr_await_card(const mlxr_worker *w, const struct mlxr_links *l, int64_t idle_ns) {
+    int *crowded = &w->model->pool->members[w->tid].crowded;
     int64_t start = 0;
     for (int turn = 1;; ++turn) {
         if (mlxr_has_given(l)) return 1;
@@ -53,8 +54,13 @@ static int mlxr_await_card(const struct mlxr_links *l, int64_t idle_ns) {
         const int64_t waited = now - start;
         if (waited > idle_ns || (stop && waited > MLXR_CARD_IDLE_NS)) return 0;
         const long nap = waited > MLXR_CARD_IDLE_NS ? MLXR_CARD_LONG_NAP_NS : MLXR_CARD_NAP_NS;
-        if (waited > MLXR_CARD_YIELD_NS) nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
-        else if (waited > MLXR_SPIN_NS) sched_yield();
+        if (waited <= MLXR_SPIN_NS) continue;
+        if (waited <= MLXR_CARD_YIELD_NS && *crowded <= 0) {
+            mlxr_yield(crowded);
+            continue;
+        }
+        if (*crowded > 0) --*crowded;
+        nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
     }
 }
 
@@ -70,7 +76,7 @@ static void mlxr_share_lines(const mlxr_worker *w, size_t n, size_t *first, size
 static void mlxr_take_routed(mlxr_worker *w, const mlxr_batch *b, float *x, int32_t *experts, float *weights, int width,
                              int top_k) {
     struct mlxr_links *l = b->links;
-    const int here = mlxr_await_card(l, MLXR_CARD_LEFT_NS) && l->turns->place == l->place;
+    const int here = mlxr_await_card(w, l, MLXR_CARD_LEFT_NS) && l->turns->place == l->place;
     if (w->tid == 0) l->goes_on = here;
     size_t first, last;
     mlxr_share_lines(w, (size_t)b->tokens * (size_t)width, &first, &last);

@@ -7,7 +7,8 @@
 // ahead may already announce the next barrier.
 //
 // A waiting thread spins briefly, then yields between looks, and then sleeps, so that more threads than CPUs (or other
-// programs) slow a step down and never stop it.
+// programs) slow a step down and never stop it. Where a yield shows that another program wants this CPU, the thread sleeps
+// at once for a while: who yields waits for a whole slice of the other's, and who was asleep is let in when it is woken.
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
@@ -30,6 +31,9 @@
 // shares of a kernel are seldom so uneven, and between steps the caller needs some tens of microseconds to sample.
 #define MLXR_YIELD_NS 200000
 #define MLXR_POLLS_PER_CLOCK 32
+// A yield that takes this long let another program run. After one, so many waits sleep and do not yield.
+#define MLXR_TAKEN_NS 100000
+#define MLXR_CROWDED_WAITS 500
 #define MLXR_STACK_BYTES (2 << 20)
 
 // A number that one thread raises and others wait for. Alone on its lines: CPUs fetch them in pairs.
@@ -45,6 +49,7 @@ typedef struct {
 // A thread's own count of barriers, and where it is told of the others, by round.
 typedef struct {
     _Alignas(128) uint32_t barriers;
+    int crowded;  // for how many waits more it does not yield
     mlxr_word *told;
 } mlxr_member;
 
@@ -134,7 +139,14 @@ static inline void mlxr_raise(mlxr_word *word, uint32_t value) {
     if (atomic_load(&word->sleepers)) mlxr_wake(word);
 }
 
-static inline void mlxr_await(mlxr_word *word, uint32_t value) {
+// Lets others run on this CPU.
+static inline void mlxr_yield(int *crowded) {
+    const int64_t start = mlxr_now_ns();
+    sched_yield();
+    if (mlxr_now_ns() - start > MLXR_TAKEN_NS) *crowded = MLXR_CROWDED_WAITS;
+}
+
+static inline void mlxr_await(mlxr_word *word, uint32_t value, int *crowded) {
     int64_t start = 0;
     for (int64_t waited = 0; waited < MLXR_YIELD_NS;) {
         for (int i = 0; i < MLXR_POLLS_PER_CLOCK; ++i) {
@@ -144,8 +156,11 @@ static inline void mlxr_await(mlxr_word *word, uint32_t value) {
         int64_t now = mlxr_now_ns();
         if (start == 0) start = now;
         waited = now - start;
-        if (waited > MLXR_SPIN_NS) sched_yield();
+        if (waited <= MLXR_SPIN_NS) continue;
+        if (*crowded > 0) break;
+        mlxr_yield(crowded);
     }
+    if (*crowded > 0) --*crowded;
     mlxr_sleep(word, value);
 }
 
@@ -158,7 +173,7 @@ static __attribute__((noinline, unused)) void mlxr_barrier(mlxr_worker *w) {
         next = w->tid + (1 << round);
         if (next >= pool->threads) next -= pool->threads;
         mlxr_raise(&pool->members[next].told[round], number);
-        mlxr_await(&member->told[round], number);
+        mlxr_await(&member->told[round], number, &member->crowded);
     }
 }
 
@@ -166,7 +181,7 @@ static void *mlxr_pool_thread(void *argument) {
     mlxr_worker *w = argument;
     struct mlxr_pool *pool = w->model->pool;
     for (uint32_t number = 1;; ++number) {
-        mlxr_await(&pool->step, number);
+        mlxr_await(&pool->step, number, &pool->members[w->tid].crowded);
         if (pool->stop) return NULL;
         pool->program(w, pool->batch);
         mlxr_barrier(w);

@@ -2,7 +2,7 @@
 //
 // Threads write to plain memory and read each other's after a barrier, so that a wrong count, or a thread sanitizer,
 // shows a barrier that lets somebody through. PAUSE_US: between steps, and now and then within one, long enough for
-// others to fall asleep.
+// others to fall asleep. With -Dsched_yield=slow_yield, a yield takes as long as on a crowded CPU: a thread does it once.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -14,6 +14,15 @@
 static int barriers, pause_us;
 static int64_t places[256];  // of each thread, not atomic
 static int wrong[256];
+
+#ifdef sched_yield
+static _Atomic int yields;
+
+int slow_yield(void) {
+    ++yields;
+    return usleep(2 * MLXR_TAKEN_NS / 1000);
+}
+#endif
 
 static void program(mlxr_worker *w, const mlxr_batch *b) {
     for (int i = 0; i < barriers; ++i) {
@@ -48,6 +57,9 @@ int main(int argc, char **argv) {
         free(m.workers);
     }
     for (int t = 0; t < threads; ++t) failed += wrong[t];
+#ifdef sched_yield
+    failed += yields > threads * models;
+#endif
     printf("%d\n", failed);
     return failed != 0;
 }

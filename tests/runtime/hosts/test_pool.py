@@ -71,6 +71,10 @@ def test_more_threads_than_cpus_and_two_processes_at_once(wait: str) -> None:
         finish(process)
 
 
+def test_a_thread_that_found_its_cpu_crowded_sleeps_and_does_not_yield() -> None:
+    finish(drive([driver("-O3", "-Dsched_yield=slow_yield")], 2, 6, 20, 1, 1500))
+
+
 def test_many_models_come_and_go() -> None:
     finish(drive([driver("-O3")], 3, 1, 1, 300, 0))
     finish(drive([driver("-O3")], 4, 1, 0, 100, 0))
