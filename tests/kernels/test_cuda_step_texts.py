@@ -45,7 +45,7 @@ def cuda_text(
     return with_prelude(text_of(artifact, StepKernelSizes(threads, blocks=blocks, prefetch=prefetch), counts).text)
 
 
-@pytest.mark.parametrize("name", ["addresses", "recorded"])
+@pytest.mark.parametrize("name", ["addresses", "recorded", "beside_products"])
 def test_what_stands_around_a_step_compiles(name: str) -> None:
     text = files("mlxr.templates").joinpath(f"hosts/{name}_on_cuda.cuh").read_text("utf-8")
     nvrtc.compile_cubin(name, text, FLAGS)

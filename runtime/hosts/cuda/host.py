@@ -146,7 +146,7 @@ class CudaHost(MlxHost):
 
     def _tell_notes(self) -> None:
         others = filter(None, (self._peers.note, self._kept.note))
-        self.notes = (*self._step_kernels.notes, *others, *self._decodes.notes)
+        self.notes = (*self._step_kernels.notes, *others, *self._decodes.notes, *self._prefills.notes)
 
     def decode(self, batch: Batch) -> Callable[[npt.NDArray[np.int32] | mx.array], Logits]:
         """See `Host.decode`: arrays, launches and traces are found once for all steps."""
@@ -189,12 +189,17 @@ class CudaHost(MlxHost):
             ids = others[_TOKENS] if others else mx.array(arrays.pop(_TOKENS))
             slots = {name: array[None] for name, array in arrays.items() if name.partition(".")[0] == "slots"}
             return self._decodes.bind(phase, dims, arrays, slots, 1, tops)(ids)
-        return self.results_of(phase, dims, self._prefills.run(phase, dims, arrays, others, tops, traces=self._traces))
+        return self._prefills.run(phase, dims, arrays, others, tops, traces=self._traces)
 
     @property
     def recorded_steps(self) -> int:
         """How many decode steps were recorded ones; the others were launched by MLX."""
         return self._decodes.num_recorded
+
+    @property
+    def recorded_prompts(self) -> int:
+        """How many steps of prompts were recorded ones."""
+        return self._prefills.num_recorded
 
     def copy_to_read(self, result: mx.array) -> mx.array:
         """See `Host.copy_to_read`. Reading moves an array to managed memory, where the next step takes a page fault.
@@ -216,6 +221,7 @@ class CudaHost(MlxHost):
         """See `MlxHost.recover`."""
         super().recover()
         self._decodes.forget()
+        self._prefills.forget()
 
     def run_launches(
         self, phase: Phase, launches: Sequence[Launch], dims: Dims, inputs: Arrays, tops: int = 0
@@ -224,10 +230,11 @@ class CudaHost(MlxHost):
         self._peers.begin()
         return super().run_launches(phase, [la for la in launches if not self._kept.has(la)], dims, inputs, tops)
 
-    def _launches_of(self, phase: Phase, dims: Dims) -> list[Launch]:
-        """The launches of a step, once what is kept has been unpacked."""
+    def _launches_of(self, phase: Phase, dims: Dims, launches: Sequence[Launch] | None) -> list[Launch]:
+        """The launches of a step, or those of some that are needed, once what is kept has been unpacked."""
         self._keep_unpacked(phase, dims)
-        return [launch for launch in self.launcher.running(phase, dims) if not self._kept.has(launch)]
+        launches = self.launcher.running(phase, dims) if launches is None else launches
+        return [launch for launch in launches if not self._kept.has(launch)]
 
     def _keep_unpacked(self, phase: Phase, dims: Dims) -> None:
         """Unpacks and keeps the weights that the step needs unpacked, as far as there is memory to spare."""

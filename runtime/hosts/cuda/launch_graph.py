@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.cuda.driver import MOST_SHARED_BYTES, call, in_context
+from mlxr.runtime.hosts.cuda.matrix_library import ProductLaunch, matrix_library
 
 _pointer = ctypes.c_void_p
 _SLEEPING_WITHOUT_TIME = 3  # CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING
+_NON_BLOCKING, _RELAXED = 1, 2  # CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED
 _lost: list[Any] = []  # what may still be read, since nobody could wait for the end
 
 
@@ -93,7 +95,7 @@ class GraphLaunch(NamedTuple):
         function: the kernel.
         grid: its threadgroups.
         threads: of a threadgroup.
-        addresses: its arguments, all of which are pointers.
+        addresses: its arguments, of 8 bytes each: pointers and whole numbers.
         pool: shared memory that it asks for.
     """
 
@@ -117,7 +119,7 @@ class _Node(ctypes.Structure):
 class LaunchGraph:
     """Launches, each of which begins when the one before has ended."""
 
-    def __init__(self, launches: Sequence[GraphLaunch], kept: list[Any]) -> None:
+    def __init__(self, launches: Sequence[GraphLaunch | ProductLaunch], kept: list[Any]) -> None:
         """Records them.
 
         Args:
@@ -129,14 +131,12 @@ class LaunchGraph:
         """
         graph, self._ready, self._ends = _pointer(), _pointer(), list[Event]()
         with in_context():
-            call("cuGraphCreate", ctypes.byref(graph), 0)
             try:
-                node: _pointer | None = None
-                for launch in launches:
-                    node = _add(graph, launch, node)
+                _make(graph, launches)
                 call("cuGraphInstantiateWithFlags", ctypes.byref(self._ready), graph, ctypes.c_ulonglong(0))
             finally:
-                call("cuGraphDestroy", graph)
+                if graph:
+                    call("cuGraphDestroy", graph)
         weakref.finalize(self, _destroy, self._ready, kept, self._ends).atexit = False
 
     def launch(self, stream: int, end: Event) -> None:
@@ -153,10 +153,47 @@ class LaunchGraph:
         call("cuGraphLaunch", self._ready, _pointer(stream))
 
 
-def _add(graph: _pointer, launch: GraphLaunch, before: _pointer | None) -> _pointer:
+def _make(graph: _pointer, launches: Sequence[GraphLaunch | ProductLaunch]) -> None:
+    """Makes a graph: of kernels alone node by node, else of what a stream is given."""
+    kernels = [launch for launch in launches if isinstance(launch, GraphLaunch)]
+    if len(kernels) < len(launches):
+        _capture(graph, launches)
+        return
+    call("cuGraphCreate", ctypes.byref(graph), 0)
+    node: _pointer | None = None
+    for launch in kernels:
+        node = _add(graph, launch, node)
+
+
+def _capture(graph: _pointer, launches: Sequence[GraphLaunch | ProductLaunch]) -> None:
+    """Makes a graph of what a stream of its own is given."""
+    library, stream = matrix_library(), _pointer()
+    call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+    try:
+        call("cuStreamBeginCapture_v2", stream, _RELAXED)
+        try:
+            for launch in launches:
+                if isinstance(launch, ProductLaunch):
+                    library.multiply(launch, stream)
+                    continue
+                _values, places = _arguments(launch)
+                sizes = (*launch.grid, launch.threads, 1, 1, launch.pool)
+                call("cuLaunchKernel", _pointer(launch.function), *sizes, stream, places, None)
+        finally:
+            call("cuStreamEndCapture", stream, ctypes.byref(graph))
+    finally:
+        call("cuStreamDestroy_v2", stream)
+
+
+def _arguments(launch: GraphLaunch) -> tuple[Any, Any]:
+    """A launch's arguments, and where each of them is."""
     values = (ctypes.c_uint64 * len(launch.addresses))(*launch.addresses)
     first = ctypes.addressof(values)
-    places = (_pointer * len(values))(*range(first, first + 8 * len(values), 8))
+    return values, (_pointer * len(values))(*range(first, first + 8 * len(values), 8))
+
+
+def _add(graph: _pointer, launch: GraphLaunch, before: _pointer | None) -> _pointer:
+    _values, places = _arguments(launch)
     sizes = (*launch.grid, launch.threads, 1, 1, launch.pool)
     node = _Node(launch.function, *sizes, ctypes.addressof(places), None, None, None)
     added, after = _pointer(), (_pointer * 1)(before) if before is not None else None

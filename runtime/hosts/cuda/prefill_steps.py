@@ -1,7 +1,8 @@
-"""Steps of prompts, in parts, so that the GPU starts with the first layers while the CPU works on the others.
+"""Steps of prompts: recorded, or launched by MLX.
 
-Padded steps have few sizes (see runtime/hosts/mlx/padding.py), all of which are traced at load. The first step of
-another size is not traced: it may be the only one.
+MLX launches them in parts, so that the GPU starts with the first layers while the CPU works on the others. Padded steps
+have few sizes (see runtime/hosts/mlx/padding.py), all of which are recorded or traced at load. The first step of
+another size is neither: it may be the only one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +13,11 @@ import mlx.core as mx
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import ARENA_TOKEN, Launch, Phase
+from mlxr.compiler.errors import HostError
 from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.hosts.binding import Dims
 from mlxr.runtime.hosts.cuda.packed import Packed
+from mlxr.runtime.hosts.cuda.recorded_prompts import RecordedPrompt, RecordedPrompts
 from mlxr.runtime.hosts.cuda.traces import Key, RecentTraces, Trace, traced, untraced
 from mlxr.runtime.hosts.mlx.host import MlxHost, sent_by
 from mlxr.runtime.hosts.mlx.launcher import Arrays
@@ -26,17 +29,28 @@ _PARTS_AHEAD = 6
 
 
 class PrefillSteps:
-    """The steps of prompts that a host has run."""
+    """The steps of prompts that a host has run.
 
-    def __init__(self, host: MlxHost, launches_of: Callable[[Phase, Dims], Sequence[Launch]]) -> None:
+    Attributes:
+        num_recorded: how many of them were recorded steps.
+        notes: messages for people: that steps are not recorded, and why.
+    """
+
+    def __init__(
+        self, host: MlxHost, launches_of: Callable[[Phase, Dims, Sequence[Launch] | None], Sequence[Launch]]
+    ) -> None:
         """Traces nothing yet.
 
         Args:
             host: launches, and counts launches.
-            launches_of: those that a step needs; called before it is traced.
+            launches_of: those that a step needs, of all or of some; called before it is recorded or traced.
         """
         self._host, self._launches_of = host, launches_of
+        self._recorded = RecordedPrompts(host)
         self._recent: RecentTraces[list[Trace] | None] = RecentTraces()
+        self._recent_recorded: RecentTraces[RecordedPrompt | None] = RecentTraces()
+        self.num_recorded = 0
+        self.notes: tuple[str, ...] = ()
         self._context_matters = any(
             "context" in buffer.shape
             for phase in host.program.phases
@@ -53,7 +67,7 @@ class PrefillSteps:
         tops: int,
         *,
         traces: bool = True,
-    ) -> Arrays:
+    ) -> tuple[mx.array, mx.array]:
         """Launches a step.
 
         Args:
@@ -62,14 +76,17 @@ class PrefillSteps:
             arrays: what the step reads of the batch.
             others: the same that is on the GPU already.
             tops: how many of the greatest logits are exchanged; 0: all.
-            traces: whether it may be traced.
+            traces: whether it may be recorded or traced.
 
         Returns:
-            All arrays that later parts or the caller read.
+            See `MlxHost.launch_step`.
         """
         packed, host = Packed.of(arrays), self._host
-        uploaded = packed.upload()
         places = (*(place.start for place in packed.places.values()), len(packed.numbers))
+        if traces and not others and (step := self._recorded_step(phase, dims, packed, places)) is not None:
+            self.num_recorded += 1
+            return step.run(packed)
+        uploaded = packed.upload()
         parts = self._parts_of(phase, dims, tops, (*places, len(others)), traces=traces)
         available: Arrays = {**others, **packed.unpack(uploaded), ARENA_TOKEN: host.arena.token}
         started: list[mx.array] = []
@@ -83,7 +100,30 @@ class PrefillSteps:
                 if new := [available[name] for name in available.keys() - before.keys()]:
                     started.append(min(new, key=lambda array: array.nbytes))
                 host.launches.update(part.launches)
-        return available
+        return host.results_of(phase, dims, available)
+
+    def forget(self) -> None:
+        """Forgets what the last step left on the GPU, which may have failed."""
+        self._recorded.forget()
+
+    def _recorded_step(self, phase: Phase, dims: Dims, packed: Packed, places: Key) -> RecordedPrompt | None:
+        """The recording of a step, if there is one, or if it is worth one."""
+        found = self._recorded.launches(phase, dims) if not self.notes else None
+        if found is None:
+            return None
+        sizes = [size for name, size in dims.items() if name != "context" or found.depend_on_context]
+        key = (phase.name, *sizes, *self._host.launcher.choice(phase, dims), *places)
+        step = self._recent_recorded.get(key)
+        if step is None and (key in self._recent_recorded or self._has_few_sizes(dims)):
+            try:
+                launches = self._launches_of(phase, dims, found.launches)
+                step = self._recorded.record(phase, launches, dims, packed)
+            except (HostError, RuntimeError, ValueError) as error:
+                self.notes = (f"prompts are launched by MLX and not recorded, slower: {error}",)
+                self._host.notes += self.notes
+                return None
+        self._recent_recorded.keep(key, step)
+        return step
 
     def _parts_of(self, phase: Phase, dims: Dims, tops: int, places: Key, *, traces: bool) -> list[Trace]:
         key = (*self._key(phase, dims), tops, *places)
@@ -106,7 +146,7 @@ class PrefillSteps:
 
     def _cut(self, phase: Phase, dims: Dims, tops: int, *, traces: bool) -> list[Trace]:
         """The step in parts, each a function of all arrays that its launches and those of later parts read."""
-        launches = self._launches_of(phase, dims)
+        launches = self._launches_of(phase, dims, None)
         cuts = [*range(0, len(launches), _PART), len(launches)]
         parts, needed = [], {*phase.outputs, *sent_by(phase)}
         if len(phase.outputs) == 1:  # a model that caches nothing passes no token on: the arena keeps its own

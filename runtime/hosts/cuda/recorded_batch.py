@@ -115,11 +115,22 @@ class RecordedBatch:
 
     def fetch_logits(self, logits: mx.array, token: mx.array) -> tuple[mx.array, mx.array]:
         """A step's logits, [rows, width] f32, given the arena's token before it; and the token after it. Lazy."""
-        shape = (self._rows, self.width)
-        outputs = [(bindable_shape(shape), mx.float32), ((8,), mx.uint32)]
-        blocks = min(_MOST_BLOCKS, -(-self._rows * self.width // _THREADS))
-        out, last = _launch(FETCH_LOGITS, [logits, self.numbers, token], outputs, blocks)
-        return of_shape(out, shape), last
+        return fetch_logits(logits, self.numbers, token, (self._rows, self.width))
+
+
+def fetch_logits(
+    logits: mx.array, numbers: mx.array, token: mx.array, shape: tuple[int, int]
+) -> tuple[mx.array, mx.array]:
+    """See `RecordedBatch.fetch_logits`; `numbers` is that of `numbers_of_logits` or of a batch."""
+    outputs = [(bindable_shape(shape), mx.float32), ((8,), mx.uint32)]
+    blocks = max(1, min(_MOST_BLOCKS, -(-shape[0] * shape[1] // _THREADS)))
+    out, last = _launch(FETCH_LOGITS, [logits, numbers, token], outputs, blocks)
+    return of_shape(out, shape), last
+
+
+def numbers_of_logits(rows: int, width: int) -> mx.array:
+    """What `fetch_logits` needs to know, where there is no batch for decode steps."""
+    return _numbers([rows, *[0] * 6, width, MOST_STEPS, rows * width])
 
 
 @functools.cache

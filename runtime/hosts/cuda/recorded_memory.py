@@ -1,12 +1,16 @@
 """The card's memory that recorded steps have to themselves: known before a model is loaded, so that the arena fits.
 
-Results of launches lie where the plan places the activations of a decode step; MLX has others for what it launches.
+Results of launches lie where the plan places the activations of a phase; MLX has others for what it launches. Steps of
+prompts have their numbers before these, and behind them what matrix products need beside buffers.
 """
 
 from heapq import nlargest
 
-from mlxr.compiler.artifact import ARENA_TOKEN, Phase, Plan, StepKernelEntry
+from mlxr.compiler.artifact import ARENA_TOKEN, MatmulCall, Phase, Plan, StepKernelEntry
+from mlxr.runtime.hosts.cuda.matrix_library import WORKSPACE_BYTES
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs
+from mlxr.runtime.hosts.cuda.recorded_calls import NORMED, SUMS, WORKSPACE
+from mlxr.runtime.hosts.cuda.recorded_products import beside_bytes
 from mlxr.runtime.hosts.cuda.traces import MOST
 from mlxr.runtime.hosts.mlx.padding import all_table_columns
 
@@ -17,6 +21,7 @@ _TOKEN_BYTES = 32
 _SMALL_ARRAYS = 6
 """Arrays of about a number a sequence that do not move: where queries begin, rows of logits, tables of states, ..."""
 _PADDING = 8
+_BY_TOKEN = ("positions", "slots", "token_types", "adapter_ids")
 
 Places = dict[str, int]
 """The first byte of each result, by the plan's names."""
@@ -73,6 +78,34 @@ def batch_bytes(plan: Plan) -> int:
     return 4 * sum(nlargest(MOST, (numbers(rows, width) for rows in counts for width in columns)))
 
 
+def prompt_numbers(plan: Plan) -> int:
+    """The most numbers that a step of prompts reads of its batch."""
+    launches = plan.program("metal").phase("prefill").launches
+    read = [name.partition(".")[0] for name in {name for launch in launches for name in launch.inputs}]
+    by_token = 1 + sum(name in _BY_TOKEN for name in read)
+    seqs, widest = plan.arena.max_sequences, plan.arena.max_blocks_per_sequence
+    tables = read.count("block_tables") * widest + (plan.arena.state_columns or 0) + _SMALL_ARRAYS
+    tiles = -(-plan.max_tokens // plan.query_tile) + seqs
+    return by_token * (plan.max_tokens + _PADDING) + 2 * tiles + (seqs + _PADDING) * tables
+
+
+def places_of_prompt(plan: Plan) -> tuple[Places, int]:
+    """Where the results of a recorded step of prompts lie, for batches of any size, and how much memory that is."""
+    phase = plan.program("metal").phase("prefill")
+    begin = _aligned(4 * prompt_numbers(plan))
+    places, end = places_of_launches(phase)
+    multiplies = any(isinstance(launch.body, MatmulCall) for launch in phase.launches)
+    sizes = (*beside_bytes(phase, plan.max_tokens), WORKSPACE_BYTES if multiplies else 0)
+    for name, size in zip((NORMED, SUMS, WORKSPACE), sizes, strict=True):
+        places[name] = _aligned(end)
+        end = places[name] + size
+    return {name: begin + place for name, place in places.items()}, begin + end
+
+
 def recorded_bytes(plan: Plan) -> int:
     """All of it, at most; 0: no step of the plan is recorded."""
-    return result_bytes(plan) + batch_bytes(plan) if is_recorded(plan) else 0
+    return result_bytes(plan) + batch_bytes(plan) + places_of_prompt(plan)[1] if is_recorded(plan) else 0
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

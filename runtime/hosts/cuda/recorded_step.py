@@ -13,21 +13,20 @@ launches, with adapters (the CPU writes those), and of parts of models.
 import functools
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import KernelCall, Launch, Phase
+from mlxr.compiler.artifact import KernelCall, Phase
 from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.hosts.binding import Dims
 from mlxr.runtime.hosts.cuda.address_table import address_table
 from mlxr.runtime.hosts.cuda.device_array import on_device
-from mlxr.runtime.hosts.cuda.launch_graph import FUNCTIONS, Event, GraphLaunch, LaunchGraph
+from mlxr.runtime.hosts.cuda.launch_graph import Event, LaunchGraph
 from mlxr.runtime.hosts.cuda.mlx_stream import mlx_stream
 from mlxr.runtime.hosts.cuda.packed import BoundInputs
 from mlxr.runtime.hosts.cuda.recorded_batch import (
@@ -36,6 +35,7 @@ from mlxr.runtime.hosts.cuda.recorded_batch import (
     RecordedBatch,
     recorded_image,
 )
+from mlxr.runtime.hosts.cuda.recorded_calls import Call, ProductCall, arrays_of
 from mlxr.runtime.hosts.cuda.recorded_memory import (
     Places,
     is_recorded,
@@ -43,27 +43,13 @@ from mlxr.runtime.hosts.cuda.recorded_memory import (
     places_of_launches,
     result_bytes,
 )
+from mlxr.runtime.hosts.cuda.recording import recording_of
 from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
 from mlxr.runtime.hosts.mlx.bindable import bindable_shape
 from mlxr.runtime.hosts.mlx.host import MlxHost
 
 _ENDS = 4
 """Events: more than launches of which the tokens have not been read."""
-
-Grid = tuple[int, int, int]
-Operand = str | mx.array
-
-
-class _Call(NamedTuple):
-    """A launch, before its operands have addresses."""
-
-    name: str
-    image: bytes
-    grid: Grid
-    threads: int
-    operands: Sequence[Operand]
-    pool: int = 0
-
 
 class RecordedSteps:
     """The recorded steps of a host.
@@ -228,15 +214,14 @@ class RecordedStep:
             self.launches = kernel.counts(dims)
             own, places = _of_kernel(kernel, steps.layers, dims)
         else:
-            launches = host.launcher.running(phase, dims)
-            self.launches = Counter(launch.kernel for launch in launches)
-            own, (places, _) = _of_launches(host, launches, dims), places_of_launches(phase)
+            own, self.launches = recording_of(host, host.launcher.running(phase, dims), dims)
+            places, _ = places_of_launches(phase)
         logits = phase.outputs[0]
         operands = (logits, batch.numbers, "batch", "chosen")
-        choose = _Call(CHOOSE, recorded_image(), (dims["rows"], 1, 1), CHOOSE_THREADS, operands)
+        choose = Call(CHOOSE, recorded_image(), (dims["rows"], 1, 1), CHOOSE_THREADS, operands)
         self._memory = steps.memory
         self._calls = [*own, choose]
-        self._kept = _arrays_of(self._calls, host.fixed) | {"memory": self._memory, "batch": batch.memory}
+        self._kept = arrays_of(self._calls, host.fixed) | {"memory": self._memory, "batch": batch.memory}
         addresses = np.array(address_table(list(self._kept.values()))).tolist()
         self._addresses: dict[str, int] = dict(zip(self._kept, addresses, strict=False))
         self._addresses["chosen"] = batch.chosen
@@ -275,13 +260,8 @@ class RecordedStep:
     def _choosing(self) -> LaunchGraph:
         return self._graph(self._calls)
 
-    def _graph(self, calls: Sequence[_Call]) -> LaunchGraph:
-        of, at = FUNCTIONS.of, self._addresses
-        launches = [
-            GraphLaunch(of(name, image, pool), grid, threads, [at[_name(operand)] for operand in operands], pool)
-            for name, image, grid, threads, operands, pool in calls
-            if 0 not in grid
-        ]
+    def _graph(self, calls: Sequence[Call | ProductCall]) -> LaunchGraph:
+        launches = [call.launch(self._addresses) for call in calls]
         return LaunchGraph(launches, [*self._kept.values(), self.batch.pinned])
 
     def logits_of(self, tokens: mx.array, moving: mx.array, inputs: BoundInputs, token: mx.array) -> list[mx.array]:
@@ -365,40 +345,10 @@ def _wait_elsewhere(steps: "weakref.ref[RecordedSteps]", before: Callable[[], No
         own.wait_elsewhere()
 
 
-def _of_kernel(kernel: StepKernel, layers: mx.array, dims: Dims) -> tuple[list[_Call], Places]:
+def _of_kernel(kernel: StepKernel, layers: mx.array, dims: Dims) -> tuple[list[Call | ProductCall], Places]:
     """The call of a step kernel, and where its results lie in memory."""
     entry = kernel.entry
     places, _ = places_of_kernel(entry, kernel.width, dims["rows"])
     operands = [*kernel.inputs(layers, dims), "turn", *entry.outputs, "turn_out"]
-    call = _Call(entry.name, kernel.image, (kernel.blocks, 1, 1), entry.threads, operands, entry.pool_bytes)
+    call = Call(entry.name, kernel.image, (kernel.blocks, 1, 1), entry.threads, operands, entry.pool_bytes)
     return [call], places
-
-
-def _of_launches(host: MlxHost, launches: Sequence[Launch], dims: Dims) -> list[_Call]:
-    """The calls of launches."""
-    entries = {entry.name: entry for entry in host.program.kernels}
-    calls = list[_Call]()
-    for launch in launches:
-        kernel = host.launcher.kernel(launch.kernel)
-        assert isinstance(kernel, functools.partial), "host cuda's kernels are images"
-        image, pool = kernel.keywords["compiled_source"], kernel.keywords["shared_memory"]
-        operands = (*launch.inputs, *launch.outputs)
-        threads = entries[launch.kernel].threads
-        calls.append(_Call(launch.kernel, image, launch.kernel_call.grid(dims), threads, operands, pool))
-    return calls
-
-
-def _arrays_of(calls: Sequence[_Call], fixed: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """The arrays among the operands, each by a name: those that stay the same, and weights and stores."""
-    found: dict[str, mx.array] = {}
-    for call in calls:
-        for operand in call.operands:
-            if not isinstance(operand, str):
-                found[_name(operand)] = operand
-            elif operand in fixed:
-                found[operand] = fixed[operand]
-    return found
-
-
-def _name(operand: Operand) -> str:
-    return operand if isinstance(operand, str) else f"array {id(operand)}"

@@ -5,7 +5,8 @@ arrays: 16 bits where activations, weight and result all have 16 bits. Sums are 
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
+from typing import TypeVar
 
 import mlx.core as mx
 
@@ -15,6 +16,7 @@ from mlxr.runtime.hosts.mlx_ops.activations import activate, activate_gated, xie
 from mlxr.runtime.hosts.mlx_ops.dense import finish_projection
 from mlxr.runtime.hosts.mlx_ops.types import Inputs, f32
 
+Type = TypeVar("Type")
 _ELEMENTWISE = ("bias", "gate", "residual")
 
 
@@ -42,17 +44,12 @@ def matmul(call: MatmulCall, inputs: Inputs) -> mx.array:
     x = x[inputs["rows"]] if "rows" in inputs else x if call.columns is None else x[:, : call.columns]
     x = _normalised(x, inputs, call.norm)
     columns = inputs["weight"].T
-    added = _added_by_matmul(inputs, finish, out)
+    types = {port: array.dtype for port, array in inputs.items()}
+    added = added_by_matmul(types, finish, out)
     if added is not None:
-        return mx.addmm(inputs[added], x, columns, alpha=_factor(finish, added))
+        return mx.addmm(inputs[added], x, columns, alpha=factor_of_sums(finish, added))
     y = x @ columns
-    if (
-        all(port not in inputs for port in _ELEMENTWISE)
-        and finish.activation is None
-        and finish.out_cap is None
-        and finish.out_limit is None
-        and finish.out_scale == 1
-    ):
+    if is_finished(types, finish):
         return y
     finisher = _finisher(finish, call.dtype, mx.default_device().type)
     halves = 2 if finish.gated else 1
@@ -100,20 +97,32 @@ def _normalised(x: mx.array, inputs: Inputs, norm: InputNorm | None) -> mx.array
     return mx.fast.layer_norm(x, weight, inputs.get("norm_bias"), norm.eps)
 
 
-def _added_by_matmul(inputs: Inputs, finish: Finish, out: mx.Dtype) -> str | None:
-    """The input that the matmul itself adds, in fp32, where nothing else is done to its sums; None if there is more."""
-    ports = [port for port in _ELEMENTWISE if port in inputs]
+def is_finished(ports: Container[str], finish: Finish) -> bool:
+    """Whether nothing follows the sums of a matmul with these inputs."""
+    is_plain = finish.activation is None and finish.out_cap is None and finish.out_limit is None
+    return is_plain and finish.out_scale == 1 and all(port not in ports for port in _ELEMENTWISE)
+
+
+def added_by_matmul(types: Mapping[str, Type], finish: Finish, out: Type) -> str | None:
+    """The input that the matmul itself adds, in fp32, where nothing else is done to its sums; None if there is more.
+
+    Args:
+        types: of the inputs, by port.
+        finish: the steps after the sums.
+        out: the type of the result.
+    """
+    ports = [port for port in _ELEMENTWISE if port in types]
     if len(ports) != 1 or ports[0] == "gate" or finish.activation is not None:
         return None
     if finish.out_cap is not None or finish.out_limit is not None:
         return None
     port = ports[0]
     # out_scale is a factor of the bias too.
-    same = inputs[port].dtype == out and (port != "bias" or finish.out_scale == 1)
+    same = types[port] == out and (port != "bias" or finish.out_scale == 1)
     return port if same else None
 
 
-def _factor(finish: Finish, added: str) -> float:
+def factor_of_sums(finish: Finish, added: str) -> float:
     """The factor of a matmul's sums to which this input is added."""
     return finish.out_scale * finish.residual_scale if added == "residual" else 1.0
 

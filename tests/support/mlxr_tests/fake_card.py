@@ -19,14 +19,19 @@ from mlxr.runtime.hosts.cuda import (
     decode_steps,
     launch_graph,
     recorded_batch,
+    recorded_products,
+    recorded_prompts,
     recorded_step,
     step_kernel,
 )
 from mlxr.runtime.hosts.cuda import host as cuda_host
 from mlxr.runtime.hosts.cuda.launch_graph import GraphLaunch
+from mlxr.runtime.hosts.cuda.matrix_library import ProductLaunch
 from mlxr.runtime.hosts.cuda.occupancy import Residency
 from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, FETCH, FETCH_LOGITS, PLACE
+from mlxr.runtime.hosts.cuda.recorded_products import FINISH, NORM
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
+from mlxr_tests.fake_products import beside, multiply
 from mlxr_tests.kernel_host import sim_kernel
 
 _STORES = (*ATTENDED, CONV_STATES, STATES)
@@ -109,13 +114,20 @@ class SimLauncher:
             names.append(name)
             return len(names) - 1
 
-        def graph(launches: Sequence[GraphLaunch], _: object) -> SimpleNamespace:
+        def graph(launches: Sequence[GraphLaunch | ProductLaunch], _: object) -> SimpleNamespace:
             return SimpleNamespace(launch=lambda stream, end: run(launches))
 
-        def run(launches: Sequence[GraphLaunch]) -> None:
-            for function, grid, threads, addresses, _ in launches:
+        def run(launches: Sequence[GraphLaunch | ProductLaunch]) -> None:
+            for launch in launches:
+                if isinstance(launch, ProductLaunch):
+                    self.recorded["product"] += 1
+                    multiply(launch)
+                    continue
+                function, grid, threads, addresses, _ = launch
                 self.recorded[names[function]] += 1
-                if names[function] == CHOOSE:
+                if names[function].startswith((NORM, FINISH)):
+                    beside(names[function], grid[0], addresses)
+                elif names[function] == CHOOSE:
                     arrays = [self._array_at(address) for address in addresses[:3]]
                     choose(*arrays, pinned[addresses[3]], grid[0])
                 elif names[function].startswith("step_"):
@@ -135,12 +147,23 @@ class SimLauncher:
             pinned[numbers.ctypes.data] = numbers
             return SimpleNamespace(address=numbers.ctypes.data, seen=numbers.ctypes.data)
 
+        class Sent:
+            def __init__(self, count: int) -> None:
+                self.count = count
+
+            def send(self, numbers: np.ndarray, address: int, stream: int) -> None:
+                assert len(numbers) <= self.count
+                ctypes.memmove(address, numbers.ctypes.data, numbers.nbytes)
+
         event = SimpleNamespace(record=lambda stream: None, wait=lambda: None)
         monkeypatch.setattr(recorded_batch, "PinnedMemory", pin)
-        monkeypatch.setattr(recorded_step, "Event", lambda: event)
-        monkeypatch.setattr(recorded_step, "mlx_stream", lambda: 1)
+        for module in (recorded_step, recorded_prompts):
+            monkeypatch.setattr(module, "Event", lambda: event)
+            monkeypatch.setattr(module, "mlx_stream", lambda: 1)
+            monkeypatch.setattr(module, "LaunchGraph", graph)
+        monkeypatch.setattr(recorded_prompts, "SentNumbers", Sent)
+        monkeypatch.setattr(recorded_products, "products_image", lambda: b"")
         monkeypatch.setattr(recorded_batch, "build_cubin", lambda *_: b"")
-        monkeypatch.setattr(recorded_step, "LaunchGraph", graph)
         monkeypatch.setattr(launch_graph.Functions, "of", function)
 
     def _at(self, address: int, name: str, addresses: Sequence[int]) -> SimBuffer:
@@ -188,7 +211,7 @@ class SimLauncher:
             return [mx.array(token), mx.array(moving + 1)]
         if name == FETCH_LOGITS:
             logits, numbers, token = arrays
-            return [mx.array(logits[: numbers[9]].reshape(numbers[0], -1)), mx.array(token)]
+            return [mx.array(logits[: numbers[9]]), mx.array(token)]
         batch, numbers, token = arrays
         return [mx.array(batch[: numbers[0]]), mx.array(batch[numbers[3] :][: numbers[1]]), mx.array(token)]
 

@@ -1,0 +1,193 @@
+"""Steps of prompts that are recorded once, as a CUDA graph, and then started by one call each.
+
+MLX takes 3 to 20 us of CPU for each launch of a step, longer than the card takes for a short prompt. Padded steps have
+few sizes (runtime/hosts/mlx/padding.py). As for decode steps (recorded_step.py), the graph is given to MLX's own
+stream; here it also has matrix products, by the library that MLX multiplies with (matrix_library.py).
+
+All recordings share one piece of memory, for a step's numbers, activations and logits: they run one after the other.
+Not recorded are steps with other functions of MLX among their launches, with adapters (the CPU writes those) or lazy
+tokens, and steps of parts of models.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from mlxr.compiler.artifact import DType, KernelCall, Launch, MatmulCall, Phase
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.arrays.mlx_arrays import start_computing
+from mlxr.runtime.hosts.binding import Dims
+from mlxr.runtime.hosts.cuda.address_table import address_table
+from mlxr.runtime.hosts.cuda.device_array import on_device
+from mlxr.runtime.hosts.cuda.launch_graph import Event, LaunchGraph
+from mlxr.runtime.hosts.cuda.mlx_stream import mlx_stream
+from mlxr.runtime.hosts.cuda.packed import Packed
+from mlxr.runtime.hosts.cuda.recorded_batch import fetch_logits, numbers_of_logits
+from mlxr.runtime.hosts.cuda.recorded_calls import arrays_of
+from mlxr.runtime.hosts.cuda.recorded_memory import Places, is_recorded, places_of_prompt, prompt_numbers
+from mlxr.runtime.hosts.cuda.recording import recording_of
+from mlxr.runtime.hosts.cuda.sent_numbers import SentNumbers
+from mlxr.runtime.hosts.mlx.bindable import bindable_shape
+from mlxr.runtime.hosts.mlx.host import MlxHost
+
+
+class Launches(NamedTuple):
+    """Launches that run under the same conditions, all of which are kernels and products.
+
+    Attributes:
+        launches: in order.
+        depend_on_context: whether grids or results have its size.
+    """
+
+    launches: tuple[Launch, ...]
+    depend_on_context: bool
+
+    @classmethod
+    def of(cls, phase: Phase, running: tuple[Launch, ...]) -> "Launches | None":
+        """Those that run, if they can be recorded, and if logits are f32."""
+        is_f32 = all(buffer.dtype == DType.F32 for buffer in phase.buffers if buffer.name == phase.outputs[0])
+        if not is_f32 or not all(isinstance(launch.body, KernelCall | MatmulCall) for launch in running):
+            return None
+        results = {buffer.name for buffer in phase.buffers if "context" in buffer.shape}
+        extents = [e for launch in running if isinstance(launch.body, KernelCall) for e in launch.threadgroups]
+        depend = any(extent.dim == "context" for extent in extents)
+        return cls(running, depend or any(name in results for launch in running for name in launch.outputs))
+
+
+class RecordedPrompts:
+    """The recordings of a host.
+
+    Mutable state: memory, once a step is recorded (recorded_memory.py knows how much), and what is known of the
+    addresses of arrays.
+
+    Attributes:
+        host: whose launches.
+        unread: what the last step has given, which is copied before the next one is started.
+        end: after the last step.
+    """
+
+    def __init__(self, host: MlxHost) -> None:
+        """Records nothing yet."""
+        self.host = host
+        self.unread = list[mx.array]()
+        self._takes_some = is_recorded(host.plan)
+        self._addresses: dict[int, tuple[mx.array, int]] = {}
+        self._launches: dict[tuple[str | bool, ...], Launches | None] = {}
+
+    def launches(self, phase: Phase, dims: Dims) -> Launches | None:
+        """The launches of a step, if it can be recorded."""
+        launcher = self.host.launcher
+        if not self._takes_some or launcher.exchange is not None or launcher.handover is not None:
+            return None
+        key = (phase.name, *launcher.choice(phase, dims))
+        if key not in self._launches:
+            self._launches[key] = Launches.of(phase, launcher.running(phase, dims))
+        return self._launches[key] if mlx_stream() is not None else None
+
+    def record(self, phase: Phase, launches: Sequence[Launch], dims: Dims, packed: Packed) -> "RecordedPrompt":
+        """Records a step.
+
+        Args:
+            phase: the program's phase that runs it.
+            launches: see `launches`, without those whose results are kept.
+            dims: of the batch.
+            packed: what it reads of the batch; in other batches of this size the same arrays have the same places.
+
+        Raises:
+            HostError: the driver or the library refuses, or there is no kernel for something.
+        """
+        return RecordedPrompt(self, phase, launches, dims, packed)
+
+    @functools.cached_property
+    def memory(self) -> mx.array:
+        """Memory of all recordings: numbers, activations, logits, and what products work in."""
+        return on_device(mx.zeros((-(-self.places[1] // 4),), mx.uint32))
+
+    @functools.cached_property
+    def places(self) -> tuple[Places, int]:
+        """Where results lie there, and how much it is."""
+        return places_of_prompt(self.host.plan)
+
+    @functools.cached_property
+    def sent(self) -> SentNumbers:
+        """The way of a step's numbers to the card."""
+        return SentNumbers(prompt_numbers(self.host.plan))
+
+    @functools.cached_property
+    def end(self) -> Event:
+        """After the last step."""
+        return Event()
+
+    def addresses(self, arrays: Mapping[str, mx.array]) -> dict[str, int]:
+        """The addresses of arrays that stay where they are, by their names."""
+        known = self._addresses
+        new = {id(array): array for array in arrays.values() if id(array) not in known}
+        if new:
+            found = np.array(address_table(list(new.values()))).tolist()
+            known |= {key: (array, address) for (key, array), address in zip(new.items(), found, strict=False)}
+        return {name: known[id(array)][1] for name, array in arrays.items()}
+
+    def forget(self) -> None:
+        """Forgets the last step, which may have failed."""
+        self.unread = []
+
+
+class RecordedPrompt:
+    """A step of one size as a graph.
+
+    Attributes:
+        launches: how often each kernel and library call is launched.
+    """
+
+    def __init__(
+        self, recorded: RecordedPrompts, phase: Phase, launches: Sequence[Launch], dims: Dims, packed: Packed
+    ) -> None:
+        """Records it; see `RecordedPrompts.record`."""
+        host, (places, _) = recorded.host, recorded.places
+        calls, self.launches = recording_of(host, launches, dims)
+        logits, self._numbers = phase.outputs[0], len(packed.numbers)
+        if self._numbers > recorded.sent.count:
+            raise HostError(f"a step reads {self._numbers} numbers; planned are {recorded.sent.count}")
+        is_made = any(logits in launch.outputs for launch in launches)
+        self._recorded, self._shape = recorded, (dims["rows"] if is_made else 0, host.plan.output_width)
+        arrays = arrays_of(calls, host.fixed) | {"memory": recorded.memory}
+        addresses = recorded.addresses(arrays)
+        self._first = addresses["memory"]
+        addresses |= {name: self._first + 4 * place.start for name, place in packed.places.items()}
+        addresses |= {name: self._first + place for name, place in places.items() if name not in host.fixed}
+        self._graph = LaunchGraph([call.launch(addresses) for call in calls], [*arrays.values()])
+        first = places[logits] // 4
+        size = max(8, prod(bindable_shape(self._shape)))
+        self._logits = recorded.memory[first : first + size].view(mx.float32)
+        self._of_logits = numbers_of_logits(*self._shape)
+        mx.eval(self._logits)
+
+    def run(self, packed: Packed) -> tuple[mx.array, mx.array]:
+        """Runs the step after the last access of the arena.
+
+        Args:
+            packed: what it reads of the batch.
+
+        Returns:
+            Logits [rows, vocab] f32 and the arena's new token, both lazy.
+        """
+        recorded, stream = self._recorded, mlx_stream()
+        assert stream is not None, "it was there when the step was recorded"
+        assert len(packed.numbers) == self._numbers, "steps of one size have as many numbers"
+        host = recorded.host
+        before = host.arena.token
+        with host.failures():
+            start_computing([before, *recorded.unread])
+            recorded.sent.send(packed.numbers, self._first, stream)
+            try:
+                self._graph.launch(stream, recorded.end)
+            finally:
+                recorded.end.record(stream)
+        logits, token = fetch_logits(self._logits, self._of_logits, before, self._shape)
+        recorded.unread = [logits, token]
+        host.launches.update(self.launches)
+        return logits, token

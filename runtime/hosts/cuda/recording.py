@@ -1,0 +1,38 @@
+"""The calls of a step's launches, for graphs that are recorded."""
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+
+from mlxr.compiler.artifact import Launch, MatmulCall
+from mlxr.runtime.hosts.binding import Dims
+from mlxr.runtime.hosts.cuda.recorded_calls import Call, ProductCall
+from mlxr.runtime.hosts.cuda.recorded_products import product_calls
+from mlxr.runtime.hosts.mlx.host import MlxHost
+
+
+def recording_of(
+    host: MlxHost, launches: Sequence[Launch], dims: Dims
+) -> tuple[list[Call | ProductCall], Counter[str]]:
+    """The calls of launches, all of which call kernels or MLX's matmul.
+
+    Returns:
+        The calls, in order; and under which names hosts count the launches, and how often.
+
+    Raises:
+        HostError: there is no way to do what a product needs beside it.
+    """
+    entries = {entry.name: entry for entry in host.program.kernels}
+    calls, counts = list[Call | ProductCall](), Counter[str]()
+    for launch in launches:
+        if isinstance(launch.body, MatmulCall):
+            calls += product_calls(launch.body, launch, dims)
+            counts[launch.body.label] += 1
+            continue
+        kernel = host.launcher.kernel(launch.kernel)
+        assert isinstance(kernel, functools.partial), "host cuda's kernels are images"
+        image, pool = kernel.keywords["compiled_source"], kernel.keywords["shared_memory"]
+        operands, threads = (*launch.inputs, *launch.outputs), entries[launch.kernel].threads
+        calls.append(Call(launch.kernel, image, launch.kernel_call.grid(dims), threads, operands, pool))
+        counts[launch.kernel] += 1
+    return calls, counts

@@ -1,0 +1,124 @@
+"""cuBLASLt's products, by a library that notes what it is asked."""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxr.compiler.artifact import DType
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.hosts.cuda import launch_graph, matrix_library
+from mlxr.runtime.hosts.cuda.launch_graph import GraphLaunch, LaunchGraph
+from mlxr.runtime.hosts.cuda.matrix_library import MatrixLibrary, Product, ProductLaunch
+from mlxr_tests.fake_driver import FakeDriver, use_driver
+
+PRODUCT = Product(rows=5, features=7, columns=11, stride=13, dtype=DType.BF16)
+
+
+class FakeLibrary:
+    """Functions that succeed.
+
+    Attributes:
+        calls: their names and arguments, in order.
+        fails: names of those that fail.
+        ways: how many algorithms it finds.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.fails: set[str] = set()
+        self.ways = 1
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            self.calls.append((name, arguments))
+            if name.endswith("GetHeuristic"):
+                arguments[-1]._obj.value = self.ways
+            return 15 if name in self.fails else 0
+
+        return call
+
+    def named(self, name: str) -> list[tuple[Any, ...]]:
+        """The arguments of each call of a function."""
+        return [arguments for called, arguments in self.calls if called == name]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
+    use_driver(monkeypatch)
+    library = FakeLibrary()
+    opened: Any = library
+    made = MatrixLibrary(opened)
+    monkeypatch.setattr(launch_graph, "matrix_library", lambda: made)
+    return library
+
+
+def multiply(product: Product = PRODUCT, added: int = 0, bias: int = 0) -> None:
+    library = launch_graph.matrix_library()
+    library.multiply(ProductLaunch(product, 256, 512, added, bias, 1024, 2048), ctypes.c_void_p(3))
+
+
+def test_a_shape_is_planned_once(fake: FakeLibrary) -> None:
+    """Rows are the library's columns: x and weight have `columns` rows there, of which the weight is turned."""
+    multiply()
+    multiply()
+    layouts = [tuple(size.value for size in arguments[2:]) for arguments in fake.named("cublasLtMatrixLayoutCreate")]
+    assert layouts == [(11, 7, 11), (11, 5, 13), (7, 5, 7)]
+    assert len(fake.named("cublasLtMatmulAlgoGetHeuristic")) == 1
+    first, second = fake.named("cublasLtMatmul")
+    assert first[1] is second[1] and [first[i].value for i in (3, 5, 8, 10, 13)] == [512, 256, 1024, 1024, 2048]
+    assert first[2]._obj.value == 1 and first[7]._obj.value == 0
+
+
+def test_what_is_added(fake: FakeLibrary) -> None:
+    multiply(PRODUCT._replace(adds=True, alpha=0.5), added=4096)
+    multiply(PRODUCT._replace(has_bias=True), bias=8192)
+    first, second = fake.named("cublasLtMatmul")
+    assert (first[8].value, first[2]._obj.value, first[7]._obj.value) == (4096, 0.5, 1)
+    assert (second[8].value, second[7]._obj.value) == (1024, 0)
+    biases = [arguments for arguments in fake.named("cublasLtMatmulDescSetAttribute") if arguments[1] == 8]
+    assert [(arguments[0], arguments[2]._obj.value) for arguments in biases] == [(second[1], 8192)]
+
+
+@pytest.mark.parametrize("fails", ["cublasLtMatmul", "cublasLtMatmulAlgoGetHeuristic", ""])
+def test_what_fails_is_told(fake: FakeLibrary, fails: str) -> None:
+    fake.fails, fake.ways = {fails}, int(bool(fails))
+    with pytest.raises(HostError, match=f"{fails} fails with status 15" if fails else "no way to multiply Product"):
+        multiply()
+
+
+def test_where_mlx_has_loaded_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    maps.write_text("7f0000-7f1000 r-xp 0 08:01 1 /lib/libc.so.6\n", "utf-8")
+    monkeypatch.setattr(matrix_library, "_MAPS", maps)
+    with pytest.raises(HostError, match=r"MLX has not loaded libcublasLt\.so"):
+        matrix_library.matrix_library.__wrapped__()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_products_are_captured_with_the_kernels_between_them(
+    monkeypatch: pytest.MonkeyPatch, fake: FakeLibrary, fails: bool
+) -> None:
+    """On a stream of its own, which is gone afterwards in any case."""
+    called = list[str]()
+
+    def function(name: str) -> Any:
+        return lambda *_: called.append(name) or 0
+
+    monkeypatch.setattr(FakeDriver, "__getattr__", lambda _, name: function(name))
+    fake.fails = {"cublasLtMatmul"} if fails else set()
+    launches = [
+        GraphLaunch(1, (1, 1, 1), 32, [8]),
+        ProductLaunch(PRODUCT, 256, 512, 0, 0, 1024, 2048),
+        GraphLaunch(2, (1, 1, 1), 32, [8]),
+    ]
+    if fails:
+        with pytest.raises(HostError, match="cublasLtMatmul fails"):
+            LaunchGraph(launches, [])
+    else:
+        LaunchGraph(launches, [])
+    made = ("cuStreamCreate", "cuStreamBeginCapture_v2", "cuLaunchKernel", "cuStreamEndCapture", "cuStreamDestroy_v2")
+    captured = [name for name in called if name in (*made, "cuGraphInstantiateWithFlags", "cuGraphCreate")]
+    ends = [*made[3:], *([] if fails else ["cuGraphInstantiateWithFlags"])]
+    assert captured == [*made[:3], *([] if fails else made[2:3]), *ends]

@@ -1,0 +1,115 @@
+"""Prompts that are recorded once give what launches by MLX give, on host cuda as sim runs it."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import HostError
+from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.cuda import recorded_prompts
+from mlxr.runtime.hosts.cuda.device import has_cuda
+from mlxr.runtime.hosts.cuda.host import CudaHost
+from mlxr.runtime.hosts.cuda.recorded_memory import places_of_prompt
+from mlxr_tests.fake_card import SimLauncher, use_card
+from mlxr_tests.family_specs import ALL_SPECS, family_spec
+from mlxr_tests.few import few
+from mlxr_tests.format_planes import random_buffers
+from mlxr_tests.specs import UNPACKED, compiled, floats, small_spec
+
+pytestmark = [
+    pytest.mark.skipif(has_cuda(), reason="here the real one runs"),
+    pytest.mark.usefixtures("eager"),
+]
+PRODUCTS = dict(chunk_padding=16, mlx_min_rows=18, mlx_quantised_min_rows=18)
+Steps = list[list[tuple[int, int, bool]]]
+STEPS: Steps = [
+    [(0, 39, True)],
+    [(1, 33, False)],  # a chunk without logits
+    [(1, 20, True)],  # the next one, which sees it
+    [(0, 1, True), (2, 30, True)],  # beside a sequence that decodes
+    [(1, 1, True), (3, 29, True)],
+]
+"""Steps of (sequence, tokens, whether it has logits)."""
+
+
+def run(monkeypatch: pytest.MonkeyPatch, artifact: Artifact, steps: Steps, *, is_recorded: bool) -> tuple[Any, ...]:
+    """The logits of steps, the arena after them, the host and what the card has run."""
+    with monkeypatch.context() as patch:
+        card = SimLauncher(artifact)
+        use_card(patch, artifact, card)
+        if is_recorded:
+            card.record(patch)
+        host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+        pager, ids, ends, found = Pager.from_geometry(artifact.plan.arena), dict[int, int](), dict[int, int](), []
+        for parts in steps:
+            requests = []
+            for name, count, has_logits in parts:
+                if name not in ids:
+                    ids[name] = pager.add_sequence()
+                start = ends.get(name, 0)
+                tokens = [(7 * name + i) % 50 + 3 for i in range(start, start + count)]
+                requests.append(BatchRequest(ids[name], tokens, start, "last" if has_logits else "none"))
+                ends[name] = start + count
+            logits = host.step(Batch.build(requests, pager, host.plan.query_tile))
+            pager.take_copies()
+            found.append(floats(logits) if logits.size else np.zeros(logits.shape))
+        mx.eval(host.arena.token)
+        return found, [np.array(bits) for bits in host.arena.bits().values()], host, card
+
+
+def agree(first: tuple[Any, ...], second: tuple[Any, ...], error: float = 2e-2) -> None:
+    for a, b in zip(first[0], second[0], strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=0, atol=error * max(1e-3, np.abs(a).max(initial=0)))
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_logits_and_counts_are_those_of_launches(monkeypatch: pytest.MonkeyPatch, keeps: bool) -> None:
+    monkeypatch.setenv("MLXR_UNPACKED_MIB", "100" if keeps else "0")
+    artifact = compiled(small_spec(**UNPACKED, model__context=100), Geometry.of(**PRODUCTS))
+    launched, recorded = (run(monkeypatch, artifact, STEPS, is_recorded=is_recorded) for is_recorded in (False, True))
+    agree(launched, recorded)
+    host, card = recorded[2:]
+    assert launched[2].launches == host.launches
+    assert host.recorded_prompts == 4, "the first step of two sequences may be the only one"
+    assert card.recorded["product"] > 3 and card.recorded["mlxr_norm_bf16"] and card.recorded["mlxr_finish_bf16"]
+    assert launched[2].recorded_prompts == 0
+    total = places_of_prompt(artifact.plan)[1]
+    assert 0 <= host._prefills._recorded.memory.nbytes - total < 4 and total < CudaHost.recorded_bytes(artifact.plan)
+
+
+@pytest.mark.parametrize("name", few(ALL_SPECS, ["layer-norm-bias"]))
+def test_what_stands_beside_products(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Norms, biases, activations, gates, factors and bounds of all families."""
+    artifact = compiled(family_spec(name), Geometry.of(chunk_padding=16, mlx_min_rows=8, partition=16))
+    steps = [[(0, 20, True)]]
+    launched, recorded = (run(monkeypatch, artifact, steps, is_recorded=is_recorded) for is_recorded in (False, True))
+    assert recorded[2].recorded_prompts == 1 and launched[2].launches == recorded[2].launches
+    agree(launched, recorded, 1e-4)
+
+
+def test_what_cannot_be_recorded_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact, tries = compiled(small_spec(), Geometry.of(chunk_padding=16)), list[object]()
+
+    def refuse(*given: object) -> None:
+        tries.append(given)
+        raise HostError("cuda: the driver has no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            SimLauncher,
+            "record",
+            lambda card, patch, own=SimLauncher.record: (
+                own(card, patch) or patch.setattr(recorded_prompts, "LaunchGraph", refuse)
+            ),
+        )
+        found = run(patch, artifact, [[(0, 20, True)], [(1, 9, True)]], is_recorded=True)
+    host = found[2]
+    assert host.notes == ("prompts are launched by MLX and not recorded, slower: cuda: the driver has no memory",)
+    assert len(tries) == 1 and host.recorded_prompts == 0 and all(np.isfinite(logits).all() for logits in found[0])
