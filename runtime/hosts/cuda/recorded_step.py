@@ -51,6 +51,7 @@ from mlxr.runtime.hosts.mlx.host import MlxHost
 _ENDS = 4
 """Events: more than launches of which the tokens have not been read."""
 
+
 class RecordedSteps:
     """The recorded steps of a host.
 
