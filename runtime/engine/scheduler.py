@@ -32,7 +32,8 @@ _ORDER = attrgetter("order", "run.number")
 _NO_PREFIX = Prefix(0, ())
 _LAUNCH_SECONDS = 0.004
 """How long the decode steps of one launch take at most: a request that comes waits for them, and the system lets
-another process run for about as long."""
+another process run for about as long. Once the same requests have decoded for 32 steps, four times as long."""
+_STEADY_STEPS, _STEADY_TIMES = 32, 4
 _LAUNCH_LOGITS = 1 << 25
 """Numbers of logits of one launch at most, 128 MiB: all of them wait to be read."""
 
@@ -172,8 +173,8 @@ class Scheduler:
         # A state that has been read may be overwritten two steps on.
         if seconds is None or pager.states is not None:
             return step
-        logits = len(step.parts) * self._plan.vocab_size
-        most = min(most, int(_LAUNCH_SECONDS / seconds) - 1, _LAUNCH_LOGITS // logits - 1)
+        longest = _LAUNCH_SECONDS * (_STEADY_TIMES if step.num_repeats >= _STEADY_STEPS else 1)
+        most = min(most, int(longest / seconds) - 1, _LAUNCH_LOGITS // (len(step.parts) * self._plan.vocab_size) - 1)
         for request in decode.requests:
             if request.draft.speculates:
                 most = min(most, request.draft.rests_until - len(request.answer.tokens) - request.run.in_flight - 1)

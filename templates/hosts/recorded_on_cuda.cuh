@@ -9,6 +9,11 @@
 //   token, turn              [8] u32: what comes before the step
 //   batch                    written in place
 //   token_out, next          the token, and what moves in the step after if each is one more
+// mlxr_renew copies what is new in a batch whose steps go on.
+//   given                    [8] u32 of the machine: the number of the step, 0, how many numbers move in each of the steps (as
+//                            `num_ahead`), 0, and whether what is steady is new; then these as they lie in the batch
+//   numbers
+//   batch                    written in place
 // mlxr_choose takes the likeliest token of each row of logits, and prepares the step after: the last launch of a step.
 //   logits, numbers, batch
 //   chosen                   [2, MOST_STEPS, rows] u32 of the machine: tokens, then the bits of each row's greatest logit, of
@@ -21,7 +26,7 @@
 //   out, token_out
 typedef unsigned int mlxr_u32;
 enum { NUM_TOKENS, NUM_MOVING, NUM_STEADY, MOVING_AT, STEADY_AT, AHEAD_AT, STATE_AT, WIDTH, MOST_STEPS, NUM_LOGITS };
-enum { STEP, ENDED, NUM_AHEAD, SINCE };
+enum { STEP, ENDED, NUM_AHEAD, SINCE, IS_NEW };
 
 extern "C" __global__ void __launch_bounds__(256) mlxr_place(
     const mlxr_u32* tokens, const mlxr_u32* moving, const mlxr_u32* steady, const mlxr_u32* ahead, const mlxr_u32* num_ahead,
@@ -45,6 +50,28 @@ extern "C" __global__ void __launch_bounds__(256) mlxr_place(
   if (first < 8) {
     place[numbers[STATE_AT] + first] = first == NUM_AHEAD ? num_ahead[0] : first == STEP ? step[0] : 0;
     token_out[first] = token[first];
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256) mlxr_renew(
+    const mlxr_u32* given, const mlxr_u32* numbers, mlxr_u32* batch) {
+  const mlxr_u32 first = blockIdx.x * 256u + threadIdx.x, stride = gridDim.x * 256u;
+  const mlxr_u32 moving = numbers[MOVING_AT], steady = numbers[STEADY_AT] - moving, ahead = numbers[AHEAD_AT] - moving;
+  const mlxr_u32* const from = given + 8;
+  mlxr_u32* const to = batch + moving;
+  for (mlxr_u32 i = first; i < numbers[NUM_MOVING]; i += stride) {
+    to[i] = from[i];
+  }
+  if (given[IS_NEW]) {
+    for (mlxr_u32 i = first; i < numbers[NUM_STEADY]; i += stride) {
+      to[steady + i] = from[steady + i];
+    }
+  }
+  for (mlxr_u32 i = first; i < given[NUM_AHEAD]; i += stride) {
+    to[ahead + i] = from[ahead + i];
+  }
+  if (first < 8) {
+    batch[numbers[STATE_AT] + first] = given[first];
   }
 }
 

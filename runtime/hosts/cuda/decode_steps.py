@@ -260,12 +260,12 @@ class DecodeSteps:
         elif as_one:
             with StepKernel.order:
                 turn = StepKernel.take_turn()
-                logits, token, moved, after = trace.run(tokens, moved, inputs.stayed, before, turn)
+                logits, token, moved, after = trace.run(tokens, moved, inputs.steady.arrays, before, turn)
                 StepKernel.give_turn(after)
                 self._kernels.follow(partial(mx.eval, after))
                 self._turn = after
         else:
-            logits, token, moved = trace.run(tokens, moved, inputs.stayed, before)
+            logits, token, moved = trace.run(tokens, moved, inputs.steady.arrays, before)
         self._inputs.advance(inputs, step, moved)
         launches = self._host.launches
         for name, count in trace.launches.items():

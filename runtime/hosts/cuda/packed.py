@@ -4,8 +4,9 @@ A step uploads one array, or none if the same sequences continue to decode. It i
 array that the CPU has filled is in managed memory, where the GPU takes a page fault of up to 300 microseconds.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -50,6 +51,51 @@ class Packed:
         return {name: uploaded[place] for name, place in self.places.items()}
 
 
+class SentTogether:
+    """Numbers that go to the GPU in one copy, once somebody asks for any of them there.
+
+    Attributes:
+        parts: they, where the CPU has them.
+    """
+
+    def __init__(self, parts: Sequence[npt.NDArray[np.int32]]) -> None:
+        """Takes the parts, which nobody changes any more."""
+        self.parts = parts
+        self._begins = [0]
+        for part in parts:
+            self._begins.append(self._begins[-1] + part.size)
+
+    def part(self, index: int, count: int = 1) -> mx.array:
+        """Some of the parts, one after the other, on the GPU."""
+        return self._on_gpu[self._begins[index] : self._begins[index + count]]
+
+    @cached_property
+    def _on_gpu(self) -> mx.array:
+        return Packed(np.concatenate(self.parts), {}).upload()  # one page fault for all
+
+
+class Steady:
+    """What does not move, for as long as it stays the same.
+
+    Attributes:
+        packed: it.
+    """
+
+    def __init__(self, packed: Packed, together: SentTogether, index: int) -> None:
+        """Takes what a part of what is sent together has."""
+        self.packed, self._together, self._index = packed, together, index
+
+    @cached_property
+    def on_gpu(self) -> mx.array:
+        """All of it, packed."""
+        return self._together.part(self._index)
+
+    @cached_property
+    def arrays(self) -> dict[str, mx.array]:
+        """The same, each array by its name."""
+        return self.packed.unpack(self.on_gpu)
+
+
 class DecodeInputs:
     """The inputs of decode steps other than their tokens, kept on the GPU from one step to the next.
 
@@ -62,10 +108,8 @@ class DecodeInputs:
     """The arrays that grow by one from step to step, as do slots within a block."""
 
     def __init__(self) -> None:
-        self._steady: dict[str, npt.NDArray[Any]] = {}
-        self._stayed: dict[str, mx.array] | None = None  # the same on the GPU
-        self._packed = Packed.of({})  # the same, and
-        self._uploaded: mx.array | None = None  # on the GPU
+        self._known: dict[str, npt.NDArray[Any]] = {}  # what does not move
+        self._steady: Steady | None = None  # the same
         self._predicted: npt.NDArray[np.int32] | None = None  # what moves, after the last step
         self._moved: mx.array | Callable[[], mx.array] | None = None  # the same on the GPU
 
@@ -76,7 +120,7 @@ class DecodeInputs:
         steps: int,
         together: bool = False,
     ) -> "BoundInputs":
-        """The inputs of some steps, on the GPU.
+        """The inputs of some steps, for the GPU.
 
         Args:
             moving: what moves, [steps, numbers] each.
@@ -85,36 +129,31 @@ class DecodeInputs:
             together: whether what moves is given for all steps at once, unless it is one more in each.
         """
         rows = np.concatenate([np.zeros((steps, 0), np.int32), *moving.values()], axis=1)
-        is_new = np.ones(steps, np.bool_)
-        is_new[1:] = (rows[1:] != rows[:-1] + 1).any(axis=1)
+        jumps = steps > 1 and bool((rows[1:] != rows[:-1] + 1).any())
+        new = [0]
         if self._predicted is not None and self._predicted.shape == rows[0].shape:
-            is_new[0] = (rows[0] != self._predicted).any()
+            new = [0] if (rows[0] != self._predicted).any() else []
+        if jumps and together:
+            new = list(range(steps))
+        elif jumps:
+            new += (1 + np.flatnonzero((rows[1:] != rows[:-1] + 1).any(axis=1))).tolist()
         self._predicted = None  # until all steps are launched
-        at_once = together and bool(is_new[1:].any())
-        new = list(range(steps)) if at_once else np.flatnonzero(is_new).tolist()
         layout = Packed.of({name: array[0] for name, array in moving.items()})
-        sent = [Packed.of({name: array[step] for name, array in moving.items()}).numbers for step in new]
-        packed = None if self._stayed is not None and _are_same(self._steady, steady) else Packed.of(steady)
+        parts = [Packed.of({name: array[step] for name, array in moving.items()}).numbers for step in new]
+        packed = None
+        if self._steady is None or not _are_same(self._known, steady):
+            packed = Packed.of(steady)
+            parts.append(packed.numbers)
+        sent = SentTogether(parts)
         if packed is not None:
-            sent.append(packed.numbers)
-        given: list[mx.array | None] = [None] * steps
-        ahead: mx.array | None = None
-        if sent:
-            uploaded, size = Packed(np.concatenate(sent), {}).upload(), len(layout.numbers)  # one page fault for all
-            for place, step in enumerate(new):
-                given[step] = uploaded[size * place : size * (place + 1)]
-            ahead = uploaded[: size * steps] if at_once else None
-            if packed is not None:
-                self._packed, self._uploaded = packed, uploaded[size * len(new) :]
-                self._steady, self._stayed = steady, packed.unpack(self._uploaded)
-        assert self._stayed is not None and self._uploaded is not None, "it is on the GPU, or just uploaded"
+            self._known, self._steady = steady, Steady(packed, sent, len(new))
+        assert self._steady is not None, "it was known, or has just been packed"
         num_steady = sum(array.size for array in steady.values())
-        places = self._packed.places
-        return BoundInputs(layout, num_steady, self._stayed, self._uploaded, places, given, ahead, rows[-1] + 1)
+        return BoundInputs(layout, num_steady, self._steady, steps, new, sent, jumps and together, rows[-1] + 1)
 
     def moved(self, inputs: "BoundInputs", step: int) -> mx.array:
         """What moves, in one of the steps."""
-        given = inputs.given[step]
+        given = inputs.given(step)
         if given is not None:
             return given
         assert self._moved is not None, "the step before computed it"
@@ -123,36 +162,50 @@ class DecodeInputs:
     def advance(self, inputs: "BoundInputs", step: int, moved: mx.array | Callable[[], mx.array]) -> None:
         """Takes what the step after one needs, which this one has computed: each number is one more."""
         self._moved = moved
-        if step == len(inputs.given) - 1:
+        if step == inputs.steps - 1:
             self._predicted = inputs.after
 
     def forget(self) -> None:
         """Forgets the arrays, so that the next step uploads all of its own."""
-        self._stayed = self._predicted = self._moved = None
+        self._steady = self._predicted = self._moved = None
 
 
 class BoundInputs(NamedTuple):
     """The inputs of some decode steps.
 
     Attributes:
-        moving: where the numbers of each array are that moves.
+        moving: what moves in the first step, and where the numbers of each array are.
         num_steady: how many numbers do not move.
-        stayed: those of each array.
-        steady: all of them, packed.
-        steady_places: where those of each array are.
-        given: of each step the numbers that move, where they are not those of the step before and one more.
-        ahead: what moves in all steps, if it was to be given at once and is not one more in each.
+        steady: they.
+        steps: how many steps.
+        new: those in which the numbers that move are not those of the step before and one more.
+        sent: what moves in each of these, one after the other.
+        at_once: whether what moves is to be given for all steps at once: it is not one more in each.
         after: what moves, after the last step.
     """
 
     moving: Packed
     num_steady: int
-    stayed: dict[str, mx.array]
-    steady: mx.array
-    steady_places: dict[str, slice]
-    given: list[mx.array | None]
-    ahead: mx.array | None
+    steady: Steady
+    steps: int
+    new: list[int]
+    sent: SentTogether
+    at_once: bool
     after: npt.NDArray[np.int32]
+
+    def given(self, step: int) -> mx.array | None:
+        """What moves in a step, on the GPU, if it is new."""
+        return self.sent.part(self.new.index(step)) if step in self.new else None
+
+    @property
+    def ahead(self) -> mx.array | None:
+        """What moves in all steps, on the GPU, if it is to be given at once."""
+        return self.sent.part(0, self.steps) if self.at_once else None
+
+    @property
+    def rows_at_once(self) -> Sequence[npt.NDArray[np.int32]]:
+        """The same of each step, where the CPU has it; empty: it is not to be given at once."""
+        return self.sent.parts[: self.steps] if self.at_once else ()
 
 
 def _are_same(known: Mapping[str, npt.NDArray[Any]], wanted: Mapping[str, npt.NDArray[Any]]) -> bool:

@@ -2,12 +2,14 @@
 
     tokens, batch -> mlxr_place -> [recorded launches] -> mlxr_fetch -> tokens
 
-MLX launches what stands before and after, so steps keep their place among all that it computes. The kernels are in
+MLX launches what stands before and after, so steps keep their place among all that it computes. Steps that follow
+others of the batch need neither: `mlxr_renew` copies what is new, from memory that the CPU writes. The kernels are in
 templates/hosts/recorded_on_cuda.cuh, which says what they do.
 """
 
 import ctypes
 import functools
+from collections import deque
 from collections.abc import Sequence
 from importlib.resources import files
 
@@ -16,16 +18,21 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.runtime.hosts.binding import Dims
+from mlxr.runtime.hosts.cuda.address_table import address_table
 from mlxr.runtime.hosts.cuda.build import build_cubin
 from mlxr.runtime.hosts.cuda.device import architecture
 from mlxr.runtime.hosts.cuda.device_array import on_device
 from mlxr.runtime.hosts.cuda.handover.pinned_memory import PinnedMemory
-from mlxr.runtime.hosts.cuda.packed import BoundInputs
+from mlxr.runtime.hosts.cuda.launch_graph import FUNCTIONS, Event, GraphLaunch, LaunchGraph
+from mlxr.runtime.hosts.cuda.packed import BoundInputs, Steady
 from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS
 from mlxr.runtime.hosts.mlx.bindable import bindable_shape, of_shape
 
 PLACE, CHOOSE, FETCH, FETCH_LOGITS = "mlxr_place", "mlxr_choose", "mlxr_fetch", "mlxr_fetch_logits"
+RENEW = "mlxr_renew"
 CHOOSE_THREADS = 1024
+MOST_LAUNCHES = 4
+"""More than launches that are under way: whoever starts one waits for the one that was so many before."""
 _THREADS = 256
 _MOST_BLOCKS = 512
 _STATE = 8  # numbers
@@ -53,7 +60,7 @@ class RecordedBatch:
             inputs: of a step.
             width: columns of the logits.
         """
-        rows, num_moving, num_steady = dims["rows"], len(inputs.moving.numbers), inputs.steady.size
+        rows, num_moving, num_steady = dims["rows"], len(inputs.moving.numbers), len(inputs.steady.packed.numbers)
         sizes = (rows, num_moving, num_steady, MOST_STEPS * num_moving, _STATE)
         begins = [0]
         for size in sizes:
@@ -67,8 +74,11 @@ class RecordedBatch:
         self.chosen, self.count = self.pinned.seen, 0
         self.begins = {"token_ids": 0}
         self.begins |= {name: begins[1] + at.start for name, at in inputs.moving.places.items()}
-        self.begins |= {name: begins[2] + at.start for name, at in inputs.steady_places.items()}
+        self.begins |= {name: begins[2] + at.start for name, at in inputs.steady.packed.places.items()}
         self._place_blocks = -(-max(*sizes[:4], 8) // _THREADS)
+        self._steady: Steady | None = None  # what is there, and stays the same
+        self._places = [begin - begins[1] + _STATE for begin in begins[1:4]]
+        self._renewals = self._make_renewals(_STATE + begins[4] - begins[1], -(-max(*sizes[1:4], 8) // _THREADS))
         self._nothing = _numbers([])
 
     def place(
@@ -87,15 +97,59 @@ class RecordedBatch:
             What comes before the step, and what moves in the step after it if each number is one more; lazy.
         """
         ahead, count = self._nothing, self._nothing
-        if inputs.ahead is not None:
-            ahead, count = inputs.ahead, _count(inputs.ahead.size)
+        if inputs.at_once:
+            ahead = inputs.ahead
+            count = _count(ahead.size)
+        self._steady = inputs.steady
         turn, step = self._nothing if turn is None else turn, _count(self.count % MOST_STEPS)
         return _launch(
             PLACE,
-            [tokens, moving, inputs.steady, ahead, count, step, self.numbers, token, turn, self.memory],
+            [tokens, moving, inputs.steady.on_gpu, ahead, count, step, self.numbers, token, turn, self.memory],
             [((8,), mx.uint32), (moving.shape, mx.int32)],
             self._place_blocks,
         )
+
+    def _make_renewals(self, size: int, blocks: int) -> "deque[tuple[npt.NDArray[np.int32], LaunchGraph]]":
+        """Of each launch under way, so many numbers that the CPU writes, and the graph that copies them."""
+        given = PinnedMemory(4 * MOST_LAUNCHES * size, waits=False)
+        memory, numbers = np.array(address_table([self.memory, self.numbers])).tolist()[:2]
+        written = np.ctypeslib.as_array((ctypes.c_int32 * (MOST_LAUNCHES * size)).from_address(given.address))
+        function, found = FUNCTIONS.of(RENEW, recorded_image()), deque[tuple[npt.NDArray[np.int32], LaunchGraph]]()
+        for i in range(MOST_LAUNCHES):
+            launch = GraphLaunch(function, (blocks, 1, 1), _THREADS, [given.seen + 4 * i * size, numbers, memory])
+            graph = LaunchGraph([launch], [self.memory, self.numbers, given])
+            found.append((written[i * size : (i + 1) * size], graph))
+        return found
+
+    def renew(self, inputs: BoundInputs, stream: int, end: Event) -> None:
+        """Copies what is new in the next steps there; they begin with the tokens that the last one has chosen.
+
+        The launch that was `MOST_LAUNCHES` before has ended.
+
+        Args:
+            inputs: of the steps.
+            stream: where they are started.
+            end: after them.
+
+        Raises:
+            HostError: the driver refuses.
+        """
+        is_there = inputs.steady is self._steady
+        if is_there and not inputs.new:
+            return
+        self._renewals.rotate()
+        given, graph = self._renewals[0]
+        moving, steady, ahead = self._places
+        rows = inputs.rows_at_once
+        given[:_STATE] = (self.count % MOST_STEPS, 0, len(rows) * self._num_moving, 0, not is_there, 0, 0, 0)
+        given[moving : moving + self._num_moving] = inputs.moving.numbers
+        if not is_there:
+            numbers = inputs.steady.packed.numbers
+            given[steady : steady + len(numbers)] = numbers
+        if rows:
+            given[ahead : ahead + len(rows) * self._num_moving] = np.concatenate(rows)
+        graph.launch(stream, end)
+        self._steady = inputs.steady
 
     def fetch(self, token: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """What the next step has there: tokens, and what moves; and the arena's token after the steps. Lazy.

@@ -32,6 +32,7 @@ from mlxr.runtime.hosts.cuda.packed import BoundInputs
 from mlxr.runtime.hosts.cuda.recorded_batch import (
     CHOOSE,
     CHOOSE_THREADS,
+    MOST_LAUNCHES,
     RecordedBatch,
     recorded_image,
 )
@@ -48,8 +49,6 @@ from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
 from mlxr.runtime.hosts.mlx.bindable import bindable_shape
 from mlxr.runtime.hosts.mlx.host import MlxHost
 
-_ENDS = 4
-"""Events: more than launches of which the tokens have not been read."""
 
 
 class RecordedSteps:
@@ -72,7 +71,7 @@ class RecordedSteps:
         self.last: ChosenOfSteps | None = None
         self._ends: deque[Event] = deque()
         self._end: Event | None = None  # of the last steps whose tokens are chosen here; others may have to wait for it
-        self._stream, self._steady = 0, layers
+        self._stream = 0
         host.arena.before_access = functools.partial(_wait_elsewhere, weakref.ref(self), host.arena.before_access)
         self._batches: WeakValueDictionary[tuple[int, ...], RecordedBatch] = WeakValueDictionary()
 
@@ -98,7 +97,7 @@ class RecordedSteps:
             HostError: the driver refuses.
         """
         width = self.host.plan.output_width
-        key = (dims["rows"], len(inputs.moving.numbers), inputs.steady.size)
+        key = (dims["rows"], len(inputs.moving.numbers), len(inputs.steady.packed.numbers))
         batch = self._batches.get(key)
         if batch is None:
             batch = self._batches[key] = RecordedBatch(dims, inputs, width)
@@ -128,17 +127,21 @@ class RecordedSteps:
         assert stream is not None, "it was there when the steps were recorded"
         token, turn = host.arena.token, None if kernel is None else StepKernel.take_turn()
         with host.failures():
-            is_there = self._is_there(batch, tokens, inputs, token, turn, stream)
+            goes_on = self._goes_on(batch, tokens, token, turn, stream)
             self.last = None  # until all have been started
-            if not is_there:
+            if not goes_on:
                 token, _ = batch.place(tokens, moving(), inputs, token, turn)
                 start_computing([token, *self.unread])
                 self.unread = []
-            if len(self._ends) < _ENDS:
+            if len(self._ends) < MOST_LAUNCHES:
                 self._ends.append(Event())
             self._ends.rotate()
             end = self._ends[0]
+            if goes_on:
+                end.wait()  # see `RecordedBatch.renew`
             try:
+                if goes_on:
+                    batch.renew(inputs, stream, end)
                 for step in recorded:
                     batch.count += 1
                     step.start(stream, end, chooses=True)
@@ -149,25 +152,18 @@ class RecordedSteps:
             if len(StepKernel.models) > 1:
                 StepKernel.give_turn(chosen.fetched[2])
             chosen.turn = StepKernel.turn
-        self.last, self._end, self._stream, self._steady = chosen, end, stream, inputs.steady
+        self.last, self._end, self._stream = chosen, end, stream
         host.arena.token = token
         return chosen
 
-    def _is_there(
-        self,
-        batch: RecordedBatch,
-        tokens: mx.array,
-        inputs: BoundInputs,
-        token: mx.array,
-        turn: mx.array | None,
-        stream: int,
+    def _goes_on(
+        self, batch: RecordedBatch, tokens: mx.array, token: mx.array, turn: mx.array | None, stream: int
     ) -> bool:
-        """Whether steps go on where the last ones ended, and the arena has been given to nobody in between."""
+        """Whether steps begin where the last ones ended, and the arena has been given to nobody in between."""
         last = self.last
-        if last is None or inputs.given[0] is not None or inputs.ahead is not None or stream != self._stream:
+        if last is None or last.batch is not batch or stream != self._stream:
             return False
-        is_next = last.batch is batch and tokens is last.tokens and inputs.steady is self._steady
-        return is_next and token is last.token and turn is last.turn
+        return tokens is last.tokens and token is last.token and turn is last.turn
 
     @functools.cached_property
     def plain_end(self) -> Event:

@@ -106,3 +106,18 @@ def test_the_logits_of_a_launch_are_limited(monkeypatch: pytest.MonkeyPatch, mos
     engine.run()
     assert all(answer.request.answer.is_done for answer in answers)
     assert max(step.count for step in steps) == most
+
+
+def test_launches_are_longer_once_the_same_requests_have_decoded_for_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler.StepTimes, "decode_seconds", lambda *_: 0.75 * scheduler._LAUNCH_SECONDS)
+    engine = HashEngine(pipelines=True)
+    steps = planned(engine)
+    add(engine, 1, max_tokens=44)
+    engine.run()
+    most = scheduler._STEADY_STEPS
+    assert {step.count for step in steps if step.decode and step.num_repeats < most} == {1}
+    assert [step.count for step in steps if step.num_repeats >= most][:2] == [3, 3], "as the host takes them"
+    add(engine, 2, max_tokens=8)
+    first = len(steps)
+    engine.run()
+    assert max(step.count for step in steps[first:]) == 1

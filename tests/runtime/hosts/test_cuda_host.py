@@ -100,22 +100,22 @@ def test_a_failed_step_uploads_all_again() -> None:
             moved = inputs.moved(bound, step)
             assert bound.moving.unpack(moved)["positions"].tolist() == [position]
             inputs.advance(bound, step, moved + 1)
-        assert bound.stayed["block_tables"].tolist() == tables["block_tables"][0].tolist()
+        assert bound.steady.arrays["block_tables"].tolist() == tables["block_tables"][0].tolist()
         return bound
 
     first = run([4])
     again = run([5, 6, 7])
-    assert again.stayed is first.stayed and again.given == [None] * 3
+    assert again.steady is first.steady and again.new == []
     jumps = run([8, 20, 21])
-    assert jumps.stayed is first.stayed and [given is None for given in jumps.given] == [True, False, True]
+    assert jumps.steady is first.steady and jumps.new == [1]
     tables["block_tables"] = np.array([[1, 3]], np.int32)
     other = run([22, 23])
-    assert other.stayed is not first.stayed and other.given == [None] * 2
+    assert other.steady is not first.steady and other.new == []
     run([24, 25, 26], stops_before=1)
-    assert run([27]).given[0] is not None, "the steps before it were not all launched"
+    assert run([27]).new == [0], "the steps before it were not all launched"
     inputs.forget()
     last = run([28])
-    assert last.given[0] is not None and last.stayed is not other.stayed
+    assert last.new == [0] and last.steady is not other.steady
 
 
 def test_a_look_at_tokens_leaves_those_of_the_next_step_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from mlxr.runtime.hosts.cuda import host as cuda_host
 from mlxr.runtime.hosts.cuda.launch_graph import GraphLaunch
 from mlxr.runtime.hosts.cuda.matrix_library import ProductLaunch
 from mlxr.runtime.hosts.cuda.occupancy import Residency
-from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, FETCH, FETCH_LOGITS, PLACE
+from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, FETCH, FETCH_LOGITS, PLACE, RENEW
 from mlxr.runtime.hosts.cuda.recorded_products import FINISH, NORM
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr_tests.fake_products import beside, multiply
@@ -110,7 +110,7 @@ class SimLauncher:
         """Makes steps recorded ones, whose graph sim runs when it is launched."""
         names: list[str] = []
 
-        def function(_: object, name: str, image: bytes, pool: int) -> int:
+        def function(_: object, name: str, image: bytes, pool: int = 0) -> int:
             names.append(name)
             return len(names) - 1
 
@@ -130,6 +130,9 @@ class SimLauncher:
                 elif names[function] == CHOOSE:
                     arrays = [self._array_at(address) for address in addresses[:3]]
                     choose(*arrays, pinned[addresses[3]], grid[0])
+                elif names[function] == RENEW:
+                    begin = max(begin for begin in pinned if begin <= addresses[0])
+                    renew(pinned[begin][(addresses[0] - begin) // 4 :], *map(self._array_at, addresses[1:]))
                 elif names[function].startswith("step_"):
                     self._recorded_step(names[function], addresses)
                 else:
@@ -160,6 +163,7 @@ class SimLauncher:
         for module in (recorded_step, recorded_prompts):
             monkeypatch.setattr(module, "Event", lambda: event)
             monkeypatch.setattr(module, "mlx_stream", lambda: 1)
+        for module in (recorded_batch, recorded_step, recorded_prompts):
             monkeypatch.setattr(module, "LaunchGraph", graph)
         monkeypatch.setattr(recorded_prompts, "SentNumbers", Sent)
         monkeypatch.setattr(recorded_products, "products_image", lambda: b"")
@@ -269,6 +273,14 @@ def choose(logits: np.ndarray, numbers: np.ndarray, batch: np.ndarray, chosen: n
     state[0], state[3] = state[0] + 1, state[3] + 1
     is_ahead = (state[3] + 1) * num_moving <= state[2]
     moving[:] = batch[ahead_at + state[3] * num_moving :][:num_moving] if is_ahead else moving + 1
+
+
+def renew(given: np.ndarray, numbers: np.ndarray, batch: np.ndarray) -> None:
+    """What mlxr_renew does."""
+    num_moving, num_steady, moving, steady, ahead, state = (int(number) for number in numbers[1:7])
+    for begin, count in ((moving, num_moving), (steady, num_steady * given[4]), (ahead, given[2])):
+        batch[begin : begin + count] = given[8 + begin - moving :][:count]
+    batch[state : state + 8] = given[:8]
 
 
 class Sums:
