@@ -63,9 +63,11 @@ class Site:
         return cls("chunk", num_layers, hidden_size, (), 0.0)
 
     @classmethod
-    def of_step(cls, num_layers: int, hidden_size: int, layouts: Sequence[WeightLayout]) -> "Site":
-        """The site of a whole decode step, with the layouts of its matrices."""
+    def of_step(
+        cls, num_layers: int, hidden_size: int, layouts: Sequence[WeightLayout], *, has_experts: bool = False
+    ) -> "Site":
+        """The site of a whole decode step, with the layouts of its matrices; those of experts have a label of their own."""
         formats = sorted({str(format) for layout in layouts for format in layout.formats})
         numbers = sum(layout.rows * layout.columns for layout in layouts)
         bits = 8 * sum(layout.size_bytes for layout in layouts) / numbers
-        return cls("step", num_layers, hidden_size, tuple(formats), bits)
+        return cls("step_experts" if has_experts else "step", num_layers, hidden_size, tuple(formats), bits)

@@ -98,6 +98,9 @@ class ExpertTiles(SizeRecord):
     min_rows: int = size("experts_min_rows", 8, least=0)
     """The fewest tokens that an expert has on average, from which steps are computed this way; 0: none are. Without MMA
     a tile costs as much as eight tokens by themselves, by count of instructions, however few it has."""
+    mma_tokens: int = size("experts_mma_tokens", 0, least=0)
+    """The fewest tokens of a decode step whose choices are multiplied with MMA, 8 of an expert at once, as in
+    `MatrixTiles`; 0: each token is multiplied by itself. It needs 16-bit activations and quantised weights."""
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,38 @@ def test_products(name, tokens):
     assert bench.launches["expert_order"] == 1, "all products of a choice share its order"
 
 
+FEW = {
+    "q4_k": ({"default": "q4_k"}, {"intermediate_size": 256}),
+    "q8_0, relu2": ({"default": "q8_0"}, {"intermediate_size": 128, "activation": "relu2", "gated": False}),
+    "q4_0, sigmoid": ({"default": "q4_0"}, {"experts": EXPERTS | {"router": "sigmoid"}, "intermediate_size": 128}),
+    "affine": ({"default": "affine4_g64_bf16"}, {"intermediate_size": 128, "bias": True}),
+}
+
+
+@pytest.mark.parametrize(("name", "sequences"), few_of(FEW, [3, 9, 30]))
+def test_products_of_a_decode_step(name, sequences):
+    """Few choices of an expert are multiplied together, by matrix instructions; below the threshold each by itself."""
+    weights, mlp = FEW[name]
+    spec = small_spec(
+        model__tensor_names="canonical",
+        model__hidden_size=256,
+        model__attention={"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
+        model__mlp={"experts": EXPERTS} | mlp,
+        cache={"mode": "paged", "max_sequences": 32},
+        activation_dtype="bf16",
+        weights=weights,
+    )
+    artifact = compiled(spec, Geometry.of(experts_mma_tokens=4, mma_simdgroups=2, mma_outputs=16))
+    bench = OpBench(artifact, sum_error=8e-3)
+    ops = [op.name for op in artifact.graph("decode").ops if op.layer == 0 and "experts" in {*op.inputs, *op.outputs}]
+    bench.run("decode", ops, bench.batch([(each, 1) for each in bench.sequences(*[0] * sequences)]))
+    together = {"route", "expert_order", "experts_mma8", "experts_down_mma8", "expert_sum"}
+    if sequences < 4:
+        assert set(bench.launches) == {"routed_experts", "experts_down"}
+    else:
+        assert together <= set(bench.launches) <= together | {"normalise"}
+
+
 def test_few_tokens_have_no_tiles():
     assert set(run_products(artifact_of("f32"), 3, 1e-5).launches) == {"experts", "experts_down"}
 

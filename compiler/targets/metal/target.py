@@ -103,4 +103,5 @@ def _step_choice(inputs: LoweringInput) -> Choice:
     """The geometry of a whole decode step."""
     model = inputs.spec.model
     matrices = [weight.layout for weight in inputs.weights if len(weight.shape) == 2]
-    return inputs.table.choose(Site.of_step(model.num_layers, model.hidden_size, matrices))
+    has_experts = any(layer.mlp is not None and layer.mlp.experts is not None for layer in model.layers)
+    return inputs.table.choose(Site.of_step(model.num_layers, model.hidden_size, matrices, has_experts=has_experts))

@@ -102,5 +102,6 @@ def order_choices(lowering: MetalLowering, readers: Sequence[Op], tile: int, whe
         lowering.scratch.append(Scratch(order, ("tokens", attrs.top_k), DType.I32))
         lowering.scratch.append(Scratch(tiles, (most, _TILE_FIELDS), DType.I32))
         buffers = {"dims": "dims", "order": order, "tiles": tiles}
+        buffers |= {} if "experts" in op.inputs else {"experts": op.outputs["experts"]}
         lowering.emit(op, kernel, (Extent(times=kernel.num_experts),), buffers, when=when)
     return ExpertOrder(order, tiles, kernel.grid_of_tiles)

@@ -2,6 +2,7 @@
 
 Choices are ordered by expert, and a threadgroup multiplies a tile of them by rows of their expert's weight. A token
 alone is better multiplied by itself, which takes no order and no sum of its own: `tiles_from` says where tiles begin.
+Tiles of decode steps are small, since few of their tokens have an expert in common.
 """
 
 from dataclasses import replace
@@ -9,8 +10,8 @@ from dataclasses import replace
 from mlxr.compiler.artifact.launch import Condition, Extent
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.ops.experts import ExpertProduct
-from mlxr.compiler.schedule.geometry import UnpackedTiles
+from mlxr.compiler.ir.ops.experts import SHARED_WEIGHTS, ExpertProduct, ExpertProjection, RoutedProjection
+from mlxr.compiler.schedule.geometry import ExpertTiles, MatrixTiles, UnpackedTiles
 from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts, facts_of
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, ProjectionKernel
@@ -18,6 +19,7 @@ from mlxr.compiler.targets.metal.kernels.expert_order import order_choices
 from mlxr.compiler.targets.metal.kernels.expert_sum import ExpertSumKernel
 from mlxr.compiler.targets.metal.kernels.gemm import GEMM_COLUMNS, gemm
 from mlxr.compiler.targets.metal.kernels.gemm_mma import gemm_mma
+from mlxr.compiler.targets.metal.kernels.matmul_mma import MatmulMmaKernel, expert_mma
 from mlxr.compiler.targets.metal.kernels.normalise import normalise
 from mlxr.compiler.targets.metal.lowering import MetalLowering, num_columns
 
@@ -30,13 +32,40 @@ def tiles_from(lowering: MetalLowering, op: Op) -> int | None:
     """
     attrs = op.attrs_as(ExpertProduct)
     choice = lowering.table.choose(Site.of_choice(attrs.num_experts, attrs.top_k, lowering.value(op, "x").dtype))
+    if lowering.deterministic:
+        return None
+    if lowering.phase == "decode":
+        return _tiles_of_decode(lowering, op, choice.geometry.many_rows.experts)
     rows = choice.geometry.many_rows.experts.min_rows
-    if not rows or lowering.deterministic or lowering.phase == "decode":
+    if not rows:
         return None
     columns = [lowering.layouts[reader.inputs["weight"]].columns for reader in _readers(lowering, op)]
     tokens = max(2, -(-rows * attrs.num_experts // attrs.top_k))
     fits = all(count % GEMM_COLUMNS == 0 for count in columns)
     return tokens if fits and tokens <= lowering.limits["tokens"] else None
+
+
+def _tiles_of_decode(lowering: MetalLowering, op: Op, sizes: ExpertTiles) -> int | None:
+    """`tiles_from` of a decode step: where all products of a choice have the kernel, and no shared expert with them."""
+    tokens, readers = max(2, sizes.mma_tokens), _readers(lowering, op)
+    if not sizes.mma_tokens or tokens > lowering.limits["tokens"]:
+        return None
+    if any(port in reader.inputs for reader in readers for port in SHARED_WEIGHTS):
+        return None
+    if any(isinstance(reader.attrs, RoutedProjection) and reader.attrs.weighs for reader in readers):
+        return None
+    kernels = [_few(lowering, reader, _facts(lowering, reader, of_tokens=_is_first(reader))) for reader in readers]
+    return tokens if all(kernels) else None
+
+
+def _is_first(op: Op) -> bool:
+    return isinstance(op.attrs, ExpertProjection)
+
+
+def _few(lowering: MetalLowering, op: Op, facts: ProjectionFacts) -> MatmulMmaKernel | None:
+    """The kernel of a decode step for an op's product."""
+    attrs = op.attrs_as(ExpertProduct)
+    return expert_mma(facts, ExpertRows(attrs.num_experts, attrs.top_k, _is_first(op), "weights" in op.inputs))
 
 
 def multiply_tiles(lowering: MetalLowering, op: Op, *, of_tokens: bool, tokens: int) -> str:
@@ -53,18 +82,21 @@ def multiply_tiles(lowering: MetalLowering, op: Op, *, of_tokens: bool, tokens: 
     unpacked = facts.many_rows.unpacked
     with_mma = bool(unpacked.mma) and facts.activation.is_16_bit
     rows = ExpertRows(attrs.num_experts, attrs.top_k, of_tokens, "weights" in op.inputs)
-    kernel: ProjectionKernel = gemm_mma(facts, rows) if with_mma else gemm(facts, rows)
+    few = _few(lowering, op, facts) if lowering.phase == "decode" else None
+    kernel: ProjectionKernel = few or (gemm_mma(facts, rows) if with_mma else gemm(facts, rows))
     ordered = order_choices(lowering, _readers(lowering, op), kernel.tile, when)
     buffers = {"order": ordered.order, "tiles": ordered.tiles, "out": op.out}
-    if with_mma:
+    if with_mma or few:
         buffers["x"] = normalise(lowering, op, facts, kernel.tile, when)
     if not of_tokens:
         buffers["out"] = f"{op.name}.of_choices"
         shape = ("tokens", attrs.top_k * facts.out_features)
         lowering.scratch.append(Scratch(buffers["out"], shape, facts.epilogue.out))
     grid = (Extent(times=kernel.threadgroups), ordered.grid)
-    unused = UnpackedTiles.names("min_rows")
-    lowering.emit(op, kernel, grid, buffers, when=when, chosen=facts.choice.sizes(UnpackedTiles, without=unused))
+    chosen = facts.choice.sizes(UnpackedTiles, without=UnpackedTiles.names("min_rows"))
+    if few:
+        chosen = facts.choice.sizes(MatrixTiles, without=MatrixTiles.names("min_rows", "max_rows"))
+    lowering.emit(op, kernel, grid, buffers, when=when, chosen=chosen)
     return buffers["out"]
 
 
@@ -89,5 +121,6 @@ def _facts(lowering: MetalLowering, op: Op, *, of_tokens: bool) -> ProjectionFac
 
 
 def _readers(lowering: MetalLowering, op: Op) -> list[Op]:
-    """The products of the choice of experts that an op reads."""
-    return [reader for reader in lowering.graph.consumers(op.inputs["experts"]) if "weight" in reader.inputs]
+    """The products of the choice of experts that an op reads or makes, in order."""
+    graph, choice = lowering.graph, op.inputs.get("experts") or op.outputs["experts"]
+    return [own for own in (graph.producer(choice), *graph.consumers(choice)) if own and "weight" in own.inputs]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.targets.metal.kernel_parts.matrix_spans import Span
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
-from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, ProjectionKernel
 
 MMA_TILES = (8, 16, 32, 64)
 """Rows of x that a threadgroup multiplies by its rows of the weight; each size has its own kernel."""
@@ -76,18 +76,26 @@ def matmul_mma(p: ProjectionFacts) -> tuple[MatmulMmaKernel, ...]:
     One kernel with a branch for every 8 rows did not issue its loads together: it took 305 us for 64 rows of gate and
     up of Llama-3-8B, and the kernel for 64 rows takes 138 (experiment 11 of benchmarks/NOTES-gpu.md).
     """
-    g = p.many_rows.matrix
-    kernels = tuple(
-        MatmulMmaKernel(
-            label=f"{p.label}_mma{tile}",
-            norm=None,
-            **p.fields,
-            outs=(g.outputs if p.is_quantised else _TILE_ROWS) // p.epilogue.halves,
-            simdgroups=g.simdgroups,
-            split=g.simdgroups,
-            tile=tile,
-        )
-        for tile in MMA_TILES
-    )
+    kernels = tuple(_kernel(p, tile) for tile in MMA_TILES)
     of_one_type = p.activation.is_16_bit and (p.layout.is_bytes or p.layout.dtype is p.activation)
     return kernels if of_one_type and kernels[0].fits else ()
+
+
+def expert_mma(p: ProjectionFacts, experts: ExpertRows) -> MatmulMmaKernel | None:
+    """The kernel of a product by experts, of few choices of each; None: it cannot be made."""
+    kernel = _kernel(p, MMA_TILES[0], experts)
+    return kernel if p.activation.is_16_bit and p.is_quantised and kernel.fits else None
+
+
+def _kernel(p: ProjectionFacts, tile: int, experts: ExpertRows | None = None) -> MatmulMmaKernel:
+    g = p.many_rows.matrix
+    return MatmulMmaKernel(
+        label=f"{p.label}_mma{tile}",
+        norm=None,
+        **p.fields,
+        outs=(g.outputs if p.is_quantised else _TILE_ROWS) // p.epilogue.halves,
+        simdgroups=g.simdgroups,
+        split=g.simdgroups,
+        tile=tile,
+        experts=experts,
+    )

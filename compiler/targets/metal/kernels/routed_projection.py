@@ -2,6 +2,7 @@
 
 from dataclasses import KW_ONLY, dataclass, replace
 
+from mlxr.compiler.artifact.launch import Condition
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.ir.graph import Op
@@ -22,6 +23,7 @@ from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
 from mlxr.compiler.targets.metal.kernel_parts.fused_norm import fused_norm_of
 from mlxr.compiler.targets.metal.kernel_parts.passes import bytes_of_sums, experts_in_passes
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import formula
+from mlxr.compiler.targets.metal.kernels.expert_tiles import multiply_tiles, tiles_from
 from mlxr.compiler.targets.metal.kernels.route import RouteKernel, route_kernel
 from mlxr.compiler.targets.metal.kernels.shared_expert import (
     ALONE,
@@ -30,7 +32,7 @@ from mlxr.compiler.targets.metal.kernels.shared_expert import (
     multiply_several,
     takes_several,
 )
-from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns
+from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
 
 
 @dataclass(frozen=True)
@@ -148,11 +150,25 @@ def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjec
     alone = _in_passes(kernel, choice.geometry.one_row)
     chosen = choice.sizes(OneRow, without=SUM_IGNORES if alone.passes else PROJECTION_IGNORES)
     if kernel.shared is None or not takes_several(lowering):
-        lowering.emit(op, alone, grid_of(alone), chosen=chosen)
+        tiled = tiles_from(lowering, op)
+        few = None if tiled is None else Condition(dim="tokens", maximum=tiled - 1)
+        lowering.emit(op, alone, grid_of(alone), when=few, chosen=chosen)
+        if tiled is not None:
+            _multiply_tiles(lowering, op, kernel.route, tiled)
         return
     lowering.emit(op, alone, grid_of(alone), when=ALONE, chosen=chosen)
     without = replace(kernel, label="routed_experts", shared=None, shared_norm=None)
     multiply_several(lowering, op, _shared_product(op, attrs), kernel, without, {}, chosen)
+
+
+def _multiply_tiles(lowering: MetalLowering, op: Op, route: RouteKernel, tokens: int) -> None:
+    """Adds the launches of steps of at least so many tokens: of the choice, its order, and the products."""
+    buffers = {port: op.outputs[port] for port, _ in route.outputs}
+    ports = {"x": "logits", "bias": "selection_bias", "scales": "expert_scales"}
+    buffers |= {port: op.inputs[ports[port]] for port, _ in route.inputs}
+    logits = lowering.value(op, "logits")
+    lowering.emit(op, route, (row_count(logits),), buffers, when=Condition(dim="tokens", minimum=tokens))
+    multiply_tiles(lowering, op, of_tokens=True, tokens=tokens)
 
 
 def _in_passes(kernel: RoutedProjectionKernel, sizes: OneRow) -> RoutedProjectionKernel:
