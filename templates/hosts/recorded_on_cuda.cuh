@@ -92,9 +92,17 @@ extern "C" __global__ void __launch_bounds__(1024) mlxr_choose(
       index = other_index;
     }
   };
-  for (mlxr_u32 i = thread; i < width; i += 1024) {
-    const float x = own[i];
-    merge(x, i);
+  const mlxr_u32 quads = width % 4 == 0 ? width / 4 : 0;  // rows begin at multiples of 16 bytes then
+#pragma unroll 4
+  for (mlxr_u32 i = thread; i < quads; i += 1024) {
+    const float4 x = reinterpret_cast<const float4*>(own)[i];
+    merge(x.x, 4 * i);
+    merge(x.y, 4 * i + 1);
+    merge(x.z, 4 * i + 2);
+    merge(x.w, 4 * i + 3);
+  }
+  for (mlxr_u32 i = 4 * quads + thread; i < width; i += 1024) {
+    merge(own[i], i);
   }
   for (mlxr_u32 distance = 16; distance; distance /= 2) {
     const float other = __shfl_xor_sync(0xffffffffu, greatest, distance);

@@ -10,6 +10,7 @@ FLAT = (
     *("matvec_stages", "matvec_mma"),
     *("matmul_outputs", "matmul_simdgroups", "matmul_tile", "gemm_min_rows", "gemm_mma"),
     "experts_min_rows",
+    "experts_mma_tokens",
     *("mma_min_rows", "mma_max_rows", "mma_simdgroups", "mma_outputs"),
     *("mlx_min_rows", "mlx_quantised_min_rows", "unpack_unroll"),
     *("attend_simdgroups", "attend_heads", "attend_unroll", "attend_whole", "attend_mma"),
