@@ -66,7 +66,7 @@ class Site:
     def of_step(
         cls, num_layers: int, hidden_size: int, layouts: Sequence[WeightLayout], *, has_experts: bool = False
     ) -> "Site":
-        """The site of a whole decode step, with the layouts of its matrices; those of experts have a label of their own."""
+        """The site of a whole decode step, with the layouts of its matrices; with experts it has a label of its own."""
         formats = sorted({str(format) for layout in layouts for format in layout.formats})
         numbers = sum(layout.rows * layout.columns for layout in layouts)
         bits = 8 * sum(layout.size_bytes for layout in layouts) / numbers

@@ -96,9 +96,10 @@ class RecordedBatch:
         Returns:
             What comes before the step, and what moves in the step after it if each number is one more; lazy.
         """
-        ahead, count = self._nothing, self._nothing
-        if inputs.at_once:
-            ahead = inputs.ahead
+        ahead, count = inputs.ahead, self._nothing
+        if ahead is None:
+            ahead = self._nothing
+        else:
             count = _count(ahead.size)
         self._steady = inputs.steady
         turn, step = self._nothing if turn is None else turn, _count(self.count % MOST_STEPS)
@@ -111,7 +112,7 @@ class RecordedBatch:
 
     def _make_renewals(self, size: int, blocks: int) -> "deque[tuple[npt.NDArray[np.int32], LaunchGraph]]":
         """Of each launch under way, so many numbers that the CPU writes, and the graph that copies them."""
-        given = PinnedMemory(4 * MOST_LAUNCHES * size, waits=False)
+        given = PinnedMemory(4 * MOST_LAUNCHES * size)
         memory, numbers = np.array(address_table([self.memory, self.numbers])).tolist()[:2]
         written = np.ctypeslib.as_array((ctypes.c_int32 * (MOST_LAUNCHES * size)).from_address(given.address))
         function, found = FUNCTIONS.of(RENEW, recorded_image()), deque[tuple[npt.NDArray[np.int32], LaunchGraph]]()

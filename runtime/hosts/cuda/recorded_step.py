@@ -3,7 +3,8 @@
 The graph is given to MLX's own stream (mlx_stream.py), once MLX has been given what comes before it, and whoever needs
 the step needs what is fetched after it (recorded_batch.py). A graph has all launches of a step, or its step kernel. If
 all rows take their likeliest token, it also chooses the tokens, and the step after begins with them: MLX, which takes 5
-to 20 us of CPU for each launch, has two launches for several steps.
+to 20 us of CPU for each launch, has two launches for several steps, and none for those that follow with the same
+sequences.
 
 Recorded launches use the same memory in each step: the batch, activations and logits have places of their own. Weights
 and the arena's stores are where they are (address_table.py). Not recorded are steps with functions of MLX among their
@@ -48,7 +49,6 @@ from mlxr.runtime.hosts.cuda.recording import recording_of
 from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
 from mlxr.runtime.hosts.mlx.bindable import bindable_shape
 from mlxr.runtime.hosts.mlx.host import MlxHost
-
 
 
 class RecordedSteps:
