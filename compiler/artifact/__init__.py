@@ -19,7 +19,7 @@ from mlxr.compiler.artifact.artifact import Artifact
 from mlxr.compiler.artifact.c_library import LATER, CLibrary, CTensor
 from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.artifact.handover_layout import HandoverLayout
-from mlxr.compiler.artifact.kernel_entry import KernelEntry
+from mlxr.compiler.artifact.kernel_entry import KernelEntry, body_of, header_of
 from mlxr.compiler.artifact.launch import BATCH_DIMS, Condition, Extent, KernelCall, Launch
 from mlxr.compiler.artifact.library_call import AttentionCall, CollectiveCall, HandoverCall, LibraryCall, MatmulCall
 from mlxr.compiler.artifact.manifest import TUNING, is_artifact
@@ -138,11 +138,13 @@ __all__ = [
     "WeightLayout",
     "WeightPlan",
     "adapted_matrices",
+    "body_of",
     "debug_level",
     "decode_dims",
     "file_keys",
     "foreign_file",
     "guessing_layers",
+    "header_of",
     "integer_format",
     "is_artifact",
     "layer_buffer",

@@ -106,7 +106,7 @@ def _programs(
         program, texts = target.render(place(lowered, own_inputs), own_inputs, origin)
         made[own.target] = _Made(program, texts, lowered.query_tile)
         if early is not None and own.target == early.target:
-            early.take(texts)
+            early.take(program, texts)
     return {own.target: made[own.target] for own in types}
 
 

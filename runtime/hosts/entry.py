@@ -6,20 +6,20 @@ Records are light. They import neither MLX nor their host's module until somebod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from mlxr.compiler.artifact import Artifact
+    from mlxr.compiler.artifact import Artifact, Program
     from mlxr.runtime.hosts.host import Host
 
 
-BeginBuild = Callable[[Mapping[str, str], str], None]
-"""Begins to build the program of these sources, by file, for the model of this name."""
+BeginBuild: TypeAlias = "Callable[[Program, Mapping[str, str], str], None]"
+"""Begins to build a program from its sources, by file, for the model of this name."""
 
 
 @contextmanager
 def _nothing_ahead() -> Iterator[BeginBuild]:
-    yield lambda sources, name: None
+    yield lambda program, sources, name: None
 
 
 @dataclass(frozen=True, kw_only=True)

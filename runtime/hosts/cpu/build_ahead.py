@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYetError
 from contextlib import contextmanager
 
+from mlxr.compiler.artifact import Program
 from mlxr.runtime.hosts.cpu.build import load_library
 from mlxr.runtime.hosts.cpu.compile_units import Tick
 from mlxr.runtime.hosts.entry import BeginBuild
@@ -72,7 +73,7 @@ def building_ahead() -> Iterator[BeginBuild]:
     """See `HostEntry`."""
     begun: dict[str, _Build] = {}
 
-    def begin(sources: Mapping[str, str], name: str) -> None:
+    def begin(program: Program, sources: Mapping[str, str], name: str) -> None:
         (text,) = sources.values()
         if text not in _builds:
             _builds[text] = begun[text] = _Build(text, name)

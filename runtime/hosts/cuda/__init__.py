@@ -2,6 +2,7 @@
 
     device         the GPU, whether MLX can use it, and MLX's settings there
     build, nvrtc   kernel text -> machine code, cached by content
+    build_ahead    the same, while the rest of the artifact is still being compiled
     host           puts together what runs the plan's kernels through MLX
     *_steps        decode steps and prompts, in traces
     step_*         a whole decode step as one kernel
@@ -10,9 +11,11 @@
 The text of a kernel is the same as on Apple silicon: the prelude templates/hosts/metal_on_cuda.cuh makes it CUDA.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from mlxr.runtime.hosts.entry import HostEntry
+from mlxr.runtime.hosts.entry import BeginBuild, HostEntry
 
 if TYPE_CHECKING:
     from mlxr.runtime.hosts.host import Host
@@ -36,6 +39,14 @@ def _gpu_name() -> str:
     return chip_name()
 
 
+@contextmanager
+def _building_ahead() -> Iterator[BeginBuild]:
+    from mlxr.runtime.hosts.cuda.build_ahead import building_ahead  # noqa: PLC0415
+
+    with building_ahead() as begin:
+        yield begin
+
+
 HOST = HostEntry(
     name="cuda",
     summary="NVIDIA GPUs",
@@ -46,6 +57,7 @@ HOST = HostEntry(
     auto=True,
     calls_mlx=True,
     gpu_name=_gpu_name,
+    building_ahead=_building_ahead,
     cached="kernels of host cuda",
     leaves_experts=True,
 )

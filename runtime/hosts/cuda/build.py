@@ -8,9 +8,11 @@ and again in every process. So kernels are compiled here and given to MLX as `pr
 
 import functools
 import os
+import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.resources import files
+from pathlib import Path
 
 from mlxr.compiler.artifact import INCLUDE, KernelEntry
 from mlxr.runtime.hosts.cuda.fatbin import compressed, find_nvfatbin
@@ -25,6 +27,9 @@ _ROUNDING = 256
 """Bytes for the beginning of each array at a multiple of 16."""
 
 _cache = LibraryCache("cuda")
+_building: dict[Path, Future[bytes]] = {}
+"""What some thread compiles now, by its place in the cache."""
+_lock = threading.Lock()
 
 
 @functools.cache
@@ -64,6 +69,8 @@ def pool_bytes(kernel: KernelEntry) -> int:
 def build_cubin(name: str, source: str, architecture: str) -> bytes:
     """Compiles a text for an architecture (`sm_90a`) to the smallest image possible, or finds it in the cache.
 
+    Who wants a text that another thread compiles waits for that thread.
+
     Raises:
         HostError: no NVRTC, a text that does not compile, or a cache that cannot be written.
     """
@@ -72,10 +79,24 @@ def build_cubin(name: str, source: str, architecture: str) -> bytes:
     target = _cache.folder() / f"{digest(source, *flags, str(version()), packer)}.cubin"
     if (image := _cache.read(target)) is not None:
         return image
-    cubin = compressed(compile_cubin(name, source, flags), architecture)
-    with _cache.workspace() as work:
-        (work / "kernel.cubin").write_bytes(cubin)
-        _cache.publish(work / "kernel.cubin", target)
+    with _lock:
+        begun, own = _building.get(target), Future[bytes]()
+        if begun is None:
+            _building[target] = own
+    if begun is not None:
+        return begun.result()
+    try:
+        cubin = compressed(compile_cubin(name, source, flags), architecture)
+        with _cache.workspace() as work:
+            (work / "kernel.cubin").write_bytes(cubin)
+            _cache.publish(work / "kernel.cubin", target)
+        own.set_result(cubin)
+    except BaseException as error:
+        own.set_exception(error)
+        raise
+    finally:
+        with _lock:
+            del _building[target]
     return cubin
 
 

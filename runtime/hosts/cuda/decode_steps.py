@@ -18,6 +18,7 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import ARENA_TOKEN, KernelCall, Phase
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.binding import Dims
+from mlxr.runtime.hosts.cuda.device_array import on_device
 from mlxr.runtime.hosts.cuda.mlx_stream import why_unknown
 from mlxr.runtime.hosts.cuda.packed import BoundInputs, DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.parallel.peers import Peers
@@ -294,7 +295,8 @@ class DecodeSteps:
     def _trace(self, phase: Phase, dims: Dims, moving: Packed, tops: int) -> Trace:
         """The step as a function of tokens, what moves, what does not, the arena's token and a step kernel's turn."""
         self._prepare(phase, dims)
-        host = self._host
+        host, one = self._host, on_device(mx.ones((len(moving.numbers),), mx.int32))
+        # An array of ones: MLX would fuse a number with what it is added to, and compile that for 4 to 6 s.
 
         def run(
             tokens: mx.array, moved: mx.array, stayed: dict[str, mx.array], token: mx.array, *turn: mx.array
@@ -306,11 +308,11 @@ class DecodeSteps:
                 if self._peers.exchange is not None:
                     own = of_shape(logits, (dims["rows"], kernel.width))
                     logits = host.launcher.gather_result(own, dims, tops)
-                return logits, token, moved + 1, *turns
+                return logits, token, moved + one, *turns
             logits, token = host.run(phase, dims, inputs, tops)
             if self._kernels.lacks(dims):
                 host.launches[AS_LAUNCHES] += 1
-            return logits, token, moved + 1
+            return logits, token, moved + one
 
         return traced(host, run)
 

@@ -196,6 +196,11 @@ class StepImages:
     failures: tuple[tuple[range, NoStepKernelError], ...] = ()
 
 
+def has_step_kernels(architecture: str) -> bool:
+    """Whether GPUs of an architecture (`sm_90a`) run them."""
+    return int(architecture.removeprefix("sm_").rstrip("a")) >= OLDEST
+
+
 def build_steps(artifact: Artifact, architecture: str) -> StepImages:
     """Compiles the step kernels of an artifact, if it has any; touches no GPU.
 
@@ -207,7 +212,7 @@ def build_steps(artifact: Artifact, architecture: str) -> StepImages:
         HostError: a text does not compile.
     """
     program = artifact.plan.program("metal")
-    if int(architecture.removeprefix("sm_").rstrip("a")) < OLDEST:
+    if not has_step_kernels(architecture):
         why = NoStepKernelError(f"the GPU is {architecture}, and the step kernel is made for sm_{OLDEST} and newer")
         return StepImages(
             failures=tuple((steps.counts, why) for steps in (*program.step_kernels, *program.steps_as_launches))
