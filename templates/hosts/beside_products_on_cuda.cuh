@@ -19,6 +19,9 @@
 //   rows, columns
 //   kind                     of the activation, see below; is_gated; bounds, which of the next three there are, by bits
 //   limit, out_cap, out_limit, out_scale, residual_scale: the bits of an f32
+// mlxr_activate_TYPE: the same with an activation alone, for products of MLX's (see runtime/hosts/cuda/activate_sums.py).
+//   sums, out
+//   rows, columns, kind, is_gated, has_limit, limit
 typedef unsigned short mlxr_u16;
 typedef unsigned int mlxr_u32;
 typedef unsigned long long mlxr_u64;
@@ -240,3 +243,19 @@ __device__ void mlxr_finish(
 MLXR_BESIDE(bf16, mlxr_bf16, 8)
 MLXR_BESIDE(f16, mlxr_f16, 8)
 MLXR_BESIDE(f32, mlxr_f32, 4)
+
+#define MLXR_ACTIVATE(NAME, T, N)                                                                                   \
+  extern "C" __global__ void __launch_bounds__(256) mlxr_activate_##NAME(                                           \
+      const T* sums, T* out, const int rows, const int columns, const int kind, const int is_gated,                 \
+      const int has_limit, const float limit) {                                                                     \
+    const mlxr_u32 bounds = has_limit ? HAS_LIMIT : 0;                                                              \
+    if (columns % N == 0) {                                                                                         \
+      mlxr_finish<T, N>(sums, 0, 0, 0, 0, 0, out, rows, columns, kind, is_gated, bounds, limit, 0, 0, 1, 1);        \
+    } else {                                                                                                        \
+      mlxr_finish<T, 1>(sums, 0, 0, 0, 0, 0, out, rows, columns, kind, is_gated, bounds, limit, 0, 0, 1, 1);        \
+    }                                                                                                               \
+  }
+
+MLXR_ACTIVATE(bf16, mlxr_bf16, 8)
+MLXR_ACTIVATE(f16, mlxr_f16, 8)
+MLXR_ACTIVATE(f32, mlxr_f32, 4)

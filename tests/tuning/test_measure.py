@@ -86,9 +86,9 @@ def test_norms_of_mlx_ops_are_cast_before_the_clock_starts(monkeypatch: pytest.M
     """As hosts do once: an op is timed without the cast of its norm's f32 weight."""
     artifact, taken = variant("for-mlx"), []
 
-    def note(call: LibraryCall, inputs: Inputs) -> mx.array:
+    def note(call: LibraryCall, inputs: Inputs, *more: None) -> mx.array:
         taken.append((inputs["x"].dtype, inputs["norm"].dtype))
-        return call_library(call, inputs)
+        return call_library(call, inputs, *more)
 
     monkeypatch.setattr(launcher, "call_library", note)
     gpu, batch = FakeGpu(cost_us), prefill_batch(artifact, 64)

@@ -12,6 +12,7 @@ from mlxr.compiler.artifact import Program, body_of, header_of
 from mlxr.runtime.hosts.cuda.build import build_cubin, cuda_source, with_prelude
 from mlxr.runtime.hosts.cuda.device import architecture
 from mlxr.runtime.hosts.cuda.recorded_batch import recorded_image
+from mlxr.runtime.hosts.cuda.recorded_products import products_image
 from mlxr.runtime.hosts.cuda.step_kernel import has_step_kernels
 from mlxr.runtime.hosts.entry import BeginBuild
 
@@ -32,7 +33,8 @@ def building_ahead() -> Iterator[BeginBuild]:
         pools.append(pool)
         for kernel_name in sorted(texts, key=lambda each: -len(texts[each])):  # the largest take longest
             pool.submit(build_cubin, kernel_name, texts[kernel_name], card)
-        pool.submit(recorded_image)
+        for image in (recorded_image, products_image):
+            pool.submit(image)
 
     try:
         yield begin

@@ -20,6 +20,7 @@ from mlxr.compiler.artifact import PEERS, Artifact, Launch, Phase, Plan, layer_b
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_dims, phase_of, shape_of
+from mlxr.runtime.hosts.cuda.activate_sums import activated
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source, pool_bytes
 from mlxr.runtime.hosts.cuda.decode_steps import DecodeSteps
 from mlxr.runtime.hosts.cuda.device import architecture, limit_cache
@@ -63,6 +64,7 @@ class CudaHost(MlxHost):
         with ThreadPoolExecutor(max_workers=1) as beside:  # the largest texts, compiled at the same time as the others
             images = beside.submit(self.build_steps, artifact)
             super().__init__(artifact, weights, arena, progress)
+        self.launcher.activated = activated
         layers = [layer_buffer(i) for i in range(self.plan.num_layers)]
         self.fixed |= {name: on_device(self.fixed[name]) for name in layers}
         mx.eval(list(self.fixed.values()))  # a lazy array would be computed in each step

@@ -20,7 +20,8 @@ from mlxr.runtime.hosts.mlx.library import added_by_matmul, factor_of_sums, is_f
 NORM, FINISH = "mlxr_norm_", "mlxr_finish_"
 """Kernels, whose names end with the type."""
 _THREADS = 256
-_KINDS = (None, "silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_oai")
+KINDS = (None, "silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_oai")
+"""The activations, in the order of their numbers."""
 
 
 def product_calls(call: MatmulCall, launch: Launch, dims: Dims) -> list[Call | ProductCall]:
@@ -99,7 +100,7 @@ def _numbers(finish: Finish) -> list[int]:
     bounded = (finish.limit, finish.out_cap, finish.out_limit)
     bounds = sum((number is not None) << i for i, number in enumerate(bounded))
     floats = (*(number or 0.0 for number in bounded), finish.out_scale, finish.residual_scale)
-    return [_KINDS.index(finish.activation), int(finish.gated), bounds, *map(_bits, floats)]
+    return [KINDS.index(finish.activation), int(finish.gated), bounds, *map(_bits, floats)]
 
 
 def _bits(number: float) -> int:

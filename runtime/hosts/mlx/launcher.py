@@ -23,7 +23,7 @@ from mlxr.runtime.hosts.binding import Dims, shape_of
 from mlxr.runtime.hosts.exchange import LazyExchange
 from mlxr.runtime.hosts.handover import LazyHandover
 from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, bindable_shape, of_shape
-from mlxr.runtime.hosts.mlx.library import call_library
+from mlxr.runtime.hosts.mlx.library import Activated, call_library
 
 Arrays = dict[str, mx.array]
 """Arrays by the names of the plan's buffers."""
@@ -49,6 +49,7 @@ class Launcher:
     Attributes:
         exchange: what launches exchange rows with, where the program is that of a part of a model.
         handover: what launches give the CPU rows with, where the program leaves experts to it.
+        activated: the host's own kernel for activations after MLX's matmul.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Launcher:
         """
         self.exchange: LazyExchange | None = None
         self.handover: LazyHandover | None = None
+        self.activated: Activated | None = None
         self._count = count
         self._kernels = {
             entry.name: _Kernel(
@@ -192,7 +194,7 @@ class Launcher:
             port.name: of_shape(arrays[name], shape_of(port.shape, dims))
             for port, name in zip(call.ports, launch.inputs, strict=True)
         }
-        arrays[launch.outputs[0]] = bindable(call_library(call, inputs))
+        arrays[launch.outputs[0]] = bindable(call_library(call, inputs, self.activated))
         self._count(call.label, launch.op)
 
 

@@ -20,22 +20,28 @@ Type = TypeVar("Type")
 _ELEMENTWISE = ("bias", "gate", "residual")
 
 
-def call_library(call: MatmulCall | AttentionCall, inputs: Inputs) -> mx.array:
+Activated = Callable[[mx.array, Finish], mx.array | None]
+"""Gives the activated sums of a matmul, of which nothing else is to be computed; None: it cannot."""
+
+
+def call_library(call: MatmulCall | AttentionCall, inputs: Inputs, activated: Activated | None = None) -> mx.array:
     """The result of a library call.
 
     Args:
         call: the function and its options.
         inputs: arrays by the names of the call's ports, in the types and shapes of these.
+        activated: the host's own kernel for activations; None: it has none.
     """
-    return matmul(call, inputs) if isinstance(call, MatmulCall) else attention(call, inputs)
+    return matmul(call, inputs, activated) if isinstance(call, MatmulCall) else attention(call, inputs)
 
 
-def matmul(call: MatmulCall, inputs: Inputs) -> mx.array:
+def matmul(call: MatmulCall, inputs: Inputs, activated: Activated | None = None) -> mx.array:
     """MLX's matmul.
 
     Args:
         call: its options.
         inputs: see `call_library`.
+        activated: likewise.
 
     Returns:
         [rows, out], row-major.
@@ -51,6 +57,9 @@ def matmul(call: MatmulCall, inputs: Inputs) -> mx.array:
     y = x @ columns
     if is_finished(types, finish):
         return y
+    has_own = activated is not None and is_activated(types, finish) and y.dtype == out
+    if has_own and (result := activated(y, finish)) is not None:
+        return result
     finisher = _finisher(finish, call.dtype, mx.default_device().type)
     halves = 2 if finish.gated else 1
     sums: list[mx.array] = list(mx.split(y, halves, axis=-1))
@@ -101,6 +110,12 @@ def is_finished(ports: Container[str], finish: Finish) -> bool:
     """Whether nothing follows the sums of a matmul with these inputs."""
     is_plain = finish.activation is None and finish.out_cap is None and finish.out_limit is None
     return is_plain and finish.out_scale == 1 and all(port not in ports for port in _ELEMENTWISE)
+
+
+def is_activated(ports: Container[str], finish: Finish) -> bool:
+    """Whether nothing but an activation without numbers of its own follows the sums."""
+    is_alone = finish.out_cap is None and finish.out_limit is None and finish.out_scale == 1
+    return finish.activation not in (None, "xielu") and is_alone and all(port not in ports for port in _ELEMENTWISE)
 
 
 def added_by_matmul(types: Mapping[str, Type], finish: Finish, out: Type) -> str | None:

@@ -57,6 +57,7 @@ def use_card(monkeypatch: pytest.MonkeyPatch, artifact: Artifact, launch: Any) -
 
     monkeypatch.setattr(address_table, "build_cubin", lambda *_: b"")
     monkeypatch.setattr(cuda_host, "build_cubins", build)
+    monkeypatch.setattr(cuda_host, "activated", None)
     monkeypatch.setattr(step_kernel, "build_cubin", build_step)
     monkeypatch.setattr(decode_steps, "why_unknown", lambda: None)
     monkeypatch.setattr(step_kernel, "residency", lambda *_: Residency(3, 2))

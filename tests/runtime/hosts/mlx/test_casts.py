@@ -43,12 +43,12 @@ def test_steps_cast_no_norm(monkeypatch: pytest.MonkeyPatch, changes: dict[str, 
     calls: list[list[mx.array]] = []
     ports = ("norm", "norm_bias") if changes else ("norm",)
 
-    def noted(call: LibraryCall, inputs: dict[str, mx.array]) -> mx.array:
+    def noted(call: LibraryCall, inputs: dict[str, mx.array], *more: None) -> mx.array:
         if "norm" in inputs:
             norms = [inputs[port] for port in ports]
             assert all(norm.dtype == inputs["x"].dtype == mx.bfloat16 and is_computed(norm) for norm in norms)
             calls[-1] += norms
-        return call_library(call, inputs)
+        return call_library(call, inputs, *more)
 
     monkeypatch.setattr(launcher, "call_library", noted)
     pager = Pager.from_geometry(artifact.plan.arena)
