@@ -22,7 +22,7 @@ from mlxr.runtime.hosts.cuda.device_array import on_device
 from mlxr.runtime.hosts.cuda.mlx_stream import why_unknown
 from mlxr.runtime.hosts.cuda.packed import BoundInputs, DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.parallel.peers import Peers
-from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS
+from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS, context_borders
 from mlxr.runtime.hosts.cuda.recorded_step import RecordedStep, RecordedSteps
 from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
 from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
@@ -60,7 +60,7 @@ class DecodeSteps:
         self._refused: dict[int, str] = {}
         self._turn: mx.array | None = None  # that this host has made last
         self.num_recorded = 0
-        self._borders = _borders(host)
+        self._borders = context_borders(host.program.phase("decode"))
         self._grid_dims = sorted(
             {
                 extent.dim
@@ -315,11 +315,3 @@ class DecodeSteps:
             return logits, token, moved + one
 
         return traced(host, run)
-
-
-def _borders(host: MlxHost) -> list[int]:
-    """The contexts from which on another condition of a decode step's launches holds, or one holds no longer."""
-    launches = host.program.phase("decode").launches
-    parts = [part for launch in launches for part in launch.conditions if part.dim == "context"]
-    ends = [part.maximum + 1 for part in parts if part.maximum is not None]
-    return sorted({*ends, *(part.minimum for part in parts)})

@@ -57,8 +57,8 @@ def matmul(call: MatmulCall, inputs: Inputs, activated: Activated | None = None)
     y = x @ columns
     if is_finished(types, finish):
         return y
-    has_own = activated is not None and is_activated(types, finish) and y.dtype == out
-    if has_own and (result := activated(y, finish)) is not None:
+    own = activated if y.dtype == out and is_activated(types, finish) else None
+    if own is not None and (result := own(y, finish)) is not None:
         return result
     finisher = _finisher(finish, call.dtype, mx.default_device().type)
     halves = 2 if finish.gated else 1

@@ -65,7 +65,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("activate")
     text = files("mlxr.templates").joinpath("hosts/beside_products_on_cuda.cuh").read_text("utf-8")
     (folder / "kernels.cpp").write_text(CARD + text + LAUNCH)
-    flags = ("-x", "c++", "-std=c++17", "-O0", "-shared", "-fPIC", "-fno-exceptions", "-nostdlib++", "-Wno-everything")
+    flags = ("-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-fno-exceptions", "-nostdlib++", "-Wno-everything")
     command = [*find_toolchain().cc, *flags, "kernels.cpp", "-o", "kernels.so", "-lm"]
     subprocess.run(command, cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "kernels.so"))

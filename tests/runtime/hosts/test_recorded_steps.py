@@ -20,7 +20,7 @@ from mlxr.runtime.hosts.cuda import decode_steps, mlx_stream, recorded_step, tra
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, PLACE, RENEW
-from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS, places_of_prompt
+from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS, graph_bytes, places_of_prompt
 from mlxr.runtime.hosts.sim.host import SimHost
 from mlxr_tests.fake_card import SimLauncher, use_card
 from mlxr_tests.format_planes import random_buffers
@@ -183,6 +183,10 @@ def test_their_memory_is_planned(monkeypatch: pytest.MonkeyPatch, as_one: bool) 
     use_card(monkeypatch, artifact, card)
     card.record(monkeypatch)
     monkeypatch.setattr(recorded_step.RecordedStep, "start", lambda *_, **__: None)
+    graph, made = recorded_step.LaunchGraph, list[int]()
+    monkeypatch.setattr(
+        recorded_step, "LaunchGraph", lambda calls, kept: (made.append(len(calls)), graph(calls, kept))[1]
+    )
     host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
     pager, recorded = Pager.from_geometry(artifact.plan.arena), host._decodes._recorded
     ids = [pager.add_sequence() for _ in range(3)]
@@ -192,9 +196,10 @@ def test_their_memory_is_planned(monkeypatch: pytest.MonkeyPatch, as_one: bool) 
         host.likeliest_of_steps(Batch.build(requests, pager, host.plan.query_tile))
         for seq_id in ids[:count]:
             pager.truncate(seq_id, 0)
-    planned = CudaHost.recorded_bytes(artifact.plan)
-    of_prompts = places_of_prompt(artifact.plan)[1]
-    assert 0.7 * (planned - of_prompts) < recorded.nbytes <= planned - of_prompts
+    planned, graphs = CudaHost.recorded_bytes(artifact.plan), graph_bytes(artifact.plan)
+    others = places_of_prompt(artifact.plan)[1] + graphs
+    assert 0.7 * (planned - others) < recorded.nbytes <= planned - others
+    assert sum(made) * 2304 <= graphs <= 4 * sum(made) * 2304, "two graphs of each step, before and after a border"
     alone = artifact.plan.first.memory.activation_bytes
     assert CudaHost.footprint(artifact, None).activation_bytes == alone + planned  # type: ignore[arg-type]  # not read
     assert SimHost.footprint(artifact, None).activation_bytes == alone  # type: ignore[arg-type]  # likewise
