@@ -31,10 +31,10 @@ def building_ahead() -> Iterator[BeginBuild]:
             texts[kernel.name] = cuda_source(kernel, header_of(text), body_of(text))
         pool = ThreadPoolExecutor(os.cpu_count())
         pools.append(pool)
+        for image in (products_image, recorded_image):
+            pool.submit(image)
         for kernel_name in sorted(texts, key=lambda each: -len(texts[each])):  # the largest take longest
             pool.submit(build_cubin, kernel_name, texts[kernel_name], card)
-        for image in (recorded_image, products_image):
-            pool.submit(image)
 
     try:
         yield begin
