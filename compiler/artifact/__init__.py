@@ -15,6 +15,7 @@ The same spec gives the same bytes. An artifact is written whole or not at all; 
 afterwards.
 """
 
+from mlxr.compiler.artifact.adapter_bytes import LIFT_RANKS, matrix_bytes
 from mlxr.compiler.artifact.artifact import Artifact
 from mlxr.compiler.artifact.c_library import LATER, CLibrary, CTensor
 from mlxr.compiler.artifact.chip import Chip
@@ -76,6 +77,7 @@ __all__ = [
     "LATENTS",
     "LATER",
     "LAYERS",
+    "LIFT_RANKS",
     "LONGEST_BYTES",
     "MOST_TAKEN_BACK",
     "MOST_UNDONE",
@@ -151,6 +153,7 @@ __all__ = [
     "load_artifact",
     "mailbox_bytes",
     "mailbox_macros",
+    "matrix_bytes",
     "of_group",
     "part_beside",
     "part_places",

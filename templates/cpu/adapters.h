@@ -5,10 +5,19 @@
 // round their inputs, bf16 (`pairs`), with panels of pairs of ranks, [panel][rank / 2][16][2]: the rows become bf16, too,
 // where the CPU multiplies such pairs. Tokens of the same adapter are multiplied four at a time, since to widen a number
 // costs as much as to multiply.
+//
+// Beside quantised weights, whose products have 8-bit inputs, both matrices and the rows in low rank are 8-bit integers, if
+// the rank is a multiple of 16 (`bytes`): 16 ranks of a first matrix are a panel of Q8_0, and 16 ranks of 16 outputs are a
+// tile (MLXR_LIFT_TILE bytes): f32 scale[output], then by 4 ranks [output][4].
 #if defined(MLXR_AVX512) && defined(__AVX512BF16__)
 #define MLXR_ADAPTED_PAIRS 1
 #else
 #define MLXR_ADAPTED_PAIRS 0
+#endif
+#ifdef MLXR_HAS_Q8_0
+#define MLXR_ADAPTED_BYTES 1
+#else
+#define MLXR_ADAPTED_BYTES 0
 #endif
 
 // A batch of a program with adapters: the runtime gives it where others have an mlxr_batch.
@@ -109,21 +118,25 @@ MLXR_INLINE void mlxr_lower_pairs(int m, const uint16_t *a, const uint16_t *next
 }
 #endif
 
+enum { MLXR_LIFT_TILE = 16 * 4 + 16 * 16 };
+
 // A projection's output, whose sums get what adapters add before the steps after them.
 typedef struct {
     mlxr_output output;  // which mlxr_finish_adapted finishes
     mlxr_finish finish;  // the steps
     const mlxr_adapted_batch *batch;
-    void *low;             // [tokens][parts][rank] f32 or, if pairs are multiplied, bf16; anything of tokens without one
-    const uint16_t *lift;  // by part: [slots], in panels
-    const int *widths;     // columns of each part, which are the segments; if gated, of the gate and of up
-    int parts, gated, rank, slots, pairs;
+    void *low;         // [tokens][parts][rank] f32 or bf16, or by 16 ranks mlxr_act_block; anything of tokens without one
+    const void *lift;  // by part: [slots], in panels
+    const void *down;  // of bytes
+    const int *widths; // columns of each part, which are the segments; if gated, of the gate and of up
+    int parts, gated, rank, slots, pairs, bytes;
     int first;  // the tokens that `by` has begin there
     mlxr_by_adapter by;
     // What the next projection reads of its first matrices comes closer while this one multiplies, some of it with each
     // panel: this thread's pieces.
-    const uint16_t *later;  // NULL: nothing does
-    int later_parts, later_columns, piece, pieces, at, step;
+    const uint8_t *later;          // NULL: nothing does
+    int later_parts, later_split;  // each matrix of a part consists of so many pieces
+    int piece, pieces, at, step, later_bytes;  // of a piece
     int64_t panel_bytes;  // of this projection's weights
     int waits;            // panels that come first, with which nothing does
 } mlxr_adapted_output;
@@ -142,19 +155,21 @@ MLXR_INLINE void mlxr_plan_later(const mlxr_worker *w, mlxr_adapted_output *a, c
     enum { MOST_BYTES = 256 << 10 };
     const int64_t all = (a->output.width + 15) / 16 / w->threads, held = 2 * MOST_BYTES / a->panel_bytes;
     const int64_t panels = all < held ? all : held;
-    mlxr_share(w, by->groups * a->later_parts * (a->rank / MLXR_ADAPTED_ROWS), &a->piece, &a->pieces);
-    const int64_t numbers = (int64_t)(a->pieces - a->piece) * a->later_columns * MLXR_ADAPTED_ROWS;
-    if (2 * numbers > MOST_BYTES || !panels) a->pieces = a->piece;
-    else a->step = (int)(numbers / panels) + 32, a->waits = (int)(all - panels);
+    mlxr_share(w, by->groups * a->later_parts * a->later_split, &a->piece, &a->pieces);
+    const int64_t bytes = (int64_t)(a->pieces - a->piece) * a->later_bytes;
+    if (bytes > MOST_BYTES || !panels) a->pieces = a->piece;
+    else a->step = (int)(bytes / panels) + 64, a->waits = (int)(all - panels);
 }
 
 // Brings the next of these pieces closer: into the second level cache, since the first one is full of what is multiplied.
 MLXR_INLINE void mlxr_near_later(mlxr_adapted_output *a) {
-    const int size = a->later_columns * MLXR_ADAPTED_ROWS;
+    const int of_group = a->later_parts * a->later_split;
     for (int left = a->step; left > 0 && a->piece < a->pieces;) {
-        const uint16_t *from = mlxr_piece(a, &a->by, a->later, a->later_parts, a->later_columns, a->piece);
-        for (; left > 0 && a->at < size; left -= 32, a->at += 32) __builtin_prefetch(from + a->at, 0, 2);
-        if (a->at >= size) a->at = 0, a->piece++;
+        const int part = a->piece % of_group / a->later_split, id = a->by.group[a->piece / of_group].id;
+        const int at = (part * a->slots + id) * a->later_split + a->piece % a->later_split;
+        const uint8_t *from = a->later + (size_t)at * (size_t)a->later_bytes;
+        for (; left > 0 && a->at < a->later_bytes; left -= 64, a->at += 64) __builtin_prefetch(from + a->at, 0, 2);
+        if (a->at >= a->later_bytes) a->at = 0, a->piece++;
     }
 }
 
@@ -213,6 +228,121 @@ MLXR_OUTLINE void mlxr_lower(mlxr_worker *w, const mlxr_input *in, const uint16_
     // Threads that share several rows wait for each other before they multiply these.
     if (in->rows == 1) mlxr_barrier(w);
 }
+
+#if MLXR_ADAPTED_BYTES
+// 16 ranks of m tokens whose rows are 8-bit integers, which they become, too. `to` has `apart` blocks of each token.
+MLXR_INLINE void mlxr_lower_panel(int m, const uint8_t *panel, int n, const uint8_t *const *x, const int *token,
+                                  const float *scales, mlxr_act_block *to, int apart) {
+    mlxr_act rows[4];
+    float y[4][16], low[32] = {0};
+    for (int i = 0; i < m; i++) rows[i] = mlxr_act_at(x[i], n);
+    q8_0_dot(panel, n, rows, m, y);
+    for (int i = 0; i < m; i++) {
+        for (int r = 0; r < 16; r++) low[r] = y[i][r] * scales[token[i]];
+        mlxr_quantise(low, 32, (uint8_t *)(to + (size_t)token[i] * (size_t)apart));
+    }
+}
+
+// The same as mlxr_lower, of bytes. x: the rows as 8-bit integers, `x_bytes` from one to the next; NULL: this thread makes
+// those that it needs. Returns whether any token uses an adapter.
+MLXR_OUTLINE int mlxr_lower_bytes(mlxr_worker *w, const mlxr_input *in, const mlxr_output *out, const uint8_t *x,
+                                  size_t x_bytes) {
+    mlxr_adapted_output *a = (mlxr_adapted_output *)out;
+    const int n = in->columns, panels = a->rank / 16, pieces = a->parts * panels;
+    const size_t panel_bytes = (size_t)n / 32 * 16 * Q8_0_BYTES;
+    uint8_t *own = w->scratch + mlxr_row_floats(n) * 4;
+    int used = 0;
+    for (int t = 0; t < in->rows; t += MLXR_ADAPTED_TOKENS) {
+        const mlxr_by_adapter by = mlxr_tokens_by_adapter(a->batch, t, in->rows);
+        used |= by.groups;
+        if (a->later && in->rows <= MLXR_ADAPTED_TOKENS) mlxr_plan_later(w, a, &by);
+        if (in->rows <= MLXR_ADAPTED_TOKENS && !by.groups) a->output.finish = a->finish;
+        const uint8_t *rows[4];
+        int first, last;
+        mlxr_share(w, by.groups * pieces, &first, &last);
+        for (int i = first; i < last; i++) {
+            const int group = i / pieces, piece = i % pieces, m = by.group[group].count;
+            const int *token = by.token + by.group[group].at;
+            for (int j = 0; j < m && (i == first || piece == 0); j++) {
+                rows[j] = x ? x + (size_t)token[j] * x_bytes : own + (size_t)j * mlxr_act_bytes(n);
+                if (x) continue;
+                mlxr_norm_row(in->x + (size_t)token[j] * (size_t)n, in, (float *)w->scratch);
+                mlxr_quantise((const float *)w->scratch, n, own + (size_t)j * mlxr_act_bytes(n));
+            }
+            const int at = (piece / panels * a->slots + by.group[group].id) * panels + piece % panels;
+            const uint8_t *panel = (const uint8_t *)a->down + (size_t)at * panel_bytes;
+            mlxr_act_block *to = (mlxr_act_block *)a->low + piece;
+            const float *scales = a->batch->scales;
+            switch (m) {
+                case 4: mlxr_lower_panel(4, panel, n, rows, token, scales, to, pieces); break;
+                case 3: mlxr_lower_panel(3, panel, n, rows, token, scales, to, pieces); break;
+                case 2: mlxr_lower_panel(2, panel, n, rows, token, scales, to, pieces); break;
+                default: mlxr_lower_panel(1, panel, n, rows, token, scales, to, pieces);
+            }
+        }
+    }
+    return used;
+}
+
+// y[token - first] += low @ panel, of m tokens and a whole panel of bytes.
+MLXR_INLINE void mlxr_lift_bytes(int m, const uint8_t *panel, int tiles, const mlxr_act_block *low, int apart,
+                                 const int *token, int first, float (*y)[16]) {
+    const mlxr_act_block *by[4];
+    MLXR_UNROLL for (int i = 0; i < m; i++) by[i] = low + (size_t)token[i] * (size_t)apart;
+    MLXR_UNROLL for (int p = 0; p < MLXR_PARTS; p++) {
+        f32v sums[4];
+        MLXR_UNROLL for (int i = 0; i < m; i++) sums[i] = f32_load(y[token[i] - first] + MLXR_LANES * p);
+        for (int tile = 0; tile < tiles; tile++) {
+            const uint8_t *at = panel + tile * MLXR_LIFT_TILE;
+            const f32v scale = f32_load((const float *)at + MLXR_LANES * p);
+            i8v weights[4];
+            i32v dots[4];
+            MLXR_UNROLL for (int g = 0; g < 4; g++) weights[g] = i8_load(at + 64 + 64 * g + 4 * MLXR_LANES * p);
+            MLXR_UNROLL for (int i = 0; i < m; i++) dots[i] = i32_set1(MLXR_SIGNED_BY_128 ? by[i][tile].start128 : 0);
+            MLXR_UNROLL for (int g = 0; g < 4; g++) {
+#if !MLXR_WORDS
+                const i8v biased = signed_weights(weights[g]);
+#endif
+                MLXR_UNROLL for (int i = 0; i < m; i++) {
+                    const i8v four = broadcast4(by[i][tile].q + 4 * g);
+#if MLXR_WORDS
+                    dots[i] = add_words(dots[i], dot_words_signed(weights[g], four));
+#else
+                    dots[i] = dot_bytes(dots[i], biased, four);
+#endif
+                }
+            }
+            MLXR_UNROLL for (int i = 0; i < m; i++)
+                sums[i] = f32_fma(f32_of_i32(dots[i]), scale * f32_set1(by[i][tile].d), sums[i]);
+        }
+        MLXR_UNROLL for (int i = 0; i < m; i++) f32_store(y[token[i] - first] + MLXR_LANES * p, sums[i]);
+    }
+}
+
+// See mlxr_lift_panel.
+MLXR_INLINE void mlxr_lift_panel_bytes(const mlxr_adapted_output *a, int part, int column, float (*y)[16]) {
+    const mlxr_by_adapter *by = &a->by;
+    const int tiles = a->rank / 16, apart = a->parts * tiles, panels = (a->widths[part] + 15) / 16;
+    const size_t panel_bytes = (size_t)tiles * MLXR_LIFT_TILE;
+    const mlxr_act_block *low = (const mlxr_act_block *)a->low + part * tiles;
+    int before = 0;
+    for (int i = 0; i < part; i++) before += (a->widths[i] + 15) / 16;
+    const uint8_t *lift = (const uint8_t *)a->lift + (size_t)(before * a->slots + column / 16) * panel_bytes;
+    for (int i = 0; i < by->groups; i++) {
+        const int *token = by->token + by->group[i].at;
+        const uint8_t *panel = lift + (size_t)(by->group[i].id * panels) * panel_bytes;
+        if (!i || by->group[i - 1].id != by->group[i].id)
+            for (size_t c = 0; c < panel_bytes && column + 3 * 16 <= a->widths[part]; c += 64)
+                __builtin_prefetch(panel + 2 * panel_bytes + c, 0, 2);
+        switch (by->group[i].count) {
+            case 4: mlxr_lift_bytes(4, panel, tiles, low, apart, token, a->first, y); break;
+            case 3: mlxr_lift_bytes(3, panel, tiles, low, apart, token, a->first, y); break;
+            case 2: mlxr_lift_bytes(2, panel, tiles, low, apart, token, a->first, y); break;
+            default: mlxr_lift_bytes(1, panel, tiles, low, apart, token, a->first, y);
+        }
+    }
+}
+#endif
 
 // y[token - first] += low @ panel, of m tokens and a whole panel; even ranks and odd ones are added up apart. `low` has
 // `apart` numbers of each token.
@@ -285,10 +415,16 @@ MLXR_INLINE void mlxr_lift_part(int pairs, int m, const uint16_t *panel, int val
 // What adapters add to `valid` columns from `column` of a part on, of the tokens in a->by. The panel after the
 // next one is prefetched: a memory access takes longer than to finish a panel, and more of them at a time would wait.
 MLXR_INLINE void mlxr_lift_panel(const mlxr_adapted_output *a, int part, int before, int column, int valid, float (*y)[16]) {
+#if MLXR_ADAPTED_BYTES
+    if (a->bytes) {
+        mlxr_lift_panel_bytes(a, part, column, y);
+        return;
+    }
+#endif
     const mlxr_by_adapter *by = &a->by;
     const int width = a->widths[part], rank = a->rank, apart = a->parts * rank;
     const void *low = (const uint8_t *)a->low + (size_t)(part * rank) * (a->pairs && MLXR_ADAPTED_PAIRS ? 2 : 4);
-    const uint16_t *lift = a->lift + ((size_t)before * (size_t)a->slots + (size_t)column) * (size_t)rank;
+    const uint16_t *lift = (const uint16_t *)a->lift + ((size_t)before * (size_t)a->slots + (size_t)column) * (size_t)rank;
     for (int i = 0; i < by->groups; i++) {
         const int n = by->group[i].count, *token = by->token + by->group[i].at;
         const uint16_t *panel = lift + (size_t)by->group[i].id * (size_t)width * (size_t)rank;

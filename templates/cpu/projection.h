@@ -37,6 +37,8 @@ struct mlxr_output;
 // Rows [row, row + count) of `valid` outputs from `column` on, from sums y and, of `up`, u.
 typedef void (*mlxr_finish)(const struct mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
                             const float (*u)[16]);
+typedef int (*mlxr_before)(mlxr_worker *w, const mlxr_input *in, const struct mlxr_output *out, const uint8_t *x,
+                          size_t x_bytes);
 // Where outputs go, and what an epilogue reads.
 typedef struct mlxr_output {
     float *out;
@@ -48,6 +50,7 @@ typedef struct mlxr_output {
     float alpha_p, alpha_n;  // of xielu
     int width, times_width;
     mlxr_finish finish;
+    mlxr_before lower;  // what all threads do when few rows are 8-bit integers, and whether others read it; NULL: nothing
 } mlxr_output;
 
 // 16-bit floats: some inputs are f32, more of them bf16, which matrix tiles take as columns.
@@ -329,6 +332,7 @@ MLXR_OUTLINE void mlxr_project(mlxr_worker *w, const mlxr_input *in, const mlxr_
         x[MLXR_ROWS_BF16] = own;
         mlxr_tiles_on();
     }
+    if (out->lower && out->lower(w, in, out, x[MLXR_ROWS_I8], x_bytes[MLXR_ROWS_I8])) mlxr_barrier(w);
     mlxr_few(w, m, segments, n, x, x_bytes, out);
     if (columns) mlxr_tiles_off();
 }

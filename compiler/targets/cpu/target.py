@@ -22,7 +22,7 @@ from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.cpu.calls import calls_of
 from mlxr.compiler.targets.cpu.format_headers import packing
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
-from mlxr.compiler.targets.cpu.kernels.adapted_projection import halved
+from mlxr.compiler.targets.cpu.kernels.adapted_projection import adapter_formats
 from mlxr.compiler.targets.cpu.kernels.collective import latest_addend
 from mlxr.compiler.targets.cpu.kernels.copy_blocks import copy_blocks_launch
 from mlxr.compiler.targets.cpu.lowering import CpuLowering
@@ -73,12 +73,12 @@ class CpuTarget:
             kept = () if addend is None else (addend,)
             phases.append(LoweredPhase(name, lowering.pending, shapes, (logits,), kept=kept))
         shares = inputs.arena.mode == "paged" and any(part.group is not None for part in inputs.arena.allocations)
-        halves = halved(launch for phase in phases for launch in phase.launches)
+        adapters = adapter_formats(launch for phase in phases for launch in phase.launches)
         scratch_bytes = sum(_scratch_bytes(_c_kernels(la.body for phase in phases for la in phase.launches)))
         return Lowered(
             tuple(phases),
             (copy_blocks_launch(inputs.arena),) if shares else (),
-            tensors=c_tensors(inputs.weights, choices_of(inputs.graphs.values()), halves),
+            tensors=c_tensors(inputs.weights, choices_of(inputs.graphs.values()), adapters, inputs.spec.adapters),
             scratch_bytes=scratch_bytes,
             step_batches=2 if inputs.num_sharing > 1 and not inputs.has_stages else 1,
             batch_invariant=inputs.spec.deterministic or inputs.spec.compute == "exact",

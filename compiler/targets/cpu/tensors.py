@@ -1,13 +1,15 @@
 """The weights in memory, for the C program."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from mlxr.compiler.artifact.adapter_bytes import matrix_bytes
 from mlxr.compiler.artifact.c_library import CTensor
 from mlxr.compiler.artifact.weight_plan import TensorSource, WeightPlan
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.ops.experts import ExpertProduct
+from mlxr.compiler.spec.adapters import Adapters
 
 _PAGE = 16 << 10
 """Bytes of a page, at most: other systems have smaller ones, of which that is a multiple."""
@@ -34,23 +36,32 @@ def expert_stride(rows: int, row_bytes: int, *, packed: bool) -> int:
     return -(-size // _PAGE) * _PAGE if packed and size >= _LEAST_PAGES * _PAGE else size
 
 
-def c_tensors(weights: Sequence[WeightPlan], choices: Choices, halves: Collection[str]) -> tuple[CTensor, ...]:
+def c_tensors(
+    weights: Sequence[WeightPlan],
+    choices: Choices,
+    formats: Mapping[str, WeightFormat],
+    adapters: Adapters | None,
+) -> tuple[CTensor, ...]:
     """The tensors of all weights: one for each part of a matrix that files store, and one for a whole vector.
 
     Args:
         weights: all of them.
         choices: see `choices_of`.
-        halves: those of adapters that are bf16.
+        formats: of those of adapters.
+        adapters: the places for them; None: there are none.
     """
     tensors: dict[str, CTensor] = {}
     for weight in weights:
         if weight.is_of_adapters:
+            assert adapters is not None, "the spec has places"
+            own = formats.get(weight.name, WeightFormat.F16)
+            sizes = [matrix_bytes(part, own, adapters) for part in weight.parts]
             tensors[weight.name] = CTensor(
                 name=weight.name,
                 layout="rows",
-                format=WeightFormat.BF16 if weight.name in halves else WeightFormat.F16,
+                format=own,
                 shape=weight.shape,
-                size_bytes=2 * weight.shape[0],
+                size_bytes=sum(sizes),
                 parts=weight.parts,
             )
             continue

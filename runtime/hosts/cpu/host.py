@@ -50,6 +50,7 @@ from mlxr.runtime.machine.threads import num_threads
 from mlxr.runtime.memory.fitting_arena import Footprint
 from mlxr.runtime.weights.check_tensors import check_tensors
 from mlxr.runtime.weights.fill_slot import fill_slot
+from mlxr.runtime.weights.fill_slot_bytes import fill_slot_bytes
 from mlxr.runtime.weights.weight_file import WeightFile
 
 _LOG = logging.getLogger(__name__)
@@ -274,15 +275,12 @@ class CpuHost(Host):
         planned = self.program.library
         assert planned is not None, "a program in C has a library"
         for weight in planned.tensors:
-            if weight.name in self._placed.adapters:
-                fill_slot(
-                    self._placed.adapters[weight.name],
-                    weight.parts,
-                    slot,
-                    self.adapters.slots,
-                    matrices,
-                    in_panels=True,
-                )
+            if (own := self._placed.adapters.get(weight.name)) is None:
+                continue
+            if weight.format.is_quantised:
+                fill_slot_bytes(own, weight.parts, slot, self.adapters, matrices)
+            else:
+                fill_slot(own, weight.parts, slot, self.adapters.slots, matrices, in_panels=True)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]], group: int = 0) -> None:
         """Copies all pairs, in order, in one call."""

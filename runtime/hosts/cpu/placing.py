@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from mmap import mmap
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import CTensor, size
@@ -31,7 +31,7 @@ class PlacedTensors:
         addresses: of each tensor.
         owners: the objects that own that memory.
         mapped_bytes, own_bytes: see `CpuHost`.
-        adapters: by name the numbers of the tensors that adapters have: f16, or bf16 as its bits.
+        adapters: by name the numbers of the tensors that adapters have: f16, bf16 as its bits, or bytes.
         panels: the file of the panels as it is mapped; None: they are in memory.
         notes: for people, where panels are kept, or why not.
     """
@@ -40,7 +40,7 @@ class PlacedTensors:
     owners: list[object] = field(default_factory=list)
     mapped_bytes: int = 0
     own_bytes: int = 0
-    adapters: dict[str, npt.NDArray[np.float16] | npt.NDArray[np.uint16]] = field(default_factory=dict)
+    adapters: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     panels: mmap | None = None
     notes: tuple[str, ...] = ()
 
@@ -127,7 +127,8 @@ class Placing:
             self.placed.addresses[index] = target.ctypes.data
             if is_of_adapters(tensor):
                 # Zeros, as the memory is reserved.
-                self.placed.adapters[tensor.name] = target.view(STORAGE[str(tensor.format)])
+                is_bytes = tensor.format.is_quantised
+                self.placed.adapters[tensor.name] = target if is_bytes else target.view(STORAGE[str(tensor.format)])
             elif index in self._copied:
                 tasks += _copy_tasks(self._copied[index], target)
             elif tensor.layout == "packed":

@@ -1,6 +1,7 @@
 // Q8_0: 32 columns are an f16 and 32 signed bytes: d * w.
 //
 // Packed (shared lines): 16 f16 | the bytes.
+#define MLXR_HAS_Q8_0
 enum { Q8_0_BYTES = 34, Q8_0_BODY = 512 };
 
 MLXR_INLINE void q8_0_open(const uint8_t *panel, int blocks, int b, mlxr_block *at) {

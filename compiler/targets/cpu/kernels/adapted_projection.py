@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from itertools import dropwhile, islice
 
+from mlxr.compiler.artifact.adapter_bytes import LIFT_RANKS
 from mlxr.compiler.artifact.c_library import LATER
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.ir.graph import Op
@@ -21,6 +22,21 @@ from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 _TOGETHER = 4  # tokens of an adapter that are multiplied at a time
 
 
+@dataclass(frozen=True)
+class Later:
+    """First matrices of the next projection with adapters, which come closer to the CPU meanwhile.
+
+    Attributes:
+        parts: of how many projections.
+        split: into how many pieces, shared by threads, each matrix is divided.
+        piece_bytes: of a piece.
+    """
+
+    parts: int
+    split: int
+    piece_bytes: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class CpuAdaptedProjection(CpuProjection):
     """out = the epilogue of x @ W.T + scale * x @ down[part, adapter].T @ lift[part, adapter].
@@ -28,20 +44,36 @@ class CpuAdaptedProjection(CpuProjection):
     Attributes:
         widths: columns of each part.
         rank, slots: see `AdapterUp`.
-        later: parts and columns of the first matrices of the next projection with adapters, which come closer to the
-            CPU meanwhile; None: there is none.
+        later: what comes closer; None: there is no next one.
     """
 
     template = "adapted_projection.jinja"
     widths: tuple[int, ...]
     rank: int
     slots: int
-    later: tuple[int, int] | None = None
+    later: Later | None = None
 
     @property
     def pairs(self) -> bool:
         """Whether matrices are bf16: where products may round their inputs, and the weights are not f32."""
-        return self.rounding == "fast" and not self.tiles_f32
+        return self.rounding == "fast" and not self.tiles_f32 and not self.bytes
+
+    @property
+    def bytes(self) -> bool:
+        """Whether matrices are 8-bit integers with scales: where the inputs of products are."""
+        whole = self.rank % LIFT_RANKS == 0
+        return whole and self.rounding == "fast" and all(segment.format.is_quantised for segment in self.segments)
+
+    @property
+    def adapter_format(self) -> WeightFormat:
+        """What its matrices of adapters are in memory."""
+        return WeightFormat.Q8_0 if self.bytes else WeightFormat.BF16 if self.pairs else WeightFormat.F16
+
+    @property
+    def down_pieces(self) -> Later:
+        """Its first matrices."""
+        size, split = self.adapter_format.row_bytes(self.in_features) * self.rank, 1 if self.bytes else self.rank // 4
+        return Later(len(self.widths), split, size // split)
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -52,7 +84,7 @@ class CpuAdaptedProjection(CpuProjection):
     @property
     def buffer_table(self) -> str:
         """See `CpuProjection.buffer_table`."""
-        kind = WeightFormat.BF16 if self.pairs else WeightFormat.F16
+        kind = self.adapter_format
         down = f"[{len(self.widths)}, {self.slots}, {self.rank}, {self.in_features}] {kind}"
         lift = ", ".join(f"[{self.slots}, {self.rank} * {width}]" for width in self.widths)
         later = f"//   {LATER}    first matrices of the next call\n" if self.later else ""
@@ -76,7 +108,7 @@ class CpuAdaptedProjection(CpuProjection):
     @property
     def thread_bytes(self) -> int:
         """That of the projection, or, before it, some rows after the norm."""
-        return max(super().thread_bytes, _TOGETHER * round_up(self.in_features, 32) * 4)
+        return max(super().thread_bytes, _TOGETHER * (round_up(self.in_features, 32) + 32) * 4)
 
 
 @lowers(AdapterDown)
@@ -87,6 +119,17 @@ def lower_adapter_down(lowering: CpuLowering, op: Op, _: AdapterDown) -> None:
 @lowers(AdapterUp)
 def lower_adapter_up(lowering: CpuLowering, op: Op, attrs: AdapterUp) -> None:
     """Adds one call for the op, for what gives it low rows, and for the projection that gives it sums, with a norm."""
+    whole, joined, down = _joined(lowering, op, attrs)
+    buffers = weight_buffers(lowering, whole) | {"down": down.inputs["down"]}
+    if (later := _next(lowering, op)) is not None:
+        _, kernel, later_down = _joined(lowering, later, later.attrs_as(AdapterUp))
+        joined = replace(joined, later=kernel.down_pieces)
+        buffers[LATER] = later_down.inputs["down"]
+    lowering.add_call(whole, joined, buffers)
+
+
+def _joined(lowering: CpuLowering, op: Op, attrs: AdapterUp) -> tuple[Op, CpuAdaptedProjection, Op]:
+    """The op of all, its kernel, and what gives it low rows."""
     graph = lowering.graph
     product, down = (graph.producer(op.inputs[port]) for port in ("x", "low"))
     assert product is not None and down is not None, "SplitAdapters has made them"
@@ -104,28 +147,23 @@ def lower_adapter_up(lowering: CpuLowering, op: Op, attrs: AdapterUp) -> None:
     own["label"] = f"{adapted(op, 'lift')}_adapted"
     assert [segment.rows for segment in kernel.segments] == [*attrs.part_widths], "a part is a tensor"
     joined = CpuAdaptedProjection(**own, widths=attrs.part_widths, rank=attrs.rank, slots=attrs.slots)
-    buffers = weight_buffers(lowering, whole) | {"down": down.inputs["down"]}
-    if (later := _next_down(lowering, op)) is not None:
-        joined = replace(joined, later=(later.attrs_as(AdapterDown).parts, lowering.width(later, "x")))
-        buffers[LATER] = later.inputs["down"]
-    lowering.add_call(whole, joined, buffers)
+    return whole, joined, down
 
 
-def halved(launches: Iterable[PendingLaunch]) -> set[str]:
-    """The weights of adapters that are bf16 in memory; others are f16."""
+def adapter_formats(launches: Iterable[PendingLaunch]) -> dict[str, WeightFormat]:
+    """What the weights of adapters are in memory."""
     return {
-        name
+        name: launch.body.adapter_format
         for launch in launches
-        if isinstance(launch.body, CpuAdaptedProjection) and launch.body.pairs
+        if isinstance(launch.body, CpuAdaptedProjection)
         for (port, _), name in zip(launch.body.inputs, launch.inputs, strict=True)
         if port in ("down", "lift")
     }
 
 
-def _next_down(lowering: CpuLowering, op: Op) -> Op | None:
+def _next(lowering: CpuLowering, op: Op) -> Op | None:
     after = dropwhile(lambda other: other is not op, lowering.graph.ops)
-    later = next((other for other in islice(after, 1, None) if isinstance(other.attrs, AdapterUp)), None)
-    return None if later is None else lowering.graph.producer(later.inputs["low"])
+    return next((other for other in islice(after, 1, None) if isinstance(other.attrs, AdapterUp)), None)
 
 
 def _normed(op: Op, norm: Op) -> Op:
