@@ -78,6 +78,10 @@ FEW = {
     "q8_0, relu2": ({"default": "q8_0"}, {"intermediate_size": 128, "activation": "relu2", "gated": False}),
     "q4_0, sigmoid": ({"default": "q4_0"}, {"experts": EXPERTS | {"router": "sigmoid"}, "intermediate_size": 128}),
     "affine": ({"default": "affine4_g64_bf16"}, {"intermediate_size": 128, "bias": True}),
+    "shared": (
+        {"default": "q8_0"},
+        {"experts": EXPERTS | {"shared": {"intermediate_size": 64}}, "intermediate_size": 128},
+    ),
 }
 
 
@@ -94,15 +98,15 @@ def test_products_of_a_decode_step(name, sequences):
         activation_dtype="bf16",
         weights=weights,
     )
-    artifact = compiled(spec, Geometry.of(experts_mma_tokens=4, mma_simdgroups=2, mma_outputs=16))
+    artifact = compiled(spec, Geometry.of(experts_mma_tokens=4, mma_simdgroups=2))
     bench = OpBench(artifact, sum_error=8e-3)
     ops = [op.name for op in artifact.graph("decode").ops if op.layer == 0 and "experts" in {*op.inputs, *op.outputs}]
     bench.run("decode", ops, bench.batch([(each, 1) for each in bench.sequences(*[0] * sequences)]))
     together = {"route", "expert_order", "experts_mma8", "experts_down_mma8", "expert_sum"}
-    if sequences < 4:
-        assert set(bench.launches) == {"routed_experts", "experts_down"}
+    if sequences < (17 if name == "shared" else 4):  # the kernels for several tokens have a shared expert's rows, too
+        assert not together & set(bench.launches)
     else:
-        assert together <= set(bench.launches) <= together | {"normalise"}
+        assert together <= set(bench.launches)
 
 
 def test_few_tokens_have_no_tiles():

@@ -128,7 +128,7 @@ def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) 
         few = None if tiled is None else Condition(dim="tokens", maximum=tiled - 1)
         lowering.emit(op, alone, grid_of(alone), {"out": op.out}, when=few, chosen=chosen)
         if tiled is not None:
-            sum_choices(lowering, op, multiply_tiles(lowering, op, of_tokens=False, tokens=tiled), tiled)
+            sum_choices(lowering, op, multiply_tiles(lowering, op, of_tokens=False, tokens=tiled), tiled, op.out)
         return
     if not takes_several(lowering):
         lowering.emit(op, alone, grid_of(alone), {"out": op.out}, chosen=chosen)
@@ -137,8 +137,11 @@ def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) 
     inputs = {"x": op.inputs["shared_x"], "weight": op.inputs["shared"]}
     if apart:
         product = as_projection(op, Projection(attrs.dtype), inputs, op.outputs["shared_out"])
-        without = replace(kernel, label="experts_down", shared=None, apart=False)
-        multiply_several(lowering, op, product, kernel, without, {"out": op.out}, chosen)
+
+        def add_without(least: int) -> None:
+            _add_alone(lowering, op, kernel, op.out, least, chosen)
+
+        multiply_several(lowering, op, product, kernel, add_without, {"out": op.out}, chosen)
         return
     inputs |= {"gate": op.inputs["shared_gate"]} if "shared_gate" in op.inputs else {}
     _add_several(lowering, op, kernel, as_projection(op, _last(attrs), inputs, op.out), chosen)
@@ -175,9 +178,22 @@ def _add_several(
     if least > lowering.limits["tokens"]:
         lowering.scratch.pop()
         return
-    apart = replace(kernel, label="experts_down", shared=None, shared_gate=None)
-    lowering.emit(op, apart, grid_of(apart), {"out": of_experts}, when=tokens_from(lowering, least), chosen=chosen)
+    _add_alone(lowering, op, kernel, of_experts, least, chosen)
     multiply_together(lowering, product, least)
+
+
+def _add_alone(
+    lowering: MetalLowering, op: Op, kernel: ExpertCombineKernel, out: str, least: int, chosen: ChosenGeometry
+) -> None:
+    """Adds the launches of the experts without a shared one into `out`, for steps of at least so many tokens."""
+    alone = replace(kernel, label="experts_down", shared=None, shared_gate=None, apart=False)
+    tiled = tiles_from(lowering, op)
+    if tiled is None or tiled > least:
+        when = tokens_from(lowering, least, None if tiled is None else tiled - 1)
+        lowering.emit(op, alone, grid_of(alone), {"out": out}, when=when, chosen=chosen)
+    if tiled is not None:
+        tokens = max(tiled, least)
+        sum_choices(lowering, op, multiply_tiles(lowering, op, of_tokens=False, tokens=tokens), tokens, out)
 
 
 def _of_tokens(kernel: ExpertCombineKernel, matrix: SharedMatrix) -> ExpertCombineKernel:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from mlxr.compiler.artifact.launch import Condition, Extent
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.ops.experts import SHARED_WEIGHTS, ExpertProduct, ExpertProjection, RoutedProjection
+from mlxr.compiler.ir.ops.experts import ExpertProduct, ExpertProjection, RoutedProjection
 from mlxr.compiler.schedule.geometry import ExpertTiles, MatrixTiles, UnpackedTiles
 from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts, facts_of
@@ -46,11 +46,11 @@ def tiles_from(lowering: MetalLowering, op: Op) -> int | None:
 
 
 def _tiles_of_decode(lowering: MetalLowering, op: Op, sizes: ExpertTiles) -> int | None:
-    """`tiles_from` of a decode step: where all products of a choice have the kernel, and no shared expert with them."""
+    """`tiles_from` of a decode step: where all products of a choice have the kernel, and make nothing else."""
     tokens, readers = max(2, sizes.mma_tokens), _readers(lowering, op)
     if not sizes.mma_tokens or tokens > lowering.limits["tokens"]:
         return None
-    if any(port in reader.inputs for reader in readers for port in SHARED_WEIGHTS):
+    if any("gate_weight" in reader.inputs for reader in readers):
         return None
     if any(isinstance(reader.attrs, RoutedProjection) and reader.attrs.weighs for reader in readers):
         return None
@@ -100,14 +100,14 @@ def multiply_tiles(lowering: MetalLowering, op: Op, *, of_tokens: bool, tokens: 
     return buffers["out"]
 
 
-def sum_choices(lowering: MetalLowering, op: Op, results: str, tokens: int) -> None:
-    """Adds the launch that sums the results of each token's choices."""
+def sum_choices(lowering: MetalLowering, op: Op, results: str, tokens: int, total: str) -> None:
+    """Adds the launch that sums the results of each token's choices, into the buffer `total`."""
     attrs, out = op.attrs_as(ExpertProduct), lowering.graph.value(op.out)
     epilogue = replace(lowering.epilogue_of(op), bias=None)
     skips = attrs.routed(lowering.graph.use(op)) > attrs.num_experts
     kernel = ExpertSumKernel("expert_sum", num_columns(out), attrs.top_k, skips, out.dtype, epilogue)
     grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
-    lowering.emit(op, kernel, grid, {"x": results}, when=Condition(dim="tokens", minimum=tokens))
+    lowering.emit(op, kernel, grid, {"x": results, "out": total}, when=Condition(dim="tokens", minimum=tokens))
 
 
 def _facts(lowering: MetalLowering, op: Op, *, of_tokens: bool) -> ProjectionFacts:

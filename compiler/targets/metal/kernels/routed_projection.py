@@ -31,6 +31,7 @@ from mlxr.compiler.targets.metal.kernels.shared_expert import (
     grid_of,
     multiply_several,
     takes_several,
+    tokens_from,
 )
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
 
@@ -149,8 +150,8 @@ def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjec
     )
     alone = _in_passes(kernel, choice.geometry.one_row)
     chosen = choice.sizes(OneRow, without=SUM_IGNORES if alone.passes else PROJECTION_IGNORES)
+    tiled = tiles_from(lowering, op)
     if kernel.shared is None or not takes_several(lowering):
-        tiled = tiles_from(lowering, op)
         few = None if tiled is None else Condition(dim="tokens", maximum=tiled - 1)
         lowering.emit(op, alone, grid_of(alone), when=few, chosen=chosen)
         if tiled is not None:
@@ -158,7 +159,15 @@ def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjec
         return
     lowering.emit(op, alone, grid_of(alone), when=ALONE, chosen=chosen)
     without = replace(kernel, label="routed_experts", shared=None, shared_norm=None)
-    multiply_several(lowering, op, _shared_product(op, attrs), kernel, without, {}, chosen)
+
+    def add_without(least: int) -> None:
+        if tiled is None or tiled > least:
+            when = tokens_from(lowering, least, None if tiled is None else tiled - 1)
+            lowering.emit(op, without, grid_of(without), when=when, chosen=chosen)
+        if tiled is not None:
+            _multiply_tiles(lowering, op, kernel.route, max(tiled, least))
+
+    multiply_several(lowering, op, _shared_product(op, attrs), kernel, add_without, {}, chosen)
 
 
 def _multiply_tiles(lowering: MetalLowering, op: Op, route: RouteKernel, tokens: int) -> None:

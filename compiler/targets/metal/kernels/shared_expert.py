@@ -6,6 +6,7 @@ tokens, and in the last one, where the sum is one of both, a threadgroup has sev
 """
 
 import dataclasses
+from collections.abc import Callable
 
 from mlxr.compiler.artifact.kernel_entry import ChosenGeometry
 from mlxr.compiler.artifact.launch import Condition, Extent
@@ -40,7 +41,7 @@ def multiply_several(
     op: Op,
     product: Op,
     kernel: ExpertKernel,
-    without: ExpertKernel,
+    add_without: Callable[[int], None],
     buffers: dict[str, str],
     chosen: ChosenGeometry,
 ) -> None:
@@ -51,9 +52,9 @@ def multiply_several(
         op: the op of the experts.
         product: the shared expert's product.
         kernel: the kernel for steps of one token, which does both.
-        without: the kernel without the shared expert.
+        add_without: adds the launches of the experts alone, for steps of at least so many tokens.
         buffers: as for `MetalLowering.emit`.
-        chosen: the geometry of both kernels.
+        chosen: the geometry of the kernel.
     """
     assert kernel.shared is not None, "there is a shared expert"
     least, tiles = 2, in_tiles(lowering, product, kernel.shared)
@@ -64,8 +65,7 @@ def multiply_several(
         lowering.emit(op, few, grid_of(few), buffers | {"dims": "dims"}, when=when, chosen=chosen)
         least = most + 1
     if least <= lowering.limits["tokens"]:
-        when = tokens_from(lowering, least)
-        lowering.emit(op, without, grid_of(without), buffers, when=when, chosen=chosen)
+        add_without(least)
         multiply_together(lowering, product, least)
 
 
