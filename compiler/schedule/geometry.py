@@ -116,8 +116,12 @@ class MatrixTiles(SizeRecord):
     """The most rows that are computed this way."""
     simdgroups: int = size("mma_simdgroups", 8, most=14, reason="whose sums fit", tuning=Values((4, 6, 8, 12)))
     """Simdgroups that share the columns of a threadgroup's weight rows."""
-    outputs: int = size("mma_outputs", 64, one_of=(16, 32, 64))
-    """Weight rows per threadgroup, for quantised weights; other weights always have 64."""
+    outputs: int = size("mma_outputs", 64, one_of=(16, 32, 64, 128))
+    """Weight rows per threadgroup."""
+    together: int = size("mma_together", 1, one_of=(1, 2, 4, 8))
+    """With stages: threadgroups that share columns, on hosts that have them read each other's memory."""
+    stages: int = size("mma_stages", 0, least=0, most=12)
+    """Parts of columns of 16-bit weights and of x that are asked for ahead, in threadgroup memory; 0: none are."""
 
     def check_together(self) -> None:
         """Some number of rows is computed this way, unless that is turned off."""

@@ -40,6 +40,29 @@ extern __shared__ __align__(16) unsigned char mlxr_pool[];
 #define threadgroup_position_in_grid blockIdx
 #define threadgroups_per_grid gridDim
 #define threadgroup_barrier(flags) __syncthreads()
+// Launches of a graph overlap (see runtime/hosts/cuda/launch_graph.py): a threadgroup waits until what came before has
+// ended, then lets those of the next launch come, which wait in turn. `mlxr_due`: it has not waited yet.
+#if __CUDA_ARCH__ >= 900
+#define MLXR_AWAIT_INPUTS()                                       \
+    if (mlxr_due) {                                               \
+        mlxr_due = false;                                         \
+        asm volatile("griddepcontrol.wait;" ::: "memory");        \
+        asm volatile("griddepcontrol.launch_dependents;" ::);     \
+    }
+// Blocks of a cluster, which read each other's memory once they have met; see templates/metal/matmul_stages.metal.jinja.
+#define MLXR_OF_RANK(place, rank) mlxr_of_rank(place, rank)
+#define MLXR_MEET() \
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+__forceinline__ float mlxr_of_rank(const float* place, unsigned rank) {
+    unsigned at;
+    float x;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((unsigned)__cvta_generic_to_shared(place)), "r"(rank));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+    return x;
+}
+#else
+#define MLXR_AWAIT_INPUTS()
+#endif
 #endif
 
 typedef unsigned char uchar;

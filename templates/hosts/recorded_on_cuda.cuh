@@ -80,6 +80,9 @@ extern "C" __global__ void __launch_bounds__(1024) mlxr_choose(
   __shared__ float greatest_of[32];
   __shared__ mlxr_u32 index_of[32];
   __shared__ bool is_last;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // the launch before may still run, see launch_graph.py
+#endif
   const mlxr_u32 width = numbers[WIDTH], row = blockIdx.x, thread = threadIdx.x, lane = thread % 32;
   mlxr_u32* const state = batch + numbers[STATE_AT];
   const float* const own = logits + (unsigned long long)row * width;

@@ -13,7 +13,7 @@ from mlxr.compiler.errors import HostError
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.hosts.cuda import nvrtc
-from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source, prelude
+from mlxr.runtime.hosts.cuda.build import AWAIT, build_cubins, cuda_source, prelude
 from mlxr.runtime.hosts.cuda.fatbin import compressed
 from mlxr_tests.family_specs import ALL_SPECS, family_spec
 from mlxr_tests.few import few
@@ -23,6 +23,7 @@ from mlxr_tests.variants import VARIANTS, variant
 
 FLAGS = ("--std=c++17", "--device-as-default-execution-space", "--gpu-architecture=compute_90", "-dlto")
 SM_90A = (*FLAGS[:2], "--gpu-architecture=sm_90a")
+DEFINED = r"^#define (\w+)"
 FATBIN = bytes.fromhex("50ed55ba")
 LARGE = {
     "model__hidden_size": 256,
@@ -50,7 +51,8 @@ def artifacts(group: str) -> Iterator[Artifact]:
 def in_namespace(source: str, number: int) -> str:
     """A kernel's text without the prelude, so that several can stand in one file."""
     own = source.removeprefix(prelude())
-    undefined = "".join(f"#undef {name}\n" for name in re.findall(r"^#define (\w+)", own, re.MULTILINE))
+    names = {*re.findall(DEFINED, own, re.MULTILINE)} - {*re.findall(DEFINED, prelude(), re.MULTILINE)}
+    undefined = "".join(f"#undef {name}\n" for name in sorted(names))
     return f"namespace kernel_{number} {{\n{own}}}\n{undefined}"
 
 
@@ -74,6 +76,17 @@ def test_a_mistake_is_told_with_the_kernel_and_what_the_compiler_said() -> None:
     header, body = artifact.kernel_sections(entry.name)
     with pytest.raises(HostError, match=rf"kernel {entry.name} does not compile(.|\n)*simd_summ"):
         build_cubins({entry.name: cuda_source(entry, header, body.replace("simd_sum(", "simd_summ("))}, "sm_90a")
+
+
+@pytest.mark.parametrize("name", ["rows-mma", "codes-stream"])
+def test_every_kernel_waits_for_the_launch_before(name: str) -> None:
+    """At its beginning, or where its text says so: all threads that go on come there."""
+    artifact = variant(name)
+    for kernel in artifact.plan.first.kernels:
+        header, body = artifact.kernel_sections(kernel.name)
+        own = cuda_source(kernel, header, body).removeprefix(prelude())
+        lines = own[own.index("{\n", own.index(f" {kernel.name}(")) :].split("\n")
+        assert (AWAIT in body) != (lines[2].strip() == AWAIT), kernel.name
 
 
 def test_what_is_compiled_is_kept(tmp_path, monkeypatch) -> None:

@@ -230,7 +230,9 @@ def test_matrix_instructions_need_codes():
         Geometry.of(matvec_mma=1, matvec_outputs=8)
 
 
-MMA_ROWS = Geometry.of(mma_min_rows=2, mma_max_rows=90, mma_simdgroups=4)
+SEVERAL = {"mma_min_rows": 2, "mma_max_rows": 90, "mma_simdgroups": 4}
+MMA_ROWS = Geometry.of(**SEVERAL)
+STAGES = {"mma_outputs": 32, "mma_simdgroups": 2, "mma_stages": 2, "mma_together": 2}
 MATRIX_CASES = {
     "bf16": {"weights": {"default": "bf16", "norm": "f32"}, "activation_dtype": "bf16", **BIASES},
     "f16": {"weights": {"default": "f16", "norm": "f16"}, "activation_dtype": "f16", "model__mlp__activation": "gelu"},
@@ -238,11 +240,12 @@ MATRIX_CASES = {
 }
 
 
+@pytest.mark.parametrize("stages", [{}, STAGES], ids=["registers", "stages"])
 @pytest.mark.parametrize(("op", "case", "rows"), few_of(ALL, MATRIX_CASES, [2, 9, 16, 27, 64, 65, 90]))
-def test_several_rows_with_mma(op, case, rows):
+def test_several_rows_with_mma(op, case, rows, stages):
     """Outputs and rows that are no whole number of tiles. After a norm, x is rounded to 16 bits."""
     changes = FORMATS | {"model__vocab_size": 131, "model__context": 128, "prefill_chunk": 128} | MATRIX_CASES[case]
-    artifact = compiled(small_spec(**changes), MMA_ROWS)
+    artifact = compiled(small_spec(**changes), Geometry.of(**SEVERAL | stages))
     labels = {k.label for k in artifact.plan.first.kernels}
     layer = ("qkv", "o", "gate_up", "down")
     assert {f"{label}_mma{tile}" for label in layer for tile in (8, 16, 32, 64)} | {"normalise"} <= labels
@@ -267,7 +270,10 @@ QUANTISED = {
     "affine": {"weights": {"default": "affine4_g32_bf16"}, "activation_dtype": "bf16", **BIASES},
     "f16": {"weights": {"default": "affine8_g64_f16"}, "activation_dtype": "f16", "model__mlp__activation": "gelu"},
     "mixed": {
-        "weights": {"default": "q4_k", "tensors": {"layers.*.attention.v": "q6_k", "layers.*.mlp.down": "q6_k"}},
+        "weights": {
+            "default": "q4_k",
+            "tensors": {"layers.*.attention.v": "q6_k", "layers.*.attention.o": "q5_k", "layers.*.mlp.down": "q6_k"},
+        },
         "activation_dtype": "bf16",
     },
     "blocks of 32": {"weights": {"default": "q5_0"}, "activation_dtype": "bf16"},

@@ -30,6 +30,15 @@ def call(name: str, *arguments: Any) -> None:
         raise HostError(f"cuda: the driver's {name} fails with error {status}")
 
 
+def has(name: str) -> bool:
+    """Whether the driver has a function, which older ones lack.
+
+    Raises:
+        HostError: there is no driver.
+    """
+    return hasattr(_driver(), name)
+
+
 @contextlib.contextmanager
 def in_context(device: int = 0) -> Iterator[ctypes.c_int]:
     """Makes a GPU's primary context, which is MLX's, the current one; gives the driver's number of the GPU.

@@ -1,6 +1,7 @@
 """Launches of kernels as a CUDA graph, which one call of the driver starts."""
 
 import ctypes
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -8,12 +9,13 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.hosts.cuda.driver import MOST_SHARED_BYTES, call, in_context
+from mlxr.runtime.hosts.cuda.driver import MOST_SHARED_BYTES, call, has, in_context
 from mlxr.runtime.hosts.cuda.matrix_library import ProductLaunch, matrix_library
 
 _pointer = ctypes.c_void_p
 _SLEEPING_WITHOUT_TIME = 3  # CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING
 _NON_BLOCKING, _RELAXED = 1, 2  # CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED
+_MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 _lost: list[Any] = []  # what may still be read, since nobody could wait for the end
 
 
@@ -88,6 +90,19 @@ class Event:
         call("cuEventSynchronize", self._handle)
 
 
+@functools.cache
+def overlap() -> bool:
+    """Whether launches of a graph can overlap on this card: kernels are compiled to wait by themselves (build.py).
+
+    Raises:
+        HostError: there is no driver.
+    """
+    major = ctypes.c_int()
+    with in_context() as device:
+        call("cuDeviceGetAttribute", ctypes.byref(major), _MAJOR, device)
+    return major.value >= 9 and has("cuGraphAddDependencies_v2")
+
+
 class GraphLaunch(NamedTuple):
     """A launch of a graph.
 
@@ -97,6 +112,7 @@ class GraphLaunch(NamedTuple):
         threads: of a threadgroup.
         addresses: its arguments, of 8 bytes each: pointers and whole numbers.
         pool: shared memory that it asks for.
+        waits: whether the kernel itself waits for the launch before, so that it may begin while that one runs.
     """
 
     function: int
@@ -104,6 +120,7 @@ class GraphLaunch(NamedTuple):
     threads: int
     addresses: Sequence[int]
     pool: int = 0
+    waits: bool = False
 
 
 class _Node(ctypes.Structure):
@@ -116,8 +133,20 @@ class _Node(ctypes.Structure):
     )
 
 
+class _Edge(ctypes.Structure):
+    """CUgraphEdgeData: the launch after may begin once all threadgroups of this one have let it, or have ended."""
+
+    _fields_ = (
+        *((name, ctypes.c_ubyte) for name in ("from_port", "to_port", "type")),
+        ("reserved", ctypes.c_ubyte * 5),
+    )
+
+
+_OVERLAPS = _Edge(1, 0, 1)  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+
+
 class LaunchGraph:
-    """Launches, each of which begins when the one before has ended."""
+    """Launches in order. Each begins when the one before has ended, or, if it waits by itself, somewhat earlier."""
 
     def __init__(self, launches: Sequence[GraphLaunch | ProductLaunch], kept: list[Any]) -> None:
         """Records them.
@@ -196,9 +225,13 @@ def _add(graph: _pointer, launch: GraphLaunch, before: _pointer | None) -> _poin
     _values, places = _arguments(launch)
     sizes = (*launch.grid, launch.threads, 1, 1, launch.pool)
     node = _Node(launch.function, *sizes, ctypes.addressof(places), None, None, None)
-    added, after = _pointer(), (_pointer * 1)(before) if before is not None else None
-    number = ctypes.c_size_t(before is not None)
+    added, other = _pointer(), before if launch.waits else None
+    after = (_pointer * 1)(before) if before is not None and other is None else None
+    number = ctypes.c_size_t(after is not None)
     call("cuGraphAddKernelNode_v2", ctypes.byref(added), graph, after, number, ctypes.byref(node))
+    if other is not None:
+        ends = ctypes.byref(other), ctypes.byref(added), ctypes.byref(_OVERLAPS)
+        call("cuGraphAddDependencies_v2", graph, *ends, ctypes.c_size_t(1))
     return added
 
 

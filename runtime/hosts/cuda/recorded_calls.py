@@ -25,11 +25,12 @@ class Call(NamedTuple):
     threads: int
     operands: Sequence[Operand]
     pool: int = 0
+    waits: bool = False
 
     def launch(self, addresses: Mapping[str, int]) -> GraphLaunch:
-        """The launch, given the address of each buffer."""
-        function = FUNCTIONS.of(self.name, self.image, self.pool)
-        return GraphLaunch(function, self.grid, self.threads, _found(self.operands, addresses), self.pool)
+        """The launch, given the address of each buffer; `waits` is as there."""
+        function, operands = FUNCTIONS.of(self.name, self.image, self.pool), _found(self.operands, addresses)
+        return GraphLaunch(function, self.grid, self.threads, operands, self.pool, self.waits)
 
 
 class ProductCall(NamedTuple):

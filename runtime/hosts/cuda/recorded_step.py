@@ -27,7 +27,7 @@ from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.hosts.binding import Dims
 from mlxr.runtime.hosts.cuda.address_table import address_table
 from mlxr.runtime.hosts.cuda.device_array import on_device
-from mlxr.runtime.hosts.cuda.launch_graph import Event, LaunchGraph
+from mlxr.runtime.hosts.cuda.launch_graph import Event, LaunchGraph, overlap
 from mlxr.runtime.hosts.cuda.mlx_stream import mlx_stream
 from mlxr.runtime.hosts.cuda.packed import BoundInputs
 from mlxr.runtime.hosts.cuda.recorded_batch import (
@@ -215,7 +215,8 @@ class RecordedStep:
             places, _ = places_of_launches(phase)
         logits = phase.outputs[0]
         operands = (logits, batch.numbers, "batch", "chosen")
-        choose = Call(CHOOSE, recorded_image(), (dims["rows"], 1, 1), CHOOSE_THREADS, operands)
+        waits = kernel is None and overlap()
+        choose = Call(CHOOSE, recorded_image(), (dims["rows"], 1, 1), CHOOSE_THREADS, operands, waits=waits)
         self._memory = steps.memory
         self._calls = [*own, choose]
         self._kept = arrays_of(self._calls, host.fixed) | {"memory": self._memory, "batch": batch.memory}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mlxr.compiler.artifact import Launch, MatmulCall
 from mlxr.runtime.hosts.binding import Dims
+from mlxr.runtime.hosts.cuda.launch_graph import overlap
 from mlxr.runtime.hosts.cuda.recorded_calls import Call, ProductCall
 from mlxr.runtime.hosts.cuda.recorded_products import product_calls
 from mlxr.runtime.hosts.mlx.host import MlxHost
@@ -33,6 +34,7 @@ def recording_of(
         assert isinstance(kernel, functools.partial), "host cuda's kernels are images"
         image, pool = kernel.keywords["compiled_source"], kernel.keywords["shared_memory"]
         operands, threads = (*launch.inputs, *launch.outputs), entries[launch.kernel].threads
-        calls.append(Call(launch.kernel, image, launch.kernel_call.grid(dims), threads, operands, pool))
+        grid = launch.kernel_call.grid(dims)
+        calls.append(Call(launch.kernel, image, grid, threads, operands, pool, waits=overlap()))
         counts[launch.kernel] += 1
     return calls, counts

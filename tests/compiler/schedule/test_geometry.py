@@ -11,7 +11,7 @@ FLAT = (
     *("matmul_outputs", "matmul_simdgroups", "matmul_tile", "gemm_min_rows", "gemm_mma"),
     "experts_min_rows",
     "experts_mma_tokens",
-    *("mma_min_rows", "mma_max_rows", "mma_simdgroups", "mma_outputs"),
+    *("mma_min_rows", "mma_max_rows", "mma_simdgroups", "mma_outputs", "mma_together", "mma_stages"),
     *("mlx_min_rows", "mlx_quantised_min_rows", "unpack_unroll"),
     *("attend_simdgroups", "attend_heads", "attend_unroll", "attend_whole", "attend_mma"),
     *("attend_many", "attend_many_simdgroups", "attend_many_heads", "attend_many_unroll", "attend_many_mma"),

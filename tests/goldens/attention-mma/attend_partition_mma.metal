@@ -1,4 +1,4 @@
-// attend_partition_mma_23299dc7
+// attend_partition_mma_11628912
 // small spec of a test
 //
 // Decode by matrix instructions: RoPE, cache write and attention of one new token of each sequence, in one launch, by partitions of the context.
@@ -27,6 +27,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 #ifndef MLXR_PACK
 inline uint pack_bf16(float a, float b) {
@@ -101,7 +104,7 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_partition_mma_23299dc7(
+[[kernel]] void attend_partition_mma_11628912(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -160,6 +163,7 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
       }
     }
   }
+  MLXR_AWAIT_INPUTS()
 
   // In threadgroup memory: queries, two parts each, and the new token's K and V, as pairs.
   MLXR_THREADGROUP(uint4, queries, 32);

@@ -1,4 +1,4 @@
-// qkv_mma8_66704fb1
+// qkv_mma8_ba7d0942
 // small spec of a test
 //
 // Projection of several rows by matrix instructions: out = x @ weight.T.
@@ -21,6 +21,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 #ifndef MLXR_SUM  // a host's compiler may need telling not to fuse it with the product x
@@ -172,7 +175,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
 }
 #endif
 // ---- kernel
-[[kernel]] void qkv_mma8_66704fb1(
+[[kernel]] void qkv_mma8_ba7d0942(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device uint32_t* dims [[buffer(2)]],
@@ -225,6 +228,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
       for (uint r = 0; r < 4u; r++) {
         raw[1][r] = raw_q4_k(w[r], min(share + 4, 3u) * 4 + quad);
       }
+    MLXR_AWAIT_INPUTS()
     uint step = share;
     for (; step + 4 < 4u; step += 8u) {
       {
@@ -336,6 +340,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
       for (uint r = 0; r < 4u; r++) {
         raw[1][r] = raw_q6_k(w[r], min(share + 4, 3u) * 4 + quad);
       }
+    MLXR_AWAIT_INPUTS()
     uint step = share;
     for (; step + 4 < 4u; step += 8u) {
       {

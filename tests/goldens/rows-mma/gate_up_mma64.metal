@@ -1,4 +1,4 @@
-// gate_up_mma64_9bbe3972
+// gate_up_mma64_5ae57dbd
 // small spec of a test
 //
 // Projection of several rows by matrix instructions: out = silu(x @ gate.T) * (x @ up.T), weight = [gate; up].
@@ -19,6 +19,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 // The bf16 numbers in the lower half of a pair, and in the upper.
 inline float2 floats_of(uint pair) {
@@ -46,7 +49,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
 inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 // ---- kernel
-[[kernel]] void gate_up_mma64_9bbe3972(
+[[kernel]] void gate_up_mma64_5ae57dbd(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   const device uint32_t* dims [[buffer(2)]],
@@ -90,6 +93,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
     const ulong row = (r % 4u) * 8 + r / 4u * 512ul;
     raw[1][r] = *(const device uint4*)(w + row * 256u + min(share + 4, 7u) * 32);
   }
+  MLXR_AWAIT_INPUTS()
   uint step = share;
   for (; step + 4 < 8u; step += 8u) {
     {

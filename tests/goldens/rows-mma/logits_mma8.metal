@@ -1,4 +1,4 @@
-// logits_mma8_8fd5b3a0
+// logits_mma8_e06bb894
 // small spec of a test
 //
 // Projection of several rows by matrix instructions: out = x[rows] @ weight.T.
@@ -20,6 +20,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 // The bf16 numbers in the lower half of a pair, and in the upper.
 inline float2 floats_of(uint pair) {
@@ -45,7 +48,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
 }
 #endif
 // ---- kernel
-[[kernel]] void logits_mma8_8fd5b3a0(
+[[kernel]] void logits_mma8_e06bb894(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   const device int32_t* rows [[buffer(2)]],
@@ -90,6 +93,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
     const ulong row = r * 8;
     raw[1][r] = *(const device uint4*)(w + row * 256u + min(share + 4, 7u) * 32);
   }
+  MLXR_AWAIT_INPUTS()
   uint step = share;
   for (; step + 4 < 8u; step += 8u) {
     {

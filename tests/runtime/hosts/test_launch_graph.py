@@ -44,6 +44,46 @@ def test_what_a_graph_reads_stays_until_its_last_launch_has_ended(calls: dict[st
     launch_graph._lost.clear()
 
 
+def test_only_kernels_that_wait_by_themselves_begin_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    after: list[int] = []
+    overlapping: list[tuple[int, int, int]] = []
+    driver = use_driver(monkeypatch)
+
+    def add(node: Any, _: object, __: object, number: Any, ___: object) -> int:
+        after.append(number.value)
+        return 0
+
+    def depend(_: object, __: object, ___: object, edge: Any, ____: object) -> int:
+        overlapping.append((edge._obj.from_port, edge._obj.to_port, edge._obj.type))
+        return 0
+
+    monkeypatch.setattr(driver, "cuGraphAddKernelNode_v2", add, raising=False)
+    monkeypatch.setattr(driver, "cuGraphAddDependencies_v2", depend, raising=False)
+    waits = (True, True, False, True)
+    LaunchGraph([GraphLaunch(1, (1, 1, 1), 32, [8], waits=waits) for waits in waits], [])
+    assert after == [0, 0, 1, 0] and overlapping == [(1, 0, 1)] * 2
+
+
+def test_launches_overlap_on_hopper_and_newer_with_drivers_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = use_driver(monkeypatch)
+
+    def tell(major: int) -> None:
+        def attribute(told: Any, *_: object) -> int:
+            told._obj.value = major
+            return 0
+
+        monkeypatch.setattr(driver, "cuDeviceGetAttribute", attribute, raising=False)
+        launch_graph.overlap.cache_clear()
+
+    for major, expected in ((8, False), (9, True), (10, True)):
+        tell(major)
+        assert launch_graph.overlap() == expected
+    monkeypatch.setattr(launch_graph, "has", lambda _: False)
+    tell(9)
+    assert not launch_graph.overlap()
+    launch_graph.overlap.cache_clear()
+
+
 def test_a_graph_that_never_ran_waits_for_nothing(calls: dict[str, Any]) -> None:
     LaunchGraph([], [])
     gc.collect()

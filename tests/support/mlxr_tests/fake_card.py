@@ -22,6 +22,7 @@ from mlxr.runtime.hosts.cuda import (
     recorded_products,
     recorded_prompts,
     recorded_step,
+    recording,
     step_kernel,
 )
 from mlxr.runtime.hosts.cuda import host as cuda_host
@@ -124,7 +125,7 @@ class SimLauncher:
                     self.recorded["product"] += 1
                     multiply(launch)
                     continue
-                function, grid, threads, addresses, _ = launch
+                function, grid, threads, addresses, *_ = launch
                 self.recorded[names[function]] += 1
                 if names[function].startswith((NORM, FINISH)):
                     beside(names[function], grid[0], addresses)
@@ -169,6 +170,8 @@ class SimLauncher:
         monkeypatch.setattr(recorded_prompts, "SentNumbers", Sent)
         monkeypatch.setattr(recorded_products, "products_image", lambda: b"")
         monkeypatch.setattr(recorded_batch, "build_cubin", lambda *_: b"")
+        for module in (recorded_step, recording):
+            monkeypatch.setattr(module, "overlap", lambda: True)
         monkeypatch.setattr(launch_graph.Functions, "of", function)
 
     def _at(self, address: int, name: str, addresses: Sequence[int]) -> SimBuffer:

@@ -51,6 +51,11 @@ MMA_VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry.of(mma_min_rows=2, mma_simdgroups=4, attend_many=3),
         ("normalise", "o_mma8", "gate_up_mma64", "logits_mma8", "attend_many"),
     ),
+    "rows-stages": (
+        small_spec(**BLOCKS, weights={"default": "bf16"}, **FOUR),
+        Geometry.of(mma_min_rows=2, mma_simdgroups=2, mma_outputs=32, mma_stages=2, mma_together=2),
+        ("gate_up_mma8", "o_mma64"),
+    ),
     "quantised-rows-mma": (
         small_spec(
             **BLOCKS,

@@ -9,8 +9,8 @@ from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRow
 
 MMA_TILES = (8, 16, 32, 64)
 """Rows of x that a threadgroup multiplies by its rows of the weight; each size has its own kernel."""
-_TILE_ROWS = 64
-"""Rows of a 16-bit weight that a threadgroup multiplies."""
+_MOST_ROWS = 64
+"""Rows of a weight that a threadgroup multiplies, at most: registers have the sums of all."""
 _COLUMNS, _QUANTISED_COLUMNS = 32, 64
 """Columns of a step; for a quantised weight, a piece of 16 elements for each of four lanes."""
 
@@ -93,7 +93,7 @@ def _kernel(p: ProjectionFacts, tile: int, experts: ExpertRows | None = None) ->
         label=f"{p.label}_mma{tile}",
         norm=None,
         **p.fields,
-        outs=(g.outputs if p.is_quantised else _TILE_ROWS) // p.epilogue.halves,
+        outs=min(g.outputs, _MOST_ROWS) // p.epilogue.halves,
         simdgroups=g.simdgroups,
         split=g.simdgroups,
         tile=tile,
