@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VERSION = "0.1.0"
-ARTIFACT_FORMAT = 12
+ARTIFACT_FORMAT = 13
 
 
 def full_version() -> str:

@@ -38,7 +38,7 @@ Q4_GROUP = 32
 
 
 def stored_type(name: str, dtype: DType) -> DType:
-    """The type of a store's rows in a cache of a type: of q4, keys have 8 bits; rows for guesses are floats."""
+    """The type of a store's rows in a cache of a type: keys of q4 have 8 bits; rows for guesses are floats."""
     if name == HIDDEN:
         return DType.BF16 if dtype in (DType.Q8, DType.Q4) else dtype
     return DType.Q4_KEYS if dtype is DType.Q4 and name != VALUES else dtype
@@ -47,11 +47,12 @@ def stored_type(name: str, dtype: DType) -> DType:
 def cache_row_bytes(dtype: DType, head_dim: int) -> int:
     """Bytes that one token takes in one KV head: its elements and their scales.
 
-    In q8 an f32 scale is behind the elements; in q4 an f16 scale for each group, all of it rounded up to 4 bytes.
+    In q8 an f32 scale is behind the elements; in q4, whose values have 6 bits, a bf16 scale for each group, all of it
+    rounded up to 4 bytes.
     """
     if dtype in (DType.Q4, DType.Q4_KEYS):
         assert head_dim % Q4_GROUP == 0, f"{head_dim} elements of q4"
-        elements = head_dim // 2 if dtype is DType.Q4 else head_dim
+        elements = head_dim // 4 * 3 if dtype is DType.Q4 else head_dim
         return -(-(elements + head_dim // Q4_GROUP * 2) // 4) * 4
     return head_dim * dtype.size_bytes + (4 if dtype is DType.Q8 else 0)
 

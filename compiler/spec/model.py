@@ -96,7 +96,7 @@ class Cache(Record):
     """Tokens of one block: a power of two."""
     dtype: CacheType = "bf16"
     """Element type of keys and values; `q8`: 8-bit integers with an f32 scale for each head of each token; `q4`: keys
-    as 8-bit and values as 4-bit integers, with an f16 scale for each 32 elements, which are mixed before; `auto`:
+    as 8-bit and values as 6-bit integers, with a bf16 scale for each 32 elements, which are mixed before; `auto`:
     chosen for each target."""
     max_sequences: Annotated[int, Field(ge=1, le=65536, strict=True)] = 1
     """Sequences held at once."""
@@ -413,7 +413,7 @@ def _suits_q4(attentions: Sequence[Attention | None], wrong: Contradictions) -> 
     latent = any(name == LATENTS for name, _ in rows)
     odd = sorted(size for _, size in rows if size % Q4_GROUP)
     if latent:
-        what = "latent attention keeps one row for keys and values, and keys are not kept in 4 bits"
+        what = "latent attention keeps one row for keys and values, and keys have more bits than values"
         wrong.add("cache.dtype", f"q4 with latent attention: {what}", "use q8")
     elif odd:
         what = f"q4 with heads of {odd[0]} elements, which is not a multiple of {Q4_GROUP}"

@@ -1,8 +1,9 @@
 // Rows of the KV cache: head_dim elements of one token and one KV head, as the arena holds them. In q8 int8 numbers and
 // then their f32 scale, absmax / 127; a row that is not finite has the scale NaN. In q4 each 32 elements are mixed
-// before; keys are then int8 numbers, and values groups of 32 numbers of 4 bits, 16 bytes each (element i in the low
-// bits of byte i, element i + 16 in its high ones); then f16 scales of groups, then zeros up to 4 bytes. Rows need no
-// alignment.
+// before; keys are then int8 numbers, and values numbers of 6 bits: first 16 bytes for each group (the upper 4 bits of
+// number i in the low ones of byte i, those of number i + 16 in its high ones), then 8 bytes for each group (the lower
+// two bits of numbers i, i + 8, i + 16, i + 24 in byte i); then bf16 scales of groups, then zeros up to 4 bytes. Four
+// times a value's number fills a byte, and is multiplied by the scale. Rows need no alignment.
 //
 // In scratch a head is f32, `padded` elements long (head_dim rounded up to 16), so that vectors of any width fit.
 #include <math.h>
@@ -32,13 +33,71 @@ MLXR_INLINE int cache_element_bytes(int type) {
 // The type of keys where values have this one.
 MLXR_INLINE int cache_key_type(int type) { return type == MLXR_CACHE_Q4 ? MLXR_CACHE_Q4_KEYS : type; }
 
+// Four bytes at p in all lanes: as floats, since GCC would do with integers some of what follows before it copies them.
+MLXR_INLINE i32v cache_copies(const uint8_t *p) {
+#if defined(MLXR_AVX512)
+    return (i32v)_mm512_set1_ps(*(const f32_any *)p);
+#elif defined(MLXR_AVX2)
+    return (i32v)_mm256_set1_ps(*(const f32_any *)p);
+#else
+    return i32_set1(*(const i32_any *)p);
+#endif
+}
+
+// Four times MLXR_LANES numbers of a value of q4, from `at` on, of its group's `fours`, 16 bytes, and `twos`, 8 bytes:
+// made many at a time, so that vectors of neighbouring elements share the work.
+#if defined(MLXR_AVX512)
+MLXR_INLINE f32v cache_sixes(const uint8_t *fours, const uint8_t *twos, int at) {
+    uint64_t pairs;
+    memcpy(&pairs, twos, 8);
+    const __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)fours));
+    const __m256i four = _mm256_sllv_epi32(bytes, _mm256_set_epi32(0, 0, 0, 0, 4, 4, 4, 4));
+    const __m256i turns = _mm256_set_epi32(4, 4, 2, 2, 0, 0, 30, 30);
+    const __m256i turned = _mm256_rorv_epi32(_mm256_set1_epi64x((int64_t)pairs), turns);
+    const __m256i two = _mm256_and_si256(turned, _mm256_set1_epi8(0x0c));
+    const __m256i numbers = _mm256_ternarylogic_epi32(_mm256_set1_epi8((char)0xf0), four, two, 0xca);
+    const __m128i own = at % 32 < 16 ? _mm256_castsi256_si128(numbers) : _mm256_extracti128_si256(numbers, 1);
+    return (f32v)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(own));
+}
+#else
+typedef int8_t i8_sixteen __attribute__((vector_size(16)));
+typedef uint8_t u8_sixteen __attribute__((vector_size(16)));
+typedef uint32_t u32_four __attribute__((vector_size(16)));
+MLXR_INLINE f32v cache_sixes(const uint8_t *fours, const uint8_t *twos, int at) {
+    const int upper = at % 32 / 16;
+    uint64_t pairs;
+    memcpy(&pairs, twos, 8);
+    const uint64_t copies[2] = {pairs, pairs};
+    u8_sixteen bytes;
+    u32_four two;
+    memcpy(&bytes, fours, 16);
+    memcpy(&two, copies, 16);
+    if (upper) {
+        two = two >> (u32_four){4, 4, 6, 6};
+        bytes = bytes & 0xf0;
+    } else {
+        two = two >> (u32_four){0, 0, 2, 2};
+        bytes = bytes << 4;
+    }
+    const i8_sixteen numbers = (i8_sixteen)bytes | (i8_sixteen)((two & 0x03030303) << 2);
+#if defined(MLXR_AVX2)
+    const __m128i own = at % 16 ? _mm_unpackhi_epi64((__m128i)numbers, (__m128i)numbers) : (__m128i)numbers;
+    return (f32v)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(own));
+#else
+    int8_t own[16];
+    memcpy(own, &numbers, 16);
+    return f32_of_i32(i32_load8(own + at % 16));
+#endif
+}
+#endif
+
 // MLXR_LANES elements of a row of q4, from `at` on, with their scale: of a key, or of a value.
 MLXR_INLINE f32v cache_vector_q4(const uint8_t *row, int at, int type, int head_dim) {
-    uint16_t scale;
-    memcpy(&scale, row + (type == MLXR_CACHE_Q4 ? head_dim / 2 : head_dim) + at / 32 * 2, 2);
-    if (type == MLXR_CACHE_Q4_KEYS) return f32_of_i32(i32_load8((const int8_t *)row + at)) * f16_to_f32(scale);
-    const i32v bytes = i32_load8((const int8_t *)row + at / 32 * 16 + at % 16);
-    return f32_of_i32((at % 32 < 16 ? bytes & 15 : bytes >> 4 & 15) - 8) * f16_to_f32(scale);
+    // The two bytes before a scale are in the row, too: so it is half of what is read, and needs no conversion.
+    const uint8_t *const scales = row + (type == MLXR_CACHE_Q4 ? head_dim / 4 * 3 : head_dim) + at / 32 * 2;
+    const f32v scale = f32_of_bits(cache_copies(scales - 2) & (int32_t)0xffff0000);
+    if (type == MLXR_CACHE_Q4_KEYS) return f32_of_i32(i32_load8((const int8_t *)row + at)) * scale;
+    return cache_sixes(row + at / 32 * 16, row + head_dim / 2 + at / 32 * 8, at) * scale;
 }
 
 // MLXR_LANES elements at p, without a scale.
@@ -151,7 +210,7 @@ MLXR_INLINE void cache_mix_back(float *x, int head_dim) { cache_mix(x, head_dim,
 // Keys, or values, of q4.
 MLXR_INLINE void cache_store_q4(uint8_t *row, const float *src, int type, int head_dim) {
     const int of_keys = type == MLXR_CACHE_Q4_KEYS;
-    uint8_t *const scales = row + (of_keys ? head_dim : head_dim / 2);
+    uint8_t *const scales = row + (of_keys ? head_dim : head_dim / 4 * 3);
     for (int group = 0; group < head_dim / 32; group++) {
         float x[32], low = 0.0f, high = 0.0f, other = 0.0f;
         memcpy(x, src + 32 * group, sizeof x);
@@ -162,19 +221,30 @@ MLXR_INLINE void cache_store_q4(uint8_t *row, const float *src, int type, int he
             other += x[i] * 0.0f;  // NaN where x is infinite or not a number
         }
         const float extreme = high > -low ? high : low;
-        const float exact = of_keys ? __builtin_fabsf(extreme) / 127.0f : extreme * -0.125f;
-        const uint16_t stored = other != 0.0f ? 0x7e00 : extreme != 0.0f ? f32_to_f16(exact) : 0;
-        const float scale = f16_to_f32(stored);
-        const int usable = __builtin_fabsf(scale) > 0.0f;
-        const f32v divisor = f32_set1(usable ? scale : 1.0f);
-        const f32v least = f32_set1(!usable ? 0.0f : of_keys ? -127.0f : -8.0f);
-        const f32v most = f32_set1(!usable ? 0.0f : of_keys ? 127.0f : 7.0f);
+        const float exact = of_keys ? __builtin_fabsf(extreme) / 127.0f : extreme * -0.0078125f;
+        // A bf16, rounded to nearest. (A negative zero would be another row of zeros.)
+        uint32_t bits;
+        memcpy(&bits, &exact, 4);
+        bits = other != 0.0f ? 0x7fc00000 : extreme != 0.0f ? (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000 : 0;
+        const uint16_t stored = (uint16_t)(bits >> 16);
+        float scale;
+        memcpy(&scale, &bits, 4);
+        const float step = of_keys ? scale : 4.0f * scale;
+        const int usable = __builtin_fabsf(step) > 0.0f;
+        const f32v divisor = f32_set1(usable ? step : 1.0f);
+        const f32v least = f32_set1(!usable ? 0.0f : of_keys ? -127.0f : -32.0f);
+        const f32v most = f32_set1(!usable ? 0.0f : of_keys ? 127.0f : 31.0f);
         int32_t numbers[32];
         for (int i = 0; i < 32; i += MLXR_LANES)
             i32_store(numbers + i, i32_round(f32_max(least, f32_min(most, f32_load(x + i) / divisor))));
         for (int i = 0; i < 32 && of_keys; i++) row[32 * group + i] = (uint8_t)numbers[i];
         for (int i = 0; i < 16 && !of_keys; i++)
-            row[16 * group + i] = (uint8_t)((numbers[i] + 8) | (numbers[i + 16] + 8) << 4);
+            row[16 * group + i] = (uint8_t)((numbers[i] >> 2 & 15) | (numbers[i + 16] >> 2 & 15) << 4);
+        for (int i = 0; i < 8 && !of_keys; i++) {
+            int twos = 0;
+            for (int j = 0; j < 4; j++) twos |= (numbers[i + 8 * j] & 3) << 2 * j;
+            row[head_dim / 2 + 8 * group + i] = (uint8_t)twos;
+        }
         memcpy(scales + 2 * group, &stored, 2);
     }
     if (head_dim / 32 % 2) memset(scales + head_dim / 16, 0, 2);

@@ -6,10 +6,12 @@ the scale 0, and one with an element that is not finite has the scale NaN.
 In a q4 cache each 32 elements are mixed before they are rounded: multiplied by the Hadamard matrix of 32, of entries 1
 and -1, and by 1/8; so an element that is larger than its neighbours does not cost them their precision. The inverse is
 the same matrix and 1/4. Steps of the transform, from neighbours to halves, are those of every kernel, so that all write
-the same bits. Rows are groups of 32 elements, then an f16 scale for each group, then zeros up to 4 bytes. A group of a
-value (`q4`) has 16 bytes: byte i has element i in its low and element i + 16 in its high bits, and (number - 8) * scale
-is an element; the scale is the extreme of larger magnitude, of two equal ones the lower, / -8. A group of a key
-(`q4_keys`) has 32 int8 numbers, whose scale is absmax / 127.
+the same bits. Rows are groups of 32 elements, then a bf16 scale for each group, then zeros up to 4 bytes. A value
+(`q4`) has numbers of 6 bits, from -32 to 31, and 4 * number * scale is an element; the scale is the extreme of larger
+magnitude, of two equal ones the lower, / -128. First come 16 bytes for each group: byte i has the upper 4 bits of
+number i in its low and those of number i + 16 in its high bits; then 8 bytes for each group: byte i has the lower two
+bits of numbers i, i + 8, i + 16 and i + 24, the first in its lowest bits. A group of a key (`q4_keys`) has 32 int8
+numbers, whose scale is absmax / 127, and number * scale is an element.
 """
 
 import mlx.core as mx
@@ -22,6 +24,9 @@ _LARGEST = np.float32(127)
 _GROUP = 32
 _MIXED, _BACK = np.float32(0.125), np.float32(0.25)
 """Factors of the transform and of its inverse."""
+_NO_NUMBER = 0x7FC0
+_SHIFTS = np.array([[0], [2], [4], [6]], np.uint8)
+"""Where numbers i, i + 8, i + 16 and i + 24 of a value have their lower two bits in a byte."""
 
 
 def layer_rows(array: mx.array, layout: str, place: int) -> Bits:
@@ -67,30 +72,40 @@ def _encode_q4(numbers: npt.NDArray[np.float32], *, keys: bool) -> Bits:
         groups = hadamard(numbers.reshape(*numbers.shape[:-1], -1, _GROUP)) * _MIXED
         low, high = groups.min(axis=-1), groups.max(axis=-1)
         extreme = np.where(high > -low, high, low)
-        exact = np.maximum(high, -low) / _LARGEST if keys else extreme * np.float32(-0.125)
-        scales = np.where(extreme != 0, exact, np.float32(0)).astype(np.float16)
-        scales[~np.isfinite(groups).all(axis=-1)] = np.nan
-        factors = scales.astype(np.float32)[..., None]
-        quotients = np.divide(groups, factors, out=np.zeros_like(groups), where=np.abs(factors) > 0)
+        exact = np.maximum(high, -low) / _LARGEST if keys else extreme * np.float32(-1 / 128)
+        scales = as_bits(mx.array(np.where(extreme != 0, exact, np.float32(0))).astype(mx.bfloat16)).copy()
+        scales[~np.isfinite(groups).all(axis=-1)] = _NO_NUMBER
+        steps = _of_bf16(scales)[..., None] * np.float32(1 if keys else 4)
+        quotients = np.divide(groups, steps, out=np.zeros_like(groups), where=np.abs(steps) > 0)
     outer = numbers.shape[:-1]
-    whole = np.rint(np.clip(quotients, *((-_LARGEST, _LARGEST) if keys else (-8, 7))))
-    codes = whole.astype(np.int8).view(np.uint8) if keys else (whole + 8).astype(np.uint8)
-    packed = codes if keys else codes[..., : _GROUP // 2] | codes[..., _GROUP // 2 :] << 4
-    row = np.concatenate([packed.reshape(*outer, -1), scales.view(np.uint8).reshape(*outer, -1)], axis=-1)
+    whole = np.rint(np.clip(quotients, *((-_LARGEST, _LARGEST) if keys else (-32, 31)))).astype(np.int8)
+    parts = [whole]
+    if not keys:
+        four, two = (whole >> 2 & 15).view(np.uint8), (whole & 3).view(np.uint8).reshape(*whole.shape[:-1], 4, 8)
+        parts = [
+            four[..., : _GROUP // 2] | four[..., _GROUP // 2 :] << 4,
+            (two << _SHIFTS).sum(axis=-2, dtype=np.uint8),
+        ]
+    row = np.concatenate([part.view(np.uint8).reshape(*outer, -1) for part in (*parts, scales)], axis=-1)
     return np.concatenate([row, np.zeros((*outer, -row.shape[-1] % 4), np.uint8)], axis=-1)
 
 
 def _decode_q4(bits: Bits, *, keys: bool) -> npt.NDArray[np.float32]:
-    size = _GROUP if keys else _GROUP // 2
-    groups = bits.shape[-1] // (size + 2)
-    packed = np.ascontiguousarray(bits[..., : groups * size]).reshape(*bits.shape[:-1], groups, size)
-    scales = np.ascontiguousarray(bits[..., groups * size : groups * (size + 2)]).view(np.float16).astype(np.float32)
+    size = _GROUP if keys else _GROUP // 4 * 3
+    outer, groups = bits.shape[:-1], bits.shape[-1] // (size + 2)
+    scales = _of_bf16(np.ascontiguousarray(bits[..., groups * size : groups * (size + 2)]).view(np.uint16))
     if keys:
-        codes = packed.view(np.int8).astype(np.float32)
+        codes = bits[..., : groups * size].reshape(*outer, groups, _GROUP)
     else:
-        codes = np.concatenate([packed & 15, packed >> 4], axis=-1).astype(np.float32) - 8
-    back = hadamard(codes * scales[..., None]) * _BACK
-    return back.reshape(*bits.shape[:-1], groups * _GROUP)
+        four = bits[..., : groups * 16].reshape(*outer, groups, 16)
+        two = bits[..., groups * 16 : groups * size].reshape(*outer, groups, 1, 8) >> _SHIFTS & 3
+        codes = np.concatenate([four << 4, four & 0xF0], axis=-1) | two.reshape(*outer, groups, _GROUP) << 2
+    back = hadamard(np.ascontiguousarray(codes).view(np.int8).astype(np.float32) * scales[..., None]) * _BACK
+    return back.reshape(*outer, groups * _GROUP)
+
+
+def _of_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def hadamard(groups: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -41,13 +41,13 @@ def test_values_of_another_size_take_their_own_bytes() -> None:
         "model__attention": {"num_heads": 64, "num_kv_heads": 4, "head_dim": 192, "v_dim": 128},
         "model__layer_types": layers,
     }
-    for dtype, row in (("bf16", 2 * (192 + 128)), ("q8", 192 + 4 + 128 + 4), ("q4", 192 + 12 + 64 + 8)):
+    for dtype, row in (("bf16", 2 * (192 + 128)), ("q8", 192 + 4 + 128 + 4), ("q4", 192 + 12 + 96 + 8)):
         arena = arena_geometry(small_spec(**GPT_OSS | changes | {"cache__dtype": dtype}), GeometryTable())
         windowed = arena.groups[1]
         assert arena.size_bytes == 12 * 32768 * 4 * row + 12 * windowed.num_blocks * 16 * 8 * row
         assert arena.block_bytes == 12 * 16 * 4 * row
     assert arena.summary.startswith("K, 2048 blocks x 12 layers x 16 tokens x 4 x 204, q4_keys; V, 2048 blocks")
-    assert "x 16 tokens x 4 x 72, q4" in arena.summary and arena.cache_type is DType.Q4
+    assert "x 16 tokens x 4 x 104, q4" in arena.summary and arena.cache_type is DType.Q4
 
 
 @pytest.mark.parametrize(

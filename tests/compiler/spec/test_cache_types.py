@@ -22,8 +22,8 @@ def test_q4_is_refused_by_name(changes: dict[str, object], message: str) -> None
 
 
 def test_q4_counts_the_bytes_of_its_rows() -> None:
-    """Two layers of two KV heads of 64: a token has 2 * 2 * (68 + 36) bytes."""
+    """Two layers of two KV heads of 64: a token has 2 * 2 * (68 + 52) bytes."""
     sizes = {"model__attention__head_dim": 64, "model__num_layers": 2, "cache__num_blocks": None}
-    small_spec(**sizes, cache__dtype="q4", cache__block_size=4, cache__memory_budget=4 * 2 * 2 * (68 + 36))
-    with pytest.raises(ValidationError, match="memory_budget of 1663 bytes is less than one block of 1664 bytes"):
-        small_spec(**sizes, cache__dtype="q4", cache__block_size=4, cache__memory_budget=1663)
+    small_spec(**sizes, cache__dtype="q4", cache__block_size=4, cache__memory_budget=4 * 2 * 2 * (68 + 52))
+    with pytest.raises(ValidationError, match="memory_budget of 1919 bytes is less than one block of 1920 bytes"):
+        small_spec(**sizes, cache__dtype="q4", cache__block_size=4, cache__memory_budget=1919)

@@ -1,4 +1,4 @@
-// attend_prefill_4a0c9665
+// attend_prefill_4287563d
 // small spec of a test
 //
 // Prefill: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
@@ -13,8 +13,8 @@
 //   query_start  [seqs + 1] i32: first token of each sequence
 //   block_tables  [1 + seqs * columns] i32: the columns, then the blocks of each sequence
 //   k_arena    [30, 1, 4, 1, 104] q4_keys
-//   v_arena    [30, 1, 4, 1, 56] q4
-//     rows: groups of 32 numbers, int8 of K and 4 bits of V, then the groups' f16 scales; number * scale, of V (number - 8) *
+//   v_arena    [30, 1, 4, 1, 80] q4
+//     rows: groups of 32 numbers, int8 of K and 6 bits of V, then the groups' bf16 scales; number * scale, of V 4 * number *
 //     scale, is the element of a group that was multiplied by the Hadamard matrix of 32 and 1/8
 //   layer      [8] u32: the layer first
 //   token, token_out  [8] u32
@@ -83,11 +83,11 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   return (((ulong)block * 1u + layer) * 4u + offset) * 104u;
 }
 inline ulong value_row(uint block, uint layer, uint offset) {
-  return (((ulong)block * 1u + layer) * 4u + offset) * 56u;
+  return (((ulong)block * 1u + layer) * 4u + offset) * 80u;
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_prefill_4a0c9665(
+[[kernel]] void attend_prefill_4287563d(
   const device float* qkv [[buffer(0)]],
   const device int32_t* query_tiles [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],
@@ -124,7 +124,7 @@ inline ulong value_row(uint block, uint layer, uint offset) {
   // Row r is query head first_head + r % 2 of token r / 2. Rows past the end stay zero and are not stored.
   MLXR_THREADGROUP(float4, q, 768);
   MLXR_THREADGROUP(uint, k_tile, 864);
-  MLXR_THREADGROUP(uint, v_tile, 480);
+  MLXR_THREADGROUP(uint, v_tile, 672);
   MLXR_THREADGROUP(float, weights, 1024);
   for (uint i = thread_index_in_threadgroup; i < 768u; i += 256u) {
     const uint row = i / 24u;
@@ -173,12 +173,12 @@ inline ulong value_row(uint block, uint layer, uint offset) {
       const ulong row = arena_row((uint)table[(at) / 4u], layer[0], at % 4u) + kv_head * 104u;
       k_tile[key * 27u + chunk] = ((const device uint*)(k_arena + row))[chunk];
     }
-    for (uint i = thread_index_in_threadgroup; i < 448u; i += 256u) {
-      const uint key = i / 14u;
-      const uint chunk = i % 14u;
+    for (uint i = thread_index_in_threadgroup; i < 640u; i += 256u) {
+      const uint key = i / 20u;
+      const uint chunk = i % 20u;
       const uint at = min(first_key + key, end - 1);
-      const ulong row = value_row((uint)table[(at) / 4u], layer[0], at % 4u) + kv_head * 56u;
-      v_tile[key * 15u + chunk] = ((const device uint*)(v_arena + row))[chunk];
+      const ulong row = value_row((uint)table[(at) / 4u], layer[0], at % 4u) + kv_head * 80u;
+      v_tile[key * 21u + chunk] = ((const device uint*)(v_arena + row))[chunk];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -190,8 +190,8 @@ inline ulong value_row(uint block, uint layer, uint offset) {
     const uint own = lane;
     for (uint chunk = 0; chunk < 24u; chunk++) {
       float4 key[1];
-      const threadgroup half* scales = (const threadgroup half*)(k_tile + own * 27u + 24u);
-      key[0] = float4(as_type<char4>(k_tile[own * 27u + chunk])) * (float)scales[chunk / 8u];
+      const threadgroup ushort* scales = (const threadgroup ushort*)(k_tile + own * 27u + 24u);
+      key[0] = float4(as_type<char4>(k_tile[own * 27u + chunk])) * as_type<float>((uint)scales[chunk / 8u] << 16);
 #pragma unroll
       for (uint r = 0; r < 4u; r++) {
 #pragma unroll
@@ -222,9 +222,11 @@ inline ulong value_row(uint block, uint layer, uint offset) {
     for (uint key = 0; key < 32u; key++) {
 #pragma unroll
       for (uint d = 0; d < 3u; d++) {
-        threadgroup uint8_t* row = v + key * 60u;
-        const float scale = (float)((threadgroup half*)(row + 48u))[d];
-        const float value = ((float)(row[16u * d + lane % 16u] >> (lane / 16u * 4u) & 15u) - 8.0f) * scale;
+        threadgroup uint8_t* row = v + key * 84u;
+        const float scale = as_type<float>((uint)((threadgroup ushort*)(row + 72u))[d] << 16);
+        const uint two = row[48u + 8u * d + lane % 8u] >> (lane / 8u * 2u) & 3u;
+        const uint four = row[16u * d + lane % 16u] << (4u - lane / 16u * 4u) & 0xf0u;
+        const float value = (float)(int8_t)(four | two << 2) * scale;
 #pragma unroll
         for (uint r = 0; r < 4u; r++) {
           values[r][d] += weights[(first_row + r) * 32u + key] * value;

@@ -1,4 +1,4 @@
-// rope_cache_write_73fa7939
+// rope_cache_write_03ecb3f4
 // small spec of a test
 //
 // Prefill: K is rotated, then K and V of each token go to the token's slot of the arena.
@@ -8,8 +8,8 @@
 //   positions  [tokens] i32
 //   slots      [tokens] i32: block * 4 + offset; -1 for padding tokens
 //   k_arena    [30, 1, 4, 1, 104] q4_keys, written
-//   v_arena    [30, 1, 4, 1, 56] q4, written
-//     rows: groups of 32 numbers, int8 of K and 4 bits of V, then the groups' f16 scales; number * scale, of V (number - 8) *
+//   v_arena    [30, 1, 4, 1, 80] q4, written
+//     rows: groups of 32 numbers, int8 of K and 6 bits of V, then the groups' bf16 scales; number * scale, of V 4 * number *
 //     scale, is the element of a group that was multiplied by the Hadamard matrix of 32 and 1/8
 //   layer      [8] u32: the layer first
 //   token, token_out  [8] u32
@@ -80,17 +80,22 @@ inline float2 q4_extremes(float4 x) {
   }
   return float2(low, high);
 }
-inline void q4_store_scale(device half* scales, half scale, uint element, uint dim) {
-  scales[element / 32u] = scale;
+// A scale rounded to bf16.
+inline float q4_scale(float exact, float2 extremes) {
+  const uint bits = as_type<uint>(exact);
+  const uint rounded = extremes.x == extremes.y ? 0u : (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
+  return as_type<float>(metal::isfinite(extremes.x) ? rounded : 0x7fc00000u);
+}
+inline void q4_store_scale(device ushort* scales, float scale, uint element, uint dim) {
+  scales[element / 32u] = (ushort)(as_type<uint>(scale) >> 16);
   if (element + 32u == dim && dim % 64u != 0u) {
-    scales[element / 32u + 1u] = (half)0.0f;
+    scales[element / 32u + 1u] = 0;
   }
 }
 inline float4 q4_store_key(device int8_t* row, float4 v, uint element, uint dim, uint lane, bool stores) {
   const float4 x = q4_mix(v, lane) * 0.125f;
   const float2 extremes = q4_extremes(x);
-  const half stored = (half)(metal::isfinite(extremes.x) ? max((float)extremes.y, -extremes.x) / 127.0f : NAN);
-  const float scale = (float)stored;
+  const float scale = q4_scale(max((float)extremes.y, -extremes.x) / 127.0f, extremes);
   float4 numbers;
 #pragma unroll
   for (uint j = 0; j < 4; j++) {
@@ -100,7 +105,7 @@ inline float4 q4_store_key(device int8_t* row, float4 v, uint element, uint dim,
     *(device char4*)(row + element) = char4((int8_t)numbers.x, (int8_t)numbers.y, (int8_t)numbers.z, (int8_t)numbers.w);
   }
   if (stores && element % 32u == 0u) {
-    q4_store_scale((device half*)(row + dim), stored, element, dim);
+    q4_store_scale((device ushort*)(row + dim), scale, element, dim);
   }
   return numbers * scale;
 }
@@ -108,32 +113,39 @@ inline float4 q4_store(device uint8_t* row, float4 v, uint element, uint dim, ui
   const float4 x = q4_mix(v, lane) * 0.125f;
   const float2 extremes = q4_extremes(x);
   const float extreme = extremes.y > -extremes.x ? extremes.y : extremes.x;
-  const half stored = (half)(!metal::isfinite(extremes.x) ? NAN : extreme != 0.0f ? extreme * -0.125f : 0.0f);
-  const float scale = (float)stored;
-  uint codes = 0;
+  const float scale = q4_scale(extreme * -0.0078125f, extremes);
+  const float step = scale * 4.0f;
+  uint four = 0;
+  uint two = 0;
   float4 numbers;
 #pragma unroll
   for (uint j = 0; j < 4; j++) {
-    numbers[j] = metal::abs(scale) > 0.0f ? metal::rint(metal::clamp(x[j] / scale, -8.0f, 7.0f)) : 0.0f;
-    codes |= (uint)((int)numbers[j] + 8) << (8u * j);
+    numbers[j] = metal::abs(step) > 0.0f ? metal::rint(metal::clamp(x[j] / step, -32.0f, 31.0f)) : 0.0f;
+    four |= ((uint)((int)numbers[j] + 32) >> 2 ^ 8u) << (8u * j);
+    two |= ((uint)((int)numbers[j] + 32) & 3u) << (8u * j + lane % 8u / 2u * 2u);
   }
-  const uint upper = simd_shuffle_xor(codes, 4);
+  two |= simd_shuffle_xor(two, 2);
+  two |= simd_shuffle_xor(two, 4);
+  const uint upper = simd_shuffle_xor(four, 4);
   if (stores && element % 32u < 16u) {
-    *(device uint*)(row + element / 32u * 16u + element % 16u) = codes | upper << 4;
+    *(device uint*)(row + element / 32u * 16u + element % 16u) = four | upper << 4;
+  }
+  if (stores && element % 32u < 8u) {
+    *(device uint*)(row + dim / 2u + element / 32u * 8u + element % 8u) = two;
   }
   if (stores && element % 32u == 0u) {
-    q4_store_scale((device half*)(row + dim / 2u), stored, element, dim);
+    q4_store_scale((device ushort*)(row + dim / 4u * 3u), scale, element, dim);
   }
-  return numbers * scale;
+  return numbers * step;
 }
 inline ulong arena_row(uint block, uint layer, uint offset) {
   return (((ulong)block * 1u + layer) * 4u + offset) * 104u;
 }
 inline ulong value_row(uint block, uint layer, uint offset) {
-  return (((ulong)block * 1u + layer) * 4u + offset) * 56u;
+  return (((ulong)block * 1u + layer) * 4u + offset) * 80u;
 }
 // ---- kernel
-[[kernel]] void rope_cache_write_73fa7939(
+[[kernel]] void rope_cache_write_03ecb3f4(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -182,7 +194,7 @@ inline ulong value_row(uint block, uint layer, uint offset) {
       if (is_key) {
         q4_store_key(k_out + row + r * 104u, part, element, elements, lane, element < elements);
       } else {
-        q4_store(v_out + v_row + (r - 1u) * 56u, part, element, elements, lane, element < elements);
+        q4_store(v_out + v_row + (r - 1u) * 80u, part, element, elements, lane, element < elements);
       }
     }
   }

@@ -73,7 +73,7 @@ def test_q8_rows_hold_their_scale(layout, shape):
     assert as_bits(arena.stores["k_arena"]).dtype == np.uint8 and as_bits(arena.stores["k_arena"]).flags.writeable
 
 
-@pytest.mark.parametrize(("head_dim", "row_bytes"), [(32, 20), (64, 36), (96, 56), (256, 144)])
+@pytest.mark.parametrize(("head_dim", "row_bytes"), [(32, 28), (64, 52), (96, 80), (256, 208)])
 def test_q4_rows_are_whole_words(head_dim, row_bytes):
     assert cache_row_bytes(DType.Q4, head_dim) == row_bytes
     cache = GEOMETRY.with_cache(DType.Q4).cache_of(0)

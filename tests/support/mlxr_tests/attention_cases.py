@@ -166,7 +166,7 @@ VALUE_CASES = [
 ]
 
 Q4_CASES = [
-    # Keys in 8 and values in 4 bits, over ratios, sizes, layouts and what else changes where values come from or go.
+    # Keys in 8 and values in 6 bits, over ratios, sizes, layouts and what else changes where values come from or go.
     Case(14, 2, 64, "q4", "f32", "block", "paged", 4, None, "half"),
     Case(7, 1, 256, "q4", "bf16", "layer", "contiguous", 16, 33, "interleaved", extras="everything"),
     Case(12, 2, 96, "q4", "f32", "layer", "paged", 1, None, "half-of-it", extras="norms"),

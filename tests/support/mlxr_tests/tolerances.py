@@ -7,7 +7,7 @@ from mlxr.runtime.hosts.mlx_ops.cache_rows import hadamard
 
 Floats = npt.NDArray[np.floating]
 
-ULP = {"f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7, "q8": 2.0**-20, "q4": 2.0**-10, "q4_keys": 2.0**-10}
+ULP = {"f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7, "q8": 2.0**-20, "q4": 2.0**-7, "q4_keys": 2.0**-7}
 """Distance of neighbouring numbers, relative to the smaller one's power of two; for q8 and q4, the error of scales."""
 
 SUM_ERROR = 3e-6
@@ -80,10 +80,10 @@ def check_stored(what: str, got: Floats, numbers: Floats, dtype: str, *, sum_err
     sizes = np.abs(want)
     sums, half = sum_error * sizes.max(initial=0.0) + 8 * ULP["f32"] * sizes, ULP[dtype] / 2 * sizes
     if dtype in ("q4", "q4_keys"):
-        # The extreme of a value that is not -8 steps may be 8 steps, and is stored as 7.
+        # The extreme of a value that is not -32 steps may be 32 steps, and is stored as 31.
         got, want, step = _mixed(got, want, dtype)
         sums, sizes = sum_error * np.abs(want).max(initial=0.0) + ULP[dtype] * np.abs(want), np.abs(want)
-        half = np.where((sizes > 7.4 * step) & (dtype == "q4"), step, step / 2)
+        half = np.where((sizes > 31.4 * step) & (dtype == "q4"), step, step / 2)
     if dtype == "q8":
         step = sizes.max(axis=-1, keepdims=True) / 127
         whole = np.rint(np.divide(got, step, out=np.zeros_like(got), where=step > 0)) * step
@@ -95,7 +95,7 @@ def check_stored(what: str, got: Floats, numbers: Floats, dtype: str, *, sum_err
 def _mixed(got: Floats, want: Floats, dtype: str) -> tuple[Floats, Floats, Floats]:
     """Rows as a q4 cache stores them, and the step of each group of 32."""
     got, want = (hadamard(x.reshape(*x.shape[:-1], -1, 32)) / 8 for x in (got, want))
-    return got, want, np.abs(want).max(axis=-1, keepdims=True) / (8 if dtype == "q4" else 127)
+    return got, want, np.abs(want).max(axis=-1, keepdims=True) / (32 if dtype == "q4" else 127)
 
 
 def _check_few_steps_off(what: str, off: npt.NDArray[np.bool_]) -> None:
