@@ -23,6 +23,7 @@ from mlxr.runtime.hosts.cuda.mlx_stream import why_unknown
 from mlxr.runtime.hosts.cuda.packed import BoundInputs, DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.parallel.peers import Peers
 from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS, context_borders
+from mlxr.runtime.hosts.cuda.recorded_prompts import LaunchesOf, RecordedPrompts
 from mlxr.runtime.hosts.cuda.recorded_step import RecordedStep, RecordedSteps
 from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
 from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
@@ -43,7 +44,7 @@ class DecodeSteps:
     """
 
     def __init__(
-        self, host: MlxHost, kernels: StepKernels, peers: Peers, prepare: Callable[[Phase, Dims], object]
+        self, host: MlxHost, kernels: StepKernels, peers: Peers, launches_of: LaunchesOf, prompts: RecordedPrompts
     ) -> None:
         """Traces nothing yet.
 
@@ -51,10 +52,11 @@ class DecodeSteps:
             host: launches, and counts launches.
             kernels: what runs whole steps.
             peers: through whose memory the cards of a stage sum.
-            prepare: called before a step is traced.
+            launches_of: those that a step needs; called before it is recorded or traced.
+            prompts: whose memory products of recorded steps work in.
         """
-        self._host, self._kernels, self._peers, self._prepare = host, kernels, peers, prepare
-        self._inputs, self._recorded = DecodeInputs(), RecordedSteps(host, kernels.layers)
+        self._host, self._kernels, self._peers, self._launches_of = host, kernels, peers, launches_of
+        self._inputs, self._recorded = DecodeInputs(), RecordedSteps(host, kernels.layers, launches_of, prompts)
         self._recent: RecentTraces[Trace | RecordedStep] = RecentTraces()
         self._taken: dict[tuple[int, ...], bool] = {}
         self._refused: dict[int, str] = {}
@@ -294,7 +296,7 @@ class DecodeSteps:
 
     def _trace(self, phase: Phase, dims: Dims, moving: Packed, tops: int) -> Trace:
         """The step as a function of tokens, what moves, what does not, the arena's token and a step kernel's turn."""
-        self._prepare(phase, dims)
+        self._launches_of(phase, dims, None)
         host, one = self._host, on_device(mx.ones((len(moving.numbers),), mx.int32))
         # An array of ones: MLX would fuse a number with what it is added to, and compile that for 4 to 6 s.
 

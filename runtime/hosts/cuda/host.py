@@ -73,8 +73,9 @@ class CudaHost(MlxHost):
         self._step_kernels = StepKernels(images.result(), self.plan, stacked, self.launcher_of)
         self._step_kernels.hold(self.fixed)
         self._kept, self._peers = KeptWeights(), Peers()
-        self._decodes = DecodeSteps(self, self._step_kernels, self._peers, self._keep_unpacked)
         self._prefills = PrefillSteps(self, self._launches_of)
+        own = (self._step_kernels, self._peers, self._launches_of, self._prefills.recorded)
+        self._decodes = DecodeSteps(self, *own)
         self._tell_notes()
 
     @classmethod

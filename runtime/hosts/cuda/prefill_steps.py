@@ -17,7 +17,7 @@ from mlxr.compiler.errors import HostError
 from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.hosts.binding import Dims
 from mlxr.runtime.hosts.cuda.packed import Packed
-from mlxr.runtime.hosts.cuda.recorded_prompts import RecordedPrompt, RecordedPrompts
+from mlxr.runtime.hosts.cuda.recorded_prompts import LaunchesOf, RecordedPrompt, RecordedPrompts
 from mlxr.runtime.hosts.cuda.traces import Key, RecentTraces, Trace, traced, untraced
 from mlxr.runtime.hosts.mlx.host import MlxHost, sent_by
 from mlxr.runtime.hosts.mlx.launcher import Arrays
@@ -32,13 +32,12 @@ class PrefillSteps:
     """The steps of prompts that a host has run.
 
     Attributes:
+        recorded: the recordings.
         num_recorded: how many of them were recorded steps.
         notes: messages for people: that steps are not recorded, and why.
     """
 
-    def __init__(
-        self, host: MlxHost, launches_of: Callable[[Phase, Dims, Sequence[Launch] | None], Sequence[Launch]]
-    ) -> None:
+    def __init__(self, host: MlxHost, launches_of: LaunchesOf) -> None:
         """Traces nothing yet.
 
         Args:
@@ -46,7 +45,7 @@ class PrefillSteps:
             launches_of: those that a step needs, of all or of some; called before it is recorded or traced.
         """
         self._host, self._launches_of = host, launches_of
-        self._recorded = RecordedPrompts(host)
+        self.recorded = RecordedPrompts(host)
         self._recent: RecentTraces[list[Trace] | None] = RecentTraces()
         self._recent_recorded: RecentTraces[RecordedPrompt | None] = RecentTraces()
         self.num_recorded = 0
@@ -104,11 +103,11 @@ class PrefillSteps:
 
     def forget(self) -> None:
         """Forgets what the last step left on the GPU, which may have failed."""
-        self._recorded.forget()
+        self.recorded.forget()
 
     def _recorded_step(self, phase: Phase, dims: Dims, packed: Packed, places: Key) -> RecordedPrompt | None:
         """The recording of a step, if there is one, or if it is worth one."""
-        found = self._recorded.launches(phase, dims) if not self.notes else None
+        found = self.recorded.launches(phase, dims) if not self.notes else None
         if found is None:
             return None
         sizes = [size for name, size in dims.items() if name != "context" or found.depend_on_context]
@@ -117,7 +116,7 @@ class PrefillSteps:
         if step is None and (key in self._recent_recorded or self._has_few_sizes(dims)):
             try:
                 launches = self._launches_of(phase, dims, found.launches)
-                step = self._recorded.record(phase, launches, dims, packed)
+                step = self.recorded.record(phase, launches, dims, packed)
             except (HostError, RuntimeError, ValueError) as error:
                 self.notes = (f"prompts are launched by MLX and not recorded, slower: {error}",)
                 self._host.notes += self.notes

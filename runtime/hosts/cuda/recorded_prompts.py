@@ -10,7 +10,7 @@ tokens, and steps of parts of models.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -27,12 +27,16 @@ from mlxr.runtime.hosts.cuda.launch_graph import Event, LaunchGraph
 from mlxr.runtime.hosts.cuda.mlx_stream import mlx_stream
 from mlxr.runtime.hosts.cuda.packed import Packed
 from mlxr.runtime.hosts.cuda.recorded_batch import fetch_logits, numbers_of_logits
-from mlxr.runtime.hosts.cuda.recorded_calls import arrays_of
+from mlxr.runtime.hosts.cuda.recorded_calls import NORMED, SUMS, WORKSPACE, arrays_of
 from mlxr.runtime.hosts.cuda.recorded_memory import Places, is_recorded, places_of_prompt, prompt_numbers
+from mlxr.runtime.hosts.cuda.recorded_products import beside_bytes
 from mlxr.runtime.hosts.cuda.recording import recording_of
 from mlxr.runtime.hosts.cuda.sent_numbers import SentNumbers
 from mlxr.runtime.hosts.mlx.bindable import bindable_shape
 from mlxr.runtime.hosts.mlx.host import MlxHost
+
+LaunchesOf = Callable[[Phase, Dims, Sequence[Launch] | None], Sequence[Launch]]
+"""Gives the launches that a step needs, of all or of some, without those whose results are kept."""
 
 
 class Launches(NamedTuple):
@@ -47,7 +51,7 @@ class Launches(NamedTuple):
     depend_on_context: bool
 
     @classmethod
-    def of(cls, phase: Phase, running: tuple[Launch, ...]) -> "Launches | None":
+    def of(cls, phase: Phase, running: Sequence[Launch]) -> "Launches | None":
         """Those that run, if they can be recorded, and if logits are f32."""
         is_f32 = all(buffer.dtype == DType.F32 for buffer in phase.buffers if buffer.name == phase.outputs[0])
         if not is_f32 or not all(isinstance(launch.body, KernelCall | MatmulCall) for launch in running):
@@ -55,7 +59,7 @@ class Launches(NamedTuple):
         results = {buffer.name for buffer in phase.buffers if "context" in buffer.shape}
         extents = [e for launch in running if isinstance(launch.body, KernelCall) for e in launch.threadgroups]
         depend = any(extent.dim == "context" for extent in extents)
-        return cls(running, depend or any(name in results for launch in running for name in launch.outputs))
+        return cls(tuple(running), depend or any(name in results for launch in running for name in launch.outputs))
 
 
 class RecordedPrompts:
@@ -130,6 +134,19 @@ class RecordedPrompts:
             found = np.array(address_table(list(new.values()))).tolist()
             known |= {key: (array, address) for (key, array), address in zip(new.items(), found, strict=False)}
         return {name: known[id(array)][1] for name, array in arrays.items()}
+
+    def beside_products(self, phase: Phase, rows: int) -> dict[str, int]:
+        """The addresses of what products of a decode step work in.
+
+        Raises:
+            HostError: prompts have no room for it.
+        """
+        names, places = (NORMED, SUMS, WORKSPACE), self.places[0]
+        room = beside_bytes(self.host.program.phase("prefill"), self.host.plan.max_tokens)
+        if any(needed > most for needed, most in zip(beside_bytes(phase, rows), room, strict=True)):
+            raise HostError("its products need more room than those of prompts")
+        first = self.addresses({"memory": self.memory})["memory"]
+        return {name: first + places[name] for name in names}
 
     def forget(self) -> None:
         """Forgets the last step, which may have failed."""

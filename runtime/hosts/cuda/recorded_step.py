@@ -7,8 +7,9 @@ to 20 us of CPU for each launch, has two launches for several steps, and none fo
 sequences.
 
 Recorded launches use the same memory in each step: the batch, activations and logits have places of their own. Weights
-and the arena's stores are where they are (address_table.py). Not recorded are steps with functions of MLX among their
-launches, with adapters (the CPU writes those), and of parts of models.
+and the arena's stores are where they are (address_table.py). Matrix products work where those of recorded prompts do.
+Not recorded are steps with other functions of MLX among their launches, with adapters (the CPU writes those), and of
+parts of models.
 """
 
 import functools
@@ -22,7 +23,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import KernelCall, Phase
+from mlxr.compiler.artifact import Phase
 from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.hosts.binding import Dims
 from mlxr.runtime.hosts.cuda.address_table import address_table
@@ -45,6 +46,7 @@ from mlxr.runtime.hosts.cuda.recorded_memory import (
     places_of_launches,
     result_bytes,
 )
+from mlxr.runtime.hosts.cuda.recorded_prompts import Launches, LaunchesOf, RecordedPrompts
 from mlxr.runtime.hosts.cuda.recording import recording_of
 from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
 from mlxr.runtime.hosts.mlx.bindable import bindable_shape
@@ -64,9 +66,16 @@ class RecordedSteps:
         last: what the last steps choose, while nothing else has been given to the arena by this.
     """
 
-    def __init__(self, host: MlxHost, layers: mx.array) -> None:
-        """Records nothing yet."""
-        self.host, self.layers = host, layers
+    def __init__(self, host: MlxHost, layers: mx.array, launches_of: LaunchesOf, prompts: RecordedPrompts) -> None:
+        """Records nothing yet.
+
+        Args:
+            host: whose launches.
+            layers: see above.
+            launches_of: those that a step needs; called before it is recorded.
+            prompts: whose memory products work in.
+        """
+        self.host, self.layers, self.launches_of, self.prompts = host, layers, launches_of, prompts
         self.unread = list[mx.array]()
         self.last: ChosenOfSteps | None = None
         self._ends: deque[Event] = deque()
@@ -88,7 +97,7 @@ class RecordedSteps:
         if not dims["tokens"] == dims["rows"] == dims["seqs"]:
             return False
         launches = launcher.running(phase, dims) if kernel is None else ()
-        return all(isinstance(launch.body, KernelCall) for launch in launches) and mlx_stream() is not None
+        return Launches.of(phase, launches) is not None and mlx_stream() is not None
 
     def record(self, phase: Phase, dims: Dims, inputs: BoundInputs, kernel: StepKernel | None) -> "RecordedStep":
         """A step that it takes, by launches or by a step kernel.
@@ -211,8 +220,9 @@ class RecordedStep:
             self.launches = kernel.counts(dims)
             own, places = _of_kernel(kernel, steps.layers, dims)
         else:
-            own, self.launches = recording_of(host, host.launcher.running(phase, dims), dims)
+            own, self.launches = recording_of(host, steps.launches_of(phase, dims, None), dims)
             places, _ = places_of_launches(phase)
+            places = {name: place for name, place in places.items() if name not in host.fixed}
         logits = phase.outputs[0]
         operands = (logits, batch.numbers, "batch", "chosen")
         waits = kernel is None and overlap()
@@ -225,6 +235,9 @@ class RecordedStep:
         self._addresses["chosen"] = batch.chosen
         self._addresses |= {name: self._addresses["memory"] + place for name, place in places.items()}
         self._addresses |= {name: self._addresses["batch"] + 4 * at for name, at in batch.begins.items()}
+        if any(isinstance(call, ProductCall) for call in own):
+            self._kept["prompts"] = steps.prompts.memory
+            self._addresses |= steps.prompts.beside_products(phase, dims["rows"])
         first = places[logits] // 4
         self.logits = self._memory[first : first + prod(bindable_shape((dims["rows"], batch.width)))].view(mx.float32)
         mx.eval(self.logits)

@@ -82,7 +82,19 @@ def test_logits_and_counts_are_those_of_launches(monkeypatch: pytest.MonkeyPatch
     assert card.recorded["product"] > 3 and card.recorded["mlxr_norm_bf16"] and card.recorded["mlxr_finish_bf16"]
     assert launched[2].recorded_prompts == 0
     total = places_of_prompt(artifact.plan)[1]
-    assert 0 <= host._prefills._recorded.memory.nbytes - total < 4 and total < CudaHost.recorded_bytes(artifact.plan)
+    assert 0 <= host._prefills.recorded.memory.nbytes - total < 4 and total < CudaHost.recorded_bytes(artifact.plan)
+
+
+@pytest.mark.parametrize("keeps", few([True, False], [False]))
+def test_decode_steps_with_products_are_recorded(monkeypatch: pytest.MonkeyPatch, keeps: bool) -> None:
+    monkeypatch.setenv("MLXR_UNPACKED_MIB", "100" if keeps else "0")
+    artifact = compiled(SPEC, Geometry.of(**PRODUCTS | dict(mlx_min_rows=2, mlx_quantised_min_rows=2)))
+    steps: Steps = [[(0, 39, True)], [(1, 33, True)], *[[(0, 1, True), (1, 1, True)]] * 2, [(1, 1, True)]]
+    launched, recorded = (run(monkeypatch, artifact, steps, is_recorded=is_recorded) for is_recorded in (False, True))
+    agree(launched, recorded)
+    assert recorded[2].recorded_steps == 3 and launched[2].launches == recorded[2].launches
+    assert any(name.startswith("mlx.") for name in recorded[2].launches)
+    assert not any("recorded" in note for note in recorded[2].notes)
 
 
 @pytest.mark.parametrize("name", few(ALL_SPECS, ["layer-norm-bias"]))
