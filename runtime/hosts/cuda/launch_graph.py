@@ -199,6 +199,7 @@ def _capture(graph: _pointer, launches: Sequence[GraphLaunch | ProductLaunch]) -
     library, stream = matrix_library(), _pointer()
     call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
     try:
+        library.prepare([launch for launch in launches if isinstance(launch, ProductLaunch)], stream)
         call("cuStreamBeginCapture_v2", stream, _RELAXED)
         try:
             for launch in launches:

@@ -104,6 +104,7 @@ class RecordedPrompts:
         Raises:
             HostError: the driver or the library refuses, or there is no kernel for something.
         """
+        mx.eval(*self.unread)  # products that are new run, where the results of the last step are
         return RecordedPrompt(self, phase, launches, dims, packed)
 
     @functools.cached_property

@@ -13,6 +13,7 @@ from mlxr.runtime.hosts.cuda.launch_graph import GraphLaunch, LaunchGraph
 from mlxr.runtime.hosts.cuda.matrix_library import MatrixLibrary, Product, ProductLaunch
 from mlxr_tests.fake_driver import FakeDriver, use_driver
 
+made: list[MatrixLibrary] = []
 PRODUCT = Product(rows=5, features=7, columns=11, stride=13, dtype=DType.BF16)
 
 
@@ -49,14 +50,15 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
     use_driver(monkeypatch)
     library = FakeLibrary()
     opened: Any = library
-    made = MatrixLibrary(opened)
-    monkeypatch.setattr(launch_graph, "matrix_library", lambda: made)
+    made.append(MatrixLibrary(opened))
+    monkeypatch.setattr(launch_graph, "matrix_library", lambda: made[-1])
     return library
 
 
 def multiply(product: Product = PRODUCT, added: int = 0, bias: int = 0) -> None:
-    library = launch_graph.matrix_library()
-    library.multiply(ProductLaunch(product, 256, 512, added, bias, 1024, 2048), ctypes.c_void_p(3))
+    library, launch = made[-1], ProductLaunch(product, 256, 512, added, bias, 1024, 2048)
+    library.prepare([launch], ctypes.c_void_p(3))
+    library.multiply(launch, ctypes.c_void_p(3))
 
 
 def test_a_shape_is_planned_once(fake: FakeLibrary) -> None:
@@ -69,6 +71,44 @@ def test_a_shape_is_planned_once(fake: FakeLibrary) -> None:
     first, second = fake.named("cublasLtMatmul")
     assert first[1] is second[1] and [first[i].value for i in (3, 5, 8, 10, 13)] == [512, 256, 1024, 1024, 2048]
     assert first[2]._obj.value == 1 and first[7]._obj.value == 0
+
+
+@pytest.mark.parametrize(
+    ("times", "chosen"),
+    [
+        ([10, 9, 9.5], 9),
+        ([10, 9.4, 12], 10),
+        ([267, 154, 165], 154),
+        ([10, None, 4, 3.9], 3.9),
+        ([10, 4, 3.9], 3.9),
+    ],
+)
+def test_another_algorithm_that_is_clearly_faster_is_taken(
+    monkeypatch: pytest.MonkeyPatch, fake: FakeLibrary, times: list[float | None], chosen: float
+) -> None:
+    """Of several, each of which runs some times; one that fails is not the one, and slow ones run once."""
+    fake.ways = len(times)
+    number, runs = dict[int, int](), list[int]()
+
+    def multiplied(*arguments: Any) -> int:
+        at = ctypes.addressof(arguments[12]._obj)
+        number.setdefault(at, len(number))
+        runs.append(number[at])
+        return 14 if times[number[at]] is None else 0
+
+    def elapsed(_: object, found: Any, *events: object) -> int:
+        found._obj.value = times[runs[-1]]
+        return 0
+
+    monkeypatch.setattr(fake, "cublasLtMatmul", multiplied, raising=False)
+    monkeypatch.setattr(FakeDriver, "cuEventElapsedTime", elapsed, raising=False)
+    launches = [ProductLaunch(PRODUCT, 256, 512 * i, 0, 0, 1024, 2048) for i in range(9)]
+    made[-1].prepare(launches, ctypes.c_void_p(3))
+    tried = len(runs)
+    made[-1].multiply(launches[0], ctypes.c_void_p(3))
+    assert times[runs[-1]] == chosen
+    count = {None: 1, 12: 18, 165: 18} | dict.fromkeys(filter(None, times), 18)
+    assert tried == sum(count[time] for time in times) + 18 * (chosen != times[0]), "three runs of six launches"
 
 
 def test_what_is_added(fake: FakeLibrary) -> None:
@@ -104,11 +144,15 @@ def test_products_are_captured_with_the_kernels_between_them(
     called = list[str]()
 
     def function(name: str) -> Any:
-        return lambda *_: called.append(name) or 0
+        def call(*_: object) -> int:
+            called.append(name)
+            return 0
+
+        return call
 
     monkeypatch.setattr(FakeDriver, "__getattr__", lambda _, name: function(name))
     fake.fails = {"cublasLtMatmul"} if fails else set()
-    launches = [
+    launches: list[GraphLaunch | ProductLaunch] = [
         GraphLaunch(1, (1, 1, 1), 32, [8]),
         ProductLaunch(PRODUCT, 256, 512, 0, 0, 1024, 2048),
         GraphLaunch(2, (1, 1, 1), 32, [8]),
