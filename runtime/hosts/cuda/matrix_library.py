@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from mlxr.compiler.artifact import DType
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.cuda.driver import call, in_context
+from mlxr.runtime.hosts.cuda.product_choices import ProductChoices
 
 WORKSPACE_BYTES = 32 << 20
 """Memory that a product may work in."""
@@ -131,6 +132,7 @@ class MatrixLibrary:
         """
         self._library, self._handle, self._lock = library, _pointer(), threading.Lock()
         self._planned: dict[Product, _Planned] = {}
+        library.cublasLtGetVersion.restype = ctypes.c_size_t
         with in_context():
             self._call("cublasLtCreate", ctypes.byref(self._handle))
 
@@ -148,13 +150,20 @@ class MatrixLibrary:
         for launch in launches:
             by_product.setdefault(launch.product, []).append(launch)
         with self._lock:
-            timer = _Timer(stream)
+            new = [product for product in by_product if product not in self._planned]
+            if not new:
+                return
+            choices, timer = ProductChoices(self._library.cublasLtGetVersion(), new), _Timer(stream)
             try:
-                for product, some in by_product.items():
-                    if product not in self._planned:
-                        self._planned[product] = self._choose(product, some, stream, timer)
+                found = [self._plan(product) for product in new]
+                places = choices.read()
+                if places is None or any(not 0 <= at < len(some) for at, some in zip(places, found, strict=True)):
+                    pairs = zip(new, found, strict=True)
+                    places = [self._choose(some, by_product[product], stream, timer) for product, some in pairs]
+                    choices.write(places)
             finally:
                 timer.close()
+            self._planned |= {product: some[at] for product, some, at in zip(new, found, places, strict=True)}
 
     def multiply(self, launch: ProductLaunch, stream: _pointer) -> None:
         """Starts a product on a stream, in MLX's context. It is prepared.
@@ -166,12 +175,10 @@ class MatrixLibrary:
             self._start(self._planned[launch.product], launch, stream)
 
     def _choose(
-        self, product: Product, launches: Sequence[ProductLaunch], stream: _pointer, timer: _Timer
-    ) -> _Planned:
-        """The first algorithm, or another one that is clearly faster."""
-        planned = self._plan(product)
-        if len(planned) == 1:
-            return planned[0]
+        self, planned: Sequence[_Planned], launches: Sequence[ProductLaunch], stream: _pointer, timer: _Timer
+    ) -> int:
+        """The place of the first algorithm, or of another one that is clearly faster."""
+        product = launches[0].product
         weight_bytes = product.features * product.columns * product.dtype.size_bytes
         count = min(_MOST_LAUNCHES, max(_FEWEST_LAUNCHES, -(-_COLD_BYTES // weight_bytes)))
 
@@ -179,20 +186,21 @@ class MatrixLibrary:
             for launch in launches[:count]:
                 self._start(one, launch, stream)
 
-        first, *others = planned
-        own = min(timer.milliseconds(partial(start, first)) for _ in range(_RUNS))
-        best, least = first, own
-        for one in others:
+        if len(planned) == 1:
+            return 0
+        first, best = planned[0], 0
+        own = least = min(timer.milliseconds(partial(start, first)) for _ in range(_RUNS))
+        for place, one in enumerate(planned[1:], 1):
             time = inf
             with suppress(HostError):
                 for _ in range(_RUNS):
                     time = min(time, timer.milliseconds(partial(start, one)))
                     if time > _HOPELESS * least:
                         break
-            best, least = (one, time) if time < min(least, _CLEARLY * own) else (best, least)
-        for _ in range(_RUNS if best is not first else 0):  # others may have used the card a moment ago
+            best, least = (place, time) if time < min(least, _CLEARLY * own) else (best, least)
+        for _ in range(_RUNS if best else 0):  # others may have used the card a moment ago
             own = min(own, timer.milliseconds(partial(start, first)))
-        return best if least < _CLEARLY * own else first
+        return best if least < _CLEARLY * own else 0
 
     def _start(self, planned: _Planned, launch: ProductLaunch, stream: _pointer) -> None:
         product = launch.product

@@ -4,6 +4,7 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from mlxr.compiler.artifact import DType
@@ -36,6 +37,8 @@ class FakeLibrary:
             self.calls.append((name, arguments))
             if name.endswith("GetHeuristic"):
                 arguments[-1]._obj.value = self.ways
+            if name.endswith("GetVersion"):
+                return 130100
             return 15 if name in self.fails else 0
 
         return call
@@ -46,8 +49,10 @@ class FakeLibrary:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeLibrary:
     use_driver(monkeypatch)
+    monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(mx, "device_info", lambda *_: {"device_name": "a card"})
     library = FakeLibrary()
     opened: Any = library
     made.append(MatrixLibrary(opened))
@@ -78,6 +83,7 @@ def test_a_shape_is_planned_once(fake: FakeLibrary) -> None:
     [
         ([10, 9, 9.5], 9),
         ([10, 9.4, 12], 10),
+        ([10, 9, 14], 9),
         ([267, 154, 165], 154),
         ([10, None, 4, 3.9], 3.9),
         ([10, 4, 3.9], 3.9),
@@ -107,8 +113,33 @@ def test_another_algorithm_that_is_clearly_faster_is_taken(
     tried = len(runs)
     made[-1].multiply(launches[0], ctypes.c_void_p(3))
     assert times[runs[-1]] == chosen
-    count = {None: 1, 12: 18, 165: 18} | dict.fromkeys(filter(None, times), 18)
+    count = {None: 1, 14: 6} | {time: 18 for time in times if time not in (None, 14)}
     assert tried == sum(count[time] for time in times) + 18 * (chosen != times[0]), "three runs of six launches"
+
+
+def test_what_was_found_is_kept(monkeypatch: pytest.MonkeyPatch, fake: FakeLibrary) -> None:
+    """Until the library is another one, or names fewer algorithms than it did."""
+    fake.ways, times = 3, iter([10.0] * 3 + [4.0] * 3 + [9.0] + [10.0] * 3)
+
+    def elapsed(_: object, found: Any, *events: object) -> int:
+        found._obj.value = next(times)
+        return 0
+
+    monkeypatch.setattr(FakeDriver, "cuEventElapsedTime", elapsed, raising=False)
+    multiply()
+    first = fake.named("cublasLtMatmul")[-1][12]._obj
+    opened: Any = fake
+    made.append(MatrixLibrary(opened))
+    before = len(fake.named("cublasLtMatmul"))
+    multiply()
+    found = fake.named("cublasLtMatmulAlgoGetHeuristic")[-1][8]
+    assert len(fake.named("cublasLtMatmul")) == before + 1, "nothing was tried"
+    assert ctypes.addressof(fake.named("cublasLtMatmul")[-1][12]._obj) == ctypes.addressof(found[1]) and first
+    fake.ways = 1
+    made.append(MatrixLibrary(opened))
+    multiply()
+    found = fake.named("cublasLtMatmulAlgoGetHeuristic")[-1][8]
+    assert ctypes.addressof(fake.named("cublasLtMatmul")[-1][12]._obj) == ctypes.addressof(found[0])
 
 
 def test_what_is_added(fake: FakeLibrary) -> None:
