@@ -141,7 +141,8 @@ __device__ void mlxr_norm(
 }
 
 __device__ inline float mlxr_sigmoid(float x) {
-  return 1 / (1 + expf(-x));
+  const float small = 1 / (1 + expf(fabsf(x)));  // as MLX has it, to the last bit
+  return x < 0 ? small : 1 - small;
 }
 
 __device__ inline float mlxr_softplus(float x) {
