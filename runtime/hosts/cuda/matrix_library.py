@@ -1,8 +1,8 @@
 """cuBLASLt's matrix products, the library that MLX multiplies with, for graphs that are recorded.
 
-Each shape is planned once: the library is asked for its best algorithms, as MLX asks it, with as much memory to work in.
-MLX takes the first. That is not always a good one (448 rows of Llama-3-8B's gate and up: 267 us, the second 154), so
-another takes its place that is clearly faster on this card.
+Each shape is planned once: the library is asked for its best algorithms, as MLX asks it, with as much memory to work
+in. MLX takes the first. That is not always a good one (448 rows of Llama-3-8B's gate and up: 267 us, the second 154),
+so another takes its place that is clearly faster on this card.
 
 Source: MLX's `CublasGemm` (mlx/backend/cuda/gemms/cublas_gemm.cpp). Matrices of rows are given as transposed ones of
 columns, which the library expects.
