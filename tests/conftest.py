@@ -39,10 +39,12 @@ def _gpus() -> list[str]:
 if (_worker := os.environ.get("PYTEST_XDIST_WORKER")) and (_visible := _gpus()):
     os.environ["CUDA_VISIBLE_DEVICES"] = _visible[int(_worker.removeprefix("gw")) % len(_visible)]
 
-# If Python may not write bytecode beside our files, commands that tests start would compile all modules each time.
+# If Python may not write bytecode beside files, each worker and each command that tests start would compile all modules.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     caches = os.environ.get("MLXR_CACHE_DIR") or Path.home() / ".cache/mlxr"
     os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(caches).absolute() / "python"))
+if prefix := os.environ.get("PYTHONPYCACHEPREFIX"):  # also a worker's, whose parent has set it
+    sys.pycache_prefix, sys.dont_write_bytecode = prefix, False
 
 # A background job of a script ignores Ctrl-C, and so would the commands that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

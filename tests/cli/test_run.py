@@ -353,6 +353,7 @@ def test_a_changed_template_is_not_answered_from_the_cache(monkeypatch: pytest.M
     assert before.digest == after.digest, "only the key was edited here"
 
 
+@pytest.mark.long
 def test_debug_level_4_tells_of_launches(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLXR_DEBUG", "4")
     assert main(["run", "storyteller", "--host", "sim", "--prompt", "A", "--max-tokens", "1"]) == 0

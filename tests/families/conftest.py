@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
+from mlxr_tests.quick_c import quickest_c
+
 
 @pytest.fixture(autouse=True)
 def clear_cache() -> Iterator[None]:
@@ -13,3 +15,10 @@ def clear_cache() -> Iterator[None]:
     yield
     mx.enable_compile()
     mx.clear_cache()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_soonest() -> Iterator[None]:
+    """Each program here runs for a moment."""
+    with quickest_c():
+        yield

@@ -108,7 +108,7 @@ def save(folder: Path, tensors: Arrays) -> None:
 ON_HOSTS = [(form, host) for form in FORMS for host in ("reference", "cpu", "sim")]
 
 
-@pytest.mark.parametrize(("form", "host"), few(ON_HOSTS, ON_HOSTS[::4]))
+@pytest.mark.parametrize(("form", "host"), few(ON_HOSTS, [case for case in ON_HOSTS[::4] if case[1] != "sim"]))
 def test_logits_are_those_of_the_numbers(form: str, host: str, tmp_path: Path) -> None:
     model = published(FORMS[form], tmp_path)
     tokens = prompts(model.args.vocab_size)

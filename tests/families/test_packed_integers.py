@@ -75,7 +75,7 @@ def _without_images(files: dict[str, mx.array]) -> dict[str, mx.array]:
 ON_HOSTS = [(name, host) for name in FOLDERS for host in ("reference", "cpu", "sim")]
 
 
-@pytest.mark.parametrize(("name", "host"), few(ON_HOSTS, ON_HOSTS[::4]))
+@pytest.mark.parametrize(("name", "host"), few(ON_HOSTS, [case for case in ON_HOSTS[::4] if case[1] != "sim"]))
 def test_logits_are_those_of_the_numbers(name: str, host: str, tmp_path: Path) -> None:
     model = published(name, tmp_path)
     tokens = prompts(config_of("llama")["vocab_size"])

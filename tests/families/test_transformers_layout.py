@@ -206,6 +206,7 @@ def test_dbrx_has_its_last_projections_transposed(host: str, tmp_path: Path) -> 
     assert relative_error([got], [np.array(config_effects.load_recorded()["dbrx"].bases["rope_theta"])]) < 5e-6
 
 
+@pytest.mark.long
 def test_dbrx_over_two_ranks(tmp_path: Path) -> None:
     folder, tokens = as_dbrx(tmp_path), prompts(config_effects.VOCAB)
     check_split(folder, tokens, logits_of(folder, tokens, "reference"), 1e-5)

@@ -54,6 +54,7 @@ def test_q8_cache(layout):
     check_q8_cache("latent", layout)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", few(["bf16", "f16"], ["bf16"]))
 def test_types(dtype):
     check_types("latent", dtype)
@@ -70,6 +71,7 @@ def test_the_norm_of_queries_before_matrix_instructions():
     assert "normalise" in labels(pair)
 
 
+@pytest.mark.long
 def test_the_norm_of_queries_where_weights_are_unpacked_for_several_rows():
     changes = {"weights": {"tensors": {"*.q_b": "q8_0"}}, "model__attention__latent__q_rank": 64}
     pair = HostPair(compiled(family_spec("latent", **changes), Geometry.of(gemm_min_rows=2)))

@@ -172,6 +172,7 @@ LARGE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", few(WHOLE, ["mlx"]))
 def test_whole_steps(name):
     """Every kind of kernel runs, by the plan's conditions, and gives the reference's logits."""

@@ -83,6 +83,7 @@ def test_mixed_layers() -> None:
     assert layer_launches("shared-keys", 4) == [PROJECT, "rope_read_attention", *[PROJECT] * 3]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in ALL_SPECS if name != "plain"])
 def test_every_property_changes_the_numbers(name: str) -> None:
     """A property that the builder ignored would pass every test that compares graphs of the same spec."""

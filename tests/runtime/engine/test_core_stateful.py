@@ -351,7 +351,6 @@ LONG = pytest.mark.long
     ("machine", "examples"),
     [
         (CoreMachine, 10),
-        (PipelinedMachine, 10),
         (PipelinedStateMachine, 8),
         (PipelinedWindowMachine, 6),
         *[

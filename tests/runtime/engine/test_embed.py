@@ -58,7 +58,7 @@ def model() -> Iterator[mlxr.Model]:
     ("name", "host"),
     few(
         [("tiny", "cpu"), ("tiny", "sim"), ("storyteller", "cpu")],
-        [("tiny", "cpu"), ("tiny", "sim")],
+        [("tiny", "cpu")],
     ),
 )
 def test_pooled_rows_are_those_of_the_reference(name: str, host: str) -> None:

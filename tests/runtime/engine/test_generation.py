@@ -179,6 +179,7 @@ def test_iterating_again_goes_on(small: Model) -> None:
     assert len(generation.completions[0].token_ids) == 6
 
 
+@pytest.mark.long
 def test_a_prompt_waits_while_the_arena_is_full(small: Model) -> None:
     """Three prompts of four blocks each, and nine blocks: the third starts when another has ended."""
     prompts = [ids(50), ids(50, 900), ids(50, 1500)]

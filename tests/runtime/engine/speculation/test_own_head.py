@@ -78,6 +78,7 @@ def test_it_guesses_the_same_however_it_has_read(model: Model) -> None:
             assert guess == first.guesses[text][: len(guess)], len(text)
 
 
+@pytest.mark.long
 def test_many_at_once_and_prefixes(model: Model) -> None:
     shared = [ids(33), [*ids(33), 7], [*ids(32), 9, 10], ids(40), ids(48)]
     plain = [run(model, None, [prompt], SAMPLED)[0] for prompt in shared]
@@ -86,7 +87,7 @@ def test_many_at_once_and_prefixes(model: Model) -> None:
     assert again == plain
 
 
-@pytest.mark.parametrize("mode", ["paged", "contiguous"])
+@pytest.mark.parametrize("mode", few(["paged", "contiguous"], ["paged"]))
 def test_blocks_that_others_had_meanwhile(folder: Path, mode: str) -> None:
     """The head reads a block again when the text, computed without it, comes back into a block that others had."""
     spec, weights = import_model(folder, replace(EXACT, context=48, max_sequences=1, mtp=True))
@@ -123,6 +124,7 @@ def test_layers_with_windows(tmp_path: Path) -> None:
         assert all(x == y for t in common for x, y in zip(alone.guesses[t], both.guesses[t], strict=False))
 
 
+@pytest.mark.long
 def test_preemption(model: Model, folder: Path) -> None:
     """Three answers of 90 tokens need more blocks than there are."""
     prompts = [ids(60), ids(61, 400), ids(62, 500)]
@@ -208,6 +210,7 @@ def test_closing_frees_the_head_and_what_it_has(folder: Path, monkeypatch: pytes
         gc.enable()
 
 
+@pytest.mark.long
 def test_a_model_with_states(tmp_path: Path) -> None:
     """Gated delta nets beside attention: guesses are undone in their states, and the head has none."""
     with mlxr.load(
