@@ -39,7 +39,7 @@ def _gpus() -> list[str]:
 if (_worker := os.environ.get("PYTEST_XDIST_WORKER")) and (_visible := _gpus()):
     os.environ["CUDA_VISIBLE_DEVICES"] = _visible[int(_worker.removeprefix("gw")) % len(_visible)]
 
-# If Python may not write bytecode beside files, each worker and each command that tests start would compile all modules.
+# If Python may not write bytecode beside files, each worker, and each command of a test, would compile all modules.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     caches = os.environ.get("MLXR_CACHE_DIR") or Path.home() / ".cache/mlxr"
     os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(caches).absolute() / "python"))

@@ -30,6 +30,11 @@ ELSEWHERE = [
     *("glm", "internlm3", "olmo3, square", "glm4_moe, no qk norm", "ernie4_5, no biases", "seed_oss", "granitemoe"),
     "llama, 32 layers",
     *("dots1", "helium", "mimo", "ernie4_5_moe, first layer", "qwen2, output", "minimax"),
+    *("olmoe, GQA 1", "olmo2, square", "exaone4, square", "qwen3_5, square", "qwen3_5_moe, square"),
+    *("qwen3_next, square", "qwen3_moe, a dense layer", "qwen3_next, a dense layer", "gemma3_text, seven layers"),
+    *("exaone4, no window", "deepseek_v3, one projection of queries", "deepseek_v2, one projection"),
+    *("falcon_h1, tied", "granitemoehybrid, mamba", "internlm2, biases", "lfm2_moe, no scale", "step3p5, scaled"),
+    *("mimo_v2_flash, long values", "llama4_text, without experts", "llama, 40 layers"),
 ]
 """Cases whose parts other cases have too: long ones."""
 CASES = [(case, host) for case in CONFIGS for host in ("reference", "cpu")]

@@ -71,7 +71,7 @@ def error(got, want):
     ("target", "pattern", "length"),
     [
         ("cpu", ["windowed", "full"], 700),
-        ("cpu", ["chunked", "full"], 500),
+        pytest.param("cpu", ["chunked", "full"], 500, marks=pytest.mark.long),
         pytest.param("metal", ["chunked", "full"], 330, marks=pytest.mark.long),
         pytest.param("cpu", ["windowed"], 900, marks=pytest.mark.long),
         pytest.param("metal", ["windowed", "full", "windowed"], 400, marks=pytest.mark.long),

@@ -122,7 +122,7 @@ def test_why_an_answer_ended_is_always_told_and_once(server: RunningServer, api:
         assert told.completion == len(expected.token_ids) and told.prompt == expected.usage.prompt_tokens
 
 
-@each_api
+@pytest.mark.parametrize("api", few(APIS, [CHAT, MESSAGES, OLLAMA_CHAT]), ids=lambda api: api.name)
 def test_a_schema_is_kept(server: RunningServer, api: Api) -> None:
     for seed in range(4):
         told = ask(server, api, Question("What?", max_tokens=300, temperature=1.5, seed=seed, schema=SCHEMA))

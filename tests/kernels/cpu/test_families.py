@@ -47,12 +47,12 @@ def run(name: str, changes: dict[str, object], threads: int = 2) -> None:
             SCHEDULES[schedule](pair)
 
 
-@pytest.mark.parametrize("name", few(ALL_SPECS, ["gpt-oss-like", "deepseek-like", "long-values-qk-norm"]))
+@pytest.mark.parametrize("name", few(ALL_SPECS, ["gpt-oss-like", "deepseek-like"]))
 def test_exact(name: str) -> None:
     run(name, EXACT)
 
 
-@pytest.mark.parametrize("name", few(CHOSEN, ["experts-topk-softmax-bias", "element-gate", "latent"]))
+@pytest.mark.parametrize("name", few(CHOSEN, ["experts-topk-softmax-bias", "latent"]))
 def test_fast(name: str) -> None:
     """Every expert is chosen: where two are nearly as good, rounding chooses, and results are far apart."""
     mlp = ALL_SPECS[name].get("model__mlp", {})

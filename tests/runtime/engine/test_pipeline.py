@@ -24,6 +24,7 @@ from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.host import Logits
 from mlxr.runtime.hosts.reference.host import ReferenceHost
+from mlxr_tests.few import few
 from mlxr_tests.specs import compiled, random_weights, small_spec
 from mlxr_tests.storyteller import Q8_0
 

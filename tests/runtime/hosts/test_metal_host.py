@@ -426,6 +426,7 @@ def test_without_a_gpu_the_metal_host_says_so() -> None:
         mlxr.load(mlxr.compile("storyteller"), Q8_0, host="metal")
 
 
+@pytest.mark.long
 def test_hidden_rows_are_those_of_the_sim(metal: Callable[[Artifact], mlxr.Model]) -> None:
     """Of prompts that several pipelined steps read, one of a single token among them."""
     cache = {"max_sequences": 3, "block_size": 16}

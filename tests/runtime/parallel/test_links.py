@@ -15,7 +15,7 @@ from mlxr_tests.ranks import run_ranks
 SPLITS = [(2, 1), (2, 2), (3, 1), (1, 2), (1, 3), (4, 1), (3, 2), (2, 3)]
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), few(SPLITS, [(2, 1), (2, 2)]))
+@pytest.mark.parametrize(("tensor", "pipeline"), few(SPLITS, [(2, 2)]))
 def test_all_collectives(tensor: int, pipeline: int) -> None:
     """`links_rank` compares each with NumPy, in f32 to the bit; here, that ranks agree."""
     ranks = run_ranks(tensor * pipeline, ["-m", "mlxr_tests.links_rank", str(tensor), str(pipeline)])

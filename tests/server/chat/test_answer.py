@@ -19,6 +19,7 @@ from mlxr.server.chat.answer import AnswerEvent, answer
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import ContentDelta, ToolStart
+from mlxr_tests.few import few
 from mlxr_tests.storyteller import Q8_0, storyteller_spec
 
 PLAIN = "{% for message in messages %}{{ message.content }} {% endfor %}"
@@ -71,7 +72,7 @@ def test_a_plain_answer_is_that_of_the_engine(served: Served) -> None:
 
 
 @pytest.mark.parametrize("served", [HERMES], indirect=True, ids=["hermes"])
-@pytest.mark.parametrize("choice", ["required", "function:get_weather"])
+@pytest.mark.parametrize("choice", few(["required", "function:get_weather"], ["function:get_weather"]))
 def test_a_model_that_knows_no_tools_calls_one_where_it_must(served: Served, choice: str) -> None:
     schema = {
         "type": "object",
