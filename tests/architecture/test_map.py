@@ -29,7 +29,8 @@ def test_stages(function: str, file: str) -> None:
 
 def class_text(name: str) -> str:
     pattern = re.compile(rf"^class {name}\b.*?(?=^\S|\Z)|^{name} = .*?$", re.MULTILINE | re.DOTALL)
-    return "".join(match[0] for text in SOURCES for match in pattern.finditer(text))
+    named = (text for text in SOURCES if f"class {name}" in text or f"\n{name} = " in text)
+    return "".join(match[0] for text in named for match in pattern.finditer(text))
 
 
 @pytest.mark.parametrize("name", TYPES)

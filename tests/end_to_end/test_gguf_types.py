@@ -10,6 +10,12 @@ from mlxr.loading.imported_model import import_model
 from mlxr_tests.few import few
 from mlxr_tests.storyteller import GOLDEN
 
+
+@pytest.fixture(autouse=True)
+def _compiled_as_for_users() -> None:
+    """Not as for users, unlike elsewhere in this folder: a kernel is compiled for a few tokens."""
+
+
 TYPES = [path.stem.removeprefix("tiny-") for path in sorted(GOLDEN.glob("tiny-*.gguf"))]
 
 

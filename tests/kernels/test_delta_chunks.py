@@ -78,6 +78,7 @@ def case(heads: GatedDelta, lengths: tuple[int, ...], table: tuple[tuple[int, ..
     return case_of(heads, "bf16", seed, lengths, table)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("heads", few([SMALL, TILED, LARGE], [TILED]))
 def test_sequences(heads: GatedDelta) -> None:
     """Several to a step, with states that are kept before the last token, or not at all."""

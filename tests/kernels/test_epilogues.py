@@ -1,5 +1,7 @@
 """What projections do besides multiplying: norms with bias, activations, factors, caps and gates; and the experts'."""
 
+import itertools
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.family_specs import family_spec
-from mlxr_tests.few import few, few_of
+from mlxr_tests.few import covering, few, few_of
 from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled
 from mlxr_tests.tolerances import Mismatch
@@ -160,9 +162,10 @@ def _one_token_each(bench, *lengths):
     return bench.batch([(seq_id, 1) for seq_id in bench.sequences(*lengths)])
 
 
-@pytest.mark.parametrize(
-    ("name", "weights", "sizes"), few_of(ROUTED, ["f32", "q8_0", "bf16"], [(2, 2, 2, 3), (4, 4, 2, 4), (2, 1, 1, 9)])
-)
+TAKEN = list(itertools.product(ROUTED, ["f32", "q8_0", "bf16"], [(2, 2, 2, 3), (4, 4, 2, 4), (2, 1, 1, 9)]))
+
+
+@pytest.mark.parametrize(("name", "weights", "sizes"), few(TAKEN, covering(TAKEN, lambda case: case[1:])))
 def test_few_threadgroups_take_all_tiles_of_experts(name, weights, sizes):
     """Lanes keep their columns of x, of all chosen experts in the last projection."""
     outputs, simdgroups, split, threadgroups = sizes

@@ -7,7 +7,7 @@ import pytest
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.few import few
 from mlxr_tests.host_pair import HostPair
-from mlxr_tests.schedules import SCHEDULES
+from mlxr_tests.schedules import SCHEDULES, SHORT_SCHEDULES
 from mlxr_tests.specs import compiled, small_spec
 
 pytestmark = pytest.mark.usefixtures("kernel_host")
@@ -116,7 +116,7 @@ def pair(kernel_host, request):
     return HostPair(artifact_of(request.param))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", few(SCHEDULES, SHORT_SCHEDULES))
 def test_schedules(pair, schedule):
     SCHEDULES[schedule](pair)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mlxr_tests.few import few
+
 TESTS = Path(__file__).parents[1]
 OF_MANY = """
 import pytest
@@ -44,7 +46,7 @@ def test_shares_are_disjoint_and_together_all(tmp_path: Path, count: int) -> Non
     assert max(map(len, shares)) - min(map(len, shares)) <= 1, "shares differ by one test at most"
 
 
-@pytest.mark.parametrize("share", ["3/3", "3", "-1/3", "0/0"])
+@pytest.mark.parametrize("share", few(["3/3", "3", "-1/3", "0/0"], ["3/3", "3"]))
 def test_what_is_no_share_is_refused(tmp_path: Path, share: str) -> None:
     refused = collected(tmp_path, share)
     assert refused.returncode == pytest.ExitCode.USAGE_ERROR

@@ -179,7 +179,7 @@ def test_a_second_turn_is_read_from_the_cache(server: RunningServer, api: Api) -
     assert second.cached >= first.prompt - 16 - 3
 
 
-@pytest.mark.parametrize("api", few(APIS, [CHAT, MESSAGES]), ids=lambda api: api.name)
+@pytest.mark.parametrize("api", few(APIS, [MESSAGES]), ids=lambda api: api.name)
 @pytest.mark.parametrize("stream", few([False, True], [True]))
 def test_the_work_for_a_client_that_left_ends(server: RunningServer, api: Api, stream: bool) -> None:
     long = dataclasses.replace(ENDLESS, seed=4)

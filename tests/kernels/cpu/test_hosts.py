@@ -10,7 +10,7 @@ from mlxr_tests.attention_cases import CASES
 from mlxr_tests.cpu_specs import SPECS
 from mlxr_tests.few import few
 from mlxr_tests.host_pair import HostPair
-from mlxr_tests.schedules import SCHEDULES, tokens
+from mlxr_tests.schedules import SCHEDULES, SHORT_SCHEDULES, tokens
 from mlxr_tests.specs import compiled, small_spec
 
 # Formats of which another spec has all but the way to compute are long; q4_k_m runs in test_instruction_sets.py.
@@ -24,7 +24,7 @@ def pair(request):
     return HostPair(compiled(small_spec(**SPECS[request.param]), target="cpu"), threads=2)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", few(SCHEDULES, SHORT_SCHEDULES))
 def test_schedules(pair, schedule):
     SCHEDULES[schedule](pair)
 

@@ -208,7 +208,7 @@ class ContiguousMachine(PagerMachine):
 
 
 _SETTINGS = settings(
-    max_examples=80,
+    max_examples=50,
     stateful_step_count=40,
     deadline=None,
     database=None,
@@ -218,4 +218,4 @@ _SETTINGS = settings(
 TestPager = PagerMachine.TestCase
 TestPager.settings = _SETTINGS
 TestContiguousPager = ContiguousMachine.TestCase
-TestContiguousPager.settings = settings(_SETTINGS, max_examples=60)
+TestContiguousPager.settings = settings(_SETTINGS, max_examples=40)

@@ -247,7 +247,7 @@ class ContiguousMachine(PrefixCacheMachine):
 
 TestPrefixCache = PrefixCacheMachine.TestCase
 TestPrefixCache.settings = settings(
-    max_examples=100,
+    max_examples=60,
     stateful_step_count=40,
     deadline=None,
     database=None,

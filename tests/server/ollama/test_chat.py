@@ -70,14 +70,15 @@ def test_how_far_back_repetition_counts(
 def test_what_other_clients_send_is_read(server: RunningServer) -> None:
     """`curl -d` calls JSON a form, and the client in Go sends each field, empty ones as well."""
     fields: dict[str, Any] = {"model": "tiny", "options": None, "template": "", "system": ""}
+    short = {"options": {"num_predict": 4}}
     for path, more in (
         ("generate", {"prompt": "Once", "suffix": "", "stream": False}),
-        ("chat", {"messages": [{"role": "user", "content": "x"}], "stream": False}),
+        ("chat", {"messages": [{"role": "user", "content": "x"}], "stream": False} | short),
         ("show", {"name": "", "verbose": False}),
     ):
-        body = json.dumps({name: value for name, value in fields.items() if path != "chat" or name == "model"} | more)
-        for headers in ({"content-type": "application/x-www-form-urlencoded"}, {}):
-            answer = server.http.post(f"/api/{path}", content=body, headers=headers)
+        told = {name: value for name, value in fields.items() if path != "chat" or name == "model"} | more
+        for headers, options in (({"content-type": "application/x-www-form-urlencoded"}, short), ({}, {})):
+            answer = server.http.post(f"/api/{path}", content=json.dumps(told | options), headers=headers)
             assert answer.status_code == 200, answer.text
 
 

@@ -123,3 +123,6 @@ SCHEDULES: dict[str, Callable[[HostPair], None]] = {
     "forks": forks_share_and_then_part,
     **{f"random-{seed}": partial(random_interleaving, seed=seed) for seed in range(3)},
 }
+
+SHORT_SCHEDULES = [name for name in SCHEDULES if name not in ("random-1", "random-2")]
+"""Those of `make test`, where each is run by several programs."""
