@@ -7,6 +7,7 @@ schema), and the nearest thing that would have been right.
 import difflib
 import json
 import re
+from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -88,8 +89,14 @@ def nearest(word: str, choices: tuple[str, ...]) -> str | None:
     return lower[matches[0]] if matches else None
 
 
+@cache
+def _sections(model: type[BaseModel]) -> SchemaNode:
+    """Made once, since it takes as long as all else about an error."""
+    return SchemaNode(schema_of(model))
+
+
 def _explain(model: type[BaseModel], error: ValidationError, document: Document) -> list[Problem]:
-    root = SchemaNode(schema_of(model))
+    root = _sections(model)
     problems: list[Problem] = []
     renamed: set[Path] = set()
     details = error.errors(include_url=False)
