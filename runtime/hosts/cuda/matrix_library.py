@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from mlxr.compiler.artifact import DType
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.cuda.driver import call, in_context
+from mlxr.runtime.hosts.cuda.mlx_stream import mlx_stream
 from mlxr.runtime.hosts.cuda.product_choices import ProductChoices
 
 WORKSPACE_BYTES = 32 << 20
@@ -137,7 +138,9 @@ class MatrixLibrary:
             self._call("cublasLtCreate", ctypes.byref(self._handle))
 
     def prepare(self, launches: Sequence[ProductLaunch], stream: _pointer) -> None:
-        """Plans products, in MLX's context, by running them: nothing else may use the memory of their results.
+        """Plans products, in MLX's context, by running them, once MLX's stream has done all that it was given.
+
+        What is lazy is not in the stream: nothing of it may need the memory of their results.
 
         Args:
             launches: of the products, in order. Some of each product are run, so that weights are read from memory.
@@ -158,6 +161,8 @@ class MatrixLibrary:
                 found = [self._plan(product) for product in new]
                 places = choices.read()
                 if places is None or any(not 0 <= at < len(some) for at, some in zip(places, found, strict=True)):
+                    if (running := mlx_stream()) is not None:  # it may use the memory
+                        call("cuStreamSynchronize", _pointer(running))
                     pairs = zip(new, found, strict=True)
                     places = [self._choose(some, by_product[product], stream, timer) for product, some in pairs]
                     choices.write(places)

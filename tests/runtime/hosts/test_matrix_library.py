@@ -118,7 +118,16 @@ def test_another_algorithm_that_is_clearly_faster_is_taken(
 
 
 def test_what_was_found_is_kept(monkeypatch: pytest.MonkeyPatch, fake: FakeLibrary) -> None:
-    """Until the library is another one, or names fewer algorithms than it did."""
+    """Until the library is another one, or names fewer algorithms than it did. To try some waits for MLX's stream."""
+    waits = list[int]()
+
+    def wait(stream: ctypes.c_void_p) -> int:
+        waits.append(len(fake.named("cublasLtMatmul")))
+        assert stream.value == 7
+        return 0
+
+    monkeypatch.setattr(matrix_library, "mlx_stream", lambda: 7)
+    monkeypatch.setattr(FakeDriver, "cuStreamSynchronize", wait, raising=False)
     fake.ways, times = 3, iter([10.0] * 3 + [4.0] * 3 + [9.0] + [10.0] * 3)
 
     def elapsed(_: object, found: Any, *events: object) -> int:
@@ -134,6 +143,7 @@ def test_what_was_found_is_kept(monkeypatch: pytest.MonkeyPatch, fake: FakeLibra
     multiply()
     found = fake.named("cublasLtMatmulAlgoGetHeuristic")[-1][8]
     assert len(fake.named("cublasLtMatmul")) == before + 1, "nothing was tried"
+    assert waits == [0]
     assert ctypes.addressof(fake.named("cublasLtMatmul")[-1][12]._obj) == ctypes.addressof(found[1]) and first
     fake.ways = 1
     made.append(MatrixLibrary(opened))
