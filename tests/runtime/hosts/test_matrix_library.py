@@ -121,7 +121,7 @@ def test_what_was_found_is_kept(monkeypatch: pytest.MonkeyPatch, fake: FakeLibra
     """Until the library is another one, or names fewer algorithms than it did. To try some waits for MLX's stream."""
     waits = list[int]()
 
-    def wait(stream: ctypes.c_void_p) -> int:
+    def wait(_: object, stream: ctypes.c_void_p) -> int:
         waits.append(len(fake.named("cublasLtMatmul")))
         assert stream.value == 7
         return 0
