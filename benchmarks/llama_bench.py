@@ -8,7 +8,8 @@ Models are files, or names of published shapes of which files with random weight
 are to be --whole. Both engines use the GPU if there is one (llama.cpp with all layers on it), else as many threads. A
 turn starts each program anew, and figures are medians over turns: tokens per second of all sequences while they decode,
 and of prompts; prompts of unseen lengths have lengths that the process has not met. On a GPU the share of its rate of
-copies (1 GiB, bytes read and written) is told that the bytes of a decode step have, with each weight read once.
+copies (1 GiB, bytes read and written) is told that the bytes of a decode step have, with each weight read once. With
+--busy, a process that never waits runs on each CPU beside them.
 Prints a table, and with --output adds rows to a file, of which `--report` prints all. A row that fails is told at the
 end, and the others go on.
 """
@@ -16,10 +17,12 @@ end, and the others go on.
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +51,7 @@ def main() -> int:
         print("\n".join(map(line, rows)))
         return 0
     failures = []
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, _busy(usable_cpus() if args.busy else 0):
         for name, format_name, path in _files(args, Path(args.folder or temporary)):
             start = time.perf_counter()
             beside = Beside(path, _programs(args))
@@ -83,6 +86,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=usable_cpus(), help="of both engines, on a CPU (all)")
     parser.add_argument("--gpu", action="store_true", help="on an NVIDIA card")
     parser.add_argument("--experts-on-cpu", type=int, metavar="N", help="leave N layers' experts to the CPU (-ncmoe N)")
+    parser.add_argument("--busy", action="store_true", help="with a busy process on each CPU")
     parser.add_argument("--turns", type=int, default=3, help="runs of each engine (3)")
     parser.add_argument("--repetitions", type=int, default=3, help="of llama-bench in a turn (3)")
     parser.add_argument("--most-seconds", type=float, default=300.0, help="that a process may take (300)")
@@ -97,6 +101,17 @@ def _arguments() -> argparse.Namespace:
     if unknown := [*{*args.rows.split(",")} - {*ROWS}, *{*args.formats.split(",")} - {*FORMATS}]:
         parser.error(f"unknown: {', '.join(unknown)}; rows are {', '.join(ROWS)}, formats {', '.join(FORMATS)}")
     return args
+
+
+@contextmanager
+def _busy(count: int) -> Iterator[None]:
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def _programs(args: argparse.Namespace) -> Programs:
