@@ -14,12 +14,16 @@ import mlxr
 from mlxr_tests.arena_steps import NUM_STEPS
 from mlxr_tests.few import few
 
+QUICK = {"MLXR_CPU_CFLAGS": "-Og -Dalways_inline="}
+"""Memory does not depend on how well the C is optimised."""
+
 
 def figures(*arguments: str) -> dict[str, Any]:
     """What the steps took, in a fresh process."""
     result = subprocess.run(
         [sys.executable, "-m", "mlxr_tests.arena_steps", *arguments],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "MLXR_CPU_CFLAGS": "-Og -Dalways_inline="},
         capture_output=True,
         text=True,
         check=False,

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxr_tests import family_gguf
 from mlxr_tests.family_models import CONFIGS, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import logits_of, mlx_lm_logits, prompts, relative_error
 from mlxr_tests.few import few
@@ -34,16 +35,22 @@ ELSEWHERE = [
     *("qwen3_next, square", "qwen3_moe, a dense layer", "qwen3_next, a dense layer", "gemma3_text, seven layers"),
     *("exaone4, no window", "deepseek_v3, one projection of queries", "deepseek_v2, one projection"),
     *("falcon_h1, tied", "granitemoehybrid, mamba", "internlm2, biases", "lfm2_moe, no scale", "step3p5, scaled"),
-    *("mimo_v2_flash, long values", "llama4_text, without experts", "llama, 40 layers"),
+    *("llama4_text, without experts", "llama, 40 layers"),
 ]
 """Cases whose parts other cases have too: long ones."""
-CASES = [(case, host) for case in CONFIGS for host in ("reference", "cpu")]
-
-
-@pytest.mark.parametrize(
-    ("case", "host"),
-    few(CASES, [(c, host) for c, host in CASES if (host == "reference" and c not in ELSEWHERE) or c in ON_CPU]),
+ALONE = (
+    *("ernie4_5", "exaone", "nemotron", "nemotron_h, experts", "granitemoehybrid, experts", "gemma4_text, experts"),
+    "mimo_v2_flash, long values",
 )
+"""Cases that are long in test_gguf.py."""
+IN_BOTH = [case for case in CONFIGS if case in family_gguf.CASES and case not in ALONE]
+"""Models whose logits test_gguf.py computes too, from a file of the other kind: a third of them are short here."""
+CASES = [(case, host) for case in CONFIGS for host in ("reference", "cpu")]
+LEFT_OUT = {*ELSEWHERE, *IN_BOTH} - {*IN_BOTH[::3]}
+SHORT = [(case, host) for case, host in CASES if (host == "reference" and case not in LEFT_OUT) or case in ON_CPU]
+
+
+@pytest.mark.parametrize(("case", "host"), few(CASES, SHORT))
 def test_logits_are_those_of_mlx_lm(case: str, host: str, tmp_path: Path) -> None:
     config = config_of(case)
     model = build_model(config)

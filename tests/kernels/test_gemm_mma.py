@@ -54,7 +54,10 @@ def test_numbers_are_those_of_the_definition_rounded(format, activation):
         assert (bench.project(x, STYLE, unroll) == rounded(bench.numbers, activation)[:, chosen].T).all()
 
 
-@pytest.mark.parametrize(("name", "unroll"), [("k-quants", 4), ("floats", 1), ("planes", 2), ("odd-bytes", 2)])
+TOGETHER = [("k-quants", 4), ("floats", 1), ("planes", 2), ("odd-bytes", 2)]
+
+
+@pytest.mark.parametrize(("name", "unroll"), few(TOGETHER, TOGETHER[::2]))
 def test_mixed_formats(name, unroll):
     """Rows that do not fill a threadgroup, that do, and more."""
     bench = MatrixBench(MIXED[name], 768, seed=1, activation="bf16")

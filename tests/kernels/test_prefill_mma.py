@@ -48,7 +48,7 @@ def prefill(bench, *parts):
 CHUNKED = [(case, rows) for case in CASES for rows in (16, 48, 64)]
 
 
-@pytest.mark.parametrize(("case", "rows"), few(CHUNKED, CHUNKED[::7]), ids=str)
+@pytest.mark.parametrize(("case", "rows"), few(CHUNKED, CHUNKED[::10]), ids=str)
 def test_chunks(kernel_host, case, rows):
     """First and later ones, of one token, less than a tile, a tile, several; 48 rows do not divide the tile of keys."""
     bench = mma_bench(compiled(case.spec, Geometry.of(prefill_mma=1, prefill_rows=rows)), kernel_host, EXACTNESS)
@@ -120,7 +120,7 @@ def test_rows_that_see_no_key_of_the_first_tile(kernel_host):
     assert prefill(bench, (60, 64)) == {LABEL}
 
 
-@pytest.mark.parametrize("case", NOT_FOR_MATRICES, ids=str)
+@pytest.mark.parametrize("case", few(NOT_FOR_MATRICES, NOT_FOR_MATRICES[::2]), ids=str)
 def test_others_are_not(case):
     """Where there is no such kernel, there is the ordinary one."""
     bench = OpBench(compiled(case.spec, Geometry.of(prefill_mma=1)))

@@ -20,6 +20,7 @@ from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr.runtime.weights import load_weights
+from mlxr_tests.few import few_of
 from mlxr_tests.specs import compiled, floats, small_spec
 from mlxr_tests.tolerances import check_logits
 
@@ -152,8 +153,7 @@ def clear_cache() -> Iterator[None]:
     mx.clear_cache()
 
 
-@pytest.mark.parametrize("graphs", ["source", "fused"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "graphs"), few_of(CASES, ["source", "fused"]))
 def test_llama(case: str, graphs: Literal["source", "fused"], tmp_path: Path) -> None:
     spec = small_spec(**CASES[case])
     model = llama_model(spec)

@@ -19,6 +19,7 @@ from mlxr.compiler.spec.load import load_spec
 from mlxr.inspect.picture.column import GraphColumn
 from mlxr.inspect.picture.draw import draw_graphs, place_columns
 from mlxr.inspect.picture.lines import arena_lines, token_lines, value_lines
+from mlxr_tests.few import few
 from mlxr_tests.specs import compiled, small_spec
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -60,7 +61,7 @@ def artifact_of(name: str) -> Artifact:
     return SMALL[name]() if name in SMALL else compile_spec(load_spec(find_spec(name))).artifact
 
 
-@pytest.fixture(params=sorted([*bundled_specs(), *SMALL]))
+@pytest.fixture(params=few(sorted([*bundled_specs(), *SMALL]), ["storyteller", "llama-3.2-1b", *SMALL]))
 def artifact(request: pytest.FixtureRequest) -> Artifact:
     return artifact_of(request.param)
 
