@@ -229,9 +229,16 @@ MLXR_INLINE void attend_values(float *values, const float *keep, const float *we
                                int type, int head_dim, int dim) {
     const int all = MLXR_HEAD_VECTORS(head_dim), fit = MLXR_ATTEND_SUMS / heads, vectors = fit < all ? fit : all;
     const int whole = all / vectors * vectors, spare = all % vectors;
-    for (int c = 0; c < whole; c += vectors)
-        attend_values_part(values, keep, weights, heads, rows, offsets, ahead, c ? 0 : lines, count, type,
-                           head_dim, dim, c * MLXR_LANES, vectors);
+#define MLXR_VALUES(c) \
+    attend_values_part(values, keep, weights, heads, rows, offsets, ahead, c ? 0 : lines, count, type, head_dim, dim, \
+                       c * MLXR_LANES, vectors)
+    if (type == MLXR_CACHE_Q4) {  // which bits of a byte are read depends on the place
+        MLXR_UNROLL
+        for (int c = 0; c < whole; c += vectors) MLXR_VALUES(c);
+    } else {
+        for (int c = 0; c < whole; c += vectors) MLXR_VALUES(c);
+    }
+#undef MLXR_VALUES
     if (spare)
         attend_values_part(values, keep, weights, heads, rows, offsets, ahead, 0, count, type, head_dim, dim,
                            whole * MLXR_LANES, spare);

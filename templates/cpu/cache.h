@@ -60,26 +60,18 @@ MLXR_INLINE f32v cache_sixes(const uint8_t *fours, const uint8_t *twos, int at) 
     return (f32v)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(own));
 }
 #else
-typedef int8_t i8_sixteen __attribute__((vector_size(16)));
-typedef uint8_t u8_sixteen __attribute__((vector_size(16)));
 typedef uint32_t u32_four __attribute__((vector_size(16)));
 MLXR_INLINE f32v cache_sixes(const uint8_t *fours, const uint8_t *twos, int at) {
     const int upper = at % 32 / 16;
     uint64_t pairs;
     memcpy(&pairs, twos, 8);
     const uint64_t copies[2] = {pairs, pairs};
-    u8_sixteen bytes;
-    u32_four two;
-    memcpy(&bytes, fours, 16);
+    u32_four four, two;
+    memcpy(&four, fours, 16);
     memcpy(&two, copies, 16);
-    if (upper) {
-        two = two >> (u32_four){4, 4, 6, 6};
-        bytes = bytes & 0xf0;
-    } else {
-        two = two >> (u32_four){0, 0, 2, 2};
-        bytes = bytes << 4;
-    }
-    const i8_sixteen numbers = (i8_sixteen)bytes | (i8_sixteen)((two & 0x03030303) << 2);
+    two = two >> (upper ? (u32_four){4, 4, 6, 6} : (u32_four){0, 0, 2, 2});
+    four = upper ? four : four << 4;
+    const u32_four numbers = (four & 0xf0f0f0f0) | (two & 0x03030303) << 2;
 #if defined(MLXR_AVX2)
     const __m128i own = at % 16 ? _mm_unpackhi_epi64((__m128i)numbers, (__m128i)numbers) : (__m128i)numbers;
     return (f32v)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(own));
