@@ -310,10 +310,6 @@ class StepKernelSizes(SizeRecord):
     """Blocks that a multiprocessor runs at once; this bounds their registers."""
     prefetch: int = size("step_prefetch", 0, least=0)
     """KiB of the next launch's weights that each block prefetches while it waits for the others; 0: none."""
-    words: int = size("step_words", 0, least=0, most=1)
-    """1: blocks of steps of one sequence hand each other activations in words that say what they are."""
-    near: int = size("step_near", 0, least=0)
-    """With `words`: blocks of the grid, each of which copies its share of the next weights ahead; 0: none."""
 
     def check_together(self) -> None:
         """The blocks fit on a multiprocessor."""

@@ -22,7 +22,7 @@ def awaiting(name: str) -> dict[str, str]:
     text = text_of(variant(name), StepKernelSizes(512)).text
     parts = re.findall(r"^namespace (\w+) \{\n(.*?)^\}  // namespace \1$", text, re.DOTALL | re.MULTILINE)
     bodies = {
-        kernel: part[part.index("void body(") : part.index("__noinline__ void run(")]
+        kernel: part[part.index("void body(") : part.index("__noinline__")]
         for kernel, part in parts
         if kernel != "mlxr"
     }

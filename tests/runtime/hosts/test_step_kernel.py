@@ -88,19 +88,6 @@ def test_what_does_not_fit_is_launches_and_says_so(
     assert pair.host.launches[AS_LAUNCHES] == 4
 
 
-def test_a_card_with_fewer_blocks_than_a_text_is_made_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_kernel, "residency", lambda *_: Residency(3, 2))
-    entry = compiled(small_spec(), AS_ONE).plan.first.step_kernels[0]
-    blocks = step_kernel.resident_blocks(step_kernel.StepImage(entry, b""))
-    for least, match in ((blocks, None), (blocks + 1, f"made for {blocks + 1} blocks, and {blocks} fit")):
-        image = step_kernel.StepImage(entry.model_copy(update={"least_blocks": least}), b"")
-        if match is None:
-            assert step_kernel.resident_blocks(image) == blocks
-        else:
-            with pytest.raises(step_kernel.NoStepKernelError, match=match):
-                step_kernel.resident_blocks(image)
-
-
 def test_an_old_card_is_told() -> None:
     built = step_kernel.build_steps(compiled(small_spec(), AS_ONE), "sm_75")
     assert not built.images and built.failures[0][0] == range(1, 2)

@@ -11,21 +11,19 @@ line in its place. The hash in the kernel's name covers the text with the prelud
 import functools
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 
 from mlxr.compiler.artifact.kernel_entry import KernelEntry, body_of, header_of
 from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.artifact.parallel.peer_mailboxes import TIMEOUT_S
 from mlxr.compiler.artifact.step_kernel_entry import INCLUDE, PEERS
-from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_layout import WeightLayout, plane_row_bytes
 from mlxr.compiler.ir.ops.experts import SHARED_WEIGHTS
 from mlxr.compiler.schedule.geometry import StepKernelSizes
 from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.metal.decode_kernel.make_step_program import NotOneKernelError
-from mlxr.compiler.targets.metal.decode_kernel.near_rows import NearRows, near_rows
 from mlxr.compiler.targets.metal.decode_kernel.step_program import Grid, StepLaunch, StepProgram
 from mlxr.compiler.targets.metal.kernel_parts.kernel import BLOCK_BYTES
 
@@ -33,9 +31,6 @@ TIMEOUT_SECONDS = 10
 """How long a block waits for the others before it stops the kernel, unless a rank may be late."""
 SHARED_BYTES = 47 << 10
 """Shared memory of a block: CUDA's default limit, less what CUDA itself uses."""
-_MOST_BYTES = 227 << 10
-"""Shared memory of a block, for which a launch asks, on cards whose geometry has `step_near`."""
-_OTHER_BYTES = 1 << 10  # of small arrays, and what CUDA itself uses
 _MOST_GROUPS = 15  # hardware has 16 barriers; one is the block's
 _MOST_ARGUMENTS = 4000  # of 8 bytes; CUDA takes 32,764
 _DEFINE = re.compile(r"^#define (?!MLXR_)(\w+)", re.MULTILINE)
@@ -57,8 +52,6 @@ class StepText:
         passed: inputs of the program that are arguments of the kernel, in order.
         held: inputs of the program whose addresses the kernel reads in a table, in order.
         pool_bytes: shared memory that its launch asks for; 0: a block has enough by itself.
-        least_blocks: blocks that its grid must have.
-        words: words of 4 bytes, kept between launches, in which blocks hand each other values.
     """
 
     name: str
@@ -66,23 +59,6 @@ class StepText:
     passed: tuple[str, ...]
     held: tuple[str, ...]
     pool_bytes: int
-    words: int
-    least_blocks: int
-
-
-@dataclass(frozen=True)
-class _Home:
-    """Where values are that blocks hand each other: the first of their words."""
-
-    number: int
-    count: int
-    dtype: DType
-    first_word: int
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of their place in shared memory."""
-        return -(-self.count * self.dtype.size_bytes // 16) * 16
 
 
 @dataclass(frozen=True)
@@ -95,8 +71,6 @@ class _Function:
         groups: threadgroups that a block runs side by side.
         group_bytes: threadgroup memory of one of them.
         awaits: whether it waits for its inputs by itself, once it has loaded of its weight what it needs first.
-        homes: of each of its operands that is handed on in words, by number: its home.
-        near: where a block has its rows of the weight in shared memory; None: they come from the card's memory.
     """
 
     name: str
@@ -109,13 +83,6 @@ class _Function:
     header: str
     body: str
     macros: tuple[str, ...]
-    homes: Mapping[int, _Home]
-    near: NearRows | None = None
-
-    @property
-    def takes(self) -> bool:
-        """Whether it waits for its inputs by itself, wherever in its body."""
-        return self.awaits or any(i < len(self.kernel.inputs) for i in self.homes)
 
 
 @dataclass(frozen=True)
@@ -155,13 +122,8 @@ def step_text(
     passed = tuple(name for name in program.inputs if name not in held)
     arguments = (*passed, *program.outputs, *held)
     number = {name: i for i, name in enumerate(arguments)}
-    # In the place of an operand that is handed on in words, there is its version.
     operands = [
-        (len(arguments), program.handed[name].version)
-        if name in program.handed
-        else (number[place.argument], place.offset_bytes)
-        for launch in program.launches
-        for name, place in zip(launch.names, launch.operands, strict=True)
+        (number[place.argument], place.offset_bytes) for launch in program.launches for place in launch.operands
     ]
     own = pool = SHARED_BYTES - 8 * len(operands) - 8 * len(program.launches)
     if pool < 8 * len(arguments) or len(arguments) > _MOST_ARGUMENTS:
@@ -172,43 +134,21 @@ def step_text(
     if any(_COPY in sources[launch.kernel.name] for launch in program.launches):
         pool = BLOCK_BYTES
     functions: list[_Function] = []
-    numbers: dict[tuple[str, Grid, tuple[int | None, ...]], int] = {}
-    homes = _homes(program)
+    numbers: dict[tuple[str, Grid], int] = {}
     rows: list[_Row] = []
     spans: list[tuple[int, int, int]] = []
     first = 0
     for launch in program.launches:
-        values = [program.handed.get(name) for name in launch.names]
-        at_home = tuple(None if value is None else value.home for value in values)
-        index = numbers.setdefault((launch.kernel.name, launch.grid, at_home), len(numbers))
+        index = numbers.setdefault((launch.kernel.name, launch.grid), len(numbers))
         if index == len(functions):
-            own_homes = {i: homes[home] for i, home in enumerate(at_home) if home is not None}
-            made = _function(launch, sources[launch.kernel.name], index, sizes.threads, pool, own_homes)
-            source = sources[launch.kernel.name]
-            near = (
-                near_rows(launch, layouts, program, source, made.groups, sizes.near) if homes and sizes.near else None
-            )
-            if near is not None:
-                made = replace(made, near=near, groups=near.groups)
-            functions.append(made)
+            functions.append(_function(launch, sources[launch.kernel.name], index, sizes.threads, pool))
         condition = 0 if launch.condition is None else launch.condition + 1
         ahead = list(_spans(launch, layouts, first)) if sizes.prefetch else []
         lines = sum(count for _, _, count in ahead)
         rows.append(_Row(index, launch.waits, condition, first, len(spans), len(ahead), max(1, lines)))
         spans += ahead
         first += len(launch.operands)
-    of_launch = [functions[row.function] for row in rows]
-    row_at = _row_places(program, homes, [function.groups * function.group_bytes for function in of_launch])
-    ends = [row_at[home.number] + home.row_bytes for home in homes]
-    used = max(8 * len(arguments) + 8, *(function.groups * function.group_bytes for function in functions), *ends)
-    used = -(-used // 16) * 16
-    fixed = used + 8 * len(operands) + 8 * len(program.launches) + _OTHER_BYTES
-    while _near_bytes(of_launch) and fixed + _near_bytes(of_launch) > _MOST_BYTES:
-        largest = max((f.near for f in functions if f.near), key=lambda near: near.all_bytes)
-        functions = [replace(f, near=None) if f.near == largest else f for f in functions]
-        of_launch = [functions[row.function] for row in rows]
-    nears, near_bytes = [i for i, function in enumerate(of_launch) if function.near], _near_bytes(of_launch)
-    asked = used + near_bytes
+    used = max(8 * len(arguments), *(function.groups * function.group_bytes for function in functions))
     warps, num_given = sizes.threads // 32, len(passed) + len(program.outputs)
     text = (
         environment()
@@ -224,14 +164,8 @@ def step_text(
             outputs=program.outputs,
             held=held,
             shares=[range(warp, num_given, warps) for warp in range(min(warps, num_given))],
-            homes=homes,
-            nears=nears,
-            near_at=used,
-            near_bytes=near_bytes,
-            versions=len(program.handed) + 1,
-            row_at=row_at,
-            pool_bytes=asked,
-            asks_for_pool=asked > own,
+            pool_bytes=used,
+            asks_for_pool=used > own,
             prefetch=sizes.prefetch if sizes.threads > 32 else 0,
             spans=spans,
             threads=sizes.threads,
@@ -240,56 +174,7 @@ def step_text(
         )
     )
     name = f"step_{_digest(text.replace(_NAME, 'step').replace(INCLUDE, _prelude()))}"
-    words = homes[-1].first_word + homes[-1].count if homes else 0
-    return StepText(
-        name=name,
-        text=text.replace(_NAME, name),
-        passed=passed,
-        held=held,
-        pool_bytes=asked if asked > own else 0,
-        words=words,
-        least_blocks=sizes.near if nears else 1,
-    )
-
-
-def _homes(program: StepProgram) -> list[_Home]:
-    """The homes of all values that are handed on in words."""
-    homes: list[_Home] = []
-    word = 0
-    for number, value in sorted({value.home: value for value in program.handed.values()}.items()):
-        homes.append(_Home(number, value.count, value.dtype, word))
-        word += value.count
-    return homes
-
-
-def _row_places(program: StepProgram, homes: Sequence[_Home], pools: Sequence[int]) -> dict[int, int]:
-    """Where in shared memory a block has the values of each home.
-
-    A row is needed from the first launch that reads its value to the last. The threadgroups of these launches have
-    their memory before it, as many bytes as `pools` says, and other rows are elsewhere.
-    """
-    needed: dict[int, set[int]] = {home.number: set() for home in homes}
-    for name, value in program.handed.items():
-        readers = [i for i, launch in enumerate(program.launches) if name in launch.names[: launch.num_inputs]]
-        needed[value.home] |= set(range(readers[0], readers[-1] + 1))
-    places: dict[int, int] = {}
-    for home in sorted(homes, key=lambda home: -max(pools[i] for i in needed[home.number])):
-        taken = [
-            (places[other.number], places[other.number] + other.row_bytes)
-            for other in homes
-            if other.number in places and needed[other.number] & needed[home.number]
-        ]
-        at = -(-max(pools[i] for i in needed[home.number]) // 16) * 16
-        for begin, end in sorted(taken):
-            at = end if begin < at + home.row_bytes and at < end else at
-        places[home.number] = at
-    return places
-
-
-def _near_bytes(launches: Sequence[_Function]) -> int:
-    """Shared memory for the rows of each launch and, of the next one, for those of its first threadgroups."""
-    of = [function.near for function in launches if function.near]
-    return max((a.all_bytes + b.first_bytes for a, b in zip(of, [*of[1:], *of[:1]], strict=True)), default=0)
+    return StepText(name, text.replace(_NAME, name), passed, held, used if used > own else 0)
 
 
 @functools.cache
@@ -320,9 +205,7 @@ def _spans(launch: StepLaunch, layouts: Mapping[str, WeightLayout], first: int) 
                 yield first + i, offset, -(-size // _LINE_BYTES)
 
 
-def _function(
-    launch: StepLaunch, source: str, index: int, threads: int, pool: int, homes: Mapping[int, _Home]
-) -> _Function:
+def _function(launch: StepLaunch, source: str, index: int, threads: int, pool: int) -> _Function:
     kernel, header, body = launch.kernel, header_of(source), body_of(source)
     arrays = len(_ARRAY.findall(body))
     # Each array begins at a multiple of 16 bytes.
@@ -339,8 +222,7 @@ def _function(
     sizes = tuple(f"{name} = {text}" for text, name in axes if not text[0].isdigit())
     x, y, z = (text if text[0].isdigit() else name for text, name in axes)
     awaits = _AWAIT in body
-    name = f"{kernel.name}_{index}"
-    return _Function(name, kernel, sizes, (x, y, z), groups, size, awaits, header, body, macros, homes)
+    return _Function(f"{kernel.name}_{index}", kernel, sizes, (x, y, z), groups, size, awaits, header, body, macros)
 
 
 def grid_axis(extent: Extent) -> str:
