@@ -275,12 +275,15 @@ def matrix_library() -> MatrixLibrary:
         HostError: MLX has loaded none, or it refuses.
     """
     try:
-        paths = {line.split()[-1] for line in _MAPS.read_text("utf-8").splitlines() if _NAME in line}
+        paths = {line.split(maxsplit=5)[-1] for line in _MAPS.read_text("utf-8").splitlines() if _NAME in line}
     except OSError:
         paths = set()
     if not paths:
         raise HostError(f"cuda: MLX has not loaded {_NAME}, so its products cannot be recorded")
-    return MatrixLibrary(ctypes.CDLL(min(paths)))
+    try:
+        return MatrixLibrary(ctypes.CDLL(min(paths)))
+    except (OSError, AttributeError) as error:  # the file is gone, or is of a version without a function
+        raise HostError(f"cuda: {_NAME}, which MLX has loaded, cannot be used: {error}") from error
 
 
 def multiplies(dtype: DType) -> bool:

@@ -89,15 +89,16 @@ def prompt_numbers(plan: Plan) -> int:
     seqs, widest = plan.arena.max_sequences, plan.arena.max_blocks_per_sequence
     tables = read.count("block_tables") * widest + (plan.arena.state_columns or 0) + _SMALL_ARRAYS
     tiles = -(-plan.max_tokens // plan.query_tile) + seqs
-    return by_token * (plan.max_tokens + _PADDING) + 2 * tiles + (seqs + _PADDING) * tables
+    by_row = plan.max_rows + _PADDING  # which tokens give logits or hidden rows: of an encoder all of them
+    return by_token * (plan.max_tokens + _PADDING) + by_row + 2 * tiles + (seqs + _PADDING) * tables
 
 
 def places_of_prompt(plan: Plan) -> tuple[Places, int]:
     """Where the results of a recorded step of prompts lie, for batches of any size, and how much memory that is."""
-    phase = plan.program("metal").phase("prefill")
-    begin = _aligned(4 * prompt_numbers(plan))
+    program = plan.program("metal")
+    phase, begin = program.phase("prefill"), _aligned(4 * prompt_numbers(plan))
     places, end = places_of_launches(phase)
-    multiplies = any(isinstance(launch.body, MatmulCall) for launch in phase.launches)
+    multiplies = any(isinstance(launch.body, MatmulCall) for each in program.phases for launch in each.launches)
     sizes = (*beside_bytes(phase, plan.max_tokens), WORKSPACE_BYTES if multiplies else 0)
     for name, size in zip((NORMED, SUMS, WORKSPACE), sizes, strict=True):
         places[name] = _aligned(end)

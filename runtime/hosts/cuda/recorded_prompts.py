@@ -12,6 +12,7 @@ tokens, and steps of parts of models.
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from threading import Thread, current_thread
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -72,12 +73,15 @@ class RecordedPrompts:
         host: whose launches.
         unread: what the last step has given, which is copied before the next one is started.
         end: after the last step.
+        is_new_here: whether what came before may be in the stream of another thread.
     """
 
     def __init__(self, host: MlxHost) -> None:
         """Records nothing yet."""
         self.host = host
         self.unread = list[mx.array]()
+        self.is_new_here = True
+        self._thread: Thread | None = None
         self._takes_some = is_recorded(host.plan)
         self._addresses: dict[int, tuple[mx.array, int]] = {}
         self._launches: dict[tuple[str | bool, ...], Launches | None] = {}
@@ -149,6 +153,11 @@ class RecordedPrompts:
         first = self.addresses({"memory": self.memory})["memory"]
         return {name: first + places[name] for name in names}
 
+    def note_thread(self) -> None:
+        """Notes which thread takes the arena's token. Each has a stream of its own, and graphs bind no token."""
+        if self._thread is not (own := current_thread()):
+            self._thread, self.is_new_here = own, True
+
     def forget(self) -> None:
         """Forgets the last step, which may have failed."""
         self.unread = []
@@ -200,6 +209,9 @@ class RecordedPrompt:
         before = host.arena.token
         with host.failures():
             start_computing([before, *recorded.unread])
+            if recorded.is_new_here:
+                mx.eval(before, *recorded.unread)
+                recorded.is_new_here = False
             recorded.sent.send(packed.numbers, self._first, stream)
             try:
                 self._graph.launch(stream, recorded.end)

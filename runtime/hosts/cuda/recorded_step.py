@@ -186,6 +186,7 @@ class RecordedSteps:
 
     def wait_elsewhere(self) -> None:
         """Has another thread wait for the last steps, which are only in order with what MLX computes in their own."""
+        self.prompts.note_thread()
         if self._end is not None and mlx_stream() != self._stream:
             self._end.wait()
             self._end = None

@@ -177,6 +177,15 @@ def test_where_mlx_has_loaded_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         matrix_library.matrix_library.__wrapped__()
 
 
+def test_a_library_that_cannot_be_opened_again_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its path may have spaces. Prompts are not recorded then; an OSError would end the step."""
+    maps = tmp_path / "maps"
+    maps.write_text("7f0000-7f1000 r-xp 00000000 08:01 1          /own files/libcublasLt.so.13\n", "utf-8")
+    monkeypatch.setattr(matrix_library, "_MAPS", maps)
+    with pytest.raises(HostError, match=r"cannot be used: /own files/libcublasLt\.so\.13"):
+        matrix_library.matrix_library.__wrapped__()
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_products_are_captured_with_the_kernels_between_them(
     monkeypatch: pytest.MonkeyPatch, fake: FakeLibrary, fails: bool

@@ -12,10 +12,14 @@ from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.binding import batch_arrays
 from mlxr.runtime.hosts.cuda import recorded_prompts
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.host import CudaHost
-from mlxr.runtime.hosts.cuda.recorded_memory import places_of_prompt
+from mlxr.runtime.hosts.cuda.matrix_library import WORKSPACE_BYTES
+from mlxr.runtime.hosts.cuda.packed import Packed
+from mlxr.runtime.hosts.cuda.recorded_calls import WORKSPACE
+from mlxr.runtime.hosts.cuda.recorded_memory import places_of_prompt, prompt_numbers
 from mlxr_tests.fake_card import SimLauncher, use_card
 from mlxr_tests.family_specs import ALL_SPECS, family_spec
 from mlxr_tests.few import few
@@ -126,3 +130,47 @@ def test_what_cannot_be_recorded_is_told_once(monkeypatch: pytest.MonkeyPatch) -
     host = found[2]
     assert host.notes == ("prompts are launched by MLX and not recorded, slower: cuda: the driver has no memory",)
     assert len(tries) == 1 and host.recorded_prompts == 0 and all(np.isfinite(logits).all() for logits in found[0])
+
+
+def test_another_thread_waits_for_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stream is another one, and a graph is given there without the arena's token."""
+    artifact = compiled(small_spec(cache={"mode": "paged", "max_sequences": 4}), Geometry.of(chunk_padding=16))
+    threads, waited, evaluated = iter("aabba"), list[bool](), list[mx.array]()
+    step, evaluate = CudaHost.step, mx.eval
+
+    def stepped(host: CudaHost, batch: Batch) -> mx.array:
+        name, token = next(threads), host.arena._token
+        monkeypatch.setattr(recorded_prompts, "current_thread", lambda: name)
+        evaluated.clear()
+        logits = step(host, batch)
+        waited.append(any(array is token for array in evaluated))
+        return logits
+
+    monkeypatch.setattr(CudaHost, "step", stepped)
+    monkeypatch.setattr(mx, "eval", lambda *arrays: (evaluated.extend(arrays[:1]), evaluate(*arrays))[1])
+    steps: Steps = [[(i % 4, 9, True)] for i in range(5)]
+    host = run(monkeypatch, artifact, steps, is_recorded=True)[2]
+    assert host.recorded_prompts == 5 and waited == [True, False, True, False, True]
+
+
+def test_there_is_room_for_the_numbers_of_the_largest_step() -> None:
+    """Of an encoder, each token gives a row."""
+    cache = {"mode": "contiguous", "max_sequences": 1}
+    spec = small_spec(output="hidden", cache=cache, model__context=2000, prefill_chunk=1900)
+    plan = compiled(spec, Geometry.of(chunk_padding=16)).plan
+    pager, read = Pager.from_geometry(plan.arena), plan.first.phase("prefill").launches
+    request = BatchRequest(pager.add_sequence(), [3] * plan.max_tokens, 0, "all")
+    names = {"token_ids", *(name for launch in read for name in launch.inputs)}
+    arrays = batch_arrays(Batch.build([request], pager, plan.query_tile))
+    packed = Packed.of({name: np.asarray(array) for name, array in arrays.items() if name in names})
+    assert plan.max_tokens == plan.max_rows > 1000 and len(packed.numbers) <= prompt_numbers(plan)
+
+
+def test_products_of_decode_steps_alone_have_room() -> None:
+    plan = compiled(SPEC, Geometry.of(**PRODUCTS | dict(mlx_min_rows=2, mlx_quantised_min_rows=2))).plan
+    phases = [
+        phase if phase.name == "decode" else phase.model_copy(update={"launches": phase.launches[:0]})
+        for phase in plan.program("metal").phases
+    ]
+    places, size = places_of_prompt(plan.with_program("metal", phases=tuple(phases)))
+    assert size - places[WORKSPACE] >= WORKSPACE_BYTES
