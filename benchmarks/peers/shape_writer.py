@@ -1,8 +1,8 @@
 """Writes GGUF files of random weights with the shapes of published models, on which engines are timed.
 
 A run of random blocks of each type is repeated as often as a tensor needs: speed does not depend on the numbers, and
-a file of 16 GB takes no longer than its disk. Types follow llama.cpp's mixtures: more bits for values, down projections
-and the output in Q4_K_M.
+a file of 16 GB takes no longer than its disk. Types follow llama.cpp's mixtures: in Q4_K_M the output has more bits,
+and so have values and down projections of half of the layers.
 """
 
 import zlib
@@ -39,7 +39,7 @@ _VECTORS = (
     "shortconv.conv",
     "ssm_conv1d",
 )
-_MORE = ("attn_v", "ffn_down", "output.weight")
+_MORE = ("attn_v.", "ffn_down")
 
 
 def write_shape(name: str, format_name: str, folder: Path, layers: int | None = None) -> Path:
@@ -67,7 +67,7 @@ def write_shape(name: str, format_name: str, folder: Path, layers: int | None = 
         _add(writer, f"{shape.architecture}.{key}", value)
     add_tokenizer(writer, shape.vocab)
     for tensor, dims in shape.tensors():
-        kind = GGMLQuantizationType[_type(tensor, dims, format_name)]
+        kind = GGMLQuantizationType[tensor_type(tensor, dims, format_name, shape.layers)]
         elements, size = GGML_QUANT_SIZES[kind]
         writer.add_tensor_info(tensor, dims, np.dtype(np.float32), prod(dims) // elements * size, kind)
     writer.write_header_to_file()
@@ -77,7 +77,7 @@ def write_shape(name: str, format_name: str, folder: Path, layers: int | None = 
     with staging.open("ab") as file:
         for tensor, dims in shape.tensors():
             file.write(bytes(-file.tell() % writer.data_alignment))
-            file.writelines(_data(tensor, dims, _type(tensor, dims, format_name)))
+            file.writelines(_data(tensor, dims, tensor_type(tensor, dims, format_name, shape.layers)))
         file.write(bytes(-file.tell() % writer.data_alignment))
     staging.replace(path)
     return path
@@ -94,11 +94,21 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
         writer.add_float32(key, value)
 
 
-def _type(name: str, dims: tuple[int, ...], format_name: str) -> str:
+def tensor_type(name: str, dims: tuple[int, ...], format_name: str, layers: int) -> str:
+    """The GGML type of a tensor of a model with so many layers, in one of FORMATS."""
     if len(dims) == 1 or any(word in name for word in _VECTORS):
         return "F32"
-    kind = FORMATS[format_name][any(word in name for word in _MORE)]
+    kind = FORMATS[format_name][_has_more_bits(name, layers)]
     return kind if dims[-1] % 256 == 0 else _INSTEAD.get(kind, kind)
+
+
+def _has_more_bits(name: str, layers: int) -> bool:
+    """As llama.cpp's quantiser chooses: the output, and in the first and last eighth and each third layer between."""
+    if not name.startswith("blk."):
+        return name == "output.weight"
+    layer, eighth = int(name.split(".")[1]), layers // 8
+    is_chosen = layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+    return is_chosen and any(word in name for word in _MORE)
 
 
 def _data(name: str, dims: tuple[int, ...], kind: str) -> Iterator[memoryview]:

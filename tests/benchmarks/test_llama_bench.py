@@ -10,7 +10,7 @@ import llama_bench
 import pytest
 from peers.beside_llama import Beside, FailedError, Figure, Programs
 from peers.shape_files import FEW_LAYERS, SHAPES, PublishedShape
-from peers.shape_writer import FORMATS, write_shape
+from peers.shape_writer import FORMATS, tensor_type, write_shape
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -74,3 +74,11 @@ def test_a_written_file_is_read_as_it_is_described(tmp_path: Path, monkeypatch: 
         for tensor in tensors:
             numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
             assert (numbers == 1).all() if "norm" in tensor.name else 0.01 < numbers.std() < 0.03, tensor.name
+
+
+def test_types_are_those_of_llama_cpp() -> None:
+    """22 layers have the types that `llama-quantize` gives a TinyLlama in Q4_K_M."""
+    layers = (0, 1, 4, 7, 10, 13, 16, 19, 20, 21)
+    expected = {"output.weight", *(f"blk.{i}.{name}.weight" for i in layers for name in ("attn_v", "ffn_down"))}
+    tensors = SHAPES["tinyllama"](22).tensors()
+    assert {name for name, dims in tensors if tensor_type(name, dims, "q4_k_m", 22) == "Q6_K"} == expected
