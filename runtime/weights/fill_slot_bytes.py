@@ -9,6 +9,8 @@ from mlxr.compiler.artifact import DOWN, LIFT_RANKS, PANEL_ROWS, UP, Adapters, T
 
 _BLOCK = 32
 _MOST = 127
+_LEAST = np.finfo(np.float32).tiny
+"""Of scales: smaller ones, which have no inverse, are of zeros."""
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
@@ -38,16 +40,21 @@ def fill_slot_bytes(
             own[:] = _panels(matrix * _factor(matrix))
 
 
-def _factor(down: Floats) -> np.float32:
-    """The power of two that brings a first matrix near 1, so that the scales of blocks are numbers of f16."""
-    greatest = float(np.abs(down).max())
-    return np.float32(2.0 ** -int(np.clip(np.frexp(greatest)[1], -100, 100))) if greatest else np.float32(1)
+def _factor(down: Floats) -> Floats:
+    """By rank the power of two that brings its row of a first matrix near 1.
+
+    So the scales of blocks are numbers of f16, and rows in low rank, whose ranks share a scale, have about equal ones:
+    files may have small numbers of a rank in one matrix and large ones in the other.
+    """
+    _, exponents = np.frexp(np.abs(down).max(axis=1, keepdims=True))
+    factors: Floats = np.ldexp(np.float32(1), -np.clip(exponents, -100, 100))
+    return factors
 
 
 def _rounded(numbers: Floats, axis: int) -> tuple[Floats, npt.NDArray[np.int8]]:
     """Scales, and integers, of the numbers along an axis."""
     scales = np.abs(numbers).max(axis=axis, keepdims=True) / np.float32(_MOST)
-    inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
+    inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales >= _LEAST)
     return scales.squeeze(axis), np.rint(numbers * inverse).astype(np.int8)
 
 
