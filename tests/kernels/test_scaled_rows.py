@@ -84,9 +84,9 @@ def scales(bits):
 
 
 def extremes(head_dim):
-    """Rows [7, head_dim]: usual, zeros, one element, halves between steps, huge, tiny, smallest."""
+    """Rows [8, head_dim]: usual, zeros, an end, halves between steps, huge, tiny, smallest, the start of a group."""
     rng = np.random.default_rng(0)
-    rows = rng.standard_normal((7, head_dim)).astype(np.float32)
+    rows = rng.standard_normal((8, head_dim)).astype(np.float32)
     rows[1] = 0.0
     rows[2] = 0.0
     rows[2, head_dim - 1] = -3.0
@@ -95,6 +95,8 @@ def extremes(head_dim):
     rows[4] *= 1e37
     rows[5] *= 1e-30
     rows[6] *= 1e-43
+    rows[7] = 0.0
+    rows[7, head_dim - 32] = -3.0  # which, mixed, is 32 equal numbers
     return rows
 
 
@@ -108,8 +110,8 @@ def test_written_to_the_bit(head_dim, kv_heads, cache):
     keys = np.stack([np.roll(rows, h, axis=0) for h in range(kv_heads)], axis=1)
     values = -np.flip(keys, axis=0)
     queries = np.full_like(keys, np.nan)
-    qkv = mx.array(np.concatenate([queries, keys, values], axis=1).reshape(7, -1))
-    found, _ = write(kernel, qkv, [6, 1, 0, 7, 2, 3, 5], (7, 1, 1))
+    qkv = mx.array(np.concatenate([queries, keys, values], axis=1).reshape(8, -1))
+    found, _ = write(kernel, qkv, [6, 1, 0, 7, 2, 3, 5, 4], (8, 1, 1))
     for bits, numbers, dtype in zip(found, (keys, values), KINDS[cache], strict=True):
         assert (bits == encode_rows(mx.array(numbers), dtype)).all()
 
@@ -159,15 +161,15 @@ def test_decode_stores_the_same_rows(head_dim, kv_heads, num_heads, cache):
         heads=num_heads // kv_heads,
         unroll=1,
     )
-    numbers = extremes(head_dim)[[0, 1, 2, 3, 5, 6]]
+    numbers = extremes(head_dim)[[0, 1, 2, 3, 5, 6, 7]]
     qkv = np.concatenate([np.roll(numbers, h, axis=0) for h in range(num_heads + 2 * kv_heads)], axis=1)
-    found, outputs = write(kernel, mx.array(qkv), [6, 1, 0, 7, 2, 3], (kv_heads, 6, 1))
-    heads = qkv.reshape(6, -1, head_dim)
+    found, outputs = write(kernel, mx.array(qkv), [6, 1, 0, 7, 2, 3, 4], (kv_heads, 7, 1))
+    heads = qkv.reshape(7, -1, head_dim)
     parts = slice(num_heads, -kv_heads), slice(-kv_heads, None)
     for bits, part, dtype in zip(found, parts, KINDS[cache], strict=True):
         assert (bits == encode_rows(mx.array(heads[:, part].copy()), dtype)).all()
     values = np.array(decode_rows(found[1], cache))
-    out = np.array(outputs["out"]).reshape(6, kv_heads, -1, head_dim)
+    out = np.array(outputs["out"]).reshape(7, kv_heads, -1, head_dim)
     assert np.allclose(out, values[:, :, None], rtol=1e-6, atol=0.0)
 
 

@@ -1,4 +1,4 @@
-// attend_6753cd6d
+// attend_fe448bf5
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token of each sequence, in one launch.
@@ -122,7 +122,7 @@ inline float2 q4_extremes(float4 x) {
 // A scale rounded to bf16.
 inline float q4_scale(float exact, float2 extremes) {
   const uint bits = as_type<uint>(exact);
-  const uint rounded = extremes.x == extremes.y ? 0u : (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
+  const uint rounded = extremes.x == 0.0f && extremes.y == 0.0f ? 0u : (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
   return as_type<float>(metal::isfinite(extremes.x) ? rounded : 0x7fc00000u);
 }
 inline void q4_store_scale(device ushort* scales, float scale, uint element, uint dim) {
@@ -185,7 +185,7 @@ inline ulong value_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_6753cd6d(
+[[kernel]] void attend_fe448bf5(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],

@@ -1,4 +1,4 @@
-// rope_cache_write_03ecb3f4
+// rope_cache_write_39fd6116
 // small spec of a test
 //
 // Prefill: K is rotated, then K and V of each token go to the token's slot of the arena.
@@ -83,7 +83,7 @@ inline float2 q4_extremes(float4 x) {
 // A scale rounded to bf16.
 inline float q4_scale(float exact, float2 extremes) {
   const uint bits = as_type<uint>(exact);
-  const uint rounded = extremes.x == extremes.y ? 0u : (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
+  const uint rounded = extremes.x == 0.0f && extremes.y == 0.0f ? 0u : (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
   return as_type<float>(metal::isfinite(extremes.x) ? rounded : 0x7fc00000u);
 }
 inline void q4_store_scale(device ushort* scales, float scale, uint element, uint dim) {
@@ -145,7 +145,7 @@ inline ulong value_row(uint block, uint layer, uint offset) {
   return (((ulong)block * 1u + layer) * 4u + offset) * 80u;
 }
 // ---- kernel
-[[kernel]] void rope_cache_write_03ecb3f4(
+[[kernel]] void rope_cache_write_39fd6116(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
