@@ -124,9 +124,11 @@ class MatrixTiles(SizeRecord):
     """Parts of columns of 16-bit weights and of x that are asked for ahead, in threadgroup memory; 0: none are."""
 
     def check_together(self) -> None:
-        """Some number of rows is computed this way, unless that is turned off."""
+        """Some number of rows is computed this way, unless that is turned off; a stage is filled beside another."""
         if self.min_rows > self.max_rows:
             raise PlanError(f"geometry: mma_min_rows {self.min_rows} must be at most mma_max_rows, {self.max_rows}")
+        if self.stages == 1:
+            raise PlanError("geometry: mma_stages is 1; expected 0, or at least 2")
 
 
 @dataclass(frozen=True)

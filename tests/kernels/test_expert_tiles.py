@@ -109,6 +109,38 @@ def test_products_of_a_decode_step(name, sequences):
         assert together <= set(bench.launches)
 
 
+def two_formats() -> Artifact:
+    """Matrix instructions take a shared expert's last product, but not gates and ups of two formats."""
+    spec = small_spec(
+        model__tensor_names="canonical",
+        model__num_layers=1,
+        model__hidden_size=256,
+        model__attention={"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
+        model__mlp={"intermediate_size": 128, "experts": EXPERTS | {"shared": {"intermediate_size": 64}}},
+        cache={"mode": "paged", "max_sequences": 32},
+        activation_dtype="bf16",
+        weights={"default": "q8_0", "tensors": {"*.shared.up": "q4_0"}},
+    )
+    return compiled(spec, Geometry.of(experts_mma_tokens=4, mma_min_rows=2, mma_simdgroups=2))
+
+
+def test_an_order_is_there_for_the_product_with_the_fewest_tokens():
+    program = two_formats().plan.first
+    launches = [one for one in program.phase("decode").launches if program.kernel(one.kernel).label == "expert_order"]
+    assert [(one.when.minimum, one.when.maximum) for one in launches] == [(17, None), (4, 16)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sequences", [3, 9])
+def test_only_the_last_products_are_in_tiles(sequences):
+    artifact = two_formats()
+    bench = OpBench(artifact, sum_error=8e-3)
+    ops = [op.name for op in artifact.graph("decode").ops if op.layer == 0 and "experts" in {*op.inputs, *op.outputs}]
+    bench.run("decode", ops, bench.batch([(each, 1) for each in bench.sequences(*[0] * sequences)]))
+    tiled = {name for name in bench.launches if name.endswith("_mma8") and name.startswith("experts")}
+    assert tiled == ({"experts_down_mma8"} if sequences == 9 else set())
+
+
 def test_few_tokens_have_no_tiles():
     assert set(run_products(artifact_of("f32"), 3, 1e-5).launches) == {"experts", "experts_down"}
 

@@ -255,6 +255,15 @@ def test_several_rows_with_mma(op, case, rows, stages):
         run_rows(OpBench(artifact, sum_error=4e-3), "prefill", op, rows, "all")
 
 
+@pytest.mark.parametrize(("simdgroups", "staged"), [(1, False), (2, True), (3, False)])
+def test_stages_have_an_even_number_of_shares(simdgroups, staged):
+    """Vectors of odd rows change places with those of the share beside them."""
+    changes = FORMATS | MATRIX_CASES["bf16"] | {"model__num_layers": 1, "model__hidden_size": 384}
+    sizes = SEVERAL | STAGES | {"mma_simdgroups": simdgroups}
+    texts = compiled(small_spec(**changes), Geometry.of(**sizes)).files.values()
+    assert any("MLXR_COPY_AHEAD" in text for text in texts) == staged
+
+
 @pytest.mark.parametrize(("two_norms", "launches"), [(False, 1), (True, 2)])
 def test_products_of_one_norm_share_the_launch_that_normalises(two_norms, launches):
     changes = FORMATS | {"model__num_layers": 1, "model__parallel_blocks": True, "model__parallel_norms": two_norms}

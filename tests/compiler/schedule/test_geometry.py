@@ -63,6 +63,7 @@ def test_names_of_a_record_or_of_some_of_its_fields() -> None:
         ({"gemm_mma": 2}, "geometry: gemm_mma is 2; expected 0 or 1"),
         ({"prefill_keys": 64}, "geometry: prefill_keys is 64; expected 4, 8, 16 or 32, a lane each"),
         ({"mma_simdgroups": 0}, "geometry: mma_simdgroups is 0; expected 1 to 14, whose sums fit"),
+        ({"mma_stages": 1}, "geometry: mma_stages is 1; expected 0, or at least 2"),
         ({"contiguous_context": -1}, "geometry: contiguous_context is -1; expected at least 0"),
         ({"step_threads": -32}, "geometry: step_threads is -32; expected a multiple of 32 up to 1024"),
         ({"prefill_mma": 1, "prefill_rows": 24}, "geometry: prefill_rows is 24 with prefill_mma; expected a multiple"),

@@ -84,7 +84,7 @@ class ExpertOrder:
 
 
 def order_choices(lowering: MetalLowering, readers: Sequence[Op], tile: int, when: Condition) -> ExpertOrder:
-    """The order of a choice; adds its launch, unless there is one for these tiles.
+    """The order of a choice; adds its launch, unless there is one for these tiles and tokens.
 
     Args:
         lowering: of the phase.
@@ -97,10 +97,14 @@ def order_choices(lowering: MetalLowering, readers: Sequence[Op], tile: int, whe
     skips = attrs.routed(lowering.graph.use(op)) > attrs.num_experts
     kernel = ExpertOrderKernel("expert_order", attrs.num_experts, attrs.top_k, tile, skips)
     order, tiles = f"{op.name}.order{tile}", f"{op.name}.tiles{tile}"
-    if all(buffer.name != order for buffer in lowering.scratch):
+    made = [launch.when.minimum for launch in lowering.pending if launch.when and order in launch.outputs]
+    if not made:
         most = kernel.grid_of_tiles.value({"tokens": lowering.limits["tokens"]})
         lowering.scratch.append(Scratch(order, ("tokens", attrs.top_k), DType.I32))
         lowering.scratch.append(Scratch(tiles, (most, _TILE_FIELDS), DType.I32))
+    if not made or when.minimum < min(made):
+        # The first product of a shared expert may leave more tokens to one launch of both than the last one does.
+        when = when.model_copy(update={"maximum": min(made) - 1}) if made else when
         buffers = {"dims": "dims", "order": order, "tiles": tiles}
         buffers |= {} if "experts" in op.inputs else {"experts": op.outputs["experts"]}
         lowering.emit(op, kernel, (Extent(times=kernel.num_experts),), buffers, when=when)

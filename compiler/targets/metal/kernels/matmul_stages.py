@@ -81,8 +81,10 @@ class MatmulStagesKernel(ProjectionKernel):
 
     @property
     def fits(self) -> bool:
-        """Whether the kernel can be made: columns are whole steps, and copies whole rows."""
+        """Whether the kernel can be made: columns are whole steps of pairs of shares, and copies whole rows."""
         if self.rows % (MMA_ROWS * self.tiles) or self.simdgroups % self.row_groups or self.out_features < self.outs:
+            return False
+        if self.shares % 2:  # vectors of odd rows change places with those of the next share
             return False
         rows_at_once = self.threads // (self.columns // 8)
         whole = self.outs % rows_at_once == 0 and (self.tile % rows_at_once == 0 or self.tile < rows_at_once)
