@@ -128,6 +128,14 @@ def test_a_batch_that_says_nothing_uses_no_adapter() -> None:
     np.testing.assert_array_equal(pair.host.read(pair.host.step(batch)), plain)
 
 
+def test_packed_weights_are_those_of_the_model_without_adapters() -> None:
+    specs = [small_spec(**SPECS["bytes"] | {"adapters": places}) for places in ({"rank": 32, "slots": 3}, None)]
+    libraries = [compiled(spec, target="cpu").plan.program("cpu").library for spec in specs]
+    packed = [[tensor for tensor in library.tensors if tensor.layout == "packed"] for library in libraries if library]
+    assert packed[0] == packed[1] and packed[0]
+    assert len({library.packing for library in libraries if library}) == 1
+
+
 def test_other_weights_have_no_adapters() -> None:
     """Those of experts, of latent attention and of the vocabulary."""
     of_experts = {"count": 4, "per_token": 2, "router": "softmax_topk"}

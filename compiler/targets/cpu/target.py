@@ -114,7 +114,7 @@ class CpuTarget:
             shared_bytes=shared_bytes,
             thread_bytes=thread_bytes,
             step_batches=placed.lowered.step_batches,
-            packing=packing(unit.formats),
+            packing=packing({tensor.format for tensor in tensors if tensor.layout == "packed"}),
         )
         launched = [*kernels, *([copies] if copies is not None else [])]
         entries: dict[Kernel, KernelEntry] = {kernel: _entry(kernel, names[kernel]) for kernel in launched}
