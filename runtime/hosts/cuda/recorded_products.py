@@ -24,6 +24,13 @@ KINDS = (None, "silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_oa
 """The activations, in the order of their numbers."""
 
 
+def is_recordable(call: MatmulCall) -> bool:
+    """Whether there are kernels for all that a library call does: there are none for logits of many chosen rows."""
+    has_one_type = all(port.dtype == call.dtype for port in call.ports)
+    is_plain = call.finish.times_first is None and all(port.name != "rows" for port in call.ports)
+    return is_plain and has_one_type and multiplies(call.dtype)
+
+
 def product_calls(call: MatmulCall, launch: Launch, dims: Dims) -> list[Call | ProductCall]:
     """The calls of a library call.
 
@@ -33,10 +40,8 @@ def product_calls(call: MatmulCall, launch: Launch, dims: Dims) -> list[Call | P
     ports = {port.name: port for port in call.ports}
     bound = dict(zip(ports, launch.inputs, strict=True))
     dtype, finish, out = call.dtype, call.finish, launch.outputs[0]
-    if "rows" in bound or finish.times_first is not None or any(port.dtype != dtype for port in call.ports):
+    if not is_recordable(call):
         raise HostError(f"{call.label} of {launch.op} is one that only MLX computes")
-    if not multiplies(dtype):
-        raise HostError(f"{call.label} of {launch.op} is of type {dtype}")
     rows, stride = shape_of(ports["x"].shape, dims)
     features, columns = shape_of(ports["weight"].shape, dims)
     calls, x = list[Call | ProductCall](), bound["x"]

@@ -30,7 +30,7 @@ from mlxr.runtime.hosts.cuda.packed import Packed
 from mlxr.runtime.hosts.cuda.recorded_batch import fetch_logits, numbers_of_logits
 from mlxr.runtime.hosts.cuda.recorded_calls import NORMED, SUMS, WORKSPACE, arrays_of
 from mlxr.runtime.hosts.cuda.recorded_memory import Places, is_recorded, places_of_prompt, prompt_numbers
-from mlxr.runtime.hosts.cuda.recorded_products import beside_bytes
+from mlxr.runtime.hosts.cuda.recorded_products import beside_bytes, is_recordable
 from mlxr.runtime.hosts.cuda.recording import recording_of
 from mlxr.runtime.hosts.cuda.sent_numbers import SentNumbers
 from mlxr.runtime.hosts.mlx.bindable import bindable_shape
@@ -55,7 +55,10 @@ class Launches(NamedTuple):
     def of(cls, phase: Phase, running: Sequence[Launch]) -> "Launches | None":
         """Those that run, if they can be recorded, and if logits are f32."""
         is_f32 = all(buffer.dtype == DType.F32 for buffer in phase.buffers if buffer.name == phase.outputs[0])
-        if not is_f32 or not all(isinstance(launch.body, KernelCall | MatmulCall) for launch in running):
+        bodies = [launch.body for launch in running]
+        if not is_f32 or not all(isinstance(body, KernelCall | MatmulCall) for body in bodies):
+            return None
+        if not all(is_recordable(body) for body in bodies if isinstance(body, MatmulCall)):
             return None
         results = {buffer.name for buffer in phase.buffers if "context" in buffer.shape}
         extents = [e for launch in running if isinstance(launch.body, KernelCall) for e in launch.threadgroups]

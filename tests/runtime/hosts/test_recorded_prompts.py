@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import Artifact, BatchDim
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.cache.arena import Arena
@@ -174,3 +174,16 @@ def test_products_of_decode_steps_alone_have_room() -> None:
     ]
     places, size = places_of_prompt(plan.with_program("metal", phases=tuple(phases)))
     assert size - places[WORKSPACE] >= WORKSPACE_BYTES
+
+
+def test_steps_of_many_rows_of_logits_leave_the_others_recorded() -> None:
+    """Their product chooses rows, which only MLX does. To try them would end the recording of all."""
+    geometry = Geometry.of(chunk_padding=16, mlx_min_rows=8, partition=16)
+    phase = compiled(family_spec("layer-norm-bias"), geometry).plan.program("metal").phase("prefill")
+
+    def takes(rows: int) -> bool:
+        dims: dict[BatchDim, int] = {"tokens": 40, "seqs": 1, "rows": rows, "tiles": 5, "context": 40}
+        running = [launch for launch in phase.launches if launch.runs(dims, library=True)]
+        return recorded_prompts.Launches.of(phase, running) is not None
+
+    assert [takes(rows) for rows in (0, 1, 7, 8)] == [True, True, True, False]
