@@ -49,9 +49,9 @@ FAULTS = [
     ),
     Fault(
         "attend_prefill: the window is one key too long",
-        "templates/metal/attend_prefill.metal.jinja",
-        'key_position + %du > query_position" % k.window',
-        'key_position + %du >= query_position" % k.window',
+        "templates/metal/arena.jinja",
+        '" && %s + %du > %s" % (key, k.window, position)',
+        '" && %s + %du >= %s" % (key, k.window, position)',
         (
             "tests/kernels/test_attention.py",
             SIM,
@@ -79,7 +79,7 @@ FAULTS = [
     ),
     Fault(
         "route: of equal experts of one lane the last one wins",
-        "templates/metal/route.metal.jinja",
+        "templates/metal/route.jinja",
         "{{ chosen }} > best)",
         "{{ chosen }} >= best)",
         (
@@ -167,10 +167,10 @@ FAULTS = [
         (PASSES, "tests/kernels/test_families.py"),
     ),
     Fault(
-        "merge_qkv: fires where only the first has a bias",
-        "compiler/passes/merge_qkv.py",
-        " and op.inputs.keys() == first.inputs.keys()\n",
-        "\n",
+        "merge_qkv: fires where only some have a bias",
+        "compiler/passes/join_projections.py",
+        'op.attrs, op.inputs.keys()) == (first.inputs["x"], first.attrs, first.inputs.keys())',
+        'op.attrs) == (first.inputs["x"], first.attrs)',
         (PASSES,),
     ),
     # Pager
@@ -208,8 +208,8 @@ FAULTS = [
     Fault(
         "tensor_rows: strides of a selection in the wrong order",
         "runtime/weights/tensor_rows.py",
-        "zip(reversed(rows.counts), reversed(rows.strides), strict=True)",
-        "zip(reversed(rows.counts), rows.strides, strict=True)",
+        "reversed(rows.strides), strict=True):\n        places += ",
+        "rows.strides, strict=True):\n        places += ",
         (WEIGHTS, "tests/families"),
     ),
     Fault(
