@@ -10,7 +10,9 @@ import pytest
 from mlxr.compiler.artifact import HIDDEN
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.ops.hidden import GuessInput, GuessWrite, HiddenWrite
+from mlxr.compiler.ir.ops.join_columns import JoinColumns
 from mlxr.compiler.targets.metal.kernels.hidden import HiddenKernel
+from mlxr.compiler.targets.metal.kernels.join_columns import JoinColumnsKernel
 from mlxr.runtime.hosts.mlx_ops import evaluate
 from mlxr_tests.kernel_bench import run_kernel
 
@@ -78,3 +80,14 @@ def test_guesses_go_to_the_next_slots() -> None:
     tables = {"positions": POSITIONS[[2, 3, 4]], "block_tables": TABLES}
     check(GuessWrite("layer", 1e-5), "guess", each | tables, one_each=True)
     check(GuessWrite(None, 1e-5), "guess", each | tables, one_each=True)
+
+
+def test_columns_of_three_layers_are_joined() -> None:
+    """More columns than threads, and columns of which threads have unequally many."""
+    rng = np.random.default_rng(0)
+    for width in (WIDTH, 1028):
+        parts = {port: rng.standard_normal((3, width)).astype(np.float32) for port in JoinColumns.inputs}
+        kernel = JoinColumnsKernel("join_columns", width, DType.F32)
+        given = {port: mx.array(part) for port, part in parts.items()}
+        joined = run_kernel(kernel, given, {"out": (3, 3 * width)}, (3, 1, 1))["out"]
+        np.testing.assert_array_equal(np.array(joined), np.concatenate(list(parts.values()), axis=1))

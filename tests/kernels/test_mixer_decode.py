@@ -65,6 +65,14 @@ def launched(pair: HostPair) -> set[str]:
     return {kernel.label for kernel in pair.plan.first.kernels if pair.host.launches[kernel.name]}
 
 
+def test_the_first_steps_in_c() -> None:
+    pair = HostPair(compiled(family_spec(NAME, model__num_layers=1), target="cpu"))
+    assert "attend_decode_scan" in {kernel.label for kernel in pair.plan.first.kernels}
+    first, second = pair.add(), pair.add()
+    pair.step([(first, [3, 1, 4]), (second, list(range(17)))])
+    pair.step([(first, [5]), (second, [8])])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("changes", [{}, {"model__attention__qk_norm": {"scope": "head"}}], ids=["joined", "apart"])
 @pytest.mark.parametrize("compute", ["fast", "exact"])

@@ -4,6 +4,7 @@ import pytest
 
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.few import few
+from mlxr_tests.host_pair import HostPair
 from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled, small_spec
 
@@ -62,6 +63,17 @@ def test_rows_that_other_kernels_take_are_multiplied_apart(sizes: dict[str, int]
     for lengths in ((0, 5), (0, 5, 3)):
         bench.run("decode", [BOTH], bench.batch([(sequence, 1) for sequence in bench.sequences(*lengths)]))
     assert bench.launches["down_sum_rows"] == ("mlx_min_rows" in sizes)
+
+
+@pytest.mark.parametrize("case", few(CASES, ["a bias"]))
+def test_steps_in_c(case: str) -> None:
+    spec = small_spec(model__parallel_blocks=True, model__num_layers=1, cache__max_sequences=4, **CASES[case])
+    pair = HostPair(compiled(spec, target="cpu"))
+    assert pair.artifact.graph("decode").op(BOTH).kind == "projection_sum"
+    first, second = pair.add(), pair.add()
+    pair.step([(first, [3, 1, 4])])
+    pair.step([(first, [5])])
+    pair.step([(first, [9]), (second, [2, 6])])
 
 
 def test_matrix_instructions_keep_the_products_apart() -> None:
