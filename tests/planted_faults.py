@@ -226,7 +226,7 @@ FAULTS = [
         "if list(indices) != list(range(len(logits))):",
         "if len(rows) < 2:",
         (
-            "tests/runtime/engine/speculation/test_speculating.py",
+            "tests/runtime/engine/test_step.py",
             "tests/runtime",
         ),
     ),

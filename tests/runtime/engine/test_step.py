@@ -1,12 +1,16 @@
 """A step is planned, launched and read, once each; it repeats the one before where nothing else is new, and changes it
 in nothing."""
 
+from types import SimpleNamespace
 from typing import Any
 
+import mlx.core as mx
+import numpy as np
 import pytest
 
 from mlxr.runtime.engine import scheduler
-from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.engine.samples import Samples
+from mlxr.runtime.engine.sampling import Row, Sampler, Sampling
 from mlxr.runtime.engine.step import Step
 from mlxr_tests.hash_host import VOCAB, Answer, HashEngine
 
@@ -121,3 +125,13 @@ def test_launches_are_longer_once_the_same_requests_have_decoded_for_some_time(m
     first = len(steps)
     engine.run()
     assert max(step.count for step in steps[first:]) == 1
+
+
+def test_rows_of_a_pipelined_step_are_the_chosen_ones() -> None:
+    """Two of three rows, the first of which is nobody's."""
+    host: Any = SimpleNamespace(
+        pipelines=True, copy_to_read=lambda x: x, start=mx.eval, arena=SimpleNamespace(token=mx.array(0))
+    )
+    rows = [Row(Sampler(Sampling(temperature=0)), 0)] * 2
+    samples = Samples(host, mx.eye(3), [1, 2], rows)
+    assert np.array(samples.tokens).tolist() == [1, 2]
