@@ -136,6 +136,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*arguments, "--budget", "0.36MB", "--json"]) == 0
     shown: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert 0.95 * 360_000 < shown["bytes"] <= 360_000 and len(shown["tensors"]) > 2 and shown["divergence"] > 0
+    assert main([*arguments, "--budget", f"{shown['bytes']}B", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes"] == shown["bytes"], "a file's own size has room for it"
     assert main([*arguments, "--budget", "1kB"]) == 1
     assert "--budget is 1,000 bytes; with its smallest formats the model takes" in capsys.readouterr().err
     assert main([*arguments, "--speed", "100tok/s", "--chip", "m4"]) == 0

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from mlxr.compiler.artifact import Chip
 from mlxr.compiler.errors import RequestError
 from mlxr.quantise.choose_formats import FORMATS, Choice, for_speed, least_divergence
+from mlxr.quantise.gguf_output import padded
 from mlxr.quantise.mixtures import MIXTURES, Mixture, may_be_quantised
-from mlxr.quantise.requantise import GgufSource, Quantisation, quantised_bytes
+from mlxr.quantise.requantise import GgufSource, Quantisation, alignment_of, quantised_bytes
 from mlxr.quantise.sensitivity import Sensitivity
 from mlxr.runtime.hosts.registry import AUTO
 
@@ -77,10 +78,12 @@ def fit_formats(
         assert goal.speed is not None and goal.chip is not None, "a goal is a size or a speed"
         choice, speed = for_speed(source, costs, kept, goal.speed, goal.chip, goal.context)
         return Fitted(_with(how, choice), choice.divergence, speed)
-    smallest = {name: min(sizes, key=lambda each: sizes[each]) for name, sizes in costs.size_bytes.items()}
-    least = Choice(smallest, sum(costs.size_bytes[name][format] for name, format in smallest.items()), 0.0)
-    # What is not a chosen tensor: metadata, norms, and at most 31 bytes behind each tensor.
-    around = quantised_bytes(source, _with(how, least)) - least.size_bytes + 32 * len(names)
+    alignment = alignment_of(source)
+    in_file = {n: {f: padded(size, alignment) for f, size in sizes.items()} for n, sizes in costs.size_bytes.items()}
+    costs = replace(costs, size_bytes=in_file)
+    smallest = {name: min(sizes, key=lambda each: sizes[each]) for name, sizes in in_file.items()}
+    least = Choice(smallest, sum(in_file[name][format] for name, format in smallest.items()), 0.0)
+    around = quantised_bytes(source, _with(how, least)) - least.size_bytes  # metadata and other tensors
     found = least_divergence(costs, goal.budget - around)
     if found is None:
         raise RequestError(

@@ -94,13 +94,13 @@ def write_gguf(
                 assert piece.flags.c_contiguous, "pieces are bytes in order"
                 size += stream.write(piece.data.cast("B"))
             assert size == tensor.size_bytes, f"{tensor.name}: {size} bytes, expected {tensor.size_bytes}"
-            done += size + stream.write(bytes(_padded(size, alignment) - size))
+            done += size + stream.write(bytes(padded(size, alignment) - size))
     return total
 
 
 def gguf_bytes(entries: Sequence[tuple[str, bytes]], tensors: Sequence[GgufTensor], alignment: int = ALIGNMENT) -> int:
     """The size of a file with these."""
-    return len(_header(entries, tensors, alignment)) + sum(_padded(each.size_bytes, alignment) for each in tensors)
+    return len(_header(entries, tensors, alignment)) + sum(padded(each.size_bytes, alignment) for each in tensors)
 
 
 def _header(entries: Sequence[tuple[str, bytes]], tensors: Sequence[GgufTensor], alignment: int) -> bytes:
@@ -113,10 +113,11 @@ def _header(entries: Sequence[tuple[str, bytes]], tensors: Sequence[GgufTensor],
             del shape[0]
         dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
         parts += [_text(tensor.name), dimensions, struct.pack("<IQ", type_number(tensor.format), offset)]
-        offset += _padded(tensor.size_bytes, alignment)
+        offset += padded(tensor.size_bytes, alignment)
     header = b"".join(parts)
-    return header + bytes(_padded(len(header), alignment) - len(header))
+    return header + bytes(padded(len(header), alignment) - len(header))
 
 
-def _padded(size: int, alignment: int) -> int:
+def padded(size: int, alignment: int) -> int:
+    """What so many bytes take in a file whose tensors begin at multiples of the alignment."""
     return -(-size // alignment) * alignment

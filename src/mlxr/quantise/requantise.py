@@ -177,7 +177,7 @@ def write_quantised(source: GgufSource, path: Path, how: Quantisation, progress:
         MlxrError: it cannot be read, quantised or written.
     """
     check_not_read(path, source.files)
-    return write_gguf(path, *_planned(source, how), progress=progress, alignment=_alignment(source))
+    return write_gguf(path, *_planned(source, how), progress=progress, alignment=alignment_of(source))
 
 
 def quantised_bytes(source: GgufSource, how: Quantisation) -> int:
@@ -186,10 +186,11 @@ def quantised_bytes(source: GgufSource, how: Quantisation) -> int:
     Raises:
         MlxrError: as it.
     """
-    return gguf_bytes(*_planned(source, how), alignment=_alignment(source))
+    return gguf_bytes(*_planned(source, how), alignment=alignment_of(source))
 
 
-def _alignment(source: GgufSource) -> int:
+def alignment_of(source: GgufSource) -> int:
+    """Bytes, of which each tensor begins at a multiple in files that are written."""
     alignment: int = source.metadata.get(file_keys.ALIGNMENT, ALIGNMENT)
     return alignment
 
