@@ -19,7 +19,7 @@ from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests
 from mlxr.runtime.hosts.cuda import decode_steps, mlx_stream, recorded_step, traces
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.host import CudaHost
-from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, PLACE, RENEW
+from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, FETCH, PLACE, RENEW
 from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS, graph_bytes, places_of_prompt
 from mlxr.runtime.hosts.sim.host import SimHost
 from mlxr_tests.fake_card import SimLauncher, use_card
@@ -75,6 +75,9 @@ def test_the_likeliest_tokens_are_those_of_the_logits(monkeypatch: pytest.Monkey
     assert card.recorded[CHOOSE] == sum(COUNTS) > MOST_STEPS
     assert card.recorded[PLACE] == 1 and card.recorded[RENEW] == len(COUNTS) - 2, "the fourth batch is there"
     assert len({*found[0][0][0].flat}) > 3, "others than the first"
+    kernels = {name: times for name, times in card.recorded.items() if name not in (PLACE, RENEW, FETCH)}
+    assert as_one or all(card.overlapping[name] == times for name, times in kernels.items()), "launches overlap"
+    assert not as_one or not card.overlapping.total(), "a step kernel begins when all before it has ended"
 
 
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")

@@ -71,6 +71,7 @@ class SimLauncher:
         self.artifact = artifact
         self.uploads = 0
         self.recorded: Counter[str] = Counter()
+        self.overlapping: Counter[str] = Counter()
         self._by_address: dict[int, mx.array] = {}
 
     def __call__(
@@ -127,6 +128,7 @@ class SimLauncher:
                     continue
                 function, grid, threads, addresses, *_ = launch
                 self.recorded[names[function]] += 1
+                self.overlapping[names[function]] += launch.waits
                 if names[function].startswith((NORM, FINISH)):
                     beside(names[function], grid[0], addresses)
                 elif names[function] == CHOOSE:
