@@ -145,6 +145,15 @@ __device__ inline float mlxr_sigmoid(float x) {
   return x < 0 ? small : 1 - small;
 }
 
+// NaN stays, as with MLX: a broken product shall be seen.
+__device__ inline float mlxr_at_least(float x, float low) {
+  return x > low || x != x ? x : low;
+}
+
+__device__ inline float mlxr_at_most(float x, float high) {
+  return x < high || x != x ? x : high;
+}
+
 __device__ inline float mlxr_softplus(float x) {
   return fmaxf(x, 0) + log1pf(expf(-fabsf(x)));
 }
@@ -158,9 +167,9 @@ __device__ inline float mlxr_activated(float x, mlxr_u32 kind, float alpha_p, fl
     case GELU_TANH:
       return x * 0.5f * (1 + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
     case RELU:
-      return fmaxf(x, 0);
+      return mlxr_at_least(x, 0);
     case RELU2:
-      return fmaxf(x, 0) * fmaxf(x, 0);
+      return mlxr_at_least(x, 0) * mlxr_at_least(x, 0);
     case XIELU:
       return (x > 0 ? alpha_p * x * x : alpha_n * (expm1f(fminf(x, -1e-6f)) - x)) + 0.5f * x;
     default:
@@ -196,8 +205,8 @@ __device__ void mlxr_finish(
       float up = mlxr_read(second.at[j]) + (bias ? mlxr_read(bias[columns + at * N + j]) : 0);
       number = kind == SWIGLU_OAI ? number : mlxr_activated(number, kind, p, n);
       if (bounds & HAS_LIMIT) {
-        number = fminf(number, limit);
-        up = fminf(fmaxf(up, -limit), limit);
+        number = mlxr_at_most(number, limit);
+        up = mlxr_at_most(mlxr_at_least(up, -limit), limit);
       }
       number = kind == SWIGLU_OAI ? number * mlxr_sigmoid(1.702f * number) * (up + 1) : number * up;
     } else {
@@ -205,7 +214,7 @@ __device__ void mlxr_finish(
     }
     number *= out_scale;
     number = bounds & HAS_OUT_CAP ? out_cap * tanhf(number / out_cap) : number;
-    number = bounds & HAS_OUT_LIMIT ? fminf(fmaxf(number, -out_limit), out_limit) : number;
+    number = bounds & HAS_OUT_LIMIT ? mlxr_at_most(mlxr_at_least(number, -out_limit), out_limit) : number;
     number = gate ? number * open : number;
     mlxr_write(results.at[j], residual ? mlxr_read(added.at[j]) + residual_scale * number : number);
   }

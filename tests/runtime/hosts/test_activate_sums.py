@@ -1,6 +1,7 @@
 """The kernel that activates sums on NVIDIA cards: its text, compiled for this CPU, does what MLX's functions do."""
 
 import ctypes
+import math
 import subprocess
 from importlib.resources import files
 from typing import Any
@@ -96,7 +97,7 @@ def launched(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> list[str]
 @pytest.mark.parametrize("columns", [40, 37])
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.F32])
 def test_it_computes_what_mlx_does(launched: list[str], dtype: DType, columns: int) -> None:
-    """Columns in vectors, and one by one; each activation, gated, and limited."""
+    """Columns in vectors, and one by one; each activation, gated, and limited. NaN stays NaN."""
     mlx, rng = mx.bfloat16 if dtype == DType.BF16 else mx.float32, np.random.default_rng(3)
     for finish in FINISHES:
         width = columns * (2 if finish.gated else 1)
@@ -104,10 +105,11 @@ def test_it_computes_what_mlx_does(launched: list[str], dtype: DType, columns: i
             "x": mx.array(rng.normal(size=(5, 16)), mlx),
             "weight": mx.array(rng.normal(size=(width, 16)), mlx),
         }
+        inputs["x"][3, 7] = math.nan
         call = MatmulCall(function="matmul", label="mlx", ports=(), dtype=dtype, finish=finish)
         with mx.stream(mx.cpu):
             expected, found = floats(matmul(call, inputs)), floats(matmul(call, inputs, activated))
-        assert found.shape == (5, columns)
+        assert found.shape == (5, columns) and np.isnan(found[3]).all()
         np.testing.assert_allclose(found, expected, rtol=1e-2 if dtype == DType.BF16 else 2e-5, atol=2e-6)
     assert launched == [f"mlxr_activate_{dtype}"] * len(FINISHES)
 
