@@ -2,7 +2,8 @@
 
 Each shape is planned once: the library is asked for its best algorithms, as MLX asks it, with as much memory to work
 in. MLX takes the first. That is not always a good one (448 rows of Llama-3-8B's gate and up: 267 us, the second 154),
-so another takes its place that is clearly faster on this card.
+so another takes its place that is clearly faster on this card. Plans that are not padded, as those of encoders, have
+more numbers of rows than it is worth while to try: after some, the first algorithm is taken.
 
 Source: MLX's `CublasGemm` (mlx/backend/cuda/gemms/cublas_gemm.cpp). Matrices of rows are given as transposed ones of
 columns, which the library expects.
@@ -11,7 +12,8 @@ columns, which the library expects.
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -33,6 +35,8 @@ _ADDS_BIAS = 4  # CUBLASLT_EPILOGUE_BIAS
 _MOST_WORKSPACE = 1  # CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
 _MOST_ALGORITHMS = 6
 _RUNS, _HOPELESS = 3, 1.3
+_MOST_SIZES = 100
+"""Numbers of rows for which algorithms of a matrix are tried; plans that are not padded have one for each length."""
 _FEWEST_LAUNCHES, _MOST_LAUNCHES, _COLD_BYTES = 2, 6, 100 << 20
 _CLEARLY = 0.93
 """A time's share of the first one's that is clearly less, and no accident."""
@@ -133,6 +137,7 @@ class MatrixLibrary:
         """
         self._library, self._handle, self._lock = library, _pointer(), threading.Lock()
         self._planned: dict[Product, _Planned] = {}
+        self._tried = Counter[Product]()  # by what is the same for all numbers of rows
         library.cublasLtGetVersion.restype = ctypes.c_size_t
         with in_context():
             self._call("cublasLtCreate", ctypes.byref(self._handle))
@@ -154,21 +159,13 @@ class MatrixLibrary:
             by_product.setdefault(launch.product, []).append(launch)
         with self._lock:
             new = [product for product in by_product if product not in self._planned]
-            if not new:
-                return
-            choices, timer = ProductChoices(self._library.cublasLtGetVersion(), new), _Timer(stream)
-            try:
-                found = [self._plan(product) for product in new]
-                places = choices.read()
-                if places is None or any(not 0 <= at < len(some) for at, some in zip(places, found, strict=True)):
-                    if (running := mlx_stream()) is not None:  # it may use the memory
-                        call("cuStreamSynchronize", _pointer(running))
-                    pairs = zip(new, found, strict=True)
-                    places = [self._choose(some, by_product[product], stream, timer) for product, some in pairs]
-                    choices.write(places)
-            finally:
-                timer.close()
-            self._planned |= {product: some[at] for product, some, at in zip(new, found, places, strict=True)}
+            found = {product: self._plan(product) for product in new}
+            tried = [product for product in new if self._tried[product._replace(rows=0)] < _MOST_SIZES]
+            places = dict.fromkeys(new, 0)
+            if tried:
+                places |= zip(tried, self._places(tried, found, by_product, stream), strict=True)
+            self._planned |= {product: some[places[product]] for product, some in found.items()}
+            self._tried.update(product._replace(rows=0) for product in tried)
 
     def multiply(self, launch: ProductLaunch, stream: _pointer) -> None:
         """Starts a product on a stream, in MLX's context. It is prepared.
@@ -178,6 +175,28 @@ class MatrixLibrary:
         """
         with self._lock:
             self._start(self._planned[launch.product], launch, stream)
+
+    def _places(
+        self,
+        products: Sequence[Product],
+        found: Mapping[Product, Sequence[_Planned]],
+        launches: Mapping[Product, Sequence[ProductLaunch]],
+        stream: _pointer,
+    ) -> list[int]:
+        """The places of the algorithms that products take: those of an earlier process, else by running them."""
+        choices, timer = ProductChoices(self._library.cublasLtGetVersion(), products), _Timer(stream)
+        try:
+            places = choices.read()
+            if places is None or any(
+                not 0 <= at < len(found[product]) for at, product in zip(places, products, strict=True)
+            ):
+                if (running := mlx_stream()) is not None:  # it may use the memory
+                    call("cuStreamSynchronize", _pointer(running))
+                places = [self._choose(found[each], launches[each], stream, timer) for each in products]
+                choices.write(places)
+        finally:
+            timer.close()
+        return places
 
     def _choose(
         self, planned: Sequence[_Planned], launches: Sequence[ProductLaunch], stream: _pointer, timer: _Timer

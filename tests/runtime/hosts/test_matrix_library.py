@@ -152,6 +152,25 @@ def test_what_was_found_is_kept(monkeypatch: pytest.MonkeyPatch, fake: FakeLibra
     assert ctypes.addressof(fake.named("cublasLtMatmul")[-1][12]._obj) == ctypes.addressof(found[0])
 
 
+def test_few_sizes_of_a_matrix_are_tried(monkeypatch: pytest.MonkeyPatch, fake: FakeLibrary, tmp_path: Path) -> None:
+    """Encoders are not padded, so that each length is a size. Those of another matrix are."""
+    monkeypatch.setattr(matrix_library, "_MOST_SIZES", 3)
+    fake.ways = 2
+
+    def elapsed(_: object, found: Any, *events: object) -> int:
+        found._obj.value = 10.0
+        return 0
+
+    monkeypatch.setattr(FakeDriver, "cuEventElapsedTime", elapsed, raising=False)
+    tried = list[bool]()
+    for product in (*(PRODUCT._replace(rows=rows) for rows in (1, 2, 3, 4, 5, 1)), PRODUCT._replace(features=8)):
+        before = len(fake.named("cublasLtMatmul"))
+        multiply(product)
+        tried.append(len(fake.named("cublasLtMatmul")) > before + 1)
+    assert tried == [True, True, True, False, False, False, True]
+    assert len([*tmp_path.glob("cuda/*.products")]) == 4, "what is not tried is not kept"
+
+
 def test_what_is_added(fake: FakeLibrary) -> None:
     multiply(PRODUCT._replace(adds=True, alpha=0.5), added=4096)
     multiply(PRODUCT._replace(has_bias=True), bias=8192)
