@@ -27,7 +27,7 @@ from mlxr.runtime.hosts.cuda import (
 )
 from mlxr.runtime.hosts.cuda import host as cuda_host
 from mlxr.runtime.hosts.cuda.launch_graph import GraphLaunch
-from mlxr.runtime.hosts.cuda.matrix_library import ProductLaunch
+from mlxr.runtime.hosts.cuda.matrix_library import WORKSPACE_BYTES, ProductLaunch
 from mlxr.runtime.hosts.cuda.occupancy import Residency
 from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, FETCH, FETCH_LOGITS, PLACE, RENEW
 from mlxr.runtime.hosts.cuda.recorded_products import FINISH, NORM
@@ -35,6 +35,8 @@ from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr_tests.fake_products import beside, multiply
 from mlxr_tests.kernel_host import sim_kernel
 
+_WORKED_BYTES = 1 << 16
+"""Of the memory that products may work in; enough to reach what begins there by mistake."""
 _STORES = (*ATTENDED, CONV_STATES, STATES)
 
 
@@ -124,6 +126,7 @@ class SimLauncher:
             for launch in launches:
                 if isinstance(launch, ProductLaunch):
                     self.recorded["product"] += 1
+                    self._work(launch)
                     multiply(launch)
                     continue
                 function, grid, threads, addresses, *_ = launch
@@ -175,6 +178,13 @@ class SimLauncher:
         for module in (recorded_step, recording):
             monkeypatch.setattr(module, "overlap", lambda: True)
         monkeypatch.setattr(launch_graph.Functions, "of", function)
+
+    def _work(self, launch: ProductLaunch) -> None:
+        """Writes where the library may work, which is memory of its own: no operand of the product lies there."""
+        end, room = launch.workspace + WORKSPACE_BYTES, self._at(launch.workspace, "", ())
+        assert room.size_bytes >= WORKSPACE_BYTES, "all of it is in an array"
+        assert not any(launch.workspace <= place < end for place in launch[1:-1]), "the library may write there"
+        ctypes.memset(launch.workspace, 0xFF, _WORKED_BYTES)  # NaN
 
     def _at(self, address: int, name: str, addresses: Sequence[int]) -> SimBuffer:
         """Memory from an address on, to the next of a launch's addresses or the end of the array that it is of."""
