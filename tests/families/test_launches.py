@@ -16,12 +16,14 @@ import pytest
 
 from mlxr.compiler.artifact import ModelSpec
 from mlxr.compiler.artifact.typical_steps import decode_dims
+from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.spec.model import LayerType, Ssm
 from mlxr.loading.imported_model import import_model
 from mlxr_tests.family_models import CONFIGS, build_model, config_of, save_folder
 from mlxr_tests.few import few
+from mlxr_tests.specs import small_spec
 
 MOST, MOST_WITH_EXPERTS = 5, 6
 SHORT = [case for case in CONFIGS if "experts" in str(CONFIGS[case]) and "," not in case]
@@ -80,3 +82,25 @@ def test_launches_of_a_decode_layer(case: str, tmp_path: Path) -> None:
                 launches = [la for la in program.phase("decode").launches if la.layer == layer]
                 labels = [program.kernel(la.kernel).label for la in launches if la.runs(dims, library=False)]
                 assert least <= len(labels) <= most, f"{target}, layer {layer}, {sequences} sequences: {labels}"
+
+
+def test_launches_of_experts_on_an_nvidia_card() -> None:
+    """Choices of several sequences are ordered and multiplied in tiles, which takes more launches and less time."""
+    spec = small_spec(
+        model__num_layers=1,
+        model__hidden_size=256,
+        model__attention={"num_heads": 8, "num_kv_heads": 2, "head_dim": 64},
+        model__mlp={"intermediate_size": 256, "experts": {"count": 16, "per_token": 4, "router": "softmax_topk"}},
+        model__tensor_names="canonical",
+        cache={"mode": "paged", "max_sequences": 16},
+        activation_dtype="bf16",
+        weights={"default": "q4_k"},
+    )
+    program = compile_spec(spec, targets=("metal",), chip=find_chip("h200")).artifact.plan.first
+    launches, found = [la for la in program.phase("decode").launches if la.layer == 0], dict[int, list[str]]()
+    for sequences in (1, 3, 4, 16):
+        running = [la for la in launches if la.runs(decode_dims(sequences, 20), library=True)]
+        found[sequences] = [program.kernel(la.kernel).label for la in running]
+    most = {1: 6, 3: 8, 4: 12, 16: 12}
+    assert {n: len(labels) for n, labels in found.items() if len(labels) > most[n]} == {}, found
+    assert {n for n, labels in found.items() if "experts_mma8" in labels and "expert_order" in labels} == {4, 16}
