@@ -5,7 +5,7 @@ Blocks are taken and given back only by `BlockPool`.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mlxr.runtime.cache.block_hashes import Digest
 from mlxr.runtime.cache.prefix_index import CachedBlock, PrefixIndex
@@ -154,6 +154,14 @@ class BlockPool:
         self.version += 1
         if self.record_evictions:
             self.evicted.append(block)
+
+    def replace_idle(self, idle: int, block_id: int) -> None:
+        """Has a block stand in the index for an idle one that holds the same, which is free from then on."""
+        block = self.index.remove(idle)
+        del self.idle[idle]
+        self.free_blocks.append(idle)
+        self.version += 1
+        self.index.add(replace(block, block_id=block_id))
 
     def _reclaim(self, block_id: int) -> None:
         if self.references[block_id] or self.pins[block_id]:

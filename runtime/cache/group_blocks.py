@@ -158,11 +158,13 @@ class GroupBlocks:
             own, known = held.blocks[place], pool.index.block_of.get(digest)
             if known == own or (known is not None and pool.references[own] > 1):
                 continue
+            if own in pool.index.cached:
+                pool.index.remove(own)
             if known is None:
-                if own in pool.index.cached:
-                    pool.index.remove(own)
                 part = tuple(tokens[number * self._size : (number + 1) * self._size])
                 pool.index.add(CachedBlock(own, digest, hashes.parent(number), part))
+            elif known in pool.idle:
+                pool.replace_idle(known, own)
             else:
                 pool.share(known)
                 held.blocks[place] = self.tables[held.row, number] = known

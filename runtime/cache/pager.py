@@ -256,7 +256,8 @@ class Pager(PagerTiers):
     def commit(self, seq_id: int, tokens: Sequence[int], hashes: BlockHashes, length: int) -> None:
         """Tells the prefix cache that K and V of the first tokens are certainly in the arena.
 
-        It costs almost nothing until a block is full. It may replace blocks of the sequence by equal ones.
+        It costs almost nothing until a block is full. It may replace blocks of the sequence by equal
+        ones of others that run.
 
         Args:
             seq_id: the sequence.

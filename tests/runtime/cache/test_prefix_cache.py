@@ -187,6 +187,26 @@ def test_two_sequences_that_compute_the_same_end_with_the_same_blocks():
     assert pager.num_idle == 4 and pager.num_free == 10
 
 
+def test_a_running_sequence_keeps_its_blocks_where_nobody_uses_equal_ones():
+    """Their numbers may be rounded otherwise, and when a step is read depends on the clock."""
+    pager = make_pager()
+    first, _ = start(pager, PROMPT)
+    before = pager.blocks_of(first)
+    pager.free(first)
+    second = pager.add_sequence()
+    pager.append(second, 14)
+    pager.take_copies()
+    own = pager.blocks_of(second)
+    pager.commit(second, PROMPT, hashes(), 14)
+    pager.check_integrity()
+    assert pager.blocks_of(second) == own and not {*own} & {*before}
+    assert found(pager, [*PROMPT[:12], 7]) == (12, tuple(own[:3]))
+    assert pager.num_idle == 1, "the partly filled block stays"
+    pager.free(second)
+    pager.check_integrity()
+    assert (pager.num_idle, pager.num_free) == (4, 10)
+
+
 def test_a_prefix_is_refused_when_blocks_have_changed():
     pager = make_pager()
     a, _ = start(pager, PROMPT)
