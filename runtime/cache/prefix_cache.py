@@ -3,10 +3,10 @@
 A block is findable from the moment its tokens are committed, and after its sequence is freed, until it is evicted:
 
 * A full block is in the index of the pool. Two sequences may compute the same block. When the second one commits while
-  the first one still runs, it takes that one's block into its table and gives its own back. So a table that has a cached
-  block has the cached blocks before it too; blocks are evicted by the time of their release alone, and the end of a
-  prefix goes first. Where nobody uses the first one's block any more, it is the one that goes: the same numbers, rounded
-  otherwise in other steps, shall not come into a running sequence at a moment that depends on the clock.
+  the first one still runs, it takes that one's block into its table and gives its own back. So a table that has a
+  cached block has the cached blocks before it too; blocks are evicted by the time of their release alone, and the end
+  of a prefix goes first. Where nobody uses the first one's block any more, it is the one that goes: the same numbers,
+  rounded otherwise in other steps, shall not come into a running sequence at a moment that depends on the clock.
 * The last block of a sequence, which is partly filled, is found through the sequence, whose list of tokens grows by
   itself. So a commit costs nothing until a block is full. When the sequence is freed, this block goes to the index.
 

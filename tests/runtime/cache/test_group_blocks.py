@@ -151,3 +151,17 @@ def test_the_next_query_finds_what_it_reads(seed, monkeypatch):
     for _ in range(150):
         machine.act()
         machine.check()
+
+
+def test_a_running_sequence_keeps_its_blocks_where_nobody_uses_equal_ones():
+    pager, tokens, seen = Pager(10, 4, 5, 2, others=(LayerGroup((1,), 10, 5),)), [*range(12)], []
+    for _ in range(2):
+        seq_id = pager.add_sequence()
+        pager.append(seq_id, 12)
+        pager.take_copies()
+        seen.append(pager.block_tables([seq_id], 1).tolist())
+        pager.commit(seq_id, tokens, BlockHashes(ROOT, 4), 12)
+        pager.check_integrity()
+        assert pager.block_tables([seq_id], 1).tolist() == seen[-1]
+        pager.free(seq_id)
+    assert not {*seen[0][0][:3]} & {*seen[1][0][:3]}
