@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VERSION = "0.1.0"
-ARTIFACT_FORMAT = 13
+ARTIFACT_FORMAT = 14
 
 
 def full_version() -> str:

@@ -42,6 +42,7 @@ class KernelEntry(Record):
         inputs, outputs: its buffer parameters, in order.
         threads: threads of a threadgroup; 0 if the host chooses how many threads run it.
         threadgroup_bytes: memory that the threads of a threadgroup share.
+        cluster: neighbouring threadgroups that read each other's memory, where a launch can ask for that.
         chosen: its launch geometry; None if the kernel has no sizes to choose.
     """
 
@@ -52,6 +53,7 @@ class KernelEntry(Record):
     outputs: tuple[KernelPort, ...]
     threads: int = 0
     threadgroup_bytes: int = 0
+    cluster: int = 1
     chosen: ChosenGeometry | None = None
 
 

@@ -50,6 +50,13 @@ extern __shared__ __align__(16) unsigned char mlxr_pool[];
         asm volatile("griddepcontrol.launch_dependents;" ::);     \
     }
 // Blocks of a cluster, which read each other's memory once they have met; see templates/metal/matmul_stages.metal.jinja.
+// Recorded launches have clusters, those of MLX have none.
+#define MLXR_ARE_TOGETHER() mlxr_are_together()
+__forceinline__ bool mlxr_are_together() {
+    unsigned blocks;
+    asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
+    return blocks > 1;
+}
 #define MLXR_OF_RANK(place, rank) mlxr_of_rank(place, rank)
 #define MLXR_MEET() \
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");

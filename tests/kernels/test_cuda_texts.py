@@ -89,6 +89,16 @@ def test_every_kernel_waits_for_the_launch_before(name: str) -> None:
         assert (AWAIT in body) != (lines[2].strip() == AWAIT), kernel.name
 
 
+def test_an_image_has_no_clusters_of_its_own() -> None:
+    """MLX updates its graphs from kernel to kernel, and others would run in them: odd grids lost their last block."""
+    artifact = variant("rows-stages")
+    staged = [k for k in artifact.plan.first.kernels if k.cluster > 1]
+    assert staged
+    for kernel in staged:
+        text = cuda_source(kernel, *artifact.kernel_sections(kernel.name))
+        assert "MLXR_MEET()" in text and "cluster_dims" not in text
+
+
 def test_what_is_compiled_is_kept(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path))
     artifact = compiled(small_spec())

@@ -88,6 +88,7 @@ class MetalTarget:
                 outputs=tuple(KernelPort(name=name, dtype=dtype) for name, dtype in kernel.outputs),
                 threads=kernel.threads,
                 threadgroup_bytes=kernel.threadgroup_bytes,
+                cluster=kernel.cluster,
                 chosen=launch.chosen,
             )
         program = make_program(placed, entries, inputs)

@@ -25,13 +25,6 @@ AWAIT = "MLXR_AWAIT_INPUTS()"
 """The wait for what came before, see templates/README.md; kernels that say nothing of it begin with it."""
 _BEGIN = "  [[maybe_unused]] bool mlxr_due = true;\n"
 
-_CLUSTER = """
-#if defined(MLXR_TOGETHER) && defined(MLXR_OF_RANK)
-__cluster_dims__(MLXR_TOGETHER, 1, 1)
-#endif
-"""
-"""Kernels of which several threadgroups read each other's memory."""
-
 _OWN_BYTES = 48 << 10
 """Shared memory that a block has unless its launch asks for more."""
 _ROUNDING = 256
@@ -66,7 +59,7 @@ def cuda_source(kernel: KernelEntry, header: str, body: str) -> str:
     ports = [f"const {port.dtype.metal}* {port.name}" for port in kernel.inputs]
     ports += [f"{port.dtype.metal}* {port.name}" for port in kernel.outputs]
     bounds = f"__launch_bounds__({kernel.threads})"
-    signature = f'extern "C" __global__ void{_CLUSTER}{bounds} {kernel.name}({", ".join(ports)})'
+    signature = f'extern "C" __global__ void {bounds} {kernel.name}({", ".join(ports)})'
     if pool := pool_bytes(kernel):
         body = f"  uint mlxr_pool_at = 0;\n{body}"
         return f"#define MLXR_POOL_BYTES {pool}\n{prelude()}{header}{signature} {{\n{body}}}\n"

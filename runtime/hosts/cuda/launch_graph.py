@@ -15,6 +15,7 @@ from mlxr.runtime.hosts.cuda.matrix_library import ProductLaunch, matrix_library
 _pointer = ctypes.c_void_p
 _SLEEPING_WITHOUT_TIME = 3  # CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING
 _NON_BLOCKING, _RELAXED = 1, 2  # CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED
+_CLUSTER = (11, 12, 13)  # CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, _HEIGHT, _DEPTH
 _MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 _lost: list[Any] = []  # what may still be read, since nobody could wait for the end
 
@@ -27,21 +28,23 @@ class Functions:
 
     def __init__(self) -> None:
         """Loads nothing."""
-        self._loaded: dict[tuple[str, bytes, int], int] = {}
+        self._loaded: dict[tuple[str, bytes, int, int], int] = {}
         self._lock = threading.Lock()
 
-    def of(self, name: str, image: bytes, pool: int = 0) -> int:
+    def of(self, name: str, image: bytes, pool: int = 0, cluster: int = 1) -> int:
         """The driver's handle of a kernel, in MLX's context.
 
         Args:
             name: its name in the image.
             image: a cubin or a fat binary.
             pool: shared memory that a launch asks for.
+            cluster: neighbouring threadgroups that run as one. It is no part of the image: MLX's own graphs, which it
+                updates to other kernels, do not see an image's clusters, and would run these kernels in them.
 
         Raises:
             HostError: the driver rejects the image.
         """
-        key = (name, image, pool)
+        key = (name, image, pool, cluster)
         with self._lock:
             if key not in self._loaded:
                 module, function = _pointer(), _pointer()
@@ -50,6 +53,8 @@ class Functions:
                     call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
                     if pool:
                         call("cuFuncSetAttribute", function, MOST_SHARED_BYTES, pool)
+                    for attribute, size in zip(_CLUSTER, (cluster, 1, 1) if cluster > 1 else (), strict=False):
+                        call("cuFuncSetAttribute", function, attribute, size)
                 assert function.value is not None, "the driver has found it"
                 self._loaded[key] = function.value
             return self._loaded[key]

@@ -26,10 +26,12 @@ class Call(NamedTuple):
     operands: Sequence[Operand]
     pool: int = 0
     waits: bool = False
+    cluster: int = 1
 
     def launch(self, addresses: Mapping[str, int]) -> GraphLaunch:
-        """The launch, given the address of each buffer; `waits` is as there."""
-        function, operands = FUNCTIONS.of(self.name, self.image, self.pool), _found(self.operands, addresses)
+        """The launch, given the address of each buffer; `waits` is as there, `cluster` as `Functions.of` has it."""
+        function = FUNCTIONS.of(self.name, self.image, self.pool, self.cluster)
+        operands = _found(self.operands, addresses)
         return GraphLaunch(function, self.grid, self.threads, operands, self.pool, self.waits)
 
 

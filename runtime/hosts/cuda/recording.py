@@ -33,8 +33,9 @@ def recording_of(
         kernel = host.launcher.kernel(launch.kernel)
         assert isinstance(kernel, functools.partial), "host cuda's kernels are images"
         image, pool = kernel.keywords["compiled_source"], kernel.keywords["shared_memory"]
-        operands, threads = (*launch.inputs, *launch.outputs), entries[launch.kernel].threads
+        operands, entry = (*launch.inputs, *launch.outputs), entries[launch.kernel]
         grid = launch.kernel_call.grid(dims)
-        calls.append(Call(launch.kernel, image, grid, threads, operands, pool, waits=overlap()))
+        cluster = entry.cluster if overlap() else 1
+        calls.append(Call(entry.name, image, grid, entry.threads, operands, pool, overlap(), cluster))
         counts[launch.kernel] += 1
     return calls, counts

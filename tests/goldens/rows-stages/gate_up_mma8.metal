@@ -1,4 +1,4 @@
-// gate_up_mma8_3c8088b0
+// gate_up_mma8_0aa3e0d1
 // small spec of a test
 //
 // Projection of several rows by matrix instructions, of which the factors come through threadgroup memory: out = silu(x @ gate.T) * (x @ up.T), weight = [gate; up].
@@ -29,7 +29,6 @@ typedef bfloat bfloat16_t;
 #define MLXR_END_COPIES()
 #define MLXR_AWAIT_COPIES(left)
 #endif
-#define MLXR_TOGETHER 2  // a host whose threadgroups read each other's memory runs so many at once
 // The bf16 numbers in the lower half of a pair, and in the upper.
 inline float2 floats_of(uint pair) {
   return as_type<float2>(uint2(pair << 16, pair & 0xffff0000u));
@@ -56,7 +55,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
 inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 // ---- kernel
-[[kernel]] void gate_up_mma8_3c8088b0(
+[[kernel]] void gate_up_mma8_0aa3e0d1(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   const device uint32_t* dims [[buffer(2)]],
@@ -67,16 +66,17 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
   const uint group = lane / 4, quad = lane % 4;
-  const uint place_in_grid = threadgroup_position_in_grid.x / 2u;
+  const uint place_in_grid = threadgroup_position_in_grid.x / 2u, rank = threadgroup_position_in_grid.x % 2u;
 #ifdef MLXR_OF_RANK
-  const uint rank = threadgroup_position_in_grid.x % 2u;
-  const uint begin = rank * 4u / 2u, end = (rank + 1) * 4u / 2u;
+  const bool are_together = MLXR_ARE_TOGETHER();
 #else
-  const uint begin = 0, end = 4u;
-  if (threadgroup_position_in_grid.x % 2u != 0) {
+  const bool are_together = false;
+#endif
+  if (!are_together && rank != 0) {
     return;
   }
-#endif
+  const uint begin = are_together ? rank * 4u / 2u : 0;
+  const uint end = are_together ? (rank + 1) * 4u / 2u : 4u;
   const uint own = place_in_grid * 16u;
   // The last threadgroup's outputs end with the weight's; those before `own` are the previous threadgroup's.
   const uint first = own;
@@ -180,6 +180,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 #ifdef MLXR_OF_RANK
+  if (are_together) {
   for (uint i = thread_index_in_threadgroup; i < 288u; i += 64u) {
     float sum = shares[i];
 #pragma unroll
@@ -210,6 +211,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
   }
   MLXR_MEET()  // nobody reads here any more
   return;
+  }
 #endif
   for (uint i = thread_index_in_threadgroup; i < 128u; i += 64u) {
     const uint row_of_x = i / 16u, o = first + i % 16u;

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from mlxr.runtime.hosts.cuda import launch_graph
+from mlxr.runtime.hosts.cuda import launch_graph, recorded_calls
 from mlxr.runtime.hosts.cuda.launch_graph import Event, GraphLaunch, LaunchGraph
+from mlxr.runtime.hosts.cuda.recorded_calls import Call
 from mlxr_tests.fake_driver import FakeDriver, use_driver
 
 
@@ -82,6 +83,29 @@ def test_launches_overlap_on_hopper_and_newer_with_drivers_that_can(monkeypatch:
     tell(9)
     assert not launch_graph.overlap()
     launch_graph.overlap.cache_clear()
+
+
+def test_clusters_belong_to_recorded_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX loads the same image itself, and its graphs see no clusters."""
+    told, name, image = list[tuple[int, int]](), "rows", b"image"
+    driver = use_driver(monkeypatch)
+
+    def find(function: Any, *_: object) -> int:
+        function._obj.value = 1
+        return 0
+
+    def attribute(_: object, which: int, value: int) -> int:
+        told.append((which, value))
+        return 0
+
+    monkeypatch.setattr(driver, "cuModuleLoadData", lambda *_: 0, raising=False)
+    monkeypatch.setattr(driver, "cuModuleGetFunction", find, raising=False)
+    monkeypatch.setattr(driver, "cuFuncSetAttribute", attribute, raising=False)
+    monkeypatch.setattr(recorded_calls, "FUNCTIONS", launch_graph.Functions())
+    Call(name, image, (2, 1, 1), 32, []).launch({})
+    assert not told
+    Call(name, image, (2, 1, 1), 32, [], cluster=2).launch({})
+    assert told == [(11, 2), (12, 1), (13, 1)]
 
 
 def test_a_graph_that_never_ran_waits_for_nothing(calls: dict[str, Any]) -> None:

@@ -40,6 +40,11 @@ class MetalKernel(Kernel):
         return 0
 
     @property
+    def cluster(self) -> int:
+        """Neighbouring threadgroups that read each other's memory, where a launch can ask for that."""
+        return 1
+
+    @property
     def inlined(self) -> tuple["MetalKernel", ...]:
         """The kernels whose texts its template puts into its own; their threads are as many as its own."""
         return ()

@@ -75,6 +75,11 @@ class MatmulStagesKernel(ProjectionKernel):
         return self.pool_vectors * _VECTOR
 
     @property
+    def cluster(self) -> int:
+        """See `MetalKernel.cluster`."""
+        return self.together
+
+    @property
     def threadgroups(self) -> int:
         """Threadgroups along the outputs."""
         return -(-self.out_features // self.outs) * self.together
