@@ -270,6 +270,11 @@ MLXR_REDUCTION(simd_sum, a + b)
 MLXR_REDUCTION(simd_max, a > b ? a : b)
 MLXR_REDUCTION(simd_min, a < b ? a : b)
 #undef MLXR_REDUCTION
+#if __CUDA_ARCH__ >= 800  // one instruction
+__forceinline__ uint simd_sum(uint x) { return __reduce_add_sync(0xffffffffu, x); }
+__forceinline__ uint simd_max(uint x) { return __reduce_max_sync(0xffffffffu, x); }
+__forceinline__ uint simd_min(uint x) { return __reduce_min_sync(0xffffffffu, x); }
+#endif
 
 namespace metal {
 __forceinline__ bool isnan(float x) { return ::isnan(x); }

@@ -24,6 +24,10 @@ PROJECTION_IGNORES = OneRow.names("mma", "stages", "split")
 """The same of the experts' first projections, whose columns are shared only if few threadgroups take all rows."""
 
 
+_PLAIN_OUTPUTS = 4
+"""Rows of a simdgroup where the geometry asks for MMA and the kernel cannot have it."""
+
+
 @dataclass(frozen=True)
 class SharedMatrix(MatrixKernel):
     """What templates read of a weight that every token is multiplied with, in a kernel of experts; no kernel itself.
@@ -124,7 +128,7 @@ def expert_choice(lowering: MetalLowering, op: Op, label: str) -> Choice:
     """
     experts = op.attrs_as(ExpertProduct)
     choice = lowering.table.choose(Site.of_weight(label, lowering.layouts[op.inputs["weight"]], experts.num_experts))
-    if choice.geometry.one_row.mma:
+    if choice.geometry.one_row.mma and not choice.geometry.one_row.stages:
         raise PlanError(f"geometry: matvec_mma is 1 for {choice.site}, but experts have no such kernel; set it to 0")
     return choice
 
@@ -139,7 +143,7 @@ def expert_fields(lowering: MetalLowering, op: Op, choice: Choice) -> ExpertFiel
         "layout": layout,
         "activation": lowering.value(op, "x").dtype,
         "epilogue": epilogue,
-        "outs": max(1, g.outputs // epilogue.halves),
+        "outs": max(1, (_PLAIN_OUTPUTS if g.mma else g.outputs) // epilogue.halves),
         "simdgroups": g.simdgroups,
         "unroll": g.unroll,
         "num_experts": experts.num_experts,

@@ -18,7 +18,16 @@ from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
     expert_choice,
     expert_fields,
 )
+from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH
 from mlxr.compiler.targets.metal.kernel_parts.passes import experts_in_passes
+from mlxr.compiler.targets.metal.kernels.expert_stream import (
+    STREAM_IGNORES,
+    UNIT,
+    StreamedExperts,
+    fitting,
+    stream_fields,
+    streams,
+)
 from mlxr.compiler.targets.metal.kernels.expert_tiles import multiply_tiles, sum_choices, tiles_from
 from mlxr.compiler.targets.metal.kernels.shared_expert import (
     ALONE,
@@ -108,6 +117,31 @@ class ExpertCombineKernel(ExpertKernel):
         return self._head(f"[tokens, {self.top_k} * {self.in_features}]", *rows)
 
 
+@dataclass(frozen=True)
+class CombineStreamKernel(StreamedExperts, ExpertCombineKernel):
+    """The same, with MMA on weights that come through threadgroup memory.
+
+    The columns are those of all chosen experts, one after the other.
+    """
+
+    template = "combine_stream.metal.jinja"
+
+    @property
+    def units(self) -> int:
+        """Units of the columns of all chosen experts."""
+        return self.top_k * self.in_features // UNIT
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a row of one expert."""
+        return self.in_features // self.format.block_elements
+
+    @property
+    def parts(self) -> int:
+        """See `StreamedExperts`: x may have 16 bits, but not x times a weight."""
+        return 2 if self.weighs or self.activation is DType.F32 else 1
+
+
 @lowers(ExpertCombine)
 def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) -> None:
     """Adds the launch of the experts' last projections and their sum."""
@@ -119,10 +153,10 @@ def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) 
     label = "experts_down_shared" if fields["shared"] else "experts_down"
     apart = attrs.shared_apart
     kernel = ExpertCombineKernel(label, norm=None, shared_gate=gate, apart=apart, split=split, **fields)
-    alone = kernel
-    if not (kernel.shared and apart):  # whose threadgroups are others
+    alone = _streamed(kernel, choice.geometry.one_row) or kernel
+    if alone is kernel and not (kernel.shared and apart):  # whose threadgroups are others
         alone = experts_in_passes(kernel, choice.geometry.one_row.threadgroups, kernel.top_k)
-    chosen = choice.sizes(OneRow, without=SUM_IGNORES)
+    chosen = choice.sizes(OneRow, without=STREAM_IGNORES if isinstance(alone, CombineStreamKernel) else SUM_IGNORES)
     if kernel.shared is None:
         tiled = tiles_from(lowering, op)
         few = None if tiled is None else Condition(dim="tokens", maximum=tiled - 1)
@@ -145,6 +179,14 @@ def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) 
         return
     inputs |= {"gate": op.inputs["shared_gate"]} if "shared_gate" in op.inputs else {}
     _add_several(lowering, op, kernel, as_projection(op, _last(attrs), inputs, op.out), chosen)
+
+
+def _streamed(kernel: ExpertCombineKernel, sizes: OneRow) -> CombineStreamKernel | None:
+    """The kernel with its weight through threadgroup memory, if it can and the geometry asks for that."""
+    whole = kernel.top_k * kernel.in_features % UNIT == 0 and kernel.top_k <= SIMD_WIDTH
+    if not whole or kernel.skips or not streams(kernel, sizes):
+        return None
+    return fitting(CombineStreamKernel(**stream_fields(kernel, sizes)))
 
 
 def _last(attrs: ExpertCombine) -> Projection:

@@ -21,8 +21,16 @@ from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
     shared_matrix,
 )
 from mlxr.compiler.targets.metal.kernel_parts.fused_norm import fused_norm_of
-from mlxr.compiler.targets.metal.kernel_parts.passes import bytes_of_sums, experts_in_passes
+from mlxr.compiler.targets.metal.kernel_parts.passes import bytes_of_sums, experts_in_passes, passes_of
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import formula
+from mlxr.compiler.targets.metal.kernels.expert_stream import (
+    STREAM_IGNORES,
+    UNIT,
+    StreamedExperts,
+    fitting,
+    stream_fields,
+    streams,
+)
 from mlxr.compiler.targets.metal.kernels.expert_tiles import multiply_tiles, tiles_from
 from mlxr.compiler.targets.metal.kernels.route import RouteKernel, route_kernel
 from mlxr.compiler.targets.metal.kernels.shared_expert import (
@@ -129,6 +137,13 @@ class RoutedProjectionKernel(ExpertKernel):
         return self._head(f"[tokens, {self.in_features}]", *rows)
 
 
+@dataclass(frozen=True)
+class RoutedStreamKernel(StreamedExperts, RoutedProjectionKernel):
+    """The same, with MMA on weights that come through threadgroup memory."""
+
+    template = "routed_stream.metal.jinja"
+
+
 @lowers(RoutedProjection)
 def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjection) -> None:
     """Adds the launch of a choice of experts and of their first projections."""
@@ -148,8 +163,8 @@ def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjec
         gate=gate,
         **expert_fields(lowering, op, choice),
     )
-    alone = _in_passes(kernel, choice.geometry.one_row)
-    chosen = choice.sizes(OneRow, without=SUM_IGNORES if alone.passes else PROJECTION_IGNORES)
+    alone = _streamed(kernel, choice.geometry.one_row) or _in_passes(kernel, choice.geometry.one_row)
+    chosen = choice.sizes(OneRow, without=_ignored(alone))
     tiled = tiles_from(lowering, op)
     if kernel.shared is None or not takes_several(lowering):
         few = None if tiled is None else Condition(dim="tokens", maximum=tiled - 1)
@@ -185,6 +200,24 @@ def _in_passes(kernel: RoutedProjectionKernel, sizes: OneRow) -> RoutedProjectio
     shared = None if kernel.shared is None else replace(kernel.shared, split=sizes.split)
     few = experts_in_passes(replace(kernel, split=sizes.split, shared=shared), sizes.threadgroups)
     return few if few.passes else kernel
+
+
+def _streamed(kernel: RoutedProjectionKernel, sizes: OneRow) -> RoutedStreamKernel | None:
+    """The kernel with its weight through threadgroup memory, if it can and the geometry asks for that."""
+    plain = kernel.norm is None or (kernel.norm.kind == "rms" and not kernel.norm.bias)
+    if not plain or kernel.gate or kernel.in_features % UNIT or not streams(kernel, sizes):
+        return None
+    made = RoutedStreamKernel(**stream_fields(kernel, sizes))
+    if sizes.threadgroups:
+        made = replace(made, passes=passes_of(made.top_k * made.expert_threadgroups, sizes.threadgroups))
+    return fitting(made)
+
+
+def _ignored(kernel: RoutedProjectionKernel) -> tuple[str, ...]:
+    """The sizes that have no effect on the kernel."""
+    if isinstance(kernel, RoutedStreamKernel):
+        return STREAM_IGNORES
+    return SUM_IGNORES if kernel.passes else PROJECTION_IGNORES
 
 
 def _shared_product(op: Op, attrs: RoutedProjection) -> Op:
