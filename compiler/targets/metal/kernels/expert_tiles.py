@@ -15,6 +15,7 @@ from mlxr.compiler.schedule.geometry import ExpertTiles, MatrixTiles, UnpackedTi
 from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts, facts_of
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, ProjectionKernel
+from mlxr.compiler.targets.metal.kernels.expert_codes import ExpertCodesKernel, expert_codes
 from mlxr.compiler.targets.metal.kernels.expert_order import order_choices
 from mlxr.compiler.targets.metal.kernels.expert_sum import ExpertSumKernel
 from mlxr.compiler.targets.metal.kernels.gemm import GEMM_COLUMNS, gemm
@@ -62,10 +63,11 @@ def _is_first(op: Op) -> bool:
     return isinstance(op.attrs, ExpertProjection)
 
 
-def _few(lowering: MetalLowering, op: Op, facts: ProjectionFacts) -> MatmulMmaKernel | None:
+def _few(lowering: MetalLowering, op: Op, facts: ProjectionFacts) -> ExpertCodesKernel | MatmulMmaKernel | None:
     """The kernel of a decode step for an op's product."""
     attrs = op.attrs_as(ExpertProduct)
-    return expert_mma(facts, ExpertRows(attrs.num_experts, attrs.top_k, _is_first(op), "weights" in op.inputs))
+    rows = ExpertRows(attrs.num_experts, attrs.top_k, _is_first(op), "weights" in op.inputs)
+    return expert_codes(facts, rows) or expert_mma(facts, rows)
 
 
 def multiply_tiles(lowering: MetalLowering, op: Op, *, of_tokens: bool, tokens: int) -> str:

@@ -1,0 +1,137 @@
+"""Products of few choices of each expert with MMA, on the codes of a weight that comes through threadgroup memory."""
+
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import ClassVar
+
+from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.targets.metal.kernel_parts.kernel import BLOCK_BYTES, MMA_ROWS
+from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, ProjectionKernel
+
+_TILE = 8
+"""Choices that a threadgroup multiplies: columns of a matrix instruction."""
+_BLOCK = 256
+_VECTOR = 16
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How threadgroup memory has what belongs to one block of a row.
+
+    Attributes:
+        vectors: of 16 bytes that are copied of a block.
+        stride: vectors from one row to the next: lanes read from different banks.
+        group: columns of one scale.
+        row_pad: vectors after a row of x, likewise.
+        padded: numbers that codes have too much in a sum of products, besides the constant above them.
+    """
+
+    vectors: int
+    stride: int
+    group: int
+    row_pad: int
+    padded: int
+
+
+_LAYOUTS = {
+    WeightFormat.Q4_K: _Layout(vectors=9, stride=10, group=32, row_pad=4, padded=0),
+    WeightFormat.Q6_K: _Layout(vectors=14, stride=14, group=16, row_pad=2, padded=32),
+}
+
+
+@dataclass(frozen=True)
+class ExpertCodesKernel(ProjectionKernel):
+    """A product of a tile of an expert's choices. x is already normalised, so `norm` is None.
+
+    Each simdgroup has rows of its own, MMA_ROWS at a time, and all columns.
+
+    Attributes:
+        stages: blocks of each row that a simdgroup has asked for and not multiplied yet.
+    """
+
+    template = "expert_codes.metal.jinja"
+    most_bytes: ClassVar[int] = BLOCK_BYTES
+    _: KW_ONLY
+    stages: int
+
+    @property
+    def format(self) -> WeightFormat:
+        """The format of all rows."""
+        (format,) = self.layout.formats
+        return format
+
+    @property
+    def near(self) -> _Layout:
+        """The places of what is copied."""
+        return _LAYOUTS[self.format]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return self.format.planes[0].block_bytes
+
+    @property
+    def units(self) -> int:
+        """Blocks of a row."""
+        return self.in_features // _BLOCK
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of the weight."""
+        return self.units * self.block_bytes
+
+    @property
+    def slot(self) -> int:
+        """Vectors of a simdgroup for the blocks that it multiplies at a time."""
+        return MMA_ROWS * self.near.stride
+
+    @property
+    def row_of_x(self) -> int:
+        """Vectors from one row of x to the next."""
+        return self.in_features // 8 + self.near.row_pad
+
+    @property
+    def above(self) -> int:
+        """What is added to a code by the constant above it, which makes it a number of 16 bits."""
+        return 128 if str(self.activation) == "bf16" else 1024
+
+    @property
+    def constant(self) -> str:
+        """Two such constants."""
+        return "0x43004300u" if str(self.activation) == "bf16" else "0x64006400u"
+
+    @property
+    def scales(self) -> int:
+        """Numbers of a row's scales and shifts."""
+        return 16
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Bytes of blocks, scales, rows of x and their sums."""
+        of_simdgroup = self.stages * self.slot * _VECTOR + MMA_ROWS * self.scales * 4
+        return self.simdgroups * of_simdgroup + self.tile * (self.row_of_x * _VECTOR + self.in_features // self.near.group * 4)
+
+
+def expert_codes(p: ProjectionFacts, experts: ExpertRows) -> ExpertCodesKernel | None:
+    """The kernel of a product by experts, if the geometry asks for it and it can be made."""
+    g, formats = p.many_rows.matrix, p.layout.formats
+    if not g.stages or not p.activation.is_16_bit or len(formats) != 1 or formats[0] not in _LAYOUTS:
+        return None
+    outs, bytes_of_row = MMA_ROWS // p.epilogue.halves, p.layout.columns // _BLOCK * formats[0].planes[0].block_bytes
+    whole = all(s.offsets[0] % _VECTOR == 0 and s.rows * bytes_of_row % _VECTOR == 0 for s in p.layout.segments)
+    if not whole or p.layout.columns % _BLOCK or p.out_features % outs:
+        return None
+    made = ExpertCodesKernel(
+        label=f"{p.label}_codes{_TILE}",
+        norm=None,
+        **p.fields,
+        outs=outs,
+        simdgroups=g.simdgroups,
+        passes=max(1, g.outputs // MMA_ROWS),
+        tile=_TILE,
+        experts=experts,
+        stages=g.stages,
+    )
+    while made.threadgroup_bytes > BLOCK_BYTES and made.stages > 2:
+        made = replace(made, stages=made.stages - 1)
+    return made if made.threadgroup_bytes <= BLOCK_BYTES and len(made.spans) == 1 else None
