@@ -1,0 +1,101 @@
+"""Products by experts with MMA, whose weights come through threadgroup memory: of one token, and of a few choices of each."""
+
+import pytest
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.schedule.geometry import Geometry
+from mlxr_tests.few import few, few_of
+from mlxr_tests.op_bench import OpBench
+from mlxr_tests.specs import compiled, small_spec
+
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
+EXPERTS = {"count": 10, "per_token": 2, "normalise": True, "scale": 2.5, "router": "softmax_topk"}
+SIZES = {"matvec_mma": 1, "matvec_outputs": 16}
+ONE_TOKEN = {
+    "shared-columns": SIZES | {"matvec_simdgroups": 2, "matvec_split": 2, "matvec_stages": 1, "matvec_threadgroups": 8},
+    "ahead": SIZES | {"matvec_simdgroups": 1, "matvec_stages": 2},
+    "own-rows": SIZES | {"matvec_simdgroups": 2, "matvec_stages": 1, "matvec_threadgroups": 16},
+}
+MLPS = {
+    "swiglu": {"experts": EXPERTS},
+    "not-gated": {"experts": EXPERTS | {"weigh": "inputs", "router": "sigmoid"}, "activation": "relu2", "gated": False},
+    "bias": {"experts": EXPERTS, "activation": "swiglu_oai", "limit": 7.0, "bias": True},
+}
+FORMATS = ("q4_k", "q5_k", "q6_k")
+
+
+def artifact_of(mlp: dict[str, object], hidden: int, intermediate: int, sizes: dict[str, int], **changes) -> Artifact:
+    spec = small_spec(
+        model__tensor_names="canonical",
+        model__num_layers=1,
+        model__hidden_size=hidden,
+        model__attention={"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
+        model__mlp={"intermediate_size": intermediate} | mlp,
+        **changes,
+    )
+    return compiled(spec, Geometry.of(**sizes))
+
+
+def run_decode(artifact: Artifact, sequences: int, sum_error: float) -> set[str]:
+    bench = OpBench(artifact, sum_error=sum_error)
+    ops = [op.name for op in artifact.graph("decode").ops if op.layer == 0 and "experts" in {*op.inputs, *op.outputs}]
+    bench.run("decode", ops, bench.batch([(each, 1) for each in bench.sequences(*[0] * sequences)]))
+    return set(bench.launches)
+
+
+def one_token(sizes, mlp, format, activation):
+    """Rows of three blocks: each second unit has the last block of one expert and the first of another."""
+    weights = {"activation_dtype": activation, "weights": {"default": format}}
+    artifact = artifact_of(MLPS[mlp], 1024, 768, ONE_TOKEN[sizes], **weights)
+    assert "MLXR_COPY_AHEAD(to" in "".join(artifact.kernel_text(k.name) for k in artifact.plan.first.kernels)
+    run_decode(artifact, 1, 1e-5 if activation == "f32" else 8e-3)
+    return {k.label for k in artifact.plan.first.kernels if "MLXR_COPY_AHEAD(to" in artifact.kernel_text(k.name)}
+
+
+def test_one_token():
+    assert {"routed_experts", "experts_down"} <= one_token("shared-columns", "swiglu", "q4_k", "bf16")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("sizes", "mlp", "format", "activation"), few_of(ONE_TOKEN, MLPS, FORMATS, ["f32", "bf16"]))
+def test_all_of_one_token(sizes, mlp, format, activation):
+    streamed = one_token(sizes, mlp, format, activation)
+    assert {"routed_experts", "experts_down"} <= streamed
+
+
+CODES = {
+    "two-tiles": {"mma_simdgroups": 2, "mma_outputs": 32, "mma_stages": 2},
+    "one-tile": {"mma_simdgroups": 1, "mma_outputs": 16, "mma_stages": 3},
+}
+WEIGHTS = {
+    "both": {"default": "q4_k", "tensors": {"*.down": "q6_k"}},
+    "q4_k": {"default": "q4_k"},
+    "q6_k": {"default": "q6_k"},
+}
+CASES = [
+    (sizes, mlp, weights, activation, sequences)
+    for sizes in CODES
+    for mlp in MLPS
+    for weights in WEIGHTS
+    for activation in ("bf16", "f16")
+    for sequences in (4, 9, 30)
+    if not MLPS[mlp]["experts"].get("weigh")  # each of their tokens is multiplied by itself
+]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mlp", "weights", "activation", "sequences"), few(CASES, [("two-tiles", "swiglu", "both", "bf16", 9)])
+)
+def test_choices_of_an_expert(sizes, mlp, weights, activation, sequences):
+    """Tiles that are full, cut and empty, and several of an expert."""
+    artifact = artifact_of(
+        MLPS[mlp],
+        512,
+        256,
+        {"experts_mma_tokens": 4} | CODES[sizes],
+        activation_dtype=activation,
+        weights=WEIGHTS[weights],
+        cache={"mode": "paged", "max_sequences": 32},
+    )
+    assert {"experts_codes8", "experts_down_codes8"} <= run_decode(artifact, sequences, 8e-3)
