@@ -1,12 +1,17 @@
 """Products of few choices of each expert with MMA, on the codes of a weight that comes through threadgroup memory."""
 
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
+from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.experts import ExpertProduct
+from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.targets.metal.kernel_parts.kernel import BLOCK_BYTES, MMA_ROWS
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, ProjectionKernel
+from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 _TILE = 8
 """Choices that a threadgroup multiplies: columns of a matrix instruction."""
@@ -61,6 +66,11 @@ class ExpertCodesKernel(ProjectionKernel):
         return format
 
     @property
+    def tiles_of_rows(self) -> int:
+        """Matrix instructions side by side, which multiply all rows of a simdgroup."""
+        return self.rows // MMA_ROWS
+
+    @property
     def near(self) -> _Layout:
         """The places of what is copied."""
         return _LAYOUTS[self.format]
@@ -83,7 +93,7 @@ class ExpertCodesKernel(ProjectionKernel):
     @property
     def slot(self) -> int:
         """Vectors of a simdgroup for the blocks that it multiplies at a time."""
-        return MMA_ROWS * self.near.stride
+        return self.rows * self.near.stride
 
     @property
     def row_of_x(self) -> int:
@@ -108,17 +118,18 @@ class ExpertCodesKernel(ProjectionKernel):
     @property
     def threadgroup_bytes(self) -> int:
         """Bytes of blocks, scales, rows of x and their sums."""
-        of_simdgroup = self.stages * self.slot * _VECTOR + MMA_ROWS * self.scales * 4
-        return self.simdgroups * of_simdgroup + self.tile * (self.row_of_x * _VECTOR + self.in_features // self.near.group * 4)
+        of_simdgroup = self.stages * self.slot * _VECTOR + self.rows * self.scales * 4
+        of_x = self.tile * (self.row_of_x * _VECTOR + self.in_features // self.near.group * 4)
+        return self.simdgroups * of_simdgroup + of_x
 
 
-def expert_codes(p: ProjectionFacts, experts: ExpertRows) -> ExpertCodesKernel | None:
-    """The kernel of a product by experts, if the geometry asks for it and it can be made."""
-    g, formats = p.many_rows.matrix, p.layout.formats
+def expert_codes(lowering: MetalLowering, op: Op, p: ProjectionFacts, experts: ExpertRows) -> ExpertCodesKernel | None:
+    """The kernel of an op's product, if the geometry asks for it and it can be made."""
+    g, formats = codes_choice(lowering, op, p).geometry.many_rows.matrix, p.layout.formats
     if not g.stages or not p.activation.is_16_bit or len(formats) != 1 or formats[0] not in _LAYOUTS:
         return None
-    outs, bytes_of_row = MMA_ROWS // p.epilogue.halves, p.layout.columns // _BLOCK * formats[0].planes[0].block_bytes
-    whole = all(s.offsets[0] % _VECTOR == 0 and s.rows * bytes_of_row % _VECTOR == 0 for s in p.layout.segments)
+    outs, row = MMA_ROWS // p.epilogue.halves, p.layout.columns // _BLOCK * formats[0].planes[0].block_bytes
+    whole = all(s.offsets[0] % _VECTOR == 0 and s.rows * row % _VECTOR == 0 for s in p.layout.segments)
     if not whole or p.layout.columns % _BLOCK or p.out_features % outs:
         return None
     made = ExpertCodesKernel(
@@ -132,6 +143,10 @@ def expert_codes(p: ProjectionFacts, experts: ExpertRows) -> ExpertCodesKernel |
         experts=experts,
         stages=g.stages,
     )
-    while made.threadgroup_bytes > BLOCK_BYTES and made.stages > 2:
-        made = replace(made, stages=made.stages - 1)
     return made if made.threadgroup_bytes <= BLOCK_BYTES and len(made.spans) == 1 else None
+
+
+def codes_choice(lowering: MetalLowering, op: Op, p: ProjectionFacts) -> Choice:
+    """The geometry of an op's kernel, which has a label of its own."""
+    num_experts = op.attrs_as(ExpertProduct).num_experts
+    return lowering.table.choose(Site.of_weight(f"{p.label}_codes", p.layout, num_experts))

@@ -25,6 +25,7 @@ from mlxr.compiler.targets.metal.kernels.expert_stream import (
     UNIT,
     StreamedExperts,
     fitting,
+    stream_choice,
     stream_fields,
     streams,
 )
@@ -153,10 +154,13 @@ def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) 
     label = "experts_down_shared" if fields["shared"] else "experts_down"
     apart = attrs.shared_apart
     kernel = ExpertCombineKernel(label, norm=None, shared_gate=gate, apart=apart, split=split, **fields)
-    alone = _streamed(kernel, choice.geometry.one_row) or kernel
-    if alone is kernel and not (kernel.shared and apart):  # whose threadgroups are others
+    alone = kernel
+    if not (kernel.shared and apart):  # whose threadgroups are others
         alone = experts_in_passes(kernel, choice.geometry.one_row.threadgroups, kernel.top_k)
-    chosen = choice.sizes(OneRow, without=STREAM_IGNORES if isinstance(alone, CombineStreamKernel) else SUM_IGNORES)
+    chosen = choice.sizes(OneRow, without=SUM_IGNORES)
+    stream = stream_choice(lowering, op, "experts_down")
+    if (streamed := _streamed(kernel, stream.geometry.one_row)) is not None:
+        alone, chosen = streamed, stream.sizes(OneRow, without=STREAM_IGNORES)
     if kernel.shared is None:
         tiled = tiles_from(lowering, op)
         few = None if tiled is None else Condition(dim="tokens", maximum=tiled - 1)

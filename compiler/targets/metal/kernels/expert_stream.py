@@ -3,13 +3,18 @@
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
+from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.experts import ExpertProduct
 from mlxr.compiler.schedule.geometry import OneRow
+from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import ExpertKernel
 from mlxr.compiler.targets.metal.kernel_parts.kernel import BLOCK_BYTES, MMA_ROWS
 from mlxr.compiler.targets.metal.kernel_parts.matrix_kernel import MatrixKernel
 from mlxr.compiler.targets.metal.kernel_parts.passes import bytes_of_sums
 from mlxr.compiler.targets.metal.kernels.matvec_stream import STREAM_FORMATS
+from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 UNIT = 512
 """Columns that a simdgroup copies and multiplies at a time: two blocks of each row."""
@@ -112,6 +117,12 @@ def fitting(kernel: StreamT) -> StreamT | None:
     while kernel.threadgroup_bytes > BLOCK_BYTES and kernel.stages > 1:
         kernel = replace(kernel, stages=kernel.stages - 1)
     return kernel if kernel.threadgroup_bytes <= BLOCK_BYTES and kernel.split <= kernel.units else None
+
+
+def stream_choice(lowering: MetalLowering, op: Op, label: str) -> Choice:
+    """The geometry of an op's stream, which has a label of its own."""
+    num_experts = op.attrs_as(ExpertProduct).num_experts
+    return lowering.table.choose(Site.of_weight(f"{label}_stream", lowering.layouts[op.inputs["weight"]], num_experts))
 
 
 def streams(kernel: ExpertKernel, sizes: OneRow) -> bool:

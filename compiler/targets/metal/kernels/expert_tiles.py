@@ -15,7 +15,7 @@ from mlxr.compiler.schedule.geometry import ExpertTiles, MatrixTiles, UnpackedTi
 from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts, facts_of
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, ProjectionKernel
-from mlxr.compiler.targets.metal.kernels.expert_codes import ExpertCodesKernel, expert_codes
+from mlxr.compiler.targets.metal.kernels.expert_codes import ExpertCodesKernel, codes_choice, expert_codes
 from mlxr.compiler.targets.metal.kernels.expert_order import order_choices
 from mlxr.compiler.targets.metal.kernels.expert_sum import ExpertSumKernel
 from mlxr.compiler.targets.metal.kernels.gemm import GEMM_COLUMNS, gemm
@@ -67,7 +67,7 @@ def _few(lowering: MetalLowering, op: Op, facts: ProjectionFacts) -> ExpertCodes
     """The kernel of a decode step for an op's product."""
     attrs = op.attrs_as(ExpertProduct)
     rows = ExpertRows(attrs.num_experts, attrs.top_k, _is_first(op), "weights" in op.inputs)
-    return expert_codes(facts, rows) or expert_mma(facts, rows)
+    return expert_codes(lowering, op, facts, rows) or expert_mma(facts, rows)
 
 
 def multiply_tiles(lowering: MetalLowering, op: Op, *, of_tokens: bool, tokens: int) -> str:
@@ -97,7 +97,8 @@ def multiply_tiles(lowering: MetalLowering, op: Op, *, of_tokens: bool, tokens: 
     grid = (Extent(times=kernel.threadgroups), ordered.grid)
     chosen = facts.choice.sizes(UnpackedTiles, without=UnpackedTiles.names("min_rows"))
     if few:
-        chosen = facts.choice.sizes(MatrixTiles, without=MatrixTiles.names("min_rows", "max_rows"))
+        choice = codes_choice(lowering, op, facts) if isinstance(few, ExpertCodesKernel) else facts.choice
+        chosen = choice.sizes(MatrixTiles, without=MatrixTiles.names("min_rows", "max_rows"))
     lowering.emit(op, kernel, grid, buffers, when=when, chosen=chosen)
     return buffers["out"]
 

@@ -28,6 +28,7 @@ from mlxr.compiler.targets.metal.kernels.expert_stream import (
     UNIT,
     StreamedExperts,
     fitting,
+    stream_choice,
     stream_fields,
     streams,
 )
@@ -163,8 +164,11 @@ def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjec
         gate=gate,
         **expert_fields(lowering, op, choice),
     )
-    alone = _streamed(kernel, choice.geometry.one_row) or _in_passes(kernel, choice.geometry.one_row)
-    chosen = choice.sizes(OneRow, without=_ignored(alone))
+    alone = _in_passes(kernel, choice.geometry.one_row)
+    chosen = choice.sizes(OneRow, without=SUM_IGNORES if alone.passes else PROJECTION_IGNORES)
+    stream = stream_choice(lowering, op, "experts")
+    if (streamed := _streamed(kernel, stream.geometry.one_row)) is not None:
+        alone, chosen = streamed, stream.sizes(OneRow, without=STREAM_IGNORES)
     tiled = tiles_from(lowering, op)
     if kernel.shared is None or not takes_several(lowering):
         few = None if tiled is None else Condition(dim="tokens", maximum=tiled - 1)
@@ -211,13 +215,6 @@ def _streamed(kernel: RoutedProjectionKernel, sizes: OneRow) -> RoutedStreamKern
     if sizes.threadgroups:
         made = replace(made, passes=passes_of(made.top_k * made.expert_threadgroups, sizes.threadgroups))
     return fitting(made)
-
-
-def _ignored(kernel: RoutedProjectionKernel) -> tuple[str, ...]:
-    """The sizes that have no effect on the kernel."""
-    if isinstance(kernel, RoutedStreamKernel):
-        return STREAM_IGNORES
-    return SUM_IGNORES if kernel.passes else PROJECTION_IGNORES
 
 
 def _shared_product(op: Op, attrs: RoutedProjection) -> Op:
