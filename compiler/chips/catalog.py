@@ -61,6 +61,8 @@ class ChipFile(Record):
 
     about: str
     """What the chips share, and where their figures are from."""
+    base: str = ""
+    """The file of ours, without its ending, whose rules come before these; empty: there is none."""
     geometry: tuple[CheckedRule, ...] = ()
     """Rules for all of the file's chips."""
     chips: Annotated[dict[str, ChipEntry], Field(min_length=1)]
@@ -121,8 +123,10 @@ def chips_of(text: str, source: str, *, is_ours: bool = False) -> dict[str, Chip
 
     Raises:
         SpecError: the file does not describe chips; the message shows every problem with its place.
+        PlanError: the file whose rules come before is not there.
     """
     file = _file(text, source, is_ours=is_ours)
+    rules = (*_rules_of(file.base), *file.geometry)
     return {
         name: Chip(
             name=name,
@@ -130,10 +134,24 @@ def chips_of(text: str, source: str, *, is_ours: bool = False) -> dict[str, Chip
             device=entry.device,
             figures=entry.figures,
             half=entry.half,
-            geometry=(*file.geometry, *entry.geometry),
+            geometry=(*rules, *entry.geometry),
         )
         for name, entry in file.chips.items()
     }
+
+
+def _rules_of(base: str) -> tuple[GeometryRule, ...]:
+    """The rules of a file of ours; empty: of none.
+
+    Raises:
+        PlanError: there is no such file.
+    """
+    if not base:
+        return ()
+    found = [path for path in _paths() if path.stem == base]
+    if not found:
+        raise PlanError(f"base: there is no file of chips {base!r}; there are {', '.join(p.stem for p in _paths())}")
+    return _file(found[0].read_text(encoding="utf-8"), str(found[0]), is_ours=True).geometry
 
 
 def _file(text: str, source: str, *, is_ours: bool) -> ChipFile:

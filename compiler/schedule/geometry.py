@@ -34,7 +34,8 @@ class OneRow(SizeRecord):
     other; 0: each takes one."""
     stages: int = size("matvec_stages", 0, least=0, most=8, tuning=Values((0,)))
     """With MMA, pieces of the weight that a simdgroup copies to threadgroup memory ahead of what it multiplies, where
-    rows divide evenly; 0: none. Then `threadgroups` counts, and gated projections may have 8 of each half."""
+    rows divide evenly; 0: none. Then `threadgroups` counts, and gated projections may have 8 of each half. Products by
+    experts have labels of their own for that, `experts_stream` and `experts_down_stream`."""
     mma: int = size(
         "matvec_mma",
         0,
@@ -121,7 +122,8 @@ class MatrixTiles(SizeRecord):
     together: int = size("mma_together", 1, one_of=(1, 2, 4, 8))
     """With stages: threadgroups that share columns, on hosts that have them read each other's memory."""
     stages: int = size("mma_stages", 0, least=0, most=12)
-    """Parts of columns of 16-bit weights and of x that are asked for ahead, in threadgroup memory; 0: none are."""
+    """Parts of columns of 16-bit weights and of x that are asked for ahead, in threadgroup memory; 0: none are. For
+    `experts_codes` and `experts_down_codes`, blocks of q4_k and q6_k; then each simdgroup has `outputs` rows of its own."""
 
     def check_together(self) -> None:
         """Some number of rows is computed this way, unless that is turned off; a stage is filled beside another."""

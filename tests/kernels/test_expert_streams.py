@@ -1,4 +1,4 @@
-"""Products by experts with MMA, whose weights come through threadgroup memory: of one token, and of a few choices of each."""
+"""Products by experts with MMA, whose weights come through threadgroup memory: of one token and of several."""
 
 import pytest
 

@@ -54,7 +54,7 @@ class StreamedExperts(MatrixKernel):
 
     @property
     def staged_row(self) -> int:
-        """Vectors of a row of x: one for each part of each pair, and one of zeros for lanes of the other pairs' columns."""
+        """Vectors of a row of x: one for each part of each pair, and one of zeros for lanes of other pairs."""
         return 4 * self.parts + 1
 
     @property
@@ -113,7 +113,7 @@ StreamT = TypeVar("StreamT", bound=StreamedExperts)
 
 
 def fitting(kernel: StreamT) -> StreamT | None:
-    """The kernel with fewer stages where threadgroup memory is full; None: it does not fit, or simdgroups have no columns."""
+    """The kernel with fewer stages if memory is full; None: it does not fit, or some simdgroups have no columns."""
     while kernel.threadgroup_bytes > BLOCK_BYTES and kernel.stages > 1:
         kernel = replace(kernel, stages=kernel.stages - 1)
     return kernel if kernel.threadgroup_bytes <= BLOCK_BYTES and kernel.split <= kernel.units else None
@@ -126,7 +126,7 @@ def stream_choice(lowering: MetalLowering, op: Op, label: str) -> Choice:
 
 
 def streams(kernel: ExpertKernel, sizes: OneRow) -> bool:
-    """Whether the geometry asks for streams, all rows have one format that can be copied, and tiles and segments are whole."""
+    """Whether the geometry asks for it, rows have one format that can be copied, and tiles and segments are whole."""
     formats = kernel.layout.formats
     if not (sizes.mma and sizes.stages) or kernel.shared or len(formats) != 1 or formats[0] not in STREAM_FORMATS:
         return False
