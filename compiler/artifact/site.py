@@ -15,8 +15,8 @@ class Site:
     Attributes:
         label: the readable part of the kernel's name: `qkv`, `gate_up`, `logits`, `experts`, `attend`, ...; `step` for
             a whole decode step, `chunk` for a prefill step, `arena` for the cache itself, `choice` for that of experts,
-            `gated_delta` for that rule; `experts_stream` and `experts_down_stream` for products of one token whose weights
-            come through threadgroup memory, `experts_codes` and `experts_down_codes` for those of a few choices.
+            `gated_delta` for that rule; `experts_stream` and `experts_down_stream` for products of one token by weights
+            that come through threadgroup memory, `experts_codes` and `experts_down_codes` for those of a few choices.
         outputs: rows of the weight (for experts: of one expert); KV heads for attention and the cache; layers for a
             step or chunk; all experts for their choice; heads of values for the gated delta rule.
         columns: columns of the weight; head_dim for attention and the cache; the hidden size for a step or chunk; a

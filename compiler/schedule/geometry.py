@@ -123,7 +123,7 @@ class MatrixTiles(SizeRecord):
     """With stages: threadgroups that share columns, on hosts that have them read each other's memory."""
     stages: int = size("mma_stages", 0, least=0, most=12)
     """Parts of columns of 16-bit weights and of x that are asked for ahead, in threadgroup memory; 0: none are. For
-    `experts_codes` and `experts_down_codes`, blocks of q4_k and q6_k; then each simdgroup has `outputs` rows of its own."""
+    `experts_codes` and `experts_down_codes`, blocks of q4_k and q6_k; a simdgroup has `outputs` rows then."""
 
     def check_together(self) -> None:
         """Some number of rows is computed this way, unless that is turned off; a stage is filled beside another."""
