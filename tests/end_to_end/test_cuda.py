@@ -38,6 +38,7 @@ def test_1000_pipelined_steps_make_no_copy_of_the_arena() -> None:
     most = artifact.plan.arena.context - 8
     model.start([[1, 403, 27]], max_tokens=8, ignore_eos=True).finish()
     before, token = mx.get_active_memory(), int(np.array(model.arena.token)[0])
+    recorded = model.host.recorded_steps
     mx.reset_peak_memory()
     steps = 0
     while steps < 1000:
@@ -45,7 +46,9 @@ def test_1000_pipelined_steps_make_no_copy_of_the_arena() -> None:
         steps += len(answer.token_ids)
     assert mx.get_peak_memory() - before < artifact.plan.arena.size_bytes // 8
     accesses = int(np.array(model.arena.token)[0]) - token
-    assert accesses >= steps * artifact.plan.num_layers, "each access of the arena adds one to its token"
+    launched = steps - (model.host.recorded_steps - recorded)
+    assert accesses >= launched * artifact.plan.num_layers, "each access adds one to the token, but of recorded steps"
+    assert launched < steps // 4, model.host.notes
 
 
 @pytest.mark.parametrize("graphs", ["0", "1"])
