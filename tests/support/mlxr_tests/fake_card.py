@@ -115,7 +115,7 @@ class SimLauncher:
         """Makes steps recorded ones, whose graph sim runs when it is launched."""
         names: list[str] = []
 
-        def function(_: object, name: str, image: bytes, pool: int = 0) -> int:
+        def function(_: object, name: str, image: bytes, pool: int = 0, cluster: int = 1) -> int:
             names.append(name)
             return len(names) - 1
 
