@@ -15,6 +15,8 @@ from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 _TILE = 8
 """Choices that a threadgroup multiplies: columns of a matrix instruction."""
+_PROMPT_TILE = 32
+"""The same in prompts."""
 _BLOCK = 256
 _VECTOR = 16
 
@@ -71,6 +73,11 @@ class ExpertCodesKernel(ProjectionKernel):
         return self.rows // MMA_ROWS
 
     @property
+    def padded_tile(self) -> int:
+        """Choices, with what a matrix instruction has besides."""
+        return -(-self.tile // 8) * 8
+
+    @property
     def near(self) -> _Layout:
         """The places of what is copied."""
         return _LAYOUTS[self.format]
@@ -119,7 +126,7 @@ class ExpertCodesKernel(ProjectionKernel):
     def threadgroup_bytes(self) -> int:
         """Bytes of blocks, scales, rows of x and their sums."""
         of_simdgroup = self.stages * self.slot * _VECTOR + self.rows * self.scales * 4
-        of_x = self.tile * (self.row_of_x * _VECTOR + self.in_features // self.near.group * 4)
+        of_x = self.tile * self.row_of_x * _VECTOR + self.padded_tile * self.in_features // self.near.group * 4
         return self.simdgroups * of_simdgroup + of_x
 
 
@@ -128,18 +135,19 @@ def expert_codes(lowering: MetalLowering, op: Op, p: ProjectionFacts, experts: E
     g, formats = codes_choice(lowering, op, p).geometry.many_rows.matrix, p.layout.formats
     if not g.stages or not p.activation.is_16_bit or len(formats) != 1 or formats[0] not in _LAYOUTS:
         return None
-    outs, row = MMA_ROWS // p.epilogue.halves, p.layout.columns // _BLOCK * formats[0].planes[0].block_bytes
-    whole = all(s.offsets[0] % _VECTOR == 0 and s.rows * row % _VECTOR == 0 for s in p.layout.segments)
-    if not whole or p.layout.columns % _BLOCK or p.out_features % outs:
+    rows, row_bytes = MMA_ROWS * g.together, p.layout.columns // _BLOCK * formats[0].planes[0].block_bytes
+    whole = all(s.offsets[0] % _VECTOR == 0 and s.rows * row_bytes % _VECTOR == 0 for s in p.layout.segments)
+    if not whole or p.layout.columns % _BLOCK or p.out_features % (rows // p.epilogue.halves):
         return None
+    tile = _TILE if lowering.phase == "decode" else _PROMPT_TILE
     made = ExpertCodesKernel(
-        label=f"{p.label}_codes{_TILE}",
+        label=f"{p.label}_codes{tile}",
         norm=None,
         **p.fields,
-        outs=outs,
+        outs=rows // p.epilogue.halves,
         simdgroups=g.simdgroups,
-        passes=max(1, g.outputs // MMA_ROWS),
-        tile=_TILE,
+        passes=max(1, g.outputs // rows),
+        tile=tile,
         experts=experts,
         stages=g.stages,
     )
@@ -147,6 +155,6 @@ def expert_codes(lowering: MetalLowering, op: Op, p: ProjectionFacts, experts: E
 
 
 def codes_choice(lowering: MetalLowering, op: Op, p: ProjectionFacts) -> Choice:
-    """The geometry of an op's kernel, which has a label of its own."""
-    num_experts = op.attrs_as(ExpertProduct).num_experts
-    return lowering.table.choose(Site.of_weight(f"{p.label}_codes", p.layout, num_experts))
+    """The geometry of an op's kernel, which has a label of its own in decode steps and one in prompts."""
+    label, experts = f"{p.label}_{'codes' if lowering.phase == 'decode' else 'prompts'}", op.attrs_as(ExpertProduct)
+    return lowering.table.choose(Site.of_weight(label, p.layout, experts.num_experts))

@@ -84,7 +84,7 @@ def multiply_tiles(lowering: MetalLowering, op: Op, *, of_tokens: bool, tokens: 
     unpacked = facts.many_rows.unpacked
     with_mma = bool(unpacked.mma) and facts.activation.is_16_bit
     rows = ExpertRows(attrs.num_experts, attrs.top_k, of_tokens, "weights" in op.inputs)
-    few = _few(lowering, op, facts) if lowering.phase == "decode" else None
+    few = _few(lowering, op, facts) if lowering.phase == "decode" else expert_codes(lowering, op, facts, rows)
     kernel: ProjectionKernel = few or (gemm_mma(facts, rows) if with_mma else gemm(facts, rows))
     ordered = order_choices(lowering, _readers(lowering, op), kernel.tile, when)
     buffers = {"order": ordered.order, "tiles": ordered.tiles, "out": op.out}
