@@ -1,4 +1,4 @@
-// routed_experts_shared_748a8df7
+// routed_experts_shared_fcfbd563
 // small spec of a test
 //
 // The choice of 3 experts of 40 by a router's logits, and the projections of a token by them: out = silu(rms_norm(x) @ gate.T + bias) * (rms_norm(x) @ up.T + bias), weight = [gate; up].
@@ -44,7 +44,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 
 // ---- kernel
-[[kernel]] void routed_experts_shared_748a8df7(
+[[kernel]] void routed_experts_shared_fcfbd563(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* logits [[buffer(2)]],
@@ -248,27 +248,36 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
   for (uint j = 0; j < 1u; j++) {
     kept[j] = -INFINITY;
   }
+  // Words that compare as the numbers do; those of taken experts are 0.
+  uint left[2];
+#pragma unroll
+  for (uint i = 0; i < 2u; i++) {
+    const uint bits = as_type<uint>(logit[i] == 0.0f ? 0.0f : logit[i]);
+    left[i] = taken >> i & 1u ? 0u : bits >> 31 ? ~bits : bits | 0x80000000u;
+  }
   for (uint rank = 0; rank < rounds; rank++) {
-    float best = -INFINITY;
-    float value = 0.0f;
+    uint best = left[0];
+#pragma unroll
+    for (uint i = 1; i < 2u; i++) {
+      best = max(best, left[i]);
+    }
+    best = simd_max(best);
     uint expert = 0xffffffffu;
 #pragma unroll
     for (uint i = 0; i < 2u; i++) {
-      const bool better = (taken >> i & 1u) == 0u && (expert == 0xffffffffu || logit[i] > best);
-      best = better ? logit[i] : best;
-      value = better ? logit[i] : value;
-      expert = better ? lane + 32u * i : expert;
+      expert = min(expert, left[i] == best ? lane + 32u * i : 0xffffffffu);
     }
-    const uint winner = simd_min(best == simd_max(best) ? expert : 0xffffffffu);
-    if (lane == winner % 32u) {
-      taken |= 1u << (winner / 32u);
+    const uint winner = simd_min(expert);
+#pragma unroll
+    for (uint i = 0; i < 2u; i++) {
+      left[i] = winner == lane + 32u * i ? 0u : left[i];
     }
     const int number = (int)winner;
     expert_of_slot = rank == slot ? number : expert_of_slot;
     if (stores && lane == 0) {
       experts[(ulong)t * 3u + rank] = number;
     }
-    value = simd_shuffle(value, (ushort)(winner % 32u));
+    const float value = as_type<float>(best >> 31 ? best & 0x7fffffffu : ~best);
 #pragma unroll
     for (uint j = 0; j < 1u; j++) {
       kept[j] = rank == lane + 32u * j ? value : kept[j];

@@ -1,4 +1,4 @@
-// route_c4b7e7cf
+// route_e7179ae0
 // small spec of a test
 //
 // The 3 experts of each token of 40, best first, and their weights: router sigmoid, weights of sum 1.
@@ -19,7 +19,7 @@ typedef bfloat bfloat16_t;
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
 // ---- kernel
-[[kernel]] void route_c4b7e7cf(
+[[kernel]] void route_e7179ae0(
   const device float* x [[buffer(0)]],
   const device float* bias [[buffer(1)]],
   device int32_t* experts [[buffer(2)]],
@@ -58,20 +58,31 @@ typedef bfloat bfloat16_t;
   for (uint j = 0; j < 1u; j++) {
     kept[j] = -INFINITY;
   }
+  // Words that compare as the numbers do; those of taken experts are 0.
+  uint left[2];
+#pragma unroll
+  for (uint i = 0; i < 2u; i++) {
+    const uint bits = as_type<uint>(own[i] == 0.0f ? 0.0f : own[i]);
+    left[i] = taken >> i & 1u ? 0u : bits >> 31 ? ~bits : bits | 0x80000000u;
+  }
   for (uint rank = 0; rank < 3u; rank++) {
-    float best = -INFINITY;
-    float value = 0.0f;
+    uint best = left[0];
+#pragma unroll
+    for (uint i = 1; i < 2u; i++) {
+      best = max(best, left[i]);
+    }
+    best = simd_max(best);
     uint expert = 0xffffffffu;
 #pragma unroll
     for (uint i = 0; i < 2u; i++) {
-      const bool better = (taken >> i & 1u) == 0u && (expert == 0xffffffffu || own[i] > best);
-      best = better ? own[i] : best;
-      value = better ? logit[i] : value;
-      expert = better ? lane + 32u * i : expert;
+      expert = min(expert, left[i] == best ? lane + 32u * i : 0xffffffffu);
     }
-    const uint winner = simd_min(best == simd_max(best) ? expert : 0xffffffffu);
-    if (lane == winner % 32u) {
-      taken |= 1u << (winner / 32u);
+    const uint winner = simd_min(expert);
+    float value = 0.0f;
+#pragma unroll
+    for (uint i = 0; i < 2u; i++) {
+      left[i] = winner == lane + 32u * i ? 0u : left[i];
+      value = winner == lane + 32u * i ? logit[i] : value;
     }
     if (lane == 0) {
       experts[(ulong)t * 3u + rank] = (int)winner;

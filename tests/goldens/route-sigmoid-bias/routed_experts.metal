@@ -1,4 +1,4 @@
-// routed_experts_8a6b7d25
+// routed_experts_2efed7b8
 // small spec of a test
 //
 // The choice of 3 experts of 40 by a router's logits, and the projections of a token by them: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -39,7 +39,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 
 // ---- kernel
-[[kernel]] void routed_experts_8a6b7d25(
+[[kernel]] void routed_experts_2efed7b8(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* logits [[buffer(2)]],
@@ -92,20 +92,31 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
   for (uint j = 0; j < 1u; j++) {
     kept[j] = -INFINITY;
   }
+  // Words that compare as the numbers do; those of taken experts are 0.
+  uint left[2];
+#pragma unroll
+  for (uint i = 0; i < 2u; i++) {
+    const uint bits = as_type<uint>(own[i] == 0.0f ? 0.0f : own[i]);
+    left[i] = taken >> i & 1u ? 0u : bits >> 31 ? ~bits : bits | 0x80000000u;
+  }
   for (uint rank = 0; rank < rounds; rank++) {
-    float best = -INFINITY;
-    float value = 0.0f;
+    uint best = left[0];
+#pragma unroll
+    for (uint i = 1; i < 2u; i++) {
+      best = max(best, left[i]);
+    }
+    best = simd_max(best);
     uint expert = 0xffffffffu;
 #pragma unroll
     for (uint i = 0; i < 2u; i++) {
-      const bool better = (taken >> i & 1u) == 0u && (expert == 0xffffffffu || own[i] > best);
-      best = better ? own[i] : best;
-      value = better ? logit[i] : value;
-      expert = better ? lane + 32u * i : expert;
+      expert = min(expert, left[i] == best ? lane + 32u * i : 0xffffffffu);
     }
-    const uint winner = simd_min(best == simd_max(best) ? expert : 0xffffffffu);
-    if (lane == winner % 32u) {
-      taken |= 1u << (winner / 32u);
+    const uint winner = simd_min(expert);
+    float value = 0.0f;
+#pragma unroll
+    for (uint i = 0; i < 2u; i++) {
+      left[i] = winner == lane + 32u * i ? 0u : left[i];
+      value = winner == lane + 32u * i ? logit[i] : value;
     }
     const int number = (int)winner;
     expert_of_slot = rank == slot ? number : expert_of_slot;

@@ -74,6 +74,26 @@ MMA_VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry.of(gemm_mma=1),
         ("qkv_gemm_mma", "gate_up_gemm_mma", "down_gemm_mma"),
     ),
+    "expert-streams": (
+        small_spec(
+            **BLOCKS
+            | {
+                "model__hidden_size": 512,
+                "model__mlp": {
+                    "intermediate_size": 256,
+                    "experts": EXPERTS | {"router": "softmax_topk", "per_token": 4},
+                },
+            },
+            model__tensor_names="canonical",
+            weights={"default": "q4_k", "tensors": {"*.down": "q6_k"}},
+            **FOUR,
+        ),
+        Geometry.of(
+            **{"matvec_mma": 1, "matvec_outputs": 16, "matvec_simdgroups": 2, "matvec_split": 1, "matvec_stages": 1},
+            **{"experts_mma_tokens": 4, "mma_simdgroups": 2, "mma_outputs": 32, "mma_stages": 2},
+        ),
+        ("routed_experts", "experts_down", "experts_codes8", "experts_down_codes8"),
+    ),
     "expert-tiles": (
         small_spec(
             **BLOCKS | {"model__mlp": {"intermediate_size": 256, "experts": EXPERTS | {"router": "softmax_topk"}}},
