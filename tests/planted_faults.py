@@ -80,8 +80,8 @@ FAULTS = [
     Fault(
         "route: of equal experts of one lane the last one wins",
         "templates/metal/route.jinja",
-        "{{ chosen }} > best)",
-        "{{ chosen }} >= best)",
+        "min(expert, left[i] == best ? lane + 32u * i : 0xffffffffu)",
+        "left[i] == best ? lane + 32u * i : expert",
         (
             "tests/kernels/test_route.py",
             SIM,

@@ -133,11 +133,11 @@ GROUPED = route_kernel(60, 4, "sigmoid", bias="f32", groups=(4, 2, 2))
 MISTAKES = [
     (GROUPED, "lane == holder ? second : first", "first"),
     (GROUPED, "open = open && lane != winner;", ""),
-    (PLAIN, "taken |= 1u << (winner / 32u);", ""),
+    (PLAIN, "left[i] = winner == lane + 32u * i ? 0u : left[i];", ""),
     (PLAIN, " / sum", ""),
-    (PLAIN, "logit[i] > best", "logit[i] < best"),
-    (BIASED, "own[i] > best", "logit[i] > best"),
-    (BIASED, "value = better ? logit[i] : value", "value = better ? own[i] : value"),
+    (PLAIN, "bits >> 31 ? ~bits : bits | 0x80000000u", "bits"),
+    (BIASED, "as_type<uint>(own[i] == 0.0f ? 0.0f : own[i])", "as_type<uint>(logit[i])"),
+    (BIASED, "value = winner == lane + 32u * i ? logit[i]", "value = winner == lane + 32u * i ? own[i]"),
     (PLAIN, "rank == lane + 32u * j", "rank + 1 == lane + 32u * j"),
 ]
 
