@@ -14,6 +14,8 @@ MULTIPROCESSOR_THREADS = 2048
 
 _POWERS_TO_32 = (1, 2, 4, 8, 16, 32)
 _OFF_ON = (0, 1)
+BY_DIGITS = 2
+"""`matvec_mma` of products of 8-bit numbers."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class OneRow(SizeRecord):
     mma: int = size(
         "matvec_mma",
         0,
-        one_of=_OFF_ON,
+        one_of=(*_OFF_ON, BY_DIGITS),
         tuning=Variants(
             (
                 {"mma": 0, "outputs": 4, "simdgroups": 4, "split": 4, "unroll": 2},

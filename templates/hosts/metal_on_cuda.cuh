@@ -230,6 +230,17 @@ __forceinline__ float4 mma_f16(uint4 a, uint2 b, uint) {
 }
 #endif
 
+#if __CUDA_ARCH__ >= 800
+#define MLXR_MMA_U8  // see templates/metal/digits.jinja
+__forceinline__ int4 mma_u8(uint4 a, uint2 b, int4 c, uint) {
+    int4 d;
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=r"(d.x), "=r"(d.y), "=r"(d.z), "=r"(d.w)
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y), "r"(c.x), "r"(c.y), "r"(c.z), "r"(c.w));
+    return d;
+}
+#endif
+
 #if __CUDA_ARCH__ >= 800  // see templates/metal/matvec_stream.metal.jinja
 #define MLXR_COPY_AHEAD(to, from) \
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from) : "memory")

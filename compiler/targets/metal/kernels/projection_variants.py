@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from mlxr.compiler.schedule.geometry import MatrixTiles, OneRow, SeveralRows, UnpackedTiles
+from mlxr.compiler.schedule.geometry import BY_DIGITS, MatrixTiles, OneRow, SeveralRows, UnpackedTiles
 from mlxr.compiler.schedule.size_record import SizeRecord
 from mlxr.compiler.targets.metal.kernel_parts.kernel import THREADGROUP_BYTES
 from mlxr.compiler.targets.metal.kernel_parts.passes import keeps_columns
@@ -21,6 +21,7 @@ from mlxr.compiler.targets.metal.kernels.matmul import MatmulKernel, matmul
 from mlxr.compiler.targets.metal.kernels.matmul_mma import MMA_TILES, matmul_mma
 from mlxr.compiler.targets.metal.kernels.matmul_stages import staged
 from mlxr.compiler.targets.metal.kernels.matvec import matvec
+from mlxr.compiler.targets.metal.kernels.matvec_digits import in_digits
 from mlxr.compiler.targets.metal.kernels.matvec_mma import MMA_FORMATS, matvec_mma
 from mlxr.compiler.targets.metal.kernels.matvec_passes import in_passes
 from mlxr.compiler.targets.metal.kernels.matvec_stream import MatvecStreamKernel, streamed
@@ -67,7 +68,8 @@ def variants_of(p: ProjectionFacts) -> list[ProjectionVariant]:
         # kernel for several rows; by this one they take 265 and 169 (experiment 6). Matrix instructions help large
         # weights of 4 bits: gate and up 33 -> 27.5 us (8).
         sizes = p.choice.geometry.one_row
-        one_row = streamed(p, matvec_mma(p)) if sizes.mma else in_passes(matvec(p), sizes.threadgroups)
+        digits = in_digits(p) if sizes.mma == BY_DIGITS else None
+        one_row = digits or (streamed(p, matvec_mma(p)) if sizes.mma else in_passes(matvec(p), sizes.threadgroups))
         unused = () if set(p.layout.formats) <= MMA_FORMATS else OneRow.names("mma")
         takes_tiles = (not sizes.mma and keeps_columns(one_row)) or isinstance(one_row, MatvecStreamKernel)
         unused += () if takes_tiles else OneRow.names("threadgroups")

@@ -1,0 +1,111 @@
+"""Projections of one row with matrix instructions of 8-bit numbers, for which x is integers of four digits."""
+
+from dataclasses import dataclass, replace
+
+from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.targets.metal.kernel_parts.kernel import MMA_ROWS, SIMD_WIDTH, THREADGROUP_BYTES
+from mlxr.compiler.targets.metal.kernel_parts.passes import passes_of, tiles_of
+from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
+
+DIGIT_FORMATS = frozenset({WeightFormat.Q4_K})
+"""Formats that the kernel can take."""
+_UNIT = 128
+"""Columns that a simdgroup multiplies at a time."""
+_MOST_HELD = 48
+"""Rows of a unit whose codes fit a lane's registers."""
+_MOST_DECODED = 8
+"""Those of which decoded scales do, too."""
+
+
+@dataclass(frozen=True)
+class MatvecDigitsKernel(ProjectionKernel):
+    """A projection of one row: the simdgroups of a threadgroup share the columns of its tiles of 16 rows.
+
+    A simdgroup holds all that it multiplies in registers before x is there.
+    """
+
+    template = "matvec_digits.metal.jinja"
+
+    @property
+    def units(self) -> int:
+        """Units of columns."""
+        return self.in_features // _UNIT
+
+    @property
+    def steps(self) -> int:
+        """Units that a simdgroup takes."""
+        return -(-self.units // self.simdgroups)
+
+    @property
+    def partly(self) -> bool:
+        """Whether some simdgroups take one unit less."""
+        return self.units % self.simdgroups != 0
+
+    def unit_of(self, step: str) -> str:
+        """The unit of a step of a simdgroup, as text; past the end it repeats the last one."""
+        unit = f"share + {step} * {self.simdgroups}u"
+        return f"min({unit}, {self.units - 1}u)" if self.partly else f"({unit})"
+
+    def has(self, step: str) -> str:
+        """Whether a simdgroup has a unit in a step, as text."""
+        return f"share + {step} * {self.simdgroups}u < {self.units}u"
+
+    @property
+    def held(self) -> int:
+        """Rows of a unit that a lane holds."""
+        return 2 * self.passes * self.steps
+
+    @property
+    def packed(self) -> bool:
+        """Whether scales are decoded where they are used."""
+        return self.held > _MOST_DECODED
+
+    @property
+    def clamps(self) -> bool:
+        """Whether some threadgroups have fewer tiles."""
+        return not self._spans_are_multiples_of(self.outs_per_threadgroup)
+
+    @property
+    def lanes_of_output(self) -> int:
+        """Threads that add up an output: a power of two."""
+        return 1 << (min(self.threads // self.outs_per_threadgroup, self.simdgroups, SIMD_WIDTH).bit_length() - 1)
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of a simdgroup in threadgroup memory: the digits of its x, and later its sums."""
+        return max(self.steps * _UNIT, 64 * self.passes)
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Bytes of x and of all sums."""
+        return 4 * self.simdgroups * (self.numbers + self.reduces_scale)
+
+
+def in_digits(p: ProjectionFacts) -> MatvecDigitsKernel | None:
+    """The kernel of a projection, if it can be made."""
+    g = p.choice.geometry.one_row
+    norms = p.norm is None or (p.norm.kind == "rms" and not p.norm.bias)
+    if p.added or not norms or not set(p.layout.formats) <= DIGIT_FORMATS or p.layout.columns % (2 * _UNIT):
+        return None
+    one = MatvecDigitsKernel(
+        label=p.label,
+        norm=p.norm,
+        added=None,
+        **p.fields,
+        x_columns=p.x_columns,
+        outs=MMA_ROWS // p.epilogue.halves,
+        simdgroups=g.simdgroups,
+        split=g.simdgroups,
+        tile=1,
+        passes=1,
+    )
+    kernel = replace(one, passes=passes_of(tiles_of(one), g.threadgroups)) if g.threadgroups else one
+    fits = (
+        kernel.held <= _MOST_HELD
+        and kernel.simdgroups <= kernel.units
+        and kernel.outs_per_threadgroup <= kernel.threads
+        and kernel.threadgroup_bytes <= THREADGROUP_BYTES
+    )
+    spans = all(len(s.groups) == 1 and (s.end_out - s.first_out) % kernel.outs == 0 for s in kernel.spans)
+    return kernel if fits and spans else None
