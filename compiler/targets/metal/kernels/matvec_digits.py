@@ -1,14 +1,15 @@
 """Projections of one row with matrix instructions of 8-bit numbers, for which x is integers of four digits."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from mlxr.compiler.formats.weight_format import WeightFormat
-from mlxr.compiler.targets.metal.kernel_parts.kernel import MMA_ROWS, SIMD_WIDTH, THREADGROUP_BYTES
+from mlxr.compiler.targets.metal.kernel_parts.kernel import BLOCK_BYTES, MMA_ROWS, SIMD_WIDTH, THREADGROUP_BYTES
 from mlxr.compiler.targets.metal.kernel_parts.passes import passes_of, tiles_of
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
 
-DIGIT_FORMATS = frozenset({WeightFormat.Q4_K})
+DIGIT_FORMATS = frozenset({WeightFormat.Q4_K, WeightFormat.Q6_K})
 """Formats that the kernel can take."""
 _UNIT = 128
 """Columns that a simdgroup multiplies at a time."""
@@ -26,6 +27,7 @@ class MatvecDigitsKernel(ProjectionKernel):
     """
 
     template = "matvec_digits.metal.jinja"
+    most_bytes: ClassVar[int] = BLOCK_BYTES
 
     @property
     def units(self) -> int:
@@ -66,6 +68,21 @@ class MatvecDigitsKernel(ProjectionKernel):
         """Whether some threadgroups have fewer tiles."""
         return not self._spans_are_multiples_of(self.outs_per_threadgroup)
 
+    def first_of(self, tile: str) -> str:
+        """The first output of a threadgroup's tile, as text."""
+        first = f"of_all + {tile} * {self.outs}u"
+        return f"min({first}, end - {self.outs}u)" if self.clamps else f"({first})"
+
+    def row_bytes_of(self, format: WeightFormat) -> int:
+        """Bytes of a row."""
+        return self.in_features // format.block_elements * format.planes[0].block_bytes
+
+    @property
+    def near_bytes(self) -> int:
+        """Bytes of threadgroup memory for rows of formats that lanes cannot load by vectors."""
+        rows = [self.row_bytes_of(format) for format in self.formats if format.planes[0].block_bytes % 16]
+        return MMA_ROWS * self.passes * max(rows, default=0)
+
     @property
     def lanes_of_output(self) -> int:
         """Threads that add up an output: a power of two."""
@@ -78,8 +95,8 @@ class MatvecDigitsKernel(ProjectionKernel):
 
     @property
     def threadgroup_bytes(self) -> int:
-        """Bytes of x and of all sums."""
-        return 4 * self.simdgroups * (self.numbers + self.reduces_scale)
+        """Bytes of x, of all sums, and of rows."""
+        return 4 * self.simdgroups * (self.numbers + self.reduces_scale) + self.near_bytes
 
 
 def in_digits(p: ProjectionFacts) -> MatvecDigitsKernel | None:
@@ -105,7 +122,7 @@ def in_digits(p: ProjectionFacts) -> MatvecDigitsKernel | None:
         kernel.held <= _MOST_HELD
         and kernel.simdgroups <= kernel.units
         and kernel.outs_per_threadgroup <= kernel.threads
-        and kernel.threadgroup_bytes <= THREADGROUP_BYTES
+        and kernel.threadgroup_bytes <= (BLOCK_BYTES if kernel.near_bytes else THREADGROUP_BYTES)
     )
     spans = all(len(s.groups) == 1 and (s.end_out - s.first_out) % kernel.outs == 0 for s in kernel.spans)
     return kernel if fits and spans else None
