@@ -49,13 +49,20 @@ class OneRow(SizeRecord):
             )
         ),
     )
-    """1: uses MMA, for quantised weights. Then `outputs` is 16 or 32; in gated projections 16 of each half."""
+    """1: uses MMA, for quantised weights. Then `outputs` is 16 or 32; in gated projections 16 of each half. 2: uses MMA of
+    8-bit numbers where a format can (q4_k, q6_k) and registers hold all that a simdgroup multiplies, else as 1. Then
+    `outputs` is 16, 8 of each half in gated projections; all simdgroups share the columns, and `threadgroups` counts."""
 
     def check_together(self) -> None:
         """The columns are shared evenly, and MMA has limits of its own."""
         if self.simdgroups % self.split:
             raise PlanError(
                 f"geometry: matvec_split is {self.split}; expected a divisor of matvec_simdgroups, {self.simdgroups}"
+            )
+        if self.mma == BY_DIGITS and (self.outputs != 16 or self.split != self.simdgroups):
+            raise PlanError(
+                f"geometry: matvec_mma is 2 with matvec_outputs {self.outputs}, matvec_simdgroups {self.simdgroups} and "
+                f"matvec_split {self.split}; expected 16 outputs, and all simdgroups to share the columns"
             )
         if self.mma and (self.outputs < 16 or self.unroll not in (1, 2, 4)):
             raise PlanError(
@@ -315,7 +322,8 @@ class StepKernelSizes(SizeRecord):
     blocks: int = size("step_blocks", 1)
     """Blocks that a multiprocessor runs at once; this bounds their registers."""
     prefetch: int = size("step_prefetch", 0, least=0)
-    """KiB of the next launch's weights that each block prefetches while it waits for the others; 0: none."""
+    """KiB of weights that each block prefetches when it comes to a launch that has some: those of the launch after the
+    next one that has some; 0: none."""
 
     def check_together(self) -> None:
         """The blocks fit on a multiprocessor."""

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 from mlxr.compiler.artifact.kernel_entry import KernelEntry, body_of, header_of
@@ -35,6 +35,8 @@ _MOST_GROUPS = 15  # hardware has 16 barriers; one is the block's
 _MOST_ARGUMENTS = 4000  # of 8 bytes; CUDA takes 32,764
 _DEFINE = re.compile(r"^#define (?!MLXR_)(\w+)", re.MULTILINE)
 _LINE_BYTES = 128
+_AHEAD = 2
+"""Launches that read weights, from the one that asks for a weight to the one that reads it."""
 _DIMS = ("tokens", "seqs", "rows", "tiles")
 """The numbers in the buffer `dims`, in order."""
 _ARRAY = re.compile(r"\bMLXR_THREADGROUP\(")
@@ -95,7 +97,7 @@ class _Row:
     first: int
     first_span: int = 0
     num_spans: int = 0
-    lines: int = 0
+    lines: int = 1
 
 
 def step_text(
@@ -137,17 +139,21 @@ def step_text(
     numbers: dict[tuple[str, Grid], int] = {}
     rows: list[_Row] = []
     spans: list[tuple[int, int, int]] = []
+    with_weights: list[tuple[int, int, int, int]] = []
     first = 0
     for launch in program.launches:
         index = numbers.setdefault((launch.kernel.name, launch.grid), len(numbers))
         if index == len(functions):
             functions.append(_function(launch, sources[launch.kernel.name], index, sizes.threads, pool))
         condition = 0 if launch.condition is None else launch.condition + 1
-        ahead = list(_spans(launch, layouts, first)) if sizes.prefetch else []
-        lines = sum(count for _, _, count in ahead)
-        rows.append(_Row(index, launch.waits, condition, first, len(spans), len(ahead), max(1, lines)))
-        spans += ahead
+        rows.append(_Row(index, launch.waits, condition, first))
+        if sizes.prefetch and (ahead := list(_spans(launch, layouts, first))):
+            lines = sum(count for _, _, count in ahead)
+            with_weights.append((len(rows) - 1, len(spans), len(ahead), lines))
+            spans += ahead
         first += len(launch.operands)
+    for (row, *_), (_, first_span, num_spans, lines) in zip(with_weights, with_weights[_AHEAD:], strict=False):
+        rows[row] = replace(rows[row], first_span=first_span, num_spans=num_spans, lines=lines)
     used = max(8 * len(arguments), *(function.groups * function.group_bytes for function in functions))
     warps, num_given = sizes.threads // 32, len(passed) + len(program.outputs)
     text = (

@@ -66,7 +66,7 @@ def matvec_mma(p: ProjectionFacts) -> MatvecMmaKernel:
     g = p.choice.geometry.one_row
     if not set(p.layout.formats) <= MMA_FORMATS:
         raise PlanError(
-            f"geometry: matvec_mma is 1 for {p.choice.site}, but matrix instructions take codes of "
+            f"geometry: matvec_mma is {g.mma} for {p.choice.site}, but matrix instructions take codes of "
             f"{', '.join(sorted(f for f in MMA_FORMATS if not f.affine))} and affine4_*; set it to 0 there"
         )
     return MatvecMmaKernel(

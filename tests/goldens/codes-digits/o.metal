@@ -1,0 +1,416 @@
+// o_e7c0f680
+// small spec of a test
+//
+// Projection of one row by matrix instructions: out = x @ weight.T + residual.
+// A code's bits are an f16 number, code * 2^-24. x is scaled by a power of two for each 512 columns, and is one f16 number.
+// A step multiplies 16 rows of the weight by four pairs of pieces: lane 4 g + t holds pair t of rows g and g + 8. x has two
+// columns for each pair, upper and lower parts, and is zero elsewhere, so that a lane gets the products of its own pairs and
+// applies its scales as in other kernels.
+// 4 simdgroups share the columns of 16 outputs.
+// Grid: 32 threadgroups of 4 simdgroups.
+//   x          [tokens, 256] bf16
+//   weight     [73728] u8
+//     rows 0 to 511: [512, 256] q4_k at byte 0
+//   residual   [tokens, 512] bf16
+//   out        [tokens, 512] bf16
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+// ---- header
+#ifndef MLXR_THREADGROUP
+#define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
+#endif
+inline float4 widen_bf16(uint2 u) {
+  return as_type<float4>(uint4(u.x << 16, u.x & 0xffff0000u, u.y << 16, u.y & 0xffff0000u));
+}
+inline void unpack_bf16(uint4 u, thread float4* v) {
+  v[0] = widen_bf16(u.xy);
+  v[1] = widen_bf16(u.zw);
+}
+
+inline void load_bf16_8(const device bfloat16_t* p, thread float4* v) {
+  unpack_bf16(*(const device uint4*)p, v);
+}
+
+inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+#ifndef MLXR_SUM  // a host's compiler may need telling not to fuse it with the product x
+#define MLXR_SUM(x, y) ((x) + (y))
+#endif
+inline uint load_u32_1(const device uint8_t* p) {
+  return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
+}
+inline uint load_u32_2(const device uint8_t* p) {
+  const device uint16_t* halves = (const device uint16_t*)p;
+  return (uint)halves[0] | (uint)halves[1] << 16;
+}
+inline uint load_u32(const device uint8_t* p) { return *(const device uint*)p; }
+inline uint2 load_u32x2(const device uint8_t* p) { return *(const device uint2*)p; }
+inline uint4 load_u32x4(const device uint8_t* p) { return *(const device uint4*)p; }
+inline float load_half(const device uint8_t* p) { return (float)*(const device half*)p; }
+inline float half_of(uint bits) { return (float)as_type<half>((uint16_t)bits); }
+inline float4 unsigned_bytes(uint u) { return float4(as_type<uchar4>(u)); }
+inline float4 signed_bytes(uint u) { return float4(as_type<char4>(u)); }
+// Bits 0 to 3 of x as bit 0 of each byte.
+inline uint spread_bits(uint x) { return ((x & 15u) * 0x00204081u) & 0x01010101u; }
+struct PairScales { float scale; float minimum; uint scales; uint minima; };
+// Those of sub-blocks 2 * pair and 2 * pair + 1, in the two lowest bytes of `scales` and `minima`.
+inline PairScales pair_scales(uint4 head, uint pair) {
+  const uint shift = 16u * (pair & 1u);
+  const uint scales = pair < 2u ? head.y & 0x3f3f3f3fu : (head.w & 0x0f0f0f0fu) | ((head.y >> 2) & 0x30303030u);
+  const uint minima = pair < 2u ? head.z & 0x3f3f3f3fu : ((head.w >> 4) & 0x0f0f0f0fu) | ((head.z >> 2) & 0x30303030u);
+  return PairScales{half_of(head.x & 0xffffu), half_of(head.x >> 16), scales >> shift, minima >> shift};
+}
+inline float2 scale_of(PairScales s, uint run) {
+  const float scale = (float)((s.scales >> (8u * run)) & 255u);
+  const float minimum = (float)((s.minima >> (8u * run)) & 255u);
+  return float2(s.scale * scale, -(s.minimum * minimum));
+}
+struct Row_q4_k {
+  const device uint8_t* blocks;
+};
+struct Raw_q4_k { uint2 q; PairScales scales; };
+inline Raw_q4_k raw_q4_k(Row_q4_k row, uint piece) {
+  const device uint8_t* block = row.blocks + piece / 16u * 144u;
+  return Raw_q4_k{load_u32x2(block + 16u + piece % 16u * 8u), pair_scales(load_u32x4(block), piece % 16u / 4u)};
+}
+inline void codes_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
+#pragma unroll
+  for (uint i = 0; i < 2; i++) {
+    c[i] = unsigned_bytes((raw.q[i] >> (4u * run)) & 0x0f0f0f0fu);
+  }
+}
+inline float2 scale_q4_k(Raw_q4_k raw, uint run) { return scale_of(raw.scales, run); }
+// A run's elements, each rounded twice, as where the format is defined.
+inline void values_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
+  codes_q4_k(raw, run, c);
+  const float2 scale = scale_q4_k(raw, run);
+#pragma unroll
+  for (uint i = 0; i < 2u; i++) {
+    c[i] *= scale.x;
+    c[i] = MLXR_SUM(c[i], scale.y);
+  }
+}
+
+
+// The f16 numbers in the lower half of a pair, and in the upper.
+inline float2 floats_of(uint pair) {
+  return float2((float)as_type<half>((uint16_t)pair), (float)as_type<half>((uint16_t)(pair >> 16)));
+}
+#ifndef MLXR_MMA
+inline float pair_product(uint a, uint b, float sum) {
+  const float2 x = floats_of(a), y = floats_of(b);
+  return sum + (x.x * y.x + x.y * y.y);
+}
+inline float4 mma_f16(uint4 a, uint2 b, float4 c, uint lane) {
+  for (uint t = 0; t < 4; t++) {
+    const uint row = lane / 4 * 4 + t, column = lane % 4 * 8 + t;
+    const uint4 w = uint4(simd_shuffle(a.x, row), simd_shuffle(a.y, row), simd_shuffle(a.z, row), simd_shuffle(a.w, row));
+    const uint2 even = uint2(simd_shuffle(b.x, column), simd_shuffle(b.y, column));
+    const uint2 odd = uint2(simd_shuffle(b.x, column + 4), simd_shuffle(b.y, column + 4));
+    c.x = pair_product(w.z, even.y, pair_product(w.x, even.x, c.x));
+    c.y = pair_product(w.z, odd.y, pair_product(w.x, odd.x, c.y));
+    c.z = pair_product(w.w, even.y, pair_product(w.y, even.x, c.z));
+    c.w = pair_product(w.w, odd.y, pair_product(w.y, odd.x, c.w));
+  }
+  return c;
+}
+#endif
+#ifndef MLXR_MMA
+inline float4 mma_f16(uint4 a, uint2 b, uint lane) { return mma_f16(a, b, float4(0.0f), lane); }
+#endif
+// Two floats rounded to f16, the first in the lower half.
+inline uint f16_pair(float x, float y) {
+  return (uint)as_type<uint16_t>((half)x) | (uint)as_type<uint16_t>((half)y) << 16;
+}
+// The bits of a small number are those of an f16 number, 2^-24 of it. Nibbles i and i + 4, odd ones 16 times as large.
+inline void nibble_pairs(uint u, thread uint* p) {
+  p[0] = u & 0x000f000fu;
+  p[1] = u & 0x00f000f0u;
+  p[2] = (u >> 8) & 0x000f000fu;
+  p[3] = (u >> 8) & 0x00f000f0u;
+}
+// Bytes 0 and 2, then 1 and 3, of which `mask` tells what to take.
+inline void byte_pairs(uint u, uint mask, thread uint* p) {
+  p[0] = u & mask;
+  p[1] = (u >> 8) & mask;
+}
+struct Wide_q4_k { uint4 q[4]; uint4 head; bool second; };
+inline Wide_q4_k wide_q4_k(Row_q4_k row, uint half_block) {
+  const device uint8_t* block = row.blocks + half_block / 2u * 144u;
+  Wide_q4_k raw;
+  raw.head = load_u32x4(block);
+  raw.second = half_block % 2u;
+  return raw;
+}
+inline void load_q4_k(thread Wide_q4_k& raw, Row_q4_k row, uint half_block, uint s) {
+  const device uint8_t* q = row.blocks + half_block / 2u * 144u + 16u + half_block % 2u * 64u;
+  raw.q[2 * s] = load_u32x4(q + s * 32u);
+  raw.q[2 * s + 1] = load_u32x4(q + s * 32u + 16u);
+}
+inline void pairs_q4_k(Wide_q4_k raw, uint half_pair, uint run, thread uint* p) {
+#pragma unroll
+  for (uint i = 0; i < 2; i++) {
+    byte_pairs(raw.q[half_pair / 2][half_pair % 2 * 2 + i], 0x000f000fu << (4u * run), p + 2 * i);
+  }
+}
+inline float2 wide_scale_q4_k(Wide_q4_k raw, uint run) {
+  const uint own = raw.second ? 0x30303030u : 0x3f3f3f3fu, low = raw.second ? 0x0f0f0f0fu : 0u, shift = raw.second ? 2u : 0u;
+  const uint scales = ((raw.head.y >> shift) & own) | (raw.head.w & low);
+  const uint minima = ((raw.head.z >> shift) & own) | ((raw.head.w >> 4) & low);
+  const uint at = 8u * (run & 1u);
+  return float2(floats_of((scales >> at) & 0x00ff00ffu)[run / 2], floats_of((minima >> at) & 0x00ff00ffu)[run / 2]);
+}
+inline float2 wide_factor_q4_k(Wide_q4_k raw) {
+  const float2 factors = floats_of(raw.head.x) * 16777216.0f;
+  return float2(factors.x, -factors.y);
+}
+inline uint stage_q4_k(
+    const device bfloat16_t* input,
+    uint piece, uint lane, threadgroup uint4* stage, threadgroup float* total) {
+  float4 of_piece[4];
+  if (piece >= 16u) {
+#pragma unroll
+    for (uint j = 0; j < 4; j++) {
+      of_piece[j] = float4(0.0f);
+    }
+  } else {
+#pragma unroll
+    for (uint run = 0; run < 2u; run++) {
+      const uint column = piece / 4u * 64u + piece % 4u * 8u + run * 32u;
+      float4 v[2];
+      load_bf16_8(input + column, v);
+
+#pragma unroll
+      for (uint j = 0; j < 2u; j++) {
+        of_piece[run * 2u + j] = v[j];
+      }
+    }
+  }
+  // The largest of the 512 numbers is scaled to between 2^14 and 2^15.
+  uint most = 0;
+#pragma unroll
+  for (uint j = 0; j < 4; j++) {
+    const uint4 bits = as_type<uint4>(of_piece[j]) & 0x7fffffffu;
+    most = max(most, max(max(bits.x, bits.y), max(bits.z, bits.w)));
+  }
+  const uint exponent = clamp((int)(simd_max(most) >> 23), 15, 244);
+  const float factor = as_type<float>((268u - exponent) << 23);
+#pragma unroll
+  for (uint j = 0; j < 4; j++) {
+    of_piece[j] *= factor;
+  }
+  {
+    const float sum = sum4(of_piece[0]) + sum4(of_piece[1]);
+    const float of_pair = sum + simd_shuffle_xor(sum, 1);
+    const float of_pairs = of_pair + simd_shuffle_xor(of_pair, 2);
+    if (lane % 4 == 0) {
+      total[lane / 4] = 5.96046448e-08f * of_pairs;
+    }
+  }
+  {
+    const float sum = sum4(of_piece[2]) + sum4(of_piece[3]);
+    const float of_pair = sum + simd_shuffle_xor(sum, 1);
+    const float of_pairs = of_pair + simd_shuffle_xor(of_pair, 2);
+    if (lane % 4 == 0) {
+      total[16u + lane / 4] = 5.96046448e-08f * of_pairs;
+    }
+  }
+  uint upper[8];
+  {
+    const float2 v = float2(of_piece[0].x, of_piece[0].z);
+    upper[0] = f16_pair(v.x, v.y);
+  }
+  {
+    const float2 v = float2(of_piece[0].y, of_piece[0].w);
+    upper[1] = f16_pair(v.x, v.y);
+  }
+  {
+    const float2 v = float2(of_piece[1].x, of_piece[1].z);
+    upper[2] = f16_pair(v.x, v.y);
+  }
+  {
+    const float2 v = float2(of_piece[1].y, of_piece[1].w);
+    upper[3] = f16_pair(v.x, v.y);
+  }
+  {
+    const float2 v = float2(of_piece[2].x, of_piece[2].z) * 0.0625f;
+    upper[4] = f16_pair(v.x, v.y);
+  }
+  {
+    const float2 v = float2(of_piece[2].y, of_piece[2].w) * 0.0625f;
+    upper[5] = f16_pair(v.x, v.y);
+  }
+  {
+    const float2 v = float2(of_piece[3].x, of_piece[3].z) * 0.0625f;
+    upper[6] = f16_pair(v.x, v.y);
+  }
+  {
+    const float2 v = float2(of_piece[3].y, of_piece[3].w) * 0.0625f;
+    upper[7] = f16_pair(v.x, v.y);
+  }
+  threadgroup uint4* to = stage + (lane / 2 % 4 * 4 + lane % 2 * 2) * 5u + lane / 8 * 1;
+  to[0] = uint4(upper[0], upper[1], upper[2], upper[3]);
+  to[5] = uint4(upper[4], upper[5], upper[6], upper[7]);
+  return exponent;
+}
+// ---- kernel
+[[kernel]] void o_e7c0f680(
+  const device bfloat16_t* x [[buffer(0)]],
+  const device uint8_t* weight [[buffer(1)]],
+  const device bfloat16_t* residual [[buffer(2)]],
+  device bfloat16_t* out [[buffer(3)]],
+  uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
+  uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  const uint lane = thread_index_in_simdgroup;
+  const uint share = simdgroup_index_in_threadgroup % 4u;
+  const uint first = (threadgroup_position_in_grid.x * 1u + simdgroup_index_in_threadgroup / 4u) * 16u;
+  const uint end = 512u;
+
+  const device bfloat16_t* input = x;
+  // 32 pieces of x as 16 rows: four steps, by halves of a pair and halves of a piece; a row has a step's four pairs and ends with
+  // zeros, for lanes whose columns belong to another pair. And the sums of each pair's runs.
+  MLXR_THREADGROUP(uint4, staged, 320);
+  MLXR_THREADGROUP(float, totals, 128);
+  threadgroup uint4* stage = staged + simdgroup_index_in_threadgroup * 80u;
+  threadgroup float* total = totals + simdgroup_index_in_threadgroup * 32u;
+  const uint group = lane / 4, pair_of_step = lane % 4;
+  // Column g of x belongs to pair g / 2.
+  const bool holds = group == 2 * pair_of_step;
+  if (lane < 16) {
+    stage[lane * 5u + 4u] = uint4(0u);
+  }
+  const threadgroup uint4* columns = stage + (holds ? pair_of_step * 1 : 4u);
+  float sums[2];
+#pragma unroll
+  for (uint r = 0; r < 2u; r++) {
+    sums[r] = 0.0f;
+  }
+  Row_q4_k w[2];
+#pragma unroll
+  for (uint r = 0; r < 2u; r++) {
+    const uint row = first + r * 8 + group;
+    w[r] = Row_q4_k{weight + (ulong)row * 144u};
+  }
+  for (uint block = share * 32u; block < 16u; block += 128u) {
+    Wide_q4_k raw[1][2];
+#pragma unroll
+    for (uint i = 0; i < 1u; i++) {
+#pragma unroll
+      for (uint r = 0; r < 2u; r++) {
+        raw[i][r] = wide_q4_k(w[r], min(block / 8 + i * 4 + pair_of_step, 1u));
+        load_q4_k(raw[i][r], w[r], min(block / 8 + i * 4 + pair_of_step, 1u), 0);
+      }
+    }
+    MLXR_AWAIT_INPUTS()
+    // No lane reads the last block's x any more.
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    const uint exponent = stage_q4_k(input, block + lane, lane, stage, total);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    float of_block[2];
+#pragma unroll
+    for (uint r = 0; r < 2u; r++) {
+      of_block[r] = 0.0f;
+    }
+#pragma unroll
+    for (uint batch = 0; batch < 1; batch += 1) {
+#pragma unroll
+      for (uint i = 0; i < 1u; i++) {
+        const uint take = batch + i;
+        float2 of_take[2];
+#pragma unroll
+        for (uint r = 0; r < 2u; r++) {
+          of_take[r] = float2(0.0f);
+        }
+#pragma unroll
+        for (uint s = 0; s < 2; s++) {
+          if (s > 0) {
+#pragma unroll
+            for (uint r = 0; r < 2u; r++) {
+              load_q4_k(raw[i][r], w[r], min(block / 8 + i * 4 + pair_of_step, 1u), s);
+            }
+          }
+          float4 c[2][1];
+#pragma unroll
+          for (uint half_pair = 0; half_pair < 4; half_pair++) {
+            uint2 b[4];
+#pragma unroll
+            for (uint j = 0; j < 2; j++) {
+              const uint4 part = columns[((take * 2 + s) * 8 + half_pair * 2 + j) * 5u];
+              b[2 * j] = part.xy;
+              b[2 * j + 1] = part.zw;
+            }
+#pragma unroll
+            for (uint run = 0; run < 2u; run++) {
+#pragma unroll
+              for (uint r = 0; r < 1u; r++) {
+                uint even[4], odd[4];
+                pairs_q4_k(raw[i][2 * r], s * 4 + half_pair, run, even);
+                pairs_q4_k(raw[i][2 * r + 1], s * 4 + half_pair, run, odd);
+#pragma unroll
+                for (uint m = 0; m < 2u; m++) {
+                  const uint4 a = uint4(even[2 * m], odd[2 * m], even[2 * m + 1], odd[2 * m + 1]);
+                  const uint2 x = b[run * 2u + m];
+                  c[run][r] = half_pair + m == 0 ? mma_f16(a, x, lane) : mma_f16(a, x, c[run][r], lane);
+                }
+              }
+            }
+          }
+#pragma unroll
+          for (uint run = 0; run < 2u; run++) {
+            const float more = total[run * 16u + (take * 4 + pair_of_step) * 2 + s];
+#pragma unroll
+            for (uint r = 0; r < 2u; r++) {
+              const float2 both = r % 2 == 0 ? c[run][r / 2].xy : c[run][r / 2].zw;
+              const float2 scale = wide_scale_q4_k(raw[i][r], s * 2 + run);
+              of_take[r] += float2(both.x, more) * scale;
+            }
+          }
+        }
+#pragma unroll
+        for (uint r = 0; r < 2u; r++) {
+          const float2 factor = wide_factor_q4_k(raw[i][r]);
+          of_block[r] += of_take[r].x * factor.x + of_take[r].y * factor.y;
+        }
+      }
+    }
+    const float back = as_type<float>((exponent + 10u) << 23);
+#pragma unroll
+    for (uint r = 0; r < 2u; r++) {
+      sums[r] += of_block[r] * back;
+    }
+  }
+  MLXR_AWAIT_INPUTS()  // those that have no columns
+  MLXR_THREADGROUP(float, shares, 64);
+  {
+    threadgroup float* mine = shares + simdgroup_index_in_threadgroup * 16u;
+#pragma unroll
+    for (uint r = 0; r < 2u; r++) {
+      const float pair = sums[r] + simd_shuffle_xor(sums[r], 1);
+      const float sum = pair + simd_shuffle_xor(pair, 2);
+      if (pair_of_step == 0) {
+        mine[r * 8 + group] = sum;
+      }
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const threadgroup float* of_rows = shares + (simdgroup_index_in_threadgroup - share) * 16u;
+  const uint mine = min(lane, 15u);
+  float y = 0.0f;
+#pragma unroll
+  for (uint s = 0; s < 4u; s++) {
+    y += of_rows[s * 16u + mine];
+  }
+
+  const uint o = first + lane;
+  if (share == 0 && lane < 16u && o < end) {
+    const ulong place = o;
+    y += (float)residual[place];
+    out[place] = (bfloat16_t)y;
+  }
+}
