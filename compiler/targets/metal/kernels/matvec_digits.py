@@ -84,6 +84,11 @@ class MatvecDigitsKernel(ProjectionKernel):
         return MMA_ROWS * self.passes * max(rows, default=0)
 
     @property
+    def block_heads(self) -> int:
+        """Heads of blocks that a simdgroup has in threadgroup memory; 0: lanes load those of their rows."""
+        return MMA_ROWS * self.passes * self.steps if self.packed else 0
+
+    @property
     def lanes_of_output(self) -> int:
         """Threads that add up an output: a power of two."""
         return 1 << (min(self.threads // self.outs_per_threadgroup, self.simdgroups, SIMD_WIDTH).bit_length() - 1)
@@ -96,7 +101,7 @@ class MatvecDigitsKernel(ProjectionKernel):
     @property
     def threadgroup_bytes(self) -> int:
         """Bytes of x, of all sums, and of rows."""
-        return 4 * self.simdgroups * (self.numbers + self.reduces_scale) + self.near_bytes
+        return 4 * self.simdgroups * (self.numbers + self.reduces_scale + 4 * self.block_heads) + self.near_bytes
 
 
 def in_digits(p: ProjectionFacts) -> MatvecDigitsKernel | None:
@@ -122,7 +127,7 @@ def in_digits(p: ProjectionFacts) -> MatvecDigitsKernel | None:
         kernel.held <= _MOST_HELD
         and kernel.simdgroups <= kernel.units
         and kernel.outs_per_threadgroup <= kernel.threads
-        and kernel.threadgroup_bytes <= (BLOCK_BYTES if kernel.near_bytes else THREADGROUP_BYTES)
+        and kernel.threadgroup_bytes <= (BLOCK_BYTES if kernel.near_bytes or kernel.block_heads else THREADGROUP_BYTES)
     )
     spans = all(len(s.groups) == 1 and (s.end_out - s.first_out) % kernel.outs == 0 for s in kernel.spans)
     return kernel if fits and spans else None
