@@ -24,10 +24,8 @@ SIZES = {
 GEOMETRIES = {
     "one-tile": Geometry.of(matvec_mma=2, matvec_outputs=16, matvec_simdgroups=4, matvec_split=4),
     # Two tiles a threadgroup, of which some have one; and registers for more scales than are decoded first.
-    "tiles": Geometry.of(matvec_mma=2, matvec_outputs=16, matvec_simdgroups=4, matvec_split=4, matvec_threadgroups=29),
-    "all-units": Geometry.of(
-        matvec_mma=2, matvec_outputs=16, matvec_simdgroups=2, matvec_split=2, matvec_threadgroups=33
-    ),
+    "tiles": Geometry.of(matvec_mma=2, matvec_outputs=16, matvec_simdgroups=4, matvec_split=4, matvec_threadgroups=33),
+    "several-units": Geometry.of(matvec_mma=2, matvec_outputs=16, matvec_simdgroups=2, matvec_split=2),
 }
 
 

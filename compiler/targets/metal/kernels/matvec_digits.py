@@ -13,10 +13,10 @@ DIGIT_FORMATS = frozenset({WeightFormat.Q4_K, WeightFormat.Q6_K})
 """Formats that the kernel can take."""
 _UNIT = 128
 """Columns that a simdgroup multiplies at a time."""
-_MOST_HELD = 48
-"""Rows of a unit whose codes fit a lane's registers."""
+_MOST_HELD = 72
+"""Registers of a lane for codes and scales."""
 _MOST_DECODED = 8
-"""Those of which decoded scales do, too."""
+"""Rows of a unit whose decoded scales fit, too."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,12 @@ class MatvecDigitsKernel(ProjectionKernel):
     def held(self) -> int:
         """Rows of a unit that a lane holds."""
         return 2 * self.passes * self.steps
+
+    @property
+    def registers(self) -> int:
+        """Registers of a lane for what it holds: for each row codes, which are unpacked or not, and scales."""
+        of_row = 6 if self.packed else 8
+        return self.held * max(10 if format is WeightFormat.Q6_K else of_row for format in self.formats)
 
     @property
     def packed(self) -> bool:
@@ -124,7 +130,7 @@ def in_digits(p: ProjectionFacts) -> MatvecDigitsKernel | None:
     )
     kernel = replace(one, passes=passes_of(tiles_of(one), g.threadgroups)) if g.threadgroups else one
     fits = (
-        kernel.held <= _MOST_HELD
+        kernel.registers <= _MOST_HELD
         and kernel.simdgroups <= kernel.units
         and kernel.outs_per_threadgroup <= kernel.threads
         and kernel.threadgroup_bytes <= (BLOCK_BYTES if kernel.near_bytes or kernel.block_heads else THREADGROUP_BYTES)
