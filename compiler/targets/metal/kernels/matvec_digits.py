@@ -15,6 +15,8 @@ _UNIT = 128
 """Columns that a simdgroup multiplies at a time."""
 _MOST_HELD = 72
 """Registers of a lane for codes and scales."""
+_MOST_LOADED = int(__import__("os").environ.get("TRY_NEAR", 8))
+"""Rows of a unit that lanes load by themselves."""
 _MOST_DECODED = 8
 """Rows of a unit whose decoded scales fit, too."""
 
@@ -62,7 +64,7 @@ class MatvecDigitsKernel(ProjectionKernel):
     def registers(self) -> int:
         """Registers of a lane for what it holds: for each row codes, which are unpacked or not, and scales."""
         of_row = 6 if self.packed else 8
-        return self.held * max(10 if format is WeightFormat.Q6_K else of_row for format in self.formats)
+        return self.held * max(12 if format is WeightFormat.Q6_K else of_row for format in self.formats)
 
     @property
     def packed(self) -> bool:
@@ -83,16 +85,15 @@ class MatvecDigitsKernel(ProjectionKernel):
         """Bytes of a row."""
         return self.in_features // format.block_elements * format.planes[0].block_bytes
 
-    @property
-    def near_bytes(self) -> int:
-        """Bytes of threadgroup memory for rows of formats that lanes cannot load by vectors."""
-        rows = [self.row_bytes_of(format) for format in self.formats if format.planes[0].block_bytes % 16]
-        return MMA_ROWS * self.passes * max(rows, default=0)
+    def near(self, format: WeightFormat) -> bool:
+        """Whether rows of a format are copied to threadgroup memory."""
+        return format is WeightFormat.Q6_K or self.held > _MOST_LOADED
 
     @property
-    def block_heads(self) -> int:
-        """Heads of blocks that a simdgroup has in threadgroup memory; 0: lanes load those of their rows."""
-        return MMA_ROWS * self.passes * self.steps if self.packed else 0
+    def near_bytes(self) -> int:
+        """Bytes of threadgroup memory for rows."""
+        rows = [self.row_bytes_of(format) for format in self.formats if self.near(format)]
+        return MMA_ROWS * self.passes * max(rows, default=0)
 
     @property
     def lanes_of_output(self) -> int:
@@ -107,7 +108,7 @@ class MatvecDigitsKernel(ProjectionKernel):
     @property
     def threadgroup_bytes(self) -> int:
         """Bytes of x, of all sums, and of rows."""
-        return 4 * self.simdgroups * (self.numbers + self.reduces_scale + 4 * self.block_heads) + self.near_bytes
+        return 4 * self.simdgroups * (self.numbers + 8 * self.steps + self.reduces_scale) + self.near_bytes
 
 
 def in_digits(p: ProjectionFacts) -> MatvecDigitsKernel | None:
@@ -133,7 +134,7 @@ def in_digits(p: ProjectionFacts) -> MatvecDigitsKernel | None:
         kernel.registers <= _MOST_HELD
         and kernel.simdgroups <= kernel.units
         and kernel.outs_per_threadgroup <= kernel.threads
-        and kernel.threadgroup_bytes <= (BLOCK_BYTES if kernel.near_bytes or kernel.block_heads else THREADGROUP_BYTES)
+        and kernel.threadgroup_bytes <= (BLOCK_BYTES if kernel.near_bytes else THREADGROUP_BYTES)
     )
     spans = all(len(s.groups) == 1 and (s.end_out - s.first_out) % kernel.outs == 0 for s in kernel.spans)
     return kernel if fits and spans else None
