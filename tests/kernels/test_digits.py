@@ -25,6 +25,15 @@ GEOMETRIES = {
     "one-tile": Geometry.of(matvec_mma=2, matvec_outputs=16, matvec_simdgroups=4, matvec_split=4),
     # Two tiles a threadgroup, of which some have one; and registers for more scales than are decoded first.
     "tiles": Geometry.of(matvec_mma=2, matvec_outputs=16, matvec_simdgroups=4, matvec_split=4, matvec_threadgroups=33),
+    # Three tiles a threadgroup and fewer, of which two are asked for.
+    "stream": Geometry.of(
+        matvec_mma=2,
+        matvec_outputs=16,
+        matvec_simdgroups=4,
+        matvec_split=4,
+        matvec_threadgroups=17,
+        matvec_stages=2,
+    ),
     "several-units": Geometry.of(matvec_mma=2, matvec_outputs=16, matvec_simdgroups=2, matvec_split=2),
 }
 

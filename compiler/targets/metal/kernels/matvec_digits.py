@@ -1,6 +1,6 @@
 """Projections of one row with matrix instructions of 8-bit numbers, for which x is integers of four digits."""
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar
 
 from mlxr.compiler.formats.weight_format import WeightFormat
@@ -111,6 +111,39 @@ class MatvecDigitsKernel(ProjectionKernel):
         return 4 * self.simdgroups * (self.numbers + 8 * self.steps + self.reduces_scale) + self.near_bytes
 
 
+@dataclass(frozen=True)
+class MatvecDigitsStreamKernel(MatvecDigitsKernel):
+    """The same with rows that threadgroups copy to threadgroup memory, some tiles ahead of what they multiply.
+
+    Attributes:
+        stages: tiles that a threadgroup has asked for and not multiplied yet.
+    """
+
+    template = "matvec_digits_stream.metal.jinja"
+    _: KW_ONLY
+    stages: int
+
+    @property
+    def held(self) -> int:
+        """Rows of a unit that a lane holds: those of a tile."""
+        return 2 * self.steps
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of a simdgroup in threadgroup memory: the digits of its x."""
+        return self.steps * _UNIT
+
+    @property
+    def near_bytes(self) -> int:
+        """Bytes of threadgroup memory for rows."""
+        return MMA_ROWS * self.stages * max(map(self.row_bytes_of, self.formats))
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Bytes of x, of all sums, and of rows."""
+        return super().threadgroup_bytes + 64 * self.simdgroups * self.passes
+
+
 def in_digits(p: ProjectionFacts) -> MatvecDigitsKernel | None:
     """The kernel of a projection, if it can be made."""
     g = p.choice.geometry.one_row
@@ -129,7 +162,12 @@ def in_digits(p: ProjectionFacts) -> MatvecDigitsKernel | None:
         tile=1,
         passes=1,
     )
+    kernel: MatvecDigitsKernel = one
     kernel = replace(one, passes=passes_of(tiles_of(one), g.threadgroups)) if g.threadgroups else one
+    if g.stages:
+        kernel = MatvecDigitsStreamKernel(**vars(kernel), stages=g.stages)
+        while kernel.threadgroup_bytes > BLOCK_BYTES and kernel.stages > 1:
+            kernel = replace(kernel, stages=kernel.stages - 1)
     fits = (
         kernel.registers <= _MOST_HELD
         and kernel.simdgroups <= kernel.units
