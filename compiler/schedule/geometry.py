@@ -49,9 +49,10 @@ class OneRow(SizeRecord):
             )
         ),
     )
-    """1: uses MMA, for quantised weights. Then `outputs` is 16 or 32; in gated projections 16 of each half. 2: uses MMA of
-    8-bit numbers where a format can (q4_k, q6_k) and registers hold all that a simdgroup multiplies, else as 1. Then
-    `outputs` is 16, 8 of each half in gated projections; all simdgroups share the columns, and `threadgroups` counts."""
+    """1: uses MMA, for quantised weights. Then `outputs` is 16 or 32; in gated projections 16 of each half. 2: uses MMA
+    of 8-bit numbers where a format can (q4_k, q6_k) and registers hold all that a simdgroup multiplies, else as 1. Then
+    `outputs` is 16, 8 of each half in gated projections, all simdgroups share the columns, `threadgroups` counts, and
+    `stages` are tiles that a threadgroup copies ahead."""
 
     def check_together(self) -> None:
         """The columns are shared evenly, and MMA has limits of its own."""
@@ -61,8 +62,8 @@ class OneRow(SizeRecord):
             )
         if self.mma == BY_DIGITS and (self.outputs != 16 or self.split != self.simdgroups):
             raise PlanError(
-                f"geometry: matvec_mma is 2 with matvec_outputs {self.outputs}, matvec_simdgroups {self.simdgroups} and "
-                f"matvec_split {self.split}; expected 16 outputs, and all simdgroups to share the columns"
+                f"geometry: matvec_mma is 2 with matvec_outputs {self.outputs}, matvec_simdgroups {self.simdgroups} "
+                f"and matvec_split {self.split}; expected 16 outputs, and all simdgroups to share the columns"
             )
         if self.mma and (self.outputs < 16 or self.unroll not in (1, 2, 4)):
             raise PlanError(

@@ -15,7 +15,7 @@ _UNIT = 128
 """Columns that a simdgroup multiplies at a time."""
 _MOST_HELD = 72
 """Registers of a lane for codes and scales."""
-_MOST_LOADED = int(__import__("os").environ.get("TRY_NEAR", 8))
+_MOST_LOADED = 8
 """Rows of a unit that lanes load by themselves."""
 _MOST_DECODED = 8
 """Rows of a unit whose decoded scales fit, too."""
