@@ -1,4 +1,4 @@
-// qkv_05dcefa0
+// qkv_9a858dc8
 // small spec of a test
 //
 // Projection of one row by matrix instructions of 8-bit numbers: out = rms_norm(x) @ weight.T.
@@ -181,12 +181,12 @@ inline float2 sum_of_digits(int4 c) {
   const float2 lower = float2(as_type<float>(c.y), as_type<float>(c.w)) - 12582912.0f;
   return upper * 256.0f + lower;
 }
-// Lane t's quarter of a half block: bytes whose low nibbles belong to sub-block 2 (t / 2) of it, and whose high nibbles belong to the next.
+// Lane t's quarter of a half block: 16 bytes, of which the low nibbles belong to sub-block t / 2 * 2 of it, and the high ones to the next.
 struct Held_q4_k { uint4 q; float4 scales; };
 inline Held_q4_k held_q4_k(Row_q4_k row, uint half_block, uint t) {
   const device uint8_t* block = row.blocks + half_block / 2u * 144u;
-  const uint4 head = load_u32x4(block);
-  const uint4 q = load_u32x4(block + 16u + half_block % 2u * 64u + t * 16u);
+  const uint4 head = *(const device uint4*)block;
+  const uint4 q = *(const device uint4*)(block + 16u + half_block % 2u * 64u + t * 16u);
   const bool second = half_block % 2u != 0u;
   const uint scales = second ? (head.w & 0x0f0f0f0fu) | ((head.y >> 2) & 0x30303030u) : head.y & 0x3f3f3f3fu;
   const uint minima = second ? ((head.w >> 4) & 0x0f0f0f0fu) | ((head.z >> 2) & 0x30303030u) : head.z & 0x3f3f3f3fu;
@@ -195,36 +195,48 @@ inline Held_q4_k held_q4_k(Row_q4_k row, uint half_block, uint t) {
   const float scale = half_of(head.x & 0xffffu), minimum = -half_of(head.x >> 16);
   return Held_q4_k{q, unsigned_bytes(all) * float4(scale, scale * 0.0625f, minimum, minimum)};
 }
-// High nibbles stay where they are, 16 times as large.
-inline uint4 codes_of_q4_k(Held_q4_k held, uint run) { return held.q & (run == 0 ? 0x0f0f0f0fu : 0xf0f0f0f0u); }
-inline float unit_q4_k(Held_q4_k held, float2 products, float2 sums) {
-  return held.scales.x * products.x + held.scales.y * products.y + (held.scales.z * sums.x + held.scales.w * sums.y);
+// Words 2 i and 2 i + 1 of a lane's codes. High nibbles stay where they are, 16 times as large.
+inline uint2 codes_of_q4_k(Held_q4_k held, uint i) { return (i % 2 == 0 ? held.q.xy : held.q.zw) & (i < 2 ? 0x0f0f0f0fu : 0xf0f0f0f0u); }
+inline float unit_q4_k(Held_q4_k held, const thread float* products, float2 sums) {
+  return held.scales.x * products[0] + held.scales.y * products[1] + (held.scales.z * sums.x + held.scales.w * sums.y);
 }
-
-// Lane t's quarter of a half block: 16 elements of runs t / 2 and t / 2 + 2, whose codes are bytes.
-struct Held_q6_k { uint4 low; uint4 high; float2 scales; };
-// Sixteen bytes that begin at a multiple of 2.
-inline uint4 near_u32x4_2(const threadgroup uint8_t* p) {
-  const threadgroup uint* words = (const threadgroup uint*)(p - ((ulong)p & 2u));
-  const uint4 first = uint4(words[0], words[1], words[2], words[3]);
-  if (((ulong)p & 2u) == 0u) {
-    return first;
-  }
-  return uint4(first.x >> 16 | first.y << 16, first.y >> 16 | first.z << 16, first.z >> 16 | first.w << 16, first.w >> 16 | words[4] << 16);
+struct Near_q6_k {
+  const threadgroup uint8_t* blocks;
+};
+// Lane t's quarter of a half block: elements 8 t to 8 t + 7 of its four runs, whose codes are bytes.
+struct Held_q6_k { uint codes[8]; float4 scales; };
+// Eight bytes that begin at a multiple of 2.
+inline uint2 eight_bytes(const threadgroup uint8_t* p) {
+  const uint shift = (uint)((ulong)p & 2u) * 8u;
+  const threadgroup uint* words = (const threadgroup uint*)(p - shift / 8u);
+  const uint first = words[0], second = words[1], third = words[2];
+  return uint2((uint)(((ulong)second << 32 | first) >> shift), (uint)(((ulong)third << 32 | second) >> shift));
 }
-inline Held_q6_k held_q6_k(const threadgroup uint8_t* row, uint half_block, uint t) {
-  const threadgroup uint8_t* block = row + half_block / 2u * 210u;
+inline Held_q6_k held_q6_k(Near_q6_k row, uint half_block, uint t) {
+  const threadgroup uint8_t* block = row.blocks + half_block / 2u * 210u;
   const uint second = half_block % 2u;
-  const uint4 q = near_u32x4_2(block + second * 64u + t * 16u);
-  const uint4 bits = near_u32x4_2(block + 128u + second * 32u + t % 2u * 16u) >> (t / 2u * 2u);
-  const threadgroup int8_t* scales = (const threadgroup int8_t*)(block + 192u + second * 8u + t / 2u * 2u + t % 2u);
+  const uint2 even = eight_bytes(block + second * 64u + t * 8u), odd = eight_bytes(block + second * 64u + 32u + t * 8u);
+  const uint2 bits = eight_bytes(block + 128u + second * 32u + t * 8u);
+  const threadgroup int8_t* scales = (const threadgroup int8_t*)(block + 192u + second * 8u + t / 2u);
   const float scale = (float)*(const threadgroup half*)(block + 208u);
-  return Held_q6_k{(q & 0x0f0f0f0fu) | ((bits << 4) & 0x30303030u), ((q >> 4) & 0x0f0f0f0fu) | (bits & 0x30303030u), float2(scale * (float)scales[0], scale * (float)scales[4])};
+  Held_q6_k held;
+#pragma unroll
+  for (uint i = 0; i < 2; i++) {
+    held.codes[i] = (even[i] & 0x0f0f0f0fu) | ((bits[i] << 4) & 0x30303030u);
+    held.codes[2 + i] = (odd[i] & 0x0f0f0f0fu) | ((bits[i] << 2) & 0x30303030u);
+    held.codes[4 + i] = ((even[i] >> 4) & 0x0f0f0f0fu) | (bits[i] & 0x30303030u);
+    held.codes[6 + i] = ((odd[i] >> 4) & 0x0f0f0f0fu) | ((bits[i] >> 2) & 0x30303030u);
+  }
+  held.scales = float4((float)scales[0], (float)scales[2], (float)scales[4], (float)scales[6]) * scale;
+  return held;
 }
-inline uint4 codes_of_q6_k(Held_q6_k held, uint run) { return run == 0 ? held.low : held.high; }
-inline float unit_q6_k(Held_q6_k held, float2 products) { return held.scales.x * products.x + held.scales.y * products.y; }
+// Words 2 i and 2 i + 1 of a lane's codes.
+inline uint2 codes_of_q6_k(Held_q6_k held, uint i) { return uint2(held.codes[2 * i], held.codes[2 * i + 1]); }
+inline float unit_q6_k(Held_q6_k held, const thread float* products, float4 sums) {
+  return (held.scales.x * (products[0] - 32.0f * sums.x) + held.scales.y * (products[1] - 32.0f * sums.y)) + (held.scales.z * (products[2] - 32.0f * sums.z) + held.scales.w * (products[3] - 32.0f * sums.w));
+}
 // ---- kernel
-[[kernel]] void qkv_05dcefa0(
+[[kernel]] void qkv_9a858dc8(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -240,6 +252,7 @@ inline float unit_q6_k(Held_q6_k held, float2 products) { return held.scales.x *
   // A simdgroup's x: of each unit and digit four times eight words, those of the lanes t, pairs for four products. Then its sums.
   MLXR_THREADGROUP(uint4, numbers, 192);
   MLXR_THREADGROUP(uint4, near, 1260);
+  MLXR_THREADGROUP(float4, totals, 8);
   MLXR_THREADGROUP(float, squares_of, 4);
   float4 squares = float4(0.0f);
   // The output of a thread, and its residual, which is asked for with x.
@@ -249,7 +262,6 @@ inline float unit_q6_k(Held_q6_k held, float2 products) { return held.scales.x *
     of_all = threadgroup_position_in_grid.x * 48u;
     end = 320u;
     Held_q4_k held[1][6];
-    float4 norms[1][1];
 #pragma unroll
     for (uint step = 0; step < 1u; step++) {
       const uint unit = (share + step * 4u);
@@ -259,7 +271,11 @@ inline float unit_q6_k(Held_q6_k held, float2 products) { return held.scales.x *
         held[step][2 * p + 0] = held_q4_k(Row_q4_k{weight + (ulong)first * 288u}, unit, own);
         held[step][2 * p + 1] = held_q4_k(Row_q4_k{weight + (ulong)(first + 8u) * 288u}, unit, own);
       }
-      load_f32_4(norm + unit * 128u + lane * 4u, norms[step]);
+    }
+    float4 norms[1][1];
+#pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      load_f32_4(norm + (share + step * 4u) * 128u + lane * 4u, norms[step]);
     }
     MLXR_AWAIT_INPUTS()
     float4 of_x[1][1];
@@ -279,9 +295,17 @@ inline float unit_q6_k(Held_q6_k held, float2 products) { return held.scales.x *
       // The largest number of a unit is scaled to between 2^29 and 2^30.
       const uint exponent = max(most, 30u);
       back[step] = most == 255u ? NAN : as_type<float>((exponent - 29u) << 23);
+      v *= as_type<float>((283u - min(exponent, 254u)) << 23);
+      float of_lanes = sum4(v);
+      of_lanes += simd_shuffle_xor(of_lanes, 1);
+      of_lanes += simd_shuffle_xor(of_lanes, 2);
+      of_lanes += simd_shuffle_xor(of_lanes, 4);
+      if (lane % 8u == 0) {
+        ((threadgroup float*)(totals + (share * 1u + step) * 2u))[lane / 8u] = of_lanes;
+      }
       uint digits[4];
-      digits_of(v * as_type<float>((283u - min(exponent, 254u)) << 23), digits);
-      threadgroup uint* to = mine + step * 128u + (lane / 16u % 2u * 2u + lane / 4u % 2u) * 8u + lane / 8u % 2u * 4u + lane % 4u;
+      digits_of(v, digits);
+      threadgroup uint* to = mine + step * 128u + (lane / 16u * 2u + lane / 4u % 2u) * 8u + lane / 8u % 2u * 4u + lane % 4u;
 #pragma unroll
       for (uint d = 0; d < 4; d++) {
         to[d * 32u] = digits[d];
@@ -299,39 +323,34 @@ inline float unit_q6_k(Held_q6_k held, float2 products) { return held.scales.x *
 #pragma unroll
     for (uint step = 0; step < 1u; step++) {
       const threadgroup uint4* from = (const threadgroup uint4*)(mine + step * 128u + (group % 4u * 4u + own) * 8u);
-      uint2 b[1][4];
-#pragma unroll
-      for (uint s = 0; s < 1; s++) {
-        const uint4 low = from[s * 16u] & keep, high = from[s * 16u + 1u] & keep;
-        b[s][0] = low.xy;
-        b[s][1] = low.zw;
-        b[s][2] = high.xy;
-        b[s][3] = high.zw;
-      }
-      float of_run[2];
-#pragma unroll
-      for (uint run = 0; run < 2; run++) {
-        of_run[run] = sum_of_digits(mma_u8(uint4(0x01010101u), b[0][2 * run + 1], mma_u8(uint4(0x01010101u), b[0][2 * run], none, lane), lane)).x;
-      }
+      const uint4 low = from[0] & keep, high = from[1] & keep;
+      const uint2 b[4] = {low.xy, low.zw, high.xy, high.zw};
+      // Sums of x: only even lanes, which have the higher digits, take them.
+      const float4 of_runs = *(totals + (share * 1u + step) * 2u) * (own % 2 == 0 ? 1.52587891e-05f : 0.0f);
+      const float2 of_x_sums = own < 2 ? of_runs.xy : of_runs.zw;
+
 #pragma unroll
       for (uint p = 0; p < 3u; p++) {
-        float2 of_pair[2];
+        float of_first[2], of_second[2];
 #pragma unroll
         for (uint run = 0; run < 2; run++) {
-          const uint4 a = codes_of_q4_k(held[step][2 * p], run), more = codes_of_q4_k(held[step][2 * p + 1], run);
-          const int4 c0 = mma_u8(uint4(a.x, more.x, a.y, more.y), b[0][2 * run], none, lane);
-          const float2 sum0 = sum_of_digits(mma_u8(uint4(a.z, more.z, a.w, more.w), b[0][2 * run + 1], c0, lane));
-          of_pair[run] = sum0;
-        }
+          int4 c = none;
 #pragma unroll
-        for (uint r = 0; r < 2; r++) {
-          sums[2 * p + r] += unit_q4_k(held[step][2 * p + r], float2(of_pair[0][r], of_pair[1][r]), float2(of_run[0], of_run[1])) * back[step];
+          for (uint i = 0; i < 2; i++) {
+            const uint at_b = run * 2 + i;
+            const uint2 a = codes_of_q4_k(held[step][2 * p], at_b), more = codes_of_q4_k(held[step][2 * p + 1], at_b);
+            c = mma_u8(uint4(a.x, more.x, a.y, more.y), b[at_b], c, lane);
+          }
+          const float2 sum = sum_of_digits(c);
+          of_first[run] = sum.x;
+          of_second[run] = sum.y;
         }
+        sums[2 * p] += unit_q4_k(held[step][2 * p], of_first, of_x_sums) * back[step];
+        sums[2 * p + 1] += unit_q4_k(held[step][2 * p + 1], of_second, of_x_sums) * back[step];
       }
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
     threadgroup float* shares = (threadgroup float*)mine;
-    // Even lanes have the higher digits.
     const float times = own % 2 == 0 ? 65536.0f : 1.0f;
 #pragma unroll
     for (uint r = 0; r < 6u; r++) {
@@ -342,15 +361,16 @@ inline float unit_q6_k(Held_q6_k held, float2 products) { return held.scales.x *
     of_all = 320u + (threadgroup_position_in_grid.x - 7u) * 48u;
     end = 384u;
     Held_q6_k held[1][6];
-    float4 norms[1][1];
-#pragma unroll
-    for (uint p = 0; p < 3u; p++) {
-      const uint first = min(of_all + p * 16u, end - 16u);
-      for (uint i = thread_index_in_threadgroup; i < 420u; i += 128u) {
-        MLXR_COPY_AHEAD(near + p * 420u + 0u + i, (const device uint4*)Row_q6_k{weight + 92160ul + (ulong)(first - 320u) * 420u}.blocks + i);
-      }
+#pragma unroll 4
+    for (uint i = thread_index_in_threadgroup; i < 1260u; i += 128u) {
+      MLXR_COPY_AHEAD(near + 0u + i, (const device uint4*)Row_q6_k{weight + 92160ul + (ulong)(of_all - 320u) * 420u}.blocks + min(i, (end - of_all) * 420u / 16u - 1u));
     }
     MLXR_END_COPIES();
+    float4 norms[1][1];
+#pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      load_f32_4(norm + (share + step * 4u) * 128u + lane * 4u, norms[step]);
+    }
     MLXR_AWAIT_COPIES(0);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
@@ -359,10 +379,9 @@ inline float unit_q6_k(Held_q6_k held, float2 products) { return held.scales.x *
 #pragma unroll
       for (uint p = 0; p < 3u; p++) {
         const threadgroup uint8_t* row = (const threadgroup uint8_t*)near + (p * 16u + group) * 420u;
-        held[step][2 * p] = held_q6_k(row, unit, own);
-        held[step][2 * p + 1] = held_q6_k(row + 3360u, unit, own);
+        held[step][2 * p] = held_q6_k(Near_q6_k{row}, unit, own);
+        held[step][2 * p + 1] = held_q6_k(Near_q6_k{row + 3360u}, unit, own);
       }
-      load_f32_4(norm + unit * 128u + lane * 4u, norms[step]);
     }
     MLXR_AWAIT_INPUTS()
     float4 of_x[1][1];
@@ -382,17 +401,24 @@ inline float unit_q6_k(Held_q6_k held, float2 products) { return held.scales.x *
       // The largest number of a unit is scaled to between 2^29 and 2^30.
       const uint exponent = max(most, 30u);
       back[step] = most == 255u ? NAN : as_type<float>((exponent - 29u) << 23);
+      v *= as_type<float>((283u - min(exponent, 254u)) << 23);
+      float of_lanes = sum4(v);
+      of_lanes += simd_shuffle_xor(of_lanes, 1);
+      of_lanes += simd_shuffle_xor(of_lanes, 2);
+      if (lane % 4u == 0) {
+        ((threadgroup float*)(totals + (share * 1u + step) * 2u))[lane / 4u % 2u * 4u + lane / 8u] = of_lanes;
+      }
       uint digits[4];
-      digits_of(v * as_type<float>((283u - min(exponent, 254u)) << 23), digits);
-      threadgroup uint* to = mine + step * 128u + (lane / 8u % 2u * 2u + lane / 4u % 2u) * 8u + lane / 16u % 2u * 4u + lane % 4u;
+      digits_of(v, digits);
+      threadgroup uint* to = mine + step * 128u + (lane / 2u % 4u) * 8u + lane / 8u * 2u + lane % 2u;
 #pragma unroll
       for (uint d = 0; d < 4; d++) {
         to[d * 32u] = digits[d];
       }
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
-    // Column g of B is digit g % 2 of x where lane g / 2 holds the codes; then digit 2 + g % 2.
-    const uint keep = group / 2 == own ? 0xffffffffu : 0u;
+    // Column g of B is digit g % 4 of x where lanes 2 (g / 4) and the next one hold the codes.
+    const uint keep = group / 4 == own / 2 ? 0xffffffffu : 0u;
     const int4 none = int4(0x4b400000);
     float sums[6];
 #pragma unroll
@@ -401,47 +427,38 @@ inline float unit_q6_k(Held_q6_k held, float2 products) { return held.scales.x *
     }
 #pragma unroll
     for (uint step = 0; step < 1u; step++) {
-      const threadgroup uint4* from = (const threadgroup uint4*)(mine + step * 128u + (group % 2u * 4u + own) * 8u);
-      uint2 b[2][4];
-#pragma unroll
-      for (uint s = 0; s < 2; s++) {
-        const uint4 low = from[s * 16u] & keep, high = from[s * 16u + 1u] & keep;
-        b[s][0] = low.xy;
-        b[s][1] = low.zw;
-        b[s][2] = high.xy;
-        b[s][3] = high.zw;
-      }
-      int4 begin[2][2];
-#pragma unroll
-      for (uint run = 0; run < 2; run++) {
-#pragma unroll
-        for (uint s = 0; s < 2; s++) {
-          begin[run][s] = none - mma_u8(uint4(0x20202020u), b[s][2 * run + 1], mma_u8(uint4(0x20202020u), b[s][2 * run], int4(0), lane), lane);
-        }
-      }
+      const threadgroup uint4* from = (const threadgroup uint4*)(mine + step * 128u + (group % 4u * 4u + own) * 8u);
+      const uint4 low = from[0] & keep, high = from[1] & keep;
+      const uint2 b[4] = {low.xy, low.zw, high.xy, high.zw};
+      // Sums of x: only even lanes, which have the higher digits, take them.
+      const float4 of_x_sums = totals[(share * 1u + step) * 2u + own / 2u] * (own % 2 == 0 ? 1.52587891e-05f : 0.0f);
+
 #pragma unroll
       for (uint p = 0; p < 3u; p++) {
-        float2 of_pair[2];
+        float of_first[4], of_second[4];
 #pragma unroll
-        for (uint run = 0; run < 2; run++) {
-          const uint4 a = codes_of_q6_k(held[step][2 * p], run), more = codes_of_q6_k(held[step][2 * p + 1], run);
-          const int4 c0 = mma_u8(uint4(a.x, more.x, a.y, more.y), b[0][2 * run], begin[run][0], lane);
-          const float2 sum0 = sum_of_digits(mma_u8(uint4(a.z, more.z, a.w, more.w), b[0][2 * run + 1], c0, lane));
-          const int4 c1 = mma_u8(uint4(a.x, more.x, a.y, more.y), b[1][2 * run], begin[run][1], lane);
-          const float2 sum1 = sum_of_digits(mma_u8(uint4(a.z, more.z, a.w, more.w), b[1][2 * run + 1], c1, lane));
-          of_pair[run] = sum0 * 65536.0f + sum1;
-        }
+        for (uint run = 0; run < 4; run++) {
+          int4 c = none;
 #pragma unroll
-        for (uint r = 0; r < 2; r++) {
-          sums[2 * p + r] += unit_q6_k(held[step][2 * p + r], float2(of_pair[0][r], of_pair[1][r])) * back[step];
+          for (uint i = 0; i < 1; i++) {
+            const uint at_b = run * 1 + i;
+            const uint2 a = codes_of_q6_k(held[step][2 * p], at_b), more = codes_of_q6_k(held[step][2 * p + 1], at_b);
+            c = mma_u8(uint4(a.x, more.x, a.y, more.y), b[at_b], c, lane);
+          }
+          const float2 sum = sum_of_digits(c);
+          of_first[run] = sum.x;
+          of_second[run] = sum.y;
         }
+        sums[2 * p] += unit_q6_k(held[step][2 * p], of_first, of_x_sums) * back[step];
+        sums[2 * p + 1] += unit_q6_k(held[step][2 * p + 1], of_second, of_x_sums) * back[step];
       }
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
     threadgroup float* shares = (threadgroup float*)mine;
+    const float times = own % 2 == 0 ? 65536.0f : 1.0f;
 #pragma unroll
     for (uint r = 0; r < 6u; r++) {
-      shares[r * 32u + lane] = sums[r];
+      shares[r * 32u + lane] = sums[r] * times;
     }
   }
   {
