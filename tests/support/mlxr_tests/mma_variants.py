@@ -50,6 +50,17 @@ MMA_VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry.of(matvec_mma=2, matvec_outputs=16, matvec_simdgroups=4, matvec_split=4, matvec_threadgroups=9),
         ("qkv", "gate_up", "o"),
     ),
+    "codes-digits-stream": (
+        small_spec(
+            **BLOCKS | {"model__hidden_size": 512},
+            weights={"default": "q4_k", "tensors": {"*.v": "q6_k"}},
+            activation_dtype="bf16",
+        ),
+        Geometry.of(
+            matvec_mma=2, matvec_outputs=16, matvec_simdgroups=4, matvec_split=4, matvec_threadgroups=9, matvec_stages=2
+        ),
+        ("qkv", "gate_up"),
+    ),
     "rows-mma": (
         small_spec(
             **BLOCKS,
