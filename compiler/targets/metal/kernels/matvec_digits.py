@@ -17,8 +17,6 @@ _MOST_HELD = 72
 """Registers of a lane for codes and scales."""
 _MOST_LOADED = 8
 """Rows of a unit that lanes load by themselves."""
-_MOST_DECODED = 8
-"""Rows of a unit whose decoded scales fit, too."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +60,9 @@ class MatvecDigitsKernel(ProjectionKernel):
 
     @property
     def registers(self) -> int:
-        """Registers of a lane for what it holds: for each row codes, which are unpacked or not, and scales."""
-        of_row = 6 if self.packed else 8
-        return self.held * max(12 if format is WeightFormat.Q6_K else of_row for format in self.formats)
-
-    @property
-    def packed(self) -> bool:
-        """Whether scales are decoded where they are used."""
-        return self.held > _MOST_DECODED
+        """Registers of a lane for what it holds of rows: codes, unless they are near and not unpacked, and scales."""
+        of_rows = [12 if format is WeightFormat.Q6_K else 4 if self.near(format) else 8 for format in self.formats]
+        return self.held * max(of_rows)
 
     @property
     def clamps(self) -> bool:
