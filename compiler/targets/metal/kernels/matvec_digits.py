@@ -143,6 +143,7 @@ def in_digits(p: ProjectionFacts) -> MatvecDigitsKernel | None:
     norms = p.norm is None or (p.norm.kind == "rms" and not p.norm.bias)
     if p.added or not norms or not set(p.layout.formats) <= DIGIT_FORMATS or p.layout.columns % (2 * _UNIT):
         return None
+    simdgroups = min(g.simdgroups, p.layout.columns // _UNIT)
     one = MatvecDigitsKernel(
         label=p.label,
         norm=p.norm,
@@ -150,8 +151,8 @@ def in_digits(p: ProjectionFacts) -> MatvecDigitsKernel | None:
         **p.fields,
         x_columns=p.x_columns,
         outs=MMA_ROWS // p.epilogue.halves,
-        simdgroups=g.simdgroups,
-        split=g.simdgroups,
+        simdgroups=simdgroups,
+        split=simdgroups,
         tile=1,
         passes=1,
     )
@@ -163,7 +164,6 @@ def in_digits(p: ProjectionFacts) -> MatvecDigitsKernel | None:
             kernel = replace(kernel, stages=kernel.stages - 1)
     fits = (
         kernel.registers <= _MOST_HELD
-        and kernel.simdgroups <= kernel.units
         and kernel.outs_per_threadgroup <= kernel.threads
         and kernel.threadgroup_bytes <= (BLOCK_BYTES if kernel.near_bytes else THREADGROUP_BYTES)
     )

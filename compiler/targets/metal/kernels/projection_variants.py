@@ -71,9 +71,10 @@ def variants_of(p: ProjectionFacts) -> list[ProjectionVariant]:
         digits = in_digits(p) if sizes.mma == BY_DIGITS else None
         one_row = digits or (streamed(p, matvec_mma(p)) if sizes.mma else in_passes(matvec(p), sizes.threadgroups))
         unused = () if set(p.layout.formats) <= MMA_FORMATS else OneRow.names("mma")
-        takes_tiles = (not sizes.mma and keeps_columns(one_row)) or isinstance(one_row, MatvecStreamKernel)
+        copies = digits is not None or isinstance(one_row, MatvecStreamKernel)
+        takes_tiles = copies or (not sizes.mma and keeps_columns(one_row))
         unused += () if takes_tiles else OneRow.names("threadgroups")
-        unused += () if isinstance(one_row, MatvecStreamKernel) else OneRow.names("stages")
+        unused += () if copies else OneRow.names("stages")
         variants.append(ProjectionVariant(one_row, 1, 1, (OneRow,), unused))
     # Few rows by matrix instructions. By the kernel for several rows, gate and up took 128 us for 8 rows in bf16 and
     # 261 us for 16 rows in 4 bits; by these they take 67 (experiment 11) and 44 (31). MLX's matmul does not replace
