@@ -104,7 +104,7 @@ LibraryCall = Annotated[MatmulCall | AttentionCall | CollectiveCall | HandoverCa
 
 
 class WeightCast(Record):
-    """A weight in another type, for library calls. Hosts that have MLX's functions convert it once, at load.
+    """A weight in another type, which hosts convert once, at load.
 
     Attributes:
         name: the name under which launches bind it.

@@ -134,6 +134,14 @@ class MatrixTiles(SizeRecord):
     stages: int = size("mma_stages", 0, least=0, most=12)
     """Parts of columns of 16-bit weights and of x that are asked for ahead, in threadgroup memory; 0: none are. For
     `experts_codes` and `experts_down_codes`, blocks of q4_k and q6_k; a simdgroup has `outputs` rows then."""
+    stage_kib: int = size("mma_stage_kib", 0, least=0, most=200)
+    """Most KiB of threadgroup memory for stages: with many rows of x there are fewer; 0: no bound but the chip's."""
+    wide_outputs: int = size("mma_wide_outputs", 0, one_of=(0, 32, 64, 128, 224))
+    """With stages and 33 rows of x or more: weight rows per threadgroup; 0: as for fewer."""
+    wide_simdgroups: int = size("mma_wide_simdgroups", 0, least=0, most=14, reason="whose sums fit")
+    """Likewise, simdgroups."""
+    wide_together: int = size("mma_wide_together", 0, one_of=(0, 1, 2, 4, 8))
+    """Likewise, threadgroups that share columns."""
 
     def check_together(self) -> None:
         """Some number of rows is computed this way, unless that is turned off; a stage is filled beside another."""

@@ -132,7 +132,7 @@ class Lowering(ABC):
         )
 
     def cast(self, weight: str, dtype: DType) -> str:
-        """Declares a weight in another type, for library calls, and returns its name."""
+        """Declares a weight in another type and returns its name."""
         name = f"{weight}.{dtype}"
         self.casts[name] = WeightCast(name=name, weight=weight, dtype=dtype)
         return name

@@ -241,6 +241,15 @@ __forceinline__ int4 mma_u8(uint4 a, uint2 b, int4 c, uint) {
 }
 #endif
 
+#if __CUDA_ARCH__ >= 900
+#define MLXR_TIMES_PAIR  // one instruction, see templates/metal/mma.jinja
+__forceinline__ uint times_pair(uint a, uint b) {
+    uint c;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+#endif
+
 #if __CUDA_ARCH__ >= 800  // see templates/metal/matvec_stream.metal.jinja
 #define MLXR_COPY_AHEAD(to, from) \
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from) : "memory")

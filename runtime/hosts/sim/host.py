@@ -25,6 +25,7 @@ from mlxr.compiler.artifact import (
     PhaseName,
     layer_buffer,
 )
+from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.arena_blocks import check_blocks
 from mlxr.runtime.hosts.batch import Batch
@@ -72,7 +73,9 @@ class SimHost(ArrayHost):
         self._fixed: dict[str, SimBuffer] = {
             name: SimBuffer.of(array, writable=True, name=name) for name, array in arena.stores.items()
         }
-        for name, array in weights.items():
+        casts = {cast.name: weights[cast.weight].astype(MLX_DTYPES[str(cast.dtype)]) for cast in self.program.casts}
+        mx.eval(list(casts.values()))
+        for name, array in (*weights.items(), *casts.items()):
             self._fixed[name] = SimBuffer.of(array, writable=False, name=name)
         for layer in range(self.plan.num_layers):
             self._fix(layer_buffer(layer), np.array([layer] + [0] * 7, dtype=np.uint32), writable=False)

@@ -1,4 +1,4 @@
-// o_mma64_586fff51
+// o_mma64_375d3fff
 // small spec of a test
 //
 // Projection of several rows by matrix instructions, of which the factors come through threadgroup memory: out = x @ weight.T + residual.
@@ -54,7 +54,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
 }
 #endif
 // ---- kernel
-[[kernel]] void o_mma64_586fff51(
+[[kernel]] void o_mma64_375d3fff(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   const device bfloat16_t* residual [[buffer(2)]],
@@ -102,6 +102,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
       const ulong row = i * 8;
       MLXR_COPY_AHEAD(to + 0 * 768u + i * 64u, (const device uint4*)(w + row * 256u + 0 * 64u));
     }
+
   }
   MLXR_AWAIT_INPUTS()
   if (0 < steps) {
@@ -119,7 +120,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
       sums[m][n] = float4(0.0f);
     }
   }
-  const uint share = simdgroup / 1u, first_tile = simdgroup % 1u * 2u;
+  const uint share = simdgroup / 1u, row_group = simdgroup % 1u, first_tile = row_group * 2u;
   const threadgroup uint4* const of_lane = staged + group * 8u + ((share * 4 + quad) ^ group % 2 * 4);
   uint slot = 0;
 #pragma unroll 1
@@ -134,6 +135,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
       const ulong row = i * 8;
       MLXR_COPY_AHEAD(to + next * 768u + i * 64u, (const device uint4*)(w + row * 256u + ahead * 64u));
     }
+
 #pragma unroll
     for (uint i = 0; i < 8u; i++) {
       MLXR_COPY_AHEAD(to + next * 768u + 256u + i * 64u, (const device uint4*)(of_x[i] + ahead * 64u));

@@ -211,6 +211,11 @@ class OpBench:
                 buffers[name] = SimBuffer.of(sim[name], writable=False, name=name)
             elif graph.value(name).role in ("weight", "activation"):
                 buffers[name] = SimBuffer.of(self.buffers.get(name, reference[name]), writable=False, name=name)
+        for made in self.plan.first.casts:
+            if made.weight in buffers:
+                array = mx.contiguous(reference[made.weight].astype(MLX_DTYPES[str(made.dtype)]))
+                mx.eval(array)
+                buffers[made.name] = SimBuffer.of(array, writable=False, name=made.name)
         for name in op.outputs.values():
             if name in sim:
                 buffers[name] = SimBuffer.of(sim[name], writable=True, name=name)

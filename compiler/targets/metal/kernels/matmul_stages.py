@@ -1,8 +1,10 @@
 """Projections of several rows with MMA by 16-bit weights, of which all comes through threadgroup memory."""
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar
 
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.targets.metal.kernel_parts.fused_norm import FusedNorm
 from mlxr.compiler.targets.metal.kernel_parts.kernel import BLOCK_BYTES, MMA_ROWS
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
@@ -10,11 +12,16 @@ from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import Projectio
 _COLUMNS = 32
 """Columns of a step that a simdgroup takes: two matrix instructions."""
 _VECTOR = 16
+_FEW_ROWS = 32
+"""Rows of x up to which a threadgroup has other sizes than with more."""
+_MOST_NORMED = 16
+"""Rows of x up to which each threadgroup takes its norm, which takes it less time than a launch before it."""
+_FEWEST_STAGES = 2
 
 
 @dataclass(frozen=True)
 class MatmulStagesKernel(ProjectionKernel):
-    """A projection of `tile` rows. x is already normalised, so `norm` is None.
+    """A projection of `tile` rows. Of norms it has RMS norms with a weight of x's type, or none.
 
     Attributes:
         stages: parts of the columns for which threadgroup memory has room.
@@ -57,12 +64,23 @@ class MatmulStagesKernel(ProjectionKernel):
     @property
     def stage_vectors(self) -> int:
         """Vectors of 16 bytes of a stage."""
-        return (self.rows + self.tile) * self.columns // 8
+        of_norm = self.norm is not None and self.norm.weight is not None
+        return (self.rows + self.tile + of_norm) * self.columns // 8
 
     @property
     def x_copies(self) -> int:
         """Vectors of x of a stage that a thread copies, at most."""
         return -(-self.tile * self.columns // 8 // self.threads)
+
+    @property
+    def rows_of_rank(self) -> int:
+        """Rows of x that one of the threadgroups finishes that share columns."""
+        return self.tile // self.together
+
+    @property
+    def squared_tiles(self) -> int:
+        """Matrix instructions' tiles of x of which a simdgroup adds up the squares, if x is normalised, at most."""
+        return -(-self.tile // (8 * self.row_groups))
 
     @property
     def pool_vectors(self) -> int:
@@ -71,8 +89,8 @@ class MatmulStagesKernel(ProjectionKernel):
 
     @property
     def threadgroup_bytes(self) -> int:
-        """Bytes of the stages."""
-        return self.pool_vectors * _VECTOR
+        """Bytes of the stages, and of the sums of squares of each share and the scale of each row."""
+        return self.pool_vectors * _VECTOR + (4 * self.tile * (self.shares + 1) if self.norm else 0)
 
     @property
     def cluster(self) -> int:
@@ -92,8 +110,11 @@ class MatmulStagesKernel(ProjectionKernel):
         if self.shares % 2:  # vectors of odd rows change places with those of the next share
             return False
         rows_at_once = self.threads // (self.columns // 8)
-        whole = self.outs % rows_at_once == 0 and (self.tile % rows_at_once == 0 or self.tile < rows_at_once)
-        return whole and self.in_features % self.columns == 0 and self.threadgroup_bytes <= BLOCK_BYTES
+        return (
+            self.outs % rows_at_once == 0
+            and self.in_features % self.columns == 0
+            and self.threadgroup_bytes <= BLOCK_BYTES
+        )
 
 
 def staged(p: ProjectionFacts, tile: int) -> MatmulStagesKernel | None:
@@ -107,15 +128,29 @@ def staged(p: ProjectionFacts, tile: int) -> MatmulStagesKernel | None:
         or p.layout.dtype is not p.activation
     ):
         return None
+    wide = tile > _FEW_ROWS
+    outputs = g.wide_outputs if wide and g.wide_outputs else g.outputs
+    together = g.wide_together if wide and g.wide_together else g.together
     kernel = MatmulStagesKernel(
         label=f"{p.label}_mma{tile}",
-        norm=None,
+        norm=_norm(p) if tile <= _MOST_NORMED else None,
         **p.fields,
-        outs=g.outputs // p.epilogue.halves,
-        simdgroups=g.simdgroups,
+        outs=outputs // p.epilogue.halves,
+        simdgroups=g.wide_simdgroups if wide and g.wide_simdgroups else g.simdgroups,
         tile=tile,
         stages=g.stages,
-        together=min(g.together, tile),
-        tiles=min(2, g.outputs // MMA_ROWS),
+        together=min(together, tile),
+        tiles=1 if outputs % (2 * MMA_ROWS) else 2,
     )
+    most_bytes = g.stage_kib << 10 or BLOCK_BYTES
+    while kernel.stages > _FEWEST_STAGES and kernel.threadgroup_bytes > most_bytes:
+        kernel = replace(kernel, stages=kernel.stages - 1)
     return kernel if kernel.fits else None
+
+
+def _norm(p: ProjectionFacts) -> FusedNorm | None:
+    """The norm that the kernel can take. Numbers that are not normalised yet may be too large for f16."""
+    norm = p.norm
+    if norm is None or norm.kind != "rms" or norm.bias or p.x_columns or p.activation is not DType.BF16:
+        return None
+    return FusedNorm(norm.kind, norm.eps, p.activation if norm.weight else None)

@@ -7,6 +7,7 @@ from mlxr.compiler.ir.ops.product import Product
 from mlxr.compiler.ir.tensor import layer_buffer
 from mlxr.compiler.schedule.size_record import SizeRecord
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts, facts_of
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
 from mlxr.compiler.targets.metal.kernels.add_block import add_block, after_block, normalises_sum
 from mlxr.compiler.targets.metal.kernels.library_matmul import call_matmul, library_ranges, unpack_weight
 from mlxr.compiler.targets.metal.kernels.normalise import normalise
@@ -69,11 +70,19 @@ def _launch(
         op,
         kernel,
         grid,
-        {"x": x, "out": op.out, "dims": "dims"} | _layer_of_columns(op),
+        {"x": x, "out": op.out, "dims": "dims"} | _layer_of_columns(op) | _norm_in_type(lowering, op, kernel),
         when=when,
         yields=yields,
         chosen=p.choice.sizes(*sizes, without=variant.unused),
     )
+
+
+def _norm_in_type(lowering: MetalLowering, op: Op, kernel: ProjectionKernel) -> dict[str, str]:
+    """The norm's weight in the type that a kernel reads, if that is another one."""
+    dtype = kernel.norm.weight if kernel.norm else None
+    if dtype is None or dtype is lowering.optional_dtype(op, "norm"):
+        return {}
+    return {"norm": lowering.cast(op.inputs["norm"], dtype)}
 
 
 def _layer_of_columns(op: Op) -> dict[str, str]:

@@ -166,11 +166,11 @@ def _mma_tiles(p: ProjectionFacts) -> list[ProjectionVariant]:
     most = (*MMA_TILES[:-1], max(last, MMA_TILES[-1]))
     return [
         ProjectionVariant(
-            staged(p, kernel.tile) or kernel,
+            best := staged(p, kernel.tile) or kernel,
             max(first, below + 1),
             min(last, up_to),
             (MatrixTiles,),
-            normalises_before=True,
+            normalises_before=best.norm is None,
             yields=False,
         )
         for kernel, (below, up_to) in zip(kernels, pairwise((0, *most)), strict=True)
