@@ -11,7 +11,7 @@ from mlxr.runtime.engine.sampling.device_choice import DeviceChoice
 from mlxr.runtime.engine.sampling.device_sampling import sample_on_device
 from mlxr.runtime.engine.sampling.rows import broken_logit, broken_logits
 from mlxr.runtime.hosts.host import Host, Logits
-from mlxr.runtime.hosts.likeliest import LikeliestOfSteps
+from mlxr.runtime.hosts.likeliest import LikeliestOfSteps, MoreSteps
 
 
 class Samples:
@@ -148,6 +148,11 @@ class ChosenByHost:
     def tokens(self) -> mx.array:
         """Of the last step, on the device: [rows], int32; only until others have been started."""
         return self._steps.tokens
+
+    def go_on(self, more: MoreSteps) -> "ChosenByHost | None":
+        """Starts steps after these; see `Host.go_on`."""
+        steps = self._host.go_on(self._steps, more)
+        return None if steps is None else ChosenByHost(self._host, steps)
 
     def read(self) -> list[list[Sampled]]:
         """See `SamplesOfSteps.read`."""

@@ -33,6 +33,7 @@ from mlxr.runtime.engine.sampling import Row, Sampled
 from mlxr.runtime.engine.sampling.device_choice import DeviceChoice
 from mlxr.runtime.hosts.batch import MOST_TOPS, NO_ADAPTER, Batch, BatchRequest, DecodeRequests, Rows
 from mlxr.runtime.hosts.host import Host, Logits
+from mlxr.runtime.hosts.likeliest import MoreSteps
 
 SaveEvicted = Callable[[Sequence[Evicted]], None]
 """Takes blocks that the prefix cache gave up."""
@@ -239,6 +240,10 @@ class Step:
         self, host: Host, pager: Pager, decode: Decode, before: "Step | None", save: SaveEvicted | None
     ) -> None:
         """`launch` of a step with `decode`."""
+        if before is not None and before.decode is decode and isinstance(before.samples, ChosenByHost):
+            if (chosen := before.samples.go_on(self._more(host, pager, decode, save))) is not None:
+                self.samples = chosen
+                return
         ids = [
             tokens[start] if start < len(tokens) else 0  # it is on the device
             for tokens, start in zip(decode.tokens, self._starts, strict=True)
@@ -262,6 +267,18 @@ class Step:
             return
         uniforms = self._choice.uniforms([row.position + self.num_repeats for row in rows], self.count)
         self.samples = SamplesOfSteps(host, host.decode(batch), batch.tokens, self._choice, uniforms)
+
+    def _more(self, host: Host, pager: Pager, decode: Decode, save: SaveEvicted | None) -> MoreSteps:
+        """What the host must know of steps that go on; sequences with states or several groups do not."""
+
+        def grow() -> list[int] | None:
+            is_plain = pager.states is None and not pager.others
+            slots = pager.append_to_each(decode.seq_ids, self._starts, self.count) if is_plain else None
+            if slots is not None:
+                copy_shared_blocks(host, pager, save)
+            return slots
+
+        return MoreSteps(self.count, self._starts, grow, lambda: pager.block_tables(decode.seq_ids))
 
     def read(self) -> None:
         """Waits for a launched step and its tokens.

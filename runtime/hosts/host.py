@@ -23,7 +23,7 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch, Int32Array
 from mlxr.runtime.hosts.exchange import Exchange
 from mlxr.runtime.hosts.handover import ExpertsBeside
-from mlxr.runtime.hosts.likeliest import LikeliestOfSteps
+from mlxr.runtime.hosts.likeliest import LikeliestOfSteps, MoreSteps
 from mlxr.runtime.memory.fitting_arena import Footprint
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
 from mlxr.runtime.weights.fill_slot import fill_slot
@@ -187,6 +187,14 @@ class Host(ABC):
         """Starts a batch of decode steps, each of which takes the likeliest tokens of the one before.
 
         None: nothing has been started, since the host has no shorter way to do that than `decode`.
+        """
+        return None
+
+    def go_on(self, after: LikeliestOfSteps, more: MoreSteps) -> LikeliestOfSteps | None:
+        """Starts steps after others with the same sequences, in less time than a batch takes that is built.
+
+        None: nothing has been started, and no sequence has grown: something else was given to the arena since, or the
+        host does not know all that these steps need.
         """
         return None
 

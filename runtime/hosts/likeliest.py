@@ -1,10 +1,28 @@
 """Decode steps that a host runs together with the choice of their tokens: see `Host.likeliest_of_steps`."""
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+
+
+class MoreSteps(NamedTuple):
+    """Steps of the same sequences, each with one more token, that follow others: see `Host.go_on`.
+
+    Attributes:
+        count: how many.
+        starts: tokens of each sequence that are in the arena before them.
+        grow: has the sequences grow, and gives the slots of the tokens of the first of these steps, then of those of
+            the second, and so on; None: they do not grow plainly, and have not grown.
+        tables: gives the sequences' block tables, once they have grown.
+    """
+
+    count: int
+    starts: Sequence[int]
+    grow: Callable[[], Sequence[int] | None]
+    tables: Callable[[], npt.NDArray[np.int32]]
 
 
 class LikeliestOfSteps(Protocol):

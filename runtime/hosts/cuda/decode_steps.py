@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -20,7 +20,7 @@ from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.binding import Dims
 from mlxr.runtime.hosts.cuda.device_array import on_device
 from mlxr.runtime.hosts.cuda.mlx_stream import why_unknown
-from mlxr.runtime.hosts.cuda.packed import BoundInputs, DecodeInputs, Packed
+from mlxr.runtime.hosts.cuda.packed import TABLES, BoundInputs, DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.parallel.peers import Peers
 from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS, context_borders
 from mlxr.runtime.hosts.cuda.recorded_prompts import LaunchesOf, RecordedPrompts
@@ -28,12 +28,30 @@ from mlxr.runtime.hosts.cuda.recorded_step import RecordedStep, RecordedSteps
 from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
 from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
 from mlxr.runtime.hosts.cuda.traces import Key, RecentTraces, Trace, traced
-from mlxr.runtime.hosts.likeliest import LikeliestOfSteps
+from mlxr.runtime.hosts.likeliest import LikeliestOfSteps, MoreSteps
 from mlxr.runtime.hosts.mlx.bindable import of_shape
 from mlxr.runtime.hosts.mlx.host import MlxHost
 
 AS_LAUNCHES = "step_as_launches"
 """The name under which steps are counted that the plan wants as one kernel but that are single launches."""
+
+
+class _Chosen(NamedTuple):
+    """The last steps that chose their tokens.
+
+    Attributes:
+        phase: the program's phase that runs them.
+        dims: of one of them, but for the context.
+        inputs: what they read.
+        kernel: what runs them; None: launches.
+        room: the longest context that has room in their block tables.
+    """
+
+    phase: Phase
+    dims: Dims
+    inputs: BoundInputs
+    kernel: StepKernel | None
+    room: int
 
 
 class DecodeSteps:
@@ -60,6 +78,7 @@ class DecodeSteps:
         self._recent: RecentTraces[Trace | RecordedStep] = RecentTraces()
         self._taken: dict[tuple[int, ...], bool] = {}
         self._refused: dict[int, str] = {}
+        self._chosen: _Chosen | None = None
         self._turn: mx.array | None = None  # that this host has made last
         self.num_recorded = 0
         self._borders = context_borders(host.program.phase("decode"))
@@ -141,16 +160,46 @@ class DecodeSteps:
         if recorded is None:
             return None
         with StepKernel.order if kernel is not None else nullcontext():
-            chosen = self._recorded.choose(recorded, tokens, lambda: self._inputs.moved(inputs, 0), inputs, kernel)
-            if kernel is not None:
-                self._kernels.follow(chosen.end.wait)
-                self._turn = chosen.turn
-        self.num_recorded += steps
-        self._inputs.advance(inputs, steps - 1, lambda: chosen.moving)
+            return self._choose(_Chosen(phase, dims, inputs, kernel, self._room(arrays)), recorded, tokens)
+
+    def go_on(self, after: LikeliestOfSteps, more: MoreSteps) -> LikeliestOfSteps | None:
+        """See `Host.go_on`."""
+        chosen, before, count = self._chosen, self._recorded.last, more.count
+        if chosen is None or before is not after or not self._inputs.is_predicted or count > MOST_STEPS:
+            return None
+        kernel, dims = chosen.kernel, {**chosen.dims, "context": max(more.starts) + 1}
+        last = {**dims, "context": dims["context"] + count - 1}
+        if last["context"] > chosen.room or not all(self._takes(chosen.phase, some, kernel) for some in (dims, last)):
+            return None
+        recorded = self._recorded_of(chosen.phase, dims, last, count, chosen.inputs, kernel)
+        if recorded is None or any(step.batch is not before.batch for step in recorded):
+            return None
+        with StepKernel.order if kernel is not None else nullcontext():
+            if not self._recorded.may_go_on(kernel) or (slots := more.grow()) is None:
+                return None
+            inputs = self._inputs.go_on(chosen.inputs, count, slots, more.tables)
+            return self._choose(chosen._replace(inputs=inputs), recorded, None)
+
+    def _choose(self, chosen: "_Chosen", recorded: list[RecordedStep], tokens: mx.array | None) -> LikeliestOfSteps:
+        """Runs recorded steps. The lock of a kernel's turns is held; for `tokens` see `RecordedSteps.choose`."""
+        inputs, kernel = chosen.inputs, chosen.kernel
+        self._chosen = None  # until they have been started
+        steps = self._recorded.choose(recorded, tokens, lambda: self._inputs.moved(inputs, 0), inputs, kernel)
+        if kernel is not None:
+            self._kernels.follow(steps.end.wait)
+            self._turn = steps.turn
+        self.num_recorded += len(recorded)
+        self._inputs.advance(inputs, len(recorded) - 1, lambda: steps.moving)
+        self._chosen = chosen
         for step, times in Counter(recorded).items():
             for name, count in step.launches.items():
                 self._host.launches[name] += count * times
-        return chosen
+        return steps
+
+    def _room(self, arrays: Mapping[str, npt.NDArray[Any]]) -> int:
+        """The longest context for which block tables have columns."""
+        arena = self._host.plan.arena
+        return int(arrays[TABLES][0]) * arena.block_size if TABLES in arrays else arena.context
 
     def _takes(self, phase: Phase, dims: Dims, kernel: StepKernel | None) -> bool:
         """`RecordedSteps.takes`, known for dims between the same borders, where grids are the same for all contexts."""
@@ -280,6 +329,7 @@ class DecodeSteps:
 
         The turn of another model stays: its step kernels may still run.
         """
+        self._chosen = None
         self._inputs.forget()
         self._recorded.forget()
         self._kernels.follow(None)

@@ -35,7 +35,7 @@ from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
 from mlxr.runtime.hosts.exchange import Exchange
 from mlxr.runtime.hosts.handover import ExpertsBeside
 from mlxr.runtime.hosts.host import Logits
-from mlxr.runtime.hosts.likeliest import LikeliestOfSteps
+from mlxr.runtime.hosts.likeliest import LikeliestOfSteps, MoreSteps
 from mlxr.runtime.hosts.mlx.host import MlxHost
 from mlxr.runtime.hosts.mlx.launcher import Arrays, MlxKernel
 from mlxr.runtime.memory.free_memory import FreeMemory, gpu_memory
@@ -176,6 +176,10 @@ class CudaHost(MlxHost):
         steady = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray) and name != _TOKENS}
         tokens = batch.tokens if isinstance(batch.tokens, mx.array) else mx.array(batch.tokens)
         return self._decodes.choose(phase, batch_dims(batch), steady, _slots(batch, steady), batch.num_steps, tokens)
+
+    def go_on(self, after: LikeliestOfSteps, more: MoreSteps) -> LikeliestOfSteps | None:
+        """See `Host.go_on`: after recorded steps."""
+        return self._decodes.go_on(after, more) if self._traces else None
 
     @property
     def _traces(self) -> bool:

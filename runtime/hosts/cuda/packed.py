@@ -5,7 +5,7 @@ array that the CPU has filled is in managed memory, where the GPU takes a page f
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from mlxr.runtime.hosts.cuda.device_array import sent
 
+SLOTS, TABLES = "slots", "block_tables"
 _ALIGNMENT = 4  # elements: kernels may load 16 bytes at once
 
 
@@ -41,6 +42,25 @@ class Packed:
         for name, array in arrays.items():
             numbers[places[name]] = array.reshape(-1).view(np.int32)
         return cls(numbers, places)
+
+    def is_like(self, numbers: npt.NDArray[np.int32]) -> bool:
+        """Whether other numbers are the same but for the gaps."""
+        return numbers.shape == self.numbers.shape and all(
+            (numbers[place] == self.numbers[place]).all() for place in self.places.values()
+        )
+
+    def with_tables(self, tables: npt.NDArray[np.int32]) -> "Packed | None":
+        """The same with other block tables, [seqs, columns in use], among the columns that there are; None: no other.
+
+        They differ when a sequence comes to a block, and also when a full one is replaced by an equal one.
+        """
+        place, width = self.places[TABLES], tables.shape[1]  # how many columns there are, then all rows
+        shape = len(tables), int(self.numbers[place.start])
+        if np.array_equal(self.numbers[place][1:].reshape(shape)[:, :width], tables):
+            return None
+        numbers = self.numbers.copy()
+        numbers[place][1:].reshape(shape)[:, :width] = tables
+        return replace(self, numbers=numbers)
 
     def upload(self) -> mx.array:
         """A lazy copy of the numbers in the GPU's own memory."""
@@ -130,15 +150,13 @@ class DecodeInputs:
         """
         rows = np.concatenate([np.zeros((steps, 0), np.int32), *moving.values()], axis=1)
         jumps = steps > 1 and bool((rows[1:] != rows[:-1] + 1).any())
-        new = [0]
-        if self._predicted is not None and self._predicted.shape == rows[0].shape:
-            new = [0] if (rows[0] != self._predicted).any() else []
+        layout = Packed.of({name: array[0] for name, array in moving.items()})
+        new = [] if self._predicted is not None and layout.is_like(self._predicted) else [0]
         if jumps and together:
             new = list(range(steps))
         elif jumps:
             new += (1 + np.flatnonzero((rows[1:] != rows[:-1] + 1).any(axis=1))).tolist()
         self._predicted = None  # until all steps are launched
-        layout = Packed.of({name: array[0] for name, array in moving.items()})
         parts = [Packed.of({name: array[step] for name, array in moving.items()}).numbers for step in new]
         packed = None
         if self._steady is None or not _are_same(self._known, steady):
@@ -149,7 +167,45 @@ class DecodeInputs:
             self._known, self._steady = steady, Steady(packed, sent, len(new))
         assert self._steady is not None, "it was known, or has just been packed"
         num_steady = sum(array.size for array in steady.values())
-        return BoundInputs(layout, num_steady, self._steady, steps, new, sent, jumps and together, rows[-1] + 1)
+        after = Packed.of({name: array[-1] for name, array in moving.items()}).numbers + 1
+        return BoundInputs(layout, num_steady, self._steady, steps, new, sent, jumps and together, after)
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether steps were bound and launched, so that others can go on after them."""
+        return self._predicted is not None
+
+    def go_on(
+        self, inputs: "BoundInputs", steps: int, slots: Sequence[int], tables: Callable[[], npt.NDArray[np.int32]]
+    ) -> "BoundInputs":
+        """The inputs of steps of the same sequences that follow the last ones: as `bind`, `together`, would give them.
+
+        Args:
+            inputs: of those.
+            steps: how many.
+            slots: in the first step, then in the second, and so on.
+            tables: gives block tables, [seqs, columns in use]; there is room for these.
+        """
+        steady, first, places = self._steady, self._predicted, inputs.moving.places
+        assert steady is not None and first is not None, "the steps before have been launched"
+        self._predicted = None  # until all steps are launched
+        rows, new = first + np.arange(steps, dtype=np.int32)[:, None], False
+        if SLOTS in places:
+            given = np.array(slots, np.int32).reshape(steps, -1)
+            new = not np.array_equal(rows[:, places[SLOTS]], given)
+            rows[:, places[SLOTS]] = given
+        if TABLES in steady.packed.places and (packed := steady.packed.with_tables(tables())) is not None:
+            steady = self._steady = Steady(packed, SentTogether([packed.numbers]), 0)
+            self._known = self._known | {TABLES: packed.numbers[packed.places[TABLES]]}
+        return inputs._replace(
+            moving=replace(inputs.moving, numbers=rows[0]),
+            steady=steady,
+            steps=steps,
+            new=[*range(steps)] if new else [],
+            sent=SentTogether([*rows] if new else []),
+            at_once=new and steps > 1,
+            after=rows[-1] + 1,
+        )
 
     def moved(self, inputs: "BoundInputs", step: int) -> mx.array:
         """What moves, in one of the steps."""

@@ -116,7 +116,7 @@ class RecordedSteps:
     def choose(
         self,
         recorded: Sequence["RecordedStep"],
-        tokens: mx.array,
+        tokens: mx.array | None,
         moving: Callable[[], mx.array],
         inputs: BoundInputs,
         kernel: StepKernel | None,
@@ -125,7 +125,7 @@ class RecordedSteps:
 
         Args:
             recorded: each of them; they read one batch.
-            tokens: ids of the first, [seqs] int32.
+            tokens: ids of the first, [seqs] int32; None: they go on after the last ones, as `may_go_on` allows.
             moving: gives what moves of the first.
             inputs: what else they read.
             kernel: what runs them; the lock of its turns is held.
@@ -137,9 +137,10 @@ class RecordedSteps:
         assert stream is not None, "it was there when the steps were recorded"
         token, turn = host.arena.token, None if kernel is None else StepKernel.take_turn()
         with host.failures():
-            goes_on = self._goes_on(batch, tokens, token, turn, stream)
+            goes_on = tokens is None or self._goes_on(batch, tokens, token, turn, stream)
             self.last = None  # until all have been started
             if not goes_on:
+                assert tokens is not None, "steps that go on have been excluded"
                 token, _ = batch.place(tokens, moving(), inputs, token, turn)
                 start_computing([token, *self.unread])
                 self.unread = []
@@ -165,6 +166,17 @@ class RecordedSteps:
         self.last, self._end, self._stream = chosen, end, stream
         host.arena.token = token
         return chosen
+
+    def may_go_on(self, kernel: StepKernel | None) -> bool:
+        """Whether steps may begin where the last ones have ended: the arena was given to nobody since.
+
+        Args:
+            kernel: what runs them; the lock of its turns is held.
+        """
+        last = self.last
+        if last is None or mlx_stream() != self._stream or self.host.arena.token is not last.token:
+            return False
+        return kernel is None or StepKernel.turn is last.turn
 
     def _goes_on(
         self, batch: RecordedBatch, tokens: mx.array, token: mx.array, turn: mx.array | None, stream: int

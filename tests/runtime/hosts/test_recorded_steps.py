@@ -1,5 +1,6 @@
 """Decode steps that are recorded once choose what launches choose, on host cuda as sim runs it."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -21,6 +22,7 @@ from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, FETCH, PLACE, RENEW
 from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS, graph_bytes, places_of_prompt
+from mlxr.runtime.hosts.likeliest import MoreSteps
 from mlxr.runtime.hosts.sim.host import SimHost
 from mlxr_tests.fake_card import SimLauncher, use_card
 from mlxr_tests.format_planes import random_buffers
@@ -51,15 +53,22 @@ def test_the_likeliest_tokens_are_those_of_the_logits(monkeypatch: pytest.Monkey
         host.read(host.step(Batch.build(prompts, pager, host.plan.query_tile)))
         host.launches.clear()
         pager.take_copies()
-        tokens, chosen = mx.array([5, 7], mx.int32), list[np.ndarray]()
-        for count in COUNTS:
-            batch = Batch.build(DecodeRequests(ids, [0, 0], starts), pager, host.plan.query_tile, tokens, count)
-            pager.take_copies()
+        tokens, chosen, done = mx.array([5, 7], mx.int32), list[np.ndarray](), None
+        for turn, count in enumerate(COUNTS):
+            before, grow = starts, partial(pager.append_to_each, ids, starts, count)
             starts = [start + count for start in starts]
+            if done is not None and turn % 2:  # every other one goes on without a batch that is built
+                done = host.go_on(done, MoreSteps(count, before, grow, partial(pager.block_tables, ids)))
+                assert done is not None
+                pager.take_copies()
+                chosen.append(done.read())
+                continue
+            tokens = tokens if done is None else done.tokens
+            batch = Batch.build(DecodeRequests(ids, [0, 0], before), pager, host.plan.query_tile, tokens, count)
+            pager.take_copies()
             done = host.likeliest_of_steps(batch)
             assert (done is not None) == is_recorded
             if done is not None:
-                tokens = done.tokens
                 chosen.append(done.read())
                 continue
             run, of_steps = host.decode(batch), list[np.ndarray]()
