@@ -18,8 +18,8 @@ import numpy as np
 
 import mlxr
 from mlxr.compiler.artifact import DOWN, UP, adapted_matrices
+from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.model import Model
-from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import NO_ADAPTER, BatchRequest, DecodeRequests
 
 Uses = Sequence[tuple[int, float]] | None

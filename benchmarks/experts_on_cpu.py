@@ -26,7 +26,7 @@ from peers.shape_files import SHAPES
 from peers.shape_writer import write_shape
 
 import mlxr
-from mlxr.runtime.engine.step import launch_step
+from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.hosts.batch import BatchRequest
 
 _PROMPT, _STEPS, _DECODED = 300, 16, 64

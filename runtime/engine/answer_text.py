@@ -55,6 +55,12 @@ class AnswerText:
             return ""
         return (self._decoder or self._begin()).push(token)
 
+    def known(self, tokens: Sequence[int]) -> list[str] | None:
+        """`decode` of each of some tokens, which changes nothing here; None: that is not so, or not known."""
+        if self._num_decodable == 0:
+            return [""] * len(tokens)
+        return None if self._decoder is None or max(tokens) >= self._num_decodable else self._decoder.texts_of(tokens)
+
     @property
     def matched(self) -> str | None:
         """The stop string that has ended the answer; None: none has."""

@@ -13,7 +13,7 @@ from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.sampling import Sampled
 from mlxr.runtime.engine.scheduler import Scheduler
 from mlxr.runtime.engine.speculation.speculator import Speculator
-from mlxr.runtime.engine.step import Part
+from mlxr.runtime.engine.step import Decode, Part, Step
 from mlxr.runtime.engine.time_spent import Ledger
 
 
@@ -59,6 +59,63 @@ class Answers:
                 self.fail(request, error)
                 return
         self._add_token(request, sampled.token, logprob, is_complete)
+
+    def give(self, step: Step, decode: Decode) -> None:
+        """Gives requests the tokens of a step with `decode` that was read. Its loops run for each token of most steps.
+
+        Tokens come step by step, as they would from several launches.
+        """
+        if step.num_repeats == 0:
+            for request in decode.requests:  # the last token of a prompt may be computed beside answers
+                self._ledger.has_token(request)
+        chosen = step.chosen
+        if chosen is None or chosen.errors or self.speculator is not None:
+            for index in range(step.count):
+                self._give_each(step, decode, index)
+            return
+        end, foreseen = self.step_end, list[list[Event] | None]([None]) * len(decode.requests)
+        if step.count > 1:  # several at once take less time
+            of_rows = zip(decode.requests, zip(*chosen.tokens, strict=True), strict=True)
+            foreseen = [request.foresee(tokens, end) for request, tokens in of_rows]
+        rows, given = [*zip(range(len(foreseen)), decode.requests, foreseen, strict=True)], 0
+        for index, tokens in enumerate(chosen.tokens):
+            for (row, request, events), token in zip(rows, tokens, strict=True):
+                if request.answer.is_done:  # a token before, or a listener, has ended it
+                    continue
+                if events is not None:
+                    event = events[index]
+                    request.take(event)
+                else:
+                    self._scheduler.has_decoded(decode, row, step.starts[row] + 1 + index, 1)
+                    try:
+                        event = request.accept(token)
+                    except Exception as error:
+                        self.fail(request, error)
+                        continue
+                    event.time = end
+                    if event.finish_reason:
+                        self.remove(request)
+                given += 1
+                try:
+                    request.listener(event)
+                except Exception:
+                    self.abandon(request)
+        self._stats.generated_tokens += given
+        for row, request, events in rows:
+            if events is not None and not request.answer.is_done:
+                self._scheduler.has_decoded(decode, row, step.ends[row], len(events))
+
+    def _give_each(self, step: Step, decode: Decode, index: int) -> None:
+        """Gives requests the tokens of one of the steps, about which anything may be special."""
+        for row, (request, sampled) in enumerate(zip(decode.requests, step.sampled[index], strict=True)):
+            if request.answer.is_done:
+                continue
+            if sampled.error is not None:  # nobody knows since when K and V are broken
+                self.fail(request, sampled.error, keep=False)
+                continue
+            self._scheduler.has_decoded(decode, row, step.starts[row] + 1 + index, 1)
+            self._stats.speculating_parts += request.draft.speculates
+            self.accept(request, sampled)
 
     def accept_draft(self, part: Part, end: int, sampled: Sequence[Sampled]) -> None:
         """Gives a request the tokens sampled after its draft tokens, as long as these were what was sampled.

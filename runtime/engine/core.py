@@ -27,7 +27,7 @@ from mlxr.runtime.engine.core_stats import CoreStats, StepRecord
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.scheduler import Scheduler
 from mlxr.runtime.engine.speculation.speculator import Speculator
-from mlxr.runtime.engine.step import Decode, Step
+from mlxr.runtime.engine.step import Step
 from mlxr.runtime.engine.step_times import StepTimes
 from mlxr.runtime.engine.tier_link import TierLink
 from mlxr.runtime.engine.time_spent import Ledger
@@ -288,7 +288,8 @@ class EngineCore:
 
     def _launch_ahead(self, step: Step) -> None:
         """Launches the step after one whose tokens have not been read, unless these decide what it is."""
-        if any(part.request.needs_token for part in step.parts):
+        is_plain = step.decode is not None and self._answers.speculator is None  # its tokens decide nothing
+        if not is_plain and any(part.request.needs_token for part in step.parts):
             return
         ahead = self._plan()
         if ahead.parts:
@@ -334,9 +335,7 @@ class EngineCore:
             return
         self._record(step)
         if step.decode is not None:
-            for index in range(step.count):
-                self.scheduler.has_decoded(step, step.decode, index)
-                self._answer_decode(step, step.decode, index)
+            self._answers.give(step, step.decode)
         else:
             self.scheduler.has_read(step)
             self._answer_parts(step)
@@ -364,38 +363,6 @@ class EngineCore:
                     answers.accept_draft(part, end, sampled)
                 if answer.constraint is not None or answer.thought is not None:
                     answers.take_forced(request)
-
-    def _answer_decode(self, step: Step, decode: Decode, index: int) -> None:
-        """`_answer_parts` of one of the steps of a step with `decode`. Its loop runs for each sequence of most."""
-        answers, stats = self._answers, self._stats
-        if step.num_repeats + index == 0:
-            for request in decode.requests:  # the last token of a prompt may be computed beside answers
-                self._ledger.has_token(request)
-        if answers.speculator is not None:
-            stats.speculating_parts += sum([r.draft.speculates for r in decode.requests if not r.answer.is_done])
-        now = answers.step_end
-        for request, sampled in zip(decode.requests, step.sampled[index], strict=True):
-            if request.answer.is_done:  # a token before, or a listener, has ended it
-                continue
-            if sampled.error is not None:
-                answers.fail(request, sampled.error, keep=False)
-                continue
-            if sampled.logprob is not None:
-                answers.accept(request, sampled)
-                continue
-            try:
-                event = request.accept(sampled.token)
-            except Exception as error:
-                answers.fail(request, error)
-                continue
-            stats.generated_tokens += 1
-            event.time = now
-            if event.finish_reason:
-                answers.remove(request)
-            try:
-                request.listener(event)
-            except Exception:
-                answers.abandon(request)
 
     def _record(self, step: Step) -> None:
         """Counts what a step has computed, and tells those who plan steps how long it has taken."""

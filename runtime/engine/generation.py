@@ -75,10 +75,10 @@ class Generation(Iterator[Event]):
         Raises:
             MlxrError: a request failed; the generation has ended.
         """
-        events = [*islice(self, 1)]
-        while self._events:
-            events.append(next(self))
-        return events
+        events, more = [*islice(self, 1)], self._events
+        while more and not isinstance(more[0], BaseException):
+            events.append(more.popleft())  # type: ignore[arg-type]  # it has just been looked at
+        return events if not more else [*events, next(self)]
 
     def _step(self) -> None:
         if self._core is None:

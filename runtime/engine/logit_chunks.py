@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import Plan
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.engine.step import launch_step
+from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Host
 

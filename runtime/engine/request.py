@@ -15,7 +15,7 @@ What was asked never changes. What changes is in five records, and each of their
 ====================  ===========================================
 """
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -149,7 +149,7 @@ class Request:
     index: int
     prompt_length: int
     max_length: int
-    stop_ids: Collection[int]
+    stop_ids: frozenset[int]
     sampler: Sampler
     text: AnswerText
     hashes: BlockHashes
@@ -294,6 +294,39 @@ class Request:
             return Event(self.index, token, text, None, logprob, cached_tokens=completion.cached_tokens)
         completion.finish_reason = reason
         return Event(self.index, token, text, reason, logprob, completion, cached_tokens=completion.cached_tokens)
+
+    def foresee(self, tokens: Sequence[int], time: float) -> list[Event] | None:
+        """What `accept` would give for each of some tokens where nothing is special about any of them; changes nothing.
+
+        Args:
+            tokens: their ids.
+            time: when the step ended that gave them.
+
+        Returns:
+            Events for `take`; None: a token may end the answer, or something must see them one by one.
+        """
+        answer = self.answer
+        if answer.constraint is not None or answer.thought is not None or self.sampler.needs_tokens:
+            return None
+        if len(answer.tokens) + len(tokens) >= self.max_length or not self.stop_ids.isdisjoint(tokens):
+            return None
+        texts = None if self.text.can_stop else self.text.known(tokens)
+        if texts is None:
+            return None
+        index, cached = self.index, answer.completion.cached_tokens
+        return [
+            Event(index, token, text, None, None, None, cached_tokens=cached, time=time)
+            for token, text in zip(tokens, texts, strict=True)
+        ]
+
+    def take(self, event: Event) -> None:
+        """Adds the token of an event that was foreseen."""
+        answer, token = self.answer, event.token_id
+        assert token is not None, "tokens are foreseen"
+        completion = answer.completion
+        completion.token_ids.append(token)
+        answer.tokens.append(token)
+        completion.text += event.text
 
     def _goes_on(self, is_complete: bool) -> bool:
         """Whether more must come: in some forms the token that ends answers also ends thoughts."""

@@ -1,11 +1,13 @@
 """The tokens sampled from a step's logits: on the device where the host pipelines, else when they are read."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.compiler.errors import MlxrError
 from mlxr.runtime.engine.sampling import Row, Sampled, sample_rows
 from mlxr.runtime.engine.sampling.device_choice import DeviceChoice
 from mlxr.runtime.engine.sampling.device_sampling import sample_on_device
@@ -74,6 +76,25 @@ class Samples:
         return self._on_device.read(self._host.read, self._tokens_to_read)
 
 
+class TokensOfSteps(NamedTuple):
+    """What was chosen in steps that were launched together.
+
+    Attributes:
+        tokens: of each step, one for each row.
+        errors: what is wrong with single rows, by step and row; nearly always nothing.
+    """
+
+    tokens: list[list[int]]
+    errors: dict[tuple[int, int], MlxrError]
+
+    def sampled(self) -> list[list[Sampled]]:
+        """The same, token by token."""
+        found = [[Sampled(token) for token in tokens] for tokens in self.tokens]
+        for (step, row), error in self.errors.items():
+            found[step][row] = Sampled(0, error=error)
+        return found
+
+
 class SamplesOfSteps:
     """Tokens of decode steps that are launched together, each of which takes those of the one before.
 
@@ -115,21 +136,20 @@ class SamplesOfSteps:
         self._to_read = host.to_read_together([*chosen, *greatest])
         host.start(self.tokens, *self._to_read, host.arena.token)
 
-    def read(self) -> list[list[Sampled]]:
-        """Waits for the tokens: of each step, one for each row.
+    def read(self) -> TokensOfSteps:
+        """Waits for the tokens.
 
         Raises:
             HostError: the steps failed; what is wrong with a single row is told with this row.
         """
         read = [self._host.read(array).reshape(-1) for array in self._to_read]
         numbers = np.concatenate(read).view(np.int32).reshape(2, len(self._logits), self._num_rows)
-        sampled = [[Sampled(token) for token in tokens] for tokens in numbers[0].tolist()]
-        finite = np.isfinite(numbers[1].view(np.float32))
+        finite, errors = np.isfinite(numbers[1].view(np.float32)), dict[tuple[int, int], MlxrError]()
         if not finite.all():
             for step, row in np.argwhere(~finite).tolist():
-                sampled[step][row] = Sampled(0, error=broken_logits(self._host.read(self._logits[step])[row]))
+                errors[step, row] = broken_logits(self._host.read(self._logits[step])[row])
         self._logits.clear()  # a step may be kept as the pattern of the next one
-        return sampled
+        return TokensOfSteps(numbers[0].tolist(), errors)
 
 
 class ChosenByHost:
@@ -154,13 +174,12 @@ class ChosenByHost:
         steps = self._host.go_on(self._steps, more)
         return None if steps is None else ChosenByHost(self._host, steps)
 
-    def read(self) -> list[list[Sampled]]:
+    def read(self) -> TokensOfSteps:
         """See `SamplesOfSteps.read`."""
         numbers = self._steps.read()
-        sampled = [[Sampled(token) for token in tokens] for tokens in numbers[0].tolist()]
-        greatest = numbers[1].view(np.float32)
+        tokens, greatest, errors = numbers[0].tolist(), numbers[1].view(np.float32), dict[tuple[int, int], MlxrError]()
         if not (finite := np.isfinite(greatest)).all():
+            vocab_size = self._host.plan.vocab_size
             for step, row in np.argwhere(~finite).tolist():
-                error = broken_logit(float(greatest[step, row]), sampled[step][row].token, self._host.plan.vocab_size)
-                sampled[step][row] = Sampled(0, error=error)
-        return sampled
+                errors[step, row] = broken_logit(float(greatest[step, row]), tokens[step][row], vocab_size)
+        return TokensOfSteps(tokens, errors)

@@ -217,26 +217,22 @@ class Scheduler:
                 if run.unread:
                     self._has_computed(request)
 
-    def has_decoded(self, step: Step, decode: Decode, index: int) -> None:
-        """`has_read` of one of the steps of a step with `decode`. Its loop runs for each sequence of most steps.
+    def has_decoded(self, decode: Decode, row: int, end: int, count: int) -> None:
+        """`has_read` of some of the steps of a step with `decode`, for one request, which runs.
 
         Args:
-            step: it has been read, and requests have the tokens of those of its steps that are before this one.
-            decode: its columns.
-            index: which of the steps.
+            decode: its columns; the request has the tokens that the last of these steps computed.
+            row: which request.
+            end: tokens of it that are computed.
+            count: how many steps.
         """
-        size, more = self._pager.block_size, 1 + index
-        for run, start, request, seq_id, sampled in zip(
-            decode.runs, step.starts, decode.requests, decode.seq_ids, step.sampled[index], strict=True
-        ):
-            if request.answer.is_done:
-                continue
-            run.in_flight -= 1
-            if run.seq_id != seq_id or sampled.error is not None:
-                continue
-            run.certain = end = start + more
-            if run.unread or not end % size:
-                self._pager.commit(seq_id, request.answer.tokens, request.hashes, end)
+        run, size = decode.runs[row], self._pager.block_size
+        run.in_flight -= count
+        if run.seq_id == decode.seq_ids[row]:
+            before, run.certain = run.certain, end
+            if run.unread or end // size != before // size:
+                request = decode.requests[row]
+                self._pager.commit(run.seq_id, request.answer.tokens, request.hashes, end)
                 self._has_computed(request)
 
     def has_accepted(self, request: Request, end: int) -> None:

@@ -18,25 +18,21 @@ happens before everything that the new owner launches, and an owner writes a slo
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.runtime.cache.pager import Evicted, Pager
+from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.constraint.constraint import Mask
+from mlxr.runtime.engine.launch_step import SaveEvicted, batch_to_launch, launch_step, more_steps
 from mlxr.runtime.engine.request import Request, RunState
-from mlxr.runtime.engine.samples import ChosenByHost, Samples, SamplesOfSteps
+from mlxr.runtime.engine.samples import ChosenByHost, Samples, SamplesOfSteps, TokensOfSteps
 from mlxr.runtime.engine.sampling import Row, Sampled
 from mlxr.runtime.engine.sampling.device_choice import DeviceChoice
-from mlxr.runtime.hosts.batch import MOST_TOPS, NO_ADAPTER, Batch, BatchRequest, DecodeRequests, Rows
+from mlxr.runtime.hosts.batch import MOST_TOPS, NO_ADAPTER, BatchRequest, DecodeRequests, Rows
 from mlxr.runtime.hosts.host import Host, Logits
-from mlxr.runtime.hosts.likeliest import MoreSteps
-
-SaveEvicted = Callable[[Sequence[Evicted]], None]
-"""Takes blocks that the prefix cache gave up."""
 
 
 class Part(NamedTuple):
@@ -112,7 +108,7 @@ class Step:
         num_drafted: draft tokens.
         begin: when it was launched, in seconds of `time.perf_counter`.
         samples: the tokens that it samples, once it is launched: on the device where the host pipelines.
-        sampled: these, once it is read, step by step.
+        chosen: the same where steps with `decode` were launched together; None: they were not.
         sampled_by_part: the same of each part, unless there is `decode`: the token after it, then one after each draft
             token.
     """
@@ -120,8 +116,10 @@ class Step:
     __slots__ = (
         "_choice",
         "_prompt_logits",
+        "_sampled",
         "_starts",
         "begin",
+        "chosen",
         "count",
         "decode",
         "ends",
@@ -130,7 +128,6 @@ class Step:
         "num_prompt_tokens",
         "num_repeats",
         "parts",
-        "sampled",
         "sampled_by_part",
         "samples",
         "sequences",
@@ -139,7 +136,6 @@ class Step:
 
     begin: float
     samples: Samples | SamplesOfSteps | ChosenByHost
-    sampled: Sequence[Sequence[Sampled]]
     sampled_by_part: Sequence[Sequence[Sampled]]
 
     def __init__(self, parts: Sequence[Part], before: "Step | None" = None) -> None:
@@ -152,6 +148,8 @@ class Step:
         self.state: Literal["planned", "launched", "read"] = "planned"
         self.parts, self.count = parts, 1
         self.num_repeats = 0
+        self.chosen: TokensOfSteps | None = None
+        self._sampled: Sequence[Sequence[Sampled]] | None = None
         self._prompt_logits: Logits | None = None
         self._choice: DeviceChoice | None = None  # as the columns' rows say, on the device
         self.sequences: Sequence[int | None]
@@ -240,16 +238,18 @@ class Step:
         self, host: Host, pager: Pager, decode: Decode, before: "Step | None", save: SaveEvicted | None
     ) -> None:
         """`launch` of a step with `decode`."""
-        if before is not None and before.decode is decode and isinstance(before.samples, ChosenByHost):
-            if (chosen := before.samples.go_on(self._more(host, pager, decode, save))) is not None:
-                self.samples = chosen
+        follows = before is not None and before.decode is decode
+        if before is not None and follows and isinstance(before.samples, ChosenByHost):
+            more = more_steps(host, pager, decode.seq_ids, self._starts, self.count, save)
+            if (samples := before.samples.go_on(more)) is not None:
+                self.samples = samples
                 return
         ids = [
             tokens[start] if start < len(tokens) else 0  # it is on the device
             for tokens, start in zip(decode.tokens, self._starts, strict=True)
         ]
         on_device = None
-        if before is not None and before.decode is decode:
+        if before is not None and follows:
             on_device = before.samples.tokens
         elif before is not None:
             on_device = _tokens_on_device(before, self.parts, [[token] for token in ids])
@@ -268,18 +268,6 @@ class Step:
         uniforms = self._choice.uniforms([row.position + self.num_repeats for row in rows], self.count)
         self.samples = SamplesOfSteps(host, host.decode(batch), batch.tokens, self._choice, uniforms)
 
-    def _more(self, host: Host, pager: Pager, decode: Decode, save: SaveEvicted | None) -> MoreSteps:
-        """What the host must know of steps that go on; sequences with states or several groups do not."""
-
-        def grow() -> list[int] | None:
-            is_plain = pager.states is None and not pager.others
-            slots = pager.append_to_each(decode.seq_ids, self._starts, self.count) if is_plain else None
-            if slots is not None:
-                copy_shared_blocks(host, pager, save)
-            return slots
-
-        return MoreSteps(self.count, self._starts, grow, lambda: pager.block_tables(decode.seq_ids))
-
     def read(self) -> None:
         """Waits for a launched step and its tokens.
 
@@ -287,11 +275,21 @@ class Step:
             HostError: the step failed.
         """
         assert self.state == "launched", f"the step is {self.state}"
-        samples = self.samples
-        self.sampled = [samples.read()] if isinstance(samples, Samples) else samples.read()
+        if isinstance(self.samples, Samples):
+            self._sampled = [self.samples.read()]
+        else:
+            self.chosen = self.samples.read()
         if self.decode is None:
             self.sampled_by_part = self._by_part(self.sampled[0])
         self.state = "read"
+
+    @property
+    def sampled(self) -> Sequence[Sequence[Sampled]]:
+        """The tokens of a step that was read, step by step."""
+        if self._sampled is None:
+            assert self.chosen is not None, f"the step is {self.state}"
+            self._sampled = self.chosen.sampled()
+        return self._sampled
 
     def prompt_rows(self, host: Host) -> Iterator[tuple[Request, npt.NDArray[np.float32], int]]:
         """The rows of their prompts that requests ask for: the request, the rows, and the tokens up to the last one.
@@ -426,73 +424,3 @@ def _tokens_on_device(before: Step, parts: Sequence[Part], ids: Sequence[Sequenc
     elif places == list(range(num_sampled)):
         return tokens
     return tokens[mx.array(np.array(places, np.int32))]
-
-
-def launch_step(
-    host: Host,
-    pager: Pager,
-    requests: Sequence[BatchRequest] | DecodeRequests,
-    tokens: mx.array | None = None,
-    save: SaveEvicted | None = None,
-    tops: int = 0,
-    adapters: Sequence[tuple[int, float]] | None = None,
-) -> Logits:
-    """Grows sequences, copies the blocks that they share, and runs the host's step; its logits may be lazy.
-
-    Args:
-        host: where it runs.
-        pager: of the host's arena.
-        requests: the sequences' parts of the step.
-        tokens: [tokens], int32: token ids on the device. Of the requests' own ids, only the number then matters.
-        save: is given the blocks that the prefix cache gave up, while they still hold what they held; None: they are
-            lost.
-        tops: see `Batch.tops`.
-        adapters: what each sequence uses, see `Batch.using`; None: none uses any.
-
-    Raises:
-        ArenaFullError: the arena cannot hold all requests; nothing has been appended.
-        HostError: the step cannot be launched, or failed.
-    """
-    return host.step(batch_to_launch(host, pager, requests, tokens, save, tops, adapters))
-
-
-def batch_to_launch(
-    host: Host,
-    pager: Pager,
-    requests: Sequence[BatchRequest] | DecodeRequests,
-    tokens: mx.array | None = None,
-    save: SaveEvicted | None = None,
-    tops: int = 0,
-    adapters: Sequence[tuple[int, float]] | None = None,
-    steps: int = 1,
-) -> Batch:
-    """What `launch_step` does before the step: the batch, which is launched next. For `steps` see `Batch.build`.
-
-    Raises:
-        ArenaFullError: the arena cannot hold all requests; nothing has been appended.
-    """
-    batch = Batch.build(requests, pager, host.plan.query_tile, tokens, steps)
-    if tops:
-        batch = replace(batch, tops=tops)
-    if adapters is not None:
-        batch = batch.using(adapters)
-    copy_shared_blocks(host, pager, save)
-    return batch
-
-
-def copy_shared_blocks(host: Host, pager: Pager, save: SaveEvicted | None) -> None:
-    """What comes between the growth of sequences and a step: blocks that were given up are saved, others copied.
-
-    Args:
-        host: where the step runs.
-        pager: of the host's arena.
-        save: see `launch_step`.
-    """
-    evicted = pager.take_evicted()
-    if save is not None:
-        save(evicted)
-    if copies := pager.take_copies():
-        host.copy_blocks(copies)
-    for group in range(1, len(pager.others) + 1):
-        if copies := pager.take_copies_of(group):
-            host.copy_blocks(copies, group)

@@ -11,9 +11,9 @@ import mlx.core as mx
 
 from mlxr.compiler.artifact import Plan, Program
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.engine.sampling import Row, Sampler, Sampling
-from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Host, Progress
 

@@ -85,6 +85,7 @@ class LibraryTokenizer(Tokenizer):
             after = [self.eos_id] if special.add_eos else [i for i in after if i != self.eos_id]
         self._set_added(before, after)
         self._bytes = functools.cache(self._find_bytes)
+        self.texts: dict[int, str] = {}
 
     def pair_form(self) -> PairForm:
         """See `Tokenizer`."""

@@ -1,5 +1,6 @@
 """Decodes a sequence of sentencepiece tokens one by one, exactly as sentencepiece decodes all at once."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mlxr.runtime.tokenizer.stream_decoder import StreamDecoder
@@ -38,6 +39,13 @@ class SentencepieceStreamDecoder(StreamDecoder):
         if self._tokenizer.is_unknown(token_id):
             return before + self._seen(self._tokenizer.unknown_text)
         return before + self._text(self._tokenizer.text_of(token_id))
+
+    def texts_of(self, token_ids: Sequence[int]) -> list[str] | None:
+        """See `StreamDecoder`."""
+        if self._at_start or self._pending or max(token_ids) >= len(self._texts):
+            return None
+        known = [self._texts[token_id] for token_id in token_ids]
+        return None if None in known else [text for text in known if text is not None]
 
     def flush(self) -> str:
         """See `StreamDecoder`."""

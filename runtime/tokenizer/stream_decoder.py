@@ -6,6 +6,7 @@ spell is returned once it is complete; the work for a token does not grow with t
 
 import codecs
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -25,6 +26,13 @@ class StreamDecoder(ABC):
             TokenizerError: the id is outside the vocabulary; the decoder has not changed.
         """
 
+    def texts_of(self, token_ids: Sequence[int]) -> "list[str] | None":
+        """What `push` would return for each of some tokens; None: that is not known without pushing them.
+
+        It changes nothing: `push` of these tokens would leave the decoder as it is, too.
+        """
+        return None
+
     @abstractmethod
     def flush(self) -> str:
         """U+FFFD for an incomplete character, if there is one. Call it when the sequence ends."""
@@ -35,6 +43,8 @@ class TokenBytes(Protocol):
 
     rule: "DecodingRule"
     """How tokens become bytes."""
+    texts: dict[int, str]
+    """Texts of tokens that are whole characters, as they become known."""
 
     def bytes_of(self, token_id: int) -> bytes:
         """The UTF-8 bytes, perhaps a part of a character, that a token stands for.
@@ -64,6 +74,9 @@ class ByteStreamDecoder(StreamDecoder):
 
     def push(self, token_id: int) -> str:
         """See `StreamDecoder`."""
+        is_between = self._is_between
+        if is_between and (known := self._tokenizer.texts.get(token_id)) is not None:
+            return known  # nearly every token; the engine has a step's time for those of all its requests
         data = self._tokenizer.bytes_of(token_id) if self._begun else self._first(token_id)
         if self._to_strip:
             data = self._stripped(data)
@@ -73,7 +86,19 @@ class ByteStreamDecoder(StreamDecoder):
             data = self._incomplete + data
         text, num_used = codecs.utf_8_decode(data, "replace")
         self._incomplete = data[num_used:]
+        if is_between and not self._incomplete:
+            self._tokenizer.texts[token_id] = text
         return text
+
+    def texts_of(self, token_ids: Sequence[int]) -> "list[str] | None":
+        """See `StreamDecoder`."""
+        known = [*map(self._tokenizer.texts.get, token_ids)] if self._is_between else [None]
+        return None if None in known else [text for text in known if text is not None]
+
+    @property
+    def _is_between(self) -> bool:
+        """Whether a token's text depends on the token alone, unless it begins a character."""
+        return self._begun and not (self._incomplete or self._to_strip or self._tokenizer.rule.drops_last_space)
 
     def flush(self) -> str:
         """See `StreamDecoder`."""

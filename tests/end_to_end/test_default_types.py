@@ -11,7 +11,7 @@ from mlxr.cli import main
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.spec.change import Changes
 from mlxr.loading.resolve import resolve_artifact
-from mlxr.runtime.engine.step import launch_step
+from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.cuda import device
 from mlxr_tests.fake_card import Sums, use_card

@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 
 import mlxr
 from mlxr.cli import main
+from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.pool import Pooling
-from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr_tests.encoder_models import CONFIGS, TEXTS, recorded, rows_of, save_encoder, save_encoder_gguf, save_nomic
 from mlxr_tests.few import few

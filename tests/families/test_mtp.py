@@ -12,8 +12,8 @@ import pytest
 from mlxr.compiler.driver import compile_spec
 from mlxr.loading.imported_model import import_model
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.speculation.head_steps import HeadPart, head_batch
-from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.select import make_host, resolve_host
 from mlxr.runtime.weights.head_tensors import require_head

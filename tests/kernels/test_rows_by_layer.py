@@ -15,9 +15,9 @@ from mlxr.runtime.cache.arena_blocks import copy_blocks, read_blocks, write_bloc
 from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.core import EngineCore
+from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.make_requests import RequestMaker, Terms
 from mlxr.runtime.engine.sampling import Sampling
-from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cpu.host import CpuHost
 from mlxr.runtime.hosts.reference.host import ReferenceHost

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from mlxr.compiler.artifact import MOST_UNDONE, Artifact
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.launch_step import copy_shared_blocks
 from mlxr.runtime.engine.speculation.guess_costs import GuessCosts
 from mlxr.runtime.engine.speculation.text import Text
-from mlxr.runtime.engine.step import copy_shared_blocks
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer

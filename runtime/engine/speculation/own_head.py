@@ -17,10 +17,10 @@ from itertools import takewhile
 
 from mlxr.compiler.artifact import HIDDEN, MOST_UNDONE
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.launch_step import SaveEvicted, copy_shared_blocks
 from mlxr.runtime.engine.speculation.guess_costs import GuessCosts
 from mlxr.runtime.engine.speculation.head_steps import HeadPart, guess_batches, head_batch
 from mlxr.runtime.engine.speculation.text import Text
-from mlxr.runtime.engine.step import SaveEvicted, copy_shared_blocks
 from mlxr.runtime.engine.warm_up import warm_up
 from mlxr.runtime.hosts.batch import Int32Array
 from mlxr.runtime.hosts.host import Host, Progress

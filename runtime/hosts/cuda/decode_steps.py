@@ -169,7 +169,7 @@ class DecodeSteps:
             return None
         kernel, dims = chosen.kernel, {**chosen.dims, "context": max(more.starts) + 1}
         last = {**dims, "context": dims["context"] + count - 1}
-        if last["context"] > chosen.room or not all(self._takes(chosen.phase, some, kernel) for some in (dims, last)):
+        if last["context"] > chosen.room or not self._takes(chosen.phase, last, kernel):
             return None
         recorded = self._recorded_of(chosen.phase, dims, last, count, chosen.inputs, kernel)
         if recorded is None or any(step.batch is not before.batch for step in recorded):

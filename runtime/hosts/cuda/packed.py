@@ -5,8 +5,8 @@ array that the CPU has filled is in managed memory, where the GPU takes a page f
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -48,19 +48,6 @@ class Packed:
         return numbers.shape == self.numbers.shape and all(
             (numbers[place] == self.numbers[place]).all() for place in self.places.values()
         )
-
-    def with_tables(self, tables: npt.NDArray[np.int32]) -> "Packed | None":
-        """The same with other block tables, [seqs, columns in use], among the columns that there are; None: no other.
-
-        They differ when a sequence comes to a block, and also when a full one is replaced by an equal one.
-        """
-        place, width = self.places[TABLES], tables.shape[1]  # how many columns there are, then all rows
-        shape = len(tables), int(self.numbers[place.start])
-        if np.array_equal(self.numbers[place][1:].reshape(shape)[:, :width], tables):
-            return None
-        numbers = self.numbers.copy()
-        numbers[place][1:].reshape(shape)[:, :width] = tables
-        return replace(self, numbers=numbers)
 
     def upload(self) -> mx.array:
         """A lazy copy of the numbers in the GPU's own memory."""
@@ -131,6 +118,7 @@ class DecodeInputs:
         self._known: dict[str, npt.NDArray[Any]] = {}  # what does not move
         self._steady: Steady | None = None  # the same
         self._predicted: npt.NDArray[np.int32] | None = None  # what moves, after the last step
+        self._tables: tuple[npt.NDArray[np.int32], tuple[int, ...], bytes] | None = None
         self._moved: mx.array | Callable[[], mx.array] | None = None  # the same on the GPU
 
     def bind(
@@ -186,26 +174,41 @@ class DecodeInputs:
             slots: in the first step, then in the second, and so on.
             tables: gives block tables, [seqs, columns in use]; there is room for these.
         """
-        steady, first, places = self._steady, self._predicted, inputs.moving.places
+        steady, first, place = self._steady, self._predicted, inputs.moving.places.get(SLOTS)
         assert steady is not None and first is not None, "the steps before have been launched"
-        self._predicted = None  # until all steps are launched
-        rows, new = first + np.arange(steps, dtype=np.int32)[:, None], False
-        if SLOTS in places:
+        self._predicted, rows = None, None  # until all steps are launched
+        if place is not None:
             given = np.array(slots, np.int32).reshape(steps, -1)
-            new = not np.array_equal(rows[:, places[SLOTS]], given)
-            rows[:, places[SLOTS]] = given
-        if TABLES in steady.packed.places and (packed := steady.packed.with_tables(tables())) is not None:
+            if (given != first[place] + _counts(steps)).any():
+                rows = first + _counts(steps)
+                rows[:, place] = given
+        if TABLES in steady.packed.places and (packed := self._with_tables(steady.packed, tables())) is not None:
             steady = self._steady = Steady(packed, SentTogether([packed.numbers]), 0)
             self._known = self._known | {TABLES: packed.numbers[packed.places[TABLES]]}
         return inputs._replace(
-            moving=replace(inputs.moving, numbers=rows[0]),
+            moving=Packed(first if rows is None else rows[0], inputs.moving.places),
             steady=steady,
             steps=steps,
-            new=[*range(steps)] if new else [],
-            sent=SentTogether([*rows] if new else []),
-            at_once=new and steps > 1,
-            after=rows[-1] + 1,
+            new=[] if rows is None else [*range(steps)],
+            sent=SentTogether([] if rows is None else [*rows]),
+            at_once=rows is not None and steps > 1,
+            after=(first if rows is None else rows[-1]) + np.int32(steps if rows is None else 1),
         )
+
+    def _with_tables(self, packed: Packed, tables: npt.NDArray[np.int32]) -> Packed | None:
+        """The same with other block tables, [seqs, columns in use], among the columns that there are; None: no other.
+
+        They differ when a sequence comes to a block, and also when a full one is replaced by an equal one.
+        """
+        known, numbers = self._tables, tables.tobytes()
+        self._tables = (packed.numbers, tables.shape, numbers)
+        if known is not None and known[0] is packed.numbers and known[1:] == (tables.shape, numbers):
+            return None
+        place, width = packed.places[TABLES], tables.shape[1]  # how many columns there are, then all rows
+        shape, copied = (len(tables), int(packed.numbers[place.start])), packed.numbers.copy()
+        copied[place][1:].reshape(shape)[:, :width] = tables
+        self._tables = (copied, tables.shape, numbers)
+        return None if np.array_equal(copied, packed.numbers) else Packed(copied, packed.places)
 
     def moved(self, inputs: "BoundInputs", step: int) -> mx.array:
         """What moves, in one of the steps."""
@@ -271,3 +274,9 @@ def _are_same(known: Mapping[str, npt.NDArray[Any]], wanted: Mapping[str, npt.ND
 def _are_equal(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
     """`np.array_equal` of arrays of one type, in a fifth of its time: a step compares five small ones."""
     return first is second or (first.shape == second.shape and first.tobytes() == second.tobytes())
+
+
+@cache
+def _counts(steps: int) -> npt.NDArray[np.int32]:
+    """[steps, 1]: 0, 1, ..."""
+    return np.arange(steps, dtype=np.int32)[:, None]

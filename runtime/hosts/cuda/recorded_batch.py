@@ -165,7 +165,13 @@ class RecordedBatch:
         return of_shape(tokens, (self._rows,)), moving, last
 
     def read(self, first: int, steps: int) -> npt.NDArray[np.int32]:
-        """What some of the last steps have chosen, once they have ended: [2, steps, rows], see `mlxr_choose`."""
+        """What some of the last steps have chosen, once they have ended: [2, steps, rows], see `mlxr_choose`.
+
+        Later steps write there.
+        """
+        begin = first % MOST_STEPS
+        if begin + steps <= MOST_STEPS:
+            return self._seen[:, begin : begin + steps]
         return self._seen[:, [step % MOST_STEPS for step in range(first, first + steps)]]
 
     def fetch_logits(self, logits: mx.array, token: mx.array) -> tuple[mx.array, mx.array]:

@@ -13,9 +13,9 @@ import numpy as np
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.engine.sampling import Row, Sampler, Sampling
-from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Host
 

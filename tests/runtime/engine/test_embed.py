@@ -14,9 +14,9 @@ import pytest
 import mlxr
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.engine.default_pooling import default_pooling
+from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.pool import Pooling
 from mlxr.runtime.engine.sampling import Sampling
-from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr.runtime.weights.weight_file import WeightFile

@@ -18,9 +18,9 @@ from mlxr.runtime.engine import scheduler
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.generation import Generation
+from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.make_requests import RequestMaker, Terms
 from mlxr.runtime.engine.sampling import Sampling
-from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.host import Logits
 from mlxr.runtime.hosts.reference.host import ReferenceHost

@@ -8,8 +8,8 @@ import pytest
 
 import mlxr
 from mlxr.compiler.driver import compile_spec
+from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.model import Model
-from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import Batch, BatchRequest, Int32Array
 from mlxr_tests.storyteller import TINY, tiny_spec
 

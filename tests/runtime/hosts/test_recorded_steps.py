@@ -61,7 +61,7 @@ def test_the_likeliest_tokens_are_those_of_the_logits(monkeypatch: pytest.Monkey
                 done = host.go_on(done, MoreSteps(count, before, grow, partial(pager.block_tables, ids)))
                 assert done is not None
                 pager.take_copies()
-                chosen.append(done.read())
+                chosen.append(done.read().copy())
                 continue
             tokens = tokens if done is None else done.tokens
             batch = Batch.build(DecodeRequests(ids, [0, 0], before), pager, host.plan.query_tile, tokens, count)
@@ -69,7 +69,7 @@ def test_the_likeliest_tokens_are_those_of_the_logits(monkeypatch: pytest.Monkey
             done = host.likeliest_of_steps(batch)
             assert (done is not None) == is_recorded
             if done is not None:
-                chosen.append(done.read())
+                chosen.append(done.read().copy())
                 continue
             run, of_steps = host.decode(batch), list[np.ndarray]()
             for _ in range(count):

@@ -9,7 +9,7 @@ import pytest
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.engine.step import launch_step
+from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.warm_up import warm_up
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.cuda import device

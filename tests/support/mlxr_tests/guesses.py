@@ -9,8 +9,8 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.choose_arena import Head
+from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.speculation.head_steps import HeadPart, head_batch
-from mlxr.runtime.engine.step import launch_step
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.select import make_host, resolve_host
 from mlxr.runtime.weights.weight_file import WeightFile

@@ -1,0 +1,108 @@
+"""What comes right before a step on a host: sequences grow, blocks that they share are copied, and it is launched."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import mlx.core as mx
+
+from mlxr.runtime.cache.pager import Evicted, Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests
+from mlxr.runtime.hosts.host import Host, Logits
+from mlxr.runtime.hosts.likeliest import MoreSteps
+
+SaveEvicted = Callable[[Sequence[Evicted]], None]
+"""Takes blocks that the prefix cache gave up."""
+
+
+def launch_step(
+    host: Host,
+    pager: Pager,
+    requests: Sequence[BatchRequest] | DecodeRequests,
+    tokens: mx.array | None = None,
+    save: SaveEvicted | None = None,
+    tops: int = 0,
+    adapters: Sequence[tuple[int, float]] | None = None,
+) -> Logits:
+    """Grows sequences, copies the blocks that they share, and runs the host's step; its logits may be lazy.
+
+    Args:
+        host: where it runs.
+        pager: of the host's arena.
+        requests: the sequences' parts of the step.
+        tokens: [tokens], int32: token ids on the device. Of the requests' own ids, only the number then matters.
+        save: is given the blocks that the prefix cache gave up, while they still hold what they held; None: they are
+            lost.
+        tops: see `Batch.tops`.
+        adapters: what each sequence uses, see `Batch.using`; None: none uses any.
+
+    Raises:
+        ArenaFullError: the arena cannot hold all requests; nothing has been appended.
+        HostError: the step cannot be launched, or failed.
+    """
+    return host.step(batch_to_launch(host, pager, requests, tokens, save, tops, adapters))
+
+
+def batch_to_launch(
+    host: Host,
+    pager: Pager,
+    requests: Sequence[BatchRequest] | DecodeRequests,
+    tokens: mx.array | None = None,
+    save: SaveEvicted | None = None,
+    tops: int = 0,
+    adapters: Sequence[tuple[int, float]] | None = None,
+    steps: int = 1,
+) -> Batch:
+    """What `launch_step` does before the step: the batch, which is launched next. For `steps` see `Batch.build`.
+
+    Raises:
+        ArenaFullError: the arena cannot hold all requests; nothing has been appended.
+    """
+    batch = Batch.build(requests, pager, host.plan.query_tile, tokens, steps)
+    if tops:
+        batch = replace(batch, tops=tops)
+    if adapters is not None:
+        batch = batch.using(adapters)
+    copy_shared_blocks(host, pager, save)
+    return batch
+
+
+def copy_shared_blocks(host: Host, pager: Pager, save: SaveEvicted | None) -> None:
+    """What comes between the growth of sequences and a step: blocks that were given up are saved, others copied.
+
+    Args:
+        host: where the step runs.
+        pager: of the host's arena.
+        save: see `launch_step`.
+    """
+    evicted = pager.take_evicted()
+    if save is not None:
+        save(evicted)
+    if copies := pager.take_copies():
+        host.copy_blocks(copies)
+    for group in range(1, len(pager.others) + 1):
+        if copies := pager.take_copies_of(group):
+            host.copy_blocks(copies, group)
+
+
+def more_steps(
+    host: Host, pager: Pager, seq_ids: Sequence[int], starts: list[int], count: int, save: SaveEvicted | None
+) -> MoreSteps:
+    """What the host must know of steps that go on; sequences with states or several groups of layers do not.
+
+    Args:
+        host: where they run.
+        pager: of the host's arena.
+        seq_ids: the sequences.
+        starts: tokens of each before the steps.
+        count: how many steps.
+        save: see `launch_step`.
+    """
+
+    def grow() -> list[int] | None:
+        is_plain = pager.states is None and not pager.others
+        slots = pager.append_to_each(seq_ids, starts, count) if is_plain else None
+        if slots is not None:
+            copy_shared_blocks(host, pager, save)
+        return slots
+
+    return MoreSteps(count, starts, grow, lambda: pager.block_tables(seq_ids))
