@@ -12,14 +12,14 @@ class MoreSteps(NamedTuple):
     """Steps of the same sequences, each with one more token, that follow others: see `Host.go_on`.
 
     Attributes:
-        count: how many.
+        steps: how many.
         starts: tokens of each sequence that are in the arena before them.
         grow: has the sequences grow, and gives the slots of the tokens of the first of these steps, then of those of
             the second, and so on; None: they do not grow plainly, and have not grown.
         tables: gives the sequences' block tables, once they have grown.
     """
 
-    count: int
+    steps: int
     starts: Sequence[int]
     grow: Callable[[], Sequence[int] | None]
     tables: Callable[[], npt.NDArray[np.int32]]

@@ -164,7 +164,7 @@ class DecodeSteps:
 
     def go_on(self, after: LikeliestOfSteps, more: MoreSteps) -> LikeliestOfSteps | None:
         """See `Host.go_on`."""
-        chosen, before, count = self._chosen, self._recorded.last, more.count
+        chosen, before, count = self._chosen, self._recorded.last, more.steps
         if chosen is None or before is not after or not self._inputs.is_predicted or count > MOST_STEPS:
             return None
         kernel, dims = chosen.kernel, {**chosen.dims, "context": max(more.starts) + 1}
