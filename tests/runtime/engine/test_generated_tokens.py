@@ -1,7 +1,12 @@
 """What counts as generated: the tokens that answers get, wherever steps choose more."""
 
+from dataclasses import asdict, replace
+
+import numpy as np
 import pytest
 
+import mlxr
+from mlxr.runtime.engine.make_requests import Terms
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr_tests.hash_host import HashEngine
 
@@ -22,3 +27,29 @@ def test_only_tokens_of_answers_count_as_generated(pipelines: bool) -> None:
         engine.run()
         got = len(request.answer.completion.token_ids) + len(other.tokens)
         assert engine.core.stats().generated_tokens - before == got
+
+
+@pytest.mark.parametrize("options", [{}, {"stop_tokens": (300,)}, {"stop": ("zzz",)}, {"max_tokens": 9}])
+def test_tokens_that_are_foreseen_give_the_events_of_single_ones(options: dict[str, object]) -> None:
+    """Those of a launch are taken together where none of them can end the answer."""
+    with mlxr.load("storyteller", host="cpu") as model:
+        sampling, random, num_foreseen = Sampling(**{"ignore_eos": True} | options), np.random.default_rng(5), 0  # type: ignore[arg-type]
+        for _ in range(4):
+            one, several = (model.make_requests([[5, 400, 7]], sampling, lambda _: None, Terms())[0] for _ in range(2))
+            for request in (one, several):
+                request.answer.completion.cached_tokens = 2
+            while one.answer.completion.finish_reason is None and len(one.answer.tokens) < 40:
+                tokens = random.integers(259, 340, 3).tolist()
+                foreseen = several.foresee(tokens, 1.5)
+                num_foreseen += foreseen is not None
+                for i, token in enumerate(tokens):
+                    if foreseen is not None:
+                        several.take(foreseen[i])
+                    event = one.accept(token)
+                    given = several.accept(token) if foreseen is None else foreseen[i]
+                    assert asdict(replace(event, time=given.time)) == asdict(given)
+                    if event.finish_reason:
+                        break
+            assert one.answer.tokens == several.answer.tokens
+            assert replace(one.answer.completion) == several.answer.completion
+        assert bool(num_foreseen) == ("stop" not in options)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from mlxr.runtime.tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.model_proto import Piece, Pieces, write_model_proto
 from mlxr.runtime.tokenizer.sentencepiece_stream import SentencepieceStreamDecoder
 from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
+from mlxr_tests.vocabularies import single_bytes
 
 TESTS = Path(__file__).parents[2]
 STORYTELLER = load_tokenizer(TESTS.parent / "models/storyteller")
@@ -127,3 +129,20 @@ def test_the_work_of_a_token_does_not_grow():
         assert tokenizer.calls <= 5 * count, "a token is asked about once, by each of five questions"
     assert tokenizer.calls >= 2 * len(set(ids)), "each is asked about once at least"
     assert "".join([*text, decoder.flush()]) == STORYTELLER.decode(ids)
+
+
+@pytest.mark.parametrize("name", [*TOKENIZERS, "byte level"])
+def test_texts_that_are_known_are_those_of_single_tokens(name, tmp_path):
+    """Of runs of tokens at random, before and after they are known; characters may be begun in between."""
+    if name not in TOKENIZERS:
+        single_bytes("<end>").save(str(tmp_path / "tokenizer.json"))
+    tokenizer = TOKENIZERS[name] if name in TOKENIZERS else load_tokenizer(tmp_path)
+    random, decoder, known = np.random.default_rng(3), tokenizer.stream_decoder(), 0
+    for _ in range(300):
+        ids = random.integers(0, min(tokenizer.vocab_size, 300), random.integers(1, 4)).tolist()
+        texts = decoder.texts_of(ids)
+        assert texts is None or texts == decoder.texts_of(ids), "it changes nothing"
+        pushed = [decoder.push(token_id) for token_id in ids]
+        assert texts is None or texts == pushed
+        known += texts is not None
+    assert known > 10
