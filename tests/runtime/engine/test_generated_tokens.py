@@ -29,17 +29,17 @@ def test_only_tokens_of_answers_count_as_generated(pipelines: bool) -> None:
         assert engine.core.stats().generated_tokens - before == got
 
 
-@pytest.mark.parametrize("options", [{}, {"stop_tokens": (300,)}, {"stop": ("zzz",)}, {"max_tokens": 9}])
+@pytest.mark.parametrize("options", [{}, {"stop_tokens": (410,)}, {"stop": ("zzz",)}, {"max_tokens": 9}])
 def test_tokens_that_are_foreseen_give_the_events_of_single_ones(options: dict[str, object]) -> None:
     """Those of a launch are taken together where none of them can end the answer."""
     with mlxr.load("storyteller", host="cpu") as model:
         sampling, random, num_foreseen = Sampling(**{"ignore_eos": True} | options), np.random.default_rng(5), 0  # type: ignore[arg-type]
-        for _ in range(4):
+        for _ in range(12):
             one, several = (model.make_requests([[5, 400, 7]], sampling, lambda _: None, Terms())[0] for _ in range(2))
             for request in (one, several):
                 request.answer.completion.cached_tokens = 2
             while one.answer.completion.finish_reason is None and len(one.answer.tokens) < 40:
-                tokens = random.integers(259, 340, 3).tolist()
+                tokens = random.integers(400, 430, 3).tolist()
                 foreseen = several.foresee(tokens, 1.5)
                 num_foreseen += foreseen is not None
                 for i, token in enumerate(tokens):
