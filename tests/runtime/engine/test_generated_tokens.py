@@ -33,6 +33,8 @@ def test_only_tokens_of_answers_count_as_generated(pipelines: bool) -> None:
 def test_tokens_that_are_foreseen_give_the_events_of_single_ones(options: dict[str, object]) -> None:
     """Those of a launch are taken together where none of them can end the answer."""
     with mlxr.load("storyteller", host="cpu") as model:
+        assert model.tokenizer is not None
+        model.tokenizer.decode([5, *range(400, 430)])  # so that their texts are known
         sampling, random, num_foreseen = Sampling(**{"ignore_eos": True} | options), np.random.default_rng(5), 0  # type: ignore[arg-type]
         for _ in range(12):
             one, several = (model.make_requests([[5, 400, 7]], sampling, lambda _: None, Terms())[0] for _ in range(2))
