@@ -209,7 +209,7 @@ class DecodeSteps:
         if key not in self._taken:
             has_one_grid = kernel is not None or "context" not in self._grid_dims
             self._taken[key] = has_one_grid and self._recorded.takes(phase, dims, kernel)
-        return self._taken[key]
+        return self._taken[key] and self._recorded.is_reached
 
     def _between(self, dims: Dims) -> int:
         """Between which contexts conditions do not change, as a number."""
@@ -272,7 +272,8 @@ class DecodeSteps:
         key = self._key(phase, dims, inputs, tops)
         trace = self._recent.get(key)
         if trace is None:
-            if self._kernel(dims) is None and dims["rows"] not in self._refused and self._recorded.takes(phase, dims):
+            may_record = self._recorded.is_reached and dims["rows"] not in self._refused
+            if may_record and self._kernel(dims) is None and self._recorded.takes(phase, dims):
                 trace = self._record(phase, dims, inputs, chooses=False)
             if trace is None:
                 trace = self._trace(phase, dims, inputs.moving, tops)
@@ -282,6 +283,7 @@ class DecodeSteps:
     def _key(self, phase: Phase, dims: Dims, inputs: BoundInputs, tops: int) -> Key:
         return (
             phase.name,
+            self._recorded.is_reached,
             inputs.num_steady,
             *(dims["tokens"], dims["seqs"], dims["rows"], tops),
             *(dims[dim] for dim in self._grid_dims),

@@ -17,6 +17,7 @@ from mlxr.compiler.errors import HostError
 from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.hosts.binding import Dims
 from mlxr.runtime.hosts.cuda.packed import Packed
+from mlxr.runtime.hosts.cuda.recorded_memory import most_prompts
 from mlxr.runtime.hosts.cuda.recorded_prompts import LaunchesOf, RecordedPrompt, RecordedPrompts
 from mlxr.runtime.hosts.cuda.traces import Key, RecentTraces, Trace, traced, untraced
 from mlxr.runtime.hosts.mlx.host import MlxHost, sent_by
@@ -47,7 +48,8 @@ class PrefillSteps:
         self._host, self._launches_of = host, launches_of
         self.recorded = RecordedPrompts(host)
         self._recent: RecentTraces[list[Trace] | None] = RecentTraces()
-        self._recent_recorded: RecentTraces[RecordedPrompt | None] = RecentTraces()
+        self._recent_recorded, self._met = RecentTraces[RecordedPrompt](), RecentTraces[None]()
+        self._recent_recorded.most = most_prompts(host.plan)
         self.num_recorded = 0
         self.notes: tuple[str, ...] = ()
         self._context_matters = any(
@@ -113,7 +115,10 @@ class PrefillSteps:
         sizes = [size for name, size in dims.items() if name != "context" or found.depend_on_context]
         key = (phase.name, *sizes, *self._host.launcher.choice(phase, dims), *places)
         step = self._recent_recorded.get(key)
-        if step is None and (key in self._recent_recorded or self._has_few_sizes(dims)):
+        if step is None and key not in self._met and not self._has_few_sizes(dims):
+            self._met.keep(key, None)
+            return None
+        if step is None:
             try:
                 launches = self._launches_of(phase, dims, found.launches)
                 step = self.recorded.record(phase, launches, dims, packed)

@@ -23,6 +23,7 @@ _SMALL_ARRAYS = 6
 _PADDING = 8
 _BY_TOKEN = ("positions", "slots", "token_types", "adapter_ids")
 _MOST_NODES = 3  # of a matrix product of a prompt, with what stands around it
+_MORE_PROMPTS = 32
 _NODE_BYTES = 2304
 """What the driver takes for a launch of a graph: 1.6 to 2.2 KiB with 120 to 400 of them (H200, driver 580)."""
 
@@ -122,8 +123,19 @@ def graph_bytes(plan: Plan) -> int:
     nodes = (
         2 if count in as_one else len(phase.launches) + 1 for count in counts for _ in (0, *context_borders(phase))
     )
-    of_prompt = _MOST_NODES * len(program.phase("prefill").launches)
-    return _NODE_BYTES * (2 * sum(nlargest(MOST, nodes)) + of_prompt * len(plan.padded_sizes))
+    return _NODE_BYTES * 2 * sum(nlargest(MOST, nodes)) + prompt_graph_bytes(plan)
+
+
+def prompt_graph_bytes(plan: Plan) -> int:
+    """The same for graphs of prompts alone."""
+    launches = plan.program("metal").phase("prefill").launches
+    nodes = sum(_MOST_NODES if isinstance(launch.body, MatmulCall) else 1 for launch in launches)
+    return _NODE_BYTES * nodes * most_prompts(plan)
+
+
+def most_prompts(plan: Plan) -> int:
+    """How many steps of prompts are kept as graphs: one of each padded size, and some that came twice."""
+    return len(plan.padded_sizes) + _MORE_PROMPTS
 
 
 def recorded_bytes(plan: Plan) -> int:

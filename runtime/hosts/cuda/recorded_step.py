@@ -89,15 +89,20 @@ class RecordedSteps:
         """Whether steps of the plan can be recorded at all."""
         return is_recorded(self.host.plan)
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether this thread's stream is known, on which recorded steps are started."""
+        return mlx_stream() is not None
+
     def takes(self, phase: Phase, dims: Dims, kernel: StepKernel | None = None) -> bool:
-        """Whether a step with these dims can be recorded, by launches or by a step kernel."""
+        """Whether a step with these dims can be recorded, by launches or by a step kernel; the same in all threads."""
         launcher = self.host.launcher
         if launcher.exchange is not None or launcher.handover is not None or not self.takes_some:
             return False
         if not dims["tokens"] == dims["rows"] == dims["seqs"]:
             return False
         launches = launcher.running(phase, dims) if kernel is None else ()
-        return Launches.of(phase, launches) is not None and mlx_stream() is not None
+        return Launches.of(phase, launches) is not None
 
     def record(self, phase: Phase, dims: Dims, inputs: BoundInputs, kernel: StepKernel | None) -> "RecordedStep":
         """A step that it takes, by launches or by a step kernel.

@@ -55,11 +55,17 @@ def untraced(run: Callable[..., Any]) -> Trace:
 
 
 class RecentTraces(OrderedDict[Key, _Traces]):
-    """The traces of the sizes of steps that were used last."""
+    """The traces of the sizes of steps that were used last.
+
+    Attributes:
+        most: how many; None: `MOST`.
+    """
+
+    most: int | None = None
 
     def keep(self, key: Key, traces: _Traces) -> None:
         """Keeps traces, and drops those that have not been used for the longest time."""
         self[key] = traces
         self.move_to_end(key)
-        if len(self) > MOST:
+        if len(self) > (MOST if self.most is None else self.most):
             self.popitem(last=False)
