@@ -13,7 +13,7 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.binding import batch_arrays
-from mlxr.runtime.hosts.cuda import recorded_prompts
+from mlxr.runtime.hosts.cuda import prefill_steps, recorded_prompts
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.matrix_library import WORKSPACE_BYTES
@@ -77,6 +77,7 @@ def agree(first: tuple[Any, ...], second: tuple[Any, ...], error: float = 2e-2) 
 @pytest.mark.parametrize("keeps", few([True, False], [True]))
 def test_logits_and_counts_are_those_of_launches(monkeypatch: pytest.MonkeyPatch, keeps: bool) -> None:
     monkeypatch.setenv("MLXR_UNPACKED_MIB", "100" if keeps else "0")
+    monkeypatch.setattr(prefill_steps, "most_prompts", lambda _: 2)
     artifact = compiled(SPEC, Geometry.of(**PRODUCTS))
     launched, recorded = (run(monkeypatch, artifact, STEPS, is_recorded=is_recorded) for is_recorded in (False, True))
     agree(launched, recorded)
@@ -84,7 +85,7 @@ def test_logits_and_counts_are_those_of_launches(monkeypatch: pytest.MonkeyPatch
     assert launched[2].launches == host.launches
     assert host.recorded_prompts == 4, "the first step of two sequences may be the only one"
     assert card.recorded["product"] > 3 and card.recorded["mlxr_norm_bf16"] and card.recorded["mlxr_finish_bf16"]
-    assert launched[2].recorded_prompts == 0
+    assert launched[2].recorded_prompts == 0 and len(host._prefills._recent_recorded) == 2, "there is memory for two"
     total = places_of_prompt(artifact.plan)[1]
     assert 0 <= host._prefills.recorded.memory.nbytes - total < 4 and total < CudaHost.recorded_bytes(artifact.plan)
 
