@@ -77,14 +77,19 @@ class Answers:
         if step.count > 1:  # several at once take less time
             of_rows = zip(decode.requests, zip(*chosen.tokens, strict=True), strict=True)
             foreseen = [request.foresee(tokens, end) for request, tokens in of_rows]
-        rows, given = [*zip(range(len(foreseen)), decode.requests, foreseen, strict=True)], 0
+        rows, given, ended = [*zip(range(len(foreseen)), decode.requests, foreseen, strict=True)], 0, set[int]()
+        for _, request, events in rows:
+            if events is not None:
+                request.take(events)
         for index, tokens in enumerate(chosen.tokens):
             for (row, request, events), token in zip(rows, tokens, strict=True):
                 if request.answer.is_done:  # a token before, or a listener, has ended it
+                    if events is not None and row not in ended:
+                        ended.add(row)
+                        request.give_back(events[index:])
                     continue
                 if events is not None:
                     event = events[index]
-                    request.take(event)
                 else:
                     self._scheduler.has_decoded(decode, row, step.starts[row] + 1 + index, 1)
                     try:

@@ -319,14 +319,19 @@ class Request:
             for token, text in zip(tokens, texts, strict=True)
         ]
 
-    def take(self, event: Event) -> None:
-        """Adds the token of an event that was foreseen."""
-        answer, token = self.answer, event.token_id
-        assert token is not None, "tokens are foreseen"
-        completion = answer.completion
-        completion.token_ids.append(token)
-        answer.tokens.append(token)
-        completion.text += event.text
+    def take(self, events: Sequence[Event]) -> None:
+        """Adds the tokens of events that were foreseen."""
+        completion, tokens = self.answer.completion, [event.token_id for event in events if event.token_id is not None]
+        completion.token_ids += tokens
+        self.answer.tokens += tokens
+        completion.text += "".join([event.text for event in events])
+
+    def give_back(self, events: Sequence[Event]) -> None:
+        """Takes out the tokens of the last events that were taken: the answer has ended before."""
+        completion, text = self.answer.completion, sum([len(event.text) for event in events])
+        for tokens in (completion.token_ids, self.answer.tokens):
+            del tokens[len(tokens) - len(events) :]
+        completion.text = completion.text[: len(completion.text) - text]
 
     def _goes_on(self, is_complete: bool) -> bool:
         """Whether more must come: in some forms the token that ends answers also ends thoughts."""

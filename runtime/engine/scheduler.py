@@ -32,8 +32,8 @@ _ORDER = attrgetter("order", "run.number")
 _NO_PREFIX = Prefix(0, ())
 _LAUNCH_SECONDS = 0.004
 """How long the decode steps of one launch take at most: a request that comes waits for them, and the system lets
-another process run for about as long. Once the same requests have decoded for 32 steps, four times as long."""
-_STEADY_STEPS, _STEADY_TIMES = 32, 4
+another process run for about as long. Once the same requests have decoded for so many steps, so many times as long."""
+_STEADY = ((256, 8), (32, 4), (0, 1))
 _LAUNCH_LOGITS = 1 << 25
 """Numbers of logits of one launch at most, 128 MiB: all of them wait to be read."""
 
@@ -173,7 +173,7 @@ class Scheduler:
         # A state that has been read may be overwritten two steps on.
         if seconds is None or pager.states is not None:
             return step
-        longest = _LAUNCH_SECONDS * (_STEADY_TIMES if step.num_repeats >= _STEADY_STEPS else 1)
+        longest = _LAUNCH_SECONDS * next(times for steps, times in _STEADY if step.num_repeats >= steps)
         most = min(most, int(longest / seconds) - 1, _LAUNCH_LOGITS // (len(step.parts) * self._plan.vocab_size) - 1)
         for request in decode.requests:
             if request.draft.speculates:

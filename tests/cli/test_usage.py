@@ -1,6 +1,7 @@
 """Help comes at once; a mistake in options is told with the command's own usage and the nearest right word."""
 
 import argparse
+import gc
 import importlib
 import subprocess
 import sys
@@ -21,6 +22,18 @@ try:
 except SystemExit:
     print([name for name in ("mlx", "numpy", "pydantic", "yaml", "jinja2", "difflib") if name in sys.modules])
 """
+
+
+def test_only_a_process_of_its_own_puts_off_searches_through_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = gc.get_threshold()
+    monkeypatch.setattr(sys, "argv", ["mlxr", "--version"])
+    try:
+        for given, is_own in ((["--version"], False), (None, True)):
+            with pytest.raises(SystemExit):
+                main(given)
+            assert (gc.get_threshold() == before) != is_own
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_help_loads_nothing_slow() -> None:

@@ -1,6 +1,5 @@
 """Loads a model: finds it, compiles what is not compiled yet, and makes it ready to generate."""
 
-import gc
 import logging
 import os
 from dataclasses import replace
@@ -144,8 +143,6 @@ def load_found(found: FoundModel) -> "Model":
         model = _with_or_without_head(found, where)
         _speculate(model, found.options)
         _load_adapters(model, found.options)
-    if model.host.pipelines:
-        gc.collect()  # the first search through so much takes 50 to 250 ms; here no answer waits for it
     if found.registered is not None:
         note_use(found.registered)
     if (template := found.options.template) is not None:

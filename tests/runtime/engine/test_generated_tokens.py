@@ -44,9 +44,9 @@ def test_tokens_that_are_foreseen_give_the_events_of_single_ones(options: dict[s
                 tokens = random.integers(400, 430, 3).tolist()
                 foreseen = several.foresee(tokens, 1.5)
                 num_foreseen += foreseen is not None
+                if foreseen is not None:
+                    several.take(foreseen)
                 for i, token in enumerate(tokens):
-                    if foreseen is not None:
-                        several.take(foreseen[i])
                     event = one.accept(token)
                     given = several.accept(token) if foreseen is None else foreseen[i]
                     assert asdict(replace(event, time=given.time)) == asdict(given)
@@ -55,3 +55,24 @@ def test_tokens_that_are_foreseen_give_the_events_of_single_ones(options: dict[s
             assert one.answer.tokens == several.answer.tokens
             assert replace(one.answer.completion) == several.answer.completion
         assert bool(num_foreseen) == ("stop" not in options)
+
+
+def test_a_listener_that_ends_requests_within_a_launch_leaves_what_was_told() -> None:
+    engine, told = HashEngine(pipelines=True), list[object]()
+    (request,) = engine.requests(PROMPT[:5], Sampling(max_tokens=40))
+    other = engine.add(PROMPT[5:], 40)
+    listener = other.request.listener
+
+    def listen(event: object) -> None:
+        listener(event)  # type: ignore[arg-type]
+        if len(other.tokens) == 11:
+            engine.core.cancel(request)
+
+    object.__setattr__(other.request, "listener", listen)
+    object.__setattr__(request, "listener", told.append)
+    engine.core.add(request)
+    engine.run()
+    ids = [event.token_id for event in told if event.token_id is not None]  # type: ignore[attr-defined]
+    assert request.answer.completion.token_ids == ids and len(ids) < 40 == len(other.tokens)
+    assert request.answer.tokens == [*PROMPT[:5], *ids]
+    assert engine.core.stats().generated_tokens == len(ids) + 40
