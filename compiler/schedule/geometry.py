@@ -142,6 +142,8 @@ class MatrixTiles(SizeRecord):
     """Likewise, simdgroups."""
     wide_together: int = size("mma_wide_together", 0, one_of=(0, 1, 2, 4, 8))
     """Likewise, threadgroups that share columns."""
+    threadgroups: int = size("mma_threadgroups", 0, least=0)
+    """With stages and a quantised weight: about so many threadgroups, which take several tiles; 0: no stages."""
 
     def check_together(self) -> None:
         """Some number of rows is computed this way, unless that is turned off; a stage is filled beside another."""

@@ -250,6 +250,25 @@ __forceinline__ uint times_pair(uint a, uint b) {
 }
 #endif
 
+#if __CUDA_ARCH__ >= 800  // see templates/metal/mma.jinja
+#define MLXR_F16_PAIRS
+__forceinline__ uint f16_fma(uint a, uint b, uint c) {
+    uint sum;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+    return sum;
+}
+__forceinline__ uint f16_times(uint a, uint b) {
+    uint product;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
+__forceinline__ uint f16_of_byte(uint word, uint byte, uint less) {
+    uint number;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(number) : "r"(__byte_perm(word, 0x64646464u, 0x4040u + byte * 0x0101u)), "r"(less));
+    return number;
+}
+#endif
+
 #if __CUDA_ARCH__ >= 800  // see templates/metal/matvec_stream.metal.jinja
 #define MLXR_COPY_AHEAD(to, from) \
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from) : "memory")

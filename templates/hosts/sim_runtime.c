@@ -16,7 +16,7 @@
 
 _Static_assert(sizeof(SimWorker) <= SIM_SITES_OFFSET, "sites lie behind the worker");
 _Static_assert(SIM_SITES_OFFSET + SIM_MAX_SITES * sizeof(SimSite) <= SIM_ARENA_OFFSET, "then the arena");
-_Static_assert(SIM_THREADGROUP_LIMIT + (SIM_MAX_ARRAYS + 1) * (SIM_ARENA_GAP + 16) <= SIM_ARENA_SIZE, "arrays fit");
+_Static_assert(SIM_COPIES_LIMIT + (SIM_MAX_ARRAYS + 1) * (SIM_ARENA_GAP + 16) <= SIM_ARENA_SIZE, "arrays fit");
 _Static_assert(SIM_SHADOW_OFFSET + SIM_ARENA_SIZE * sizeof(SimShadow) <= SIM_STACKS_OFFSET, "stacks lie last");
 
 #ifdef __APPLE__
@@ -343,9 +343,10 @@ void *sim_threadgroup_array(uint32_t site, uint32_t size, uint32_t count, uint32
     uint64_t bytes = (uint64_t)size * count;
     if (align < 16) align = 16;
     uint64_t start = (worker->arena_bytes + (uint64_t)align - 1) / align * align;
-    if (worker->num_arrays == SIM_MAX_ARRAYS || start + bytes > SIM_THREADGROUP_LIMIT) {
+    if (worker->num_arrays == SIM_MAX_ARRAYS || start + bytes > worker->launch->threadgroup_limit) {
         SimFault fault = {.kind = SIM_THREADGROUP_FULL, .object_kind = SIM_IN_THREADGROUP, .site = site,
-                          .offset = (int64_t)start, .object_size = bytes};
+                          .offset = (int64_t)start, .object_size = bytes,
+                          .size = (uint32_t)worker->launch->threadgroup_limit};
         strncpy(fault.name, name, sizeof fault.name - 1);
         fail(worker, &fault);
     }

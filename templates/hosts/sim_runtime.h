@@ -124,6 +124,7 @@ typedef struct {
     uint64_t seed;
     uint64_t num_workers;
     uint64_t num_sites; /* sites of this kernel */
+    uint64_t threadgroup_limit; /* bytes of threadgroup memory that it may have */
 } SimLaunch;
 
 /* Who last wrote and read a granule of threadgroup memory. Both words are events: epoch << 37 | order << 12 |

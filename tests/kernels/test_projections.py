@@ -326,6 +326,39 @@ def test_several_rows_of_quantised_weights_with_mma(op, case, rows):
     run_rows(bench, "prefill", op, rows, "all" if op == LOGITS else "last")
 
 
+STREAMED = {
+    "alone": {"mma_simdgroups": 2, "mma_outputs": 32, "mma_stages": 2, "mma_threadgroups": 5},
+    "together": {"mma_simdgroups": 2, "mma_outputs": 64, "mma_stages": 3, "mma_together": 2, "mma_threadgroups": 4},
+}
+BLOCKS = {
+    "q4_k": {"weights": {"default": "q4_k", "tensors": {"*.v": "q6_k"}}, "activation_dtype": "bf16", **BIASES},
+    "q5_k": {"weights": {"default": "q5_k", "tensors": {"*.o": "q4_k"}}, "activation_dtype": "f16"},
+    "q6_k": {"weights": {"default": "q6_k", "tensors": {"*.up": "q5_k"}}, "activation_dtype": "bf16"},
+    "q8_0": {"weights": {"default": "q8_0"}, "activation_dtype": "bf16"},
+    "affine": {
+        "weights": {
+            "default": "affine4_g64_bf16",
+            "tensors": {"*.o": "affine4_g32_f16", "*.down": "affine4_g128_bf16"},
+        },
+        "activation_dtype": "bf16",
+    },
+}
+
+
+@pytest.mark.parametrize(("op", "case", "rows", "sizes"), few_of(ALL, BLOCKS, [2, 9, 16, 30, 50], STREAMED))
+def test_blocks_through_threadgroup_memory(op, case, rows, sizes):
+    """Ends of tiles, columns that simdgroups share unevenly, and rows that begin anywhere in a vector."""
+    changes = FORMATS | {"model__hidden_size": 768, "model__mlp": {"intermediate_size": 768}, "model__num_layers": 1}
+    changes |= {"model__vocab_size": 160, "model__context": 64, "prefill_chunk": 64, "model__tensor_names": "canonical"}
+    changes |= {"model__attention": {"num_heads": 12, "num_kv_heads": 2, "head_dim": 64}} | BLOCKS[case]
+    geometry = Geometry.of(mma_min_rows=2, mma_max_rows=64, **STREAMED[sizes])
+    artifact = compiled(small_spec(**changes), geometry)
+    streamed = {k.label for k in artifact.plan.first.kernels if "MLXR_COPY_AHEAD(to" in artifact.kernel_text(k.name)}
+    assert {f"{label}_mma{tile}" for label in ("qkv", "o", "down", "logits") for tile in (8, 64)} <= streamed
+    bench = OpBench(artifact, sum_error=1e-3 if op in (OUT, DOWN) else 4e-3)
+    run_rows(bench, "prefill", op, rows, "all" if op == LOGITS else "last")
+
+
 def test_gates_and_ups_of_two_formats_are_not_multiplied_with_mma():
     weights = {"default": "q4_k", "tensors": {"layers.*.mlp.gate": "q6_k"}}
     changes = FORMATS | {"weights": weights, "activation_dtype": "bf16"}

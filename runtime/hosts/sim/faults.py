@@ -124,8 +124,8 @@ def _what(fault: CFault, params: tuple[Param, ...], groups: tuple[int, int, int]
         case k if k == THREADGROUP_FULL:
             name = fault.name.decode("ascii", "replace")
             return (
-                f"threadgroup memory is full: array {name!r} needs {fault.object_size} bytes, {fault.offset} of 32768 "
-                "are in use"
+                f"threadgroup memory is full: array {name!r} needs {fault.object_size} bytes, {fault.offset} of "
+                f"{fault.size} are in use"
             )
         case k if k == DIVERGENT:
             return (

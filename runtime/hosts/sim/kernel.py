@@ -14,7 +14,17 @@ from mlxr.compiler.errors import HostError, KernelFault
 from mlxr.runtime.hosts.sim.build import ENTRY, build_runtime, load_kernel, load_runtime
 from mlxr.runtime.hosts.sim.faults import describe
 from mlxr.runtime.hosts.sim.instrument import NUM_SITES
-from mlxr.runtime.hosts.sim.library import MAX_BUFFERS, MAX_THREADS, CFault, CLaunch, load_library, num_workers
+from mlxr.runtime.hosts.sim.library import (
+    COPIES,
+    COPIES_LIMIT,
+    MAX_BUFFERS,
+    MAX_THREADS,
+    THREADGROUP_LIMIT,
+    CFault,
+    CLaunch,
+    load_library,
+    num_workers,
+)
 from mlxr.runtime.hosts.sim.signature import Signature, parse_signature
 
 _WRITABLE, _WRITTEN = 1, 2  # bits of SimBuffer.use in sim_runtime.h
@@ -74,10 +84,11 @@ class SimKernel:
         params: its buffers, in the order of their indices.
     """
 
-    def __init__(self, signature: Signature, library: ctypes.CDLL) -> None:
+    def __init__(self, signature: Signature, library: ctypes.CDLL, copies: bool) -> None:
         self.name = signature.name
         self.params = signature.params
         self._library = library
+        self._limit = COPIES_LIMIT if copies else THREADGROUP_LIMIT
         self._entry = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
         self._num_sites = ctypes.c_uint32.in_dll(library, NUM_SITES).value
         self._use = tuple((0, _WRITABLE | _WRITTEN * (p.writable or p.in_place)) for p in self.params)
@@ -100,7 +111,8 @@ class SimKernel:
             raise HostError(
                 f"sim: kernel {signature.name!r} has {len(signature.params)} buffers; Metal allows {MAX_BUFFERS}"
             )
-        return cls(signature, load_kernel(text, signature, lambda path: ctypes.CDLL(str(path))))
+        library = load_kernel(text, signature, lambda path: ctypes.CDLL(str(path)))
+        return cls(signature, library, COPIES in text)
 
     def launch(
         self,
@@ -150,6 +162,7 @@ class SimKernel:
             seed & (2**64 - 1),
             num_workers(),
             self._num_sites,
+            self._limit,
         )
         fault = CFault()
         status = self._launch(ctypes.addressof(launch), ctypes.addressof(fault))

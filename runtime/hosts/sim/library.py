@@ -10,6 +10,10 @@ from mlxr.compiler.errors import HostError
 
 MAX_BUFFERS = 31
 MAX_THREADS = 1024
+THREADGROUP_LIMIT, COPIES_LIMIT = 32768, 184320
+"""Bytes of threadgroup memory that a kernel may have; that one may have which copies ahead, as on NVIDIA cards."""
+COPIES = "MLXR_COPY_AHEAD"
+"""What a text contains that copies ahead."""
 _UINT3 = ctypes.c_uint32 * 3
 
 
@@ -25,6 +29,7 @@ class CLaunch(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("num_workers", ctypes.c_uint64),
         ("num_sites", ctypes.c_uint64),
+        ("threadgroup_limit", ctypes.c_uint64),
     )
 
 

@@ -12,7 +12,7 @@ FLAT = (
     "experts_min_rows",
     "experts_mma_tokens",
     *("mma_min_rows", "mma_max_rows", "mma_simdgroups", "mma_outputs", "mma_together", "mma_stages"),
-    *("mma_stage_kib", "mma_wide_outputs", "mma_wide_simdgroups", "mma_wide_together"),
+    *("mma_stage_kib", "mma_wide_outputs", "mma_wide_simdgroups", "mma_wide_together", "mma_threadgroups"),
     *("mlx_min_rows", "mlx_quantised_min_rows", "unpack_unroll"),
     *("attend_simdgroups", "attend_heads", "attend_unroll", "attend_whole", "attend_mma"),
     *("attend_many", "attend_many_simdgroups", "attend_many_heads", "attend_many_unroll", "attend_many_mma"),

@@ -85,6 +85,21 @@ MMA_VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry.of(mma_min_rows=2, mma_simdgroups=4, mma_outputs=32),
         ("qkv_mma8", "gate_up_mma32", "down_mma16"),
     ),
+    "rows-stream": (
+        small_spec(
+            **BLOCKS | {"model__hidden_size": 512}, weights={"default": "q4_k", "tensors": {"*.v": "q6_k"}}, **FOUR
+        ),
+        Geometry.of(
+            mma_min_rows=2,
+            mma_max_rows=8,
+            mma_simdgroups=2,
+            mma_outputs=64,
+            mma_stages=2,
+            mma_threadgroups=9,
+            mma_together=2,
+        ),
+        ("qkv_mma8", "gate_up_mma8"),
+    ),
     "gemm-mma": (
         small_spec(
             **BLOCKS,

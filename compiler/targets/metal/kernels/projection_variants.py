@@ -20,6 +20,7 @@ from mlxr.compiler.targets.metal.kernels.gemm_mma import gemm_mma
 from mlxr.compiler.targets.metal.kernels.matmul import MatmulKernel, matmul
 from mlxr.compiler.targets.metal.kernels.matmul_mma import MMA_TILES, matmul_mma
 from mlxr.compiler.targets.metal.kernels.matmul_stages import staged
+from mlxr.compiler.targets.metal.kernels.matmul_stream import streamed_rows
 from mlxr.compiler.targets.metal.kernels.matvec import matvec
 from mlxr.compiler.targets.metal.kernels.matvec_digits import in_digits
 from mlxr.compiler.targets.metal.kernels.matvec_mma import MMA_FORMATS, matvec_mma
@@ -166,7 +167,7 @@ def _mma_tiles(p: ProjectionFacts) -> list[ProjectionVariant]:
     most = (*MMA_TILES[:-1], max(last, MMA_TILES[-1]))
     return [
         ProjectionVariant(
-            best := staged(p, kernel.tile) or kernel,
+            best := staged(p, kernel.tile) or streamed_rows(p, kernel.tile) or kernel,
             max(first, below + 1),
             min(last, up_to),
             (MatrixTiles,),
