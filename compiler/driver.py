@@ -26,6 +26,7 @@ from mlxr.compiler.parallel.divide_model import RankPart, divide_model
 from mlxr.compiler.passes.pipeline import PassRecord, run_phases
 from mlxr.compiler.schedule.geometry import USUAL_GEOMETRY, Geometry
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
+from mlxr.compiler.schedule.last_rows import chooses_last_rows
 from mlxr.compiler.schedule.weights import plan_weights
 from mlxr.compiler.spec.load import dump_spec
 from mlxr.compiler.spec.model import ModelSpec
@@ -118,8 +119,8 @@ def _graph_files(name: str, graph: OpGraph) -> dict[str, str]:
 
 def _plan(spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTypes], early: Early | None = None) -> _Planned:
     """Plans a model that is not split."""
-    source, arena = source_graph(spec, table, types)
-    return _plan_graph(spec, arena, source, source, table, types, early=early)
+    source, arena, last_rows = source_graph(spec, table, types)
+    return _plan_graph(spec, arena, source, source, table, types, early=early, last_rows=last_rows)
 
 
 def _plan_graph(
@@ -131,10 +132,12 @@ def _plan_graph(
     types: Sequence[TargetTypes],
     part: RankPart | None = None,
     early: Early | None = None,
+    *,
+    last_rows: bool = False,
 ) -> _Planned:
     """Plans a source graph, which is that of the whole model or of a part of it."""
     origin = Provenance.of(spec)
-    graphs, records = run_phases(source, deterministic=spec.deterministic)
+    graphs, records = run_phases(source, deterministic=spec.deterministic, last_rows=last_rows)
     plan, sources = make_plan(spec, arena, whole, graphs, table, types, origin, part, early)
     named = {"source": source} | {str(phase): graph for phase, graph in graphs.items()}
     return _Planned(plan, sources, named, records)
@@ -152,7 +155,7 @@ def _plan_cut(
     on_card = [own for own in types if own.target == "metal"]
     if not on_card:
         raise PlanError("experts_on_cpu is for a card beside the CPU: compile target metal, or set it to 0")
-    whole, arena = source_graph(spec, table, on_card)
+    whole, arena, _ = source_graph(spec, table, on_card)
     cut, all_weights = cut_experts(whole, spec.experts_on_cpu), plan_weights(spec, whole, [whole])
     part = RankPart(None, None, all_weights)
     card = _plan_graph(spec, arena, whole, cut.card, table, on_card, part)
@@ -175,7 +178,7 @@ def _plan_ranks(
     spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTypes]
 ) -> tuple[dict[str, str], dict[PhaseName, list[PassRecord]]]:
     """Plans every rank of a model that is split. Returns the files of all, and the passes of rank 0."""
-    whole, arena = source_graph(spec, table, types)
+    whole, arena, _ = source_graph(spec, table, types)
     parts = divide_model(spec, whole, arena)
     check_ranks(spec, whole, [Rank(part.graph, part.slices) for part in parts])
     all_weights = plan_weights(spec, whole, [whole])
@@ -239,16 +242,19 @@ def _what_fits(spec: ModelSpec, weights_bytes: int, table: GeometryTable, types:
 def _fits(
     spec: ModelSpec, changes: _Sizes, weights_bytes: int, table: GeometryTable, types: Sequence[TargetTypes]
 ) -> bool:
-    """Whether a changed spec fits. It plans one layer, unless what layers keep differs: activations are as large."""
-    data = spec.model_dump()
-    layers = 1 if any(spec.model.recurrents) else spec.model.num_layers
+    """Whether a changed spec fits. It plans few layers, unless what layers keep differs: activations are as large.
+
+    Those of a single one are smaller if the last layer computes few rows.
+    """
+    data, layers = spec.model_dump(), spec.model.num_layers
+    planned = layers if any(spec.model.recurrents) else min(1 + chooses_last_rows(spec, table), layers)
     data["model"] |= {
-        "num_layers": spec.model.num_layers // layers,
+        "num_layers": planned,
         "context": changes.get("context", spec.model.context),
     }
     data["cache"] |= {name: value for name, value in changes.items() if name != "context"}
     if spec.cache.memory_budget is not None:
-        data["cache"]["memory_budget"] = spec.cache.memory_budget // layers
+        data["cache"]["memory_budget"] = spec.cache.memory_budget * planned // layers
     data["memory_budget"] = None
     data["weights"]["tensors"] = {}
     try:
@@ -257,7 +263,7 @@ def _fits(
         return False
     budget = spec.budget_of(0)
     assert budget is not None, "the caller has checked that there is a budget"
-    return weights_bytes + memory.arena_bytes * layers + memory.activation_bytes <= budget
+    return weights_bytes + memory.arena_bytes * layers // planned + memory.activation_bytes <= budget
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:

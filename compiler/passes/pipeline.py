@@ -32,6 +32,7 @@ from mlxr.compiler.passes.fuse_shared_expert import FuseSharedExpert
 from mlxr.compiler.passes.fuse_sum import FuseSum
 from mlxr.compiler.passes.fuse_text_attention import FuseTextAttention
 from mlxr.compiler.passes.join_mixers import JoinMixers
+from mlxr.compiler.passes.last_rows import LastRows
 from mlxr.compiler.passes.last_token_logits import LastTokenLogits
 from mlxr.compiler.passes.merge_qkv import MergeQkv
 from mlxr.compiler.passes.order_arena import OrderArena
@@ -49,12 +50,13 @@ class PassRecord:
     time_us: float
 
 
-def passes_of(phase: PhaseName, *, deterministic: bool = False) -> list[Pass]:
+def passes_of(phase: PhaseName, *, deterministic: bool = False, last_rows: bool = False) -> list[Pass]:
     """The passes of a phase's pipeline, in order.
 
     Args:
         phase: the phase.
         deterministic: whether both phases compute in the same way, so that they give the same bits.
+        last_rows: whether prompts compute what follows the last attention only where logits are wanted.
     """
     like: PhaseName = "prefill" if deterministic else phase
     of_few_tokens = (
@@ -83,6 +85,7 @@ def passes_of(phase: PhaseName, *, deterministic: bool = False) -> list[Pass]:
         FuseQkNorm(),  # needs MergeQkv's split
         FuseAttention(like),  # needs MergeQkv's split, with no norm between it and the attention
         FuseTextAttention(),  # likewise, of encoders
+        *((LastRows(),) if last_rows and phase == "prefill" else ()),  # after all that fuse steps into projections
         *((FuseHeadNorms(),) if like == "decode" else ()),  # after FuseQkNorm and FuseAttention, which leave its ops
         *((FuseMixers(),) if like == "decode" else ()),  # after FuseHeadNorms, which gives attention its norms
         SplitAdapters(),  # after all that fuse steps into projections, which leaves them to another op
@@ -92,14 +95,15 @@ def passes_of(phase: PhaseName, *, deterministic: bool = False) -> list[Pass]:
 
 
 def run_phases(
-    source: OpGraph, *, deterministic: bool
+    source: OpGraph, *, deterministic: bool, last_rows: bool = False
 ) -> tuple[dict[PhaseName, OpGraph], dict[PhaseName, list[PassRecord]]]:
     """The ordered graph of each phase, and the record of its passes; see `passes_of` and `run_passes`.
 
     Raises:
         GraphError: a pass broke a rule.
     """
-    ran = {phase: run_passes(source, passes_of(phase, deterministic=deterministic)) for phase in PHASES}
+    options = {"deterministic": deterministic, "last_rows": last_rows}
+    ran = {phase: run_passes(source, passes_of(phase, **options)) for phase in PHASES}
     return {phase: graph for phase, (graph, _) in ran.items()}, {phase: records for phase, (_, records) in ran.items()}
 
 

@@ -216,7 +216,8 @@ def arena_choice(spec: ModelSpec, arena: ArenaGeometry, table: GeometryTable) ->
 def chunk_choice(spec: ModelSpec, table: GeometryTable) -> ChosenGeometry:
     """The padding of prefill steps and, if the spec leaves it open, the most prompt tokens of a step."""
     choice = table.choose(Site.of_chunk(spec.model.num_layers, spec.model.hidden_size))
-    return choice.sizes(ChunkSizes) if spec.prefill_chunk is None else choice.sizes("chunk_padding")
+    passes = ("chunk_last_rows",)  # which is of the graph, and not of a step
+    return choice.sizes(ChunkSizes, without=passes) if spec.prefill_chunk is None else choice.sizes("chunk_padding")
 
 
 def chunk_tokens(spec: ModelSpec, chosen: ChosenGeometry) -> int:

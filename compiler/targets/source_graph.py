@@ -10,6 +10,7 @@ from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.schedule.geometry import USUAL_GEOMETRY
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
+from mlxr.compiler.schedule.last_rows import chooses_last_rows
 from mlxr.compiler.schedule.memory import arena_geometry
 from mlxr.compiler.schedule.weights import plan_weights
 from mlxr.compiler.spec.family import EAGLE_TENSORS, load_family
@@ -30,8 +31,10 @@ def leading(types: Sequence[TargetTypes]) -> TargetTypes:
     return min(types, key=lambda of_target: order.index(of_target.target))
 
 
-def source_graph(spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTypes]) -> tuple[OpGraph, ArenaGeometry]:
-    """The graph as built, and the arena.
+def source_graph(
+    spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTypes]
+) -> tuple[OpGraph, ArenaGeometry, bool]:
+    """The graph as built, the arena, and whether prompts compute their last rows alone; see `chooses_last_rows`.
 
     There is one of each for all targets, with the types of the leading one. Each target puts its own in their place.
 
@@ -47,7 +50,7 @@ def source_graph(spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTy
     cache = spec.cache.model_copy(update={"dtype": str(lead.cache)})
     typed = spec.model_copy(update={"activation_dtype": str(lead.activations), "cache": cache})
     arena = arena_geometry(typed, table, [of_target.cache for of_target in types])
-    return build_graph(typed, arena), arena
+    return build_graph(typed, arena), arena, chooses_last_rows(spec, table)
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def source_weights(spec: ModelSpec) -> SourceWeights:
         MlxrError: the spec cannot be compiled.
     """
     types = [target.types(spec, None) for target in TARGETS.values()]
-    graph, _ = source_graph(spec, GeometryTable(USUAL_GEOMETRY, ()), types)
+    graph, *_ = source_graph(spec, GeometryTable(USUAL_GEOMETRY, ()), types)
     return SourceWeights(plan_weights(spec, graph, [graph]), ignored_tensors(spec))
 
 

@@ -105,7 +105,7 @@ class Product(OpKind):
         """Two FLOPs for each row and each element of the weight that the row is multiplied with."""
         used = math.prod(weight_matrix(use.inputs, "weight"))
         if "rows" not in use.inputs:
-            return OpWork(flops=2 * used * dims["tokens"])
+            return OpWork(flops=2 * used * dims["rows" if use.inputs["x"].shape[0] == "rows" else "tokens"])
         return OpWork(flops=2 * used * dims["rows"], rows={"x": dims["rows"]})
 
 

@@ -78,12 +78,15 @@ class GatherRows(OpKind):
     family = "gather"
     inputs = ("x", "rows")
     linear = ("x",)
-    stages = SOURCE_STAGES
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """From x [tokens, width], rows [rows] -> out [rows, width]."""
         _, width = matrix(t, "x")
         return {"out": Tensor((t["rows"].shape[0], width), t["x"].dtype)}
+
+    def work(self, use: Use, dims: Dims) -> OpWork:
+        """It reads the rows that it chooses."""
+        return OpWork(flops=NOT_COUNTED, rows={"x": dims["rows"]})
 
     def divide(self, t: Tensors, has: Holdings, share: Share) -> Division:
         """The same rows of what the rank has."""

@@ -455,7 +455,7 @@ def test_stages() -> None:
     latent = {"latent_write", "latent_norm_write", "latent_queries", "latent_attention", "latent_decode"}
     recurrent = {"gated_norm", "gated_delta", "delta_decode", "ssd", "conv_ssd", "gated_conv", "causal_conv"}
     sent_or_guessed = {"all_sum", "send", "receive", "gather_result", "hidden_write", "guess_write", "guess_input"}
-    others = {"embed", "linear", "projection", "projection_sum", "head_product", "join_columns", *norms}
+    others = {"embed", "gather_rows", "linear", "projection", "projection_sum", "head_product", "join_columns", *norms}
     left -= {"adapter_down", "adapter_up", "packed_text_attention"} | {name for name, *_ in cut_ops.GOOD.values()}
     assert left == others | experts | attention | latent | recurrent | sent_or_guessed
 

@@ -50,7 +50,6 @@ def test_op_before_its_stage() -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("logits", "gather_rows"),
         (f"{PREFIX}.q_rotated", "rope"),
         (f"{PREFIX}.cache_write", "cache_write"),
         (f"{PREFIX}.attended", "attention"),

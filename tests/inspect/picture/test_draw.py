@@ -14,6 +14,7 @@ import pytest
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.load import load_spec
 from mlxr.inspect.picture.column import GraphColumn
@@ -52,6 +53,7 @@ def with_two_kinds_of_layers(artifact: Artifact) -> Artifact:
 SMALL = {
     "two kinds of layers": lambda: with_two_kinds_of_layers(compiled(small_spec(model__num_layers=5))),
     "one layer": lambda: compiled(small_spec(model__num_layers=1)),
+    "last rows": lambda: compiled(small_spec(model__num_layers=4), Geometry.of(chunk_last_rows=1)),
     "biases": lambda: compiled(small_spec(model__attention__qkv_bias=True)),
 }
 

@@ -224,6 +224,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry.of(mlx_quantised_min_rows=32, mlx_min_tokens=32),
         ("unpack", "attention_inputs"),
     ),
+    "last-rows": (small_spec(**BLOCKS), Geometry.of(chunk_last_rows=1), ("gather_rows_256", "logits_of_chosen")),
     "one-weight-for-mlx": (
         small_spec(
             **BLOCKS,

@@ -44,6 +44,7 @@ class CpuProjection(CpuMatrixKernel):
 
     Attributes:
         gather: whether its rows are the batch's `logit_rows` instead of all tokens.
+        of_rows: whether its rows are those whose logits are wanted, chosen here or before.
         logits: whether it writes into the caller's memory, whose address is in the batch.
         added: what a block adds to x first; None for nothing.
         adds_two: whether that is the sum of two results.
@@ -54,6 +55,7 @@ class CpuProjection(CpuMatrixKernel):
 
     template = "projection.jinja"
     gather: bool = False
+    of_rows: bool = False
     logits: bool = False
     added: AddedBlock | None = None
     adds_two: bool = False
@@ -116,7 +118,7 @@ class CpuProjection(CpuMatrixKernel):
     @property
     def count(self) -> str:
         """The field of the batch that has the number of its rows."""
-        return "rows" if self.gather else "tokens"
+        return "rows" if self.of_rows else "tokens"
 
     @property
     def formula(self) -> str:
@@ -149,12 +151,12 @@ class CpuProjection(CpuMatrixKernel):
     def buffer_table(self) -> str:
         """Its buffers, for the head of the function."""
         n = self.out_features
-        rows = [f"x        [tokens, {self.x_width}] f32", *self._norm_table]
+        rows = [f"x        [{'tokens' if self.gather else self.count}, {self.x_width}] f32", *self._norm_table]
         rows += [f"{f'w{i}':8} [{s.rows}, {self.in_features}] {s.format}" for i, s in enumerate(self.segments)]
         if self.epilogue.bias:
             rows.append(f"bias     [{sum(s.rows for s in self.segments)}] f32")
         if self.epilogue.residual:
-            rows.append(f"residual [tokens, {n}] f32")
+            rows.append(f"residual [{self.count}, {n}] f32")
         if self.epilogue.gate:
             rows.append("gate     [tokens, 1] f32")
         if self.epilogue.alpha_p:
@@ -198,6 +200,7 @@ def projection_kernel(lowering: CpuLowering, op: Op) -> CpuProjection:
         label="logits" if logits else weight_label(lowering, op),
         compute="exact" if routes else lowering.compute,
         gather="rows" in op.inputs,
+        of_rows="rows" in op.inputs or lowering.graph.value(op.inputs["x"]).shape[0] == "rows",
         logits=logits,
         added=attrs.added,
         adds_two="second" in op.inputs,

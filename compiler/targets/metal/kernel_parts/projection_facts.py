@@ -1,6 +1,6 @@
 """Facts about a projection that do not depend on the kernel that computes it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from mlxr.compiler.artifact.site import Site
@@ -15,6 +15,8 @@ from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.kernel_parts.fused_block import FusedBlock, fused_block_of
 from mlxr.compiler.targets.metal.kernel_parts.fused_norm import FusedNorm, fused_norm_of
 from mlxr.compiler.targets.metal.lowering import MetalLowering, num_columns
+
+_LAST = "last_"
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,11 @@ class ProjectionFacts:
     def is_quantised(self) -> bool:
         """Whether the weight is quantised."""
         return self.layout.is_bytes
+
+    @property
+    def alone(self) -> "ProjectionFacts":
+        """The same for a kernel of one row, which does not count rows: all products by a weight share it."""
+        return self if self.gather else replace(self, dim="tokens", label=self.label.removeprefix(_LAST))
 
     @property
     def least_rows(self) -> int:
@@ -103,6 +110,7 @@ class ProjectionFacts:
             "activation": self.activation,
             "epilogue": self.epilogue,
             "gather": self.gather,
+            "of_rows": self.dim == "rows",
         }
 
 
@@ -115,15 +123,16 @@ class ProjectionFields(TypedDict):
     activation: DType
     epilogue: Epilogue
     gather: bool
+    of_rows: bool
 
 
 def facts_of(lowering: MetalLowering, op: Op) -> ProjectionFacts:
     """The facts of an op."""
     gather, layout = "rows" in op.inputs, lowering.layouts[op.inputs["weight"]]
-    dim: BatchDim = "rows" if gather else "tokens"
+    dim: BatchDim = "rows" if gather or lowering.value(op, "x").shape[0] == "rows" else "tokens"
     label = "logits" if op.out in lowering.graph.outputs else op.inputs["weight"].rpartition(".")[2]
     return ProjectionFacts(
-        label=label,
+        label=_label(label, is_chosen_before=dim == "rows" and not gather),
         out_features=num_columns(lowering.graph.value(op.out)),
         layout=layout,
         activation=lowering.value(op, "x").dtype,
@@ -131,10 +140,17 @@ def facts_of(lowering: MetalLowering, op: Op) -> ProjectionFacts:
         added=fused_block_of(lowering, op),
         epilogue=lowering.epilogue_of(op),
         gather=gather,
-        one_row_alone=(lowering.phase == "decode" or gather) and not lowering.deterministic,
+        one_row_alone=(lowering.phase == "decode" or dim == "rows") and not lowering.deterministic,
         dim=dim,
         most_rows=lowering.limits[dim],
         deterministic=lowering.deterministic,
         choice=lowering.table.choose(Site.of_weight(label, layout)),
         x_columns=num_columns(lowering.value(op, "x")) if isinstance(op.attrs, Projection) and op.attrs.columns else 0,
     )
+
+
+def _label(label: str, *, is_chosen_before: bool) -> str:
+    """The label of kernels. Those for rows that were chosen before have their own, of the logits even that for one."""
+    if not is_chosen_before:
+        return label
+    return "logits_of_chosen" if label == "logits" else f"{_LAST}{label}"

@@ -32,6 +32,7 @@ class ProjectionKernel(MatrixKernel):
 
     Attributes:
         gather: whether the input `rows` selects rows of x.
+        of_rows: whether its rows are those whose logits are wanted, chosen here or before.
         tile: rows of x per threadgroup; 1: the kernel computes a single row.
         x_columns: columns of x, of which the first `in_features` are multiplied; 0: it has no others.
         experts: the order of the rows, if each is multiplied by an expert of its own; None: by the whole weight.
@@ -42,6 +43,7 @@ class ProjectionKernel(MatrixKernel):
     tile: int
     x_columns: int = 0
     _: KW_ONLY
+    of_rows: bool = False
     experts: ExpertRows | None = None
     heads: HeadRows | None = None
 
@@ -114,7 +116,7 @@ class ProjectionKernel(MatrixKernel):
     @property
     def count(self) -> str:
         """The dim that counts the rows."""
-        return "rows" if self.gather else "tokens"
+        return "rows" if self.gather or self.of_rows else "tokens"
 
     @property
     def formula(self) -> str:

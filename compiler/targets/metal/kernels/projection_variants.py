@@ -69,8 +69,10 @@ def variants_of(p: ProjectionFacts) -> list[ProjectionVariant]:
         # kernel for several rows; by this one they take 265 and 169 (experiment 6). Matrix instructions help large
         # weights of 4 bits: gate and up 33 -> 27.5 us (8).
         sizes = p.choice.geometry.one_row
-        digits = in_digits(p) if sizes.mma == BY_DIGITS else None
-        one_row = digits or (streamed(p, matvec_mma(p)) if sizes.mma else in_passes(matvec(p), sizes.threadgroups))
+        alone = p.alone
+        digits = in_digits(alone) if sizes.mma == BY_DIGITS else None
+        streams = digits or (streamed(alone, matvec_mma(alone)) if sizes.mma else None)
+        one_row = streams or in_passes(matvec(alone), sizes.threadgroups)
         unused = () if set(p.layout.formats) <= MMA_FORMATS else OneRow.names("mma")
         copies = digits is not None or isinstance(one_row, MatvecStreamKernel)
         takes_tiles = copies or (not sizes.mma and keeps_columns(one_row))
@@ -163,8 +165,13 @@ def _mma_tiles(p: ProjectionFacts) -> list[ProjectionVariant]:
         first, last = 1, p.most_rows
     if not g.min_rows or first > last or not kernels:
         return []
+    # Rows that were chosen before are of one layer and the logits: one kernel is enough, and fewer are compiled.
+    tiles = MMA_TILES if p.gather or p.dim == "tokens" else MMA_TILES[1:2]
+    # Rows that were chosen before are of one layer and the logits: one kernel is enough, and fewer are compiled.
+    tiles = MMA_TILES if p.gather or p.dim == "tokens" else MMA_TILES[1:2]
     # More rows than the largest tile take several of the largest tiles.
-    most = (*MMA_TILES[:-1], max(last, MMA_TILES[-1]))
+    most = (*tiles[:-1], max(last, tiles[-1]))
+    kernels = tuple(kernel for kernel in kernels if kernel.tile in tiles)
     return [
         ProjectionVariant(
             best := staged(p, kernel.tile) or streamed_rows(p, kernel.tile) or kernel,
