@@ -30,7 +30,7 @@ class _Layout:
         stride: vectors from one row to the next: lanes read from different banks.
         group: columns of one scale.
         row_pad: vectors after a row of x, likewise.
-        padded: numbers that codes have too much in a sum of products, besides the constant above them.
+        padded: what codes have too much.
     """
 
     vectors: int
@@ -108,25 +108,16 @@ class ExpertCodesKernel(ProjectionKernel):
         return self.in_features // 8 + self.near.row_pad
 
     @property
-    def above(self) -> int:
-        """What is added to a code by the constant above it, which makes it a number of 16 bits."""
-        return 128 if str(self.activation) == "bf16" else 1024
-
-    @property
-    def constant(self) -> str:
-        """Two such constants."""
-        return "0x43004300u" if str(self.activation) == "bf16" else "0x64006400u"
-
-    @property
     def scales(self) -> int:
-        """Numbers of a row's scales and shifts."""
-        return 16
+        """Numbers of a row's scales."""
+        return _BLOCK // self.near.group
 
     @property
     def threadgroup_bytes(self) -> int:
         """Bytes of blocks, scales, rows of x and their sums."""
         of_simdgroup = self.stages * self.slot * _VECTOR + self.rows * self.scales * 4
-        of_x = self.tile * self.row_of_x * _VECTOR + self.padded_tile * self.in_features // self.near.group * 4
+        of_columns = self.in_features // self.near.group + self.units
+        of_x = self.tile * self.row_of_x * _VECTOR + self.padded_tile * of_columns * 4
         return self.simdgroups * of_simdgroup + of_x
 
 
