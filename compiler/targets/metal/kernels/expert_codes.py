@@ -15,8 +15,6 @@ from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 _TILE = 8
 """Choices that a threadgroup multiplies: columns of a matrix instruction."""
-_PROMPT_TILE = 32
-"""The same in prompts."""
 _BLOCK = 256
 _VECTOR = 16
 
@@ -105,7 +103,22 @@ class ExpertCodesKernel(ProjectionKernel):
     @property
     def row_of_x(self) -> int:
         """Vectors from one row of x to the next."""
-        return self.in_features // 8 + self.near.row_pad
+        return self.units_of_x * _BLOCK // 8 + self.near.row_pad
+
+    @property
+    def chunked(self) -> bool:
+        """Whether x comes unit by unit, since threadgroup memory has no room for all of a tile."""
+        return self.tile > _TILE
+
+    @property
+    def units_of_x(self) -> int:
+        """Units of x in threadgroup memory."""
+        return 2 if self.chunked else self.units
+
+    @property
+    def rows_of_simdgroup(self) -> int:
+        """Rows of x that a simdgroup prepares."""
+        return -(-self.tile // self.simdgroups)
 
     @property
     def scales(self) -> int:
@@ -116,7 +129,7 @@ class ExpertCodesKernel(ProjectionKernel):
     def threadgroup_bytes(self) -> int:
         """Bytes of blocks, scales, rows of x and their sums."""
         of_simdgroup = self.stages * self.slot * _VECTOR + self.rows * self.scales * 4
-        of_columns = self.in_features // self.near.group + self.units
+        of_columns = self.units_of_x * (_BLOCK // self.near.group + 1)
         of_x = self.tile * self.row_of_x * _VECTOR + self.padded_tile * of_columns * 4
         return self.simdgroups * of_simdgroup + of_x
 
@@ -130,7 +143,7 @@ def expert_codes(lowering: MetalLowering, op: Op, p: ProjectionFacts, experts: E
     whole = all(s.offsets[0] % _VECTOR == 0 and s.rows * row_bytes % _VECTOR == 0 for s in p.layout.segments)
     if not whole or p.layout.columns % _BLOCK or p.out_features % (rows // p.epilogue.halves):
         return None
-    tile = _TILE if lowering.phase == "decode" else _PROMPT_TILE
+    tile = _TILE if lowering.phase == "decode" else g.max_rows
     made = ExpertCodesKernel(
         label=f"{p.label}_codes{tile}",
         norm=None,
