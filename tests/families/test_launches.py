@@ -88,7 +88,7 @@ def test_launches_of_experts_on_an_nvidia_card() -> None:
     """Choices of several sequences are ordered and multiplied in tiles, which takes more launches and less time."""
     spec = small_spec(
         model__num_layers=1,
-        model__hidden_size=256,
+        model__hidden_size=1024,
         model__attention={"num_heads": 8, "num_kv_heads": 2, "head_dim": 64},
         model__mlp={"intermediate_size": 256, "experts": {"count": 16, "per_token": 4, "router": "softmax_topk"}},
         model__tensor_names="canonical",
@@ -101,6 +101,6 @@ def test_launches_of_experts_on_an_nvidia_card() -> None:
     for sequences in (1, 3, 4, 16):
         running = [la for la in launches if la.runs(decode_dims(sequences, 20), library=True)]
         found[sequences] = [program.kernel(la.kernel).label for la in running]
-    most = {1: 6, 3: 8, 4: 12, 16: 12}
+    most = {1: 6, 3: 8, 4: 10, 16: 10}
     assert {n: len(labels) for n, labels in found.items() if len(labels) > most[n]} == {}, found
-    assert {n for n, labels in found.items() if "experts_mma8" in labels and "expert_order" in labels} == {4, 16}
+    assert {n for n, labels in found.items() if "experts_mma8" in labels and "route_order" in labels} == {4, 16}

@@ -99,3 +99,26 @@ def test_choices_of_an_expert(sizes, mlp, weights, activation, sequences):
         cache={"mode": "paged", "max_sequences": 32},
     )
     assert {"experts_codes8", "experts_down_codes8"} <= run_decode(artifact, sequences, 8e-3)
+
+
+ROUTERS = {
+    "softmax": {"router": "softmax_topk"},
+    "sigmoid": {"router": "sigmoid", "selection_bias": True},
+    "groups": {"router": "sigmoid", "selection_bias": True, "groups": {"count": 5, "chosen": 2}},
+}
+
+
+@pytest.mark.parametrize(("router", "sequences"), few_of(ROUTERS, [4, 30]))
+def test_choice_order_and_norm_in_one_launch(router, sequences):
+    """Rows of 1,024 columns are normalised by the launch that chooses, and others by one of their own."""
+    artifact = artifact_of(
+        {"experts": EXPERTS | ROUTERS[router]},
+        1024,
+        128,
+        {"experts_mma_tokens": 4, "mma_simdgroups": 2},
+        activation_dtype="bf16",
+        weights={"default": "q8_0"},
+        cache={"mode": "paged", "max_sequences": 32},
+    )
+    launches = run_decode(artifact, sequences, 8e-3)
+    assert "route_order" in launches and not {"route", "expert_order", "normalise"} & launches

@@ -1,9 +1,9 @@
-// experts_codes8_7aa273dd
+// experts_codes8_d237f80d
 // small spec of a test
 //
 // Products of a tile of 8 choices of an expert by matrix instructions: out = silu(x @ gate.T) * (x @ up.T), weight = [gate; up].
-// A code under a constant is a number of 16 bits, the code plus 128. What is too much goes by the sums of x, of 32 columns
-// each, which have one scale. A simdgroup has 16 rows of the weight, 2 times, and copies one block of each at a time, 2 times ahead.
+// A code's bits are an f16 number, code * 2^-24. x is one f16 number, scaled by a power of two for each 256 columns. 32 columns have
+// one scale, which multiplies their sum. A simdgroup has 16 rows of the weight, 2 times, and copies one block of each at a time, 2 times ahead.
 // Grid: (8, tiles) threadgroups of 2 simdgroups.
 //   x          [tokens, 512] bf16
 //   weight     [5898240] u8
@@ -83,16 +83,16 @@ inline void values_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
   }
 }
 
-// The bf16 numbers in the lower half of a pair, and in the upper.
+// The f16 numbers in the lower half of a pair, and in the upper.
 inline float2 floats_of(uint pair) {
-  return as_type<float2>(uint2(pair << 16, pair & 0xffff0000u));
+  return float2((float)as_type<half>((uint16_t)pair), (float)as_type<half>((uint16_t)(pair >> 16)));
 }
 #ifndef MLXR_MMA
 inline float pair_product(uint a, uint b, float sum) {
   const float2 x = floats_of(a), y = floats_of(b);
   return sum + (x.x * y.x + x.y * y.y);
 }
-inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
+inline float4 mma_f16(uint4 a, uint2 b, float4 c, uint lane) {
   for (uint t = 0; t < 4; t++) {
     const uint row = lane / 4 * 4 + t, column = lane % 4 * 8 + t;
     const uint4 w = uint4(simd_shuffle(a.x, row), simd_shuffle(a.y, row), simd_shuffle(a.z, row), simd_shuffle(a.w, row));
@@ -106,9 +106,25 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
   return c;
 }
 #endif
-// The lower halves of two words, and the upper.
-inline uint lower_halves(uint a, uint b) { return (a & 0xffffu) | b << 16; }
-inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
+#ifndef MLXR_MMA
+inline float4 mma_f16(uint4 a, uint2 b, uint lane) { return mma_f16(a, b, float4(0.0f), lane); }
+#endif
+// Two floats rounded to f16, the first in the lower half.
+inline uint f16_pair(float x, float y) {
+  return (uint)as_type<uint16_t>((half)x) | (uint)as_type<uint16_t>((half)y) << 16;
+}
+// The bits of a small number are those of an f16 number, 2^-24 of it. Nibbles i and i + 4, odd ones 16 times as large.
+inline void nibble_pairs(uint u, thread uint* p) {
+  p[0] = u & 0x000f000fu;
+  p[1] = u & 0x00f000f0u;
+  p[2] = (u >> 8) & 0x000f000fu;
+  p[3] = (u >> 8) & 0x00f000f0u;
+}
+// Bytes 0 and 2, then 1 and 3, of which `mask` tells what to take.
+inline void byte_pairs(uint u, uint mask, thread uint* p) {
+  p[0] = u & mask;
+  p[1] = (u >> 8) & mask;
+}
 inline float4 widen_bf16(uint2 u) {
   return as_type<float4>(uint4(u.x << 16, u.x & 0xffff0000u, u.y << 16, u.y & 0xffff0000u));
 }
@@ -142,7 +158,7 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, ulong at, u
   }
 }
 // ---- kernel
-[[kernel]] void experts_codes8_7aa273dd(
+[[kernel]] void experts_codes8_d237f80d(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device int32_t* order [[buffer(2)]],
@@ -162,13 +178,14 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, ulong at, u
   const uint count = (uint)of_tile[2] - first_row;
   const uint expert_row = (uint)of_tile[0] * 256u;
   MLXR_THREADGROUP(uint4, ring, 640);
-  MLXR_THREADGROUP(float4, scales_of, 128);
-  // Rows of x: of each four columns 0, 2, 1 and 3, as codes are. And sums of 32 columns, two of each row side by side.
+  MLXR_THREADGROUP(float2, scales_of, 128);
+  // Rows of x: of each four columns 0, 2, 1 and 3, as codes are. Sums of 32 columns: of two pairs of f16 numbers, whose sums they are. And what scales back.
   MLXR_THREADGROUP(uint4, rows_of_x, 544);
-  MLXR_THREADGROUP(float4, sums_of_x, 32);
+  MLXR_THREADGROUP(uint4, sums_of_x, 32);
+  MLXR_THREADGROUP(float2, backs, 8);
   threadgroup float* totals = (threadgroup float*)sums_of_x;
   threadgroup uint4* own = ring + simdgroup_index_in_threadgroup * 320u;
-  threadgroup float4* of_rows = scales_of + simdgroup_index_in_threadgroup * 64u;
+  threadgroup float2* of_rows = scales_of + simdgroup_index_in_threadgroup * 64u;
   const uint end = 256u;
   const uint first = threadgroup_position_in_grid.x * 32u + simdgroup_index_in_threadgroup * 8u;
   const uint steps = first < end ? min(2u, (end - first + 15u) / 16u) * 2u : 0u;
@@ -190,21 +207,44 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, ulong at, u
     asked++;
     MLXR_END_COPIES();
   }
-  for (uint i = thread_index_in_threadgroup; i < 512u; i += 64u) {
-    const uint row_of_tile = i / 64u, column = i % 64u;
-    float sum = 0.0f;
-    if (row_of_tile < count) {
-      const uint4 v = *(const device uint4*)(x + (uint)order[first_row + row_of_tile] / 4u * 512u + column * 8u);
-      float4 of_columns[2];
-      unpack_bf16(v, of_columns);
-      sum = sum4(of_columns[0] + of_columns[1]);
-      rows_of_x[row_of_tile * 68u + column] = uint4(lower_halves(v.x, v.y), upper_halves(v.x, v.y), lower_halves(v.z, v.w), upper_halves(v.z, v.w));
+  // Other rows have no sums.
+  for (uint i = thread_index_in_threadgroup; i < 16u; i += 64u) {
+    const uint row_of_tile = i % 8u;
+    if (row_of_tile >= count) {
+      ((threadgroup float*)backs)[i] = 0.0f;
+#pragma unroll
+      for (uint j = 0; j < 4u; j++) {
+        ((threadgroup uint2*)totals)[i * 4u + j] = uint2(0u);
+      }
     }
+  }
+  for (uint i = simdgroup_index_in_threadgroup; i < count * 2u; i += 2u) {
+    const uint row_of_tile = i / 2u, x_unit = i % 2u;
+    float4 v[2];
+    unpack_bf16(*(const device uint4*)(x + (uint)order[first_row + row_of_tile] / 4u * 512u + (x_unit * 32u + lane) * 8u), v);
+    const uint4 one = as_type<uint4>(v[0]) & 0x7fffffffu, other = as_type<uint4>(v[1]) & 0x7fffffffu;
+    const uint most = simd_max(max(max(max(one.x, one.y), max(one.z, one.w)), max(max(other.x, other.y), max(other.z, other.w))));
+    const uint exponent = clamp((int)(most >> 23), 15, 244);
+    const float factor = as_type<float>((268u - exponent) << 23);
+    v[0] *= factor;
+    v[1] *= factor;
+    float sum = sum4(v[0] + v[1]);
     sum += simd_shuffle_xor(sum, 1);
-    sum += simd_shuffle_xor(sum, 2);
-    if (column % 4u == 0) {
-      totals[(column / 8u * 8u + row_of_tile) * 2u + column / 4u % 2u] = sum;
+    sum = 0.015625f * (sum + simd_shuffle_xor(sum, 2));
+    const float second = simd_shuffle_xor(sum, 4);
+    if (lane % 8u == 0) {
+      const uint upper = f16_pair(sum, second);
+      const float2 rest = float2(sum, second) - floats_of(upper);
+      ((threadgroup uint2*)totals)[(x_unit * 8u + row_of_tile) * 4u + lane / 8u] = uint2(upper, f16_pair(rest.x, rest.y));
     }
+    // Codes of the upper halves of bytes are 16 times as large.
+    const float of_half = lane / 4u % 2u == 0 ? 1.0f : 0.0625f;
+    v[0] *= of_half;
+    v[1] *= of_half;
+    if (lane == 0) {
+      ((threadgroup float*)backs)[x_unit * 8u + row_of_tile] = as_type<float>((exponent + 10u) << 23);
+    }
+    rows_of_x[row_of_tile * 68u + x_unit * 32u + lane] = uint4(f16_pair(v[0].x, v[0].z), f16_pair(v[0].y, v[0].w), f16_pair(v[1].x, v[1].z), f16_pair(v[1].y, v[1].w));
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   // Rows past the end repeat the last one and are not stored.
@@ -222,46 +262,67 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, ulong at, u
   uint pass = 0, unit = 0;
 #pragma unroll 1
   for (uint step = 0; step < steps; step++) {
+    const uint x_unit = unit;
     MLXR_AWAIT_COPIES(1);
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const threadgroup uint8_t* near = (const threadgroup uint8_t*)(own + step % 2u * 160u);
+    uint minima[2];
+    float minimum[2];
 #pragma unroll
     for (uint eighth = 0; eighth < 2u; eighth++) {
       const uint r = eighth * 8u + group;
       const PairScales two = pair_scales(*(const threadgroup uint4*)(near + r * 160u), quad);
-      const float2 first_scale = scale_of(two, 0), second_scale = scale_of(two, 1);
-      of_rows[r * 4u + quad] = float4(first_scale.x, first_scale.y - 128.0f * first_scale.x, second_scale.x, second_scale.y - 128.0f * second_scale.x);
+      of_rows[r * 4u + quad] = float2(two.scale * (float)(two.scales & 255u), two.scale * (float)(two.scales >> 8 & 255u));
+      minima[eighth] = (two.minima & 0xffu) | (two.minima & 0xff00u) << 8;
+      minimum[eighth] = -64.0f * two.minimum;
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
+    float4 of_unit[1][1];
+#pragma unroll
+    for (uint n = 0; n < 1u; n++) {
+      const uint2 b = ((const threadgroup uint2*)totals)[(x_unit * 8u + n * 8u + group) * 4u + quad];
+#pragma unroll
+      for (uint m = 0; m < 1u; m++) {
+        const uint even = m, odd = m + 1;
+        of_unit[m][n] = mma_f16(uint4(minima[even], minima[odd], minima[even], minima[odd]), b, lane) * float4(minimum[even], minimum[even], minimum[odd], minimum[odd]);
+      }
+    }
 #pragma unroll
     for (uint p = 0; p < 4; p++) {
       uint4 a[1][4];
-      float4 scale_even[1], scale_odd[1];
+      float2 scale_even[1], scale_odd[1];
 #pragma unroll
       for (uint m = 0; m < 1u; m++) {
         scale_even[m] = of_rows[(m * 8u + group) * 4u + p];
         scale_odd[m] = of_rows[(m * 8u + 8u + group) * 4u + p];
         const uint2 w = *(const threadgroup uint2*)(near + (m * 8u + group) * 160u + 16u + p * 32u + quad * 8u);
         const uint2 v = *(const threadgroup uint2*)(near + (m * 8u + 8u + group) * 160u + 16u + p * 32u + quad * 8u);
-        a[m][0] = uint4(((w.x) & 0x000f000fu) | 0x43004300u, ((v.x) & 0x000f000fu) | 0x43004300u, ((w.x >> 8) & 0x000f000fu) | 0x43004300u, ((v.x >> 8) & 0x000f000fu) | 0x43004300u);
-        a[m][1] = uint4(((w.y) & 0x000f000fu) | 0x43004300u, ((v.y) & 0x000f000fu) | 0x43004300u, ((w.y >> 8) & 0x000f000fu) | 0x43004300u, ((v.y >> 8) & 0x000f000fu) | 0x43004300u);
-        a[m][2] = uint4(((w.x >> 4) & 0x000f000fu) | 0x43004300u, ((v.x >> 4) & 0x000f000fu) | 0x43004300u, ((w.x >> 12) & 0x000f000fu) | 0x43004300u, ((v.x >> 12) & 0x000f000fu) | 0x43004300u);
-        a[m][3] = uint4(((w.y >> 4) & 0x000f000fu) | 0x43004300u, ((v.y >> 4) & 0x000f000fu) | 0x43004300u, ((w.y >> 12) & 0x000f000fu) | 0x43004300u, ((v.y >> 12) & 0x000f000fu) | 0x43004300u);
+        const uint2 w8 = w >> 8, v8 = v >> 8;
+        a[m][0] = uint4(w.x & 0x000f000fu, v.x & 0x000f000fu, w8.x & 0x000f000fu, v8.x & 0x000f000fu);
+        a[m][1] = uint4(w.y & 0x000f000fu, v.y & 0x000f000fu, w8.y & 0x000f000fu, v8.y & 0x000f000fu);
+        a[m][2] = uint4(w.x & 0x00f000f0u, v.x & 0x00f000f0u, w8.x & 0x00f000f0u, v8.x & 0x00f000f0u);
+        a[m][3] = uint4(w.y & 0x00f000f0u, v.y & 0x00f000f0u, w8.y & 0x00f000f0u, v8.y & 0x00f000f0u);
       }
 #pragma unroll
       for (uint n = 0; n < 1u; n++) {
-        const uint4 low = of_x[n][unit * 32u + p * 8u], high = of_x[n][unit * 32u + p * 8u + 4u];
-        const float4 total = ((const threadgroup float4*)totals)[(unit * 4u + p) * 4u + n * 4u + quad];
+        const uint4 low = of_x[n][x_unit * 32u + p * 8u], high = of_x[n][x_unit * 32u + p * 8u + 4u];
 #pragma unroll
         for (uint m = 0; m < 1u; m++) {
-          float4 c = mma_bf16(a[m][0], low.xy, float4(0.0f), lane);
-          float4 d = mma_bf16(a[m][2], high.xy, float4(0.0f), lane);
-          c = mma_bf16(a[m][1], low.zw, c, lane);
-          d = mma_bf16(a[m][3], high.zw, d, lane);
-          const float4 e = scale_even[m], o = scale_odd[m];
-          sums[m][n] += float4(c.x * e.x + total.x * e.y, c.y * e.x + total.z * e.y, c.z * o.x + total.x * o.y, c.w * o.x + total.z * o.y);
-          sums[m][n] += float4(d.x * e.z + total.y * e.w, d.y * e.z + total.w * e.w, d.z * o.z + total.y * o.w, d.w * o.z + total.w * o.w);
+          float4 c = mma_f16(a[m][0], low.xy, lane), d = mma_f16(a[m][2], high.xy, lane);
+          c = mma_f16(a[m][1], low.zw, c, lane);
+          d = mma_f16(a[m][3], high.zw, d, lane);
+          const float2 e = scale_even[m], o = scale_odd[m];
+          of_unit[m][n] += c * float4(e.x, e.x, o.x, o.x);
+          of_unit[m][n] += d * float4(e.y, e.y, o.y, o.y);
         }
+      }
+    }
+#pragma unroll
+    for (uint n = 0; n < 1u; n++) {
+      const float2 back = backs[x_unit * 4u + n * 4u + quad];
+#pragma unroll
+      for (uint m = 0; m < 1u; m++) {
+        sums[m][n] += of_unit[m][n] * float4(back.x, back.y, back.x, back.y);
       }
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);

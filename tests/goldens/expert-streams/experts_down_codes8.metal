@@ -1,9 +1,9 @@
-// experts_down_codes8_03e29f60
+// experts_down_codes8_b4d72218
 // small spec of a test
 //
 // Products of a tile of 8 choices of an expert by matrix instructions: out = x @ weight.T.
-// A code under a constant is a number of 16 bits, the code plus 128. What is too much goes by the sums of x, of 16 columns
-// each, which have one scale. A simdgroup has 16 rows of the weight, 2 times, and copies one block of each at a time, 2 times ahead.
+// A code's bits are an f16 number, code * 2^-24. x is one f16 number, scaled by a power of two for each 256 columns. 16 columns have
+// one scale, which multiplies their sum. A simdgroup has 16 rows of the weight, 2 times, and copies one block of each at a time, 2 times ahead.
 // Grid: (8, tiles) threadgroups of 2 simdgroups.
 //   x          [tokens * 4, 256] bf16
 //   weight     [4300800] u8
@@ -84,16 +84,16 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
   }
 }
 
-// The bf16 numbers in the lower half of a pair, and in the upper.
+// The f16 numbers in the lower half of a pair, and in the upper.
 inline float2 floats_of(uint pair) {
-  return as_type<float2>(uint2(pair << 16, pair & 0xffff0000u));
+  return float2((float)as_type<half>((uint16_t)pair), (float)as_type<half>((uint16_t)(pair >> 16)));
 }
 #ifndef MLXR_MMA
 inline float pair_product(uint a, uint b, float sum) {
   const float2 x = floats_of(a), y = floats_of(b);
   return sum + (x.x * y.x + x.y * y.y);
 }
-inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
+inline float4 mma_f16(uint4 a, uint2 b, float4 c, uint lane) {
   for (uint t = 0; t < 4; t++) {
     const uint row = lane / 4 * 4 + t, column = lane % 4 * 8 + t;
     const uint4 w = uint4(simd_shuffle(a.x, row), simd_shuffle(a.y, row), simd_shuffle(a.z, row), simd_shuffle(a.w, row));
@@ -107,9 +107,25 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
   return c;
 }
 #endif
-// The lower halves of two words, and the upper.
-inline uint lower_halves(uint a, uint b) { return (a & 0xffffu) | b << 16; }
-inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
+#ifndef MLXR_MMA
+inline float4 mma_f16(uint4 a, uint2 b, uint lane) { return mma_f16(a, b, float4(0.0f), lane); }
+#endif
+// Two floats rounded to f16, the first in the lower half.
+inline uint f16_pair(float x, float y) {
+  return (uint)as_type<uint16_t>((half)x) | (uint)as_type<uint16_t>((half)y) << 16;
+}
+// The bits of a small number are those of an f16 number, 2^-24 of it. Nibbles i and i + 4, odd ones 16 times as large.
+inline void nibble_pairs(uint u, thread uint* p) {
+  p[0] = u & 0x000f000fu;
+  p[1] = u & 0x00f000f0u;
+  p[2] = (u >> 8) & 0x000f000fu;
+  p[3] = (u >> 8) & 0x00f000f0u;
+}
+// Bytes 0 and 2, then 1 and 3, of which `mask` tells what to take.
+inline void byte_pairs(uint u, uint mask, thread uint* p) {
+  p[0] = u & mask;
+  p[1] = (u >> 8) & mask;
+}
 inline float4 widen_bf16(uint2 u) {
   return as_type<float4>(uint4(u.x << 16, u.x & 0xffff0000u, u.y << 16, u.y & 0xffff0000u));
 }
@@ -138,7 +154,7 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, ulong at, u
   }
 }
 // ---- kernel
-[[kernel]] void experts_down_codes8_03e29f60(
+[[kernel]] void experts_down_codes8_b4d72218(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device int32_t* order [[buffer(2)]],
@@ -160,9 +176,10 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, ulong at, u
   const uint expert_row = (uint)of_tile[0] * 512u;
   MLXR_THREADGROUP(uint4, ring, 896);
   MLXR_THREADGROUP(float4, scales_of, 128);
-  // Rows of x: of each four columns 0, 2, 1 and 3, as codes are. And sums of 16 columns, of all rows side by side.
+  // Rows of x: of each four columns 0, 2, 1 and 3, as codes are. Sums of 16 columns, of all rows side by side. And what scales back.
   MLXR_THREADGROUP(uint4, rows_of_x, 272);
-  MLXR_THREADGROUP(float4, sums_of_x, 32);
+  MLXR_THREADGROUP(uint4, sums_of_x, 32);
+  MLXR_THREADGROUP(float2, backs, 4);
   threadgroup float* totals = (threadgroup float*)sums_of_x;
   threadgroup uint4* own = ring + simdgroup_index_in_threadgroup * 448u;
   threadgroup float4* of_rows = scales_of + simdgroup_index_in_threadgroup * 64u;
@@ -186,20 +203,36 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, ulong at, u
     asked++;
     MLXR_END_COPIES();
   }
-  for (uint i = thread_index_in_threadgroup; i < 256u; i += 64u) {
-    const uint row_of_tile = i / 32u, column = i % 32u;
-    float sum = 0.0f;
-    if (row_of_tile < count) {
-      const uint4 v = *(const device uint4*)(x + (uint)order[first_row + row_of_tile] * 256u + column * 8u);
-      float4 of_columns[2];
-      unpack_bf16(v, of_columns);
-      sum = sum4(of_columns[0] + of_columns[1]);
-      rows_of_x[row_of_tile * 34u + column] = uint4(lower_halves(v.x, v.y), upper_halves(v.x, v.y), lower_halves(v.z, v.w), upper_halves(v.z, v.w));
+  // Other rows have no sums.
+  for (uint i = thread_index_in_threadgroup; i < 8u; i += 64u) {
+    const uint row_of_tile = i % 8u;
+    if (row_of_tile >= count) {
+      ((threadgroup float*)backs)[i] = 0.0f;
+#pragma unroll
+      for (uint j = 0; j < 16u; j++) {
+        totals[(i / 8u * 16u + j) * 8u + row_of_tile] = 0.0f;
+      }
     }
+  }
+  for (uint i = simdgroup_index_in_threadgroup; i < count * 1u; i += 2u) {
+    const uint row_of_tile = i / 1u, x_unit = i % 1u;
+    float4 v[2];
+    unpack_bf16(*(const device uint4*)(x + (uint)order[first_row + row_of_tile] * 256u + (x_unit * 32u + lane) * 8u), v);
+    const uint4 one = as_type<uint4>(v[0]) & 0x7fffffffu, other = as_type<uint4>(v[1]) & 0x7fffffffu;
+    const uint most = simd_max(max(max(max(one.x, one.y), max(one.z, one.w)), max(max(other.x, other.y), max(other.z, other.w))));
+    const uint exponent = clamp((int)(most >> 23), 15, 244);
+    const float factor = as_type<float>((268u - exponent) << 23);
+    v[0] *= factor;
+    v[1] *= factor;
+    float sum = sum4(v[0] + v[1]);
     sum += simd_shuffle_xor(sum, 1);
-    if (column % 2u == 0) {
-      totals[column / 2u * 8u + row_of_tile] = -160.0f * sum;
+    if (lane % 2u == 0) {
+      totals[(x_unit * 16u + lane / 2u) * 8u + row_of_tile] = -1.90734863e-06f * sum;
     }
+    if (lane == 0) {
+      ((threadgroup float*)backs)[x_unit * 8u + row_of_tile] = as_type<float>((exponent + 10u) << 23);
+    }
+    rows_of_x[row_of_tile * 34u + x_unit * 32u + lane] = uint4(f16_pair(v[0].x, v[0].z), f16_pair(v[0].y, v[0].w), f16_pair(v[1].x, v[1].z), f16_pair(v[1].y, v[1].w));
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   // Rows past the end repeat the last one and are not stored.
@@ -217,20 +250,29 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, ulong at, u
   uint pass = 0, unit = 0;
 #pragma unroll 1
   for (uint step = 0; step < steps; step++) {
+    const uint x_unit = unit;
     MLXR_AWAIT_COPIES(1);
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const threadgroup uint8_t* near = (const threadgroup uint8_t*)(own + step % 2u * 224u);
-    const uint of_unit = pass * 0u + unit * 2u;
+    const uint begin_of_unit = pass * 0u + unit * 2u;
     const threadgroup uint8_t* blocks[2];
 #pragma unroll
     for (uint eighth = 0; eighth < 2u; eighth++) {
       const uint r = eighth * 8u + group;
-      const uint begin = (uint)(at & 15ul) + r * 2u + of_unit;
+      const uint begin = (uint)(at & 15ul) + r * 2u + begin_of_unit;
       blocks[eighth] = near + r * 224u + begin % 16u;
       const threadgroup char* s = (const threadgroup char*)(blocks[eighth] + 192u + quad * 4u);
-      of_rows[r * 4u + quad] = (float)*(const threadgroup half*)(blocks[eighth] + 208u) * float4((float)s[0], (float)s[1], (float)s[2], (float)s[3]);
+      ((threadgroup float4*)of_rows)[r * 4u + quad] = (float)*(const threadgroup half*)(blocks[eighth] + 208u) * float4((float)s[0], (float)s[1], (float)s[2], (float)s[3]);
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
+    float4 of_unit[1][1];
+#pragma unroll
+    for (uint n = 0; n < 1u; n++) {
+#pragma unroll
+      for (uint m = 0; m < 1u; m++) {
+        of_unit[m][n] = float4(0.0f);
+      }
+    }
 #pragma unroll
     for (uint half_block = 0; half_block < 2; half_block++) {
       uint low[2][2][2], high[2][2];
@@ -252,24 +294,32 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, ulong at, u
           float4 scale[1];
 #pragma unroll
           for (uint m = 0; m < 1u; m++) {
-            const uint first_eighth = 2 * m, other = 2 * m + 1;
-            const uint even = ((low[first_eighth][run % 2][h] >> (run / 2 * 4)) & 0x0f0f0f0fu) | ((high[first_eighth][h] >> (2 * run)) & 0x03030303u) << 4;
+            const uint one = 2 * m, other = 2 * m + 1;
+            const uint even = ((low[one][run % 2][h] >> (run / 2 * 4)) & 0x0f0f0f0fu) | ((high[one][h] >> (2 * run)) & 0x03030303u) << 4;
             const uint odd = ((low[other][run % 2][h] >> (run / 2 * 4)) & 0x0f0f0f0fu) | ((high[other][h] >> (2 * run)) & 0x03030303u) << 4;
-            a[m] = uint4((even & 0x00ff00ffu) | 0x43004300u, (odd & 0x00ff00ffu) | 0x43004300u, ((even >> 8) & 0x00ff00ffu) | 0x43004300u, ((odd >> 8) & 0x00ff00ffu) | 0x43004300u);
+            a[m] = uint4(even & 0x00ff00ffu, odd & 0x00ff00ffu, (even >> 8) & 0x00ff00ffu, (odd >> 8) & 0x00ff00ffu);
             const float of_even = ((const threadgroup float*)of_rows)[(m * 16u + group) * 16u + half_block * 8u + run * 2u + h];
             const float of_odd = ((const threadgroup float*)of_rows)[(m * 16u + 8u + group) * 16u + half_block * 8u + run * 2u + h];
             scale[m] = float4(of_even, of_even, of_odd, of_odd);
           }
 #pragma unroll
           for (uint n = 0; n < 1u; n++) {
-            const uint2 b = ((const threadgroup uint2*)of_x[n])[unit * 64u + half_block * 32u + run * 8u + h * 4u];
-            const float2 total = ((const threadgroup float2*)totals)[(unit * 16u + half_block * 8u + run * 2u + h) * 4u + n * 4u + quad];
+            const uint2 b = ((const threadgroup uint2*)of_x[n])[x_unit * 64u + half_block * 32u + run * 8u + h * 4u];
+            const float2 total = ((const threadgroup float2*)totals)[(x_unit * 16u + half_block * 8u + run * 2u + h) * 4u + n * 4u + quad];
 #pragma unroll
             for (uint m = 0; m < 1u; m++) {
-              sums[m][n] += scale[m] * mma_bf16(a[m], b, float4(total.x, total.y, total.x, total.y), lane);
+              of_unit[m][n] += scale[m] * mma_f16(a[m], b, float4(total.x, total.y, total.x, total.y), lane);
             }
           }
         }
+      }
+    }
+#pragma unroll
+    for (uint n = 0; n < 1u; n++) {
+      const float2 back = backs[x_unit * 4u + n * 4u + quad];
+#pragma unroll
+      for (uint m = 0; m < 1u; m++) {
+        sums[m][n] += of_unit[m][n] * float4(back.x, back.y, back.x, back.y);
       }
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);

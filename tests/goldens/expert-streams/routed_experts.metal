@@ -1,4 +1,4 @@
-// routed_experts_808fe861
+// routed_experts_e779a10d
 // small spec of a test
 //
 // The choice of 4 experts of 40 by a router's logits, and the projections of a token by them: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -312,15 +312,19 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, const threa
     MLXR_COPY_AHEAD(to + i, (const device uint4*)(weight + begin + in_row % 9u * 16u));
   }
 }
+#ifndef MLXR_NEAR_AHEAD
+#define MLXR_NEAR_AHEAD(from, bytes)
+#endif
 // ---- kernel
-[[kernel]] void routed_experts_808fe861(
+[[kernel]] void routed_experts_e779a10d(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* logits [[buffer(2)]],
   const device float* norm [[buffer(3)]],
-  device bfloat16_t* out [[buffer(4)]],
-  device int32_t* experts [[buffer(5)]],
-  device float* weights [[buffer(6)]],
+  const device uint8_t* next_weight [[buffer(4)]],
+  device bfloat16_t* out [[buffer(5)]],
+  device int32_t* experts [[buffer(6)]],
+  device float* weights [[buffer(7)]],
   uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
@@ -388,18 +392,6 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, const threa
         taken |= 1u << i;
       }
     }
-    float largest_logit = logit[0];
-  #pragma unroll
-    for (uint i = 1; i < 2u; i++) {
-      largest_logit = max(largest_logit, logit[i]);
-    }
-    largest_logit = simd_max(largest_logit);
-    float all = 0.0f;
-  #pragma unroll
-    for (uint i = 0; i < 2u; i++) {
-      all += metal::precise::exp(logit[i] - largest_logit);
-    }
-    all = simd_sum(all);
 
   // Lane r % 32 keeps the logit of the expert of rank r.
   float kept[1];
@@ -443,6 +435,18 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, const threa
     }
   }
     if (stores) {
+      float largest_logit = logit[0];
+    #pragma unroll
+      for (uint i = 1; i < 2u; i++) {
+        largest_logit = max(largest_logit, logit[i]);
+      }
+      largest_logit = simd_max(largest_logit);
+      float all = 0.0f;
+    #pragma unroll
+      for (uint i = 0; i < 2u; i++) {
+        all += metal::precise::exp(logit[i] - largest_logit);
+      }
+      all = simd_sum(all);
       float sum = 0.0f;
     #pragma unroll
       for (uint j = 0; j < 1u; j++) {
@@ -489,6 +493,11 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, const threa
       }
       asked++;
       MLXR_END_COPIES();
+    }
+    // The next launch's weight comes to the cache meanwhile.
+    if (thread_index_in_threadgroup == 0) {
+      const uint begin = part % 16u * 6720u;
+      MLXR_NEAR_AHEAD(next_weight + (ulong)expert_of_slot * 107520ul + begin, 6720u);
     }
 #pragma unroll
     for (uint j = 0; j < 1u; j++) {

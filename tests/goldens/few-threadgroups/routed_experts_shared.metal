@@ -1,4 +1,4 @@
-// routed_experts_shared_47ae7c10
+// routed_experts_shared_508628ac
 // small spec of a test
 //
 // The choice of 3 experts of 40 by a router's logits, and the projections of a token by them: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -110,7 +110,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 
 // ---- kernel
-[[kernel]] void routed_experts_shared_47ae7c10(
+[[kernel]] void routed_experts_shared_508628ac(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* logits [[buffer(2)]],
@@ -369,18 +369,6 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
         taken |= 1u << i;
       }
     }
-    float largest_logit = logit[0];
-  #pragma unroll
-    for (uint i = 1; i < 2u; i++) {
-      largest_logit = max(largest_logit, logit[i]);
-    }
-    largest_logit = simd_max(largest_logit);
-    float all = 0.0f;
-  #pragma unroll
-    for (uint i = 0; i < 2u; i++) {
-      all += metal::precise::exp(logit[i] - largest_logit);
-    }
-    all = simd_sum(all);
 
   // Lane r % 32 keeps the logit of the expert of rank r.
   float kept[1];
@@ -424,6 +412,18 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
     }
   }
     if (stores) {
+      float largest_logit = logit[0];
+    #pragma unroll
+      for (uint i = 1; i < 2u; i++) {
+        largest_logit = max(largest_logit, logit[i]);
+      }
+      largest_logit = simd_max(largest_logit);
+      float all = 0.0f;
+    #pragma unroll
+      for (uint i = 0; i < 2u; i++) {
+        all += metal::precise::exp(logit[i] - largest_logit);
+      }
+      all = simd_sum(all);
       float sum = 0.0f;
     #pragma unroll
       for (uint j = 0; j < 1u; j++) {

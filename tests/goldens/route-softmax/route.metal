@@ -1,4 +1,4 @@
-// route_d6a6a838
+// route_60ef1dc5
 // small spec of a test
 //
 // The 3 experts of each token of 40, best first, and their weights: router softmax_topk, weights of sum 1.
@@ -18,7 +18,7 @@ typedef bfloat bfloat16_t;
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
 // ---- kernel
-[[kernel]] void route_d6a6a838(
+[[kernel]] void route_60ef1dc5(
   const device float* x [[buffer(0)]],
   device int32_t* experts [[buffer(1)]],
   device float* weights [[buffer(2)]],
@@ -40,18 +40,6 @@ typedef bfloat bfloat16_t;
       taken |= 1u << i;
     }
   }
-  float largest_logit = logit[0];
-#pragma unroll
-  for (uint i = 1; i < 2u; i++) {
-    largest_logit = max(largest_logit, logit[i]);
-  }
-  largest_logit = simd_max(largest_logit);
-  float all = 0.0f;
-#pragma unroll
-  for (uint i = 0; i < 2u; i++) {
-    all += metal::precise::exp(logit[i] - largest_logit);
-  }
-  all = simd_sum(all);
 
   // Lane r % 32 keeps the logit of the expert of rank r.
   float kept[1];
@@ -93,6 +81,18 @@ typedef bfloat bfloat16_t;
     }
   }
 
+  float largest_logit = logit[0];
+#pragma unroll
+  for (uint i = 1; i < 2u; i++) {
+    largest_logit = max(largest_logit, logit[i]);
+  }
+  largest_logit = simd_max(largest_logit);
+  float all = 0.0f;
+#pragma unroll
+  for (uint i = 0; i < 2u; i++) {
+    all += metal::precise::exp(logit[i] - largest_logit);
+  }
+  all = simd_sum(all);
   float sum = 0.0f;
 #pragma unroll
   for (uint j = 0; j < 1u; j++) {

@@ -127,7 +127,7 @@ MMA_VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             **{"matvec_mma": 1, "matvec_outputs": 16, "matvec_simdgroups": 2, "matvec_split": 1, "matvec_stages": 1},
             **{"experts_mma_tokens": 4, "mma_simdgroups": 2, "mma_outputs": 32, "mma_stages": 2},
         ),
-        ("routed_experts", "experts_down", "experts_codes8", "experts_down_codes8"),
+        ("routed_experts", "experts_down", "route_order", "experts_codes8", "experts_down_codes8"),
     ),
     "expert-tiles": (
         small_spec(

@@ -12,7 +12,7 @@ from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 
-_TILE_FIELDS = 3
+TILE_FIELDS = 3
 """Numbers of a tile: its expert, and the places of its first choice and after its last."""
 
 
@@ -92,16 +92,14 @@ def order_choices(lowering: MetalLowering, readers: Sequence[Op], tile: int, whe
         tile: the most choices of a tile.
         when: when the tiles are needed.
     """
-    op = readers[0]
+    op, kernel = readers[0], order_kernel(lowering, readers[0], tile)
     attrs = op.attrs_as(ExpertProduct)
-    skips = attrs.routed(lowering.graph.use(op)) > attrs.num_experts
-    kernel = ExpertOrderKernel("expert_order", attrs.num_experts, attrs.top_k, tile, skips)
     order, tiles = f"{op.name}.order{tile}", f"{op.name}.tiles{tile}"
     made = [launch.when.minimum for launch in lowering.pending if launch.when and order in launch.outputs]
     if not made:
         most = kernel.grid_of_tiles.value({"tokens": lowering.limits["tokens"]})
         lowering.scratch.append(Scratch(order, ("tokens", attrs.top_k), DType.I32))
-        lowering.scratch.append(Scratch(tiles, (most, _TILE_FIELDS), DType.I32))
+        lowering.scratch.append(Scratch(tiles, (most, TILE_FIELDS), DType.I32))
     if not made or when.minimum < min(made):
         # The first product of a shared expert may leave more tokens to one launch of both than the last one does.
         when = when.model_copy(update={"maximum": min(made) - 1}) if made else when
@@ -109,3 +107,10 @@ def order_choices(lowering: MetalLowering, readers: Sequence[Op], tile: int, whe
         buffers |= {} if "experts" in op.inputs else {"experts": op.outputs["experts"]}
         lowering.emit(op, kernel, (Extent(times=kernel.num_experts),), buffers, when=when)
     return ExpertOrder(order, tiles, kernel.grid_of_tiles)
+
+
+def order_kernel(lowering: MetalLowering, op: Op, tile: int) -> ExpertOrderKernel:
+    """The kernel that orders the choices of an op's experts in tiles of so many."""
+    attrs = op.attrs_as(ExpertProduct)
+    skips = attrs.routed(lowering.graph.use(op)) > attrs.num_experts
+    return ExpertOrderKernel("expert_order", attrs.num_experts, attrs.top_k, tile, skips)

@@ -70,7 +70,17 @@ def _few(lowering: MetalLowering, op: Op, facts: ProjectionFacts) -> ExpertCodes
     return expert_codes(lowering, op, facts, rows) or expert_mma(facts, rows)
 
 
-def multiply_tiles(lowering: MetalLowering, op: Op, *, of_tokens: bool, tokens: int) -> str:
+def first_of_decode(lowering: MetalLowering, op: Op) -> tuple[ProjectionFacts, int]:
+    """The facts of a choice's first product in a decode step with tiles, and the most choices of a tile."""
+    facts = _facts(lowering, op, of_tokens=True)
+    kernel = _few(lowering, op, facts)
+    assert kernel is not None, "decode steps have tiles where there is the kernel"
+    return facts, kernel.tile
+
+
+def multiply_tiles(
+    lowering: MetalLowering, op: Op, *, of_tokens: bool, tokens: int, normalised: str | None = None
+) -> str:
     """Adds the launches of an op's product by tiles; returns the buffer of its results, one for each choice.
 
     Args:
@@ -78,6 +88,7 @@ def multiply_tiles(lowering: MetalLowering, op: Op, *, of_tokens: bool, tokens: 
         op: the op.
         of_tokens: whether x has a row for each token, and the results are the op's own.
         tokens: see `tiles_from`.
+        normalised: the buffer of x after its norm; None: it is made here.
     """
     attrs, when = op.attrs_as(ExpertProduct), Condition(dim="tokens", minimum=tokens)
     facts = _facts(lowering, op, of_tokens=of_tokens)
@@ -89,7 +100,7 @@ def multiply_tiles(lowering: MetalLowering, op: Op, *, of_tokens: bool, tokens: 
     ordered = order_choices(lowering, _readers(lowering, op), kernel.tile, when)
     buffers = {"order": ordered.order, "tiles": ordered.tiles, "out": op.out}
     if with_mma or few:
-        buffers["x"] = normalise(lowering, op, facts, kernel.tile, when)
+        buffers["x"] = normalised or normalise(lowering, op, facts, kernel.tile, when)
     if not of_tokens:
         buffers["out"] = f"{op.name}.of_choices"
         shape = ("tokens", attrs.top_k * facts.out_features)

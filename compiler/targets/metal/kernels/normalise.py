@@ -13,10 +13,26 @@ def normalise(lowering: MetalLowering, op: Op, p: ProjectionFacts, tile: int, wh
 
     Projections that read the same norm of the same x share a launch, where they take the same numbers of rows.
     """
-    x, norm = lowering.tensor(op.inputs["x"]), p.norm
-    if norm is None:
+    x, kernel = lowering.tensor(op.inputs["x"]), norm_of(lowering, op, p)
+    if kernel is None:
         return op.inputs["x"]
-    kernel = NormKernel(
+    names = {"x": op.inputs["x"], "weight": op.inputs.get("norm", ""), "bias": op.inputs.get("norm_bias", "")}
+    read = tuple(names[port] for port, _ in kernel.inputs)
+    for launch in reversed(lowering.pending):
+        if (launch.body, launch.when, launch.inputs) == (kernel, when, read):
+            return launch.outputs[0]
+    names["out"] = normalised = f"{op.name}.normalised{tile}"
+    lowering.scratch.append(Scratch(normalised, (x.shape[0], p.layout.columns), x.dtype))
+    lowering.emit(op, kernel, (ONE, row_count(x)), names, when=when)  # no sizes: it is of several sites
+    return normalised
+
+
+def norm_of(lowering: MetalLowering, op: Op, p: ProjectionFacts) -> NormKernel | None:
+    """The kernel that normalises x; None: x has no norm."""
+    norm = p.norm
+    if norm is None:
+        return None
+    return NormKernel(
         "normalise",
         width=p.layout.columns,
         groups=1,
@@ -27,15 +43,6 @@ def normalise(lowering: MetalLowering, op: Op, p: ProjectionFacts, tile: int, wh
         bias=norm.bias,
         residual=False,
         residual_scale=1.0,
-        activation=x.dtype,
+        activation=lowering.tensor(op.inputs["x"]).dtype,
         columns=p.x_columns,
     )
-    names = {"x": op.inputs["x"], "weight": op.inputs.get("norm", ""), "bias": op.inputs.get("norm_bias", "")}
-    read = tuple(names[port] for port, _ in kernel.inputs)
-    for launch in reversed(lowering.pending):
-        if (launch.body, launch.when, launch.inputs) == (kernel, when, read):
-            return launch.outputs[0]
-    names["out"] = normalised = f"{op.name}.normalised{tile}"
-    lowering.scratch.append(Scratch(normalised, (x.shape[0], p.layout.columns), x.dtype))
-    lowering.emit(op, kernel, (ONE, row_count(x)), names, when=when)  # no sizes: it is of several sites
-    return normalised

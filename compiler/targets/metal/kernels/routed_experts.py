@@ -18,12 +18,15 @@ from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
 )
 from mlxr.compiler.targets.metal.kernel_parts.fused_norm import fused_norm_of
 from mlxr.compiler.targets.metal.kernel_parts.passes import experts_in_passes
+from mlxr.compiler.targets.metal.kernels.expert_order import order_kernel
 from mlxr.compiler.targets.metal.kernels.expert_stream import (
     STREAM_IGNORES,
     stream_choice,
 )
-from mlxr.compiler.targets.metal.kernels.expert_tiles import multiply_tiles, tiles_from
+from mlxr.compiler.targets.metal.kernels.expert_tiles import first_of_decode, multiply_tiles, tiles_from
+from mlxr.compiler.targets.metal.kernels.normalise import norm_of
 from mlxr.compiler.targets.metal.kernels.route import RouteKernel, route_kernel
+from mlxr.compiler.targets.metal.kernels.route_order import route_and_order, takes_order
 from mlxr.compiler.targets.metal.kernels.routed_projection import RoutedProjectionKernel
 from mlxr.compiler.targets.metal.kernels.routed_stream import next_weight, routed_stream
 from mlxr.compiler.targets.metal.kernels.shared_expert import (
@@ -85,6 +88,12 @@ def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjec
 
 def _multiply_tiles(lowering: MetalLowering, op: Op, route: RouteKernel, tokens: int) -> None:
     """Adds the launches of steps of at least so many tokens: of the choice, its order, and the products."""
+    if takes_order(lowering, route):
+        facts, tile = first_of_decode(lowering, op)
+        norm = norm_of(lowering, op, facts)
+        normed = route_and_order(lowering, op, route, order_kernel(lowering, op, tile), norm, tokens)
+        multiply_tiles(lowering, op, of_tokens=True, tokens=tokens, normalised=normed)
+        return
     buffers = {port: op.outputs[port] for port, _ in route.outputs}
     ports = {"x": "logits", "bias": "selection_bias", "scales": "expert_scales"}
     buffers |= {port: op.inputs[ports[port]] for port, _ in route.inputs}

@@ -37,8 +37,8 @@ class RoutedStreamKernel(StreamedExperts, RoutedProjectionKernel):
     """`RoutedProjectionKernel` with MMA, on weights that come through threadgroup memory.
 
     Attributes:
-        next: the weight by which the results of the same experts are multiplied next, which the kernel brings near; None:
-            it brings none.
+        next: the weight by which the results of the same experts are multiplied next, which the kernel brings near;
+            None: it brings none.
     """
 
     template = "routed_stream.metal.jinja"
