@@ -101,6 +101,26 @@ def test_choices_of_an_expert(sizes, mlp, weights, activation, sequences):
     assert {"experts_codes8", "experts_down_codes8"} <= run_decode(artifact, sequences, 8e-3)
 
 
+@pytest.mark.parametrize(("format", "tokens"), few_of(["q4_k", "q6_k"], [17, 60]))
+def test_prompts(format, tokens):
+    """x comes unit by unit, of which there are two and one; tiles of 10 rows are cut, and an expert has several."""
+    sizes = {"mma_stages": 2, "mma_max_rows": 10, "mma_simdgroups": 1 if format == "q6_k" else 2, "mma_outputs": 16}
+    artifact = artifact_of(
+        MLPS["swiglu"],
+        512,
+        256,
+        {"experts_min_rows": 1, "gemm_mma": 1} | sizes,
+        activation_dtype="bf16",
+        weights={"default": format},
+        model__context=128,
+        prefill_chunk=64,
+    )
+    bench, graph = OpBench(artifact, sum_error=8e-3), artifact.graph("prefill")
+    ops = [op.name for op in graph.ops if op.layer == 0 and "experts" in op.inputs]
+    bench.run("prefill", ops, bench.batch([(bench.sequences(0)[0], tokens)]))
+    assert {"experts_codes10", "experts_down_codes10"} <= set(bench.launches)
+
+
 ROUTERS = {
     "softmax": {"router": "softmax_topk"},
     "sigmoid": {"router": "sigmoid", "selection_bias": True},

@@ -150,7 +150,7 @@ def expert_codes(lowering: MetalLowering, op: Op, p: ProjectionFacts, experts: E
         **p.fields,
         outs=rows // p.epilogue.halves,
         simdgroups=g.simdgroups,
-        passes=max(1, g.outputs // rows),
+        passes=1 if tile > _TILE else max(1, g.outputs // rows),  # x that comes unit by unit comes once
         tile=tile,
         experts=experts,
         stages=g.stages,
