@@ -49,7 +49,8 @@ def one_token(sizes, mlp, format, activation):
     weights = {"activation_dtype": activation, "weights": {"default": format}}
     artifact = artifact_of(MLPS[mlp], 1024, 768, ONE_TOKEN[sizes], **weights)
     assert "MLXR_COPY_AHEAD(to" in "".join(artifact.kernel_text(k.name) for k in artifact.plan.first.kernels)
-    run_decode(artifact, 1, 1e-5 if activation == "f32" else 8e-3)
+    for tokens in (1, 2):
+        run_decode(artifact, tokens, 1e-5 if activation == "f32" else 8e-3)
     return {k.label for k in artifact.plan.first.kernels if "MLXR_COPY_AHEAD(to" in artifact.kernel_text(k.name)}
 
 
