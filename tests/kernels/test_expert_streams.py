@@ -1,5 +1,7 @@
 """Products by experts with MMA, whose weights come through threadgroup memory: of one token and of several."""
 
+import itertools
+
 import pytest
 
 from mlxr.compiler.artifact import Artifact
@@ -44,25 +46,24 @@ def run_decode(artifact: Artifact, sequences: int, sum_error: float) -> set[str]
     return set(bench.launches)
 
 
-def one_token(sizes, mlp, format, activation):
-    """Rows of three blocks: each second unit has the last block of one expert and the first of another."""
+def streamed(sizes, mlp, format, activation, tokens, columns):
+    """The kernels with a stream, which have run. A unit of the last products may have blocks of two experts."""
     weights = {"activation_dtype": activation, "weights": {"default": format}}
-    artifact = artifact_of(MLPS[mlp], 1024, 768, ONE_TOKEN[sizes], **weights)
+    artifact = artifact_of(MLPS[mlp], *columns, ONE_TOKEN[sizes], **weights)
     assert "MLXR_COPY_AHEAD(to" in "".join(artifact.kernel_text(k.name) for k in artifact.plan.first.kernels)
-    for tokens in (1, 2):
-        run_decode(artifact, tokens, 1e-5 if activation == "f32" else 8e-3)
+    run_decode(artifact, tokens, 1e-5 if activation == "f32" else 8e-3)
     return {k.label for k in artifact.plan.first.kernels if "MLXR_COPY_AHEAD(to" in artifact.kernel_text(k.name)}
 
 
 def test_one_token():
-    assert {"routed_experts", "experts_down"} <= one_token("shared-columns", "swiglu", "q4_k", "bf16")
+    assert {"routed_experts", "experts_down"} <= streamed("ahead", "swiglu", "q4_k", "bf16", 1, (512, 256))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("sizes", "mlp", "format", "activation"), few_of(ONE_TOKEN, MLPS, FORMATS, ["f32", "bf16"]))
 def test_all_of_one_token(sizes, mlp, format, activation):
-    streamed = one_token(sizes, mlp, format, activation)
-    assert {"routed_experts", "experts_down"} <= streamed
+    """Rows of three blocks, and two tokens."""
+    assert {"routed_experts", "experts_down"} <= streamed(sizes, mlp, format, activation, 2, (1024, 768))
 
 
 CODES = {
@@ -102,7 +103,7 @@ def test_choices_of_an_expert(sizes, mlp, weights, activation, sequences):
     assert {"experts_codes8", "experts_down_codes8"} <= run_decode(artifact, sequences, 8e-3)
 
 
-@pytest.mark.parametrize(("format", "tokens"), few_of(["q4_k", "q6_k"], [17, 60]))
+@pytest.mark.parametrize(("format", "tokens"), few(itertools.product(["q4_k", "q6_k"], [17, 60]), [("q4_k", 17)]))
 def test_prompts(format, tokens):
     """x comes unit by unit, of which there are two and one; tiles of 10 rows are cut, and an expert has several."""
     sizes = {"mma_stages": 2, "mma_max_rows": 10, "mma_simdgroups": 1 if format == "q6_k" else 2, "mma_outputs": 16}
@@ -129,7 +130,9 @@ ROUTERS = {
 }
 
 
-@pytest.mark.parametrize(("router", "sequences"), few_of(ROUTERS, [4, 30]))
+@pytest.mark.parametrize(
+    ("router", "sequences"), few(itertools.product(ROUTERS, [4, 30]), [("softmax", 4), ("groups", 4)])
+)
 def test_choice_order_and_norm_in_one_launch(router, sequences):
     """Rows of 1,024 columns are normalised by the launch that chooses, and others by one of their own."""
     artifact = artifact_of(
