@@ -276,11 +276,6 @@ __forceinline__ uint f16_of_byte(uint word, uint byte, uint less) {
 #define MLXR_AWAIT_COPIES(left) asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory")
 #endif
 
-#if __CUDA_ARCH__ >= 900  // to the second-level cache; see templates/metal/routed_stream.metal.jinja
-#define MLXR_NEAR_AHEAD(from, bytes) \
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"((uint)(bytes)) : "memory")
-#endif
-
 enum class mem_flags { mem_none, mem_threadgroup, mem_device };
 __forceinline__ void simdgroup_barrier(mem_flags) { __syncwarp(); }
 

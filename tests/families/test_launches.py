@@ -103,4 +103,4 @@ def test_launches_of_experts_on_an_nvidia_card() -> None:
         found[sequences] = [program.kernel(la.kernel).label for la in running]
     most = {1: 6, 3: 8, 4: 10, 16: 10}
     assert {n: len(labels) for n, labels in found.items() if len(labels) > most[n]} == {}, found
-    assert {n for n, labels in found.items() if "experts_mma8" in labels and "route_order" in labels} == {4, 16}
+    assert {n for n, labels in found.items() if "experts_codes8" in labels and "route_order" in labels} == {4, 16}

@@ -1,4 +1,4 @@
-// routed_experts_e779a10d
+// routed_experts_1f237725
 // small spec of a test
 //
 // The choice of 4 experts of 40 by a router's logits, and the projections of a token by them: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -312,19 +312,15 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, const threa
     MLXR_COPY_AHEAD(to + i, (const device uint4*)(weight + begin + in_row % 9u * 16u));
   }
 }
-#ifndef MLXR_NEAR_AHEAD
-#define MLXR_NEAR_AHEAD(from, bytes)
-#endif
 // ---- kernel
-[[kernel]] void routed_experts_e779a10d(
+[[kernel]] void routed_experts_1f237725(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* logits [[buffer(2)]],
   const device float* norm [[buffer(3)]],
-  const device uint8_t* next_weight [[buffer(4)]],
-  device bfloat16_t* out [[buffer(5)]],
-  device int32_t* experts [[buffer(6)]],
-  device float* weights [[buffer(7)]],
+  device bfloat16_t* out [[buffer(4)]],
+  device int32_t* experts [[buffer(5)]],
+  device float* weights [[buffer(6)]],
   uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
@@ -493,11 +489,6 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, const threa
       }
       asked++;
       MLXR_END_COPIES();
-    }
-    // The next launch's weight comes to the cache meanwhile.
-    if (thread_index_in_threadgroup == 0) {
-      const uint begin = part % 16u * 6720u;
-      MLXR_NEAR_AHEAD(next_weight + (ulong)expert_of_slot * 107520ul + begin, 6720u);
     }
 #pragma unroll
     for (uint j = 0; j < 1u; j++) {

@@ -134,9 +134,6 @@ class OpBench:
                 if graph.value(name).role == "activation":
                     sim[name] = _poisoned(graph.value(name), dims)
             buffers = self._buffers(op, phase, graph, batch, sim, reference)
-            for name in self._others(op, phase):  # weights of later ops, which a launch may bring near
-                self._input(graph.value(name), batch, dims)
-                buffers[name] = SimBuffer.of(self.buffers[name], writable=False, name=name)
             buffers[op.inputs.get("token", "")] = SimBuffer.of(token, writable=False, name="token")
             token_out = np.zeros(8, dtype=np.uint32)
             buffers[op.outputs.get("token", "")] = SimBuffer.of(token_out, writable=True, name="token_out")
@@ -234,11 +231,6 @@ class OpBench:
             stores = self.arena.stores.items()
             buffers |= {name: SimBuffer.of(array, writable=True, name=name) for name, array in stores}
         return buffers
-
-    def _others(self, op: Op, phase: Phase) -> set[str]:
-        """The weights that launches of an op name, though the op does not read them."""
-        named = {name for launch in phase.launches if launch.op == op.name for name in launch.inputs}
-        return (named & set(self.weights)) - set(op.inputs.values())
 
     def _launch(self, op: Op, phase: Phase, buffers: Mapping[str, SimBuffer], dims: Mapping[Any, int]) -> None:
         launched = 0

@@ -28,7 +28,7 @@ from mlxr.compiler.targets.metal.kernels.normalise import norm_of
 from mlxr.compiler.targets.metal.kernels.route import RouteKernel, route_kernel
 from mlxr.compiler.targets.metal.kernels.route_order import route_and_order, takes_order
 from mlxr.compiler.targets.metal.kernels.routed_projection import RoutedProjectionKernel
-from mlxr.compiler.targets.metal.kernels.routed_stream import next_weight, routed_stream
+from mlxr.compiler.targets.metal.kernels.routed_stream import routed_stream
 from mlxr.compiler.targets.metal.kernels.shared_expert import (
     ALONE,
     as_projection,
@@ -61,15 +61,13 @@ def lower_routed_projection(lowering: MetalLowering, op: Op, attrs: RoutedProjec
     )
     alone = _in_passes(kernel, choice.geometry.one_row)
     chosen = choice.sizes(OneRow, without=SUM_IGNORES if alone.passes else PROJECTION_IGNORES)
-    stream, near = stream_choice(lowering, op, "experts"), dict[str, str]()
+    stream = stream_choice(lowering, op, "experts")
     if (streamed := routed_stream(kernel, stream.geometry.one_row)) is not None:
         alone, chosen = streamed, stream.sizes(OneRow, without=STREAM_IGNORES)
-        if (after := next_weight(lowering, op)) is not None:
-            near["next_weight"], alone = after[0], replace(streamed, next=after[1])
     tiled = tiles_from(lowering, op)
     if kernel.shared is None or not takes_several(lowering):
         few = None if tiled is None else Condition(dim="tokens", maximum=tiled - 1)
-        lowering.emit(op, alone, grid_of(alone), near, when=few, chosen=chosen)
+        lowering.emit(op, alone, grid_of(alone), when=few, chosen=chosen)
         if tiled is not None:
             _multiply_tiles(lowering, op, kernel.route, tiled)
         return
