@@ -24,6 +24,7 @@ from mlxr.compiler.ir.ops.experts import SHARED_WEIGHTS
 from mlxr.compiler.schedule.geometry import StepKernelSizes
 from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.metal.decode_kernel.make_step_program import NotOneKernelError
+from mlxr.compiler.targets.metal.decode_kernel.rows_ahead import RowsOfFunction, rows_ahead
 from mlxr.compiler.targets.metal.decode_kernel.step_program import Grid, StepLaunch, StepProgram
 from mlxr.compiler.targets.metal.kernel_parts.kernel import BLOCK_BYTES
 
@@ -31,6 +32,8 @@ TIMEOUT_SECONDS = 10
 """How long a block waits for the others before it stops the kernel, unless a rank may be late."""
 SHARED_BYTES = 47 << 10
 """Shared memory of a block: CUDA's default limit, less what CUDA itself uses."""
+_MOST_BYTES = 226 << 10
+"""The same on cards for data centres, if one block runs on a multiprocessor."""
 _MOST_GROUPS = 15  # hardware has 16 barriers; one is the block's
 _MOST_ARGUMENTS = 4000  # of 8 bytes; CUDA takes 32,764
 _DEFINE = re.compile(r"^#define (?!MLXR_)(\w+)", re.MULTILINE)
@@ -42,6 +45,7 @@ _DIMS = ("tokens", "seqs", "rows", "tiles")
 _ARRAY = re.compile(r"\bMLXR_THREADGROUP\(")
 _AWAIT = "MLXR_AWAIT_INPUTS()"
 _COPY = "MLXR_COPY_AHEAD("
+_NEAR = re.compile(r"\bMLXR_NEAR\(uint4, near, (\d+)\)")
 _NAME = "@step@"
 """A placeholder for the kernel's name until its hash is known."""
 
@@ -73,6 +77,9 @@ class _Function:
         groups: threadgroups that a block runs side by side.
         group_bytes: threadgroup memory of one of them.
         awaits: whether it waits for its inputs by itself, once it has loaded of its weight what it needs first.
+        near_bytes: of that, what has rows which it can ask for launches ahead, as one threadgroup of a block.
+        near_at: where in threadgroup memory these rows are, if it does so; None: among its other memory.
+        newer: what is asked for between its rows and itself.
     """
 
     name: str
@@ -82,14 +89,17 @@ class _Function:
     groups: int
     group_bytes: int
     awaits: bool
+    near_bytes: int
     header: str
     body: str
     macros: tuple[str, ...]
+    near_at: int | None = None
+    newer: int = 0
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A launch in the program's table."""
+    """A launch in the program's table. `asks`: a launch whose rows are asked for here, plus 1; 0: none."""
 
     function: int
     waits: bool
@@ -98,6 +108,7 @@ class _Row:
     first_span: int = 0
     num_spans: int = 0
     lines: int = 1
+    asks: int = 0
 
 
 def step_text(
@@ -139,7 +150,8 @@ def step_text(
     numbers: dict[tuple[str, Grid], int] = {}
     rows: list[_Row] = []
     spans: list[tuple[int, int, int]] = []
-    with_weights: list[tuple[int, int, int, int]] = []
+    with_weights: list[int] = []
+    prefetched: list[tuple[int, int, int, int]] = []
     first = 0
     for launch in program.launches:
         index = numbers.setdefault((launch.kernel.name, launch.grid), len(numbers))
@@ -147,14 +159,28 @@ def step_text(
             functions.append(_function(launch, sources[launch.kernel.name], index, sizes.threads, pool))
         condition = 0 if launch.condition is None else launch.condition + 1
         rows.append(_Row(index, launch.waits, condition, first))
-        if sizes.prefetch and (ahead := list(_spans(launch, layouts, first))):
-            lines = sum(count for _, _, count in ahead)
-            with_weights.append((len(rows) - 1, len(spans), len(ahead), lines))
-            spans += ahead
+        of_weights = list(_spans(launch, layouts, first))
+        if of_weights and launch.waits and not condition:
+            with_weights.append(len(rows) - 1)
+        if sizes.prefetch and of_weights:
+            prefetched.append((len(rows) - 1, len(spans), len(of_weights), sum(count for _, _, count in of_weights)))
+            spans += of_weights
         first += len(launch.operands)
-    for (row, *_), (_, first_span, num_spans, lines) in zip(with_weights, with_weights[_AHEAD:], strict=False):
+    for (row, *_), (_, first_span, num_spans, lines) in zip(prefetched, prefetched[_AHEAD:], strict=False):
         rows[row] = replace(rows[row], first_span=first_span, num_spans=num_spans, lines=lines)
-    used = max(8 * len(arguments), *(function.groups * function.group_bytes for function in functions))
+    ahead = rows_ahead(
+        [RowsOfFunction(f.groups * f.group_bytes, f.near_bytes) for f in functions],
+        [row.function for row in rows],
+        with_weights,
+        8 * len(arguments),
+        _MOST_BYTES - (SHARED_BYTES - own) if pool == BLOCK_BYTES and sizes.blocks == 1 else pool,
+    )
+    rows = [replace(row, asks=ahead.asks[i] + 1) if i in ahead.asks else row for i, row in enumerate(rows)]
+    functions = [
+        replace(f, near_at=ahead.places[i], newer=ahead.newer[i]) if i in ahead.places else f
+        for i, f in enumerate(functions)
+    ]
+    used = ahead.bytes
     warps, num_given = sizes.threads // 32, len(passed) + len(program.outputs)
     text = (
         environment()
@@ -164,6 +190,7 @@ def step_text(
             include=INCLUDE,
             functions=functions,
             entries=rows,
+            asks=bool(ahead.asks),
             operands=operands,
             dims=passed.index("dims") if any(function.sizes for function in functions) else None,
             inputs=passed,
@@ -215,7 +242,8 @@ def _function(launch: StepLaunch, source: str, index: int, threads: int, pool: i
     kernel, header, body = launch.kernel, header_of(source), body_of(source)
     arrays = len(_ARRAY.findall(body))
     # Each array begins at a multiple of 16 bytes.
-    size = -(-kernel.threadgroup_bytes // 16) * 16 + 16 * arrays if arrays else 0
+    near = _NEAR.search(body)
+    size = -(-kernel.threadgroup_bytes // 16) * 16 + 16 * (arrays + bool(near)) if arrays else 0
     if kernel.threads % 32 or kernel.threads > threads or size > pool:
         raise NotOneKernelError(
             f"kernel {kernel.name} has threadgroups of {kernel.threads} threads and {size} bytes; a block of the step "
@@ -228,7 +256,10 @@ def _function(launch: StepLaunch, source: str, index: int, threads: int, pool: i
     sizes = tuple(f"{name} = {text}" for text, name in axes if not text[0].isdigit())
     x, y, z = (text if text[0].isdigit() else name for text, name in axes)
     awaits = _AWAIT in body
-    return _Function(f"{kernel.name}_{index}", kernel, sizes, (x, y, z), groups, size, awaits, header, body, macros)
+    near_bytes = 16 * int(near[1]) if near and groups == 1 and not sizes else 0
+    return _Function(
+        f"{kernel.name}_{index}", kernel, sizes, (x, y, z), groups, size, awaits, near_bytes, header, body, macros
+    )
 
 
 def grid_axis(extent: Extent) -> str:

@@ -15,7 +15,7 @@ _UNIT = 128
 """Columns that a simdgroup multiplies at a time."""
 _MOST_HELD = 72
 """Registers of a lane for codes and scales."""
-_MOST_LOADED = 8
+_MOST_LOADED = 4
 """Rows of a unit that lanes load by themselves."""
 
 
@@ -81,6 +81,11 @@ class MatvecDigitsKernel(ProjectionKernel):
     def near(self, format: WeightFormat) -> bool:
         """Whether rows of a format are copied to threadgroup memory."""
         return format is WeightFormat.Q6_K or self.held > _MOST_LOADED
+
+    @property
+    def asks(self) -> bool:
+        """Whether a decode step of one kernel can ask for all rows of a threadgroup ahead."""
+        return len(self.spans) == 1 and self.near(self.spans[0].groups[0].format)
 
     @property
     def near_bytes(self) -> int:
