@@ -123,7 +123,9 @@ def test_the_storytellers_step_becomes_a_cubin() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("heads", "kv_heads"), few([(32, 4), (16, 8)], [(32, 4)]))
-@pytest.mark.parametrize(("weights", "most"), few([("q8_0", 192), ("affine4_g64_bf16", 192)], [("q8_0", 192)]))
+@pytest.mark.parametrize(
+    ("weights", "most"), few([("q8_0", 192), ("affine4_g64_bf16", 192), ("q4_k", 192), ("q6_k", 192)], [("q8_0", 192)])
+)
 def test_projections_stay_in_registers(weights: str, most: int, heads: int, kv_heads: int) -> None:
     """With the geometry of an H200: one layer of TinyLlama, whose texts are those of all layers; and heads of 128."""
     changes = {

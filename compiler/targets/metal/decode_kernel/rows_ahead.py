@@ -50,8 +50,7 @@ def rows_ahead(
     asking = [
         f
         for f, function in enumerate(functions)
-        if function.near_bytes
-        and all(i in begins and f not in launches[begins[i] : i] for i in of[f])
+        if function.near_bytes and all(i in begins and f not in launches[begins[i] : i] for i in of[f])
     ]
     while True:
         spans = {f: {row for i in of[f] for row in range(begins[i], i + 1)} for f in asking}

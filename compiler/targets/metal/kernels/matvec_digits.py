@@ -161,16 +161,23 @@ def in_digits(p: ProjectionFacts) -> MatvecDigitsKernel | None:
         tile=1,
         passes=1,
     )
-    kernel: MatvecDigitsKernel = one
-    kernel = replace(one, passes=passes_of(tiles_of(one), g.threadgroups)) if g.threadgroups else one
+    if not all(len(s.groups) == 1 and (s.end_out - s.first_out) % one.outs == 0 for s in one.spans):
+        return None
+    passes = passes_of(tiles_of(one), g.threadgroups) if g.threadgroups else 1
+    made = (replace(one, passes=passes) for passes in range(passes, 0, -1))
     if g.stages:
-        kernel = MatvecDigitsStreamKernel(**vars(kernel), stages=g.stages)
-        while kernel.threadgroup_bytes > BLOCK_BYTES and kernel.stages > 1:
-            kernel = replace(kernel, stages=kernel.stages - 1)
-    fits = (
+        made = (
+            MatvecDigitsStreamKernel(**vars(kernel), stages=stages)
+            for kernel in made
+            for stages in range(g.stages, 0, -1)
+        )
+    return next((kernel for kernel in made if _fits(kernel)), None)
+
+
+def _fits(kernel: MatvecDigitsKernel) -> bool:
+    """Whether registers and threadgroup memory hold what the kernel needs, and each output has a thread."""
+    return (
         kernel.registers <= _MOST_HELD
         and kernel.outs_per_threadgroup <= kernel.threads
         and kernel.threadgroup_bytes <= (BLOCK_BYTES if kernel.near_bytes else THREADGROUP_BYTES)
     )
-    spans = all(len(s.groups) == 1 and (s.end_out - s.first_out) % kernel.outs == 0 for s in kernel.spans)
-    return kernel if fits and spans else None

@@ -69,10 +69,8 @@ def variants_of(p: ProjectionFacts) -> list[ProjectionVariant]:
         # kernel for several rows; by this one they take 265 and 169 (experiment 6). Matrix instructions help large
         # weights of 4 bits: gate and up 33 -> 27.5 us (8).
         sizes = p.choice.geometry.one_row
-        alone = p.alone
-        digits = in_digits(alone) if sizes.mma == BY_DIGITS else None
-        streams = digits or (streamed(alone, matvec_mma(alone)) if sizes.mma else None)
-        one_row = streams or in_passes(matvec(alone), sizes.threadgroups)
+        digits = in_digits(p.alone) if sizes.mma == BY_DIGITS else None
+        one_row = digits or _of_one_row(p.alone)
         unused = () if set(p.layout.formats) <= MMA_FORMATS else OneRow.names("mma")
         copies = digits is not None or isinstance(one_row, MatvecStreamKernel)
         takes_tiles = copies or (not sizes.mma and keeps_columns(one_row))
@@ -99,6 +97,17 @@ def variants_of(p: ProjectionFacts) -> list[ProjectionVariant]:
     # of once for each; the gain was not recorded.
     variants.append(ProjectionVariant(matmul(p), 1, most, (SeveralRows, *decided_by)))
     return variants
+
+
+def _of_one_row(p: ProjectionFacts) -> ProjectionKernel:
+    """The kernel of one row, not by digits."""
+    sizes = p.choice.geometry.one_row
+    if not sizes.mma:
+        return in_passes(matvec(p), sizes.threadgroups)
+    if sizes.mma == BY_DIGITS:  # with sizes that are for digits
+        sizes = replace(sizes, mma=1, simdgroups=min(sizes.simdgroups, 4), split=min(sizes.simdgroups, 4), stages=0)
+        p = replace(p, choice=replace(p.choice, geometry=replace(p.choice.geometry, one_row=sizes)))
+    return streamed(p, matvec_mma(p))
 
 
 def divided(variants: Sequence[ProjectionVariant], most_rows: int) -> list[ProjectionVariant]:
