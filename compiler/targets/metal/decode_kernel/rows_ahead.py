@@ -1,7 +1,8 @@
 """Rows of weights that a block of a step kernel asks for launches before it multiplies them.
 
-A kernel that copies all rows of a threadgroup to threadgroup memory (`MLXR_NEAR`) can have these in a place of their own,
-and ask for them once the launch with weights before the last one has ended: while attention runs, say, memory would be idle.
+A kernel that copies all rows of a threadgroup to threadgroup memory (`MLXR_NEAR`) can have these in a place of their
+own, and ask for them once the launch with weights before the last one has ended: while attention runs, say, memory
+would be idle.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +43,8 @@ def rows_ahead(
         functions: the functions.
         launches: the function of each launch.
         with_weights: numbers of launches that read weights, always run, and wait for what came before, in order.
-        least, most: threadgroup memory that a block has at least and at most.
+        least: threadgroup memory that a block has at least.
+        most: threadgroup memory that it has at most.
     """
     numbers = {launch: i for i, launch in enumerate(with_weights)}
     begins = {launch: with_weights[i - 2] + 1 for launch, i in numbers.items() if i > 1}

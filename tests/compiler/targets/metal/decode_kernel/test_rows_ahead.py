@@ -7,8 +7,8 @@ from mlxr.compiler.targets.metal.decode_kernel.rows_ahead import RowsOfFunction,
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.step_texts import text_of
 
-QKV, ATTEND, O, GATE, DOWN, OTHER = range(6)
-LAYER = (QKV, ATTEND, ATTEND, O, GATE, DOWN)
+QKV, ATTEND, OUT, GATE, DOWN, OTHER = range(6)
+LAYER = (QKV, ATTEND, ATTEND, OUT, GATE, DOWN)
 WITH_WEIGHTS = (0, 3, 4, 5)
 
 
@@ -48,7 +48,7 @@ def test_a_copy_is_awaited_where_some_layers_ask_for_nothing_more():
 
 
 def test_the_first_launches_ask_for_themselves():
-    ahead = program({QKV: (300, 256), O: (300, 256)})
+    ahead = program({QKV: (300, 256), OUT: (300, 256)})
     assert ahead.asks == {}
     assert ahead.bytes == 300
 
