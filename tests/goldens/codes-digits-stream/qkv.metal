@@ -1,4 +1,4 @@
-// qkv_e9388e4d
+// qkv_70c3c495
 // small spec of a test
 //
 // Projection of one row by matrix instructions of 8-bit numbers: out = rms_norm(x) @ weight.T.
@@ -186,11 +186,11 @@ struct Near_q4_k {
   const threadgroup uint8_t* blocks;
 };
 // Lane t's quarter of a half block: 16 bytes, of which the low nibbles belong to sub-block t / 2 * 2 of it, and the high ones to the next.
-struct Held_q4_k { uint4 q; float4 scales; };
+struct Held_q4_k { const threadgroup uint4* q; float4 scales; };
 inline Held_q4_k held_q4_k(Near_q4_k row, uint half_block, uint t) {
   const threadgroup uint8_t* block = row.blocks + half_block / 2u * 144u;
   const uint4 head = *(const threadgroup uint4*)block;
-  const uint4 q = *(const threadgroup uint4*)(block + 16u + half_block % 2u * 64u + t * 16u);
+  const threadgroup uint4* q = (const threadgroup uint4*)(block + 16u + half_block % 2u * 64u + t * 16u);
   const bool second = half_block % 2u != 0u;
   const uint scales = second ? (head.w & 0x0f0f0f0fu) | ((head.y >> 2) & 0x30303030u) : head.y & 0x3f3f3f3fu;
   const uint minima = second ? ((head.w >> 4) & 0x0f0f0f0fu) | ((head.z >> 2) & 0x30303030u) : head.z & 0x3f3f3f3fu;
@@ -200,9 +200,12 @@ inline Held_q4_k held_q4_k(Near_q4_k row, uint half_block, uint t) {
   return Held_q4_k{q, unsigned_bytes(all) * float4(scale, scale * 0.0625f, minimum, minimum)};
 }
 // Words 2 i and 2 i + 1 of a lane's codes. High nibbles stay where they are, 16 times as large.
-inline uint2 codes_of_q4_k(Held_q4_k held, uint i) { return (i % 2 == 0 ? held.q.xy : held.q.zw) & (i < 2 ? 0x0f0f0f0fu : 0xf0f0f0f0u); }
+inline uint2 codes_of_q4_k(Held_q4_k held, uint i) {
+  const uint4 q = *held.q;
+  return (i % 2 == 0 ? q.xy : q.zw) & (i < 2 ? 0x0f0f0f0fu : 0xf0f0f0f0u);
+}
 inline float unit_q4_k(Held_q4_k held, const thread float* products, float2 sums) {
-  return held.scales.x * products[0] + held.scales.y * products[1] + (held.scales.z * sums.x + held.scales.w * sums.y);
+  return held.scales.x * products[0] + (held.scales.y * products[1] + (held.scales.z * sums.x + held.scales.w * sums.y));
 }
 struct Near_q6_k {
   const threadgroup uint8_t* blocks;
@@ -237,10 +240,11 @@ inline Held_q6_k held_q6_k(Near_q6_k row, uint half_block, uint t) {
 // Words 2 i and 2 i + 1 of a lane's codes.
 inline uint2 codes_of_q6_k(Held_q6_k held, uint i) { return uint2(held.codes[2 * i], held.codes[2 * i + 1]); }
 inline float unit_q6_k(Held_q6_k held, const thread float* products, float4 sums) {
-  return (held.scales.x * (products[0] - 32.0f * sums.x) + held.scales.y * (products[1] - 32.0f * sums.y)) + (held.scales.z * (products[2] - 32.0f * sums.z) + held.scales.w * (products[3] - 32.0f * sums.w));
+  const float first = held.scales.x * (products[0] - 32.0f * sums.x) + held.scales.y * (products[1] - 32.0f * sums.y);
+  return held.scales.z * (products[2] - 32.0f * sums.z) + (held.scales.w * (products[3] - 32.0f * sums.w) + first);
 }
 // ---- kernel
-[[kernel]] void qkv_e9388e4d(
+[[kernel]] void qkv_70c3c495(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],

@@ -1,14 +1,11 @@
-// gate_up_ce179ee6
+// gate_up_b613ca0c
 // small spec of a test
 //
-// Projection of one row by matrix instructions: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
-// A code's bits are an f16 number, code * 2^-24. x is scaled by a power of two for each 512 columns, and is the sum of two f16 numbers.
-// A step multiplies 16 rows of the weight by four pairs of pieces: lane 4 g + t holds pair t of rows g and g + 8. x has two
-// columns for each pair, upper and lower parts, and is zero elsewhere, so that a lane gets the products of its own pairs and
-// applies its scales as in other kernels.
-// 4 simdgroups share the columns of 16 outputs.
+// Projection of one row by matrix instructions of 8-bit numbers: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
+// x is an integer of four digits times a power of two for each 128 columns (a unit). A tile has 16 rows of the weight; a
+// simdgroup multiplies every 4th unit of 8 of them. Lane 4 g + t holds a quarter of a unit of rows g and g + 8.
 // The norm costs no pass of its own: x^2 is added up where x is read, and 1/rms scales the finished dot products.
-// Grid: 32 threadgroups of 4 simdgroups.
+// Grid: 8 threadgroups of 4 simdgroups.
 //   x          [tokens, 512] bf16
 //   weight     [294912] u8
 //     rows 0 to 1023: [1024, 512] q4_k at byte 0
@@ -26,6 +23,16 @@ typedef bfloat bfloat16_t;
 #ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
 #define MLXR_AWAIT_INPUTS()
 #endif
+#ifndef MLXR_COPY_AHEAD  // a host may copy 16 bytes while other work goes on, and wait until at most `left` groups of copies are not done
+#define MLXR_COPY_AHEAD(to, from) *(to) = *(from)
+#define MLXR_END_COPIES()
+#define MLXR_AWAIT_COPIES(left)
+#endif
+#ifndef MLXR_ASKED  // a decode step of one kernel may ask for rows launches before, in a place of their own
+#define MLXR_ASKED false
+#define MLXR_NEAR MLXR_THREADGROUP
+#define MLXR_AWAIT_ROWS()
+#endif
 inline float4 widen_bf16(uint2 u) {
   return as_type<float4>(uint4(u.x << 16, u.x & 0xffff0000u, u.y << 16, u.y & 0xffff0000u));
 }
@@ -36,13 +43,12 @@ inline void unpack_bf16(uint4 u, thread float4* v) {
 
 inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
 
-inline void load_bf16_8(const device bfloat16_t* p, thread float4* v) {
-  unpack_bf16(*(const device uint4*)p, v);
+inline void load_bf16_4(const device bfloat16_t* p, thread float4* v) {
+  v[0] = widen_bf16(*(const device uint2*)p);
 }
 
-inline void load_f32_8(const device float* p, thread float4* v) {
+inline void load_f32_4(const device float* p, thread float4* v) {
   v[0] = *(const device float4*)(p + 0);
-  v[1] = *(const device float4*)(p + 4);
 }
 
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
@@ -107,353 +113,236 @@ inline void values_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
 inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 
-// The f16 numbers in the lower half of a pair, and in the upper.
-inline float2 floats_of(uint pair) {
-  return float2((float)as_type<half>((uint16_t)pair), (float)as_type<half>((uint16_t)(pair >> 16)));
+#ifndef MLXR_MMA_U8
+// c + A B for A [16, 32] of unsigned bytes and B [32, 8] of signed ones; ../README.md says which lane holds what.
+inline int sum_of_bytes(uint a, uint b, int sum) {
+  const int4 x = int4(as_type<uchar4>(a)), y = int4(as_type<char4>(b));
+  return sum + (x.x * y.x + x.y * y.y) + (x.z * y.z + x.w * y.w);
 }
-#ifndef MLXR_MMA
-inline float pair_product(uint a, uint b, float sum) {
-  const float2 x = floats_of(a), y = floats_of(b);
-  return sum + (x.x * y.x + x.y * y.y);
-}
-inline float4 mma_f16(uint4 a, uint2 b, float4 c, uint lane) {
+inline int4 mma_u8(uint4 a, uint2 b, int4 c, uint lane) {
   for (uint t = 0; t < 4; t++) {
     const uint row = lane / 4 * 4 + t, column = lane % 4 * 8 + t;
     const uint4 w = uint4(simd_shuffle(a.x, row), simd_shuffle(a.y, row), simd_shuffle(a.z, row), simd_shuffle(a.w, row));
     const uint2 even = uint2(simd_shuffle(b.x, column), simd_shuffle(b.y, column));
     const uint2 odd = uint2(simd_shuffle(b.x, column + 4), simd_shuffle(b.y, column + 4));
-    c.x = pair_product(w.z, even.y, pair_product(w.x, even.x, c.x));
-    c.y = pair_product(w.z, odd.y, pair_product(w.x, odd.x, c.y));
-    c.z = pair_product(w.w, even.y, pair_product(w.y, even.x, c.z));
-    c.w = pair_product(w.w, odd.y, pair_product(w.y, odd.x, c.w));
+    c.x = sum_of_bytes(w.z, even.y, sum_of_bytes(w.x, even.x, c.x));
+    c.y = sum_of_bytes(w.z, odd.y, sum_of_bytes(w.x, odd.x, c.y));
+    c.z = sum_of_bytes(w.w, even.y, sum_of_bytes(w.y, even.x, c.z));
+    c.w = sum_of_bytes(w.w, odd.y, sum_of_bytes(w.y, odd.x, c.w));
   }
   return c;
 }
 #endif
-#ifndef MLXR_MMA
-inline float4 mma_f16(uint4 a, uint2 b, uint lane) { return mma_f16(a, b, float4(0.0f), lane); }
-#endif
-// Two floats rounded to f16, the first in the lower half.
-inline uint f16_pair(float x, float y) {
-  return (uint)as_type<uint16_t>((half)x) | (uint)as_type<uint16_t>((half)y) << 16;
+// Four integers' digits, the highest first: a word has one of each, and all are signed bytes.
+inline void digits_of(float4 x, thread uint* digits) {
+  const uint4 v = (uint4(as_type<uint>((int)x.x), as_type<uint>((int)x.y), as_type<uint>((int)x.z), as_type<uint>((int)x.w)) + 0x00808080u) ^ 0x00808080u;
+  const uint2 even = (uint2(v.x, v.z) & 0x00ff00ffu) | ((uint2(v.y, v.w) & 0x00ff00ffu) << 8);
+  const uint2 odd = ((uint2(v.x, v.z) >> 8) & 0x00ff00ffu) | (uint2(v.y, v.w) & 0xff00ff00u);
+  digits[0] = odd.x >> 16 | (odd.y & 0xffff0000u);
+  digits[1] = even.x >> 16 | (even.y & 0xffff0000u);
+  digits[2] = (odd.x & 0xffffu) | odd.y << 16;
+  digits[3] = (even.x & 0xffffu) | even.y << 16;
 }
-// The bits of a small number are those of an f16 number, 2^-24 of it. Nibbles i and i + 4, odd ones 16 times as large.
-inline void nibble_pairs(uint u, thread uint* p) {
-  p[0] = u & 0x000f000fu;
-  p[1] = u & 0x00f000f0u;
-  p[2] = (u >> 8) & 0x000f000fu;
-  p[3] = (u >> 8) & 0x00f000f0u;
+// An integer's sum begins with bits of which a float is that sum, plus 1.5 * 2^23.
+inline float2 sum_of_digits(int4 c) {
+  const float2 upper = float2(as_type<float>(c.x), as_type<float>(c.z)) - 12582912.0f;
+  const float2 lower = float2(as_type<float>(c.y), as_type<float>(c.w)) - 12582912.0f;
+  return upper * 256.0f + lower;
 }
-// Bytes 0 and 2, then 1 and 3, of which `mask` tells what to take.
-inline void byte_pairs(uint u, uint mask, thread uint* p) {
-  p[0] = u & mask;
-  p[1] = (u >> 8) & mask;
+struct Near_q4_k {
+  const threadgroup uint8_t* blocks;
+};
+// Lane t's quarter of a half block: 16 bytes, of which the low nibbles belong to sub-block t / 2 * 2 of it, and the high ones to the next.
+struct Held_q4_k { const threadgroup uint4* q; float4 scales; };
+inline Held_q4_k held_q4_k(Near_q4_k row, uint half_block, uint t) {
+  const threadgroup uint8_t* block = row.blocks + half_block / 2u * 144u;
+  const uint4 head = *(const threadgroup uint4*)block;
+  const threadgroup uint4* q = (const threadgroup uint4*)(block + 16u + half_block % 2u * 64u + t * 16u);
+  const bool second = half_block % 2u != 0u;
+  const uint scales = second ? (head.w & 0x0f0f0f0fu) | ((head.y >> 2) & 0x30303030u) : head.y & 0x3f3f3f3fu;
+  const uint minima = second ? ((head.w >> 4) & 0x0f0f0f0fu) | ((head.z >> 2) & 0x30303030u) : head.z & 0x3f3f3f3fu;
+  const uint shift = t / 2u * 16u;
+  const uint all = ((scales >> shift) & 0xffffu) | ((minima >> shift) & 0xffffu) << 16;
+  const float scale = half_of(head.x & 0xffffu), minimum = -half_of(head.x >> 16);
+  return Held_q4_k{q, unsigned_bytes(all) * float4(scale, scale * 0.0625f, minimum, minimum)};
 }
-struct Wide_q4_k { uint4 q[4]; uint4 head; bool second; };
-inline Wide_q4_k wide_q4_k(Row_q4_k row, uint half_block) {
-  const device uint8_t* block = row.blocks + half_block / 2u * 144u;
-  Wide_q4_k raw;
-  raw.head = load_u32x4(block);
-  raw.second = half_block % 2u;
-  return raw;
+// Words 2 i and 2 i + 1 of a lane's codes. High nibbles stay where they are, 16 times as large.
+inline uint2 codes_of_q4_k(Held_q4_k held, uint i) {
+  const uint4 q = *held.q;
+  return (i % 2 == 0 ? q.xy : q.zw) & (i < 2 ? 0x0f0f0f0fu : 0xf0f0f0f0u);
 }
-inline void load_q4_k(thread Wide_q4_k& raw, Row_q4_k row, uint half_block, uint s) {
-  const device uint8_t* q = row.blocks + half_block / 2u * 144u + 16u + half_block % 2u * 64u;
-  raw.q[2 * s] = load_u32x4(q + s * 32u);
-  raw.q[2 * s + 1] = load_u32x4(q + s * 32u + 16u);
+inline float unit_q4_k(Held_q4_k held, const thread float* products, float2 sums) {
+  return held.scales.x * products[0] + (held.scales.y * products[1] + (held.scales.z * sums.x + held.scales.w * sums.y));
 }
-inline void pairs_q4_k(Wide_q4_k raw, uint half_pair, uint run, thread uint* p) {
-#pragma unroll
-  for (uint i = 0; i < 2; i++) {
-    byte_pairs(raw.q[half_pair / 2][half_pair % 2 * 2 + i], 0x000f000fu << (4u * run), p + 2 * i);
-  }
-}
-inline float2 wide_scale_q4_k(Wide_q4_k raw, uint run) {
-  const uint own = raw.second ? 0x30303030u : 0x3f3f3f3fu, low = raw.second ? 0x0f0f0f0fu : 0u, shift = raw.second ? 2u : 0u;
-  const uint scales = ((raw.head.y >> shift) & own) | (raw.head.w & low);
-  const uint minima = ((raw.head.z >> shift) & own) | ((raw.head.w >> 4) & low);
-  const uint at = 8u * (run & 1u);
-  return float2(floats_of((scales >> at) & 0x00ff00ffu)[run / 2], floats_of((minima >> at) & 0x00ff00ffu)[run / 2]);
-}
-inline float2 wide_factor_q4_k(Wide_q4_k raw) {
-  const float2 factors = floats_of(raw.head.x) * 16777216.0f;
-  return float2(factors.x, -factors.y);
-}
-inline uint stage_q4_k(
-    const device bfloat16_t* input,
-    const device float* norm,
-    thread float4* squares,
-    uint piece, uint lane, threadgroup uint4* stage, threadgroup float* total) {
-  float4 of_piece[4];
-  {
-#pragma unroll
-    for (uint run = 0; run < 2u; run++) {
-      const uint column = piece / 4u * 64u + piece % 4u * 8u + run * 32u;
-      float4 n[2];
-      load_f32_8(norm + column, n);
+// Asks for a threadgroup's rows.
+inline void ask_rows(threadgroup uint4* near, const device uint8_t* weight, uint number, uint thread_index) {
+  const uint of_all = number * 64u;
+#pragma unroll 4
+    for (uint i = thread_index; i < 1152u; i += 128u) {
+      MLXR_COPY_AHEAD(near + 0u + i, (const device uint4*)Row_q4_k{weight + (ulong)of_all * 288u}.blocks + i);
+    }
+#pragma unroll 4
+    for (uint i = thread_index; i < 1152u; i += 128u) {
+      MLXR_COPY_AHEAD(near + 1152u + i, (const device uint4*)Row_q4_k{weight + (ulong)(of_all + 512u) * 288u}.blocks + i);
+    }
 
-      float4 v[2];
-      load_bf16_8(input + column, v);
-#pragma unroll
-      for (uint j = 0; j < 2u; j++) {
-        *squares += v[j] * v[j];
-        v[j] *= n[j];
-      }
-#pragma unroll
-      for (uint j = 0; j < 2u; j++) {
-        of_piece[run * 2u + j] = v[j];
-      }
-    }
-  }
-  // The largest of the 512 numbers is scaled to between 2^14 and 2^15.
-  uint most = 0;
-#pragma unroll
-  for (uint j = 0; j < 4; j++) {
-    const uint4 bits = as_type<uint4>(of_piece[j]) & 0x7fffffffu;
-    most = max(most, max(max(bits.x, bits.y), max(bits.z, bits.w)));
-  }
-  const uint exponent = clamp((int)(simd_max(most) >> 23), 15, 244);
-  const float factor = as_type<float>((268u - exponent) << 23);
-#pragma unroll
-  for (uint j = 0; j < 4; j++) {
-    of_piece[j] *= factor;
-  }
-  {
-    const float sum = sum4(of_piece[0]) + sum4(of_piece[1]);
-    const float of_pair = sum + simd_shuffle_xor(sum, 1);
-    const float of_pairs = of_pair + simd_shuffle_xor(of_pair, 2);
-    if (lane % 4 == 0) {
-      total[lane / 4] = 5.96046448e-08f * of_pairs;
-    }
-  }
-  {
-    const float sum = sum4(of_piece[2]) + sum4(of_piece[3]);
-    const float of_pair = sum + simd_shuffle_xor(sum, 1);
-    const float of_pairs = of_pair + simd_shuffle_xor(of_pair, 2);
-    if (lane % 4 == 0) {
-      total[16u + lane / 4] = 5.96046448e-08f * of_pairs;
-    }
-  }
-  uint upper[8];
-  uint lower[8];
-  {
-    const float2 v = float2(of_piece[0].x, of_piece[0].z);
-    upper[0] = f16_pair(v.x, v.y);
-    const float2 kept = floats_of(upper[0]);
-    lower[0] = f16_pair(v.x - kept.x, v.y - kept.y);
-  }
-  {
-    const float2 v = float2(of_piece[0].y, of_piece[0].w);
-    upper[1] = f16_pair(v.x, v.y);
-    const float2 kept = floats_of(upper[1]);
-    lower[1] = f16_pair(v.x - kept.x, v.y - kept.y);
-  }
-  {
-    const float2 v = float2(of_piece[1].x, of_piece[1].z);
-    upper[2] = f16_pair(v.x, v.y);
-    const float2 kept = floats_of(upper[2]);
-    lower[2] = f16_pair(v.x - kept.x, v.y - kept.y);
-  }
-  {
-    const float2 v = float2(of_piece[1].y, of_piece[1].w);
-    upper[3] = f16_pair(v.x, v.y);
-    const float2 kept = floats_of(upper[3]);
-    lower[3] = f16_pair(v.x - kept.x, v.y - kept.y);
-  }
-  {
-    const float2 v = float2(of_piece[2].x, of_piece[2].z) * 0.0625f;
-    upper[4] = f16_pair(v.x, v.y);
-    const float2 kept = floats_of(upper[4]);
-    lower[4] = f16_pair(v.x - kept.x, v.y - kept.y);
-  }
-  {
-    const float2 v = float2(of_piece[2].y, of_piece[2].w) * 0.0625f;
-    upper[5] = f16_pair(v.x, v.y);
-    const float2 kept = floats_of(upper[5]);
-    lower[5] = f16_pair(v.x - kept.x, v.y - kept.y);
-  }
-  {
-    const float2 v = float2(of_piece[3].x, of_piece[3].z) * 0.0625f;
-    upper[6] = f16_pair(v.x, v.y);
-    const float2 kept = floats_of(upper[6]);
-    lower[6] = f16_pair(v.x - kept.x, v.y - kept.y);
-  }
-  {
-    const float2 v = float2(of_piece[3].y, of_piece[3].w) * 0.0625f;
-    upper[7] = f16_pair(v.x, v.y);
-    const float2 kept = floats_of(upper[7]);
-    lower[7] = f16_pair(v.x - kept.x, v.y - kept.y);
-  }
-  threadgroup uint4* to = stage + (lane / 2 % 4 * 4 + lane % 2 * 2) * 9u + lane / 8 * 2;
-  to[0] = uint4(upper[0], upper[1], upper[2], upper[3]);
-  to[9] = uint4(upper[4], upper[5], upper[6], upper[7]);
-  to[1] = uint4(lower[0], lower[1], lower[2], lower[3]);
-  to[10] = uint4(lower[4], lower[5], lower[6], lower[7]);
-  return exponent;
 }
 // ---- kernel
-[[kernel]] void gate_up_ce179ee6(
+[[kernel]] void gate_up_b613ca0c(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
   device bfloat16_t* out [[buffer(3)]],
   uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
+  uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint lane = thread_index_in_simdgroup;
-  const uint share = simdgroup_index_in_threadgroup % 4u;
-  const uint first = (threadgroup_position_in_grid.x * 1u + simdgroup_index_in_threadgroup / 4u) * 16u;
-  const uint end = 512u;
-
+  const uint share = simdgroup_index_in_threadgroup;
+  const uint group = lane / 4, own = lane % 4;
   const device bfloat16_t* input = x;
-  // 32 pieces of x as 16 rows: four steps, by halves of a pair and halves of a piece; a row has a step's four pairs and ends with
-  // zeros, for lanes whose columns belong to another pair. And the sums of each pair's runs.
-  MLXR_THREADGROUP(uint4, staged, 576);
-  MLXR_THREADGROUP(float, totals, 128);
-  threadgroup uint4* stage = staged + simdgroup_index_in_threadgroup * 144u;
-  threadgroup float* total = totals + simdgroup_index_in_threadgroup * 32u;
-  const uint group = lane / 4, pair_of_step = lane % 4;
-  // Column g of x belongs to pair g / 2.
-  const bool holds = group / 2 == pair_of_step;
-  if (lane < 16) {
-    stage[lane * 9u + 8u] = uint4(0u);
-  }
-  const threadgroup uint4* columns = stage + (holds ? pair_of_step * 2 + group % 2 : 8u);
-  float sums[4];
-#pragma unroll
-  for (uint r = 0; r < 4u; r++) {
-    sums[r] = 0.0f;
-  }
+  // A simdgroup's x: of each unit and digit four times eight words, those of the lanes t, pairs for four products. Then its sums.
+  MLXR_THREADGROUP(uint4, numbers, 512);
+  MLXR_NEAR(uint4, near, 2304);
+  MLXR_THREADGROUP(float4, totals, 8);
+  MLXR_THREADGROUP(float, squares_of, 4);
   float4 squares = float4(0.0f);
-  Row_q4_k w[4];
+  // The output of a thread, and its residual, which is asked for with x.
+  const uint at = min(thread_index_in_threadgroup / 2u, 63u);
+  uint of_all, end;
+  {
+    of_all = threadgroup_position_in_grid.x * 64u;
+    end = 512u;
+    Held_q4_k held[1][16];
+    float4 norms[1][1];
 #pragma unroll
-  for (uint r = 0; r < 2u; r++) {
-    const uint row = first + r * 8 + group;
-    w[r] = Row_q4_k{weight + (ulong)row * 288u};
-    w[2 + r] = Row_q4_k{weight + (ulong)(row + 512u) * 288u};
-  }
-  for (uint block = share * 32u; block < 32u; block += 128u) {
-    Wide_q4_k raw[1][4];
+    for (uint step = 0; step < 1u; step++) {
+      load_f32_4(norm + (share + step * 4u) * 128u + lane * 4u, norms[step]);
+    }
+    if (!MLXR_ASKED) {
+      ask_rows(near, weight, threadgroup_position_in_grid.x, thread_index_in_threadgroup);
+      MLXR_END_COPIES();
+      MLXR_AWAIT_COPIES(0);
+    }
+    MLXR_AWAIT_ROWS();
+    threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
-    for (uint i = 0; i < 1u; i++) {
+    for (uint step = 0; step < 1u; step++) {
+      const uint unit = (share + step * 4u);
 #pragma unroll
-      for (uint r = 0; r < 4u; r++) {
-        raw[i][r] = wide_q4_k(w[r], block / 8 + i * 4 + pair_of_step);
-        load_q4_k(raw[i][r], w[r], block / 8 + i * 4 + pair_of_step, 0);
+      for (uint p = 0; p < 8u; p++) {
+        const threadgroup uint8_t* row = (const threadgroup uint8_t*)near + (p * 8u + group) * 288u;
+        held[step][2 * p] = held_q4_k(Near_q4_k{row}, unit, own);
+        held[step][2 * p + 1] = held_q4_k(Near_q4_k{row + 18432u}, unit, own);
       }
     }
     MLXR_AWAIT_INPUTS()
-    // No lane reads the last block's x any more.
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    const uint exponent = stage_q4_k(input, norm, &squares, block + lane, lane, stage, total);
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    float of_block[4];
+    float4 of_x[1][1];
 #pragma unroll
-    for (uint r = 0; r < 4u; r++) {
-      of_block[r] = 0.0f;
+    for (uint step = 0; step < 1u; step++) {
+      load_bf16_4(input + (share + step * 4u) * 128u + lane * 4u, of_x[step]);
     }
+    float back[1];
+    threadgroup uint* mine = (threadgroup uint*)numbers + share * 512u;
 #pragma unroll
-    for (uint batch = 0; batch < 1; batch += 1) {
+    for (uint step = 0; step < 1u; step++) {
+      float4 v = of_x[step][0];
+      squares += v * v;
+      v *= norms[step][0];
+      const uint4 bits = as_type<uint4>(v) & 0x7fffffffu;
+      const uint most = simd_max(max(max(bits.x, bits.y), max(bits.z, bits.w))) >> 23;
+      // The largest number of a unit is scaled to between 2^29 and 2^30.
+      const uint exponent = max(most, 30u);
+      back[step] = most == 255u ? NAN : as_type<float>((exponent - 29u) << 23);
+      v *= as_type<float>((283u - min(exponent, 254u)) << 23);
+      float of_lanes = sum4(v);
+      of_lanes += simd_shuffle_xor(of_lanes, 1);
+      of_lanes += simd_shuffle_xor(of_lanes, 2);
+      of_lanes += simd_shuffle_xor(of_lanes, 4);
+      if (lane % 8u == 0) {
+        ((threadgroup float*)(totals + (share * 1u + step) * 2u))[lane / 8u] = of_lanes;
+      }
+      uint digits[4];
+      digits_of(v, digits);
+      threadgroup uint* to = mine + step * 128u + (lane / 16u * 2u + lane / 4u % 2u) * 8u + lane / 8u % 2u * 4u + lane % 4u;
 #pragma unroll
-      for (uint i = 0; i < 1u; i++) {
-        const uint take = batch + i;
-        float2 of_take[4];
-#pragma unroll
-        for (uint r = 0; r < 4u; r++) {
-          of_take[r] = float2(0.0f);
-        }
-#pragma unroll
-        for (uint s = 0; s < 2; s++) {
-          if (s > 0) {
-#pragma unroll
-            for (uint r = 0; r < 4u; r++) {
-              load_q4_k(raw[i][r], w[r], block / 8 + i * 4 + pair_of_step, s);
-            }
-          }
-          float4 c[2][2];
-#pragma unroll
-          for (uint half_pair = 0; half_pair < 4; half_pair++) {
-            uint2 b[4];
-#pragma unroll
-            for (uint j = 0; j < 2; j++) {
-              const uint4 part = columns[((take * 2 + s) * 8 + half_pair * 2 + j) * 9u];
-              b[2 * j] = part.xy;
-              b[2 * j + 1] = part.zw;
-            }
-#pragma unroll
-            for (uint run = 0; run < 2u; run++) {
-#pragma unroll
-              for (uint r = 0; r < 2u; r++) {
-                uint even[4], odd[4];
-                pairs_q4_k(raw[i][2 * r], s * 4 + half_pair, run, even);
-                pairs_q4_k(raw[i][2 * r + 1], s * 4 + half_pair, run, odd);
-#pragma unroll
-                for (uint m = 0; m < 2u; m++) {
-                  const uint4 a = uint4(even[2 * m], odd[2 * m], even[2 * m + 1], odd[2 * m + 1]);
-                  const uint2 x = b[run * 2u + m];
-                  c[run][r] = half_pair + m == 0 ? mma_f16(a, x, lane) : mma_f16(a, x, c[run][r], lane);
-                }
-              }
-            }
-          }
-#pragma unroll
-          for (uint run = 0; run < 2u; run++) {
-            const float more = total[run * 16u + (take * 4 + pair_of_step) * 2 + s];
-#pragma unroll
-            for (uint r = 0; r < 4u; r++) {
-              const float2 both = r % 2 == 0 ? c[run][r / 2].xy : c[run][r / 2].zw;
-              const float2 scale = wide_scale_q4_k(raw[i][r], s * 2 + run);
-              of_take[r] += float2(both.x + both.y, more) * scale;
-            }
-          }
-        }
-#pragma unroll
-        for (uint r = 0; r < 4u; r++) {
-          const float2 factor = wide_factor_q4_k(raw[i][r]);
-          of_block[r] += of_take[r].x * factor.x + of_take[r].y * factor.y;
-        }
+      for (uint d = 0; d < 4; d++) {
+        to[d * 32u] = digits[d];
       }
     }
-    const float back = as_type<float>((exponent + 10u) << 23);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    // Column g of B is digit g % 4 of x where lanes 2 (g / 4) and the next one hold the codes.
+    const uint keep = group / 4 == own / 2 ? 0xffffffffu : 0u;
+    const int4 none = int4(0x4b400000);
+    float sums[16];
 #pragma unroll
-    for (uint r = 0; r < 4u; r++) {
-      sums[r] += of_block[r] * back;
+    for (uint r = 0; r < 16u; r++) {
+      sums[r] = 0.0f;
+    }
+#pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      const threadgroup uint4* from = (const threadgroup uint4*)(mine + step * 128u + (group % 4u * 4u + own) * 8u);
+      const uint4 low = from[0] & keep, high = from[1] & keep;
+      const uint2 b[4] = {low.xy, low.zw, high.xy, high.zw};
+      // Sums of x: only even lanes, which have the higher digits, take them.
+      const float4 of_runs = *(totals + (share * 1u + step) * 2u) * (own % 2 == 0 ? 1.52587891e-05f : 0.0f);
+      const float2 of_x_sums = own < 2 ? of_runs.xy : of_runs.zw;
+
+#pragma unroll
+      for (uint p = 0; p < 8u; p++) {
+        float of_first[2], of_second[2];
+#pragma unroll
+        for (uint run = 0; run < 2; run++) {
+          int4 c = none;
+#pragma unroll
+          for (uint i = 0; i < 2; i++) {
+            const uint at_b = run * 2 + i;
+            const uint2 a = codes_of_q4_k(held[step][2 * p], at_b), more = codes_of_q4_k(held[step][2 * p + 1], at_b);
+            c = mma_u8(uint4(a.x, more.x, a.y, more.y), b[at_b], c, lane);
+          }
+          const float2 sum = sum_of_digits(c);
+          of_first[run] = sum.x;
+          of_second[run] = sum.y;
+        }
+        sums[2 * p] += unit_q4_k(held[step][2 * p], of_first, of_x_sums) * back[step];
+        sums[2 * p + 1] += unit_q4_k(held[step][2 * p + 1], of_second, of_x_sums) * back[step];
+      }
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup float* shares = (threadgroup float*)mine;
+    const float times = own % 2 == 0 ? 65536.0f : 1.0f;
+#pragma unroll
+    for (uint r = 0; r < 16u; r++) {
+      shares[r * 32u + lane] = sums[r] * times;
     }
   }
-  MLXR_AWAIT_INPUTS()  // those that have no columns
-  MLXR_THREADGROUP(float, shares, 132);
   {
-    threadgroup float* mine = shares + simdgroup_index_in_threadgroup * 33u;
-#pragma unroll
-    for (uint r = 0; r < 4u; r++) {
-      const float pair = sums[r] + simd_shuffle_xor(sums[r], 1);
-      const float sum = pair + simd_shuffle_xor(pair, 2);
-      if (pair_of_step == 0) {
-        mine[r * 8 + group] = sum;
-      }
-    }
-    const float sum = simd_sum(sum4(squares));
+    const float of_lanes = simd_sum(sum4(squares));
     if (lane == 0) {
-      mine[32] = sum;
+      squares_of[share] = of_lanes;
     }
   }
+  const uint o = min(of_all + at, end - 1);
+  const ulong place = o;
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  const threadgroup float* of_rows = shares + (simdgroup_index_in_threadgroup - share) * 33u;
-  const uint mine = min(lane, 15u);
-  float y = 0.0f;
-  float up = 0.0f;
-  float total_squares = 0.0f;
+  float of_row = 0.0f;
 #pragma unroll
   for (uint s = 0; s < 4u; s++) {
-    y += of_rows[s * 33u + mine];
-    up += of_rows[s * 33u + 16u + mine];
-    total_squares += of_rows[s * 33u + 32u];
+    of_row += squares_of[s];
   }
-  const float scale = metal::precise::rsqrt(total_squares * 0.001953125f + 9.99999975e-06f);
-
-  const uint o = first + lane;
-  if (share == 0 && lane < 16u && o < end) {
-    const ulong place = o;
+  const float scale = metal::precise::rsqrt(of_row * 0.001953125f + 9.99999975e-06f);
+  // Neighbouring threads share the sums of an output.
+  float y = 0.0f;
+  float up = 0.0f;
+#pragma unroll
+  for (uint s = thread_index_in_threadgroup % 2u; s < 4u; s += 2u) {
+    const threadgroup float* sums_of = (const threadgroup float*)numbers + s * 512u + at / 8u * 64u + at % 8u * 4u;
+    y += sum4(*(const threadgroup float4*)sums_of);
+    up += sum4(*(const threadgroup float4*)(sums_of + 32));
+  }
+  y += simd_shuffle_xor(y, 1);
+  up += simd_shuffle_xor(up, 1);
+  if (thread_index_in_threadgroup % 2u == 0 && thread_index_in_threadgroup / 2u == at && o == of_all + at) {
     y *= scale;
     up *= scale;
     y = activate(y) * up;

@@ -1,4 +1,4 @@
-// qkv_9a858dc8
+// qkv_84199fc6
 // small spec of a test
 //
 // Projection of one row by matrix instructions of 8-bit numbers: out = rms_norm(x) @ weight.T.
@@ -181,12 +181,15 @@ inline float2 sum_of_digits(int4 c) {
   const float2 lower = float2(as_type<float>(c.y), as_type<float>(c.w)) - 12582912.0f;
   return upper * 256.0f + lower;
 }
+struct Near_q4_k {
+  const threadgroup uint8_t* blocks;
+};
 // Lane t's quarter of a half block: 16 bytes, of which the low nibbles belong to sub-block t / 2 * 2 of it, and the high ones to the next.
-struct Held_q4_k { uint4 q; float4 scales; };
-inline Held_q4_k held_q4_k(Row_q4_k row, uint half_block, uint t) {
-  const device uint8_t* block = row.blocks + half_block / 2u * 144u;
-  const uint4 head = *(const device uint4*)block;
-  const uint4 q = *(const device uint4*)(block + 16u + half_block % 2u * 64u + t * 16u);
+struct Held_q4_k { const threadgroup uint4* q; float4 scales; };
+inline Held_q4_k held_q4_k(Near_q4_k row, uint half_block, uint t) {
+  const threadgroup uint8_t* block = row.blocks + half_block / 2u * 144u;
+  const uint4 head = *(const threadgroup uint4*)block;
+  const threadgroup uint4* q = (const threadgroup uint4*)(block + 16u + half_block % 2u * 64u + t * 16u);
   const bool second = half_block % 2u != 0u;
   const uint scales = second ? (head.w & 0x0f0f0f0fu) | ((head.y >> 2) & 0x30303030u) : head.y & 0x3f3f3f3fu;
   const uint minima = second ? ((head.w >> 4) & 0x0f0f0f0fu) | ((head.z >> 2) & 0x30303030u) : head.z & 0x3f3f3f3fu;
@@ -196,9 +199,12 @@ inline Held_q4_k held_q4_k(Row_q4_k row, uint half_block, uint t) {
   return Held_q4_k{q, unsigned_bytes(all) * float4(scale, scale * 0.0625f, minimum, minimum)};
 }
 // Words 2 i and 2 i + 1 of a lane's codes. High nibbles stay where they are, 16 times as large.
-inline uint2 codes_of_q4_k(Held_q4_k held, uint i) { return (i % 2 == 0 ? held.q.xy : held.q.zw) & (i < 2 ? 0x0f0f0f0fu : 0xf0f0f0f0u); }
+inline uint2 codes_of_q4_k(Held_q4_k held, uint i) {
+  const uint4 q = *held.q;
+  return (i % 2 == 0 ? q.xy : q.zw) & (i < 2 ? 0x0f0f0f0fu : 0xf0f0f0f0u);
+}
 inline float unit_q4_k(Held_q4_k held, const thread float* products, float2 sums) {
-  return held.scales.x * products[0] + held.scales.y * products[1] + (held.scales.z * sums.x + held.scales.w * sums.y);
+  return held.scales.x * products[0] + (held.scales.y * products[1] + (held.scales.z * sums.x + held.scales.w * sums.y));
 }
 struct Near_q6_k {
   const threadgroup uint8_t* blocks;
@@ -233,10 +239,11 @@ inline Held_q6_k held_q6_k(Near_q6_k row, uint half_block, uint t) {
 // Words 2 i and 2 i + 1 of a lane's codes.
 inline uint2 codes_of_q6_k(Held_q6_k held, uint i) { return uint2(held.codes[2 * i], held.codes[2 * i + 1]); }
 inline float unit_q6_k(Held_q6_k held, const thread float* products, float4 sums) {
-  return (held.scales.x * (products[0] - 32.0f * sums.x) + held.scales.y * (products[1] - 32.0f * sums.y)) + (held.scales.z * (products[2] - 32.0f * sums.z) + held.scales.w * (products[3] - 32.0f * sums.w));
+  const float first = held.scales.x * (products[0] - 32.0f * sums.x) + held.scales.y * (products[1] - 32.0f * sums.y);
+  return held.scales.z * (products[2] - 32.0f * sums.z) + (held.scales.w * (products[3] - 32.0f * sums.w) + first);
 }
 // ---- kernel
-[[kernel]] void qkv_9a858dc8(
+[[kernel]] void qkv_84199fc6(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -262,20 +269,28 @@ inline float unit_q6_k(Held_q6_k held, const thread float* products, float4 sums
     of_all = threadgroup_position_in_grid.x * 48u;
     end = 320u;
     Held_q4_k held[1][6];
+    float4 norms[1][1];
+#pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      load_f32_4(norm + (share + step * 4u) * 128u + lane * 4u, norms[step]);
+    }
+#pragma unroll 4
+    for (uint i = thread_index_in_threadgroup; i < 864u; i += 128u) {
+      MLXR_COPY_AHEAD(near + 0u + i, (const device uint4*)Row_q4_k{weight + (ulong)of_all * 288u}.blocks + min(i, (end - of_all) * 288u / 16u - 1u));
+    }
+
+    MLXR_END_COPIES();
+    MLXR_AWAIT_COPIES(0);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
     for (uint step = 0; step < 1u; step++) {
       const uint unit = (share + step * 4u);
 #pragma unroll
       for (uint p = 0; p < 3u; p++) {
-        const uint first = min(of_all + p * 16u, end - 16u) + group;
-        held[step][2 * p + 0] = held_q4_k(Row_q4_k{weight + (ulong)first * 288u}, unit, own);
-        held[step][2 * p + 1] = held_q4_k(Row_q4_k{weight + (ulong)(first + 8u) * 288u}, unit, own);
+        const threadgroup uint8_t* row = (const threadgroup uint8_t*)near + (p * 16u + group) * 288u;
+        held[step][2 * p] = held_q4_k(Near_q4_k{row}, unit, own);
+        held[step][2 * p + 1] = held_q4_k(Near_q4_k{row + 2304u}, unit, own);
       }
-    }
-    float4 norms[1][1];
-#pragma unroll
-    for (uint step = 0; step < 1u; step++) {
-      load_f32_4(norm + (share + step * 4u) * 128u + lane * 4u, norms[step]);
     }
     MLXR_AWAIT_INPUTS()
     float4 of_x[1][1];
@@ -361,16 +376,17 @@ inline float unit_q6_k(Held_q6_k held, const thread float* products, float4 sums
     of_all = 320u + (threadgroup_position_in_grid.x - 7u) * 48u;
     end = 384u;
     Held_q6_k held[1][6];
-#pragma unroll 4
-    for (uint i = thread_index_in_threadgroup; i < 1260u; i += 128u) {
-      MLXR_COPY_AHEAD(near + 0u + i, (const device uint4*)Row_q6_k{weight + 92160ul + (ulong)(of_all - 320u) * 420u}.blocks + min(i, (end - of_all) * 420u / 16u - 1u));
-    }
-    MLXR_END_COPIES();
     float4 norms[1][1];
 #pragma unroll
     for (uint step = 0; step < 1u; step++) {
       load_f32_4(norm + (share + step * 4u) * 128u + lane * 4u, norms[step]);
     }
+#pragma unroll 4
+    for (uint i = thread_index_in_threadgroup; i < 1260u; i += 128u) {
+      MLXR_COPY_AHEAD(near + 0u + i, (const device uint4*)Row_q6_k{weight + 92160ul + (ulong)(of_all - 320u) * 420u}.blocks + min(i, (end - of_all) * 420u / 16u - 1u));
+    }
+
+    MLXR_END_COPIES();
     MLXR_AWAIT_COPIES(0);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll

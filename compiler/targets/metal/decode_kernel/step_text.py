@@ -32,8 +32,8 @@ TIMEOUT_SECONDS = 10
 """How long a block waits for the others before it stops the kernel, unless a rank may be late."""
 SHARED_BYTES = 47 << 10
 """Shared memory of a block: CUDA's default limit, less what CUDA itself uses."""
-_MOST_BYTES = 226 << 10
-"""The same on cards for data centres, if one block runs on a multiprocessor."""
+_MOST_BYTES = 140 << 10
+"""With rows that are asked for ahead, on cards for data centres: a larger block leaves too little first-level cache."""
 _MOST_GROUPS = 15  # hardware has 16 barriers; one is the block's
 _MOST_ARGUMENTS = 4000  # of 8 bytes; CUDA takes 32,764
 _DEFINE = re.compile(r"^#define (?!MLXR_)(\w+)", re.MULTILINE)
