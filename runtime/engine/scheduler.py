@@ -175,9 +175,8 @@ class Scheduler:
             return step
         longest = _LAUNCH_SECONDS * next(times for steps, times in _STEADY if step.num_repeats >= steps)
         most = min(most, int(longest / seconds) - 1, _LAUNCH_LOGITS // (len(step.parts) * self._plan.vocab_size) - 1)
-        for request in decode.requests:
-            if request.draft.speculates:
-                most = min(most, request.draft.rests_until - len(request.answer.tokens) - request.run.in_flight - 1)
+        for request in decode.speculating:
+            most = min(most, request.draft.rests_until - len(request.answer.tokens) - request.run.in_flight - 1)
         blocks = len(step.parts) * (most // pager.block_size + 2)  # one of them a copy of a shared one
         growths = [(seq_id, 1 + most) for seq_id in decode.seq_ids] if pager.others else []
         if most >= 1 and blocks <= pager.num_free and pager.can_append_all(growths):

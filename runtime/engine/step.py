@@ -79,6 +79,7 @@ class Decode(NamedTuple):
         adapters: what each uses, as a batch takes it; None: none uses any.
         is_plain: whether logits are taken as they are, and nothing is asked for but tokens.
         most_steps: after how many steps a request has all its tokens.
+        speculating: those of the requests for which tokens may be guessed.
     """
 
     requests: list[Request]
@@ -89,6 +90,7 @@ class Decode(NamedTuple):
     adapters: list[tuple[int, float]] | None
     is_plain: bool
     most_steps: int
+    speculating: list[Request]
 
 
 class Step:
@@ -375,7 +377,8 @@ def _decode(parts: Sequence[Part]) -> Decode | None:
     adapters = _adapters(requests)
     is_plain = adapters is None and all(row.is_plain and not row.sampler.asks_logprobs for row in rows)
     most_steps = min([request.max_length - 1 - request.run.computed for request in requests])
-    return Decode(requests, runs, seq_ids, tokens, rows, adapters, is_plain, most_steps)
+    speculating = [request for request in requests if request.draft.speculates]
+    return Decode(requests, runs, seq_ids, tokens, rows, adapters, is_plain, most_steps, speculating)
 
 
 def _adapters(requests: Sequence[Request]) -> list[tuple[int, float]] | None:

@@ -177,7 +177,8 @@ class DecodeSteps:
         with StepKernel.order if kernel is not None else nullcontext():
             if not self._recorded.may_go_on(kernel) or (slots := more.grow()) is None:
                 return None
-            inputs = self._inputs.go_on(chosen.inputs, count, slots, more.tables)
+            size = self._host.plan.arena.block_size
+            inputs = self._inputs.go_on(chosen.inputs, count, slots, more.tables, size)
             return self._choose(chosen._replace(inputs=inputs), recorded, None)
 
     def _choose(self, chosen: "_Chosen", recorded: list[RecordedStep], tokens: mx.array | None) -> LikeliestOfSteps:

@@ -73,7 +73,7 @@ class Event:
         Raises:
             HostError: the driver refuses.
         """
-        self._handle = _pointer()
+        self._handle, self._times, self._ended = _pointer(), 0, 0
         with in_context():
             call("cuEventCreate", ctypes.byref(self._handle), _SLEEPING_WITHOUT_TIME)
         weakref.finalize(self, _destroy_event, self._handle).atexit = False
@@ -84,6 +84,7 @@ class Event:
         Raises:
             HostError: the driver refuses.
         """
+        self._times += 1
         call("cuEventRecord", self._handle, _pointer(stream))
 
     def wait(self) -> None:
@@ -92,7 +93,10 @@ class Event:
         Raises:
             HostError: something on the GPU has failed.
         """
-        call("cuEventSynchronize", self._handle)
+        times = self._times  # another thread may record it again meanwhile
+        if times != self._ended:  # a call of the driver takes some microseconds of a step
+            call("cuEventSynchronize", self._handle)
+            self._ended = times
 
 
 @functools.cache

@@ -164,7 +164,12 @@ class DecodeInputs:
         return self._predicted is not None
 
     def go_on(
-        self, inputs: "BoundInputs", steps: int, slots: Sequence[int], tables: Callable[[], npt.NDArray[np.int32]]
+        self,
+        inputs: "BoundInputs",
+        steps: int,
+        slots: Sequence[int],
+        tables: Callable[[], npt.NDArray[np.int32]],
+        block_size: int,
     ) -> "BoundInputs":
         """The inputs of steps of the same sequences that follow the last ones: as `bind`, `together`, would give them.
 
@@ -173,15 +178,14 @@ class DecodeInputs:
             steps: how many.
             slots: in the first step, then in the second, and so on.
             tables: gives block tables, [seqs, columns in use]; there is room for these.
+            block_size: tokens of a block.
         """
         steady, first, place = self._steady, self._predicted, inputs.moving.places.get(SLOTS)
         assert steady is not None and first is not None, "the steps before have been launched"
         self._predicted, rows = None, None  # until all steps are launched
-        if place is not None:
-            given = np.array(slots, np.int32).reshape(steps, -1)
-            if (given != first[place] + _counts(steps)).any():
-                rows = first + _counts(steps)
-                rows[:, place] = given
+        if place is not None and not _follow(slots, first[place].tolist(), steps, block_size):
+            rows = first + _counts(steps)
+            rows[:, place] = np.array(slots, np.int32).reshape(steps, -1)
         if TABLES in steady.packed.places and (packed := self._with_tables(steady.packed, tables())) is not None:
             steady = self._steady = Steady(packed, SentTogether([packed.numbers]), 0)
             self._known = self._known | {TABLES: packed.numbers[packed.places[TABLES]]}
@@ -280,3 +284,13 @@ def _are_equal(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
 def _counts(steps: int) -> npt.NDArray[np.int32]:
     """[steps, 1]: 0, 1, ..."""
     return np.arange(steps, dtype=np.int32)[:, None]
+
+
+def _follow(slots: Sequence[int], first: list[int], steps: int, block_size: int) -> bool:
+    """Whether slots are those that were predicted for the first step, and one more in each."""
+    count = len(first)
+    if slots[:count] != first:
+        return False
+    # In so few steps a sequence comes to one block at most.
+    some = (steps - 1,) if steps <= block_size else range(steps)
+    return all(slots[k * count : (k + 1) * count] == [slot + k for slot in first] for k in some)

@@ -37,6 +37,7 @@ def test_what_a_graph_reads_stays_until_its_last_launch_has_ended(calls: dict[st
     there = weakref.ref(kept)
     graph = LaunchGraph([GraphLaunch(1, (1, 1, 1), 32, [8])], [kept])
     graph.launch(1, end)
+    end.record(1)
     calls["cuEventSynchronize"] = 719 if fails else 0
     del kept, graph
     gc.collect()
