@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
+import numpy as np
 
+from mlxr.compiler.artifact import of_group
 from mlxr.runtime.cache.pager import Evicted, Pager
-from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests
+from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests, Int32Array
 from mlxr.runtime.hosts.host import Host, Logits
-from mlxr.runtime.hosts.likeliest import MoreSteps
+from mlxr.runtime.hosts.likeliest import Grown, MoreSteps
 
 SaveEvicted = Callable[[Sequence[Evicted]], None]
 """Takes blocks that the prefix cache gave up."""
@@ -87,7 +89,7 @@ def copy_shared_blocks(host: Host, pager: Pager, save: SaveEvicted | None) -> No
 def more_steps(
     host: Host, pager: Pager, seq_ids: Sequence[int], starts: list[int], count: int, save: SaveEvicted | None
 ) -> MoreSteps:
-    """What the host must know of steps that go on; sequences with states or several groups of layers do not.
+    """What the host must know of steps that go on; sequences with states go on by single steps.
 
     Args:
         host: where they run.
@@ -98,11 +100,25 @@ def more_steps(
         save: see `launch_step`.
     """
 
-    def grow() -> list[int] | None:
-        is_plain = pager.states is None and not pager.others
-        slots = pager.append_to_each(seq_ids, starts, count) if is_plain else None
-        if slots is not None:
-            copy_shared_blocks(host, pager, save)
-        return slots
+    def grow() -> Grown | None:
+        slots = pager.append_to_each(seq_ids, starts, count) if pager.states is None or count == 1 else None
+        if slots is None:
+            return None
+        by_name: dict[str, Sequence[int]] = {"slots": slots}
+        tables = {"block_tables": pager.block_tables(seq_ids)}
+        for group in range(1, len(pager.others) + 1):
+            table = tables[of_group("block_tables", group)] = pager.block_tables(seq_ids, group)
+            by_name[of_group("slots", group)] = slots_of_steps(table, np.array(starts), count, pager.block_size)
+        if pager.states is not None:
+            tables["state_table"] = pager.states.step_one_each(seq_ids)
+        copy_shared_blocks(host, pager, save)
+        return Grown(by_name, tables)
 
-    return MoreSteps(count, starts, grow, lambda: pager.block_tables(seq_ids))
+    return MoreSteps(count, starts, grow)
+
+
+def slots_of_steps(table: Int32Array, starts: Int32Array, count: int, size: int) -> list[int]:
+    """The slots of one token of each sequence in each of some steps, by block tables."""
+    positions = starts + np.arange(count)[:, None]
+    found: list[int] = (table[np.arange(len(starts)), positions // size] * size + positions % size).reshape(-1).tolist()
+    return found

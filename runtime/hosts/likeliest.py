@@ -1,11 +1,23 @@
 """Decode steps that a host runs together with the choice of their tokens: see `Host.likeliest_of_steps`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+
+
+class Grown(NamedTuple):
+    """Where the tokens of steps are, by the names of the plan's buffers.
+
+    Attributes:
+        slots: of the tokens of the first step, then of those of the second, and so on.
+        tables: of blocks and states, [seqs, columns in use].
+    """
+
+    slots: Mapping[str, Sequence[int]]
+    tables: Mapping[str, npt.NDArray[np.int32]]
 
 
 class MoreSteps(NamedTuple):
@@ -14,15 +26,12 @@ class MoreSteps(NamedTuple):
     Attributes:
         steps: how many.
         starts: tokens of each sequence that are in the arena before them.
-        grow: has the sequences grow, and gives the slots of the tokens of the first of these steps, then of those of
-            the second, and so on; None: they do not grow plainly, and have not grown.
-        tables: gives the sequences' block tables, once they have grown.
+        grow: has the sequences grow; None: they do not grow plainly, and have not grown.
     """
 
     steps: int
     starts: Sequence[int]
-    grow: Callable[[], Sequence[int] | None]
-    tables: Callable[[], npt.NDArray[np.int32]]
+    grow: Callable[[], Grown | None]
 
 
 class LikeliestOfSteps(Protocol):

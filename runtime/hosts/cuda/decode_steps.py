@@ -175,10 +175,10 @@ class DecodeSteps:
         if recorded is None or any(step.batch is not before.batch for step in recorded):
             return None
         with StepKernel.order if kernel is not None else nullcontext():
-            if not self._recorded.may_go_on(kernel) or (slots := more.grow()) is None:
+            if not self._recorded.may_go_on(kernel) or (grown := more.grow()) is None:
                 return None
             size = self._host.plan.arena.block_size
-            inputs = self._inputs.go_on(chosen.inputs, count, slots, more.tables, size)
+            inputs = self._inputs.go_on(chosen.inputs, count, grown, size)
             return self._choose(chosen._replace(inputs=inputs), recorded, None)
 
     def _choose(self, chosen: "_Chosen", recorded: list[RecordedStep], tokens: mx.array | None) -> LikeliestOfSteps:

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.runtime.hosts.cuda.device_array import sent
+from mlxr.runtime.hosts.likeliest import Grown
 
-SLOTS, TABLES = "slots", "block_tables"
+TABLES = "block_tables"
 _ALIGNMENT = 4  # elements: kernels may load 16 bytes at once
 
 
@@ -118,7 +119,8 @@ class DecodeInputs:
         self._known: dict[str, npt.NDArray[Any]] = {}  # what does not move
         self._steady: Steady | None = None  # the same
         self._predicted: npt.NDArray[np.int32] | None = None  # what moves, after the last step
-        self._tables: tuple[npt.NDArray[np.int32], tuple[int, ...], bytes] | None = None
+        self._tables: dict[str, tuple[tuple[int, ...], bytes]] = {}  # as they were given when steps went on last
+        self._tables_of: Packed | None = None  # which has these
         self._moved: mx.array | Callable[[], mx.array] | None = None  # the same on the GPU
 
     def bind(
@@ -163,34 +165,28 @@ class DecodeInputs:
         """Whether steps were bound and launched, so that others can go on after them."""
         return self._predicted is not None
 
-    def go_on(
-        self,
-        inputs: "BoundInputs",
-        steps: int,
-        slots: Sequence[int],
-        tables: Callable[[], npt.NDArray[np.int32]],
-        block_size: int,
-    ) -> "BoundInputs":
+    def go_on(self, inputs: "BoundInputs", steps: int, grown: Grown, block_size: int) -> "BoundInputs":
         """The inputs of steps of the same sequences that follow the last ones: as `bind`, `together`, would give them.
 
         Args:
             inputs: of those.
             steps: how many.
-            slots: in the first step, then in the second, and so on.
-            tables: gives block tables, [seqs, columns in use]; there is room for these.
+            grown: where their tokens are; the tables have room for the columns in use.
             block_size: tokens of a block.
         """
-        steady, first, place = self._steady, self._predicted, inputs.moving.places.get(SLOTS)
+        steady, first, places = self._steady, self._predicted, inputs.moving.places
         assert steady is not None and first is not None, "the steps before have been launched"
         self._predicted, rows = None, None  # until all steps are launched
-        if place is not None and not _follow(slots, first[place].tolist(), steps, block_size):
-            rows = first + _counts(steps)
-            rows[:, place] = np.array(slots, np.int32).reshape(steps, -1)
-        if TABLES in steady.packed.places and (packed := self._with_tables(steady.packed, tables())) is not None:
+        for name, slots in grown.slots.items():
+            place = places.get(name)
+            if place is not None and not _follow(slots, first[place].tolist(), steps, block_size):
+                rows = first + _counts(steps) if rows is None else rows
+                rows[:, place] = np.array(slots, np.int32).reshape(steps, -1)
+        if (packed := self._with_tables(steady.packed, grown.tables)) is not None:
             steady = self._steady = Steady(packed, SentTogether([packed.numbers]), 0)
-            self._known = self._known | {TABLES: packed.numbers[packed.places[TABLES]]}
+            self._known = self._known | {name: packed.numbers[packed.places[name]] for name in self._tables}
         return inputs._replace(
-            moving=Packed(first if rows is None else rows[0], inputs.moving.places),
+            moving=Packed(first if rows is None else rows[0], places),
             steady=steady,
             steps=steps,
             new=[] if rows is None else [*range(steps)],
@@ -199,20 +195,27 @@ class DecodeInputs:
             after=(first if rows is None else rows[-1]) + np.int32(steps if rows is None else 1),
         )
 
-    def _with_tables(self, packed: Packed, tables: npt.NDArray[np.int32]) -> Packed | None:
-        """The same with other block tables, [seqs, columns in use], among the columns that there are; None: no other.
+    def _with_tables(self, packed: Packed, tables: Mapping[str, npt.NDArray[np.int32]]) -> Packed | None:
+        """The same with other tables, [seqs, columns in use], among the columns that there are; None: no others.
 
         They differ when a sequence comes to a block, and also when a full one is replaced by an equal one.
         """
-        known, numbers = self._tables, tables.tobytes()
-        self._tables = (packed.numbers, tables.shape, numbers)
-        if known is not None and known[0] is packed.numbers and known[1:] == (tables.shape, numbers):
-            return None
-        place, width = packed.places[TABLES], tables.shape[1]  # how many columns there are, then all rows
-        shape, copied = (len(tables), int(packed.numbers[place.start])), packed.numbers.copy()
-        copied[place][1:].reshape(shape)[:, :width] = tables
-        self._tables = (copied, tables.shape, numbers)
-        return None if np.array_equal(copied, packed.numbers) else Packed(copied, packed.places)
+        copied: npt.NDArray[np.int32] | None = None
+        if self._tables_of is not packed:
+            self._tables.clear()
+        for name, table in tables.items():
+            if (place := packed.places.get(name)) is None:
+                continue
+            known = self._tables.get(name)
+            self._tables[name] = now = (table.shape, table.tobytes())
+            if now == known:
+                continue
+            copied = packed.numbers.copy() if copied is None else copied
+            shape = len(table), int(copied[place.start])  # how many columns there are, then all rows
+            copied[place][1:].reshape(shape)[:, : table.shape[1]] = table
+        changed = copied is not None and not np.array_equal(copied, packed.numbers)
+        self._tables_of = Packed(copied, packed.places) if copied is not None and changed else packed
+        return self._tables_of if changed else None
 
     def moved(self, inputs: "BoundInputs", step: int) -> mx.array:
         """What moves, in one of the steps."""

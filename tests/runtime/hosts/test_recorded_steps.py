@@ -1,6 +1,5 @@
 """Decode steps that are recorded once choose what launches choose, on host cuda as sim runs it."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -16,15 +15,17 @@ from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine import scheduler
+from mlxr.runtime.engine.launch_step import copy_shared_blocks, more_steps
 from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests
 from mlxr.runtime.hosts.cuda import decode_steps, mlx_stream, recorded_step, traces
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, FETCH, PLACE, RENEW
 from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS, graph_bytes, places_of_prompt, prompt_graph_bytes
-from mlxr.runtime.hosts.likeliest import MoreSteps
 from mlxr.runtime.hosts.sim.host import SimHost
 from mlxr_tests.fake_card import SimLauncher, use_card
+from mlxr_tests.family_specs import family_spec
+from mlxr_tests.few import few
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.specs import compiled, floats, small_spec
 from mlxr_tests.storyteller import TINY, tiny_spec
@@ -55,12 +56,11 @@ def test_the_likeliest_tokens_are_those_of_the_logits(monkeypatch: pytest.Monkey
         pager.take_copies()
         tokens, chosen, done = mx.array([5, 7], mx.int32), list[np.ndarray](), None
         for turn, count in enumerate(COUNTS):
-            before, grow = starts, partial(pager.append_to_each, ids, starts, count)
+            before = starts
             starts = [start + count for start in starts]
             if done is not None and turn % 2:  # every other one goes on without a batch that is built
-                done = host.go_on(done, MoreSteps(count, before, grow, partial(pager.block_tables, ids)))
+                done = host.go_on(done, more_steps(host, pager, ids, before, count, None))
                 assert done is not None
-                pager.take_copies()
                 chosen.append(done.read().copy())
                 continue
             tokens = tokens if done is None else done.tokens
@@ -87,6 +87,42 @@ def test_the_likeliest_tokens_are_those_of_the_logits(monkeypatch: pytest.Monkey
     kernels = {name: times for name, times in card.recorded.items() if name not in (PLACE, RENEW, FETCH)}
     assert as_one or all(card.overlapping[name] == times for name, times in kernels.items()), "launches overlap"
     assert not as_one or not card.overlapping.total(), "a step kernel begins when all before it has ended"
+
+
+@pytest.mark.skipif(has_cuda(), reason="here the real one runs")
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("name", few(["heads-by-layer", "short-conv"], ["short-conv"]))
+def test_steps_go_on_with_groups_and_states_as_batches_that_are_built(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """They come to new blocks, and windows pass old ones; with states each launch is of one step."""
+    artifact, found = compiled(family_spec(name)), list[np.ndarray]()
+    counts = [1] * 6 if artifact.plan.arena.num_slots else [2, 1, 3, 1, 2]
+    for goes_on in (False, True):
+        card = SimLauncher(artifact)
+        use_card(monkeypatch, artifact, card)
+        card.record(monkeypatch)
+        host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+        pager = Pager.from_geometry(artifact.plan.arena)
+        ids, starts, chosen, done = [pager.add_sequence() for _ in range(2)], [13, 6], list[np.ndarray](), None
+        prompts = [BatchRequest(i, [*range(3, 3 + n)], 0) for i, n in zip(ids, starts, strict=True)]
+        host.read(host.step(Batch.build(prompts, pager, host.plan.query_tile)))
+        copy_shared_blocks(host, pager, None)
+        for count in counts:
+            if done is not None and goes_on:
+                done = host.go_on(done, more_steps(host, pager, ids, starts, count, None))
+            else:
+                tokens = mx.array([5, 7], mx.int32) if done is None else done.tokens
+                batch = Batch.build(DecodeRequests(ids, [0, 0], starts), pager, host.plan.query_tile, tokens, count)
+                copy_shared_blocks(host, pager, None)
+                done = host.likeliest_of_steps(batch)
+            assert done is not None
+            starts = [start + count for start in starts]
+            chosen.append(done.read().copy())
+        found.append(np.concatenate(chosen, 1))
+        assert card.recorded[PLACE] == 1
+    np.testing.assert_array_equal(*found)
+    assert len({*found[0][0].flat}) > 3
 
 
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")
