@@ -82,6 +82,9 @@ class Answers:
             if events is not None:
                 request.take(events)
         for index, tokens in enumerate(chosen.tokens):
+            if None in foreseen:
+                single = [row for row, request, events in rows if events is None and not request.answer.is_done]
+                self._scheduler.has_decoded(decode, single, [start + 1 + index for start in step.starts], 1)
             for (row, request, events), token in zip(rows, tokens, strict=True):
                 if request.answer.is_done:  # a token before, or a listener, has ended it
                     if events is not None and row not in ended:
@@ -91,7 +94,6 @@ class Answers:
                 if events is not None:
                     event = events[index]
                 else:
-                    self._scheduler.has_decoded(decode, row, step.starts[row] + 1 + index, 1)
                     try:
                         event = request.accept(token)
                     except Exception as error:
@@ -106,9 +108,8 @@ class Answers:
                 except Exception:
                     self.abandon(request)
         self._stats.generated_tokens += given
-        for row, request, events in rows:
-            if events is not None and not request.answer.is_done:
-                self._scheduler.has_decoded(decode, row, step.ends[row], len(events))
+        going = [row for row, request, events in rows if events is not None and not request.answer.is_done]
+        self._scheduler.has_decoded(decode, going, step.ends, step.count)
 
     def _give_each(self, step: Step, decode: Decode, index: int) -> None:
         """Gives requests the tokens of one of the steps, about which anything may be special."""
@@ -118,7 +119,7 @@ class Answers:
             if sampled.error is not None:  # nobody knows since when K and V are broken
                 self.fail(request, sampled.error, keep=False)
                 continue
-            self._scheduler.has_decoded(decode, row, step.starts[row] + 1 + index, 1)
+            self._scheduler.has_decoded(decode, [row], [start + 1 + index for start in step.starts], 1)
             self._stats.speculating_parts += request.draft.speculates
             self.accept(request, sampled)
 

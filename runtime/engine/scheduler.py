@@ -15,7 +15,7 @@ Source: vLLM, v1/core/sched/scheduler.py. Here requests also wait for a prompt t
 """
 
 from bisect import insort
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from operator import attrgetter
 from typing import Protocol
 
@@ -216,23 +216,25 @@ class Scheduler:
                 if run.unread:
                     self._has_computed(request)
 
-    def has_decoded(self, decode: Decode, row: int, end: int, count: int) -> None:
-        """`has_read` of some of the steps of a step with `decode`, for one request, which runs.
+    def has_decoded(self, decode: Decode, rows: Iterable[int], ends: Sequence[int], count: int) -> None:
+        """`has_read` of some of the steps of a step with `decode`, for requests that run.
 
         Args:
-            decode: its columns; the request has the tokens that the last of these steps computed.
-            row: which request.
-            end: tokens of it that are computed.
+            decode: its columns; the requests have the tokens that the last of these steps computed.
+            rows: which requests.
+            ends: tokens of each request, of all, that are computed.
             count: how many steps.
         """
-        run, size = decode.runs[row], self._pager.block_size
-        run.in_flight -= count
-        if run.seq_id == decode.seq_ids[row]:
-            before, run.certain = run.certain, end
-            if run.unread or end // size != before // size:
-                request = decode.requests[row]
-                self._pager.commit(run.seq_id, request.answer.tokens, request.hashes, end)
-                self._has_computed(request)
+        size, runs, seq_ids = self._pager.block_size, decode.runs, decode.seq_ids
+        for row in rows:
+            run, end = runs[row], ends[row]
+            run.in_flight -= count
+            if run.seq_id == seq_ids[row]:
+                before, run.certain = run.certain, end
+                if run.unread or end // size != before // size:
+                    request = decode.requests[row]
+                    self._pager.commit(seq_ids[row], request.answer.tokens, request.hashes, end)
+                    self._has_computed(request)
 
     def has_accepted(self, request: Request, end: int) -> None:
         """One more draft token was right: so many tokens are computed."""
