@@ -45,6 +45,8 @@ class _Chosen(NamedTuple):
         inputs: what they read.
         kernel: what runs them; None: launches.
         room: the longest context that has room in their block tables.
+        step: the last of them.
+        until: the context from which on another step must be found.
     """
 
     phase: Phase
@@ -52,6 +54,8 @@ class _Chosen(NamedTuple):
     inputs: BoundInputs
     kernel: StepKernel | None
     room: int
+    step: RecordedStep
+    until: int
 
 
 class DecodeSteps:
@@ -160,20 +164,27 @@ class DecodeSteps:
         if recorded is None:
             return None
         with StepKernel.order if kernel is not None else nullcontext():
-            return self._choose(_Chosen(phase, dims, inputs, kernel, self._room(arrays)), recorded, tokens)
+            room = self._room(arrays)
+            chosen = _Chosen(phase, dims, inputs, kernel, room, recorded[-1], self._until(last, room))
+            return self._choose(chosen, recorded, tokens)
 
     def go_on(self, after: LikeliestOfSteps, more: MoreSteps) -> LikeliestOfSteps | None:
         """See `Host.go_on`."""
         chosen, before, count = self._chosen, self._recorded.last, more.steps
         if chosen is None or before is not after or not self._inputs.is_predicted or count > MOST_STEPS:
             return None
-        kernel, dims = chosen.kernel, {**chosen.dims, "context": max(more.starts) + 1}
-        last = {**dims, "context": dims["context"] + count - 1}
-        if last["context"] > chosen.room or not self._takes(chosen.phase, last, kernel):
-            return None
-        recorded = self._recorded_of(chosen.phase, dims, last, count, chosen.inputs, kernel)
-        if recorded is None or any(step.batch is not before.batch for step in recorded):
-            return None
+        kernel, context = chosen.kernel, max(more.starts) + 1
+        if context + count > chosen.until:
+            dims: Dims = {**chosen.dims, "context": context}
+            last: Dims = {**dims, "context": context + count - 1}
+            if last["context"] > chosen.room or not self._takes(chosen.phase, last, kernel):
+                return None
+            recorded = self._recorded_of(chosen.phase, dims, last, count, chosen.inputs, kernel)
+            if recorded is None or any(step.batch is not before.batch for step in recorded):
+                return None
+            chosen = chosen._replace(step=recorded[-1], until=self._until(last, chosen.room))
+        else:
+            recorded = [chosen.step] * count
         with StepKernel.order if kernel is not None else nullcontext():
             if not self._recorded.may_go_on(kernel) or (grown := more.grow()) is None:
                 return None
@@ -192,15 +203,20 @@ class DecodeSteps:
         self.num_recorded += len(recorded)
         self._inputs.advance(inputs, len(recorded) - 1, lambda: steps.moving)
         self._chosen = chosen
-        for step, times in Counter(recorded).items():
+        launches, all_same = self._host.launches, recorded[0] is recorded[-1]
+        for step, times in [(chosen.step, len(recorded))] if all_same else Counter(recorded).items():
             for name, count in step.launches.items():
-                self._host.launches[name] += count * times
+                launches[name] += count * times
         return steps
 
     def _room(self, arrays: Mapping[str, npt.NDArray[Any]]) -> int:
         """The longest context for which block tables have columns."""
         arena = self._host.plan.arena
         return int(arrays[TABLES][0]) * arena.block_size if TABLES in arrays else arena.context
+
+    def _until(self, dims: Dims, room: int) -> int:
+        """The context from which on a step must be found again, which one with these dims is not."""
+        return min([room + 1, *(border for border in self._borders if border > dims["context"])])
 
     def _takes(self, phase: Phase, dims: Dims, kernel: StepKernel | None) -> bool:
         """`RecordedSteps.takes`, known for dims between the same borders, where grids are the same for all contexts."""
