@@ -44,8 +44,13 @@ class SentencepieceStreamDecoder(StreamDecoder):
         """See `StreamDecoder`."""
         if self._at_start or self._pending or max(token_ids) >= len(self._texts):
             return None
-        known = [self._texts[token_id] for token_id in token_ids]
-        return None if None in known else [text for text in known if text is not None]
+        found = list[str]()
+        for token_id in token_ids:
+            text = self._texts[token_id]
+            if text is None and (text := self._tokenizer.plain_text_of(token_id)) is None:
+                return None
+            found.append(text)
+        return found
 
     def flush(self) -> str:
         """See `StreamDecoder`."""

@@ -181,6 +181,10 @@ class SentencepieceTokenizer(Tokenizer):
         self.texts[token_id] = text
         return text
 
+    def plain_text_of(self, token_id: int) -> str | None:
+        """`text_of` a token in the vocabulary; None: it is control, unknown or byte."""
+        return self.text_of(token_id) if self._is_text(token_id) else None
+
     def _is_text(self, token_id: int) -> bool:
         return not (self.is_control(token_id) or self.is_unknown(token_id) or self._model.is_byte(token_id))
 

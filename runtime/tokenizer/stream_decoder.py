@@ -92,8 +92,19 @@ class ByteStreamDecoder(StreamDecoder):
 
     def texts_of(self, token_ids: Sequence[int]) -> "list[str] | None":
         """See `StreamDecoder`."""
-        known = [*map(self._tokenizer.texts.get, token_ids)] if self._is_between else [None]
-        return None if None in known else [text for text in known if text is not None]
+        if not self._is_between:
+            return None
+        texts, found = self._tokenizer.texts, list[str]()
+        for token_id in token_ids:
+            text = texts.get(token_id)
+            if text is None:
+                data = self._tokenizer.bytes_of(token_id)
+                text, num_used = codecs.utf_8_decode(data, "replace")
+                if num_used < len(data):
+                    return None
+                texts[token_id] = text
+            found.append(text)
+        return found
 
     @property
     def _is_between(self) -> bool:

@@ -137,12 +137,17 @@ def test_texts_that_are_known_are_those_of_single_tokens(name, tmp_path):
     if name not in TOKENIZERS:
         single_bytes("<end>").save(str(tmp_path / "tokenizer.json"))
     tokenizer = TOKENIZERS[name] if name in TOKENIZERS else load_tokenizer(tmp_path)
-    random, decoder, known = np.random.default_rng(3), tokenizer.stream_decoder(), 0
+    random, decoder, known, given, text = np.random.default_rng(3), tokenizer.stream_decoder(), 0, [], []
     for _ in range(300):
-        ids = random.integers(0, min(tokenizer.vocab_size, 300), random.integers(1, 4)).tolist()
+        first = random.choice([0, 255, 259])  # bytes come before
+        ids = random.integers(first % tokenizer.vocab_size, tokenizer.vocab_size, random.integers(1, 4)).tolist()
         texts = decoder.texts_of(ids)
         assert texts is None or texts == decoder.texts_of(ids), "it changes nothing"
         pushed = [decoder.push(token_id) for token_id in ids]
         assert texts is None or texts == pushed
         known += texts is not None
+        given, text = [*given, *ids], [*text, *pushed]
     assert known > 10
+    if name not in TOKENIZERS:
+        whole = b"".join(map(tokenizer.bytes_of, given)).decode("utf-8", "replace")
+        assert "".join([*text, decoder.flush()]) == whole, "no text of a part of a character is taken for known"
