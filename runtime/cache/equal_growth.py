@@ -7,6 +7,9 @@ import numpy.typing as npt
 
 from mlxr.runtime.cache.blocks import BlockPool, BlockSequence
 
+Slots = list[int] | npt.NDArray[np.int32]
+"""Of several steps an array, which takes less time."""
+
 
 class EqualGrowth:
     """Finds slots in the pager's array of block tables. The pager calls `forget` when a sequence goes.
@@ -53,7 +56,7 @@ class EqualGrowth:
         self._rows = np.array([sequence.row for sequence in known], np.intp)
         return self._sequences, self._rows
 
-    def append(self, seq_ids: Sequence[int], lengths: list[int], count: int, context: int) -> list[int] | None:
+    def append(self, seq_ids: Sequence[int], lengths: list[int], count: int, context: int) -> Slots | None:
         """See `Pager.append_to_each`.
 
         Args:
@@ -88,12 +91,13 @@ class EqualGrowth:
             while len(sequence.blocks) * size < sequence.length + count:
                 self._take_block(sequence)
             slots[i] = sequence.blocks[sequence.length // size] * size + sequence.length % size
-        for later in range(1, count):
-            now = [slot + later for slot in slots[: len(sequences)]]
-            for i in lacking:
-                block, offset = divmod(sequences[i].length + later, size)
-                now[i] = sequences[i].blocks[block] * size + offset
-            slots += now
         for sequence in sequences:
             sequence.length += count
-        return slots
+        if count == 1:
+            return slots
+        later = np.arange(count, dtype=np.int32)[:, None]
+        found = np.array(slots, np.int32) + later
+        if lacking:
+            positions = np.array([lengths[i] for i in lacking], np.int32) + later
+            found[:, lacking] = self._tables[self._rows[lacking], positions // size] * size + positions % size
+        return found.reshape(-1)

@@ -37,7 +37,7 @@ from mlxr.compiler.errors import ArenaError, ArenaFullError
 from mlxr.runtime.cache.block_copies import BlockCopies
 from mlxr.runtime.cache.block_hashes import BlockHashes
 from mlxr.runtime.cache.blocks import BlockPool, BlockSequence, give_back
-from mlxr.runtime.cache.equal_growth import EqualGrowth
+from mlxr.runtime.cache.equal_growth import EqualGrowth, Slots
 from mlxr.runtime.cache.group_blocks import GroupBlocks
 from mlxr.runtime.cache.growth import Growth
 from mlxr.runtime.cache.kept_sequence import KeptSequence
@@ -352,7 +352,7 @@ class Pager(PagerTiers):
         grown = [(seq_id, self._get(seq_id).length, count) for seq_id, count in growths] if self.others else []
         return any(group.blocks_needed(grown) > group.pool.num_free for group in self.others)
 
-    def append_to_each(self, seq_ids: Sequence[int], lengths: list[int], count: int = 1) -> list[int] | None:
+    def append_to_each(self, seq_ids: Sequence[int], lengths: list[int], count: int = 1) -> Slots | None:
         """`append_all` of equally many tokens for each sequence, in less time, where that is plain.
 
         Returns:

@@ -7,6 +7,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.runtime.cache.equal_growth import Slots
+
 
 class Grown(NamedTuple):
     """Where the tokens of steps are, by the names of the plan's buffers.
@@ -16,7 +18,7 @@ class Grown(NamedTuple):
         tables: of blocks and states, [seqs, columns in use].
     """
 
-    slots: Mapping[str, Sequence[int]]
+    slots: Mapping[str, Slots]
     tables: Mapping[str, npt.NDArray[np.int32]]
 
 

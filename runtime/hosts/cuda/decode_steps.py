@@ -188,8 +188,7 @@ class DecodeSteps:
         with StepKernel.order if kernel is not None else nullcontext():
             if not self._recorded.may_go_on(kernel) or (grown := more.grow()) is None:
                 return None
-            size = self._host.plan.arena.block_size
-            inputs = self._inputs.go_on(chosen.inputs, count, grown, size)
+            inputs = self._inputs.go_on(chosen.inputs, count, grown)
             return self._choose(chosen._replace(inputs=inputs), recorded, None)
 
     def _choose(self, chosen: "_Chosen", recorded: list[RecordedStep], tokens: mx.array | None) -> LikeliestOfSteps:

@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.runtime.cache.equal_growth import Slots
 from mlxr.runtime.hosts.cuda.device_array import sent
 from mlxr.runtime.hosts.likeliest import Grown
 
@@ -165,21 +166,20 @@ class DecodeInputs:
         """Whether steps were bound and launched, so that others can go on after them."""
         return self._predicted is not None
 
-    def go_on(self, inputs: "BoundInputs", steps: int, grown: Grown, block_size: int) -> "BoundInputs":
+    def go_on(self, inputs: "BoundInputs", steps: int, grown: Grown) -> "BoundInputs":
         """The inputs of steps of the same sequences that follow the last ones: as `bind`, `together`, would give them.
 
         Args:
             inputs: of those.
             steps: how many.
             grown: where their tokens are; the tables have room for the columns in use.
-            block_size: tokens of a block.
         """
         steady, first, places = self._steady, self._predicted, inputs.moving.places
         assert steady is not None and first is not None, "the steps before have been launched"
         self._predicted, rows = None, None  # until all steps are launched
         for name, slots in grown.slots.items():
             place = places.get(name)
-            if place is not None and not _follow(slots, first[place].tolist(), steps, block_size):
+            if place is not None and not _follow(slots, first[place], steps):
                 rows = first + _counts(steps) if rows is None else rows
                 rows[:, place] = np.array(slots, np.int32).reshape(steps, -1)
         if (packed := self._with_tables(steady.packed, grown.tables)) is not None:
@@ -289,11 +289,8 @@ def _counts(steps: int) -> npt.NDArray[np.int32]:
     return np.arange(steps, dtype=np.int32)[:, None]
 
 
-def _follow(slots: Sequence[int], first: list[int], steps: int, block_size: int) -> bool:
+def _follow(slots: Slots, first: npt.NDArray[np.int32], steps: int) -> bool:
     """Whether slots are those that were predicted for the first step, and one more in each."""
-    count = len(first)
-    if slots[:count] != first:
-        return False
-    # In so few steps a sequence comes to one block at most.
-    some = (steps - 1,) if steps <= block_size else range(steps)
-    return all(slots[k * count : (k + 1) * count] == [slot + k for slot in first] for k in some)
+    if isinstance(slots, list):
+        return slots == first.tolist() if steps == 1 else _follow(np.array(slots, np.int32), first, steps)
+    return bool((slots.reshape(steps, -1) == first + _counts(steps)).all())

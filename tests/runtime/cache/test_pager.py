@@ -49,7 +49,7 @@ def test_equal_growth_gets_the_slots_that_append_all_gives(count: int) -> None:
     ids = [grown(pager, length) for length in (1, 4, 6)]
     assert [grown(other, length) for length in (1, 4, 6)] == ids
     for _ in range(8 // count):
-        slots = pager.append_to_each(ids, [pager.length(seq_id) for seq_id in ids], count)
+        slots = list(pager.append_to_each(ids, [pager.length(seq_id) for seq_id in ids], count))
         assert [slots[i :: len(ids)] for i in range(len(ids))] == other.append_all([(seq_id, count) for seq_id in ids])
         assert state(pager) == state(other)
         pager.check_integrity()
