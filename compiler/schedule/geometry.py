@@ -191,6 +191,13 @@ class AttendWhole(SizeRecord):
     mma: int = size("attend_mma", 0, one_of=_OFF_ON, tuning=Variants(({"mma": 0}, {"mma": 1})))
     """1: uses MMA, if activations and cache have one 16-bit type, heads have 64 or 128 elements, and a KV head has at
     most 8 query heads. Then `heads` and `unroll` have no effect."""
+    together: int = size("attend_together", 1, one_of=(1, 2, 4, 8))
+    """With MMA: threadgroups that share a context, and merge what they have if they can read each other's memory, as in
+    launches of their own on NVIDIA's cards for data centres."""
+    together_simdgroups: int = size("attend_together_simdgroups", 8)
+    """With `together`: as `simdgroups`."""
+    together_context: int = size("attend_together_context", 1024)
+    """With `together`: as `max_context`."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +237,8 @@ class AttendPartition(SizeRecord):
     """As in `AttendWhole`; 0: the same as there."""
     mma: int = size("partition_mma", 0, one_of=_OFF_ON, tuning=Variants(({"mma": 0}, {"mma": 1})))
     """As in `AttendWhole`."""
+    mma_simdgroups: int = size("partition_mma_simdgroups", 0, least=0)
+    """With MMA: as `simdgroups`; 0: the same."""
 
 
 @dataclass(frozen=True)

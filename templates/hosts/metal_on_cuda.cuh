@@ -60,6 +60,7 @@ __forceinline__ bool mlxr_are_together() {
 #define MLXR_OF_RANK(place, rank) mlxr_of_rank(place, rank)
 #define MLXR_MEET() \
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+#define MLXR_LEAVE() asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 __forceinline__ float mlxr_of_rank(const float* place, unsigned rank) {
     unsigned at;
     float x;
@@ -203,6 +204,10 @@ __forceinline__ To as_type(From from) {
     memcpy(&to, &from, sizeof(To));
     return to;
 }
+
+#define MLXR_HALVES  // one instruction instead of two, see templates/metal/mma.jinja
+__forceinline__ uint lower_halves(uint a, uint b) { return __byte_perm(a, b, 0x5410); }
+__forceinline__ uint upper_halves(uint a, uint b) { return __byte_perm(a, b, 0x7632); }
 
 #if __CUDA_ARCH__ >= 800
 #define MLXR_PACK  // two conversions in one instruction, see templates/metal/vector.jinja

@@ -73,18 +73,30 @@ def test_many_sequences(kernel_host, case):
     assert attend(bench, 150, 0, 33) == {"attend_many_mma"}
 
 
+@pytest.mark.parametrize("case", few(PAGED, [PAGED[3]]), ids=str)
+def test_threadgroups_share_contexts(kernel_host, case):
+    """Where threadgroups read each other's memory; elsewhere the first takes all keys."""
+    sizes = {"attend_mma": 1, "attend_together": 4, "attend_together_simdgroups": 2, "attend_together_context": 96}
+    bench = mma_bench(compiled(case.spec, Geometry.of(partition=16, **sizes)), kernel_host)
+    for length in (0, 1, 63, 64, 95):
+        assert attend(bench, length) == {"attend_mma"}
+    assert attend(bench, 96) == {"attend_partition", "attend_reduce"}
+
+
 MISTAKES = [
     ("threadgroup_barrier(mem_flags::mem_threadgroup);", "", 1),
     ("newest_score[g] = owner ? score : LOWEST", "newest_score[g] = score", 2),
     ("kept.x, p.y - kept.y", "p.x, p.y - p.y", 1),
     ("total = total * keep +", "total = total +", 1),
-    ("if (keep.x != 1.0f || keep.y != 1.0f)", "if (false)", 1),
+    ("if (keeps.x != 1.0f || keeps.y != 1.0f)", "if (false)", 1),
     ("min(first + j / 2 * 8 + 2 * quad + j % 2, end - 1)", "first + j / 2 * 8 + 2 * quad + j % 2", 1),
-    ("first + group + 8 < end ?", "true ?", 1),
+    ("from + 8 < end ?", "true ?", 1),
     ("if (owner) {", "if (!owner) {", 2),
-    ("const uint from = quad * 8 + group / 2;", "const uint from = quad * 8 + group;", 1),
+    ("simd_shuffle(keep, quad * 8 + 4)", "simd_shuffle(keep, quad * 8)", 1),
+    ("const bool owner = rank == ranks - 1", "const bool owner = rank == ranks", 3),
+    ("own_sums[i] = v;", "own_sums[i] = v + v;", 3),
 ]
-"""What the text has, what it becomes, and the case: 1 whole contexts, 2 partitions."""
+"""What the text has, what it becomes, and the case: 1 whole contexts, 2 partitions, 3 contexts that are shared."""
 
 
 @pytest.mark.long
@@ -94,13 +106,13 @@ def test_mistake_is_noticed(kernel_host, old, new, kind):
     if kernel_host != "sim":
         pytest.skip("a card may not show a race or a read out of bounds")
     case = Case(8, 2, 64, "bf16", "bf16", "layer", "paged", 4, None, "half")
-    sizes = {"attend_mma": 1, "attend_simdgroups": 2} if kind == 1 else {"partition": 24, "partition_mma": 1}
-    artifact = compiled(case.spec, Geometry.of(**sizes))
-    entry = artifact.kernel_entry("attend_mma" if kind == 1 else "attend_partition_mma")
+    sizes = {"attend_mma": 1, "attend_simdgroups": 2, "attend_together": 4 if kind == 3 else 1}
+    artifact = compiled(case.spec, Geometry.of(**({"partition": 24, "partition_mma": 1} if kind == 2 else sizes)))
+    entry = artifact.kernel_entry("attend_partition_mma" if kind == 2 else "attend_mma")
     text = artifact.kernel_text(entry.name)
     assert old in text, "the mistake must be possible"
     mistaken = OpBench(
-        Artifact({**artifact.files, entry.file: text.replace(old, new)}), scale=20.0 if kind == 1 else 1.0
+        Artifact({**artifact.files, entry.file: text.replace(old, new)}), scale=1.0 if kind == 2 else 20.0
     )
     with pytest.raises((Mismatch, KernelFault)):
         for lengths in ((150, 70, 3), (33, 65, 129)):

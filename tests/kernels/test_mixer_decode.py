@@ -95,7 +95,7 @@ def test_steps_in_16_bits(mma: int) -> None:
                 weights={"default": "bf16"},
                 **HEADS,
             ),
-            Geometry.of(attend_mma=mma),
+            Geometry.of(attend_mma=mma, attend_together=2),
         )
         for dtype in ("bf16", "f32")
     )

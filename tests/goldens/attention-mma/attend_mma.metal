@@ -1,14 +1,14 @@
-// attend_mma_972c17b3
+// attend_mma_d412b69b
 // small spec of a test
 //
 // Decode by matrix instructions: RoPE, cache write and attention of one new token of each sequence, in one launch.
 // One threadgroup serves one KV head of one sequence and all 2 query heads on it, so each byte of K and V is read
-// once. A simdgroup takes 16 keys at a time: scores are K Q^T for 16 keys and 8 heads, values are V^T P^T. A lane reads 16
-// bytes of K or V at a time, which permutes a head's dimensions: those of K and Q alike, and those of V are put back when
-// results are stored. A query or a weight is the sum of two bf16 numbers, of which the second is what the first rounds off.
+// once. A simdgroup takes 16 keys at a time: scores are Q K^T, where rows of Q are 8 heads and what their rounding leaves; values
+// are V^T P^T for 8 heads. A lane reads 16 bytes of K or V at a time, which permutes a head's dimensions: those of K and Q alike,
+// and those of V are put back when results are stored. A query or a weight is the sum of two bf16 numbers, of which the second is what the first rounds off.
 // The new token's own K and V never come from the arena: they are stored there, and added to the result at the end.
 // Source: online softmax (Milakov and Gimelshein 2018), as in FlashAttention-2.
-// Grid: (2 KV heads, seqs) threadgroups of 8 simdgroups.
+// Grid: (2 KV heads, seqs) threadgroups of 4 simdgroups.
 //   qkv        [seqs, 512] bf16: 4 query, 2 key, 2 value heads of 64
 //   positions  [seqs] i32, of the new tokens
 //   slots      [seqs] i32: block * 16 + offset, of the new tokens
@@ -28,6 +28,12 @@ typedef bfloat bfloat16_t;
 #endif
 #ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
 #define MLXR_AWAIT_INPUTS()
+#endif
+#ifndef MLXR_OF_RANK  // a host whose threadgroups read each other's memory
+#define MLXR_ARE_TOGETHER() false
+#define MLXR_MEET() threadgroup_barrier(mem_flags::mem_threadgroup);
+#define MLXR_LEAVE()
+#define MLXR_OF_RANK(place, rank) (*(place))
 #endif
 #ifndef MLXR_PACK
 inline uint pack_bf16(float a, float b) {
@@ -86,23 +92,31 @@ inline Rotation rotation(uint element, int position) {
 inline float rotate(const device bfloat16_t* head, uint element, Rotation r) {
   return (float)head[element] * r.cosine + (float)head[r.partner] * r.sine;
 }
+inline float2 turn_of(uint pair, int position) {
+  const Rotation r = rotation(pair, position);
+  return float2(r.cosine, -r.sine);
+}
+inline uint pair_of(uint element) {
+  return element % 32u;
+}
+inline Rotation rotation_by(uint element, float2 turn) {
+  const bool first = element < 32u;
+  return Rotation{turn.x, first ? -turn.y : turn.y, first ? element + 32u : element - 32u};
+}
+inline Rotation rotation_in(const threadgroup float2* turns, uint element) {
+  return rotation_by(element, turns[pair_of(element)]);
+}
 inline ulong arena_row(uint block, uint layer, uint offset) {
   return (((ulong)block * 2u + layer) * 16u + offset) * 128u;
 }
+#ifndef MLXR_HALVES
 // The lower halves of two words, and the upper.
 inline uint lower_halves(uint a, uint b) { return (a & 0xffffu) | b << 16; }
 inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
-// Transposes pairs. A lane gives pairs of heads 2 quad and 2 quad + 1, of keys group (x) and group + 8 (y). It gets pairs of
-// head `group`: of keys 2 quad and 2 quad + 1 (x), and of those 8 further on (y).
-inline uint2 turned(uint2 pairs, uint group, uint quad) {
-  const uint from = quad * 8 + group / 2;
-  const uint a = simd_shuffle(pairs.x, from), b = simd_shuffle(pairs.x, from + 4);
-  const uint c = simd_shuffle(pairs.y, from), d = simd_shuffle(pairs.y, from + 4);
-  return group % 2 ? uint2(upper_halves(a, b), upper_halves(c, d)) : uint2(lower_halves(a, b), lower_halves(c, d));
-}
+#endif
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_mma_972c17b3(
+[[kernel]] void attend_mma_d412b69b(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -120,17 +134,36 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
   const uint lane = thread_index_in_simdgroup;
   const uint simd_gid = simdgroup_index_in_threadgroup;
   const uint group = lane / 4, quad = lane % 4;
-  const uint kv_head = threadgroup_position_in_grid.x;
+  // Where threadgroups read each other's memory, 2 of them share a context; elsewhere the first takes all of it.
+  const uint kv_head = threadgroup_position_in_grid.x / 2u, rank = threadgroup_position_in_grid.x % 2u;
+  const uint ranks = MLXR_ARE_TOGETHER() ? 2u : 1u;
+  if (rank >= ranks) {
+    return;
+  }
   const uint first_head = kv_head * 2u;
   const uint sequence = threadgroup_position_in_grid.y;
   const uint position = (uint)positions[sequence];
   const device int* table = block_tables + 1 + (ulong)(sequence) * (uint)block_tables[0];
-  const bool owner = true;
-  const uint begin = 0u;
-  const uint end = position;
+  // The threadgroups' shares of the context: equal multiples of 16 keys.
+  const uint start = 0u;
+  const uint last = position;
+  const uint length = ((last - start) / (ranks * 16u) + 1) * 16u;
+  const uint begin = min(start + rank * length, last);
+  const uint end = min(begin + length, last);
+  const bool owner = rank == ranks - 1;
+  MLXR_THREADGROUP(float2, turns, 32);
+  for (uint i = thread_index_in_threadgroup; i < 32u; i += 128u) {
+    turns[i] = turn_of(i, (int)position);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const uint slot = (uint)slots[sequence];
+  const ulong newest_row =
+      arena_row(slot / 16u, layer[0], slot % 16u) + kv_head * 64u;
+
 
   // Of 16 keys, a lane's parts of keys group and group + 8 and of values 2 quad, 2 quad + 1, 2 quad + 8 and 2 quad + 9.
   // Those of the next 16 are loaded as soon as these are used.
+  const uint of_layer = layer[0];
   uint4 key[2][2];
   uint4 value[4][1];
   uint first = begin + simd_gid * 16;
@@ -138,7 +171,7 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
 #pragma unroll
     for (uint j = 0; j < 2; j++) {
       const uint at = min(first + 8 * j + group, end - 1);
-      const ulong row = arena_row((uint)table[(first) / 16u], layer[0], at % 16u) + kv_head * 64u;
+      const ulong row = arena_row((uint)table[(first) / 16u], of_layer, at % 16u) + kv_head * 64u;
 #pragma unroll
       for (uint c = 0; c < 2u; c++) {
         key[j][c] = *(const device uint4*)(k_arena + row + c * 32 + quad * 8);
@@ -147,7 +180,7 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
 #pragma unroll
     for (uint j = 0; j < 4; j++) {
       const uint at = min(first + j / 2 * 8 + 2 * quad + j % 2, end - 1);
-      const ulong row = arena_row((uint)table[(first) / 16u], layer[0], at % 16u) + kv_head * 64u;
+      const ulong row = arena_row((uint)table[(first) / 16u], of_layer, at % 16u) + kv_head * 64u;
 #pragma unroll
       for (uint d = 0; d < 1u; d++) {
         value[j][d] = *(const device uint4*)(v_arena + row + d * 64 + group * 8);
@@ -159,142 +192,73 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
   // In threadgroup memory: queries, two parts each, and the new token's K and V, as pairs.
   MLXR_THREADGROUP(uint4, queries, 32);
   MLXR_THREADGROUP(uint, newest_pairs, 64);
-  for (uint i = thread_index_in_threadgroup; i < 128u; i += 256u) {
-    const uint which = i / 32u, pair = i % 32u;
-    const bool of_value = which == 3u;
-    const uint place = which < 2u ? first_head + which : 4u + kv_head + (of_value ? 2u : 0u);
-    const device bfloat16_t* head = qkv + (ulong)sequence * 512u + place * 64u;
-    float2 x = float2((float)head[2 * pair], (float)head[2 * pair + 1]);
-    if (!of_value) {
-      x = float2(rotate(head, 2 * pair, rotation(2 * pair, (int)position)),
-                 rotate(head, 2 * pair + 1, rotation(2 * pair + 1, (int)position)));
+  uint given[1];
+  {
+    const uint wanted = min(simd_gid, 3u);
+    const uint of_head = wanted < 2u ? first_head + wanted : 4u + kv_head + (wanted == 3u ? 2u : 0u);
+    const device uint* pairs = (const device uint*)(qkv + (ulong)sequence * 512u + of_head * 64u) + lane * 1u;
+#pragma unroll
+    for (uint j = 0; j < 1u; j++) {
+      given[j] = pairs[j];
     }
-    if (which < 2u) {
+  }
+#pragma unroll 1
+  for (uint which = simd_gid; which < 4u; which += 4u) {
+    uint next[1];
+  {
+    const uint wanted = min(which + 4u, 3u);
+    const uint of_head = wanted < 2u ? first_head + wanted : 4u + kv_head + (wanted == 3u ? 2u : 0u);
+    const device uint* pairs = (const device uint*)(qkv + (ulong)sequence * 512u + of_head * 64u) + lane * 1u;
+#pragma unroll
+    for (uint j = 0; j < 1u; j++) {
+      next[j] = pairs[j];
+    }
+  }
+    const bool is_query = which < 2u, is_value = which == 3u;
+    float x[2];
+#pragma unroll
+    for (uint j = 0; j < 1u; j++) {
+      const float2 both = floats_of(given[j]);
+      x[2 * j] = both.x;
+      x[2 * j + 1] = both.y;
+      given[j] = next[j];
+    }
+    float partner[2];
+#pragma unroll
+    for (uint j = 0; j < 2u; j++) {
+      partner[j] = simd_shuffle(x[j], lane < 16u ? lane + 16u : lane - 16u);
+    }
+#pragma unroll
+    for (uint j = 0; j < 2u; j++) {
+      const Rotation turn = rotation_in(turns, lane * 2u + j);
+      x[j] = is_value ? x[j] : x[j] * turn.cosine + partner[j] * turn.sine;
+    }
+    if (is_query) {
       const float factor = 0.180336878f;
-      const uint upper = pack_bf16(x.x * factor, x.y * factor);
-      const float2 kept = floats_of(upper);
-      threadgroup uint* to = (threadgroup uint*)queries + which * 64u + pair;
-      to[0] = upper;
-      to[32] = pack_bf16(x.x * factor - kept.x, x.y * factor - kept.y);
+      threadgroup uint* const to = (threadgroup uint*)queries + which * 64u + lane * 2u;
+#pragma unroll
+      for (uint j = 0; j < 1u; j++) {
+        const uint upper = pack_bf16(x[2 * j] * factor, x[2 * j + 1] * factor);
+        const float2 kept = floats_of(upper);
+        to[2 * j] = upper;
+        to[2 * j + 1] = pack_bf16(x[2 * j] * factor - kept.x, x[2 * j + 1] * factor - kept.y);
+      }
     } else {
-      const uint bits = pack_bf16(x.x, x.y);
-      newest_pairs[pair + (of_value ? 32u : 0u)] = bits;
-      if (owner) {
-        const uint slot = (uint)slots[sequence];
-        const ulong row =
-            arena_row(slot / 16u, layer[0], slot % 16u) + kv_head * 64u;
-        *(device uint*)(const_cast<device bfloat16_t*>(of_value ? v_arena : k_arena) + row + 2 * pair) = bits;
+#pragma unroll
+      for (uint j = 0; j < 1u; j++) {
+        newest_pairs[(is_value ? 32u : 0u) + lane * 1u + j] = pack_bf16(x[2 * j], x[2 * j + 1]);
       }
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
-  // A lane's running results are those of heads 2 quad and 2 quad + 1.
-  float2 maximum = float2(LOWEST);
-  float2 total = float2(0.0f);
-  float4 sums[4];
-#pragma unroll
-  for (uint i = 0; i < 4u; i++) {
-    sums[i] = float4(0.0f);
-  }
-  for (; first < end; first += 128u) {
-    const uint next = first + 128u;
-    float4 upper = float4(0.0f), lower = float4(0.0f);
-#pragma unroll
-    for (uint c = 0; c < 2u; c++) {
-      const threadgroup uint4* q = queries + min(group, 1u) * 16u + c * 4 + quad;
-      const uint4 a = uint4(key[0][c].x, key[1][c].x, key[0][c].y, key[1][c].y);
-      const uint4 b = uint4(key[0][c].z, key[1][c].z, key[0][c].w, key[1][c].w);
-      const uint4 most = q[0], least = q[8];
-      upper = mma_bf16(a, most.xy, upper, lane);
-      lower = mma_bf16(a, least.xy, lower, lane);
-      upper = mma_bf16(b, most.zw, upper, lane);
-      lower = mma_bf16(b, least.zw, lower, lane);
-    }
-    if (next < end) {
-#pragma unroll
-    for (uint j = 0; j < 2; j++) {
-      const uint at = min(next + 8 * j + group, end - 1);
-      const ulong row = arena_row((uint)table[(next) / 16u], layer[0], at % 16u) + kv_head * 64u;
-#pragma unroll
-      for (uint c = 0; c < 2u; c++) {
-        key[j][c] = *(const device uint4*)(k_arena + row + c * 32 + quad * 8);
-      }
-    }
-    }
-    // x and y belong to key group, z and w to key group + 8; x and z to head 2 quad, y and w to head 2 quad + 1.
-    float4 score = upper + lower;
-    // Keys past the end score LOWEST. Key `first` is never past it, so that each head's maximum is a key's score.
-    score = float4(first + group < end ? score.xy : float2(LOWEST), first + group + 8 < end ? score.zw : float2(LOWEST));
-    float2 largest = float2(max(maximum.x, max(score.x, score.z)), max(maximum.y, max(score.y, score.w)));
-#pragma unroll
-    for (ushort offset = 4; offset < 32; offset *= 2) {
-      largest.x = max(largest.x, simd_shuffle_xor(largest.x, offset));
-      largest.y = max(largest.y, simd_shuffle_xor(largest.y, offset));
-    }
-    const float2 keep = float2(exp2(maximum.x - largest.x), exp2(maximum.y - largest.y));
-    maximum = largest;
-    const float4 p = float4(exp2(score.x - largest.x), exp2(score.y - largest.y), exp2(score.z - largest.x), exp2(score.w - largest.y));
-    total = total * keep + (p.xy + p.zw);
-    if (keep.x != 1.0f || keep.y != 1.0f) {
-#pragma unroll
-      for (uint i = 0; i < 4u; i++) {
-        sums[i] = sums[i] * float4(keep.x, keep.y, keep.x, keep.y);
-      }
-    }
-    const uint2 rounded = uint2(pack_bf16(p.x, p.y), pack_bf16(p.z, p.w));
-    const float2 kept = floats_of(rounded.x), also_kept = floats_of(rounded.y);
-    const uint2 left = uint2(pack_bf16(p.x - kept.x, p.y - kept.y), pack_bf16(p.z - also_kept.x, p.w - also_kept.y));
-    const uint2 weights = turned(rounded, group, quad), more = turned(left, group, quad);
-    {
-      const uint v0 = value[0][0].x, v1 = value[1][0].x, v2 = value[2][0].x, v3 = value[3][0].x;
-      const uint4 a = uint4(lower_halves(v0, v1), upper_halves(v0, v1), lower_halves(v2, v3), upper_halves(v2, v3));
-      sums[0] = mma_bf16(a, weights, sums[0], lane);
-      sums[0] = mma_bf16(a, more, sums[0], lane);
-    }
-    {
-      const uint v0 = value[0][0].y, v1 = value[1][0].y, v2 = value[2][0].y, v3 = value[3][0].y;
-      const uint4 a = uint4(lower_halves(v0, v1), upper_halves(v0, v1), lower_halves(v2, v3), upper_halves(v2, v3));
-      sums[1] = mma_bf16(a, weights, sums[1], lane);
-      sums[1] = mma_bf16(a, more, sums[1], lane);
-    }
-    {
-      const uint v0 = value[0][0].z, v1 = value[1][0].z, v2 = value[2][0].z, v3 = value[3][0].z;
-      const uint4 a = uint4(lower_halves(v0, v1), upper_halves(v0, v1), lower_halves(v2, v3), upper_halves(v2, v3));
-      sums[2] = mma_bf16(a, weights, sums[2], lane);
-      sums[2] = mma_bf16(a, more, sums[2], lane);
-    }
-    {
-      const uint v0 = value[0][0].w, v1 = value[1][0].w, v2 = value[2][0].w, v3 = value[3][0].w;
-      const uint4 a = uint4(lower_halves(v0, v1), upper_halves(v0, v1), lower_halves(v2, v3), upper_halves(v2, v3));
-      sums[3] = mma_bf16(a, weights, sums[3], lane);
-      sums[3] = mma_bf16(a, more, sums[3], lane);
-    }
-    if (next < end) {
-#pragma unroll
-    for (uint j = 0; j < 4; j++) {
-      const uint at = min(next + j / 2 * 8 + 2 * quad + j % 2, end - 1);
-      const ulong row = arena_row((uint)table[(next) / 16u], layer[0], at % 16u) + kv_head * 64u;
-#pragma unroll
-      for (uint d = 0; d < 1u; d++) {
-        value[j][d] = *(const device uint4*)(v_arena + row + d * 64 + group * 8);
-      }
-    }
-    }
-  }
-#pragma unroll
-  for (ushort offset = 4; offset < 32; offset *= 2) {
-    total.x += simd_shuffle_xor(total.x, offset);
-    total.y += simd_shuffle_xor(total.y, offset);
-  }
-
   // The new token's scores: a simdgroup takes one head at a time.
   MLXR_THREADGROUP(float, newest_score, 2);
-  for (uint g = simd_gid; g < 2u; g += 8u) {
+  for (uint g = simd_gid; g < 2u; g += 4u) {
     const threadgroup uint* q = (const threadgroup uint*)queries + g * 64u;
     float score = 0.0f;
     for (uint pair = lane; pair < 32u; pair += 32) {
-      const float2 x = floats_of(q[pair]) + floats_of(q[pair + 32]), y = floats_of(newest_pairs[pair]);
+      const float2 x = floats_of(q[2 * pair]) + floats_of(q[2 * pair + 1]), y = floats_of(newest_pairs[pair]);
       score += x.x * y.x + x.y * y.y;
     }
     score = simd_sum(score);
@@ -303,55 +267,181 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
     }
   }
 
-  // Merge the simdgroups, 2 query heads at a time.
-  MLXR_THREADGROUP(float, group_max, 16);
-  MLXR_THREADGROUP(float, group_total, 16);
-  MLXR_THREADGROUP(float4, group_sums, 272);
-  const threadgroup float* group_values = (const threadgroup float*)group_sums;
-  if (group == 0) {
+  // A lane's running results are those of head `group`; its sums are those of heads 2 quad and 2 quad + 1.
+  float maximum = LOWEST;
+  float total = 0.0f;
+  float4 sums[4];
 #pragma unroll
-    for (uint e = 0; e < 2; e++) {
-      if (2 * quad + e < 2u) {
-        group_max[simd_gid * 2u + 2 * quad + e] = maximum[e];
-        group_total[simd_gid * 2u + 2 * quad + e] = total[e];
+  for (uint i = 0; i < 4u; i++) {
+    sums[i] = float4(0.0f);
+  }
+  uint4 query[4];
+#pragma unroll
+  for (uint c = 0; c < 4u; c++) {
+    query[c] = queries[min(group, 1u) * 16u + c / 2 * 8 + quad * 2 + c % 2];
+  }
+#pragma unroll 1
+  for (; first < end; first += 64u) {
+    const uint next = first + 64u;
+    float4 near_scores = float4(0.0f), far_scores = float4(0.0f);
+#pragma unroll
+    for (uint c = 0; c < 2u; c++) {
+      near_scores = mma_bf16(query[2 * c], key[0][c].xy, near_scores, lane);
+      far_scores = mma_bf16(query[2 * c], key[1][c].xy, far_scores, lane);
+      near_scores = mma_bf16(query[2 * c + 1], key[0][c].zw, near_scores, lane);
+      far_scores = mma_bf16(query[2 * c + 1], key[1][c].zw, far_scores, lane);
+    }
+    if (next < end) {
+#pragma unroll
+    for (uint j = 0; j < 2; j++) {
+      const uint at = min(next + 8 * j + group, end - 1);
+      const ulong row = arena_row((uint)table[(next) / 16u], of_layer, at % 16u) + kv_head * 64u;
+#pragma unroll
+      for (uint c = 0; c < 2u; c++) {
+        key[j][c] = *(const device uint4*)(k_arena + row + c * 32 + quad * 8);
       }
     }
+    }
+    // Of keys 2 quad, 2 quad + 1, 2 quad + 8 and 2 quad + 9: the sums of both parts of the query.
+    float4 score = float4(near_scores.xy + near_scores.zw, far_scores.xy + far_scores.zw);
+    // Keys past the end score LOWEST. Key `first` is never past it, so that each head's maximum is a key's score.
+    const uint from = first + 2 * quad;
+    score = float4(from < end ? score.x : LOWEST, from + 1 < end ? score.y : LOWEST, from + 8 < end ? score.z : LOWEST, from + 9 < end ? score.w : LOWEST);
+    float largest = max(maximum, max(max(score.x, score.y), max(score.z, score.w)));
+    largest = max(largest, simd_shuffle_xor(largest, (ushort)1));
+    largest = max(largest, simd_shuffle_xor(largest, (ushort)2));
+    const float keep = exp2(maximum - largest);
+    maximum = largest;
+    const float4 p = float4(exp2(score.x - largest), exp2(score.y - largest), exp2(score.z - largest), exp2(score.w - largest));
+    total = total * keep + ((p.x + p.y) + (p.z + p.w));
+    const float2 keeps = float2(simd_shuffle(keep, quad * 8), simd_shuffle(keep, quad * 8 + 4));
+    if (keeps.x != 1.0f || keeps.y != 1.0f) {
+#pragma unroll
+      for (uint i = 0; i < 4u; i++) {
+        sums[i] = sums[i] * float4(keeps.x, keeps.y, keeps.x, keeps.y);
+      }
+    }
+    const uint2 weights = uint2(pack_bf16(p.x, p.y), pack_bf16(p.z, p.w));
+    const float2 kept = floats_of(weights.x), also_kept = floats_of(weights.y);
+    const uint2 more = uint2(pack_bf16(p.x - kept.x, p.y - kept.y), pack_bf16(p.z - also_kept.x, p.w - also_kept.y));
+#pragma unroll
+    for (uint d = 0; d < 1u; d++) {
+      const uint4 v0 = value[0][d], v1 = value[1][d], v2 = value[2][d], v3 = value[3][d];
+      {
+        const uint4 a = uint4(lower_halves(v0.x, v1.x), upper_halves(v0.x, v1.x), lower_halves(v2.x, v3.x), upper_halves(v2.x, v3.x));
+        sums[d * 4 + 0] = mma_bf16(a, weights, sums[d * 4 + 0], lane);
+        sums[d * 4 + 0] = mma_bf16(a, more, sums[d * 4 + 0], lane);
+      }
+      {
+        const uint4 a = uint4(lower_halves(v0.y, v1.y), upper_halves(v0.y, v1.y), lower_halves(v2.y, v3.y), upper_halves(v2.y, v3.y));
+        sums[d * 4 + 1] = mma_bf16(a, weights, sums[d * 4 + 1], lane);
+        sums[d * 4 + 1] = mma_bf16(a, more, sums[d * 4 + 1], lane);
+      }
+      {
+        const uint4 a = uint4(lower_halves(v0.z, v1.z), upper_halves(v0.z, v1.z), lower_halves(v2.z, v3.z), upper_halves(v2.z, v3.z));
+        sums[d * 4 + 2] = mma_bf16(a, weights, sums[d * 4 + 2], lane);
+        sums[d * 4 + 2] = mma_bf16(a, more, sums[d * 4 + 2], lane);
+      }
+      {
+        const uint4 a = uint4(lower_halves(v0.w, v1.w), upper_halves(v0.w, v1.w), lower_halves(v2.w, v3.w), upper_halves(v2.w, v3.w));
+        sums[d * 4 + 3] = mma_bf16(a, weights, sums[d * 4 + 3], lane);
+        sums[d * 4 + 3] = mma_bf16(a, more, sums[d * 4 + 3], lane);
+      }
+    }
+    if (next < end) {
+#pragma unroll
+    for (uint j = 0; j < 4; j++) {
+      const uint at = min(next + j / 2 * 8 + 2 * quad + j % 2, end - 1);
+      const ulong row = arena_row((uint)table[(next) / 16u], of_layer, at % 16u) + kv_head * 64u;
+#pragma unroll
+      for (uint d = 0; d < 1u; d++) {
+        value[j][d] = *(const device uint4*)(v_arena + row + d * 64 + group * 8);
+      }
+    }
+    }
+  }
+  total += simd_shuffle_xor(total, (ushort)1);
+  total += simd_shuffle_xor(total, (ushort)2);
+
+  // Merge the simdgroups, 2 query heads at a time.
+  MLXR_THREADGROUP(float, group_max, 8);
+  MLXR_THREADGROUP(float, group_total, 8);
+  MLXR_THREADGROUP(float4, group_sums, 136);
+  MLXR_THREADGROUP(float4, own_sums, 32);
+  MLXR_THREADGROUP(float, own_max, 2);
+  MLXR_THREADGROUP(float, own_total, 2);
+  if (quad == 0 && group < 2u) {
+    group_max[simd_gid * 2u + group] = maximum;
+    group_total[simd_gid * 2u + group] = total;
   }
   if (2 * quad + 0 < 2u) {
-    threadgroup float4* to = group_sums + (simd_gid * 2u + 2 * quad + 0) * 17u + group * 2;
+    threadgroup float4* const to = group_sums + simd_gid * 34u + (2 * quad + 0) * 17u + group * 2;
     to[0] = float4(sums[0].x, sums[0].z, sums[1].x, sums[1].z);
     to[1] = float4(sums[2].x, sums[2].z, sums[3].x, sums[3].z);
   }
   if (2 * quad + 1 < 2u) {
-    threadgroup float4* to = group_sums + (simd_gid * 2u + 2 * quad + 1) * 17u + group * 2;
+    threadgroup float4* const to = group_sums + simd_gid * 34u + (2 * quad + 1) * 17u + group * 2;
     to[0] = float4(sums[0].y, sums[0].w, sums[1].y, sums[1].w);
     to[1] = float4(sums[2].y, sums[2].w, sums[3].y, sums[3].w);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (uint i = thread_index_in_threadgroup; i < 128u; i += 256u) {
-    const uint g = i / 64u;
-    float largest = group_max[0u + g];
+  for (uint i = thread_index_in_threadgroup; i < 32u; i += 128u) {
+    const uint g = i / 16u, at = i % 16u;
+    float maxima[4];
+    float largest = newest_score[g];
 #pragma unroll
-    for (uint s = 1; s < 8u; s++) {
-      largest = max(largest, group_max[s * 2u + 0u + g]);
+    for (uint s = 0; s < 4u; s++) {
+      maxima[s] = group_max[s * 2u + g];
+      largest = max(largest, maxima[s]);
     }
-    const float newest = newest_score[0u + g];
-    largest = max(largest, newest);
+    float sum = exp2(newest_score[g] - largest);
+    const threadgroup uint* newest_value = newest_pairs + 32 + 2 * at;
+    const float2 newest_first = floats_of(newest_value[0]), newest_last = floats_of(newest_value[1]);
+    float4 v = float4(newest_first.x, newest_first.y, newest_last.x, newest_last.y) * sum;
+#pragma unroll
+    for (uint s = 0; s < 4u; s++) {
+      const float weight = exp2(maxima[s] - largest);
+      sum += group_total[s * 2u + g] * weight;
+      v += group_sums[s * 34u + g * 17u + at] * weight;
+    }
+    own_sums[i] = v;
+    if (at == 0) {
+      own_max[g] = largest;
+      own_total[g] = sum;
+    }
+  }
+  // Merge the threadgroups: each finishes a part of the elements.
+  MLXR_MEET()
+  const uint numbers = 128u / ranks;
+  for (uint i = rank * numbers + thread_index_in_threadgroup; i < (rank + 1) * numbers; i += 128u) {
+    const uint g = i / 64u, element = i % 64u, head = first_head + g;
+    float maxima[2];
+    float largest = LOWEST;
+#pragma unroll
+    for (uint r = 0; r < 2u; r++) {
+      maxima[r] = r < ranks ? MLXR_OF_RANK(own_max + g, r) : LOWEST;
+      largest = max(largest, maxima[r]);
+    }
     float sum = 0.0f;
     float v = 0.0f;
-    const float2 of_newest = floats_of(newest_pairs[32 + i % 64u / 2]);
-    const float newest_weight = exp2(newest - largest);
-    sum += newest_weight;
-    v = (i % 2 == 0 ? of_newest.x : of_newest.y) * newest_weight;
 #pragma unroll
-    for (uint s = 0; s < 8u; s++) {
-      const float weight = exp2(group_max[s * 2u + 0u + g] - largest);
-      sum += group_total[s * 2u + 0u + g] * weight;
-      v += group_values[s * 136u + g * 68u + i % 64u] * weight;
+    for (uint r = 0; r < 2u; r++) {
+      if (r < ranks) {
+        const float weight = exp2(maxima[r] - largest);
+        sum += MLXR_OF_RANK(own_total + g, r) * weight;
+        v += MLXR_OF_RANK((const threadgroup float*)own_sums + i, r) * weight;
+      }
     }
-    const uint head = first_head + 0u + g;
-    out[(ulong)sequence * 256u + head * 64u + i % 64u] = (bfloat16_t)(v / sum);
+    out[(ulong)sequence * 256u + head * 64u + element] = (bfloat16_t)(v / sum);
   }
+  if (owner) {
+    for (uint i = thread_index_in_threadgroup; i < 64u; i += 128u) {
+      const bool of_value = i >= 32u;
+      device bfloat16_t* const to = const_cast<device bfloat16_t*>(of_value ? v_arena : k_arena) + newest_row;
+      ((device uint*)to)[i % 32u] = newest_pairs[i];
+    }
+  }
+  MLXR_LEAVE()  // others read here until they have come
   if (threadgroup_position_in_grid.x == 0 && sequence == 0 && thread_index_in_threadgroup < 8) {
     token_out[thread_index_in_threadgroup] = token[thread_index_in_threadgroup] + 1;
   }

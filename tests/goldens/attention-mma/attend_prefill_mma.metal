@@ -1,4 +1,4 @@
-// attend_prefill_mma_183011bf
+// attend_prefill_mma_060a375e
 // small spec of a test
 //
 // Prefill by matrix instructions: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
@@ -57,9 +57,11 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
   return c;
 }
 #endif
+#ifndef MLXR_HALVES
 // The lower halves of two words, and the upper.
 inline uint lower_halves(uint a, uint b) { return (a & 0xffffu) | b << 16; }
 inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
+#endif
 constant float rope_frequencies[32] = {
   1.0f, 0.749894202f, 0.562341332f, 0.421696514f, 0.316227764f, 0.237137377f,
   0.177827939f, 0.133352146f, 0.100000001f, 0.0749894232f, 0.0562341325f, 0.0421696492f,
@@ -103,7 +105,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_prefill_mma_183011bf(
+[[kernel]] void attend_prefill_mma_060a375e(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* query_tiles [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],

@@ -1,4 +1,4 @@
-// delta_chunks_f5275d8c
+// delta_chunks_ca12700a
 // small spec of a test
 //
 // The gated delta rule of a prompt, 64 tokens at a time, after delta_solve: with the state S before the chunk, and decays
@@ -58,9 +58,11 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
   return c;
 }
 #endif
+#ifndef MLXR_HALVES
 // The lower halves of two words, and the upper.
 inline uint lower_halves(uint a, uint b) { return (a & 0xffffu) | b << 16; }
 inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
+#endif
 // Two numbers as a pair of bf16 numbers, and what that leaves out as another pair.
 inline uint2 parts_of(float x, float y) {
   const uint upper = pack_bf16(x, y);
@@ -74,7 +76,7 @@ inline uint2 parts_of(float x, float y) {
 #define MLXR_UNROLL_PRODUCTS
 #endif
 // ---- kernel
-[[kernel]] void delta_chunks_f5275d8c(
+[[kernel]] void delta_chunks_ca12700a(
   const device bfloat16_t* q [[buffer(0)]],
   const device bfloat16_t* k [[buffer(1)]],
   const device bfloat16_t* v [[buffer(2)]],

@@ -1,4 +1,4 @@
-// delta_solve_15c273c7
+// delta_solve_15655d32
 // small spec of a test
 //
 // Of each chunk of 64 tokens of a head, with k and q divided by their lengths, and the decay d(i, j) from token j to
@@ -56,9 +56,11 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
   return c;
 }
 #endif
+#ifndef MLXR_HALVES
 // The lower halves of two words, and the upper.
 inline uint lower_halves(uint a, uint b) { return (a & 0xffffu) | b << 16; }
 inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
+#endif
 // Two numbers as a pair of bf16 numbers, and what that leaves out as another pair.
 inline uint2 parts_of(float x, float y) {
   const uint upper = pack_bf16(x, y);
@@ -90,7 +92,7 @@ inline float over_quad(float x) {
   return x + simd_shuffle_xor(x, 2);
 }
 // ---- kernel
-[[kernel]] void delta_solve_15c273c7(
+[[kernel]] void delta_solve_15655d32(
   const device bfloat16_t* q [[buffer(0)]],
   const device bfloat16_t* k [[buffer(1)]],
   const device bfloat16_t* a [[buffer(2)]],

@@ -1,4 +1,4 @@
-// attend_latent_prefill_mma_f13752b4
+// attend_latent_prefill_mma_2121e12a
 // small spec of a test
 //
 // Attention to rows of latents by matrix instructions, for chunks that may see earlier context. All heads read the same row of a
@@ -56,15 +56,17 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
   return c;
 }
 #endif
+#ifndef MLXR_HALVES
 // The lower halves of two words, and the upper.
 inline uint lower_halves(uint a, uint b) { return (a & 0xffffu) | b << 16; }
 inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
+#endif
 inline ulong arena_row(uint block, uint layer, uint offset) {
   return (((ulong)block * 1u + layer) * 16u + offset) * 288u;
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_latent_prefill_mma_f13752b4(
+[[kernel]] void attend_latent_prefill_mma_2121e12a(
   const device bfloat16_t* q [[buffer(0)]],
   const device int32_t* query_tiles [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],

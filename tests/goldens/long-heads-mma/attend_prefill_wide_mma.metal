@@ -1,4 +1,4 @@
-// attend_prefill_wide_mma_95d85e4c
+// attend_prefill_wide_mma_f38aaa09
 // small spec of a test
 //
 // Prefill by matrix instructions: RoPE of the queries and attention over the arena, for long heads and chunks that may see earlier
@@ -57,9 +57,11 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
   return c;
 }
 #endif
+#ifndef MLXR_HALVES
 // The lower halves of two words, and the upper.
 inline uint lower_halves(uint a, uint b) { return (a & 0xffffu) | b << 16; }
 inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
+#endif
 constant float rope_frequencies[128] = {
   1.0f, 0.930572033f, 0.865964353f, 0.805842161f, 0.749894202f, 0.697830558f,
   0.649381638f, 0.604296386f, 0.562341332f, 0.523299098f, 0.486967534f, 0.453158379f,
@@ -119,7 +121,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_prefill_wide_mma_95d85e4c(
+[[kernel]] void attend_prefill_wide_mma_f38aaa09(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* query_tiles [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],

@@ -1,4 +1,4 @@
-// attend_reduce_ba5f3e74
+// attend_reduce_bc628078
 // small spec of a test
 //
 // Split-KV reduction: merges the partitions of each query head by their maxima.
@@ -16,9 +16,12 @@ typedef bfloat bfloat16_t;
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
+#endif
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_reduce_ba5f3e74(
+[[kernel]] void attend_reduce_bc628078(
   const device float* partial [[buffer(0)]],
   const device float* stats [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],
@@ -36,12 +39,19 @@ typedef bfloat bfloat16_t;
   const device float* s = stats + place * 4;
   // Lane l of every simdgroup weighs partitions l, l + 32, ...
   const uint lane = thread_index_in_simdgroup;
+  const uint i = min(thread_index_in_threadgroup, 39u);
+  MLXR_AWAIT_INPUTS()
+  // Eight partitions' values are asked for before they are weighed.
+  float first_values[8];
+#pragma unroll
+  for (uint j = 0; j < 8; j++) {
+    first_values[j] = partial[(place + min(j, count - 1)) * 40u + i];
+  }
   float largest = LOWEST;
   for (uint p = lane; p < count; p += 32) {
     largest = max(largest, s[4 * p]);
   }
   largest = simd_max(largest);
-  const uint i = min(thread_index_in_threadgroup, 39u);
   float total = 0.0f;
   float v = 0.0f;
   for (uint first = 0; first < count; first += 32) {
@@ -49,8 +59,14 @@ typedef bfloat bfloat16_t;
     const float weight = first + lane < count ? exp2(s[4 * p] - largest) : 0.0f;
     total += s[4 * p + 1] * weight;
     const uint of_them = min(32u, count - first);
+    if (first == 0) {
+#pragma unroll
+      for (uint j = 0; j < 8; j++) {
+        v += first_values[j] * simd_broadcast(weight, j);
+      }
+    }
 #pragma unroll 8
-    for (uint j = 0; j < of_them; j++) {
+    for (uint j = first == 0 ? 8 : 0; j < of_them; j++) {
       v += partial[(place + first + j) * 40u + i] * simd_broadcast(weight, j);
     }
   }

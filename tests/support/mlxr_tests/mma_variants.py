@@ -167,6 +167,9 @@ MMA_VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         ),
         Geometry.of(
             attend_mma=1,
+            attend_together=2,
+            attend_together_simdgroups=4,
+            attend_together_context=32,
             partition=32,
             partition_mma=1,
             attend_many=3,

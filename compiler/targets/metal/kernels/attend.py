@@ -59,6 +59,11 @@ class AttendKernel(AttentionKernel):
         return self.partition > 0
 
     @property
+    def together(self) -> int:
+        """Threadgroups that share a context and read each other's memory."""
+        return 1
+
+    @property
     def groups(self) -> int:
         """Threadgroups that share the query heads of one KV head."""
         return self.gqa_ratio // self.heads
@@ -121,16 +126,6 @@ class AttendKernel(AttentionKernel):
     def keys(self) -> int:
         """Keys that a simdgroup takes at a time."""
         return SIMD_WIDTH // self.lanes
-
-    @property
-    def newest_apart(self) -> bool:
-        """Whether the new token's score and value are added only when the simdgroups' results are merged."""
-        return False
-
-    @property
-    def value_stride(self) -> int:
-        """Numbers from one head's values to the next head's in threadgroup memory."""
-        return self.value_dim
 
     @property
     def turns(self) -> int:

@@ -1,6 +1,6 @@
 """Attention of a decode step with MMA."""
 
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 
 from mlxr.compiler.targets.metal.kernel_parts.kernel import THREADGROUP_BYTES
 from mlxr.compiler.targets.metal.kernels.attend import AttendKernel
@@ -11,26 +11,33 @@ MMA_HEADS, MMA_KEYS = 8, 16
 
 @dataclass(frozen=True)
 class AttendMmaKernel(AttendKernel):
-    """Decode attention with MMA, for at most 8 query heads per KV head; `unroll` has no effect."""
+    """Decode attention with MMA, for at most 8 query heads per KV head; `unroll` has no effect.
+
+    Attributes:
+        together: threadgroups that share a context, and merge what they have in each other's memory.
+    """
 
     template = "attend_mma.metal.jinja"
+    _: KW_ONLY
+    together: int = 1
 
     @staticmethod
     def can_replace(kernel: AttendKernel) -> bool:
         """Whether matrix instructions can do the work of a kernel."""
-        return kernel.suits_mma and kernel.gqa_ratio <= MMA_HEADS
+        turns_lanes = kernel.rope_layout != "half" or kernel.rotary_dim // 2 % (kernel.head_dim // 32) == 0
+        return kernel.suits_mma and kernel.gqa_ratio <= MMA_HEADS and turns_lanes
 
     @staticmethod
-    def replacing(kernel: AttendKernel) -> "AttendMmaKernel":
+    def replacing(kernel: AttendKernel, together: int) -> "AttendMmaKernel":
         """The MMA kernel that does the work of a kernel; it takes all query heads of a KV head."""
         same = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
         changes = {"label": f"{kernel.label}_mma", "heads": kernel.gqa_ratio, "unroll": 1}
-        return AttendMmaKernel(**same | changes)
+        return AttendMmaKernel(**same | changes, together=together)
 
     @property
-    def newest_apart(self) -> bool:
-        """True for a token that it stores, so that a simdgroup reads all of its keys in the same way."""
-        return self.own_keys
+    def cluster(self) -> int:
+        """See `MetalKernel.cluster`."""
+        return self.together
 
     @property
     def one_block(self) -> bool:
@@ -51,11 +58,17 @@ class AttendMmaKernel(AttendKernel):
         return -(-self.heads // turns)
 
     @property
+    def sums_vectors(self) -> int:
+        """Vectors from a simdgroup's sums to the next one's."""
+        return self.merge_heads * self.value_stride // 4
+
+    @property
     def threadgroup_bytes(self) -> int:
         """Bytes of the queries, of the new token, and of the simdgroups' results."""
-        return self._fixed_bytes + 4 * self.simdgroups * self.merge_heads * self.value_stride
+        return self._fixed_bytes + self.simdgroups * 16 * self.sums_vectors
 
     @property
     def _fixed_bytes(self) -> int:
         newest = self.head_dim + self.heads if self.own_keys else 0
-        return self.norm_bytes + 4 * (self.heads * self.head_dim + newest + 2 * self.simdgroups * self.heads)
+        own = self.heads * (self.head_dim + 2) if self.together > 1 else 0
+        return 4 * (self.heads * (self.head_dim + 2 * self.simdgroups) + 2 * self.turns + newest + own)

@@ -14,7 +14,6 @@ from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.head_gate import head_gate
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
 from mlxr.compiler.targets.metal.kernel_parts.attention_kernel import attention_fields
-from mlxr.compiler.targets.metal.kernel_parts.kernel import THREADGROUP_BYTES
 from mlxr.compiler.targets.metal.kernels.attend import AttendKernel
 from mlxr.compiler.targets.metal.kernels.attend_mma import AttendMmaKernel
 from mlxr.compiler.targets.metal.kernels.attend_reduce import AttendReduceKernel
@@ -32,23 +31,33 @@ class DecodeVariant:
 @lowers(RopeReadAttention)
 def lower_read_attention(lowering: MetalLowering, op: Op, attrs: RopeReadAttention) -> None:
     """The same launches without a write."""
-    _add_launches(lowering, op, attrs)
+    add_attention(lowering, op, attrs)
 
 
 @lowers(RopeWriteAttention)
 def lower_decode_attention(lowering: MetalLowering, op: Op, attrs: RopeWriteAttention) -> None:
     """Adds the launches of attention with the write of the new token."""
-    _add_launches(lowering, op, attrs)
+    add_attention(lowering, op, attrs)
 
 
-def _add_launches(lowering: MetalLowering, op: Op, attrs: PackedAttention) -> None:
-    """Adds a launch for each variant, and a second launch that merges the parts if the variant splits contexts."""
+def add_attention(lowering: MetalLowering, op: Op, attrs: PackedAttention, *, together: bool = True) -> None:
+    """Adds a launch for each variant, and a second launch that merges the parts if the variant splits contexts.
+
+    Args:
+        lowering: what is lowered.
+        op: attention to the tokens of an arena.
+        attrs: its attributes.
+        together: whether threadgroups may share a context.
+    """
     choice = lowering.table.choose(Site.of_arena("attend", lowering.cache_of(op)))
-    for variant in variants_of(lowering, op, attrs, choice.geometry.decode_attention):
+    geometry = choice.geometry.decode_attention
+    if not together:
+        geometry = replace(geometry, whole=replace(geometry.whole, together=1))
+    for variant in variants_of(lowering, op, attrs, geometry):
         kernel, when = variant.kernel, variant.when
         chosen = choice.sizes(DecodeAttention, without=_unused_sizes(kernel, lowering))
         buffers = arena_buffers(lowering, op) | {"out": op.out}
-        grid = [Extent(times=kernel.num_kv_heads * kernel.groups), Extent(dim="seqs")]
+        grid = [Extent(times=kernel.num_kv_heads * kernel.groups * kernel.together), Extent(dim="seqs")]
         if not kernel.split:
             lowering.emit(op, kernel, tuple(grid), buffers, when=when, chosen=chosen)
             continue
@@ -104,11 +113,16 @@ def variants_of(lowering: MetalLowering, op: Op, attrs: PackedAttention, g: Deco
             unroll=g.many.unroll,
         )
         few = Condition(dim="seqs", maximum=g.many.min_sequences - 1)
-        yield DecodeVariant(_with_mma(many, bool(g.many.mma)), Condition(dim="seqs", minimum=g.many.min_sequences))
+        yield DecodeVariant(_with_mma(many, g.many.mma), Condition(dim="seqs", minimum=g.many.min_sequences))
     # Short contexts need one launch: to split them gains less than the second launch costs (not measured alone).
     longest = g.whole.max_context or g.partition.length
+    together = g.whole.together if alone and g.whole.mma and AttendMmaKernel.can_replace(whole) else 1
+    if together > 1:
+        # Threadgroups that read each other's memory need no second launch either (experiment 61).
+        longest = g.whole.together_context
+        whole = replace(whole, simdgroups=g.whole.together_simdgroups)
     short = few if arena.context <= longest else Condition(dim="context", maximum=longest, also=few)
-    yield DecodeVariant(_with_mma(whole, bool(g.whole.mma) and alone), short)
+    yield DecodeVariant(_with_mma(whole, alone * g.whole.mma, together), short)
     if arena.context <= longest:
         return
     # Long contexts are split into partitions, so that one sequence has enough threadgroups: 32,000 tokens of 8B 188 ->
@@ -117,7 +131,7 @@ def variants_of(lowering: MetalLowering, op: Op, attrs: PackedAttention, g: Deco
     part = replace(
         whole,
         label="attend_partition",
-        simdgroups=g.partition.simdgroups or whole.simdgroups,
+        simdgroups=g.partition.simdgroups or g.whole.simdgroups,
         heads=math.gcd(g.partition.heads, gqa_ratio) if g.partition.heads else whole.heads,
         unroll=g.partition.unroll or whole.unroll,
         partition=g.partition.length,
@@ -125,17 +139,20 @@ def variants_of(lowering: MetalLowering, op: Op, attrs: PackedAttention, g: Deco
         sinks=None,
         gate=None,
     )
+    if alone and g.partition.mma and g.partition.mma_simdgroups and AttendMmaKernel.can_replace(part):
+        part = replace(part, simdgroups=g.partition.mma_simdgroups)
     long = Condition(dim="context", minimum=longest + 1, also=few)
-    yield DecodeVariant(_with_mma(part, bool(g.partition.mma) and alone), long)
+    yield DecodeVariant(_with_mma(part, alone * g.partition.mma), long)
 
 
-def _with_mma(kernel: AttendKernel, mma: bool) -> AttendKernel:
+def _with_mma(kernel: AttendKernel, mma: int, together: int = 1) -> AttendKernel:
     """The MMA kernel, if the geometry asks for it and it is possible; otherwise the kernel itself.
 
     It has no more simdgroups than threadgroup memory holds results of: with heads of 512 elements that are 14.
     """
-    kernel = AttendMmaKernel.replacing(kernel) if mma and AttendMmaKernel.can_replace(kernel) else kernel
-    while kernel.threadgroup_bytes > THREADGROUP_BYTES and kernel.simdgroups > 2:
+    if mma and AttendMmaKernel.can_replace(kernel):
+        kernel = AttendMmaKernel.replacing(kernel, together)
+    while kernel.threadgroup_bytes > kernel.most_bytes and kernel.simdgroups > 2:
         kernel = replace(kernel, simdgroups=kernel.simdgroups - 2)
     return kernel
 
@@ -151,9 +168,10 @@ def _partial_results(lowering: MetalLowering, op: Op, kernel: AttendKernel) -> d
 
 def _unused_sizes(kernel: AttendKernel, lowering: MetalLowering) -> tuple[str, ...]:
     """Flat names of the sizes that have no effect on a kernel and do not decide which kernel it is."""
+    of_mma = ("together", "together_simdgroups", "together_context", "mma_simdgroups")
     if not AttendMmaKernel.can_replace(kernel):
-        return DecodeAttention.names("mma")
-    unused = DecodeAttention.names("heads", "unroll") if isinstance(kernel, AttendMmaKernel) else ()
+        return DecodeAttention.names("mma", *of_mma)
+    unused = DecodeAttention.names(*(("heads", "unroll") if isinstance(kernel, AttendMmaKernel) else of_mma))
     if lowering.one_kernel:
-        unused += (*AttendWhole.names("mma"), *AttendPartition.names("mma"))
+        unused += (*AttendWhole.names("mma"), *AttendPartition.names("mma"), *DecodeAttention.names(*of_mma))
     return unused

@@ -12,7 +12,7 @@ from mlxr.compiler.schedule.kernel import Port, round_up
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.targets.metal.kernel_parts.kernel import PART_ARRAYS, THREADGROUP_BYTES, MetalKernel
 from mlxr.compiler.targets.metal.kernels.attend import AttendKernel
-from mlxr.compiler.targets.metal.kernels.decode_attention import lower_decode_attention
+from mlxr.compiler.targets.metal.kernels.decode_attention import add_attention
 from mlxr.compiler.targets.metal.kernels.ssd import SsdKernel, lower_ssd
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
@@ -85,7 +85,7 @@ def lower_mixers(lowering: MetalLowering, op: Op, _: MixerDecode) -> None:
     """Adds a launch for each kernel that attends, and those that merge partitions."""
     attention, scan = parts_of(op)
     begin = len(lowering.pending)
-    lower_decode_attention(lowering, attention, attention.attrs_as(RopeWriteAttention))
+    add_attention(lowering, attention, attention.attrs_as(RopeWriteAttention), together=False)
     lower_ssd(lowering, scan, scan.attrs_as(ConvSsd))
     *attends, scans = lowering.pending[begin:]
     lowering.pending[begin:] = [_beside(launch, scans) for launch in attends]
