@@ -73,3 +73,5 @@ def test_a_step_asks_in_its_text():
     rows = re.findall(r"^    (\d+)u \| \du << 16 .*?, \d+u(?: \| (\d+)u << 16)?,$", text, re.MULTILINE)
     of = {int(number): name for number, name in re.findall(r"case (\d+): (\w+)::run", text)}
     assert {of[int(rows[int(ask) - 1][0])] for _, ask in rows if ask} == asked
+    # What one function means by these names, the next one does not.
+    assert text.count("#undef MLXR_ASKED") == text.count("inline void ask_rows(")
