@@ -1,6 +1,7 @@
 """Projections of one row with matrix instructions of 8-bit numbers, for which x is integers of four digits."""
 
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from mlxr.compiler.formats.weight_format import WeightFormat
@@ -11,7 +12,7 @@ from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import Projectio
 
 DIGIT_FORMATS = frozenset({WeightFormat.Q4_K, WeightFormat.Q6_K})
 """Formats that the kernel can take."""
-_UNIT = 128
+UNIT = 128
 """Columns that a simdgroup multiplies at a time."""
 _MOST_HELD = 72
 """Registers of a lane for codes and scales."""
@@ -32,7 +33,7 @@ class MatvecDigitsKernel(ProjectionKernel):
     @property
     def units(self) -> int:
         """Units of columns."""
-        return self.in_features // _UNIT
+        return self.in_features // UNIT
 
     @property
     def steps(self) -> int:
@@ -101,7 +102,7 @@ class MatvecDigitsKernel(ProjectionKernel):
     @property
     def numbers(self) -> int:
         """Numbers of a simdgroup in threadgroup memory: the digits of its x, and later its sums."""
-        return max(self.steps * _UNIT, 64 * self.passes)
+        return max(self.steps * UNIT, 64 * self.passes)
 
     @property
     def threadgroup_bytes(self) -> int:
@@ -109,46 +110,13 @@ class MatvecDigitsKernel(ProjectionKernel):
         return 4 * self.simdgroups * (self.numbers + 8 * self.steps + self.reduces_scale) + self.near_bytes
 
 
-@dataclass(frozen=True)
-class MatvecDigitsStreamKernel(MatvecDigitsKernel):
-    """The same with rows that threadgroups copy to threadgroup memory, some tiles ahead of what they multiply.
-
-    Attributes:
-        stages: tiles that a threadgroup has asked for and not multiplied yet.
-    """
-
-    template = "matvec_digits_stream.metal.jinja"
-    _: KW_ONLY
-    stages: int
-
-    @property
-    def held(self) -> int:
-        """Rows of a unit that a lane holds: those of a tile."""
-        return 2 * self.steps
-
-    @property
-    def numbers(self) -> int:
-        """Numbers of a simdgroup in threadgroup memory: the digits of its x."""
-        return self.steps * _UNIT
-
-    @property
-    def near_bytes(self) -> int:
-        """Bytes of threadgroup memory for rows."""
-        return MMA_ROWS * self.stages * max(map(self.row_bytes_of, self.formats))
-
-    @property
-    def threadgroup_bytes(self) -> int:
-        """Bytes of x, of all sums, and of rows."""
-        return super().threadgroup_bytes + 64 * self.simdgroups * self.passes
-
-
-def in_digits(p: ProjectionFacts) -> MatvecDigitsKernel | None:
-    """The kernel of a projection, if it can be made."""
+def in_digits(p: ProjectionFacts) -> Iterator[MatvecDigitsKernel]:
+    """The kernels of a projection, if it has any: first with as many tiles a threadgroup as the geometry asks for."""
     g = p.choice.geometry.one_row
     norms = p.norm is None or (p.norm.kind == "rms" and not p.norm.bias)
-    if p.added or not norms or not set(p.layout.formats) <= DIGIT_FORMATS or p.layout.columns % (2 * _UNIT):
-        return None
-    simdgroups = min(g.simdgroups, p.layout.columns // _UNIT)
+    if p.added or not norms or not set(p.layout.formats) <= DIGIT_FORMATS or p.layout.columns % (2 * UNIT):
+        return
+    simdgroups = min(g.simdgroups, p.layout.columns // UNIT)
     one = MatvecDigitsKernel(
         label=p.label,
         norm=p.norm,
@@ -161,20 +129,12 @@ def in_digits(p: ProjectionFacts) -> MatvecDigitsKernel | None:
         tile=1,
         passes=1,
     )
-    if not all(len(s.groups) == 1 and (s.end_out - s.first_out) % one.outs == 0 for s in one.spans):
-        return None
-    passes = passes_of(tiles_of(one), g.threadgroups) if g.threadgroups else 1
-    made = (replace(one, passes=passes) for passes in range(passes, 0, -1))
-    if g.stages:
-        made = (
-            MatvecDigitsStreamKernel(**vars(kernel), stages=stages)
-            for kernel in made
-            for stages in range(g.stages, 0, -1)
-        )
-    return next((kernel for kernel in made if _fits(kernel)), None)
+    if all(len(s.groups) == 1 and (s.end_out - s.first_out) % one.outs == 0 for s in one.spans):
+        most = passes_of(tiles_of(one), g.threadgroups) if g.threadgroups else 1
+        yield from (replace(one, passes=passes) for passes in range(most, 0, -1))
 
 
-def _fits(kernel: MatvecDigitsKernel) -> bool:
+def fits(kernel: MatvecDigitsKernel) -> bool:
     """Whether registers and threadgroup memory hold what the kernel needs, and each output has a thread."""
     return (
         kernel.registers <= _MOST_HELD

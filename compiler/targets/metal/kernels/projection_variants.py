@@ -22,7 +22,7 @@ from mlxr.compiler.targets.metal.kernels.matmul_mma import MMA_TILES, matmul_mma
 from mlxr.compiler.targets.metal.kernels.matmul_stages import staged
 from mlxr.compiler.targets.metal.kernels.matmul_stream import streamed_rows
 from mlxr.compiler.targets.metal.kernels.matvec import matvec
-from mlxr.compiler.targets.metal.kernels.matvec_digits import in_digits
+from mlxr.compiler.targets.metal.kernels.matvec_digits_stream import by_digits
 from mlxr.compiler.targets.metal.kernels.matvec_mma import MMA_FORMATS, matvec_mma
 from mlxr.compiler.targets.metal.kernels.matvec_passes import in_passes
 from mlxr.compiler.targets.metal.kernels.matvec_stream import MatvecStreamKernel, streamed
@@ -69,7 +69,7 @@ def variants_of(p: ProjectionFacts) -> list[ProjectionVariant]:
         # kernel for several rows; by this one they take 265 and 169 (experiment 6). Matrix instructions help large
         # weights of 4 bits: gate and up 33 -> 27.5 us (8).
         sizes = p.choice.geometry.one_row
-        digits = in_digits(p.alone) if sizes.mma == BY_DIGITS else None
+        digits = by_digits(p.alone) if sizes.mma == BY_DIGITS else None
         one_row = digits or _of_one_row(p.alone)
         unused = () if set(p.layout.formats) <= MMA_FORMATS else OneRow.names("mma")
         copies = digits is not None or isinstance(one_row, MatvecStreamKernel)
