@@ -58,8 +58,9 @@ __forceinline__ bool mlxr_are_together() {
     return blocks > 1;
 }
 #define MLXR_OF_RANK(place, rank) mlxr_of_rank(place, rank)
-#define MLXR_MEET() \
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+#define MLXR_ARRIVE() asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#define MLXR_AWAIT_ALL() asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#define MLXR_MEET() MLXR_ARRIVE() MLXR_AWAIT_ALL()
 #define MLXR_LEAVE() asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 __forceinline__ float mlxr_of_rank(const float* place, unsigned rank) {
     unsigned at;

@@ -1,4 +1,4 @@
-// gate_up_mma8_2e3a9e59
+// gate_up_mma8_b0af7535
 // small spec of a test
 //
 // Projection of several rows by matrix instructions, by blocks of quantised weights: out = silu(x @ gate.T) * (x @ up.T), weight = [gate; up].
@@ -154,7 +154,8 @@ inline void ask_q4_k(
 inline void prepare_q4_k(
     const device bfloat16_t* x, threadgroup uint4* staged, threadgroup float* back, uint first_row, uint count,
     uint first_unit, uint simdgroup, uint lane) {
-#pragma unroll
+  // One row after the other: a kernel's instructions come from far when it begins, so few are better than many loads.
+#pragma unroll 1
   for (uint i = 0; i < 4u; i++) {
     const uint r = simdgroup + i * 2u;
     // Rows past the end repeat the last one and are not stored.
@@ -165,17 +166,16 @@ inline void prepare_q4_k(
     for (uint u = 0; u < 1u; u++) {
       numbers[u] = from[u * 32u];
     }
-    // The largest number is scaled to between 2^14 and 2^15.
+    // The largest number is scaled to between 2^14 and 2^15. Without its sign, its exponent comes first.
     uint most = 0;
 #pragma unroll
     for (uint u = 0; u < 1u; u++) {
 #pragma unroll
       for (uint j = 0; j < 4; j++) {
-        const uint2 bits = as_type<uint2>(as_type<float2>(uint2(numbers[u][j] << 16, numbers[u][j] & 0xffff0000u))) & 0x7fffffffu;
-        most = max(most, max(bits.x, bits.y));
+        most = max(most, max(numbers[u][j] << 17, numbers[u][j] << 1));
       }
     }
-    const uint exponent = clamp((int)(simd_max(most) >> 23), 15, 244);
+    const uint exponent = clamp((int)(simd_max(most) >> 24), 15, 244);
     const float factor = as_type<float>((268u - exponent) << 23);
     if (lane == 0) {
       back[r] = as_type<float>((exponent - 14u) << 23);
@@ -200,7 +200,7 @@ inline void prepare_q4_k(
 inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 // ---- kernel
-[[kernel]] void gate_up_mma8_2e3a9e59(
+[[kernel]] void gate_up_mma8_b0af7535(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device uint32_t* dims [[buffer(2)]],
@@ -225,10 +225,10 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
   MLXR_THREADGROUP(uint4, ring, 1152);
   MLXR_THREADGROUP(uint4, tables, 320);
   MLXR_THREADGROUP(float, back, 8);
-  MLXR_THREADGROUP(float, shares, 576);
   MLXR_THREADGROUP(float, of_all, 1088);
   threadgroup uint4* const own_ring = ring + simdgroup * 576u;
   threadgroup uint4* const table = tables + simdgroup * 160u;
+  threadgroup float* const shares = (threadgroup float*)tables;  // sums of a pass, when its scales are used no more
   // The outputs of the span, and where the simdgroup's rows of each plane begin; in a gated projection those of gates and of ups.
   uint first_out, end_out;
   ulong at[1], ups[1];
@@ -271,7 +271,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     uint step = 0;
 #pragma unroll 1
-    for (uint pass = begin_pass; pass < end_pass; pass++) {
+    for (uint pass = begin_pass; pass < end_pass + (are_together ? 1 : 0); pass++) {
       float4 sums[2][1];
 #pragma unroll
       for (uint m = 0; m < 2; m++) {
@@ -319,13 +319,18 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
               b[n] = columns[((half_block * 4 + s) * 1u + n) * 32u];
             }
 #pragma unroll
-            for (uint m = 0; m < 2; m++) {
+            for (uint half_step = 0; half_step < 2; half_step++) {
+              uint4 a[2];
 #pragma unroll
-              for (uint half_step = 0; half_step < 2; half_step++) {
+              for (uint m = 0; m < 2; m++) {
                 const uint2 even = numbers_q4_k(part[m][0], s, half_step), odd = numbers_q4_k(part[m][1], s, half_step);
+                a[m] = uint4(even.x, odd.x, even.y, odd.y);
+              }
 #pragma unroll
-                for (uint n = 0; n < 1u; n++) {
-                  c[m][n] = mma_f16(uint4(even.x, odd.x, even.y, odd.y), half_step == 0 ? b[n].xy : b[n].zw, c[m][n], lane);
+              for (uint n = 0; n < 1u; n++) {
+#pragma unroll
+                for (uint m = 0; m < 2; m++) {
+                  c[m][n] = mma_f16(a[m], half_step == 0 ? b[n].xy : b[n].zw, c[m][n], lane);
                 }
               }
             }
@@ -351,10 +356,38 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
       asked++;
       MLXR_END_COPIES();
       }
+#ifdef MLXR_OF_RANK
+      // Where threadgroups read each other's memory, they finish a pass after the next one, so that nobody waits for them.
+      if (are_together && pass > begin_pass) {
+        MLXR_AWAIT_ALL()
+        // Each threadgroup finishes some rows of x.
+        for (uint i = thread_index_in_threadgroup; i < 128u; i += 64u) {
+          const uint row_of_x = i / 32u * 2u + rank, in_tile = i % 32u;
+        const threadgroup float* const of_row = of_all + ((pass - 1) % 2 * 8u + row_of_x) * 68u + in_tile / 16u * 32u + in_tile % 16u;
+        float y = 0.0f;
+        float up = 0.0f;
+#pragma unroll
+        for (uint r = 0; r < 2u; r++) {
+          y += MLXR_OF_RANK(of_row, r);
+          up += MLXR_OF_RANK(of_row + 16, r);
+        }
+          const uint o = first_out + (pass - 1) * 32u + in_tile;
+          if (row_of_x < count && o < end_out) {
+            const uint row = first_row + row_of_x;
+            const ulong place = (ulong)row * 512u + o;
+            y = activate(y) * up;
+            out[place] = (bfloat16_t)y;
+          }
+        }
+        if (pass == end_pass) {
+          break;
+        }
+      }
+#endif
 #pragma unroll
       for (uint part = 0; part < 1u; part++) {
         // Two rows are 36 numbers apart, so that lanes write to different banks.
-        threadgroup float* const mine = shares + simdgroup * 288u + quad * 72u + group;
+        threadgroup float* const mine = shares + simdgroup * 640u + quad * 72u + group;
 #pragma unroll
         for (uint n = 0; n < 1u; n++) {
 #pragma unroll
@@ -370,11 +403,11 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint i = thread_index_in_threadgroup; i < 512u; i += 64u) {
           const uint row_of_x = part * 8u + i / 64u, r = i % 64u;
-          const threadgroup float* const of_row = shares + r / 32u * 288u + i / 64u * 36u + r % 32u;
+          const threadgroup float* const of_row = shares + r / 32u * 640u + i / 64u * 36u + r % 32u;
           float y = 0.0f;
 #pragma unroll
           for (uint s = 0; s < 1u; s++) {
-            y += of_row[s * 288u];
+            y += of_row[s * 640u];
           }
           threadgroup float* const to = of_all + (pass % 2 * 8u + row_of_x) * 68u + r;
           *to = are_together || rank == 0 ? y * back[row_of_x] : *to + y * back[row_of_x];
@@ -383,26 +416,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
       }
 #ifdef MLXR_OF_RANK
       if (are_together) {
-        MLXR_MEET()
-        // Each threadgroup finishes some rows of x.
-        for (uint i = thread_index_in_threadgroup; i < 128u; i += 64u) {
-          const uint row_of_x = i / 32u * 2u + rank, in_tile = i % 32u;
-        const threadgroup float* const of_row = of_all + (pass % 2 * 8u + row_of_x) * 68u + in_tile / 16u * 32u + in_tile % 16u;
-        float y = 0.0f;
-        float up = 0.0f;
-#pragma unroll
-        for (uint r = 0; r < 2u; r++) {
-          y += MLXR_OF_RANK(of_row, r);
-          up += MLXR_OF_RANK(of_row + 16, r);
-        }
-          const uint o = first_out + pass * 32u + in_tile;
-          if (row_of_x < count && o < end_out) {
-            const uint row = first_row + row_of_x;
-            const ulong place = (ulong)row * 512u + o;
-            y = activate(y) * up;
-            out[place] = (bfloat16_t)y;
-          }
-        }
+        MLXR_ARRIVE()
         continue;
       }
 #endif

@@ -1,4 +1,4 @@
-// qkv_mma8_4aab24d2
+// qkv_mma8_21598c46
 // small spec of a test
 //
 // Projection of several rows by matrix instructions, by blocks of quantised weights: out = x @ weight.T.
@@ -155,7 +155,8 @@ inline void ask_q4_k(
 inline void prepare_q4_k(
     const device bfloat16_t* x, threadgroup uint4* staged, threadgroup float* back, uint first_row, uint count,
     uint first_unit, uint simdgroup, uint lane) {
-#pragma unroll
+  // One row after the other: a kernel's instructions come from far when it begins, so few are better than many loads.
+#pragma unroll 1
   for (uint i = 0; i < 4u; i++) {
     const uint r = simdgroup + i * 2u;
     // Rows past the end repeat the last one and are not stored.
@@ -166,17 +167,16 @@ inline void prepare_q4_k(
     for (uint u = 0; u < 1u; u++) {
       numbers[u] = from[u * 32u];
     }
-    // The largest number is scaled to between 2^14 and 2^15.
+    // The largest number is scaled to between 2^14 and 2^15. Without its sign, its exponent comes first.
     uint most = 0;
 #pragma unroll
     for (uint u = 0; u < 1u; u++) {
 #pragma unroll
       for (uint j = 0; j < 4; j++) {
-        const uint2 bits = as_type<uint2>(as_type<float2>(uint2(numbers[u][j] << 16, numbers[u][j] & 0xffff0000u))) & 0x7fffffffu;
-        most = max(most, max(bits.x, bits.y));
+        most = max(most, max(numbers[u][j] << 17, numbers[u][j] << 1));
       }
     }
-    const uint exponent = clamp((int)(simd_max(most) >> 23), 15, 244);
+    const uint exponent = clamp((int)(simd_max(most) >> 24), 15, 244);
     const float factor = as_type<float>((268u - exponent) << 23);
     if (lane == 0) {
       back[r] = as_type<float>((exponent - 14u) << 23);
@@ -259,7 +259,8 @@ inline void ask_q6_k(
 inline void prepare_q6_k(
     const device bfloat16_t* x, threadgroup uint4* staged, threadgroup float* back, uint first_row, uint count,
     uint first_unit, uint simdgroup, uint lane) {
-#pragma unroll
+  // One row after the other: a kernel's instructions come from far when it begins, so few are better than many loads.
+#pragma unroll 1
   for (uint i = 0; i < 4u; i++) {
     const uint r = simdgroup + i * 2u;
     // Rows past the end repeat the last one and are not stored.
@@ -270,17 +271,16 @@ inline void prepare_q6_k(
     for (uint u = 0; u < 1u; u++) {
       numbers[u] = from[u * 32u];
     }
-    // The largest number is scaled to between 2^14 and 2^15.
+    // The largest number is scaled to between 2^14 and 2^15. Without its sign, its exponent comes first.
     uint most = 0;
 #pragma unroll
     for (uint u = 0; u < 1u; u++) {
 #pragma unroll
       for (uint j = 0; j < 4; j++) {
-        const uint2 bits = as_type<uint2>(as_type<float2>(uint2(numbers[u][j] << 16, numbers[u][j] & 0xffff0000u))) & 0x7fffffffu;
-        most = max(most, max(bits.x, bits.y));
+        most = max(most, max(numbers[u][j] << 17, numbers[u][j] << 1));
       }
     }
-    const uint exponent = clamp((int)(simd_max(most) >> 23), 15, 244);
+    const uint exponent = clamp((int)(simd_max(most) >> 24), 15, 244);
     const float factor = as_type<float>((268u - exponent) << 23);
     if (lane == 0) {
       back[r] = as_type<float>((exponent - 14u) << 23);
@@ -303,7 +303,7 @@ inline void prepare_q6_k(
   }
 }
 // ---- kernel
-[[kernel]] void qkv_mma8_4aab24d2(
+[[kernel]] void qkv_mma8_21598c46(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device uint32_t* dims [[buffer(2)]],
@@ -328,10 +328,10 @@ inline void prepare_q6_k(
   MLXR_THREADGROUP(uint4, ring, 1920);
   MLXR_THREADGROUP(uint4, tables, 320);
   MLXR_THREADGROUP(float, back, 8);
-  MLXR_THREADGROUP(float, shares, 576);
   MLXR_THREADGROUP(float, of_all, 1088);
   threadgroup uint4* const own_ring = ring + simdgroup * 960u;
   threadgroup uint4* const table = tables + simdgroup * 160u;
+  threadgroup float* const shares = (threadgroup float*)tables;  // sums of a pass, when its scales are used no more
   // The outputs of the span, and where the simdgroup's rows of each plane begin; in a gated projection those of gates and of ups.
   uint first_out, end_out;
   ulong at[1];
@@ -379,7 +379,7 @@ inline void prepare_q6_k(
     threadgroup_barrier(mem_flags::mem_threadgroup);
     uint step = 0;
 #pragma unroll 1
-    for (uint pass = begin_pass; pass < end_pass; pass++) {
+    for (uint pass = begin_pass; pass < end_pass + (are_together ? 1 : 0); pass++) {
       float4 sums[2][1];
 #pragma unroll
       for (uint m = 0; m < 2; m++) {
@@ -427,13 +427,18 @@ inline void prepare_q6_k(
               b[n] = columns[((half_block * 4 + s) * 1u + n) * 32u];
             }
 #pragma unroll
-            for (uint m = 0; m < 2; m++) {
+            for (uint half_step = 0; half_step < 2; half_step++) {
+              uint4 a[2];
 #pragma unroll
-              for (uint half_step = 0; half_step < 2; half_step++) {
+              for (uint m = 0; m < 2; m++) {
                 const uint2 even = numbers_q4_k(part[m][0], s, half_step), odd = numbers_q4_k(part[m][1], s, half_step);
+                a[m] = uint4(even.x, odd.x, even.y, odd.y);
+              }
 #pragma unroll
-                for (uint n = 0; n < 1u; n++) {
-                  c[m][n] = mma_f16(uint4(even.x, odd.x, even.y, odd.y), half_step == 0 ? b[n].xy : b[n].zw, c[m][n], lane);
+              for (uint n = 0; n < 1u; n++) {
+#pragma unroll
+                for (uint m = 0; m < 2; m++) {
+                  c[m][n] = mma_f16(a[m], half_step == 0 ? b[n].xy : b[n].zw, c[m][n], lane);
                 }
               }
             }
@@ -459,10 +464,35 @@ inline void prepare_q6_k(
       asked++;
       MLXR_END_COPIES();
       }
+#ifdef MLXR_OF_RANK
+      // Where threadgroups read each other's memory, they finish a pass after the next one, so that nobody waits for them.
+      if (are_together && pass > begin_pass) {
+        MLXR_AWAIT_ALL()
+        // Each threadgroup finishes some rows of x.
+        for (uint i = thread_index_in_threadgroup; i < 256u; i += 64u) {
+          const uint row_of_x = i / 64u * 2u + rank, in_tile = i % 64u;
+        const threadgroup float* const of_row = of_all + ((pass - 1) % 2 * 8u + row_of_x) * 68u + in_tile / 32u * 32u + in_tile % 32u;
+        float y = 0.0f;
+#pragma unroll
+        for (uint r = 0; r < 2u; r++) {
+          y += MLXR_OF_RANK(of_row, r);
+        }
+          const uint o = first_out + (pass - 1) * 64u + in_tile;
+          if (row_of_x < count && o < end_out) {
+            const uint row = first_row + row_of_x;
+            const ulong place = (ulong)row * 384u + o;
+            out[place] = (bfloat16_t)y;
+          }
+        }
+        if (pass == end_pass) {
+          break;
+        }
+      }
+#endif
 #pragma unroll
       for (uint part = 0; part < 1u; part++) {
         // Two rows are 36 numbers apart, so that lanes write to different banks.
-        threadgroup float* const mine = shares + simdgroup * 288u + quad * 72u + group;
+        threadgroup float* const mine = shares + simdgroup * 640u + quad * 72u + group;
 #pragma unroll
         for (uint n = 0; n < 1u; n++) {
 #pragma unroll
@@ -478,11 +508,11 @@ inline void prepare_q6_k(
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint i = thread_index_in_threadgroup; i < 512u; i += 64u) {
           const uint row_of_x = part * 8u + i / 64u, r = i % 64u;
-          const threadgroup float* const of_row = shares + r / 32u * 288u + i / 64u * 36u + r % 32u;
+          const threadgroup float* const of_row = shares + r / 32u * 640u + i / 64u * 36u + r % 32u;
           float y = 0.0f;
 #pragma unroll
           for (uint s = 0; s < 1u; s++) {
-            y += of_row[s * 288u];
+            y += of_row[s * 640u];
           }
           threadgroup float* const to = of_all + (pass % 2 * 8u + row_of_x) * 68u + r;
           *to = are_together || rank == 0 ? y * back[row_of_x] : *to + y * back[row_of_x];
@@ -491,23 +521,7 @@ inline void prepare_q6_k(
       }
 #ifdef MLXR_OF_RANK
       if (are_together) {
-        MLXR_MEET()
-        // Each threadgroup finishes some rows of x.
-        for (uint i = thread_index_in_threadgroup; i < 256u; i += 64u) {
-          const uint row_of_x = i / 64u * 2u + rank, in_tile = i % 64u;
-        const threadgroup float* const of_row = of_all + (pass % 2 * 8u + row_of_x) * 68u + in_tile / 32u * 32u + in_tile % 32u;
-        float y = 0.0f;
-#pragma unroll
-        for (uint r = 0; r < 2u; r++) {
-          y += MLXR_OF_RANK(of_row, r);
-        }
-          const uint o = first_out + pass * 64u + in_tile;
-          if (row_of_x < count && o < end_out) {
-            const uint row = first_row + row_of_x;
-            const ulong place = (ulong)row * 384u + o;
-            out[place] = (bfloat16_t)y;
-          }
-        }
+        MLXR_ARRIVE()
         continue;
       }
 #endif
@@ -568,7 +582,7 @@ inline void prepare_q6_k(
     threadgroup_barrier(mem_flags::mem_threadgroup);
     uint step = 0;
 #pragma unroll 1
-    for (uint pass = begin_pass; pass < end_pass; pass++) {
+    for (uint pass = begin_pass; pass < end_pass + (are_together ? 1 : 0); pass++) {
       float4 sums[2][1];
 #pragma unroll
       for (uint m = 0; m < 2; m++) {
@@ -618,13 +632,18 @@ inline void prepare_q6_k(
               b[n] = columns[((half_block * 4 + s) * 1u + n) * 32u];
             }
 #pragma unroll
-            for (uint m = 0; m < 2; m++) {
+            for (uint half_step = 0; half_step < 2; half_step++) {
+              uint4 a[2];
 #pragma unroll
-              for (uint half_step = 0; half_step < 2; half_step++) {
+              for (uint m = 0; m < 2; m++) {
                 const uint2 even = numbers_q6_k(part[m][0], s, half_step), odd = numbers_q6_k(part[m][1], s, half_step);
+                a[m] = uint4(even.x, odd.x, even.y, odd.y);
+              }
 #pragma unroll
-                for (uint n = 0; n < 1u; n++) {
-                  c[m][n] = mma_f16(uint4(even.x, odd.x, even.y, odd.y), half_step == 0 ? b[n].xy : b[n].zw, c[m][n], lane);
+              for (uint n = 0; n < 1u; n++) {
+#pragma unroll
+                for (uint m = 0; m < 2; m++) {
+                  c[m][n] = mma_f16(a[m], half_step == 0 ? b[n].xy : b[n].zw, c[m][n], lane);
                 }
               }
             }
@@ -650,10 +669,35 @@ inline void prepare_q6_k(
       asked++;
       MLXR_END_COPIES();
       }
+#ifdef MLXR_OF_RANK
+      // Where threadgroups read each other's memory, they finish a pass after the next one, so that nobody waits for them.
+      if (are_together && pass > begin_pass) {
+        MLXR_AWAIT_ALL()
+        // Each threadgroup finishes some rows of x.
+        for (uint i = thread_index_in_threadgroup; i < 256u; i += 64u) {
+          const uint row_of_x = i / 64u * 2u + rank, in_tile = i % 64u;
+        const threadgroup float* const of_row = of_all + ((pass - 1) % 2 * 8u + row_of_x) * 68u + in_tile / 32u * 32u + in_tile % 32u;
+        float y = 0.0f;
+#pragma unroll
+        for (uint r = 0; r < 2u; r++) {
+          y += MLXR_OF_RANK(of_row, r);
+        }
+          const uint o = first_out + (pass - 1) * 64u + in_tile;
+          if (row_of_x < count && o < end_out) {
+            const uint row = first_row + row_of_x;
+            const ulong place = (ulong)row * 384u + o;
+            out[place] = (bfloat16_t)y;
+          }
+        }
+        if (pass == end_pass) {
+          break;
+        }
+      }
+#endif
 #pragma unroll
       for (uint part = 0; part < 1u; part++) {
         // Two rows are 36 numbers apart, so that lanes write to different banks.
-        threadgroup float* const mine = shares + simdgroup * 288u + quad * 72u + group;
+        threadgroup float* const mine = shares + simdgroup * 640u + quad * 72u + group;
 #pragma unroll
         for (uint n = 0; n < 1u; n++) {
 #pragma unroll
@@ -669,11 +713,11 @@ inline void prepare_q6_k(
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint i = thread_index_in_threadgroup; i < 512u; i += 64u) {
           const uint row_of_x = part * 8u + i / 64u, r = i % 64u;
-          const threadgroup float* const of_row = shares + r / 32u * 288u + i / 64u * 36u + r % 32u;
+          const threadgroup float* const of_row = shares + r / 32u * 640u + i / 64u * 36u + r % 32u;
           float y = 0.0f;
 #pragma unroll
           for (uint s = 0; s < 1u; s++) {
-            y += of_row[s * 288u];
+            y += of_row[s * 640u];
           }
           threadgroup float* const to = of_all + (pass % 2 * 8u + row_of_x) * 68u + r;
           *to = are_together || rank == 0 ? y * back[row_of_x] : *to + y * back[row_of_x];
@@ -682,23 +726,7 @@ inline void prepare_q6_k(
       }
 #ifdef MLXR_OF_RANK
       if (are_together) {
-        MLXR_MEET()
-        // Each threadgroup finishes some rows of x.
-        for (uint i = thread_index_in_threadgroup; i < 256u; i += 64u) {
-          const uint row_of_x = i / 64u * 2u + rank, in_tile = i % 64u;
-        const threadgroup float* const of_row = of_all + (pass % 2 * 8u + row_of_x) * 68u + in_tile / 32u * 32u + in_tile % 32u;
-        float y = 0.0f;
-#pragma unroll
-        for (uint r = 0; r < 2u; r++) {
-          y += MLXR_OF_RANK(of_row, r);
-        }
-          const uint o = first_out + pass * 64u + in_tile;
-          if (row_of_x < count && o < end_out) {
-            const uint row = first_row + row_of_x;
-            const ulong place = (ulong)row * 384u + o;
-            out[place] = (bfloat16_t)y;
-          }
-        }
+        MLXR_ARRIVE()
         continue;
       }
 #endif

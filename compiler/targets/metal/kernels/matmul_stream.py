@@ -28,9 +28,8 @@ _TABLE = 5
 _VECTOR = 16
 _AT_ONCE = 16
 """Rows of x whose sums are added up at once."""
-_MOST_TILE = 32
-_MOST_TOGETHER = 8
-"""Threadgroups that every card which has clusters can run as one."""
+_TILES = (32, 16)
+"""Rows of x that a threadgroup may take, at most."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class MatmulStreamKernel(ProjectionKernel):
 
     @property
     def table(self) -> int:
-        """Vectors for a simdgroup's scales."""
+        """Vectors for a simdgroup's scales, and for its sums later."""
         return self.rows * _TABLE
 
     @property
@@ -101,9 +100,8 @@ class MatmulStreamKernel(ProjectionKernel):
         """Bytes of x, of what is asked for, of scales, and of sums."""
         x = self.most_units * _UNIT * 2 * self.tile
         own = self.simdgroups * (self.stages * self.ring + self.table) * _VECTOR
-        sums = self.simdgroups * self.at_once * self.stride + self.tile
-        shared = 2 * self.tile * (self.all_rows + 4) if self.together > 1 else 0
-        return x + own + (sums + shared) * 4
+        sums = 2 * self.tile * (self.all_rows + 4) if self.together > 1 else 0
+        return x + own + (sums + self.tile) * 4
 
     @property
     def cluster(self) -> int:
@@ -140,41 +138,37 @@ class MatmulStreamKernel(ProjectionKernel):
 def streamed_rows(p: ProjectionFacts, tile: int) -> MatmulStreamKernel | None:
     """The kernel for so many rows; None: the geometry wants none, or it cannot be made.
 
-    More than 32 rows take several tiles of 32. It has fewer stages where threadgroup memory is full.
+    More than 32 rows take several tiles of 32, and of 16 where threadgroup memory has no room for more. The kernel has
+    fewer stages where it is full.
     """
     g = p.many_rows.matrix
     if not g.stages or not g.threadgroups or p.deterministic or not p.activation.is_16_bit or not p.is_quantised:
         return None
-    if not set(p.layout.formats) <= set(NEAR_ROWS) or p.layout.columns % _UNIT:
+    groups = g.outputs // _ROWS
+    if not set(p.layout.formats) <= set(NEAR_ROWS) or p.layout.columns % _UNIT or not groups or g.simdgroups % groups:
         return None
-    # Where x has too many rows for threadgroup memory, more threadgroups share its columns, of more rows of the weight.
-    shapes = [(more, least) for least in (2, 1) for more in (1, 2, 4, 8)]
-    kernels = (_kernel(p, tile, g.together * more, g.outputs // _ROWS * more, least) for more, least in shapes)
+    kernels = (_kernel(p, tile, own) for own in dict.fromkeys(min(tile, most) for most in _TILES))
     return next((kernel for kernel in kernels if kernel), None)
 
 
-def _kernel(p: ProjectionFacts, tile: int, together: int, groups: int, least: int) -> MatmulStreamKernel | None:
-    """A kernel with so many threadgroups that share columns, simdgroups that share none, and at least so many stages.
-
-    None: it cannot be made.
-    """
-    g, own = p.many_rows.matrix, min(tile, _MOST_TILE)
-    if together > min(own, _MOST_TOGETHER) or not groups or g.simdgroups % groups:
-        return None
+def _kernel(p: ProjectionFacts, tile: int, own: int) -> MatmulStreamKernel | None:
+    """The kernel for `tile` rows of x, of which a threadgroup takes `own`; None: it cannot be made."""
+    g = p.many_rows.matrix
     one = MatmulStreamKernel(
         label=f"{p.label}_mma{tile}",
         norm=None,
         **p.fields,
         outs=_ROWS // p.epilogue.halves,
         simdgroups=g.simdgroups,
-        split=g.simdgroups // groups,
+        split=g.simdgroups // (g.outputs // _ROWS),
         tile=own,
         stages=g.stages,
-        together=together,
+        together=min(g.together, own),
         passes=1,
     )
-    made = replace(one, passes=passes_of(tiles_of(one) // together, max(1, g.threadgroups * own // tile // together)))
-    while made.threadgroup_bytes > _BYTES and made.stages > least:
+    clusters = max(1, g.threadgroups * own // tile // one.together)
+    made = replace(one, passes=passes_of(tiles_of(one) // one.together, clusters))
+    while made.threadgroup_bytes > _BYTES and made.stages > 1:
         made = replace(made, stages=made.stages - 1)
     return made if made.threadgroup_bytes <= _BYTES and _divides(made) else None
 
