@@ -79,7 +79,7 @@ def test_logits_are_those_of_launches_by_mlx(name: str, sequences: int) -> None:
         assert done is not None, recorded.notes
         given, at = done.tokens, [start + count for start in at]
         waiting.append(done)
-        chosen += [one.read() for one in waiting[:-1]]  # each is read when the next one has been launched
+        chosen += [one.read().copy() for one in waiting[:-1]]  # once the next one is launched; later ones write there
         del waiting[:-1]
     (tokens_of, greatest) = np.concatenate([*chosen, waiting[0].read()], 1)
     for seq_id, start in zip(ids, starts, strict=True):
