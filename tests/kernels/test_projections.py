@@ -274,7 +274,7 @@ def test_more_rows_of_x_have_sizes_of_their_own(kernel_host):
     sizes = SEVERAL | STAGES | {"mma_outputs": 16, "mma_simdgroups": 4, "mma_stages": 3, "mma_stage_kib": 30} | wide
     artifact = compiled(small_spec(**changes), Geometry.of(**sizes))
     few, many = (artifact.kernel_entry(f"gate_up_mma{tile}") for tile in (16, 64))
-    assert (few.threads, many.threads) == (4 * 32, 2 * 32)
+    assert [(k.threads, k.cluster) for k in (few, many)] == [(4 * 32, 2), (2 * 32, 1)]
     stages = [int(re.search(r"asks for them (\d+) steps", artifact.kernel_text(k.name))[1]) + 1 for k in (few, many)]
     assert stages == [3, 2] and many.threadgroup_bytes == 24 << 10
     run_rows(OpBench(artifact, sum_error=4e-3), "prefill", ALL[1], 65, "all")
