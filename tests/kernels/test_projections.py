@@ -359,6 +359,16 @@ def test_blocks_through_threadgroup_memory(op, case, rows, sizes):
     run_rows(bench, "prefill", op, rows, "all" if op == LOGITS else "last")
 
 
+def test_blocks_for_rows_that_were_chosen_before(kernel_host):
+    """A step has more tokens than rows, which are those of x too."""
+    changes = FORMATS | {"model__num_layers": 1, "weights": {"default": "q4_k"}, "activation_dtype": "bf16"}
+    sizes = STREAMED["alone"] | {"mma_simdgroups": 1, "chunk_last_rows": 1}
+    artifact = compiled(small_spec(**changes), Geometry.of(mma_min_rows=2, mma_max_rows=64, **sizes))
+    bench = OpBench(artifact, sum_error=1e-3)
+    bench.run("prefill", [OUT], bench.batch([(each, 5) for each in bench.sequences(0, 0)]))
+    assert bench.launches == {"last_o_mma16": 1}
+
+
 def test_gates_and_ups_of_two_formats_are_not_multiplied_with_mma():
     weights = {"default": "q4_k", "tensors": {"layers.*.mlp.gate": "q6_k"}}
     changes = FORMATS | {"weights": weights, "activation_dtype": "bf16"}

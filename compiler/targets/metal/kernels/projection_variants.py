@@ -176,8 +176,6 @@ def _mma_tiles(p: ProjectionFacts) -> list[ProjectionVariant]:
         return []
     # Rows that were chosen before are of one layer and the logits: one kernel is enough, and fewer are compiled.
     tiles = MMA_TILES if p.gather or p.dim == "tokens" else MMA_TILES[1:2]
-    # Rows that were chosen before are of one layer and the logits: one kernel is enough, and fewer are compiled.
-    tiles = MMA_TILES if p.gather or p.dim == "tokens" else MMA_TILES[1:2]
     # More rows than the largest tile take several of the largest tiles.
     most = (*tiles[:-1], max(last, tiles[-1]))
     kernels = tuple(kernel for kernel in kernels if kernel.tile in tiles)
