@@ -76,38 +76,49 @@ class Answers:
         end, foreseen = self.step_end, list[list[Event] | None]([None]) * len(decode.requests)
         if step.count > 1:  # several at once take less time
             of_rows = zip(decode.requests, zip(*chosen.tokens, strict=True), strict=True)
-            foreseen = [request.foresee(tokens, end) for request, tokens in of_rows]
-        rows, given, ended = [*zip(range(len(foreseen)), decode.requests, foreseen, strict=True)], 0, set[int]()
+            # What has ended may be in others' hands, and takes nothing, not even for a moment.
+            foreseen = [[] if request.answer.is_done else request.foresee(tokens, end) for request, tokens in of_rows]
+        rows = [*zip(range(len(foreseen)), decode.requests, foreseen, strict=True)]
         for _, request, events in rows:
             if events is not None:
                 request.take(events)
-        for index, tokens in enumerate(chosen.tokens):
-            if None in foreseen:
-                single = [row for row, request, events in rows if events is None and not request.answer.is_done]
-                self._scheduler.has_decoded(decode, single, [start + 1 + index for start in step.starts], 1)
-            for (row, request, events), token in zip(rows, tokens, strict=True):
-                if request.answer.is_done:  # a token before, or a listener, has ended it
-                    if events is not None and row not in ended:
-                        ended.add(row)
-                        request.give_back(events[index:])
-                    continue
-                if events is not None:
-                    event = events[index]
-                else:
-                    try:
-                        event = request.accept(token)
-                    except Exception as error:
-                        self.fail(request, error)
+        given, ended, index, last = 0, set[int](), 0, -1
+        try:
+            for index, tokens in enumerate(chosen.tokens):
+                if None in foreseen:
+                    single = [row for row, request, events in rows if events is None and not request.answer.is_done]
+                    self._scheduler.has_decoded(decode, single, [start + 1 + index for start in step.starts], 1)
+                last = -1
+                for (row, request, events), token in zip(rows, tokens, strict=True):
+                    last = row
+                    if request.answer.is_done:  # a token before, or a listener, has ended it
+                        if events is not None and row not in ended:
+                            ended.add(row)
+                            request.give_back(events[index:])
                         continue
-                    event.time = end
-                    if event.finish_reason:
-                        self.remove(request)
-                given += 1
-                try:
-                    request.listener(event)
-                except Exception:
-                    self.abandon(request)
-        self._stats.generated_tokens += given
+                    if events is not None:
+                        event = events[index]
+                    else:
+                        try:
+                            event = request.accept(token)
+                        except Exception as error:
+                            self.fail(request, error)
+                            continue
+                        event.time = end
+                        if event.finish_reason:
+                            self.remove(request)
+                    given += 1
+                    try:
+                        request.listener(event)
+                    except Exception:
+                        self.abandon(request)
+        except BaseException:  # Ctrl-C: what nobody was told is computed again
+            for row, request, events in rows:
+                if events is not None and row not in ended:
+                    request.give_back(events[index + (row <= last) :])
+            raise
+        finally:
+            self._stats.generated_tokens += given
         going = [row for row, request, events in rows if events is not None and not request.answer.is_done]
         self._scheduler.has_decoded(decode, going, step.ends, step.count)
 

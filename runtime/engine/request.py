@@ -17,6 +17,7 @@ What was asked never changes. What changes is in five records, and each of their
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -313,7 +314,9 @@ class Request:
             return None
         if len(answer.tokens) + len(tokens) >= self.max_length or not self.stop_ids.isdisjoint(tokens):
             return None
-        texts = None if self.text.can_stop else self.text.known(tokens)
+        texts: list[str] | None = None
+        with suppress(Exception):  # `accept` meets it again, and ends this request alone
+            texts = None if self.text.can_stop else self.text.known(tokens)
         if texts is None:
             return None
         index, cached, events = self.index, answer.completion.cached_tokens, list[Event]()

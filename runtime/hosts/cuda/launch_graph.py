@@ -86,6 +86,7 @@ class Event:
         """
         self._times += 1
         call("cuEventRecord", self._handle, _pointer(stream))
+        self._times += 1  # another thread may have waited in between, for what was recorded before
 
     def wait(self) -> None:
         """Waits until all before it has ended.

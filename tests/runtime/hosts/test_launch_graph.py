@@ -130,3 +130,27 @@ def test_a_kernel_is_loaded_once_whatever_host_asks(calls: dict[str, Any], monke
     monkeypatch.setattr(FakeDriver, "cuModuleGetFunction", find, raising=False)
     functions = launch_graph.Functions()
     assert [functions.of("a", image) for image in (b"1", b"2", b"1")] == [1, 2, 1] and loads == [b"1", b"2"]
+
+
+def test_who_waits_while_an_event_is_recorded_again_leaves_others_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another thread has seen the end of is what was recorded before."""
+    driver, waits, end = use_driver(monkeypatch), list[bool](), Event()
+
+    def record(*_: object) -> int:
+        if waits:  # the second time
+            end.wait()
+        return 0
+
+    def wait(_: object) -> int:
+        waits.append(True)
+        return 0
+
+    monkeypatch.setattr(driver, "cuEventRecord", record, raising=False)
+    monkeypatch.setattr(driver, "cuEventSynchronize", wait, raising=False)
+    end.record(1)
+    end.wait()
+    end.wait()
+    assert len(waits) == 1, "its end is known"
+    end.record(1)
+    end.wait()
+    assert len(waits) == 3
