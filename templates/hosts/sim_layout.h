@@ -6,7 +6,7 @@
  *
  *   0                    SimWorker
  *   SIM_SITES_OFFSET     one SimSite per place in the kernel that accesses memory
- *   SIM_ARENA_OFFSET     threadgroup memory, SIM_ARENA_SIZE bytes (32 KiB at most are handed out, 180 KiB to kernels
+ *   SIM_ARENA_OFFSET     threadgroup memory, SIM_ARENA_SIZE bytes (32 KiB at most are handed out, 226 KiB to kernels
  *                        that copy ahead, with gaps between)
  *   SIM_SHADOW_OFFSET    one SimShadow per granule of threadgroup memory
  *   SIM_STACKS_OFFSET    SIM_MAX_THREADS stacks of SIM_STACK_SIZE bytes; build.py refuses kernels that could need more than
@@ -21,14 +21,14 @@
 #define SIM_MAX_ARRAYS 64u
 #define SIM_MAX_SITES 8192u
 #define SIM_THREADGROUP_LIMIT 32768u
-#define SIM_COPIES_LIMIT 184320u
+#define SIM_COPIES_LIMIT 231424u
 
 #define SIM_STACK_BITS 17
 #define SIM_STACK_SIZE (1ul << SIM_STACK_BITS)
 #define SIM_REGION_SIZE (1ul << 28)
 #define SIM_SITES_OFFSET (1ul << 19)
 #define SIM_ARENA_OFFSET (1ul << 20)
-#define SIM_ARENA_SIZE (1ul << 18)
+#define SIM_ARENA_SIZE (1ul << 19)
 #define SIM_ARENA_GAP 1024u
 #define SIM_SHADOW_OFFSET (1ul << 21)
 #define SIM_STACKS_OFFSET (1ul << 27)

@@ -10,7 +10,7 @@ from mlxr.compiler.errors import HostError
 
 MAX_BUFFERS = 31
 MAX_THREADS = 1024
-THREADGROUP_LIMIT, COPIES_LIMIT = 32768, 184320
+THREADGROUP_LIMIT, COPIES_LIMIT = 32768, 226 << 10
 """Bytes of threadgroup memory that a kernel may have; that one may have which copies ahead, as on NVIDIA cards."""
 COPIES = "MLXR_COPY_AHEAD"
 """What a text contains that copies ahead."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.errors import HostError, KernelFault
+from mlxr.compiler.targets.metal.kernels.matmul_stream import MatmulStreamKernel
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
 from mlxr.runtime.hosts.sim.toolchain import find_toolchain, private_checks
 
@@ -106,6 +107,13 @@ def test_threadgroup_memory(run, name):
     body, message = THREADGROUP[name]
     with pytest.raises(KernelFault, match=message):
         run(body)
+
+
+def test_kernels_that_copy_ahead_have_more_memory(run):
+    most = MatmulStreamKernel.most_bytes // 4
+    run(f"/* MLXR_COPY_AHEAD */ MLXR_THREADGROUP(float, a, {most}); a[tid] = 1; y[tid] = a[tid];")
+    with pytest.raises(KernelFault, match=f"array 'a' needs {4 * most + 4} bytes, 0 of {4 * most} are in use"):
+        run(f"/* MLXR_COPY_AHEAD */ MLXR_THREADGROUP(float, a, {most + 1}); a[tid] = 1;")
 
 
 def test_all_of_threadgroup_memory_may_be_used(run):
