@@ -57,23 +57,3 @@ def test_logits_are_those_of_whole_prompts(target):
         assert got.shape == want.shape
         errors = np.linalg.norm(got - want, axis=-1) / np.maximum(np.linalg.norm(want, axis=-1), 1e-9)
         assert (errors < (LOGIT_ERROR["fast"] if target == "cpu" else 1e-3)).all()
-
-
-def test_kernels_of_chosen_rows_count_these():
-    """Not all tokens of the prompts: what they computed of rows past the end would lie past their outputs."""
-    spec = small_spec(
-        model__num_layers=1,
-        model__hidden_size=512,
-        model__attention={"num_heads": 8, "num_kv_heads": 2, "head_dim": 64},
-        model__mlp={"intermediate_size": 768},
-        weights={"default": "q4_k", "tensors": {"*.down": "bf16"}},
-        activation_dtype="bf16",
-    )
-    sizes = {"mma_min_rows": 2, "mma_outputs": 32, "mma_simdgroups": 2, "mma_stages": 2}
-    artifact = compiled(spec, Geometry.of(chunk_last_rows=1, mma_threadgroups=4, **sizes))
-    texts = {k.label: artifact.kernel_text(k.name) for k in artifact.plan.first.kernels}
-    chosen = {label: text for label, text in texts.items() if label.startswith(("last_", "logits_of_chosen_"))}
-    assert all(f"last_{label}_mma16" in chosen for label in ("o", "gate_up", "down"))
-    assert all("inline float scales_q4_k" in chosen[f"last_{label}_mma16"] for label in ("o", "gate_up"))
-    for label, text in chosen.items():
-        assert "dims[2]" in text and "dims[0]" not in text, label

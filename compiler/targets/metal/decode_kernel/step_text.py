@@ -173,7 +173,7 @@ def step_text(
         [row.function for row in rows],
         with_weights,
         8 * len(arguments),
-        _MOST_BYTES - (SHARED_BYTES - own) if pool == BLOCK_BYTES and sizes.blocks == 1 else pool,
+        _MOST_BYTES - (SHARED_BYTES - own) if sizes.blocks == 1 else 0,  # else several blocks would not fit
     )
     rows = [replace(row, asks=ahead.asks[i] + 1) if i in ahead.asks else row for i, row in enumerate(rows)]
     functions = [

@@ -66,6 +66,8 @@ def test_a_step_asks_in_its_text():
             matvec_mma=2, matvec_outputs=16, matvec_simdgroups=8, matvec_split=8, matvec_threadgroups=20, partition=16
         ),
     )
+    of_two = text_of(artifact, StepKernelSizes(256, blocks=2)).text  # blocks, which share a multiprocessor's memory
+    assert "::ask(" not in of_two
     text = text_of(artifact, StepKernelSizes(256, blocks=1)).text
     asked = set(re.findall(r"case \d+: (\w+)::ask\(of_rows\); break;", text))
     assert {name.rpartition("_")[0].rpartition("_")[0] for name in asked} >= {"gate_up"}
