@@ -1,0 +1,137 @@
+"""Decode attention whose threadgroups share a context, as where they read each other's memory: in two launches on sim.
+
+The first launch leaves what each threadgroup would show the others behind the numbers of buffer `layer`, and the second
+one reads it there.
+"""
+
+import ctypes
+import re
+from itertools import product
+
+import numpy as np
+import pytest
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import KernelFault
+from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
+from mlxr_tests.attention_cases import Case
+from mlxr_tests.few import few
+from mlxr_tests.op_bench import mma_bench
+from mlxr_tests.specs import compiled
+from mlxr_tests.tolerances import Mismatch
+
+OP = "layers.1.attention.attended"
+CASES = [
+    Case(6, 2, 128, "bf16", "bf16", "block", "paged", 8, 40, "yarn-half-of-it", extras="everything"),
+    Case(8, 2, 64, "f16", "f16", "layer", "paged", 16, None, "none", extras="sinks"),
+    Case(8, 2, 64, "f16", "f16", "block", "paged", 16, None, "half", extras="element-gate"),
+    Case(8, 1, 64, "bf16", "bf16", "layer", "paged", 16, None, "half"),
+]
+SHORT = [(CASES[0], 8), (CASES[1], 2)]
+HALF = 1 << 20
+"""Numbers that one launch may leave, after `layer`."""
+ROOM = HALF // 4
+MEETING = "  // Merge the threadgroups: each finishes a part of the elements.\n  MLXR_MEET()\n"
+LEAVE = """
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint i = thread_index_in_threadgroup; i < {sums}u; i += {threads}u) {{
+    {at_sums}[i] = ((const threadgroup float*)own_sums)[i];
+  }}
+  for (uint i = thread_index_in_threadgroup; i < {heads}u; i += {threads}u) {{
+    {at_max}[i] = own_max[i];
+    {at_total}[i] = own_total[i];
+  }}
+"""
+
+
+def number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    assert found, pattern
+    return int(found[1])
+
+
+def in_two_launches(artifact: Artifact, together: int) -> Artifact:
+    """The artifact with a kernel that reads what others of the launch before have left."""
+    entry = artifact.kernel_entry("attend_mma")
+    text = artifact.kernel_text(entry.name)
+    heads = number(r"MLXR_THREADGROUP\(float, own_max, (\d+)\)", text)
+    sums = number(r"const uint numbers = (\d+)u / ranks;", text)
+    kv_heads = number(r"Grid: \((\d+) KV heads", text)
+
+    def at(part: int, each: int, rank: str, half: int) -> str:
+        place = f"((sequence * {kv_heads}u + kv_head) * {together}u + {rank}) * {each}u"
+        return f"((device float*)const_cast<device uint*>(layer) + {half * HALF + 1024 + part * ROOM}u + {place})"
+
+    parts = {"max": (0, heads), "total": (1, heads), "sums": (2, sums)}
+    left = {f"at_{name}": at(*part, "rank", 0) for name, part in parts.items()}
+    changes = {
+        MEETING: LEAVE.format(sums=sums, heads=heads, threads=entry.threads, **left),
+        "MLXR_ARE_TOGETHER() ?": "true ?",
+        "MLXR_OF_RANK(own_max + g, r)": at(*parts["max"], "r", 1) + "[g]",
+        "MLXR_OF_RANK(own_total + g, r)": at(*parts["total"], "r", 1) + "[g]",
+        "MLXR_OF_RANK((const threadgroup float*)own_sums + i, r)": at(*parts["sums"], "r", 1) + "[i]",
+    }
+    for old, new in changes.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return Artifact({**artifact.files, entry.file: text})
+
+
+@pytest.fixture
+def launched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = SimKernel.launch
+
+    def twice(self: SimKernel, buffers: list[SimBuffer], *grid: tuple[int, int, int], seed: int = 0) -> None:
+        places = [i for i, param in enumerate(self.params) if param.name == "layer"]
+        if not self.name.startswith("attend_mma"):
+            return launch(self, buffers, *grid, seed=seed)
+        (place,) = places
+        room, layer = np.full(2 * HALF, np.nan, np.float32), buffers[place]
+        ctypes.memmove(room.ctypes.data, layer.address, layer.size_bytes)
+        given = [*buffers[:place], SimBuffer.of(room, writable=True, name="layer"), *buffers[place + 1 :]]
+        launch(self, given, *grid, seed=seed)
+        room[HALF + 1024 :] = room[1024:HALF]
+        return launch(self, given, *grid, seed=seed)
+
+    monkeypatch.setattr(SimKernel, "launch", twice)
+
+
+def attend(artifact: Artifact, *lengths: int) -> None:
+    bench = mma_bench(artifact, "sim")
+    for length in lengths:
+        seq_ids = bench.sequences(length, 0)
+        bench.run("decode", [OP], bench.batch([(s, 1) for s in seq_ids]))
+        bench.clear(seq_ids)
+
+
+def artifact_of(case: Case, together: int) -> Artifact:
+    sizes = {"attend_mma": 1, "attend_together": together, "attend_together_simdgroups": 2}
+    return compiled(case.spec, Geometry.of(partition=16, **sizes))
+
+
+@pytest.mark.usefixtures("launched_twice")
+@pytest.mark.parametrize(("case", "together"), few([*product(CASES, [8, 2])], SHORT), ids=str)
+def test_shares_are_merged(case: Case, together: int) -> None:
+    """Some of no keys, of one turn of a simdgroup and of several."""
+    artifact = in_two_launches(artifact_of(case, together), together)
+    attend(artifact, *sorted({0, 1, 16, 17, 63, min(100, case.context - 1), case.context - 1}))
+
+
+@pytest.mark.usefixtures("launched_twice")
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("const bool owner = rank == ranks - 1", "const bool owner = rank < 2u"),
+        ("const float weight = exp2(maxima[r] - largest)", "const float weight = 1.0f"),
+        ("min(start + rank * length, last)", "min(start + rank * 16u, last)"),
+    ],
+)
+@pytest.mark.long
+def test_mistake_is_noticed(old: str, new: str) -> None:
+    artifact = in_two_launches(artifact_of(CASES[-1], 2), 2)
+    entry = artifact.kernel_entry("attend_mma")
+    text = artifact.kernel_text(entry.name)
+    assert old in text, "the mistake must be possible"
+    with pytest.raises((Mismatch, KernelFault)):
+        attend(Artifact({**artifact.files, entry.file: text.replace(old, new)}), 100)
