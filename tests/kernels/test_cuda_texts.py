@@ -99,6 +99,17 @@ def test_an_image_has_no_clusters_of_its_own() -> None:
         assert "MLXR_MEET()" in text and "cluster_dims" not in text
 
 
+def test_grids_are_whole_clusters() -> None:
+    """The driver refuses others."""
+    plan = variant("rows-stages").plan.first
+    clusters = {kernel.name: kernel.cluster for kernel in plan.kernels if kernel.cluster > 1}
+    launches = [launch for launch in plan.phase("decode").launches if launch.kernel in clusters]
+    assert launches
+    for launch in launches:
+        along = launch.kernel_call.threadgroups[0]
+        assert along.dim is None and along.times % clusters[launch.kernel] == 0
+
+
 def test_what_is_compiled_is_kept(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path))
     artifact = compiled(small_spec())
