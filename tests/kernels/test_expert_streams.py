@@ -144,3 +144,13 @@ def test_choice_order_and_norm_in_one_launch(router, sequences):
     )
     launches = run_decode(artifact, sequences, 8e-3)
     assert "route_order" in launches and not {"route", "expert_order", "normalise"} & launches
+
+
+@pytest.mark.parametrize(("sequences", "joined"), [(512, True), (513, False)])
+def test_each_threadgroup_chooses_for_few_tokens_only(sequences, joined):
+    sizes = {"experts_mma_tokens": 4, "mma_simdgroups": 2}
+    cache = {"mode": "paged", "max_sequences": sequences}
+    weights = {"default": "q8_0"}
+    artifact = artifact_of({"experts": EXPERTS}, 256, 128, sizes, activation_dtype="bf16", weights=weights, cache=cache)
+    labels = {artifact.kernel_entry(launch.kernel).label for launch in artifact.plan.first.phase("decode").launches}
+    assert ("route_order" in labels, "expert_order" in labels) == (joined, not joined)
