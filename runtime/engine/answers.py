@@ -85,10 +85,10 @@ class Answers:
         given, ended, index, last = 0, set[int](), 0, -1
         try:
             for index, tokens in enumerate(chosen.tokens):
+                last = -1
                 if None in foreseen:
                     single = [row for row, request, events in rows if events is None and not request.answer.is_done]
                     self._scheduler.has_decoded(decode, single, [start + 1 + index for start in step.starts], 1)
-                last = -1
                 for (row, request, events), token in zip(rows, tokens, strict=True):
                     last = row
                     if request.answer.is_done:  # a token before, or a listener, has ended it
