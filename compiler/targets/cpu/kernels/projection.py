@@ -118,7 +118,7 @@ class CpuProjection(CpuMatrixKernel):
     @property
     def count(self) -> str:
         """The field of the batch that has the number of its rows."""
-        return "rows" if self.of_rows else "tokens"
+        return "rows" if self.gather or self.of_rows else "tokens"
 
     @property
     def formula(self) -> str:
