@@ -139,7 +139,7 @@ def test_tool_runners_go_on_without_a_thread(server: RunningServer, stream: bool
         asked = {"role": "user", "content": "Hello there"}
         body: dict[str, Any] = {"model": "tools", "max_tokens": 8, "messages": [asked], "stream": stream}
         hosted = {"type": "web_search_20250305", "name": "web_search"}
-        runner: Any = client.beta.messages.tool_runner(**body, tools=[weather, hosted])
+        runner: Any = client.beta.messages.tool_runner(**body, tools=[weather, hosted], extra_body={"temperature": 0})
         told = runner.until_done()
     assert told.content[0].text and told.usage.output_tokens == 8
     assert told.model_extra["warnings"] == [
