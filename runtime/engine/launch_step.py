@@ -9,7 +9,7 @@ import numpy as np
 from mlxr.compiler.artifact import of_group
 from mlxr.runtime.cache.equal_growth import Slots
 from mlxr.runtime.cache.pager import Evicted, Pager
-from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests, Int32Array
+from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests, slots_of_steps
 from mlxr.runtime.hosts.host import Host, Logits
 from mlxr.runtime.hosts.likeliest import Grown, MoreSteps
 
@@ -109,19 +109,11 @@ def more_steps(
         tables = {"block_tables": pager.block_tables(seq_ids)}
         for group in range(1, len(pager.others) + 1):
             table = tables[of_group("block_tables", group)] = pager.block_tables(seq_ids, group)
-            by_name[of_group("slots", group)] = slots_of_steps(
-                table, np.array(starts, np.int32), count, pager.block_size
-            )
+            by_step = slots_of_steps(table, np.array(starts, np.int32), count, pager.block_size)
+            by_name[of_group("slots", group)] = by_step.reshape(-1)
         if pager.states is not None:
             tables["state_table"] = pager.states.step_one_each(seq_ids)
         copy_shared_blocks(host, pager, save)
         return Grown(by_name, tables)
 
     return MoreSteps(count, starts, grow)
-
-
-def slots_of_steps(table: Int32Array, starts: Int32Array, count: int, size: int) -> Int32Array:
-    """The slots of one token of each sequence in each of some steps, by block tables."""
-    positions = starts + np.arange(count, dtype=np.int32)[:, None]
-    blocks: Int32Array = table[np.arange(len(starts)), positions // size]
-    return (blocks * np.int32(size) + positions % np.int32(size)).reshape(-1)

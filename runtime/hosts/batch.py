@@ -370,10 +370,15 @@ def _slots_of_steps(
     others: Sequence[BlocksOfGroup], pager: Pager, positions: Int32Array, steps: int
 ) -> Iterator[Int32Array]:
     """`Batch.slots_of_steps` of the groups after the first, for one token of each sequence in each step."""
-    sequence, size = np.arange(len(positions)), np.int32(pager.block_size)
-    of_steps = positions + np.arange(steps, dtype=np.int32)[:, None]
     for group in others:
-        yield group.block_tables[sequence, of_steps // size] * size + of_steps % size
+        yield slots_of_steps(group.block_tables, positions, steps, pager.block_size)
+
+
+def slots_of_steps(table: Int32Array, starts: Int32Array, count: int, size: int) -> Int32Array:
+    """The slots of one token of each sequence in each of some steps, by block tables: [steps, sequences]."""
+    positions = starts + np.arange(count, dtype=np.int32)[:, None]
+    blocks: Int32Array = table[np.arange(len(starts)), positions // np.int32(size)]
+    return blocks * np.int32(size) + positions % np.int32(size)
 
 
 def _logit_rows(rows: Sequence[Rows], query_start: Int32Array) -> Int32Array:
