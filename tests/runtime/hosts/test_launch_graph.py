@@ -1,15 +1,18 @@
 """Graphs of launches, and what they keep, with a fake driver."""
 
+import functools
 import gc
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mlxr.runtime.hosts.cuda import launch_graph, recorded_calls
+from mlxr.runtime.hosts.cuda import launch_graph, recorded_calls, recording
 from mlxr.runtime.hosts.cuda.launch_graph import Event, GraphLaunch, LaunchGraph
 from mlxr.runtime.hosts.cuda.recorded_calls import Call
 from mlxr_tests.fake_driver import FakeDriver, use_driver
+from mlxr_tests.variants import variant
 
 
 class Kept:
@@ -107,6 +110,23 @@ def test_clusters_belong_to_recorded_functions(monkeypatch: pytest.MonkeyPatch) 
     assert not told
     Call(name, image, (2, 1, 1), 32, [], cluster=2).launch({})
     assert told == [(11, 2), (12, 1), (13, 1)]
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_recorded_calls_have_the_clusters_of_the_plan(monkeypatch: pytest.MonkeyPatch, newer: bool) -> None:
+    """Where a card has clusters; elsewhere the kernels work alone."""
+    program = variant("rows-stages").plan.first
+    planned = {kernel.name: kernel.cluster for kernel in program.kernels}
+    kernel = functools.partial(dict, compiled_source=b"", shared_memory=0)
+    host: Any = SimpleNamespace(program=program, launcher=SimpleNamespace(kernel=lambda _: kernel))
+    dims = {"tokens": 5, "seqs": 5, "rows": 5, "context": 8, "tiles": 0}
+    launches = [la for la in program.phase("decode").launches if la.runs(dims, library=False)]
+    monkeypatch.setattr(recording, "overlap", lambda: newer)
+    calls, _ = recording.recording_of(host, launches, dims)
+    found = {call.name: call.cluster for call in calls if isinstance(call, Call)}
+    assert (
+        found == {name: planned[name] if newer else 1 for name in found} and max(planned[name] for name in found) == 2
+    )
 
 
 def test_a_graph_that_never_ran_waits_for_nothing(calls: dict[str, Any]) -> None:
