@@ -39,6 +39,7 @@ SHORT = ["--prompt-tokens", "7", "--decode-tokens", "3"]
 @pytest.fixture(autouse=True)
 def one_warm_up_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "AGREEMENT", 1e9)
+    monkeypatch.setattr(measure, "LEAST_SECONDS", 0.0)
 
 
 def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -249,6 +250,16 @@ def test_warming_up_ends_when_two_runs_agree(monkeypatch: pytest.MonkeyPatch) ->
     slow = WarmUp()
     slow.repeat(lambda: next(growing))
     assert (slow.runs, slow.agreed) == (2, False), "two runs in any case"
+
+
+def test_warming_up_lasts_until_clocks_have_risen(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.2, 0.4, 0.6, 0.8])
+    monkeypatch.setattr(measure, "LEAST_SECONDS", 0.5)
+    monkeypatch.setattr(measure, "MOST_RUNS", 2)
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
+    warm_up = WarmUp()
+    warm_up.repeat(lambda: 0.2)
+    assert (warm_up.runs, warm_up.agreed) == (4, True)
 
 
 def test_figures_that_vary_are_called_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

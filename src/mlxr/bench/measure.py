@@ -1,9 +1,10 @@
 """Times one configuration of a loaded model on the path of `mlxr run`: `Model.start`, tokens as they come.
 
-It has three phases, each after a warm-up that lasts until two runs agree. First prompts one at a time: seconds to the
-first token. Then, if there are several sequences, as many prompts together. Then decoding: sequences of `start` tokens
-each, and `decode_tokens` steps of one token for each; as in generation, the logits decide the next token. Where steps
-are launched several at a time, it is timed from the end of a launch to the end of another: about as many steps.
+It has three phases, each after a warm-up that lasts at least half a second, until two runs agree. First prompts one at
+a time: seconds to the first token. Then, if there are several sequences, as many prompts together. Then decoding:
+sequences of `start` tokens each, and `decode_tokens` steps of one token for each; as in generation, the logits decide
+the next token. Where steps are launched several at a time, it is timed from the end of a launch to the end of another:
+about as many steps.
 
 Prompts are random tokens, seeded. A prompt's second token is computed too, as for a user who reads on.
 """
@@ -26,6 +27,8 @@ from mlxr.runtime.engine.model import Model
 
 AGREEMENT = 0.05
 MOST_RUNS = 10
+LEAST_SECONDS = 0.5
+"""Of a warm-up: clocks of cards and processors rise while they work, and runs of some milliseconds agree before."""
 _MOST_SECONDS = 60.0
 _WARM_UP_STEPS = 8
 
@@ -86,23 +89,21 @@ class WarmUp:
         self.runs, self.agreed = 0, True
 
     def repeat(self, run: Callable[[], float]) -> None:
-        """Runs work at least twice, and at most MOST_RUNS times or about a minute.
+        """Runs work at least twice and for LEAST_SECONDS; then at most MOST_RUNS times in all, or about a minute.
 
         Args:
             run: the work; it returns its seconds.
         """
-        begin = time.perf_counter()
-        before = run()
-        self.runs += 1
-        for _ in range(MOST_RUNS - 1):
-            now = run()
-            self.runs += 1
-            if abs(now - before) <= AGREEMENT * min(now, before):
-                return
-            if time.perf_counter() - begin > _MOST_SECONDS:
-                break
+        begin, runs, before = time.perf_counter(), 1, run()
+        while True:
+            now, runs = run(), runs + 1
+            seconds = time.perf_counter() - begin
+            agrees = abs(now - before) <= AGREEMENT * min(now, before)
             before = now
-        self.agreed = False
+            if seconds >= LEAST_SECONDS and (agrees or runs >= MOST_RUNS or seconds > _MOST_SECONDS):
+                break
+        self.runs += runs
+        self.agreed &= agrees
 
 
 @dataclass(frozen=True)

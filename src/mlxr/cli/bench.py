@@ -57,9 +57,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "bench",
         help="measure a model's speed",
         description="Measure time to first token, prefill and decode speed, and memory of one configuration. Each is "
-        "warmed up until two runs in a row agree within 5 % (at most 10 runs). Tokens are random; tokens per second "
-        "count those of all sequences. An imported model (a .gguf file or a folder) is compiled for as long and as "
-        "many sequences as the measurement needs.",
+        "warmed up for at least half a second, until two runs in a row agree within 5 % (at most 10 runs, if they last "
+        "so long). Tokens are random; tokens per second count those of all sequences. An imported model (a .gguf file "
+        "or a folder) is compiled for as long and as many sequences as the measurement needs.",
         epilog="Printed, with these keys in JSON and in plain words otherwise: "
         + "; ".join(f"{name} ({what})" for name, what in KEYS.items())
         + ".",
