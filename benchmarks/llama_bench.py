@@ -8,8 +8,8 @@ Models are files, or names of published shapes of which files with random weight
 are to be --whole. Both engines use the GPU if there is one (llama.cpp with all layers on it), else as many threads. A
 turn starts each program anew, and figures are medians over turns: tokens per second of all sequences while they decode,
 and of prompts; prompts of unseen lengths have lengths that the process has not met. On a GPU the share of its rate of
-copies (1 GiB, bytes read and written) is told that the bytes of a decode step have, with each weight read once. With
---busy, a process that never waits runs on each CPU beside them.
+copies (1 GiB, bytes read and written) is told that the bytes of a decode step have, with each weight read once, and the
+CPU time that our thread takes for a step. With --busy, a process that never waits runs on each CPU beside them.
 Prints a table, and with --output adds rows to a file, of which `--report` prints all. A row that fails is told at the
 end, and the others go on.
 """
@@ -33,11 +33,12 @@ from peers.shape_writer import FORMATS, write_shape
 from mlxr.runtime.machine.threads import usable_cpus
 
 _HEAD = (
-    "| model | format | work | MLXR | llama.cpp | ratio | first token | of copies |\n|---|---|---|---|---|---|---|---|"
+    "| model | format | work | MLXR | llama.cpp | ratio | first token | of copies | CPU of a step |\n"
+    "|---|---|---|---|---|---|---|---|---|"
 )
 Row = dict[str, Any]
 """Model, format and row; tokens per second and seconds to the first token by engine, one for each turn; the bytes of a
-decode step; and the device's rates of copies."""
+decode step, and its milliseconds of CPU time; and the device's rates of copies."""
 
 
 def main() -> int:
@@ -155,6 +156,8 @@ def _measure(name: str, format_name: str, beside: Beside, args: argparse.Namespa
                 rows[row]["first_seconds"].setdefault(engine, []).append(figure.first_seconds)
             if figure.step_bytes is not None:
                 rows[row]["step_bytes"] = figure.step_bytes
+            if figure.cpu_ms is not None:
+                rows[row].setdefault("cpu_ms", []).append(figure.cpu_ms)
         for row in rows.values():
             row["copies"] += copies
     return [row for row in rows.values() if row["rates"]]
@@ -176,8 +179,9 @@ def line(row: Row) -> str:
     if ours and row["copies"] and row.get("step_bytes"):
         share = f"{100 * row['step_bytes'] * ours / work.batch / statistics.median(row['copies']):.0f} %"
     ratio = f"{ours / theirs:.2f} x" if ours and theirs else ""
-    cells = [row["model"], row["format"], work.title, _number(ours), _number(theirs), ratio, ", ".join(first), share]
-    return f"| {' | '.join(cells)} |"
+    used = f"{1e3 * statistics.median(row['cpu_ms']):.0f} us" if row["copies"] and row.get("cpu_ms") else ""
+    cells = [row["model"], row["format"], work.title, _number(ours), _number(theirs), ratio]
+    return f"| {' | '.join([*cells, ', '.join(first), share, used])} |"
 
 
 def _number(rate: float | None) -> str:

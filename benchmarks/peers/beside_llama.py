@@ -84,11 +84,13 @@ class Figure:
         rate: tokens per second of all sequences.
         first_seconds: the median time to the first token, of a prompt.
         step_bytes: weights, keys and values that a decode step reads, each once; ours only.
+        cpu_ms: CPU time of the thread for a decode step; ours only.
     """
 
     rate: float
     first_seconds: float | None = None
     step_bytes: int | None = None
+    cpu_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ class Beside:
         figures = {}
         for name, result in zip(decoding, results, strict=False):
             step_bytes = round(result["read_gb_per_second"] * 1e6 * result["decode_step_ms"])
-            figures[name] = Figure(result["decode_tokens_per_second"], step_bytes=step_bytes)
+            figures[name] = Figure(result["decode_tokens_per_second"], None, step_bytes, result["decode_cpu_ms"])
         for name in reading:
             first = results[0]["time_to_first_token_seconds"]
             figures[name] = Figure(results[0]["prefill_tokens_per_second"], first)

@@ -36,7 +36,7 @@ class OneEngine(Beside):
 
     def _ours(self, names: list[str]) -> Mapping[str, Figure]:
         self.asked.append(names)
-        return {name: Figure(float(len(self.asked)), step_bytes=8 * 10**9) for name in names}
+        return {name: Figure(float(len(self.asked)), step_bytes=8 * 10**9, cpu_ms=0.12) for name in names}
 
     def _theirs(self, names: list[str]) -> Mapping[str, Figure]:
         if "decode" not in names or len(names) > 1:
@@ -56,8 +56,8 @@ def test_a_row_that_fails_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
     assert beside.asked[:2] == [["decode", "decode-3500", "unseen"], ["16"]], "rows of one sequence share a process"
     assert len(beside.asked) == 6
     assert [llama_bench.line(row) for row in rows[:2]] == [
-        "| m | bf16 | 128 tokens after 512 | 3 | 2 | 1.50 x |  | 75 % |",
-        "| m | bf16 | 128 tokens after 3500 | 3 | failed |  |  | 75 % |",
+        "| m | bf16 | 128 tokens after 512 | 3 | 2 | 1.50 x |  | 75 % | 120 us |",
+        "| m | bf16 | 128 tokens after 3500 | 3 | failed |  |  | 75 % | 120 us |",
     ]
     failed = {(name, "llama.cpp") for name in ("decode-3500", "unseen", "16")}
     assert beside.failures.keys() == failed, "and none of them is tried again"

@@ -59,6 +59,7 @@ def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     first = [shown[f"time_to_first_token_{name}seconds"] for name in ("min_", "", "p95_", "max_")]
     assert first == sorted(first) and shown["prompt_lengths"] == [7] * 5
     assert shown["decode_step_min_ms"] <= shown["decode_step_ms"] <= shown["decode_step_max_ms"]
+    assert 0 < shown["decode_cpu_ms"] <= 1.01 * shown["decode_step_max_ms"], "a thread uses no more than passes"
     assert shown["warm_up_runs"] >= 4 and isinstance(shown["warm_up_agreed"], bool)
     assert shown["planned_bytes"] == WEIGHT_BYTES + 2 * 6 * 1024 * 2 * 64 * 2
     assert shown["peak_memory_bytes"] > 20 << 20

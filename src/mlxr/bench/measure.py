@@ -48,6 +48,8 @@ class BenchResult:
         decode_step_ms: median over steps; steps that are launched together count as equally long.
         decode_step_min_ms: time of the fastest step.
         decode_step_max_ms: time of the slowest step.
+        decode_cpu_ms: CPU time of the thread that runs the steps, mean for each of them: all that the processor does
+            where a GPU computes, and a thread's part of it on host cpu.
         weight_bytes_per_step: weights that a decode step reads, each once.
         read_gb_per_second: these and the cache's keys and values, divided by the time of a median step; 1 GB is 10^9
             bytes.
@@ -68,6 +70,7 @@ class BenchResult:
     decode_step_ms: float
     decode_step_min_ms: float
     decode_step_max_ms: float
+    decode_cpu_ms: float
     weight_bytes_per_step: int
     read_gb_per_second: float
     peak_memory_bytes: int
@@ -163,6 +166,7 @@ def _measure_decoding(model: Model, work: Workload, prompts: _Prompts | None, wa
         decode_step_ms=1e3 * step,
         decode_step_min_ms=1e3 * min(steps),
         decode_step_max_ms=1e3 * max(steps),
+        decode_cpu_ms=1e3 * decoded.cpu_seconds / len(steps),
         weight_bytes_per_step=read,
         read_gb_per_second=(read + cached) / step / 1e9,
         peak_memory_bytes=peak_bytes(),
@@ -191,9 +195,17 @@ def _check_fits(model: Model, work: Workload) -> None:
 
 @dataclass(frozen=True)
 class _Decoded:
-    """Seconds of each step, equal for steps launched together; tokens of all sequences; launches of a step."""
+    """What was timed.
+
+    Attributes:
+        steps: seconds of each step, equal for steps launched together.
+        cpu_seconds: of this thread, in all of them.
+        tokens: of all sequences.
+        launches: of a step.
+    """
 
     steps: list[float]
+    cpu_seconds: float
     tokens: int
     launches: float
 
@@ -239,15 +251,17 @@ class _Running:
             for prompt in self._decoding:
                 self._model.start([prompt], max_tokens=1).finish()
         waiting, first = set(range(work.batch)), list[Event]()
-        launched, start = sum(host.launches.values()), time.perf_counter()
+        launched, start, used = sum(host.launches.values()), time.perf_counter(), time.thread_time()
         generation = self._model.start(self._decoding, max_tokens=most, ignore_eos=True)
         while waiting:
             first += (events := generation.next_launch())
             waiting.difference_update(event.index for event in events)
         if any(event.finish_reason for event in first):  # nothing is left to time but what has begun with the prompts
             count, taken = _steps(first), time.perf_counter() - start
-            return _Decoded([taken / count] * count, len(first), (sum(host.launches.values()) - launched) / count)
-        launched, seconds, start = sum(host.launches.values()), list[float](), time.perf_counter()
+            used, launched = time.thread_time() - used, sum(host.launches.values()) - launched
+            return _Decoded([taken / count] * count, used, len(first), launched / count)
+        launched, seconds = sum(host.launches.values()), list[float]()
+        start, used = time.perf_counter(), time.thread_time()
         counts, tokens, is_over = list[int](), 0, False
         while len(seconds) < steps and not is_over:
             events = generation.next_launch()
@@ -256,11 +270,11 @@ class _Running:
             seconds += [(now - start) / counts[-1]] * counts[-1]
             tokens += len(events)
             start, is_over = now, any(event.finish_reason for event in events)
-        launched = sum(host.launches.values()) - launched
+        launched, used = sum(host.launches.values()) - launched, time.thread_time() - used
         if host.most_steps > 1:  # launched meanwhile: the second of these launches to the one after the last
             counts = [*counts[1:], _steps(generation.next_launch())]
         generation.close()
-        return _Decoded(seconds, tokens, launched / sum(counts))
+        return _Decoded(seconds, used, tokens, launched / sum(counts))
 
 
 def _steps(events: Sequence[Event]) -> int:

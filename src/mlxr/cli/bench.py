@@ -28,6 +28,7 @@ _UNITS = {
     "decode_step_ms": "ms",
     "decode_step_min_ms": "ms",
     "decode_step_max_ms": "ms",
+    "decode_cpu_ms": "ms",
     "read_gb_per_second": "GB/s",
 }
 KEYS = {
@@ -40,6 +41,7 @@ KEYS = {
     "time_to_first_token_seconds": "of a single sequence: median over prompts; _min_, _max_ and _p95_ are its spread",
     "decode_tokens_per_second": "over all steps",
     "decode_step_ms": "median over steps; _min_ and _max_ are its spread",
+    "decode_cpu_ms": "CPU time of the thread that runs the steps, mean for each of them",
     "weight_bytes_per_step": "bytes of weights that a decode step reads, each counted once",
     "read_gb_per_second": "these weights, keys and values, divided by the time of a median step; 1 GB is 10^9 bytes",
     "peak_memory_bytes": "of the whole process, mapped files included",

@@ -277,7 +277,10 @@ def test_bench_counts_no_token_for_free(monkeypatch: pytest.MonkeyPatch, context
     card.record(monkeypatch)
     monkeypatch.setattr(scheduler, "_LAUNCH_SECONDS", 1e9)
     with mlxr.load(artifact, TINY, host="cuda") as model:
-        clock = SimpleNamespace(perf_counter=lambda: float(model.core.stats().steps))
+        core = model.core
+        clock = SimpleNamespace(
+            perf_counter=lambda: float(core.stats().steps), thread_time=lambda: 0.25 * core.stats().steps
+        )
         monkeypatch.setattr(measure, "time", clock)
         running = measure._Running(model, Workload(decode_tokens=20, context=context, batch=batch))
         for _ in range(3):  # at first nobody knows how long a step takes
@@ -285,6 +288,7 @@ def test_bench_counts_no_token_for_free(monkeypatch: pytest.MonkeyPatch, context
         assert decoded.steps == [1.0] * len(decoded.steps)
         assert 20 <= len(decoded.steps) < 20 + model.host.most_steps
         assert decoded.tokens == batch * len(decoded.steps)
+        assert decoded.cpu_seconds == 0.25 * len(decoded.steps)
         generation = model.start([[5], [6]][:batch], max_tokens=20, ignore_eos=True)
         first = len(generation.next_launch())
         generation.finish()
