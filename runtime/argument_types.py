@@ -30,6 +30,8 @@ def whole_number(name: str, value: object) -> int:
     Raises:
         TypeError: it is not a whole number.
     """
+    if type(value) is int:
+        return value
     try:
         if isinstance(value, SupportsIndex) and not isinstance(value, bool):
             return operator.index(value)

@@ -7,6 +7,7 @@ V depend on: weights, artifact, cache type, adapter. A salt in it keeps those wh
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 Digest = bytes
@@ -16,6 +17,7 @@ DIGEST_BYTES = 16
 NO_TOKEN = -1
 
 
+@lru_cache(64)
 def root_digest(*parts: str) -> Digest:
     """The parent of a first block.
 
@@ -69,10 +71,13 @@ class BlockHashes:
         assert 0 <= length <= len(tokens), f"length {length} of {len(tokens)} tokens"
         size, digests = self.block_size, self._digests
         num_blocks = length // size
-        parent = digests[-1] if digests else self.root
-        for start in range(len(digests) * size, num_blocks * size, size):
-            parent = block_digest(parent, tokens[start : start + size])
-            digests.append(parent)
+        first = len(digests)
+        if first < num_blocks:
+            parent = digests[-1] if digests else self.root
+            packed = struct.pack(f"<{(num_blocks - first) * size}i", *tokens[first * size : num_blocks * size])
+            for start in range(0, len(packed), 4 * size):  # as `block_digest`, which a prompt would call for each block
+                parent = blake2b(parent + packed[start : start + 4 * size], digest_size=DIGEST_BYTES).digest()
+                digests.append(parent)
         return digests[:num_blocks]
 
     def parent(self, num_blocks: int) -> Digest:

@@ -101,6 +101,29 @@ class BlockPool:
         self.version += 1
         return block_id
 
+    def take_several(self, count: int) -> list[int]:
+        """`take` so many times, in less time: a prompt takes dozens of blocks."""
+        assert count <= self.num_free, "the caller must check num_free first"
+        if self.is_frugal:
+            return [self.take() for _ in range(count)]
+        free, lives, references, was_taken = self.free_blocks, self.lives, self.references, self._was_taken
+        taken = free[: len(free) - count - 1 if count < len(free) else None : -1]
+        del free[len(free) - len(taken) :]
+        for block_id in taken:
+            if not was_taken[block_id]:
+                was_taken[block_id] = 1
+                self.num_taken += 1
+        if len(taken) < count:
+            given_up = [self.idle.popitem(last=False)[0] for _ in range(count - len(taken))]
+            blocks = [self.index.remove(block_id) for block_id in given_up]
+            self.evicted += blocks if self.record_evictions else ()
+            taken += given_up
+        for block_id in taken:
+            lives[block_id] += 1
+            references[block_id] = 1
+        self.version += count
+        return taken
+
     def give_back(self, most: int, *, forgets: bool = True) -> list[int]:
         """Blocks that nobody uses and whose memory can be given back: free ones, then idle ones, which are forgotten.
 

@@ -97,13 +97,14 @@ class Growth:
         size, blocks = self._size, sequence.blocks
         start, stop = sequence.length, sequence.length + num_tokens
         sequence.length = stop
-        while len(blocks) * size < stop:
-            self.take_block(sequence)
+        if (more := -(-stop // size) - len(blocks)) > 0:
+            taken = self._pool.take_several(more)
+            self._tables[sequence.row, len(blocks) : len(blocks) + more] = taken
+            blocks += taken
         slots: list[int] = []
-        for i in range(start // size, len(blocks)):
-            first = blocks[i] * size
-            slots += range(first + max(0, start - i * size), first + min(size, stop - i * size))
-        return slots
+        for block_id in blocks[start // size :]:
+            slots += range(block_id * size, (block_id + 1) * size)
+        return slots[start % size :][:num_tokens]
 
     def _own_last_block(self, sequence: BlockSequence) -> None:
         own = self._copies.add(sequence.blocks[-1])

@@ -91,11 +91,15 @@ class PrefixCache:
         """See `Pager.find_prefix`."""
         most = max(len(tokens) - 1, 0)
         block_of, blocks = self._pool.index.block_of, list[int]()
-        for digest in hashes.of(tokens, most):
-            block_id = block_of.get(digest)
-            if block_id is None:
-                break
-            blocks.append(block_id)
+        is_there, count = True, 1
+        while is_there and len(blocks) < most // self._size:  # digests of what is not there can wait
+            for digest in hashes.of(tokens, min(most, count * self._size))[len(blocks) :]:
+                block_id = block_of.get(digest)
+                if block_id is None:
+                    is_there = False
+                    break
+                blocks.append(block_id)
+            count *= 4
         length = len(blocks) * self._size
         if not whole_blocks and length < most:
             rest = tokens[length : min(most, length + self._size)]
@@ -139,9 +143,16 @@ class PrefixCache:
             return
         self.close(sequence)
         digests = hashes.of(tokens, length)
-        for digest in digests[sequence.num_cached :]:
-            if not self._register(sequence, digest, hashes):
-                return
+        index, blocks, size, parent = self._pool.index, sequence.blocks, self._size, hashes.parent(sequence.num_cached)
+        for i in range(sequence.num_cached, len(digests)):
+            own, digest = blocks[i], digests[i]
+            if digest in index.block_of or own in index.cached:
+                if not self._register(sequence, digest, hashes):
+                    return
+            else:  # as nearly each block of a prompt
+                index.add(CachedBlock(own, digest, parent, tuple(tokens[i * size : (i + 1) * size])))
+                sequence.num_cached = i + 1
+            parent = digest
         sequence.parent = hashes.parent(len(digests))
         self.open_sequences.setdefault(sequence.parent, []).append(sequence)
 

@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from mlxr.runtime.cache.block_hashes import Digest, block_digest, state_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class CachedBlock:
-    """What a block holds: K and V of some tokens, in its first slots. Other slots may hold anything."""
+    """What a block holds: K and V of some tokens, in its first slots. Other slots may hold anything.
+
+    Nobody changes one. A prompt makes dozens at its end, and frozen ones would take three times as long.
+    """
 
     block_id: int
     digest: Digest
@@ -19,7 +22,7 @@ class CachedBlock:
     """At least one; as many as a block has slots if it is full."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class CachedState(CachedBlock):
     """What a slot of states holds, named as a block is (`state_tokens`).
 
@@ -53,17 +56,21 @@ class PrefixIndex:
         assert block.digest not in self.block_of, f"what block {block.block_id} holds is in the index already"
         self.cached[block.block_id] = block
         self.block_of[block.digest] = block.block_id
-        self.children.setdefault(block.parent, {}).setdefault(block.tokens[0], []).append(block.block_id)
+        if (siblings := self.children.get(block.parent)) is None:
+            self.children[block.parent] = {block.tokens[0]: [block.block_id]}  # of nearly each block of a prompt
+        else:
+            siblings.setdefault(block.tokens[0], []).append(block.block_id)
 
     def remove(self, block_id: int) -> CachedBlock:
         """Removes a block and returns what it holds."""
         block = self.cached.pop(block_id)
         del self.block_of[block.digest]
         siblings, first = self.children[block.parent], block.tokens[0]
-        siblings[first].remove(block_id)
-        if not siblings[first]:
+        if len(same := siblings[first]) > 1:
+            same.remove(block_id)
+        elif len(siblings) > 1:
             del siblings[first]
-        if not siblings:
+        else:
             del self.children[block.parent]
         return block
 

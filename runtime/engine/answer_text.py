@@ -1,6 +1,7 @@
 """The text of one answer: tokens are decoded as they come, and what may begin a stop string is held back."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.stop_strings import StopStrings
@@ -21,7 +22,7 @@ class AnswerText:
     __slots__ = ("_decoder", "_num_decodable", "_prompt", "_stop", "_tokenizer", "can_stop")
 
     def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], sampling: Sampling) -> None:
-        """Makes the decoder at the first token, when the first step has been launched and need not wait for it.
+        """Makes no decoder yet: `begin` does, or the first token.
 
         Args:
             tokenizer: None: the answer has no text.
@@ -53,7 +54,7 @@ class AnswerText:
         """`push` for an answer without stop strings: all text is certain."""
         if token >= self._num_decodable:  # a model's vocabulary may be larger than its tokenizer's
             return ""
-        return (self._decoder or self._begin()).push(token)
+        return (self._decoder or self.begin()).push(token)
 
     def known(self, tokens: Sequence[int]) -> list[str] | None:
         """`decode` of each of some tokens, which changes nothing here; None: that is not so, or not known."""
@@ -74,10 +75,18 @@ class AnswerText:
         certain, stopped = self._stop.push(text)
         return certain if stopped else certain + self._stop.flush()
 
-    def _begin(self) -> StreamDecoder:
+    def begin(self) -> StreamDecoder:
+        """Makes the decoder, which reads the end of the prompt. It takes longer than all else that a token needs."""
         assert self._tokenizer is not None, "only a tokenizer has decodable ids"
-        decoder = self._decoder = self._tokenizer.stream_decoder()
+        decoder = self._tokenizer.stream_decoder()
         for token in self._prompt:
             if token < self._num_decodable:
                 decoder.push(token)
+        self._decoder = decoder
         return decoder
+
+    def prepare(self) -> None:
+        """Lets the first token wait for no decoder. If one cannot be made, `decode` will say so."""
+        if self._decoder is None and self._num_decodable:
+            with suppress(Exception):
+                self.begin()

@@ -167,6 +167,10 @@ class EngineCore:
                 return True  # others may go on
             if self._host.pipelines:
                 self._launch_ahead(step)
+                if step.decode is None:  # the device computes: what its tokens will need is made meanwhile
+                    for part in step.parts:
+                        if part.samples:
+                            part.request.text.prepare()
             self._complete(step)
         except BaseException:
             self._forget(step)

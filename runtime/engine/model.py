@@ -214,9 +214,10 @@ class Model(ModelAdapters, Embeds):
         ids = self.require_tokenizer().encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
         if not ids:
             raise RequestError("the prompt has no tokens; give it at least one")
-        for i in ids:
-            if not 0 <= i < self.artifact.plan.vocab_size:
-                raise RequestError(f"token id {i} is outside the vocabulary of {self.artifact.plan.vocab_size}")
+        vocab_size = self.artifact.plan.vocab_size
+        if min(ids) < 0 or max(ids) >= vocab_size:
+            outside = next(i for i in ids if not 0 <= i < vocab_size)
+            raise RequestError(f"token id {outside} is outside the vocabulary of {vocab_size}")
         return ids
 
     def require_tokenizer(self) -> Tokenizer:

@@ -42,7 +42,7 @@ def token_ids(prompt: Sequence[int]) -> list[int]:
     try:
         if isinstance(prompt, bytes | bytearray):
             raise TypeError("bytes hold numbers, not token ids")
-        return [operator.index(i) for i in prompt]
+        return list(map(operator.index, prompt))
     except TypeError as error:
         raise TypeError(
             f"a prompt is text or a list of token ids, not {described(prompt)}; start() takes several prompts"

@@ -6,13 +6,13 @@ the same to the scheduler.
 
 What was asked never changes. What changes is in five records, and each of their fields is assigned in one module:
 
-====================  ===========================================
+====================  ==============================================================
 `Request.answer`      here, by the methods of `Request`
-`Request.run`         the scheduler
+`Request.run`         the scheduler, and (`unread`) what knows which prompts are being read
 `Request.draft`       the core (`speculates`) and the speculator
 `Request.fetch`       the link to the tiers
 `Request.account`     the ledger
-====================  ===========================================
+====================  ==============================================================
 """
 
 from collections.abc import Callable, Collection, Hashable, Sequence

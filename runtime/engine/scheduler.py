@@ -15,14 +15,14 @@ Source: vLLM, v1/core/sched/scheduler.py. Here requests also wait for a prompt t
 """
 
 from bisect import insort
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Protocol
 
 from mlxr.compiler.artifact import Plan
 from mlxr.compiler.errors import ArenaFullError, MlxrError
-from mlxr.runtime.cache.block_hashes import Digest
 from mlxr.runtime.cache.pager import Pager, Prefix
+from mlxr.runtime.engine.prompts_being_read import PromptsBeingRead
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.step import Decode, Part, Step
 from mlxr.runtime.engine.step_times import SHORT_DELAY, SHORT_PROMPT, StepTimes
@@ -60,6 +60,7 @@ class Scheduler:
     Attributes:
         waiting: requests that have no sequence, in order.
         running: requests that have one, in the order of their admission.
+        being_read: which blocks of prompts they compute.
         preemptions: how often a request gave its blocks back.
         prompt_tokens: tokens of the prompts that were admitted.
         cached_tokens: how many of these the arena or a tier had.
@@ -87,7 +88,7 @@ class Scheduler:
         """
         self._plan, self._pager, self._times, self._restorer = plan, pager, times, restorer
         self._ledger, self._most_steps = ledger, most_steps
-        self._being_read: dict[Hashable, Request] = {}
+        self.being_read = PromptsBeingRead(pager.block_size)
         self._last: Step | None = None  # which the next step may repeat: nobody has joined or left since its launch
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -185,6 +186,7 @@ class Scheduler:
 
     def has_launched(self, step: Step) -> None:
         """A step has been launched: its tokens count as computed. So the next step can be planned before it is read."""
+        self.being_read.take_new()
         if step.decode is not None:
             for run, end in zip(step.decode.runs, step.ends, strict=True):
                 run.computed = end
@@ -214,7 +216,7 @@ class Scheduler:
                     commit(seq_id, request.answer.tokens, request.hashes, end)
                 run.certain = end
                 if run.unread:
-                    self._has_computed(request)
+                    self.being_read.has_computed(request)
 
     def has_decoded(self, decode: Decode, rows: Iterable[int], ends: Sequence[int], count: int) -> None:
         """`has_read` of some of the steps of a step with `decode`, for requests that run.
@@ -234,7 +236,7 @@ class Scheduler:
                 if run.unread or end // size != before // size:
                     request = decode.requests[row]
                     self._pager.commit(seq_ids[row], request.answer.tokens, request.hashes, end)
-                    self._has_computed(request)
+                    self.being_read.has_computed(request)
 
     def has_accepted(self, request: Request, end: int) -> None:
         """One more draft token was right: so many tokens are computed."""
@@ -283,13 +285,6 @@ class Scheduler:
         self._ledger.preempted(request)
         self._give_back(request, keep)
         insort(self.waiting, request, key=_ORDER)
-
-    def _has_computed(self, request: Request) -> None:
-        """Lets the requests go on that waited for the blocks which this one has computed by now."""
-        unread = request.run.unread
-        while unread and unread[-1][0] <= request.run.certain:
-            self._no_longer_reads(request, unread[-1][1])
-            unread.pop()  # last: Ctrl-C may come in between
 
     def _chunk(self, request: Request, budget: int, rows: int, chosen: Sequence[Part]) -> Part | None:
         """The next tokens of a prompt, if there is room for them. A long chunk of a longer prompt ends with a block."""
@@ -356,13 +351,7 @@ class Scheduler:
             self._pager.truncate(run.seq_id, 0)  # so that its last block, which may lack its copy, is not kept
             self._pager.free(run.seq_id)
         run.seq_id, run.computed, run.certain = None, 0, 0
-        while run.unread:
-            self._no_longer_reads(request, run.unread[-1][1])
-            run.unread.pop()
-
-    def _no_longer_reads(self, request: Request, key: Hashable) -> None:
-        if self._being_read.get(key) is request:
-            del self._being_read[key]
+        self.being_read.end(request)
 
     def _fail_stuck(self) -> None:
         """Ends the first request if nothing that the engine knows of will ever make room for it."""
@@ -389,7 +378,7 @@ class Scheduler:
             return None
         for request in self.waiting:
             run = request.run
-            if run.in_flight or run.awaited in self._being_read:
+            if run.in_flight or run.awaited in self.being_read:
                 self._ledger.waits(request, "same_prompt")
                 continue
             prefix = self._prefix_of(request)
@@ -399,8 +388,8 @@ class Scheduler:
                     return None
                 self._begin(request, prefix)
                 return request
-            run.awaited = self._next_key(request, max(prefix.num_tokens, prefix.num_known))
-            if run.awaited in self._being_read and not request.needs_all_rows:
+            run.awaited = self.being_read.key_after(request, max(prefix.num_tokens, prefix.num_known))
+            if run.awaited in self.being_read and not request.needs_all_rows:
                 self._ledger.waits(request, "same_prompt")
                 continue
             if self._restorer is not None and not request.needs_all_rows and self._restorer.fetches(request, prefix):
@@ -415,10 +404,10 @@ class Scheduler:
 
     def _note_wait(self, request: Request) -> None:
         """Has the ledger note if a request, for which the step has no room, waits for a prompt that fills the step."""
-        if request.account.doing != "queue" or request.needs_all_rows or not self._being_read:
+        if request.account.doing != "queue" or request.needs_all_rows or not self.being_read:
             return
         prefix = self._pager.find_prefix(request.answer.tokens, request.hashes)
-        if self._next_key(request, max(prefix.num_tokens, prefix.num_known)) in self._being_read:
+        if self.being_read.key_after(request, max(prefix.num_tokens, prefix.num_known)) in self.being_read:
             self._ledger.waits(request, "same_prompt")
 
     def _prefix_of(self, request: Request) -> Prefix:
@@ -469,28 +458,4 @@ class Scheduler:
             self._ledger.misses(request, missed, differs if run.computed < request.prompt_length - 1 else None)
         self._ledger.begins(request, reads=request.num_pending > 1)
         if not self._plan.whole_prompts:
-            self._announce(request)
-
-    def _announce(self, request: Request) -> None:
-        """Tells requests with the same prompt that they can wait for this one to read it."""
-        size, tokens, run = self._pager.block_size, request.answer.tokens, request.run
-        digests = request.hashes.of(tokens, len(tokens))
-        unread: list[tuple[int, Hashable]] = [
-            ((block + 1) * size, digests[block]) for block in range(run.computed // size, len(digests))
-        ]
-        if len(tokens) % size:
-            unread.append((len(tokens), _tail_key(digests, tokens, size)))
-        run.unread = [(end, key) for end, key in reversed(unread) if key not in self._being_read]
-        self._being_read |= {key: request for _, key in run.unread}
-
-    def _next_key(self, request: Request, computed: int) -> Hashable:
-        """The key of the block that a request would compute first."""
-        size, tokens = self._pager.block_size, request.answer.tokens
-        digests = request.hashes.of(tokens, len(tokens))
-        block = computed // size
-        return digests[block] if block < len(digests) else _tail_key(digests, tokens, size)
-
-
-def _tail_key(digests: Sequence[Digest], tokens: Sequence[int], size: int) -> Hashable:
-    """The key of the tokens after the last full block."""
-    return (digests[-1] if digests else b"", *tokens[len(digests) * size :])
+            self.being_read.begin(request)

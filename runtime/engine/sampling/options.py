@@ -30,6 +30,8 @@ OF_MODELS = (
 )
 """The options of which models' own files may have defaults."""
 _MOST = 2**31 - 1
+_PLAIN = (float, int)
+"""Types that are numbers for certain; to ask `numbers` takes longer, and each request has some 20 of them."""
 
 
 @dataclass(frozen=True)
@@ -266,18 +268,20 @@ def sampling_for(sampling: Sampling | None, max_tokens: int | None, ignore_eos: 
         changes["max_tokens"] = whole_number("max_tokens", max_tokens)
     if ignore_eos:
         changes["ignore_eos"] = True
-    return replace(sampling or Sampling(), **changes)
+    if sampling is None:
+        return Sampling(**changes)
+    return replace(sampling, **changes) if changes else sampling  # all options are checked anew
 
 
 def _check_number(name: str, value: float, low: float, high: float, expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if type(value) not in _PLAIN and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
         raise TypeError(f"{name} is {value!r}, expected {expected}")
     if not low <= value <= high:
         raise OptionError(name, f"is {value!r}, expected {expected}")
 
 
 def _check_whole(name: str, value: int, low: int, high: int, expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
         raise TypeError(f"{name} is {value!r}, expected {expected}")
     if not low <= value <= high:
         raise OptionError(name, f"is {value!r}, expected {expected}")
@@ -290,6 +294,8 @@ def _check_bool(name: str, value: object) -> None:
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
     """One text or several as a tuple; none may be empty."""
+    if type(value) is tuple and not value:
+        return value
     texts = (value,) if isinstance(value, str) else value
     if not isinstance(texts, Iterable) or isinstance(texts, bytes | Mapping):
         raise TypeError(f"{name} is {described(value)}; expected text, or a list of texts")

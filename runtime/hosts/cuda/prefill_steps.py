@@ -109,11 +109,14 @@ class PrefillSteps:
 
     def _recorded_step(self, phase: Phase, dims: Dims, packed: Packed, places: Key) -> RecordedPrompt | None:
         """The recording of a step, if there is one, or if it is worth one."""
-        found = self.recorded.launches(phase, dims) if not self.notes else None
+        if self.notes:
+            return None
+        choice = self._host.launcher.choice(phase, dims)
+        found = self.recorded.launches(phase, dims, choice)
         if found is None:
             return None
         sizes = [size for name, size in dims.items() if name != "context" or found.depend_on_context]
-        key = (phase.name, *sizes, *self._host.launcher.choice(phase, dims), *places)
+        key = (phase.name, *sizes, *choice, *places)
         step = self._recent_recorded.get(key)
         if step is None and key not in self._met and not self._has_few_sizes(dims):
             self._met.keep(key, None)

@@ -89,12 +89,12 @@ class RecordedPrompts:
         self._addresses: dict[int, tuple[mx.array, int]] = {}
         self._launches: dict[tuple[str | bool, ...], Launches | None] = {}
 
-    def launches(self, phase: Phase, dims: Dims) -> Launches | None:
-        """The launches of a step, if it can be recorded."""
+    def launches(self, phase: Phase, dims: Dims, choice: tuple[bool, ...]) -> Launches | None:
+        """The launches of a step, if it can be recorded; `choice` is what decides which they are (`Launcher.choice`)."""
         launcher = self.host.launcher
         if not self._takes_some or launcher.exchange is not None or launcher.handover is not None:
             return None
-        key = (phase.name, *launcher.choice(phase, dims))
+        key = (phase.name, *choice)
         if key not in self._launches:
             self._launches[key] = Launches.of(phase, launcher.running(phase, dims))
         return self._launches[key] if mlx_stream() is not None else None

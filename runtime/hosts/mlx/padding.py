@@ -30,8 +30,10 @@ def padded_batch(batch: Batch, plan: Plan) -> Batch:
     size = plan.padded_tokens(count)
     more, tile = size - count, batch.query_tile
     tiles = -(-size // tile) + batch.num_seqs - batch.num_tiles
-    starts = count + tile * np.arange(tiles)
-    added = np.stack([-1 - np.clip(size - starts, 0, tile), np.minimum(starts, size)], axis=1)
+    starts = np.arange(count, count + tile * tiles, tile, np.int32)[:tiles]
+    added = np.empty((tiles, 2), np.int32)
+    np.minimum(starts, size, out=added[:, 1])
+    added[:, 0] = -1 - np.minimum(size - added[:, 1], tile)
     return replace(
         batch,
         tokens=_more(batch.tokens, more, 0),
@@ -39,7 +41,7 @@ def padded_batch(batch: Batch, plan: Plan) -> Batch:
         slots=_more(batch.slots, more, NO_SLOT),
         token_types=None if batch.token_types is None else _more(batch.token_types, more, 0),
         others=tuple(blocks._replace(slots=_more(blocks.slots, more, NO_SLOT)) for blocks in batch.others),
-        query_tiles=np.concatenate([batch.query_tiles, added]).astype(np.int32),
+        query_tiles=np.concatenate([batch.query_tiles, added]),
         adapters=None if batch.adapters is None else _without_adapters(batch.adapters, more),
     )
 
@@ -74,4 +76,6 @@ def _without_adapters(adapters: AdapterRows, count: int) -> AdapterRows:
 
 
 def _more(numbers: np.ndarray, count: int, value: int) -> np.ndarray:
-    return np.concatenate([numbers, np.full(count, value, np.int32)])
+    more = np.empty(len(numbers) + count, np.int32)
+    more[: len(numbers)], more[len(numbers) :] = numbers, value
+    return more

@@ -403,13 +403,13 @@ class HashEngine:
         assert all(request.run.seq_id is not None and not request.answer.is_done for request in scheduler.running)
         assert all(request.run.seq_id is None and not request.answer.is_done for request in scheduler.waiting)
         assert self.pager.num_sequences == len(scheduler.running)
-        assert all(request in scheduler.running for request in scheduler._being_read.values())
+        assert all(request in scheduler.running for request in scheduler.being_read.requests)
 
     def check_empty(self) -> None:
         """What holds when all requests have ended."""
         self.check()
         assert self.pager.num_sequences == 0 and self.pager.num_free == self.pager.num_blocks
-        assert not self.core.scheduler._being_read and not self.pager.take_copies()
+        assert not self.core.scheduler.being_read and not self.pager.take_copies()
 
 
 class HashModel:
