@@ -1,6 +1,5 @@
 """How sequences grow: the blocks that they take, those that they copy first, and the slots of their new tokens."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -39,7 +38,7 @@ class Growth:
     def blocks_needed(self, growths: Sequence[tuple[int, int]]) -> int:
         """See `Pager.num_blocks_needed`."""
         needed, size, references = 0, self._size, self._pool.references  # local: every step calls this twice
-        left: Counter[int] = Counter()  # references that earlier sequences of this call will have released
+        left: dict[int, int] = {}  # references that earlier sequences of this call will have released
         seen: set[int] = set()
         for seq_id, num_tokens in growths:
             sequence = self._find(seq_id)
@@ -54,13 +53,13 @@ class Growth:
                 )
             needed -= (-sequence.length - num_tokens) // size + len(sequence.blocks)
             last = sequence.blocks[-1] if sequence.length % size else None
-            if last is not None and references[last] > 1 and references[last] - left[last] > 1:
+            if last is not None and references[last] > 1 and references[last] - left.get(last, 0) > 1:
                 needed += 1
-                left[last] += 1
+                left[last] = left.get(last, 0) + 1
         return needed
 
-    def append_all(self, growths: Sequence[tuple[int, int]]) -> list[list[int]]:
-        """See `Pager.append_all`."""
+    def grow_all(self, growths: Sequence[tuple[int, int]]) -> None:
+        """See `Pager.grow_all`."""
         needed = self.blocks_needed(growths)
         spare = self._pool.num_free - needed
         if spare < 0:
@@ -71,7 +70,6 @@ class Growth:
             )
         pool, cached, size = self._pool, self._pool.index.cached, self._size
         references = pool.references
-        slots: list[list[int]] = []
         for seq_id, num_tokens in growths:  # each statement here runs for each sequence of each step
             sequence = self._find(seq_id)
             if offset := sequence.length % size:
@@ -84,27 +82,17 @@ class Growth:
                         self._own_last_block(sequence)
                     else:  # nobody else needs it: rather forget what it holds than fail
                         pool.forget(last)
-            slots.append(self._grow(sequence, num_tokens))
-        return slots
+            blocks, sequence.length = sequence.blocks, sequence.length + num_tokens
+            if (more := -(-sequence.length // size) - len(blocks)) > 0:
+                taken = pool.take_several(more)
+                self._tables[sequence.row, len(blocks) : len(blocks) + more] = taken
+                blocks += taken
 
     def take_block(self, sequence: BlockSequence) -> int:
         """Adds a free block to a sequence's table, and returns it."""
         self._tables[sequence.row, len(sequence.blocks)] = block_id = self._pool.take()
         sequence.blocks.append(block_id)
         return block_id
-
-    def _grow(self, sequence: BlockSequence, num_tokens: int) -> list[int]:
-        size, blocks = self._size, sequence.blocks
-        start, stop = sequence.length, sequence.length + num_tokens
-        sequence.length = stop
-        if (more := -(-stop // size) - len(blocks)) > 0:
-            taken = self._pool.take_several(more)
-            self._tables[sequence.row, len(blocks) : len(blocks) + more] = taken
-            blocks += taken
-        slots: list[int] = []
-        for block_id in blocks[start // size :]:
-            slots += range(block_id * size, (block_id + 1) * size)
-        return slots[start % size :][:num_tokens]
 
     def _own_last_block(self, sequence: BlockSequence) -> None:
         own = self._copies.add(sequence.blocks[-1])

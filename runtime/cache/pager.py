@@ -7,7 +7,7 @@ copy of that block (copy-on-write).
 
 One step of the engine does this, in this order:
 
-1. `append_all` (through `Batch.build`): block tables grow, and each new token gets a slot;
+1. `grow_all` (through `Batch.build`): block tables grow, and each new token gets a slot;
 2. `take_evicted`: blocks and states that were given up still hold what they held; who wants it saves it now. Then what
    was saved earlier may be written back into blocks and slots that a sequence got;
 3. `take_copies`: the host copies these blocks, in any order, before any kernel of the step;
@@ -324,7 +324,12 @@ class Pager(PagerTiers):
         return self._growth.blocks_needed(growths)
 
     def append_all(self, growths: Sequence[tuple[int, int]]) -> list[list[int]]:
-        """Grows several sequences, all or none, and returns the slot of every new token.
+        """`grow_all`; returns the slot of every new token."""
+        self.grow_all(growths)
+        return [self.last_slots(seq_id, num_tokens) for seq_id, num_tokens in growths]
+
+    def grow_all(self, growths: Sequence[tuple[int, int]]) -> None:
+        """Grows several sequences, all or none.
 
         Args:
             growths: (sequence id, number of new tokens >= 1), each sequence at most once.
@@ -341,11 +346,10 @@ class Pager(PagerTiers):
                     "layers with windows than are free; give a step fewer tokens, or free a sequence"
                 )
             grown = [(seq_id, self._get(seq_id).length, count) for seq_id, count in growths]
-        slots = self._growth.append_all(growths)
+        self._growth.grow_all(growths)
         for group in self.others:
             for seq_id, length, count in grown:
                 group.grow(seq_id, length, count)
-        return slots
 
     def _lacking(self, growths: Sequence[tuple[int, int]]) -> bool:
         """Whether a group after the first has too few free blocks."""
@@ -445,16 +449,6 @@ class Pager(PagerTiers):
             self._tables[sequence.row, i] = 0
         sequence.length = length
         sequence.settled = min(sequence.settled, length)
-
-    def nearest(self, seq_id: int, length: int) -> int:
-        """The greatest number of tokens, up to `length`, to which a sequence can be truncated.
-
-        Raises:
-            ArenaError: unknown sequence.
-        """
-        most = min(length, self._get(seq_id).length)
-        most = most if self.states is None else self.states.nearest(seq_id, most)
-        return most if all(group.goes_back(seq_id, most) for group in self.others) else 0
 
     def keep_state(self, seq_id: int) -> None:
         """Lets a sequence be truncated to the tokens that it has now, if there is room for its state.

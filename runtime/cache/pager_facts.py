@@ -134,6 +134,26 @@ class PagerFacts:
         for group in self.others:
             group.check_integrity({seq_id: sequence.length for seq_id, sequence in self._sequences.items()})
 
+    def nearest(self, seq_id: int, length: int) -> int:
+        """The greatest number of tokens, up to `length`, to which a sequence can be truncated.
+
+        Raises:
+            ArenaError: unknown sequence.
+        """
+        most = min(length, self._get(seq_id).length)
+        most = most if self.states is None else self.states.nearest(seq_id, most)
+        return most if all(group.goes_back(seq_id, most) for group in self.others) else 0
+
+    def last_slots(self, seq_id: int, count: int) -> list[int]:
+        """The slots of a sequence's last tokens.
+
+        Raises:
+            ArenaError: unknown sequence.
+        """
+        sequence, size = self._get(seq_id), self.block_size
+        positions = range(sequence.length - count, sequence.length)
+        return [sequence.blocks[position // size] * size + position % size for position in positions]
+
     def _get(self, seq_id: int) -> BlockSequence:
         try:
             return self._sequences[seq_id]

@@ -166,8 +166,7 @@ class Batch:
         assert steps == 1 or max(counts) == 1, "several steps have one token of each sequence"
         if tokens is None:
             numbers = _token_ids(requests)
-        slots = pager.append_all([(seq_id, count + steps - 1) for seq_id, count in zip(seq_ids, counts, strict=True)])
-        by_step = np.array(slots, np.int32).T if steps > 1 else None
+        pager.grow_all([(seq_id, count + steps - 1) for seq_id, count in zip(seq_ids, counts, strict=True)])
 
         starts = np.array(first, np.int32)
         if max(counts) == 1:
@@ -179,13 +178,15 @@ class Batch:
             np.cumsum(of_seq, out=query_start[1:])
             positions = np.repeat(starts - query_start[:-1], of_seq) + np.arange(query_start[-1], dtype=np.int32)
             context_lens, query_tiles = starts + of_seq, query_tiles_of(query_start, query_tile)
+        tables, size = pager.block_tables(seq_ids), pager.block_size
+        by_step = slots_of_steps(tables, starts, steps, size) if steps > 1 else None
         return cls(
             tokens=numbers if tokens is None else tokens,
             positions=positions,
-            slots=_int32s(slots) if by_step is None else by_step[0],
+            slots=_slots(tables, query_start, positions, size) if by_step is None else by_step[0],
             query_start=query_start,
             context_lens=context_lens,
-            block_tables=pager.block_tables(seq_ids),
+            block_tables=tables,
             logit_rows=_logit_rows(rows, query_start),
             query_tiles=query_tiles,
             query_tile=query_tile,
@@ -368,13 +369,19 @@ def _of_others(
     """See `Batch.others`."""
     if not pager.others:
         return ()
-    size = pager.block_size
-    sequence = np.repeat(np.arange(len(seq_ids)), np.diff(query_start))
     tables = [pager.block_tables(seq_ids, group) for group in range(1, len(pager.others) + 1)]
-    return tuple(
-        BlocksOfGroup(table[sequence, positions // size] * np.int32(size) + positions % np.int32(size), table)
-        for table in tables
-    )
+    return tuple(BlocksOfGroup(_slots(table, query_start, positions, pager.block_size), table) for table in tables)
+
+
+def _slots(table: Int32Array, query_start: Int32Array, positions: Int32Array, size: int) -> Int32Array:
+    """The slots of a step's tokens, by block tables: [tokens]."""
+    if len(table) == 1:
+        first, skipped = divmod(int(positions[0]), size)
+        of_blocks = table[0, first:, None] * np.int32(size) + np.arange(size, dtype=np.int32)
+        return of_blocks.reshape(-1)[skipped : skipped + len(positions)]
+    sequence = np.repeat(np.arange(len(table)), np.diff(query_start))
+    found: Int32Array = table[sequence, positions // np.int32(size)] * np.int32(size) + positions % np.int32(size)
+    return found
 
 
 def _slots_of_steps(

@@ -184,7 +184,7 @@ class OwnHead:
     def _guess(self, parts: Sequence[tuple[Text, HeadPart]]) -> dict[Hashable, list[int]]:
         """Reads texts to their end and guesses: their sequences have room for the guesses meanwhile."""
         parts = sorted(parts, key=lambda part: -part[0].most)
-        self._pager.append_all([(part.seq_id, text.most) for text, part in parts])
+        self._pager.grow_all([(part.seq_id, text.most) for text, part in parts])
         try:
             copy_shared_blocks(self._host, self._pager, self._save)
             found = self._run([part for _, part in parts], [text.most for text, _ in parts])

@@ -90,7 +90,7 @@ class RecordedPrompts:
         self._launches: dict[tuple[str | bool, ...], Launches | None] = {}
 
     def launches(self, phase: Phase, dims: Dims, choice: tuple[bool, ...]) -> Launches | None:
-        """The launches of a step, if it can be recorded; `choice` is what decides which they are (`Launcher.choice`)."""
+        """The launches of a step, if it can be recorded; `choice` decides which they are (`Launcher.choice`)."""
         launcher = self.host.launcher
         if not self._takes_some or launcher.exchange is not None or launcher.handover is not None:
             return None
