@@ -172,6 +172,10 @@ class Batch:
         if max(counts) == 1:
             positions, context_lens = starts, starts + 1
             query_start, query_tiles, _ = layout_of_decode(len(counts))
+        elif len(counts) == 1:
+            query_start, context_lens = np.array([0, *counts], np.int32), np.array([first[0] + counts[0]], np.int32)
+            positions = np.arange(first[0], context_lens[0], dtype=np.int32)
+            query_tiles = query_tiles_of(query_start, query_tile)
         else:
             of_seq = np.array(counts, np.int32)
             query_start = np.zeros(len(requests) + 1, np.int32)

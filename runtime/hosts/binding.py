@@ -38,7 +38,7 @@ def batch_dims(batch: Batch) -> Dims:
         "seqs": batch.num_seqs,
         "rows": batch.num_rows,
         "tiles": batch.num_tiles,
-        "context": int(batch.context_lens.max()),
+        "context": max(batch.context_lens.tolist()),
     }
 
 

@@ -268,9 +268,11 @@ def sampling_for(sampling: Sampling | None, max_tokens: int | None, ignore_eos: 
         changes["max_tokens"] = whole_number("max_tokens", max_tokens)
     if ignore_eos:
         changes["ignore_eos"] = True
-    if sampling is None:
-        return Sampling(**changes)
-    return replace(sampling, **changes) if changes else sampling  # all options are checked anew
+    known = _DEFAULTS if sampling is None else sampling
+    made = object.__new__(type(known))
+    vars(made).update(vars(known), logit_bias=dict(known.logit_bias), **changes)
+    made._check_end()  # all else was checked before, and would take longer than what is left of a short prompt's start
+    return made
 
 
 def _check_number(name: str, value: float, low: float, high: float, expected: str) -> None:
@@ -306,3 +308,6 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
         if not text:
             raise RequestError(f"{name} has an empty text; expected at least one character")
     return texts
+
+
+_DEFAULTS = Sampling()

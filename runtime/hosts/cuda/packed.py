@@ -6,7 +6,7 @@ array that the CPU has filled is in managed memory, where the GPU takes a page f
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -36,13 +36,11 @@ class Packed:
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> "Packed":
         """Packs int32 and uint32 arrays of any shape, in order."""
-        places, end = {}, 0
-        for name, array in arrays.items():
-            places[name] = slice(end, end + array.size)
-            end += -(-array.size // _ALIGNMENT) * _ALIGNMENT
+        places, end = _places(tuple([(name, array.size) for name, array in arrays.items()]))
         numbers = np.zeros(end, dtype=np.int32)
-        for name, array in arrays.items():
-            numbers[places[name]] = array.reshape(-1).view(np.int32)
+        for place, array in zip(places.values(), arrays.values(), strict=True):
+            flat = array if array.ndim == 1 else array.reshape(-1)
+            numbers[place] = flat.view(np.int32) if flat.dtype.kind == "f" else flat
         return cls(numbers, places)
 
     def is_like(self, numbers: npt.NDArray[np.int32]) -> bool:
@@ -272,6 +270,16 @@ class BoundInputs(NamedTuple):
     def rows_at_once(self) -> Sequence[npt.NDArray[np.int32]]:
         """The same of each step, where the CPU has it; empty: it is not to be given at once."""
         return self.sent.parts[: self.steps] if self.at_once else ()
+
+
+@lru_cache(1024)
+def _places(sizes: tuple[tuple[str, int], ...]) -> tuple[dict[str, slice], int]:
+    """The places of arrays by their sizes, and where they end."""
+    places, end = dict[str, slice](), 0
+    for name, size in sizes:
+        places[name] = slice(end, end + size)
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return places, end
 
 
 def _are_same(known: Mapping[str, npt.NDArray[Any]], wanted: Mapping[str, npt.NDArray[Any]]) -> bool:

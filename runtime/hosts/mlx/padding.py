@@ -30,10 +30,9 @@ def padded_batch(batch: Batch, plan: Plan) -> Batch:
     size = plan.padded_tokens(count)
     more, tile = size - count, batch.query_tile
     tiles = -(-size // tile) + batch.num_seqs - batch.num_tiles
-    starts = np.arange(count, count + tile * tiles, tile, np.int32)[:tiles]
-    added = np.empty((tiles, 2), np.int32)
-    np.minimum(starts, size, out=added[:, 1])
-    added[:, 0] = -1 - np.minimum(size - added[:, 1], tile)
+    starts = [min(start, size) for start in range(count, count + tile * tiles, tile)]
+    added = [(-1 - min(size - start, tile), start) for start in starts]
+    query_tiles = np.array([(0, 0), *added], np.int32)[1:]
     return replace(
         batch,
         tokens=_more(batch.tokens, more, 0),
@@ -41,7 +40,7 @@ def padded_batch(batch: Batch, plan: Plan) -> Batch:
         slots=_more(batch.slots, more, NO_SLOT),
         token_types=None if batch.token_types is None else _more(batch.token_types, more, 0),
         others=tuple(blocks._replace(slots=_more(blocks.slots, more, NO_SLOT)) for blocks in batch.others),
-        query_tiles=np.concatenate([batch.query_tiles, added]),
+        query_tiles=np.concatenate([batch.query_tiles, query_tiles]),
         adapters=None if batch.adapters is None else _without_adapters(batch.adapters, more),
     )
 
