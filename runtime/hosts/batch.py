@@ -381,11 +381,12 @@ def _slots(table: Int32Array, query_start: Int32Array, positions: Int32Array, si
     """The slots of a step's tokens, by block tables: [tokens]."""
     if len(table) == 1:
         first, skipped = divmod(int(positions[0]), size)
-        of_blocks = table[0, first:, None] * np.int32(size) + np.arange(size, dtype=np.int32)
+        used = table[0, first:]
+        of_blocks: Int32Array = np.add.outer(used * np.int32(size), np.arange(size, dtype=np.int32))
         return of_blocks.reshape(-1)[skipped : skipped + len(positions)]
     sequence = np.repeat(np.arange(len(table)), np.diff(query_start))
-    found: Int32Array = table[sequence, positions // np.int32(size)] * np.int32(size) + positions % np.int32(size)
-    return found
+    blocks: Int32Array = table[sequence, positions // np.int32(size)]
+    return blocks * np.int32(size) + positions % np.int32(size)
 
 
 def _slots_of_steps(
@@ -443,7 +444,7 @@ def query_tiles_of(query_start: Int32Array, query_tile: int) -> Int32Array:
     """
     if len(query_start) == 2:
         tiles_of_one = np.zeros((-(-int(query_start[1]) // query_tile), 2), np.int32)
-        tiles_of_one[:, 1] = np.arange(0, query_start[1], query_tile, np.int32)
+        tiles_of_one[:, 1] = np.arange(0, query_start[1], query_tile, dtype=np.int32)
         return tiles_of_one
     counts = np.diff(query_start)
     if counts.max() <= query_tile and counts.all():

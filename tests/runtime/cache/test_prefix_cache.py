@@ -238,6 +238,14 @@ def test_a_contiguous_arena_tells_what_it_gives_up():
     assert evicted == [(1, tuple(PROMPT[4:8])), (2, tuple(PROMPT[8:12]))]
 
 
+@pytest.mark.parametrize(("blocks", "most"), [(0, 1), (1, 4), (2, 4), (4, 16)])
+def test_digests_of_blocks_that_are_not_there_are_not_made_to_look_for_them(blocks, most):
+    pager, prompt = make_pager(), [*range(200, 290)]
+    start(pager, prompt[: 4 * blocks] or [1])
+    own = hashes()
+    assert pager.find_prefix(prompt, own).num_tokens == 4 * blocks and len(own._digests) == most
+
+
 def test_digests():
     tokens = [*range(9)]
     growing = hashes()
