@@ -186,7 +186,10 @@ class DecodeSteps:
         else:
             recorded = [chosen.step] * count
         with StepKernel.order if kernel is not None else nullcontext():
-            if not self._recorded.may_go_on(kernel) or (grown := more.grow()) is None:
+            if not self._recorded.may_go_on(kernel):
+                return None
+            self._chosen = None  # until they have been started: Ctrl-C may come when sequences have grown
+            if (grown := more.grow()) is None:
                 return None
             inputs = self._inputs.go_on(chosen.inputs, count, grown)
             return self._choose(chosen._replace(inputs=inputs), recorded, None)

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -222,10 +222,10 @@ class HashHost:
         return carried
 
     chain, send, to_read_together = Host.chain, Host.send, Host.to_read_together
-    likeliest_of_steps = Host.likeliest_of_steps
+    likeliest_of_steps, steps_of = Host.likeliest_of_steps, Host.decode
 
     def decode(self, batch: Batch) -> Callable[[Any], Any]:
-        run, breaks = Host.decode(cast(Host, self), batch), False
+        run, breaks = self.steps_of(batch), False  # type: ignore[misc]  # it has all that this needs of a host
 
         def step(tokens: Any) -> Any:
             nonlocal breaks
