@@ -343,9 +343,6 @@ class StepKernelSizes(SizeRecord):
     """The most sequences of such a step."""
     blocks: int = size("step_blocks", 1)
     """Blocks that a multiprocessor runs at once; this bounds their registers."""
-    prefetch: int = size("step_prefetch", 0, least=0)
-    """KiB of weights that each block prefetches when it comes to a launch that has some: those of the launch after the
-    next one that has some; 0: none."""
 
     def check_together(self) -> None:
         """The blocks fit on a multiprocessor."""

@@ -10,11 +10,7 @@ from mlxr.compiler.artifact import Artifact, Extent, decode_dims
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.schedule.geometry import Geometry, StepKernelSizes
-from mlxr.compiler.targets.metal.decode_kernel.make_step_program import (
-    ONE_SEQUENCE,
-    make_step_program,
-    step_classes,
-)
+from mlxr.compiler.targets.metal.decode_kernel.make_step_program import ONE_SEQUENCE, step_classes
 from mlxr.compiler.targets.metal.decode_kernel.step_text import grid_axis
 from mlxr.runtime.hosts.cuda import nvrtc
 from mlxr.runtime.hosts.cuda.build import with_prelude
@@ -39,10 +35,8 @@ SPILLS = re.compile(r"Function properties for (\w+)\n.*?(\d+) bytes spill stores
 NAME = re.compile(r"_ZN\d+(\w+?)_[0-9a-f]{8}_\d+3runEj")
 
 
-def cuda_text(
-    artifact: Artifact, threads: int = 512, blocks: int = 2, prefetch: int = 0, counts: range = ONE_SEQUENCE
-) -> str:
-    return with_prelude(text_of(artifact, StepKernelSizes(threads, blocks=blocks, prefetch=prefetch), counts).text)
+def cuda_text(artifact: Artifact, threads: int = 512, blocks: int = 2, counts: range = ONE_SEQUENCE) -> str:
+    return with_prelude(text_of(artifact, StepKernelSizes(threads, blocks=blocks), counts).text)
 
 
 @pytest.mark.parametrize("name", ["addresses", "recorded", "beside_products"])
@@ -81,7 +75,7 @@ def test_steps_of_several_sequences_compile_and_read_their_grids() -> None:
     classes = step_classes(artifact.plan.first, 20)
     assert len(classes) > 3
     for counts in classes:
-        text = cuda_text(artifact, 512, 1, 0, counts)
+        text = cuda_text(artifact, 512, 1, counts)
         assert ("mlxr_dims[" in text) == (len(counts) > 1), counts
         nvrtc.compile_cubin(f"step_{counts[0]}", text, FLAGS)
 
@@ -93,27 +87,6 @@ def test_grids_in_the_text_are_those_of_the_plan(extent: Extent) -> None:
         values = [dims[dim] for dim in ("tokens", "seqs", "rows", "tiles")]
         text = re.sub(r"(\d)u", r"\1", grid_axis(extent)).replace("/", "//")
         assert eval(text, {"mlxr_dims": values}) == extent.value(dims)
-
-
-@pytest.mark.parametrize("name", ["plain", "experts-shared", "gemma-like"])
-def test_steps_that_ask_for_weights_ahead_compile(name: str) -> None:
-    nvrtc.compile_cubin(name, cuda_text(compiled(family_spec(name), Geometry.of(partition=16)), 512, 1, 32), FLAGS)
-
-
-def test_what_is_asked_for_ahead_is_whole_weights() -> None:
-    artifact = variant("q4_k_m")
-    text = cuda_text(artifact, 512, 1, 32)
-    table = text[text.index("const uint spans[") :]
-    found = [tuple(map(int, row)) for row in re.findall(r"\{ (\d+)u, (\d+)u, (\d+)u\}", table[: table.index("};")])]
-    operands = [
-        place.argument for launch in make_step_program(artifact.plan.first).launches for place in launch.operands
-    ]
-    wanted = {weight.name: weight.size_bytes for weight in artifact.plan.weights}
-    del wanted["embedding"]  # one row, and nobody knows which
-    lines = dict.fromkeys(wanted, 0)
-    for operand, _, count in found:
-        lines[operands[operand]] += count
-    assert all(lines[name] * 128 >= size > (lines[name] - 20) * 128 for name, size in wanted.items()), (lines, wanted)
 
 
 def test_the_storytellers_step_becomes_a_cubin() -> None:

@@ -14,5 +14,5 @@ def text_of(artifact: Artifact, sizes: StepKernelSizes, counts: range = ONE_SEQU
     """
     plan = artifact.plan
     sources = {kernel.name: artifact.kernel_text(kernel.name) for kernel in plan.first.kernels}
-    layouts = {weight.name: weight.layout for weight in plan.weights}
-    return step_text(make_step_program(plan.first, counts), sources, layouts, sizes)
+    weights = {weight.name for weight in plan.weights}
+    return step_text(make_step_program(plan.first, counts), sources, weights, sizes)

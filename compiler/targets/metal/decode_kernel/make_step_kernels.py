@@ -32,7 +32,7 @@ def with_step_kernels(
         sizes = replace(sizes, threads=sizes.threads_with_sums)
     if not sizes.threads:
         return program, {}
-    layouts = {weight.name: weight.layout for weight in inputs.weights}
+    weights = {weight.name for weight in inputs.weights}
     in_place = {weight.name for weight in inputs.weights if weight.is_of_adapters}
     limits = inputs.limits["prefill"]
     most = min(sizes.sequences, limits["seqs"], limits["tokens"], limits["rows"])
@@ -49,7 +49,7 @@ def with_step_kernels(
         first, last = counts[0], counts[-1]
         try:
             step = make_step_program(program, counts)
-            kernel = step_text(step, {**sources, **_sums(program, counts, inputs)}, layouts, sizes, in_place)
+            kernel = step_text(step, {**sources, **_sums(program, counts, inputs)}, weights, sizes, in_place)
         except NotOneKernelError as error:
             as_launches.append(_as_launches(counts, str(error)))
             continue

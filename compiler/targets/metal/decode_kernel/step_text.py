@@ -11,7 +11,7 @@ line in its place. The hash in the kernel's name covers the text with the prelud
 import functools
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
@@ -19,7 +19,6 @@ from mlxr.compiler.artifact.kernel_entry import KernelEntry, body_of, header_of
 from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.artifact.parallel.peer_mailboxes import TIMEOUT_S
 from mlxr.compiler.artifact.step_kernel_entry import INCLUDE, PEERS
-from mlxr.compiler.formats.weight_layout import WeightLayout, plane_row_bytes
 from mlxr.compiler.ir.ops.experts import SHARED_WEIGHTS
 from mlxr.compiler.schedule.geometry import StepKernelSizes
 from mlxr.compiler.targets.environment import environment
@@ -37,9 +36,6 @@ _MOST_BYTES = 140 << 10
 _MOST_GROUPS = 15  # hardware has 16 barriers; one is the block's
 _MOST_ARGUMENTS = 4000  # of 8 bytes; CUDA takes 32,764
 _DEFINE = re.compile(r"^#define (?!MLXR_)(\w+)", re.MULTILINE)
-_LINE_BYTES = 128
-_AHEAD = 2
-"""Launches that read weights, from the one that asks for a weight to the one that reads it."""
 _DIMS = ("tokens", "seqs", "rows", "tiles")
 """The numbers in the buffer `dims`, in order."""
 _ARRAY = re.compile(r"\bMLXR_THREADGROUP\(")
@@ -105,16 +101,13 @@ class _Row:
     waits: bool
     condition: int
     first: int
-    first_span: int = 0
-    num_spans: int = 0
-    lines: int = 1
     asks: int = 0
 
 
 def step_text(
     program: StepProgram,
     sources: Mapping[str, str],
-    layouts: Mapping[str, WeightLayout],
+    weights: Container[str],
     sizes: StepKernelSizes,
     in_place: Collection[str] = (),
 ) -> StepText:
@@ -123,7 +116,7 @@ def step_text(
     Args:
         program: the program that the kernel runs.
         sources: the Metal text of each kernel, by its name.
-        layouts: where the rows of each weight lie, by the weight's name.
+        weights: the names of weights.
         sizes: the geometry: threads of a block, and so on.
         in_place: weights that the CPU writes in place, as it does adapters. That may move them, so the kernel is given
             them anew in each step, and not their addresses.
@@ -131,7 +124,7 @@ def step_text(
     Raises:
         NotOneKernelError: a kernel does not fit a block, or there are too many launches or buffers.
     """
-    held = tuple(name for name in program.inputs if name in layouts and name not in in_place)
+    held = tuple(name for name in program.inputs if name in weights and name not in in_place)
     passed = tuple(name for name in program.inputs if name not in held)
     arguments = (*passed, *program.outputs, *held)
     number = {name: i for i, name in enumerate(arguments)}
@@ -149,9 +142,7 @@ def step_text(
     functions: list[_Function] = []
     numbers: dict[tuple[str, Grid], int] = {}
     rows: list[_Row] = []
-    spans: list[tuple[int, int, int]] = []
     with_weights: list[int] = []
-    prefetched: list[tuple[int, int, int, int]] = []
     first = 0
     for launch in program.launches:
         index = numbers.setdefault((launch.kernel.name, launch.grid), len(numbers))
@@ -159,15 +150,9 @@ def step_text(
             functions.append(_function(launch, sources[launch.kernel.name], index, sizes.threads, pool))
         condition = 0 if launch.condition is None else launch.condition + 1
         rows.append(_Row(index, launch.waits, condition, first))
-        of_weights = list(_spans(launch, layouts, first))
-        if of_weights and launch.waits and not condition:
+        if launch.waits and not condition and _reads_weights(launch, weights):
             with_weights.append(len(rows) - 1)
-        if sizes.prefetch and of_weights:
-            prefetched.append((len(rows) - 1, len(spans), len(of_weights), sum(count for _, _, count in of_weights)))
-            spans += of_weights
         first += len(launch.operands)
-    for (row, *_), (_, first_span, num_spans, lines) in zip(prefetched, prefetched[_AHEAD:], strict=False):
-        rows[row] = replace(rows[row], first_span=first_span, num_spans=num_spans, lines=lines)
     ahead = rows_ahead(
         [RowsOfFunction(f.groups * f.group_bytes, f.near_bytes) for f in functions],
         [row.function for row in rows],
@@ -199,8 +184,6 @@ def step_text(
             shares=[range(warp, num_given, warps) for warp in range(min(warps, num_given))],
             pool_bytes=used,
             asks_for_pool=used > own,
-            prefetch=sizes.prefetch if sizes.threads > 32 else 0,
-            spans=spans,
             threads=sizes.threads,
             blocks=sizes.blocks,
             timeout_ns=(TIMEOUT_S if PEERS in program.inputs else TIMEOUT_SECONDS) * 10**9,
@@ -220,22 +203,19 @@ def _digest(text: str) -> str:
     return hashlib.sha256(f"{len(text)}:{text}".encode()).hexdigest()[:8]
 
 
-def _spans(launch: StepLaunch, layouts: Mapping[str, WeightLayout], first: int) -> Iterator[tuple[int, int, int]]:
-    """The weights to prefetch for a launch: operand, offset and number of cache lines of each plane of each part.
+def _reads_weights(launch: StepLaunch, weights: Container[str]) -> bool:
+    """Whether a launch reads whole weights.
 
-    Experts, embeddings and adapters are left out: a launch reads only a few of their rows, which are not known yet.
+    Of experts, embeddings and adapters it reads only a few rows, which are not known before.
     """
-    alone = launch.grid == (Extent(), Extent(), Extent())
+    if launch.grid == (Extent(), Extent(), Extent()):
+        return False
     ports = [port.name for port in launch.kernel.inputs]
     chooses = not {"experts", "logits", "adapter_ids"}.isdisjoint(ports)
-    for i, place in enumerate(launch.reads):
-        if place.argument not in layouts or alone or (chooses and ports[i] not in SHARED_WEIGHTS):
-            continue
-        layout = layouts[place.argument]
-        for segment in layout.segments:
-            for plane, offset in enumerate(segment.offsets):
-                size = segment.rows * plane_row_bytes(segment.format, plane, layout.columns)
-                yield first + i, offset, -(-size // _LINE_BYTES)
+    return any(
+        place.argument in weights and (not chooses or ports[i] in SHARED_WEIGHTS)
+        for i, place in enumerate(launch.reads)
+    )
 
 
 def _function(launch: StepLaunch, source: str, index: int, threads: int, pool: int) -> _Function:
