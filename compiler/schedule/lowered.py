@@ -57,6 +57,11 @@ class LoweringInput:
         return 0 if self.rank is None else self.rank.tensor_rank
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether host cuda may record its steps: only then do threadgroups of a launch read each other's memory."""
+        return self.rank is None and not any(weight.is_of_adapters for weight in self.weights)
+
+    @property
     def has_stages(self) -> bool:
         """Whether rows of one part of the layers go on to another part."""
         return self.rank is not None and self.rank.pipeline > 1

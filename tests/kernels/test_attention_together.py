@@ -7,18 +7,20 @@ one reads it there.
 import ctypes
 import re
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import Artifact, KernelCall
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.runtime.hosts.cuda import recorded_memory
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
 from mlxr_tests.attention_cases import Case
 from mlxr_tests.few import few
 from mlxr_tests.op_bench import mma_bench
-from mlxr_tests.specs import compiled
+from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.tolerances import Mismatch
 
 OP = "layers.1.attention.attended"
@@ -135,3 +137,23 @@ def test_mistake_is_noticed(old: str, new: str) -> None:
     assert old in text, "the mistake must be possible"
     with pytest.raises((Mismatch, KernelFault)):
         attend(Artifact({**artifact.files, entry.file: text.replace(old, new)}), 100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_recorded"),
+    [({}, True), ({"adapters": {"rank": 8, "slots": 2}}, False), ({"parallel": {"tensor": 2}}, False)],
+    ids=["whole", "adapters", "rank"],
+)
+def test_contexts_are_shared_where_steps_may_be_recorded(changes: dict[str, Any], is_recorded: bool) -> None:
+    """Elsewhere MLX launches the kernel, and contexts beyond `attend_whole` have partitions."""
+    heads = {"num_heads": 8, "num_kv_heads": 2, "head_dim": 64}
+    spec = small_spec(model__attention=heads, cache={"dtype": "bf16"}, activation_dtype="bf16", **changes)
+    sizes = {"attend_mma": 1, "attend_together": 4, "attend_together_context": 32, "attend_whole": 24, "partition": 16}
+    artifact = compiled(spec, Geometry.of(**sizes))
+    plan = artifact.of_rank(1).plan if spec.parallel else artifact.plan
+    assert recorded_memory.is_recorded(plan) == is_recorded
+    launches = [la for la in plan.first.phase("decode").launches if isinstance(la.body, KernelCall)]
+    attends = [la for la in launches if la.kernel.startswith("attend")]
+    found = {(plan.first.kernel(la.kernel).cluster, str(la.when)) for la in attends}
+    borders = (32, 33) if is_recorded else (24, 25)
+    assert found == {(4 if is_recorded else 1, f"context <= {borders[0]}"), (1, f"context >= {borders[1]}")}

@@ -30,6 +30,7 @@ class MetalLowering(Lowering):
         layouts: the buffers of the weights, by name.
         limits: the largest batch of the phase.
         one_kernel: whether decode steps may become one kernel, whose parts share their registers.
+        is_recorded: see `LoweringInput`.
         deterministic: whether all steps are to give the same bits: one arithmetic, no functions of MLX.
     """
 
@@ -38,7 +39,7 @@ class MetalLowering(Lowering):
         self.table = inputs.table
         self.layouts = {weight.name: weight.layout for weight in inputs.weights}
         self.limits = inputs.limits[phase]
-        self.one_kernel = one_kernel
+        self.one_kernel, self.is_recorded = one_kernel, inputs.is_recorded
         self.deterministic = inputs.spec.deterministic
 
     @property

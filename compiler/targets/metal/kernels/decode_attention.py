@@ -116,9 +116,11 @@ def variants_of(lowering: MetalLowering, op: Op, attrs: PackedAttention, g: Deco
         yield DecodeVariant(_with_mma(many, g.many.mma), Condition(dim="seqs", minimum=g.many.min_sequences))
     # Short contexts need one launch: to split them gains less than the second launch costs (not measured alone).
     longest = g.whole.max_context or g.partition.length
-    together = g.whole.together if alone and g.whole.mma and AttendMmaKernel.can_replace(whole) else 1
+    shares = alone and lowering.is_recorded and g.whole.mma and AttendMmaKernel.can_replace(whole)
+    together = g.whole.together if shares else 1
     if together > 1:
-        # Threadgroups that read each other's memory need no second launch either (experiment 61).
+        # Threadgroups that read each other's memory need no second launch either (experiment 61). Where MLX launches
+        # the kernel they cannot, and one of them would take the whole context.
         longest = g.whole.together_context
         whole = replace(whole, simdgroups=g.whole.together_simdgroups)
     short = few if arena.context <= longest else Condition(dim="context", maximum=longest, also=few)
@@ -168,10 +170,13 @@ def _partial_results(lowering: MetalLowering, op: Op, kernel: AttendKernel) -> d
 
 def _unused_sizes(kernel: AttendKernel, lowering: MetalLowering) -> tuple[str, ...]:
     """Flat names of the sizes that have no effect on a kernel and do not decide which kernel it is."""
-    of_mma = ("together", "together_simdgroups", "together_context", "mma_simdgroups")
+    of_together = ("together", "together_simdgroups", "together_context")
+    of_mma = (*of_together, "mma_simdgroups")
     if not AttendMmaKernel.can_replace(kernel):
         return DecodeAttention.names("mma", *of_mma)
     unused = DecodeAttention.names(*(("heads", "unroll") if isinstance(kernel, AttendMmaKernel) else of_mma))
+    if not lowering.is_recorded:
+        unused += DecodeAttention.names(*of_together)
     if lowering.one_kernel:
         unused += (*AttendWhole.names("mma"), *AttendPartition.names("mma"), *DecodeAttention.names(*of_mma))
     return unused
