@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,15 @@ def library_errors(source: str) -> Iterator[None]:
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, Exception) else str(error)
         raise TokenizerError(f"{source}: corrupt, or not of a kind that is known: {reason:.300}") from error
+
+
+def _ids(library: tokenizers.Tokenizer, text: str) -> list[int]:
+    """The ids of a short text: a fifth faster where the library was told to make no threads, as the server does."""
+    if os.environ.get("TOKENIZERS_PARALLELISM") == "false":
+        fast: list[int] = library.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return fast
+    ids: list[int] = library.encode(text, add_special_tokens=False).ids
+    return ids
 
 
 _LONG = 8192
@@ -102,13 +112,12 @@ class LibraryTokenizer(Tokenizer):
             return self._encode_long(library, own_ids, text)
         with self._lock, library_errors(self.source):
             self._library.encode_special_tokens = not parse_special
-            ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
-        return ids
+            return _ids(self._library, text)
 
     def _encode_long(self, library: tokenizers.Tokenizer, own_ids: Mapping[int, int], text: str) -> list[int]:
         """Ids of a long text. Of several texts, the library lets other threads run meanwhile; of a single one, not."""
         with library_errors(self.source):
-            ids: list[int] = library.encode_batch([text], add_special_tokens=False)[0].ids
+            ids: list[int] = library.encode_batch_fast([text], add_special_tokens=False)[0].ids  # without offsets
         return [own_ids.get(token_id, token_id) for token_id in ids] if own_ids else ids
 
     @functools.cached_property
@@ -151,7 +160,7 @@ class LibraryTokenizer(Tokenizer):
         if len(text) > _LONG:
             return self._encode_long(library, own_ids, text)
         with library_errors(self.source):
-            ids: list[int] = library.encode(text, add_special_tokens=False).ids
+            ids = _ids(library, text)
         return [own_ids.get(token_id, token_id) for token_id in ids]
 
     @functools.cached_property

@@ -67,11 +67,13 @@ def test_ids_are_those_of_transformers(tmp_path, bytes_tokenizer, spaced):
         assert ours.eos_id == theirs.eos_token_id
 
 
-def test_a_tokenizer_with_spaces_as_signs(tmp_path, spaced):
+@pytest.mark.parametrize("threads", ["true", "false"])
+def test_a_tokenizer_with_spaces_as_signs(tmp_path, spaced, monkeypatch, threads):
     """The library's own decoding is the measure wherever the bytes are UTF-8."""
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", threads)
     ours = load_tokenizer(save(tmp_path, spaced))
     assert ours.rule.num_stripped_spaces == 1
-    for text in [held_out_text()[:5000], *CASES]:
+    for text in [held_out_text()[:5000], 3 * held_out_text()[:5000], *CASES]:
         spaced.encode_special_tokens = True
         ids = spaced.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, add_special=False) == ids
