@@ -26,8 +26,11 @@ MODEL ?= storyteller
 serve: $(VENV)/.demo
 	@$(BIN)/mlxr serve $(MODEL)
 
-test: $(STAMP) check
-	$(TESTS)
+# Types are checked beside the tests, which wait now and then; what is wrong with them is told after the tests.
+test: $(STAMP)
+	@$(MAKE) --no-print-directory -j 2 check-imports check-style check-sizes
+	@types=$$(mktemp); $(BIN)/mypy > $$types 2>&1 & checks=$$!; $(TESTS); tests=$$?; \
+	wait $$checks; checked=$$?; cat $$types; rm $$types; exit $$((tests ? tests : checked))
 
 # The documentation as a site in build/site, which fetches nothing from elsewhere. MkDocs has an environment of its own.
 docs: $(DOCS)/.installed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mlxr.compiler.artifact.program import PHASES, PhaseName
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.ir.graph import OpGraph
-from mlxr.compiler.ir.verify import verify
+from mlxr.compiler.ir.verify import Proven, verify
 from mlxr.compiler.passes.base import Pass
 from mlxr.compiler.passes.fuse_attention import FuseAttention
 from mlxr.compiler.passes.fuse_clamp import FuseClamp
@@ -103,20 +103,25 @@ def run_phases(
         GraphError: a pass broke a rule.
     """
     options = {"deterministic": deterministic, "last_rows": last_rows}
-    ran = {phase: run_passes(source, passes_of(phase, **options)) for phase in PHASES}
+    proven: Proven = {}
+    ran = {phase: run_passes(source, passes_of(phase, **options), proven) for phase in PHASES}
     return {phase: graph for phase, (graph, _) in ran.items()}, {phase: records for phase, (_, records) in ran.items()}
 
 
-def run_passes(graph: OpGraph, passes: Sequence[Pass]) -> tuple[OpGraph, list[PassRecord]]:
+def run_passes(
+    graph: OpGraph, passes: Sequence[Pass], proven: Proven | None = None
+) -> tuple[OpGraph, list[PassRecord]]:
     """Runs passes on a source graph, verifying the graph before, after each pass that changes it, and at the end.
+
+    `proven` has what was found of the same source graph before; see `verify`.
 
     MLXR_DEBUG=1 prints the timings to standard error, and MLXR_DEBUG=2 also the graph after each pass.
 
     Raises:
         GraphError: a pass broke a rule; the message names the passes already run.
     """
-    level = debug_level()
-    verify(graph, "source")
+    level, proven = debug_level(), {} if proven is None else proven
+    verify(graph, "source", proven=proven)
     records: list[PassRecord] = []
     for graph_pass in passes:
         start = time.perf_counter()
@@ -126,10 +131,10 @@ def run_passes(graph: OpGraph, passes: Sequence[Pass]) -> tuple[OpGraph, list[Pa
         if result.modified:
             graph = result.graph
             if graph_pass is not passes[-1]:
-                verify(graph, "fused", ", ".join(r.name for r in records))
+                verify(graph, "fused", ", ".join(r.name for r in records), proven)
         if level >= 1:
             print(f"pass {records[-1].name}: {records[-1].num_ops} ops, {records[-1].time_us:.0f} us", file=sys.stderr)
         if level >= 2:
             print(graph.dump(), file=sys.stderr)
-    verify(graph, "ordered", ", ".join(r.name for r in records))
+    verify(graph, "ordered", ", ".join(r.name for r in records), proven)
     return graph, records

@@ -7,7 +7,6 @@ import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.loading.imported_model import import_model
-from mlxr_tests.few import few
 from mlxr_tests.storyteller import GOLDEN
 
 
@@ -40,7 +39,8 @@ def test_logits_are_llama_cpps(kind: str) -> None:
     assert relative_error(model.logits(tokens), np.load(GOLDEN / "tiny-llamacpp.npz")[f"logits_{kind}"]) < 0.05
 
 
-@pytest.mark.parametrize("kind", few(TYPES, ["Q4_K_M"]))
+@pytest.mark.long  # the kernels of formats are compared one by one, whole models by test_storyteller.py
+@pytest.mark.parametrize("kind", TYPES)
 def test_kernels_give_the_references_logits(kind: str) -> None:
     """Those of the exact numbers to fp32 rounding."""
     prompts, answers = [], []

@@ -55,6 +55,7 @@ def test_a_copy_would_show_in_the_resident_size(host: str) -> None:
     assert found["rss_growth_bytes"] >= found["arena_bytes"] // 2 * 3 // 4
 
 
+@pytest.mark.long
 def test_a_copy_by_mlx_would_show_in_its_peak(storyteller: Callable[[str, str], mlxr.Model]) -> None:
     arena = storyteller("sim", "q8_0").arena
     mx.reset_peak_memory()

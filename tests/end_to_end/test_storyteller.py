@@ -56,7 +56,7 @@ def test_prompt_logits_are_the_recorded_ones(
 
 
 def test_prompt_ids_come_from_the_tokenizer(storyteller: Storyteller, golden: list[dict[str, Any]]) -> None:
-    model = storyteller("sim", "q8_0")
+    model = storyteller("cpu", "q8_0")
     assert [model.encode(g["prompt"]) for g in golden] == [g["ids"] for g in golden]
 
 
@@ -119,7 +119,7 @@ def test_quantised_files_run_as_they_are(
 
 
 def test_the_answer_ends_at_an_end_of_sequence_token(storyteller: Storyteller) -> None:
-    model = storyteller("sim", "q8_0")
+    model = storyteller("cpu", "q8_0")
     assert model.tokenizer is not None
     prompt = "and they lived happily ever after."
     after = model.logits(model.encode(prompt))[-1]
@@ -135,7 +135,7 @@ def test_the_answer_ends_at_an_end_of_sequence_token(storyteller: Storyteller) -
 
 
 def test_the_same_seed_gives_the_same_text_alone_or_in_company(storyteller: Storyteller) -> None:
-    model = storyteller("sim", "q8_0")
+    model = storyteller("cpu", "q8_0")
     sampling = mlxr.Sampling(temperature=0.9, top_k=40, top_p=0.95, min_p=0.02, seed=11)
     alone = model.generate("The fox said", max_tokens=6, sampling=sampling)
     again, other = model.start(["The fox said", "A king had"], max_tokens=6, sampling=sampling).finish()

@@ -43,7 +43,8 @@ ON_HOSTS = [(case, host) for case in CASES for host in ("reference", "cpu")]
 
 OTHERS = (
     *("gemma3_text, no window", "glm", "mistral3, no temperature", "seed_oss", "ernie4_5", "granitemoe", "nemotron"),
-    *("exaone", "baichuan", "gemma3_text, all layers slide", "granite, no positions", "mimo_v2_flash, long values"),
+    *("exaone", "baichuan", "baichuan, 40 layers", "gemma3_text, all layers slide", "granite, no positions"),
+    "mimo_v2_flash, long values",
     *("glm4, a guessing layer", "nemotron_h, experts", "granitemoehybrid, experts", "gemma4_text, experts"),
 )
 """Cases of whose parts others have each: long ones."""

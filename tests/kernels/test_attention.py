@@ -82,6 +82,7 @@ def test_prefill(case):
         prefill(bench, (0, 3), (77, 1), (case.context - 2, 2))
 
 
+@pytest.mark.long
 def test_cases_cover_the_matrix():
     """The pairwise choice still names every value."""
     wanted = {

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("kernel_host")
     few(
         ALL_SPECS,
         [
-            *(name for name in SHORT_SPECS[:7] if name not in ("olmo-like", "layer-norm-bias")),
+            *(name for name in SHORT_SPECS[:7] if name not in ("olmo-like", "layer-norm-bias", "gemma-like")),
             "short-conv",
             "ssm",
         ],

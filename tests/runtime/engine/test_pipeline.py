@@ -24,7 +24,7 @@ from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.host import Logits
 from mlxr.runtime.hosts.reference.host import ReferenceHost
-from mlxr_tests.few import few
+from mlxr_tests.few import few, few_of
 from mlxr_tests.specs import compiled, random_weights, small_spec
 from mlxr_tests.storyteller import Q8_0
 
@@ -204,8 +204,7 @@ def test_steps_taken_ahead_are_laid_out_as_others() -> None:
             np.testing.assert_array_equal(getattr(ahead, name), getattr(plain, name), name)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(("sampling", "n"), few_of([GREEDY, SAMPLED], [1, 3]))
 def test_an_end_found_late_costs_one_step(pair: Pair, sampling: Sampling, n: int) -> None:
     options = {"sampling": sampling, "n": n}
     whole = pair.events([prompt(6)], **options)
