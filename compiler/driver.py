@@ -79,7 +79,7 @@ def compile_spec(
         cut_files, records = _plan_cut(spec, table, types)
         files |= cut_files
     elif spec.parallel is None:
-        planned = _plan(spec, table, types, early)
+        planned = _plan(spec, table, types, early, Provenance.of(spec, files[SPEC]))
         _check_budget(spec, planned.plan, table)
         files |= planned.files
         records = planned.passes
@@ -117,10 +117,16 @@ def _graph_files(name: str, graph: OpGraph) -> dict[str, str]:
     }
 
 
-def _plan(spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTypes], early: Early | None = None) -> _Planned:
+def _plan(
+    spec: ModelSpec,
+    table: GeometryTable,
+    types: Sequence[TargetTypes],
+    early: Early | None = None,
+    origin: Provenance | None = None,
+) -> _Planned:
     """Plans a model that is not split."""
     source, arena, last_rows = source_graph(spec, table, types)
-    return _plan_graph(spec, arena, source, source, table, types, early=early, last_rows=last_rows)
+    return _plan_graph(spec, arena, source, source, table, types, early=early, origin=origin, last_rows=last_rows)
 
 
 def _plan_graph(
@@ -133,10 +139,11 @@ def _plan_graph(
     part: RankPart | None = None,
     early: Early | None = None,
     *,
+    origin: Provenance | None = None,
     last_rows: bool = False,
 ) -> _Planned:
     """Plans a source graph, which is that of the whole model or of a part of it."""
-    origin = Provenance.of(spec)
+    origin = origin or Provenance.of(spec)
     graphs, records = run_phases(source, deterministic=spec.deterministic, last_rows=last_rows)
     plan, sources = make_plan(spec, arena, whole, graphs, table, types, origin, part, early)
     named = {"source": source} | {str(phase): graph for phase, graph in graphs.items()}

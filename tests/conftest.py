@@ -106,9 +106,10 @@ def pytest_collectstart() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Has garbage collections look only at what tests make."""
+    """Has garbage collections look only at what tests make, and less often: they took a tenth of the time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)
     gc.enable()
 
 

@@ -20,9 +20,10 @@ class Provenance:
     spec_hash: str
 
     @classmethod
-    def of(cls, spec: ModelSpec) -> Self:
-        """The origin of what is compiled from a spec."""
-        return cls(VERSION, spec.name, hashlib.sha256(dump_spec(spec).encode()).hexdigest()[:12])
+    def of(cls, spec: ModelSpec, text: str | None = None) -> Self:
+        """The origin of what is compiled from a spec; `text` is what `dump_spec` made of it, if the caller has it."""
+        text = dump_spec(spec) if text is None else text
+        return cls(VERSION, spec.name, hashlib.sha256(text.encode()).hexdigest()[:12])
 
 
 def renamed(files: Mapping[str, str], old: ModelSpec, new: ModelSpec) -> dict[str, str]:

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mlxr.compiler.errors import ArenaError, ArenaFullError
 from mlxr.runtime.cache.pager import Pager
+from mlxr_tests.few import examples
 
 
 def copy_blocks(memory, copies, block_size):
@@ -208,7 +209,7 @@ class ContiguousMachine(PagerMachine):
 
 
 _SETTINGS = settings(
-    max_examples=50,
+    max_examples=examples(50, 25),
     stateful_step_count=40,
     deadline=None,
     database=None,
@@ -218,4 +219,4 @@ _SETTINGS = settings(
 TestPager = PagerMachine.TestCase
 TestPager.settings = _SETTINGS
 TestContiguousPager = ContiguousMachine.TestCase
-TestContiguousPager.settings = settings(_SETTINGS, max_examples=40)
+TestContiguousPager.settings = settings(_SETTINGS, max_examples=examples(40, 20))

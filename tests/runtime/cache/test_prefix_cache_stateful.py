@@ -17,6 +17,7 @@ from mlxr.compiler.errors import ArenaError
 from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.prefix_index import num_common
+from mlxr_tests.few import examples
 
 ROOTS = [root_digest("model", salt) for salt in ("", "salt")]
 PROMPTS = st.lists(st.sampled_from([1, 2]), max_size=12).map(lambda tail: [1] * (12 - len(tail)) + tail)
@@ -247,7 +248,7 @@ class ContiguousMachine(PrefixCacheMachine):
 
 TestPrefixCache = PrefixCacheMachine.TestCase
 TestPrefixCache.settings = settings(
-    max_examples=60,
+    max_examples=examples(60, 30),
     stateful_step_count=40,
     deadline=None,
     database=None,
@@ -255,4 +256,4 @@ TestPrefixCache.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestContiguous = ContiguousMachine.TestCase
-TestContiguous.settings = settings(TestPrefixCache.settings, max_examples=50)
+TestContiguous.settings = settings(TestPrefixCache.settings, max_examples=examples(50, 25))

@@ -52,7 +52,7 @@ def test_the_cuda_host_gives_the_sim_hosts_tokens(monkeypatch: pytest.MonkeyPatc
     on_cuda = mlxr.load(artifact, TINY, host="auto")
     assert isinstance(on_cuda.host, CudaHost)
     prompts = [[1, 403, 27], [1, *range(300, 309)]]
-    options: dict[str, Any] = {"max_tokens": 6, "sampling": mlxr.Sampling(temperature=0.5, seed=3, n=2)}
+    options: dict[str, Any] = {"max_tokens": 3, "sampling": mlxr.Sampling(temperature=0.5, seed=3, n=2)}
     got, expected = (model.start(prompts, **options).finish() for model in (on_cuda, on_sim))
     assert [a.token_ids for a in got] == [a.token_ids for a in expected]
     assert set(on_cuda.host.launches) == set(on_sim.host.launches)

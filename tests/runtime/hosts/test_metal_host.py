@@ -125,8 +125,8 @@ def test_the_metal_host_gives_the_sim_hosts_tokens(metal: Callable[[Artifact], m
     on_metal.arena.token = mx.zeros((8,), dtype=mx.uint32)
     on_sim = mlxr.load(artifact, TINY, host="sim")
     prompts = [[1, 403, 27], [1, *range(300, 309)]]
-    got = on_metal.start(prompts, max_tokens=6, sampling=mlxr.Sampling(temperature=0.5, seed=3, n=2))
-    expected = on_sim.start(prompts, max_tokens=6, sampling=mlxr.Sampling(temperature=0.5, seed=3, n=2))
+    got = on_metal.start(prompts, max_tokens=3, sampling=mlxr.Sampling(temperature=0.5, seed=3, n=2))
+    expected = on_sim.start(prompts, max_tokens=3, sampling=mlxr.Sampling(temperature=0.5, seed=3, n=2))
     assert [a.token_ids for a in got.finish()] == [a.token_ids for a in expected.finish()]
     assert set(on_metal.host.launches) == set(on_sim.host.launches)
     assert sum(on_metal.host.launches.values()) == len(SimMetalKernel.calls)
@@ -134,7 +134,7 @@ def test_the_metal_host_gives_the_sim_hosts_tokens(metal: Callable[[Artifact], m
     for model in (on_metal, on_sim):
         model.host.launches.clear()
         model.arena.token = mx.zeros((8,), dtype=mx.uint32)
-        model.generate([7, 8, 9], max_tokens=5)
+        model.generate([7, 8, 9], max_tokens=3)
     assert on_metal.host.launches == on_sim.host.launches
     assert np.array_equal(np.array(on_metal.arena.token), np.array(on_sim.arena.token))
 

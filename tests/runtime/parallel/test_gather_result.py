@@ -19,6 +19,7 @@ from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.exchange import Floats
 from mlxr.runtime.parallel.gather_result import gather_result
 from mlxr.runtime.parallel.gather_result_lazily import gather_result_lazily
+from mlxr_tests.few import examples
 from mlxr_tests.hash_host import Answer, Guesser, HashEngine, HashHost
 
 
@@ -70,7 +71,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=80, deadline=None, database=None)
+@settings(max_examples=examples(80, 40), deadline=None, database=None)
 @given(data=st.data())
 def test_tokens_are_those_of_all_logits(data: st.DataObject) -> None:
     size = data.draw(st.sampled_from([90, 700, 9001]))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mlxr.compiler.errors import TokenizerError, WeightsError
 from mlxr.runtime.tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
+from mlxr_tests.few import examples
 
 TESTS = Path(__file__).parents[2]
 MODEL = TESTS.parent / "models/storyteller/tokenizer.model"
@@ -108,7 +109,7 @@ def test_truncation():
     assert refused > 90
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300, 120), deadline=None)
 @given(
     bits=st.sets(st.integers(0, 8 * 600) | st.integers(8 * (len(RAW) - 110), 8 * len(RAW) - 1), min_size=1, max_size=5)
 )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer import SpecialTokens, load_tokenizer
 from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
+from mlxr_tests.few import examples
 
 TESTS = Path(__file__).parents[2]
 MODELS = TESTS.parent / "models/storyteller"
@@ -35,7 +36,7 @@ def test_gguf_gives_the_ids_of_the_model_on_held_out_text():
     assert FROM_MODEL.decode(ids) == FROM_GGUF.decode(ids) == HELD_OUT
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300, 120), deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])) | st.text(" \n\ta1éz漢🎉<s>/▁0xA", max_size=30))
 def test_gguf_gives_the_ids_of_the_model_on_any_text(text):
     ids = FROM_MODEL.encode(text)

@@ -13,6 +13,7 @@ from mlxr.compiler.errors import MlxrError, WeightsError
 from mlxr.runtime.tokenizer import load_tokenizer
 from mlxr.runtime.weights import gguf_header, gguf_metadata, open_weights
 from mlxr.runtime.weights.headers_read_once import headers_read_once
+from mlxr_tests.few import examples
 from mlxr_tests.reads import counted_reads
 
 GOLDEN = Path(__file__).parents[2] / "data/golden/tiny-Q8_0.gguf"
@@ -148,7 +149,7 @@ HEADER_BYTES = min(info.offset for info in open_weights(GOLDEN).tensors.values()
 HEADER = GOLDEN.read_bytes()
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250, 120), deadline=None)
 @given(
     bits=st.sets(
         st.integers(0, 8 * 1024) | st.integers(8 * (HEADER_BYTES - 1400), 8 * HEADER_BYTES - 1), min_size=1, max_size=4

@@ -16,6 +16,7 @@ from safetensors.numpy import save
 
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights import open_weights
+from mlxr_tests.few import examples
 from mlxr_tests.reads import counted_reads
 
 TENSOR = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
@@ -166,7 +167,7 @@ def test_every_truncation_is_refused(tmp_path, percent):
         open_weights(path)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250, 120), deadline=None)
 @given(bits=st.sets(st.integers(0, 8 * (8 + int.from_bytes(SMALL[:8], "little")) - 1), min_size=1, max_size=6))
 def test_flipped_bits_raise_nothing_else(tmp_path_factory, bits):
     data = bytearray(SMALL)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import settings
 
 C = TypeVar("C")
 
@@ -49,3 +50,8 @@ def few_of(*axes: Iterable[Any]) -> list[Any]:
     """Parameters for every combination of the axes' values; a few that cover each value are not long."""
     every = list(itertools.product(*axes))
     return few(every, covering(every, lambda case: case))
+
+
+def examples(all_of_them: int, short: int) -> int:
+    """How many examples hypothesis draws: few in a short test, which draws the same each time."""
+    return short if settings.default is not None and settings.default.derandomize else all_of_them

@@ -13,8 +13,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from mlxr.compiler.errors import MlxrError
+from mlxr_tests.few import examples
 
-CASES = int(os.environ.get("MLXR_FUZZ_CASES", "800"))
+CASES = int(os.environ.get("MLXR_FUZZ_CASES") or examples(800, 400))
 """Number of cases of all tests that use these files; `make fuzz` takes 100,000."""
 SECONDS = 2.0
 BYTES = 1 << 30

@@ -20,6 +20,7 @@ from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
 from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
 from mlxr_tests.constrained import bytes_of, random_answer, tokens_of
+from mlxr_tests.few import examples
 from mlxr_tests.storyteller import ROOT
 from mlxr_tests.vocabularies import CONTROL, WORDS, byte_level, metadata_of, metaspace, sentencepiece_model
 
@@ -134,7 +135,7 @@ def test_a_dot_of_gbnf_is_any_character() -> None:
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60, 30), deadline=None)
 @given(choices=st.lists(texts | st.text('ab"\\/.<s> ', min_size=1, max_size=6), min_size=1, max_size=6), data=st.data())
 def test_an_answer_is_one_of_its_choices(choices: list[str], data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(KINDS))
@@ -161,7 +162,7 @@ def patterns(draw: st.DrawFn, depth: int = 3) -> tuple[str, frozenset[str]]:
     return first + second, frozenset(a + b for a, b in itertools.product(texts_of_first, texts_of_second))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60, 30), deadline=None)
 @given(pattern=patterns(), kind=st.sampled_from(("storyteller", "gguf")), seed=st.integers(0, 99))
 def test_exactly_the_tokens_that_keep_a_beginning_are_allowed(
     pattern: tuple[str, frozenset[str]], kind: str, seed: int

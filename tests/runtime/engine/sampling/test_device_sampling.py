@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mlxr.compiler.errors import HostError, RequestError
 from mlxr.runtime.engine.sampling import Row, Sampled, Sampler, Sampling, sample_rows
 from mlxr.runtime.engine.sampling.device_sampling import sample_on_device
+from mlxr_tests.few import examples
 
 
 class Fixed(Sampler):
@@ -52,7 +53,7 @@ def samplings(draw: st.DrawFn, size: int) -> Sampling:
 
 
 # The same examples each time: of others, a rare one has a number within rounding of a border.
-@settings(max_examples=80, deadline=None, database=None, derandomize=True)
+@settings(max_examples=examples(80, 40), deadline=None, database=None, derandomize=True)
 @given(data=st.data())
 def test_it_chooses_the_tokens_of_sample_rows(data: st.DataObject) -> None:
     count, size = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 40))

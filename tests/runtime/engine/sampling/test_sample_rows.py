@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mlxr.compiler.errors import HostError, RequestError
 from mlxr.runtime.engine.sampling import Row, Sampled, Sampler, Sampling, sample_rows
 from mlxr.runtime.engine.sampling.rows import draw
+from mlxr_tests.few import examples
 from mlxr_tests.slow_sampling import probabilities
 
 LOGITS = np.log(np.array([0.05, 0.4, 0.1, 0.25, 0.2], dtype=np.float32))
@@ -72,7 +73,7 @@ def logits_of(size: int, rows: int = 1) -> st.SearchStrategy[npt.NDArray[np.floa
     return values.map(lambda numbers: np.array(numbers, dtype=np.float32).reshape(rows, size) / 4)
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=examples(150, 60), deadline=None, database=None)
 @given(data=st.data())
 def test_tokens_are_those_of_the_definitions(data: st.DataObject) -> None:
     size = data.draw(st.integers(1, 40))
@@ -266,7 +267,7 @@ def test_a_mask_that_leaves_only_tokens_without_probability() -> None:
     assert isinstance(sampled.error, RequestError) and "the constraint allows only" in str(sampled.error)
 
 
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=examples(60, 30), deadline=None, database=None)
 @given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=6), st.data())
 def test_a_draft_counts_as_accepted(answer: list[int], draft: list[int], data: st.DataObject) -> None:
     """Speculation samples the token after a draft before the draft is accepted."""

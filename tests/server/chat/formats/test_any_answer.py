@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from mlxr.server.chat.delta import ContentDelta, Delta, ReasoningDelta, ToolArguments, ToolStart
 from mlxr.server.chat.formats.family import Beginning
 from mlxr_tests.chat_formats import a_job, byte_tokenizer, family, parsed
+from mlxr_tests.few import examples
 from mlxr_tests.small_templates import CONTROL, TEMPLATES
 
 WORDS = [
@@ -49,7 +50,7 @@ def words_in(deltas: list[Delta]) -> str:
 
 @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60, 25), deadline=None)
 @given(data=st.data(), reasoning=st.booleans(), beginning=st.sampled_from(Beginning))
 def test_any_answer(name: str, tokens: bool, data: st.DataObject, reasoning: bool, beginning: Beginning) -> None:
     form = family(name, tokens)
