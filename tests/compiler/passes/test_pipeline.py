@@ -82,6 +82,24 @@ def test_a_broken_pass_is_named_with_those_before_it(phase: PhaseName) -> None:
     assert str(caught.value).endswith(f"[stage fused, after {', '.join(ran)}]")
 
 
+@dataclass(frozen=True)
+class _OtherShape:
+    """Leaves every op as it is."""
+
+    name: str = "other_shape"
+
+    def run(self, graph: OpGraph) -> PassResult:
+        made = next(op for op in graph.ops if op.kind == "projection").out
+        values = [replace(v, shape=(*v.shape[:-1], 7)) if v.name == made else v for v in graph.values]
+        return PassResult(OpGraph(values, graph.ops, graph.outputs), True)
+
+
+def test_a_value_that_changes_under_an_op_that_stays_is_noticed() -> None:
+    passes = passes_of("decode")
+    with pytest.raises(GraphError, match=r"makes Tensor.*, 7\).* other_shape\]$"):
+        run_passes(source_graph(small_spec()), [*passes[:5], _OtherShape(), *passes[5:]])
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_pass_of_a_plain_model_is_needed(phase: PhaseName) -> None:
     whole, _ = run_passes(source_graph(small_spec()), passes_of(phase))
