@@ -19,10 +19,10 @@ class AnswerText:
         can_stop: whether there are stop strings.
     """
 
-    __slots__ = ("_decoder", "_num_decodable", "_prompt", "_stop", "_tokenizer", "can_stop")
+    __slots__ = ("_decoder", "_num_decodable", "_prompt", "_ready", "_stop", "_tokenizer", "can_stop")
 
     def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], sampling: Sampling) -> None:
-        """Makes no decoder yet: `begin` does, or the first token.
+        """Makes no decoder yet: `prepare` does, or the first token.
 
         Args:
             tokenizer: None: the answer has no text.
@@ -33,7 +33,8 @@ class AnswerText:
         self._stop = StopStrings(sampling.stop, sampling.include_stop) if sampling.stop else None
         self.can_stop = self._stop is not None
         self._num_decodable = tokenizer.vocab_size if tokenizer else 0
-        self._decoder: StreamDecoder | None = None
+        self._decoder: StreamDecoder | None = None  # once it has a token of the answer
+        self._ready: StreamDecoder | None = None
 
     def push(self, token: int, may_stop: bool = True) -> tuple[str, bool]:
         """The text that becomes certain with a token, and whether a stop string ends the answer.
@@ -54,7 +55,7 @@ class AnswerText:
         """`push` for an answer without stop strings: all text is certain."""
         if token >= self._num_decodable:  # a model's vocabulary may be larger than its tokenizer's
             return ""
-        return (self._decoder or self.begin()).push(token)
+        return (self._decoder or self._begin()).push(token)
 
     def known(self, tokens: Sequence[int]) -> list[str] | None:
         """`decode` of each of some tokens, which changes nothing here; None: that is not so, or not known."""
@@ -75,18 +76,21 @@ class AnswerText:
         certain, stopped = self._stop.push(text)
         return certain if stopped else certain + self._stop.flush()
 
-    def begin(self) -> StreamDecoder:
-        """Makes the decoder, which reads the end of the prompt. It takes longer than all else that a token needs."""
+    def prepare(self) -> None:
+        """Lets the first token wait for no decoder. If one cannot be made, `decode` will say so."""
+        if self._decoder is None and self._ready is None and self._num_decodable:
+            with suppress(Exception):
+                self._ready = self._made()
+
+    def _begin(self) -> StreamDecoder:
+        decoder = self._decoder = self._ready or self._made()
+        return decoder
+
+    def _made(self) -> StreamDecoder:
+        """The decoder, which has read the end of the prompt. That takes longer than all else that a token needs."""
         assert self._tokenizer is not None, "only a tokenizer has decodable ids"
         decoder = self._tokenizer.stream_decoder()
         for token in self._prompt:
             if token < self._num_decodable:
                 decoder.push(token)
-        self._decoder = decoder
         return decoder
-
-    def prepare(self) -> None:
-        """Lets the first token wait for no decoder. If one cannot be made, `decode` will say so."""
-        if self._decoder is None and self._num_decodable:
-            with suppress(Exception):
-                self.begin()

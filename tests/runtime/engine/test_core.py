@@ -153,7 +153,7 @@ def test_steady_decoding_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) ->
     answers = decoding(engine, 30)
     before = len(answers[0].tokens)
     with monkeypatch.context() as patched:
-        patched.setattr(engine.pager, "append_all", None)
+        patched.setattr(engine.pager, "grow_all", None)
         patched.setattr(step, "_decode", None)
         for _ in range(10):  # over the ends of blocks, too
             engine.core.step()

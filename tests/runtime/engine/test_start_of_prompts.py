@@ -8,6 +8,7 @@ from mlxr.runtime.engine.answer_text import AnswerText
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.sampling.options import sampling_for
 from mlxr_tests.byte_tokenizer import ByteTokenizer
+from mlxr_tests.chat_formats import byte_tokenizer
 from mlxr_tests.hash_host import HashEngine
 
 PROMPT = [3, 10, 17, 25, 0, 9, 16, 23, 30, 7, 15]
@@ -43,6 +44,18 @@ def test_a_decoder_that_cannot_be_made_fails_its_request_alone(monkeypatch: pyte
     engine.run()
     assert len(other.tokens) == 9 and str(one.error) == "broken"
     engine.check_empty()
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_an_answer_without_tokens_has_no_text_after_a_prompt_that_ends_within_a_character(is_prepared: bool) -> None:
+    tokenizer = byte_tokenizer()
+    first, second = tokenizer.encode("é")
+    empty, whole = (AnswerText(tokenizer, [first], Sampling()) for _ in range(2))
+    if is_prepared:
+        empty.prepare()
+        whole.prepare()
+    assert (empty.flush(), whole.known([second])) == ("", None)
+    assert (whole.decode(second), whole.flush()) == ("é", "")
 
 
 def test_blocks_of_a_prompt_that_is_read_are_known_before_another_request_begins() -> None:
