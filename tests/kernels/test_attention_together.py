@@ -155,5 +155,6 @@ def test_contexts_are_shared_where_steps_may_be_recorded(changes: dict[str, Any]
     launches = [la for la in plan.first.phase("decode").launches if isinstance(la.body, KernelCall)]
     attends = [la for la in launches if la.kernel.startswith("attend")]
     found = {(plan.first.kernel(la.kernel).cluster, str(la.when)) for la in attends}
+    assert all(la.kernel_call.threadgroups[0].times % plan.first.kernel(la.kernel).cluster == 0 for la in attends)
     borders = (32, 33) if is_recorded else (24, 25)
     assert found == {(4 if is_recorded else 1, f"context <= {borders[0]}"), (1, f"context >= {borders[1]}")}

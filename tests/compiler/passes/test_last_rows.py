@@ -53,4 +53,20 @@ def test_must_not_fire_before_experts() -> None:
 
 
 def test_must_not_fire_where_others_read_what_it_would_move() -> None:
+    """The model's own head reads the rows of all tokens."""
+    graph = before(model__mtp={})
+    assert [op.kind for op in graph.ops][-2:] == ["hidden_write", "projection"]
+    check_silent(LastRows(), graph)
+
+
+def test_must_not_fire_without_logits() -> None:
     check_silent(LastRows(), before(output="hidden"))
+
+
+def test_ops_with_columns_of_a_layer_stay() -> None:
+    changes = FAMILY_SPECS["layer-vectors"] | {"model__tensor_names": "canonical"}
+    moved = after(**changes)
+    check_same_numbers(source_graph(small_spec(**changes)), moved, small_spec(**changes))
+    names = ("layers.1.vector.gated", "layers.1.vector.project_projected", "layers.1.scaled")
+    ops = {op.name: op for op in moved.ops}
+    assert [moved.value(ops[name].out).shape[0] for name in names] == ["tokens", "rows", "rows"]
