@@ -33,7 +33,7 @@ from mlxr.runtime.engine.model_adapters import ModelAdapters
 from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
 from mlxr.runtime.engine.open_tiers import open_tiers, why_no_tiers
 from mlxr.runtime.engine.pool import Pooling, check_output
-from mlxr.runtime.engine.prompts import Pair, Prompt, list_of, token_ids
+from mlxr.runtime.engine.prompts import Pair, Prompt, check_ids, list_of, token_ids
 from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Sampling, sampling_for
 from mlxr.runtime.engine.speculation.draft_model import DraftModel, check_same_vocabulary
@@ -214,10 +214,7 @@ class Model(ModelAdapters, Embeds):
         ids = self.require_tokenizer().encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
         if not ids:
             raise RequestError("the prompt has no tokens; give it at least one")
-        vocab_size = self.artifact.plan.vocab_size
-        if min(ids) < 0 or max(ids) >= vocab_size:
-            outside = next(i for i in ids if not 0 <= i < vocab_size)
-            raise RequestError(f"token id {outside} is outside the vocabulary of {vocab_size}")
+        check_ids(ids, self.artifact.plan.vocab_size)
         return ids
 
     def require_tokenizer(self) -> Tokenizer:

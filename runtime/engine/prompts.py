@@ -1,9 +1,13 @@
 """What a model is asked: texts, token ids, and pairs of texts that a model tells apart."""
 
 import operator
+import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from mlxr.compiler.errors import RequestError
 from mlxr.runtime.argument_types import described
 
 
@@ -47,3 +51,18 @@ def token_ids(prompt: Sequence[int]) -> list[int]:
         raise TypeError(
             f"a prompt is text or a list of token ids, not {described(prompt)}; start() takes several prompts"
         ) from error
+
+
+def check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    """Refuses ids outside the vocabulary.
+
+    Raises:
+        RequestError: there is one; the first one is named.
+    """
+    try:
+        greatest = int(np.frombuffer(struct.pack(f"={len(ids)}I", *ids), np.uint32).max())  # faster than `max`
+    except struct.error:  # of one below 0, too
+        greatest = vocab_size
+    if greatest >= vocab_size:
+        outside = next(i for i in ids if not 0 <= i < vocab_size)
+        raise RequestError(f"token id {outside} is outside the vocabulary of {vocab_size}")

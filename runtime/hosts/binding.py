@@ -75,7 +75,7 @@ def _tables(tables: Int32Array, columns: int | None, fill: int = 0) -> Int32Arra
     """Tables as kernels read them: the number of columns, then the rows: [1 + seqs * columns]."""
     seqs, width = tables.shape
     columns = width if columns is None else columns
-    numbers = np.full(1 + seqs * columns, fill, np.int32)
+    numbers = np.full(1 + seqs * columns, fill, np.int32) if fill else np.zeros(1 + seqs * columns, np.int32)
     numbers[0] = columns
     numbers[1:].reshape(seqs, columns)[:, :width] = tables
     return numbers
