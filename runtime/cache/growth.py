@@ -84,9 +84,8 @@ class Growth:
                         pool.forget(last)
             blocks, sequence.length = sequence.blocks, sequence.length + num_tokens
             if (more := -(-sequence.length // size) - len(blocks)) > 0:
-                taken = pool.take_several(more)
-                self._tables[sequence.row, len(blocks) : len(blocks) + more] = taken
-                blocks += taken
+                blocks += pool.take_several(more)  # at once: Ctrl-C may come in between
+                self._tables[sequence.row, len(blocks) - more : len(blocks)] = blocks[-more:]
 
     def take_block(self, sequence: BlockSequence) -> int:
         """Adds a free block to a sequence's table, and returns it."""
