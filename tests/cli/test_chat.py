@@ -244,7 +244,7 @@ def test_a_conversation_on_a_terminal(template: Path) -> None:
         terminal.type("/fly\n")
         terminal.wait_for("unknown command /fly: /clear starts over")
         terminal.wait_for("> ")
-        terminal.type("word " * 1500 + "\n")
+        terminal.type("word " * 300 + "\n")
         assert "the message alone has" in terminal.wait_for("(--context N")
         terminal.wait_for("> ")
         terminal.interrupt_prompt()

@@ -53,7 +53,7 @@ def test_figures(models: tuple[Model, Model]) -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["perplexity", str(Q8_0), "--text", str(VALID), "--context", "64", "--tokens", "60"]
+    arguments = ["perplexity", str(Q8_0), "--text", str(VALID), "--context", "32", "--tokens", "30"]
     assert main([*arguments, "--host", "reference", "--against", "storyteller"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("against storyteller (perplexity ") and "ratio 1.0" in lines[1]

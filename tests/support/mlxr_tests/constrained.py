@@ -1,5 +1,6 @@
 """Answers chosen at random among the tokens that a constraint allows."""
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 
@@ -21,6 +22,19 @@ def tokens_of(mask: Mask) -> list[int]:
 def bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
     """The bytes that tokens spell."""
     return b"".join(tokenizer.bytes_of(token_id) for token_id in ids)
+
+
+@functools.lru_cache(maxsize=16)
+def spelled_by(tokenizer: Tokenizer) -> list[bytes]:
+    """The bytes that each token spells."""
+    return [tokenizer.bytes_of(token_id) for token_id in range(tokenizer.vocab_size)]
+
+
+@functools.lru_cache(maxsize=16)
+def _ending(tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens that end an answer, or begin like what closes a text."""
+    closing = {token_id for token_id, data in enumerate(spelled_by(tokenizer)) if data[:1] in _CLOSING}
+    return tokenizer.eos_ids | closing
 
 
 def random_answer(
@@ -51,7 +65,8 @@ def random_answer(
         constraint.prepare()
         allowed = tokens_of(constraint.mask())
         look(answer, allowed)
-        ends = [token for token in allowed if token in tokenizer.eos_ids or tokenizer.bytes_of(token)[:1] in _CLOSING]
+        ending = _ending(tokenizer)
+        ends = [token for token in allowed if token in ending]
         token = allowed[0] if len(allowed) == 1 else chance.choice(ends if ends and chance.random() < 0.2 else allowed)
         constraint.accept(token)
         if token in tokenizer.eos_ids:

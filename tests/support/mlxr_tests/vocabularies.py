@@ -52,6 +52,7 @@ def random_texts(count: int, seed: int = 0) -> list[str]:
     chance = random.Random(seed)
     words = sorted(set(LANGUAGES.split()) | {" ", "  ", "    ", "\n", "\n\n", "\r\n", "\t", " \n ", "'s", "'RE", "123"})
     letters = sorted(set(LANGUAGES))
+    characters = [*range(0xD800), *range(0xE000, 0x110000, 97)]
     texts = []
     for _ in range(count):
         parts = []
@@ -64,7 +65,7 @@ def random_texts(count: int, seed: int = 0) -> list[str]:
             elif kind < 0.95:
                 parts.append(chance.randbytes(chance.randrange(1, 6)).decode("utf-8", "replace"))
             else:
-                parts.append(chr(chance.choice([*range(0xD800), *range(0xE000, 0x110000, 97)])))
+                parts.append(chr(chance.choice(characters)))
             parts.append(chance.choice(["", "", " "]))
         texts.append("".join(parts))
     return texts

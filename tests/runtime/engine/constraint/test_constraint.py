@@ -19,7 +19,7 @@ from mlxr.runtime.tokenizer.library_tokenizer import LibraryTokenizer
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
 from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
-from mlxr_tests.constrained import bytes_of, random_answer, tokens_of
+from mlxr_tests.constrained import bytes_of, random_answer, spelled_by, tokens_of
 from mlxr_tests.few import examples
 from mlxr_tests.storyteller import ROOT
 from mlxr_tests.vocabularies import CONTROL, WORDS, byte_level, metadata_of, metaspace, sentencepiece_model
@@ -169,7 +169,7 @@ def test_exactly_the_tokens_that_keep_a_beginning_are_allowed(
 ) -> None:
     tokenizer, (expression, members) = tokenizer_of(kind), pattern
     wanted = [text.encode() for text in members]
-    spelled = {token: tokenizer.bytes_of(token) for token in range(tokenizer.vocab_size)}
+    spelled = dict(enumerate(spelled_by(tokenizer)))
 
     def look(answer: list[int], allowed: list[int]) -> None:
         text = bytes_of(tokenizer, answer)
