@@ -187,7 +187,7 @@ FAULTS = [
     Fault(
         "pager: forks that grow together need a block too many",
         "runtime/cache/growth.py",
-        "references[last] > 1 and references[last] - left[last] > 1",
+        "references[last] > 1 and references[last] - left.get(last, 0) > 1",
         "references[last] > 1",
         (
             "tests/runtime/cache/test_pager.py",
