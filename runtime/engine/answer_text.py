@@ -1,6 +1,6 @@
 """The text of one answer: tokens are decoded as they come, and what may begin a stop string is held back."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from mlxr.runtime.engine.sampling import Sampling
@@ -57,11 +57,31 @@ class AnswerText:
             return ""
         return (self._decoder or self._begin()).push(token)
 
-    def known(self, tokens: Sequence[int]) -> list[str] | None:
-        """`decode` of each of some tokens, which changes nothing here; None: that is not so, or not known."""
+    @property
+    def table(self) -> list[str | None] | None:
+        """See `StreamDecoder.table`; None also where a text has not begun."""
+        return None if self._decoder is None else self._decoder.table
+
+    def learn(self, tokens: Iterable[int]) -> None:
+        """Has the table have texts of more tokens."""
+        if self._decoder is not None:
+            self._decoder.learn([token for token in tokens if token < self._num_decodable])
+
+    def ahead(self, tokens: Sequence[int]) -> tuple[list[str], StreamDecoder | None, StreamDecoder | None]:
+        """What `decode` will return for the next tokens; it changes nothing.
+
+        Returns:
+            The texts, then what decodes now, if the text has begun, and what goes on after them: for `go_on`.
+        """
         if self._num_decodable == 0:
-            return [""] * len(tokens)
-        return None if self._decoder is None or max(tokens) >= self._num_decodable else self._decoder.texts_of(tokens)
+            return [""] * len(tokens), None, None
+        after = (self._decoder or self._ready or self._made()).copy()
+        texts = [after.push(token) if token < self._num_decodable else "" for token in tokens]
+        return texts, self._decoder, after
+
+    def go_on(self, decoder: StreamDecoder | None) -> None:
+        """Goes on with a decoder of `ahead`."""
+        self._decoder = decoder
 
     @property
     def matched(self) -> str | None:

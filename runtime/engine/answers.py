@@ -15,6 +15,7 @@ from mlxr.runtime.engine.scheduler import Scheduler
 from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.step import Decode, Part, Step
 from mlxr.runtime.engine.time_spent import Ledger
+from mlxr.runtime.engine.together import Together
 
 
 class Answers:
@@ -38,6 +39,7 @@ class Answers:
             vocab_size: how many logits the model has.
         """
         self._scheduler, self._stats, self._ledger, self._wake = scheduler, stats, ledger, wake
+        self._together = Together()
         self._num_words = -(-vocab_size // 32)  # of a mask
         self.speculator: Speculator | None = None
         self.step_end = 0.0
@@ -61,7 +63,7 @@ class Answers:
         self._add_token(request, sampled.token, logprob, is_complete)
 
     def give(self, step: Step, decode: Decode) -> None:
-        """Gives requests the tokens of a step with `decode` that was read. Its loops run for each token of most steps.
+        """Gives requests the tokens of a step with `decode` that was read.
 
         Tokens come step by step, as they would from several launches.
         """
@@ -73,54 +75,27 @@ class Answers:
             for index in range(step.count):
                 self._give_each(step, decode, index)
             return
-        end, foreseen = self.step_end, list[list[Event] | None]([None]) * len(decode.requests)
-        if step.count > 1:  # several at once take less time
-            of_rows = zip(decode.requests, zip(*chosen.tokens, strict=True), strict=True)
-            # What has ended may be in others' hands, and takes nothing, not even for a moment.
-            foreseen = [[] if request.answer.is_done else request.foresee(tokens, end) for request, tokens in of_rows]
-        rows = [*zip(range(len(foreseen)), decode.requests, foreseen, strict=True)]
-        for _, request, events in rows:
-            if events is not None:
-                request.take(events)
-        given, ended, index, last = 0, set[int](), 0, -1
-        try:
-            for index, tokens in enumerate(chosen.tokens):
-                last = -1
-                if None in foreseen:
-                    single = [row for row, request, events in rows if events is None and not request.answer.is_done]
-                    self._scheduler.has_decoded(decode, single, [start + 1 + index for start in step.starts], 1)
-                for (row, request, events), token in zip(rows, tokens, strict=True):
-                    last = row
-                    if request.answer.is_done:  # a token before, or a listener, has ended it
-                        if events is not None and row not in ended:
-                            ended.add(row)
-                            request.give_back(events[index:])
-                        continue
-                    if events is not None:
-                        event = events[index]
-                    else:
-                        try:
-                            event = request.accept(token)
-                        except Exception as error:
-                            self.fail(request, error)
-                            continue
-                        event.time = end
-                        if event.finish_reason:
-                            self.remove(request)
-                    given += 1
-                    try:
-                        request.listener(event)
-                    except Exception:
-                        self.abandon(request)
-        except BaseException:  # Ctrl-C: what nobody was told is computed again
-            for row, request, events in rows:
-                if events is not None and row not in ended:
-                    request.give_back(events[index + (row <= last) :])
-            raise
-        finally:
-            self._stats.generated_tokens += given
-        going = [row for row, request, events in rows if events is not None and not request.answer.is_done]
-        self._scheduler.has_decoded(decode, going, step.ends, step.count)
+        given = self._together.give(step, decode, chosen.tokens, self.step_end, self.abandon)
+        self._stats.generated_tokens += len(given) * step.count
+        self._scheduler.has_decoded(decode, self._going(decode, given), step.ends, step.count)
+        if len(given) < len(decode.requests):
+            self._together.forget()
+            self._give_rows(step, decode, chosen.tokens, sorted({*range(len(decode.requests))}.difference(given)))
+
+    def _give_rows(self, step: Step, decode: Decode, tokens: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
+        """Gives some of the requests the tokens of a step, one by one."""
+        for index, of_step in enumerate(tokens):
+            going = self._going(decode, rows)
+            self._scheduler.has_decoded(decode, going, [start + 1 + index for start in step.starts], 1)
+            for row in going:
+                request = decode.requests[row]
+                if not request.answer.is_done:  # a listener may end others
+                    self._add_token(request, of_step[row], None)
+
+    @staticmethod
+    def _going(decode: Decode, rows: Sequence[int]) -> list[int]:
+        """Those of some requests that have not ended."""
+        return [row for row in rows if not decode.requests[row].answer.is_done]
 
     def _give_each(self, step: Step, decode: Decode, index: int) -> None:
         """Gives requests the tokens of one of the steps, about which anything may be special."""

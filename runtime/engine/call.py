@@ -3,7 +3,7 @@
 import asyncio
 import queue
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.request import Request
@@ -78,6 +78,21 @@ class Call:
             self.num_untold -= 1
             if not self.num_untold:
                 self._calls.discard(self)
+
+    def __call__(self, news: News) -> None:
+        """See `listen`."""
+        self.listen(news)
+
+    def tell_all(self, events: Sequence[Event]) -> None:
+        """`listen` for events that end no answer."""
+        if self.loop is None:
+            for event in events:
+                self.events.put(event)
+            return
+        self.events_of_task.extend(events)
+        if self._waits:
+            self._waits = False
+            self._to_wake[self.loop].append(self)
 
     async def next(self) -> News:
         """The next event, for a task."""

@@ -357,7 +357,7 @@ class EngineThread:
                 f"{waiting} requests wait already, and this machine lacks memory for more: try again later"
             )
 
-        call.requests = model.make_requests(prompts, params, call.listen, terms, pooling)
+        call.requests = model.make_requests(prompts, params, call, terms, pooling)
         self._send(lambda: self._begin(call))
 
     def _leave(self, call: Call) -> None:

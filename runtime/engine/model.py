@@ -2,7 +2,6 @@
 
 import gc
 import operator
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,7 +18,7 @@ from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.engine.adapter_set import adapters_of
 from mlxr.runtime.engine.choose_arena import Head, choose_arena
-from mlxr.runtime.engine.completion import Completion, Event
+from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.cpu_experts import card_mmap, check_leaves_experts, load_experts, resting, use_experts
 from mlxr.runtime.engine.default_sampling import DefaultSampling, default_sampling
@@ -27,6 +26,7 @@ from mlxr.runtime.engine.embeds import Embeds
 from mlxr.runtime.engine.errors import ModelClosedError
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.group_rank import LeadingRank
+from mlxr.runtime.engine.listeners import Inbox
 from mlxr.runtime.engine.logit_chunks import logit_chunks
 from mlxr.runtime.engine.make_requests import TERMS, RequestMaker, Terms
 from mlxr.runtime.engine.model_adapters import ModelAdapters
@@ -250,8 +250,8 @@ class Model(ModelAdapters, Embeds):
         """
         self._check_open()
         sampling = sampling_for(sampling, max_tokens, ignore_eos)
-        events: deque[Event | BaseException] = deque()
-        requests = self.make_requests(list_of(prompts), sampling, events.append, Terms(adapter=adapter))
+        events = Inbox()
+        requests = self.make_requests(list_of(prompts), sampling, events, Terms(adapter=adapter))
         generation = Generation(self.core, requests, events)
         self._running.add(generation)
         return generation

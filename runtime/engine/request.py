@@ -17,7 +17,6 @@ What was asked never changes. What changes is in five records, and each of their
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -299,47 +298,6 @@ class Request:
         event.cached_tokens = completion.cached_tokens
         return event
 
-    def foresee(self, tokens: Sequence[int], time: float) -> list[Event] | None:
-        """What `accept` would give for each of some tokens where nothing is special about any of them; changes nothing.
-
-        Args:
-            tokens: their ids.
-            time: when the step ended that gave them.
-
-        Returns:
-            Events for `take`; None: a token may end the answer, or something must see them one by one.
-        """
-        answer = self.answer
-        if answer.constraint is not None or answer.thought is not None or self.sampler.needs_tokens:
-            return None
-        if len(answer.tokens) + len(tokens) >= self.max_length or not self.stop_ids.isdisjoint(tokens):
-            return None
-        texts: list[str] | None = None
-        with suppress(Exception):  # `accept` meets it again, and ends this request alone
-            texts = None if self.text.can_stop else self.text.known(tokens)
-        if texts is None:
-            return None
-        index, cached, events = self.index, answer.completion.cached_tokens, list[Event]()
-        for token, text in zip(tokens, texts, strict=True):
-            event = Event(index, token, text)
-            event.cached_tokens, event.time = cached, time  # by name they would take twice as long
-            events.append(event)
-        return events
-
-    def take(self, events: Sequence[Event]) -> None:
-        """Adds the tokens of events that were foreseen."""
-        completion, tokens = self.answer.completion, [event.token_id for event in events if event.token_id is not None]
-        completion.token_ids += tokens
-        self.answer.tokens += tokens
-        completion.text += "".join([event.text for event in events])
-
-    def give_back(self, events: Sequence[Event]) -> None:
-        """Takes out the tokens of the last events that were taken: the answer has ended before."""
-        completion, text = self.answer.completion, sum([len(event.text) for event in events])
-        for tokens in (completion.token_ids, self.answer.tokens):
-            del tokens[len(tokens) - len(events) :]
-        completion.text = completion.text[: len(completion.text) - text]
-
     def _goes_on(self, is_complete: bool) -> bool:
         """Whether more must come: in some forms the token that ends answers also ends thoughts."""
         return self.is_forced or (self.answer.constraint is not None and not is_complete)
@@ -365,3 +323,46 @@ class Request:
         """Takes the constraint back to the tokens that are known: the step that was to choose the next is given up."""
         if self.answer.constraint is not None:
             self.answer.constraint.truncate(len(self.answer.completion.token_ids))
+
+
+def take_tokens(
+    answers: Sequence[Answer],
+    completions: Sequence[Completion],
+    tokens: Sequence[Sequence[int]],
+    texts: Sequence[str],
+) -> None:
+    """Adds tokens of several steps to answers, as `Request.accept` does where nothing is special about any of them.
+
+    Args:
+        answers: they.
+        completions: of the answers.
+        tokens: of each step, one for each answer.
+        texts: of these tokens, step by step.
+    """
+    if len(tokens) == 1:
+        for answer, completion, token, text in zip(answers, completions, tokens[0], texts, strict=True):
+            answer.tokens.append(token)
+            completion.token_ids.append(token)
+            completion.text += text
+        return
+    width = len(answers)
+    for place, (answer, completion, own) in enumerate(
+        zip(answers, completions, zip(*tokens, strict=True), strict=True)
+    ):
+        answer.tokens += own
+        completion.token_ids += own
+        completion.text += "".join(texts[place::width])
+
+
+def take_back(request: Request, length: int, text: str) -> None:
+    """Takes the newest tokens out of an answer, whatever of `take_tokens` was done.
+
+    Args:
+        request: whose.
+        length: tokens that are left, with the prompt's.
+        text: the text that is left.
+    """
+    answer, completion = request.answer, request.answer.completion
+    del answer.tokens[length:]
+    del completion.token_ids[length - request.prompt_length :]
+    completion.text = text

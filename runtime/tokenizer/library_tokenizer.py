@@ -1,5 +1,6 @@
 """A tokenizer of the `tokenizers` library: from a tokenizer.json, or built from a GGUF file's vocabulary."""
 
+import codecs
 import functools
 import json
 import math
@@ -16,7 +17,7 @@ from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer.library_span import library_span
 from mlxr.runtime.tokenizer.stream_decoder import ByteStreamDecoder
 from mlxr.runtime.tokenizer.text_growth import check_decoder, growth
-from mlxr.runtime.tokenizer.token_bytes import decoding_rule
+from mlxr.runtime.tokenizer.token_bytes import byte_level_texts, decoding_rule
 from mlxr.runtime.tokenizer.token_span import TokenSpan
 from mlxr.runtime.tokenizer.tokenizer import PairForm, SpecialTokens, Tokenizer
 
@@ -95,7 +96,7 @@ class LibraryTokenizer(Tokenizer):
             after = [self.eos_id] if special.add_eos else [i for i in after if i != self.eos_id]
         self._set_added(before, after)
         self._bytes = functools.cache(self._find_bytes)
-        self.texts: dict[int, str] = {}
+        self.texts: list[str | None] = [None] * self.vocab_size
 
     def pair_form(self) -> PairForm:
         """See `Tokenizer`."""
@@ -201,6 +202,25 @@ class LibraryTokenizer(Tokenizer):
             return (self.rule.bytes_of_added or bytes_of)(self._added[token_id].content)
         spelling = self.token_text(token_id)
         return bytes_of(spelling) if spelling else b""  # vocabularies may have gaps
+
+    def learn(self, token_ids: Sequence[int]) -> None:
+        """Adds texts of tokens in the vocabulary to `texts`, as far as they are whole characters."""
+        texts, spellings = self.texts, self._spellings
+        if self.rule.is_byte_level:  # of a model with random weights, nearly each token of each step is new
+            added = self._added
+            plain = [token_id for token_id in token_ids if token_id not in added]
+            token_ids = [token_id for token_id in token_ids if token_id in added]
+            if spellings is None:
+                spelled = [spelling or "" for spelling in map(self._library.id_to_token, plain)]
+            else:
+                spelled = [spellings[token_id] for token_id in plain]
+            for token_id, known in zip(plain, byte_level_texts(spelled), strict=True):
+                texts[token_id] = known
+        for token_id in token_ids:
+            data = self._find_bytes(token_id)
+            text, num_used = codecs.utf_8_decode(data, "replace")
+            if num_used == len(data):
+                texts[token_id] = text
 
     def token_text(self, token_id: int) -> str:
         """See `Tokenizer`."""

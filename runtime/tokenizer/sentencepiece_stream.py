@@ -1,7 +1,7 @@
 """Decodes a sequence of sentencepiece tokens one by one, exactly as sentencepiece decodes all at once."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from mlxr.runtime.tokenizer.stream_decoder import StreamDecoder
 
@@ -40,17 +40,21 @@ class SentencepieceStreamDecoder(StreamDecoder):
             return before + self._seen(self._tokenizer.unknown_text)
         return before + self._text(self._tokenizer.text_of(token_id))
 
-    def texts_of(self, token_ids: Sequence[int]) -> list[str] | None:
+    @property
+    def table(self) -> list[str | None] | None:
         """See `StreamDecoder`."""
-        if self._at_start or self._pending or max(token_ids) >= len(self._texts):
-            return None
-        found = list[str]()
+        return None if self._at_start or self._pending else self._texts
+
+    def learn(self, token_ids: Sequence[int]) -> None:
+        """See `StreamDecoder`."""
         for token_id in token_ids:
-            text = self._texts[token_id]
-            if text is None and (text := self._tokenizer.plain_text_of(token_id)) is None:
-                return None
-            found.append(text)
-        return found
+            self._tokenizer.plain_text_of(token_id)
+
+    def copy(self) -> Self:
+        """See `StreamDecoder`."""
+        other = type(self)(self._tokenizer)
+        other._at_start, other._pending = self._at_start, self._pending.copy()
+        return other
 
     def flush(self) -> str:
         """See `StreamDecoder`."""

@@ -18,6 +18,7 @@ from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
 # A status code, and perhaps a line of the library's source.
 _INTERNAL = re.compile(r"^[A-Z_]+: (src/.*)?", re.DOTALL)
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in pieces
+_BYTE_LENGTH = len("<0x00>")
 _AT_ONCE = 1 << 16
 """Characters of a text whose ids are made in one call, and ids of a longer one: other threads can run in between."""
 
@@ -83,6 +84,7 @@ class SentencepieceTokenizer(Tokenizer):
         if prefixes_once:
             self._inner = SentencePieceProcessor()
             self._inner.LoadFromSerializedProto(proto + WITHOUT_PREFIX)
+        self._unknown_id = int(self._model.unk_id())
         self.texts: list[str | None] = [None] * size
         """What `text_of` has returned so far, by token."""
         super().__init__(source, size, required_size)
@@ -186,7 +188,9 @@ class SentencepieceTokenizer(Tokenizer):
         return self.text_of(token_id) if self._is_text(token_id) else None
 
     def _is_text(self, token_id: int) -> bool:
-        return not (self.is_control(token_id) or self.is_unknown(token_id) or self._model.is_byte(token_id))
+        if token_id in self._hidden or token_id == self._unknown_id:
+            return False
+        return len(self._pieces[token_id]) != _BYTE_LENGTH or not self._model.is_byte(token_id)
 
 
 def _ids_of(model: SentencePieceProcessor, text: str) -> list[int]:

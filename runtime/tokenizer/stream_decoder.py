@@ -7,7 +7,7 @@ spell is returned once it is complete; the work for a token does not grow with t
 import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
     from mlxr.runtime.tokenizer.token_bytes import DecodingRule
@@ -26,12 +26,21 @@ class StreamDecoder(ABC):
             TokenizerError: the id is outside the vocabulary; the decoder has not changed.
         """
 
-    def texts_of(self, token_ids: Sequence[int]) -> "list[str] | None":
-        """What `push` would return for each of some tokens; None: that is not known without pushing them.
+    @property
+    def table(self) -> list[str | None] | None:
+        """Texts that `push` would return now, by token, as far as they are known; None: they depend on more than that.
 
-        It changes nothing: `push` of these tokens would leave the decoder as it is, too.
+        `push` of such a token would leave the decoder as it is. Tokens may be added to the table, but none changes.
         """
         return None
+
+    def learn(self, token_ids: Sequence[int]) -> None:
+        """Adds texts of tokens in the vocabulary to the table; not of those that are parts of characters."""
+        return None
+
+    @abstractmethod
+    def copy(self) -> Self:
+        """A decoder that goes on as this one would."""
 
     @abstractmethod
     def flush(self) -> str:
@@ -43,8 +52,9 @@ class TokenBytes(Protocol):
 
     rule: "DecodingRule"
     """How tokens become bytes."""
-    texts: dict[int, str]
-    """Texts of tokens that are whole characters, as they become known."""
+    texts: list[str | None]
+    """Texts of tokens that are whole characters, as they become known. Not a dict: of many tokens, which are seldom in
+    the CPU's cache, a list takes a third of the time."""
 
     def bytes_of(self, token_id: int) -> bytes:
         """The UTF-8 bytes, perhaps a part of a character, that a token stands for.
@@ -52,6 +62,9 @@ class TokenBytes(Protocol):
         Raises:
             TokenizerError: the id is outside the vocabulary.
         """
+
+    def learn(self, token_ids: Sequence[int]) -> None:
+        """Adds texts of tokens in the vocabulary, as far as they are whole characters."""
 
     def first_bytes_of(self, token_id: int) -> bytes | None:
         """Likewise, at the start of a text; None for control tokens, after which the text has not begun."""
@@ -74,8 +87,8 @@ class ByteStreamDecoder(StreamDecoder):
 
     def push(self, token_id: int) -> str:
         """See `StreamDecoder`."""
-        is_between = self._is_between
-        if is_between and (known := self._tokenizer.texts.get(token_id)) is not None:
+        is_between, texts = self._is_between, self._tokenizer.texts
+        if is_between and 0 <= token_id < len(texts) and (known := texts[token_id]) is not None:
             return known  # nearly every token; the engine has a step's time for those of all its requests
         data = self._tokenizer.bytes_of(token_id) if self._begun else self._first(token_id)
         if self._to_strip:
@@ -87,29 +100,30 @@ class ByteStreamDecoder(StreamDecoder):
         text, num_used = codecs.utf_8_decode(data, "replace")
         self._incomplete = data[num_used:]
         if is_between and not self._incomplete:
-            self._tokenizer.texts[token_id] = text
+            texts[token_id] = text
         return text
 
-    def texts_of(self, token_ids: Sequence[int]) -> "list[str] | None":
+    @property
+    def table(self) -> list[str | None] | None:
         """See `StreamDecoder`."""
-        if not self._is_between:
-            return None
-        texts, found = self._tokenizer.texts, list[str]()
-        for token_id in token_ids:
-            text = texts.get(token_id)
-            if text is None:
-                data = self._tokenizer.bytes_of(token_id)
-                text, num_used = codecs.utf_8_decode(data, "replace")
-                if num_used < len(data):
-                    return None
-                texts[token_id] = text
-            found.append(text)
-        return found
+        return self._tokenizer.texts if self._is_between else None
+
+    def learn(self, token_ids: Sequence[int]) -> None:
+        """See `StreamDecoder`."""
+        if self._is_between:
+            self._tokenizer.learn(token_ids)
 
     @property
     def _is_between(self) -> bool:
         """Whether a token's text depends on the token alone, unless it begins a character."""
         return self._begun and not (self._incomplete or self._to_strip or self._tokenizer.rule.drops_last_space)
+
+    def copy(self) -> Self:
+        """See `StreamDecoder`."""
+        other = type(self)(self._tokenizer)
+        other._to_strip, other._begun = self._to_strip, self._begun
+        other._incomplete, other._held = self._incomplete, self._held
+        return other
 
     def flush(self) -> str:
         """See `StreamDecoder`."""

@@ -1,15 +1,21 @@
 """What counts as generated: the tokens that answers get, wherever steps choose more."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import mlxr
+from mlxr.runtime.engine import together
 from mlxr.runtime.engine.answer_text import AnswerText
+from mlxr.runtime.engine.completion import Event
+from mlxr.runtime.engine.listeners import Inbox
 from mlxr.runtime.engine.make_requests import Terms
 from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.engine.together import Together
 from mlxr_tests.byte_tokenizer import ByteTokenizer
 from mlxr_tests.hash_host import HashEngine
 
@@ -33,31 +39,39 @@ def test_only_tokens_of_answers_count_as_generated(pipelines: bool) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"stop_tokens": (410,)}, {"stop": ("zzz",)}, {"max_tokens": 9}])
-def test_tokens_that_are_foreseen_give_the_events_of_single_ones(options: dict[str, object]) -> None:
-    """Those of a launch are taken together where none of them can end the answer."""
+def test_tokens_that_are_given_together_give_the_events_of_single_ones(options: dict[str, object]) -> None:
+    """Those of a launch are, where none can end the answer; characters may begin in one launch and end later."""
     with mlxr.load("storyteller", host="cpu") as model:
-        assert model.tokenizer is not None
-        model.tokenizer.decode([5, *range(400, 430)])  # so that their texts are known
-        sampling, random, num_foreseen = Sampling(**{"ignore_eos": True} | options), np.random.default_rng(5), 0  # type: ignore[arg-type]
-        for _ in range(12):
-            one, several = (model.make_requests([[5, 400, 7]], sampling, lambda _: None, Terms())[0] for _ in range(2))
-            for request in (one, several):
+        sampling, random, num_together = Sampling(**{"ignore_eos": True} | options), np.random.default_rng(5), 0  # type: ignore[arg-type]
+        for first in (3, 300, 3, 300):
+            inbox = Inbox()
+            one, *several = (
+                model.make_requests([[5, first, 7]], sampling, listener, Terms())[0]
+                for listener in (print, inbox, inbox)
+            )
+            for request in (one, *several):
                 request.answer.completion.cached_tokens = 2
-            while one.answer.completion.finish_reason is None and len(one.answer.tokens) < 40:
-                tokens = random.integers(400, 430, 3).tolist()
-                foreseen = several.foresee(tokens, 1.5)
-                num_foreseen += foreseen is not None
-                if foreseen is not None:
-                    several.take(foreseen)
-                for i, token in enumerate(tokens):
-                    event = one.accept(token)
-                    given = several.accept(token) if foreseen is None else foreseen[i]
-                    assert asdict(replace(event, time=given.time)) == asdict(given)
+            giver, told = Together(), list[Event]()
+            while one.answer.completion.finish_reason is None and len(one.answer.tokens) < 60:
+                tokens = random.integers(first, 430, 3).tolist()
+                step, decode = SimpleNamespace(most_more=0, starts=[len(one.answer.tokens) - 1] * 2), SimpleNamespace()
+                decode.requests = several
+                rows = giver.give(step, decode, [[token] * 2 for token in tokens], 1.5, print)  # type: ignore[arg-type]
+                num_together += len(rows)
+                for token in tokens:
+                    told += [event := replace(one.accept(token), time=1.5)]
+                    if not rows:
+                        inbox.extend([replace(request.accept(token), time=1.5) for request in several])
                     if event.finish_reason:
                         break
-            assert one.answer.tokens == several.answer.tokens
-            assert replace(one.answer.completion) == several.answer.completion
-        assert bool(num_foreseen) == ("stop" not in options)
+                if not rows:
+                    giver.forget()
+            assert [asdict(event) for event in inbox] == [asdict(event) for event in told for _ in several]
+            for request in several:
+                assert one.answer.tokens == request.answer.tokens
+                assert one.answer.completion == request.answer.completion
+                assert one.text.flush() == request.text.flush()
+        assert bool(num_together) == ("stop" not in options)
 
 
 def test_a_listener_that_ends_requests_within_a_launch_leaves_what_was_told() -> None:
@@ -125,7 +139,7 @@ def test_an_interruption_among_the_tokens_of_a_launch_loses_none(place: int) -> 
     assert [len(one.request.answer.completion.token_ids) for one in again] == [40, 40]
 
 
-def test_where_texts_cannot_be_foreseen_tokens_come_one_by_one() -> None:
+def test_where_texts_cannot_be_found_ahead_tokens_come_one_by_one() -> None:
     """What fails then fails its request alone, at the token of which it comes."""
     engine, text = HashEngine(pipelines=True), AnswerText(ByteTokenizer(), [], Sampling())
     one, other = engine.add(PROMPT[:5], 40), engine.add(PROMPT[5:], 40)
@@ -133,7 +147,71 @@ def test_where_texts_cannot_be_foreseen_tokens_come_one_by_one() -> None:
     def fail(*_: object) -> None:
         raise ValueError("broken")
 
-    text._decoder = SimpleNamespace(push=lambda _: "x", flush=str, texts_of=fail)  # type: ignore[assignment]
+    text._decoder = SimpleNamespace(push=lambda _: "x", flush=str, table=None, copy=fail)  # type: ignore[assignment]
     object.__setattr__(one.request, "text", text)
     engine.run()
     assert [len(other.tokens), one.request.answer.completion.text] == [40, "x" * 40]
+
+
+def test_a_listener_of_several_tokens_that_fails_ends_its_own_requests_only() -> None:
+    engine = HashEngine(pipelines=True)
+    one, other = engine.add(PROMPT[:5], 40), engine.add(PROMPT[5:], 40)
+
+    class Fails(Inbox):
+        def tell_all(self, events: Sequence[object]) -> None:
+            raise ValueError("broken")
+
+    object.__setattr__(one.request, "listener", Fails())
+    engine.run()
+    assert len(other.tokens) == 40 and one.request.answer.completion.finish_reason == "cancelled"
+    assert engine.core.stats().blocks_free == engine.core.stats().blocks
+
+
+def test_the_requests_of_one_listener_get_their_tokens_step_by_step() -> None:
+    """Also beside requests of other listeners, and where one of them ends within a launch."""
+    engine = HashEngine(pipelines=True)
+    alone, inbox = [engine.add(part, 40) for part in (PROMPT[:5], PROMPT[5:])], Inbox()
+    engine.run()
+    stop = Sampling(max_tokens=40, stop_tokens=(alone[1].tokens[21],))
+    length = alone[1].tokens.index(alone[1].tokens[21]) + 1
+    own = [*engine.requests(PROMPT[:5], Sampling(max_tokens=40), inbox), *engine.requests(PROMPT[5:], stop, inbox)]
+    other = engine.add(PROMPT[2:8], 40)
+    for index, request in enumerate(own):
+        object.__setattr__(request, "index", index)
+        engine.core.add(request)
+    engine.run()
+    first, second = ([e.token_id for e in inbox if isinstance(e, Event) and e.index == i] for i in (0, 1))
+    assert [first, second, len(other.tokens)] == [alone[0].tokens, alone[1].tokens[:length], 40]
+    order = [event.index for event in inbox if isinstance(event, Event)]
+    assert order == [0, 1] * length + [0] * (40 - length), "one step after the other"
+
+
+@pytest.mark.parametrize("place", ["take_tokens", "tell_all"])
+def test_an_interruption_of_tokens_that_are_given_together_loses_none(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are computed again, wherever it came, unless they were told."""
+    engine = HashEngine(pipelines=True)
+    alone = [engine.add(part, 40) for part in (PROMPT[:5], PROMPT[5:])]
+    engine.run()
+    again = [engine.add(part, 40) for part in (PROMPT[:5], PROMPT[5:])]
+    calls, take, tell = list[int](), together.take_tokens, again[0].tell_all
+
+    def interrupted(function: Callable[..., None]) -> Callable[..., None]:
+        def call(*given: Any) -> None:
+            function(*given)
+            calls.append(1)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+
+        return call
+
+    if place == "take_tokens":
+        monkeypatch.setattr(together, "take_tokens", interrupted(take))
+    else:
+        again[0].tell_all = interrupted(tell)  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        engine.run()
+    engine.run()
+    assert [one.tokens for one in again] == [one.tokens for one in alone]
+    assert [len(one.request.answer.completion.token_ids) for one in again] == [40, 40]

@@ -54,7 +54,8 @@ def test_an_answer_without_tokens_has_no_text_after_a_prompt_that_ends_within_a_
     if is_prepared:
         empty.prepare()
         whole.prepare()
-    assert (empty.flush(), whole.known([second])) == ("", None)
+    assert (empty.flush(), whole.table) == ("", None)
+    assert (whole.ahead([second])[0], whole.flush()) == (["é"], ""), "nothing has begun"
     assert (whole.decode(second), whole.flush()) == ("é", "")
 
 

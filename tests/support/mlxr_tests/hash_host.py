@@ -377,7 +377,7 @@ class HashEngine:
     def add(self, prompt: Sequence[int], max_tokens: int = 8, **terms: Any) -> "Answer":
         """Adds a greedy request."""
         answer = Answer()
-        (answer.request,) = self.requests(prompt, Sampling(max_tokens=max_tokens), answer.listen, **terms)
+        (answer.request,) = self.requests(prompt, Sampling(max_tokens=max_tokens), answer, **terms)
         self.core.add(answer.request)
         return answer
 
@@ -479,6 +479,14 @@ class Answer:
             self.error = news
         else:
             self.events.append(news)
+
+    def __call__(self, news: Event | BaseException) -> None:
+        self.listen(news)
+
+    def tell_all(self, events: Sequence[Event]) -> None:
+        assert not any(event.finish_reason for event in events), "an end is told by itself"
+        for event in events:
+            self.listen(event)
 
     @property
     def tokens(self) -> list[int]:

@@ -1,0 +1,215 @@
+"""Gives requests all tokens of a launch at once where nothing is special about any of them: nearly always.
+
+What is done for each token is done by functions of C, or in the one loop that makes events.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, cycle, repeat
+
+from mlxr.runtime.engine.answer_text import AnswerText
+from mlxr.runtime.engine.completion import Completion, Event
+from mlxr.runtime.engine.listeners import ListenerOfSeveral
+from mlxr.runtime.engine.request import Answer, Request, take_back, take_tokens
+from mlxr.runtime.engine.step import Decode, Step
+from mlxr.runtime.tokenizer.stream_decoder import StreamDecoder
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Columns of a step's requests that get tokens together, and what stays the same from step to step.
+
+    Attributes:
+        rows: of the step, which these are.
+        answers, completions, texts: of each.
+        marks: of each the number of its answer, and tokens of its prompt that were cached.
+        listeners: each with the places of its requests among these.
+        stop_ids: that end any of them.
+        table: texts of tokens, see `StreamDecoder.table`; None: nobody was where it holds.
+        odd: those for which it does not hold, or did not when they were looked at last.
+    """
+
+    rows: list[int]
+    answers: list[Answer]
+    completions: list[Completion]
+    texts: list[AnswerText]
+    marks: list[tuple[int, int]]
+    listeners: list[tuple[ListenerOfSeveral, list[int]]]
+    stop_ids: frozenset[int]
+    odd: set[int] = field(default_factory=set)
+    table: list[str | None] | None = None
+
+
+class Together:
+    """What is known of the requests of the newest steps."""
+
+    def __init__(self) -> None:
+        self._decode: Decode | None = None
+        self._columns = _NONE
+
+    def forget(self) -> None:
+        """Forgets the requests, since somebody else has given them tokens."""
+        self._decode = None
+
+    def give(
+        self,
+        step: Step,
+        decode: Decode,
+        tokens: Sequence[Sequence[int]],
+        time: float,
+        abandon: Callable[[Request], object],
+    ) -> list[int]:
+        """Gives requests the tokens of a step with `decode`, and tells their listeners.
+
+        Requests are left out, with all others of their listeners, of which a token may end the answer or must be seen
+        by itself. If any listener takes events one by one, all are left out: it may end others' requests.
+
+        Args:
+            step: it.
+            decode: its columns.
+            tokens: of each of its steps, one for each request.
+            time: when it ended.
+            abandon: ends a request whose listener fails.
+
+        Returns:
+            The rows of the requests that have got their tokens.
+        """
+        if self._decode is not decode:
+            self._decode, self._columns = decode, _columns_of(decode, range(len(decode.requests)))
+        columns, flat = self._columns, [*chain.from_iterable(tokens)]
+        if any([answer.is_done for answer in columns.answers]):
+            columns = _columns_of(decode, [row for row in columns.rows if not decode.requests[row].answer.is_done])
+        if step.most_more < 1 or not columns.stop_ids.isdisjoint(flat):
+            ending = {row for row in columns.rows if _may_end(decode.requests[row], [of[row] for of in tokens])}
+            columns = _columns_of(decode, columns.rows, ending)
+        if not columns.rows:
+            return []
+        if len(columns.rows) < len(decode.requests):
+            tokens = [[of_step[row] for row in columns.rows] for of_step in tokens]
+            flat = [*chain.from_iterable(tokens)]
+        try:
+            texts, decoders = _texts_of(columns, tokens, flat)
+        except Exception:  # one by one, each fails its own request alone
+            return []
+        events = _events(columns.marks, flat, texts, time)
+        before, told = [completion.text for completion in columns.completions], 0
+        try:
+            take_tokens(columns.answers, columns.completions, tokens, texts)
+            for place, (_, after) in decoders.items():
+                columns.texts[place].go_on(after)
+            for listener, places in columns.listeners:
+                told += 1  # whoever is interrupted now was told
+                try:
+                    if len(columns.listeners) == 1:
+                        listener.tell_all(events)
+                    else:
+                        listener.tell_all(_of_places(events, places, len(columns.rows)))
+                except Exception:
+                    for place in places:
+                        abandon(decode.requests[columns.rows[place]])
+        except BaseException:  # Ctrl-C: what nobody was told is computed again
+            for place in [place for _, places in columns.listeners[told:] for place in places]:
+                start = step.starts[columns.rows[place]] + 1
+                take_back(decode.requests[columns.rows[place]], start, before[place])
+                if place in decoders:
+                    columns.texts[place].go_on(decoders[place][0])
+            raise
+        return columns.rows
+
+
+def _columns_of(decode: Decode, rows: Collection[int], ending: Collection[int] = ()) -> _Columns:
+    """Of those of some requests that may get tokens together.
+
+    Args:
+        decode: has the requests.
+        rows: which.
+        ending: those of them to leave out.
+    """
+    requests = [decode.requests[row] for row in rows]
+    if not all(isinstance(request.listener, ListenerOfSeveral) for request in requests):
+        return _NONE
+    left_out = {
+        id(request.listener)
+        for row, request in zip(rows, requests, strict=True)
+        if row in ending or request.sampler.needs_tokens or request.text.can_stop
+    }
+    rows = [row for row in rows if id(decode.requests[row].listener) not in left_out]
+    requests = [decode.requests[row] for row in rows]
+    places = defaultdict[int, list[int]](list)
+    for place, request in enumerate(requests):
+        places[id(request.listener)].append(place)
+    answers = [request.answer for request in requests]
+    return _Columns(
+        rows,
+        answers,
+        [answer.completion for answer in answers],
+        [request.text for request in requests],
+        [(request.index, request.answer.completion.cached_tokens) for request in requests],
+        [(requests[own[0]].listener, own) for own in places.values()],  # type: ignore[misc]  # looked at above
+        frozenset().union(*[request.stop_ids for request in requests]),
+        {*range(len(requests))},
+    )
+
+
+_NONE = _Columns([], [], [], [], [], [], frozenset())
+
+
+def _may_end(request: Request, tokens: Sequence[int]) -> bool:
+    is_last = len(request.answer.tokens) + len(tokens) >= request.max_length
+    return is_last or not request.stop_ids.isdisjoint(tokens)
+
+
+def _texts_of(
+    columns: _Columns, tokens: Sequence[Sequence[int]], flat: Sequence[int]
+) -> tuple[list[str], dict[int, tuple[StreamDecoder | None, StreamDecoder | None]]]:
+    """The texts of tokens, in the order of `flat`, and by place the decoders of odd ones, before and after them."""
+    odd, width = columns.odd, len(columns.rows)
+    for place in [*odd]:
+        if (table := columns.texts[place].table) is not None:
+            columns.table = table if columns.table is None else columns.table
+            if table is columns.table:
+                odd.remove(place)
+    found = _known(columns.table, flat)
+    if None in found:
+        if len(odd) < width:
+            known = next(text for place, text in enumerate(columns.texts) if place not in odd)
+            known.learn({token for token, text in zip(flat, found, strict=True) if text is None})
+            found = _known(columns.table, flat)
+        odd.update([place % width for place, text in enumerate(found) if text is None])
+    decoders = dict[int, tuple[StreamDecoder | None, StreamDecoder | None]]()
+    for place in odd:
+        own = [of_step[place] for of_step in tokens]
+        found[place::width], before, after = columns.texts[place].ahead(own)
+        decoders[place] = before, after
+    return found, decoders  # type: ignore[return-value]  # no text is missing now
+
+
+def _known(table: list[str | None] | None, tokens: Sequence[int]) -> list[str | None]:
+    """What a table has of tokens; a model may have more tokens than its tokenizer."""
+    if table is None:
+        return [None] * len(tokens)
+    try:
+        return [*map(table.__getitem__, tokens)]
+    except IndexError:
+        return [table[token] if token < len(table) else None for token in tokens]
+
+
+def _events(marks: Sequence[tuple[int, int]], tokens: Sequence[int], texts: Sequence[str], time: float) -> list[Event]:
+    """`Event(index, token, text, cached_tokens=cached, time=time)` of each token, in two fifths of the time."""
+    events = [*map(Event.__new__, repeat(Event, len(tokens)))]
+    for event, token, text, (index, cached) in zip(events, tokens, texts, cycle(marks), strict=False):
+        event.index = index
+        event.token_id = token
+        event.text = text
+        event.finish_reason = event.logprob = event.completion = None
+        event.cached_tokens = cached
+        event.time = time
+    return events
+
+
+def _of_places(events: Sequence[Event], places: Sequence[int], width: int) -> Sequence[Event]:
+    """Those of some requests, step by step."""
+    if len(places) == 1:
+        return events[places[0] :: width]
+    return [events[first + place] for first in range(0, len(events), width) for place in places]
