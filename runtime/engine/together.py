@@ -6,10 +6,10 @@ What is done for each token is done by functions of C, or in the one loop that m
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, cycle, repeat
+from itertools import chain
 
 from mlxr.runtime.engine.answer_text import AnswerText
-from mlxr.runtime.engine.completion import Completion, Event
+from mlxr.runtime.engine.completion import Completion, Event, events_of
 from mlxr.runtime.engine.listeners import ListenerOfSeveral
 from mlxr.runtime.engine.request import Answer, Request, take_back, take_tokens
 from mlxr.runtime.engine.step import Decode, Step
@@ -92,7 +92,7 @@ class Together:
             texts, decoders = _texts_of(columns, tokens, flat)
         except Exception:  # one by one, each fails its own request alone
             return []
-        events = _events(columns.marks, flat, texts, time)
+        events = events_of(columns.marks, flat, texts, time)
         before, told = [completion.text for completion in columns.completions], 0
         try:
             take_tokens(columns.answers, columns.completions, tokens, texts)
@@ -172,11 +172,13 @@ def _texts_of(
                 odd.remove(place)
     found = _known(columns.table, flat)
     if None in found:
+        lacking = [at for at, text in enumerate(found) if text is None]
         if len(odd) < width:
-            known = next(text for place, text in enumerate(columns.texts) if place not in odd)
-            known.learn({token for token, text in zip(flat, found, strict=True) if text is None})
-            found = _known(columns.table, flat)
-        odd.update([place % width for place, text in enumerate(found) if text is None])
+            new = [flat[at] for at in lacking]
+            next(text for place, text in enumerate(columns.texts) if place not in odd).learn({*new})
+            for at, learned in zip(lacking, _known(columns.table, new), strict=True):
+                found[at] = learned
+        odd.update([at % width for at in lacking if found[at] is None])
     decoders = dict[int, tuple[StreamDecoder | None, StreamDecoder | None]]()
     for place in odd:
         own = [of_step[place] for of_step in tokens]
@@ -193,19 +195,6 @@ def _known(table: list[str | None] | None, tokens: Sequence[int]) -> list[str | 
         return [*map(table.__getitem__, tokens)]
     except IndexError:
         return [table[token] if token < len(table) else None for token in tokens]
-
-
-def _events(marks: Sequence[tuple[int, int]], tokens: Sequence[int], texts: Sequence[str], time: float) -> list[Event]:
-    """`Event(index, token, text, cached_tokens=cached, time=time)` of each token, in two fifths of the time."""
-    events = [*map(Event.__new__, repeat(Event, len(tokens)))]
-    for event, token, text, (index, cached) in zip(events, tokens, texts, cycle(marks), strict=False):
-        event.index = index
-        event.token_id = token
-        event.text = text
-        event.finish_reason = event.logprob = event.completion = None
-        event.cached_tokens = cached
-        event.time = time
-    return events
 
 
 def _of_places(events: Sequence[Event], places: Sequence[int], width: int) -> Sequence[Event]:

@@ -97,6 +97,7 @@ class LibraryTokenizer(Tokenizer):
         self._set_added(before, after)
         self._bytes = functools.cache(self._find_bytes)
         self.texts: list[str | None] = [None] * self.vocab_size
+        self._parts: set[int] = set()  # tokens that are no whole characters
 
     def pair_form(self) -> PairForm:
         """See `Tokenizer`."""
@@ -205,22 +206,26 @@ class LibraryTokenizer(Tokenizer):
 
     def learn(self, token_ids: Sequence[int]) -> None:
         """Adds texts of tokens in the vocabulary to `texts`, as far as they are whole characters."""
-        texts, spellings = self.texts, self._spellings
+        texts, spellings, added, parts = self.texts, self._spellings, self._added, self._parts
+        token_ids = [token_id for token_id in token_ids if token_id not in parts]
         if self.rule.is_byte_level:  # of a model with random weights, nearly each token of each step is new
-            added = self._added
             plain = [token_id for token_id in token_ids if token_id not in added]
             token_ids = [token_id for token_id in token_ids if token_id in added]
             if spellings is None:
                 spelled = [spelling or "" for spelling in map(self._library.id_to_token, plain)]
             else:
                 spelled = [spellings[token_id] for token_id in plain]
-            for token_id, known in zip(plain, byte_level_texts(spelled), strict=True):
+            for token_id, known in zip(plain, byte_level_texts(spelled) if plain else (), strict=True):
                 texts[token_id] = known
+                if known is None:
+                    parts.add(token_id)
         for token_id in token_ids:
             data = self._find_bytes(token_id)
             text, num_used = codecs.utf_8_decode(data, "replace")
             if num_used == len(data):
                 texts[token_id] = text
+            else:
+                parts.add(token_id)
 
     def token_text(self, token_id: int) -> str:
         """See `Tokenizer`."""
