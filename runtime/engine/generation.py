@@ -39,6 +39,7 @@ class Generation(Iterator[Event]):
         self._core: EngineCore | None = core
         self._requests, self._events = list(requests), events
         self._has_begun = self._lost_its_model = False
+        self._is_reading = True  # a prompt was not complete when the newest step began
         self.completions = [request.answer.completion for request in requests]
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
@@ -90,7 +91,7 @@ class Generation(Iterator[Event]):
         if all(request.answer.is_done for request in self._requests):
             raise StopIteration
         start = time.perf_counter()
-        is_reading = any(not request.answer.completion.token_ids for request in self._requests)
+        is_reading = self._is_reading = self._is_reading and not all([c.token_ids for c in self.completions])
         if not self._core.step() and not self._events:
             self._core.wait()
         seconds = time.perf_counter() - start

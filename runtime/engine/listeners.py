@@ -22,10 +22,7 @@ class ListenerOfSeveral(Protocol):
 
 
 class Inbox(deque[Event | BaseException]):
-    """Events that wait to be taken."""
+    """Events that wait to be taken. To be told is one call of C: Ctrl-C comes before it or after it."""
 
-    def __call__(self, news: Event | BaseException, /) -> None:
-        """See `ListenerOfSeveral`."""
-        self.append(news)
-
-    tell_all = deque.extend  # one call of C: Ctrl-C comes before it or after it
+    __call__ = deque.append
+    tell_all = deque.extend

@@ -183,22 +183,19 @@ class DecodeInputs:
         if (packed := self._with_tables(steady.packed, grown.tables)) is not None:
             steady = self._steady = Steady(packed, SentTogether([packed.numbers]), 0)
             self._known = self._known | {name: packed.numbers[packed.places[name]] for name in self._tables}
-        return inputs._replace(
-            moving=Packed(first if rows is None else rows[0], places),
-            steady=steady,
-            steps=steps,
-            new=[] if rows is None else [*range(steps)],
-            sent=SentTogether([] if rows is None else [*rows]),
-            at_once=rows is not None and steps > 1,
-            after=(first if rows is None else rows[-1]) + np.int32(steps if rows is None else 1),
-        )
+        if rows is None:
+            moving, new, sent, after = first, list[int](), SentTogether([]), first + np.int32(steps)
+        else:
+            moving, new, sent, after = rows[0], [*range(steps)], SentTogether([*rows]), rows[-1] + np.int32(1)
+        at_once = rows is not None and steps > 1
+        return BoundInputs(Packed(moving, places), inputs.num_steady, steady, steps, new, sent, at_once, after)
 
     def _with_tables(self, packed: Packed, tables: Mapping[str, npt.NDArray[np.int32]]) -> Packed | None:
         """The same with other tables, [seqs, columns in use], among the columns that there are; None: no others.
 
         They differ when a sequence comes to a block, and also when a full one is replaced by an equal one.
         """
-        copied: npt.NDArray[np.int32] | None = None
+        copied, changed = None, False
         if self._tables_of is not packed:
             self._tables.clear()
         for name, table in tables.items():
@@ -209,9 +206,10 @@ class DecodeInputs:
             if now == known:
                 continue
             copied = packed.numbers.copy() if copied is None else copied
+            changed = changed or known is not None
             shape = len(table), int(copied[place.start])  # how many columns there are, then all rows
             copied[place][1:].reshape(shape)[:, : table.shape[1]] = table
-        changed = copied is not None and not np.array_equal(copied, packed.numbers)
+        changed = changed or (copied is not None and not _are_equal(copied, packed.numbers))
         self._tables_of = Packed(copied, packed.places) if copied is not None and changed else packed
         return self._tables_of if changed else None
 
