@@ -313,7 +313,7 @@ class Pager(PagerTiers):
         """
         step = _PASSED_BLOCKS * self.block_size
         for begin in range(0, num_tokens, step):
-            self.append(seq_id, min(step, num_tokens - begin))
+            self.grow_all([(seq_id, min(step, num_tokens - begin))])
 
     def num_blocks_needed(self, growths: Sequence[tuple[int, int]]) -> int:
         """How many free blocks `append_all` would take, copies of shared ones included.

@@ -182,7 +182,7 @@ class TierLink:
         host, pager, states = self._host, self._pager, self._pager.states
         first, end = len(prefix.blocks), prefix.num_known
         if end > prefix.num_tokens:
-            pager.append(seq_id, end - prefix.num_tokens)
+            pager.grow_all([(seq_id, end - prefix.num_tokens)])
         slot = -1 if states is None else states.restore(seq_id, end)
         self.save(pager.take_evicted())
         copies = pager.take_copies()

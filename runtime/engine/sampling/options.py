@@ -269,8 +269,10 @@ def sampling_for(sampling: Sampling | None, max_tokens: int | None, ignore_eos: 
     if ignore_eos:
         changes["ignore_eos"] = True
     known = _DEFAULTS if sampling is None else sampling
+    if known.logit_bias:  # a dict, which may have been changed since it was checked
+        return replace(known, **changes)
     made = object.__new__(type(known))
-    vars(made).update(vars(known), logit_bias=dict(known.logit_bias), **changes)
+    vars(made).update(vars(known), logit_bias={}, **changes)
     made._check_end()  # all else was checked before, and would take longer than what is left of a short prompt's start
     return made
 

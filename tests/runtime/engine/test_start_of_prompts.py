@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mlxr.compiler.errors import OptionError
 from mlxr.runtime.engine.answer_text import AnswerText
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.sampling.options import sampling_for
@@ -82,3 +83,7 @@ def test_options_that_a_call_adds_to_are_not_shared() -> None:
         temperature=0.5, stop="x", logit_bias={3: 1.5}, max_tokens=7, ignore_eos=True
     )
     assert own.max_tokens == 128 and not own.ignore_eos
+    assert isinstance(own.logit_bias, dict)
+    own.logit_bias[-1] = 0.5
+    with pytest.raises(OptionError, match="a key of logit_bias"):
+        sampling_for(own, None, False)
