@@ -83,6 +83,8 @@ class Together:
         if step.most_more < 1 or not columns.stop_ids.isdisjoint(flat):
             ending = {row for row in columns.rows if _may_end(decode.requests[row], [of[row] for of in tokens])}
             columns = _columns_of(decode, columns.rows, ending)
+        if columns is not self._columns:
+            self.forget()  # others' texts go on, of which those columns would not know
         if not columns.rows:
             return []
         if len(columns.rows) < len(decode.requests):
@@ -98,13 +100,12 @@ class Together:
             take_tokens(columns.answers, columns.completions, tokens, texts)
             for place, (_, after) in decoders.items():
                 columns.texts[place].go_on(after)
+            is_one = len(columns.listeners) == 1
             for listener, places in columns.listeners:
+                own = events if is_one else _of_places(events, places, len(columns.rows))
                 told += 1  # whoever is interrupted now was told
                 try:
-                    if len(columns.listeners) == 1:
-                        listener.tell_all(events)
-                    else:
-                        listener.tell_all(_of_places(events, places, len(columns.rows)))
+                    listener.tell_all(own)
                 except Exception:
                     for place in places:
                         abandon(decode.requests[columns.rows[place]])

@@ -186,7 +186,28 @@ def test_the_requests_of_one_listener_get_their_tokens_step_by_step() -> None:
     assert order == [0, 1] * length + [0] * (40 - length), "one step after the other"
 
 
-@pytest.mark.parametrize("place", ["take_tokens", "tell_all"])
+def test_a_character_that_begins_beside_anothers_stop_token_goes_on_in_the_next_launch() -> None:
+    """A token that ends others' answers has each looked at: what is known of their texts then is old."""
+    with mlxr.load("storyteller", host="cpu") as model:
+        tokenizer, free = model.tokenizer, Sampling(ignore_eos=True)
+        assert tokenizer is not None
+        spelled = [tokenizer.bytes_of(token) for token in range(tokenizer.vocab_size)]
+        begin, a, b = (len(spelled) - 1 - spelled[::-1].index(data) for data in (b"\xe2", b"a", b"b"))
+        giver, decode = Together(), SimpleNamespace()
+        one, first, second = (
+            model.make_requests([[5, a, 7]], sampling, Inbox(), Terms())[0]
+            for sampling in (free, replace(free, stop_tokens=(b,)), free)
+        )
+        decode.requests = [first, second]
+        for launch in ([a, a], [a, a], [b, begin], [a, a]):
+            step = SimpleNamespace(most_more=9, starts=[len(one.answer.tokens) - 1] * 2)
+            assert giver.give(step, decode, [[a, token] for token in launch], 1.5, print) == [0, 1]  # type: ignore[arg-type]
+            for token in launch:
+                one.accept(token)
+        assert second.answer.completion == one.answer.completion and one.answer.completion.text == "aaaab\ufffdaa"
+
+
+@pytest.mark.parametrize("place", ["take_tokens", "_of_places", "tell_all"])
 def test_an_interruption_of_tokens_that_are_given_together_loses_none(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,21 +216,22 @@ def test_an_interruption_of_tokens_that_are_given_together_loses_none(
     alone = [engine.add(part, 40) for part in (PROMPT[:5], PROMPT[5:])]
     engine.run()
     again = [engine.add(part, 40) for part in (PROMPT[:5], PROMPT[5:])]
-    calls, take, tell = list[int](), together.take_tokens, again[0].tell_all
+    calls, tell = list[int](), again[0].tell_all
 
-    def interrupted(function: Callable[..., None]) -> Callable[..., None]:
-        def call(*given: Any) -> None:
-            function(*given)
+    def interrupted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            result = function(*given)
             calls.append(1)
             if len(calls) == 3:
                 raise KeyboardInterrupt
+            return result
 
         return call
 
-    if place == "take_tokens":
-        monkeypatch.setattr(together, "take_tokens", interrupted(take))
-    else:
+    if place == "tell_all":
         again[0].tell_all = interrupted(tell)  # type: ignore[method-assign]
+    else:
+        monkeypatch.setattr(together, place, interrupted(getattr(together, place)))
     with pytest.raises(KeyboardInterrupt):
         engine.run()
     engine.run()
