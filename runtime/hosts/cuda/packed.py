@@ -181,8 +181,9 @@ class DecodeInputs:
                 rows = first + _counts(steps) if rows is None else rows
                 rows[:, place] = np.array(slots, np.int32).reshape(steps, -1)
         if (packed := self._with_tables(steady.packed, grown.tables)) is not None:
-            steady = self._steady = Steady(packed, SentTogether([packed.numbers]), 0)
+            self._steady = None  # until it is known what it has
             self._known = self._known | {name: packed.numbers[packed.places[name]] for name in self._tables}
+            steady = self._steady = Steady(packed, SentTogether([packed.numbers]), 0)
         if rows is None:
             moving, new, sent, after = first, list[int](), SentTogether([]), first + np.int32(steps)
         else:
@@ -198,6 +199,7 @@ class DecodeInputs:
         copied, changed = None, False
         if self._tables_of is not packed:
             self._tables.clear()
+        self._tables_of = None  # until all have been copied
         for name, table in tables.items():
             if (place := packed.places.get(name)) is None:
                 continue

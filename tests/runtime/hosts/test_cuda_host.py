@@ -26,12 +26,13 @@ from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.engine.sampling import Row, Sampler, Sampling
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
-from mlxr.runtime.hosts.cuda import device, prefill_steps, traces
+from mlxr.runtime.hosts.cuda import device, packed, prefill_steps, traces
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.packed import BoundInputs, DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.parallel import peers
 from mlxr.runtime.hosts.cuda.parallel.meet_peers import NoPeersError
 from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
+from mlxr.runtime.hosts.likeliest import Grown
 from mlxr.runtime.hosts.registry import hosts
 from mlxr.runtime.hosts.select import resolve_host
 from mlxr_tests.adapters import AdaptedPair, random_adapter
@@ -400,3 +401,25 @@ def test_a_step_of_a_rank_is_traced_for_few_numbers_of_greatest_logits(monkeypat
     assert launched([[1, 2, 3]], [1, 0, 40, 1]) == [0, 0], "a size is traced when it comes again"
     exchange.stays_on_gpu = True
     assert launched([[5]], [1, 64]) == [], "as all of them"
+
+
+def test_tables_that_an_interruption_kept_back_come_with_the_next_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, moving = DecodeInputs(), {"positions": np.full((1, 1), 3, np.int32)}
+    steady = {"block_tables": np.array([2, 5, 0], np.int32)}  # two columns
+    grown = Grown({}, {"block_tables": np.array([[5, 6]], np.int32)})
+
+    def begin() -> BoundInputs:
+        bound = inputs.bind(moving, steady, 1)
+        inputs.advance(bound, 0, lambda: pytest.fail("nobody reads it"))
+        return bound
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    bound = inputs.go_on(begin(), 1, Grown({}, {"block_tables": np.array([[5]], np.int32)}))
+    inputs.advance(bound, 0, lambda: pytest.fail("nobody reads it"))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(packed, "Packed", interrupt)
+        inputs.go_on(bound, 1, grown)
+    again = inputs.go_on(begin(), 1, grown)
+    assert again.steady.packed.numbers[:3].tolist() == [2, 5, 6]
