@@ -296,15 +296,17 @@ class Step:
     def prompt_rows(self, host: Host) -> Iterator[tuple[Request, npt.NDArray[np.float32], int]]:
         """The rows of their prompts that requests ask for: the request, the rows, and the tokens up to the last one.
 
+        A request that gave its sequence back since gets none: it begins again, and all of them are computed again.
+
         Raises:
             HostError: the step failed.
         """
         if self._prompt_logits is None:
             return
         rows, first = host.read(self._prompt_logits), 0
-        for part, end in zip(self.parts, self.ends, strict=True):
+        for part, end, seq_id in zip(self.parts, self.ends, self.sequences, strict=True):
             request, count = part.request, part.num_rows
-            if request.answer.prompt_rows and not request.answer.is_done:
+            if request.answer.prompt_rows and not request.answer.is_done and request.run.seq_id == seq_id:
                 yield request, rows[first : first + count], end
             first += count
 

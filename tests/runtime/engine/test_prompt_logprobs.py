@@ -5,6 +5,7 @@ import pytest
 
 import mlxr
 from mlxr.compiler.driver import compile_spec
+from mlxr_tests.hash_host import Answer, HashEngine
 from mlxr_tests.storyteller import Q8_0, storyteller_spec
 
 
@@ -39,3 +40,15 @@ def test_they_are_those_of_the_logits(model: mlxr.Model) -> None:
         assert [value for _, value in entry.top] == pytest.approx(
             np.sort(expected[row])[::-1][:most].tolist(), abs=2e-3
         )
+
+
+def test_what_a_preempted_request_had_launched_is_not_told_twice() -> None:
+    """It begins again while a chunk that it had launched ahead is not read."""
+    engine, answer, prompt = HashEngine(pipelines=True, max_tokens=8), Answer(), [*range(3, 27)]
+    (answer.request,) = engine.requests(prompt, mlxr.Sampling(prompt_logprobs=0, max_tokens=3), answer.listen)
+    engine.core.add(answer.request)
+    engine.core.step()
+    engine.core.scheduler.preempt(answer.request)
+    engine.run()
+    assert [entry.token_id for entry in answer.request.answer.completion.prompt_logprobs] == prompt[1:]
+    assert answer.tokens == engine.alone(answer.request)
