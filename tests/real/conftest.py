@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 
+import mlx.core as mx
 import pytest
 
 import mlxr
-from mlxr_tests.real_files import GEMMA3, SMOLLM2, RealFiles, real_file
+from mlxr.runtime.hosts.cuda.device import has_cuda
+from mlxr_tests.real_files import GEMMA3, HOSTS, SMOLLM2, RealFiles, real_file
 
 
 @pytest.fixture(scope="module", params=[SMOLLM2, GEMMA3], ids=lambda files: files.name)
@@ -15,9 +17,14 @@ def files(request: pytest.FixtureRequest) -> RealFiles:
     return found
 
 
-@pytest.fixture(scope="module", params=["fast", "exact"])
+@pytest.fixture(
+    scope="module", params=[(host, compute) for host in HOSTS for compute in ("fast", "exact")], ids="-".join
+)
 def model(request: pytest.FixtureRequest, files: RealFiles) -> Iterator[mlxr.Model]:
-    """A language model, as users load it, and in f32."""
-    changes = mlxr.Changes() if request.param == "fast" else mlxr.Changes(compute="exact", cache_dtype="f32")
-    with mlxr.load(real_file(files, ".gguf"), host="cpu", changes=changes) as loaded:
+    """A language model, as users load it, and in f32, on each host that is there."""
+    host, compute = request.param
+    if host != "cpu" and not (has_cuda() or mx.metal.is_available()):
+        pytest.skip("no GPU")
+    changes = mlxr.Changes() if compute == "fast" else mlxr.Changes(compute="exact", cache_dtype="f32")
+    with mlxr.load(real_file(files, ".gguf"), host=host, changes=changes) as loaded:
         yield loaded

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 import mlxr
-from mlxr_tests.real_files import RealFiles
+from mlxr_tests.real_files import HOSTS, RealFiles
 from mlxr_tests.storyteller import VALID
 
 # Of two tokens whose probabilities differ by less, in nats, rounding decides: of activations (fast), or of sums.
@@ -45,7 +45,18 @@ def test_greedy_tokens(model: mlxr.Model, recorded: dict[str, Any]) -> None:
     assert compared >= 0.6 * total, f"only {compared} of {total} tokens are clear: the test sees too little"
 
 
-@pytest.mark.parametrize("model", ["fast"], indirect=True, scope="module")
+def test_answers_in_one_batch(model: mlxr.Model, recorded: dict[str, Any]) -> None:
+    """Each prompt twice, all decoded together: up to a near tie each answer is llama.cpp's."""
+    close, answers = CLOSE[model.artifact.spec.compute], 2 * recorded["answers"]
+    clear = [len(list(takewhile(lambda margin: margin >= close, answer["margins"]))) for answer in answers]
+    assert sum(clear) > len(answers), "the test sees too little"
+    sampling = mlxr.Sampling(temperature=0, ignore_eos=True)
+    generation = model.start([answer["ids"] for answer in answers], max_tokens=max(clear), sampling=sampling)
+    for answer, count, said in zip(answers, clear, generation.finish(), strict=True):
+        assert said.token_ids[:count] == answer["tokens"][:count], answer["prompt"]
+
+
+@pytest.mark.parametrize("model", [(host, "fast") for host in HOSTS], indirect=True, scope="module", ids=HOSTS)
 def test_perplexity(model: mlxr.Model, recorded: dict[str, Any]) -> None:
     """As llama-perplexity measures: windows that begin with BOS; of each, the tokens in its second half."""
     ids = model.require_tokenizer().encode(VALID.read_bytes()[:TEXT_BYTES].decode())

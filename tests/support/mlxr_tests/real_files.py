@@ -22,6 +22,8 @@ from typing import IO, Literal
 
 import pytest
 
+HOSTS = ("cpu", "metal" if sys.platform == "darwin" else "cuda")
+"""Where language models run; a machine without a GPU skips the second."""
 _SUMS = "SHA256SUMS"
 _PART = re.compile(r"\.part(\d+)$")
 
