@@ -282,6 +282,14 @@ __forceinline__ uint f16_of_byte(uint word, uint byte, uint less) {
 #define MLXR_AWAIT_COPIES(left) asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory")
 #endif
 
+// Rows that begin at multiples of 32 bytes, into the second-level cache.
+#define MLXR_WANT(p, bytes) mlxr_want(p, bytes)
+__forceinline__ void mlxr_want(const void* p, uint bytes) {
+    for (uint at = 0; at < bytes; at += 128u) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)p + at));
+    }
+}
+
 enum class mem_flags { mem_none, mem_threadgroup, mem_device };
 __forceinline__ void simdgroup_barrier(mem_flags) { __syncwarp(); }
 

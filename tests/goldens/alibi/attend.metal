@@ -1,4 +1,4 @@
-// attend_4fed06d7
+// attend_43511e7f
 // small spec of a test
 //
 // Decode: cache write and attention of one new token of each sequence, in one launch.
@@ -45,7 +45,7 @@ constant float slopes[6] = {
 };
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_4fed06d7(
+[[kernel]] void attend_43511e7f(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -68,7 +68,9 @@ constant float slopes[6] = {
   const uint position = (uint)positions[sequence];
   const device int* table = block_tables + 1 + (ulong)(sequence) * (uint)block_tables[0];
   const device float* input = qkv + (ulong)sequence * 400u;
-  MLXR_AWAIT_INPUTS()
+  const bool owner = true;
+  const uint begin = 0u;
+  const uint end = position;
   const uint key_in_group = lane / 2u;
   const uint part = lane % 2u;
 
@@ -78,6 +80,39 @@ constant float slopes[6] = {
   for (uint i = 0; i < 5u; i++) {
     base[i] = (i / 1u * 2u + part) * 4u + i % 1u * 4u;
   }
+#ifndef MLXR_WANT  // a host may ask for bytes to come to a cache
+#define MLXR_WANT(p, bytes)
+#endif
+  uint4 k_bits[1][5], v_bits[1][5];
+  if (begin < end) {
+#pragma unroll
+    for (uint u = 0; u < 1u; u++) {
+      const uint wanted = begin + simd_gid * 16u + u * 16u + key_in_group;
+      const uint at = wanted < end ? wanted : begin;
+      const ulong row = arena_row((uint)table[(at) / 4u], layer[0], at % 4u) + kv_head * 40u;
+#pragma unroll
+      for (uint i = 0; i < 5u; i++) {
+        k_bits[u][i] = *(const device uint4*)(k_arena + row + base[i * 1u]);
+        v_bits[u][i] = *(const device uint4*)(v_arena + row + base[i * 1u]);
+      }
+    }
+    // Rows of later turns come to the second-level cache; threadgroups that share keys share these, too.
+    for (uint i = thread_index_in_threadgroup / 2u * 1u + threadgroup_position_in_grid.x % 1u + 128u; begin + i < end; i += 128u) {
+      const uint at = begin + i;
+      const ulong row = arena_row((uint)table[(at) / 4u], layer[0], at % 4u) + kv_head * 40u;
+      MLXR_WANT((thread_index_in_threadgroup % 2u == 0 ? k_arena : v_arena) + row, 160u);
+    }
+  } else {
+    // What has no value there would take its registers from all that a step kernel runs.
+#pragma unroll
+    for (uint u = 0; u < 1u; u++) {
+#pragma unroll
+      for (uint i = 0; i < 5u; i++) {
+        k_bits[u][i] = v_bits[u][i] = uint4(0);
+      }
+    }
+  }
+  MLXR_AWAIT_INPUTS()
   float4 q[3][5];
   float4 values[3][5];
   float maximum[3];
@@ -103,12 +138,9 @@ constant float slopes[6] = {
     }
   }
 
-  const bool owner = true;
-  const uint begin = 0u;
-  const uint end = position;
 
-  // The new token: rotated, stored and attended to from registers.
-  if (owner && simd_gid == 0) {
+  // The new token: rotated, stored and attended to from registers, by the simdgroup that has the fewest keys.
+  if (owner && simd_gid == 7u) {
     device float* k_out = const_cast<device float*>(k_arena);
     device float* v_out = const_cast<device float*>(v_arena);
     const uint slot = (uint)slots[sequence];
@@ -159,17 +191,25 @@ constant float slopes[6] = {
     // All loads of 1 key of a lane group, then their scores, then one change of maximum.
     bool valid[1];
     float4 key[1][5];
-    float4 value[1][5];
+    if (first != begin + simd_gid * 16u) {
 #pragma unroll
     for (uint u = 0; u < 1u; u++) {
-      const uint wanted = first + u * 128u + key_in_group;
-      valid[u] = wanted < end;
-      const uint at = valid[u] ? wanted : first;
+      const uint wanted = first + u * 16u + key_in_group;
+      const uint at = wanted < end ? wanted : begin;
       const ulong row = arena_row((uint)table[(at) / 4u], layer[0], at % 4u) + kv_head * 40u;
 #pragma unroll
-      for (uint i = 0; i < 5u; i += 1u) {
-        load_f32_4(k_arena + row + base[i], key[u] + i);
-        load_f32_4(v_arena + row + base[i], value[u] + i);
+      for (uint i = 0; i < 5u; i++) {
+        k_bits[u][i] = *(const device uint4*)(k_arena + row + base[i * 1u]);
+        v_bits[u][i] = *(const device uint4*)(v_arena + row + base[i * 1u]);
+      }
+    }
+    }
+#pragma unroll
+    for (uint u = 0; u < 1u; u++) {
+      valid[u] = first + u * 16u + key_in_group < end;
+#pragma unroll
+      for (uint i = 0; i < 5u; i++) {
+        unpack_f32(k_bits[u][i], key[u] + i * 1u);
       }
     }
 #pragma unroll
@@ -194,7 +234,7 @@ constant float slopes[6] = {
       float largest = maximum[g];
 #pragma unroll
       for (uint u = 0; u < 1u; u++) {
-        score[u] += slope[g] * (float)((int)(first + u * 128u + key_in_group) - (int)(position));
+        score[u] += slope[g] * (float)((int)(first + u * 16u + key_in_group) - (int)(position));
         largest = valid[u] ? max(largest, score[u]) : largest;
       }
       const float keep = exp2(maximum[g] - largest);
@@ -208,9 +248,14 @@ constant float slopes[6] = {
       for (uint u = 0; u < 1u; u++) {
         const float p = valid[u] ? exp2(score[u] - largest) : 0.0f;
         total[g] += p;
+        float4 of_key[5];
 #pragma unroll
         for (uint i = 0; i < 5u; i++) {
-          values[g][i] += value[u][i] * p;
+          unpack_f32(v_bits[u][i], of_key + i * 1u);
+        }
+#pragma unroll
+        for (uint i = 0; i < 5u; i++) {
+          values[g][i] += of_key[i] * p;
         }
       }
     }

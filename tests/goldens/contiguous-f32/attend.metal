@@ -1,4 +1,4 @@
-// attend_c972ff1b
+// attend_6a910890
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token of each sequence, in one launch.
@@ -78,7 +78,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_c972ff1b(
+[[kernel]] void attend_6a910890(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -99,12 +99,9 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint sequence = threadgroup_position_in_grid.y;
   const uint position = (uint)positions[sequence];
   const device float* input = qkv + (ulong)sequence * 128u;
-  MLXR_THREADGROUP(float2, turns, 16);
-  for (uint i = thread_index_in_threadgroup; i < 16u; i += 256u) {
-    turns[i] = turn_of(i, (int)position);
-  }
-  MLXR_AWAIT_INPUTS()
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const bool owner = true;
+  const uint begin = 0u;
+  const uint end = position;
   const uint key_in_group = lane / 8u;
   const uint part = lane % 8u;
 
@@ -114,6 +111,44 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   for (uint i = 0; i < 1u; i++) {
     base[i] = (i / 1u * 8u + part) * 4u + i % 1u * 4u;
   }
+  MLXR_THREADGROUP(float2, turns, 16);
+  for (uint i = thread_index_in_threadgroup; i < 16u; i += 256u) {
+    turns[i] = turn_of(i, (int)position);
+  }
+#ifndef MLXR_WANT  // a host may ask for bytes to come to a cache
+#define MLXR_WANT(p, bytes)
+#endif
+  uint4 k_bits[1][1], v_bits[1][1];
+  if (begin < end) {
+#pragma unroll
+    for (uint u = 0; u < 1u; u++) {
+      const uint wanted = begin + simd_gid * 4u + u * 4u + key_in_group;
+      const uint at = wanted < end ? wanted : begin;
+      const ulong row = arena_row((at) / 16u, layer[0], at % 16u) + kv_head * 32u;
+#pragma unroll
+      for (uint i = 0; i < 1u; i++) {
+        k_bits[u][i] = *(const device uint4*)(k_arena + row + base[i * 1u]);
+        v_bits[u][i] = *(const device uint4*)(v_arena + row + base[i * 1u]);
+      }
+    }
+    // Rows of later turns come to the second-level cache; threadgroups that share keys share these, too.
+    for (uint i = thread_index_in_threadgroup / 2u * 1u + threadgroup_position_in_grid.x % 1u + 32u; begin + i < end; i += 128u) {
+      const uint at = begin + i;
+      const ulong row = arena_row((at) / 16u, layer[0], at % 16u) + kv_head * 32u;
+      MLXR_WANT((thread_index_in_threadgroup % 2u == 0 ? k_arena : v_arena) + row, 128u);
+    }
+  } else {
+    // What has no value there would take its registers from all that a step kernel runs.
+#pragma unroll
+    for (uint u = 0; u < 1u; u++) {
+#pragma unroll
+      for (uint i = 0; i < 1u; i++) {
+        k_bits[u][i] = v_bits[u][i] = uint4(0);
+      }
+    }
+  }
+  MLXR_AWAIT_INPUTS()
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   float4 q[2][1];
   float4 values[2][1];
   float maximum[2];
@@ -140,12 +175,9 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     }
   }
 
-  const bool owner = true;
-  const uint begin = 0u;
-  const uint end = position;
 
-  // The new token: rotated, stored and attended to from registers.
-  if (owner && simd_gid == 0) {
+  // The new token: rotated, stored and attended to from registers, by the simdgroup that has the fewest keys.
+  if (owner && simd_gid == 7u) {
     device float* k_out = const_cast<device float*>(k_arena);
     device float* v_out = const_cast<device float*>(v_arena);
     const uint slot = (uint)slots[sequence];
@@ -191,17 +223,25 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     // All loads of 1 key of a lane group, then their scores, then one change of maximum.
     bool valid[1];
     float4 key[1][1];
-    float4 value[1][1];
+    if (first != begin + simd_gid * 4u) {
 #pragma unroll
     for (uint u = 0; u < 1u; u++) {
-      const uint wanted = first + u * 32u + key_in_group;
-      valid[u] = wanted < end;
-      const uint at = valid[u] ? wanted : first;
+      const uint wanted = first + u * 4u + key_in_group;
+      const uint at = wanted < end ? wanted : begin;
       const ulong row = arena_row((at) / 16u, layer[0], at % 16u) + kv_head * 32u;
 #pragma unroll
-      for (uint i = 0; i < 1u; i += 1u) {
-        load_f32_4(k_arena + row + base[i], key[u] + i);
-        load_f32_4(v_arena + row + base[i], value[u] + i);
+      for (uint i = 0; i < 1u; i++) {
+        k_bits[u][i] = *(const device uint4*)(k_arena + row + base[i * 1u]);
+        v_bits[u][i] = *(const device uint4*)(v_arena + row + base[i * 1u]);
+      }
+    }
+    }
+#pragma unroll
+    for (uint u = 0; u < 1u; u++) {
+      valid[u] = first + u * 4u + key_in_group < end;
+#pragma unroll
+      for (uint i = 0; i < 1u; i++) {
+        unpack_f32(k_bits[u][i], key[u] + i * 1u);
       }
     }
 #pragma unroll
@@ -239,9 +279,14 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       for (uint u = 0; u < 1u; u++) {
         const float p = valid[u] ? exp2(score[u] - largest) : 0.0f;
         total[g] += p;
+        float4 of_key[1];
 #pragma unroll
         for (uint i = 0; i < 1u; i++) {
-          values[g][i] += value[u][i] * p;
+          unpack_f32(v_bits[u][i], of_key + i * 1u);
+        }
+#pragma unroll
+        for (uint i = 0; i < 1u; i++) {
+          values[g][i] += of_key[i] * p;
         }
       }
     }

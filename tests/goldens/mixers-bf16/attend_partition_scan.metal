@@ -1,4 +1,4 @@
-// attend_partition_scan_6032ccf3
+// attend_partition_scan_c634ea7b
 // small spec of a test
 //
 // Two kinds of threadgroups. Of each sequence the first 6 attend; the others scan.
@@ -152,7 +152,7 @@ inline float convolve(const device bfloat16_t* input, const device float* weight
 }
 }  // namespace scanning
 // ---- kernel
-[[kernel]] void attend_partition_scan_6032ccf3(
+[[kernel]] void attend_partition_scan_c634ea7b(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -204,12 +204,6 @@ inline float convolve(const device bfloat16_t* input, const device float* weight
     }
     const bool owner = position - begin < length;
     const uint end = min(begin + length, position);
-    MLXR_PART_ARRAY(float2, turns, 20);
-    for (uint i = thread_index_in_threadgroup; i < 20u; i += 128u) {
-      turns[i] = turn_of(i, (int)position);
-    }
-    MLXR_AWAIT_INPUTS()
-    threadgroup_barrier(mem_flags::mem_threadgroup);
     const uint key_in_group = lane / 2u;
     const uint part = lane % 2u;
 
@@ -219,6 +213,12 @@ inline float convolve(const device bfloat16_t* input, const device float* weight
     for (uint i = 0; i < 5u; i++) {
       base[i] = (i / 1u * 2u + part) * 4u + i % 1u * 4u;
     }
+    MLXR_PART_ARRAY(float2, turns, 20);
+    for (uint i = thread_index_in_threadgroup; i < 20u; i += 128u) {
+      turns[i] = turn_of(i, (int)position);
+    }
+    MLXR_AWAIT_INPUTS()
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     float4 q[3][5];
     float4 values[3][5];
     float maximum[3];
@@ -246,8 +246,8 @@ inline float convolve(const device bfloat16_t* input, const device float* weight
     }
 
 
-    // The new token: rotated, stored and attended to from registers.
-    if (owner && simd_gid == 0) {
+    // The new token: rotated, stored and attended to from registers, by the simdgroup that has the fewest keys.
+    if (owner && simd_gid == 3u) {
       device bfloat16_t* k_out = const_cast<device bfloat16_t*>(k_arena);
       device bfloat16_t* v_out = const_cast<device bfloat16_t*>(v_arena);
       const uint slot = (uint)slots[sequence];
@@ -296,7 +296,7 @@ inline float convolve(const device bfloat16_t* input, const device float* weight
       float4 value[1][5];
   #pragma unroll
       for (uint u = 0; u < 1u; u++) {
-        const uint wanted = first + u * 64u + key_in_group;
+        const uint wanted = first + u * 16u + key_in_group;
         valid[u] = wanted < end;
         const uint at = valid[u] ? wanted : first;
         const ulong row = arena_row((uint)table[(at) / 16u], layer[0], at % 16u) + kv_head * 40u;

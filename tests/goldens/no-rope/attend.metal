@@ -1,4 +1,4 @@
-// attend_31b5959e
+// attend_8fa14906
 // small spec of a test
 //
 // Decode: cache write and attention of one new token of each sequence, in one launch.
@@ -46,7 +46,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_31b5959e(
+[[kernel]] void attend_8fa14906(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -67,7 +67,9 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint sequence = threadgroup_position_in_grid.y;
   const uint position = (uint)positions[sequence];
   const device float* input = qkv + (ulong)sequence * 128u;
-  MLXR_AWAIT_INPUTS()
+  const bool owner = true;
+  const uint begin = 0u;
+  const uint end = position;
   const uint key_in_group = lane / 8u;
   const uint part = lane % 8u;
 
@@ -77,6 +79,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   for (uint i = 0; i < 1u; i++) {
     base[i] = (i / 1u * 8u + part) * 4u + i % 1u * 4u;
   }
+  MLXR_AWAIT_INPUTS()
   float4 q[2][1];
   float4 values[2][1];
   float maximum[2];
@@ -102,12 +105,9 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     }
   }
 
-  const bool owner = true;
-  const uint begin = 0u;
-  const uint end = position;
 
-  // The new token: rotated, stored and attended to from registers.
-  if (owner && simd_gid == 0) {
+  // The new token: rotated, stored and attended to from registers, by the simdgroup that has the fewest keys.
+  if (owner && simd_gid == 7u) {
     device int8_t* k_out = const_cast<device int8_t*>(k_arena);
     device int8_t* v_out = const_cast<device int8_t*>(v_arena);
     const uint slot = (uint)slots[sequence];
@@ -184,7 +184,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     float v_scale[1];
 #pragma unroll
     for (uint u = 0; u < 1u; u++) {
-      const uint wanted = first + u * 32u + key_in_group;
+      const uint wanted = first + u * 4u + key_in_group;
       valid[u] = wanted < end;
       const uint at = valid[u] ? wanted : first;
       const ulong row = arena_row((at) / 16u, layer[0], at % 16u) + kv_head * 36u;

@@ -1,4 +1,4 @@
-// attend_fe448bf5
+// attend_46fe7596
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token of each sequence, in one launch.
@@ -185,7 +185,7 @@ inline ulong value_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_fe448bf5(
+[[kernel]] void attend_46fe7596(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -208,12 +208,9 @@ inline ulong value_row(uint block, uint layer, uint offset) {
   const uint position = (uint)positions[sequence];
   const device int* table = block_tables + 1 + (ulong)(sequence) * (uint)block_tables[0];
   const device float* input = qkv + (ulong)sequence * 384u;
-  MLXR_THREADGROUP(float2, turns, 48);
-  for (uint i = thread_index_in_threadgroup; i < 48u; i += 256u) {
-    turns[i] = turn_of(i, (int)position);
-  }
-  MLXR_AWAIT_INPUTS()
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const bool owner = true;
+  const uint begin = 0u;
+  const uint end = position;
   const uint key_in_group = lane / 8u;
   const uint part = lane % 8u;
 
@@ -223,6 +220,12 @@ inline ulong value_row(uint block, uint layer, uint offset) {
   for (uint i = 0; i < 3u; i++) {
     base[i] = (i / 1u * 8u + part) * 4u + i % 1u * 4u;
   }
+  MLXR_THREADGROUP(float2, turns, 48);
+  for (uint i = thread_index_in_threadgroup; i < 48u; i += 256u) {
+    turns[i] = turn_of(i, (int)position);
+  }
+  MLXR_AWAIT_INPUTS()
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   float4 q[2][3];
   float4 values[2][3];
   float maximum[2];
@@ -256,12 +259,9 @@ inline ulong value_row(uint block, uint layer, uint offset) {
     }
   }
 
-  const bool owner = true;
-  const uint begin = 0u;
-  const uint end = position;
 
-  // The new token: rotated, stored and attended to from registers.
-  if (owner && simd_gid == 0) {
+  // The new token: rotated, stored and attended to from registers, by the simdgroup that has the fewest keys.
+  if (owner && simd_gid == 7u) {
     device int8_t* k_out = const_cast<device int8_t*>(k_arena);
     device uint8_t* v_out = const_cast<device uint8_t*>(v_arena);
     const uint slot = (uint)slots[sequence];
@@ -317,7 +317,7 @@ inline ulong value_row(uint block, uint layer, uint offset) {
     float4 value[1][3];
 #pragma unroll
     for (uint u = 0; u < 1u; u++) {
-      const uint wanted = first + u * 32u + key_in_group;
+      const uint wanted = first + u * 4u + key_in_group;
       valid[u] = wanted < end;
       const uint at = valid[u] ? wanted : first;
       const ulong row = arena_row((uint)table[(at) / 4u], layer[0], at % 4u) + kv_head * 104u;

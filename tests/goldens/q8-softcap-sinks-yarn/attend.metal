@@ -1,4 +1,4 @@
-// attend_3960c3e6
+// attend_0340a48c
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token of each sequence, in one launch.
@@ -86,7 +86,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_3960c3e6(
+[[kernel]] void attend_0340a48c(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -110,12 +110,9 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint position = (uint)positions[sequence];
   const device int* table = block_tables + 1 + (ulong)(sequence) * (uint)block_tables[0];
   const device float* input = qkv + (ulong)sequence * 400u;
-  MLXR_THREADGROUP(float2, turns, 20);
-  for (uint i = thread_index_in_threadgroup; i < 20u; i += 256u) {
-    turns[i] = turn_of(i, (int)position);
-  }
-  MLXR_AWAIT_INPUTS()
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const bool owner = true;
+  const uint begin = (position + 1 > 9u ? position + 1 - 9u : 0u);
+  const uint end = position;
   const uint key_in_group = lane / 2u;
   const uint part = lane % 2u;
 
@@ -125,6 +122,12 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   for (uint i = 0; i < 5u; i++) {
     base[i] = (i / 1u * 2u + part) * 4u + i % 1u * 4u;
   }
+  MLXR_THREADGROUP(float2, turns, 20);
+  for (uint i = thread_index_in_threadgroup; i < 20u; i += 256u) {
+    turns[i] = turn_of(i, (int)position);
+  }
+  MLXR_AWAIT_INPUTS()
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   const float temperature = 1.0f + 0.100000001f * metal::precise::log(1.0f + (float)(position / 16u));
   float4 q[3][5];
   float4 values[3][5];
@@ -152,12 +155,9 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     }
   }
 
-  const bool owner = true;
-  const uint begin = (position + 1 > 9u ? position + 1 - 9u : 0u);
-  const uint end = position;
 
-  // The new token: rotated, stored and attended to from registers.
-  if (owner && simd_gid == 0) {
+  // The new token: rotated, stored and attended to from registers, by the simdgroup that has the fewest keys.
+  if (owner && simd_gid == 7u) {
     device int8_t* k_out = const_cast<device int8_t*>(k_arena);
     device int8_t* v_out = const_cast<device int8_t*>(v_arena);
     const uint slot = (uint)slots[sequence];
@@ -235,7 +235,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     float v_scale[1];
 #pragma unroll
     for (uint u = 0; u < 1u; u++) {
-      const uint wanted = first + u * 128u + key_in_group;
+      const uint wanted = first + u * 16u + key_in_group;
       valid[u] = wanted < end;
       const uint at = valid[u] ? wanted : first;
       const ulong row = arena_row((uint)table[(at) / 1u], layer[0], at % 1u) + kv_head * 44u;

@@ -1,4 +1,4 @@
-// attend_many_d7700346
+// attend_many_84b42ee0
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token of each sequence, in one launch.
@@ -83,9 +83,31 @@ inline Rotation rotation_in(const threadgroup float2* turns, uint element) {
 inline ulong arena_row(uint block, uint layer, uint offset) {
   return (((ulong)block * 1u + layer) * 16u + offset) * 64u;
 }
+#ifndef MLXR_PACK
+inline uint pack_bf16(float a, float b) {
+  return (uint)as_type<uint16_t>((bfloat16_t)a) | (uint)as_type<uint16_t>((bfloat16_t)b) << 16;
+}
+#endif
+inline uint2 pack_bf16_4(float4 a) { return uint2(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w)); }
+inline uint4 pack_bf16_8(float4 a, float4 b) { return uint4(pack_bf16_4(a), pack_bf16_4(b)); }
+#ifndef MLXR_STORE_UINT4  // a host's compiler may need telling to store 16 bytes at once
+#define MLXR_STORE_UINT4(p, v) *(device uint4*)(p) = (v)
+#endif
+inline void turned_head(const device bfloat16_t* head, const threadgroup float2* turns, uint base, thread float4* to) {
+  float4 own[2], other[2];
+  load_bf16_8(head + base, own);
+  const bool first = base < 16u;
+  load_bf16_8(first ? head + base + 16u : head + base - 16u, other);
+  const uint pair = first ? base : base - 16u;
+#pragma unroll
+  for (uint j = 0; j < 8; j++) {
+    const float2 turn = turns[pair + j];
+    to[j / 4][j % 4] = own[j / 4][j % 4] * turn.x + other[j / 4][j % 4] * (first ? -turn.y : turn.y);
+  }
+}
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_many_d7700346(
+[[kernel]] void attend_many_84b42ee0(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -108,12 +130,9 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint position = (uint)positions[sequence];
   const device int* table = block_tables + 1 + (ulong)(sequence) * (uint)block_tables[0];
   const device bfloat16_t* input = qkv + (ulong)sequence * 384u;
-  MLXR_THREADGROUP(float2, turns, 16);
-  for (uint i = thread_index_in_threadgroup; i < 16u; i += 256u) {
-    turns[i] = turn_of(i, (int)position);
-  }
-  MLXR_AWAIT_INPUTS()
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const bool owner = true;
+  const uint begin = 0u;
+  const uint end = position;
   const uint key_in_group = lane / 4u;
   const uint part = lane % 4u;
 
@@ -123,20 +142,55 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   for (uint i = 0; i < 2u; i++) {
     base[i] = (i / 2u * 4u + part) * 8u + i % 2u * 4u;
   }
+  MLXR_THREADGROUP(float2, turns, 16);
+  for (uint i = thread_index_in_threadgroup; i < 16u; i += 256u) {
+    turns[i] = turn_of(i, (int)position);
+  }
+#ifndef MLXR_WANT  // a host may ask for bytes to come to a cache
+#define MLXR_WANT(p, bytes)
+#endif
+  uint4 k_bits[1][1], v_bits[1][1];
+  if (begin < end) {
+#pragma unroll
+    for (uint u = 0; u < 1u; u++) {
+      const uint wanted = begin + simd_gid * 8u + u * 8u + key_in_group;
+      const uint at = wanted < end ? wanted : begin;
+      const ulong row = arena_row((uint)table[(at) / 16u], layer[0], at % 16u) + kv_head * 32u;
+#pragma unroll
+      for (uint i = 0; i < 1u; i++) {
+        k_bits[u][i] = *(const device uint4*)(k_arena + row + base[i * 2u]);
+        v_bits[u][i] = *(const device uint4*)(v_arena + row + base[i * 2u]);
+      }
+    }
+    // Rows of later turns come to the second-level cache; threadgroups that share keys share these, too.
+    for (uint i = thread_index_in_threadgroup / 2u * 1u + threadgroup_position_in_grid.x % 1u + 64u; begin + i < end; i += 128u) {
+      const uint at = begin + i;
+      const ulong row = arena_row((uint)table[(at) / 16u], layer[0], at % 16u) + kv_head * 32u;
+      MLXR_WANT((thread_index_in_threadgroup % 2u == 0 ? k_arena : v_arena) + row, 64u);
+    }
+  } else {
+    // What has no value there would take its registers from all that a step kernel runs.
+#pragma unroll
+    for (uint u = 0; u < 1u; u++) {
+#pragma unroll
+      for (uint i = 0; i < 1u; i++) {
+        k_bits[u][i] = v_bits[u][i] = uint4(0);
+      }
+    }
+  }
+  MLXR_AWAIT_INPUTS()
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   float4 q[4][2];
   float4 values[4][2];
   float maximum[4];
   float total[4];
 #pragma unroll
-  for (uint i = 0; i < 2u; i++) {
+  for (uint g = 0; g < 4u; g++) {
 #pragma unroll
-    for (uint j = 0; j < 4; j++) {
-      const Rotation r = rotation_in(turns, base[i] + j);
-#pragma unroll
-      for (uint g = 0; g < 4u; g++) {
-        const device bfloat16_t* head = input + (first_head + g) * 32u;
-        q[g][i][j] = rotate(head, base[i] + j, r) * 0.255034864f;
-      }
+    for (uint i = 0; i < 2u; i += 2) {
+      turned_head(input + (first_head + g) * 32u, turns, base[i], q[g] + i);
+      q[g][i] *= 0.255034864f;
+      q[g][i + 1] *= 0.255034864f;
     }
   }
 #pragma unroll
@@ -149,12 +203,9 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     }
   }
 
-  const bool owner = true;
-  const uint begin = 0u;
-  const uint end = position;
 
-  // The new token: rotated, stored and attended to from registers.
-  if (owner && simd_gid == 0) {
+  // The new token: rotated, stored and attended to from registers, by the simdgroup that has the fewest keys.
+  if (owner && simd_gid == 7u) {
     device bfloat16_t* k_out = const_cast<device bfloat16_t*>(k_arena);
     device bfloat16_t* v_out = const_cast<device bfloat16_t*>(v_arena);
     const uint slot = (uint)slots[sequence];
@@ -168,20 +219,23 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       score[g] = 0.0f;
     }
 #pragma unroll
-    for (uint i = 0; i < 2u; i++) {
+    for (uint i = 0; i < 2u; i += 2) {
+      float4 new_k[2], new_v[2];
+      turned_head(key, turns, base[i], new_k);
+      load_bf16_8(value + base[i], new_v);
+      const uint4 k_bits = pack_bf16_8(new_k[0], new_k[1]), v_bits = pack_bf16_8(new_v[0], new_v[1]);
+      if (key_in_group == 0) {
+        MLXR_STORE_UINT4(k_out + row + base[i], k_bits);
+        MLXR_STORE_UINT4(v_out + row + base[i], v_bits);
+      }
+      unpack_bf16(k_bits, new_k);
+      unpack_bf16(v_bits, new_v);
 #pragma unroll
-      for (uint j = 0; j < 4; j++) {
-        const uint element = base[i] + j;
-        const bfloat16_t new_k = (bfloat16_t)rotate(key, element, rotation_in(turns, element));
-        const bfloat16_t new_v = (bfloat16_t)(float)value[element];
-        if (key_in_group == 0) {
-          k_out[row + element] = new_k;
-          v_out[row + element] = new_v;
-        }
+      for (uint g = 0; g < 4u; g++) {
 #pragma unroll
-        for (uint g = 0; g < 4u; g++) {
-          score[g] += q[g][i][j] * (float)new_k;
-          values[g][i][j] = key_in_group == 0 ? (float)new_v : 0.0f;
+        for (uint j = 0; j < 8; j++) {
+          score[g] += q[g][i + j / 4][j % 4] * new_k[j / 4][j % 4];
+          values[g][i + j / 4][j % 4] = key_in_group == 0 ? new_v[j / 4][j % 4] : 0.0f;
         }
       }
     }
@@ -200,17 +254,25 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     // All loads of 1 key of a lane group, then their scores, then one change of maximum.
     bool valid[1];
     float4 key[1][2];
-    float4 value[1][2];
+    if (first != begin + simd_gid * 8u) {
 #pragma unroll
     for (uint u = 0; u < 1u; u++) {
-      const uint wanted = first + u * 64u + key_in_group;
-      valid[u] = wanted < end;
-      const uint at = valid[u] ? wanted : first;
+      const uint wanted = first + u * 8u + key_in_group;
+      const uint at = wanted < end ? wanted : begin;
       const ulong row = arena_row((uint)table[(at) / 16u], layer[0], at % 16u) + kv_head * 32u;
 #pragma unroll
-      for (uint i = 0; i < 2u; i += 2u) {
-        load_bf16_8(k_arena + row + base[i], key[u] + i);
-        load_bf16_8(v_arena + row + base[i], value[u] + i);
+      for (uint i = 0; i < 1u; i++) {
+        k_bits[u][i] = *(const device uint4*)(k_arena + row + base[i * 2u]);
+        v_bits[u][i] = *(const device uint4*)(v_arena + row + base[i * 2u]);
+      }
+    }
+    }
+#pragma unroll
+    for (uint u = 0; u < 1u; u++) {
+      valid[u] = first + u * 8u + key_in_group < end;
+#pragma unroll
+      for (uint i = 0; i < 1u; i++) {
+        unpack_bf16(k_bits[u][i], key[u] + i * 2u);
       }
     }
 #pragma unroll
@@ -248,9 +310,14 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       for (uint u = 0; u < 1u; u++) {
         const float p = valid[u] ? exp2(score[u] - largest) : 0.0f;
         total[g] += p;
+        float4 of_key[2];
+#pragma unroll
+        for (uint i = 0; i < 1u; i++) {
+          unpack_bf16(v_bits[u][i], of_key + i * 2u);
+        }
 #pragma unroll
         for (uint i = 0; i < 2u; i++) {
-          values[g][i] += value[u][i] * p;
+          values[g][i] += of_key[i] * p;
         }
       }
     }

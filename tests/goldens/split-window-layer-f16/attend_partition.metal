@@ -1,4 +1,4 @@
-// attend_partition_c04cfad9
+// attend_partition_f89de348
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token of each sequence, in one launch, by partitions of the context.
@@ -91,7 +91,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_partition_c04cfad9(
+[[kernel]] void attend_partition_f89de348(
   const device float16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -124,12 +124,6 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   }
   const bool owner = position - begin < length;
   const uint end = min(begin + length, position);
-  MLXR_THREADGROUP(float2, turns, 10);
-  for (uint i = thread_index_in_threadgroup; i < 10u; i += 256u) {
-    turns[i] = turn_of(i, (int)position);
-  }
-  MLXR_AWAIT_INPUTS()
-  threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint key_in_group = lane / 1u;
   const uint part = lane % 1u;
 
@@ -139,6 +133,44 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   for (uint i = 0; i < 10u; i++) {
     base[i] = (i / 2u * 1u + part) * 8u + i % 2u * 4u;
   }
+  MLXR_THREADGROUP(float2, turns, 10);
+  for (uint i = thread_index_in_threadgroup; i < 10u; i += 256u) {
+    turns[i] = turn_of(i, (int)position);
+  }
+#ifndef MLXR_WANT  // a host may ask for bytes to come to a cache
+#define MLXR_WANT(p, bytes)
+#endif
+  uint4 k_bits[1][5], v_bits[1][5];
+  if (begin < end) {
+#pragma unroll
+    for (uint u = 0; u < 1u; u++) {
+      const uint wanted = begin + simd_gid * 32u + u * 32u + key_in_group;
+      const uint at = wanted < end ? wanted : begin;
+      const ulong row = arena_row((uint)table[(at) / 4u], layer[0], at % 4u) + kv_head * 40u;
+#pragma unroll
+      for (uint i = 0; i < 5u; i++) {
+        k_bits[u][i] = *(const device uint4*)(k_arena + row + base[i * 2u]);
+        v_bits[u][i] = *(const device uint4*)(v_arena + row + base[i * 2u]);
+      }
+    }
+    // Rows of later turns come to the second-level cache; threadgroups that share keys share these, too.
+    for (uint i = thread_index_in_threadgroup / 2u * 1u + threadgroup_position_in_grid.x % 1u + 256u; begin + i < end; i += 128u) {
+      const uint at = begin + i;
+      const ulong row = arena_row((uint)table[(at) / 4u], layer[0], at % 4u) + kv_head * 40u;
+      MLXR_WANT((thread_index_in_threadgroup % 2u == 0 ? k_arena : v_arena) + row, 80u);
+    }
+  } else {
+    // What has no value there would take its registers from all that a step kernel runs.
+#pragma unroll
+    for (uint u = 0; u < 1u; u++) {
+#pragma unroll
+      for (uint i = 0; i < 5u; i++) {
+        k_bits[u][i] = v_bits[u][i] = uint4(0);
+      }
+    }
+  }
+  MLXR_AWAIT_INPUTS()
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   float4 q[1][10];
   float4 values[1][10];
   float maximum[1];
@@ -166,8 +198,8 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   }
 
 
-  // The new token: rotated, stored and attended to from registers.
-  if (owner && simd_gid == 0) {
+  // The new token: rotated, stored and attended to from registers, by the simdgroup that has the fewest keys.
+  if (owner && simd_gid == 7u) {
     device float16_t* k_out = const_cast<device float16_t*>(k_arena);
     device float16_t* v_out = const_cast<device float16_t*>(v_arena);
     const uint slot = (uint)slots[sequence];
@@ -213,17 +245,25 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     // All loads of 1 key of a lane group, then their scores, then one change of maximum.
     bool valid[1];
     float4 key[1][10];
-    float4 value[1][10];
+    if (first != begin + simd_gid * 32u) {
 #pragma unroll
     for (uint u = 0; u < 1u; u++) {
-      const uint wanted = first + u * 256u + key_in_group;
-      valid[u] = wanted < end;
-      const uint at = valid[u] ? wanted : first;
+      const uint wanted = first + u * 32u + key_in_group;
+      const uint at = wanted < end ? wanted : begin;
       const ulong row = arena_row((uint)table[(at) / 4u], layer[0], at % 4u) + kv_head * 40u;
 #pragma unroll
-      for (uint i = 0; i < 10u; i += 2u) {
-        load_f16_8(k_arena + row + base[i], key[u] + i);
-        load_f16_8(v_arena + row + base[i], value[u] + i);
+      for (uint i = 0; i < 5u; i++) {
+        k_bits[u][i] = *(const device uint4*)(k_arena + row + base[i * 2u]);
+        v_bits[u][i] = *(const device uint4*)(v_arena + row + base[i * 2u]);
+      }
+    }
+    }
+#pragma unroll
+    for (uint u = 0; u < 1u; u++) {
+      valid[u] = first + u * 32u + key_in_group < end;
+#pragma unroll
+      for (uint i = 0; i < 5u; i++) {
+        unpack_f16(k_bits[u][i], key[u] + i * 2u);
       }
     }
 #pragma unroll
@@ -261,9 +301,14 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       for (uint u = 0; u < 1u; u++) {
         const float p = valid[u] ? exp2(score[u] - largest) : 0.0f;
         total[g] += p;
+        float4 of_key[10];
+#pragma unroll
+        for (uint i = 0; i < 5u; i++) {
+          unpack_f16(v_bits[u][i], of_key + i * 2u);
+        }
 #pragma unroll
         for (uint i = 0; i < 10u; i++) {
-          values[g][i] += value[u][i] * p;
+          values[g][i] += of_key[i] * p;
         }
       }
     }

@@ -11,7 +11,7 @@ line in its place. The hash in the kernel's name covers the text with the prelud
 import functools
 import hashlib
 import re
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
@@ -31,7 +31,7 @@ TIMEOUT_SECONDS = 10
 """How long a block waits for the others before it stops the kernel, unless a rank may be late."""
 SHARED_BYTES = 47 << 10
 """Shared memory of a block: CUDA's default limit, less what CUDA itself uses."""
-_MOST_BYTES = 140 << 10
+_MOST_BYTES = 172 << 10
 """With rows that are asked for ahead, on cards for data centres: a larger block leaves too little first-level cache."""
 _MOST_GROUPS = 15  # hardware has 16 barriers; one is the block's
 _MOST_ARGUMENTS = 4000  # of 8 bytes; CUDA takes 32,764
@@ -76,6 +76,8 @@ class _Function:
         near_bytes: of that, what has rows which it can ask for launches ahead, as one threadgroup of a block.
         near_at: where in threadgroup memory these rows are, if it does so; None: among its other memory.
         newer: what is asked for between its rows and itself.
+        from_last: whether the last blocks have its threadgroups.
+        leaves: blocks, the last ones, that ask for none of its rows ahead, since they have other work then.
     """
 
     name: str
@@ -91,6 +93,8 @@ class _Function:
     macros: tuple[str, ...]
     near_at: int | None = None
     newer: int = 0
+    from_last: bool = False
+    leaves: int = 0
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,9 @@ def step_text(
     )
     rows = [replace(row, asks=ahead.asks[i] + 1) if i in ahead.asks else row for i, row in enumerate(rows)]
     functions = [
-        replace(f, near_at=ahead.places[i], newer=ahead.newer[i]) if i in ahead.places else f
+        replace(f, near_at=ahead.places[i], newer=ahead.newer[i], leaves=_busy(functions, rows, ahead.asks, i))
+        if i in ahead.places
+        else replace(f, from_last=bool(ahead.places) and f.kernel.label.startswith("attend"))
         for i, f in enumerate(functions)
     ]
     used = ahead.bytes
@@ -191,6 +197,14 @@ def step_text(
     )
     name = f"step_{_digest(text.replace(_NAME, 'step').replace(INCLUDE, _prelude()))}"
     return StepText(name, text.replace(_NAME, name), passed, held, used if used > own else 0)
+
+
+def _busy(functions: Sequence[_Function], rows: Sequence[_Row], asks: Mapping[int, int], function: int) -> int:
+    """The most blocks that attend, without a condition on the context, while rows of a function are on their way."""
+    begins = {launch: begin for begin, launch in asks.items() if rows[launch].function == function}
+    between = {rows[at].function for launch, begin in begins.items() for at in range(begin, launch)}
+    busy = [f for f in (functions[i] for i in between) if f.kernel.label == "attend"]
+    return max((int(f.axes[0][:-1]) for f in busy if all(axis[0].isdigit() for axis in f.axes)), default=0)
 
 
 @functools.cache

@@ -142,7 +142,21 @@ class AttendKernel(AttentionKernel):
     def head_loads(self) -> tuple[tuple[str, int], ...]:
         """The vector loads that norms need: element type, and elements of a load."""
         norms = (self.activation, self.norms.q, self.norms.k) if self.norms else ()
-        return tuple((str(dtype), 4) for dtype in norms if dtype)
+        whole = ((str(self.activation), 8),) if self.whole_heads else ()
+        return (*whole, *((str(dtype), 4) for dtype in norms if dtype))
+
+    @property
+    def loads_ahead(self) -> bool:
+        """Whether keys and values are asked for a turn ahead: a lane's loads have 16 bytes."""
+        plain = not (self.mixed or self.scaled or self.values_differ or self.padded)
+        return plain and self.vec * self.cache_bytes == 16
+
+    @property
+    def whole_heads(self) -> bool:
+        """Whether a lane loads its elements of a query, and of the new key and value, as vectors of eight."""
+        plain = not (self.norms or self.mixed or self.scaled or self.values_differ or self.padded)
+        turns = self.turns * 2 == self.head_dim and self.head_dim % 16 == 0
+        return plain and turns and self.own_keys and self.vec == 8 and self.cache_bytes == 2
 
     @property
     def merge_heads(self) -> int:

@@ -83,6 +83,10 @@ class MatvecDigitsKernel(ProjectionKernel):
         """Whether rows of a format are copied to threadgroup memory."""
         return format is WeightFormat.Q6_K or self.held > _MOST_LOADED
 
+    def loops(self, format: WeightFormat) -> bool:
+        """Whether tiles of a format are taken one after the other, and decoded then."""
+        return self.near(format) and (self.steps == 1 or self.passes <= 2)
+
     @property
     def asks(self) -> bool:
         """Whether a decode step of one kernel can ask for all rows of a threadgroup ahead."""
