@@ -77,9 +77,13 @@ class Generation(Iterator[Event]):
             MlxrError: a request failed; the generation has ended.
         """
         events, more = [*islice(self, 1)], self._events
-        while more and not isinstance(more[0], BaseException):
-            events.append(more.popleft())  # type: ignore[arg-type]  # it has just been looked at
-        return events if not more else [*events, next(self)]
+        if {*map(type, more)} <= {Event}:  # of each launch but one that fails
+            events.extend(more)  # type: ignore[arg-type]  # they have just been looked at
+            more.clear()
+            return events
+        while not isinstance(more[0], BaseException):
+            events.append(more.popleft())  # type: ignore[arg-type]  # likewise
+        return [*events, next(self)]
 
     def _step(self) -> None:
         if self._core is None:

@@ -157,6 +157,7 @@ class Model(ModelAdapters, Embeds):
         self.pager = Pager.from_geometry(geometry, record_evictions=bool(tiers))
         self.experts = load_experts(artifact, file, threads=threads, mmap=mmap, progress=progress)
         load = partial(make_host, host, threads=threads if self.experts is None else None, progress=progress)
+        self._tokenizer.learn_all(entry.load())
         self.host = load(artifact, file, self.arena, resident=chosen.resident)
         if ranks is not None:
             self.host = ranks.lead(self.host)

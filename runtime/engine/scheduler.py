@@ -30,12 +30,13 @@ from mlxr.runtime.engine.time_spent import Ledger
 
 _ORDER = attrgetter("order", "run.number")
 _NO_PREFIX = Prefix(0, ())
-_LAUNCH_SECONDS = 0.004
-"""How long the decode steps of one launch take at most: a request that comes waits for them, and the system lets
-another process run for about as long. Once the same requests have decoded for so many steps, so many times as long."""
-_STEADY = ((256, 8), (32, 4), (0, 1))
+_LAUNCH_SECONDS, _STEADY_SECONDS = 0.004, 0.032
+"""How long the decode steps of one launch take at most, at first and once the same requests have decoded for long: a
+request that comes waits for up to two launches, and the system lets another process run for about as long."""
+_SHARE = 0.25
+"""In between, it is this share of the time for which they have: who comes waits for half of it at most."""
 _LAUNCH_LOGITS = 1 << 25
-"""Numbers of logits of one launch at most, 128 MiB: all of them wait to be read."""
+"""Numbers of logits of one launch at most, 128 MiB, where all of them wait to be read."""
 
 
 class Restorer(Protocol):
@@ -174,8 +175,10 @@ class Scheduler:
         # A state that has been read may be overwritten two steps on.
         if seconds is None or pager.states is not None:
             return step
-        longest = _LAUNCH_SECONDS * next(times for steps, times in _STEADY if step.num_repeats >= steps)
-        most = min(most, int(longest / seconds) - 1, _LAUNCH_LOGITS // (len(step.parts) * self._plan.vocab_size) - 1)
+        longest = max(_LAUNCH_SECONDS, min(_SHARE * step.num_repeats * seconds, _STEADY_SECONDS))
+        most = min(most, int(longest / seconds) - 1)
+        if not step.keeps_no_logits:
+            most = min(most, _LAUNCH_LOGITS // (len(step.parts) * self._plan.vocab_size) - 1)
         for request in decode.speculating:
             most = min(most, request.draft.rests_until - len(request.answer.tokens) - request.run.in_flight - 1)
         blocks = len(step.parts) * (most // pager.block_size + 2)  # one of them a copy of a shared one

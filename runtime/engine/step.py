@@ -105,6 +105,7 @@ class Step:
         decode: its columns, if it is that simple; else None. Once it is launched on a host that pipelines, it has some
             only if these are plain.
         num_repeats: how many steps before this one had the same `decode`, each one token less of each request.
+        keeps_no_logits: whether the step before it left its logits to the host, so that this one is likely to.
         num_decoding: parts of one token.
         num_prompt_tokens: tokens of the other parts.
         num_drafted: draft tokens.
@@ -125,6 +126,7 @@ class Step:
         "count",
         "decode",
         "ends",
+        "keeps_no_logits",
         "num_decoding",
         "num_drafted",
         "num_prompt_tokens",
@@ -149,7 +151,7 @@ class Step:
         """
         self.state: Literal["planned", "launched", "read"] = "planned"
         self.parts, self.count = parts, 1
-        self.num_repeats = 0
+        self.num_repeats, self.keeps_no_logits = 0, False
         self.chosen: TokensOfSteps | None = None
         self._sampled: Sequence[Sequence[Sampled]] | None = None
         self._prompt_logits: Logits | None = None
@@ -160,7 +162,7 @@ class Step:
         if before is not None:
             assert before.decode is not None, "only a step that decodes is repeated"
             self.decode, self.num_repeats = before.decode, before.num_repeats + before.count
-            self._choice = before._choice
+            self._choice, self.keeps_no_logits = before._choice, isinstance(before.samples, ChosenByHost)
             self.sequences, self._starts = before.sequences, before.ends
             self.ends = [end + 1 for end in before.ends]
         else:

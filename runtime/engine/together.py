@@ -189,13 +189,14 @@ def _texts_of(
 
 
 def _known(table: list[str | None] | None, tokens: Sequence[int]) -> list[str | None]:
-    """What a table has of tokens; a model may have more tokens than its tokenizer."""
+    """What a table has of tokens; a model may have more tokens than its tokenizer, and those have no text."""
     if table is None:
         return [None] * len(tokens)
     try:
         return [*map(table.__getitem__, tokens)]
     except IndexError:
-        return [table[token] if token < len(table) else None for token in tokens]
+        size = len(table)
+        return [table[token] if token < size else "" for token in tokens]
 
 
 def _of_places(events: Sequence[Event], places: Sequence[int], width: int) -> Sequence[Event]:

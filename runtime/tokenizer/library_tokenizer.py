@@ -205,7 +205,7 @@ class LibraryTokenizer(Tokenizer):
         return bytes_of(spelling) if spelling else b""  # vocabularies may have gaps
 
     def learn(self, token_ids: Sequence[int]) -> None:
-        """Adds texts of tokens in the vocabulary to `texts`, as far as they are whole characters."""
+        """See `Tokenizer`."""
         texts, spellings, added, parts = self.texts, self._spellings, self._added, self._parts
         token_ids = [token_id for token_id in token_ids if token_id not in parts]
         if self.rule.is_byte_level:  # of a model with random weights, nearly each token of each step is new

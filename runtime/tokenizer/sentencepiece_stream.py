@@ -47,8 +47,7 @@ class SentencepieceStreamDecoder(StreamDecoder):
 
     def learn(self, token_ids: Sequence[int]) -> None:
         """See `StreamDecoder`."""
-        for token_id in token_ids:
-            self._tokenizer.plain_text_of(token_id)
+        self._tokenizer.learn(token_ids)
 
     def copy(self) -> Self:
         """See `StreamDecoder`."""

@@ -187,6 +187,11 @@ class SentencepieceTokenizer(Tokenizer):
         """`text_of` a token in the vocabulary; None: it is control, unknown or byte."""
         return self.text_of(token_id) if self._is_text(token_id) else None
 
+    def learn(self, token_ids: Sequence[int]) -> None:
+        """See `Tokenizer`."""
+        for token_id in token_ids:
+            self.plain_text_of(token_id)
+
     def _is_text(self, token_id: int) -> bool:
         if token_id in self._hidden or token_id == self._unknown_id:
             return False

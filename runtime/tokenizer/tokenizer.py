@@ -193,6 +193,10 @@ class Tokenizer(ABC):
     def stream_decoder(self) -> StreamDecoder:
         """A decoder of one sequence, id by id."""
 
+    def learn(self, token_ids: Sequence[int]) -> None:
+        """Finds texts of tokens in the vocabulary, as far as they are whole characters, before a decoder needs them."""
+        return None
+
     @abstractmethod
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes of text that a token stands for, anywhere but at the start of a text.

@@ -261,16 +261,18 @@ class _Running:
             used, launched = time.thread_time() - used, sum(host.launches.values()) - launched
             return _Decoded([taken / count] * count, used, len(first), launched / count)
         launched, seconds = sum(host.launches.values()), list[float]()
-        start, used = time.perf_counter(), time.thread_time()
+        start, used = time.perf_counter(), 0.0
         counts, tokens, is_over = list[int](), 0, False
         while len(seconds) < steps and not is_over:
+            used -= time.thread_time()
             events = generation.next_launch()
+            used += time.thread_time()  # without that of what is counted here
             now = time.perf_counter()
             counts.append(_steps(events))
             seconds += [(now - start) / counts[-1]] * counts[-1]
             tokens += len(events)
             start, is_over = now, any(event.finish_reason for event in events)
-        launched, used = sum(host.launches.values()) - launched, time.thread_time() - used
+        launched = sum(host.launches.values()) - launched
         if host.most_steps > 1:  # launched meanwhile: the second of these launches to the one after the last
             counts = [*counts[1:], _steps(generation.next_launch())]
         generation.close()

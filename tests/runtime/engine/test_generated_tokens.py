@@ -1,5 +1,6 @@
 """What counts as generated: the tokens that answers get, wherever steps choose more."""
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from types import SimpleNamespace
@@ -14,8 +15,10 @@ from mlxr.runtime.engine.answer_text import AnswerText
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.listeners import Inbox
 from mlxr.runtime.engine.make_requests import Terms
+from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.together import Together
+from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr_tests.byte_tokenizer import ByteTokenizer
 from mlxr_tests.hash_host import HashEngine
 
@@ -53,7 +56,7 @@ def test_tokens_that_are_given_together_give_the_events_of_single_ones(options: 
                 request.answer.completion.cached_tokens = 2
             giver, told = Together(), list[Event]()
             while one.answer.completion.finish_reason is None and len(one.answer.tokens) < 60:
-                tokens = random.integers(first, 430, 3).tolist()
+                tokens = [*random.integers(first, 430, 2).tolist(), 4100]  # which the tokenizer lacks
                 step, decode = SimpleNamespace(most_more=0, starts=[len(one.answer.tokens) - 1] * 2), SimpleNamespace()
                 decode.requests = several
                 rows = giver.give(step, decode, [[token] * 2 for token in tokens], 1.5, print)  # type: ignore[arg-type]
@@ -67,11 +70,34 @@ def test_tokens_that_are_given_together_give_the_events_of_single_ones(options: 
                 if not rows:
                     giver.forget()
             assert [asdict(event) for event in inbox] == [asdict(event) for event in told for _ in several]
+            left = one.text.flush()
             for request in several:
                 assert one.answer.tokens == request.answer.tokens
                 assert one.answer.completion == request.answer.completion
-                assert one.text.flush() == request.text.flush()
+                assert left == request.text.flush()
         assert bool(num_together) == ("stop" not in options)
+
+
+def test_tokens_beyond_the_tokenizer_and_those_that_were_learned_need_no_decoder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with mlxr.load("storyteller", host="cpu") as model:
+        assert model.tokenizer is not None
+        tokenizer = ModelTokenizer(model._file, model._file.path, None, 5000)
+        tokenizer.learn_all(CudaHost)
+        while threads := [thread for thread in threading.enumerate() if thread.name == "mlxr-texts"]:
+            threads[0].join()
+        assert tokenizer.tokenizer is not None
+        (decoder := tokenizer.tokenizer.stream_decoder()).push(300)
+        assert (table := decoder.table) is not None
+        whole = [token for token in range(300, 4096) if tokenizer.tokenizer.bytes_of(token).isalpha()]
+        assert len(whole) > 1000 and all([table[token] for token in whole])
+        (request,) = model.make_requests([[5, 300, 7]], Sampling(max_tokens=50), Inbox(), Terms())
+        step, decode = SimpleNamespace(most_more=9, starts=[2]), SimpleNamespace(requests=[request])
+        giver = Together()
+        giver.give(step, decode, [[300]], 1.5, print)  # type: ignore[arg-type]
+        monkeypatch.setattr(AnswerText, "ahead", None)
+        assert giver.give(step, decode, [[300], [4096], [4999]], 1.5, print) == [0]  # type: ignore[arg-type]
 
 
 def test_a_listener_that_ends_requests_within_a_launch_leaves_what_was_told() -> None:

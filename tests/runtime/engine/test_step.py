@@ -114,14 +114,14 @@ def test_the_logits_of_a_launch_are_limited(monkeypatch: pytest.MonkeyPatch, mos
 
 def test_launches_are_longer_once_the_same_requests_have_decoded_for_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler.StepTimes, "decode_seconds", lambda *_: 0.75 * scheduler._LAUNCH_SECONDS)
-    monkeypatch.setattr(scheduler, "_STEADY", ((24, 4), (8, 2), (0, 1)))
+    monkeypatch.setattr(scheduler, "_STEADY_SECONDS", 4 * scheduler._LAUNCH_SECONDS)
     engine = HashEngine(pipelines=True)
     steps = planned(engine)
     add(engine, 1, max_tokens=44)
     engine.run()
     assert {step.count for step in steps if step.decode and step.num_repeats < 8} == {1}
-    assert {step.count for step in steps if 8 <= step.num_repeats < 24} == {2}
-    assert [step.count for step in steps if step.num_repeats >= 24][:2] == [3, 3], "as the host takes them"
+    assert {step.count for step in steps if 8 <= step.num_repeats < 12} == {2}
+    assert {step.count for step in steps if 12 <= step.num_repeats < 41} == {3}, "as the host takes them"
     add(engine, 2, max_tokens=8)
     first = len(steps)
     engine.run()
