@@ -29,7 +29,7 @@ from mlxr.runtime.hosts.cuda.handover.card_handover import CardHandover
 from mlxr.runtime.hosts.cuda.kept_weights import KeptWeights
 from mlxr.runtime.hosts.cuda.parallel.peers import Peers
 from mlxr.runtime.hosts.cuda.prefill_steps import PrefillSteps
-from mlxr.runtime.hosts.cuda.recorded_memory import recorded_bytes
+from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS, recorded_bytes
 from mlxr.runtime.hosts.cuda.step_kernel import StepImages, build_steps
 from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
 from mlxr.runtime.hosts.exchange import Exchange
@@ -48,7 +48,7 @@ class CudaHost(MlxHost):
     """Runs the plan on an NVIDIA GPU."""
 
     name = "cuda"
-    most_steps = 8
+    most_steps = MOST_STEPS // 2
     has_step_kernels = True
     has_own_memory = True
 

@@ -14,8 +14,8 @@ from mlxr.runtime.hosts.cuda.recorded_products import beside_bytes
 from mlxr.runtime.hosts.cuda.traces import MOST
 from mlxr.runtime.hosts.mlx.padding import all_table_columns
 
-MOST_STEPS = 16
-"""Steps whose numbers a batch has room for."""
+MOST_STEPS = 32
+"""Steps whose numbers a batch has room for: those of a launch, and of one that follows before it is read."""
 _ALIGNMENT = 256  # bytes, as MLX has it
 _TOKEN_BYTES = 32
 _SMALL_ARRAYS = 6

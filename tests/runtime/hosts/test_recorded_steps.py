@@ -17,11 +17,11 @@ from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine import scheduler
 from mlxr.runtime.engine.launch_step import copy_shared_blocks, more_steps
 from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests
-from mlxr.runtime.hosts.cuda import decode_steps, mlx_stream, recorded_step, traces
+from mlxr.runtime.hosts.cuda import decode_steps, mlx_stream, recorded_batch, recorded_step, traces
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, FETCH, PLACE, RENEW
-from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS, graph_bytes, places_of_prompt, prompt_graph_bytes
+from mlxr.runtime.hosts.cuda.recorded_memory import graph_bytes, places_of_prompt, prompt_graph_bytes
 from mlxr.runtime.hosts.sim.host import SimHost
 from mlxr_tests.fake_card import SimLauncher, use_card
 from mlxr_tests.family_specs import family_spec
@@ -38,7 +38,8 @@ COUNTS = (6, 1, 1, 1, 4, 5)
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("as_one", [True, False])
 def test_the_likeliest_tokens_are_those_of_the_logits(monkeypatch: pytest.MonkeyPatch, as_one: bool) -> None:
-    """The sequences come to new blocks, and to the second partition, at different steps."""
+    """Sequences come to new blocks, and to the second partition, at different steps; the ring of tokens goes round."""
+    monkeypatch.setattr(recorded_batch, "MOST_STEPS", 16)
     geometry = Geometry.of(partition=16, **({"step_threads": 512, "step_sequences": 3} if as_one else {}))
     artifact = compiled(small_spec(cache={"mode": "paged", "block_size": 4, "max_sequences": 3}), geometry)
     card = SimLauncher(artifact)
@@ -81,7 +82,7 @@ def test_the_likeliest_tokens_are_those_of_the_logits(monkeypatch: pytest.Monkey
         assert host.recorded_steps == (sum(COUNTS) if is_recorded else 0)
     np.testing.assert_array_equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
-    assert card.recorded[CHOOSE] == sum(COUNTS) > MOST_STEPS
+    assert card.recorded[CHOOSE] == sum(COUNTS) > recorded_batch.MOST_STEPS
     assert card.recorded[PLACE] == 1 and card.recorded[RENEW] == len(COUNTS) - 2, "the fourth batch is there"
     assert len({*found[0][0][0].flat}) > 3, "others than the first"
     kernels = {name: times for name, times in card.recorded.items() if name not in (PLACE, RENEW, FETCH)}
