@@ -25,6 +25,7 @@ def model(request: pytest.FixtureRequest, files: RealFiles) -> Iterator[mlxr.Mod
     host, compute = request.param
     if host != "cpu" and not (has_cuda() or mx.metal.is_available()):
         pytest.skip("no GPU")
-    changes = mlxr.Changes() if compute == "fast" else mlxr.Changes(compute="exact", cache_dtype="f32")
+    exact = mlxr.Changes(compute="exact", cache_dtype="f32", activation_dtype=None if host == "cpu" else "f32")
+    changes = exact if compute == "exact" else mlxr.Changes()
     with mlxr.load(real_file(files, ".gguf"), host=host, changes=changes) as loaded:
         yield loaded
