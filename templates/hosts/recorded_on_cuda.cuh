@@ -14,7 +14,8 @@
 //                            `num_ahead`), 0, and whether what is steady is new; then these as they lie in the batch
 //   numbers
 //   batch                    written in place
-// mlxr_choose takes the likeliest token of each row of logits, and prepares the step after: the last launch of a step.
+// mlxr_choose takes the likeliest token of each row of logits, and prepares the step after: the last launch of a step. Its grid is
+// rows by parts of a row.
 //   logits, numbers, batch
 //   chosen                   [2, MOST_STEPS, rows] u32 of the machine: tokens, then the bits of each row's greatest logit, of
 //                            which NaN is the greatest
@@ -25,7 +26,7 @@
 //   logits, numbers, token
 //   out, token_out
 typedef unsigned int mlxr_u32;
-enum { NUM_TOKENS, NUM_MOVING, NUM_STEADY, MOVING_AT, STEADY_AT, AHEAD_AT, STATE_AT, WIDTH, MOST_STEPS, NUM_LOGITS };
+enum { NUM_TOKENS, NUM_MOVING, NUM_STEADY, MOVING_AT, STEADY_AT, AHEAD_AT, STATE_AT, WIDTH, MOST_STEPS, NUM_LOGITS, WORDS_AT };
 enum { STEP, ENDED, NUM_AHEAD, SINCE, IS_NEW };
 
 extern "C" __global__ void __launch_bounds__(256) mlxr_place(
@@ -75,77 +76,77 @@ extern "C" __global__ void __launch_bounds__(256) mlxr_renew(
   }
 }
 
+// A logit's order and its index in one word of 64 bits: of equal logits the first one is the greatest.
+__device__ __forceinline__ unsigned long long mlxr_word_of(float x, mlxr_u32 index) {
+  const mlxr_u32 bits = __float_as_uint(x + 0.0f);  // one zero
+  const mlxr_u32 order = x != x ? 0xffffffffu : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  return (unsigned long long)order << 32 | ~index;
+}
+
 extern "C" __global__ void __launch_bounds__(1024) mlxr_choose(
     const float* logits, const mlxr_u32* numbers, mlxr_u32* batch, mlxr_u32* chosen) {
-  __shared__ float greatest_of[32];
-  __shared__ mlxr_u32 index_of[32];
+  __shared__ unsigned long long greatest_of[32];
   __shared__ bool is_last;
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");  // the launch before may still run, see launch_graph.py
 #endif
-  const mlxr_u32 width = numbers[WIDTH], row = blockIdx.x, thread = threadIdx.x, lane = thread % 32;
+  const mlxr_u32 width = numbers[WIDTH], rows = gridDim.x, row = blockIdx.x, thread = threadIdx.x, lane = thread % 32;
+  const mlxr_u32 first = blockIdx.y * 1024u + thread, stride = gridDim.y * 1024u;
   mlxr_u32* const state = batch + numbers[STATE_AT];
+  unsigned long long* const words = reinterpret_cast<unsigned long long*>(batch + numbers[WORDS_AT]);
   const float* const own = logits + (unsigned long long)row * width;
-  float greatest = __int_as_float(0xff800000);
-  mlxr_u32 index = 0xffffffffu;
-  const auto merge = [&](float other, mlxr_u32 other_index) {
-    const bool is_first = other_index < index;
-    if (other != other ? greatest == greatest || is_first : other > greatest || (other == greatest && is_first)) {
-      greatest = other;
-      index = other_index;
-    }
-  };
+  unsigned long long greatest = 0;
+  const auto merge = [&](unsigned long long other) { greatest = other > greatest ? other : greatest; };
   const mlxr_u32 quads = width % 4 == 0 ? width / 4 : 0;  // rows begin at multiples of 16 bytes then
 #pragma unroll 4
-  for (mlxr_u32 i = thread; i < quads; i += 1024) {
+  for (mlxr_u32 i = first; i < quads; i += stride) {
     const float4 x = reinterpret_cast<const float4*>(own)[i];
-    merge(x.x, 4 * i);
-    merge(x.y, 4 * i + 1);
-    merge(x.z, 4 * i + 2);
-    merge(x.w, 4 * i + 3);
+    merge(mlxr_word_of(x.x, 4 * i));
+    merge(mlxr_word_of(x.y, 4 * i + 1));
+    merge(mlxr_word_of(x.z, 4 * i + 2));
+    merge(mlxr_word_of(x.w, 4 * i + 3));
   }
-  for (mlxr_u32 i = 4 * quads + thread; i < width; i += 1024) {
-    merge(own[i], i);
+  for (mlxr_u32 i = 4 * quads + first; i < width; i += stride) {
+    merge(mlxr_word_of(own[i], i));
   }
   for (mlxr_u32 distance = 16; distance; distance /= 2) {
-    const float other = __shfl_xor_sync(0xffffffffu, greatest, distance);
-    merge(other, __shfl_xor_sync(0xffffffffu, index, distance));
+    merge(__shfl_xor_sync(0xffffffffu, greatest, distance));
   }
   if (lane == 0) {
     greatest_of[thread / 32] = greatest;
-    index_of[thread / 32] = index;
   }
   __syncthreads();
   if (thread < 32) {
     greatest = greatest_of[lane];
-    index = index_of[lane];
     for (mlxr_u32 distance = 16; distance; distance /= 2) {
-      const float other = __shfl_xor_sync(0xffffffffu, greatest, distance);
-      merge(other, __shfl_xor_sync(0xffffffffu, index, distance));
+      merge(__shfl_xor_sync(0xffffffffu, greatest, distance));
     }
     if (lane == 0) {
-      const mlxr_u32 rows = gridDim.x, most = numbers[MOST_STEPS], at = state[STEP] % most * rows + row;
-      index = index < width ? index : 0;
-      batch[row] = index;
-      chosen[at] = index;
-      chosen[at + most * rows] = __float_as_uint(greatest);
-      __threadfence_system();
+      atomicMax(&words[row], greatest);
       __threadfence();
-      is_last = atomicAdd(&state[ENDED], 1u) == rows - 1;
+      is_last = atomicAdd(&state[ENDED], 1u) == rows * gridDim.y - 1;
     }
   }
   __syncthreads();
-  if (is_last) {  // all have read which step it is
+  if (is_last) {
     __threadfence();
-    const mlxr_u32 moving = numbers[MOVING_AT], num_moving = numbers[NUM_MOVING], step = state[SINCE] + 1;
-    const bool is_ahead = (step + 1) * num_moving <= state[NUM_AHEAD];
-    for (mlxr_u32 i = thread; i < num_moving; i += 1024) {
-      batch[moving + i] = is_ahead ? batch[numbers[AHEAD_AT] + step * num_moving + i] : batch[moving + i] + 1;
+    const mlxr_u32 moving = numbers[MOVING_AT], num_moving = numbers[NUM_MOVING], since = state[SINCE] + 1;
+    const mlxr_u32 most = numbers[MOST_STEPS], at = state[STEP] % most * rows;
+    for (mlxr_u32 i = thread; i < rows; i += 1024) {
+      const unsigned long long word = atomicExch(&words[i], 0ull);
+      const mlxr_u32 index = ~(mlxr_u32)word, order = word >> 32;
+      batch[i] = index;
+      chosen[at + i] = index;
+      chosen[at + most * rows + i] = order == 0xffffffffu ? 0x7fc00000u : order & 0x80000000u ? order ^ 0x80000000u : ~order;
     }
-    __syncthreads();
+    const bool is_ahead = (since + 1) * num_moving <= state[NUM_AHEAD];
+    for (mlxr_u32 i = thread; i < num_moving; i += 1024) {
+      batch[moving + i] = is_ahead ? batch[numbers[AHEAD_AT] + since * num_moving + i] : batch[moving + i] + 1;
+    }
+    __syncthreads();  // all have read which step it is
     if (thread == 0) {
       state[STEP] += 1;
-      state[SINCE] = step;
+      state[SINCE] = since;
       state[ENDED] = 0;
     }
   }

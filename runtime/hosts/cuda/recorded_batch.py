@@ -36,6 +36,7 @@ MOST_LAUNCHES = 4
 _THREADS = 256
 _MOST_BLOCKS = 512
 _STATE = 8  # numbers
+_CHOOSING_BLOCKS = 128
 
 Outputs = Sequence[tuple[tuple[int, ...], mx.Dtype]]
 
@@ -61,13 +62,13 @@ class RecordedBatch:
             width: columns of the logits.
         """
         rows, num_moving, num_steady = dims["rows"], len(inputs.moving.numbers), len(inputs.steady.packed.numbers)
-        sizes = (rows, num_moving, num_steady, MOST_STEPS * num_moving, _STATE)
+        sizes = (rows, num_moving, num_steady, MOST_STEPS * num_moving, _STATE, 2 * rows)
         begins = [0]
         for size in sizes:
             begins.append(begins[-1] + -(-size // 8) * 8)
         self._rows, self._num_moving, self.width = rows, num_moving, width
         self.memory = on_device(mx.zeros((begins[-1],), mx.int32))
-        self.numbers = _numbers([*sizes[:3], *begins[1:5], width, MOST_STEPS, rows * width])
+        self.numbers = _numbers([*sizes[:3], *begins[1:5], width, MOST_STEPS, rows * width, begins[5]])
         self.pinned = PinnedMemory(4 * 2 * MOST_STEPS * rows)
         numbers = (ctypes.c_int32 * (2 * MOST_STEPS * rows)).from_address(self.pinned.address)
         self._seen = np.ctypeslib.as_array(numbers).reshape(2, MOST_STEPS, rows)
@@ -192,6 +193,11 @@ def fetch_logits(
 def numbers_of_logits(rows: int, width: int) -> mx.array:
     """What `fetch_logits` needs to know, where there is no batch for decode steps."""
     return _numbers([rows, *[0] * 6, width, MOST_STEPS, rows * width])
+
+
+def choosing_grid(rows: int, width: int) -> tuple[int, int, int]:
+    """The threadgroups of `CHOOSE`: rows, and parts of a row, each at least a number for each of a block's threads."""
+    return rows, max(1, min(_CHOOSING_BLOCKS // rows, width // (4 * CHOOSE_THREADS))), 1
 
 
 @functools.cache

@@ -75,7 +75,7 @@ def batch_bytes(plan: Plan) -> int:
     columns, tables = all_table_columns(plan.arena.max_blocks_per_sequence), read.count("block_tables")
 
     def numbers(rows: int, width: int) -> int:
-        of_one = 1 + (1 + MOST_STEPS) * moving + _SMALL_ARRAYS
+        of_one = 3 + (1 + MOST_STEPS) * moving + _SMALL_ARRAYS
         return (rows + _PADDING) * of_one + tables * (rows * width + _PADDING)
 
     counts = range(1, plan.arena.max_sequences + 1)

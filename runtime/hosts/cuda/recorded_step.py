@@ -36,6 +36,7 @@ from mlxr.runtime.hosts.cuda.recorded_batch import (
     CHOOSE_THREADS,
     MOST_LAUNCHES,
     RecordedBatch,
+    choosing_grid,
     recorded_image,
 )
 from mlxr.runtime.hosts.cuda.recorded_calls import Call, ProductCall, arrays_of
@@ -245,7 +246,8 @@ class RecordedStep:
         logits = phase.outputs[0]
         operands = (logits, batch.numbers, "batch", "chosen")
         waits = kernel is None and overlap()
-        choose = Call(CHOOSE, recorded_image(), (dims["rows"], 1, 1), CHOOSE_THREADS, operands, waits=waits)
+        grid = choosing_grid(dims["rows"], batch.width)
+        choose = Call(CHOOSE, recorded_image(), grid, CHOOSE_THREADS, operands, waits=waits)
         self._memory = steps.memory
         self._calls = [*own, choose]
         self._kept = arrays_of(self._calls, host.fixed) | {"memory": self._memory, "batch": batch.memory}

@@ -281,6 +281,8 @@ class SimLauncher:
 def choose(logits: np.ndarray, numbers: np.ndarray, batch: np.ndarray, chosen: np.ndarray, rows: int) -> None:
     """What mlxr_choose does."""
     num_moving, moving_at, ahead_at, state_at, width, most = (int(numbers[i]) for i in (1, 3, 5, 6, 7, 8))
+    words = batch[numbers[10] :][: 2 * rows]
+    assert len(words) == 2 * rows and not words.any(), "nothing else lies where rows have their greatest logits"
     state, moving = batch[state_at:], batch[moving_at:][:num_moving]
     by_row = logits[: rows * width].view(np.float32).reshape(rows, width)
     batch[:rows] = by_row.argmax(1)
