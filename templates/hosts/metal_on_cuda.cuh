@@ -49,6 +49,7 @@ extern __shared__ __align__(16) unsigned char mlxr_pool[];
         asm volatile("griddepcontrol.wait;" ::: "memory");        \
         asm volatile("griddepcontrol.launch_dependents;" ::);     \
     }
+#define MLXR_AHEAD(stages) stages  // while the launch before ends
 // Blocks of a cluster, which read each other's memory once they have met; see templates/metal/matmul_stages.metal.jinja.
 // Recorded launches have clusters, those of MLX have none.
 #define MLXR_ARE_TOGETHER() mlxr_are_together()
