@@ -66,6 +66,21 @@ def test_all_of_one_token(sizes, mlp, format, activation):
     assert {"routed_experts", "experts_down"} <= streamed(sizes, mlp, format, activation, 2, (1024, 768))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "router"),
+    few(itertools.product(("matvec", "ahead"), ("softmax_topk", "topk_softmax")), [("matvec", "softmax_topk")]),
+)
+def test_threads_share_the_choice(sizes, router):
+    """64 threads for 32 experts, in the kernel with a stream and in the one without."""
+    mlp = {"experts": EXPERTS | {"count": 32, "per_token": 4, "router": router}}
+    one_row = {"matvec_simdgroups": 2} | (ONE_TOKEN["ahead"] | {"matvec_simdgroups": 2} if sizes == "ahead" else {})
+    artifact = artifact_of(mlp, 512, 256, one_row, activation_dtype="bf16", weights={"default": "q4_k"})
+    kernel = next(k for k in artifact.plan.first.kernels if k.label == "routed_experts")
+    assert "chosen[before] = own_expert" in artifact.kernel_text(kernel.name)
+    for tokens in (1, 3):
+        run_decode(artifact, tokens, 8e-3)
+
+
 CODES = {
     "two-tiles": {"mma_simdgroups": 2, "mma_outputs": 32, "mma_stages": 2},
     "one-tile": {"mma_simdgroups": 1, "mma_outputs": 16, "mma_stages": 3},

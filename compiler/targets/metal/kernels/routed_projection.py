@@ -9,6 +9,7 @@ from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
     ExpertKernel,
     SharedMatrix,
 )
+from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH
 from mlxr.compiler.targets.metal.kernel_parts.passes import bytes_of_sums
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import formula
 from mlxr.compiler.targets.metal.kernels.route import RouteKernel
@@ -44,7 +45,19 @@ class RoutedProjectionKernel(ExpertKernel):
     @property
     def threadgroup_bytes(self) -> int:
         """Bytes of the sums of a threadgroup's tiles."""
-        return bytes_of_sums(self) if self.passes else 0
+        return (bytes_of_sums(self) if self.passes else 0) + self.choice_bytes
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the threads of a threadgroup share the choice, which takes logits alone."""
+        count, plain = self.route.num_experts, not self.route.by_scores and not self.weighs
+        even = count % SIMD_WIDTH == 0 and self.threads % count == 0 and self.threads // count <= count // 4
+        return plain and even and self.top_k <= SIMD_WIDTH
+
+    @property
+    def choice_bytes(self) -> int:
+        """Bytes of threadgroup memory for the choice."""
+        return 4 * (self.route.num_experts + self.top_k) if self.ranks else 0
 
     @property
     def outputs(self) -> tuple[Port, ...]:

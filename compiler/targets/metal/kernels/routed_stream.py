@@ -20,6 +20,11 @@ class RoutedStreamKernel(StreamedExperts, RoutedProjectionKernel):
 
     template = "routed_stream.metal.jinja"
 
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Those of all streams, and of the choice."""
+        return super().threadgroup_bytes + self.choice_bytes
+
 
 def routed_stream(kernel: RoutedProjectionKernel, sizes: OneRow) -> RoutedStreamKernel | None:
     """The kernel with its weight through threadgroup memory, if it can and the geometry asks for that."""
