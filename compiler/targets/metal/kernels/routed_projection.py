@@ -51,8 +51,9 @@ class RoutedProjectionKernel(ExpertKernel):
     def ranks(self) -> bool:
         """Whether the threads of a threadgroup share the choice, which takes logits alone."""
         count, plain = self.route.num_experts, not self.route.by_scores and not self.weighs
-        even = count % SIMD_WIDTH == 0 and self.threads % count == 0 and self.threads // count <= count // 4
-        return plain and even and self.top_k <= SIMD_WIDTH
+        parts = self.threads // count
+        even = count % SIMD_WIDTH == 0 and self.threads == parts * count and parts.bit_count() == 1
+        return plain and even and count % (4 * parts) == 0 and self.top_k <= SIMD_WIDTH
 
     @property
     def choice_bytes(self) -> int:
