@@ -1,4 +1,4 @@
-// experts_down_03977bde
+// experts_down_ec3d0df7
 // small spec of a test
 //
 // out = residual + sum of weights * (x @ weight[expert].T), over the 4 experts that a token's router chose.
@@ -315,7 +315,7 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, const threa
   }
 }
 // ---- kernel
-[[kernel]] void experts_down_03977bde(
+[[kernel]] void experts_down_ec3d0df7(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device int32_t* experts [[buffer(2)]],
@@ -329,8 +329,8 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, const threa
   const uint lane = thread_index_in_simdgroup;
   const uint share = simdgroup_index_in_threadgroup % 1u;
   const uint token = threadgroup_position_in_grid.y;
-  const uint chosen = token * 4u;
-  const device bfloat16_t* input = x + (ulong)chosen * 256u;
+  const uint first_choice = token * 4u;
+  const device bfloat16_t* input = x + (ulong)first_choice * 256u;
   MLXR_THREADGROUP(uint4, ring, 896);
   // Of each 512 columns of x 16 rows: four steps, by halves of a pair and halves of a piece; a row has a step's four pairs and ends
   // with zeros, for lanes whose columns belong to another pair. And the sums of each pair's runs, and the exponent.
@@ -355,12 +355,12 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, const threa
   const uint steps = first < end ? (2u - share) / 1u : 0u;
   const ulong first_block = (ulong)first * 210u;
   MLXR_AWAIT_INPUTS()
-  const uint row_of_slot = (uint)experts[chosen + min(lane, 3u)] * 512u;
+  const uint row_of_slot = (uint)experts[first_choice + min(lane, 3u)] * 512u;
     float weights_of[1];
 #pragma unroll
     for (uint j = 0; j < 1u; j++) {
       const uint block = (simdgroup_index_in_threadgroup + j * 2u) * 2u + lane / 16u;
-      weights_of[j] = weights[chosen + min(block / 1u, 3u)];
+      weights_of[j] = weights[first_choice + min(block / 1u, 3u)];
     }
     uint2 numbers[1][4];
 #pragma unroll
@@ -376,10 +376,9 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, const threa
         }
       }
     }
-  {
-    uint asked = 0, asked_pass = 0, asked_unit = share;
+  uint asked = 0, asked_pass = 0, asked_unit = share;
 #pragma unroll 1
-    while (asked < 1u) {
+  while (asked < 1u) {
       if (asked < steps) {
         ulong at[2];
         {
@@ -400,7 +399,8 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, const threa
       }
       asked++;
       MLXR_END_COPIES();
-    }
+  }
+  {
 #pragma unroll
     for (uint j = 0; j < 1u; j++) {
       const uint unit = simdgroup_index_in_threadgroup + j * 2u;

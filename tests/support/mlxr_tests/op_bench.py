@@ -216,6 +216,9 @@ class OpBench:
                 array = mx.contiguous(reference[made.weight].astype(MLX_DTYPES[str(made.dtype)]))
                 mx.eval(array)
                 buffers[made.name] = SimBuffer.of(array, writable=False, name=made.name)
+        read = (name for launch in phase.launches if launch.op == op.name for name in launch.inputs)
+        for name in reference.keys() & set(read) - buffers.keys():  # of ops before
+            buffers[name] = SimBuffer.of(reference[name], writable=False, name=name)
         for name in op.outputs.values():
             if name in sim:
                 buffers[name] = SimBuffer.of(sim[name], writable=True, name=name)

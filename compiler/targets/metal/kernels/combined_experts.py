@@ -23,6 +23,8 @@ from mlxr.compiler.targets.metal.kernels.expert_stream import (
     stream_choice,
 )
 from mlxr.compiler.targets.metal.kernels.expert_tiles import multiply_tiles, sum_choices, tiles_from
+from mlxr.compiler.targets.metal.kernels.route import RouteKernel
+from mlxr.compiler.targets.metal.kernels.routed_stream import RoutedStreamKernel
 from mlxr.compiler.targets.metal.kernels.shared_expert import (
     ALONE,
     as_projection,
@@ -55,12 +57,14 @@ def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) 
         alone = experts_in_passes(kernel, choice.geometry.one_row.threadgroups, kernel.top_k)
     chosen = choice.sizes(OneRow, without=SUM_IGNORES)
     stream = stream_choice(lowering, op, "experts_down")
-    if (streamed := combine_stream(kernel, stream.geometry.one_row)) is not None:
+    route, logits = _choice_before(lowering, op)
+    buffers = {"out": op.out} | logits
+    if (streamed := combine_stream(kernel, stream.geometry.one_row, route)) is not None:
         alone, chosen = streamed, stream.sizes(OneRow, without=STREAM_IGNORES)
     if kernel.shared is None:
         tiled = tiles_from(lowering, op)
         few = None if tiled is None else Condition(dim="tokens", maximum=tiled - 1)
-        lowering.emit(op, alone, grid_of(alone), {"out": op.out}, when=few, chosen=chosen)
+        lowering.emit(op, alone, grid_of(alone), buffers, when=few, chosen=chosen)
         if tiled is not None:
             sum_choices(lowering, op, multiply_tiles(lowering, op, of_tokens=False, tokens=tiled), tiled, op.out)
         return
@@ -79,6 +83,15 @@ def lower_expert_combine(lowering: MetalLowering, op: Op, attrs: ExpertCombine) 
         return
     inputs |= {"gate": op.inputs["shared_gate"]} if "shared_gate" in op.inputs else {}
     _add_several(lowering, op, kernel, as_projection(op, _last(attrs), inputs, op.out), chosen)
+
+
+def _choice_before(lowering: MetalLowering, op: Op) -> tuple[RouteKernel | None, dict[str, str]]:
+    """The choice of the launch before, with its logits, if all threadgroups of that launch have waited for them."""
+    producer = lowering.graph.producer(op.inputs["experts"])
+    for launch in lowering.pending:
+        if op.inputs["experts"] in launch.outputs and isinstance(launch.body, RoutedStreamKernel) and producer:
+            return launch.body.route, {"logits": producer.inputs["logits"]}
+    return None, {}
 
 
 def _last(attrs: ExpertCombine) -> Projection:

@@ -79,6 +79,14 @@ class RouteKernel(MetalKernel):
         """Whether scores choose the experts, and not the logits."""
         return self.bias is not None or self.groups > 1
 
+    def sharing(self, threads: int) -> int:
+        """The threads of a threadgroup that share the choice by ranks, with equal parts of it; 0: they cannot."""
+        count, parts = self.num_experts, 1
+        while 2 * parts * count <= threads and count % (8 * parts) == 0:
+            parts *= 2
+        can = count % SIMD_WIDTH == 0 and count <= threads and self.top_k <= SIMD_WIDTH and not self.by_scores
+        return parts * count if can else 0
+
     @property
     def kept(self) -> int:
         """Chosen experts whose weights a lane keeps: the lane rank % 32 keeps the expert of that rank."""

@@ -9,7 +9,6 @@ from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
     ExpertKernel,
     SharedMatrix,
 )
-from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH
 from mlxr.compiler.targets.metal.kernel_parts.passes import bytes_of_sums
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import formula
 from mlxr.compiler.targets.metal.kernels.route import RouteKernel
@@ -48,12 +47,9 @@ class RoutedProjectionKernel(ExpertKernel):
         return (bytes_of_sums(self) if self.passes else 0) + self.choice_bytes
 
     @property
-    def ranks(self) -> bool:
-        """Whether the threads of a threadgroup share the choice, which takes logits alone."""
-        count, plain = self.route.num_experts, not self.route.by_scores and not self.weighs
-        parts = self.threads // count
-        even = count % SIMD_WIDTH == 0 and self.threads == parts * count and parts.bit_count() == 1
-        return plain and even and count % (4 * parts) == 0 and self.top_k <= SIMD_WIDTH
+    def ranks(self) -> int:
+        """The threads of a threadgroup that share the choice by ranks; 0: each simdgroup chooses."""
+        return 0 if self.weighs else self.route.sharing(self.threads)
 
     @property
     def choice_bytes(self) -> int:
