@@ -1,4 +1,4 @@
-// experts_codes8_d237f80d
+// experts_codes8_73d0d032
 // small spec of a test
 //
 // Products of a tile of 8 choices of an expert by matrix instructions: out = silu(x @ gate.T) * (x @ up.T), weight = [gate; up].
@@ -158,7 +158,7 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, ulong at, u
   }
 }
 // ---- kernel
-[[kernel]] void experts_codes8_d237f80d(
+[[kernel]] void experts_codes8_73d0d032(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device int32_t* order [[buffer(2)]],
@@ -172,10 +172,11 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, ulong at, u
   const uint group = lane / 4, quad = lane % 4;
   const device int* of_tile = tiles + threadgroup_position_in_grid.y * 3u;
   const uint first_row = (uint)of_tile[1];
-  if (first_row >= (uint)of_tile[2]) {
+  const uint end_row = (uint)of_tile[2];
+  if (first_row >= end_row) {
     return;
   }
-  const uint count = (uint)of_tile[2] - first_row;
+  const uint count = end_row - first_row;
   const uint expert_row = (uint)of_tile[0] * 256u;
   MLXR_THREADGROUP(uint4, ring, 640);
   MLXR_THREADGROUP(float2, scales_of, 128);

@@ -1,4 +1,4 @@
-// experts_down_codes8_b4d72218
+// experts_down_codes8_6230ee22
 // small spec of a test
 //
 // Products of a tile of 8 choices of an expert by matrix instructions: out = x @ weight.T.
@@ -20,6 +20,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 #ifndef MLXR_COPY_AHEAD  // a host may copy 16 bytes while other work goes on, and wait until at most `left` groups of copies are not done
 #define MLXR_COPY_AHEAD(to, from) *(to) = *(from)
@@ -154,7 +157,7 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, ulong at, u
   }
 }
 // ---- kernel
-[[kernel]] void experts_down_codes8_b4d72218(
+[[kernel]] void experts_down_codes8_6230ee22(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device int32_t* order [[buffer(2)]],
@@ -167,12 +170,14 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, ulong at, u
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint lane = thread_index_in_simdgroup;
   const uint group = lane / 4, quad = lane % 4;
-  const device int* of_tile = tiles + threadgroup_position_in_grid.y * 3u;
+  // Written while this launch may have been there: no copy of a first-level cache.
+  const device volatile int* of_tile = (const device volatile int*)tiles + threadgroup_position_in_grid.y * 3u;
   const uint first_row = (uint)of_tile[1];
-  if (first_row >= (uint)of_tile[2]) {
+  const uint end_row = (uint)of_tile[2];
+  if (first_row >= end_row) {
     return;
   }
-  const uint count = (uint)of_tile[2] - first_row;
+  const uint count = end_row - first_row;
   const uint expert_row = (uint)of_tile[0] * 512u;
   MLXR_THREADGROUP(uint4, ring, 896);
   MLXR_THREADGROUP(float4, scales_of, 128);
@@ -214,6 +219,7 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, ulong at, u
       }
     }
   }
+  MLXR_AWAIT_INPUTS()
   for (uint i = simdgroup_index_in_threadgroup; i < count * 1u; i += 2u) {
     const uint row_of_tile = i / 1u, x_unit = i % 1u;
     float4 v[2];

@@ -52,12 +52,15 @@ class ExpertCodesKernel(ProjectionKernel):
 
     Attributes:
         stages: blocks of each row that a simdgroup has asked for and not multiplied yet.
+        early: whether the order of choices was there before the launch before began: so weights are on their way before
+            x is there.
     """
 
     template = "expert_codes.metal.jinja"
     most_bytes: ClassVar[int] = BLOCK_BYTES
     _: KW_ONLY
     stages: int
+    early: bool = False
 
     @property
     def format(self) -> WeightFormat:

@@ -97,7 +97,10 @@ def multiply_tiles(
     rows = ExpertRows(attrs.num_experts, attrs.top_k, of_tokens, "weights" in op.inputs)
     few = _few(lowering, op, facts) if lowering.phase == "decode" else expert_codes(lowering, op, facts, rows)
     kernel: ProjectionKernel = few or (gemm_mma(facts, rows) if with_mma else gemm(facts, rows))
+    count = len(lowering.pending)
     ordered = order_choices(lowering, _readers(lowering, op), kernel.tile, when)
+    if isinstance(kernel, ExpertCodesKernel) and not of_tokens and len(lowering.pending) == count:
+        kernel = replace(kernel, early=True)
     buffers = {"order": ordered.order, "tiles": ordered.tiles, "out": op.out}
     if with_mma or few:
         buffers["x"] = normalised or normalise(lowering, op, facts, kernel.tile, when)
