@@ -34,7 +34,7 @@ _TILES = (32, 16)
 
 @dataclass(frozen=True)
 class MatmulStreamKernel(ProjectionKernel):
-    """A projection of `tile` rows. x is already normalised, so `norm` is None.
+    """A projection of `tile` rows. Of norms it has RMS norms, where threadgroups share no columns.
 
     A threadgroup prepares its columns of x once, as f16 numbers in threadgroup memory, and takes `passes` tiles of rows
     of the weight. Simdgroups copy what they will multiply, each on its own.
@@ -156,7 +156,7 @@ def _kernel(p: ProjectionFacts, tile: int, own: int) -> MatmulStreamKernel | Non
     g = p.many_rows.matrix
     one = MatmulStreamKernel(
         label=f"{p.label}_mma{tile}",
-        norm=None,
+        norm=None if _others_normalise(p) or min(g.together, own) > 1 else p.norm,
         **p.fields,
         outs=_ROWS // p.epilogue.halves,
         simdgroups=g.simdgroups,
@@ -171,6 +171,11 @@ def _kernel(p: ProjectionFacts, tile: int, own: int) -> MatmulStreamKernel | Non
     while made.threadgroup_bytes > _BYTES and made.stages > 1:
         made = replace(made, stages=made.stages - 1)
     return made if made.threadgroup_bytes <= _BYTES and _divides(made) else None
+
+
+def _others_normalise(p: ProjectionFacts) -> bool:
+    """Whether the kernel cannot take the norm of x."""
+    return p.norm is None or p.norm.kind != "rms" or p.norm.bias is not None or bool(p.x_columns)
 
 
 def _divides(kernel: MatmulStreamKernel) -> bool:
