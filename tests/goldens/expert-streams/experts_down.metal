@@ -1,4 +1,4 @@
-// experts_down_ec3d0df7
+// experts_down_cd1ba2ac
 // small spec of a test
 //
 // out = residual + sum of weights * (x @ weight[expert].T), over the 4 experts that a token's router chose.
@@ -310,12 +310,12 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, const threa
     const uint i = lane + 32u * j;
     const uint r = i / 28u, in_row = i % 28u;
     const uint block = in_row / 14u;
-    const ulong begin = at[block] + (ulong)(r * 210u);
+    const ulong begin = (block ? at[1] : at[0]) + (ulong)(r * 210u);
     MLXR_COPY_AHEAD(to + i, (const device uint4*)(weight + (begin & ~15ul) + in_row % 14u * 16u));
   }
 }
 // ---- kernel
-[[kernel]] void experts_down_ec3d0df7(
+[[kernel]] void experts_down_cd1ba2ac(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device int32_t* experts [[buffer(2)]],

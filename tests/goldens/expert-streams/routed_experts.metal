@@ -1,4 +1,4 @@
-// routed_experts_1f237725
+// routed_experts_e8927997
 // small spec of a test
 //
 // The choice of 4 experts of 40 by a router's logits, and the projections of a token by them: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -308,12 +308,12 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, const threa
     const uint i = lane + 32u * j;
     const uint r = i / 18u, in_row = i % 18u;
     const uint block = in_row / 9u;
-    const ulong begin = (r < 8u ? at[block] : at[2 + block]) + (ulong)(r * 288u);
+    const ulong begin = (r < 8u ? block ? at[1] : at[0] : block ? at[3] : at[2]) + (ulong)(r * 288u);
     MLXR_COPY_AHEAD(to + i, (const device uint4*)(weight + begin + in_row % 9u * 16u));
   }
 }
 // ---- kernel
-[[kernel]] void routed_experts_1f237725(
+[[kernel]] void routed_experts_e8927997(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* logits [[buffer(2)]],
