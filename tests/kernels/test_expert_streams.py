@@ -182,3 +182,17 @@ def test_each_threadgroup_chooses_for_few_tokens_only(sequences, joined):
     artifact = artifact_of({"experts": EXPERTS}, 256, 128, sizes, activation_dtype="bf16", weights=weights, cache=cache)
     labels = {artifact.kernel_entry(launch.kernel).label for launch in artifact.plan.first.phase("decode").launches}
     assert ("route_order" in labels, "expert_order" in labels) == (joined, not joined)
+
+
+@pytest.mark.parametrize(
+    ("rows", "simdgroups", "dtype"), few(itertools.product([2, 5, 9], [1, 2], ["bf16", "f32"]), [(5, 2, "bf16")])
+)
+def test_simdgroups_share_the_columns_of_a_router(rows, simdgroups, dtype):
+    """Tiles that are full and cut, of rows and of the 10 outputs."""
+    weights = {"default": "q4_k", "tensors": {"*.router": dtype}}
+    changes = {"activation_dtype": "bf16", "weights": weights, "cache": {"mode": "paged", "max_sequences": 9}}
+    artifact = artifact_of(MLPS["swiglu"], 512, 256, {"matmul_shared": simdgroups}, **changes)
+    bench, graph = OpBench(artifact, sum_error=1e-5), artifact.graph("decode")
+    logits = next(op.inputs["logits"] for op in graph.ops if "logits" in op.inputs)
+    bench.run("decode", [graph.producer(logits).name], bench.batch([(s, 1) for s in bench.sequences(*[0] * rows)]))
+    assert bench.launches == {"router_shared": 1}

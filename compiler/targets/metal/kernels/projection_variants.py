@@ -19,6 +19,7 @@ from mlxr.compiler.targets.metal.kernels.gemm import can_tile, gemm
 from mlxr.compiler.targets.metal.kernels.gemm_mma import gemm_mma
 from mlxr.compiler.targets.metal.kernels.matmul import MatmulKernel, matmul
 from mlxr.compiler.targets.metal.kernels.matmul_mma import MMA_TILES, matmul_mma
+from mlxr.compiler.targets.metal.kernels.matmul_shared import MOST_ROWS, matmul_shared
 from mlxr.compiler.targets.metal.kernels.matmul_stages import staged
 from mlxr.compiler.targets.metal.kernels.matmul_stream import streamed_rows
 from mlxr.compiler.targets.metal.kernels.matvec import matvec
@@ -81,6 +82,9 @@ def variants_of(p: ProjectionFacts) -> list[ProjectionVariant]:
     # 261 us for 16 rows in 4 bits; by these they take 67 (experiment 11) and 44 (31). MLX's matmul does not replace
     # them, since a call of it costs the CPU 30 to 70 us (11).
     variants += mma_tiles
+    if (shared := matmul_shared(p)) is not None:
+        # A router of 16 rows took 9 us by the last variant (73).
+        variants.append(ProjectionVariant(shared, 2, min(most, MOST_ROWS), (SeveralRows, *decided_by)))
     if unpacks and g.unpacked.mma and p.activation.is_16_bit:
         # Many rows by matrix instructions: 2.2 to 3 times as fast as the next variant with 20 and 47 rows; down took
         # 589 us and takes 206 (21). It ends where MLX's matmul begins: hosts that have it would normalise x for nothing
