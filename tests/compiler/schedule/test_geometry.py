@@ -8,7 +8,7 @@ from mlxr.compiler.schedule.geometry import AttendWhole, DecodeAttention, Geomet
 FLAT = (
     *("matvec_outputs", "matvec_simdgroups", "matvec_split", "matvec_unroll", "matvec_threadgroups"),
     *("matvec_stages", "matvec_mma"),
-    *("matmul_outputs", "matmul_simdgroups", "matmul_tile", "gemm_min_rows", "gemm_mma"),
+    *("matmul_outputs", "matmul_simdgroups", "matmul_tile", "matmul_shared", "gemm_min_rows", "gemm_mma"),
     "experts_min_rows",
     "experts_mma_tokens",
     *("mma_min_rows", "mma_max_rows", "mma_simdgroups", "mma_outputs", "mma_together", "mma_stages"),

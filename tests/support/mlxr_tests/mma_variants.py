@@ -129,6 +129,16 @@ MMA_VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         ),
         ("routed_experts", "experts_down", "route_order", "experts_codes8", "experts_down_codes8"),
     ),
+    "rows-shared": (
+        small_spec(
+            **BLOCKS | {"model__mlp": {"intermediate_size": 256, "experts": EXPERTS | {"router": "softmax_topk"}}},
+            model__tensor_names="canonical",
+            weights={"default": "q4_k", "tensors": {"*.router": "f32"}},
+            **FOUR,
+        ),
+        Geometry.of(matmul_shared=2),
+        ("router_shared",),
+    ),
     "expert-tiles": (
         small_spec(
             **BLOCKS | {"model__mlp": {"intermediate_size": 256, "experts": EXPERTS | {"router": "softmax_topk"}}},
