@@ -24,7 +24,7 @@ class CombineStreamKernel(StreamedExperts, ExpertCombineKernel):
     The columns are those of all chosen experts, one after the other.
 
     Attributes:
-        route: the choice, which the kernel makes once more, of logits that were there before the launch before began: so
+        route: the choice, which the kernel makes once more, of logits that were there when the launch before began: so
             weights are on their way before x is there. None: it reads what was chosen.
     """
 
@@ -64,9 +64,7 @@ class CombineStreamKernel(StreamedExperts, ExpertCombineKernel):
         return 2 if self.weighs or self.activation is DType.F32 else 1
 
 
-def combine_stream(
-    kernel: ExpertCombineKernel, sizes: OneRow, route: RouteKernel | None
-) -> CombineStreamKernel | None:
+def combine_stream(kernel: ExpertCombineKernel, sizes: OneRow, route: RouteKernel | None) -> CombineStreamKernel | None:
     """The kernel with its weight through threadgroup memory, if it can and the geometry asks for that.
 
     Args:
