@@ -69,16 +69,20 @@ class BlockHashes:
             length: tokens of it that count.
         """
         assert 0 <= length <= len(tokens), f"length {length} of {len(tokens)} tokens"
+        num_blocks = length // self.block_size
+        return self.after(0, tokens, num_blocks)
+
+    def after(self, first: int, tokens: Sequence[int], num_blocks: int) -> list[Digest]:
+        """The same of the full blocks from one on: an answer asks for its newest one, whatever its length."""
         size, digests = self.block_size, self._digests
-        num_blocks = length // size
-        first = len(digests)
-        if first < num_blocks:
+        start = len(digests)
+        if start < num_blocks:
             parent = digests[-1] if digests else self.root
-            packed = struct.pack(f"<{(num_blocks - first) * size}i", *tokens[first * size : num_blocks * size])
-            for start in range(0, len(packed), 4 * size):  # as `block_digest`, which a prompt would call for each block
-                parent = blake2b(parent + packed[start : start + 4 * size], digest_size=DIGEST_BYTES).digest()
+            packed = struct.pack(f"<{(num_blocks - start) * size}i", *tokens[start * size : num_blocks * size])
+            for at in range(0, len(packed), 4 * size):  # as `block_digest`, which a prompt would call for each block
+                parent = blake2b(parent + packed[at : at + 4 * size], digest_size=DIGEST_BYTES).digest()
                 digests.append(parent)
-        return digests[:num_blocks]
+        return digests[first:num_blocks]
 
     def parent(self, num_blocks: int) -> Digest:
         """The parent of the block after the first `num_blocks`, whose digests are computed."""

@@ -5,7 +5,7 @@ Blocks are taken and given back only by `BlockPool`.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from mlxr.runtime.cache.block_hashes import Digest
 from mlxr.runtime.cache.prefix_index import CachedBlock, PrefixIndex
@@ -184,7 +184,7 @@ class BlockPool:
         del self.idle[idle]
         self.free_blocks.append(idle)
         self.version += 1
-        self.index.add(replace(block, block_id=block_id))
+        self.index.add(CachedBlock(block_id, block.digest, block.parent, block.tokens))
 
     def _reclaim(self, block_id: int) -> None:
         if self.references[block_id] or self.pins[block_id]:

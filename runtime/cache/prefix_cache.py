@@ -142,10 +142,10 @@ class PrefixCache:
         if sequence.parent is not None and length < (sequence.num_cached + 1) * self._size:
             return
         self.close(sequence)
-        digests = hashes.of(tokens, length)
-        index, blocks, size, parent = self._pool.index, sequence.blocks, self._size, hashes.parent(sequence.num_cached)
-        for i in range(sequence.num_cached, len(digests)):
-            own, digest = blocks[i], digests[i]
+        index, blocks, size, first = self._pool.index, sequence.blocks, self._size, sequence.num_cached
+        digests, parent = hashes.after(first, tokens, length // size), hashes.parent(first)
+        for i, digest in enumerate(digests, first):
+            own = blocks[i]
             if digest in index.block_of or own in index.cached:
                 if not self._register(sequence, digest, hashes):
                     return
@@ -153,8 +153,11 @@ class PrefixCache:
                 index.add(CachedBlock(own, digest, parent, tuple(tokens[i * size : (i + 1) * size])))
                 sequence.num_cached = i + 1
             parent = digest
-        sequence.parent = hashes.parent(len(digests))
-        self.open_sequences.setdefault(sequence.parent, []).append(sequence)
+        sequence.parent = parent
+        if (siblings := self.open_sequences.get(parent)) is None:
+            self.open_sequences[parent] = [sequence]
+        else:
+            siblings.append(sequence)
 
     def keep_last_block(self, sequence: BlockSequence) -> None:
         """Adds the partly filled last block of a committed sequence, which will be freed, to the index."""

@@ -75,9 +75,11 @@ class Answers:
             for index in range(step.count):
                 self._give_each(step, decode, index)
             return
+        finished = self._stats.finished
         given = self._together.give(step, decode, chosen.tokens, self.step_end, self.abandon)
         self._stats.generated_tokens += len(given) * step.count
-        self._scheduler.has_decoded(decode, self._going(decode, given), step.ends, step.count)
+        going = given if self._stats.finished == finished else self._going(decode, given)
+        self._scheduler.has_decoded(decode, going, step.ends, step.count)
         if len(given) < len(decode.requests):
             self._together.forget()
             self._give_rows(step, decode, chosen.tokens, sorted({*range(len(decode.requests))}.difference(given)))

@@ -30,7 +30,7 @@ from mlxr.runtime.engine.time_spent import Ledger
 
 _ORDER = attrgetter("order", "run.number")
 _NO_PREFIX = Prefix(0, ())
-_LAUNCH_SECONDS, _STEADY_SECONDS = 0.004, 0.032
+_LAUNCH_SECONDS, _STEADY_SECONDS = 0.004, 0.04
 """How long the decode steps of one launch take at most, at first and once the same requests have decoded for long: a
 request that comes waits for up to two launches, and the system lets another process run for about as long."""
 _SHARE = 0.25
@@ -230,16 +230,18 @@ class Scheduler:
             ends: tokens of each request, of all, that are computed.
             count: how many steps.
         """
-        size, runs, seq_ids = self._pager.block_size, decode.runs, decode.seq_ids
+        size, commit, runs, seq_ids = self._pager.block_size, self._pager.commit, decode.runs, decode.seq_ids
         for row in rows:
-            run, end = runs[row], ends[row]
+            run, end, seq_id = runs[row], ends[row], seq_ids[row]
             run.in_flight -= count
-            if run.seq_id == seq_ids[row]:
+            if run.seq_id == seq_id:
                 before, run.certain = run.certain, end
-                if run.unread or end // size != before // size:
+                if run.unread:
                     request = decode.requests[row]
-                    self._pager.commit(seq_ids[row], request.answer.tokens, request.hashes, end)
+                    commit(seq_id, request.answer.tokens, request.hashes, end)
                     self.being_read.has_computed(request)
+                elif end // size != before // size:
+                    commit(seq_id, decode.tokens[row], decode.requests[row].hashes, end)
 
     def has_accepted(self, request: Request, end: int) -> None:
         """One more draft token was right: so many tokens are computed."""
