@@ -38,6 +38,9 @@ _LONGEST_WAIT = 0.1
 """Seconds that the thread waits at most when all requests wait for something other than a step."""
 _WATCH_SECONDS = 1.0
 """Seconds between two looks at the machine's memory while there are no requests, but what could be given back."""
+_LONG_SECONDS, _AHEAD_SECONDS = 0.03, 0.016
+"""From how long a launch on the next one is given to the host later, and how long before it ends: to wait between the
+two costs this thread a third of a launch, as nothing of it is in the processor's cache then."""
 _MEASURED_EACH = 8
 """Steps of which one is measured for guesses while all texts rest: there, each microsecond is for nothing."""
 
@@ -166,6 +169,9 @@ class EngineCore:
             elif not self._launch(step):
                 return True  # others may go on
             if self._host.pipelines:
+                if self._is_called(step):
+                    self._ahead = step
+                    return True
                 self._launch_ahead(step)
                 if step.decode is None:  # the device computes: what its tokens will need is made meanwhile
                     for part in step.parts:
@@ -289,6 +295,21 @@ class EngineCore:
             self._ahead = step = None
             self._ledger.skipped()
         return step
+
+    def _is_called(self, step: Step) -> bool:
+        """Lets a long launch run for a while before the next is given to the host: who comes waits for one, not two.
+
+        Returns:
+            Whether somebody has called meanwhile; then whoever runs the steps looks who it is, and comes back.
+        """
+        if step.decode is None or step.count == 1 or self.scheduler.waiting:
+            return False
+        seconds = step.count * (self._times.decode_seconds(step.num_decoding) or 0.0)
+        left = max(step.begin, self._answers.step_end) + seconds - _AHEAD_SECONDS - time.perf_counter()
+        if seconds < _LONG_SECONDS or left <= 0 or not self.wake.wait(left):
+            return False
+        self.wake.clear()
+        return True
 
     def _launch_ahead(self, step: Step) -> None:
         """Launches the step after one whose tokens have not been read, unless these decide what it is."""

@@ -136,3 +136,34 @@ def test_rows_of_a_pipelined_step_are_the_chosen_ones() -> None:
     rows = [Row(Sampler(Sampling(temperature=0)), 0)] * 2
     samples = Samples(host, mx.eye(3), [1, 2], rows)
     assert np.array(samples.tokens).tolist() == [1, 2]
+
+
+def test_who_comes_while_a_long_launch_runs_is_in_the_one_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next launch is given to the host late, and at once if somebody calls; short launches are not waited for."""
+    monkeypatch.setattr(scheduler, "_LAUNCH_SECONDS", 1e9)
+    seconds = [100.0]
+    monkeypatch.setattr(scheduler.StepTimes, "decode_seconds", lambda *_: seconds[0])
+    engine, others, waits = HashEngine(pipelines=True), list[Any](), list[float]()
+    steps = planned(engine)
+
+    def wait(left: float) -> bool:
+        waits.append(left)
+        if len(waits) == 3:
+            others.append(add(engine, 2, max_tokens=4))
+        return len(waits) == 3
+
+    engine.core.wake = SimpleNamespace(wait=wait, clear=lambda: None, set=lambda: None)  # type: ignore[assignment]
+    first = add(engine, 1, max_tokens=30)
+    while not others and engine.core.step():
+        pass
+    before, running = len(steps), [step for step in steps if step.state == "launched"]
+    assert len(running) == 1 and running[0].count == 3, "nothing is launched after it yet"
+    assert all(250 < left < 300 for left in waits), "most of its time"
+    engine.core.step()
+    assert running[0].state == "read" and steps[before].state == "launched"
+    assert [part.request for part in steps[before].parts] == [first.request, others[0].request]
+    seconds[0] = 0.002
+    num_waits = len(waits)
+    engine.run()
+    assert len(waits) == num_waits
+    assert all(answer.tokens == engine.alone(answer.request) for answer in (first, *others))
