@@ -30,7 +30,7 @@ from mlxr.runtime.engine.time_spent import Ledger
 
 _ORDER = attrgetter("order", "run.number")
 _NO_PREFIX = Prefix(0, ())
-_LAUNCH_SECONDS, _STEADY_SECONDS = 0.004, 0.04
+_LAUNCH_SECONDS, _STEADY_SECONDS = 0.008, 0.04
 """How long the decode steps of one launch take at most, at first and once the same requests have decoded for long: a
 request that comes waits for up to two launches, and the system lets another process run for about as long."""
 _SHARE = 0.25
