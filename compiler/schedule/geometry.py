@@ -139,12 +139,18 @@ class MatrixTiles(SizeRecord):
     `experts_codes` and `experts_down_codes`, blocks of q4_k and q6_k; a simdgroup has `outputs` rows then."""
     stage_kib: int = size("mma_stage_kib", 0, least=0, most=200)
     """Most KiB of threadgroup memory for stages: with many rows of x there are fewer; 0: no bound but the chip's."""
-    wide_outputs: int = size("mma_wide_outputs", 0, one_of=(0, 32, 64, 128, 224))
+    wide_outputs: int = size("mma_wide_outputs", 0, one_of=(0, 32, 48, 64, 96, 112, 128, 192, 224))
     """With stages and 33 rows of x or more: weight rows per threadgroup; 0: as for fewer."""
     wide_simdgroups: int = size("mma_wide_simdgroups", 0, least=0, most=14, reason="whose sums fit")
     """Likewise, simdgroups."""
     wide_together: int = size("mma_wide_together", 0, one_of=(0, 1, 2, 4, 8))
     """Likewise, threadgroups that share columns."""
+    wide_stages: int = size("mma_wide_stages", 0, least=0, most=12)
+    """Likewise, parts of columns, which four simdgroups multiply together where they lie; 0: as for fewer rows."""
+    wide_pieces: int = size("mma_wide_pieces", 1, one_of=(1, 2))
+    """Pieces of 64 columns that such a part has."""
+    wide_rows: int = size("mma_wide_rows", 64, one_of=(16, 32, 64))
+    """The smallest tile of rows of x that they multiply so."""
     threadgroups: int = size("mma_threadgroups", 0, least=0)
     """With stages and a quantised weight: about so many threadgroups, which take several tiles; 0: no stages."""
 
@@ -152,8 +158,9 @@ class MatrixTiles(SizeRecord):
         """Some number of rows is computed this way, unless that is turned off; a stage is filled beside another."""
         if self.min_rows > self.max_rows:
             raise PlanError(f"geometry: mma_min_rows {self.min_rows} must be at most mma_max_rows, {self.max_rows}")
-        if self.stages == 1:
-            raise PlanError("geometry: mma_stages is 1; expected 0, or at least 2")
+        for name, stages in (("mma_stages", self.stages), ("mma_wide_stages", self.wide_stages)):
+            if stages == 1:
+                raise PlanError(f"geometry: {name} is 1; expected 0, or at least 2")
 
 
 @dataclass(frozen=True)
@@ -217,6 +224,12 @@ class AttendMany(SizeRecord):
     """As in `AttendWhole`."""
     mma: int = size("attend_many_mma", 0, one_of=_OFF_ON)
     """As in `AttendWhole`."""
+    crowd: int = size("attend_crowd", 0, least=0)
+    """With MMA: sequences from which threadgroups are so small that several are at work where one was; 0: none are."""
+    crowd_simdgroups: int = size("attend_crowd_simdgroups", 4)
+    """Simdgroups of such a threadgroup."""
+    crowd_resident: int = size("attend_crowd_resident", 1)
+    """Such threadgroups that a multiprocessor must have registers for at once."""
 
     def check_together(self) -> None:
         """One sequence is not many."""

@@ -31,7 +31,10 @@ typedef unsigned long uint64_t;
 #define MLXR_THREADGROUP(T, name, count)             \
     T* const name = (T*)(mlxr_pool + mlxr_pool_at);  \
     mlxr_pool_at += (sizeof(T) * (count) + 15u) & ~15u
-extern __shared__ __align__(16) unsigned char mlxr_pool[];
+#ifndef MLXR_POOL_ALIGNMENT
+#define MLXR_POOL_ALIGNMENT 16
+#endif
+extern __shared__ __align__(MLXR_POOL_ALIGNMENT) unsigned char mlxr_pool[];
 #else
 #define MLXR_THREADGROUP(T, name, count) __shared__ T name[count]
 #endif
@@ -70,6 +73,7 @@ __forceinline__ float mlxr_of_rank(const float* place, unsigned rank) {
     asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
     return x;
 }
+#define MLXR_VECTOR_OF_RANK(place, rank) mlxr_vector_of_rank(place, rank)
 #else
 #define MLXR_AWAIT_INPUTS()
 #endif
@@ -290,6 +294,67 @@ __forceinline__ void mlxr_want(const void* p, uint bytes) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)p + at));
     }
 }
+
+#if __CUDA_ARCH__ >= 900
+__forceinline__ float4 mlxr_vector_of_rank(const float4* place, uint rank) {
+    uint at;
+    float4 v;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((uint)__cvta_generic_to_shared(place)), "r"(rank));
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
+    return v;
+}
+#endif
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // see templates/metal/mma.jinja; rows of 128 bytes, swizzled over 1,024
+#ifdef MLXR_POOL_BYTES
+#define MLXR_TILES(name, count) MLXR_THREADGROUP(uint4, name, count)
+#else
+#define MLXR_TILES(name, count) __shared__ __align__(1024) uint4 name[count]
+#endif
+#define MLXR_SHOW_TILES() asm volatile("fence.proxy.async.shared::cta;" ::: "memory")
+#define MLXR_AWAIT_PRODUCTS() asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory")
+#define MLXR_ADD_PRODUCTS(type, tiles, sums, x, w, part, parts, lane)                \
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");                          \
+    _Pragma("unroll") for (uint at = 0; at < 4; at++)                                \
+        mlxr_products_##type<tiles>(sums, mlxr_tile(x) + at * 2, mlxr_tile(w) + at * 2); \
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory")
+__forceinline__ ulong mlxr_tile(const uint4* place) {
+    const uint at = (uint)__cvta_generic_to_shared(place);
+    return (ulong)((at & 0x3ffffu) >> 4) | 1ul << 16 | 64ul << 32 | 1ul << 62;
+}
+// The largest instructions first: tiles of 8 rows of w are 64 vectors apart.
+#define MLXR_D1(i) "+f"(d[i].x), "+f"(d[i].y), "+f"(d[i].z), "+f"(d[i].w)
+#define MLXR_D2(i) MLXR_D1(i), MLXR_D1(i + 1)
+#define MLXR_D4(i) MLXR_D2(i), MLXR_D2(i + 2)
+#define MLXR_D8(i) MLXR_D4(i), MLXR_D4(i + 4)
+#define MLXR_D16(i) MLXR_D8(i), MLXR_D8(i + 8)
+#define MLXR_N1 "%0, %1, %2, %3"
+#define MLXR_N2 MLXR_N1 ", %4, %5, %6, %7"
+#define MLXR_N4 MLXR_N2 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define MLXR_N8 MLXR_N4 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define MLXR_N16 \
+    MLXR_N8 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+            ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define MLXR_WIDE(type, count, columns, a, b)                                                                        \
+    if constexpr (tiles >= count) {                                                                                  \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." #type "." #type " {" MLXR_N##count      \
+                     "}, %" #a ", %" #b ", 1, 1, 1, 0, 0;" : MLXR_D##count(0) : "l"(x), "l"(w) : "memory");          \
+        mlxr_products_##type<tiles - count>(d + count, x, w + count * 64);                                           \
+        return;                                                                                                      \
+    }
+#define MLXR_PRODUCTS(type)                                                             \
+    template <int tiles>                                                                \
+    __forceinline__ void mlxr_products_##type(float4* d, ulong x, ulong w) {            \
+        MLXR_WIDE(type, 16, 128, 64, 65)                                                \
+        MLXR_WIDE(type, 8, 64, 32, 33)                                                  \
+        MLXR_WIDE(type, 4, 32, 16, 17)                                                  \
+        MLXR_WIDE(type, 2, 16, 8, 9)                                                    \
+        MLXR_WIDE(type, 1, 8, 4, 5)                                                     \
+    }
+MLXR_PRODUCTS(bf16)
+MLXR_PRODUCTS(f16)
+#undef MLXR_PRODUCTS
+#endif
 
 enum class mem_flags { mem_none, mem_threadgroup, mem_device };
 __forceinline__ void simdgroup_barrier(mem_flags) { __syncwarp(); }

@@ -68,9 +68,11 @@ def test_partitions(kernel_host, case, partition):
 @pytest.mark.parametrize("case", few(PAGED, [PAGED[0], PAGED[-1]]), ids=str)
 def test_many_sequences(kernel_host, case):
     """Of any lengths, in one launch."""
-    sizes = {"attend_many": 3, "attend_many_simdgroups": 2, "attend_many_mma": 1}
+    sizes = {"attend_many": 2, "attend_many_simdgroups": 2, "attend_many_mma": 1}
+    sizes |= {"attend_crowd": 3, "attend_crowd_simdgroups": 1, "attend_crowd_resident": 2}
     bench = mma_bench(compiled(case.spec, Geometry.of(partition=16, **sizes)), kernel_host)
-    assert attend(bench, 150, 0, 33) == {"attend_many_mma"}
+    assert attend(bench, 150, 33) == {"attend_many_mma"}
+    assert attend(bench, 7, 49, 0) == {"attend_crowd_mma"}
 
 
 @pytest.mark.parametrize("case", few(PAGED, [PAGED[3]]), ids=str)

@@ -13,7 +13,7 @@ from mlxr.compiler.errors import HostError
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.hosts.cuda import nvrtc
-from mlxr.runtime.hosts.cuda.build import AWAIT, build_cubins, cuda_source, prelude
+from mlxr.runtime.hosts.cuda.build import AWAIT, RESIDENT, build_cubins, cuda_source, prelude
 from mlxr.runtime.hosts.cuda.fatbin import compressed
 from mlxr_tests.family_specs import ALL_SPECS, family_spec
 from mlxr_tests.few import few
@@ -21,7 +21,7 @@ from mlxr_tests.has_nvrtc import has_nvrtc
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.variants import VARIANTS, variant
 
-FLAGS = ("--std=c++17", "--device-as-default-execution-space", "--gpu-architecture=compute_90", "-dlto")
+FLAGS = ("--std=c++17", "--device-as-default-execution-space", "--gpu-architecture=compute_90a", "-dlto")
 SM_90A = (*FLAGS[:2], "--gpu-architecture=sm_90a")
 DEFINED = r"^#define (\w+)"
 FATBIN = bytes.fromhex("50ed55ba")
@@ -115,6 +115,21 @@ def test_an_image_has_no_clusters_of_its_own() -> None:
     for kernel in staged:
         text = cuda_source(kernel, *artifact.kernel_sections(kernel.name))
         assert "MLXR_MEET()" in text and "cluster_dims" not in text
+
+
+def test_a_kernel_says_how_many_of_its_threadgroups_run_at_once() -> None:
+    artifact = variant("attention-mma")
+    for label, resident in (("attend_crowd_mma", f", {RESIDENT}"), ("attend_many_mma", "")):
+        entry = artifact.kernel_entry(label)
+        text = cuda_source(entry, *artifact.kernel_sections(entry.name)).removeprefix(prelude())
+        assert f"__launch_bounds__({entry.threads}{resident}) {entry.name}(" in text
+        assert (f"#define {RESIDENT} 2\n" in text) == bool(resident)
+
+
+def test_simdgroups_multiply_together_where_instructions_do_so() -> None:
+    artifact = variant("rows-wide")
+    entry = artifact.kernel_entry("gate_up_mma64")
+    assert nvrtc.compile_cubin(entry.name, cuda_source(entry, *artifact.kernel_sections(entry.name)), SM_90A)
 
 
 def test_grids_are_whole_clusters() -> None:

@@ -23,12 +23,16 @@ _FLAGS = ("--std=c++17", "--device-as-default-execution-space")
 
 AWAIT = "MLXR_AWAIT_INPUTS()"
 """The wait for what came before, see templates/README.md; kernels that say nothing of it begin with it."""
+RESIDENT = "MLXR_RESIDENT"
+"""Threadgroups that a multiprocessor has room for at once, of kernels that say how many."""
 _BEGIN = "  [[maybe_unused]] bool mlxr_due = true;\n"
 
 _OWN_BYTES = 48 << 10
 """Shared memory that a block has unless its launch asks for more."""
 _ROUNDING = 256
 """Bytes for the beginning of each array at a multiple of 16."""
+_TILES, _OF_TILES = "MLXR_TILES(", 1024
+"""An array of tiles, a kernel's first, and the multiple of bytes at which it begins."""
 
 _cache = LibraryCache("cuda")
 _building: dict[Path, Future[bytes]] = {}
@@ -58,11 +62,13 @@ def cuda_source(kernel: KernelEntry, header: str, body: str) -> str:
     body = _BEGIN + ("" if AWAIT in body else f"  {AWAIT}\n") + body
     ports = [f"const {port.dtype.metal}* {port.name}" for port in kernel.inputs]
     ports += [f"{port.dtype.metal}* {port.name}" for port in kernel.outputs]
-    bounds = f"__launch_bounds__({kernel.threads})"
+    resident = f", {RESIDENT}" if RESIDENT in header else ""
+    bounds = f"__launch_bounds__({kernel.threads}{resident})"
     signature = f'extern "C" __global__ void {bounds} {kernel.name}({", ".join(ports)})'
     if pool := pool_bytes(kernel):
         body = f"  uint mlxr_pool_at = 0;\n{body}"
-        return f"#define MLXR_POOL_BYTES {pool}\n{prelude()}{header}{signature} {{\n{body}}}\n"
+        aligned = f"#define MLXR_POOL_ALIGNMENT {_OF_TILES}\n" if _TILES in body else ""
+        return f"#define MLXR_POOL_BYTES {pool}\n{aligned}{prelude()}{header}{signature} {{\n{body}}}\n"
     return f"{prelude()}{header}{signature} {{\n{body}}}\n"
 
 

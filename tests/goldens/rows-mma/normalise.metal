@@ -1,4 +1,4 @@
-// normalise_b1c04fd8
+// normalise_269c981a
 // small spec of a test
 //
 // RMSNorm of a row.
@@ -15,6 +15,9 @@ typedef bfloat bfloat16_t;
 // ---- header
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+#ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
+#define MLXR_AWAIT_INPUTS()
 #endif
 inline float4 widen_bf16(uint2 u) {
   return as_type<float4>(uint4(u.x << 16, u.x & 0xffff0000u, u.y << 16, u.y & 0xffff0000u));
@@ -36,7 +39,7 @@ inline void load_f32_4(const device float* p, thread float4* v) {
 
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 // ---- kernel
-[[kernel]] void normalise_b1c04fd8(
+[[kernel]] void normalise_269c981a(
   const device bfloat16_t* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   device bfloat16_t* out [[buffer(2)]],
@@ -44,6 +47,13 @@ inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const ulong row = (ulong)threadgroup_position_in_grid.y * 256u;
   const uint own = thread_index_in_threadgroup * 4u;
+  float4 weights[2];
+#pragma unroll
+  for (uint i = 0; i < 2u; i++) {
+    const uint at = own + i * 128u;
+    load_f32_4(weight + at, weights + i);
+  }
+  MLXR_AWAIT_INPUTS()
   float4 v[2];
 #pragma unroll
   for (uint i = 0; i < 2u; i++) {
@@ -60,9 +70,7 @@ inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 #pragma unroll
   for (uint i = 0; i < 2u; i++) {
     const uint at = own + i * 128u;
-    float4 w;
-    load_f32_4(weight + at, &w);
-    float4 y = v[i] * factor * w;
+    float4 y = v[i] * factor * weights[i];
 #pragma unroll
     for (uint j = 0; j < 4; j++) {
       out[row + at + j] = (bfloat16_t)y[j];

@@ -76,6 +76,11 @@ MMA_VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry.of(mma_min_rows=2, mma_simdgroups=2, mma_outputs=32, mma_stages=2, mma_together=2),
         ("gate_up_mma8", "o_mma64"),
     ),
+    "rows-wide": (
+        small_spec(**BLOCKS, weights={"default": "bf16"}, **FOUR),
+        Geometry.of(mma_min_rows=2, mma_wide_outputs=96, mma_wide_simdgroups=8, mma_wide_together=2, mma_wide_stages=2),
+        ("gate_up_mma64", "o_mma64"),
+    ),
     "quantised-rows-mma": (
         small_spec(
             **BLOCKS,
@@ -184,10 +189,12 @@ MMA_VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             partition_mma=1,
             attend_many=3,
             attend_many_mma=1,
+            attend_crowd=4,
+            attend_crowd_resident=2,
             prefill_mma=1,
             prefill_rows=64,
         ),
-        ("attend_mma", "attend_partition_mma", "attend_many_mma", "attend_prefill_mma"),
+        ("attend_mma", "attend_partition_mma", "attend_many_mma", "attend_crowd_mma", "attend_prefill_mma"),
     ),
     "long-heads-mma": (
         small_spec(

@@ -15,11 +15,13 @@ class AttendMmaKernel(AttendKernel):
 
     Attributes:
         together: threadgroups that share a context, and merge what they have in each other's memory.
+        resident: threadgroups that a multiprocessor has registers for, on hosts whose compiler asks.
     """
 
     template = "attend_mma.metal.jinja"
     _: KW_ONLY
     together: int = 1
+    resident: int = 1
 
     @staticmethod
     def can_replace(kernel: AttendKernel) -> bool:

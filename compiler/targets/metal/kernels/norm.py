@@ -14,6 +14,9 @@ from mlxr.compiler.targets.metal.kernel_parts.row_kernel import RowKernel
 from mlxr.compiler.targets.metal.kernel_parts.row_sums import QUAD, check_columns, sums_bytes
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
 
+_MOST_AHEAD = 4
+"""Vectors of 4 elements of the weight that a lane holds while it waits for x."""
+
 
 @dataclass(frozen=True)
 class NormKernel(RowKernel):
@@ -35,6 +38,7 @@ class NormKernel(RowKernel):
         columns: columns of x, where it has more than `width`; 0: it has no others.
         mean_square: the column of `mean_squares` with that of all columns, of which x has some; None: x has all.
         then: a norm of the result's root mean square, whose own result is `normed`; None: there is none.
+        early: whether it asks for the weight before it waits for x, if a lane has few elements.
     """
 
     template = "norm.metal.jinja"
@@ -54,6 +58,12 @@ class NormKernel(RowKernel):
     columns: int = 0
     mean_square: int | None = None
     then: FusedNorm | None = None
+    early: bool = False
+
+    @property
+    def ahead(self) -> bool:
+        """Whether a lane has its elements of the weight before x is there."""
+        return self.early and self.weight is not None and self.quads <= _MOST_AHEAD
 
     @property
     def x_width(self) -> int:

@@ -45,4 +45,5 @@ def norm_of(lowering: MetalLowering, op: Op, p: ProjectionFacts) -> NormKernel |
         residual_scale=1.0,
         activation=lowering.tensor(op.inputs["x"]).dtype,
         columns=p.x_columns,
+        early=True,
     )

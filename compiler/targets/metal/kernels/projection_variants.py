@@ -22,6 +22,7 @@ from mlxr.compiler.targets.metal.kernels.matmul_mma import MMA_TILES, matmul_mma
 from mlxr.compiler.targets.metal.kernels.matmul_shared import MOST_ROWS, matmul_shared
 from mlxr.compiler.targets.metal.kernels.matmul_stages import staged
 from mlxr.compiler.targets.metal.kernels.matmul_stream import streamed_rows
+from mlxr.compiler.targets.metal.kernels.matmul_wide import wide
 from mlxr.compiler.targets.metal.kernels.matvec import matvec
 from mlxr.compiler.targets.metal.kernels.matvec_digits_stream import by_digits
 from mlxr.compiler.targets.metal.kernels.matvec_mma import MMA_FORMATS, matvec_mma
@@ -185,7 +186,7 @@ def _mma_tiles(p: ProjectionFacts) -> list[ProjectionVariant]:
     kernels = tuple(kernel for kernel in kernels if kernel.tile in tiles)
     return [
         ProjectionVariant(
-            best := staged(p, kernel.tile) or streamed_rows(p, kernel.tile) or kernel,
+            best := wide(p, kernel.tile) or staged(p, kernel.tile) or streamed_rows(p, kernel.tile) or kernel,
             max(first, below + 1),
             min(last, up_to),
             (MatrixTiles,),
