@@ -171,7 +171,13 @@ class SentencepieceTokenizer(Tokenizer):
 
     def byte_of(self, token_id: int) -> int | None:
         """The byte that a byte token stands for; None for other tokens."""
-        return int(self._pieces[token_id][1:-1], 16) if self._model.is_byte(token_id) else None
+        return self._bytes.get(token_id)
+
+    @functools.cached_property
+    def _bytes(self) -> dict[int, int]:
+        """The bytes of byte tokens: to ask the library for each takes longer than all else that one needs."""
+        likely = [(token_id, piece) for token_id, piece in enumerate(self._pieces) if len(piece) == _BYTE_LENGTH]
+        return {token_id: int(piece[1:-1], 16) for token_id, piece in likely if self._model.is_byte(token_id)}
 
     def text_of(self, token_id: int) -> str:
         """The text of a token that is neither control, unknown nor byte, anywhere but at the start of a text."""
@@ -195,7 +201,7 @@ class SentencepieceTokenizer(Tokenizer):
     def _is_text(self, token_id: int) -> bool:
         if token_id in self._hidden or token_id == self._unknown_id:
             return False
-        return len(self._pieces[token_id]) != _BYTE_LENGTH or not self._model.is_byte(token_id)
+        return token_id not in self._bytes
 
 
 def _ids_of(model: SentencePieceProcessor, text: str) -> list[int]:
