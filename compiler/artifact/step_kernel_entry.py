@@ -48,7 +48,6 @@ class StepKernelEntry(SequenceCounts):
         conditions: its launches' conditions on the context; bit i of the mask says whether conditions[i] holds.
         scratch_bytes: size of `SCRATCH`.
         pool_bytes: shared memory that a launch asks for; 0: a block has enough by itself.
-        words: words of 4 bytes after the counter, kept with it, in which blocks hand each other values.
     """
 
     name: str
@@ -61,7 +60,6 @@ class StepKernelEntry(SequenceCounts):
     conditions: tuple[Condition, ...]
     scratch_bytes: int
     pool_bytes: int = 0
-    words: int = 0
 
     def mask(self, dims: Mapping[BatchDim, int]) -> int:
         """Which conditions hold for a batch, as bits."""

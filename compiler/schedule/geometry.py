@@ -359,8 +359,6 @@ class StepKernelSizes(SizeRecord):
     """The most sequences of such a step."""
     blocks: int = size("step_blocks", 1)
     """Blocks that a multiprocessor runs at once; this bounds their registers."""
-    words: int = size("step_words", 0, one_of=_OFF_ON)
-    """1: blocks of steps of one sequence hand each other activations in words that say what they are."""
 
     def check_together(self) -> None:
         """The blocks fit on a multiprocessor."""

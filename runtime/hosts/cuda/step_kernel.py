@@ -30,8 +30,6 @@ from mlxr.runtime.hosts.mlx.launcher import MlxKernel
 
 LauncherOf = Callable[[str, bytes, int], MlxKernel]
 
-_GATE_WORDS = 32
-"""Words of a kernel's counters, a cache line; those in which blocks hand each other values follow."""
 OLDEST = 80
 """Oldest compute capability (times ten) that step kernels run on."""
 
@@ -76,7 +74,7 @@ class StepKernel:
         self.entry = entry
         self._launches, self.width = plan.program("metal").phase("decode").launches, plan.own_columns
         self._launch, self.blocks, self.image = launch, blocks, image
-        self._gate = on_device(mx.zeros((_GATE_WORDS + entry.words,), dtype=mx.uint32))
+        self._gate = on_device(mx.zeros((8,), dtype=mx.uint32))
         self._masks: dict[int, mx.array] = {}
         self._table: list[mx.array] = []
 

@@ -24,7 +24,7 @@ FLAT = (
     *("prefill_rows", "prefill_keys", "prefill_rows_per_simdgroup", "prefill_mma"),
     *("mlx_min_tokens", "mlx_min_context", "delta_chunk_tokens"),
     *("chunk_tokens", "chunk_padding", "chunk_last_rows", "contiguous_context"),
-    *("step_threads", "step_rank_threads", "step_sequences", "step_blocks", "step_words"),
+    *("step_threads", "step_rank_threads", "step_sequences", "step_blocks"),
 )
 """What chips' tables, plans and tuning.json call the sizes: to rename one breaks the files of users."""
 

@@ -136,7 +136,7 @@ def test_a_step_is_a_site_of_all_matrices() -> None:
     decode, prefill = plan.first.phase("decode").chosen, plan.first.phase("prefill").chosen
     assert decode and prefill is None
     assert (dict(decode.sizes), dict(decode.why)) == (
-        {"step_threads": 512, "step_rank_threads": 0, "step_sequences": 1, "step_blocks": 1, "step_words": 0},
+        {"step_threads": 512, "step_rank_threads": 0, "step_sequences": 1, "step_blocks": 1},
         {"step_threads": "one (predicted)"},
     )
     without = plan_for().first.phase("decode").chosen

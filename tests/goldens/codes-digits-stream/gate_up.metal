@@ -1,4 +1,4 @@
-// gate_up_a760df53
+// gate_up_326d497f
 // small spec of a test
 //
 // Projection of one row by matrix instructions of 8-bit numbers: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -109,10 +109,6 @@ inline void values_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
 inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 
-#ifndef MLXR_TAKE  // a decode step of one kernel may hand numbers on in words that say whether they are there
-#define MLXR_TAKE(count, from, to) _Pragma("unroll") for (uint step = 0; step < count; step++) { load_bf16_4(from, to[step]); }
-#define MLXR_TAKE_AND_GET(count, from, to, place, number) MLXR_TAKE(count, from, to) number = (float)*(place);
-#endif
 #ifndef MLXR_MMA_U8
 // c + A B for A [16, 32] of unsigned bytes and B [32, 8] of signed ones; ../README.md says which lane holds what.
 inline int sum_of_bytes(uint a, uint b, int sum) {
@@ -175,7 +171,7 @@ inline float unit_q4_k(Held_q4_k held, const thread float* products, float2 sums
   return held.scales.x * products[0] + (held.scales.y * products[1] + (held.scales.z * sums.x + held.scales.w * sums.y));
 }
 // ---- kernel
-[[kernel]] void gate_up_a760df53(
+[[kernel]] void gate_up_326d497f(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -224,7 +220,10 @@ inline float unit_q4_k(Held_q4_k held, const thread float* products, float2 sums
     }
     MLXR_AWAIT_INPUTS()
     float4 of_x[1][1];
-    MLXR_TAKE(1, input + (share + step * 4u) * 128u + lane * 4u, of_x)
+#pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      load_bf16_4(input + (share + step * 4u) * 128u + lane * 4u, of_x[step]);
+    }
     float back[1];
     threadgroup uint* mine = (threadgroup uint*)numbers + share * 128u;
 #pragma unroll

@@ -1,4 +1,4 @@
-// qkv_0088045c
+// qkv_70c3c495
 // small spec of a test
 //
 // Projection of one row by matrix instructions of 8-bit numbers: out = rms_norm(x) @ weight.T.
@@ -146,10 +146,6 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
 }
 
 
-#ifndef MLXR_TAKE  // a decode step of one kernel may hand numbers on in words that say whether they are there
-#define MLXR_TAKE(count, from, to) _Pragma("unroll") for (uint step = 0; step < count; step++) { load_bf16_4(from, to[step]); }
-#define MLXR_TAKE_AND_GET(count, from, to, place, number) MLXR_TAKE(count, from, to) number = (float)*(place);
-#endif
 #ifndef MLXR_MMA_U8
 // c + A B for A [16, 32] of unsigned bytes and B [32, 8] of signed ones; ../README.md says which lane holds what.
 inline int sum_of_bytes(uint a, uint b, int sum) {
@@ -248,7 +244,7 @@ inline float unit_q6_k(Held_q6_k held, const thread float* products, float4 sums
   return held.scales.z * (products[2] - 32.0f * sums.z) + (held.scales.w * (products[3] - 32.0f * sums.w) + first);
 }
 // ---- kernel
-[[kernel]] void qkv_0088045c(
+[[kernel]] void qkv_70c3c495(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -293,7 +289,10 @@ inline float unit_q6_k(Held_q6_k held, const thread float* products, float4 sums
     }
     MLXR_AWAIT_INPUTS()
     float4 of_x[1][1];
-    MLXR_TAKE(1, input + (share + step * 4u) * 128u + lane * 4u, of_x)
+#pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      load_bf16_4(input + (share + step * 4u) * 128u + lane * 4u, of_x[step]);
+    }
     float back[1];
     threadgroup uint* mine = (threadgroup uint*)numbers + share * 128u;
 #pragma unroll
@@ -409,7 +408,10 @@ inline float unit_q6_k(Held_q6_k held, const thread float* products, float4 sums
     }
     MLXR_AWAIT_INPUTS()
     float4 of_x[1][1];
-    MLXR_TAKE(1, input + (share + step * 4u) * 128u + lane * 4u, of_x)
+#pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      load_bf16_4(input + (share + step * 4u) * 128u + lane * 4u, of_x[step]);
+    }
     float back[1];
     threadgroup uint* mine = (threadgroup uint*)numbers + share * 128u;
 #pragma unroll

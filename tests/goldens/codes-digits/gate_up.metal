@@ -1,4 +1,4 @@
-// gate_up_58cb51d9
+// gate_up_69db6bf7
 // small spec of a test
 //
 // Projection of one row by matrix instructions of 8-bit numbers: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -113,10 +113,6 @@ inline void values_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
 inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 
-#ifndef MLXR_TAKE  // a decode step of one kernel may hand numbers on in words that say whether they are there
-#define MLXR_TAKE(count, from, to) _Pragma("unroll") for (uint step = 0; step < count; step++) { load_bf16_4(from, to[step]); }
-#define MLXR_TAKE_AND_GET(count, from, to, place, number) MLXR_TAKE(count, from, to) number = (float)*(place);
-#endif
 #ifndef MLXR_MMA_U8
 // c + A B for A [16, 32] of unsigned bytes and B [32, 8] of signed ones; ../README.md says which lane holds what.
 inline int sum_of_bytes(uint a, uint b, int sum) {
@@ -178,22 +174,21 @@ inline uint2 codes_of_q4_k(Held_q4_k held, uint i) {
 inline float unit_q4_k(Held_q4_k held, const thread float* products, float2 sums) {
   return held.scales.x * products[0] + (held.scales.y * products[1] + (held.scales.z * sums.x + held.scales.w * sums.y));
 }
-#ifdef MLXR_ASK_BYTES
-// What a lane asks for of a threadgroup's rows; gives the bytes.
-inline uint ask_rows(threadgroup uint8_t* near, const device uint8_t* weight, uint number, uint lane, MLXR_BAR bar) {
+// Asks for a threadgroup's rows.
+inline void ask_rows(threadgroup uint4* near, const device uint8_t* weight, uint number, uint thread_index) {
   const uint of_all = number * 64u;
-  const uint rows = 64u;
-  uint bytes = 0;
-  for (uint row = lane; row < rows; row += 32u) {
-    MLXR_ASK_BYTES(near + 0u + row * 320u, Row_q4_k{weight + (ulong)(of_all + row) * 288u}.blocks, 288u);
-    MLXR_ASK_BYTES(near + 20480u + row * 320u, Row_q4_k{weight + (ulong)((of_all + row) + 512u) * 288u}.blocks, 288u);
-    bytes += 576u;
-  }
-  return bytes;
+#pragma unroll 4
+    for (uint i = thread_index; i < 1152u; i += 128u) {
+      MLXR_COPY_AHEAD(near + 0u + i, (const device uint4*)Row_q4_k{weight + (ulong)of_all * 288u}.blocks + i);
+    }
+#pragma unroll 4
+    for (uint i = thread_index; i < 1152u; i += 128u) {
+      MLXR_COPY_AHEAD(near + 1152u + i, (const device uint4*)Row_q4_k{weight + (ulong)(of_all + 512u) * 288u}.blocks + i);
+    }
+
 }
-#endif
 // ---- kernel
-[[kernel]] void gate_up_58cb51d9(
+[[kernel]] void gate_up_69db6bf7(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -208,7 +203,7 @@ inline uint ask_rows(threadgroup uint8_t* near, const device uint8_t* weight, ui
   const device bfloat16_t* input = x;
   // A simdgroup's x: of each unit and digit four times eight words, those of the lanes t, pairs for four products. Then its sums.
   MLXR_THREADGROUP(uint4, numbers, 512);
-  MLXR_NEAR(uint4, near, 2560);
+  MLXR_NEAR(uint4, near, 2304);
   MLXR_THREADGROUP(float4, totals, 8);
   MLXR_THREADGROUP(float, squares_of, 4);
   float4 squares = float4(0.0f);
@@ -218,40 +213,21 @@ inline uint ask_rows(threadgroup uint8_t* near, const device uint8_t* weight, ui
   {
     of_all = threadgroup_position_in_grid.x * 64u;
     end = 512u;
-    Held_q4_k held[1][16];
     float4 norms[1][1];
 #pragma unroll
     for (uint step = 0; step < 1u; step++) {
       load_f32_4(norm + (share + step * 4u) * 128u + lane * 4u, norms[step]);
     }
     if (!MLXR_ASKED) {
-#pragma unroll 4
-    for (uint i = thread_index_in_threadgroup; i < 1152u; i += 128u) {
-      MLXR_COPY_AHEAD(near + 0u + i + i / 18u * 2u, (const device uint4*)Row_q4_k{weight + (ulong)of_all * 288u}.blocks + i);
-    }
-#pragma unroll 4
-    for (uint i = thread_index_in_threadgroup; i < 1152u; i += 128u) {
-      MLXR_COPY_AHEAD(near + 1280u + i + i / 18u * 2u, (const device uint4*)Row_q4_k{weight + (ulong)(of_all + 512u) * 288u}.blocks + i);
-    }
-
+      ask_rows(near, weight, threadgroup_position_in_grid.x, thread_index_in_threadgroup);
       MLXR_END_COPIES();
-      MLXR_AWAIT_COPIES(0);
-    }
-    MLXR_AWAIT_ROWS();
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
-    for (uint step = 0; step < 1u; step++) {
-      const uint unit = (share + step * 4u);
-#pragma unroll
-      for (uint p = 0; p < 8u; p++) {
-        const threadgroup uint8_t* row = (const threadgroup uint8_t*)near + (p * 8u + group) * 320u;
-        held[step][2 * p] = held_q4_k(Near_q4_k{row}, unit, own);
-        held[step][2 * p + 1] = held_q4_k(Near_q4_k{row + 20480u}, unit, own);
-      }
     }
     MLXR_AWAIT_INPUTS()
     float4 of_x[1][1];
-    MLXR_TAKE(1, input + (share + step * 4u) * 128u + lane * 4u, of_x)
+#pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      load_bf16_4(input + (share + step * 4u) * 128u + lane * 4u, of_x[step]);
+    }
     float back[1];
     threadgroup uint* mine = (threadgroup uint*)numbers + share * 512u;
 #pragma unroll
@@ -284,13 +260,18 @@ inline uint ask_rows(threadgroup uint8_t* near, const device uint8_t* weight, ui
     // Column g of B is digit g % 4 of x where lanes 2 (g / 4) and the next one hold the codes.
     const uint keep = group / 4 == own / 2 ? 0xffffffffu : 0u;
     const int4 none = int4(0x4b400000);
-    float sums[16];
-#pragma unroll
-    for (uint r = 0; r < 16u; r++) {
-      sums[r] = 0.0f;
+    // Rows come while x is made ready, and are decoded where they are multiplied, in a loop: instructions that run once come
+    // from far.
+    if (!MLXR_ASKED) {
+      MLXR_AWAIT_COPIES(0);
     }
-#pragma unroll
-    for (uint step = 0; step < 1u; step++) {
+    MLXR_AWAIT_ROWS();
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const threadgroup uint8_t* row = (const threadgroup uint8_t*)near + group * 288u;
+    const float times = own % 2 == 0 ? 65536.0f : 1.0f;
+    threadgroup float* shares = (threadgroup float*)mine + lane;
+    const uint step = 0;
+    const uint unit = (share + step * 4u);
       const threadgroup uint4* from = (const threadgroup uint4*)(mine + step * 128u + (group % 4u * 4u + own) * 8u);
       const uint4 low = from[0] & keep, high = from[1] & keep;
       const uint2 b[4] = {low.xy, low.zw, high.xy, high.zw};
@@ -298,8 +279,12 @@ inline uint ask_rows(threadgroup uint8_t* near, const device uint8_t* weight, ui
       const float4 of_runs = *(totals + (share * 1u + step) * 2u) * (own % 2 == 0 ? 1.52587891e-05f : 0.0f);
       const float2 of_x_sums = own < 2 ? of_runs.xy : of_runs.zw;
 
-#pragma unroll
-      for (uint p = 0; p < 8u; p++) {
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll 1
+    for (uint p = 0; p < 8u; p++) {
+      const Held_q4_k first = held_q4_k(Near_q4_k{row}, unit, own);
+      const Held_q4_k second = held_q4_k(Near_q4_k{row + 18432u}, unit, own);
+      float sum_of_first = 0.0f, sum_of_second = 0.0f;
         float of_first[2], of_second[2];
 #pragma unroll
         for (uint run = 0; run < 2; run++) {
@@ -307,25 +292,20 @@ inline uint ask_rows(threadgroup uint8_t* near, const device uint8_t* weight, ui
 #pragma unroll
           for (uint i = 0; i < 2; i++) {
             const uint at_b = run * 2 + i;
-            const uint2 a = codes_of_q4_k(held[step][2 * p], at_b), more = codes_of_q4_k(held[step][2 * p + 1], at_b);
+            const uint2 a = codes_of_q4_k(first, at_b), more = codes_of_q4_k(second, at_b);
             c = mma_u8(uint4(a.x, more.x, a.y, more.y), b[at_b], c, lane);
           }
           const float2 sum = sum_of_digits(c);
           of_first[run] = sum.x;
           of_second[run] = sum.y;
         }
-        sums[2 * p] += unit_q4_k(held[step][2 * p], of_first, of_x_sums) * back[step];
-        sums[2 * p + 1] += unit_q4_k(held[step][2 * p + 1], of_second, of_x_sums) * back[step];
-      }
+        sum_of_first += unit_q4_k(first, of_first, of_x_sums) * back[step];
+        sum_of_second += unit_q4_k(second, of_second, of_x_sums) * back[step];
+      shares[0] = sum_of_first * times;
+      shares[32] = sum_of_second * times;
+      shares += 64;
+      row += 2304u;
     }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    threadgroup float* shares = (threadgroup float*)mine;
-    const float times = own % 2 == 0 ? 65536.0f : 1.0f;
-#pragma unroll
-    for (uint r = 0; r < 16u; r++) {
-      shares[r * 32u + lane] = sums[r] * times;
-    }
-
 
   }
   {

@@ -1,4 +1,4 @@
-// qkv_0839ddf9
+// qkv_da253465
 // small spec of a test
 //
 // Projection of one row by matrix instructions of 8-bit numbers: out = rms_norm(x) @ weight.T.
@@ -145,10 +145,6 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
 }
 
 
-#ifndef MLXR_TAKE  // a decode step of one kernel may hand numbers on in words that say whether they are there
-#define MLXR_TAKE(count, from, to) _Pragma("unroll") for (uint step = 0; step < count; step++) { load_bf16_4(from, to[step]); }
-#define MLXR_TAKE_AND_GET(count, from, to, place, number) MLXR_TAKE(count, from, to) number = (float)*(place);
-#endif
 #ifndef MLXR_MMA_U8
 // c + A B for A [16, 32] of unsigned bytes and B [32, 8] of signed ones; ../README.md says which lane holds what.
 inline int sum_of_bytes(uint a, uint b, int sum) {
@@ -247,7 +243,7 @@ inline float unit_q6_k(Held_q6_k held, const thread float* products, float4 sums
   return held.scales.z * (products[2] - 32.0f * sums.z) + (held.scales.w * (products[3] - 32.0f * sums.w) + first);
 }
 // ---- kernel
-[[kernel]] void qkv_0839ddf9(
+[[kernel]] void qkv_da253465(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -272,7 +268,6 @@ inline float unit_q6_k(Held_q6_k held, const thread float* products, float4 sums
   if (threadgroup_position_in_grid.x < 7u) {
     of_all = threadgroup_position_in_grid.x * 48u;
     end = 320u;
-    Held_q4_k held[1][6];
     float4 norms[1][1];
 #pragma unroll
     for (uint step = 0; step < 1u; step++) {
@@ -280,25 +275,16 @@ inline float unit_q6_k(Held_q6_k held, const thread float* products, float4 sums
     }
 #pragma unroll 4
     for (uint i = thread_index_in_threadgroup; i < 864u; i += 128u) {
-      MLXR_COPY_AHEAD(near + 0u + i + i / 18u * 2u, (const device uint4*)Row_q4_k{weight + (ulong)of_all * 288u}.blocks + min(i, (end - of_all) * 288u / 16u - 1u));
+      MLXR_COPY_AHEAD(near + 0u + i, (const device uint4*)Row_q4_k{weight + (ulong)of_all * 288u}.blocks + min(i, (end - of_all) * 288u / 16u - 1u));
     }
 
     MLXR_END_COPIES();
-    MLXR_AWAIT_COPIES(0);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
-    for (uint step = 0; step < 1u; step++) {
-      const uint unit = (share + step * 4u);
-#pragma unroll
-      for (uint p = 0; p < 3u; p++) {
-        const threadgroup uint8_t* row = (const threadgroup uint8_t*)near + (p * 16u + group) * 320u;
-        held[step][2 * p] = held_q4_k(Near_q4_k{row}, unit, own);
-        held[step][2 * p + 1] = held_q4_k(Near_q4_k{row + 2560u}, unit, own);
-      }
-    }
     MLXR_AWAIT_INPUTS()
     float4 of_x[1][1];
-    MLXR_TAKE(1, input + (share + step * 4u) * 128u + lane * 4u, of_x)
+#pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      load_bf16_4(input + (share + step * 4u) * 128u + lane * 4u, of_x[step]);
+    }
     float back[1];
     threadgroup uint* mine = (threadgroup uint*)numbers + share * 192u;
 #pragma unroll
@@ -331,13 +317,15 @@ inline float unit_q6_k(Held_q6_k held, const thread float* products, float4 sums
     // Column g of B is digit g % 4 of x where lanes 2 (g / 4) and the next one hold the codes.
     const uint keep = group / 4 == own / 2 ? 0xffffffffu : 0u;
     const int4 none = int4(0x4b400000);
-    float sums[6];
-#pragma unroll
-    for (uint r = 0; r < 6u; r++) {
-      sums[r] = 0.0f;
-    }
-#pragma unroll
-    for (uint step = 0; step < 1u; step++) {
+    // Rows come while x is made ready, and are decoded where they are multiplied, in a loop: instructions that run once come
+    // from far.
+    MLXR_AWAIT_COPIES(0);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const threadgroup uint8_t* row = (const threadgroup uint8_t*)near + group * 288u;
+    const float times = own % 2 == 0 ? 65536.0f : 1.0f;
+    threadgroup float* shares = (threadgroup float*)mine + lane;
+    const uint step = 0;
+    const uint unit = (share + step * 4u);
       const threadgroup uint4* from = (const threadgroup uint4*)(mine + step * 128u + (group % 4u * 4u + own) * 8u);
       const uint4 low = from[0] & keep, high = from[1] & keep;
       const uint2 b[4] = {low.xy, low.zw, high.xy, high.zw};
@@ -345,8 +333,12 @@ inline float unit_q6_k(Held_q6_k held, const thread float* products, float4 sums
       const float4 of_runs = *(totals + (share * 1u + step) * 2u) * (own % 2 == 0 ? 1.52587891e-05f : 0.0f);
       const float2 of_x_sums = own < 2 ? of_runs.xy : of_runs.zw;
 
-#pragma unroll
-      for (uint p = 0; p < 3u; p++) {
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll 1
+    for (uint p = 0; p < 3u; p++) {
+      const Held_q4_k first = held_q4_k(Near_q4_k{row}, unit, own);
+      const Held_q4_k second = held_q4_k(Near_q4_k{row + 2304u}, unit, own);
+      float sum_of_first = 0.0f, sum_of_second = 0.0f;
         float of_first[2], of_second[2];
 #pragma unroll
         for (uint run = 0; run < 2; run++) {
@@ -354,31 +346,25 @@ inline float unit_q6_k(Held_q6_k held, const thread float* products, float4 sums
 #pragma unroll
           for (uint i = 0; i < 2; i++) {
             const uint at_b = run * 2 + i;
-            const uint2 a = codes_of_q4_k(held[step][2 * p], at_b), more = codes_of_q4_k(held[step][2 * p + 1], at_b);
+            const uint2 a = codes_of_q4_k(first, at_b), more = codes_of_q4_k(second, at_b);
             c = mma_u8(uint4(a.x, more.x, a.y, more.y), b[at_b], c, lane);
           }
           const float2 sum = sum_of_digits(c);
           of_first[run] = sum.x;
           of_second[run] = sum.y;
         }
-        sums[2 * p] += unit_q4_k(held[step][2 * p], of_first, of_x_sums) * back[step];
-        sums[2 * p + 1] += unit_q4_k(held[step][2 * p + 1], of_second, of_x_sums) * back[step];
-      }
+        sum_of_first += unit_q4_k(first, of_first, of_x_sums) * back[step];
+        sum_of_second += unit_q4_k(second, of_second, of_x_sums) * back[step];
+      shares[0] = sum_of_first * times;
+      shares[32] = sum_of_second * times;
+      shares += 64;
+      row += 4608u;
     }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    threadgroup float* shares = (threadgroup float*)mine;
-    const float times = own % 2 == 0 ? 65536.0f : 1.0f;
-#pragma unroll
-    for (uint r = 0; r < 6u; r++) {
-      shares[r * 32u + lane] = sums[r] * times;
-    }
-
 
   }
   else {
     of_all = 320u + (threadgroup_position_in_grid.x - 7u) * 48u;
     end = 384u;
-    Held_q6_k held[1][6];
     float4 norms[1][1];
 #pragma unroll
     for (uint step = 0; step < 1u; step++) {
@@ -390,21 +376,12 @@ inline float unit_q6_k(Held_q6_k held, const thread float* products, float4 sums
     }
 
     MLXR_END_COPIES();
-    MLXR_AWAIT_COPIES(0);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
-    for (uint step = 0; step < 1u; step++) {
-      const uint unit = (share + step * 4u);
-#pragma unroll
-      for (uint p = 0; p < 3u; p++) {
-        const threadgroup uint8_t* row = (const threadgroup uint8_t*)near + (p * 16u + group) * 420u;
-        held[step][2 * p] = held_q6_k(Near_q6_k{row}, unit, own);
-        held[step][2 * p + 1] = held_q6_k(Near_q6_k{row + 3360u}, unit, own);
-      }
-    }
     MLXR_AWAIT_INPUTS()
     float4 of_x[1][1];
-    MLXR_TAKE(1, input + (share + step * 4u) * 128u + lane * 4u, of_x)
+#pragma unroll
+    for (uint step = 0; step < 1u; step++) {
+      load_bf16_4(input + (share + step * 4u) * 128u + lane * 4u, of_x[step]);
+    }
     float back[1];
     threadgroup uint* mine = (threadgroup uint*)numbers + share * 192u;
 #pragma unroll
@@ -436,21 +413,27 @@ inline float unit_q6_k(Held_q6_k held, const thread float* products, float4 sums
     // Column g of B is digit g % 4 of x where lanes 2 (g / 4) and the next one hold the codes.
     const uint keep = group / 4 == own / 2 ? 0xffffffffu : 0u;
     const int4 none = int4(0x4b400000);
-    float sums[6];
-#pragma unroll
-    for (uint r = 0; r < 6u; r++) {
-      sums[r] = 0.0f;
-    }
-#pragma unroll
-    for (uint step = 0; step < 1u; step++) {
+    // Rows come while x is made ready, and are decoded where they are multiplied, in a loop: instructions that run once come
+    // from far.
+    MLXR_AWAIT_COPIES(0);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const threadgroup uint8_t* row = (const threadgroup uint8_t*)near + group * 420u;
+    const float times = own % 2 == 0 ? 65536.0f : 1.0f;
+    threadgroup float* shares = (threadgroup float*)mine + lane;
+    const uint step = 0;
+    const uint unit = (share + step * 4u);
       const threadgroup uint4* from = (const threadgroup uint4*)(mine + step * 128u + (group % 4u * 4u + own) * 8u);
       const uint4 low = from[0] & keep, high = from[1] & keep;
       const uint2 b[4] = {low.xy, low.zw, high.xy, high.zw};
       // Sums of x: only even lanes, which have the higher digits, take them.
       const float4 of_x_sums = totals[(share * 1u + step) * 2u + own / 2u] * (own % 2 == 0 ? 1.52587891e-05f : 0.0f);
 
-#pragma unroll
-      for (uint p = 0; p < 3u; p++) {
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll 1
+    for (uint p = 0; p < 3u; p++) {
+      const Held_q6_k first = held_q6_k(Near_q6_k{row}, unit, own);
+      const Held_q6_k second = held_q6_k(Near_q6_k{row + 3360u}, unit, own);
+      float sum_of_first = 0.0f, sum_of_second = 0.0f;
         float of_first[4], of_second[4];
 #pragma unroll
         for (uint run = 0; run < 4; run++) {
@@ -458,25 +441,20 @@ inline float unit_q6_k(Held_q6_k held, const thread float* products, float4 sums
 #pragma unroll
           for (uint i = 0; i < 1; i++) {
             const uint at_b = run * 1 + i;
-            const uint2 a = codes_of_q6_k(held[step][2 * p], at_b), more = codes_of_q6_k(held[step][2 * p + 1], at_b);
+            const uint2 a = codes_of_q6_k(first, at_b), more = codes_of_q6_k(second, at_b);
             c = mma_u8(uint4(a.x, more.x, a.y, more.y), b[at_b], c, lane);
           }
           const float2 sum = sum_of_digits(c);
           of_first[run] = sum.x;
           of_second[run] = sum.y;
         }
-        sums[2 * p] += unit_q6_k(held[step][2 * p], of_first, of_x_sums) * back[step];
-        sums[2 * p + 1] += unit_q6_k(held[step][2 * p + 1], of_second, of_x_sums) * back[step];
-      }
+        sum_of_first += unit_q6_k(first, of_first, of_x_sums) * back[step];
+        sum_of_second += unit_q6_k(second, of_second, of_x_sums) * back[step];
+      shares[0] = sum_of_first * times;
+      shares[32] = sum_of_second * times;
+      shares += 64;
+      row += 6720u;
     }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    threadgroup float* shares = (threadgroup float*)mine;
-    const float times = own % 2 == 0 ? 65536.0f : 1.0f;
-#pragma unroll
-    for (uint r = 0; r < 6u; r++) {
-      shares[r * 32u + lane] = sums[r] * times;
-    }
-
 
   }
   {

@@ -1,4 +1,4 @@
-// embed_3c7951ca
+// embed_e14fe3b8
 // small spec of a test
 //
 // Rows of the embedding table, times 2.0f.
@@ -31,7 +31,7 @@ inline Raw_f32 raw_f32(Row_f32 row, uint piece) { return Raw_f32{*(const device 
 inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
 
 // ---- kernel
-[[kernel]] void embed_3c7951ca(
+[[kernel]] void embed_e14fe3b8(
   const device int32_t* token_ids [[buffer(0)]],
   const device float* table [[buffer(1)]],
   device float* out [[buffer(2)]],
@@ -40,6 +40,7 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
   const uint token = threadgroup_position_in_grid.x;
   const uint token_id = (uint)token_ids[token];
   const Row_f32 row = Row_f32{table + (ulong)token_id * 48u};
+  device float* target = out + (ulong)token * 48u;
   for (uint piece = thread_index_in_threadgroup; piece < 12u; piece += 32u) {
     const Raw_f32 raw = raw_f32(row, piece);
     const uint column = piece * 4u;
@@ -49,7 +50,7 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
       codes_f32(raw, run, v);
 #pragma unroll
       for (uint i = 0; i < 4u; i++) {
-        out[(ulong)token * 48u + column + run * 4u + i] = (float)(v[i / 4][i % 4] * 2.0f);
+        target[column + run * 4u + i] = (float)(v[i / 4][i % 4] * 2.0f);
       }
     }
   }

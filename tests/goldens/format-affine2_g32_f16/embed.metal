@@ -1,4 +1,4 @@
-// embed_b7d6709d
+// embed_ade5901b
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -85,7 +85,7 @@ inline void values_affine2_g32_f16(Raw_affine2_g32_f16 raw, uint run, thread flo
 }
 
 // ---- kernel
-[[kernel]] void embed_b7d6709d(
+[[kernel]] void embed_ade5901b(
   const device int32_t* token_ids [[buffer(0)]],
   const device uint8_t* table [[buffer(1)]],
   device float* out [[buffer(2)]],
@@ -94,6 +94,7 @@ inline void values_affine2_g32_f16(Raw_affine2_g32_f16 raw, uint run, thread flo
   const uint token = threadgroup_position_in_grid.x;
   const uint token_id = (uint)token_ids[token];
   const Row_affine2_g32_f16 row = Row_affine2_g32_f16{table + (ulong)token_id * 64u, table + 3904ul + (ulong)token_id * 16u, table + 4880ul + (ulong)token_id * 16u};
+  device float* target = out + (ulong)token * 256u;
   for (uint piece = thread_index_in_threadgroup; piece < 16u; piece += 32u) {
     const Raw_affine2_g32_f16 raw = raw_affine2_g32_f16(row, piece);
     const uint column = piece * 16u;
@@ -103,7 +104,7 @@ inline void values_affine2_g32_f16(Raw_affine2_g32_f16 raw, uint run, thread flo
       values_affine2_g32_f16(raw, run, v);
 #pragma unroll
       for (uint i = 0; i < 16u; i++) {
-        out[(ulong)token * 256u + column + run * 16u + i] = (float)(v[i / 4][i % 4]);
+        target[column + run * 16u + i] = (float)(v[i / 4][i % 4]);
       }
     }
   }

@@ -1,4 +1,4 @@
-// embed_8b336ffa
+// embed_c6bef88d
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -86,7 +86,7 @@ inline void values_affine3_g64_bf16(Raw_affine3_g64_bf16 raw, uint run, thread f
 }
 
 // ---- kernel
-[[kernel]] void embed_8b336ffa(
+[[kernel]] void embed_c6bef88d(
   const device int32_t* token_ids [[buffer(0)]],
   const device uint8_t* table [[buffer(1)]],
   device float* out [[buffer(2)]],
@@ -95,6 +95,7 @@ inline void values_affine3_g64_bf16(Raw_affine3_g64_bf16 raw, uint run, thread f
   const uint token = threadgroup_position_in_grid.x;
   const uint token_id = (uint)token_ids[token];
   const Row_affine3_g64_bf16 row = Row_affine3_g64_bf16{table + (ulong)token_id * 96u, table + 5856ul + (ulong)token_id * 8u, table + 6352ul + (ulong)token_id * 8u};
+  device float* target = out + (ulong)token * 256u;
   for (uint piece = thread_index_in_threadgroup; piece < 16u; piece += 32u) {
     const Raw_affine3_g64_bf16 raw = raw_affine3_g64_bf16(row, piece);
     const uint column = piece * 16u;
@@ -104,7 +105,7 @@ inline void values_affine3_g64_bf16(Raw_affine3_g64_bf16 raw, uint run, thread f
       values_affine3_g64_bf16(raw, run, v);
 #pragma unroll
       for (uint i = 0; i < 16u; i++) {
-        out[(ulong)token * 256u + column + run * 16u + i] = (float)(v[i / 4][i % 4]);
+        target[column + run * 16u + i] = (float)(v[i / 4][i % 4]);
       }
     }
   }

@@ -1,4 +1,4 @@
-// embed_8246fabf
+// embed_cf960265
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -75,7 +75,7 @@ inline void values_affine4_g128_f32(Raw_affine4_g128_f32 raw, uint run, thread f
 }
 
 // ---- kernel
-[[kernel]] void embed_8246fabf(
+[[kernel]] void embed_cf960265(
   const device int32_t* token_ids [[buffer(0)]],
   const device uint8_t* table [[buffer(1)]],
   device float* out [[buffer(2)]],
@@ -84,6 +84,7 @@ inline void values_affine4_g128_f32(Raw_affine4_g128_f32 raw, uint run, thread f
   const uint token = threadgroup_position_in_grid.x;
   const uint token_id = (uint)token_ids[token];
   const Row_affine4_g128_f32 row = Row_affine4_g128_f32{table + (ulong)token_id * 128u, table + 7808ul + (ulong)token_id * 8u, table + 8304ul + (ulong)token_id * 8u};
+  device float* target = out + (ulong)token * 256u;
   for (uint piece = thread_index_in_threadgroup; piece < 16u; piece += 32u) {
     const Raw_affine4_g128_f32 raw = raw_affine4_g128_f32(row, piece);
     const uint column = piece * 16u;
@@ -93,7 +94,7 @@ inline void values_affine4_g128_f32(Raw_affine4_g128_f32 raw, uint run, thread f
       values_affine4_g128_f32(raw, run, v);
 #pragma unroll
       for (uint i = 0; i < 16u; i++) {
-        out[(ulong)token * 256u + column + run * 16u + i] = (float)(v[i / 4][i % 4]);
+        target[column + run * 16u + i] = (float)(v[i / 4][i % 4]);
       }
     }
   }

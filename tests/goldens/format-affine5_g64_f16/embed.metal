@@ -1,4 +1,4 @@
-// embed_3dded9b1
+// embed_8ac7bc58
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -87,7 +87,7 @@ inline void values_affine5_g64_f16(Raw_affine5_g64_f16 raw, uint run, thread flo
 }
 
 // ---- kernel
-[[kernel]] void embed_3dded9b1(
+[[kernel]] void embed_8ac7bc58(
   const device int32_t* token_ids [[buffer(0)]],
   const device uint8_t* table [[buffer(1)]],
   device float* out [[buffer(2)]],
@@ -96,6 +96,7 @@ inline void values_affine5_g64_f16(Raw_affine5_g64_f16 raw, uint run, thread flo
   const uint token = threadgroup_position_in_grid.x;
   const uint token_id = (uint)token_ids[token];
   const Row_affine5_g64_f16 row = Row_affine5_g64_f16{table + (ulong)token_id * 160u, table + 9760ul + (ulong)token_id * 8u, table + 10256ul + (ulong)token_id * 8u};
+  device float* target = out + (ulong)token * 256u;
   for (uint piece = thread_index_in_threadgroup; piece < 16u; piece += 32u) {
     const Raw_affine5_g64_f16 raw = raw_affine5_g64_f16(row, piece);
     const uint column = piece * 16u;
@@ -105,7 +106,7 @@ inline void values_affine5_g64_f16(Raw_affine5_g64_f16 raw, uint run, thread flo
       values_affine5_g64_f16(raw, run, v);
 #pragma unroll
       for (uint i = 0; i < 16u; i++) {
-        out[(ulong)token * 256u + column + run * 16u + i] = (float)(v[i / 4][i % 4]);
+        target[column + run * 16u + i] = (float)(v[i / 4][i % 4]);
       }
     }
   }

@@ -1,4 +1,4 @@
-// embed_3c3f12de
+// embed_efe9a396
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -73,7 +73,7 @@ inline void values_affine8_g32_bf16(Raw_affine8_g32_bf16 raw, uint run, thread f
 }
 
 // ---- kernel
-[[kernel]] void embed_3c3f12de(
+[[kernel]] void embed_efe9a396(
   const device int32_t* token_ids [[buffer(0)]],
   const device uint8_t* table [[buffer(1)]],
   device float* out [[buffer(2)]],
@@ -82,6 +82,7 @@ inline void values_affine8_g32_bf16(Raw_affine8_g32_bf16 raw, uint run, thread f
   const uint token = threadgroup_position_in_grid.x;
   const uint token_id = (uint)token_ids[token];
   const Row_affine8_g32_bf16 row = Row_affine8_g32_bf16{table + (ulong)token_id * 256u, table + 15616ul + (ulong)token_id * 16u, table + 16592ul + (ulong)token_id * 16u};
+  device float* target = out + (ulong)token * 256u;
   for (uint piece = thread_index_in_threadgroup; piece < 16u; piece += 32u) {
     const Raw_affine8_g32_bf16 raw = raw_affine8_g32_bf16(row, piece);
     const uint column = piece * 16u;
@@ -91,7 +92,7 @@ inline void values_affine8_g32_bf16(Raw_affine8_g32_bf16 raw, uint run, thread f
       values_affine8_g32_bf16(raw, run, v);
 #pragma unroll
       for (uint i = 0; i < 16u; i++) {
-        out[(ulong)token * 256u + column + run * 16u + i] = (float)(v[i / 4][i % 4]);
+        target[column + run * 16u + i] = (float)(v[i / 4][i % 4]);
       }
     }
   }

@@ -1,4 +1,4 @@
-// embed_e4e564bb
+// embed_3129aa87
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -74,7 +74,7 @@ inline void values_iq4_nl(Raw_iq4_nl raw, uint run, thread float4* c) {
 }
 
 // ---- kernel
-[[kernel]] void embed_e4e564bb(
+[[kernel]] void embed_3129aa87(
   const device int32_t* token_ids [[buffer(0)]],
   const device uint8_t* table [[buffer(1)]],
   device float* out [[buffer(2)]],
@@ -83,6 +83,7 @@ inline void values_iq4_nl(Raw_iq4_nl raw, uint run, thread float4* c) {
   const uint token = threadgroup_position_in_grid.x;
   const uint token_id = (uint)token_ids[token];
   const Row_iq4_nl row = Row_iq4_nl{table + (ulong)token_id * 144u};
+  device float* target = out + (ulong)token * 256u;
   for (uint piece = thread_index_in_threadgroup; piece < 16u; piece += 32u) {
     const Raw_iq4_nl raw = raw_iq4_nl(row, piece);
     const uint column = piece / 2u * 32u + piece % 2u * 8u;
@@ -92,7 +93,7 @@ inline void values_iq4_nl(Raw_iq4_nl raw, uint run, thread float4* c) {
       values_iq4_nl(raw, run, v);
 #pragma unroll
       for (uint i = 0; i < 8u; i++) {
-        out[(ulong)token * 256u + column + run * 16u + i] = (float)(v[i / 4][i % 4]);
+        target[column + run * 16u + i] = (float)(v[i / 4][i % 4]);
       }
     }
   }

@@ -1,4 +1,4 @@
-// embed_7b7e9285
+// embed_2d06a504
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -72,7 +72,7 @@ inline void values_iq4_xs(Raw_iq4_xs raw, uint run, thread float4* c) {
 }
 
 // ---- kernel
-[[kernel]] void embed_7b7e9285(
+[[kernel]] void embed_2d06a504(
   const device int32_t* token_ids [[buffer(0)]],
   const device uint8_t* table [[buffer(1)]],
   device float* out [[buffer(2)]],
@@ -81,6 +81,7 @@ inline void values_iq4_xs(Raw_iq4_xs raw, uint run, thread float4* c) {
   const uint token = threadgroup_position_in_grid.x;
   const uint token_id = (uint)token_ids[token];
   const Row_iq4_xs row = Row_iq4_xs{table + (ulong)token_id * 136u};
+  device float* target = out + (ulong)token * 256u;
   for (uint piece = thread_index_in_threadgroup; piece < 16u; piece += 32u) {
     const Raw_iq4_xs raw = raw_iq4_xs(row, piece);
     const uint column = piece / 2u * 32u + piece % 2u * 8u;
@@ -90,7 +91,7 @@ inline void values_iq4_xs(Raw_iq4_xs raw, uint run, thread float4* c) {
       values_iq4_xs(raw, run, v);
 #pragma unroll
       for (uint i = 0; i < 8u; i++) {
-        out[(ulong)token * 256u + column + run * 16u + i] = (float)(v[i / 4][i % 4]);
+        target[column + run * 16u + i] = (float)(v[i / 4][i % 4]);
       }
     }
   }

@@ -1,4 +1,4 @@
-// embed_0af2d1f2
+// embed_4103ac3a
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -76,7 +76,7 @@ inline void values_mxfp4(Raw_mxfp4 raw, uint run, thread float4* c) {
 }
 
 // ---- kernel
-[[kernel]] void embed_0af2d1f2(
+[[kernel]] void embed_4103ac3a(
   const device int32_t* token_ids [[buffer(0)]],
   const device uint8_t* table [[buffer(1)]],
   device float* out [[buffer(2)]],
@@ -85,6 +85,7 @@ inline void values_mxfp4(Raw_mxfp4 raw, uint run, thread float4* c) {
   const uint token = threadgroup_position_in_grid.x;
   const uint token_id = (uint)token_ids[token];
   const Row_mxfp4 row = Row_mxfp4{table + (ulong)token_id * 136u};
+  device float* target = out + (ulong)token * 256u;
   for (uint piece = thread_index_in_threadgroup; piece < 16u; piece += 32u) {
     const Raw_mxfp4 raw = raw_mxfp4(row, piece);
     const uint column = piece / 2u * 32u + piece % 2u * 8u;
@@ -94,7 +95,7 @@ inline void values_mxfp4(Raw_mxfp4 raw, uint run, thread float4* c) {
       values_mxfp4(raw, run, v);
 #pragma unroll
       for (uint i = 0; i < 8u; i++) {
-        out[(ulong)token * 256u + column + run * 16u + i] = (float)(v[i / 4][i % 4]);
+        target[column + run * 16u + i] = (float)(v[i / 4][i % 4]);
       }
     }
   }

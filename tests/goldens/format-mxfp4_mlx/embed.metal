@@ -1,4 +1,4 @@
-// embed_59f1a284
+// embed_14461570
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -74,7 +74,7 @@ inline void values_mxfp4_mlx(Raw_mxfp4_mlx raw, uint run, thread float4* c) {
 }
 
 // ---- kernel
-[[kernel]] void embed_59f1a284(
+[[kernel]] void embed_14461570(
   const device int32_t* token_ids [[buffer(0)]],
   const device uint8_t* table [[buffer(1)]],
   device float* out [[buffer(2)]],
@@ -83,6 +83,7 @@ inline void values_mxfp4_mlx(Raw_mxfp4_mlx raw, uint run, thread float4* c) {
   const uint token = threadgroup_position_in_grid.x;
   const uint token_id = (uint)token_ids[token];
   const Row_mxfp4_mlx row = Row_mxfp4_mlx{table + (ulong)token_id * 128u, table + 7808ul + (ulong)token_id * 8u};
+  device float* target = out + (ulong)token * 256u;
   for (uint piece = thread_index_in_threadgroup; piece < 16u; piece += 32u) {
     const Raw_mxfp4_mlx raw = raw_mxfp4_mlx(row, piece);
     const uint column = piece * 16u;
@@ -92,7 +93,7 @@ inline void values_mxfp4_mlx(Raw_mxfp4_mlx raw, uint run, thread float4* c) {
       values_mxfp4_mlx(raw, run, v);
 #pragma unroll
       for (uint i = 0; i < 16u; i++) {
-        out[(ulong)token * 256u + column + run * 16u + i] = (float)(v[i / 4][i % 4]);
+        target[column + run * 16u + i] = (float)(v[i / 4][i % 4]);
       }
     }
   }

@@ -1,4 +1,4 @@
-// embed_c7570a15
+// embed_4c356e1f
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -76,7 +76,7 @@ inline void values_q3_k(Raw_q3_k raw, uint run, thread float4* c) {
 }
 
 // ---- kernel
-[[kernel]] void embed_c7570a15(
+[[kernel]] void embed_4c356e1f(
   const device int32_t* token_ids [[buffer(0)]],
   const device uint8_t* table [[buffer(1)]],
   device float* out [[buffer(2)]],
@@ -85,6 +85,7 @@ inline void values_q3_k(Raw_q3_k raw, uint run, thread float4* c) {
   const uint token = threadgroup_position_in_grid.x;
   const uint token_id = (uint)token_ids[token];
   const Row_q3_k row = Row_q3_k{table + (ulong)token_id * 110u};
+  device float* target = out + (ulong)token * 256u;
   for (uint piece = thread_index_in_threadgroup; piece < 16u; piece += 32u) {
     const Raw_q3_k raw = raw_q3_k(row, piece);
     const uint column = piece / 8u * 128u + piece % 8u * 4u;
@@ -94,7 +95,7 @@ inline void values_q3_k(Raw_q3_k raw, uint run, thread float4* c) {
       values_q3_k(raw, run, v);
 #pragma unroll
       for (uint i = 0; i < 4u; i++) {
-        out[(ulong)token * 256u + column + run * 32u + i] = (float)(v[i / 4][i % 4]);
+        target[column + run * 32u + i] = (float)(v[i / 4][i % 4]);
       }
     }
   }

@@ -1,4 +1,4 @@
-// embed_383e65d8
+// embed_8eaa61b4
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -66,7 +66,7 @@ inline void values_q4_0(Raw_q4_0 raw, uint run, thread float4* c) {
 }
 
 // ---- kernel
-[[kernel]] void embed_383e65d8(
+[[kernel]] void embed_8eaa61b4(
   const device int32_t* token_ids [[buffer(0)]],
   const device uint8_t* table [[buffer(1)]],
   device float* out [[buffer(2)]],
@@ -75,6 +75,7 @@ inline void values_q4_0(Raw_q4_0 raw, uint run, thread float4* c) {
   const uint token = threadgroup_position_in_grid.x;
   const uint token_id = (uint)token_ids[token];
   const Row_q4_0 row = Row_q4_0{table + (ulong)token_id * 144u};
+  device float* target = out + (ulong)token * 256u;
   for (uint piece = thread_index_in_threadgroup; piece < 16u; piece += 32u) {
     const Raw_q4_0 raw = raw_q4_0(row, piece);
     const uint column = piece / 2u * 32u + piece % 2u * 8u;
@@ -84,7 +85,7 @@ inline void values_q4_0(Raw_q4_0 raw, uint run, thread float4* c) {
       values_q4_0(raw, run, v);
 #pragma unroll
       for (uint i = 0; i < 8u; i++) {
-        out[(ulong)token * 256u + column + run * 16u + i] = (float)(v[i / 4][i % 4]);
+        target[column + run * 16u + i] = (float)(v[i / 4][i % 4]);
       }
     }
   }

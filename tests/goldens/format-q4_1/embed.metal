@@ -1,4 +1,4 @@
-// embed_5c6920b4
+// embed_b4cb8b36
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -68,7 +68,7 @@ inline void values_q4_1(Raw_q4_1 raw, uint run, thread float4* c) {
 }
 
 // ---- kernel
-[[kernel]] void embed_5c6920b4(
+[[kernel]] void embed_b4cb8b36(
   const device int32_t* token_ids [[buffer(0)]],
   const device uint8_t* table [[buffer(1)]],
   device float* out [[buffer(2)]],
@@ -77,6 +77,7 @@ inline void values_q4_1(Raw_q4_1 raw, uint run, thread float4* c) {
   const uint token = threadgroup_position_in_grid.x;
   const uint token_id = (uint)token_ids[token];
   const Row_q4_1 row = Row_q4_1{table + (ulong)token_id * 160u};
+  device float* target = out + (ulong)token * 256u;
   for (uint piece = thread_index_in_threadgroup; piece < 16u; piece += 32u) {
     const Raw_q4_1 raw = raw_q4_1(row, piece);
     const uint column = piece / 2u * 32u + piece % 2u * 8u;
@@ -86,7 +87,7 @@ inline void values_q4_1(Raw_q4_1 raw, uint run, thread float4* c) {
       values_q4_1(raw, run, v);
 #pragma unroll
       for (uint i = 0; i < 8u; i++) {
-        out[(ulong)token * 256u + column + run * 16u + i] = (float)(v[i / 4][i % 4]);
+        target[column + run * 16u + i] = (float)(v[i / 4][i % 4]);
       }
     }
   }

@@ -1,4 +1,4 @@
-// embed_29613081
+// embed_acc562ff
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -82,7 +82,7 @@ inline void values_q5_k(Raw_q5_k raw, uint run, thread float4* c) {
 }
 
 // ---- kernel
-[[kernel]] void embed_29613081(
+[[kernel]] void embed_acc562ff(
   const device int32_t* token_ids [[buffer(0)]],
   const device uint8_t* table [[buffer(1)]],
   device float* out [[buffer(2)]],
@@ -91,6 +91,7 @@ inline void values_q5_k(Raw_q5_k raw, uint run, thread float4* c) {
   const uint token = threadgroup_position_in_grid.x;
   const uint token_id = (uint)token_ids[token];
   const Row_q5_k row = Row_q5_k{table + (ulong)token_id * 176u};
+  device float* target = out + (ulong)token * 256u;
   for (uint piece = thread_index_in_threadgroup; piece < 16u; piece += 32u) {
     const Raw_q5_k raw = raw_q5_k(row, piece);
     const uint column = piece / 4u * 64u + piece % 4u * 8u;
@@ -100,7 +101,7 @@ inline void values_q5_k(Raw_q5_k raw, uint run, thread float4* c) {
       values_q5_k(raw, run, v);
 #pragma unroll
       for (uint i = 0; i < 8u; i++) {
-        out[(ulong)token * 256u + column + run * 32u + i] = (float)(v[i / 4][i % 4]);
+        target[column + run * 32u + i] = (float)(v[i / 4][i % 4]);
       }
     }
   }

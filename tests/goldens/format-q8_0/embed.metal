@@ -1,4 +1,4 @@
-// embed_f67c99f6
+// embed_dae3516c
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -67,7 +67,7 @@ inline void values_q8_0(Raw_q8_0 raw, uint run, thread float4* c) {
 }
 
 // ---- kernel
-[[kernel]] void embed_f67c99f6(
+[[kernel]] void embed_dae3516c(
   const device int32_t* token_ids [[buffer(0)]],
   const device uint8_t* table [[buffer(1)]],
   device float* out [[buffer(2)]],
@@ -76,6 +76,7 @@ inline void values_q8_0(Raw_q8_0 raw, uint run, thread float4* c) {
   const uint token = threadgroup_position_in_grid.x;
   const uint token_id = (uint)token_ids[token];
   const Row_q8_0 row = Row_q8_0{table + (ulong)token_id * 272u};
+  device float* target = out + (ulong)token * 256u;
   for (uint piece = thread_index_in_threadgroup; piece < 16u; piece += 32u) {
     const Raw_q8_0 raw = raw_q8_0(row, piece);
     const uint column = piece * 16u;
@@ -85,7 +86,7 @@ inline void values_q8_0(Raw_q8_0 raw, uint run, thread float4* c) {
       values_q8_0(raw, run, v);
 #pragma unroll
       for (uint i = 0; i < 16u; i++) {
-        out[(ulong)token * 256u + column + run * 16u + i] = (float)(v[i / 4][i % 4]);
+        target[column + run * 16u + i] = (float)(v[i / 4][i % 4]);
       }
     }
   }

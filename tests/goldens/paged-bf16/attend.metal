@@ -1,4 +1,4 @@
-// attend_8263fce4
+// attend_e1bbbcf6
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token of each sequence, in one launch.
@@ -93,21 +93,21 @@ inline uint4 pack_bf16_8(float4 a, float4 b) { return uint4(pack_bf16_4(a), pack
 #ifndef MLXR_STORE_UINT4  // a host's compiler may need telling to store 16 bytes at once
 #define MLXR_STORE_UINT4(p, v) *(device uint4*)(p) = (v)
 #endif
-#ifndef MLXR_TAKE_8  // a decode step of one kernel may hand numbers on in words that say whether they are there
-#define MLXR_TAKE_8(count, from, to) _Pragma("unroll") for (uint part = 0; part < count; part++) { load_bf16_8(from[part], to + 2 * part); }
-#endif
-inline void turned_head(const thread float4* head, const threadgroup float2* turns, uint base, thread float4* to) {
+inline void turned_head(const device bfloat16_t* head, const threadgroup float2* turns, uint base, thread float4* to) {
+  float4 own[2], other[2];
+  load_bf16_8(head + base, own);
   const bool first = base < 16u;
+  load_bf16_8(first ? head + base + 16u : head + base - 16u, other);
   const uint pair = first ? base : base - 16u;
 #pragma unroll
   for (uint j = 0; j < 8; j++) {
     const float2 turn = turns[pair + j];
-    to[j / 4][j % 4] = head[j / 4][j % 4] * turn.x + head[2 + j / 4][j % 4] * (first ? -turn.y : turn.y);
+    to[j / 4][j % 4] = own[j / 4][j % 4] * turn.x + other[j / 4][j % 4] * (first ? -turn.y : turn.y);
   }
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_8263fce4(
+[[kernel]] void attend_e1bbbcf6(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -188,11 +188,7 @@ inline void turned_head(const thread float4* head, const threadgroup float2* tur
   for (uint g = 0; g < 2u; g++) {
 #pragma unroll
     for (uint i = 0; i < 2u; i += 2) {
-      const device bfloat16_t* const head = input + (first_head + g) * 32u;
-      const device bfloat16_t* const places[2] = { head + base[i], head + (base[i] < 16u ? base[i] + 16u : base[i] - 16u) };
-      float4 of_head[4];
-      MLXR_TAKE_8(2, places, of_head)
-      turned_head(of_head, turns, base[i], q[g] + i);
+      turned_head(input + (first_head + g) * 32u, turns, base[i], q[g] + i);
       q[g][i] *= 0.255034864f;
       q[g][i + 1] *= 0.255034864f;
     }
@@ -224,11 +220,9 @@ inline void turned_head(const thread float4* head, const threadgroup float2* tur
     }
 #pragma unroll
     for (uint i = 0; i < 2u; i += 2) {
-      const device bfloat16_t* const places[3] = { key + base[i], key + (base[i] < 16u ? base[i] + 16u : base[i] - 16u), value + base[i]};
-      float4 of_token[6], new_k[2];
-      MLXR_TAKE_8(3, places, of_token)
-      turned_head(of_token, turns, base[i], new_k);
-      thread float4* const new_v = of_token + 4;
+      float4 new_k[2], new_v[2];
+      turned_head(key, turns, base[i], new_k);
+      load_bf16_8(value + base[i], new_v);
       const uint4 k_bits = pack_bf16_8(new_k[0], new_k[1]), v_bits = pack_bf16_8(new_v[0], new_v[1]);
       if (key_in_group == 0) {
         MLXR_STORE_UINT4(k_out + row + base[i], k_bits);

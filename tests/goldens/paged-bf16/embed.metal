@@ -1,4 +1,4 @@
-// embed_f74b7a76
+// embed_0c504559
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -36,7 +36,7 @@ inline Raw_bf16 raw_bf16(Row_bf16 row, uint piece) { return Raw_bf16{*(const dev
 inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(raw.v, c); }
 
 // ---- kernel
-[[kernel]] void embed_f74b7a76(
+[[kernel]] void embed_0c504559(
   const device int32_t* token_ids [[buffer(0)]],
   const device bfloat16_t* table [[buffer(1)]],
   device bfloat16_t* out [[buffer(2)]],
@@ -45,6 +45,7 @@ inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(r
   const uint token = threadgroup_position_in_grid.x;
   const uint token_id = (uint)token_ids[token];
   const Row_bf16 row = Row_bf16{table + (ulong)token_id * 48u};
+  device bfloat16_t* target = out + (ulong)token * 48u;
   for (uint piece = thread_index_in_threadgroup; piece < 6u; piece += 32u) {
     const Raw_bf16 raw = raw_bf16(row, piece);
     const uint column = piece * 8u;
@@ -54,7 +55,7 @@ inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(r
       codes_bf16(raw, run, v);
 #pragma unroll
       for (uint i = 0; i < 8u; i++) {
-        out[(ulong)token * 48u + column + run * 8u + i] = (bfloat16_t)(v[i / 4][i % 4]);
+        target[column + run * 8u + i] = (bfloat16_t)(v[i / 4][i % 4]);
       }
     }
   }

@@ -8,18 +8,13 @@ from mlxr.compiler.artifact.program import Program
 from mlxr.compiler.artifact.step_kernel_entry import StepKernelEntry, StepsAsLaunches
 from mlxr.compiler.schedule.geometry import StepKernelSizes
 from mlxr.compiler.schedule.lowered import LoweringInput
-from mlxr.compiler.targets.metal.decode_kernel.hand_on import hand_on
 from mlxr.compiler.targets.metal.decode_kernel.make_step_program import (
-    ONE_SEQUENCE,
     NotOneKernelError,
     make_step_program,
     step_classes,
 )
 from mlxr.compiler.targets.metal.decode_kernel.step_text import step_text
 from mlxr.compiler.targets.metal.decode_kernel.sum_in_step import sum_entry, sum_text
-
-_HANDED_ON = {"embed", "qkv", "attend", "attend_partition", "attend_reduce", "o", "gate_up", "down", "logits"}
-"""The launches of steps in which blocks hand each other values. Others have not run so on a card yet."""
 
 
 def with_step_kernels(
@@ -54,9 +49,6 @@ def with_step_kernels(
         first, last = counts[0], counts[-1]
         try:
             step = make_step_program(program, counts)
-            labels = {launch.kernel.label for launch in step.launches}
-            if sizes.words and counts == ONE_SEQUENCE and labels <= _HANDED_ON:
-                step = hand_on(step, program.phase("decode").buffers, sources)
             kernel = step_text(step, {**sources, **_sums(program, counts, inputs)}, weights, sizes, in_place)
         except NotOneKernelError as error:
             as_launches.append(_as_launches(counts, str(error)))
@@ -74,7 +66,6 @@ def with_step_kernels(
             conditions=step.conditions,
             scratch_bytes=step.scratch_bytes,
             pool_bytes=kernel.pool_bytes,
-            words=kernel.words,
         )
         kernels.append(entry)
         texts[entry.file] = kernel.text

@@ -5,7 +5,6 @@ that need the same launches share a step program; its grids may still depend on 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby, product
 
 from mlxr.compiler.artifact.launch import Condition, Extent, Launch
@@ -89,11 +88,9 @@ def make_step_program(program: Program, counts: range = ONE_SEQUENCE) -> StepPro
         condition = None
         if launch.when is not None and any(part.dim == "context" for part in launch.when.parts):
             condition = conditions.setdefault(launch.when, len(conditions))
-        names = (*launch.inputs, *launch.outputs)
-        operands = tuple(places.get(name) or MemoryRange(name) for name in names)
+        operands = tuple(places.get(name) or MemoryRange(name) for name in (*launch.inputs, *launch.outputs))
         arguments |= dict.fromkeys(place.argument for place in operands)
-        kernel = kernels[launch.kernel]
-        launches.append(StepLaunch(kernel, grid, operands, len(launch.inputs), condition, stores, names=names))
+        launches.append(StepLaunch(kernels[launch.kernel], grid, operands, len(launch.inputs), condition, stores))
     if len(conditions) > MOST_CONDITIONS:
         raise NotOneKernelError(
             f"the step has {len(conditions)} conditions on the context; one kernel has {MOST_CONDITIONS}"
@@ -102,8 +99,7 @@ def make_step_program(program: Program, counts: range = ONE_SEQUENCE) -> StepPro
     outputs = (logits, token, SCRATCH)
     inputs = tuple(name for name in arguments if name not in outputs)
     step = StepProgram(counts, tuple(launches), inputs, outputs, tuple(conditions), scratch_bytes)
-    masks = frozenset(step.mask(dims) for dims in batches)
-    return with_barriers(replace(step, masks=masks), masks)
+    return with_barriers(step, {step.mask(dims) for dims in batches})
 
 
 def own_result(phase: Phase) -> str:
@@ -120,8 +116,7 @@ def _sum(launch: Launch, call: CollectiveCall, places: Mapping[str, MemoryRange]
     dims = MemoryRange("dims" if len(counts) > 1 else PEERS)  # of one sequence, it is not read
     x, out = (places[name] for name in (*launch.inputs, *launch.outputs))
     grid = (Extent(times=BLOCKS), Extent(), Extent())
-    names = (launch.inputs[0], PEERS, "dims", launch.outputs[0])
-    return StepLaunch(entry, grid, (x, MemoryRange(PEERS), dims, out), 3, None, names=names)
+    return StepLaunch(entry, grid, (x, MemoryRange(PEERS), dims, out), 3, None)
 
 
 def _extreme_batches(counts: range, contexts: Iterable[int]) -> list[Dims]:

@@ -23,11 +23,13 @@ class RowsAhead:
 
     Attributes:
         places: where each function that asks ahead has its rows, by its number.
+        newer: what is asked for between a function's rows and the function, at least, by its number.
         asks: the launch whose rows are asked for after the first wait from a launch on, by this one's number.
         bytes: threadgroup memory of a block.
     """
 
     places: Mapping[int, int]
+    newer: Mapping[int, int]
     asks: Mapping[int, int]
     bytes: int
 
@@ -66,5 +68,6 @@ def rows_ahead(
             break
         asking.remove(too_far[0])
     asks = {begins[i]: i for f in asking for i in of[f]}
+    newer = {f: min(sum(begins[i] < at <= i for at in asks) for i in of[f]) for f in asking}
     ends = [places[f] + functions[f].near_bytes for f in asking]
-    return RowsAhead(places, asks, max([least, *sizes, *ends]))
+    return RowsAhead(places, newer, asks, max([least, *sizes, *ends]))

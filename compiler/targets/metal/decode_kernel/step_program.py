@@ -8,18 +8,15 @@ that the other wrote, or writes bytes that the other read. A wait costs about a 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
 from mlxr.compiler.artifact.launch import Condition, Extent
 from mlxr.compiler.artifact.step_kernel_entry import condition_mask
-from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.tensor import BatchDim
 
 Grid = tuple[Extent, Extent, Extent]
 _UNKNOWN_BYTES = 1 << 62
-_WHOLE = "x"
-"""The port of which each block reads all words."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +48,6 @@ class StepLaunch:
         condition: index of its condition in the program; None: it always runs.
         stores: the stores among the arguments of the step.
         waits: whether all blocks wait for each other before it.
-        names: the plan's names of the operands.
-        ignored: operands that need no barrier (see hand_on.py).
     """
 
     kernel: KernelEntry
@@ -62,13 +57,6 @@ class StepLaunch:
     condition: int | None
     stores: frozenset[str] = frozenset()
     waits: bool = False
-    names: tuple[str, ...] = ()
-    ignored: frozenset[int] = frozenset()
-
-    @property
-    def written(self) -> tuple[str, ...]:
-        """The names of its outputs."""
-        return self.names[self.num_inputs :]
 
     def threadgroups(self, dims: Mapping[BatchDim, int]) -> tuple[int, int, int]:
         """Its grid for a batch."""
@@ -89,34 +77,10 @@ class StepLaunch:
 
     def conflicts(self, earlier: "StepLaunch") -> bool:
         """Whether it must wait for an earlier launch: one of the two writes bytes that the other reads or writes."""
-        (reads, writes), (read, written) = self.shared, earlier.shared
-        return any(place.overlaps(other) for other in written for place in (*reads, *writes)) or any(
-            place.overlaps(other) for other in read for place in writes
+        touches = (*self.reads, *self.writes)
+        return any(place.overlaps(written) for written in earlier.writes for place in touches) or any(
+            place.overlaps(read) for read in earlier.reads for place in self.writes
         )
-
-    @property
-    def shared(self) -> tuple[tuple[MemoryRange, ...], tuple[MemoryRange, ...]]:
-        """What it reads and writes, but for what is ignored."""
-        known = [place for i, place in enumerate(self.operands) if i not in self.ignored]
-        reads = tuple(place for place in self.reads if place in known)
-        return reads, tuple(place for place in self.writes if place in known)
-
-
-@dataclass(frozen=True)
-class HandedValue:
-    """A value that blocks hand each other in words.
-
-    Attributes:
-        home: where its words are: the number of its home.
-        version: its number among all values of a step, from 1.
-        count: its numbers.
-        dtype: their type.
-    """
-
-    home: int
-    version: int
-    count: int
-    dtype: DType
 
 
 @dataclass(frozen=True)
@@ -130,8 +94,6 @@ class StepProgram:
         outputs: the logits and the arena's last token, by the plan's names, and `SCRATCH`.
         conditions: conditions on the context; bit i of the mask says whether conditions[i] holds.
         scratch_bytes: size of `SCRATCH`.
-        masks: the masks that occur.
-        handed: the values that blocks hand each other in words, by name.
     """
 
     counts: range
@@ -140,8 +102,6 @@ class StepProgram:
     outputs: tuple[str, str, str]
     conditions: tuple[Condition, ...]
     scratch_bytes: int
-    masks: frozenset[int] = frozenset()
-    handed: Mapping[str, HandedValue] = field(default_factory=dict)
 
     def mask(self, dims: Mapping[BatchDim, int]) -> int:
         """Which conditions hold for a batch, as bits."""
@@ -153,66 +113,12 @@ class StepProgram:
 
 
 def with_barriers(program: StepProgram, masks: Iterable[int]) -> StepProgram:
-    """The program with exactly the waits that it needs when it runs with any of these masks.
-
-    What a launch reads of values that are handed on tells it, too, that launches have ended.
-    """
+    """The program with exactly the waits that it needs when it runs with any of these masks."""
     placed = {id(launch): replace(launch, waits=False) for launch in program.launches}
     for mask in sorted(masks):
-        known = _Ended(program.handed)
+        since: list[StepLaunch] = []
         for launch in program.running(mask):
-            ended = known.before(launch, waits=placed[id(launch)].waits)
-            if any(launch.conflicts(earlier) for i, earlier in enumerate(known.launches) if i not in ended):
+            if not placed[id(launch)].waits and any(launch.conflicts(earlier) for earlier in since):
                 placed[id(launch)] = replace(launch, waits=True)
-                ended = known.before(launch, waits=True)
-            known.add(launch, ended, waits=placed[id(launch)].waits)
+            since = [launch] if placed[id(launch)].waits else [*since, launch]
     return replace(program, launches=tuple(placed.values()))
-
-
-def ended_before(program: StepProgram, mask: int) -> dict[int, frozenset[int]]:
-    """Of each launch that runs, by number, those that have ended in all blocks before it writes."""
-    known, number = _Ended(program.handed), {id(launch): i for i, launch in enumerate(program.launches)}
-    for launch in program.running(mask):
-        known.add(launch, known.before(launch, waits=launch.waits), waits=launch.waits)
-    at = [number[id(launch)] for launch in known.launches]
-    return {at[i]: frozenset(at[j] for j in ended) for i, ended in enumerate(known.ended)}
-
-
-class _Ended:
-    """The launches of a step so far, and which of them have ended before each of them writes.
-
-    Each block of a product reads all of x, and so knows what all blocks that made it knew together. Of other values a
-    block reads a part, which it has from some block; all blocks of the launch read all of it.
-    """
-
-    def __init__(self, handed: Mapping[str, HandedValue]) -> None:
-        self.launches: list[StepLaunch] = []
-        self.ended: list[frozenset[int]] = []
-        self._together: list[frozenset[int]] = []
-        self._handed, self._writers, self._barrier = handed, dict[str, int](), 0
-
-    def before(self, launch: StepLaunch, *, waits: bool) -> frozenset[int]:
-        """Those that have ended before any block of a launch writes, by number."""
-        ended = frozenset(range(len(self.launches) if waits else self._barrier))
-        for port, writer in self._read(launch):
-            ended |= self._by_all(writer) if port == _WHOLE else self.ended[writer]
-        return ended
-
-    def add(self, launch: StepLaunch, ended: frozenset[int], *, waits: bool) -> None:
-        """Notes a launch."""
-        if waits:
-            self._barrier = len(self.launches)
-        self._together.append(ended.union(*(self._by_all(writer) for _, writer in self._read(launch))))
-        self._writers |= dict.fromkeys(launch.written, len(self.launches))
-        self.launches.append(launch)
-        self.ended.append(ended)
-
-    def _by_all(self, writer: int) -> frozenset[int]:
-        """What has ended once all words of a launch are there."""
-        return self._together[writer] | {writer}
-
-    def _read(self, launch: StepLaunch) -> Iterator[tuple[str, int]]:
-        """The values in words that a launch reads: the port, and the launch that wrote it."""
-        for name, port in zip(launch.names, launch.kernel.inputs, strict=False):
-            if name in self._handed and name in self._writers:
-                yield port.name, self._writers[name]

@@ -11,7 +11,7 @@ line in its place. The hash in the kernel's name covers the text with the prelud
 import functools
 import hashlib
 import re
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
@@ -33,7 +33,6 @@ SHARED_BYTES = 47 << 10
 """Shared memory of a block: CUDA's default limit, less what CUDA itself uses."""
 _MOST_BYTES = 172 << 10
 """With rows that are asked for ahead, on cards for data centres: a larger block leaves too little first-level cache."""
-_WORD_BITS = 20  # of the place of a word; others say which value it is
 _MOST_GROUPS = 15  # hardware has 16 barriers; one is the block's
 _MOST_ARGUMENTS = 4000  # of 8 bytes; CUDA takes 32,764
 _DEFINE = re.compile(r"^#define (?!MLXR_)(\w+)", re.MULTILINE)
@@ -55,7 +54,6 @@ class StepText:
         passed: inputs of the program that are arguments of the kernel, in order.
         held: inputs of the program whose addresses the kernel reads in a table, in order.
         pool_bytes: shared memory that its launch asks for; 0: a block has enough by itself.
-        words: words of 4 bytes after its counters, in which blocks hand each other values.
     """
 
     name: str
@@ -63,7 +61,6 @@ class StepText:
     passed: tuple[str, ...]
     held: tuple[str, ...]
     pool_bytes: int
-    words: int
 
 
 @dataclass(frozen=True)
@@ -78,8 +75,9 @@ class _Function:
         awaits: whether it waits for its inputs by itself, once it has loaded of its weight what it needs first.
         near_bytes: of that, what has rows which it can ask for launches ahead, as one threadgroup of a block.
         near_at: where in threadgroup memory these rows are, if it does so; None: among its other memory.
+        newer: what is asked for between its rows and itself.
         from_last: whether the last blocks have its threadgroups.
-        handed: names of its operands that blocks hand on in words.
+        leaves: blocks, the last ones, that ask for none of its rows ahead, since they have other work then.
     """
 
     name: str
@@ -94,8 +92,9 @@ class _Function:
     body: str
     macros: tuple[str, ...]
     near_at: int | None = None
+    newer: int = 0
     from_last: bool = False
-    handed: frozenset[str] = frozenset()
+    leaves: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,14 +132,8 @@ def step_text(
     passed = tuple(name for name in program.inputs if name not in held)
     arguments = (*passed, *program.outputs, *held)
     number = {name: i for i, name in enumerate(arguments)}
-    first_words, words = _first_words(program)
-    # Of an operand that is handed on in words: no argument, the first of its words, and which value it is.
     operands = [
-        (len(arguments), first_words[program.handed[name].home] | program.handed[name].version << _WORD_BITS)
-        if name in program.handed
-        else (number[place.argument], place.offset_bytes)
-        for launch in program.launches
-        for name, place in zip(launch.names, launch.operands, strict=True)
+        (number[place.argument], place.offset_bytes) for launch in program.launches for place in launch.operands
     ]
     own = pool = SHARED_BYTES - 8 * len(operands) - 8 * len(program.launches)
     if pool < 8 * len(arguments) or len(arguments) > _MOST_ARGUMENTS:
@@ -151,19 +144,17 @@ def step_text(
     if any(_COPY in sources[launch.kernel.name] for launch in program.launches):
         pool = BLOCK_BYTES
     functions: list[_Function] = []
-    numbers: dict[tuple[str, Grid, frozenset[str]], int] = {}
+    numbers: dict[tuple[str, Grid], int] = {}
     rows: list[_Row] = []
     with_weights: list[int] = []
     first = 0
     for launch in program.launches:
-        handed = _handed(launch, program)
-        index = numbers.setdefault((launch.kernel.name, launch.grid, handed), len(numbers))
+        index = numbers.setdefault((launch.kernel.name, launch.grid), len(numbers))
         if index == len(functions):
-            made = _function(launch, sources[launch.kernel.name], index, sizes.threads, pool)
-            functions.append(replace(made, handed=handed))
+            functions.append(_function(launch, sources[launch.kernel.name], index, sizes.threads, pool))
         condition = 0 if launch.condition is None else launch.condition + 1
         rows.append(_Row(index, launch.waits, condition, first))
-        if (launch.waits or handed) and not condition and _reads_weights(launch, weights):
+        if launch.waits and not condition and _reads_weights(launch, weights):
             with_weights.append(len(rows) - 1)
         first += len(launch.operands)
     ahead = rows_ahead(
@@ -175,7 +166,7 @@ def step_text(
     )
     rows = [replace(row, asks=ahead.asks[i] + 1) if i in ahead.asks else row for i, row in enumerate(rows)]
     functions = [
-        replace(f, near_at=ahead.places[i])
+        replace(f, near_at=ahead.places[i], newer=ahead.newer[i], leaves=_busy(functions, rows, ahead.asks, i))
         if i in ahead.places
         else replace(f, from_last=bool(ahead.places) and f.kernel.label.startswith("attend"))
         for i, f in enumerate(functions)
@@ -191,15 +182,12 @@ def step_text(
             functions=functions,
             entries=rows,
             asks=bool(ahead.asks),
-            asking=[function.name for function in functions if function.near_at is not None],
             operands=operands,
             dims=passed.index("dims") if any(function.sizes for function in functions) else None,
             inputs=passed,
             outputs=program.outputs,
             held=held,
             shares=[range(warp, num_given, warps) for warp in range(min(warps, num_given))],
-            versions=len(program.handed) + 1 if words else 0,
-            word_bits=_WORD_BITS,
             pool_bytes=used,
             asks_for_pool=used > own,
             threads=sizes.threads,
@@ -208,23 +196,15 @@ def step_text(
         )
     )
     name = f"step_{_digest(text.replace(_NAME, 'step').replace(INCLUDE, _prelude()))}"
-    return StepText(name, text.replace(_NAME, name), passed, held, used if used > own else 0, words)
+    return StepText(name, text.replace(_NAME, name), passed, held, used if used > own else 0)
 
 
-def _handed(launch: StepLaunch, program: StepProgram) -> frozenset[str]:
-    """The ports of a launch whose values are handed on in words."""
-    ports = (*launch.kernel.inputs, *launch.kernel.outputs)
-    return frozenset(port.name for port, name in zip(ports, launch.names, strict=True) if name in program.handed)
-
-
-def _first_words(program: StepProgram) -> tuple[dict[int, int], int]:
-    """The first word of each home, and the words of all of them."""
-    counts = {value.home: value.count for value in program.handed.values()}
-    firsts = {home: sum(counts[other] for other in counts if other < home) for home in counts}
-    words = sum(counts.values())
-    if words >> _WORD_BITS:
-        raise NotOneKernelError(f"a step hands on {words} words; at most {1 << _WORD_BITS} have a place")
-    return firsts, words
+def _busy(functions: Sequence[_Function], rows: Sequence[_Row], asks: Mapping[int, int], function: int) -> int:
+    """The most blocks that attend, without a condition on the context, while rows of a function are on their way."""
+    begins = {launch: begin for begin, launch in asks.items() if rows[launch].function == function}
+    between = {rows[at].function for launch, begin in begins.items() for at in range(begin, launch)}
+    busy = [f for f in (functions[i] for i in between) if f.kernel.label == "attend"]
+    return max((int(f.axes[0][:-1]) for f in busy if all(axis[0].isdigit() for axis in f.axes)), default=0)
 
 
 @functools.cache

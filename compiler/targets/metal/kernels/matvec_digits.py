@@ -79,18 +79,13 @@ class MatvecDigitsKernel(ProjectionKernel):
         """Bytes of a row."""
         return self.in_features // format.block_elements * format.planes[0].block_bytes
 
-    def room_of(self, format: WeightFormat) -> int:
-        """Bytes from a row to the next in threadgroup memory: of two Q4_K rows, lanes read from different banks."""
-        size = self.row_bytes_of(format)
-        return size + (64 - size) % 128 if format is WeightFormat.Q4_K else size
-
     def near(self, format: WeightFormat) -> bool:
         """Whether rows of a format are copied to threadgroup memory."""
         return format is WeightFormat.Q6_K or self.held > _MOST_LOADED
 
     def loops(self, format: WeightFormat) -> bool:
         """Whether tiles of a format are taken one after the other, and decoded then."""
-        return self.near(format) and self.passes <= 2
+        return self.near(format) and (self.steps == 1 or self.passes <= 2)
 
     @property
     def asks(self) -> bool:
@@ -100,7 +95,7 @@ class MatvecDigitsKernel(ProjectionKernel):
     @property
     def near_bytes(self) -> int:
         """Bytes of threadgroup memory for rows."""
-        rows = [self.room_of(format) for format in self.formats if self.near(format)]
+        rows = [self.row_bytes_of(format) for format in self.formats if self.near(format)]
         return MMA_ROWS * self.passes * max(rows, default=0)
 
     @property

@@ -1,4 +1,4 @@
-"""Rows that a step kernel asks for launches ahead: when, and where."""
+"""Rows that a step kernel asks for launches ahead: when, where, and how many copies may still be on their way."""
 
 import re
 
@@ -23,6 +23,8 @@ def test_rows_are_asked_for_when_the_launch_before_the_last_one_ends():
     ahead = program({GATE: (300, 256), DOWN: (300, 256), OTHER: (300, 256)})
     # Gate and up after q/k/v, at attention; down after o, at gate and up.
     assert ahead.asks == {1: 4, 4: 5, 7: 10, 10: 11}
+    # While gate and up await their rows, those of down have been asked for.
+    assert ahead.newer == {GATE: 1, DOWN: 0, OTHER: 0}
 
 
 def test_rows_have_places_of_their_own_while_others_run():
@@ -38,6 +40,11 @@ def test_what_has_no_place_is_not_asked_for():
     ahead = program({GATE: (300, 256), DOWN: (300, 256), OTHER: (10, 0)}, most=500)
     assert len(ahead.places) == 1
     assert set(ahead.asks.values()) in ({4, 10}, {5})
+
+
+def test_a_copy_is_awaited_where_some_layers_ask_for_nothing_more():
+    """Of two kernels of down one asks, so that gate and up may not leave one copy on its way."""
+    assert program({GATE: (300, 256), DOWN: (300, 256)}).newer[GATE] == 0
 
 
 def test_the_first_launches_ask_for_themselves():
@@ -62,11 +69,11 @@ def test_a_step_asks_in_its_text():
     of_two = text_of(artifact, StepKernelSizes(256, blocks=2)).text  # blocks, which share a multiprocessor's memory
     assert "::ask(" not in of_two
     text = text_of(artifact, StepKernelSizes(256, blocks=1)).text
-    asked = set(re.findall(r"case \d+: (\w+)::ask\(first\); break;", text))
+    asked = set(re.findall(r"case \d+: (\w+)::ask\(of_rows\); break;", text))
     assert {name.rpartition("_")[0].rpartition("_")[0] for name in asked} >= {"gate_up"}
     # A launch's row names the launch whose rows are asked for, plus 1.
     rows = re.findall(r"^    (\d+)u \| \du << 16 .*?, \d+u(?: \| (\d+)u << 16)?,$", text, re.MULTILINE)
     of = {int(number): name for number, name in re.findall(r"case (\d+): (\w+)::run", text)}
     assert {of[int(rows[int(ask) - 1][0])] for _, ask in rows if ask} == asked
     # What one function means by these names, the next one does not.
-    assert text.count("#undef MLXR_ASKED") == text.count("inline uint ask_rows(")
+    assert text.count("#undef MLXR_ASKED") == text.count("inline void ask_rows(")
