@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mlxr.compiler.artifact import Artifact, Extent, decode_dims
+from mlxr.compiler.artifact.geometry_rule import GeometryRule
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.schedule.geometry import Geometry, StepKernelSizes
@@ -112,7 +113,10 @@ def test_projections_stay_in_registers(weights: str, most: int, heads: int, kv_h
         "activation_dtype": "bf16",
         "weights": {"default": weights},
     }
-    artifact = compile_spec(small_spec(**changes), targets=("metal",), chip=find_chip("h200")).artifact
+    chip, as_one = find_chip("h200"), {"step_threads": 512, "step_sequences": 1}
+    rule = GeometryRule(sizes=as_one, labels=("step",), because="also where launches are faster", origin="predicted")
+    chip = chip.model_copy(update={"geometry": (*chip.geometry, rule)})
+    artifact = compile_spec(small_spec(**changes), targets=("metal",), chip=chip).artifact
     chosen = artifact.plan.first.phase("decode").chosen
     assert chosen is not None and chosen.sizes["step_threads"]
     (entry,) = artifact.plan.first.step_kernels
