@@ -1,4 +1,4 @@
-// gate_up_mma64_6a0d4885
+// gate_up_mma64_9ed8e10f
 // small spec of a test
 //
 // Projection of many rows by matrix instructions that read both factors in threadgroup memory: out = silu(x @ gate.T) * (x @ up.T), weight = [gate; up].
@@ -74,7 +74,7 @@ inline void add_products(uint tiles, thread float4* sums, const threadgroup uint
 inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 // ---- kernel
-[[kernel]] void gate_up_mma64_6a0d4885(
+[[kernel]] void gate_up_mma64_9ed8e10f(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   const device uint32_t* dims [[buffer(2)]],
@@ -197,7 +197,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
       }
       added[i] = sum;
     }
-    MLXR_MEET()  // nobody reads here any more
+    threadgroup_barrier(mem_flags::mem_threadgroup);
   for (uint i0 = thread_index_in_threadgroup; i0 < 1536u; i0 += 1536u) {
 #pragma unroll
     for (uint j = 0; j < 6u; j++) {
@@ -214,6 +214,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
       }
     }
   }
+    MLXR_LEAVE()  // others read here until they have come
     return;
   }
 #endif

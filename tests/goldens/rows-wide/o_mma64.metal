@@ -1,4 +1,4 @@
-// o_mma64_65d7fcc8
+// o_mma64_48a5e9e1
 // small spec of a test
 //
 // Projection of many rows by matrix instructions that read both factors in threadgroup memory: out = x @ weight.T + residual.
@@ -73,7 +73,7 @@ inline void add_products(uint tiles, thread float4* sums, const threadgroup uint
 }
 #endif
 // ---- kernel
-[[kernel]] void o_mma64_65d7fcc8(
+[[kernel]] void o_mma64_48a5e9e1(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   const device bfloat16_t* residual [[buffer(2)]],
@@ -167,6 +167,14 @@ inline void add_products(uint tiles, thread float4* sums, const threadgroup uint
     MLXR_AWAIT_PRODUCTS();
     slot = slot == 1u ? 0 : slot + 1;
   }
+  // What is added to the results, on its way while sums are.
+  bfloat16_t addends[12];
+#pragma unroll
+  for (uint j = 0; j < 12u; j++) {
+    const uint i = min(thread_index_in_threadgroup + j * 256u, 3071u);
+    const uint row = first_row + min(are_together ? i / 96u * 2u + rank : i / 96u, count - 1);
+    addends[j] = residual[(ulong)row * 256u + first + i % 96u];
+  }
   // Sums in the same memory, 104 numbers apart, so that lanes write to different banks.
   threadgroup_barrier(mem_flags::mem_threadgroup);
   threadgroup float* const shares = (threadgroup float*)staged;
@@ -197,21 +205,11 @@ inline void add_products(uint tiles, thread float4* sums, const threadgroup uint
       }
       added[i] = sum;
     }
-    MLXR_MEET()  // nobody reads here any more
-  for (uint i0 = thread_index_in_threadgroup; i0 < 3072u; i0 += 2048u) {
-    bfloat16_t addends[8];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint i0 = thread_index_in_threadgroup; i0 < 3072u; i0 += 3072u) {
 #pragma unroll
-    for (uint j = 0; j < 8u; j++) {
-      const uint i = min(i0 + j * 256u, 3071u);
-      const uint row = first_row + min(i / 96u * 2u + rank, count - 1);
-      addends[j] = residual[(ulong)row * 256u + first + i % 96u];
-    }
-#pragma unroll
-    for (uint j = 0; j < 8u; j++) {
+    for (uint j = 0; j < 12u; j++) {
       const uint i = i0 + j * 256u;
-      if (i >= 3072u) {
-        break;
-      }
       const uint row_of_x = i / 96u * 2u + rank, o = first + i % 96u;
       const threadgroup float* const of_row = (const threadgroup float*)added + i / 96u * 96u + i % 96u;
       float y = of_row[0];
@@ -223,6 +221,7 @@ inline void add_products(uint tiles, thread float4* sums, const threadgroup uint
       }
     }
   }
+    MLXR_LEAVE()  // others read here until they have come
     return;
   }
 #endif

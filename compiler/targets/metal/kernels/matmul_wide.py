@@ -17,6 +17,8 @@ _TILE_ROWS = 8
 _PARTS = 64
 """Rows of x that the instructions read."""
 _FEWEST_STAGES = 2
+_MOST_HELD = 16
+"""Addends that a thread holds."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,13 @@ class MatmulWideKernel(ProjectionKernel):
     def rows_of_rank(self) -> int:
         """Rows of x that one of the threadgroups finishes that share columns."""
         return self.tile // self.together
+
+    @property
+    def addends(self) -> int:
+        """Results of a thread, if a residual is added to each; 0: there is none, or they are too many to be held."""
+        rows = self.rows_of_rank if self.together > 1 else self.tile
+        each = -(-rows * self.outs // self.threads)
+        return each if self.epilogue.residual and each <= _MOST_HELD else 0
 
     @property
     def pool_vectors(self) -> int:
