@@ -8,10 +8,10 @@ Models are files, or names of published shapes of which files with random weight
 are to be --whole. Both engines use the GPU if there is one (llama.cpp with all layers on it), else as many threads. A
 turn starts each program anew, and figures are medians over turns: tokens per second of all sequences while they decode,
 and of prompts; prompts of unseen lengths have lengths that the process has not met. On a GPU the share of its rate of
-copies (1 GiB, bytes read and written) is told that the bytes of a decode step have, with each weight read once, and the
-CPU time that our thread takes for a step. With --busy, a process that never waits runs on each CPU beside them.
-Prints a table, and with --output adds rows to a file, of which `--report` prints all. A row that fails is told at the
-end, and the others go on.
+copies (1 GiB by the driver, bytes read and written) is told that the bytes of a decode step have, with each weight read
+once, and the CPU time that our thread takes for a step. With --busy, a process that never waits runs on each CPU beside
+them. Prints a table, and with --output adds rows to a file, of which `--report` prints all. A row that fails is told at
+the end, and the others go on.
 """
 
 import argparse
