@@ -41,6 +41,7 @@ _DIMS = ("tokens", "seqs", "rows", "tiles")
 _ARRAY = re.compile(r"\bMLXR_THREADGROUP\(")
 _AWAIT = "MLXR_AWAIT_INPUTS()"
 _COPY = "MLXR_COPY_AHEAD("
+_TILES = "MLXR_TILES("
 _NEAR = re.compile(r"\bMLXR_NEAR\(uint4, near, (\d+)\)")
 _NAME = "@step@"
 """A placeholder for the kernel's name until its hash is known."""
@@ -234,6 +235,10 @@ def _reads_weights(launch: StepLaunch, weights: Container[str]) -> bool:
 
 def _function(launch: StepLaunch, source: str, index: int, threads: int, pool: int) -> _Function:
     kernel, header, body = launch.kernel, header_of(source), body_of(source)
+    if _TILES in body:  # where hosts put them, the threadgroups side by side would have the same ones
+        raise NotOneKernelError(
+            f"kernel {kernel.name} has tiles in threadgroup memory, which threadgroups side by side cannot have"
+        )
     arrays = len(_ARRAY.findall(body))
     # Each array begins at a multiple of 16 bytes.
     near = _NEAR.search(body)
