@@ -1,17 +1,21 @@
 """Chips: files that are read or refused with a place, names and devices that find them, kernels for each of them."""
 
 import json
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
 
 import mlxr
 from mlxr.compiler.artifact import load_artifact
+from mlxr.compiler.artifact.geometry_rule import GeometryRule
+from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.chips.catalog import GENERIC, chips_of, find_chip, find_chip_of_device, known_chips
 from mlxr.compiler.cli import main
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import ArtifactError, PlanError, SpecError
 from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.few import few
 from mlxr_tests.specs import small_spec
@@ -26,6 +30,31 @@ def test_every_chip_has_kernels_for_every_kind_of_launch(name: str) -> None:
         artifact = compile_spec(spec, targets=("metal",), chip=find_chip(name)).artifact
         assert artifact.chip == find_chip(name)
         assert any(kernel.chosen for kernel in artifact.plan.first.kernels)
+
+
+BITS = {"q8_0": 8.5, "q4_k": 4.5, "q5_k": 5.5, "q6_k": 6.5625, "bf16": 16, "f32": 32, "affine4_g64_bf16": 4.5}
+
+
+def edges(rules: list[GeometryRule], what: str) -> list[int]:
+    """Outputs or columns, each of which meets other conditions than those before it."""
+    first = {getattr(rule, f"min_{what}") or 1 for rule in rules} | {1}
+    return sorted(first | {most + 1 for rule in rules if (most := getattr(rule, f"max_{what}"))})
+
+
+@pytest.mark.parametrize("name", ["m3-max", "rtx-4090", "h200"])
+def test_rules_agree_wherever_they_meet(name: str) -> None:
+    """Also for formats, and mixtures of formats, that no model has on which a rule was measured."""
+    rules, sites = find_chip(name).geometry, dict[tuple[int, ...], Site]()
+    for label in {label for rule in rules for label in rule.labels}:
+        of_label = [rule for rule in rules if not rule.labels or label in rule.labels]
+        for formats in [(one,) for one in BITS] + list(combinations(("q4_k", "q5_k", "q6_k", "q8_0"), 2)):
+            own = [rule for rule in of_label if not rule.formats or set(formats) <= set(rule.formats)]
+            bits = sum(BITS[each] for each in formats) / len(formats)
+            for outputs, columns in product(edges(own, "outputs"), edges(own, "columns")):
+                site = Site(label, outputs, columns, formats, bits)
+                sites[tuple(id(rule) for rule in own if rule.holds(site))] = site
+    table = GeometryTable(rules=rules)
+    assert all(table.choose(site) for site in sites.values())
 
 
 def test_the_generic_chip_changes_nothing() -> None:
