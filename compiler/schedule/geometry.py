@@ -84,7 +84,7 @@ class SeveralRows(SizeRecord):
     """Input rows that share one read of the weight: at least 2. tile x outputs is at most 32, one lane per result."""
     shared: int = size("matmul_shared", 0, least=0, most=32)
     """Simdgroups that share the columns of weights of 16 and 32 bits in steps of up to 64 rows, 4 outputs and 4 rows a
-    threadgroup, where columns divide evenly; 0: none do."""
+    threadgroup, where columns divide evenly and registers hold them; 0: none do."""
 
     def check_together(self) -> None:
         """Each result of a tile has its own lane."""

@@ -196,3 +196,10 @@ def test_simdgroups_share_the_columns_of_a_router(rows, simdgroups, dtype):
     logits = next(op.inputs["logits"] for op in graph.ops if "logits" in op.inputs)
     bench.run("decode", [graph.producer(logits).name], bench.batch([(s, 1) for s in bench.sequences(*[0] * rows)]))
     assert bench.launches == {"router_shared": 1}
+
+
+@pytest.mark.parametrize(("columns", "shared"), [(1024, True), (1280, False)])
+def test_a_routers_columns_are_shared_while_registers_hold_them(columns, shared):
+    weights = {"default": "q4_k", "tensors": {"*.router": "f32"}}
+    artifact = artifact_of(MLPS["swiglu"], columns, 256, {"matmul_shared": 1}, activation_dtype="bf16", weights=weights)
+    assert ("router_shared" in {kernel.label for kernel in artifact.plan.first.kernels}) == shared

@@ -10,6 +10,9 @@ OUTS, ROWS = 4, 4
 """Outputs and rows of a threadgroup."""
 MOST_ROWS = 64
 """Rows of a step up to which weights are read often enough."""
+_MOST_HELD = 128
+"""Numbers of x that a lane holds: with more, registers do not suffice, and with 224 of 7,168 columns by f32 weights all
+arrays lie in local memory (NVIDIA's compiler for sm_90a)."""
 
 
 @dataclass(frozen=True)
@@ -54,4 +57,6 @@ def matmul_shared(p: ProjectionFacts) -> MatmulSharedKernel | None:
         tile=ROWS,
     )
     even = p.layout.columns % (made.piece * SIMD_WIDTH * simdgroups) == 0
+    if ROWS * p.layout.columns > _MOST_HELD * SIMD_WIDTH * simdgroups:
+        return None
     return made if even and len(made.spans) == 1 and len(made.spans[0].groups) == 1 else None
