@@ -260,7 +260,7 @@ class _Running:
             count, taken = _steps(first), time.perf_counter() - start
             used, launched = time.thread_time() - used, sum(host.launches.values()) - launched
             return _Decoded([taken / count] * count, used, len(first), launched / count)
-        launched, seconds = sum(host.launches.values()), list[float]()
+        begun, launched, seconds = launched, sum(host.launches.values()), list[float]()
         start, used = time.perf_counter(), 0.0
         counts, tokens, is_over = list[int](), 0, False
         while len(seconds) < steps and not is_over:
@@ -272,9 +272,13 @@ class _Running:
             seconds += [(now - start) / counts[-1]] * counts[-1]
             tokens += len(events)
             start, is_over = now, any(event.finish_reason for event in events)
-        launched = sum(host.launches.values()) - launched
-        if host.most_steps > 1:  # launched meanwhile: the second of these launches to the one after the last
-            counts = [*counts[1:], _steps(generation.next_launch())]
+        launches = sum(host.launches.values())
+        if host.most_steps == 1:
+            launched = launches - launched
+        elif is_over:  # perhaps nothing was launched meanwhile: with what the prompts began with
+            launched, counts = launches - begun, [_steps(first), *counts]
+        else:  # launched meanwhile: the second of these launches to the one after the last
+            launched, counts = launches - launched, [*counts[1:], _steps(generation.next_launch())]
         generation.close()
         return _Decoded(seconds, used, tokens, launched / sum(counts))
 
