@@ -171,7 +171,7 @@ class Scheduler:
         most = min(self._most_steps - 1, step.most_more)
         if decode is None or not decode.is_plain or most < 1 or self.waiting or len(step.parts) < len(self.running):
             return step
-        seconds = self._times.decode_seconds(len(step.parts))
+        seconds = self._times.launch_seconds(len(step.parts))
         # A state that has been read may be overwritten two steps on.
         if seconds is None or pager.states is not None:
             return step

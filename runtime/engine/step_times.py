@@ -7,10 +7,12 @@ for the few of one that has at most `SHORT_PROMPT` tokens to be read, whose firs
 alone.
 
 Of the newest measurements the least one counts: what else the machine does makes steps longer, and reading less would
-not make them shorter.
+not make them shorter. But a step that is read late makes the next one seem shorter, by any time: of how many steps a
+launch is, the middle one says.
 """
 
 from collections import deque
+from collections.abc import Collection
 
 LONG_DELAY = 2.0
 SHORT_DELAY = 12.0
@@ -21,7 +23,8 @@ _FIRST_TOKENS = 32
 """Tokens of a prompt in the first step beside decoding sequences, when nothing has been measured."""
 _LEAST_TOKENS = 4
 """Tokens that a step may read in any case, so that no prompt waits forever."""
-_NEWEST = 6
+_NEWEST, _FEWEST = 6, 3
+"""Measurements that count, and how many have a middle one."""
 
 
 class StepTimes:
@@ -46,10 +49,19 @@ class StepTimes:
 
     def decode_seconds(self, decoding: int) -> float | None:
         """Seconds of a decode step of so many sequences; None if no step was like it."""
+        newest = self._newest(decoding)
+        return min(newest) if newest else None
+
+    def launch_seconds(self, decoding: int) -> float | None:
+        """The same as far as it is certain, for a launch of several: not shorter than they are; None: too few were."""
+        newest = self._newest(decoding)
+        return sorted(newest)[len(newest) // 2] if len(newest) >= _FEWEST else None
+
+    def _newest(self, decoding: int) -> Collection[float]:
         size = _size(decoding)
         if size not in self._decode:
             size = max((other for other in self._decode if other < size), default=-1)
-        return min(self._decode[size]) if size in self._decode else None
+        return self._decode.get(size, ())
 
     def prompt_tokens(self, decoding: int, most: int, delay: float = LONG_DELAY) -> int:
         """Tokens of prompts that a step may read beside decoding sequences.

@@ -232,11 +232,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> Pair:
 def test_several_short_steps_are_launched_at_once(hasty: Pair, sampling: Sampling) -> None:
     hasty.events([prompt(5)], max_tokens=8, sampling=sampling)
     log = "".join(entry[0] for entry in hasty.ahead.host.log)
-    assert log == "llrlrlllrllrr", "at first nobody knows how long a step takes"
+    assert log == "llrlrlrlrlllrr", "at first nobody knows how long a step takes"
     assert not hasty.wasted
     records = list(hasty.ahead.core.recent_steps)
     assert len(records) == hasty.ahead.core.stats().steps == 8 and all(r.decoding == 1 for r in records[1:])
-    assert all(b.end - a.end == pytest.approx(b.seconds) for a, b in pairwise(records[3:6]))
+    assert all(b.end - a.end == pytest.approx(b.seconds) for a, b in pairwise(records[-3:]))
 
 
 def test_several_steps_are_laid_out_as_single_ones(hasty: Pair) -> None:

@@ -1,6 +1,7 @@
 """A step is planned, launched and read, once each; it repeats the one before where nothing else is new, and changes it
 in nothing."""
 
+from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_the_logits_of_a_launch_are_limited(monkeypatch: pytest.MonkeyPatch, mos
 
 
 def test_launches_are_longer_once_the_same_requests_have_decoded_for_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler.StepTimes, "decode_seconds", lambda *_: 0.75 * scheduler._LAUNCH_SECONDS)
+    monkeypatch.setattr(scheduler.StepTimes, "launch_seconds", lambda *_: 0.75 * scheduler._LAUNCH_SECONDS)
     monkeypatch.setattr(scheduler, "_STEADY_SECONDS", 4 * scheduler._LAUNCH_SECONDS)
     engine = HashEngine(pipelines=True)
     steps = planned(engine)
@@ -126,6 +127,20 @@ def test_launches_are_longer_once_the_same_requests_have_decoded_for_some_time(m
     first = len(steps)
     engine.run()
     assert max(step.count for step in steps[first:]) == 1
+
+
+def test_a_step_that_is_read_late_makes_no_launch_long() -> None:
+    """The one after it seems short, also where it is the first: a launch of 16 would take 0.8 s, not 40 ms."""
+    engine = HashEngine(pipelines=True)
+    steps, seconds = planned(engine), cycle([0.002, 0.05, 0.05, 0.098, 0.002, 0.05])
+    engine.seconds = lambda counts: next(seconds)  # type: ignore[method-assign]
+    add(engine, 1, max_tokens=40)
+    engine.run()
+    assert {step.count for step in steps if step.parts} == {1}
+    engine.seconds = lambda counts: 0.001  # type: ignore[method-assign]
+    add(engine, 2, max_tokens=40)
+    engine.run()
+    assert max(step.count for step in steps) == 3
 
 
 def test_rows_of_a_pipelined_step_are_the_chosen_ones() -> None:
@@ -142,7 +157,8 @@ def test_who_comes_while_a_long_launch_runs_is_in_the_one_after_it(monkeypatch: 
     """The next launch is given to the host late, and at once if somebody calls; short launches are not waited for."""
     monkeypatch.setattr(scheduler, "_LAUNCH_SECONDS", 1e9)
     seconds = [100.0]
-    monkeypatch.setattr(scheduler.StepTimes, "decode_seconds", lambda *_: seconds[0])
+    for name in ("decode_seconds", "launch_seconds"):
+        monkeypatch.setattr(scheduler.StepTimes, name, lambda *_: seconds[0])
     engine, others, waits = HashEngine(pipelines=True), list[Any](), list[float]()
     steps = planned(engine)
 
