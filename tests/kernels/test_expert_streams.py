@@ -9,6 +9,7 @@ import pytest
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.ir.graph import Value
 from mlxr.compiler.schedule.geometry import Geometry
+from mlxr_tests.early_reads import reads_of_steps
 from mlxr_tests.few import few, few_of
 from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled, small_spec
@@ -82,6 +83,10 @@ def test_threads_share_the_choice(sizes, router, monkeypatch):
     assert "chosen[before] = own_expert" in artifact.kernel_text(kernel.name)
     chooses = {k.label for k in artifact.plan.first.kernels if any(port.name == "logits" for port in k.inputs)}
     assert ("experts_down" in chooses) == (sizes == "ahead")
+    early = {("experts_down", "logits", 2, True)} if sizes == "ahead" else set()
+    assert set(reads_of_steps(artifact)) == early, (
+        "made by the launch before the one before, past the first-level cache"
+    )
     logits = {op.inputs["logits"] for op in artifact.graph("decode").ops if "logits" in op.inputs}
     own = OpBench._input
 

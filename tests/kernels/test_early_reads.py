@@ -1,0 +1,19 @@
+"""What kernels read before they wait is there: launches of a graph overlap, see templates/README.md."""
+
+import pytest
+
+from mlxr.compiler.schedule.geometry import Geometry
+from mlxr_tests.early_reads import early_ports, reads_of_steps
+from mlxr_tests.family_specs import ALL_SPECS, family_spec
+from mlxr_tests.few import few
+from mlxr_tests.specs import compiled
+from mlxr_tests.variants import VARIANTS, variant
+
+
+@pytest.mark.parametrize("name", few([*VARIANTS, *ALL_SPECS], ["attention-mma"]))
+def test_only_what_is_there_is_read_before_the_wait(name: str) -> None:
+    """What the launch before makes is not there; what the one before that makes is read past the first-level cache."""
+    artifact = variant(name) if name in VARIANTS else compiled(family_spec(name), Geometry.of(partition=16))
+    assert all(launches > 1 and is_volatile for *_, launches, is_volatile in reads_of_steps(artifact))
+    early = [early_ports(artifact, entry.name) for entry in artifact.plan.first.kernels]
+    assert any("weight" in ports or "k_arena" in ports for ports in early)
