@@ -150,7 +150,7 @@ class MatrixTiles(SizeRecord):
     wide_pieces: int = size("mma_wide_pieces", 1, one_of=(1, 2))
     """Pieces of 64 columns that such a part has."""
     wide_rows: int = size("mma_wide_rows", 64, one_of=(16, 32, 64))
-    """The smallest tile of rows of x that they multiply so."""
+    """The smallest tile of rows of x that they multiply so, with the five sizes before."""
     threadgroups: int = size("mma_threadgroups", 0, least=0)
     """With stages and a quantised weight: about so many threadgroups, which take several tiles; 0: no stages."""
 
