@@ -129,7 +129,8 @@ def test_a_kernel_says_how_many_of_its_threadgroups_run_at_once() -> None:
 def test_simdgroups_multiply_together_where_instructions_do_so() -> None:
     artifact = variant("rows-wide")
     entry = artifact.kernel_entry("gate_up_mma64")
-    assert nvrtc.compile_cubin(entry.name, cuda_source(entry, *artifact.kernel_sections(entry.name)), SM_90A)
+    text, there = cuda_source(entry, *artifact.kernel_sections(entry.name)), "#ifndef MLXR_TILES\n#error\n#endif\n"
+    assert nvrtc.compile_cubin(entry.name, text.replace(prelude(), prelude() + there), SM_90A)
 
 
 def test_grids_are_whole_clusters() -> None:

@@ -190,7 +190,7 @@ def test_each_threadgroup_chooses_for_few_tokens_only(sequences, joined):
 
 
 @pytest.mark.parametrize(
-    ("rows", "simdgroups", "dtype"), few(itertools.product([2, 5, 9], [1, 2], ["bf16", "f32"]), [(5, 1, "f32")])
+    ("rows", "simdgroups", "dtype"), few(itertools.product([2, 5, 9], [1, 2], ["bf16", "f32"]), [(5, 2, "f32")])
 )
 def test_simdgroups_share_the_columns_of_a_router(rows, simdgroups, dtype):
     """Tiles that are full and cut, of rows and of the 10 outputs."""

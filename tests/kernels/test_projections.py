@@ -281,8 +281,9 @@ def test_more_rows_of_x_have_sizes_of_their_own(kernel_host):
 
 
 WIDE = {
-    "alone": {"mma_wide_outputs": 96, "mma_wide_simdgroups": 4, "mma_wide_stages": 3},
-    "together": {"mma_wide_outputs": 64, "mma_wide_simdgroups": 8, "mma_wide_stages": 2, "mma_wide_together": 2},
+    "alone": {"mma_wide_outputs": 96, "mma_wide_simdgroups": 4, "mma_wide_stages": 3, "mma_wide_rows": 16},
+    "together": {"mma_wide_outputs": 64, "mma_wide_simdgroups": 8, "mma_wide_stages": 2, "mma_wide_rows": 32}
+    | {"mma_wide_together": 2},
     "few": {"mma_wide_outputs": 32, "mma_wide_simdgroups": 4, "mma_wide_stages": 2, "mma_wide_rows": 16}
     | {"mma_wide_pieces": 2},
 }
@@ -294,7 +295,7 @@ def test_rows_of_four_simdgroups_together(op, case, rows, sizes):
     changes = FORMATS | {"model__vocab_size": 131, "model__context": 128, "prefill_chunk": 128} | MATRIX_CASES[case]
     artifact = compiled(small_spec(**changes), Geometry.of(**SEVERAL | WIDE[sizes]))
     wide = {k.label for k in artifact.plan.first.kernels if "MLXR_TILES(staged" in artifact.kernel_text(k.name)}
-    tiles = [16, 32, 64] if sizes == "few" else [64]
+    tiles = [tile for tile in (16, 32, 64) if tile >= WIDE[sizes]["mma_wide_rows"]]
     assert wide >= {f"{label}_mma{tile}" for label in ("qkv", "o", "gate_up", "down") for tile in tiles}
     bench = OpBench(artifact) if op in (OUT, DOWN) else OpBench(artifact, sum_error=4e-3)
     run_rows(bench, "prefill", op, rows, *([] if op in (OUT, DOWN) else ["all"]))
