@@ -13,7 +13,7 @@ from mlxr.compiler.errors import HostError
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.hosts.cuda import nvrtc
-from mlxr.runtime.hosts.cuda.build import AWAIT, RESIDENT, build_cubins, cuda_source, prelude
+from mlxr.runtime.hosts.cuda.build import AWAIT, RESIDENT, build_cubins, cuda_source, pool_bytes, prelude
 from mlxr.runtime.hosts.cuda.fatbin import compressed
 from mlxr_tests.family_specs import ALL_SPECS, family_spec
 from mlxr_tests.few import few
@@ -131,6 +131,16 @@ def test_simdgroups_multiply_together_where_instructions_do_so() -> None:
     entry = artifact.kernel_entry("gate_up_mma64")
     text, there = cuda_source(entry, *artifact.kernel_sections(entry.name)), "#ifndef MLXR_TILES\n#error\n#endif\n"
     assert nvrtc.compile_cubin(entry.name, text.replace(prelude(), prelude() + there), SM_90A)
+
+
+def test_tiles_begin_where_instructions_find_them() -> None:
+    """At a multiple of 1,024 bytes, also in memory that a launch asks for: they come first there."""
+    spec, geometry, _ = VARIANTS["rows-wide"]
+    artifact = compiled(spec, geometry.changed({"mma_wide_stages": 4}))
+    entry = artifact.kernel_entry("gate_up_mma64")
+    header, body = artifact.kernel_sections(entry.name)
+    assert pool_bytes(entry) and "#define MLXR_POOL_ALIGNMENT 1024\n" in cuda_source(entry, header, body)
+    assert "MLXR_THREADGROUP(" not in body[: body.index("MLXR_TILES(")]
 
 
 def test_grids_are_whole_clusters() -> None:
