@@ -12,7 +12,6 @@ launch is, the middle one says.
 """
 
 from collections import deque
-from collections.abc import Collection
 
 LONG_DELAY = 2.0
 SHORT_DELAY = 12.0
@@ -49,19 +48,15 @@ class StepTimes:
 
     def decode_seconds(self, decoding: int) -> float | None:
         """Seconds of a decode step of so many sequences; None if no step was like it."""
-        newest = self._newest(decoding)
-        return min(newest) if newest else None
-
-    def launch_seconds(self, decoding: int) -> float | None:
-        """The same as far as it is certain, for a launch of several: not shorter than they are; None: too few were."""
-        newest = self._newest(decoding)
-        return sorted(newest)[len(newest) // 2] if len(newest) >= _FEWEST else None
-
-    def _newest(self, decoding: int) -> Collection[float]:
         size = _size(decoding)
         if size not in self._decode:
             size = max((other for other in self._decode if other < size), default=-1)
-        return self._decode.get(size, ())
+        return min(self._decode[size]) if size in self._decode else None
+
+    def launch_seconds(self, decoding: int) -> float | None:
+        """The same where it is certain, for a launch of several: not shorter than they are, and not that of fewer."""
+        newest = self._decode.get(_size(decoding), ())
+        return sorted(newest)[len(newest) // 2] if len(newest) >= _FEWEST else None
 
     def prompt_tokens(self, decoding: int, most: int, delay: float = LONG_DELAY) -> int:
         """Tokens of prompts that a step may read beside decoding sequences.

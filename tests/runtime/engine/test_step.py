@@ -143,6 +143,19 @@ def test_a_step_that_is_read_late_makes_no_launch_long() -> None:
     assert max(step.count for step in steps) == 3
 
 
+def test_first_launches_of_many_sequences_are_not_as_long_as_steps_of_few_allow() -> None:
+    engine = HashEngine(pipelines=True)
+    steps = planned(engine)
+    engine.seconds = lambda counts: 0.001 if counts[0] == 1 else 0.05  # type: ignore[method-assign]
+    add(engine, 1, max_tokens=20)
+    engine.run()
+    assert max(step.count for step in steps) == 3
+    for first in range(4):
+        add(engine, first, max_tokens=6)
+    engine.run()
+    assert {step.count for step in steps if len(step.parts) == 4} == {1}
+
+
 def test_rows_of_a_pipelined_step_are_the_chosen_ones() -> None:
     """Two of three rows, the first of which is nobody's."""
     host: Any = SimpleNamespace(
