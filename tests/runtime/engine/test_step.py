@@ -196,3 +196,28 @@ def test_who_comes_while_a_long_launch_runs_is_in_the_one_after_it(monkeypatch: 
     engine.run()
     assert len(waits) == num_waits
     assert all(answer.tokens == engine.alone(answer.request) for answer in (first, *others))
+
+
+def test_ctrl_c_while_a_long_launch_runs_loses_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "_LAUNCH_SECONDS", 1e9)
+    for name in ("decode_seconds", "launch_seconds"):
+        monkeypatch.setattr(scheduler.StepTimes, name, lambda *_: 100.0)
+    engine, waits = HashEngine(pipelines=True), cycle([False, True, None])
+
+    def wait(left: float) -> bool:
+        if (is_called := next(waits)) is None:
+            raise KeyboardInterrupt
+        return is_called
+
+    engine.core.wake = SimpleNamespace(wait=wait, clear=lambda: None, set=lambda: None)  # type: ignore[assignment]
+    answers = [add(engine, first, max_tokens=30) for first in (1, 2)]
+    interruptions = 0
+    while engine.core.scheduler.running or engine.core.scheduler.waiting:
+        try:
+            engine.core.step()
+        except KeyboardInterrupt:
+            interruptions += 1
+        engine.check()
+    assert interruptions > 2
+    engine.check_empty()
+    assert all(answer.tokens == engine.alone(answer.request) for answer in answers)
