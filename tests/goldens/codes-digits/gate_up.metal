@@ -1,4 +1,4 @@
-// gate_up_69db6bf7
+// gate_up_2b78e446
 // small spec of a test
 //
 // Projection of one row by matrix instructions of 8-bit numbers: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -27,11 +27,6 @@ typedef bfloat bfloat16_t;
 #define MLXR_COPY_AHEAD(to, from) *(to) = *(from)
 #define MLXR_END_COPIES()
 #define MLXR_AWAIT_COPIES(left)
-#endif
-#ifndef MLXR_ASKED  // a decode step of one kernel may ask for rows launches before, in a place of their own
-#define MLXR_ASKED false
-#define MLXR_NEAR MLXR_THREADGROUP
-#define MLXR_AWAIT_ROWS()
 #endif
 inline float4 widen_bf16(uint2 u) {
   return as_type<float4>(uint4(u.x << 16, u.x & 0xffff0000u, u.y << 16, u.y & 0xffff0000u));
@@ -174,21 +169,8 @@ inline uint2 codes_of_q4_k(Held_q4_k held, uint i) {
 inline float unit_q4_k(Held_q4_k held, const thread float* products, float2 sums) {
   return held.scales.x * products[0] + (held.scales.y * products[1] + (held.scales.z * sums.x + held.scales.w * sums.y));
 }
-// Asks for a threadgroup's rows.
-inline void ask_rows(threadgroup uint4* near, const device uint8_t* weight, uint number, uint thread_index) {
-  const uint of_all = number * 64u;
-#pragma unroll 4
-    for (uint i = thread_index; i < 1152u; i += 128u) {
-      MLXR_COPY_AHEAD(near + 0u + i, (const device uint4*)Row_q4_k{weight + (ulong)of_all * 288u}.blocks + i);
-    }
-#pragma unroll 4
-    for (uint i = thread_index; i < 1152u; i += 128u) {
-      MLXR_COPY_AHEAD(near + 1152u + i, (const device uint4*)Row_q4_k{weight + (ulong)(of_all + 512u) * 288u}.blocks + i);
-    }
-
-}
 // ---- kernel
-[[kernel]] void gate_up_69db6bf7(
+[[kernel]] void gate_up_2b78e446(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -203,7 +185,7 @@ inline void ask_rows(threadgroup uint4* near, const device uint8_t* weight, uint
   const device bfloat16_t* input = x;
   // A simdgroup's x: of each unit and digit four times eight words, those of the lanes t, pairs for four products. Then its sums.
   MLXR_THREADGROUP(uint4, numbers, 512);
-  MLXR_NEAR(uint4, near, 2304);
+  MLXR_THREADGROUP(uint4, near, 2304);
   MLXR_THREADGROUP(float4, totals, 8);
   MLXR_THREADGROUP(float, squares_of, 4);
   float4 squares = float4(0.0f);
@@ -218,10 +200,16 @@ inline void ask_rows(threadgroup uint4* near, const device uint8_t* weight, uint
     for (uint step = 0; step < 1u; step++) {
       load_f32_4(norm + (share + step * 4u) * 128u + lane * 4u, norms[step]);
     }
-    if (!MLXR_ASKED) {
-      ask_rows(near, weight, threadgroup_position_in_grid.x, thread_index_in_threadgroup);
-      MLXR_END_COPIES();
+#pragma unroll 4
+    for (uint i = thread_index_in_threadgroup; i < 1152u; i += 128u) {
+      MLXR_COPY_AHEAD(near + 0u + i, (const device uint4*)Row_q4_k{weight + (ulong)of_all * 288u}.blocks + i);
     }
+#pragma unroll 4
+    for (uint i = thread_index_in_threadgroup; i < 1152u; i += 128u) {
+      MLXR_COPY_AHEAD(near + 1152u + i, (const device uint4*)Row_q4_k{weight + (ulong)(of_all + 512u) * 288u}.blocks + i);
+    }
+
+    MLXR_END_COPIES();
     MLXR_AWAIT_INPUTS()
     float4 of_x[1][1];
 #pragma unroll
@@ -262,10 +250,7 @@ inline void ask_rows(threadgroup uint4* near, const device uint8_t* weight, uint
     const int4 none = int4(0x4b400000);
     // Rows come while x is made ready, and are decoded where they are multiplied, in a loop: instructions that run once come
     // from far.
-    if (!MLXR_ASKED) {
-      MLXR_AWAIT_COPIES(0);
-    }
-    MLXR_AWAIT_ROWS();
+    MLXR_AWAIT_COPIES(0);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const threadgroup uint8_t* row = (const threadgroup uint8_t*)near + group * 288u;
     const float times = own % 2 == 0 ? 65536.0f : 1.0f;

@@ -1,4 +1,4 @@
-// o_f875d93b
+// o_02fc3e41
 // small spec of a test
 //
 // Projection of one row by matrix instructions of 8-bit numbers: out = x @ weight.T + residual.
@@ -26,11 +26,6 @@ typedef bfloat bfloat16_t;
 #define MLXR_COPY_AHEAD(to, from) *(to) = *(from)
 #define MLXR_END_COPIES()
 #define MLXR_AWAIT_COPIES(left)
-#endif
-#ifndef MLXR_ASKED  // a decode step of one kernel may ask for rows launches before, in a place of their own
-#define MLXR_ASKED false
-#define MLXR_NEAR MLXR_THREADGROUP
-#define MLXR_AWAIT_ROWS()
 #endif
 inline float4 widen_bf16(uint2 u) {
   return as_type<float4>(uint4(u.x << 16, u.x & 0xffff0000u, u.y << 16, u.y & 0xffff0000u));
@@ -165,17 +160,8 @@ inline uint2 codes_of_q4_k(Held_q4_k held, uint i) {
 inline float unit_q4_k(Held_q4_k held, const thread float* products, float2 sums) {
   return held.scales.x * products[0] + (held.scales.y * products[1] + (held.scales.z * sums.x + held.scales.w * sums.y));
 }
-// Asks for a threadgroup's rows.
-inline void ask_rows(threadgroup uint4* near, const device uint8_t* weight, uint number, uint thread_index) {
-  const uint of_all = number * 64u;
-#pragma unroll 4
-    for (uint i = thread_index; i < 576u; i += 64u) {
-      MLXR_COPY_AHEAD(near + 0u + i, (const device uint4*)Row_q4_k{weight + (ulong)of_all * 144u}.blocks + i);
-    }
-
-}
 // ---- kernel
-[[kernel]] void o_f875d93b(
+[[kernel]] void o_02fc3e41(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device bfloat16_t* residual [[buffer(2)]],
@@ -190,7 +176,7 @@ inline void ask_rows(threadgroup uint4* near, const device uint8_t* weight, uint
   const device bfloat16_t* input = x;
   // A simdgroup's x: of each unit and digit four times eight words, those of the lanes t, pairs for four products. Then its sums.
   MLXR_THREADGROUP(uint4, numbers, 128);
-  MLXR_NEAR(uint4, near, 576);
+  MLXR_THREADGROUP(uint4, near, 576);
   MLXR_THREADGROUP(float4, totals, 4);
   // The output of a thread, and its residual, which is asked for with x.
   const uint at = min(thread_index_in_threadgroup / 1u, 63u);
@@ -199,10 +185,12 @@ inline void ask_rows(threadgroup uint4* near, const device uint8_t* weight, uint
   {
     of_all = threadgroup_position_in_grid.x * 64u;
     end = 512u;
-    if (!MLXR_ASKED) {
-      ask_rows(near, weight, threadgroup_position_in_grid.x, thread_index_in_threadgroup);
-      MLXR_END_COPIES();
+#pragma unroll 4
+    for (uint i = thread_index_in_threadgroup; i < 576u; i += 64u) {
+      MLXR_COPY_AHEAD(near + 0u + i, (const device uint4*)Row_q4_k{weight + (ulong)of_all * 144u}.blocks + i);
     }
+
+    MLXR_END_COPIES();
     MLXR_AWAIT_INPUTS()
     float4 of_x[1][1];
 #pragma unroll
@@ -242,10 +230,7 @@ inline void ask_rows(threadgroup uint4* near, const device uint8_t* weight, uint
     const int4 none = int4(0x4b400000);
     // Rows come while x is made ready, and are decoded where they are multiplied, in a loop: instructions that run once come
     // from far.
-    if (!MLXR_ASKED) {
-      MLXR_AWAIT_COPIES(0);
-    }
-    MLXR_AWAIT_ROWS();
+    MLXR_AWAIT_COPIES(0);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const threadgroup uint8_t* row = (const threadgroup uint8_t*)near + group * 144u;
     const float times = own % 2 == 0 ? 65536.0f : 1.0f;

@@ -88,11 +88,6 @@ class MatvecDigitsKernel(ProjectionKernel):
         return self.near(format) and (self.steps == 1 or self.passes <= 2)
 
     @property
-    def asks(self) -> bool:
-        """Whether a decode step of one kernel can ask for all rows of a threadgroup ahead."""
-        return len(self.spans) == 1 and self.near(self.spans[0].groups[0].format)
-
-    @property
     def near_bytes(self) -> int:
         """Bytes of threadgroup memory for rows."""
         rows = [self.row_bytes_of(format) for format in self.formats if self.near(format)]
