@@ -39,8 +39,8 @@ _LONGEST_WAIT = 0.1
 _WATCH_SECONDS = 1.0
 """Seconds between two looks at the machine's memory while there are no requests, but what could be given back."""
 _LONG_SECONDS, _AHEAD_SECONDS = 0.03, 0.016
-"""From how long a launch on the next one is given to the host later, and how long before it ends: to wait between the
-two costs this thread a third of a launch, as nothing of it is in the processor's cache then."""
+"""How long a launch must take for the next one to be given to the host later, and how long before its end that is. The
+wait in between costs this thread a third of a launch's CPU time, since nothing is left in the processor's cache."""
 _MEASURED_EACH = 8
 """Steps of which one is measured for guesses while all texts rest: there, each microsecond is for nothing."""
 
@@ -297,10 +297,10 @@ class EngineCore:
         return step
 
     def _is_called(self, step: Step) -> bool:
-        """Lets a long launch run for a while before the next is given to the host: who comes waits for one, not two.
+        """Waits during a long launch before the next is given to the host, so that a new request waits for one, not two.
 
         Returns:
-            Whether somebody has called meanwhile; then whoever runs the steps looks who it is, and comes back.
+            Whether a call came meanwhile. The caller then takes it, and comes back to this step.
         """
         if step.decode is None or step.count == 1 or self.scheduler.waiting:
             return False

@@ -34,7 +34,7 @@ _LAUNCH_SECONDS, _STEADY_SECONDS = 0.008, 0.04
 """How long the decode steps of one launch take at most, at first and once the same requests have decoded for long: a
 request that comes waits for up to two launches, and the system lets another process run for about as long."""
 _SHARE = 0.25
-"""In between, it is this share of the time for which they have: who comes waits for half of it at most."""
+"""In between, a launch takes this share of the time that they have decoded: a new request waits for two of them."""
 _LAUNCH_LOGITS = 1 << 25
 """Numbers of logits of one launch at most, 128 MiB, where all of them wait to be read."""
 
