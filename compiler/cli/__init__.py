@@ -5,14 +5,15 @@
 
 from collections.abc import Sequence
 
-from mlxr.compiler.cli.guard import guarded
+from mlxr.compiler.cli.guard import guarded, held_interrupts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
 
     def command() -> int:
-        from mlxr.compiler.cli.compile import run  # noqa: PLC0415 (slow to import: inside the guard)
+        with held_interrupts():
+            from mlxr.compiler.cli.compile import run  # noqa: PLC0415 (slow to import: inside the guard)
 
         return run(argv)
 

@@ -5,8 +5,11 @@ It imports nothing heavy, so that it is in place before anything slow can be int
 
 import logging
 import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mlxr.compiler.debug import debug_level
@@ -49,6 +52,23 @@ def guarded(command: Callable[[], int]) -> int:
         return 1
     finally:
         own.removeHandler(notes)
+
+
+@contextmanager
+def held_interrupts() -> Iterator[None]:
+    """A context, for imports, that holds Ctrl-C back: within some, libraries drop it or make it another error."""
+    ours = signal.default_int_handler
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not ours:
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, ours)
+        if came:
+            raise KeyboardInterrupt
 
 
 class _Notes(logging.Handler):

@@ -297,7 +297,7 @@ class EngineCore:
         return step
 
     def _is_called(self, step: Step) -> bool:
-        """Waits during a long launch before the next is given to the host, so that a new request waits for one, not two.
+        """Waits in a long launch before the next is given to the host, so that a new request waits for one, not two.
 
         Returns:
             Whether a call came meanwhile. The caller then takes it, and comes back to this step.

@@ -3,8 +3,10 @@
 import argparse
 import gc
 import importlib
+import signal
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -34,6 +36,25 @@ def test_only_a_process_of_its_own_puts_off_searches_through_everything(monkeypa
             assert (gc.get_threshold() == before) != is_own
     finally:
         gc.set_threshold(*before)
+
+
+def test_ctrl_c_while_a_command_is_imported_waits_for_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, imported = importlib.import_module, []
+
+    def import_module(name: str) -> ModuleType:
+        try:
+            signal.raise_signal(signal.SIGINT)
+            imported.append(name)
+        except KeyboardInterrupt:
+            raise ImportError("what the interrupt becomes in some libraries") from None
+        return real(name)
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    assert main(["run"]) == 130
+    assert imported[0] == "mlxr.cli.run"
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_help_loads_nothing_slow() -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from mlxr.compiler.cli.guard import guarded
+from mlxr.compiler.cli.guard import guarded, held_interrupts
 from mlxr.compiler.cli.parser import CommandParser, VersionAction
 from mlxr.runtime.garbage_waits import garbage_waits
 
@@ -82,7 +82,7 @@ def _main(argv: list[str]) -> int:
     if argv[:1] and argv[0] in _ALSO:
         argv = [_ALSO[argv[0]], *argv[1:]]
     chosen = next((word for word in argv if not word.startswith("-")), None)
-    with garbage_waits(), _no_blas_threads():
+    with held_interrupts(), garbage_waits(), _no_blas_threads():
         for name, (module, line) in COMMANDS.items():
             if name == chosen:
                 # Inside the guard: loading MLX takes long enough to be interrupted.
@@ -92,8 +92,9 @@ def _main(argv: list[str]) -> int:
     commands.add_parser("help", help="show this, or what a command does", usage="mlxr help [COMMAND]")
     own, passed = _split(argv) if chosen in _PASSING else (argv, [])
     args: argparse.Namespace = parser.parse_args(own, argparse.Namespace(argv=argv, passed=passed))
-    from mlxr.runtime.parallel.launch import naming_rank  # noqa: PLC0415 (not for the help)
-    from mlxr.runtime.parallel.launcher_process import fill_input, watch_launcher  # noqa: PLC0415
+    with held_interrupts():
+        from mlxr.runtime.parallel.launch import naming_rank  # noqa: PLC0415 (not for the help)
+        from mlxr.runtime.parallel.launcher_process import fill_input, watch_launcher  # noqa: PLC0415
 
     if "MLX_RANK" in os.environ:
         watch_launcher()

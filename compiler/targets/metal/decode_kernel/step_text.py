@@ -197,9 +197,7 @@ def _function(launch: StepLaunch, source: str, index: int, threads: int, pool: i
     sizes = tuple(f"{name} = {text}" for text, name in axes if not text[0].isdigit())
     x, y, z = (text if text[0].isdigit() else name for text, name in axes)
     awaits = _AWAIT in body
-    return _Function(
-        f"{kernel.name}_{index}", kernel, sizes, (x, y, z), groups, size, awaits, header, body, macros
-    )
+    return _Function(f"{kernel.name}_{index}", kernel, sizes, (x, y, z), groups, size, awaits, header, body, macros)
 
 
 def grid_axis(extent: Extent) -> str:
