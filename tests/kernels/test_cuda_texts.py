@@ -126,10 +126,13 @@ def test_a_kernel_says_how_many_of_its_threadgroups_run_at_once() -> None:
         assert (f"#define {RESIDENT} 2\n" in text) == bool(resident)
 
 
-def test_simdgroups_multiply_together_where_instructions_do_so() -> None:
+def test_simdgroups_multiply_together_and_weights_come_early_where_instructions_do_so() -> None:
     artifact = variant("rows-wide")
-    entry = artifact.kernel_entry("gate_up_mma64")
-    text, there = cuda_source(entry, *artifact.kernel_sections(entry.name)), "#ifndef MLXR_TILES\n#error\n#endif\n"
+    entry, there = (
+        artifact.kernel_entry("gate_up_mma64"),
+        "#if !defined(MLXR_TILES) || MLXR_AHEAD(3) != 3\n#error\n#endif\n",
+    )
+    text = cuda_source(entry, *artifact.kernel_sections(entry.name))
     assert nvrtc.compile_cubin(entry.name, text.replace(prelude(), prelude() + there), SM_90A)
 
 
