@@ -1,4 +1,4 @@
-// experts_down_cd1ba2ac
+// experts_down_9a1e9f5e
 // small spec of a test
 //
 // out = residual + sum of weights * (x @ weight[expert].T), over the 4 experts that a token's router chose.
@@ -168,11 +168,16 @@ inline Wide_q6_k wide_q6_k(Row_q6_k row, uint pair) {
   }
   return raw;
 }
+// High nibbles stay where they are, so that the codes of runs 2 and 3 are 16 times as large.
 inline void pairs_q6_k(Wide_q6_k raw, uint half_pair, uint run, thread uint* p) {
-  const uint low = (raw.low[(run & 1u) * 2u + half_pair] >> (run & 2u) * 2u) & 0x0f0f0f0fu;
-  byte_pairs(low | ((raw.high[half_pair] >> (2u * run)) & 0x03030303u) << 4, 0x00ff00ffu, p);
+  const uint low = raw.low[(run & 1u) * 2u + half_pair], high = raw.high[half_pair];
+  const uint left = run % 2u == 0 ? high << 4 : high << 2, right = run % 2u == 0 ? high >> 4 : high >> 6;
+  const uint of_low = run < 2u ? 0x000f000fu : 0x00f000f0u, of_high = run < 2u ? 0x00300030u : 0x03000300u;
+  p[0] = (low & of_low) | (left & of_high);
+  p[1] = ((low >> 8) & of_low) | (right & of_high);
 }
-inline float2 wide_scale_q6_k(Wide_q6_k raw, uint run) { return float2(raw.scale * raw.scales[run], 0.0f); }
+inline float2 wide_scale_q6_k(Wide_q6_k raw, uint run) { return float2(raw.scales[run], 0.0f); }
+inline float2 wide_factor_q6_k(Wide_q6_k raw) { return float2(raw.scale, 0.0f); }
 struct Near_q6_k {
   const threadgroup uint8_t* blocks;
 };
@@ -222,28 +227,28 @@ inline uint stage_q6_k(
     const float sum = sum4(of_piece[0]);
     const float of_pair = sum + simd_shuffle_xor(sum, 1);
     if (lane % 2 == 0) {
-      total[lane / 2] = 5.96046448e-08f * of_pair;
+      total[lane / 2] = 1.90734863e-06f * of_pair;
     }
   }
   {
     const float sum = sum4(of_piece[1]);
     const float of_pair = sum + simd_shuffle_xor(sum, 1);
     if (lane % 2 == 0) {
-      total[16u + lane / 2] = 5.96046448e-08f * of_pair;
+      total[16u + lane / 2] = 1.90734863e-06f * of_pair;
     }
   }
   {
     const float sum = sum4(of_piece[2]);
     const float of_pair = sum + simd_shuffle_xor(sum, 1);
     if (lane % 2 == 0) {
-      total[32u + lane / 2] = 5.96046448e-08f * of_pair;
+      total[32u + lane / 2] = 1.90734863e-06f * of_pair;
     }
   }
   {
     const float sum = sum4(of_piece[3]);
     const float of_pair = sum + simd_shuffle_xor(sum, 1);
     if (lane % 2 == 0) {
-      total[48u + lane / 2] = 5.96046448e-08f * of_pair;
+      total[48u + lane / 2] = 1.90734863e-06f * of_pair;
     }
   }
   uint upper[8];
@@ -273,25 +278,25 @@ inline uint stage_q6_k(
     lower[3] = f16_pair(v.x - kept.x, v.y - kept.y);
   }
   {
-    const float2 v = float2(of_piece[2].x, of_piece[2].z);
+    const float2 v = float2(of_piece[2].x, of_piece[2].z) * 0.0625f;
     upper[4] = f16_pair(v.x, v.y);
     const float2 kept = floats_of(upper[4]);
     lower[4] = f16_pair(v.x - kept.x, v.y - kept.y);
   }
   {
-    const float2 v = float2(of_piece[2].y, of_piece[2].w);
+    const float2 v = float2(of_piece[2].y, of_piece[2].w) * 0.0625f;
     upper[5] = f16_pair(v.x, v.y);
     const float2 kept = floats_of(upper[5]);
     lower[5] = f16_pair(v.x - kept.x, v.y - kept.y);
   }
   {
-    const float2 v = float2(of_piece[3].x, of_piece[3].z);
+    const float2 v = float2(of_piece[3].x, of_piece[3].z) * 0.0625f;
     upper[6] = f16_pair(v.x, v.y);
     const float2 kept = floats_of(upper[6]);
     lower[6] = f16_pair(v.x - kept.x, v.y - kept.y);
   }
   {
-    const float2 v = float2(of_piece[3].y, of_piece[3].w);
+    const float2 v = float2(of_piece[3].y, of_piece[3].w) * 0.0625f;
     upper[7] = f16_pair(v.x, v.y);
     const float2 kept = floats_of(upper[7]);
     lower[7] = f16_pair(v.x - kept.x, v.y - kept.y);
@@ -315,7 +320,7 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, const threa
   }
 }
 // ---- kernel
-[[kernel]] void experts_down_cd1ba2ac(
+[[kernel]] void experts_down_9a1e9f5e(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device int32_t* experts [[buffer(2)]],
@@ -456,6 +461,11 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, const threa
           const uint begin = (uint)(at[take / 2] & 15ul) + (r * 8 + group) * 2u;
           raw[0][r] = wide_q6_k(Near_q6_k{w[r].blocks + take / 2 * 224u + begin % 16u}, take % 2 * 4 + pair_of_step);
         }
+        float of_take[2];
+#pragma unroll
+        for (uint r = 0; r < 2u; r++) {
+          of_take[r] = 0.0f;
+        }
 #pragma unroll
         for (uint s = 0; s < 1; s++) {
           float4 c[4][1];
@@ -491,9 +501,14 @@ inline void ask(threadgroup uint4* to, const device uint8_t* weight, const threa
             for (uint r = 0; r < 2u; r++) {
               const float2 both = r % 2 == 0 ? c[run][r / 2].xy : c[run][r / 2].zw;
               const float2 scale = wide_scale_q6_k(raw[i][r], s * 4 + run);
-              of_block[r] += (both.x + both.y) * scale.x - more * 32.0f * scale.x;
+              of_take[r] += (both.x + both.y - more) * scale.x;
             }
           }
+        }
+#pragma unroll
+        for (uint r = 0; r < 2u; r++) {
+          const float2 factor = wide_factor_q6_k(raw[i][r]);
+          of_block[r] += of_take[r] * factor.x;
         }
       }
       simdgroup_barrier(mem_flags::mem_threadgroup);
