@@ -28,8 +28,9 @@ QWEN3_MOE = {
     "model__tensor_names": "canonical",
 }
 # By sequences, each kernel and what its text must have: tiles that matrix instructions read where they lie, weights
-# that are asked for before x is there, or experts that are known before the launch before has ended.
-TILES, AHEAD, EARLY = "MLXR_TILES(", "MLXR_AHEAD(", "volatile"
+# that are asked for before x is there, experts that are known before the launch before has ended, or rows that
+# threadgroups take one after the other.
+TILES, AHEAD, EARLY, PASSES = "MLXR_TILES(", "MLXR_AHEAD(", "volatile", "pass + 1 <"
 PLANS = {
     "8b-bf16": (
         LLAMA_8B,
@@ -44,7 +45,10 @@ PLANS = {
     "tinyllama-bf16": (
         TINYLLAMA,
         {"default": "bf16"},
-        {64: dict.fromkeys(("qkv_mma64", "o_mma64", "down_mma64"), TILES)},
+        {
+            1: dict.fromkeys(("qkv", "gate_up"), PASSES) | {"o": "sums[8]", "down": "sums[4]"},
+            64: dict.fromkeys(("qkv_mma64", "o_mma64", "down_mma64"), TILES),
+        },
     ),
     "tinyllama-q4_k": (TINYLLAMA, {"default": "q4_k"}, {1: dict.fromkeys(("qkv", "o", "gate_up"), AHEAD)}),
     "tinyllama-q8_0": (TINYLLAMA, {"default": "q8_0"}, {1: {"qkv": ""}}),
