@@ -141,12 +141,13 @@ class MatrixTiles(SizeRecord):
     """Most KiB of threadgroup memory for stages: with many rows of x there are fewer; 0: no bound but the chip's."""
     wide_outputs: int = size("mma_wide_outputs", 0, one_of=(0, 32, 48, 64, 96, 112, 128, 192, 224))
     """With stages and 33 rows of x or more: weight rows per threadgroup; 0: as for fewer."""
-    wide_simdgroups: int = size("mma_wide_simdgroups", 0, least=0, most=14, reason="whose sums fit")
+    wide_simdgroups: int = size("mma_wide_simdgroups", 0, least=0, most=16, reason="whose sums fit")
     """Likewise, simdgroups."""
     wide_together: int = size("mma_wide_together", 0, one_of=(0, 1, 2, 4, 8))
     """Likewise, threadgroups that share columns."""
     wide_stages: int = size("mma_wide_stages", 0, least=0, most=12)
-    """Likewise, parts of columns, which four simdgroups multiply together where they lie; 0: as for fewer rows."""
+    """Likewise, parts of columns, which four simdgroups multiply together where they lie; 0: as for fewer rows. For
+    `experts_prompts` and `experts_down_prompts`, blocks of q4_k and q6_k, of which a simdgroup has 16 rows then."""
     wide_pieces: int = size("mma_wide_pieces", 1, one_of=(1, 2))
     """Pieces of 64 columns that such a part has."""
     wide_rows: int = size("mma_wide_rows", 64, one_of=(16, 32, 64))

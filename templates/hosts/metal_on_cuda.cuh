@@ -354,6 +354,40 @@ __forceinline__ ulong mlxr_tile(const uint4* place) {
 MLXR_PRODUCTS(bf16)
 MLXR_PRODUCTS(f16)
 #undef MLXR_PRODUCTS
+// The first factor in registers, all of w's rows in one instruction. The first of several writes sums that nobody has written.
+#define MLXR_NO_PRODUCTS(tiles, sums)
+#define MLXR_BEGIN_PRODUCTS() asm volatile("wgmma.fence.sync.aligned;" ::: "memory")
+#define MLXR_END_PRODUCTS() asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory")
+#define MLXR_AWAIT_BUT_LAST_PRODUCTS() asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory")
+#define MLXR_ADD_TO_PRODUCTS(tiles, sums, first, a, x, at, step, lane) mlxr_add_numbers<tiles>(sums, first ? 0 : 1, a, mlxr_tile(x) + (at) + (step) * 2)
+#define MLXR_D3(i) MLXR_D2(i), MLXR_D1(i + 2)
+#define MLXR_D5(i) MLXR_D4(i), MLXR_D1(i + 4)
+#define MLXR_D6(i) MLXR_D4(i), MLXR_D2(i + 4)
+#define MLXR_D7(i) MLXR_D6(i), MLXR_D1(i + 6)
+#define MLXR_N3 MLXR_N2 ", %8, %9, %10, %11"
+#define MLXR_N5 MLXR_N4 ", %16, %17, %18, %19"
+#define MLXR_N6 MLXR_N5 ", %20, %21, %22, %23"
+#define MLXR_N7 MLXR_N6 ", %24, %25, %26, %27"
+#define MLXR_NUMBERS(count, columns, a0, a1, a2, a3, of_x, of_add)                                                        \
+    if constexpr (tiles == count) {                                                                                       \
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %" #of_add ", 0;\n"                                                   \
+                     "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.f16.f16 {" MLXR_N##count "}, {%" #a0 ", %" #a1 \
+                     ", %" #a2 ", %" #a3 "}, %" #of_x ", p, 1, 1, 0;}"                                                     \
+                     : MLXR_D##count(0) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(x), "r"(add));                      \
+    }
+template <int tiles>
+__forceinline__ void mlxr_add_numbers(float4* d, int add, uint4 a, ulong x) {
+    MLXR_NUMBERS(1, 8, 4, 5, 6, 7, 8, 9)
+    MLXR_NUMBERS(2, 16, 8, 9, 10, 11, 12, 13)
+    MLXR_NUMBERS(3, 24, 12, 13, 14, 15, 16, 17)
+    MLXR_NUMBERS(4, 32, 16, 17, 18, 19, 20, 21)
+    MLXR_NUMBERS(5, 40, 20, 21, 22, 23, 24, 25)
+    MLXR_NUMBERS(6, 48, 24, 25, 26, 27, 28, 29)
+    MLXR_NUMBERS(7, 56, 28, 29, 30, 31, 32, 33)
+    MLXR_NUMBERS(8, 64, 32, 33, 34, 35, 36, 37)
+    MLXR_NUMBERS(16, 128, 64, 65, 66, 67, 68, 69)
+}
+#undef MLXR_NUMBERS
 #endif
 
 enum class mem_flags { mem_none, mem_threadgroup, mem_device };

@@ -136,6 +136,16 @@ def test_simdgroups_multiply_together_and_weights_come_early_where_instructions_
     assert nvrtc.compile_cubin(entry.name, text.replace(prelude(), prelude() + there), SM_90A)
 
 
+def test_numbers_are_decoded_while_instructions_run() -> None:
+    """NVIDIA's compiler tells where it makes them wait for each other, since registers are written too early."""
+    artifact, there = variant("expert-wide"), "#ifndef MLXR_ADD_TO_PRODUCTS\n#error\n#endif\n"
+    for label in ("experts_wide8", "experts_down_wide8"):
+        entry = artifact.kernel_entry(label)
+        text = cuda_source(entry, *artifact.kernel_sections(entry.name)).replace(prelude(), prelude() + there)
+        _, told = nvrtc.compile_and_tell(entry.name, text, (*SM_90A, "--ptxas-options=-v"))
+        assert "registers" in told and "serializ" not in told
+
+
 def test_tiles_begin_where_instructions_find_them() -> None:
     """At a multiple of 1,024 bytes, also in memory that a launch asks for: they come first there."""
     spec, geometry, _ = VARIANTS["rows-wide"]

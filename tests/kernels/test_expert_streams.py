@@ -136,7 +136,8 @@ def test_choices_of_an_expert(sizes, mlp, weights, activation, sequences):
     assert {"experts_codes8", "experts_down_codes8"} <= run_decode(artifact, sequences, 8e-3)
 
 
-@pytest.mark.parametrize(("format", "tokens"), few(itertools.product(["q4_k", "q6_k"], [17, 60]), [("q4_k", 17)]))
+@pytest.mark.long  # chips have the products of four simdgroups
+@pytest.mark.parametrize(("format", "tokens"), list(itertools.product(["q4_k", "q6_k"], [17, 60])))
 def test_prompts(format, tokens):
     """x comes unit by unit, of which there are two and one; tiles of 10 rows are cut, and an expert has several."""
     sizes = {"mma_stages": 2, "mma_max_rows": 10, "mma_simdgroups": 1 if format == "q6_k" else 2, "mma_outputs": 16}
@@ -154,6 +155,36 @@ def test_prompts(format, tokens):
     ops = [op.name for op in graph.ops if op.layer == 0 and "experts" in op.inputs]
     bench.run("prefill", ops, bench.batch([(bench.sequences(0)[0], tokens)]))
     assert {"experts_codes10", "experts_down_codes10"} <= set(bench.launches)
+
+
+WIDE = {
+    "one-set": {"mma_simdgroups": 4, "mma_wide_stages": 2},
+    "three-stages": {"mma_simdgroups": 8, "mma_wide_stages": 3},
+    "passes": {"mma_simdgroups": 4, "mma_wide_stages": 2, "mma_threadgroups": 2},
+}
+PROMPTS = list(itertools.product(WIDE, MLPS, [16, 40], ["q4_k", "q6_k"], ["bf16", "f16"], [17, 60]))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mlp", "tile", "format", "activation", "tokens"),
+    few(PROMPTS, [("passes", "swiglu", 40, "q4_k", "bf16", 60)]),
+)
+def test_prompts_by_four_simdgroups(sizes, mlp, tile, format, activation, tokens):
+    """Tiles are full, cut and empty, and instructions have 16, 32 or 40 columns; x comes in two blocks and in one."""
+    artifact = artifact_of(
+        MLPS[mlp] | {"experts": MLPS[mlp]["experts"] | ({"count": 3} if tile == 40 else {})},
+        512,
+        256,
+        {"experts_min_rows": 1, "gemm_mma": 1, "mma_max_rows": tile} | WIDE[sizes],
+        activation_dtype=activation,
+        weights={"default": format},
+        model__context=128,
+        prefill_chunk=64,
+    )
+    bench, graph = OpBench(artifact, sum_error=8e-3), artifact.graph("prefill")
+    ops = [op.name for op in graph.ops if op.layer == 0 and "experts" in op.inputs]
+    bench.run("prefill", ops, bench.batch([(bench.sequences(0)[0], tokens)]))
+    assert {f"experts_wide{tile}", f"experts_down_wide{tile}"} <= set(bench.launches)
 
 
 ROUTERS = {

@@ -155,6 +155,23 @@ MMA_VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry.of(gemm_mma=1, experts_min_rows=1),
         ("expert_order", "experts_gemm_mma", "experts_down_gemm_mma", "expert_sum"),
     ),
+    "expert-wide": (
+        small_spec(
+            **BLOCKS
+            | {
+                "model__hidden_size": 512,
+                "model__mlp": {"intermediate_size": 256, "experts": EXPERTS | {"router": "softmax_topk"}},
+            },
+            model__tensor_names="canonical",
+            weights={"default": "q4_k", "tensors": {"*.down": "q6_k"}},
+            activation_dtype="bf16",
+        ),
+        Geometry.of(
+            **{"gemm_mma": 1, "experts_min_rows": 1},
+            **{"mma_wide_stages": 2, "mma_max_rows": 8, "mma_simdgroups": 4, "mma_threadgroups": 4},
+        ),
+        ("experts_numbers", "experts_wide8", "experts_down_numbers", "experts_down_wide8"),
+    ),
     "latent-tiles": (
         small_spec(
             model__tensor_names="canonical",

@@ -16,8 +16,10 @@ from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts, facts_of
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, ProjectionKernel
 from mlxr.compiler.targets.metal.kernels.expert_codes import ExpertCodesKernel, codes_choice, expert_codes
+from mlxr.compiler.targets.metal.kernels.expert_numbers import numbers_of
 from mlxr.compiler.targets.metal.kernels.expert_order import order_choices
 from mlxr.compiler.targets.metal.kernels.expert_sum import ExpertSumKernel
+from mlxr.compiler.targets.metal.kernels.expert_wide import ExpertWideKernel, expert_wide
 from mlxr.compiler.targets.metal.kernels.gemm import GEMM_COLUMNS, gemm
 from mlxr.compiler.targets.metal.kernels.gemm_mma import gemm_mma
 from mlxr.compiler.targets.metal.kernels.matmul_mma import MatmulMmaKernel, expert_mma
@@ -70,6 +72,14 @@ def _few(lowering: MetalLowering, op: Op, facts: ProjectionFacts) -> ExpertCodes
     return expert_codes(lowering, op, facts, rows) or expert_mma(facts, rows)
 
 
+def _many(
+    lowering: MetalLowering, op: Op, facts: ProjectionFacts, rows: ExpertRows
+) -> ExpertCodesKernel | ExpertWideKernel | None:
+    """The kernel of a prompt for an op's product, of those that decode codes as they multiply."""
+    sizes = codes_choice(lowering, op, facts).geometry.many_rows.matrix
+    return expert_wide(facts, sizes, rows) or expert_codes(lowering, op, facts, rows)
+
+
 def first_of_decode(lowering: MetalLowering, op: Op) -> tuple[ProjectionFacts, int]:
     """The facts of a choice's first product in a decode step with tiles, and the most choices of a tile."""
     facts = _facts(lowering, op, of_tokens=True)
@@ -95,7 +105,7 @@ def multiply_tiles(
     unpacked = facts.many_rows.unpacked
     with_mma = bool(unpacked.mma) and facts.activation.is_16_bit
     rows = ExpertRows(attrs.num_experts, attrs.top_k, of_tokens, "weights" in op.inputs)
-    few = _few(lowering, op, facts) if lowering.phase == "decode" else expert_codes(lowering, op, facts, rows)
+    few = _few(lowering, op, facts) if lowering.phase == "decode" else _many(lowering, op, facts, rows)
     kernel: ProjectionKernel = few or (gemm_mma(facts, rows) if with_mma else gemm(facts, rows))
     count = len(lowering.pending)
     ordered = order_choices(lowering, _readers(lowering, op), kernel.tile, when)
@@ -104,6 +114,8 @@ def multiply_tiles(
     buffers = {"order": ordered.order, "tiles": ordered.tiles, "out": op.out}
     if with_mma or few:
         buffers["x"] = normalised or normalise(lowering, op, facts, kernel.tile, when)
+    if isinstance(kernel, ExpertWideKernel):
+        buffers |= numbers_of(lowering, op, kernel, buffers["x"], when)
     if not of_tokens:
         buffers["out"] = f"{op.name}.of_choices"
         shape = ("tokens", attrs.top_k * facts.out_features)
@@ -111,7 +123,8 @@ def multiply_tiles(
     grid = (Extent(times=kernel.threadgroups), ordered.grid)
     chosen = facts.choice.sizes(UnpackedTiles, without=UnpackedTiles.names("min_rows"))
     if few:
-        choice = codes_choice(lowering, op, facts) if isinstance(few, ExpertCodesKernel) else facts.choice
+        of_codes = isinstance(few, ExpertCodesKernel | ExpertWideKernel)
+        choice = codes_choice(lowering, op, facts) if of_codes else facts.choice
         chosen = choice.sizes(MatrixTiles, without=MatrixTiles.names("min_rows", "max_rows"))
     lowering.emit(op, kernel, grid, buffers, when=when, chosen=chosen)
     return buffers["out"]
