@@ -53,6 +53,13 @@ extern "C" uint sim_synchronise(uint operation, uint site, uint value, uint argu
 extern "C" threadgroup void* sim_threadgroup_array(uint site, uint size, uint count, uint align,
                                                    const constant char* name);
 
+/* Nothing comes to a cache here, but a kernel may only ask for what is there. */
+#define MLXR_WANT_RUN(p, bytes) sim_wants(p, bytes)
+METAL_FUNC void sim_wants(const device uchar* p, uint bytes) {
+    (void)*(const volatile device uchar*)p;
+    (void)*(const volatile device uchar*)(p + bytes - 1);
+}
+
 /* One array in threadgroup memory, the same for all threads of a threadgroup. */
 #define MLXR_THREADGROUP(T, name, count)                                                                      \
     threadgroup T* const name = (threadgroup T*)sim_threadgroup_array(                                        \

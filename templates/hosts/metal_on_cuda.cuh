@@ -296,6 +296,8 @@ __forceinline__ void mlxr_want(const void* p, uint bytes) {
 }
 
 #if __CUDA_ARCH__ >= 900
+#define MLXR_WANT_RUN(p, bytes) \
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"((uint)(bytes)) : "memory")
 __forceinline__ float4 mlxr_vector_of_rank(const float4* place, uint rank) {
     uint at;
     float4 v;

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from functools import partial
 
 import pytest
 
@@ -199,13 +200,19 @@ def test_matrix_instructions_on_16_bits(kernel_host, format, activation):
         run_rows(bench, "decode", op, 1)
 
 
+STREAM = partial(Geometry.of, matvec_mma=1)
 STREAMS = {
-    "ahead": Geometry.of(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=1, matvec_stages=3, matvec_threadgroups=3),
-    "shared-columns": Geometry.of(
-        matvec_mma=1, matvec_outputs=16, matvec_simdgroups=2, matvec_split=2, matvec_stages=1, matvec_threadgroups=5
+    "ahead": STREAM(matvec_outputs=16, matvec_simdgroups=1, matvec_stages=3, matvec_wanted=2, matvec_threadgroups=3),
+    "shared-columns": STREAM(
+        matvec_outputs=16,
+        matvec_simdgroups=2,
+        matvec_split=2,
+        matvec_stages=1,
+        matvec_wanted=1,
+        matvec_threadgroups=5,
     ),
-    "several-tiles": Geometry.of(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=2, matvec_stages=1),
-    "more-outputs": Geometry.of(matvec_mma=1, matvec_outputs=32, matvec_simdgroups=1, matvec_stages=1),
+    "several-tiles": STREAM(matvec_outputs=16, matvec_simdgroups=2, matvec_stages=1),
+    "more-outputs": STREAM(matvec_outputs=32, matvec_simdgroups=1, matvec_stages=1),
 }
 
 

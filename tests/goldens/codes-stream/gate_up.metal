@@ -1,4 +1,4 @@
-// gate_up_862f65d3
+// gate_up_387115e7
 // small spec of a test
 //
 // Projection of one row by matrix instructions: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -29,6 +29,9 @@ typedef bfloat bfloat16_t;
 #endif
 #ifndef MLXR_AHEAD  // of so many pieces of the weight, those to be asked for before x: x waits for them
 #define MLXR_AHEAD(stages) 0
+#endif
+#ifndef MLXR_WANT_RUN  // a host may ask for vectors of 16 bytes to come to a cache
+#define MLXR_WANT_RUN(p, bytes)
 #endif
 #ifndef MLXR_COPY_AHEAD  // a host may copy 16 bytes while other work goes on, and wait until at most `left` groups of copies are not done
 #define MLXR_COPY_AHEAD(to, from) *(to) = *(from)
@@ -317,7 +320,7 @@ inline void ask_q4_k(threadgroup uint4* to, const device uint8_t* weight, ulong 
   }
 }
 // ---- kernel
-[[kernel]] void gate_up_862f65d3(
+[[kernel]] void gate_up_387115e7(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -368,6 +371,11 @@ inline void ask_q4_k(threadgroup uint4* to, const device uint8_t* weight, ulong 
       asked++;
       MLXR_END_COPIES();
     }
+    if (thread_index_in_threadgroup < 1u && of_all + 48u <= end) {
+      MLXR_WANT_RUN(weight + (0ul + (ulong)((long)(of_all) + 32) * 288u), 4608u);
+      MLXR_WANT_RUN(weight + (0ul + (ulong)((long)(of_all) + 544) * 288u), 4608u);
+    }
+
     MLXR_AWAIT_INPUTS()
     uint4 numbers[1][2];
     float4 norms[1][4];

@@ -1,4 +1,4 @@
-// qkv_86b2b5f2
+// qkv_da9c2a90
 // small spec of a test
 //
 // Projection of one row by matrix instructions: out = rms_norm(x) @ weight.T.
@@ -30,6 +30,9 @@ typedef bfloat bfloat16_t;
 #endif
 #ifndef MLXR_AHEAD  // of so many pieces of the weight, those to be asked for before x: x waits for them
 #define MLXR_AHEAD(stages) 0
+#endif
+#ifndef MLXR_WANT_RUN  // a host may ask for vectors of 16 bytes to come to a cache
+#define MLXR_WANT_RUN(p, bytes)
 #endif
 #ifndef MLXR_COPY_AHEAD  // a host may copy 16 bytes while other work goes on, and wait until at most `left` groups of copies are not done
 #define MLXR_COPY_AHEAD(to, from) *(to) = *(from)
@@ -539,7 +542,7 @@ inline void ask_q6_k(threadgroup uint4* to, const device uint8_t* weight, ulong 
   }
 }
 // ---- kernel
-[[kernel]] void qkv_86b2b5f2(
+[[kernel]] void qkv_da9c2a90(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -589,6 +592,7 @@ inline void ask_q6_k(threadgroup uint4* to, const device uint8_t* weight, ulong 
       asked++;
       MLXR_END_COPIES();
     }
+
     MLXR_AWAIT_INPUTS()
     uint4 numbers[1][2];
     float4 norms[1][4];
@@ -777,6 +781,7 @@ inline void ask_q6_k(threadgroup uint4* to, const device uint8_t* weight, ulong 
       asked++;
       MLXR_END_COPIES();
     }
+
     MLXR_AWAIT_INPUTS()
     uint2 numbers[1][4];
     float4 norms[1][4];

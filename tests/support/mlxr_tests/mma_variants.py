@@ -38,7 +38,11 @@ MMA_VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             weights={"default": "q4_k", "tensors": {"*.v": "q6_k"}},
             activation_dtype="bf16",
         ),
-        Geometry.of(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=2, matvec_stages=2, matvec_threadgroups=9),
+        Geometry.of(
+            **{"matvec_mma": 1, "matvec_outputs": 16, "matvec_simdgroups": 2, "matvec_threadgroups": 9},
+            matvec_stages=2,
+            matvec_wanted=1,
+        ),
         ("qkv", "gate_up"),
     ),
     "codes-digits": (

@@ -25,12 +25,14 @@ class MatvecStreamKernel(MatvecMmaKernel):
 
     Attributes:
         stages: units of columns that a simdgroup has asked for and not multiplied yet.
+        wanted: units after these that are to come to the card's cache before x is there.
     """
 
     template = "matvec_stream.metal.jinja"
     most_bytes: ClassVar[int] = BLOCK_BYTES
     _: KW_ONLY
     stages: int
+    wanted: int = 0
 
     @property
     def asks_first(self) -> bool:
@@ -65,6 +67,23 @@ class MatvecStreamKernel(MatvecMmaKernel):
         """Vectors that have a unit of a row, which begins at a multiple of 4 bytes."""
         return -(-self.unit_bytes_of(format) // _VECTOR)
 
+    def wanted_of(self, format: WeightFormat) -> list[tuple[int, int, int]]:
+        """Of the rows of a tile, what is wanted: the threadgroup's tile, the first byte of each row, and its bytes.
+
+        Nothing where simdgroups have no equal shares, or these are no whole vectors.
+        """
+        unit, per_tile = self.unit_bytes_of(format) * self.split, self.units // self.split
+        if self.units % self.split or unit % _VECTOR or self.row_bytes_of(format) % _VECTOR:
+            return []
+        found: list[tuple[int, int, int]] = []
+        for step in range(self.stages, min(self.stages + self.wanted, per_tile * self.passes)):
+            tile, at = divmod(step, per_tile)
+            if found and found[-1][0] == tile:
+                found[-1] = (tile, found[-1][1], found[-1][2] + unit)
+            else:
+                found.append((tile, at * unit, unit))
+        return found
+
     def aligned(self, format: WeightFormat) -> bool:
         """Whether a unit begins where a vector does."""
         return self.unit_bytes_of(format) % _VECTOR == 0
@@ -80,7 +99,7 @@ def streamed(p: ProjectionFacts, kernel: MatvecMmaKernel) -> MatvecMmaKernel:
     if not g.stages or p.added or not norms or not set(p.layout.formats) <= STREAM_FORMATS or p.layout.columns % _UNIT:
         return kernel
     outs = max(MMA_ROWS, g.outputs) // p.epilogue.halves
-    one = MatvecStreamKernel(**vars(replace(kernel, outs=outs, passes=1)), stages=g.stages)
+    one = MatvecStreamKernel(**vars(replace(kernel, outs=outs, passes=1)), stages=g.stages, wanted=g.wanted)
     made = replace(one, passes=passes_of(tiles_of(one), g.threadgroups)) if g.threadgroups else one
     while made.threadgroup_bytes > BLOCK_BYTES and made.stages > 1:
         made = replace(made, stages=made.stages - 1)
