@@ -38,8 +38,8 @@ class OneRow(SizeRecord):
     """With MMA, pieces of the weight that a simdgroup copies to threadgroup memory ahead of what it multiplies, where
     rows divide evenly; 0: none. Then `threadgroups` counts, and gated projections may have 8 of each half. Products by
     experts have labels of their own for that, `experts_stream` and `experts_down_stream`."""
-    wanted: int = size("matvec_wanted", 0, least=0, most=8, tuning=Values((0,)))
-    """With MMA and stages, pieces after those that are to come to the card's cache before x is there."""
+    wanted_kib: int = size("matvec_wanted_kib", 0, least=0, most=200, tuning=Values((0,)))
+    """With MMA and stages, KiB after these pieces that come to the card's cache for a threadgroup before x is there."""
     mma: int = size(
         "matvec_mma",
         0,

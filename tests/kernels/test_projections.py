@@ -202,13 +202,15 @@ def test_matrix_instructions_on_16_bits(kernel_host, format, activation):
 
 STREAM = partial(Geometry.of, matvec_mma=1)
 STREAMS = {
-    "ahead": STREAM(matvec_outputs=16, matvec_simdgroups=1, matvec_stages=3, matvec_wanted=2, matvec_threadgroups=3),
+    "ahead": STREAM(
+        matvec_outputs=16, matvec_simdgroups=1, matvec_stages=3, matvec_wanted_kib=7, matvec_threadgroups=3
+    ),
     "shared-columns": STREAM(
         matvec_outputs=16,
         matvec_simdgroups=2,
         matvec_split=2,
         matvec_stages=1,
-        matvec_wanted=1,
+        matvec_wanted_kib=4,
         matvec_threadgroups=5,
     ),
     "several-tiles": STREAM(matvec_outputs=16, matvec_simdgroups=2, matvec_stages=1),

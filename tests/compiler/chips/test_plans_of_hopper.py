@@ -28,9 +28,10 @@ QWEN3_MOE = {
     "model__tensor_names": "canonical",
 }
 # By sequences, each kernel and what its text must have: tiles that matrix instructions read where they lie, weights
-# that are asked for before x is there, experts that are known before the launch before has ended, or rows that
-# threadgroups take one after the other.
-TILES, AHEAD, EARLY, PASSES = "MLXR_TILES(", "MLXR_AHEAD(", "volatile", "pass + 1 <"
+# that are asked for before x is there, or are to come to the cache, experts that are known before the launch
+# before has ended, or rows that threadgroups take one after the other.
+TILES, AHEAD, WANTED, EARLY = "MLXR_TILES(", "MLXR_AHEAD(", "MLXR_WANT_RUN(weight", "volatile"
+PASSES = "pass + 1 <"
 PLANS = {
     "8b-bf16": (
         LLAMA_8B,
@@ -41,7 +42,16 @@ PLANS = {
             | {"attend_crowd_mma": ""},
         },
     ),
-    "8b-q4_k": (LLAMA_8B, {"default": "q4_k"}, {1: dict.fromkeys(("qkv", "o", "gate_up", "down"), AHEAD)}),
+    "8b-q4_k": (
+        LLAMA_8B,
+        {"default": "q4_k"},
+        {1: dict.fromkeys(("qkv", "o"), AHEAD) | dict.fromkeys(("gate_up", "down"), WANTED)},
+    ),
+    "8b-q4_k_m": (
+        LLAMA_8B,
+        {"default": "q4_k", "tensors": {"*.v": "q6_k", "*.down": "q6_k"}},
+        {1: {"qkv": "mma_u8(", "down": AHEAD}},
+    ),
     "tinyllama-bf16": (
         TINYLLAMA,
         {"default": "bf16"},

@@ -1,4 +1,4 @@
-// gate_up_387115e7
+// gate_up_a2da4a5c
 // small spec of a test
 //
 // Projection of one row by matrix instructions: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -320,7 +320,7 @@ inline void ask_q4_k(threadgroup uint4* to, const device uint8_t* weight, ulong 
   }
 }
 // ---- kernel
-[[kernel]] void gate_up_387115e7(
+[[kernel]] void gate_up_a2da4a5c(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -372,8 +372,8 @@ inline void ask_q4_k(threadgroup uint4* to, const device uint8_t* weight, ulong 
       MLXR_END_COPIES();
     }
     if (thread_index_in_threadgroup < 1u && of_all + 48u <= end) {
-      MLXR_WANT_RUN(weight + (0ul + (ulong)((long)(of_all) + 32) * 288u), 4608u);
-      MLXR_WANT_RUN(weight + (0ul + (ulong)((long)(of_all) + 544) * 288u), 4608u);
+      MLXR_WANT_RUN(weight + (0ul + (ulong)((long)(of_all) + 32) * 288u), 2016u);
+      MLXR_WANT_RUN(weight + (0ul + (ulong)((long)(of_all) + 544) * 288u), 2016u);
     }
 
     MLXR_AWAIT_INPUTS()

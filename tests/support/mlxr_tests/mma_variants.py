@@ -41,7 +41,7 @@ MMA_VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry.of(
             **{"matvec_mma": 1, "matvec_outputs": 16, "matvec_simdgroups": 2, "matvec_threadgroups": 9},
             matvec_stages=2,
-            matvec_wanted=1,
+            matvec_wanted_kib=4,
         ),
         ("qkv", "gate_up"),
     ),

@@ -25,14 +25,14 @@ class MatvecStreamKernel(MatvecMmaKernel):
 
     Attributes:
         stages: units of columns that a simdgroup has asked for and not multiplied yet.
-        wanted: units after these that are to come to the card's cache before x is there.
+        wanted_kib: KiB after these that are to come to the card's cache before x is there.
     """
 
     template = "matvec_stream.metal.jinja"
     most_bytes: ClassVar[int] = BLOCK_BYTES
     _: KW_ONLY
     stages: int
-    wanted: int = 0
+    wanted_kib: int = 0
 
     @property
     def asks_first(self) -> bool:
@@ -67,21 +67,26 @@ class MatvecStreamKernel(MatvecMmaKernel):
         """Vectors that have a unit of a row, which begins at a multiple of 4 bytes."""
         return -(-self.unit_bytes_of(format) // _VECTOR)
 
-    def wanted_of(self, format: WeightFormat) -> list[tuple[int, int, int]]:
-        """Of the rows of a tile, what is wanted: the threadgroup's tile, the first byte of each row, and its bytes.
+    def wanted_of(self, format: WeightFormat) -> list[tuple[int, int, int, int]]:
+        """What is wanted: a threadgroup's tile, its first rows of each half, and the first byte and the bytes of each.
 
         Nothing where simdgroups have no equal shares, or these are no whole vectors.
         """
-        unit, per_tile = self.unit_bytes_of(format) * self.split, self.units // self.split
-        if self.units % self.split or unit % _VECTOR or self.row_bytes_of(format) % _VECTOR:
+        part, per_tile = self.unit_bytes_of(format) * self.split, self.units // self.split
+        if self.units % self.split or part % _VECTOR or self.row_bytes_of(format) % _VECTOR:
             return []
-        found: list[tuple[int, int, int]] = []
-        for step in range(self.stages, min(self.stages + self.wanted, per_tile * self.passes)):
+        found: list[tuple[int, int, int, int]] = []
+        rows = self.wanted_kib * 1024 // (part * self.epilogue.halves)
+        for step in range(self.stages, per_tile * self.passes):
             tile, at = divmod(step, per_tile)
-            if found and found[-1][0] == tile:
-                found[-1] = (tile, found[-1][1], found[-1][2] + unit)
+            own = min(self.tile_outs, rows)
+            if not own:
+                break
+            if found and found[-1][:2] == (tile, own):
+                found[-1] = (*found[-1][:3], found[-1][3] + part)
             else:
-                found.append((tile, at * unit, unit))
+                found.append((tile, own, at * part, part))
+            rows -= own
         return found
 
     def aligned(self, format: WeightFormat) -> bool:
@@ -99,7 +104,7 @@ def streamed(p: ProjectionFacts, kernel: MatvecMmaKernel) -> MatvecMmaKernel:
     if not g.stages or p.added or not norms or not set(p.layout.formats) <= STREAM_FORMATS or p.layout.columns % _UNIT:
         return kernel
     outs = max(MMA_ROWS, g.outputs) // p.epilogue.halves
-    one = MatvecStreamKernel(**vars(replace(kernel, outs=outs, passes=1)), stages=g.stages, wanted=g.wanted)
+    one = MatvecStreamKernel(**vars(replace(kernel, outs=outs, passes=1)), stages=g.stages, wanted_kib=g.wanted_kib)
     made = replace(one, passes=passes_of(tiles_of(one), g.threadgroups)) if g.threadgroups else one
     while made.threadgroup_bytes > BLOCK_BYTES and made.stages > 1:
         made = replace(made, stages=made.stages - 1)

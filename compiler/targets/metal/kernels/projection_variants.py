@@ -78,7 +78,7 @@ def variants_of(p: ProjectionFacts) -> list[ProjectionVariant]:
         takes_tiles = copies or (not sizes.mma and keeps_columns(one_row))
         unused += () if takes_tiles else OneRow.names("threadgroups")
         unused += () if copies else OneRow.names("stages")
-        unused += () if isinstance(one_row, MatvecStreamKernel) else OneRow.names("wanted")
+        unused += () if isinstance(one_row, MatvecStreamKernel) else OneRow.names("wanted_kib")
         variants.append(ProjectionVariant(one_row, 1, 1, (OneRow,), unused))
     # Few rows by matrix instructions. By the kernel for several rows, gate and up took 128 us for 8 rows in bf16 and
     # 261 us for 16 rows in 4 bits; by these they take 67 (experiment 11) and 44 (31). MLX's matmul does not replace
